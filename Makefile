@@ -1,0 +1,42 @@
+# Two commands: `make demo` shows what Glassformer does, `make test` proves it.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+CORE := $(VENV)/.core
+DEV := $(VENV)/.dev
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: demo test test-all lint types bench clean
+
+demo: $(CORE)
+	$(BIN)/glassformer compare gpt2@1m llama@1m bloom@1m falcon@1m --data python-docs --minutes 0.8 --out demo
+
+test: lint types
+	$(BIN)/python -m pytest
+
+test-all: lint types
+	$(BIN)/python -m pytest -m "slow or not slow"
+
+lint: $(DEV)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(DEV)
+	$(BIN)/mypy
+
+bench: $(DEV)
+	$(BIN)/glassformer bench train
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(CORE): pyproject.toml constraints.txt | $(BIN)/python
+	$(BIN)/python -m pip install -q -c constraints.txt -e .
+	touch $@
+
+$(DEV): $(CORE)
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) demo build src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

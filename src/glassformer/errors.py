@@ -1,0 +1,26 @@
+"""The two ways in which a request can end badly, and the exit status each one has."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class RequestError(ValueError):
+    """The request was wrong: one sentence that names the field, the value, and what would be right (exit 2)."""
+
+    exit_status = 2
+
+
+class WorkError(RuntimeError):
+    """The request was right but the work failed: one sentence that says what failed and what to do (exit 1)."""
+
+    exit_status = 1
+
+
+def did_you_mean(word: str, known: Iterable[str], limit: int = 3) -> str:
+    """`; did you mean "x" or "y"?`, or an empty string where nothing is near."""
+    options = sorted(set(known))
+    near = difflib.get_close_matches(word, options, n=limit, cutoff=0.6)
+    near = near or [name for name in options if word.lower() in name.lower()][:limit]
+    return f"; did you mean {' or '.join(repr(name) for name in near)}?" if near else ""
