@@ -1,0 +1,47 @@
+"""Transformers under glass: compose any of them, train it, run it, look inside it, and know what every choice costs.
+
+>>> import glassformer as gf
+>>> model = gf.preset("llama@10m+gqa:2").build(seed=0)
+
+Names are imported when first used, so `import glassformer` costs nothing.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from glassformer.capture import capture as capture
+    from glassformer.compare import compare as compare
+    from glassformer.config import ModelConfig as ModelConfig
+    from glassformer.expression import preset as preset
+    from glassformer.generate import generate as generate
+    from glassformer.generate import stream as stream
+    from glassformer.presets import presets as presets
+    from glassformer.train import load as load
+    from glassformer.train import train as train
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "ModelConfig": "config",
+    "capture": "capture",
+    "compare": "compare",
+    "generate": "generate",
+    "load": "train",
+    "preset": "expression",
+    "presets": "presets",
+    "stream": "generate",
+    "train": "train",
+}
+
+__all__ = ["ModelConfig", "capture", "compare", "generate", "load", "preset", "presets", "stream", "train"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'glassformer' has no attribute {name!r}")
+    value = getattr(import_module(f"glassformer.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value

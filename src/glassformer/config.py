@@ -1,0 +1,307 @@
+"""A model as a value: a frozen tree of part configs that builds a module, counts itself, and is written to a file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from pydantic import Field, ValidationError, field_validator
+
+from glassformer.errors import RequestError
+from glassformer.model import Block, Model
+from glassformer.parts.base import BuildContext, PartConfig, Value, to_plain
+from glassformer.parts.embedding import EmbeddingConfig
+from glassformer.parts.ffn import FFNConfig
+from glassformer.parts.head import HeadConfig
+from glassformer.parts.init import Gpt2InitConfig, InitConfig
+from glassformer.parts.mixer import MixerConfig
+from glassformer.parts.norm import NormConfig
+from glassformer.parts.residual import PreConfig, ResidualConfig
+
+MAX_FILE_BYTES = 4 << 20
+MAX_LAYERS = 4096
+MAX_PARAMETERS = 1 << 44
+
+
+class BlockConfig(Value):
+    """One layer: a mixer, a feed-forward network or None, the norm that its wiring places."""
+
+    mixer: MixerConfig
+    ffn: FFNConfig | None
+    norm: NormConfig
+    residual: ResidualConfig = PreConfig()
+
+    def build(self, ctx: BuildContext) -> Block:
+        return Block(
+            self.mixer.build(ctx),  # type: ignore[arg-type]
+            self.ffn.build(ctx) if self.ffn else None,
+            self.residual.wire(ctx, self.norm, self.ffn is not None),
+        )
+
+    def num_params(self, ctx: BuildContext) -> int:
+        wiring = self.residual.wire_params(ctx, self.norm, self.ffn is not None)
+        return self.mixer.num_params(ctx) + (self.ffn.num_params(ctx) if self.ffn else 0) + wiring
+
+    def flops(self, ctx: BuildContext, t: float) -> float:
+        return self.mixer.flops(ctx, t) + (self.ffn.flops(ctx, t) if self.ffn else 0)
+
+    def state_bytes(self, ctx: BuildContext, t: int, bytes_per_value: int = 2) -> int:
+        return self.mixer.state_bytes(ctx, t, bytes_per_value)
+
+
+class Stage(Value):
+    """`blocks`, one after the other, `repeat` times over: uniform stacks, alternations, and hybrids."""
+
+    repeat: int = Field(1, gt=0, le=MAX_LAYERS)
+    blocks: tuple[BlockConfig, ...] = Field(min_length=1)
+
+
+class ModelConfig(Value):
+    """A whole model.
+
+    >>> config = ModelConfig.from_file("model.yaml")
+    >>> model = config.build(seed=0)
+    """
+
+    vocab_size: int = Field(gt=0, le=1 << 28)
+    d_model: int = Field(gt=0, le=1 << 20)
+    context: int = Field(gt=0, le=1 << 28)
+    """Tokens the model is trained to read at once."""
+    embedding: EmbeddingConfig = EmbeddingConfig()
+    stack: tuple[Stage, ...] = Field(min_length=1)
+    final_norm: NormConfig | None
+    head: HeadConfig = HeadConfig()
+    init: InitConfig = Gpt2InitConfig()
+
+    @field_validator("stack")
+    @classmethod
+    def _bounded(cls, stack: tuple[Stage, ...]) -> tuple[Stage, ...]:
+        layers = sum(stage.repeat * len(stage.blocks) for stage in stack)
+        if layers > MAX_LAYERS:
+            raise ValueError(f"{layers} layers are more than the {MAX_LAYERS} allowed")
+        return stack
+
+    # The tree as a list of layers
+
+    @property
+    def n_layers(self) -> int:
+        return sum(stage.repeat * len(stage.blocks) for stage in self.stack)
+
+    def layers(self) -> Iterator[BlockConfig]:
+        """The block of each layer, bottom first."""
+        for stage in self.stack:
+            for _ in range(stage.repeat):
+                yield from stage.blocks
+
+    @property
+    def ctx(self) -> BuildContext:
+        return BuildContext(self.d_model, self.vocab_size, self.context, self.n_layers)
+
+    # What it costs
+
+    def num_params(self, embeddings: bool = True) -> int:
+        """Exact number of parameters, tied ones once; allocates nothing.
+
+        Without `embeddings`: the layers and the final norm alone, the N of scaling laws."""
+        ctx = self.ctx
+        inner = sum(n * block.num_params(ctx) for n, block in self._kinds()) + (
+            self.final_norm.num_params(ctx) if self.final_norm else 0
+        )
+        return inner + (self.embedding.num_params(ctx) + self.head.num_params(ctx) if embeddings else 0)
+
+    def flops(self, t: int, full: bool = True) -> float:
+        """Forward FLOPs of matrix products per token of a t-token sequence (training takes three times as many).
+
+        `full` counts every query against all t keys, as the literature's 6 N + 12 L d t does and as FLOP counters
+        measure; otherwise only the keys it sees, about half under a causal mask."""
+        ctx, total = self.ctx, self.head.flops(self.ctx, t)
+        for n, block in self._kinds():
+            visibility = getattr(block.mixer, "visibility", None)
+            seen = t if full or visibility is None else visibility.build(ctx).keys_seen(t)
+            total += n * block.flops(ctx, seen)
+        return total
+
+    def state_bytes(self, t: int, bytes_per_value: int = 2) -> int:
+        """Bytes of decode state that one sequence of t tokens needs."""
+        return sum(n * block.state_bytes(self.ctx, t, bytes_per_value) for n, block in self._kinds())
+
+    def _kinds(self) -> Iterator[tuple[int, BlockConfig]]:
+        for stage in self.stack:
+            for block in stage.blocks:
+                yield stage.repeat, block
+
+    # The module
+
+    def check(self) -> None:
+        """Builds the modules without allocating anything: raises RequestError where parts do not fit together."""
+        if (params := self.num_params()) > MAX_PARAMETERS:
+            raise RequestError(f"{params:,} parameters are more than the {MAX_PARAMETERS:,} allowed")
+        with torch.device("meta"):
+            self.embedding.build(self.ctx)
+            for layer, block in enumerate(self.layers()):
+                block.build(self.ctx.at(layer))
+
+    def build(self, seed: int | None = 0) -> Model:
+        """The model, on torch's current device, in torch's current dtype.
+
+        Weights are drawn from `seed` alone, on any machine the same; `seed=None` leaves them unfilled (to be loaded).
+        """
+        self.check()
+        device = torch.get_default_device()
+        ctx = self.ctx
+        with torch.device("meta"):
+            model = Model(
+                self.embedding.build(ctx),
+                [block.build(ctx.at(layer)) for layer, block in enumerate(self.layers())],
+                self.final_norm.build(ctx) if self.final_norm else None,
+                self.head.build(ctx),
+                config=self,
+            )
+        if device.type == "meta":
+            return model
+        model.to_empty(device="cpu" if seed is not None else device)
+        if seed is not None:
+            rule = self.init.rule(ctx, torch.Generator("cpu").manual_seed(seed))
+            for module in model.modules():
+                if hasattr(module, "init_weights"):
+                    module.init_weights(rule)
+            model.to(device)
+        return model
+
+    # Files
+
+    def to_dict(self) -> dict[str, Any]:
+        return to_plain(self)  # type: ignore[no-any-return]
+
+    def to_yaml(self) -> str:
+        return yaml.safe_dump(self.to_dict(), sort_keys=False)
+
+    def save(self, path: str | Path) -> None:
+        """Writes .json or .yaml, by the name."""
+        path = Path(path)
+        text = json.dumps(self.to_dict(), indent=2) if path.suffix == ".json" else self.to_yaml()
+        path.write_text(text, encoding="utf-8")
+
+    @classmethod
+    def from_dict(cls, value: Any) -> ModelConfig:
+        """Raises RequestError that names the field, the value, and what would be right."""
+        return validated(cls, value, "config")
+
+    @classmethod
+    def from_file(cls, path: str | Path) -> ModelConfig:
+        return cls.from_dict(read_tree(path))
+
+    @classmethod
+    def json_schema(cls) -> dict[str, Any]:
+        """JSON Schema of the file format, with every choice of part known now: for editors and forms."""
+        definitions: dict[str, Any] = {}
+
+        def inline(schema: Any) -> Any:
+            if isinstance(schema, list):
+                return [inline(item) for item in schema]
+            if not isinstance(schema, dict):
+                return schema
+            if "x-axis" in schema:
+                return {"oneOf": [{"$ref": f"#/$defs/{name}"} for name in add_choices(schema["x-axis"])]}
+            definitions.update({name: inline(body) for name, body in schema.pop("$defs", {}).items()})
+            return {key: inline(item) for key, item in schema.items()}
+
+        def add_choices(axis_class: str) -> list[str]:
+            base = next(known for known in _descendants(PartConfig) if known.__name__ == axis_class)
+            names = []
+            for kind, choice in sorted(base.choices().items()):
+                names.append(choice.__name__)
+                if choice.__name__ not in definitions:
+                    definitions[choice.__name__] = {}  # a choice may contain its own axis
+                    body = inline(choice.model_json_schema())
+                    body["properties"] = {"kind": {"const": kind}, **body.get("properties", {})}
+                    body["required"] = ["kind", *body.get("required", [])]
+                    definitions[choice.__name__] = body
+            return names
+
+        schema = inline(cls.model_json_schema())
+        return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "$defs": definitions}
+
+    def diff(self, other: ModelConfig) -> dict[str, tuple[Any, Any]]:
+        """path -> (mine, theirs) for every value that differs; a missing one is None.
+
+        >>> gf.preset("gpt2").diff(gf.preset("gpt2+rmsnorm"))
+        {'stack.0.blocks.0.norm.kind': ('layernorm', 'rmsnorm'), ...}
+        """
+        mine, theirs = flatten(self.to_dict()), flatten(other.to_dict())
+        paths = [*mine, *(path for path in theirs if path not in mine)]
+        return {path: (mine.get(path), theirs.get(path)) for path in paths if mine.get(path) != theirs.get(path)}
+
+
+def flatten(tree: Any, prefix: str = "") -> dict[str, Any]:
+    """{"a": {"b": [1]}} -> {"a.b.0": 1}."""
+    items = tree.items() if isinstance(tree, dict) else enumerate(tree)
+    flat: dict[str, Any] = {}
+    for key, value in items:
+        path = f"{prefix}{key}"
+        flat |= flatten(value, path + ".") if isinstance(value, (dict, list, tuple)) else {path: value}
+    return flat
+
+
+def _descendants(cls: type) -> Iterator[type]:
+    for child in cls.__subclasses__():
+        yield child
+        yield from _descendants(child)
+
+
+# Reading values that somebody else wrote
+
+
+class _NoAliases(yaml.SafeLoader):
+    """Refuses anchors: a small file must not unfold into a large tree."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.events.AliasEvent):
+            raise yaml.YAMLError("aliases are not allowed")
+        return super().compose_node(parent, index)
+
+
+def read_tree(path: str | Path) -> Any:
+    """The plain tree in a .yaml or .json file. Raises RequestError."""
+    path = Path(path)
+    try:
+        if path.stat().st_size > MAX_FILE_BYTES:
+            raise RequestError(f"{path} has {path.stat().st_size:,} bytes; a config has at most {MAX_FILE_BYTES:,}")
+        text = path.read_text(encoding="utf-8")
+        return json.loads(text) if path.suffix == ".json" else yaml.load(text, _NoAliases)
+    except FileNotFoundError:
+        raise RequestError(f"there is no file {path}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise RequestError(f"{path} cannot be read: {error}") from None
+    except (ValueError, yaml.YAMLError, RecursionError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise RequestError(f"{path} is not a valid {path.suffix.lstrip('.') or 'yaml'} file: {reason}") from None
+
+
+def validated(cls: Any, value: Any, what: str) -> Any:
+    """cls from a plain tree; every complaint becomes one sentence."""
+    if not isinstance(value, dict):
+        raise RequestError(f"a {what} is a mapping of fields, and this is {type(value).__name__}")
+    try:
+        return cls.model_validate(value)
+    except ValidationError as error:
+        raise RequestError(explain(error)) from None
+    except RecursionError:
+        raise RequestError(f"the {what} is nested too deeply") from None
+
+
+def explain(error: ValidationError) -> str:
+    """One sentence about the first thing wrong, unknown keys first: a misspelt key often explains the rest."""
+    first = min(error.errors(), key=lambda one: one["type"] != "unknown_field")
+    path = ".".join(str(step) for step in first["loc"])
+    if first["type"] == "unknown_field":
+        return f"{path}: {first['msg']}" if path else first["msg"]
+    if first["type"] == "missing":
+        return f"field {path} is missing"
+    shown = "" if isinstance(first["input"], (dict, list)) else f"={first['input']!r}"[:80]
+    message = first["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
+    return f"{path}{shown}: {message[0].lower()}{message[1:]}"

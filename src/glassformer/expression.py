@@ -1,0 +1,419 @@
+"""Naming a model: EXPR -> ModelConfig.
+
+    EXPR   := NAME[@SIZE][+CHANGE...]         gpt2    llama@10m    gpt2@10m+rope+rmsnorm+swiglu+gqa:2
+    NAME   := a preset | a .yaml or .json config | a run folder
+    CHANGE := a short name, with a value after a colon where it takes one | path=value
+
+A change is a function ModelConfig -> ModelConfig that leaves everything else alone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from glassformer.config import BlockConfig, ModelConfig, Stage
+from glassformer.errors import RequestError, did_you_mean
+from glassformer.parts.ffn import GluConfig, MlpConfig
+from glassformer.parts.mixer import AttentionConfig, QKNormConfig
+from glassformer.parts.norm import LayerNormConfig, NormConfig, RMSNormConfig
+from glassformer.parts.position import AlibiConfig, LearnedConfig, PositionConfig, RotaryConfig, SinusoidalConfig
+from glassformer.parts.residual import ParallelConfig, PostConfig, PreConfig, ResidualConfig, SandwichConfig
+from glassformer.parts.visibility import BidirectionalConfig, CausalConfig, SlidingWindowConfig, VisibilityConfig
+from glassformer.presets import FAMILIES, PRESETS
+
+# size: (layers, d_model, heads). The name counts the layers' own parameters, about 12 L d^2, not the vocabulary's.
+SIZES: dict[str, tuple[int, int, int]] = {
+    "1m": (4, 128, 4),
+    "3m": (4, 256, 4),
+    "10m": (6, 384, 6),
+    "30m": (10, 512, 8),
+    "60m": (12, 640, 10),
+    "124m": (12, 768, 12),
+    "350m": (24, 1024, 16),
+    "774m": (36, 1280, 20),
+    "1.5b": (48, 1600, 25),
+    "3b": (36, 2560, 20),
+    "7b": (32, 4096, 32),
+    "13b": (40, 5120, 40),
+    "30b": (60, 6656, 52),
+    "70b": (80, 8192, 64),
+}
+
+Change = Callable[[ModelConfig], ModelConfig]
+
+
+def preset(expression: str) -> ModelConfig:
+    """The model that an EXPR names.
+
+    Raises RequestError with the nearest names, the field, or the reason two parts do not fit."""
+    name, size, changes = parse(expression)
+    config = _named(name)
+    if size:
+        config = resize(config, size)
+    for change in changes:
+        config = _change(change)(config)
+    config.check()
+    return config
+
+
+def parse(expression: str) -> tuple[str, str | None, list[str]]:
+    """(name, size, changes). A change begins with a letter, so `base=1e+6` is one and paths may hold a plus."""
+    expression = expression.strip()
+    if not expression:
+        raise RequestError("an expression is empty; name a model such as llama@10m")
+    name, rest = _longest_path(expression)
+    if name is None:
+        name, *changes = re.split(r"\+(?=[A-Za-z_])", expression)
+    else:
+        changes = re.split(r"\+(?=[A-Za-z_])", rest)[1:] if rest.startswith("+") else []
+        if rest.startswith("@"):
+            at, *changes = re.split(r"\+(?=[A-Za-z_])", rest)
+            return name, at[1:], changes
+    if "+" in name and name.endswith("+"):
+        raise RequestError(f"{expression!r} ends with a plus; a change follows it, such as +rope")
+    base, at, size = name.partition("@")
+    if at and not size:
+        raise RequestError(f"{expression!r} has an @ without a size; use one of {', '.join(SIZES)}")
+    return base, size or None, changes
+
+
+def _longest_path(expression: str) -> tuple[str | None, str]:
+    """A leading existing path and what follows it."""
+    cuts = [len(expression), *(match.start() for match in reversed(list(re.finditer(r"[+@]", expression))))]
+    for cut in cuts:
+        head = expression[:cut]
+        if head and head not in PRESETS and head not in FAMILIES and _looks_like_path(head) and Path(head).exists():
+            return head, expression[cut:]
+    return None, expression
+
+
+def _looks_like_path(name: str) -> bool:
+    return "/" in name or "\\" in name or Path(name).suffix in {".yaml", ".yml", ".json", ".gguf"} or Path(name).is_dir()
+
+
+def _named(name: str) -> ModelConfig:
+    if name in PRESETS or name in FAMILIES:
+        return PRESETS[FAMILIES.get(name, name)]()
+    if name.startswith("hf:") or name.endswith(".gguf"):
+        raise RequestError(f"{name!r}: reading published checkpoints is not built yet; name a preset, a config file or a run")
+    path = Path(name)
+    if path.is_dir():
+        for inside in ("config.yaml", "config.json"):
+            if (path / inside).is_file():
+                return ModelConfig.from_file(path / inside)
+        raise RequestError(f"the folder {name} holds no config.yaml; name a run folder or a config file")
+    if path.is_file():
+        return ModelConfig.from_file(path)
+    if _looks_like_path(name):
+        raise RequestError(f"there is no file {name}")
+    known = [*FAMILIES, *PRESETS]
+    raise RequestError(f"no model is named {name!r}{did_you_mean(name, known) or f'; known: ' + ', '.join(known)}")
+
+
+def resize(config: ModelConfig, size: str) -> ModelConfig:
+    """The same parts at one of the sizes of the table: layers, width and heads change, ffn and head widths follow.
+
+    Grouped heads keep their share as nearly as a divisor of the heads allows (one key/value head stays one)."""
+    if size.lower() not in SIZES:
+        raise RequestError(f"no size is named {size!r}; sizes are {', '.join(SIZES)}")
+    n_layers, d_model, n_heads = SIZES[size.lower()]
+
+    def fit(block: BlockConfig) -> BlockConfig:
+        mixer, ffn = block.mixer, block.ffn
+        if isinstance(mixer, AttentionConfig):
+            group = mixer.n_heads / (mixer.n_kv_heads or mixer.n_heads)
+            divisors = [g for g in range(1, n_heads + 1) if n_heads % g == 0]
+            kv = min(divisors, key=lambda g: (abs(g - n_heads / group), -g)) if mixer.n_kv_heads != 1 else 1
+            grouped = None if mixer.n_kv_heads is None else kv
+            mixer = mixer.vary(n_heads=n_heads, n_kv_heads=grouped, head_dim=None)
+        return block.vary(mixer=mixer, ffn=ffn.vary(hidden=None) if ffn else None)
+
+    each = n_layers / config.n_layers
+    stack = tuple(
+        Stage(repeat=max(1, round(stage.repeat * each)), blocks=tuple(fit(block) for block in stage.blocks))
+        for stage in config.stack
+    )
+    return config.vary(d_model=d_model, stack=stack)  # type: ignore[no-any-return]
+
+
+# Changes
+
+
+def each_block(config: ModelConfig, change: Callable[[BlockConfig], BlockConfig]) -> ModelConfig:
+    stack = tuple(stage.vary(blocks=tuple(change(block) for block in stage.blocks)) for stage in config.stack)
+    return config.vary(stack=stack)  # type: ignore[no-any-return]
+
+
+def each_attention(config: ModelConfig, change: Callable[[AttentionConfig], AttentionConfig]) -> ModelConfig:
+    """Refuses a model without attention: the change would do nothing."""
+    if not any(isinstance(block.mixer, AttentionConfig) for block in config.layers()):
+        raise RequestError("this change is about attention, and the model has none")
+
+    def fit(block: BlockConfig) -> BlockConfig:
+        return block.vary(mixer=change(block.mixer)) if isinstance(block.mixer, AttentionConfig) else block  # type: ignore[no-any-return]
+
+    return each_block(config, fit)
+
+
+def _position(config: ModelConfig, embedding: PositionConfig | None, attention: PositionConfig | None) -> ModelConfig:
+    config = config.vary(embedding=config.embedding.vary(position=embedding))
+    return each_attention(config, lambda mixer: mixer.vary(position=attention))
+
+
+def _norm(config: ModelConfig, choice: type[NormConfig]) -> ModelConfig:
+    def swap(norm: NormConfig | None) -> NormConfig | None:
+        return None if norm is None else norm if type(norm) is choice else choice(eps=norm.eps)
+
+    config = each_block(config, lambda block: block.vary(norm=swap(block.norm)))
+    embedding = config.embedding.vary(norm=swap(config.embedding.norm))
+    return config.vary(final_norm=swap(config.final_norm), embedding=embedding)  # type: ignore[no-any-return]
+
+
+def _residual(config: ModelConfig, choice: type[ResidualConfig], **fields: Any) -> ModelConfig:
+    """Post-norm blocks end in a norm, so a final one would only repeat it; the others need one."""
+    norm = next(config.layers()).norm
+    config = each_block(config, lambda block: block.vary(residual=choice(dropout=block.residual.dropout, **fields)))
+    return config.vary(final_norm=None if choice is PostConfig else config.final_norm or norm)  # type: ignore[no-any-return]
+
+
+def _ffn(config: ModelConfig, gated: bool, activation: str, value: str | None) -> ModelConfig:
+    """Keeps the number of weights: three matrices of 2/3 the width for two, and back."""
+    size = None if value is None else _whole(activation, value)
+
+    def swap(block: BlockConfig) -> BlockConfig:
+        old = block.ffn
+        bias = bool(getattr(old, "bias", False))
+        was_gated, hidden = isinstance(old, GluConfig), old.hidden if old else None
+        if hidden is not None and was_gated != gated:
+            hidden = -(-2 * hidden // 24) * 8 if gated else round(hidden * 1.5)
+        choice: Any = GluConfig if gated else MlpConfig
+        return block.vary(ffn=choice(hidden=size or hidden, activation=activation, bias=bias))  # type: ignore[no-any-return]
+
+    return each_block(config, swap)
+
+
+def _heads(config: ModelConfig, groups: int | None) -> ModelConfig:
+    return each_attention(config, lambda mixer: mixer.vary(n_kv_heads=groups))
+
+
+def _visibility(config: ModelConfig, choice: VisibilityConfig) -> ModelConfig:
+    return each_attention(config, lambda mixer: mixer.vary(visibility=choice))
+
+
+def _qk_norm(config: ModelConfig, value: str | None) -> ModelConfig:
+    if value not in (None, "head", "full"):
+        raise RequestError(f"qknorm:{value}: use qknorm, qknorm:head or qknorm:full")
+    eps = next(config.layers()).norm.eps
+    return each_attention(
+        config, lambda mixer: mixer.vary(qk_norm=QKNormConfig(norm=RMSNormConfig(eps=eps), over=value or "head"))
+    )
+
+
+def _bias(config: ModelConfig, bias: bool) -> ModelConfig:
+    """On the matrices of attention and ffn."""
+
+    def swap(block: BlockConfig) -> BlockConfig:
+        mixer, ffn = block.mixer, block.ffn
+        if isinstance(mixer, AttentionConfig):
+            mixer = mixer.vary(bias=bias, out_bias=None)
+        return block.vary(mixer=mixer, ffn=ffn.vary(bias=bias) if ffn else None)  # type: ignore[no-any-return]
+
+    return each_block(config, swap)
+
+
+def _dropout(config: ModelConfig, value: str) -> ModelConfig:
+    p = _number("dropout", value)
+    if not 0 <= p < 1:
+        raise RequestError(f"dropout:{value}: a probability from 0 up to, not including, 1 is right")
+    config = each_attention(config, lambda mixer: mixer.vary(dropout=p))
+    config = each_block(config, lambda block: block.vary(residual=block.residual.vary(dropout=p)))
+    return config.vary(embedding=config.embedding.vary(dropout=p))  # type: ignore[no-any-return]
+
+
+def _tied(config: ModelConfig, tied: bool) -> ModelConfig:
+    return config.vary(head=config.head.vary(tied=tied))  # type: ignore[no-any-return]
+
+
+def _embedding_norm(config: ModelConfig, on: bool) -> ModelConfig:
+    norm = next(config.layers()).norm if on else None
+    return config.vary(embedding=config.embedding.vary(norm=norm))  # type: ignore[no-any-return]
+
+
+PLAIN: dict[str, Change] = {
+    "rope": lambda c: _position(c, None, RotaryConfig()),
+    "alibi": lambda c: _position(c, None, AlibiConfig()),
+    "learned": lambda c: _position(c, LearnedConfig(), None),
+    "sinusoidal": lambda c: _position(c, SinusoidalConfig(), None),
+    "nope": lambda c: _position(c, None, None),
+    "rmsnorm": lambda c: _norm(c, RMSNormConfig),
+    "layernorm": lambda c: _norm(c, LayerNormConfig),
+    "pre": lambda c: _residual(c, PreConfig),
+    "post": lambda c: _residual(c, PostConfig),
+    "sandwich": lambda c: _residual(c, SandwichConfig),
+    "parallel": lambda c: _residual(c, ParallelConfig, shared_norm=True),
+    "parallel2": lambda c: _residual(c, ParallelConfig, shared_norm=False),
+    "mha": lambda c: _heads(c, None),
+    "mqa": lambda c: _heads(c, 1),
+    "causal": lambda c: _visibility(c, CausalConfig()),
+    "bidirectional": lambda c: _visibility(c, BidirectionalConfig()),
+    "bias": lambda c: _bias(c, True),
+    "nobias": lambda c: _bias(c, False),
+    "tied": lambda c: _tied(c, True),
+    "untied": lambda c: _tied(c, False),
+    "embednorm": lambda c: _embedding_norm(c, True),
+    "noembednorm": lambda c: _embedding_norm(c, False),
+}
+"""Changes without a value."""
+
+VALUED: dict[str, Callable[[ModelConfig, str], ModelConfig]] = {
+    "gqa": lambda c, v: _heads(c, _whole("gqa", v)),
+    "window": lambda c, v: _visibility(c, SlidingWindowConfig(window=_whole("window", v))),
+    "softcap": lambda c, v: each_attention(c, lambda mixer: mixer.vary(softcap=_positive("softcap", v))),
+    "dropout": _dropout,
+}
+"""Changes that need a value after a colon: gqa:2."""
+
+_FFN = {
+    **{name: (False, name) for name in ("relu", "gelu", "gelu_tanh", "silu", "relu2")},
+    "glu": (True, "sigmoid"),
+    "reglu": (True, "relu"),
+    "geglu": (True, "gelu"),
+    "swiglu": (True, "silu"),
+}
+
+OPTIONAL: dict[str, Callable[[ModelConfig, str | None], ModelConfig]] = {
+    "qknorm": _qk_norm,
+    **{
+        name: (lambda c, v, gated=gated, activation=activation: _ffn(c, gated, activation, v))  # type: ignore[misc]
+        for name, (gated, activation) in _FFN.items()
+    },
+}
+"""Changes that may have a value: swiglu, swiglu:1024, qknorm:full."""
+
+
+def changes() -> list[str]:
+    """Short names of all changes."""
+    return [*PLAIN, *VALUED, *OPTIONAL]
+
+
+def _change(text: str) -> Change:
+    name, equals, value = text.partition("=")
+    if equals:
+        return partial(assign, path=name.strip(), value=value.strip())
+    name, colon, value = text.partition(":")
+    if name in PLAIN:
+        if colon:
+            raise RequestError(f"+{name} takes no value, and {value!r} was given")
+        return PLAIN[name]
+    if name in VALUED:
+        if not value:
+            raise RequestError(f"+{name} needs a value, such as {name}:{ {'dropout': '0.1', 'softcap': '50', 'window': '256'}.get(name, '2') }")
+        return lambda config: VALUED[name](config, value)
+    if name in OPTIONAL:
+        return lambda config: OPTIONAL[name](config, value or None)
+    known = changes()
+    raise RequestError(f"no change is named {name!r}{did_you_mean(name, known) or '; known: ' + ', '.join(known) + ', and path=value'}")
+
+
+def _number(name: str, text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise RequestError(f"{name}:{text}: {text!r} is not a number") from None
+
+
+def _positive(name: str, text: str) -> float:
+    number = _number(name, text)
+    if not 0 < number < float("inf"):
+        raise RequestError(f"{name}:{text}: a number above 0 is right")
+    return number
+
+
+def _whole(name: str, text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise RequestError(f"{name}:{text}: a whole number from 1 up is right")
+    return int(text)
+
+
+# path=value
+
+_ALIASES = {
+    "layers": "layers",
+    "heads": "mixer.n_heads",
+    "kv_heads": "mixer.n_kv_heads",
+    "n_heads": "mixer.n_heads",
+    "n_kv_heads": "mixer.n_kv_heads",
+    "head_dim": "mixer.head_dim",
+    "hidden": "ffn.hidden",
+}
+_OF_BLOCK = ("mixer", "ffn", "norm", "residual")
+_OF_MIXER = ("position", "visibility", "kernel", "qk_norm")
+
+
+def assign(config: ModelConfig, path: str, value: str) -> ModelConfig:
+    """Sets the value at a path. A path that starts at a part of a block (norm.eps, position.base) sets it in every
+    block; norm also in the final norm and the embedding's."""
+    tree = config.to_dict()
+    first, _, rest = _ALIASES.get(path, path).partition(".")
+    blocks = [block for stage in tree["stack"] for block in stage["blocks"]]
+    if first == "layers":
+        if len(tree["stack"]) != 1 or len(blocks) != 1:
+            raise RequestError("layers= is for a stack of equal blocks; set stack.0.repeat and so on")
+        tree["stack"][0]["repeat"] = _value(value)
+    elif first in _OF_MIXER:
+        for block in blocks:
+            _set(block["mixer"], [first, *rest.split(".")] if rest else [first], value, path)
+    elif first in _OF_BLOCK:
+        steps = [first, *rest.split(".")] if rest else [first]
+        for block in blocks:
+            _set(block, steps, value, path)
+        for holder, name in ((tree, "final_norm"), (tree["embedding"], "norm")):
+            if first == "norm" and holder[name] is not None:
+                _set(holder, [name, *steps[1:]], value, path)
+    else:
+        _set(tree, path.split("."), value, path)
+    return ModelConfig.from_dict(tree)
+
+
+def _set(tree: Any, steps: list[str], value: str, path: str) -> None:
+    *way, last = steps
+    for step in way:
+        tree = _step(tree, step, path)
+        if tree is None:
+            raise RequestError(f"{path}={value}: there is no {step} here to change; add it first")
+    key = _key(tree, last, path)
+    tree[key] = _value(value)
+
+
+def _step(tree: Any, step: str, path: str) -> Any:
+    return tree[_key(tree, step, path)]
+
+
+def _key(tree: Any, step: str, path: str) -> Any:
+    if isinstance(tree, list):
+        if not step.isdecimal() or int(step) >= len(tree):
+            raise RequestError(f"{path}: {step} is not an index below {len(tree)}")
+        return int(step)
+    if not isinstance(tree, dict):
+        raise RequestError(f"{path}: {step!r} asks for a field of a plain value")
+    if step not in tree:
+        known = [*tree, *_ALIASES, *_OF_BLOCK, *_OF_MIXER] if "stack" in tree else list(tree)
+        raise RequestError(f"{path}: no field is named {step!r}{did_you_mean(step, known) or '; known here: ' + ', '.join(tree)}")
+    return step
+
+
+def _value(text: str) -> Any:
+    if text.lower() in ("none", "null"):
+        return None
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    for number in (int, float):
+        try:
+            return number(text)
+        except ValueError:
+            pass
+    return text

@@ -1,0 +1,136 @@
+"""The only two assemblers: a block joins a mixer and a feed-forward network, a model stacks blocks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from glassformer.errors import RequestError
+from glassformer.parts.embedding import Embedding
+from glassformer.parts.head import Head
+from glassformer.parts.mixer import Mixer
+from glassformer.parts.position import Positions
+from glassformer.parts.residual import Residual
+from glassformer.parts.site import Site
+from glassformer.state import ModelState, State
+
+
+class Block(nn.Module):
+    """One layer: x (b, s, d) -> x (b, s, d). The wiring says how mixer and ffn join the stream.
+
+    Sites: resid_pre, resid_mid (where the wiring has one), resid_post.
+    """
+
+    def __init__(self, mixer: Mixer, ffn: nn.Module | None, residual: Residual):
+        super().__init__()
+        self.resid_pre = Site()
+        self.mixer, self.ffn, self.residual = mixer, ffn, residual
+        self.resid_post = Site()
+
+    def forward(self, x: Tensor, positions: Positions, state: State | None = None) -> Tensor:
+        return self.resid_post(self.residual(self.resid_pre(x), lambda x: self.mixer(x, positions, state), self.ffn))
+
+
+class Model(nn.Module):
+    """tokens (b, s) -> logits (b, s, v).
+
+        embedding -> layers -> final_norm? -> head
+
+    Sites: embed, those of the layers, final_norm (its output), logits.
+    """
+
+    def __init__(self, embedding: Embedding, layers: list[Block], final_norm: nn.Module | None, head: Head, config: Any = None):
+        super().__init__()
+        self.config = config
+        self.embedding = embedding
+        self.embed = Site()
+        self.layers = nn.ModuleList(layers)
+        self.final_norm = final_norm
+        self.final = Site("final_norm")
+        self.head = head
+        self.logits = Site()
+
+    def forward(
+        self,
+        tokens: Int[Tensor, "b s"],
+        state: ModelState | None = None,
+        positions: Int[Tensor, "b s"] | None = None,
+        documents: Int[Tensor, "b s"] | None = None,
+    ) -> Float[Tensor, "b s v"]:
+        """Logits of the token after each. With a state, continues where it stands and advances it.
+
+        `documents` names the document of each token: tokens of different ids do not see each other, and positions
+        count from the start of each run of equal ids. Padding is a document of its own.
+        """
+        return self.logits(self.head(self.read(tokens, state, positions, documents), self.embedding.weight))
+
+    def loss(
+        self,
+        tokens: Int[Tensor, "b s"],
+        targets: Int[Tensor, "b s"],
+        documents: Int[Tensor, "b s"] | None = None,
+        reduction: str = "mean",
+    ) -> Tensor:
+        """Mean cross-entropy in nats; targets of -100 do not count. `reduction="none"` gives (b s,) losses."""
+        return self.head.loss(self.read(tokens, documents=documents), self.embedding.weight, targets, reduction)
+
+    def read(
+        self,
+        tokens: Tensor,
+        state: ModelState | None = None,
+        positions: Tensor | None = None,
+        documents: Tensor | None = None,
+    ) -> Float[Tensor, "b s d"]:
+        """The last layer's normalised output, of which the head makes logits."""
+        at = locate(tokens, state, positions, documents)
+        x = self.embed(self.embedding(tokens, at))
+        for layer, memory in zip(self.layers, state.layers if state else [None] * len(self.layers), strict=True):
+            x = layer(x, at, memory)
+        if state is not None:
+            state.length = at.end
+        return self.final(x if self.final_norm is None else self.final_norm(x))
+
+    def init_state(self, batch: int, max_len: int, dtype: torch.dtype | None = None) -> ModelState:
+        """An empty decode state for `batch` sequences of at most `max_len` tokens, in the weights' dtype."""
+        weight = self.embedding.weight
+        limit = self.embedding.position.limit if self.embedding.position is not None else None
+        if limit is not None and max_len > limit:
+            raise RequestError(f"max_len={max_len} is past this model's learned positions, which end at {limit}")
+        layers = [layer.mixer.init_state(batch, max_len, dtype or weight.dtype, weight.device) for layer in self.layers]
+        return ModelState(layers, batch, max_len)
+
+
+def locate(
+    tokens: Tensor, state: ModelState | None = None, positions: Tensor | None = None, documents: Tensor | None = None
+) -> Positions:
+    """Where the new tokens (b, s) stand, given what the state has read."""
+    start = state.length if state is not None else 0
+    end = start + tokens.shape[1]
+    if state is None:
+        if documents is not None and positions is None:
+            positions = position_in_document(documents)
+        return Positions(start, end, tokens.device, positions, documents)
+    if end > state.max_len:
+        raise RequestError(f"the state holds {state.max_len} tokens and {end} were given; make it with max_len={end} or more")
+    if documents is None and state.documents is not None:  # a row goes on with its last document
+        documents = state.documents[:, start - 1 : start].expand_as(tokens)
+    if documents is not None:
+        documents = state.record_documents(documents)
+        if positions is None:
+            positions = position_in_document(documents)[:, start:]
+    elif positions is None and state.offset is not None:
+        positions = torch.arange(start, end, device=tokens.device) + state.offset
+    if positions is not None and documents is None:  # later calls count on from here
+        state.offset = positions[..., -1:] - (end - 1)
+    return Positions(start, end, tokens.device, positions, documents)
+
+
+def position_in_document(documents: Int[Tensor, "b t"]) -> Int[Tensor, "b t"]:
+    """Each token's distance from the start of its run of equal ids."""
+    slot = torch.arange(documents.shape[1], device=documents.device).expand_as(documents)
+    begins = torch.ones_like(documents, dtype=torch.bool)
+    begins[:, 1:] = documents[:, 1:] != documents[:, :-1]
+    return slot - torch.where(begins, slot, 0).cummax(dim=1).values

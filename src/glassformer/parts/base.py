@@ -1,0 +1,156 @@
+"""What every part's config shares: it is a frozen value, its class is the choice, and it knows what it costs.
+
+A part is an `nn.Module` plus, beside it, a frozen config that builds it. `kind` names the config's class in
+files and nowhere else. A class outside this package that subclasses an axis (say `NormConfig`) and gives
+itself a `kind` can be written to and read from files as soon as it is imported.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaHandler, model_validator
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+from torch import nn
+
+from glassformer.errors import did_you_mean
+
+
+@dataclass(frozen=True)
+class BuildContext:
+    """What a part may know of the model around it; passed down, never looked up."""
+
+    d_model: int
+    vocab_size: int
+    context: int
+    """Tokens the model is trained to read at once."""
+    n_layers: int
+    layer: int = 0
+
+    def at(self, layer: int) -> BuildContext:
+        return replace(self, layer=layer)
+
+
+class Value(BaseModel):
+    """A frozen tree of plain values; unknown keys are refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_unknown(cls, value: Any) -> Any:
+        for name in value if isinstance(value, dict) else ():
+            if name not in cls.model_fields:
+                near = did_you_mean(str(name), cls.model_fields)
+                raise PydanticCustomError("unknown_field", "unknown field {name}{near}",
+                    {"name": name, "near": near or f"; known here: {', '.join(cls.model_fields)}"})  # fmt: skip
+        return value
+
+    def vary(self, **changes: Any) -> Any:
+        """A validated copy with some fields changed."""
+        return type(self)(**{name: getattr(self, name) for name in type(self).model_fields} | changes)
+
+
+def to_plain(value: Any) -> Any:
+    """A config as dicts, lists and scalars, `kind` first; the inverse of validation."""
+    if isinstance(value, PartConfig):
+        fields = {name: to_plain(getattr(value, name)) for name in type(value).model_fields}
+        return {"kind": value.kind, **fields}
+    if isinstance(value, BaseModel):
+        return {name: to_plain(getattr(value, name)) for name in type(value).model_fields}
+    if isinstance(value, (list, tuple)):
+        return [to_plain(item) for item in value]
+    return value
+
+
+_CLASSES: list[type[PartConfig]] = []
+
+
+class PartConfig(Value):
+    """The config of one part.
+
+    An axis subclasses this with `axis="norm"`; a choice subclasses the axis with `kind="rmsnorm"`. Fields of an
+    axis' type accept an instance, or a mapping with the `kind` of any registered choice.
+    """
+
+    axis: ClassVar[str] = "part"
+    kind: ClassVar[str] = ""
+
+    def __init_subclass__(cls, *, axis: str = "", kind: str = "", **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if axis:
+            cls.axis = axis
+        cls.kind = kind
+        if kind:
+            _CLASSES[:] = [known for known in _CLASSES if (known.axis, known.kind) != (cls.axis, kind)]
+            _CLASSES.append(cls)
+
+    @classmethod
+    def choices(cls) -> dict[str, type[PartConfig]]:
+        """kind -> class, for every registered choice of this axis."""
+        return {known.kind: known for known in _CLASSES if issubclass(known, cls)}
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        if cls.kind:  # a concrete choice: its own fields, with `kind` allowed and checked
+            return core_schema.no_info_before_validator_function(cls._without_kind, handler(source))
+        return core_schema.no_info_plain_validator_function(
+            cls._choose, serialization=core_schema.plain_serializer_function_ser_schema(to_plain)
+        )
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        if cls.kind:
+            return handler(schema)
+        return {"x-axis": cls.__name__}  # config.py replaces this by the choices known at that moment
+
+    @classmethod
+    def _without_kind(cls, value: Any) -> Any:
+        if isinstance(value, dict) and "kind" in value:
+            if value["kind"] != cls.kind:
+                raise PydanticCustomError("kind", "kind is {given} where {kind} is meant",
+                                          {"given": value["kind"], "kind": cls.kind})  # fmt: skip
+            value = {name: field for name, field in value.items() if name != "kind"}
+        return value
+
+    @classmethod
+    def _choose(cls, value: Any) -> PartConfig:
+        if isinstance(value, str):
+            value = {"kind": value}
+        choices = cls.choices()
+        if isinstance(value, PartConfig):
+            kind, found = value.kind, value if isinstance(value, cls) else None
+        elif isinstance(value, dict) and isinstance(value.get("kind"), str):
+            kind = value["kind"]
+            found = choices[kind].model_validate(value) if kind in choices else None
+        else:
+            raise PydanticCustomError("part", "a {axis} is a mapping with a kind, one of {known}",
+                                      {"axis": cls.axis, "known": ", ".join(sorted(choices))})  # fmt: skip
+        if found is None:
+            raise PydanticCustomError(
+                "part", "{kind} cannot stand here as a {axis}; known here: {known}{near}",
+                {"kind": kind, "axis": cls.axis, "known": ", ".join(sorted(choices)),
+                 "near": did_you_mean(kind, choices)},
+            )  # fmt: skip
+        return found
+
+    # What a part answers about itself. Block and Model only sum these.
+
+    def build(self, ctx: BuildContext) -> nn.Module:
+        """The module this config describes."""
+        raise NotImplementedError(f"{type(self).__name__} builds nothing")
+
+    def num_params(self, ctx: BuildContext) -> int:
+        """Exact number of trainable values in what `build` returns."""
+        return 0
+
+    def flops(self, ctx: BuildContext, t: float) -> float:
+        """Floating-point operations of matrix products (a multiply and an add are two) in the forward pass of
+        one token whose query looks at `t` keys."""
+        return 0.0
+
+    def state_bytes(self, ctx: BuildContext, t: int, bytes_per_value: int = 2) -> int:
+        """Bytes of decode state that one sequence of `t` tokens occupies."""
+        return 0
+

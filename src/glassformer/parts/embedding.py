@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from pydantic import Field
+from torch import Tensor, nn
+
+from glassformer.parts.base import BuildContext, PartConfig
+from glassformer.parts.init import Init
+from glassformer.parts.norm import NormConfig
+from glassformer.parts.position import EmbeddingPosition, EmbeddingPositionConfig, Positions
+
+
+class Embedding(nn.Module):
+    """x = dropout(norm(E[token] scale + P[position])); tokens (b, s), E (v, d), x (b, s, d).
+
+    scale is sqrt(d) in Vaswani et al. 2017 and Gemma; the norm is BLOOM's (Le Scao et al. 2022, 2211.05100).
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        d_model: int,
+        scale: float = 1.0,
+        norm: nn.Module | None = None,
+        position: EmbeddingPosition | None = None,
+        dropout: float = 0.0,
+    ):
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(vocab_size, d_model))
+        self.scale, self.dropout = scale, dropout
+        self.norm = norm
+        self.position = position
+        self.init_weights(Init())
+
+    def forward(self, tokens: Int[Tensor, "b s"], positions: Positions) -> Float[Tensor, "b s d"]:
+        x = F.embedding(tokens, self.weight)
+        if self.scale != 1.0:
+            x = x * self.scale
+        if self.position is not None:
+            x = x + self.position(positions).to(x.dtype)
+        if self.norm is not None:
+            x = self.norm(x)
+        return F.dropout(x, self.dropout, self.training)
+
+    @torch.no_grad()
+    def init_weights(self, init: Init) -> None:
+        init.fill(self.weight, "embedding")
+
+
+class EmbeddingConfig(PartConfig, axis="embedding", kind="embedding"):
+    scale: float | None = Field(None, gt=0)
+    """None: 1."""
+    norm: NormConfig | None = None
+    position: EmbeddingPositionConfig | None = None
+    dropout: float = Field(0.0, ge=0, lt=1)
+
+    def build(self, ctx: BuildContext) -> Embedding:
+        return Embedding(
+            ctx.vocab_size, ctx.d_model, self.scale or 1.0,
+            norm=self.norm.build(ctx) if self.norm else None,
+            position=self.position.build(ctx) if self.position else None,  # type: ignore[arg-type]
+            dropout=self.dropout,
+        )  # fmt: skip
+
+    def num_params(self, ctx: BuildContext) -> int:
+        parts = (self.norm, self.position)
+        return ctx.vocab_size * ctx.d_model + sum(part.num_params(ctx) for part in parts if part)

@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+from typing import Literal
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from glassformer.parts.base import BuildContext
+from glassformer.parts.ffn.base import ACTIVATIONS, FFNConfig
+from glassformer.parts.linear import Linear, linear_params
+from glassformer.parts.site import Site
+
+
+class Mlp(nn.Module):
+    """y = phi(x W_up + b) W_down + b; x, y (b, s, d), hidden (b, s, f). Vaswani et al. 2017, section 3.3.
+
+    phi: relu, gelu (erf), gelu_tanh (GPT-2's), silu, relu2 (So et al. 2021, 2109.08668). Sites: up, hidden, out.
+    """
+
+    def __init__(self, d_model: int, hidden: int, activation: str = "gelu_tanh", bias: bool = True):
+        super().__init__()
+        self.up_proj = Linear(d_model, hidden, bias)
+        self.down_proj = Linear(hidden, d_model, bias, role="output")
+        self.activation = ACTIVATIONS[activation]
+        self.up, self.hidden, self.out = Site(), Site(), Site()
+
+    def forward(self, x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b d"]:
+        hidden = self.hidden(self.activation(self.up(self.up_proj(x))))
+        return self.out(self.down_proj(hidden))
+
+
+class MlpConfig(FFNConfig, kind="mlp"):
+    activation: Literal["relu", "gelu", "gelu_tanh", "silu", "relu2"] = "gelu_tanh"
+    bias: bool = True
+
+    def width(self, ctx: BuildContext) -> int:
+        return self.hidden or 4 * ctx.d_model
+
+    def build(self, ctx: BuildContext) -> Mlp:
+        return Mlp(ctx.d_model, self.width(ctx), self.activation, self.bias)
+
+    def num_params(self, ctx: BuildContext) -> int:
+        f = self.width(ctx)
+        return linear_params(ctx.d_model, f, self.bias) + linear_params(f, ctx.d_model, self.bias)
+
+    def flops(self, ctx: BuildContext, t: float) -> float:
+        return 4 * ctx.d_model * self.width(ctx)

@@ -1,0 +1,26 @@
+"""How softmax(q k^T) v is computed. `naive` is the definition; every other kernel equals it."""
+
+from glassformer.parts.kernel.auto import Auto, AutoConfig
+from glassformer.parts.kernel.banded import Banded, BandedConfig
+from glassformer.parts.kernel.base import Index, Kernel, KernelConfig, ScoreBias, softcap
+from glassformer.parts.kernel.flex import Flex, FlexConfig
+from glassformer.parts.kernel.naive import Naive, NaiveConfig
+from glassformer.parts.kernel.sdpa import Sdpa, SdpaConfig
+
+__all__ = [
+    "Auto",
+    "AutoConfig",
+    "Banded",
+    "BandedConfig",
+    "Flex",
+    "FlexConfig",
+    "Index",
+    "Kernel",
+    "KernelConfig",
+    "Naive",
+    "NaiveConfig",
+    "ScoreBias",
+    "Sdpa",
+    "SdpaConfig",
+    "softcap",
+]

@@ -1,0 +1,37 @@
+from __future__ import annotations
+
+from torch import Tensor
+
+from glassformer.parts.base import BuildContext
+from glassformer.parts.kernel.banded import Banded
+from glassformer.parts.kernel.base import Index, Kernel, KernelConfig, ScoreBias
+from glassformer.parts.kernel.naive import Naive
+from glassformer.parts.kernel.sdpa import Sdpa
+from glassformer.parts.kernel.table import fastest
+from glassformer.parts.visibility import Visibility
+
+
+class Auto(Kernel):
+    """The kernel that the measured table (`table.py`) found fastest for this device, dtype, shape and visibility."""
+
+    def __init__(self) -> None:
+        self.kernels: dict[str, Kernel] = {"naive": Naive(), "sdpa": Sdpa(), "banded": Banded()}
+
+    def __call__(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        visibility: Visibility,
+        bias: ScoreBias | None = None,
+        scale: float | None = None,
+        dropout: float = 0.0,
+        index: Index | None = None,
+    ) -> Tensor:
+        name = fastest(q, k, visibility, additive=bias is None or bias.additive)
+        return self.kernels[name](q, k, v, visibility, bias, scale, dropout, index)
+
+
+class AutoConfig(KernelConfig, kind="auto"):
+    def build(self, ctx: BuildContext) -> Auto:  # type: ignore[override]
+        return Auto()

@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from glassformer.errors import RequestError
+from glassformer.parts.base import BuildContext
+from glassformer.parts.kernel.base import Index, Kernel, KernelConfig, ScoreBias, refuse
+from glassformer.parts.visibility import Visibility
+
+
+@lru_cache(maxsize=1)
+def _flex() -> tuple[Any, Any]:
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    return create_block_mask, torch.compile(flex_attention, dynamic=False)
+
+
+class Flex(Kernel):
+    """FlexAttention: the visibility and the bias are compiled into one tiled kernel, blocks nobody sees are skipped.
+
+    Dong et al. 2024, 2412.05496. On a GPU it trains; on the CPU it has no backward pass and needs a C++ compiler.
+    """
+
+    def check(self, visibility: Visibility, softcap: float | None, dropout: float) -> None:
+        if dropout:
+            refuse("flex", "dropout", dropout, "naive, banded or sdpa")
+
+    def __call__(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        visibility: Visibility,
+        bias: ScoreBias | None = None,
+        scale: float | None = None,
+        dropout: float = 0.0,
+        index: Index | None = None,
+    ) -> Tensor:
+        if q.device.type == "cpu" and torch.is_grad_enabled() and q.requires_grad:
+            raise RequestError("kernel=flex has no backward pass on the CPU; train with kernel=banded, sdpa or auto")
+        create_block_mask, flex_attention = _flex()
+        q_idx, k_idx = index or (
+            torch.arange(k.shape[1] - q.shape[1], k.shape[1], device=q.device),
+            torch.arange(k.shape[1], device=q.device),
+        )
+
+        def visible(b: Tensor, n: Tensor, i: Tensor, j: Tensor) -> Tensor:
+            return visibility.visible(b, n, q_idx[i], k_idx[j])
+
+        def score_mod(score: Tensor, b: Tensor, n: Tensor, i: Tensor, j: Tensor) -> Tensor:
+            assert bias is not None
+            return bias(score, b, n, q_idx[i], k_idx[j])
+
+        mask = create_block_mask(visible, q.shape[0], q.shape[2], q.shape[1], k.shape[1], device=q.device)
+        z = flex_attention(
+            q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2),
+            score_mod=None if bias is None else score_mod, block_mask=mask, scale=scale,
+            enable_gqa=q.shape[2] != k.shape[2],
+        )  # fmt: skip
+        return z.transpose(1, 2)
+
+
+class FlexConfig(KernelConfig, kind="flex"):
+    def build(self, ctx: BuildContext) -> Flex:  # type: ignore[override]
+        return Flex()

@@ -1,0 +1,47 @@
+"""Affine maps, and how their weights begin."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from glassformer.parts.init import Init, Role
+
+
+class Linear(nn.Module):
+    """y = x W^T + b, where W may hold several maps that share their input, stacked by rows.
+
+    x (..., i), W (o, i), b (o,), y (..., o). With `out=(a, b, c)`, o = a + b + c, `split` returns the three results,
+    one matrix product computes them, and each begins as if it stood alone.
+    """
+
+    def __init__(self, in_features: int, out: int | tuple[int, ...], bias: bool = False, role: Role = "hidden"):
+        super().__init__()
+        self.in_features = in_features
+        self.outs = (out,) if isinstance(out, int) else tuple(out)
+        self.role = role
+        self.weight = nn.Parameter(torch.empty(sum(self.outs), in_features))
+        self.bias = nn.Parameter(torch.empty(sum(self.outs))) if bias else None
+        self.init_weights(Init())
+
+    def forward(self, x: Float[Tensor, "... i"]) -> Float[Tensor, "... o"]:
+        return F.linear(x, self.weight, self.bias)
+
+    def split(self, y: Float[Tensor, "... o"]) -> tuple[Tensor, ...]:
+        return y.split(self.outs, dim=-1)
+
+    @torch.no_grad()
+    def init_weights(self, init: Init) -> None:
+        for weight in self.weight.split(self.outs):
+            init.fill(weight, self.role)
+        if self.bias is not None:
+            self.bias.zero_()
+
+    def extra_repr(self) -> str:
+        return f"{self.in_features} -> {' + '.join(map(str, self.outs))}, bias={self.bias is not None}"
+
+
+def linear_params(in_features: int, out: int, bias: bool) -> int:
+    return in_features * out + (out if bias else 0)

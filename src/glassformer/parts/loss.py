@@ -1,0 +1,96 @@
+"""Cross-entropy of a linear head, without the logits of the whole batch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from glassformer.parts.precision import wide
+
+IGNORED = -100
+_VALUES_PER_CHUNK = 1 << 20
+
+
+def naive_linear_cross_entropy(
+    x: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    bias: Tensor | None = None,
+    softcap: float | None = None,
+    reduction: str = "mean",
+) -> Tensor:
+    """The definition: x (N, d), weight (v, d), targets (N,), bias (v,) -> nats; keeps (N, v) in fp32."""
+    logits = wide(F.linear(x, weight, bias))
+    if softcap is not None:
+        logits = softcap * torch.tanh(logits / softcap)
+    return F.cross_entropy(logits, targets, ignore_index=IGNORED, reduction=reduction)
+
+
+def linear_cross_entropy(
+    x: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    bias: Tensor | None = None,
+    softcap: float | None = None,
+    reduction: str = "mean",
+) -> Tensor:
+    """Equals `naive_linear_cross_entropy`; holds the logits of a few rows at a time.
+
+    With `reduction="mean"` the gradients are made in the same pass as the loss, chunk by chunk. `reduction="none"`
+    returns (N,) losses, zero where a target is ignored."""
+    if reduction == "mean":
+        return _LinearCrossEntropy.apply(x, weight, targets, bias, softcap)  # type: ignore[no-any-return]
+    rows = max(1, _VALUES_PER_CHUNK // weight.shape[0])
+    parts = zip(x.split(rows), targets.split(rows), strict=True)
+    return torch.cat([naive_linear_cross_entropy(a, weight, b, bias, softcap, "none") for a, b in parts])
+
+
+class _LinearCrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, targets: Tensor, bias: Tensor | None, softcap: float | None
+    ) -> Tensor:
+        counted = targets != IGNORED
+        count = counted.sum()
+        rows = max(1, _VALUES_PER_CHUNK // weight.shape[0])
+        want_x, want_w, _, want_b, _ = ctx.needs_input_grad
+        total = torch.zeros((), dtype=wide(x[:0]).dtype, device=x.device)
+        grad_x: list[Tensor] = []
+        grad_w: Tensor | None = None
+        grad_b: Tensor | None = None
+        chunks = zip(x.split(rows), targets.split(rows), counted.split(rows), strict=True)
+        for part, target, keep in chunks:
+            made = F.linear(part, weight, bias)
+            logits = wide(made)
+            if softcap is not None:
+                logits = softcap * torch.tanh(logits / softcap)
+            log_z = logits.logsumexp(-1, keepdim=True)
+            place = target.where(keep, 0)[:, None]
+            total = total + ((log_z - logits.gather(-1, place))[:, 0] * keep).sum()
+            if not (want_x or want_w or want_b):
+                continue
+            # d loss / d logit = (softmax - one-hot) / count, and through the soft cap 1 - (logit / cap)^2
+            slope = 1.0 if softcap is None else 1.0 - (logits / softcap).square()
+            grad = (logits - log_z).exp_()
+            grad.scatter_add_(-1, place, torch.full_like(place, -1.0, dtype=grad.dtype))
+            grad = (grad * slope * (keep[:, None] / count)).to(made.dtype)
+            if want_x:
+                grad_x.append((grad @ weight.to(made.dtype)).to(x.dtype))
+            if want_w:
+                step = grad.t() @ part.to(made.dtype)
+                grad_w = step.to(weight.dtype) if grad_w is None else grad_w.add_(step)
+            if want_b:
+                step = grad.sum(0, dtype=wide(grad[:0]).dtype)
+                grad_b = step if grad_b is None else grad_b.add_(step)
+        if bias is not None and grad_b is not None:
+            grad_b = grad_b.to(bias.dtype)
+        ctx.save_for_backward(torch.cat(grad_x) if grad_x else None, grad_w, grad_b)
+        return total / count
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
+        grads = [grad * upstream[0] if grad is not None else None for grad in ctx.saved_tensors]
+        return grads[0], grads[1], None, grads[2], None

@@ -1,0 +1,201 @@
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float
+from pydantic import Field
+from torch import Tensor, nn
+
+from glassformer.errors import RequestError
+from glassformer.parts.base import BuildContext, Value
+from glassformer.parts.kernel import Auto, AutoConfig, Kernel, KernelConfig, Naive, ScoreBias, softcap
+from glassformer.parts.linear import Linear, linear_params
+from glassformer.parts.mixer.base import Mixer, MixerConfig
+from glassformer.parts.mixer.kv import KVState, WindowState
+from glassformer.parts.norm import NormConfig, RMSNormConfig
+from glassformer.parts.position import AttentionPosition, AttentionPositionConfig, Positions
+from glassformer.parts.site import Site
+from glassformer.parts.visibility import Causal, CausalConfig, SameDocument, Visibility, VisibilityConfig
+
+
+class QKNorm(nn.Module):
+    """Normalises queries and keys before their product, bounding the scores (Henry et al. 2020, 2010.04245).
+
+    `over="head"`: each head's h values, weights shared by the heads (Qwen3); `over="full"`: all n h values at once
+    (OLMo 2).
+    """
+
+    def __init__(self, q_norm: nn.Module, k_norm: nn.Module, over: Literal["head", "full"] = "head"):
+        super().__init__()
+        self.q_norm, self.k_norm = q_norm, k_norm
+        self.full = over == "full"
+
+    def forward(self, q: Tensor, k: Tensor, positions: Positions) -> tuple[Tensor, Tensor]:
+        if self.full:
+            return self.q_norm(q.flatten(-2)).view_as(q), self.k_norm(k.flatten(-2)).view_as(k)
+        return self.q_norm(q), self.k_norm(k)
+
+
+class Attention(Mixer):
+    """z = softmax(q k^T / sqrt(h) + bias) v per head, out = z W_O. Vaswani et al. 2017, 1706.03762.
+
+    n query heads share g key/value heads: g = n is MHA, g = 1 MQA (1911.02150), between them GQA (2305.13245).
+
+        x (b,s,d) -> qkv -> qk_norm? -> position -> state? -> kernel -> out (b,s,d)
+                     q (b,s,n,h)  k,v (b,s,g,h)       k,v (b,t,g,h)  z (b,s,n,h)
+
+    `qk_norm` comes before the position, or after it with `norm_after_position`. Sites: q, k, v as the kernel
+    receives them, scores and pattern (b,n,s,t), z, out.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        n_heads: int,
+        n_kv_heads: int | None = None,
+        head_dim: int | None = None,
+        bias: bool = False,
+        out_bias: bool | None = None,
+        position: AttentionPosition | None = None,
+        visibility: Visibility | None = None,
+        qk_norm: QKNorm | None = None,
+        norm_after_position: bool = False,
+        softcap: float | None = None,
+        scale: float | None = None,
+        dropout: float = 0.0,
+        kernel: Kernel | None = None,
+    ):
+        super().__init__()
+        self.n_heads = n_heads
+        self.n_kv_heads = n_kv_heads or n_heads
+        self.head_dim = head_dim or d_model // n_heads
+        self.scale = scale or self.head_dim**-0.5
+        self.softcap = softcap
+        self.dropout = dropout
+        width, kv_width = self.n_heads * self.head_dim, self.n_kv_heads * self.head_dim
+        self.qkv = Linear(d_model, (width, kv_width, kv_width), bias)
+        self.qk_norm = qk_norm
+        self.position = position
+        self.output = Linear(width, d_model, bias if out_bias is None else out_bias, role="output")
+        self.visibility = visibility or Causal()
+        self.kernel = kernel or Auto()
+        self.kernel.check(self.visibility, softcap, dropout)
+        steps = (position, qk_norm) if norm_after_position else (qk_norm, position)
+        self._adjust = [step for step in steps if step is not None]
+        self.q, self.k, self.v = Site(), Site(), Site()
+        self.scores, self.pattern, self.z, self.out = Site(), Site(), Site(), Site()
+
+    def forward(
+        self, x: Float[Tensor, "b s d"], positions: Positions | None = None, state: KVState | None = None
+    ) -> Float[Tensor, "b s d"]:
+        positions = positions or Positions.of(x)
+        q, k, v = (part.unflatten(-1, (-1, self.head_dim)) for part in self.qkv.split(self.qkv(x)))
+        for adjust in self._adjust:
+            q, k = adjust(q, k, positions)
+        q, k, v = self.q(q), self.k(k), self.v(v)
+        k_idx = None
+        if state is not None:
+            k, v, k_idx = state.append(k, v, positions)  # (b, t, g, h)
+        z = self.attend(positions)(q, k, v, index=positions.index(k_idx))
+        return self.out(self.output(self.z(z).flatten(-2)))
+
+    def attend(self, positions: Positions) -> Any:
+        """The kernel with everything bound but q, k, v: the definition where scores or pattern are looked at."""
+        kernel: Any = self.kernel
+        if self.scores.watched or self.pattern.watched:
+            kernel = partial(Naive(), on_scores=self.scores, on_pattern=self.pattern)
+        documents = positions.documents
+        visibility = self.visibility if documents is None else SameDocument(self.visibility, documents)
+        dropout = self.dropout if self.training else 0.0
+        bias = self.position.bias(positions) if self.position is not None else None
+        if self.softcap is not None:
+            bias = ScoreBias.chain(softcap(self.softcap), bias)
+        return partial(kernel, visibility=visibility, bias=bias, scale=self.scale, dropout=dropout)
+
+    def init_state(self, batch: int, max_len: int, dtype: torch.dtype, device: Any = None) -> KVState:
+        reach = self.visibility.reach
+        if reach is not None and reach < max_len:
+            return WindowState(batch, reach, self.n_kv_heads, self.head_dim, dtype, device)
+        return KVState(batch, max_len, self.n_kv_heads, self.head_dim, dtype, device)
+
+
+class QKNormConfig(Value):
+    norm: NormConfig = RMSNormConfig()
+    over: Literal["head", "full"] = "head"
+    after_position: bool = False
+
+    def build(self, n_heads: int, n_kv_heads: int, head_dim: int) -> QKNorm:
+        q, k = self._widths(n_heads, n_kv_heads, head_dim)
+        return QKNorm(self.norm.over(q), self.norm.over(k), self.over)
+
+    def num_params(self, n_heads: int, n_kv_heads: int, head_dim: int) -> int:
+        return sum(self.norm.params_over(width) for width in self._widths(n_heads, n_kv_heads, head_dim))
+
+    def _widths(self, n_heads: int, n_kv_heads: int, head_dim: int) -> tuple[int, int]:
+        full = self.over == "full"
+        return (n_heads * head_dim, n_kv_heads * head_dim) if full else (head_dim, head_dim)
+
+
+class AttentionConfig(MixerConfig, kind="attention"):
+    n_heads: int = Field(gt=0)
+    n_kv_heads: int | None = Field(None, gt=0)
+    """None: as many as n_heads."""
+    head_dim: int | None = Field(None, gt=0)
+    """None: d_model / n_heads."""
+    bias: bool = False
+    out_bias: bool | None = None
+    """None: as `bias`."""
+    position: AttentionPositionConfig | None = None
+    visibility: VisibilityConfig = CausalConfig()
+    qk_norm: QKNormConfig | None = None
+    softcap: float | None = Field(None, gt=0)
+    scale: float | None = Field(None, gt=0)
+    """None: 1 / sqrt(head_dim)."""
+    dropout: float = Field(0.0, ge=0, lt=1)
+    kernel: KernelConfig = AutoConfig()
+
+    def _shape(self, ctx: BuildContext) -> tuple[int, int, int]:
+        """n, g, h, or why they do not go together."""
+        n, g = self.n_heads, self.n_kv_heads or self.n_heads
+        if n % g:
+            good = _either([i for i in range(1, n + 1) if n % i == 0])
+            raise RequestError(f"n_kv_heads={g} does not divide n_heads={n}; use {good}")
+        if self.head_dim is None and ctx.d_model % n:
+            near = sorted((i for i in range(1, ctx.d_model + 1) if ctx.d_model % i == 0), key=lambda i: abs(i - n))
+            raise RequestError(
+                f"n_heads={n} does not divide d_model={ctx.d_model}; use {_either(sorted(near[:4]))} heads, or set head_dim"
+            )
+        return n, g, self.head_dim or ctx.d_model // n
+
+    def build(self, ctx: BuildContext) -> Attention:
+        n, g, h = self._shape(ctx)
+        return Attention(
+            ctx.d_model, n, g, h, self.bias, self.out_bias,
+            position=self.position.for_heads(n, h, ctx) if self.position else None,
+            visibility=self.visibility.build(ctx),
+            qk_norm=self.qk_norm.build(n, g, h) if self.qk_norm else None,
+            norm_after_position=self.qk_norm.after_position if self.qk_norm else False,
+            softcap=self.softcap, scale=self.scale, dropout=self.dropout, kernel=self.kernel.build(ctx),
+        )  # fmt: skip
+
+    def num_params(self, ctx: BuildContext) -> int:
+        n, g, h = self._shape(ctx)
+        out_bias = self.bias if self.out_bias is None else self.out_bias
+        projections = linear_params(ctx.d_model, (n + 2 * g) * h, self.bias) + linear_params(n * h, ctx.d_model, out_bias)
+        return projections + (self.qk_norm.num_params(n, g, h) if self.qk_norm else 0)
+
+    def flops(self, ctx: BuildContext, t: float) -> float:
+        n, g, h = self._shape(ctx)
+        return 2 * ctx.d_model * (2 * n + 2 * g) * h + 4 * n * h * t
+
+    def state_bytes(self, ctx: BuildContext, t: int, bytes_per_value: int = 2) -> int:
+        _, g, h = self._shape(ctx)
+        reach = self.visibility.build(ctx).reach
+        return 2 * g * h * min(t, reach or t) * bytes_per_value
+
+
+def _either(options: list[int]) -> str:
+    *most, last = [str(option) for option in options]
+    return f"{', '.join(most)} or {last}" if most else last

@@ -1,0 +1,25 @@
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from glassformer.parts.base import PartConfig
+from glassformer.parts.position import Positions
+from glassformer.state import State
+
+
+class Mixer(nn.Module):
+    """forward(x (b, s, d), positions, state) -> (b, s, d); without a state the s tokens are the whole sequence."""
+
+    def forward(self, x: Tensor, positions: Positions | None = None, state: Any = None) -> Tensor:
+        raise NotImplementedError
+
+    def init_state(self, batch: int, max_len: int, dtype: torch.dtype, device: Any = None) -> State:
+        """An empty state for `batch` sequences of at most `max_len` tokens."""
+        raise NotImplementedError
+
+
+class MixerConfig(PartConfig, axis="mixer"):
+    pass

@@ -1,0 +1,33 @@
+"""How the order of tokens enters: added to the embedding, turning queries and keys, or biasing scores."""
+
+from glassformer.parts.position.alibi import Alibi, AlibiConfig
+from glassformer.parts.position.base import (
+    AttentionPosition,
+    AttentionPositionConfig,
+    EmbeddingPosition,
+    EmbeddingPositionConfig,
+    PositionConfig,
+    Positions,
+)
+from glassformer.parts.position.learned import Learned, LearnedConfig
+from glassformer.parts.position.rotary import Rotary, RotaryConfig
+from glassformer.parts.position.scaling import RotaryScalingConfig
+from glassformer.parts.position.sinusoidal import Sinusoidal, SinusoidalConfig
+
+__all__ = [
+    "Alibi",
+    "AlibiConfig",
+    "AttentionPosition",
+    "AttentionPositionConfig",
+    "EmbeddingPosition",
+    "EmbeddingPositionConfig",
+    "Learned",
+    "LearnedConfig",
+    "PositionConfig",
+    "Positions",
+    "Rotary",
+    "RotaryConfig",
+    "RotaryScalingConfig",
+    "Sinusoidal",
+    "SinusoidalConfig",
+]

@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+import math
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from glassformer.parts.base import BuildContext
+from glassformer.parts.kernel.base import ScoreBias
+from glassformer.parts.position.base import AttentionPosition, AttentionPositionConfig, Positions
+
+
+def alibi_slopes(n_heads: int, max_bias: float = 8.0) -> list[float]:
+    """m_i = 2^(-max_bias i / n), i = 1..n, when n is a power of two.
+
+    Otherwise the slopes of the power of two below, followed by every other slope of the power of two above
+    (the rule of the paper's code, which BLOOM and MPT follow).
+    """
+    below = 2 ** math.floor(math.log2(n_heads))
+    slopes = [2.0 ** (-max_bias * i / below) for i in range(1, below + 1)]
+    between = [2.0 ** (-max_bias * i / (2 * below)) for i in range(1, 2 * below, 2)]
+    return (slopes + between)[:n_heads]
+
+
+class Alibi(AttentionPosition):
+    """score - m_n |q - k|: a head-specific linear penalty on distance, no weights. Press et al. 2022, 2108.12409."""
+
+    def __init__(self, n_heads: int, max_bias: float = 8.0):
+        super().__init__()
+        self.slopes = alibi_slopes(n_heads, max_bias)
+
+    def bias(self, positions: Positions) -> ScoreBias:
+        def make() -> ScoreBias:
+            slopes = torch.tensor(self.slopes, device=positions.ids.device)
+
+            def penalise(score: Tensor, b: Tensor, n: Tensor, q_idx: Tensor, k_idx: Tensor) -> Tensor:
+                return score - slopes[n] * (q_idx - k_idx).abs()
+
+            return ScoreBias(penalise, additive=True)
+
+        return positions.once(("alibi", *self.slopes), make)
+
+
+class AlibiConfig(AttentionPositionConfig, kind="alibi"):
+    max_bias: float = Field(8.0, gt=0)
+
+    def for_heads(self, n_heads: int, head_dim: int, ctx: BuildContext) -> Alibi:
+        return Alibi(n_heads, self.max_bias)

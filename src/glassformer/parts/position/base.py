@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from glassformer.parts.base import BuildContext, PartConfig
+from glassformer.parts.kernel.base import Index, ScoreBias
+
+
+class Positions:
+    """Where the s tokens of one forward pass stand; made once by the model, read by every layer.
+
+    start, end  slots in the sequence: tokens start .. end-1, of which `start` were read before (end = t)
+    ids         (s,) or (b, s) true positions; they differ from slots for padded rows and packed documents
+    documents   (b, t) ids of all tokens so far, or None when each row is one document
+    """
+
+    def __init__(
+        self, start: int, end: int, device: Any = None, ids: Tensor | None = None, documents: Tensor | None = None
+    ):
+        self.start, self.end = start, end
+        self.ids = torch.arange(start, end, device=device) if ids is None else ids
+        self.documents = documents
+        self._made: dict[Hashable, Any] = {}
+
+    @classmethod
+    def of(cls, x: Tensor) -> Positions:
+        """The positions 0 .. s-1 of x (b, s, d)."""
+        return cls(0, x.shape[1], x.device)
+
+    @property
+    def slots(self) -> Tensor:
+        """(s,) slot of each token."""
+        return self.once("slots", lambda: torch.arange(self.start, self.end, device=self.ids.device))
+
+    def index(self, k_idx: Tensor | None) -> Index | None:
+        return None if k_idx is None else (self.slots, k_idx)
+
+    def once(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        """What `make` returns, computed in the first layer that asks in this pass."""
+        if key not in self._made:
+            self._made[key] = make()
+        return self._made[key]
+
+
+class EmbeddingPosition(nn.Module):
+    """A position that is added to the token's embedding: forward(positions) -> (s, d) or (b, s, d)."""
+
+    limit: int | None = None
+    """The first position it cannot represent, if there is one."""
+
+
+class AttentionPosition(nn.Module):
+    """A position that acts inside attention: on queries and keys, or on the scores."""
+
+    def forward(self, q: Tensor, k: Tensor, positions: Positions) -> tuple[Tensor, Tensor]:
+        """q (b, s, n, h), k (b, s, g, h), of the new tokens."""
+        return q, k
+
+    def bias(self, positions: Positions) -> ScoreBias | None:
+        return None
+
+
+class PositionConfig(PartConfig, axis="position"):
+    """How a model knows the order of its tokens; None means it does not."""
+
+
+class EmbeddingPositionConfig(PositionConfig):
+    """The choices for `embedding.position`."""
+
+
+class AttentionPositionConfig(PositionConfig):
+    """The choices for `mixer.position`."""
+
+    def for_heads(self, n_heads: int, head_dim: int, ctx: BuildContext) -> AttentionPosition:
+        raise NotImplementedError

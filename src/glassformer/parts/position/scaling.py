@@ -1,0 +1,148 @@
+"""Ways to stretch rotary frequencies beyond the context they were trained for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from glassformer.parts.base import PartConfig
+
+
+class Scaling:
+    """theta_i = base^(-2i/r), unchanged; subclasses stretch it. `exponent` (r/2,) holds 2i/r.
+
+    `magnitude` multiplies cos and sin. `t` is the number of tokens of the sequence so far.
+    """
+
+    magnitude: float = 1.0
+    key: Hashable = ()
+
+    def frequencies(self, exponent: Tensor, base: float, dim: int, t: int) -> Tensor:
+        return base**-exponent
+
+
+class RotaryScalingConfig(PartConfig, axis="rotary_scaling"):
+    factor: float = Field(gt=0)
+    """By how much the context grows."""
+    original_context: int | None = Field(None, gt=0)
+    """The context the frequencies were trained for; None takes the model's."""
+
+    def over(self, context: int) -> Scaling:
+        raise NotImplementedError
+
+
+class _Bound(Scaling):
+    """A scaling with its config's numbers and the context it starts from."""
+
+    def __init__(self, config: RotaryScalingConfig, context: int):
+        self.config = config
+        self.context = config.original_context or context
+        numbers = [getattr(config, name) for name in type(config).model_fields]
+        self.key = (config.kind, self.context, *numbers)
+
+
+class Linear(_Bound):
+    def frequencies(self, exponent: Tensor, base: float, dim: int, t: int) -> Tensor:
+        return base**-exponent / self.config.factor
+
+
+class LinearScalingConfig(RotaryScalingConfig, kind="linear"):
+    """Position interpolation: theta_i / factor. Chen et al. 2023, 2306.15595."""
+
+    def over(self, context: int) -> Scaling:
+        return Linear(self, context)
+
+
+class Ntk(_Bound):
+    def frequencies(self, exponent: Tensor, base: float, dim: int, t: int) -> Tensor:
+        return (base * self.config.factor ** (dim / (dim - 2))) ** -exponent
+
+
+class NtkScalingConfig(RotaryScalingConfig, kind="ntk"):
+    """NTK-aware: base' = base factor^(r/(r-2)), which interpolates slow pairs and leaves fast ones
+    (bloc97 2023; section 3.1 of 2309.00071)."""
+
+    def over(self, context: int) -> Scaling:
+        return Ntk(self, context)
+
+
+class DynamicNtk(_Bound):
+    def frequencies(self, exponent: Tensor, base: float, dim: int, t: int) -> Tensor:
+        growth = self.config.factor * max(t, self.context) / self.context - (self.config.factor - 1)
+        return (base * growth ** (dim / (dim - 2))) ** -exponent
+
+
+class DynamicNtkScalingConfig(RotaryScalingConfig, kind="dynamic_ntk"):
+    """NTK-aware with the factor that the present length t needs: base' = base (f t/c - (f-1))^(r/(r-2)) for t > c.
+
+    Within the trained context c it is plain rotary. Beyond it the frequencies change as text grows, so keys cached
+    earlier were turned by earlier frequencies: cached and uncached logits then differ by nature, as they do in
+    every implementation that caches turned keys.
+    """
+
+    def over(self, context: int) -> Scaling:
+        return DynamicNtk(self, context)
+
+
+class Yarn(_Bound):
+    config: YarnScalingConfig
+
+    def __init__(self, config: YarnScalingConfig, context: int):
+        super().__init__(config, context)
+        given = config.attention_factor
+        self.magnitude = given if given is not None else (0.1 * math.log(config.factor) + 1 if config.factor > 1 else 1.0)
+
+    def frequencies(self, exponent: Tensor, base: float, dim: int, t: int) -> Tensor:
+        plain = base**-exponent
+
+        def pair_turning(turns: float) -> float:  # the pair that makes this many turns within the context
+            return dim * math.log(self.context / (turns * 2 * math.pi)) / (2 * math.log(base))
+
+        low, high = pair_turning(self.config.beta_fast), pair_turning(self.config.beta_slow)
+        if self.config.whole_pairs:
+            low, high = math.floor(low), math.ceil(high)
+        low, high = max(low, 0), min(high, dim - 1)
+        pair = torch.arange(len(exponent), device=exponent.device, dtype=torch.float32)
+        slow = ((pair - low) / max(high - low, 0.001)).clamp(0, 1)
+        return plain / self.config.factor * slow + plain * (1 - slow)
+
+
+class YarnScalingConfig(RotaryScalingConfig, kind="yarn"):
+    """Pairs that turn more than beta_fast times within the context stay, those below beta_slow are interpolated, a
+    ramp lies between; logits are sharpened by (0.1 ln factor + 1)^2. Peng et al. 2023, 2309.00071, section 3."""
+
+    beta_fast: float = Field(32.0, gt=0)
+    beta_slow: float = Field(1.0, gt=0)
+    attention_factor: float | None = Field(None, gt=0)
+    """Multiplies cos and sin; None is 0.1 ln(factor) + 1."""
+    whole_pairs: bool = True
+    """Round the ramp's ends to whole pairs."""
+
+    def over(self, context: int) -> Scaling:
+        return Yarn(self, context)
+
+
+class Llama3(_Bound):
+    config: Llama3ScalingConfig
+
+    def frequencies(self, exponent: Tensor, base: float, dim: int, t: int) -> Tensor:
+        plain = base**-exponent
+        turns = self.context * plain / (2 * math.pi)
+        low, high = self.config.low_freq_factor, self.config.high_freq_factor
+        fast = ((turns - low) / (high - low)).clamp(0, 1)
+        return plain / self.config.factor * (1 - fast) + plain * fast
+
+
+class Llama3ScalingConfig(RotaryScalingConfig, kind="llama3"):
+    """As YaRN's parts, with a ramp over the number of turns: below low_freq_factor turns theta/factor, above
+    high_freq_factor theta (Llama 3.1, 2407.21783)."""
+
+    low_freq_factor: float = Field(1.0, gt=0)
+    high_freq_factor: float = Field(4.0, gt=0)
+
+    def over(self, context: int) -> Scaling:
+        return Llama3(self, context)

@@ -1,0 +1,20 @@
+"""How branches join the residual stream, and where the norms stand."""
+
+from glassformer.parts.residual.base import Residual, ResidualConfig
+from glassformer.parts.residual.parallel import Parallel, ParallelConfig
+from glassformer.parts.residual.post import Post, PostConfig
+from glassformer.parts.residual.pre import Pre, PreConfig
+from glassformer.parts.residual.sandwich import Sandwich, SandwichConfig
+
+__all__ = [
+    "Parallel",
+    "ParallelConfig",
+    "Post",
+    "PostConfig",
+    "Pre",
+    "PreConfig",
+    "Residual",
+    "ResidualConfig",
+    "Sandwich",
+    "SandwichConfig",
+]

@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from glassformer.parts.base import BuildContext
+from glassformer.parts.norm import NormConfig
+from glassformer.parts.residual.base import Branch, Residual, ResidualConfig
+
+
+class Parallel(Residual):
+    """x <- x + mixer(norm(x)) + ffn(norm'(x)): both branches read the same stream. GPT-J; PaLM, 2204.02311.
+
+    With one shared norm (Falcon-7B, Phi) norm' is norm; with two they differ (GPT-NeoX, Falcon-40B). There is no
+    `resid_mid`: no place lies between the branches.
+
+        x ─┬───────────────────(+)─      x ─┬──────────────────(+)─
+           ├─ norm ─┬─ mixer ──┤            ├─ norm ── mixer ──┤
+           │        └─ ffn ────┘            └─ norm' ─ ffn ────┘
+             one shared norm                    two norms
+    """
+
+    def __init__(self, mixer_norm: nn.Module, ffn_norm: nn.Module | None = None, dropout: float = 0.0):
+        super().__init__(dropout)
+        self.mixer_norm, self.ffn_norm = mixer_norm, ffn_norm
+        del self.resid_mid
+
+    def forward(self, x: Tensor, mixer: Branch, ffn: Branch | None) -> Tensor:
+        normed = self.mixer_norm(x)
+        mixed = x + self.drop(mixer(normed))
+        if ffn is None:
+            return mixed
+        return mixed + self.drop(ffn(normed if self.ffn_norm is None else self.ffn_norm(x)))
+
+
+class ParallelConfig(ResidualConfig, kind="parallel"):
+    shared_norm: bool = True
+    """One norm for both branches, or one for each."""
+
+    def norm_names(self, has_ffn: bool) -> tuple[str, ...]:
+        return super().norm_names(has_ffn and not self.shared_norm)
+
+    def wire(self, ctx: BuildContext, norm: NormConfig, has_ffn: bool) -> Parallel:
+        return Parallel(**self._norms(ctx, norm, has_ffn), dropout=self.dropout)

@@ -1,0 +1,30 @@
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from glassformer.parts.base import BuildContext
+from glassformer.parts.norm import NormConfig
+from glassformer.parts.residual.base import Branch, Residual, ResidualConfig
+
+
+class Pre(Residual):
+    """x <- x + mixer(norm(x)); x <- x + ffn(norm(x)). The stream itself is never normalised. Xiong 2020, 2002.04745.
+
+        x ─┬────────────────(+)─┬──────────────(+)─
+           └─ norm ─ mixer ──┘  └─ norm ─ ffn ──┘
+    """
+
+    def __init__(self, mixer_norm: nn.Module, ffn_norm: nn.Module | None = None, dropout: float = 0.0):
+        super().__init__(dropout)
+        self.mixer_norm, self.ffn_norm = mixer_norm, ffn_norm
+
+    def forward(self, x: Tensor, mixer: Branch, ffn: Branch | None) -> Tensor:
+        x = self.resid_mid(x + self.drop(mixer(self.mixer_norm(x))))
+        if ffn is None or self.ffn_norm is None:
+            return x
+        return x + self.drop(ffn(self.ffn_norm(x)))
+
+
+class PreConfig(ResidualConfig, kind="pre"):
+    def wire(self, ctx: BuildContext, norm: NormConfig, has_ffn: bool) -> Pre:
+        return Pre(**self._norms(ctx, norm, has_ffn), dropout=self.dropout)

@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+from torch import Tensor
+
+from glassformer.parts.base import BuildContext, PartConfig
+
+
+class Visibility:
+    """visible(b, n, q_idx, k_idx) -> bool, the convention of `torch.nn.attention.flex_attention`.
+
+    Arguments are integer tensors that broadcast together; indices count tokens from the start of the sequence, so
+    only differences matter to the masks here. `causal` and `reach` tell kernels and states what they may skip:
+    no key after its query is visible; no key `reach` or more tokens before its query is visible.
+    """
+
+    causal: bool = False
+    reach: int | None = None
+
+    def visible(self, b: Tensor, n: Tensor, q_idx: Tensor, k_idx: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def keys_seen(self, t: int) -> float:
+        """Mean number of keys that a query of a t-token sequence sees."""
+        raise NotImplementedError
+
+
+class SameDocument(Visibility):
+    """Narrows another visibility to pairs in one document: packed batches, and padding (a document of its own).
+
+    documents (b, t) holds an id per token of the whole sequence so far.
+    """
+
+    def __init__(self, inner: Visibility, documents: Tensor):
+        self.inner = inner
+        self.documents = documents
+        self.causal, self.reach = inner.causal, inner.reach
+
+    def visible(self, b: Tensor, n: Tensor, q_idx: Tensor, k_idx: Tensor) -> Tensor:
+        same = self.documents[b, q_idx] == self.documents[b, k_idx]
+        return self.inner.visible(b, n, q_idx, k_idx) & same
+
+
+class VisibilityConfig(PartConfig, axis="visibility"):
+    def build(self, ctx: BuildContext) -> Visibility:  # type: ignore[override]  # no weights: a plain object
+        raise NotImplementedError

@@ -1,0 +1,22 @@
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from glassformer.parts.base import BuildContext
+from glassformer.parts.visibility.base import Visibility, VisibilityConfig
+
+
+class Bidirectional(Visibility):
+    """Every token sees every token (encoders)."""
+
+    def visible(self, b: Tensor, n: Tensor, q_idx: Tensor, k_idx: Tensor) -> Tensor:
+        return torch.ones_like(q_idx == k_idx)
+
+    def keys_seen(self, t: int) -> float:
+        return float(t)
+
+
+class BidirectionalConfig(VisibilityConfig, kind="bidirectional"):
+    def build(self, ctx: BuildContext) -> Bidirectional:  # type: ignore[override]
+        return Bidirectional()

@@ -1,0 +1,23 @@
+from __future__ import annotations
+
+from torch import Tensor
+
+from glassformer.parts.base import BuildContext
+from glassformer.parts.visibility.base import Visibility, VisibilityConfig
+
+
+class Causal(Visibility):
+    """k <= q: a token sees itself and what came before."""
+
+    causal = True
+
+    def visible(self, b: Tensor, n: Tensor, q_idx: Tensor, k_idx: Tensor) -> Tensor:
+        return k_idx <= q_idx
+
+    def keys_seen(self, t: int) -> float:
+        return (t + 1) / 2
+
+
+class CausalConfig(VisibilityConfig, kind="causal"):
+    def build(self, ctx: BuildContext) -> Causal:  # type: ignore[override]
+        return Causal()

@@ -1,0 +1,33 @@
+from __future__ import annotations
+
+from pydantic import Field
+from torch import Tensor
+
+from glassformer.parts.base import BuildContext
+from glassformer.parts.visibility.base import Visibility, VisibilityConfig
+
+
+class SlidingWindow(Visibility):
+    """0 <= q - k < window: a token sees itself and the window - 1 tokens before it.
+
+    Beltagy et al. 2020 (2004.05150), in the causal form and count of Mistral 7B (2310.06825).
+    """
+
+    causal = True
+
+    def __init__(self, window: int):
+        self.window = self.reach = window
+
+    def visible(self, b: Tensor, n: Tensor, q_idx: Tensor, k_idx: Tensor) -> Tensor:
+        return (k_idx <= q_idx) & (q_idx - k_idx < self.window)
+
+    def keys_seen(self, t: int) -> float:
+        w = min(self.window, t)
+        return (w * (w + 1) / 2 + (t - w) * w) / t
+
+
+class SlidingWindowConfig(VisibilityConfig, kind="sliding_window"):
+    window: int = Field(gt=0)
+
+    def build(self, ctx: BuildContext) -> SlidingWindow:  # type: ignore[override]
+        return SlidingWindow(self.window)

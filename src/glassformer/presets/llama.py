@@ -1,0 +1,63 @@
+"""LLaMA (2302.13971), Llama 2 (2307.09288), Llama 3 (2407.21783), and SmolLM2 (2502.02737), which has its wiring."""
+
+from __future__ import annotations
+
+from glassformer.config import BlockConfig, ModelConfig, Stage
+from glassformer.parts.embedding import EmbeddingConfig
+from glassformer.parts.ffn import GluConfig
+from glassformer.parts.head import HeadConfig
+from glassformer.parts.init import Gpt2InitConfig
+from glassformer.parts.mixer import AttentionConfig
+from glassformer.parts.norm import RMSNormConfig
+from glassformer.parts.position import RotaryConfig
+from glassformer.parts.residual import PreConfig
+
+
+def llama(
+    n_layers: int,
+    d_model: int,
+    n_heads: int,
+    hidden: int,
+    n_kv_heads: int | None = None,
+    vocab_size: int = 32000,
+    context: int = 2048,
+    base: float = 1e4,
+    eps: float = 1e-5,
+    tied: bool = False,
+) -> ModelConfig:
+    block = BlockConfig(
+        mixer=AttentionConfig(n_heads=n_heads, n_kv_heads=n_kv_heads, position=RotaryConfig(base=base)),
+        ffn=GluConfig(activation="silu", hidden=hidden),
+        norm=RMSNormConfig(eps=eps),
+        residual=PreConfig(),
+    )
+    return ModelConfig(
+        vocab_size=vocab_size,
+        d_model=d_model,
+        context=context,
+        embedding=EmbeddingConfig(),
+        stack=(Stage(repeat=n_layers, blocks=(block,)),),
+        final_norm=RMSNormConfig(eps=eps),
+        head=HeadConfig(tied=tied),
+        init=Gpt2InitConfig(),
+    )
+
+
+def llama_7b() -> ModelConfig:
+    return llama(32, 4096, 32, 11008, eps=1e-6)
+
+
+def llama_13b() -> ModelConfig:
+    return llama(40, 5120, 40, 13824, eps=1e-6)
+
+
+def llama_2_70b() -> ModelConfig:
+    return llama(80, 8192, 64, 28672, n_kv_heads=8, context=4096)
+
+
+def llama_3_8b() -> ModelConfig:
+    return llama(32, 4096, 32, 14336, n_kv_heads=8, vocab_size=128256, context=8192, base=5e5)
+
+
+def smollm2_135m() -> ModelConfig:
+    return llama(30, 576, 9, 1536, n_kv_heads=3, vocab_size=49152, context=8192, base=1e5, tied=True)
