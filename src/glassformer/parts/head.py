@@ -18,6 +18,8 @@ class Head(nn.Module):
     softcap(z) = cap tanh(z / cap), as Gemma 2.
     """
 
+    decays = True
+
     def __init__(self, vocab_size: int, d_model: int, tied: bool = False, bias: bool = False, softcap: float | None = None):
         super().__init__()
         self.tied, self.softcap = tied, softcap

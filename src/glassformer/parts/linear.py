@@ -17,6 +17,8 @@ class Linear(nn.Module):
     one matrix product computes them, and each begins as if it stood alone.
     """
 
+    decays = True
+
     def __init__(self, in_features: int, out: int | tuple[int, ...], bias: bool = False, role: Role = "hidden"):
         super().__init__()
         self.in_features = in_features

@@ -20,14 +20,15 @@ class Glu(nn.Module):
 
     def __init__(self, d_model: int, hidden: int, activation: str = "silu", bias: bool = False):
         super().__init__()
-        self.gate_up_proj = Linear(d_model, (hidden, hidden), bias)
+        # Two products: one of twice the width strides by powers of two and ran slower (docs/log.md, 2026-11-21).
+        self.gate_proj = Linear(d_model, hidden, bias)
+        self.up_proj = Linear(d_model, hidden, bias)
         self.down_proj = Linear(hidden, d_model, bias, role="output")
         self.activation = ACTIVATIONS[activation]
         self.gate, self.up, self.hidden, self.out = Site(), Site(), Site(), Site()
 
     def forward(self, x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b d"]:
-        gate, up = self.gate_up_proj.split(self.gate_up_proj(x))
-        hidden = self.hidden(self.activation(self.gate(gate)) * self.up(up))
+        hidden = self.hidden(self.activation(self.gate(self.gate_proj(x))) * self.up(self.up_proj(x)))
         return self.out(self.down_proj(hidden))
 
 
@@ -45,7 +46,7 @@ class GluConfig(FFNConfig, kind="glu"):
 
     def num_params(self, ctx: BuildContext) -> int:
         f = self.width(ctx)
-        return linear_params(ctx.d_model, 2 * f, self.bias) + linear_params(f, ctx.d_model, self.bias)
+        return 2 * linear_params(ctx.d_model, f, self.bias) + linear_params(f, ctx.d_model, self.bias)
 
     def flops(self, ctx: BuildContext, t: float) -> float:
         return 6 * ctx.d_model * self.width(ctx)

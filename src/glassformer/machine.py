@@ -1,0 +1,175 @@
+"""What this machine is, and the defaults that follow: device, dtype, threads, compilation."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import shutil
+import sys
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import torch
+
+from glassformer.errors import RequestError
+
+DType = Literal["auto", "float32", "bfloat16"]
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to compute. Weights are fp32; `dtype` is what matrix products run in, by autocast."""
+
+    device: str
+    dtype: str
+    threads: int
+    compile: bool
+    why: str = ""
+    """One line on what was chosen and why."""
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        if self.dtype == "float32":
+            return nullcontext()
+        return torch.autocast(self.device.split(":")[0], dtype=DTYPES[self.dtype])
+
+    def describe(self) -> dict[str, Any]:
+        """For the field `machine` of results.json."""
+        return {**machine(), **{name: value for name, value in asdict(self).items() if name != "why"}}
+
+
+def settings(
+    device: str = "auto", dtype: str = "auto", threads: int | None = None, compile: bool | None = None
+) -> Settings:
+    """Sane defaults by device, each of which can be overruled.
+
+    Raises RequestError for a device that is not here or a dtype it does not have."""
+    device = _device(device)
+    if dtype not in ("auto", *DTYPES):
+        raise RequestError(f"dtype={dtype!r}: use auto, {' or '.join(DTYPES)}")
+    fast = has_fast_bfloat16(device)
+    chosen = dtype if dtype != "auto" else "bfloat16" if fast else "float32"
+    cores = available_cores()
+    if threads is not None and not 1 <= threads <= 4096:
+        raise RequestError(f"threads={threads}: a number from 1 up is right; this process may use {cores} cores")
+    compiler = can_compile(device)
+    if compile and not compiler:
+        raise RequestError(f"compile=True needs {_needs(device)}; leave it out to run eagerly")
+    use = compiler if compile is None else compile
+    reasons = [
+        f"{chosen} matrix products" + ("" if fast or chosen == "bfloat16" else " (no fast bfloat16 here)"),
+        f"{threads or cores} threads" if device == "cpu" else "",
+        "compiled blocks" if use else "eager" + ("" if compiler else f" (compiling needs {_needs(device)})"),
+    ]
+    return Settings(device, chosen, threads or cores, use, f"on {device}: " + ", ".join(filter(None, reasons)))
+
+
+def apply(chosen: Settings) -> None:
+    """Sets torch's threads and the allocator for this process."""
+    torch.set_num_threads(chosen.threads)
+    if chosen.device == "cpu":
+        keep_freed_memory()
+
+
+def _device(device: str) -> str:
+    here = ["cpu", *(["cuda"] if torch.cuda.is_available() else []), *(["mps"] if _has_mps() else [])]
+    if device == "auto":
+        return here[-1]
+    if device.split(":")[0] not in here:
+        raise RequestError(f"device={device!r} is not on this machine; here: {', '.join(here)}")
+    return device
+
+
+def _has_mps() -> bool:
+    return torch.backends.mps.is_available()
+
+
+def has_fast_bfloat16(device: str) -> bool:
+    """Whether bf16 products run on units of their own: AVX512-BF16 or AMX on a CPU, Ampere or later on CUDA."""
+    if device.startswith("cuda"):
+        return torch.cuda.get_device_capability()[0] >= 8
+    if device == "cpu":
+        cpu = torch.backends.cpu.get_cpu_capability()
+        checks = (getattr(torch.cpu, name, None) for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"))
+        return cpu.startswith("AVX512") and any(check is not None and check() for check in checks)
+    return False
+
+
+def can_compile(device: str) -> bool:
+    """Whether `torch.compile` has what it needs; on MPS it does not pay yet."""
+    if device.startswith("cuda"):
+        try:
+            import triton  # noqa: F401
+        except ImportError:
+            return False
+        return True
+    return device == "cpu" and sys.platform != "win32" and shutil.which(os.environ.get("CXX", "g++")) is not None
+
+
+def _needs(device: str) -> str:
+    return "a C++ compiler (g++)" if device == "cpu" else "triton"
+
+
+def available_cores() -> int:
+    """Cores this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def keep_freed_memory() -> bool:
+    """Tells glibc to keep freed blocks: a training step frees and takes the same gigabytes each time, and every
+    page handed back to the system is zeroed again on its return. False where there is no glibc."""
+    try:
+        libc = ctypes.CDLL("libc.so.6")
+        m_trim_threshold, m_mmap_threshold, huge = -1, -3, 2**31 - 1
+        return bool(libc.mallopt(m_mmap_threshold, huge) and libc.mallopt(m_trim_threshold, huge))
+    except (OSError, AttributeError):
+        return False
+
+
+def machine() -> dict[str, Any]:
+    """Processor, memory and versions, for reports."""
+    import glassformer
+
+    return {
+        "processor": _processor(),
+        "cores": available_cores(),
+        "memory_bytes": _memory(),
+        "platform": platform.platform(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "glassformer": glassformer.__version__,
+    }
+
+
+def _processor() -> str:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            for line in file:
+                if line.startswith("model name"):
+                    return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def _memory() -> int | None:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return None
+
+
+def peak_memory(device: str) -> int:
+    """The most bytes this process has held: on the device if it has memory of its own, else resident."""
+    if device.startswith("cuda"):
+        return torch.cuda.max_memory_allocated()
+    if device == "mps":
+        return torch.mps.driver_allocated_memory()
+    try:
+        import resource
+    except ImportError:  # Windows
+        return 0
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024

@@ -1,0 +1,193 @@
+"""Checkpoints that a crash at any instant leaves loadable.
+
+    RUN/checkpoints/step_00001000/   model.safetensors  optimizer.safetensors  state.json
+    RUN/latest                       the name of the newest whole checkpoint, replaced last and atomically
+
+A checkpoint is written beside its place, flushed to the disk, renamed, and only then named in `latest`. state.json
+holds the SHA-256 of the two weight files; nothing is ever unpickled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from glassformer.errors import RequestError, WorkError
+
+KEEP = 2
+_STATE_BYTES = 1 << 20
+
+
+def save(run: Path, step: int, model: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> Path:
+    """Writes the checkpoint of `step` and makes it the latest; keeps the last two. Raises WorkError."""
+    final = run / "checkpoints" / f"step_{step:08d}"
+    temporary = final.with_name(f".{final.name}.tmp")
+    with disk_errors(final):
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(parents=True)
+        try:
+            tensors = {"model": model_tensors(model), "optimizer": optimizer_tensors(model, optimizer)}
+            hashes = {}
+            for name, values in tensors.items():
+                path = temporary / f"{name}.safetensors"
+                save_file(values, path, metadata={"format": "pt"})
+                hashes[path.name] = _flush_and_hash(path)
+            _write(temporary / "state.json", json.dumps({"schema": 1, "step": step, **state, "sha256": hashes}, indent=1))
+            shutil.rmtree(final, ignore_errors=True)
+            os.replace(temporary, final)
+            _flush_folder(final.parent)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+        replace_text(run / "latest", final.name + "\n")
+    for old in sorted(final.parent.glob("step_*"))[:-KEEP]:
+        if old != final:
+            shutil.rmtree(old, ignore_errors=True)
+    return final
+
+
+def latest(run: Path) -> Path | None:
+    """The newest whole checkpoint of a run, or None where there is none yet.
+
+    Raises RequestError where `latest` names something that is not there."""
+    pointer = run / "latest"
+    try:
+        name = pointer.read_text(encoding="utf-8")[:64].strip()
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        raise RequestError(f"{pointer} cannot be read: {error}") from None
+    found = run / "checkpoints" / name
+    if "/" in name or "\\" in name or not name.startswith("step_") or not (found / "state.json").is_file():
+        raise RequestError(f"{pointer} names {name!r}, which is no checkpoint in {run / 'checkpoints'}")
+    return found
+
+
+def read_state(checkpoint: Path) -> dict[str, Any]:
+    """state.json. Raises RequestError."""
+    path = checkpoint / "state.json"
+    try:
+        if path.stat().st_size > _STATE_BYTES:
+            raise RequestError(f"{path} is too large to be a checkpoint's state")
+        state = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(state, dict) or not isinstance(state.get("step"), int) or not isinstance(state.get("sha256"), dict):
+            raise RequestError(f"{path} is not a checkpoint's state")
+        return state
+    except (OSError, ValueError, RecursionError) as error:
+        if isinstance(error, RequestError):
+            raise
+        raise RequestError(f"{path} cannot be read: {error}") from None
+
+
+def load_model(checkpoint: Path, model: nn.Module) -> None:
+    """Fills the model's weights. Raises RequestError where they are damaged or of another model."""
+    tensors = _load(checkpoint, "model.safetensors")
+    wanted = dict(model.named_parameters())
+    _match(wanted, tensors, checkpoint)
+    with torch.no_grad():
+        for name, parameter in wanted.items():
+            parameter.copy_(tensors[name])
+
+
+def load_optimizer(checkpoint: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Fills the optimizer's moments, so that the next step is the one that would have followed."""
+    tensors = _load(checkpoint, "optimizer.safetensors")
+    for name, parameter in model.named_parameters():
+        optimizer.state[parameter] = {
+            part: tensors[f"{part}.{name}"].to(parameter.device if part != "step" or parameter.is_cuda else "cpu")
+            for part in ("step", "exp_avg", "exp_avg_sq")
+            if f"{part}.{name}" in tensors
+        }
+
+
+def model_tensors(model: nn.Module) -> dict[str, Tensor]:
+    return {name: parameter.detach().cpu().contiguous() for name, parameter in model.named_parameters()}
+
+
+def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    tensors = {}
+    for name, parameter in model.named_parameters():
+        for part, value in optimizer.state.get(parameter, {}).items():
+            tensors[f"{part}.{name}"] = torch.as_tensor(value).detach().cpu().contiguous()
+    return tensors
+
+
+def _match(wanted: dict[str, nn.Parameter], given: dict[str, Tensor], where: Path) -> None:
+    for name, parameter in wanted.items():
+        if name not in given:
+            raise RequestError(f"{where} has no tensor {name}: it belongs to another model")
+        if given[name].shape != parameter.shape:
+            raise RequestError(
+                f"{where}: {name} has shape {tuple(given[name].shape)} and the model wants {tuple(parameter.shape)}"
+            )
+    if extra := sorted(given.keys() - wanted.keys()):
+        raise RequestError(f"{where} has a tensor {extra[0]} that the model lacks: it belongs to another model")
+
+
+def _load(checkpoint: Path, name: str) -> dict[str, Tensor]:
+    path = checkpoint / name
+    expected = read_state(checkpoint)["sha256"].get(name)
+    try:
+        if _hash(path) != expected:
+            raise RequestError(f"{path} is damaged: its SHA-256 is not the one in state.json")
+        return load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise RequestError(f"{path} cannot be read: {error}") from None
+
+
+def _hash(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _flush_and_hash(path: Path) -> str:
+    with path.open("rb+") as file:
+        os.fsync(file.fileno())
+    return _hash(path)
+
+
+def _write(path: Path, text: str) -> None:
+    with path.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _flush_folder(path: Path) -> None:
+    with contextlib.suppress(OSError):  # not every system can flush a folder
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Writes a small file so that a reader finds the old text or the new one."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    _write(temporary, text)
+    os.replace(temporary, path)
+    _flush_folder(path.parent)
+
+
+@contextlib.contextmanager
+def disk_errors(target: Path) -> Iterator[None]:
+    """One sentence for a full or forbidden disk."""
+    try:
+        yield
+    except SafetensorError as error:
+        raise WorkError(f"{target} could not be written: {error}; the checkpoint before it is untouched") from None
+    except OSError as error:
+        why = "the disk is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else error.strerror or str(error)
+        raise WorkError(f"{target} could not be written: {why}; what was saved before is untouched") from None

@@ -1,0 +1,448 @@
+"""The training loop: one straight script over small functions."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+from torch import Tensor, nn
+
+from glassformer import machine
+from glassformer.config import ModelConfig
+from glassformer.errors import RequestError, WorkError
+from glassformer.model import Model
+from glassformer.text import Batches, TextData, Tokenizer, prepare
+from glassformer.train import checkpoint
+from glassformer.train.evaluate import evaluate
+from glassformer.train.recipe import Recipe, default_learning_rate
+
+DIVERGENCE_WINDOW = 50
+DIVERGENCE_NATS = 1.0
+
+
+class Interrupted(WorkError):
+    """The run was stopped from outside; it is saved and can go on."""
+
+
+@dataclass
+class Report:
+    """What a callback sees after a step."""
+
+    step: int
+    steps: int | None
+    tokens: int
+    seconds: float
+    loss: float
+    learning_rate: float
+    grad_norm: float
+    tokens_per_second: float
+    done: float
+    """Share of the run, 0 to 1."""
+    validation: dict[str, Any] | None = None
+
+    @property
+    def seconds_left(self) -> float:
+        return self.seconds * (1 - self.done) / self.done if self.done > 0 else math.nan
+
+
+Callback = Callable[[Report], None]
+
+
+@dataclass
+class Run:
+    """A finished (or diverged) training run."""
+
+    model: Model
+    config: ModelConfig
+    tokenizer: Tokenizer
+    recipe: Recipe
+    status: str
+    steps: int
+    tokens: int
+    seconds: float
+    validation: dict[str, Any] | None
+    metrics: list[dict[str, Any]] = field(repr=False)
+    how: machine.Settings
+    folder: Path | None = None
+    error: str | None = None
+    learning_rate: float = 0.0
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Median over the steps, so that a pause of the machine does not count."""
+        rates = sorted(row["tokens_per_second"] for row in self.metrics if "tokens_per_second" in row)
+        return rates[len(rates) // 2] if rates else 0.0
+
+
+def train(
+    config: ModelConfig,
+    data: str | Path | TextData,
+    recipe: Recipe | dict[str, Any],
+    out: str | Path | None = None,
+    resume: bool = False,
+    callback: Callback | None = None,
+    tokenizer: str = "auto",
+) -> Run:
+    """Trains `config` on DATA by `recipe`; vocabulary and context come from the tokenizer and the recipe.
+
+    With `out` a run folder is written: config.yaml, recipe.yaml, tokenizer, metrics.jsonl, checkpoints. `resume`
+    goes on from its latest checkpoint, bit for bit as if it had not stopped. Raises RequestError before anything is
+    computed where the request is wrong, Interrupted on Ctrl-C after saving; a diverging loss does not raise, it ends
+    the run with `status="diverged"`.
+    """
+    recipe = recipe if isinstance(recipe, Recipe) else Recipe.of(**recipe)
+    how = machine.settings(recipe.device, recipe.dtype, recipe.threads, recipe.compile)
+    text = data if isinstance(data, TextData) else prepare(data, tokenizer, context=recipe.context)
+    config = fit(config, text.tokenizer.vocab_size, recipe.context)
+    config.check()
+    folder = _open_folder(out, config, recipe, text, resume)
+    machine.apply(how)
+    with _only_writer(folder):
+        return _Loop(config, recipe, text, how, folder, callback).run(resume)
+
+
+def fit(config: ModelConfig, vocab_size: int, context: int) -> ModelConfig:
+    """The config with the text's vocabulary and the training context."""
+    return config.vary(vocab_size=vocab_size, context=context)  # type: ignore[no-any-return]
+
+
+def make_optimizer(model: Model, recipe: Recipe, learning_rate: float) -> torch.optim.AdamW:
+    """AdamW (Loshchilov & Hutter, 1711.05101), fused; modules declare which weights decay."""
+    decayed = {id(module.weight) for module in model.modules() if getattr(module, "decays", False)}
+    groups: list[dict[str, Any]] = [{"params": [], "weight_decay": decay} for decay in (recipe.weight_decay, 0.0)]
+    for parameter in model.parameters():
+        groups[id(parameter) not in decayed]["params"].append(parameter)
+    groups = [group for group in groups if group["params"]]
+    return torch.optim.AdamW(groups, lr=learning_rate, betas=recipe.betas, eps=recipe.adam_eps, fused=True)
+
+
+def compile_blocks(model: Model) -> None:
+    """Compiles each layer's forward and backward by itself: equal layers share one compilation."""
+    for layer in model.layers:
+        layer.compile(dynamic=False, fullgraph=True)
+
+
+class _Loop:
+    def __init__(
+        self,
+        config: ModelConfig,
+        recipe: Recipe,
+        text: TextData,
+        how: machine.Settings,
+        folder: Path | None,
+        callback: Callback | None,
+    ):
+        self.config, self.recipe, self.text, self.how = config, recipe, text, how
+        self.folder, self.callback = folder, callback
+        self.model = config.build(seed=recipe.seed).to(how.device).train()
+        self.learning_rate = recipe.learning_rate or default_learning_rate(config)
+        self.optimizer = make_optimizer(self.model, recipe, self.learning_rate)
+        self.batches = Batches(text.train, recipe.batch_size, recipe.context, recipe.seed)
+        self.steps = recipe.steps(config)
+        self.step, self.seconds = 0, 0.0
+        self.rows: list[dict[str, Any]] = []
+        self.validation: dict[str, Any] | None = None
+        self.first_loss: float | None = None
+        self.recent: deque[float] = deque(maxlen=DIVERGENCE_WINDOW)
+        self.log: IO[str] | None = None
+
+    def run(self, resume: bool) -> Run:
+        if resume:
+            self._restore()
+        self._open_log()
+        error: str | None = None
+        try:
+            if self.share < 1:
+                self._warm_up()
+            saved = evaluated = time.monotonic()
+            with _deferred_interrupt() as interrupted:
+                while self.share < 1:
+                    error = self._one_step()
+                    if error:
+                        break
+                    if self._evaluation_due(evaluated):
+                        self._evaluate()
+                        evaluated = time.monotonic()
+                    if interrupted.is_set():
+                        self._save()
+                        raise Interrupted(self._how_to_go_on())
+                    if time.monotonic() - saved > self.recipe.checkpoint_seconds:
+                        self._save()
+                        saved = time.monotonic()
+            if error is None:
+                if not self.rows or "validation" not in self.rows[-1]:
+                    self._evaluate()
+                self._save()
+        finally:
+            if self.log:
+                self.log.close()
+        return Run(
+            self.model, self.config, self.text.tokenizer, self.recipe, "diverged" if error else "ok", self.step,
+            self.step * self.recipe.tokens_per_step, self.seconds, self.validation, self.rows, self.how, self.folder,
+            error, self.learning_rate,
+        )  # fmt: skip
+
+    @property
+    def share(self) -> float:
+        """How much of the run is done, 0 to 1."""
+        if self.steps is not None:
+            return self.step / self.steps
+        assert self.recipe.minutes is not None
+        return min(1.0, self.seconds / (60 * self.recipe.minutes))
+
+    def _one_step(self) -> str | None:
+        """One optimizer step; returns why the run has diverged, if it has."""
+        began = time.perf_counter()
+        recipe = self.recipe
+        # Steps follow the clock in a run bounded by minutes: n is then what the present speed promises.
+        n = float(self.steps) if self.steps is not None else max(1.0, self.step / self.share) if self.step else 1e6
+        rate = self.learning_rate * recipe.schedule.factor(self.step, n)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        torch.manual_seed(_mix(recipe.seed, self.step))  # dropout is a function of the step alone
+        loss = self._backward(*self.batches[self.step])
+        norm = self._clip()
+        if not (math.isfinite(loss) and math.isfinite(norm)):
+            last = f"; last loss {self.recent[-1]:.4f}" if self.recent else ""
+            what = "loss" if not math.isfinite(loss) else "gradient norm"
+            return f"the {what} became {loss if what == 'loss' else norm} at step {self.step + 1}{last}"
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        if self.how.device != "cpu":
+            getattr(torch, self.how.device.split(":")[0]).synchronize()
+        took = time.perf_counter() - began
+        self.step += 1
+        self.seconds += took
+        self.recent.append(loss)
+        self.first_loss = loss if self.first_loss is None else self.first_loss
+        self._record(
+            {
+                "step": self.step,
+                "tokens": self.step * recipe.tokens_per_step,
+                "seconds": self.seconds,
+                "loss": loss,
+                "learning_rate": rate,
+                "grad_norm": norm,
+                "tokens_per_second": recipe.tokens_per_step / took,
+            }
+        )
+        mean = sum(self.recent) / len(self.recent)
+        if len(self.recent) == DIVERGENCE_WINDOW and mean > self.first_loss + DIVERGENCE_NATS:
+            return (
+                f"the loss diverged: the mean of the last {DIVERGENCE_WINDOW} steps is {mean:.3f}, more than "
+                f"{DIVERGENCE_NATS:g} nat above the first, {self.first_loss:.3f}, at step {self.step}"
+            )
+        return None
+
+    def _backward(self, inputs: Tensor, targets: Tensor) -> float:
+        """Adds the batch's gradients, in pieces of micro_batch sequences; returns the mean loss."""
+        recipe, device = self.recipe, self.how.device
+        size = recipe.micro_batch or recipe.batch_size
+        total = 0.0
+        for x, y in zip(inputs.split(size), targets.split(size), strict=True):
+            with self.how.autocast():
+                loss = self.model.loss(x.to(device), y.to(device))
+            share = len(x) / recipe.batch_size
+            (loss * share).backward()
+            total += float(loss.detach()) * share
+        return total
+
+    def _clip(self) -> float:
+        """The gradient norm before clipping."""
+        limit = self.recipe.clip if self.recipe.clip is not None else math.inf
+        return float(nn.utils.clip_grad_norm_(self.model.parameters(), limit))
+
+    def _warm_up(self) -> None:
+        """Compiles, and touches memory, before the clock runs; leaves no trace in weights or moments."""
+        if self.how.compile:
+            compile_blocks(self.model)
+        torch.manual_seed(0)
+        self._backward(*self.batches[0])
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def _evaluation_due(self, last: float) -> bool:
+        if self.steps is not None:
+            every = self.recipe.evaluate_every or max(1, self.steps // 10)
+            return self.step % every == 0 or self.step == self.steps
+        if self.recipe.evaluate_every:
+            return self.step % self.recipe.evaluate_every == 0
+        assert self.recipe.minutes is not None
+        return time.monotonic() - last > 6 * self.recipe.minutes
+
+    def _evaluate(self) -> None:
+        self.validation = evaluate(
+            self.model, self.text, self.recipe.context, self.how, self.recipe.evaluation_tokens, self.recipe.batch_size
+        )
+        row = {"step": self.step, "tokens": self.step * self.recipe.tokens_per_step, "seconds": self.seconds}
+        self._record({**row, "validation": self.validation})
+
+    def _record(self, row: dict[str, Any]) -> None:
+        self.rows.append(row)
+        if self.log:
+            with checkpoint.disk_errors(Path(self.log.name)):
+                self.log.write(json.dumps(row) + "\n")
+        if self.callback:
+            last = next((r for r in reversed(self.rows) if "loss" in r), None)
+            if last:
+                rate = last["tokens_per_second"]
+                self.callback(
+                    Report(self.step, self.steps, row["tokens"], self.seconds, last["loss"], last["learning_rate"],
+                           last["grad_norm"], rate, self.share, row.get("validation"))
+                )  # fmt: skip
+
+    # The run folder
+
+    def _save(self) -> None:
+        if self.folder is None:
+            return
+        if self.log:
+            self.log.flush()
+        state = {
+            "seconds": self.seconds,
+            "tokens": self.step * self.recipe.tokens_per_step,
+            "first_loss": self.first_loss,
+            "recent": list(self.recent),
+            "validation": self.validation,
+            "data": self.text.train.info.get("fingerprint") if isinstance(self.text.train.info, dict) else None,
+        }
+        checkpoint.save(self.folder, self.step, self.model, self.optimizer, state)
+
+    def _restore(self) -> None:
+        found = checkpoint.latest(self.folder) if self.folder else None
+        if found is None:
+            return
+        state = checkpoint.read_state(found)
+        checkpoint.load_model(found, self.model)
+        checkpoint.load_optimizer(found, self.model, self.optimizer)
+        self.step, self.seconds = state["step"], float(state["seconds"])
+        self.first_loss, self.validation = state["first_loss"], state["validation"]
+        self.recent.extend(state["recent"])
+
+    def _open_log(self) -> None:
+        """metrics.jsonl, cut back to what the checkpoint knows."""
+        if self.folder is None:
+            return
+        path = self.folder / "metrics.jsonl"
+        self.rows = [row for row in read_metrics(path) if row["step"] <= self.step] if self.step else []
+        with checkpoint.disk_errors(path):
+            checkpoint.replace_text(path, "".join(json.dumps(row) + "\n" for row in self.rows))
+            self.log = path.open("a", encoding="utf-8")
+
+    def _how_to_go_on(self) -> str:
+        if self.folder is None:
+            return f"stopped at step {self.step}; nothing was saved, as no folder was named (--out)"
+        return f"stopped at step {self.step} and saved in {self.folder}; go on with --out {self.folder} --resume"
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """Rows of a metrics.jsonl; a last line cut by a crash is left out."""
+    rows = []
+    try:
+        for line in path.read_text(encoding="utf-8").splitlines():
+            try:
+                row = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(row, dict) and isinstance(row.get("step"), int):
+                rows.append(row)
+    except FileNotFoundError:
+        pass
+    except (OSError, UnicodeDecodeError) as error:
+        raise RequestError(f"{path} cannot be read: {error}") from None
+    return rows
+
+
+def _mix(seed: int, step: int) -> int:
+    """A seed for step `step`, far from those of its neighbours (the finaliser of splitmix64)."""
+    z = (seed * 0x9E3779B97F4A7C15 + step + 1) % 2**64
+    z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+    z = (z ^ z >> 27) * 0x94D049BB133111EB % 2**64
+    return (z ^ z >> 31) >> 1
+
+
+def _open_folder(out: str | Path | None, config: ModelConfig, recipe: Recipe, text: TextData, resume: bool) -> Path | None:
+    """The run folder, made; refused where it holds another run."""
+    if out is None:
+        if resume:
+            raise RequestError("resume needs the run's folder (--out RUN)")
+        return None
+    folder = Path(out)
+    if folder.exists() and not folder.is_dir():
+        raise RequestError(f"--out {folder} is a file; name a folder")
+    if (folder / "config.yaml").exists():
+        if not resume and checkpoint.latest(folder) is not None:
+            raise RequestError(f"{folder} already holds a run; go on with --resume, or name another folder")
+        if resume:
+            _same_run(folder, config, recipe, text)
+    with checkpoint.disk_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        config.save(folder / "config.yaml")
+        recipe.save(folder / "recipe.yaml")
+        text.tokenizer.save(folder)
+    return folder
+
+
+def _same_run(folder: Path, config: ModelConfig, recipe: Recipe, text: TextData) -> None:
+    """Refuses to go on with another model, recipe or tokenizer than the run began with."""
+    if difference := ModelConfig.from_file(folder / "config.yaml").diff(config):
+        path, (was, now) = next(iter(difference.items()))
+        raise RequestError(f"{folder} holds another model: {path} was {was} and is now {now}")
+    old = Recipe.from_file(folder / "recipe.yaml")
+    free = {"device", "threads", "compile", "checkpoint_seconds"}
+    for name in Recipe.model_fields:
+        was, now = getattr(old, name), getattr(recipe, name)
+        if name not in free and was != now:
+            raise RequestError(f"{folder} was begun with {name}={was}, and {name}={now} was asked for; name another folder")
+
+
+@contextmanager
+def _only_writer(folder: Path | None) -> Iterator[None]:
+    """Refuses a second process that would write the same run."""
+    if folder is None:
+        yield
+        return
+    try:
+        import fcntl
+    except ImportError:  # Windows: the folder is not guarded there
+        yield
+        return
+    handle = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError:
+        raise RequestError(f"{folder} is being written by another process; wait for it or name another folder") from None
+    finally:
+        os.close(handle)
+
+
+@contextmanager
+def _deferred_interrupt() -> Iterator[threading.Event]:
+    """Ctrl-C and SIGTERM set the event instead of breaking a step in two; a second Ctrl-C breaks at once."""
+    asked = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield asked
+        return
+
+    def ask(number: int, frame: Any) -> None:
+        if asked.is_set():
+            raise KeyboardInterrupt
+        asked.set()
+
+    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield asked
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

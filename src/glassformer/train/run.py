@@ -1,0 +1,35 @@
+"""Reading back what a run left."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from glassformer.config import ModelConfig
+from glassformer.errors import RequestError
+from glassformer.model import Model
+from glassformer.text import Tokenizer, load_tokenizer
+from glassformer.train import checkpoint
+
+
+@dataclass
+class Loaded:
+    """A model ready to run, with what it needs to read and write text."""
+
+    model: Model
+    config: ModelConfig
+    tokenizer: Tokenizer | None
+
+
+def load(path: str | Path) -> Loaded:
+    """The latest checkpoint of a run folder. Raises RequestError where there is none, or it is damaged."""
+    folder = Path(path)
+    if not folder.is_dir():
+        raise RequestError(f"there is no run folder {folder}")
+    config = ModelConfig.from_file(folder / "config.yaml")
+    found = checkpoint.latest(folder)
+    if found is None:
+        raise RequestError(f"{folder} has no checkpoint yet")
+    model = config.build(seed=None)
+    checkpoint.load_model(found, model)
+    return Loaded(model.eval(), config, load_tokenizer(folder))
