@@ -1,0 +1,3 @@
+from glassformer.cli import entry
+
+entry()

@@ -1,0 +1,297 @@
+"""What the terminal shows: progress while work goes on, tables when it is done."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn
+from rich.table import Table
+
+from glassformer.config import ModelConfig
+from glassformer.errors import RequestError
+from glassformer.expression import SIZES, changes
+from glassformer.generate import stream
+from glassformer.presets import FAMILIES, PRESETS
+from glassformer.text import TextData
+from glassformer.train import Loaded, Recipe, Report, Run
+
+BYTES = ("B", "kB", "MB", "GB", "TB")
+
+
+def clock(seconds: float) -> str:
+    """75 -> 1:15."""
+    if not math.isfinite(seconds):
+        return "–:––"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def size(value: float | None) -> str:
+    """Bytes with a unit."""
+    if value is None:
+        return "–"
+    for unit in BYTES:
+        if abs(value) < 1000 or unit == BYTES[-1]:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.3g} {unit}"
+        value /= 1000
+    return ""
+
+
+class View:
+    """Progress on standard error, so that standard output holds the result alone."""
+
+    def __init__(self, quiet: bool = False):
+        self.console = Console(stderr=True, quiet=quiet)
+        self.bars = Progress(
+            TextColumn("[bold]{task.description}", markup=True),
+            BarColumn(bar_width=24),
+            TextColumn("{task.percentage:>3.0f}%"),
+            TextColumn("{task.fields[note]}"),
+            console=self.console,
+            disable=quiet,
+        )
+        self.reading: dict[str, TaskID] = {}
+        self.plain = not self.console.is_terminal and not quiet
+        self.spoke = 0.0
+
+    def __enter__(self) -> Any:
+        if not self.plain:
+            self.bars.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.bars.stop()
+
+    def progress(self, stage: str, done: int, total: int | None) -> None:
+        if self.plain:
+            return
+        if stage not in self.reading:
+            self.reading[stage] = self.bars.add_task(stage, total=total, note="")
+        task = self.reading[stage]
+        self.bars.update(task, completed=done, total=total)
+        if total is not None and done >= total:
+            self.bars.update(task, visible=False)
+
+    def say(self, text: str) -> None:
+        self.console.print(text, markup=False, highlight=False)
+
+
+class ComparisonView(View):
+    """One bar for each run: loss, tokens/s, time left."""
+
+    def __init__(self, quiet: bool = False):
+        super().__init__(quiet)
+        self.tasks: dict[tuple[str, int], TaskID] = {}
+        self.several = False
+
+    def event(self, event: dict[str, Any]) -> None:
+        kind = event["event"]
+        if kind == "begin":
+            for stage in self.reading.values():
+                self.bars.update(stage, visible=False)
+            self.say(event["how"])
+            for note in event["notes"]:
+                self.say(f"note: {note}")
+            self.several = any(seed for _, seed in event["runs"])
+            for name, seed in event["runs"]:
+                label = f"{name} seed {seed}" if self.several else name
+                self.tasks[name, seed] = self.bars.add_task(label, total=1.0, note="waiting")
+            return
+        task = self.tasks.get((event["name"], event["seed"]))
+        if task is None:
+            return
+        if kind == "start":
+            self.bars.update(task, note="starting")
+            if self.plain:
+                self.say(f"{event['name']} seed {event['seed']}: training")
+        elif kind == "step":
+            note = f"loss {event['loss']:.3f}  {event['tokens_per_second']:,.0f} tokens/s  {clock(event['seconds_left'])} left"
+            self.bars.update(task, completed=event["done"], note=note)
+            if self.plain and time.monotonic() - self.spoke > 10:
+                self.spoke = time.monotonic()
+                self.say(f"  {event['done']:>4.0%}  {note}")
+        elif kind == "measuring":
+            self.bars.update(task, completed=1.0, note="measuring")
+        elif kind in ("end", "kept"):
+            self.bars.update(task, completed=1.0, note=self._ending(event))
+            if self.plain:
+                self.say(f"{event['name']} seed {event['seed']}: {self._ending(event)}")
+
+    @staticmethod
+    def _ending(event: dict[str, Any]) -> str:
+        result = event.get("result") or {}
+        if event["event"] == "kept":
+            return "finished before"
+        if result.get("status") != "ok":
+            return f"{result.get('status')}: {result.get('error')}"
+        return f"validation loss {result['validation']['loss']:.4f}  {result['train']['tokens_per_second']:,.0f} tokens/s"
+
+    def finish(self, results: dict[str, Any], out: str, as_json: bool) -> None:
+        if as_json:
+            print(json.dumps(results))
+            return
+        console = Console()
+        console.print(comparison_table(results))
+        for verdict in results["verdicts"]:
+            console.print(
+                f"{verdict['a']} against {verdict['b']}: {verdict['verdict']}; loss differs by {verdict['difference']:+.4f}, "
+                f"95 % interval {verdict['low']:+.4f} to {verdict['high']:+.4f}, {verdict['seeds']} seeds",
+                markup=False, highlight=False,
+            )  # fmt: skip
+        if results["budget"]["seeds"] == 1:
+            console.print("One seed proves nothing: the order of the arms may be luck. --seeds 3 gives intervals.")
+        print(f"report: {Path(out) / 'report.html'}")
+
+
+def comparison_table(results: dict[str, Any]) -> Table:
+    table = Table(title=f"{results['data'].get('name')}, held-out text", title_justify="left")
+    table.add_column("model")
+    for heading in ("parameters", "loss", "bits/byte", "tokens/s", "memory", "ms/token", "state/token", "loss at 1x 2x 4x 8x"):
+        table.add_column(heading, justify="right")
+    several = results["budget"]["seeds"] > 1
+    order = sorted(results["runs"], key=lambda run: (run.get("validation") or {}).get("loss") or math.inf)
+    for run in order:
+        name = f"{run['name']} seed {run['seed']}" if several else run["name"]
+        if run["status"] != "ok":
+            table.add_row(name, f"{run['parameters']:,}", run["status"], *[""] * 6)
+            continue
+        found, made = run["validation"], run["generation"]
+        reach = "  ".join("cannot" if row["loss"] is None else f"{row['loss']:.3f}" for row in run["extrapolation"])
+        table.add_row(
+            name, f"{run['parameters']:,}", f"{found['loss']:.4f}", f"{found['bits_per_byte']:.4f}",
+            f"{run['train']['tokens_per_second']:,.0f}", size(run["train"]["peak_memory_bytes"]),
+            f"{1000 * made['seconds_per_token']:.2f}", size(made["state_bytes_per_token"]), reach,
+        )  # fmt: skip
+    return table
+
+
+class TrainingView(View):
+    task: TaskID | None = None
+
+    def begin(self, name: str, config: ModelConfig, recipe: Recipe, text: TextData) -> None:
+        from glassformer.machine import settings
+
+        how = settings(recipe.device, recipe.dtype, recipe.threads, recipe.compile)
+        self.say(f"{name}: {config.num_params(embeddings=False):,} parameters in the layers; {how.why}")
+        self.say(f"{text.name}: {len(text.train):,} tokens to train on, {len(text.validation):,} held out ({text.tokenizer_rule})")
+        self.task = self.bars.add_task(name, total=1.0, note="starting")
+
+    def step(self, report: Report) -> None:
+        note = (
+            f"step {report.step}  loss {report.loss:.3f}  lr {report.learning_rate:.2e}  |g| {report.grad_norm:.2f}  "
+            f"{report.tokens_per_second:,.0f} tokens/s  {clock(report.seconds_left)} left"
+        )
+        if self.task is not None:
+            self.bars.update(self.task, completed=report.done, note=note)
+        if report.validation:
+            found = report.validation
+            self.say(f"step {report.step}: held-out loss {found['loss']:.4f}, {found['bits_per_byte']:.4f} bits per byte")
+        elif self.plain and time.monotonic() - self.spoke > 10:
+            self.spoke = time.monotonic()
+            self.say(note)
+
+    def finish(self, run: Run, as_json: bool) -> None:
+        summary = {
+            "status": run.status, "error": run.error, "steps": run.steps, "tokens": run.tokens, "seconds": run.seconds,
+            "tokens_per_second": run.tokens_per_second, "validation": run.validation,
+            "run": None if run.folder is None else str(run.folder),
+        }  # fmt: skip
+        if as_json:
+            print(json.dumps(summary))
+        elif run.status == "ok" and run.validation:
+            print(
+                f"{run.tokens:,} tokens in {clock(run.seconds)}, {run.tokens_per_second:,.0f} tokens/s; held-out loss "
+                f"{run.validation['loss']:.4f}, perplexity {run.validation['perplexity']:.2f}, "
+                f"{run.validation['bits_per_byte']:.4f} bits per byte"
+            )
+            print(f"run: {run.folder}")
+
+
+def stream_text(
+    loaded: Loaded, prompt: str, new: int, temperature: float, top_k: int | None, seed: int | None, as_json: bool
+) -> None:
+    if loaded.tokenizer is None:
+        raise RequestError("this model has no tokenizer; it cannot read text")
+    if not prompt:
+        raise RequestError("the prompt is empty; give --prompt TEXT, or text on standard input")
+    ids = torch.as_tensor(loaded.tokenizer.encode(prompt)).long()[None]
+    made: list[int] = []
+    shown, began = 0, time.perf_counter()
+    if not as_json:
+        sys.stdout.write(prompt)
+    for token in stream(loaded.model, ids, new, temperature, top_k, seed):
+        if int(token) == loaded.tokenizer.eos_id:
+            break
+        made.append(int(token))
+        text = loaded.tokenizer.decode(made)
+        if not as_json and not text.endswith("�"):  # a character may take several tokens
+            sys.stdout.write(text[shown:])
+            sys.stdout.flush()
+            shown = len(text)
+    took = time.perf_counter() - began
+    if as_json:
+        result = {"prompt": prompt, "text": loaded.tokenizer.decode(made), "tokens": len(made)}
+        print(json.dumps({**result, "tokens_per_second": len(made) / took}))
+        return
+    sys.stdout.write(loaded.tokenizer.decode(made)[shown:] + "\n")
+    print(f"{len(made)} tokens, {len(made) / took:.1f} tokens/s", file=sys.stderr)
+
+
+def show_config(name: str, config: ModelConfig, other_name: str | None, other: ModelConfig | None, as_json: bool) -> None:
+    facts = {
+        "name": name,
+        "parameters": config.num_params(),
+        "parameters_without_embeddings": config.num_params(embeddings=False),
+        "forward_flops_per_token": config.flops(config.context),
+        "state_bytes_per_token": config.state_bytes(config.context) / config.context,
+        "config": config.to_dict(),
+    }
+    difference = config.diff(other) if other is not None else None
+    if as_json:
+        print(json.dumps(facts if difference is None else {**facts, "diff": {k: list(v) for k, v in difference.items()}}))
+        return
+    if difference is not None:
+        table = Table("field", name, other_name or "")
+        for path, (mine, theirs) in difference.items():
+            table.add_row(path, str(mine), str(theirs))
+        Console().print(table if difference else f"{name} and {other_name} are equal")
+        return
+    print(f"{name}: {facts['parameters']:,} parameters, {facts['parameters_without_embeddings']:,} without embeddings")
+    print(f"{facts['forward_flops_per_token']:.4g} FLOPs per token forward at {config.context} tokens, all pairs counted")
+    print(f"{size(facts['state_bytes_per_token'])} of decode state per token in 16 bits\n")  # type: ignore[arg-type]
+    print(config.to_yaml(), end="")
+
+
+def show_presets(as_json: bool) -> None:
+    counts = {name: make().num_params() for name, make in PRESETS.items()}
+    if as_json:
+        print(json.dumps({"presets": counts, "families": FAMILIES, "sizes": SIZES, "changes": changes()}))
+        return
+    table = Table("model", "parameters", "layers", "width", "family name")
+    of = {published: family for family, published in FAMILIES.items()}
+    for name, make in PRESETS.items():
+        config = make()
+        table.add_row(name, f"{counts[name]:,}", str(config.n_layers), str(config.d_model), of.get(name, ""))
+    console = Console()
+    console.print(table)
+    console.print("sizes: " + ", ".join(f"@{name}" for name in SIZES), highlight=False)
+    console.print("changes: " + ", ".join(f"+{name}" for name in changes()) + ", +path=value", highlight=False)
+
+
+def show_bench(what: str, rounds: int, threads: int | None, as_json: bool) -> None:
+    folder = Path(__file__).resolve().parents[3] / "benchmarks"
+    if not (folder / f"{what}.py").is_file():
+        raise RequestError("the benchmarks are part of the source tree; run this from a clone installed with -e")
+    sys.path.insert(0, str(folder.parent))
+    from importlib import import_module
+
+    result = import_module(f"benchmarks.{what}").run(rounds, threads, quiet=as_json)
+    print(json.dumps(result) if as_json else result["table"])

@@ -1,0 +1,207 @@
+"""Trains several architectures side by side under one budget and reports what can be said of them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import glassformer
+from glassformer import machine
+from glassformer.compare.request import Match, arms, fairness, recipes
+from glassformer.compare.statistics import verdicts
+from glassformer.config import ModelConfig
+from glassformer.errors import RequestError, WorkError
+from glassformer.parts.base import to_plain
+from glassformer.report import write_report
+from glassformer.text import Progress, TextData, prepare
+from glassformer.train import Interrupted, Recipe
+from glassformer.train.checkpoint import disk_errors, replace_text
+from glassformer.train.loop import fit
+
+__all__ = ["compare"]
+
+Event = Callable[[dict[str, Any]], None]
+
+
+def compare(
+    expressions: Sequence[str],
+    data: str | Path | TextData,
+    tokens: int | None = None,
+    minutes: float | None = None,
+    flops: float | None = None,
+    match: Match | None = None,
+    seeds: int = 1,
+    out: str | Path = "comparison",
+    tokenizer: str = "auto",
+    allow_unmatched: bool = False,
+    on_event: Event | None = None,
+    on_progress: Progress | None = None,
+    command: str | None = None,
+    **recipe: Any,
+) -> dict[str, Any]:
+    """Trains every EXPR on DATA under one budget; writes OUT/results.json and OUT/report.html; returns the results.
+
+    All arms of a seed read the same text in the same order. Arms run one after the other, each with all cores, so
+    that speeds are comparable; each in a process of its own, so that one failing leaves the others alone. With the same
+    `out`, what is finished is kept and what is not goes on. Other keywords are fields of the recipe.
+
+    Raises RequestError before anything is trained: for what names no model, does not fit together, or is unfair.
+    """
+    notify = on_event or (lambda event: None)
+    if seeds < 1:
+        raise RequestError(f"seeds={seeds} must be at least 1")
+    configs = arms(expressions)
+    notes = fairness(configs, allow_unmatched)
+    fields = {**_recipe_defaults(), **recipe, "tokens": tokens, "minutes": minutes, "flops": flops}
+    how = machine.settings(fields["device"], fields["dtype"], fields["threads"], fields["compile"])
+    recipes(configs, fields, match, vocab_size=256)  # refuses a wrong recipe before the text is read
+    folder = _folder(Path(out))
+    text = data if isinstance(data, TextData) else prepare(data, tokenizer, fields["context"], progress=on_progress)
+    configs = {name: fit(config, text.tokenizer.vocab_size, fields["context"]) for name, config in configs.items()}
+    for config in configs.values():
+        config.check()
+    plans = recipes(configs, fields, match, text.tokenizer.vocab_size)
+    budget = {
+        "match": match or next(name for name in ("tokens", "flops", "minutes") if fields[name] is not None),
+        "tokens": tokens, "flops": flops, "minutes": minutes, "seeds": seeds,
+        "batch_size": fields["batch_size"], "context": fields["context"],
+        "learning_rates": {name: plan.learning_rate for name, plan in plans.items()}, "notes": notes,
+    }  # fmt: skip
+    results: dict[str, Any] = {
+        "schema": 1,
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": command or _command(expressions, data, budget, out),
+        "data": text.describe(),
+        "budget": budget,
+        "machine": how.describe(),
+        "runs": [],
+        "verdicts": [],
+    }
+    notify({"event": "begin", "runs": [[name, seed] for seed in range(seeds) for name in configs], "how": how.why, "notes": notes})
+    try:
+        for seed in range(seeds):  # seed by seed: when stopped early, every arm has the same seeds
+            for name, config in configs.items():
+                run = _arm(folder, name, config, plans[name].vary(seed=fields["seed"] + seed), text, notify)
+                results["runs"].append(run)
+                results["verdicts"] = verdicts(results["runs"])
+                _write(folder, results)
+    except (KeyboardInterrupt, Interrupted):
+        done = len(results["runs"])
+        raise Interrupted(f"stopped; {done} finished runs are in {folder}; the same command goes on from here") from None
+    if all(run["status"] == "failed" for run in results["runs"]):
+        raise WorkError(f"every run failed; the first said: {results['runs'][0]['error']}")
+    return results
+
+
+def _recipe_defaults() -> dict[str, Any]:
+    names = set(Recipe.model_fields)
+    return {name: Recipe.model_fields[name].get_default() for name in names - {"tokens", "minutes", "flops"}}
+
+
+def _folder(folder: Path) -> Path:
+    if folder.exists() and not folder.is_dir():
+        raise RequestError(f"--out {folder} is a file; name a folder")
+    with disk_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def _arm(folder: Path, name: str, config: ModelConfig, recipe: Recipe, text: TextData, notify: Event) -> dict[str, Any]:
+    """The result of one arm: read, if it was finished before; else trained, from where it stopped."""
+    request = {
+        "name": name,
+        "config": config.to_dict(),
+        "recipe": to_plain(recipe),
+        "text": text.places(folder / "tokenizer"),
+    }
+    place = folder / "runs" / f"{_slug(name)}-seed{recipe.seed}"
+    asked = json.dumps(request, sort_keys=True)
+    who = {"name": name, "seed": recipe.seed}
+    with disk_errors(place):
+        place.mkdir(parents=True, exist_ok=True)
+        before = place / "request.json"
+        if before.exists() and json.loads(before.read_text(encoding="utf-8")) != json.loads(asked):
+            raise RequestError(f"{place} holds a run with other settings; use another --out, or remove it")
+        replace_text(before, asked)
+    if (done := _result(place)) is not None:
+        notify({**who, "event": "kept"})
+        return done
+    notify({**who, "event": "start"})
+    error, status = _spawn(place, lambda message: notify({**who, **message}))
+    result = _result(place)
+    if result is None:
+        if status in (-signal.SIGINT, -signal.SIGTERM):
+            raise KeyboardInterrupt
+        result = {**who, "parameters": config.num_params(), "config": config.to_dict(), "status": "failed",
+                  "error": error or f"the process ended with status {status}" + (" (out of memory?)" if status == -9 else "")}  # fmt: skip
+    notify({**who, "event": "end", "status": result["status"], "result": result})
+    return result
+
+
+def _spawn(place: Path, notify: Event) -> tuple[str | None, int]:
+    """Runs the arm; (its last error sentence, exit status). Ctrl-C reaches it too, and it is waited for."""
+    command = [sys.executable, "-m", "glassformer.compare.arm", str(place)]
+    error, stopped = None, False
+    with (place / "stderr.txt").open("wb") as complaints:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=complaints, text=True, encoding="utf-8")
+        assert process.stdout is not None
+        while True:
+            try:
+                for line in process.stdout:
+                    try:
+                        message = json.loads(line)
+                    except ValueError:
+                        continue
+                    if message.get("event") == "error":
+                        error = str(message["error"])
+                    notify(message)
+                status = process.wait()
+                break
+            except KeyboardInterrupt:
+                if stopped:
+                    process.kill()
+                    raise
+                stopped = True
+                process.send_signal(signal.SIGINT)
+    if stopped:
+        raise Interrupted("stopped")
+    if error is None and status:
+        tail = (place / "stderr.txt").read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        error = tail[-1][:500] if tail else None
+    return error, status
+
+
+def _result(place: Path) -> dict[str, Any] | None:
+    try:
+        result = json.loads((place / "result.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return result if isinstance(result, dict) and "status" in result else None
+
+
+def _write(folder: Path, results: dict[str, Any]) -> None:
+    with disk_errors(folder):
+        replace_text(folder / "results.json", json.dumps(results, indent=1))
+        write_report(results, folder / "report.html")
+
+
+def _slug(name: str) -> str:
+    """A folder name for an EXPR: readable, and different for different names."""
+    plain = re.sub(r"[^A-Za-z0-9.@+_=-]+", "_", name)[:80]
+    return plain if plain == name else f"{plain}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+
+
+def _command(expressions: Sequence[str], data: Any, budget: dict[str, Any], out: str | Path) -> str:
+    limits = [f"--{name} {budget[name]}" for name in ("tokens", "flops", "minutes") if budget[name] is not None]
+    return shlex.join(["glassformer", "compare", *expressions, "--data", str(getattr(data, "name", data))]) + " " + " ".join(
+        [*limits, f"--seeds {budget['seeds']}", f"--out {out}"]
+    )

@@ -1,0 +1,74 @@
+"""What is asked of a comparison, and whether it would be fair."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from glassformer.config import ModelConfig
+from glassformer.errors import RequestError
+from glassformer.expression import preset
+from glassformer.train import Recipe, default_learning_rate
+from glassformer.train.loop import fit
+
+Match = Literal["tokens", "flops", "minutes"]
+UNFAIR = 0.2
+"""Largest difference in parameters of the layers that one comparison takes without being told to."""
+WORTH_SAYING = 0.02
+
+
+def arms(expressions: Sequence[str]) -> dict[str, ModelConfig]:
+    """EXPR -> config. Raises RequestError for fewer than one, a repeated one, or one that names no model."""
+    if not expressions:
+        raise RequestError("compare needs at least one model, such as gpt2@10m llama@10m")
+    found: dict[str, ModelConfig] = {}
+    for expression in expressions:
+        if expression in found:
+            raise RequestError(f"{expression} is named twice; for several runs of one model use --seeds")
+        found[expression] = preset(expression)
+    return found
+
+
+def fairness(configs: dict[str, ModelConfig], allow_unmatched: bool) -> list[str]:
+    """Notes on how far the arms are from equal; raises RequestError where they are too far.
+
+    Compared are the parameters of the layers, as in scaling laws: those of the vocabulary depend on the text."""
+    sizes = {name: config.num_params(embeddings=False) for name, config in configs.items()}
+    small, large = min(sizes, key=sizes.__getitem__), max(sizes, key=sizes.__getitem__)
+    apart = sizes[large] / sizes[small] - 1
+    if apart > UNFAIR and not allow_unmatched:
+        raise RequestError(
+            f"{large} has {sizes[large]:,} parameters in its layers and {small} {sizes[small]:,}, {apart:.0%} apart: a "
+            f"difference in loss would be a difference in size; give both the same @SIZE, or --allow-unmatched"
+        )
+    if apart <= WORTH_SAYING:
+        return []
+    return [f"The layers of {large} have {apart:.0%} more parameters than those of {small}."]
+
+
+def recipes(
+    configs: dict[str, ModelConfig],
+    recipe: dict[str, Any],
+    match: Match | None,
+    vocab_size: int,
+) -> dict[str, Recipe]:
+    """The recipe of each arm under one budget.
+
+    `match` says what is equal: tokens, training FLOPs, or minutes. With `flops` and a budget in tokens, the first arm
+    takes the tokens and the others as many FLOPs as it spends."""
+    given = [name for name in ("tokens", "flops", "minutes") if recipe.get(name) is not None]
+    if len(given) != 1:
+        raise RequestError(f"give one budget: --tokens, --flops or --minutes; {' and '.join(given) or 'none'} given")
+    budget: dict[str, Any] = {given[0]: recipe[given[0]]}
+    match = match or given[0]  # type: ignore[assignment]
+    if match == "flops" and given == ["tokens"]:
+        first = fit(next(iter(configs.values())), vocab_size, recipe["context"])
+        budget = {"flops": 3.0 * first.flops(recipe["context"]) * recipe["tokens"]}
+    elif match != given[0]:
+        raise RequestError(f"--match {match} needs --{match}; --{given[0]} was given")
+    rest = {name: value for name, value in recipe.items() if name not in ("tokens", "flops", "minutes")}
+    made = {}
+    for name, config in configs.items():
+        rate = rest.get("learning_rate") or default_learning_rate(config)
+        made[name] = Recipe.of(**{**rest, **budget, "learning_rate": rate})
+    return made

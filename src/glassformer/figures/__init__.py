@@ -1,0 +1,60 @@
+"""Pictures from plain data: every function takes numbers and words and returns SVG or HTML as text.
+
+Nothing of the rest of the package is imported, so a page, a notebook and the studio can draw with it.
+The pictures are complete without JavaScript; `script()` adds reading values by hover and arrow keys,
+switching arms off in a legend, and sorting tables. A page needs `stylesheet()` once, and `script()` if it
+wants those.
+"""
+
+from __future__ import annotations
+
+from importlib.resources import files
+
+from .chart import Axis
+from .intervals import interval_axis, interval_domain, interval_row
+from .lines import Series, legend, line_chart
+from .markup import Markup, escape, join, tag
+from .numbers import finite, fixed, log_ticks, nice_ticks, si, tick_labels
+from .scatter import Dot, scatter_chart
+from .style import swatch
+from .wiring import BlockSketch, Box, ModelSketch, StageSketch, wiring_drawing
+
+__all__ = [
+    "Axis",
+    "BlockSketch",
+    "Box",
+    "Dot",
+    "Markup",
+    "ModelSketch",
+    "Series",
+    "StageSketch",
+    "escape",
+    "finite",
+    "fixed",
+    "interval_axis",
+    "interval_domain",
+    "interval_row",
+    "join",
+    "legend",
+    "line_chart",
+    "log_ticks",
+    "nice_ticks",
+    "scatter_chart",
+    "script",
+    "si",
+    "stylesheet",
+    "swatch",
+    "tag",
+    "tick_labels",
+    "wiring_drawing",
+]
+
+
+def stylesheet() -> str:
+    """The colours, lines and type of the figures, for light, dark and paper."""
+    return files(__package__).joinpath("figures.css").read_text(encoding="utf-8")
+
+
+def script() -> str:
+    """The one small script: read-outs, legends, sortable tables, the download of embedded data."""
+    return files(__package__).joinpath("interact.js").read_text(encoding="utf-8")

@@ -1,0 +1,151 @@
+"""Curves: a thick line per arm, a thin one per seed, markers for other measurements, names at the ends."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from .chart import CHARACTER, Axis, Frame, Point, clipped, drawing, make_frame, shorten, spread, usable
+from .markup import Markup, join, number, path, tag
+from .numbers import fixed, si
+from .style import colour, dash, marker, swatch
+
+EARLY = 60.0  # a line that ends so many pixels before the frame does is named where it ends
+
+
+@dataclass(frozen=True)
+class Series:
+    """One arm: `points` is the thick line, `thin` one line per seed, `markers` measurements of another kind.
+
+    `ended` says why the line stops early (a cross is drawn there); `note` is added to the legend; `dots` puts
+    a marker on every point of the line; `stray` leaves the line out when the range of the y axis is chosen.
+    """
+
+    label: str
+    points: Sequence[Point]
+    style: int = 0
+    thin: Sequence[Sequence[Point]] = field(default_factory=tuple)
+    markers: Sequence[Point] = field(default_factory=tuple)
+    ended: str = ""
+    note: str = ""
+    dots: bool = False
+    stray: bool = False
+
+
+def line_chart(series: Sequence[Series], x: Axis, y: Axis, title: str, width: int = 1040, height: int = 430,
+               end_labels: bool = True) -> Markup:  # fmt: skip
+    """The curves as one SVG. Without end labels (narrow screens) the legend has to name the lines."""
+    shown = [_drawable(one, x, y) for one in series]
+    shown = [one for one in shown if one.points or one.markers or any(one.thin)]
+    if not shown:
+        return tag("p", "Nothing was recorded that could be drawn here.", class_="gf-empty")
+    right = 24.0 + (max(len(shorten(one.label)) for one in shown) * CHARACTER + 8 if end_labels else 0)
+    frame = make_frame((width, height), (52.0, 30.0, right, 50.0), x, y, _extent(shown))
+    curves = [_curve(frame, one) for one in shown]
+    labels = _end_labels(frame, shown) if end_labels else None
+    return drawing(frame, x, y, title, clipped(frame, *curves), labels, readable=True)
+
+
+def _drawable(one: Series, x: Axis, y: Axis) -> Series:
+    """The series with only what fits the axes."""
+
+    def inside(points: Sequence[Point]) -> list[Point]:
+        low, high = x.low if x.low is not None else -1e300, x.high if x.high is not None else 1e300
+        return [p for p in usable(points, x) if low <= p[0] <= high and (y.kind == "linear" or p[1] > 0)]
+
+    thin = tuple(inside(line) for line in one.thin)
+    return replace(one, points=inside(one.points), thin=thin, markers=inside(one.markers))
+
+
+def _extent(shown: Sequence[Series]) -> list[Point]:
+    """The points that the axes must hold: every x, and the y of lines that did not stray (unless all did)."""
+    steady = [one for one in shown if not one.stray] or list(shown)
+    every = [p for one in steady for line in (one.points, one.markers, *one.thin) for p in line]
+    level = every[0][1]
+    return every + [(p[0], level) for one in shown for line in (one.points, *one.thin) for p in line]
+
+
+def _curve(frame: Frame, one: Series) -> Markup:
+    """One arm: seeds behind, mean in front, then the measurements, then the cross where it ended."""
+    pieces = [tag("path", d=path(map(frame.at, line)), class_="gf-thin") for line in one.thin if line]
+    if one.points:
+        line = path(map(frame.at, one.points))
+        pieces.append(tag("path", d=line, class_="gf-mean", stroke_dasharray=dash(one.style)))
+    dots = [*(one.points if one.dots else ()), *one.markers]
+    pieces += [
+        marker(one.style, *frame.at(p), title=f"{one.label}: {fixed(p[1], 3)} at {si(p[0])}") for p in dots
+    ]
+    end = _end(frame, one)
+    if one.ended and end:
+        pieces.append(_cross(*end, f"{one.label}: {one.ended}"))
+    return tag(
+        "g", *pieces, class_=f"gf-series {colour(one.style)}", data_arm=one.style, data_label=one.label
+    )
+
+
+def _end(frame: Frame, one: Series) -> Point | None:
+    """The pixel where a series ends, or where it leaves the frame for good."""
+    line = next((line for line in (one.points, *one.thin, one.markers) if line), None)
+    if line is None:
+        return None
+    pixels = [frame.at(p) for p in line]
+    last = len(pixels) - 1
+    while last > 0 and not frame.top <= pixels[last][1] <= frame.bottom:
+        last -= 1
+    (x, y), edge = pixels[last], frame.top if pixels[-1][1] < frame.top else frame.bottom
+    if last == len(pixels) - 1 or not frame.top <= y <= frame.bottom:
+        return x, min(max(y, frame.top), frame.bottom)
+    nx, ny = pixels[last + 1]
+    return x + (nx - x) * (edge - y) / (ny - y), edge
+
+
+def _cross(x: float, y: float, title: str) -> Markup:
+    """The mark of a line that stopped before its time."""
+    d = f"M{number(x - 5)},{number(y - 5)}l10,10m0,-10l-10,10"
+    return tag("path", tag("title", title), d=d, class_="gf-ended")
+
+
+def _end_labels(frame: Frame, shown: Sequence[Series]) -> Markup:
+    """The names at the ends of the lines, moved apart where they would overlap, with a leader line."""
+    ended = [(one, end) for one in shown if (end := _end(frame, one))]
+    named = [(one, end) for one, end in ended if end[0] > frame.right - EARLY]
+    pieces = _inline_labels(frame, [(one, end) for one, end in ended if end[0] <= frame.right - EARLY])
+    levels = spread([y for _, (_, y) in named], 17.0, frame.top - 4, frame.bottom + 4)
+    for (one, (x, y)), level in zip(named, levels, strict=True):
+        start = min(x + 8, frame.right + 4)
+        leader = f"M{number(start)},{number(y)}L{number(frame.right + 14)},{number(level)}"
+        moved = abs(y - level) > 3 or start < frame.right
+        pieces.append(tag(
+            "g", tag("title", one.label), tag("path", d=leader, class_="gf-leader") if moved else None,
+            tag("text", shorten(one.label), x=frame.right + 18, y=level + 4, class_="gf-name"),
+            class_=colour(one.style), data_arm=one.style,
+        ))  # fmt: skip
+    return join(pieces)
+
+
+def _inline_labels(frame: Frame, ended: Sequence[tuple[Series, Point]]) -> list[Markup]:
+    """The names of lines that end early, beside their ends, one above the other where they would overlap."""
+    pieces: list[Markup] = []
+    taken: list[Point] = []
+    for one, (x, y) in ended:
+        low = y < frame.top + 20
+        level = y + 5 if low else y - 9
+        while any(abs(level - b) < 15 and abs(x - a) < 30 * CHARACTER for a, b in taken):
+            level += 15 if low else -15
+        taken.append((x, level))
+        words = tag("text", shorten(one.label), x=x + 11, y=level, class_="gf-name")
+        pieces.append(tag("g", words, class_=colour(one.style), data_arm=one.style))
+    return pieces
+
+
+def legend(series: Sequence[Series]) -> Markup:
+    """The legend as HTML: one button per arm, which the script makes switch that arm off and on."""
+    items = []
+    for one in series:
+        note = tag("span", one.note, class_="gf-note") if one.note else None
+        button = tag(
+            "button", swatch(one.style), tag("span", one.label, class_="gf-label"),
+            type="button", class_=colour(one.style), aria_pressed="true", data_arm=one.style,
+        )  # fmt: skip
+        items.append(tag("li", button, note))
+    return tag("ul", *items, class_="gf-legend", aria_label="Arms; press one to hide or show it")

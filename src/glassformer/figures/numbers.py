@@ -1,0 +1,101 @@
+"""Numbers for people: round ticks in steps of 1, 2 and 5, suffixes k M B T, a true minus sign."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+
+_SUFFIXES = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"))
+_LIMIT = 1e300
+
+
+def finite(value: object) -> float | None:
+    """The value as a finite float, or None when it is anything else (also for True, strings, and 10**400)."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        real = float(value)
+    except OverflowError:
+        return None
+    return real if math.isfinite(real) and abs(real) <= _LIMIT else None
+
+
+def widen(low: float, high: float) -> tuple[float, float]:
+    """A range that has a width: a single value gets a margin of a twentieth of itself."""
+    if high < low:
+        low, high = high, low
+    if high - low > 1e-9 * max(abs(low), abs(high), 1e-290):
+        return low, high
+    margin = abs(low) * 0.05 or 0.5
+    return low - margin, high + margin
+
+
+def nice_ticks(low: float, high: float, target: int = 6) -> list[float]:
+    """About `target` values inside [low, high], one step apart: 1, 2 or 5 times a power of ten."""
+    low, high = widen(low, high)
+    rough = (high - low) / max(target, 1)
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(m * power for m in (1, 2, 5, 10) if m * power >= rough * (1 - 1e-9))
+    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    return [_multiple(index, step) for index in range(first, last + 1)]
+
+
+def _multiple(index: int, step: float) -> float:
+    """index * step without the dust of binary fractions (0.30000000000000004)."""
+    return float(f"{index * step:.12g}")
+
+
+def log_ticks(low: float, high: float, target: int = 6) -> list[float]:
+    """Round values inside [low, high] for a logarithmic axis: powers of ten, and 2 and 5 if there is room."""
+    if low <= 0 or high <= low:
+        return []
+    first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
+    stride = max(1, math.ceil((last - first) / (target + 1)))
+    for mantissas in ((1,), (1, 2, 5)):
+        ticks = [m * 10.0**e for e in range(first, last + 1, stride) for m in mantissas]
+        inside = [float(f"{t:.12g}") for t in ticks if low * (1 - 1e-9) <= t <= high * (1 + 1e-9)]
+        if len(inside) >= max(3, target // 2 + 1) or stride > 1:
+            return inside
+    return inside if len(inside) >= 2 else [t for t in nice_ticks(low, high, target) if t > 0]
+
+
+def fixed(value: float, decimals: int = 3, signed: bool = False) -> str:
+    """A number with so many decimals and a true minus sign; never `−0.000`."""
+    text = f"{value:+.{decimals}f}" if signed else f"{value:.{decimals}f}"
+    if float(text) == 0:
+        text = text.lstrip("+-")
+    return text.replace("-", "−")
+
+
+def si(value: float, digits: int = 3) -> str:
+    """A count in `digits` significant figures with k, M, B or T: 10646784 is 10.6M."""
+    rounded = float(f"{value:.{digits}g}")
+    size = abs(rounded)
+    if size >= 1e16 or 0 < size < 1e-4:
+        mantissa, exponent = f"{rounded:.{digits - 1}e}".split("e")
+        return f"{mantissa}e{int(exponent)}".replace("-", "−")
+    scale, suffix = next(((s, name) for s, name in _SUFFIXES if size >= s), (1.0, ""))
+    scaled = rounded / scale
+    decimals = max(0, digits - 1 - math.floor(math.log10(abs(scaled)))) if scaled else 0
+    text = f"{scaled:.{decimals}f}"
+    return (text.rstrip("0").rstrip(".") if "." in text else text).replace("-", "−") + suffix
+
+
+def tick_labels(ticks: Sequence[float]) -> list[str]:
+    """The ticks in words, all with as many decimals as their step needs."""
+    steps = [b - a for a, b in itertools.pairwise(ticks) if b > a]
+    return [_tick_label(tick, min(steps, default=abs(tick) or 1.0)) for tick in ticks]
+
+
+def _tick_label(tick: float, step: float) -> str:
+    """One tick, precise to its step."""
+    size = max(abs(tick), step)
+    if size >= 1e16 or size < 1e-4:
+        return si(tick, 2) if tick else "0"
+    scale, suffix = next(((s, name) for s, name in _SUFFIXES if abs(tick) >= s), (1.0, ""))
+    decimals = min(6, max(0, math.ceil(-math.log10(step / scale) - 1e-9)))
+    text = fixed(tick / scale, decimals)
+    if "." in text and (suffix or tick == 0):
+        text = text.rstrip("0").rstrip(".")
+    return text + suffix

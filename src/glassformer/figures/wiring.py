@@ -1,0 +1,287 @@
+"""How a model is wired, from the bottom up: the residual stream is the trunk, parts are boxes beside it.
+
+pre        trunk ──┬── norm ─ part ──⊕──        the trunk stays clean
+post       trunk ──┬── part ─────────⊕── norm   every layer normalises the trunk itself
+sandwich   trunk ──┬── norm ─ part ─ norm ──⊕──
+parallel   trunk ──┬── norm ─ mixer | ffn ──⊕── both read the same input
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from .chart import shorten
+from .markup import Markup, join, number, tag
+
+WIDTH = 300
+TRUNK = 50.0
+BRANCH_LEFT, BRANCH_RIGHT = 92.0, 276.0
+BRANCH = (BRANCH_LEFT + BRANCH_RIGHT) / 2
+KNOWN = ("pre", "post", "sandwich", "parallel")
+
+
+@dataclass(frozen=True)
+class Box:
+    """A part: its name, in small type what distinguishes it, and what acts `inside` it (a position)."""
+
+    name: str
+    detail: str = ""
+    inside: str = ""
+
+
+@dataclass(frozen=True)
+class BlockSketch:
+    """One block: how its parts are wired to the trunk, and which they are; `times` in a row.
+
+    `shared_norm` says whether the two branches of a parallel block read one norm or one each.
+    """
+
+    wiring: str = "pre"
+    norm: str = ""
+    mixer: Box | None = None
+    ffn: Box | None = None
+    times: int = 1
+    shared_norm: bool = True
+
+
+@dataclass(frozen=True)
+class StageSketch:
+    """Blocks that are repeated together."""
+
+    repeat: int = 1
+    blocks: Sequence[BlockSketch] = field(default_factory=tuple)
+    hidden: int = 0
+
+
+@dataclass(frozen=True)
+class ModelSketch:
+    """A whole model; `position` is what is added to the embedding, if anything is."""
+
+    embedding: Box | None = None
+    position: str = ""
+    stages: Sequence[StageSketch] = field(default_factory=tuple)
+    final_norm: str = ""
+    head: Box | None = None
+    embedding_norm: str = ""
+
+
+class _Pen:
+    """Draws upwards from y = 0: `y` is the level reached so far, negative and falling."""
+
+    def __init__(self) -> None:
+        self.pieces: list[Markup] = []
+        self.y = 0.0
+
+    def put(self, *pieces: Markup) -> None:
+        self.pieces += pieces
+
+    def line(self, *points: tuple[float, float], arrow: bool = False) -> None:
+        d = "".join(f"{'L' if i else 'M'}{number(x)},{number(y)}" for i, (x, y) in enumerate(points))
+        self.put(tag("path", d=d, class_="gf-wire"))
+        if arrow:
+            x, y = points[-1]
+            self.put(
+                tag(
+                    "path",
+                    d=f"M{number(x - 4)},{number(y + 6)}L{number(x)},{number(y)}l4,6",
+                    class_="gf-arrow",
+                )
+            )
+
+    def rise(self, height: float, arrow: bool = False) -> None:
+        """The trunk goes up."""
+        self.line((TRUNK, self.y), (TRUNK, self.y - height), arrow=arrow)
+        self.y -= height
+
+    def add(self, y: float) -> None:
+        """A circled plus on the trunk."""
+        cross = f"M{number(TRUNK - 5)},{number(y)}h10M{number(TRUNK)},{number(y - 5)}v10"
+        self.put(
+            tag("circle", cx=TRUNK, cy=y, r=9.0, class_="gf-plus"), tag("path", d=cross, class_="gf-wire")
+        )
+
+    def text(self, words: str, x: float, y: float, kind: str, anchor: str = "middle") -> None:
+        self.put(tag("text", words, x=x, y=y, class_=kind, text_anchor=anchor))
+
+    def box(self, box: Box, role: str, left: float, right: float, y: float, height: float) -> None:
+        """A part whose lower edge is at y."""
+        letters = max(6, int((right - left) / 6.6))
+        top, middle = y - height, (left + right) / 2
+        self.put(
+            tag(
+                "rect",
+                tag("title", " ".join(filter(None, [box.name, box.detail, box.inside]))),
+                x=left,
+                y=top,
+                width=right - left,
+                height=height,
+                rx=6.0,
+                class_=f"gf-box gf-{role}",
+            )
+        )
+        base = top + (16.0 if box.detail or box.inside else height / 2 + 4)
+        self.text(shorten(box.name, letters), middle, base, "gf-part")
+        if box.detail:
+            self.text(shorten(box.detail, letters + 2), middle, base + 14, "gf-detail")
+        if box.inside:
+            chip = y - 25
+            self.put(
+                tag(
+                    "rect", x=left + 8, y=chip, width=right - left - 16, height=19.0, rx=9.5, class_="gf-chip"
+                )
+            )
+            self.text(shorten(box.inside, letters), middle, chip + 13.5, "gf-detail")
+
+
+def _height(box: Box) -> float:
+    """The height that a part's words need."""
+    return 26.0 + (13.0 if box.detail else 0.0) + (25.0 if box.inside else 0.0)
+
+
+def wiring_drawing(model: ModelSketch, title: str) -> Markup:
+    """The model as one SVG, tokens at the bottom and logits at the top."""
+    pen = _Pen()
+    pen.text("tokens", TRUNK, -4.0, "gf-detail")
+    pen.y = -12.0
+    _on_trunk(pen, model.embedding or Box("embedding"), "trunk", BRANCH_RIGHT)
+    if model.position:
+        _added_position(pen, model.position)
+    if model.embedding_norm:
+        _on_trunk(pen, Box(model.embedding_norm), "norm", 150.0)
+    for stage in model.stages:
+        _stage(pen, stage)
+    if model.final_norm:
+        _on_trunk(pen, Box(model.final_norm), "norm", 150.0)
+    if model.head:
+        _on_trunk(pen, model.head, "trunk", BRANCH_RIGHT)
+    pen.rise(16, arrow=True)
+    pen.text("logits", TRUNK, pen.y - 6, "gf-detail")
+    top = 20 - pen.y
+    body = tag("g", join(pen.pieces), transform=f"translate(0,{number(top)})")
+    return tag("svg", body, class_="gf-wiring", viewBox=f"0 0 {WIDTH} {number(top + 4)}", width=WIDTH,
+               height=round(top + 4), role="img", aria_label=title)  # fmt: skip
+
+
+def _on_trunk(pen: _Pen, box: Box, role: str, right: float) -> None:
+    """A part through which the trunk itself passes."""
+    pen.rise(16, arrow=True)
+    height = _height(box)
+    pen.box(box, role, 10.0, right, pen.y, height)
+    pen.y -= height
+
+
+def _added_position(pen: _Pen, words: str) -> None:
+    """A position that is added to the embedding."""
+    pen.rise(40)
+    y = pen.y + 20
+    left, right = BRANCH_LEFT, BRANCH_RIGHT
+    pen.line((left, y), (TRUNK + 9, y))
+    pen.put(tag("rect", x=left, y=y - 11, width=right - left, height=22.0, rx=11.0, class_="gf-chip"))
+    pen.text(shorten(words, 27), (left + right) / 2, y + 4, "gf-detail")
+    pen.add(y)
+
+
+def _stage(pen: _Pen, stage: StageSketch) -> None:
+    """Blocks in a frame that says how often it is repeated."""
+    pen.rise(14)
+    bottom, before = pen.y, len(pen.pieces)
+    for block in stage.blocks:
+        _block(pen, block, alone=len(stage.blocks) == 1)
+    if stage.hidden:
+        pen.rise(30)
+        pen.text(f"and {stage.hidden} more blocks", BRANCH, pen.y + 19, "gf-detail")
+    pen.rise(30)
+    frame = tag(
+        "rect", x=6.0, y=pen.y, width=float(WIDTH - 12), height=bottom - pen.y, rx=10.0, class_="gf-stage"
+    )
+    pen.pieces.insert(before, frame)
+    pen.text(f"× {stage.repeat}", WIDTH - 18.0, pen.y + 20, "gf-times", "end")
+    if len(stage.blocks) == 1:
+        pen.text(_wiring_words(stage.blocks[0]), BRANCH_LEFT - 8, pen.y + 20, "gf-detail", "start")
+
+
+def _wiring_words(block: BlockSketch) -> str:
+    """The wiring in words, and the honest remark when this drawing does not know it."""
+    known = block.wiring in KNOWN
+    return f"{shorten(block.wiring, 14)} wiring" if known else f"{shorten(block.wiring, 12)} (drawn as pre)"
+
+
+def _block(pen: _Pen, block: BlockSketch, alone: bool) -> None:
+    """One block, with a caption when it has neighbours."""
+    bottom, before = pen.y, len(pen.pieces)
+    pen.rise(10)
+    if block.wiring == "parallel" and block.mixer and block.ffn:
+        _parallel(pen, block, block.mixer, block.ffn)
+    else:
+        for part, role in ((block.mixer, "mixer"), (block.ffn, "ffn")):
+            if part:
+                _sublayer(pen, block, part, role)
+    if not alone:
+        pen.rise(20)
+        pen.text(_wiring_words(block) + (f", × {block.times}" if block.times > 1 else ""),
+                 BRANCH_RIGHT, pen.y + 14, "gf-detail", "end")  # fmt: skip
+        edge = tag("rect", x=12.0, y=pen.y + 1, width=float(WIDTH - 24), height=bottom - pen.y - 2, rx=8.0,
+                   class_="gf-block")  # fmt: skip
+        pen.pieces.insert(before, edge)
+
+
+def _sublayer(pen: _Pen, block: BlockSketch, part: Box, role: str) -> None:
+    """One part on its branch, with the norms where the wiring puts them."""
+    post, sandwich = block.wiring == "post", block.wiring == "sandwich"
+    start = y = pen.y
+    norm = block.norm
+    y = _branch_up(pen, start, y - 12)
+    if norm and not post:
+        y = _branch_box(pen, Box(norm), "norm", y)
+    y = _branch_box(pen, part, role, y)
+    if norm and sandwich:
+        y = _branch_box(pen, Box(norm), "norm", y)
+    _join_trunk(pen, y, start)
+    if norm and post:
+        _on_trunk(pen, Box(norm), "norm", BRANCH_LEFT + 30)
+        pen.rise(10)
+
+
+def _branch_up(pen: _Pen, start: float, y: float) -> float:
+    """The branch leaves the trunk and turns upwards."""
+    pen.put(tag("circle", cx=TRUNK, cy=start, r=2.6, class_="gf-joint"))
+    pen.line((TRUNK, start), (BRANCH, start), (BRANCH, y), arrow=True)
+    return y
+
+
+def _branch_box(pen: _Pen, box: Box, role: str, y: float) -> float:
+    """A part on the branch, and the short wire above it."""
+    height = _height(box)
+    pen.box(box, role, BRANCH_LEFT, BRANCH_RIGHT, y, height)
+    pen.line((BRANCH, y - height), (BRANCH, y - height - 10))
+    return y - height - 10
+
+
+def _join_trunk(pen: _Pen, y: float, start: float, branch: float = BRANCH) -> None:
+    """The branch turns back and is added to the trunk."""
+    pen.line((branch, y), (TRUNK + 9, y))
+    pen.line((TRUNK, start), (TRUNK, y - 20))
+    pen.add(y)
+    pen.y = y - 20
+
+
+def _parallel(pen: _Pen, block: BlockSketch, mixer: Box, ffn: Box) -> None:
+    """Both parts read the same input, through one norm or one each, and one sum takes both."""
+    start = pen.y
+    y = _branch_up(pen, start, start - 12)
+    if block.norm and block.shared_norm:
+        y = _branch_box(pen, Box(block.norm), "norm", y)
+    half = (BRANCH - 5.0 - BRANCH_LEFT) / 2
+    centres = BRANCH_LEFT + half, BRANCH_RIGHT - half
+    height = max(_height(mixer), _height(ffn))
+    for x, part, role in zip(centres, (mixer, ffn), ("mixer", "ffn"), strict=True):
+        top = y - 10
+        pen.line((BRANCH, y), (x, y), (x, top), arrow=True)
+        if block.norm and not block.shared_norm:
+            pen.box(Box(block.norm), "norm", x - half, x + half, top, 26.0)
+            pen.line((x, top - 26), (x, top - 36))
+            top -= 36
+        pen.box(part, role, x - half, x + half, top, height)
+        pen.line((x, top - height), (x, top - height - 10))
+    _join_trunk(pen, top - height - 10, start, branch=centres[1])

@@ -1,0 +1,119 @@
+"""How configs differ: only the parts and leaves that do, by path in the config's own words, by axis."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+GROUPS = ("embedding", "position", "mixer", "norm", "ffn", "residual", "head", "size", "other")
+_PARTS = GROUPS[:-2]
+_SIZES = ("vocab_size", "d_model", "context", "max_len", "stack")
+ABSENT = "\0absent"
+_DEEPEST = 30
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One place where the configs are not all alike; `values` are words per config, None for absent."""
+
+    group: str
+    path: str
+    values: tuple[str | None, ...]
+
+
+def differences(configs: Sequence[dict]) -> list[Difference]:
+    """The places where these configs differ, in the order of the axes."""
+    found = list(_walk((), list(configs)))
+    return sorted(found, key=lambda one: GROUPS.index(one.group))
+
+
+def group_of(path: Sequence[str]) -> str:
+    """The axis of a path: the innermost part named on it; what names no part is size, or other."""
+    for step in reversed(path):
+        for group in _PARTS:
+            if step == group or (group == "norm" and step.endswith("norm")):
+                return group
+    return "size" if path and path[0] in _SIZES else "other"
+
+
+def _same(values: Sequence[Any]) -> bool:
+    """Whether all are alike, also where NaN is."""
+    return len({json.dumps(v, sort_keys=True, default=str) for v in values}) == 1
+
+
+def _walk(path: tuple[str, ...], values: list[Any]) -> Iterator[Difference]:
+    """Go down while all configs have the same part here; elsewhere the whole part is the difference."""
+    if _same(values):
+        return
+    if (
+        len(path) < _DEEPEST
+        and all(isinstance(v, dict) for v in values)
+        and _same([v.get("kind") for v in values])
+    ):
+        keys = dict.fromkeys(key for v in values for key in v)
+        children = [(str(key), [v.get(key, ABSENT) for v in values]) for key in keys]
+    elif len(path) < _DEEPEST and all(_is_list_of_parts(v) for v in values):
+        longest = max(map(len, values))
+        children = [(str(i), [v[i] if i < len(v) else ABSENT for v in values]) for i in range(longest)]
+    else:
+        yield Difference(group_of(path), ".".join(path), tuple(_words(v, values) for v in values))
+        return
+    for key, below in children:
+        yield from _walk((*path, key), below)
+
+
+def _is_list_of_parts(value: object) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(item, dict) for item in value)
+
+
+def _words(value: Any, beside: Sequence[Any]) -> str | None:
+    """A value in words; of a part only what the others do not have in the same way."""
+    if isinstance(value, str) and value == ABSENT:
+        return None
+    if not isinstance(value, dict):
+        return leaf(value)
+    parts = [v for v in beside if isinstance(v, dict)]
+    return part(value, {key for key in value if key != "kind" and _shared(key, parts)})
+
+
+def _shared(key: Any, parts: Sequence[dict]) -> bool:
+    """Whether several parts have this leaf, all of them the same."""
+    values = [part[key] for part in parts if key in part]
+    return len(values) > 1 and _same(values)
+
+
+def part(value: dict, skip: set[Any] | frozenset[Any] = frozenset(), depth: int = 0) -> str:
+    """A part in one line: `glu(hidden=1024, activation=silu)`."""
+    inside = []
+    for key, item in value.items():
+        if key == "kind" or key in skip or item is None:
+            continue
+        inside.append(f"{key}={_inner(item, depth)}")
+    kind = value.get("kind")
+    body = ", ".join(inside)
+    if kind is None:
+        return f"({body})"
+    return f"{kind}({body})" if body else str(kind)
+
+
+def _inner(item: Any, depth: int) -> str:
+    if depth >= 6:
+        return "…"
+    if isinstance(item, dict):
+        return part(item, depth=depth + 1)
+    if isinstance(item, list):
+        return f"[{', '.join(_inner(one, depth + 1) for one in item)}]"
+    return leaf(item)
+
+
+def leaf(value: Any) -> str:
+    """A single value as a config file would write it."""
+    if isinstance(value, str):
+        return value
+    if value is None:
+        return "none"
+    if isinstance(value, float):
+        return f"{value:g}"
+    return json.dumps(value, default=str)

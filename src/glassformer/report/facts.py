@@ -1,0 +1,195 @@
+"""Cost against quality, samples, and everything a reader needs to trust or repeat the comparison."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from ..figures import Axis, Dot, Markup, finite, fixed, join, scatter_chart, si, tag
+from .html import arm_label, caption, figure, section, two_sizes
+from .read import Arm, dig, mapping, sequence
+
+SAMPLE = 3000  # characters of a sample that are shown
+
+
+def cost_section(arms: Sequence[Arm]) -> Markup:
+    """Speed of training against quality."""
+    quality, speed = "validation.bits_per_byte", "train.tokens_per_second"
+    dots = []
+    for arm in arms:
+        x, y = arm.stat(speed), arm.stat(quality)
+        if x and y and arm.finished:
+            title = f"{arm.name}: {si(x.mean)} tokens/s, {fixed(y.mean)} bits per byte"
+            dots.append(Dot(arm.name, x.mean, y.mean, arm.index, x.range, y.range, title))
+    left_out = [arm.name for arm in arms if arm.name not in {dot.label for dot in dots}]
+    axes = Axis("Training tokens per second"), Axis("Validation, bits per byte")
+    title = "Bits per byte against training speed. " + "; ".join(dot.title for dot in dots)
+    corner = ("bottom right", "faster and better ↘")
+    wide = scatter_chart(dots, *axes, title, corner=corner, height=360)
+    narrow = scatter_chart(dots, *axes, title, width=372, height=300, corner=corner)
+    words = "Whiskers span the seeds." if any(dot.x_range for dot in dots) else ""
+    if left_out:
+        words += f" Not drawn, because speed or quality is missing: {', '.join(left_out)}."
+    return section(
+        "cost", "Speed against quality", figure(two_sizes(wide, narrow), caption(words) if words else None)
+    )
+
+
+def sample_section(arms: Sequence[Arm]) -> Markup:
+    """What each arm wrote, the prompt told apart."""
+    cards = [_sample(arm) for arm in arms]
+    if not any(_generated(arm) for arm in arms):
+        return section("samples", "Samples", tag("p", "No text was generated.", class_="gf-empty"))
+    return section("samples", "Samples", tag("div", *cards, class_="samples"), caption(
+        "The prompt is underlined; the rest was generated. One sample shows a manner, not a quality."
+    ))  # fmt: skip
+
+
+def _generated(arm: Arm) -> dict[str, Any]:
+    return next((s for run in arm.runs if (s := mapping(dig(run, "generation.sample")))), {})
+
+
+def _sample(arm: Arm) -> Markup:
+    sample = _generated(arm)
+    prompt, text = str(sample.get("prompt") or ""), str(sample.get("text") or "")
+    if prompt and text.startswith(prompt):
+        text = text[len(prompt) :]
+    if not sample:
+        body = tag("p", f"No sample: {arm.trouble or 'none was generated'}.", class_="gf-empty")
+    else:
+        more = (
+            tag("span", f" … {len(text) - SAMPLE} more characters", class_="same")
+            if len(text) > SAMPLE
+            else None
+        )
+        body = tag(
+            "pre",
+            tag("span", prompt, class_="prompt") if prompt else None,
+            text[:SAMPLE],
+            more,
+            tabindex="0",
+            aria_label=f"Sample of {arm.name}",
+        )
+    return tag("div", tag("h3", arm_label(arm)), body)
+
+
+# --- Data, budget, machine, command ---
+
+_NAMES = {
+    "cores": "CPU cores", "dtype": "Number format", "torch": "PyTorch", "python": "Python", "flops": "FLOPs",
+    "flops_per_token": "FLOPs per token", "match": "Matched on", "memory_bytes": "Memory",
+}  # fmt: skip
+
+
+def facts_section(results: dict) -> Markup:
+    """Data, budget and machine as recorded, whatever their keys; then notes on fairness and the command."""
+    budget = dict(mapping(results.get("budget")))
+    notes = [str(note) for note in sequence(budget.pop("notes", None))]
+    columns = [
+        _facts("Data", mapping(results.get("data"))),
+        _facts("Budget", budget),
+        _facts("Machine and versions", mapping(results.get("machine"))),
+    ]
+    fairness = [tag("h3", "Fairness"), tag("ul", *(tag("li", note) for note in notes))] if notes else []
+    return section(
+        "setup",
+        "Data, budget and machine",
+        tag("div", *columns, class_="facts"),
+        *fairness,
+        _command(results),
+    )
+
+
+def _facts(title: str, facts: dict) -> Markup:
+    """One list of names and values."""
+    known = [(key, value) for key, value in facts.items() if value is not None]
+    rows = [tag("div", tag("dt", _words(key)), tag("dd", _value(str(key), value))) for key, value in known]
+    return tag(
+        "div", tag("h3", title), tag("dl", *rows) if rows else tag("p", "Not recorded.", class_="gf-empty")
+    )
+
+
+def _words(key: object) -> str:
+    """A key as a person would write it."""
+    name = str(key)
+    plain = name.removesuffix("_bytes").replace("_", " ")
+    return _NAMES.get(name) or plain[:1].upper() + plain[1:]
+
+
+def _value(key: str, value: Any) -> Markup:
+    """A recorded value of whatever type."""
+    if isinstance(value, bool):
+        return join(["yes" if value else "no"])
+    if isinstance(value, dict):
+        return join((tag("span", f"{k}: ", _value(str(k), v), class_="item") for k, v in value.items()), " ")
+    if isinstance(value, list | tuple):
+        return join((_value(key, v) for v in value), ", ")
+    if isinstance(value, int | float):
+        return join([_number(key, value)])
+    return join(["–" if value is None or value == "" else str(value)])
+
+
+def _number(key: str, value: int | float) -> str:
+    """Bytes and large counts with a suffix, learning rates as they are written."""
+    real = finite(value)
+    if real is None:
+        return "–"
+    if key == "bytes" or key.endswith("_bytes"):
+        words = si(real)
+        number, suffix = (words[:-1], words[-1]) if words[-1:].isalpha() else (words, "")
+        return f"{number} {suffix.replace('B', 'G')}B"
+    if math.isclose(real, round(real)) and abs(real) >= 100_000:
+        return si(real, 4)
+    return (
+        f"{real:g}"
+        if isinstance(value, float)
+        else f"{value:,}".replace(",", "\u202f" if abs(value) >= 10_000 else "")
+    )
+
+
+def _command(results: dict) -> Markup:
+    """The command that made this file, and the data it made."""
+    command = results.get("command")
+    line = (
+        tag("pre", tag("code", str(command)), class_="command", tabindex="0", aria_label="The command")
+        if command
+        else tag("p", "The command was not recorded.", class_="gf-empty")
+    )
+    download = tag(
+        "a",
+        "Download results.json",
+        href="#results",
+        download="results.json",
+        data_download="results",
+        hidden=True,
+        class_="download",
+    )
+    inside = tag(
+        "p",
+        "All of the data behind this page is embedded in it, as ",
+        tag("code", "script#results"),
+        ". ",
+        download,
+    )
+    return join([tag("h3", "To reproduce"), line, inside])
+
+
+def embedded(results: object) -> Markup:
+    """results.json in the page: strict JSON (not finite becomes null), nothing that could end a script."""
+    text = json.dumps(plain(results), ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+    for sign in "<>&":
+        text = text.replace(sign, f"\\u{ord(sign):04x}")
+    return tag("script", Markup(text), type="application/json", id="results")
+
+
+def plain(value: Any) -> Any:
+    """The value as JSON knows it."""
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return value if value is None or isinstance(value, str | int | bool) else str(value)

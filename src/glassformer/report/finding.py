@@ -1,0 +1,209 @@
+"""What the figures say and what they do not: the sentence under the title, differences made sure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from ..figures import Markup, finite, fixed, join, si
+from .html import arm_name
+from .read import Arm, last_seen, mapping, ranked, sequence
+
+LOSS = "validation.loss"
+_HIGHER_IS_BETTER = ("tokens_per_second", "accuracy", "speedup")
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A verdict with its direction made sure: `difference` is b minus a, whatever the file's order was."""
+
+    a: str
+    b: str
+    metric: str
+    difference: float | None
+    low: float | None
+    high: float | None
+    confidence: float | None
+    seeds: int | None
+    verdict: str
+
+    @property
+    def lower_is_better(self) -> bool:
+        return not any(word in self.metric for word in _HIGHER_IS_BETTER)
+
+    @property
+    def winner(self) -> str | None:
+        return {"a better": self.a, "b better": self.b}.get(self.verdict)
+
+    @property
+    def loser(self) -> str | None:
+        return {"a better": self.b, "b better": self.a}.get(self.verdict)
+
+
+def comparisons(results: object, arms: Sequence[Arm]) -> list[Comparison]:
+    """The verdicts that can be read."""
+    verdicts = [mapping(v) for v in sequence(mapping(results).get("verdicts"))]
+    return [_comparison(v, {arm.name: arm for arm in arms}) for v in verdicts if v]
+
+
+def _comparison(raw: dict, arms: dict[str, Arm]) -> Comparison:
+    """One verdict, turned round where the file gives a minus b."""
+    low, difference, high = (finite(raw.get(key)) for key in ("low", "difference", "high"))
+    seeds = finite(raw.get("seeds"))
+    made = Comparison(
+        str(raw.get("a", "?")),
+        str(raw.get("b", "?")),
+        str(raw.get("metric", LOSS)),
+        difference,
+        low,
+        high,
+        finite(raw.get("confidence")),
+        int(seeds) if seeds is not None else None,
+        str(raw.get("verdict", "no verdict")),
+    )
+    if not _is_a_minus_b(made, arms):
+        return made
+    return replace(made, difference=_minus(difference), low=_minus(high), high=_minus(low))
+
+
+def _minus(value: float | None) -> float | None:
+    return None if value is None else -value
+
+
+def _is_a_minus_b(made: Comparison, arms: dict[str, Arm]) -> bool:
+    """Whether the file subtracts b from a: told by the verdict if it names one, else by the two means."""
+    if made.difference is None:
+        return False
+    if made.winner is not None:
+        positive_means_a = made.lower_is_better  # for b minus a
+        return (made.difference > 0) != (positive_means_a == (made.winner == made.a))
+    a, b = (arms[name].mean(made.metric) if name in arms else None for name in (made.a, made.b))
+    return a is not None and b is not None and (b - a) * made.difference < 0
+
+
+def confidence_words(share: float | None) -> str:
+    """0.95 is `95 % interval`."""
+    return f"{share * 100:.3g} % interval" if share is not None else "interval"
+
+
+def sentence(arms: Sequence[Arm], verdicts: Sequence[Comparison]) -> Markup:
+    """The finding, computed from the data and no stronger than it."""
+    order = [arm for arm in ranked(arms) if arm.finished and arm.mean(LOSS) is not None]
+    if not arms:
+        return join(["This file holds no runs, so there is nothing to report."])
+    if not order:
+        return join(["No arm finished: ", _fates(arms), "."])
+    first = order[0]
+    opening = join(
+        [arm_name(first), " reached ", "a" if len(arms) == 1 else "the lowest", " validation loss"]
+    )
+    if len(arms) == 1:
+        return join([opening, " of ", _loss(first), "."])
+    if len(order) == 1:
+        others = [arm for arm in arms if arm is not first]
+        return join(
+            [
+                arm_name(first),
+                " is the only arm that finished, with a validation loss of ",
+                _loss(first),
+                "; ",
+                _fates(others),
+                ".",
+            ]
+        )
+    second = order[1]
+    gap = (second.mean(LOSS) or 0.0) - (first.mean(LOSS) or 0.0)
+    body = (
+        _single(opening, first, second, gap)
+        if _alone(order)
+        else _many(opening, first, second, gap, verdicts)
+    )
+    unfinished = [arm for arm in arms if not arm.complete]
+    return join([body, " ", _fates(unfinished), "."]) if unfinished else body
+
+
+def _alone(order: Sequence[Arm]) -> bool:
+    """Whether chance cannot be judged because some arm has a single seed."""
+    return min(len(arm.finished) for arm in order[:2]) < 2
+
+
+def _single(opening: Markup, first: Arm, second: Arm, gap: float) -> Markup:
+    """One seed: what was seen in this one run, and nothing more."""
+    return join(
+        [
+            opening,
+            " of this single trial, ",
+            _loss(first),
+            ", ",
+            fixed(gap),
+            " below ",
+            arm_name(second),
+            "; whether another seed would say the same was not tested.",
+        ]
+    )
+
+
+def _many(opening: Markup, first: Arm, second: Arm, gap: float, verdicts: Sequence[Comparison]) -> Markup:
+    """Several seeds: the leader, and whether its lead over the next is shown."""
+    pair = next(
+        (v for v in verdicts if {v.a, v.b} == {first.name, second.name} and v.metric in (LOSS, "loss")), None
+    )
+    seeds = f" over {len(first.finished)} seeds"
+    gap = abs(pair.difference) if pair and pair.difference is not None else gap
+    if pair is None:
+        return join([opening, seeds, ", ", _loss(first), ", ", fixed(gap), " below ", arm_name(second),
+                     "; no interval was computed for this difference."])  # fmt: skip
+    if pair.winner is None:
+        beaten = [v for v in verdicts if v.winner == first.name and v.metric in (LOSS, "loss")]
+        shown = "; it does beat " if beaten else ""
+        losers = join((_named(v.loser or "") for v in beaten), ", ")
+        return join(
+            [
+                opening,
+                seeds,
+                ", ",
+                _loss(first),
+                ", but its lead of ",
+                fixed(gap),
+                " over ",
+                arm_name(second),
+                " is not larger than chance allows",
+                _interval(pair),
+                shown,
+                losers,
+                ".",
+            ]
+        )
+    if pair.winner == first.name:
+        return join([opening, seeds, ", ", _loss(first), ": ", fixed(gap), " below ", arm_name(second),
+                     ", more than chance explains", _interval(pair), "."])  # fmt: skip
+    return join([opening, seeds, ", ", _loss(first), ", but the paired verdict favours ", arm_name(second),
+                 _interval(pair), "."])  # fmt: skip
+
+
+def _named(name: str) -> Markup:
+    return arm_name(Arm(0, name, ()), plain=True)
+
+
+def _loss(arm: Arm) -> str:
+    return f"{fixed(arm.mean(LOSS) or 0.0)} nats per token"
+
+
+def _interval(pair: Comparison) -> str:
+    if pair.low is None or pair.high is None:
+        return ""
+    ends = sorted((abs(pair.low), abs(pair.high))) if pair.low * pair.high > 0 else [pair.low, pair.high]
+    return f" ({confidence_words(pair.confidence)} {fixed(ends[0])} to {fixed(ends[1])})"
+
+
+def _fates(arms: Sequence[Arm]) -> Markup:
+    """`x diverged after 120k tokens; one of three seeds of y failed`."""
+    return join((_fate(arm) for arm in arms if arm.trouble), "; ")
+
+
+def _fate(arm: Arm) -> Markup:
+    lost = [run for run in arm.runs if run not in arm.finished]
+    words = {"diverged": "diverged", "failed": "failed"}.get(arm.trouble, f"did not finish ({arm.trouble})")
+    share = "" if len(lost) == len(arm.runs) else f" in {len(lost)} of {len(arm.runs)} seeds"
+    last = last_seen(lost[0]) if len(lost) == 1 else None
+    return join([arm_name(arm), f" {words}", share, f" after {si(last[0])} tokens" if last else ""])

@@ -1,0 +1,62 @@
+"""The few pieces of HTML that every section uses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..figures import Markup, join, swatch, tag
+from ..figures.style import colour
+from .read import Arm
+
+
+def section(key: str, title: str, *children: object) -> Markup:
+    """A section with its heading, named so that it can be linked to."""
+    return tag("section", tag("h2", title, id=key), *children, aria_labelledby=key)
+
+
+def arm_name(arm: Arm, plain: bool = False) -> Markup:
+    """The name of an arm in its colour, kept apart from the direction of the text around it."""
+    return tag("b", breakable(arm.name, "+"), class_="arm" if plain else f"arm {colour(arm.index)}")
+
+
+def breakable(words: str, after: str) -> Markup:
+    """Words that may be broken over lines after these signs."""
+    pieces: list[object] = []
+    for sign in words:
+        if pieces and sign in after:
+            pieces.append(Markup("<wbr>"))
+        pieces.append(sign)
+    return join(pieces)
+
+
+def arm_label(arm: Arm) -> Markup:
+    """The name of an arm with the line and marker that stand for it in the figures."""
+    return tag("span", swatch(arm.index), arm_name(arm), class_="arm-label")
+
+
+def scroll(label: str, *children: object) -> Markup:
+    """A region that scrolls sideways by itself on a narrow screen, also from the keyboard."""
+    return tag("div", *children, class_="scroll", role="region", aria_label=label, tabindex="0")
+
+
+def caption(*children: object) -> Markup:
+    """The small text under a figure or a table."""
+    return tag("p", *children, class_="caption")
+
+
+def figure(picture: Markup, *after: object) -> Markup:
+    return tag("figure", picture, *after)
+
+
+def two_sizes(wide: Markup, narrow: Markup) -> Markup:
+    """A figure drawn for a wide and for a narrow screen; the page shows the one that fits."""
+    return join([tag("div", wide, class_="wide"), tag("div", narrow, class_="narrow")])
+
+
+def none(reason: str) -> Markup:
+    """The dash for a missing value, with the reason below it."""
+    return join([tag("span", "–", aria_hidden="true"), tag("small", reason, class_="why")])
+
+
+def cell(*children: object, **attributes: Any) -> Markup:
+    return tag("td", *children, **attributes)

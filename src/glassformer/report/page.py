@@ -1,0 +1,172 @@
+"""The page as a whole: head, title, finding, the sections in their order, and the one move that writes it."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+from collections.abc import Sequence
+from datetime import datetime
+from importlib.resources import files
+from pathlib import Path
+
+from ..figures import Markup, finite, join, script, si, stylesheet, tag
+from .configs import config_section
+from .curves import curve_section, extrapolation_section
+from .facts import cost_section, embedded, facts_section, sample_section
+from .finding import comparisons, sentence
+from .read import Arm, arms_of, dig, mapping
+from .summary import summary
+from .verdicts import verdict_section
+
+_CONTENTS = (
+    ("summary", "Summary"), ("verdicts", "Verdicts"), ("curves", "Curves"), ("contexts", "Contexts"),
+    ("configs", "Configs"), ("samples", "Samples"), ("cost", "Cost"), ("setup", "Setup"),
+)  # fmt: skip
+
+
+def write_report(results: dict, path: str | os.PathLike[str]) -> Path:
+    """Write the page to `path`: whoever looks finds the old file or the whole new one, never a part."""
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    waiting = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    try:
+        with waiting.open("w", encoding="utf-8", newline="\n") as file:
+            file.write(render(results))
+            file.flush()
+            os.fsync(file.fileno())
+        waiting.replace(target)
+    finally:
+        waiting.unlink(missing_ok=True)
+    return target
+
+
+def render(results: dict) -> str:
+    """The page as text. Missing keys leave gaps that say so; strings are never taken for markup."""
+    results = mapping(results)
+    arms = arms_of(results)
+    verdicts = comparisons(results, arms)
+    main = tag(
+        "main",
+        _header(results, arms, sentence(arms, verdicts)),
+        summary(arms),
+        verdict_section(verdicts, arms),
+        curve_section(arms),
+        extrapolation_section(results, arms),
+        config_section(arms),
+        sample_section(arms),
+        cost_section(arms),
+        facts_section(results),
+    )
+    code = script()
+    body = tag("body", main, embedded(results), tag("script", Markup(code)))
+    return f"<!doctype html>\n{tag('html', _head(_title(results, arms), code), body, lang='en')}\n"
+
+
+def _head(title: str, code: str) -> Markup:
+    """The head. The policy lets nothing run but our own script and lets nothing be fetched from anywhere."""
+    fingerprint = base64.b64encode(hashlib.sha256(code.encode("utf-8")).digest()).decode("ascii")
+    sources = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{fingerprint}'"
+    policy = f"{sources}; base-uri 'none'; form-action 'none'"
+    style = stylesheet() + files(__package__).joinpath("report.css").read_text(encoding="utf-8")
+    return tag(
+        "head",
+        tag("meta", charset="utf-8"),
+        tag("meta", http_equiv="Content-Security-Policy", content=policy),
+        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        tag("meta", name="color-scheme", content="light dark"),
+        tag("meta", name="generator", content="Glassformer"),
+        tag("title", title),
+        tag("style", Markup(style)),
+    )
+
+
+def _title(results: dict, arms: Sequence[Arm]) -> str:
+    """The given title, or the names of the arms and the data."""
+    given = results.get("title")
+    if isinstance(given, str) and given.strip():
+        return given
+    data = dig(results, "data.name")
+    where = f" on {data}" if data else ""
+    if not arms:
+        return f"A comparison{where}"
+    names = (
+        " and ".join(arm.name for arm in arms) if len(arms) < 3 else f"{len(arms)} language models compared"
+    )
+    return f"{names}{where}"
+
+
+def _header(results: dict, arms: Sequence[Arm], finding: Markup) -> Markup:
+    """Title, finding, notice, the terms of the comparison in one line, and the way to each section."""
+    links = [tag("li", tag("a", words, href=f"#{key}")) for key, words in _CONTENTS]
+    return tag(
+        "header",
+        tag("p", "Glassformer comparison", _when(results), class_="kicker"),
+        tag("h1", _title(results, arms)),
+        tag("p", finding, class_="finding"),
+        _seed_notice(results, arms),
+        _terms(results, arms),
+        tag("nav", tag("ul", *links), aria_label="Sections"),
+    )
+
+
+def _when(results: dict) -> Markup | None:
+    """The day of the comparison."""
+    created = results.get("created")
+    if not isinstance(created, str) or not created:
+        return None
+    try:
+        moment = datetime.fromisoformat(created)
+        words = f"{moment.day} {moment:%B %Y, %H:%M}"
+    except ValueError:
+        words = created
+    return join([" · ", tag("time", words, datetime=created)])
+
+
+def _seed_notice(results: dict, arms: Sequence[Arm]) -> Markup | None:
+    """Said plainly wherever chance was not measured."""
+    alone = [arm for arm in arms if len(arm.runs) < 2]
+    if not alone:
+        return None
+    who = "every arm was" if len(alone) == len(arms) else f"{', '.join(arm.name for arm in alone)} was"
+    return tag(
+        "p",
+        tag("strong", "One seed proves nothing. "),
+        f"Here {who} trained once, and another seed alone can move a loss by as much as the differences "
+        "seen. Take them as hints. For intervals and verdicts, run three seeds: ",
+        tag("code", _with_seeds(results)),
+        class_="notice",
+        role="note",
+    )
+
+
+def _with_seeds(results: dict) -> str:
+    """The recorded command with `--seeds 3`; without one, the option alone."""
+    command = results.get("command")
+    if not isinstance(command, str) or not command.strip() or len(command) > 400:
+        return "--seeds 3"
+    words = command.split(" ")
+    if "--seeds" in words[:-1]:
+        words[words.index("--seeds") + 1] = "3"
+        return " ".join(words)
+    return f"{command} --seeds 3"
+
+
+def _terms(results: dict, arms: Sequence[Arm]) -> Markup:
+    """The terms of the comparison: what was matched, how often, on what, where."""
+    match = dig(results, "budget.match")
+    amount = finite(dig(results, f"budget.{match}")) if isinstance(match, str) else None
+    unit = {"flops": "FLOPs"}.get(str(match), str(match))
+    counts = sorted({len(arm.runs) for arm in arms})
+    parameters = sorted(p for arm in arms if (p := arm.mean("parameters")) is not None)
+    size = dict.fromkeys(si(p) for p in (parameters[:1] + parameters[-1:]))
+    device = filter(None, (dig(results, f"machine.{key}") for key in ("processor", "device", "dtype")))
+    facts = [
+        ("Matched", f"{si(amount)} {unit} per arm" if amount is not None else unit if match else ""),
+        ("Seeds per arm", " to ".join(str(n) for n in (counts[:1] + counts[1:][-1:]))),
+        ("Parameters", " to ".join(size)),
+        ("Data", str(dig(results, "data.name") or "")),
+        ("Machine", ", ".join(map(str, device))),
+    ]
+    shown = [tag("div", tag("dt", name), tag("dd", words)) for name, words in facts if words]
+    return tag("dl", *shown, class_="terms") if shown else Markup("")

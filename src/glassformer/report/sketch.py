@@ -1,0 +1,138 @@
+"""A config turned into the plain words and boxes that `figures.wiring_drawing` draws."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from ..figures import BlockSketch, Box, ModelSketch, StageSketch, finite, si
+from .diff import leaf
+from .read import mapping, sequence
+
+SHOWN_BLOCKS = 3
+SHOWN_STAGES = 4
+_ACTS = {"rotary": "q, k", "rope": "q, k", "alibi": "scores", "relative": "scores", "t5": "scores"}
+_ORDINARY = ("causal", "full", "none", None)
+
+
+def sketch(config: dict) -> ModelSketch:
+    """The drawing's content; what a config does not say is left out."""
+    stages = [_stage(mapping(stage)) for stage in sequence(config.get("stack"))[:SHOWN_STAGES]]
+    embedding, head = mapping(config.get("embedding")), mapping(config.get("head"))
+    size = _sizes(config, ("vocab_size", "d_model"), ("{} tokens", "width {}"))
+    return ModelSketch(
+        Box(_kind(embedding) or "embedding", size),
+        _added(embedding.get("position")),
+        tuple(stages),
+        _kind(config.get("final_norm")),
+        Box(_kind(head) or "head", "tied to the embedding" if head.get("tied") is True else ""),
+        _kind(embedding.get("norm")),
+    )
+
+
+def describe(name: str, model: ModelSketch) -> str:
+    """The drawing in words, for a screen reader."""
+    stages = []
+    for stage in model.stages:
+        blocks = [
+            ", ".join(
+                filter(
+                    None, [f"{b.wiring} wiring", b.norm, *(_spoken(box) for box in (b.mixer, b.ffn) if box)]
+                )
+            )
+            for b in stage.blocks
+        ]
+        stages.append(f"{stage.repeat} times [{' | '.join(blocks)}]")
+    pieces = [model.position and f"{model.position} at the embedding", *stages,
+              model.final_norm and f"final {model.final_norm}"]  # fmt: skip
+    return f"Wiring of {name}: " + "; ".join(piece for piece in pieces if piece)
+
+
+def _spoken(box: Box) -> str:
+    return " ".join(filter(None, [box.name, box.detail, box.inside]))
+
+
+def _kind(part: object) -> str:
+    kind = mapping(part).get("kind")
+    return str(kind) if kind is not None else ""
+
+
+def _stage(stage: dict) -> StageSketch:
+    """A stage, with equal neighbours drawn once."""
+    blocks: list[tuple[str, dict, int]] = []
+    for raw in map(mapping, sequence(stage.get("blocks"))):
+        key = json.dumps(raw, sort_keys=True, default=str)
+        if blocks and blocks[-1][0] == key:
+            blocks[-1] = (key, raw, blocks[-1][2] + 1)
+        else:
+            blocks.append((key, raw, 1))
+    repeat = finite(stage.get("repeat"))
+    times = int(repeat) if repeat is not None and abs(repeat) < 1e9 else 1
+    if len(blocks) == 1:
+        times, blocks = times * blocks[0][2], [(blocks[0][0], blocks[0][1], 1)]
+    shown = tuple(_block(raw, count) for _, raw, count in blocks[:SHOWN_BLOCKS])
+    return StageSketch(times, shown, sum(count for _, _, count in blocks[SHOWN_BLOCKS:]))
+
+
+def _block(block: dict, times: int) -> BlockSketch:
+    wiring = _kind(block.get("residual")) or "pre"
+    narrow = wiring == "parallel"
+    mixer, ffn = mapping(block.get("mixer")), mapping(block.get("ffn"))
+    return BlockSketch(
+        wiring,
+        _kind(block.get("norm")),
+        Box(_kind(mixer) or "mixer", _mixer_detail(mixer, narrow), _acting(mixer.get("position"), narrow))
+        if mixer
+        else None,
+        Box(_kind(ffn) or "ffn", _ffn_detail(ffn, narrow)) if ffn else None,
+        times,
+        mapping(block.get("residual")).get("shared_norm") is not False,
+    )
+
+
+def _added(position: object) -> str:
+    """A position at the embedding: only one that is added there."""
+    kind = _kind(position)
+    return f"{kind} position" if kind else ""
+
+
+def _acting(position: object, narrow: bool) -> str:
+    """A position inside a mixer, with what it acts on."""
+    kind = _kind(position)
+    if not kind or narrow:
+        return kind
+    acts = next((on for word, on in _ACTS.items() if word in kind.lower()), None)
+    return f"{kind} → {acts}" if acts else kind
+
+
+def _sizes(part: dict, keys: tuple[str, ...], forms: tuple[str, ...]) -> str:
+    """`4.1k tokens, width 384`: those of the keys that hold a count."""
+    found = [(form, finite(part.get(key))) for key, form in zip(keys, forms, strict=True)]
+    return ", ".join(form.format(count(value)) for form, value in found if value is not None)
+
+
+def count(value: float) -> str:
+    """A size as people say it: 1536, 128k."""
+    return f"{value:g}" if abs(value) < 1e5 else si(value)
+
+
+def _mixer_detail(mixer: dict, narrow: bool) -> str:
+    words = _sizes(mixer, ("n_heads", "state_dim", "n_features"), ("{} heads", "state {}", "{} features"))
+    groups = finite(mixer.get("n_kv_heads"))
+    if groups is not None and groups != finite(mixer.get("n_heads")) and not narrow:
+        words += f", {count(groups)} kv"
+    visibility = mapping(mixer.get("visibility"))
+    if _kind(visibility) not in (*_ORDINARY, "") and not narrow:
+        reach = finite(visibility.get("window"))
+        seen = _kind(visibility).replace("_", " ").replace("sliding window", "window")
+        words = ", ".join(filter(None, [words, f"{seen} {count(reach)}" if reach is not None else seen]))
+    if mixer.get("qk_norm") and not narrow:
+        words = ", ".join(filter(None, [words, "qk norm"]))
+    return words
+
+
+def _ffn_detail(ffn: dict, narrow: bool) -> str:
+    words = _sizes(ffn, ("n_experts", "top_k", "hidden"), ("{} experts", "top {}", "hidden {}"))
+    activation: Any = ffn.get("activation")
+    act = _kind(activation) or (leaf(activation) if isinstance(activation, str) else "")
+    return words if narrow else ", ".join(filter(None, [words, act]))

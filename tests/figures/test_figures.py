@@ -1,0 +1,227 @@
+"""The figures: round ticks, finite paths, labels that keep apart, colours that can be read."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from xml.etree import ElementTree
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from glassformer.figures import (
+    Axis,
+    BlockSketch,
+    Box,
+    Dot,
+    ModelSketch,
+    Series,
+    StageSketch,
+    escape,
+    finite,
+    fixed,
+    interval_domain,
+    interval_row,
+    legend,
+    line_chart,
+    log_ticks,
+    nice_ticks,
+    scatter_chart,
+    script,
+    si,
+    stylesheet,
+    tag,
+    tick_labels,
+    wiring_drawing,
+)
+from glassformer.figures.chart import spread
+from glassformer.figures.style import COLOURS, colour, dash, marker
+
+reals = st.floats(-1e12, 1e12, allow_nan=False)
+anything = st.floats(allow_nan=True, allow_infinity=True)
+
+
+@given(reals, reals, st.integers(3, 9))
+def test_ticks_are_round_even_inside_and_about_as_many_as_asked(a: float, b: float, target: int) -> None:
+    low, high = min(a, b), max(a, b)
+    assume(high - low > 1e-6 * max(abs(low), abs(high), 1e-9))
+    ticks = nice_ticks(low, high, target)
+    step = (ticks[-1] - ticks[0]) / (len(ticks) - 1) if len(ticks) > 1 else high - low
+    assert 1 <= len(ticks) <= target + 2
+    assert all(low - 1e-6 * step <= t <= high + 1e-6 * step for t in ticks)
+    assert all(math.isclose(y - x, step, rel_tol=1e-4) for x, y in itertools.pairwise(ticks))
+    if len(ticks) > 1:
+        mantissa = step / 10 ** math.floor(math.log10(step) + 1e-9)
+        assert min(abs(mantissa - m) for m in (1, 2, 5, 10)) < 1e-3
+
+
+@given(st.floats(1e-12, 1e12), st.floats(1.001, 1e9))
+def test_log_ticks_lie_inside_and_rise(low: float, ratio: float) -> None:
+    ticks = log_ticks(low, low * ratio)
+    assert ticks == sorted(set(ticks)) and len(ticks) <= 14
+    assert all(low * (1 - 1e-6) <= t <= low * ratio * (1 + 1e-6) for t in ticks)
+    assert log_ticks(-1, 5) == [] and log_ticks(3, 3) == []
+
+
+@given(st.floats(-1e-3, 1e9), st.floats(1e-3, 1e9))
+def test_no_two_ticks_have_the_same_label(low: float, span: float) -> None:
+    assume(span > 1e-5 * abs(low))
+    labels = tick_labels(nice_ticks(low, low + span))
+    assert len(set(labels)) == len(labels)
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (10646784, "10.6M"),
+        (999_999, "1M"),
+        (0, "0"),
+        (1500, "1.5k"),
+        (2.5e9, "2.5B"),
+        (0.0432, "0.0432"),
+        (-12, "−12"),
+        (100, "100"),
+        (3e-7, "3.00e−7"),
+        (1e20, "1.00e20"),
+    ],
+)
+def test_counts_in_words(value: float, words: str) -> None:
+    assert si(value) == words
+
+
+def test_numbers_for_people() -> None:
+    assert fixed(-0.0001) == "0.000" and fixed(-1.5, 1) == "−1.5" and fixed(0.25, 2, signed=True) == "+0.25"
+    assert tick_labels([0, 200_000, 1_000_000]) == ["0", "200k", "1M"] and tick_labels([3.5, 4.0]) == [
+        "3.5",
+        "4.0",
+    ]
+    assert nice_ticks(0, 1) == [0, 0.2, 0.4, 0.6, 0.8, 1.0] and log_ticks(1, 1000) == [1, 10, 100, 1000]
+    assert [finite(v) for v in (True, "1", None, math.nan, math.inf, 10**400, 2)] == [None] * 6 + [2.0]
+
+
+def test_words_are_escaped_and_markup_is_not() -> None:
+    assert tag("a", "<b>", tag("i", "&"), href='"x') == '<a href="&quot;x">&lt;b&gt;<i>&amp;</i></a>'
+    assert escape("\x00\ud800") == "\ufffd\ufffd" and tag("input", checked=True, x=None) == "<input checked>"
+
+
+def _numbers(svg: str) -> list[float]:
+    """Every coordinate of a drawing; parsing it also proves that it is well formed."""
+    tree = ElementTree.fromstring(svg)
+    keys = ("d", "x", "y", "cx", "cy", "r", "x1", "x2", "y1", "y2", "width", "height", "viewBox")
+    values = [value for node in tree.iter() for key, value in node.attrib.items() if key in keys]
+    assert not any(re.search("nan|inf", value, re.I) for value in values)
+    return [
+        float(number) for value in values for number in re.findall(r"-?\d+(?:\.\d+)?(?:e[+-]?\d+)?", value)
+    ]
+
+
+@given(st.lists(st.lists(st.tuples(anything, anything), max_size=12), min_size=1, max_size=4),
+       st.sampled_from(["linear", "log"]), st.sampled_from(["linear", "log"]))  # fmt: skip
+@settings(max_examples=50, deadline=None)
+def test_a_line_chart_of_any_numbers_is_finite(lines: list, x: str, y: str) -> None:
+    series = [
+        Series(f"<{i}>", line, i, thin=[line], markers=line[:2], ended="x") for i, line in enumerate(lines)
+    ]
+    chart = line_chart(series, Axis("x", x), Axis("y", y), "t")  # type: ignore[arg-type]
+    assert all(math.isfinite(n) and abs(n) <= 2e6 for n in _numbers(chart))
+
+
+@given(st.lists(st.tuples(anything, anything), max_size=9))
+@settings(max_examples=40, deadline=None)
+def test_a_scatter_chart_of_any_numbers_is_finite(points: list) -> None:
+    dots = [Dot(f"arm {i}", x, y, i) for i, (x, y) in enumerate(points)]
+    assert all(math.isfinite(n) for n in _numbers(scatter_chart(dots, Axis("x"), Axis("y"), "t")))
+
+
+def test_a_line_is_drawn_where_its_values_lie() -> None:
+    chart = line_chart(
+        [Series("a", [(0, 1.0), (10, 3.0)])],
+        Axis("x"),
+        Axis("y", low=0, high=4),
+        "t",
+        200,
+        110,
+        end_labels=False,
+    )
+    found = re.search(r'class="gf-mean"', chart)
+    d = re.search(r'<path d="M([\d.]+),([\d.]+)L([\d.]+),([\d.]+)" class="gf-mean"', chart)
+    assert found and d
+    x0, y0, x1, y1 = map(float, d.groups())
+    top, bottom = 30.0, 60.0
+    assert (x0, x1) == (52.0, 176.0)
+    assert math.isclose(y0, bottom - (bottom - top) / 4) and math.isclose(y1, bottom - 3 * (bottom - top) / 4)
+
+
+def test_an_arm_that_ran_away_does_not_stretch_the_axis() -> None:
+    steady = Series("steady", [(0, 5.0), (10, 4.0)])
+    wild = Series("wild", [(0, 5.0), (5, 1e6)], 1, ended="diverged", stray=True)
+    chart = line_chart([steady, wild], Axis("x"), Axis("y"), "t")
+    assert "1M" not in chart and 'class="gf-ended"' in chart and "diverged" in chart
+
+
+@given(st.lists(st.floats(0, 300), min_size=1, max_size=12))
+def test_labels_keep_apart_and_in_order(places: list[float]) -> None:
+    moved = spread(places, 17.0, 0.0, 300.0)
+    order = sorted(range(len(places)), key=lambda i: places[i])
+    assert all(moved[b] - moved[a] >= 17.0 - 1e-6 for a, b in itertools.pairwise(order))
+    if all(b - a >= 17 for a, b in itertools.pairwise(sorted(places))):
+        assert all(math.isclose(a, b, abs_tol=1e-6) for a, b in zip(places, moved, strict=True))
+
+
+def test_an_interval_lies_on_its_side_of_zero() -> None:
+    domain = interval_domain([-0.2, 0.1, None, math.nan])
+    assert domain[0] == -domain[1] and domain[1] > 0.2
+    row = interval_row(-0.1, -0.2, -0.05, domain, "t", width=300)
+    middle = 150.0
+    assert all(float(x) < middle for x in re.findall(r'cx="([\d.]+)"', row))
+    assert interval_domain([]) == (-1.0, 1.0)
+
+
+@pytest.mark.parametrize("wiring", ["pre", "post", "sandwich", "parallel", "none of these"])
+def test_each_wiring_has_its_own_drawing(wiring: str) -> None:
+    block = BlockSketch(wiring, "rmsnorm", Box("attention", "6 heads", "rotary"), Box("mlp"))
+    svg = wiring_drawing(ModelSketch(stages=(StageSketch(6, (block,)),)), "t")
+    assert all(math.isfinite(n) for n in _numbers(svg))
+    norms = {"pre": 2, "post": 2, "sandwich": 4, "parallel": 1, "none of these": 2}[wiring]
+    assert len(re.findall(r">rmsnorm</text>", svg)) == norms
+    assert svg.count("gf-plus") == (1 if wiring == "parallel" else 2)
+    assert ("drawn as pre" in svg) == (wiring == "none of these")
+
+
+def test_a_parallel_block_with_two_norms_shows_two() -> None:
+    block = BlockSketch("parallel", "layernorm", Box("attention"), Box("mlp"), shared_norm=False)
+    svg = wiring_drawing(ModelSketch(stages=(StageSketch(2, (block,)),), embedding_norm="layernorm"), "t")
+    assert len(re.findall(r">layernorm</text>", svg)) == 3
+
+
+def test_many_arms_are_told_apart_by_more_than_colour() -> None:
+    looks = {(colour(i), dash(i), re.sub(r"[\d.]+", "", marker(i, 0, 0))) for i in range(120)}
+    assert len(looks) == 120
+    assert len({dash(i) for i in range(6)}) == 6
+
+
+def _luminance(hexa: str) -> float:
+    parts = [int(hexa[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [v / 12.92 if v <= 0.04045 else ((v + 0.055) / 1.055) ** 2.4 for v in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+@pytest.mark.parametrize("scheme", [0, 1], ids=["light", "dark"])
+def test_every_colour_of_words_can_be_read(scheme: int) -> None:
+    colours = dict(
+        re.findall(
+            r"--gf-([\w-]+): (#[0-9a-f]{6})", re.findall(r":root \{(.*?)\n *\}", stylesheet(), re.S)[scheme]
+        )
+    )
+    paper = _luminance(colours["paper"])
+    for name in [*map(str, range(COLOURS)), "ink", "muted", "good", "bad"]:
+        low, high = sorted([paper, _luminance(colours[name])])
+        assert (high + 0.05) / (low + 0.05) >= 4.5, name
+
+
+def test_the_script_is_small_and_can_stand_in_a_page() -> None:
+    assert len(script().encode()) < 15_000 and "</" not in script() and "http" not in script()
+    assert "</" not in stylesheet() and "url(" not in stylesheet()
+    assert 'aria-pressed="true"' in legend([Series("<a>", [])]) and "<a>" not in legend([Series("<a>", [])])
