@@ -22,7 +22,7 @@ from glassformer import machine
 from glassformer.config import ModelConfig
 from glassformer.errors import RequestError, WorkError
 from glassformer.model import Model
-from glassformer.text import Batches, TextData, Tokenizer, prepare
+from glassformer.text import Batches, Tokenizer, Tokens, prepare
 from glassformer.train import checkpoint
 from glassformer.train.evaluate import evaluate
 from glassformer.train.recipe import Recipe, default_learning_rate
@@ -87,7 +87,7 @@ class Run:
 
 def train(
     config: ModelConfig,
-    data: str | Path | TextData,
+    data: str | Path | Tokens,
     recipe: Recipe | dict[str, Any],
     out: str | Path | None = None,
     resume: bool = False,
@@ -103,7 +103,7 @@ def train(
     """
     recipe = recipe if isinstance(recipe, Recipe) else Recipe.of(**recipe)
     how = machine.settings(recipe.device, recipe.dtype, recipe.threads, recipe.compile)
-    text = data if isinstance(data, TextData) else prepare(data, tokenizer, context=recipe.context)
+    text = data if isinstance(data, Tokens) else prepare(data, tokenizer, context=recipe.context)
     config = fit(config, text.tokenizer.vocab_size, recipe.context)
     config.check()
     folder = _open_folder(out, config, recipe, text, resume)
@@ -138,7 +138,7 @@ class _Loop:
         self,
         config: ModelConfig,
         recipe: Recipe,
-        text: TextData,
+        text: Tokens,
         how: machine.Settings,
         folder: Path | None,
         callback: Callback | None,
@@ -314,7 +314,7 @@ class _Loop:
             "first_loss": self.first_loss,
             "recent": list(self.recent),
             "validation": self.validation,
-            "data": self.text.train.info.get("fingerprint") if isinstance(self.text.train.info, dict) else None,
+            "data": self.text.train.folder.name,
         }
         checkpoint.save(self.folder, self.step, self.model, self.optimizer, state)
 
@@ -371,7 +371,7 @@ def _mix(seed: int, step: int) -> int:
     return (z ^ z >> 31) >> 1
 
 
-def _open_folder(out: str | Path | None, config: ModelConfig, recipe: Recipe, text: TextData, resume: bool) -> Path | None:
+def _open_folder(out: str | Path | None, config: ModelConfig, recipe: Recipe, text: Tokens, resume: bool) -> Path | None:
     """The run folder, made; refused where it holds another run."""
     if out is None:
         if resume:
@@ -393,7 +393,7 @@ def _open_folder(out: str | Path | None, config: ModelConfig, recipe: Recipe, te
     return folder
 
 
-def _same_run(folder: Path, config: ModelConfig, recipe: Recipe, text: TextData) -> None:
+def _same_run(folder: Path, config: ModelConfig, recipe: Recipe, text: Tokens) -> None:
     """Refuses to go on with another model, recipe or tokenizer than the run began with."""
     if difference := ModelConfig.from_file(folder / "config.yaml").diff(config):
         path, (was, now) = next(iter(difference.items()))

@@ -1,0 +1,222 @@
+"""Training and evaluation batches as pure functions of a stream of tokens: there is no state to save."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from glassformer.errors import RequestError
+from glassformer.text.permutation import keyed, permute
+from glassformer.text.shards import TokenShards
+
+if TYPE_CHECKING:
+    from jaxtyping import Int
+    from torch import Tensor
+
+IGNORED = -100  # the target that torch's cross entropy leaves out
+
+
+class Batch(NamedTuple):
+    """`targets[:, i]` is the token that follows `inputs[:, i]`."""
+
+    inputs: Int[Tensor, "b s"]
+    targets: Int[Tensor, "b s"]
+
+
+class EvaluationBatch(NamedTuple):
+    """As Batch; a target of -100 is not scored. `bytes` is the text of each scored one, 0 elsewhere."""
+
+    inputs: Int[Tensor, "b s"]
+    targets: Int[Tensor, "b s"]
+    bytes: Int[Tensor, "b s"]
+
+
+class Batches:
+    """`batches[step]` -> (inputs, targets), (batch, context) int64: a pure function of (seed, step, rank).
+
+    An epoch cuts the n tokens, from an offset of its own on, into W windows of `context` inputs that do not
+    overlap, and takes each exactly once, in an order of its own:
+
+        sequence i of all  =  step * batch * world + rank * batch + row
+        epoch, place       =  divmod(i, W)
+        first token        =  offset(seed, epoch) + context * permutation(seed, epoch)(place)
+
+    So ranks divide what one rank would see, batches run across the border of epochs, and nothing is dropped
+    but the less than two windows of text at the ends, which another epoch's offset takes in. The order of
+    sequences depends on (seed, context, n) alone: models that share those see the same data in the same
+    order.
+
+    `tokens` is a TokenShards or any one-dimensional array of integers.
+    """
+
+    def __init__(
+        self,
+        tokens: TokenShards | np.ndarray,
+        batch: int,
+        context: int,
+        seed: int = 0,
+        rank: int = 0,
+        world: int = 1,
+    ) -> None:
+        for name, value in (("batch", batch), ("context", context), ("world", world)):
+            if value < 1:
+                raise RequestError(f"{name}={value} must be at least 1")
+        if not 0 <= rank < world:
+            raise RequestError(f"rank={rank} must lie between 0 and world - 1 = {world - 1}")
+        self.tokens = _array(tokens)
+        self.batch, self.context, self.seed, self.rank, self.world = batch, context, int(seed), rank, world
+        n = len(self.tokens)
+        refuse_long(context, n, "training text")
+        # One window less than would fit, so that offsets can move every border of a window to any place.
+        self.windows = max(1, (n - context) // context)
+        # How many offsets there are; with the last of them, the last token is a target.
+        self._offsets = n - self.windows * context
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Targets of one step over all ranks."""
+        return self.batch * self.context * self.world
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Steps until every window was seen at least once."""
+        return math.ceil(self.windows / (self.batch * self.world))
+
+    def epoch(self, step: int) -> int:
+        """The epoch in which `step` begins."""
+        return step * self.batch * self.world // self.windows
+
+    def starts(self, step: int) -> np.ndarray:
+        """(batch,) the index of the first input token of each row."""
+        if step < 0:
+            raise IndexError(f"step {step} must not be negative")
+        first = (step * self.world + self.rank) * self.batch
+        starts = np.empty(self.batch, np.int64)
+        row = 0
+        while row < self.batch:  # once, or once for each epoch that the batch reaches into
+            epoch, place = divmod(first + row, self.windows)
+            rows = min(self.batch - row, self.windows - place)
+            offset, key = _order(self.seed, epoch, self._offsets)
+            window = permute(np.arange(place, place + rows), self.windows, key)
+            starts[row : row + rows] = offset + self.context * window
+            row += rows
+        return starts
+
+    def __getitem__(self, step: int) -> Batch:
+        windows = _gather(self.tokens, self.starts(step), self.context + 1)
+        return Batch(_tensor(windows[:, :-1]), _tensor(windows[:, 1:]))
+
+
+@lru_cache(maxsize=64)
+def _order(seed: int, epoch: int, offsets: int) -> tuple[int, int]:
+    """(offset of the first window, key of the permutation) of an epoch."""
+    return keyed("offset", seed, epoch) % offsets, keyed("order", seed, epoch)
+
+
+class EvaluationWindows:
+    """Windows that lie evenly over the text, the same at every call: an iterable of EvaluationBatch.
+
+    With stride = context (the default) windows do not overlap and every target of a window is scored. With a
+    smaller stride a window begins `stride` after the one before it and scores its last `stride` targets
+    alone, so each has at least `context - stride` tokens before it; no target is scored twice either way. If
+    all windows would score more than `max_tokens`, as many as fit are taken, evenly spread.
+
+        loss in nats  =  sum(nll) / scored targets          bits per byte  =  sum(nll) / (ln 2 * sum(bytes))
+    """
+
+    def __init__(
+        self,
+        tokens: TokenShards | np.ndarray,
+        context: int,
+        max_tokens: int | None,
+        stride: int | None,
+        token_bytes: np.ndarray,
+        batch: int,
+    ) -> None:
+        stride = context if stride is None else stride
+        for name, value in (("context", context), ("batch", batch), ("max_tokens", max_tokens)):
+            if value is not None and value < 1:
+                raise RequestError(f"{name}={value} must be at least 1")
+        if not 1 <= stride <= context:
+            raise RequestError(f"stride={stride} must lie between 1 and context={context}")
+        self.tokens = _array(tokens)
+        self.context, self.stride, self.batch = context, stride, batch
+        self.token_bytes = np.asarray(token_bytes, np.int64)
+        n = len(self.tokens)
+        refuse_long(context, n, "held-out text")
+        fits = (n - 1 - context) // stride + 1
+        count = fits if max_tokens is None else min(fits, max(1, max_tokens // stride))
+        self.starts: np.ndarray = np.arange(count) * fits // count * stride
+
+    def __len__(self) -> int:
+        """Batches."""
+        return math.ceil(len(self.starts) / self.batch)
+
+    @property
+    def scored(self) -> int:
+        """Targets that are scored. The first window of the text scores all of its own: no other has them."""
+        return len(self.starts) * self.stride + (self.context - self.stride)
+
+    def __iter__(self) -> Iterator[EvaluationBatch]:
+        for first in range(0, len(self.starts), self.batch):
+            starts = self.starts[first : first + self.batch]
+            windows = _gather(self.tokens, starts, self.context + 1)
+            targets = windows[:, 1:].copy()
+            weight = self.token_bytes[targets]
+            unscored = (np.arange(self.context) < self.context - self.stride) & (starts > 0)[:, None]
+            targets[unscored], weight[unscored] = IGNORED, 0
+            yield EvaluationBatch(_tensor(windows[:, :-1]), _tensor(targets), _tensor(weight))
+
+
+def evaluation_windows(
+    tokens: TokenShards | np.ndarray,
+    context: int,
+    max_tokens: int | None = None,
+    stride: int | None = None,
+    *,
+    token_bytes: np.ndarray,
+    batch: int = 8,
+) -> EvaluationWindows:
+    """See EvaluationWindows. RequestError where `context` is longer than the text."""
+    return EvaluationWindows(tokens, context, max_tokens, stride, token_bytes, batch)
+
+
+def bits_per_byte(nats: float, text_bytes: int) -> float:
+    """A loss that tokenizers share: total negative log likelihood in nats, over the bytes predicted."""
+    if text_bytes < 1:
+        raise RequestError("bits per byte need at least one byte of text")
+    return nats / (math.log(2) * text_bytes)
+
+
+def _array(tokens: TokenShards | np.ndarray) -> np.ndarray:
+    array = np.asanyarray(tokens.tokens if isinstance(tokens, TokenShards) else tokens)
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        raise RequestError(f"tokens must be one row of integers, not {array.ndim}-dimensional {array.dtype}")
+    return array
+
+
+def refuse_long(context: int, n: int, what: str) -> None:
+    """RequestError where `context` inputs and the target of the last are more than the n tokens there are."""
+    if n < context + 1:
+        raise RequestError(
+            f"context={context} needs at least {context + 1} tokens, and the {what} has {n}; "
+            f"use a context of at most {max(n - 1, 0)}, or give more text"
+        )
+
+
+def _gather(tokens: np.ndarray, starts: np.ndarray, length: int) -> np.ndarray:
+    """(rows, length) int64. Row by row: a memory map then reads only the pages of these windows."""
+    found = np.empty((len(starts), length), np.int64)
+    for row, start in enumerate(starts.tolist()):
+        found[row] = tokens[start : start + length]
+    return found
+
+
+def _tensor(array: np.ndarray) -> Tensor:
+    import torch  # here, so that text can be prepared where nothing is trained
+
+    return torch.from_numpy(array.copy())  # inputs and targets of one row would share their memory

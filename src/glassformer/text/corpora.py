@@ -1,0 +1,59 @@
+"""DATA -> Corpus: a text file, a folder, `-`, `hf:owner/name`, or the name of an embedded corpus."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from glassformer.errors import RequestError, did_you_mean
+from glassformer.text.documents import Corpus, Document
+from glassformer.text.embedded import EMBEDDED
+from glassformer.text.files import open_file, open_folder, spool
+from glassformer.text.storage import Progress, cache_folder, silent
+
+__all__ = ["Corpus", "Document", "EMBEDDED", "open_corpus"]
+
+
+def open_corpus(
+    data: str | Path, cache_dir: str | Path | None = None, progress: Progress | None = None
+) -> Corpus:
+    """Opens `data`, and reads it once to know its fingerprint.
+
+    A file: JSON lines (`.jsonl`, field `text`), else text, cut at `<|endoftext|>` where it has that, else one
+    document. A folder: every text file below it is a document. `-`: standard input, kept in the cache. `hf:`:
+    see `text/hub.py`. Text is UTF-8; bytes that are not become U+FFFD, a byte-order mark is dropped, line
+    ends stay as they are.
+
+    Raises RequestError where there is nothing of that name, or nothing in it that is text.
+    """
+    data, cache, progress = str(data), cache_folder(cache_dir), progress or silent
+    if not data:
+        raise RequestError(
+            f"data='' names nothing; give a text file, a folder, -, hf:owner/name, {' or '.join(EMBEDDED)}"
+        )
+    if data == "-":
+        return spool(sys.stdin.buffer, "stdin", data, cache)
+    if data in EMBEDDED:
+        return EMBEDDED[data](cache, progress)
+    if data.startswith("hf:"):
+        from glassformer.text.hub import open_hub
+
+        return open_hub(data, cache, progress)
+    path = Path(data).expanduser()
+    if path.is_dir():
+        return open_folder(path)
+    if path.is_file():
+        return open_file(path)
+    if path.exists():  # a pipe, as in <(zcat text.gz)
+        with open(path, "rb") as stream:
+            return spool(stream, path.name, data, cache)
+    raise RequestError(_unknown(data, path))
+
+
+def _unknown(data: str, path: Path) -> str:
+    try:
+        neighbours = [str(path.with_name(entry.name)) for entry in path.parent.iterdir()]
+    except OSError:
+        neighbours = []
+    hint = did_you_mean(data, [*neighbours, *EMBEDDED])
+    return f"data={data!r} is no file, no folder and no embedded corpus ({', '.join(EMBEDDED)}){hint}"

@@ -1,0 +1,116 @@
+"""Documents and corpora as values: a name and a way to read the text again, in pieces of bounded size."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from glassformer.errors import RequestError
+
+PIECE = 256 * 1024  # characters; bounds the memory of one encode call
+
+
+def utf8(text: str, what: str = "text") -> bytes:
+    """The UTF-8 bytes of `text`. A lone surrogate, which UTF-8 cannot write, is a RequestError that places
+    it.
+    """
+    try:
+        return text.encode()
+    except UnicodeEncodeError as problem:
+        code = ord(text[problem.start])
+        raise RequestError(
+            f"{what} holds a lone surrogate U+{code:04X} at character {problem.start}, "
+            "which is no Unicode text; remove it, or decode the text as UTF-8"
+        ) from problem
+
+
+def mended(text: str) -> str:
+    """`text` with each lone surrogate (JSON can carry them) replaced by U+FFFD."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+# A cut after "x\n" before a visible character falls between two pre-tokens of the GPT-2 pattern, so the
+# pieces of a text encode to the same tokens as the whole.
+_CLEAN_CUT = re.compile(r"\S\n(?=\S)")
+
+
+def _cut(text: str, size: int) -> int:
+    """Where to cut `text`, longer than `size`: in the second half of its first `size` characters if it can
+    be.
+    """
+    clean = 0
+    for match in _CLEAN_CUT.finditer(text, size // 2, size + 1):
+        clean = match.end()
+    if clean and clean <= size:
+        return clean
+    line = text.rfind("\n", size // 2, size)
+    if line >= 0:
+        return line + 1
+    space = text.rfind(
+        " ", size // 2, size
+    )  # before the space: byte-level BPE binds it to the word that follows
+    return space if space > 0 else size
+
+
+def in_pieces(chunks: Iterable[str], size: int = PIECE) -> Iterator[str]:
+    """The text of `chunks`, cut anew into non-empty pieces of at most `size` characters, at line ends where
+    it can.
+    """
+    waiting = ""
+    for chunk in chunks:
+        waiting += chunk
+        begin = 0
+        # One character beyond `size` must be known, to see whether the cut is clean.
+        while len(waiting) - begin > size:
+            window = waiting[begin : begin + size + 1]
+            cut = _cut(window, size)
+            yield window[:cut]
+            begin += cut
+        waiting = waiting[begin:]
+    if waiting:
+        yield waiting
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """One text with a name. `source` is the text, or a function that starts reading it again from its
+    beginning.
+    """
+
+    name: str
+    source: str | Callable[[], Iterable[str]]
+
+    def pieces(self, size: int = PIECE) -> Iterator[str]:
+        """The text in non-empty pieces of at most `size` characters: the only way to read a document larger
+        than memory.
+        """
+        chunks = [self.source] if isinstance(self.source, str) else self.source()
+        return in_pieces(chunks, size)
+
+    @property
+    def text(self) -> str:
+        """The whole text."""
+        return self.source if isinstance(self.source, str) else "".join(self.source())
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """A named stream of documents that can be read as often as needed, always in the same order.
+
+    `fingerprint` is a hash of the content: the same texts have the same fingerprint wherever they lie. `size`
+    is about how many bytes reading it all will take (None where nobody knows); `notes` is what the opener had
+    to say (files skipped, split chosen), and becomes part of `describe()`.
+    """
+
+    name: str
+    fingerprint: str
+    source: Callable[[], Iterable[Document]]
+    size: int | None = None
+    notes: Mapping[str, object] = field(default_factory=dict)
+
+    def documents(self) -> Iterator[Document]:
+        return iter(self.source())
+
+    def describe(self) -> dict[str, object]:
+        return {"name": self.name, "fingerprint": self.fingerprint, **self.notes}

@@ -1,0 +1,151 @@
+"""Corpora that every Python brings along: the documentation and the source of its standard library.
+
+Both are read from the files, never imported: importing some modules has effects (`antigravity` opens a
+browser).
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+import platform
+import sysconfig
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from glassformer.errors import WorkError
+from glassformer.text.documents import Corpus, Document
+from glassformer.text.files import open_file, read_span
+from glassformer.text.storage import Progress, atomic_file, silent
+
+# Tests repeat each other, bundled wheels and site-packages are not the library, encodings are generated
+# tables, and pydoc_data is prose that `python-docs` reads as such.
+LEFT_OUT = frozenset({
+    "test", "tests", "idle_test", "site-packages", "dist-packages", "_bundled", "encodings", "pydoc_data",
+    "__pycache__",
+})  # fmt: skip
+EXTRACTION = 1  # counts the changes of what `python-docs` consists of
+
+
+def standard_library() -> Path:
+    return Path(sysconfig.get_path("stdlib"))
+
+
+def sources(root: Path) -> list[Path]:
+    """The .py files of the library in sorted order, without tests and without what differs by machine."""
+    found = []
+    for path in root.rglob("*.py"):
+        parts = path.relative_to(root).parts
+        generated = parts[0].startswith(("config-", "_sysconfigdata"))
+        if not generated and LEFT_OUT.isdisjoint(parts):
+            found.append(path)
+    if not found:
+        raise WorkError(
+            f"the source files of Python's standard library are not in {root}, "
+            "so the embedded corpora cannot be read; give a text file or a folder instead"
+        )
+    return sorted(found, key=lambda path: path.relative_to(root).parts)
+
+
+def open_python_source(cache: Path, progress: Progress = silent) -> Corpus:
+    """The source text of each file of the standard library, a document each."""
+    root = standard_library()
+    paths = sources(root)
+    sha, size = _hash(paths)
+
+    def documents() -> Iterator[Document]:
+        for path in paths:
+            if text := _read(path):
+                yield Document(path.relative_to(root).as_posix(), text)
+
+    return Corpus("python-source", sha, documents, size, {"python": platform.python_version()})
+
+
+def open_python_docs(cache: Path, progress: Progress = silent) -> Corpus:
+    """The help topics of the language, then the docstrings of each module: prose about Python, a document
+    each.
+
+    Extracting the docstrings takes seconds, so they are written once to the cache, named by the files they
+    came from.
+    """
+    root = standard_library()
+    paths = sources(root)
+    topics = root / "pydoc_data" / "topics.py"
+    sha, _ = _hash([*paths, topics] if topics.exists() else paths, seed=f"docs {EXTRACTION}")
+    kept = cache / "embedded" / f"python-docs-{sha[:32]}.jsonl"
+    if not kept.exists():
+        with atomic_file(kept) as temporary, open(temporary, "w", encoding="ascii") as file:
+            for text in _topics(topics):
+                file.write(json.dumps({"text": text}) + "\n")
+            for done, path in enumerate(paths):
+                progress("reading docstrings", done, len(paths))
+                if text := docstrings(path, _module_name(path.relative_to(root))):
+                    file.write(json.dumps({"text": text}) + "\n")
+            progress("reading docstrings", len(paths), len(paths))
+    corpus = open_file(kept, "python-docs")
+    return Corpus(
+        "python-docs", corpus.fingerprint, corpus.source, corpus.size, {"python": platform.python_version()}
+    )
+
+
+EMBEDDED: dict[str, Callable[[Path, Progress], Corpus]] = {
+    "python-docs": open_python_docs,
+    "python-source": open_python_source,
+}
+
+
+def _hash(paths: list[Path], seed: str = "") -> tuple[str, int]:
+    sha, size = hashlib.sha256(seed.encode()), 0
+    for path in paths:
+        data = path.read_bytes()
+        sha.update(hashlib.sha256(data).digest())
+        size += len(data)
+    return sha.hexdigest(), size
+
+
+def _read(path: Path) -> str:
+    return "".join(read_span(path, 0, path.stat().st_size)).removeprefix("\ufeff")
+
+
+def _module_name(relative: Path) -> str:
+    parts = relative.with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def _topics(path: Path) -> Iterator[str]:
+    """The values of the dictionary literal `topics` of pydoc_data, in the order of their names. A Python
+    without it has docstrings only.
+    """
+    if not path.exists():
+        return
+    for node in ast.parse(path.read_bytes()).body:
+        if isinstance(node, (ast.Assign, ast.AnnAssign)) and isinstance(node.value, ast.Dict):
+            topics: dict[str, str] = ast.literal_eval(node.value)
+            yield from (topics[name] for name in sorted(topics))
+
+
+def docstrings(path: Path, module: str) -> str:
+    """The docstrings of a source file in its order, each below the full name (and the parameters) of what it
+    explains.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # old escape sequences in the library are not our user's concern
+            tree = ast.parse(path.read_bytes())
+    except (SyntaxError, ValueError):  # lib2to3 and templates hold files that are Python of another version
+        return ""
+    found: list[str] = []
+
+    def visit(node: ast.AST, name: str) -> None:
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+            parameters = f"({ast.unparse(node.args)})" if hasattr(node, "args") else ""
+            if text := ast.get_docstring(node):
+                found.append(f"{name}{parameters}\n\n{text}\n")
+        for child in ast.iter_child_nodes(node):
+            inner = getattr(child, "name", None) if isinstance(child, ast.stmt) else None
+            visit(child, f"{name}.{inner}" if inner else name)
+
+    visit(tree, module)
+    return "\n\n".join(found)

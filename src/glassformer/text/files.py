@@ -1,0 +1,270 @@
+"""Corpora from files: one file, a folder of them, or a stream that is first written down."""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import hashlib
+import json
+import os
+from array import array
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import IO
+
+from glassformer.errors import RequestError, WorkError
+from glassformer.text.documents import Corpus, Document, mended
+from glassformer.text.storage import temporary_file
+
+CHUNK = 256 * 1024  # bytes read at once
+WHOLE = 4 * 1024 * 1024  # a document up to this many bytes is held as one string; a larger one is streamed
+LONGEST_LINE = 256 * 1024 * 1024  # of a JSONL file
+SEPARATOR = b"<|endoftext|>"
+JSONL_SUFFIXES = frozenset({".jsonl", ".ndjson"})
+_SUFFIXES = """
+txt text md markdown rst adoc org tex bib html htm xml json csv tsv yaml yml toml ini cfg conf log srt
+py pyi pyx ipynb js mjs ts jsx tsx c h cc cpp cxx hpp cu cuh m java kt kts scala go rs rb php pl pm lua
+sh bash zsh fish ps1 sql r jl hs ml mli fs cs swift dart lisp clj scm el vim css scss sass cmake
+"""
+TEXT_SUFFIXES = JSONL_SUFFIXES | {f".{suffix}" for suffix in _SUFFIXES.split()}
+"""What a folder is searched for; a name without a suffix (README, wiki_00) counts as text too."""
+
+
+@dataclass(frozen=True)
+class Scan:
+    """One pass over a file: its hash, size, first NUL byte (-1: none), byte-order mark, and where its
+    separators are.
+    """
+
+    sha256: str
+    size: int
+    nul: int
+    begin: int  # 3 after a UTF-8 byte-order mark, else 0
+    separators: array[int]
+
+
+def scan_file(path: Path) -> Scan:
+    """Reads `path` once, in chunks. Raises OSError as reading does."""
+    sha = hashlib.sha256()
+    separators = array("Q")
+    size, nul, begin = 0, -1, 0
+    tail = b""  # the end of the chunk before: a separator may lie across the border
+    with open(path, "rb") as file:
+        while chunk := file.read(CHUNK):
+            if size == 0 and chunk.startswith(codecs.BOM_UTF8):
+                begin = len(codecs.BOM_UTF8)
+            sha.update(chunk)
+            if nul < 0 and (at := chunk.find(b"\0")) >= 0:
+                nul = size + at
+            window = tail + chunk
+            at = window.find(SEPARATOR)
+            while at >= 0:
+                separators.append(size - len(tail) + at)
+                at = window.find(SEPARATOR, at + len(SEPARATOR))
+            # One byte less than a separator: what was found cannot be found again.
+            tail = window[-(len(SEPARATOR) - 1) :]
+            size += len(chunk)
+    return Scan(sha.hexdigest(), size, nul, begin, separators)
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[IO[bytes]]:
+    """A file that could be read when the corpus was opened, and must still be there."""
+    try:
+        file = open(path, "rb")  # noqa: SIM115 - the `with` below must not catch what its block raises
+    except OSError as problem:
+        raise WorkError(
+            f"{path} can no longer be read ({problem.strerror or problem}); "
+            "leave the corpus in place while it is used"
+        ) from problem
+    with file:
+        yield file
+
+
+def read_span(path: Path, begin: int, end: int) -> Iterator[str]:
+    """The text of bytes `begin` to `end`, decoded as UTF-8 as they are read; U+FFFD for what is not."""
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    with _opened(path) as file:
+        file.seek(begin)
+        left = end - begin
+        while left > 0 and (data := file.read(min(CHUNK, left))):
+            left -= len(data)
+            yield decoder.decode(data)
+        yield decoder.decode(b"", True)
+
+
+def _spans(path: Path, scan: Scan, name: str) -> Iterator[Document]:
+    """The documents of a plain text file: the whole of it, or what lies between its `<|endoftext|>`
+    separators.
+    """
+    if not scan.separators:
+        yield _span(path, scan.begin, scan.size, name)
+        return
+    begin = scan.begin
+    for index, end in enumerate(chain(scan.separators, [scan.size])):
+        if end - begin > WHOLE:
+            yield _span(path, begin, end, f"{name}#{index}")
+        elif text := "".join(read_span(path, begin, end)).strip():
+            yield Document(f"{name}#{index}", text)
+        begin = end + len(SEPARATOR)
+
+
+def _span(path: Path, begin: int, end: int, name: str) -> Document:
+    if end - begin <= WHOLE:
+        return Document(name, "".join(read_span(path, begin, end)))
+    return Document(name, lambda: read_span(path, begin, end))
+
+
+def _json_lines(path: Path, name: str) -> Iterator[Document]:
+    """Each line of a JSONL file is a document: its field `text`."""
+    with _opened(path) as file:
+        number = 0
+        while line := file.readline(LONGEST_LINE + 1):
+            number += 1
+            where = f"line {number} of {path}"
+            if len(line) > LONGEST_LINE:
+                raise RequestError(
+                    f"{where} is longer than {LONGEST_LINE >> 20} MiB; give long documents as text files"
+                )
+            line = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
+            if not line.strip():
+                continue
+            try:
+                record = json.loads(line)
+            except (ValueError, RecursionError) as problem:
+                raise RequestError(
+                    f"{where} is not JSON ({problem}); each line must be an object with a 'text'"
+                ) from None
+            if not isinstance(record, dict) or not isinstance(record.get("text"), str):
+                fields = (
+                    ", ".join(map(repr, list(record)[:8]))
+                    if isinstance(record, dict)
+                    else type(record).__name__
+                )
+                raise RequestError(f"{where} has no string field 'text' (it has: {fields or 'nothing'})")
+            if text := mended(record["text"]):
+                yield Document(f"{name}#{number}", text)
+
+
+def read_file(path: Path, scan: Scan, name: str) -> Iterator[Document]:
+    """The documents of one file, by its suffix."""
+    if path.suffix.lower() in JSONL_SUFFIXES:
+        yield from _json_lines(path, name)
+    else:
+        yield from _spans(path, scan, name)
+
+
+def _format(path: Path) -> str:
+    """Part of a fingerprint: the same bytes are other documents when they are read as JSON lines."""
+    return "jsonl" if path.suffix.lower() in JSONL_SUFFIXES else "text"
+
+
+def open_file(path: Path, name: str | None = None, data: str | None = None) -> Corpus:
+    """One file: JSON lines by suffix, else text, cut at `<|endoftext|>` where it has that."""
+    name, data = name or path.name, data or str(path)
+    try:
+        scan = scan_file(path)
+    except OSError as problem:
+        raise RequestError(f"data={data!r} cannot be read ({problem.strerror or problem})") from problem
+    if scan.nul >= 0:
+        tabular = path.suffix.lower() in (".parquet", ".arrow")
+        raise RequestError(
+            f"data={data!r} is not text: it has a NUL byte at offset {scan.nul}; "
+            + (f"pass hf:{path.parent} to read its tables" if tabular else "give UTF-8 text, unpacked")
+        )
+    fingerprint = hashlib.sha256(f"{_format(path)}:{scan.sha256}".encode()).hexdigest()
+    corpus = Corpus(name, fingerprint, lambda: read_file(path, scan, name), scan.size)
+    return refuse_empty(corpus, f"data={data!r}")
+
+
+def open_folder(folder: Path) -> Corpus:
+    """Every text file below `folder`, in sorted order, each a document; what is skipped is counted in
+    `notes`.
+    """
+    skipped: Counter[str] = Counter()
+    files: list[tuple[Path, Scan, str]] = []
+    sha = hashlib.sha256(b"folder")
+    for path in _walk(folder):
+        if path.suffix and path.suffix.lower() not in TEXT_SUFFIXES:
+            skipped["other suffixes"] += 1
+            continue
+        try:
+            # A pipe or a device in the folder would block or never end.
+            if not path.is_file():
+                raise OSError("not a regular file")
+            scan = scan_file(path)
+        except OSError:
+            skipped["unreadable"] += 1
+            continue
+        if scan.nul >= 0:
+            skipped["binary"] += 1
+        elif scan.size == scan.begin:
+            skipped["empty"] += 1
+        else:
+            files.append((path, scan, path.relative_to(folder).as_posix()))
+            sha.update(f"{_format(path)}:{scan.sha256}".encode())
+
+    def documents() -> Iterator[Document]:
+        for path, scan, name in files:
+            yield from read_file(path, scan, name)
+
+    notes = {"files": len(files), "skipped": dict(sorted(skipped.items()))}
+    size = sum(scan.size for _, scan, _ in files)
+    corpus = Corpus(folder.resolve().name, sha.hexdigest(), documents, size, notes)
+    why = ""
+    if skipped:
+        why = "; files skipped: " + ", ".join(f"{count} {kind}" for kind, count in sorted(skipped.items()))
+        why += f" (tables are read by hf:{folder})" if skipped["other suffixes"] else ""
+    return refuse_empty(corpus, f"data={str(folder)!r}", why)
+
+
+def _walk(folder: Path) -> Iterator[Path]:
+    """The files below `folder` in an order that no file system decides; hidden files and folders are left
+    out.
+    """
+    for root, folders, names in os.walk(folder):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        for name in sorted(names):
+            if not name.startswith("."):
+                yield Path(root, name)
+
+
+def refuse_empty(corpus: Corpus, what: str, why: str = "") -> Corpus:
+    """`corpus`, if there is something to read in it."""
+    for document in corpus.documents():
+        for piece in document.pieces():
+            if piece.strip():
+                return corpus
+    raise RequestError(
+        f"{what} holds no text{why}; give a UTF-8 text file, a folder of them, or an embedded corpus"
+    )
+
+
+def spool(stream: IO[bytes], name: str, data: str, cache: Path) -> Corpus:
+    """Writes a stream, which can be read only once, into the cache, and opens that file."""
+    folder = cache / "streams"
+    sha = hashlib.sha256()
+    with temporary_file(folder) as temporary:
+        with open(temporary, "wb") as file:
+            while chunk := stream.read(CHUNK):
+                sha.update(chunk)
+                file.write(chunk)
+        kept = folder / f"{sha.hexdigest()[:32]}{'.jsonl' if _begins_as_json_lines(temporary) else '.txt'}"
+        os.replace(temporary, kept)
+    return open_file(kept, name, data)
+
+
+def _begins_as_json_lines(path: Path) -> bool:
+    """Whether the first line is a JSON object with a string `text`: a stream has no suffix to say so."""
+    with open(path, "rb") as file:
+        line = file.readline(LONGEST_LINE).removeprefix(codecs.BOM_UTF8)
+    if not line.startswith(b"{"):
+        return False
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(record, dict) and isinstance(record.get("text"), str)

@@ -1,0 +1,198 @@
+"""What is trained on and what is held out: two streams of documents that share no document.
+
+Where there are enough documents, whole documents are held out, chosen by a keyed hash of their content: the
+choice depends on neither the order of reading nor the machine, and equal documents fall on the same side.
+Where there are few, the end of each is held out, cut at a line (the split of nanoGPT's shakespeare_char).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+
+from glassformer.errors import RequestError
+from glassformer.text.documents import Corpus, Document
+from glassformer.text.storage import Progress, digest, silent
+
+FEW = 10  # below this many different documents, each is divided
+LOOKAHEAD = 64 * 1024  # characters searched for a line end after the place where a cut would fall
+VERSION = 1  # counts the changes of the rule; part of every fingerprint
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The decision: a threshold on hashes, or a cut for each document.
+
+    `cuts` maps the hash of a document to how many of its characters are trained on; None: whole documents.
+    """
+
+    threshold: int
+    too_large: frozenset[int]
+    cuts: dict[int, int] | None
+    documents: int
+    bytes: dict[str, int]  # of each side
+
+
+@dataclass
+class Split:
+    """A corpus and how it is divided. The corpus is read for that when `plan` is first needed."""
+
+    corpus: Corpus
+    fraction: float
+    seed: int
+    progress: Progress = field(default=silent, repr=False)
+
+    @property
+    def train(self) -> Side:
+        return Side(self, "train")
+
+    @property
+    def validation(self) -> Side:
+        return Side(self, "validation")
+
+    @cached_property
+    def plan(self) -> Plan:
+        return _plan(self)
+
+    def describe(self) -> dict[str, object]:
+        cut = self.plan.cuts is not None
+        rule = (
+            f"the last {self.fraction:g} of each document"
+            if cut
+            else f"whole documents, {self.fraction:g} of the bytes"
+        )
+        return {"held_out": rule, "documents": self.plan.documents, "split_seed": self.seed}
+
+
+@dataclass(frozen=True)
+class Side:
+    """One side of a split: documents to read, again and again."""
+
+    split: Split
+    name: str
+
+    @property
+    def fingerprint(self) -> str:
+        split = self.split
+        return digest("side", VERSION, split.corpus.fingerprint, split.fraction, split.seed, self.name)
+
+    @property
+    def bytes(self) -> int:
+        """UTF-8 bytes of text on this side."""
+        return self.split.plan.bytes[self.name]
+
+    def documents(self) -> Iterator[Document]:
+        plan, held_out = self.split.plan, self.name == "validation"
+        for document in self.split.corpus.documents():
+            rank = _rank(document, self.split.seed)[0]
+            if plan.cuts is None:
+                if (rank <= plan.threshold and rank not in plan.too_large) == held_out:
+                    yield document
+            elif (cut := plan.cuts.get(rank, -1)) < 0:
+                if not held_out:
+                    yield document
+            else:
+                yield _part(document, cut, None) if held_out else _part(document, 0, cut)
+
+
+def split(corpus: Corpus, fraction: float = 0.1, seed: int = 0, progress: Progress = silent) -> Split:
+    """Holds out `fraction` of the text of `corpus`. The same arguments give the same two sides, always.
+
+    Raises RequestError for a fraction outside (0, 0.5], and (when the sides are first read) for a text of one
+    character.
+    """
+    if not 0 < fraction <= 0.5:
+        raise RequestError(f"held_out={fraction!r} must be a fraction above 0 and at most 0.5, as 0.1")
+    return Split(corpus, float(fraction), int(seed), progress)
+
+
+def _rank(document: Document, seed: int) -> tuple[int, int, int]:
+    """(64-bit keyed hash of the content, UTF-8 bytes, characters)."""
+    sha = hashlib.blake2b(digest_size=8, key=digest("split", seed).encode())
+    size = characters = 0
+    for piece in document.pieces():
+        data = piece.encode()
+        sha.update(data)
+        size += len(data)
+        characters += len(piece)
+    return int.from_bytes(sha.digest(), "little"), size, characters
+
+
+def _plan(parts: Split) -> Plan:
+    # 16 bytes for each document, whatever its length: documents of 3 kB make a corpus 200 times larger than
+    # this.
+    ranks, sizes, total = array("Q"), array("Q"), 0
+    for document in parts.corpus.documents():
+        rank, size, _ = _rank(document, parts.seed)
+        ranks.append(rank)
+        sizes.append(size)
+        total += size
+        parts.progress("dividing", total, parts.corpus.size)
+    if not total:
+        raise RequestError(f"data={parts.corpus.name!r} holds no text")
+    budget = parts.fraction * total
+    rank_of, group = np.unique(np.frombuffer(ranks, np.uint64), return_inverse=True)
+    weight = np.bincount(group.reshape(-1), weights=np.frombuffer(sizes, np.uint64)).astype(np.int64)
+    # A document larger than all that is to be held out stays in training, where it belongs.
+    fits = weight <= budget
+    if len(rank_of) < FEW or not fits.any():
+        return _divide(parts, len(ranks), total)
+    held = np.cumsum(weight[fits])
+    last = int(np.abs(held - budget).argmin())
+    too_large = frozenset(int(rank) for rank in rank_of[~fits])
+    validation = int(held[last])
+    sides = {"train": total - validation, "validation": validation}
+    return Plan(int(rank_of[fits][last]), too_large, None, len(ranks), sides)
+
+
+def _divide(parts: Split, documents: int, total: int) -> Plan:
+    """The end of each document is held out, from the first line end at or after `1 - fraction` of its
+    characters.
+    """
+    cuts: dict[int, int] = {}
+    held = 0
+    for document in parts.corpus.documents():
+        rank, size, characters = _rank(document, parts.seed)
+        if characters < 2:
+            continue
+        if rank not in cuts:
+            cuts[rank] = _line_end(
+                document, min(int(characters * (1 - parts.fraction)), characters - 1), characters
+            )
+        held += size - sum(len(piece.encode()) for piece in _part(document, 0, cuts[rank]).pieces())
+    if not held:
+        raise RequestError(
+            f"data={parts.corpus.name!r} is too short to hold anything out: give at least two characters"
+        )
+    return Plan(-1, frozenset(), cuts, documents, {"train": total - held, "validation": held})
+
+
+def _line_end(document: Document, target: int, characters: int) -> int:
+    """The first place from `target` on that follows a line end; `target` if none is near."""
+    target = max(target, 1)
+    # Near: at most a quarter of what is to be held out moves to the training side.
+    near = min(target + (characters - target) // 4, target + LOOKAHEAD)
+    # From target - 1: the target itself may already be a line's beginning.
+    ahead = "".join(_part(document, target - 1, near).pieces())
+    return target + max(ahead.find("\n"), 0)
+
+
+def _part(document: Document, begin: int, end: int | None) -> Document:
+    """Characters `begin` to `end` of a document, streamed."""
+
+    def chunks() -> Iterator[str]:
+        position = 0
+        for piece in document.pieces():
+            if end is not None and position >= end:
+                return
+            part = piece[max(begin - position, 0) : None if end is None else end - position]
+            if part:
+                yield part
+            position += len(piece)
+
+    return Document(document.name, chunks)

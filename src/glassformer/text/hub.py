@@ -1,0 +1,252 @@
+"""Corpora through the `datasets` package: the Hugging Face Hub, a folder of tables, or a dataset saved to
+disk.
+
+    hf:NAME[:CONFIG][#SPLIT][,column=COLUMN][,documents=N]
+
+NAME is `owner/name` or a local folder. SPLIT is `train` unless named. COLUMN is `text`, or the only column of
+strings. With `documents=N` the first N are streamed and kept in the cache, and nothing else is downloaded;
+without it `datasets` downloads the split and maps it into memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import itertools
+import json
+import socket
+import urllib.parse
+import urllib.request
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from glassformer.errors import RequestError, WorkError, did_you_mean
+from glassformer.text.documents import Corpus, Document, mended
+from glassformer.text.files import open_file, refuse_empty
+from glassformer.text.storage import Progress, atomic_file, digest, silent
+
+INSTEAD = "pass a text file, a folder, or an embedded corpus (python-docs, python-source) instead"
+USUAL_COLUMNS = ("text", "content", "document", "article", "story", "body")
+
+
+@dataclass(frozen=True)
+class HubName:
+    """`hf:...` taken apart."""
+
+    name: str
+    config: str | None = None
+    split: str | None = None
+    column: str | None = None
+    documents: int | None = None
+
+
+def parse_hub_name(data: str) -> HubName:
+    """Raises RequestError for anything that the grammar above does not hold."""
+    options: dict[str, str] = {}
+    name, *rest = data.removeprefix("hf:").split(",")
+    for item in rest:
+        key, equals, value = item.partition("=")
+        if not equals or not value or key not in ("column", "documents"):
+            hint = did_you_mean(key, ("column", "documents"))
+            raise RequestError(f"data={data!r}: {item!r} must be column=NAME or documents=N{hint}")
+        options[key] = value
+    documents = options.get("documents")
+    if documents is not None and not (documents.isdecimal() and int(documents) > 1):
+        raise RequestError(f"data={data!r}: documents={documents} must be a whole number of at least 2")
+    name, _, split = name.partition("#")
+    config = ""
+    if not Path(name).expanduser().exists():  # a local path may have a colon in it
+        name, _, config = name.partition(":")
+    local = name.startswith(("~", ".", "/")) or name.count("/") > 1
+    if local and not Path(name).expanduser().is_dir():
+        raise RequestError(
+            f"data={data!r}: there is no folder {name}; give a folder of tables or hf:owner/name"
+        )
+    if not name:
+        raise RequestError(f"data={data!r} names no dataset; write hf:owner/name or hf:FOLDER")
+    count = int(documents) if documents else None
+    return HubName(
+        str(Path(name).expanduser()) if local else name,
+        config or None,
+        split or None,
+        options.get("column"),
+        count,
+    )
+
+
+def open_hub(data: str, cache: Path, progress: Progress = silent) -> Corpus:
+    """The corpus that `data` names. No code of a dataset is ever executed."""
+    wanted = parse_hub_name(data)
+    datasets = _datasets(data)
+    if wanted.documents is not None and not Path(wanted.name).exists():
+        kept = cache / "hub" / f"{digest(wanted)}.jsonl"
+        if not kept.exists():
+            table = _loaded(datasets, data, wanted, streaming=True)
+            column = _column(data, wanted, table)
+            _keep(kept, _network_checked(data, _strings(table, column)), wanted.documents, progress)
+        corpus = open_file(kept, data)
+        return Corpus(
+            data, corpus.fingerprint, corpus.source, corpus.size, {"documents_limit": wanted.documents}
+        )
+
+    table = _loaded(datasets, data, wanted, streaming=False)
+    column = _column(data, wanted, table)
+
+    def documents() -> Iterator[Document]:
+        for index, text in enumerate(itertools.islice(_strings(table, column), wanted.documents)):
+            if text:
+                yield Document(f"{wanted.name}#{index}", text)
+
+    sha, size = hashlib.sha256(b"hub"), 0
+    for document in documents():
+        text = document.text.encode()
+        sha.update(hashlib.sha256(text).digest())
+        size += len(text)
+        progress("reading", size, None)
+    notes = {"column": column, "split": str(wanted.split or table.split or "train")}
+    return refuse_empty(Corpus(data, sha.hexdigest(), documents, size, notes), f"data={data!r}")
+
+
+def _datasets(data: str) -> Any:
+    try:
+        import datasets
+    except ImportError:
+        raise RequestError(
+            f"data={data!r} needs the package datasets: pip install 'glassformer[data]'; or {INSTEAD}"
+        ) from None
+    datasets.disable_progress_bars()
+    return datasets
+
+
+def _loaded(datasets: Any, data: str, wanted: HubName, streaming: bool) -> Any:
+    """One split as a table (`Dataset`, or `IterableDataset` when streaming)."""
+    folder = Path(wanted.name)
+    saved = any((folder / name).exists() for name in ("state.json", "dataset_dict.json"))
+    try:
+        if saved:
+            found = datasets.load_from_disk(str(folder))
+        elif folder.is_dir():
+            found = datasets.load_dataset(str(folder.resolve()), wanted.config, streaming=streaming)
+        else:
+            with _no_waiting(datasets):
+                found = datasets.load_dataset(wanted.name, wanted.config, streaming=streaming)
+    except Exception as problem:
+        raise _sentence(data, problem) from problem
+    if not isinstance(found, dict):
+        return found
+    split = wanted.split or ("train" if "train" in found or len(found) != 1 else next(iter(found)))
+    if split not in found:
+        known = ", ".join(map(repr, found))
+        raise RequestError(
+            f"data={data!r} has no split {split!r}, only {known}; write {data.partition('#')[0]}#SPLIT"
+        )
+    return found[split]
+
+
+@contextlib.contextmanager
+def _no_waiting(datasets: Any) -> Iterator[None]:
+    """Offline mode for the block where the Hub's name does not resolve.
+
+    What was downloaded before is then found at once, and what was not fails at once, not after 23 seconds
+    of retries.
+    """
+    from huggingface_hub import constants
+
+    proxies = urllib.request.getproxies()  # behind a proxy the name need not resolve here
+    host = urllib.parse.urlsplit(constants.ENDPOINT).hostname or "huggingface.co"
+    if not (proxies.get("https") or proxies.get("all")):
+        try:
+            socket.getaddrinfo(host, 443)
+        except OSError:
+            before = constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE
+            constants.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = True
+            try:
+                yield
+            finally:
+                constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE = before
+            return
+    yield
+
+
+def _sentence(data: str, problem: Exception) -> Exception:
+    """The many exceptions of `datasets` and of the network, as one of our two."""
+    kind = type(problem).__name__
+    detail = (str(problem).strip().splitlines() or [""])[0].rstrip(".")[:200]
+    unreachable = (
+        "ConnectionError",
+        "ConnectError",
+        "Timeout",
+        "OfflineMode",
+        "ProxyError",
+        "SSLError",
+        "LocalEntryNotFound",
+    )
+    chain: BaseException | None = problem
+    while chain is not None:
+        if any(word in type(chain).__name__ for word in unreachable):
+            return WorkError(
+                f"data={data!r}: the Hugging Face Hub cannot be reached ({kind}: {detail}); {INSTEAD}"
+            )
+        chain = chain.__cause__ or chain.__context__
+    return RequestError(
+        f"data={data!r} cannot be opened by datasets ({kind}: {detail}); "
+        f"check the name, the :CONFIG and the #SPLIT, or {INSTEAD}"
+    )
+
+
+def _network_checked(data: str, texts: Iterable[str]) -> Iterator[str]:
+    """A stream over the network can break anywhere; the error says so in our words."""
+    try:
+        yield from texts
+    except Exception as problem:
+        raise WorkError(
+            f"data={data!r}: the stream broke off ({type(problem).__name__}: {problem}); "
+            f"run it again, or {INSTEAD}"
+        ) from problem
+
+
+def _column(data: str, wanted: HubName, table: Any) -> str:
+    """The column to read: the one named, else `text` or a synonym, else the only column of strings."""
+    features = table.features
+    if features is None:  # a stream that does not declare its columns: look at its first row
+        first: dict[str, Any] = next(iter(table), {})
+        strings, every = [name for name, value in first.items() if isinstance(value, str)], list(first)
+    else:
+        kinds = {name: getattr(feature, "dtype", None) for name, feature in features.items()}
+        strings = [name for name, kind in kinds.items() if kind in ("string", "large_string")]
+        every = list(kinds)
+    if wanted.column is not None:
+        if wanted.column not in strings:
+            hint = did_you_mean(wanted.column, strings)
+            raise RequestError(
+                f"data={data!r}: column={wanted.column} is no column of strings; "
+                f"the columns of strings are {', '.join(strings) or 'none'}{hint}"
+            )
+        return wanted.column
+    for name in USUAL_COLUMNS:
+        if name in strings:
+            return name
+    if len(strings) == 1:
+        return strings[0]
+    raise RequestError(
+        f"data={data!r}: which column is the text? It has {', '.join(every) or 'none'}; "
+        f"write {data},column=NAME"
+    )
+
+
+def _strings(table: Any, column: str) -> Iterator[str]:
+    """The values of one column in order, without those that are null."""
+    for rows in table.select_columns([column]).iter(batch_size=256):
+        for text in rows[column]:
+            if text is not None:
+                yield mended(text)
+
+
+def _keep(kept: Path, texts: Iterable[str], count: int, progress: Progress) -> None:
+    """Writes the first `count` texts as JSON lines."""
+    with atomic_file(kept) as temporary, open(temporary, "w", encoding="ascii") as file:
+        for done, text in enumerate(itertools.islice(texts, count)):
+            file.write(json.dumps({"text": text}) + "\n")
+            progress("downloading", done + 1, count)

@@ -1,0 +1,50 @@
+"""A random order of n things that is computed, not stored."""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+
+ROUNDS = (
+    12  # three suffice in theory (Luby, Rackoff 1988) for large halves; small ones need more to look random
+)
+
+
+def keyed(*parts: object) -> int:
+    """A 64-bit number that depends on all `parts` and on nothing else."""
+    return int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=8).digest(), "little")
+
+
+def _mix(x: np.ndarray) -> np.ndarray:
+    """The finaliser of SplitMix64 (Steele, Lea, Flood 2014): every bit of x moves every bit of the result."""
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+def permute(index: np.ndarray, n: int, key: int) -> np.ndarray:
+    """pi(index) for the permutation pi of 0..n-1 that `key` names; O(1) memory, any index without the ones
+    before it.
+
+    A Feistel network (L, R) -> (R, L xor F_k(R)) permutes the numbers of 2m bits, whatever F is. With 4^m the
+    smallest such power at or above n, a result at or above n goes through it again (cycle walking: it comes
+    back below n, because it started there), which leaves a permutation of 0..n-1. On average fewer than four
+    passes.
+    """
+    half = max(1, ((n - 1).bit_length() + 1) // 2)
+    shift, mask = np.uint64(half), np.uint64((1 << half) - 1)
+    keys = _mix(
+        np.arange(1, ROUNDS + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.array([key], np.uint64)
+    )
+
+    def network(x: np.ndarray) -> np.ndarray:
+        left, right = x >> shift, x & mask
+        for round_key in keys:
+            left, right = right, left ^ (_mix(right + round_key) & mask)
+        return (left << shift) | right
+
+    found = network(np.asarray(index, np.uint64))
+    while (outside := found >= n).any():
+        found[outside] = network(found[outside])
+    return found.astype(np.int64)

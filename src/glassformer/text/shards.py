@@ -1,0 +1,209 @@
+"""Tokenised text on disk: a flat file of ids that is mapped into memory, never loaded.
+
+A folder of the cache holds
+    tokens.bin      ids, little-endian uint16 (vocabulary up to 65536) or uint32 documents.bin   little-endian
+    uint64: the index of the first token of each document shards.json     counts, dtype and fingerprints;
+    written last, and checked against the sizes of the two files
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import warnings
+from array import array
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from glassformer.errors import RequestError, WorkError
+from glassformer.text.documents import PIECE, Document
+from glassformer.text.storage import Progress, atomic_folder, cache_folder, digest, silent
+from glassformer.text.vocabulary import Tokenizer
+
+VERSION = 1
+BATCH = 4 * PIECE  # characters encoded by one call; with the library's bookkeeping some 100 MB
+LARGEST_SIDECAR = 1 << 20
+SAMPLE = 1 << 16  # tokens at each end whose ids are compared with the vocabulary
+DTYPES = {"uint16": "<u2", "uint32": "<u4"}
+
+
+@dataclass(frozen=True, eq=False)
+class TokenShards:
+    """The tokens of one side of a corpus, in the order of its documents."""
+
+    tokens: np.ndarray  # (n,) uint16 or uint32, mapped from the disk
+    document_starts: np.ndarray  # (documents,) uint64
+    info: dict[str, Any]
+    folder: Path
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def documents(self) -> int:
+        return len(self.document_starts)
+
+    @property
+    def bytes(self) -> int:
+        """UTF-8 bytes of the text that these tokens stand for."""
+        return int(self.info["bytes"])
+
+    @classmethod
+    def open(cls, folder: str | Path) -> TokenShards:
+        """Maps a folder of shards. RequestError if sizes, types or ids contradict each other."""
+        folder = Path(folder)
+        info = _sidecar(folder)
+        tokens = _mapped(folder / "tokens.bin", DTYPES[info["dtype"]], info["tokens"])
+        starts = _mapped(folder / "documents.bin", "<u8", info["documents"])
+        if starts[0] != 0 or int(starts[-1]) >= len(tokens) or (np.diff(starts.astype(np.int64)) <= 0).any():
+            raise RequestError(f"{folder}/documents.bin: the beginnings of documents are not in order")
+        largest = max(int(tokens[:SAMPLE].max()), int(tokens[-SAMPLE:].max()))
+        if largest >= info["vocab_size"]:
+            raise RequestError(
+                f"{folder}/tokens.bin holds the id {largest}, outside the vocabulary of {info['vocab_size']}"
+            )
+        return cls(tokens, starts, info, folder)
+
+
+def _sidecar(folder: Path) -> dict[str, Any]:
+    path = folder / "shards.json"
+    try:
+        if path.stat().st_size > LARGEST_SIDECAR:
+            raise RequestError(f"{path} is larger than a description of shards can be")
+        info = json.loads(path.read_bytes())
+    except OSError as problem:
+        raise RequestError(f"{path} cannot be read ({problem.strerror or problem})") from problem
+    except (ValueError, RecursionError) as problem:
+        raise RequestError(f"{path} is not JSON ({problem})") from None
+    if not isinstance(info, dict) or info.get("glassformer_shards") != VERSION:
+        raise RequestError(f"{path} does not describe token shards of version {VERSION}")
+    counts = ("tokens", "documents", "bytes", "vocab_size")
+    if info.get("dtype") not in DTYPES or not all(
+        type(info.get(key)) is int and info[key] >= 0 for key in counts
+    ):
+        raise RequestError(f"{path} lacks a dtype or one of the counts {', '.join(counts)}")
+    return info
+
+
+def _mapped(path: Path, dtype: str, count: int) -> np.ndarray:
+    """`count` numbers mapped from `path`, if the file is exactly that long."""
+    expected = count * np.dtype(dtype).itemsize
+    try:
+        size = path.stat().st_size
+    except OSError as problem:
+        raise RequestError(f"{path} cannot be read ({problem.strerror or problem})") from problem
+    if size != expected or not count:
+        raise RequestError(f"{path} has {size} bytes where {count} numbers of type {dtype} take {expected}")
+    return np.memmap(path, dtype=dtype, mode="r")
+
+
+def token_shards(
+    documents: Callable[[], Iterable[Document]],
+    tokenizer: Tokenizer,
+    fingerprint: str,
+    *,
+    notes: Callable[[], dict[str, object]] = dict,
+    total_bytes: Callable[[], int | None] = lambda: None,
+    cache_dir: str | Path | None = None,
+    stage: str = "tokenizing",
+    progress: Progress | None = None,
+) -> TokenShards:
+    """The shards of a stream of documents: mapped from the cache, or written there first.
+
+    `fingerprint` names the stream; together with the tokenizer's it names the folder. `notes()` and
+    `total_bytes()` (the length, for `progress`) are asked only if there is something to write. Memory does
+    not grow with the text. A damaged folder of the cache is written again, with a warning. RequestError if
+    the documents hold no token.
+    """
+    folder = cache_folder(cache_dir) / "shards" / digest(VERSION, fingerprint, tokenizer.fingerprint())
+    if folder.exists():
+        try:
+            return TokenShards.open(folder)
+        except RequestError as problem:
+            warnings.warn(f"the cached tokens are damaged and are written again ({problem})")
+            shutil.rmtree(folder, ignore_errors=True)
+    info = {"corpus": fingerprint, "tokenizer": tokenizer.fingerprint(), "notes": notes()}
+    with atomic_folder(folder) as temporary:
+        _write(temporary, documents(), tokenizer, info, total_bytes(), stage, progress or silent)
+    try:
+        return TokenShards.open(folder)
+    except RequestError as problem:
+        raise WorkError(
+            f"the tokens just written cannot be read back ({problem}); check the disk of {folder}"
+        ) from None
+
+
+def _write(
+    folder: Path,
+    documents: Iterable[Document],
+    tokenizer: Tokenizer,
+    info: dict[str, Any],
+    total: int | None,
+    stage: str,
+    progress: Progress,
+) -> None:
+    name = "uint16" if tokenizer.vocab_size <= 1 << 16 else "uint32"
+    end = [] if tokenizer.eos_id is None else [tokenizer.eos_id]
+    tokens = count = size = 0
+    begins = True
+    with open(folder / "tokens.bin", "wb") as ids_file, open(folder / "documents.bin", "wb") as starts_file:
+        for batch in _batched(documents):
+            starts = array("Q")
+            for (text, ends), ids in zip(
+                batch, tokenizer.encode_batch([text for text, _ in batch]), strict=True
+            ):
+                # A piece may encode to nothing (a normaliser that strips); the document then begins with its
+                # next one.
+                written = np.concatenate([ids, end]) if ends and (len(ids) or not begins) else ids
+                if len(written) and begins:
+                    starts.append(tokens)
+                    begins = False
+                # write(), not tofile(): the latter hides that the disk is full
+                ids_file.write(np.asarray(written).astype(DTYPES[name]).tobytes())
+                tokens += len(written)
+                size += len(text.encode())
+                begins = begins or ends
+            starts_file.write(np.asarray(starts, "<u8").tobytes())
+            count += len(starts)
+            progress(stage, size, total)
+        for file in (ids_file, starts_file):
+            file.flush()
+            os.fsync(file.fileno())
+    if not tokens:
+        raise RequestError("there is no text to tokenize")
+    described = {
+        "dtype": name,
+        "tokens": tokens,
+        "documents": count,
+        "bytes": size,
+        "vocab_size": tokenizer.vocab_size,
+    }
+    (folder / "shards.json").write_text(json.dumps({"glassformer_shards": VERSION, **described, **info}))
+
+
+def _batched(documents: Iterable[Document]) -> Iterator[list[tuple[str, bool]]]:
+    """Lists of (text, whether its document ends here), each list of about BATCH characters at most."""
+    batch: list[tuple[str, bool]] = []
+    length = 0
+    for document in documents:
+        waiting: str | None = None  # a piece is passed on when it is known whether another follows
+        for piece in document.pieces():
+            if waiting is not None:
+                batch.append((waiting, False))
+            waiting = piece
+            length += len(piece)
+            if length >= BATCH and batch:
+                yield batch
+                batch, length = [], len(piece)
+        if waiting is not None:
+            batch.append((waiting, True))
+        if length >= BATCH:
+            yield batch
+            batch, length = [], 0
+    if batch:
+        yield batch

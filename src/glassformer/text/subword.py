@@ -1,0 +1,294 @@
+"""Tokenizers of the `tokenizers` library: byte-level BPE trained here, and any `tokenizer.json`."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from glassformer.errors import RequestError
+from glassformer.text.documents import utf8
+from glassformer.text.storage import Progress, atomic_file, silent
+from glassformer.text.vocabulary import END_OF_TEXT, UNKNOWN, CharTokenizer, Ids, Tokenizer
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer as Library
+
+LARGEST_FILE = 256 * 1024 * 1024  # bytes of a tokenizer.json
+LARGEST_SETTINGS = 16 * 1024 * 1024  # bytes of a tokenizer_config.json; chat templates are long
+LARGEST_ID = 1 << 24
+BPE_SIZES = (257, 1_000_000)  # 256 bytes and the separator, to what nobody needs
+TRAINING_BYTES = 100_000_000  # of text; merges learned from more hardly differ, and take memory and hours
+# The end of a text, in files without a tokenizer_config.json that names it: the first of these they have.
+USUAL_ENDS = (END_OF_TEXT, "</s>", "<eos>", "<|end_of_text|>", "<|im_end|>", "<｜end▁of▁sentence｜>", "[SEP]")
+SPACE = "\u2581"  # the visible space of SentencePiece
+
+
+class FileTokenizer(Tokenizer):
+    """Any `tokenizer.json`. `kind` is the name of its model: `bpe`, `unigram`, `wordpiece`, `wordlevel`.
+
+    `settings` is the `tokenizer_config.json` beside it, kept for `eos_token`, `chat_template` and so on;
+    nothing in it is executed.
+    """
+
+    def __init__(self, library: Library, settings: dict[str, Any] | None = None) -> None:
+        # A file may ask for truncation and padding, which would silently change a corpus.
+        library.no_truncation()
+        library.no_padding()
+        self._library = library
+        self._lock = threading.Lock()
+        self.settings = {key: value for key, value in (settings or {}).items() if key != "auto_map"}
+        vocabulary = library.get_vocab(with_added_tokens=True)
+        if not vocabulary:
+            raise RequestError("this tokenizer.json has an empty vocabulary")
+        # Ids may have holes; the model needs a row for each id up to the last.
+        self.vocab_size = max(vocabulary.values()) + 1
+        if self.vocab_size > LARGEST_ID:
+            raise RequestError(
+                f"this tokenizer.json has the token id {self.vocab_size - 1}; ids go up to {LARGEST_ID - 1}"
+            )
+        text = library.to_str()
+        self._sha256 = hashlib.sha256(text.encode()).hexdigest()
+        self._description: dict[str, Any] = json.loads(text)
+        self._model = {
+            k: v for k, v in self._description.pop("model").items() if k not in ("vocab", "merges")
+        }
+        self.kind = str(self._model.get("type") or "bpe").lower()
+        self.eos_id = self._find_end(vocabulary)
+
+    @classmethod
+    def read(cls, path: str | Path) -> FileTokenizer:
+        """Reads a tokenizer.json, and the tokenizer_config.json beside it. RequestError if it is not one."""
+        path = Path(path)
+        data = bounded(path, LARGEST_FILE)
+        settings_path = path.with_name("tokenizer_config.json")
+        settings: Any = None
+        if settings_path.is_file():
+            try:
+                settings = json.loads(bounded(settings_path, LARGEST_SETTINGS))
+            except (ValueError, RecursionError) as problem:
+                raise RequestError(f"{settings_path} is not JSON ({problem})") from None
+        library = _parsed(data, path)
+        try:
+            return cls(library, settings if isinstance(settings, dict) else None)
+        except RequestError as problem:
+            raise RequestError(f"{path}: {problem}") from None
+
+    def _find_end(self, vocabulary: dict[str, int]) -> int | None:
+        named = self.settings.get("eos_token")
+        if isinstance(named, dict):  # {"content": "</s>", ...}
+            named = named.get("content")
+        names = (named, *USUAL_ENDS) if isinstance(named, str) else USUAL_ENDS
+        return next((vocabulary[name] for name in names if name in vocabulary), None)
+
+    @contextlib.contextmanager
+    def _working(self) -> Iterator[None]:
+        """One thread at a time: whether special tokens are parsed is a property of the library object."""
+        with (
+            self._lock,
+            _sentence("this tokenizer.json cannot process the text", "give one that knows <unk>"),
+        ):
+            yield
+
+    def encode(self, text: str, *, parse_specials: bool = False, add_specials: bool = False) -> Ids:
+        """(n,) int32. `parse_specials` reads special tokens spelled in `text`, as a chat template writes
+        them; `add_specials` adds what the file's post-processor adds (a beginning-of-text token)."""
+        utf8(text)
+        with self._working():
+            self._library.encode_special_tokens = not parse_specials
+            return np.array(self._library.encode(text, add_special_tokens=add_specials).ids, dtype=np.int32)
+
+    def encode_batch(self, texts: Sequence[str]) -> list[Ids]:
+        for text in texts:
+            utf8(text)
+        with self._working():
+            self._library.encode_special_tokens = True
+            found = self._library.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [np.array(encoding.ids, dtype=np.int32) for encoding in found]
+
+    def decode(self, ids: Any, *, keep_specials: bool = False) -> str:
+        checked = self._checked(ids).tolist()
+        with self._working():
+            return self._library.decode(checked, skip_special_tokens=not keep_specials)
+
+    @cached_property
+    def special_ids(self) -> frozenset[int]:
+        """The ids of tokens that the file calls special: they have no text."""
+        return frozenset(i for i, token in self._library.get_added_tokens_decoder().items() if token.special)
+
+    def token_bytes(self) -> np.ndarray:
+        """(vocab_size,) int64. Exact for byte-level BPE (GPT-2, Llama 3, Qwen, those trained here).
+
+        Best effort elsewhere: `<0xE2>` is 1 byte where the file has byte fallback, U+2581 is a space of 1
+        byte (also one that the file puts before each text), the continuation mark of WordPiece is 0, and
+        anything else is the UTF-8 length of the token.
+        """
+        steps = [self._description.get(key) for key in ("pre_tokenizer", "decoder")]
+        byte_level = '"ByteLevel"' in json.dumps(steps)
+        prefix = (self._model.get("continuing_subword_prefix") or "##") if self.kind == "wordpiece" else ""
+        fallback = bool(self._model.get("byte_fallback"))
+        alphabet = frozenset(byte_alphabet()) if byte_level else frozenset[str]()
+        added = {i: token.content for i, token in self._library.get_added_tokens_decoder().items()}
+
+        def length(index: int, token: str) -> int:
+            if index in self.special_ids:
+                return 0
+            if index in added:  # matched in the text as it is spelled, before any alphabet applies
+                return len(token.encode())
+            if byte_level and alphabet.issuperset(token):
+                return len(token)
+            if fallback and len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
+                return 1
+            return len(token.removeprefix(prefix).replace(SPACE, " ").encode())
+
+        counts = np.zeros(self.vocab_size, np.int64)
+        for token, index in self._library.get_vocab(with_added_tokens=True).items():
+            counts[index] = length(index, token)
+        return counts
+
+    def fingerprint(self) -> str:
+        return hashlib.sha256(f"{self._sha256} eos {self.eos_id}".encode()).hexdigest()
+
+    def save(self, folder: str | Path) -> None:
+        end = self._library.id_to_token(self.eos_id) if self.eos_id is not None else None
+        _write(self._library, Path(folder), self.settings or _settings(end))
+
+
+class BPETokenizer(FileTokenizer):
+    """Byte-level BPE trained on documents: any text can be encoded, and comes back as it was.
+
+    Sennrich et al. 2016 (https://arxiv.org/abs/1508.07909) over bytes, with the pre-tokens of GPT-2.
+    """
+
+    @classmethod
+    def train(
+        cls,
+        texts: Iterable[str],
+        vocab_size: int = 4096,
+        total_bytes: int | None = None,
+        progress: Progress = silent,
+    ) -> BPETokenizer:
+        """Learns `vocab_size - 257` merges from an iterator that is read once, in bounded memory.
+
+        Of a text of more than 100 MB (`total_bytes`), pieces that lie evenly over it are read; where the
+        length is not known, its first 100 MB. A text too small for that many merges gives a smaller
+        vocabulary.
+        """
+        from tokenizers import Tokenizer as Library
+        from tokenizers import decoders, models, pre_tokenizers, trainers
+
+        low, high = BPE_SIZES
+        if not low <= vocab_size <= high:
+            raise RequestError(
+                f"tokenizer bpe:{vocab_size}: the size must lie between {low} (the bytes, an end) and {high}"
+            )
+        library = Library(models.BPE())
+        library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        library.decoder = decoders.ByteLevel()
+        trainer = trainers.BpeTrainer(
+            vocab_size=vocab_size,
+            special_tokens=[END_OF_TEXT],
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+            show_progress=False,
+        )
+        library.train_from_iterator(_sample(texts, total_bytes, progress), trainer)
+        return cls(library)
+
+
+def _sample(texts: Iterable[str], total: int | None, progress: Progress) -> Iterator[str]:
+    """At most about TRAINING_BYTES of text: every piece, or one of every few."""
+    keep = min(1.0, TRAINING_BYTES / total) if total else 1.0
+    expected = min(total, TRAINING_BYTES) if total else None
+    seen = used = 0
+    for text in texts:
+        size = len(utf8(text))
+        seen += size
+        if used <= keep * seen - size / 2 and used < TRAINING_BYTES:
+            used += size
+            progress("training tokenizer", used, expected)
+            yield text
+        elif used >= TRAINING_BYTES:
+            return
+
+
+def byte_alphabet() -> list[str]:
+    """The character by which byte-level BPE writes each byte, 0 to 255 (GPT-2's `bytes_to_unicode`).
+
+    Printable Latin-1 stands for itself; the other 68 bytes take the code points from U+0100 on, in order.
+    """
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    shifted = iter(range(0x100, 0x200))
+    return [chr(byte) if byte in printable else chr(next(shifted)) for byte in range(256)]
+
+
+def bounded(path: Path, limit: int) -> bytes:
+    try:
+        size = path.stat().st_size
+        if size > limit:
+            raise RequestError(f"{path} has {size} bytes; such a file is refused above {limit >> 20} MiB")
+        return path.read_bytes()
+    except OSError as problem:
+        raise RequestError(f"{path} cannot be read ({problem.strerror or problem})") from problem
+
+
+def _parsed(data: bytes, path: Path) -> Library:
+    from tokenizers import Tokenizer as Library
+
+    with _sentence(f"{path} is not a tokenizer.json", "save one with the tokenizers library"):
+        return Library.from_str(data.decode("utf-8"))
+
+
+@contextlib.contextmanager
+def _sentence(what: str, instead: str) -> Iterator[None]:
+    """What the library raises, in one sentence."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit, MemoryError):
+        raise
+    except BaseException as problem:  # the library can panic, and a panic is no Exception
+        detail = (str(problem).splitlines() or [type(problem).__name__])[0][:200]
+        raise RequestError(f"{what} ({detail}); {instead}") from None
+
+
+def _settings(end: str | None) -> dict[str, Any]:
+    """The tokenizer_config.json that makes `AutoTokenizer.from_pretrained` load the folder as it is."""
+    settings: dict[str, Any] = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "clean_up_tokenization_spaces": False,
+    }
+    return {**settings, "eos_token": end} if end is not None else settings
+
+
+def _write(library: Library, folder: Path, settings: dict[str, Any]) -> None:
+    with atomic_file(folder / "tokenizer.json") as temporary:
+        temporary.write_text(library.to_str(), encoding="utf-8")
+    with atomic_file(folder / "tokenizer_config.json") as temporary:
+        temporary.write_text(json.dumps(settings, ensure_ascii=False, indent=2), encoding="utf-8")
+
+
+def write_equivalent(tokenizer: Tokenizer, folder: Path) -> None:
+    """Writes a `tokenizer.json` that encodes as a byte or char tokenizer does, for Hugging Face to load."""
+    from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers
+    from tokenizers import Tokenizer as Library
+
+    if isinstance(tokenizer, CharTokenizer):
+        vocabulary = {character: index for index, character in enumerate(tokenizer.alphabet)}
+        if tokenizer.unknown_id is not None:
+            vocabulary[UNKNOWN] = tokenizer.unknown_id
+        library = Library(models.WordLevel(vocabulary, unk_token=UNKNOWN))
+        library.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+        library.decoder = decoders.Fuse()
+    else:  # byte-level BPE without merges is bytes
+        library = Library(models.BPE({character: byte for byte, character in enumerate(byte_alphabet())}, []))
+        library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        library.decoder = decoders.ByteLevel()
+    if tokenizer.eos_id is not None:
+        library.add_special_tokens([AddedToken(END_OF_TEXT, special=True, normalized=False)])
+    _write(library, folder, _settings(END_OF_TEXT if tokenizer.eos_id is not None else None))

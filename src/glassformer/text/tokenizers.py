@@ -1,0 +1,132 @@
+"""Which tokenizer: SPEC -> Tokenizer, trained once and kept, or read from a file."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import warnings
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from glassformer.errors import RequestError, did_you_mean
+from glassformer.text.documents import Document
+from glassformer.text.storage import Progress, atomic_folder, cache_folder, digest, silent
+from glassformer.text.subword import LARGEST_SETTINGS, BPETokenizer, FileTokenizer, bounded
+from glassformer.text.vocabulary import OWN_FILE, ByteTokenizer, CharTokenizer, Tokenizer, from_fields
+
+__all__ = [
+    "BPETokenizer",
+    "ByteTokenizer",
+    "CharTokenizer",
+    "FileTokenizer",
+    "Tokenizer",
+    "load_tokenizer",
+    "make_tokenizer",
+    "parse_spec",
+]
+
+DEFAULT_BPE = 4096
+VERSION = 1  # counts the changes of how a tokenizer is trained; part of what names it in the cache
+
+Documents = Callable[[], Iterable[Document]]
+
+
+def load_tokenizer(path: str | Path) -> Tokenizer:
+    """A folder that `save` wrote or that holds a tokenizer.json, or such a file itself. RequestError if it is
+    neither.
+    """
+    path = Path(path).expanduser()
+    if path.is_dir():
+        for name in (OWN_FILE, "tokenizer.json"):
+            if (path / name).is_file():
+                return load_tokenizer(path / name)
+        raise RequestError(f"the folder {path} holds no tokenizer.json and no {OWN_FILE}")
+    if not path.is_file():
+        raise RequestError(
+            f"tokenizer {str(path)!r} does not exist; give byte, char, bpe:SIZE, or a tokenizer.json"
+        )
+    if path.suffix != ".json":
+        raise RequestError(f"tokenizer {str(path)!r} is no .json file; convert it to a tokenizer.json")
+    if path.name != OWN_FILE:
+        return FileTokenizer.read(path)
+    try:
+        fields = json.loads(bounded(path, LARGEST_SETTINGS))
+    except (ValueError, RecursionError) as problem:
+        raise RequestError(f"{path} is not JSON ({problem})") from None
+    return from_fields(fields, path)
+
+
+def parse_spec(spec: str) -> tuple[str, int | None]:
+    """`byte` | `char` | `bpe` | `bpe:SIZE` | a path -> (`byte` | `char` | `bpe` | `path`, SIZE)."""
+    kind, colon, size = spec.partition(":")
+    if kind in ("byte", "char") and not colon:
+        return kind, None
+    if kind == "bpe":
+        if not colon:
+            return "bpe", DEFAULT_BPE
+        if not size.isdecimal():
+            raise RequestError(f"tokenizer {spec!r}: the size must be a whole number, as in bpe:4096")
+        return "bpe", int(size)
+    if Path(spec).expanduser().exists():
+        return "path", None
+    hint = did_you_mean(kind, ("byte", "char", "bpe", "auto"))
+    raise RequestError(
+        f"tokenizer {spec!r} is not byte, char, bpe:SIZE, or the path of a tokenizer.json{hint}"
+    )
+
+
+def make_tokenizer(
+    spec: str,
+    documents: Documents,
+    *,
+    all_documents: Documents | None = None,
+    fingerprint: str | None = None,
+    total_bytes: int | None = None,
+    cache_dir: str | Path | None = None,
+    progress: Progress | None = None,
+) -> Tokenizer:
+    """The tokenizer that `spec` (see `parse_spec`) names.
+
+    BPE learns its merges from `documents`, the training side alone. `char` collects its alphabet from
+    `all_documents`, held-out ones included, because a character that was never seen could not be encoded; it
+    has a separator if there is more than one document. With a `fingerprint` of both streams, what was trained
+    is kept in the cache and found again.
+    """
+    progress = progress or silent
+    kind, size = parse_spec(spec)
+    if kind == "path":
+        return load_tokenizer(spec)
+    if kind == "byte":
+        return ByteTokenizer()
+
+    def train() -> Tokenizer:
+        if kind == "char":
+            return _alphabet((all_documents or documents)(), total_bytes, progress)
+        pieces = (piece for document in documents() for piece in document.pieces())
+        return BPETokenizer.train(pieces, size or DEFAULT_BPE, total_bytes, progress)
+
+    if fingerprint is None:
+        return train()
+    kept = cache_folder(cache_dir) / "tokenizers" / digest(VERSION, fingerprint, kind, size)
+    if kept.is_dir():
+        try:
+            return load_tokenizer(kept)
+        except RequestError as problem:
+            warnings.warn(f"the cached tokenizer is damaged and is trained again ({problem})")
+            shutil.rmtree(kept, ignore_errors=True)
+    tokenizer = train()
+    with atomic_folder(kept) as temporary:
+        tokenizer.save(temporary)
+    return tokenizer
+
+
+def _alphabet(documents: Iterable[Document], total: int | None, progress: Progress) -> CharTokenizer:
+    alphabet: set[str] = set()
+    count = done = 0
+    for document in documents:
+        count += 1
+        for piece in document.pieces():
+            alphabet.update(piece)
+            done += len(piece)
+            progress("collecting characters", done, total)
+    return CharTokenizer(alphabet, separator=count > 1)

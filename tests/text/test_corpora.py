@@ -1,0 +1,344 @@
+from __future__ import annotations
+
+import io
+import json
+import os
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from glassformer.errors import RequestError, WorkError
+from glassformer.text import embedded, files, hub
+from glassformer.text.corpora import open_corpus
+from glassformer.text.documents import Corpus
+
+
+def texts(corpus: Corpus) -> list[str]:
+    return [document.text for document in corpus.documents()]
+
+
+def test_a_text_file_is_one_document_and_can_be_read_again(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_bytes("\ufeffzwölf\r\n\n  lines ".encode())
+    corpus = open_corpus(str(path))
+    assert texts(corpus) == ["zwölf\r\n\n  lines "]  # no mark, line ends and spaces as they were
+    assert texts(corpus) == texts(corpus)
+    assert corpus.name == "a.txt" and corpus.describe()["fingerprint"] == corpus.fingerprint
+
+
+def test_the_fingerprint_is_of_the_content(tmp_path: Path) -> None:
+    for name, text in (("a.txt", "one"), ("b.md", "one"), ("c.txt", "two")):
+        (tmp_path / name).write_text(text)
+    a, b, c = (open_corpus(tmp_path / name).fingerprint for name in ("a.txt", "b.md", "c.txt"))
+    assert a == b != c
+
+
+def test_bytes_that_are_not_utf8_are_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "latin.txt"
+    path.write_bytes("café".encode("latin-1"))
+    assert texts(open_corpus(path)) == ["caf\ufffd"]
+
+
+def test_separators_cut_a_file_wherever_a_read_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "stories.txt"
+    path.write_text("one\n<|endoftext|>\n\ntwo é\n<|endoftext|><|endoftext|>three\n<|endoftext|>\n")
+    for chunk in (1, 2, 13, 14, 1000):
+        monkeypatch.setattr(files, "CHUNK", chunk)
+        assert texts(open_corpus(path)) == ["one", "two é", "three"]
+
+
+def test_a_large_document_is_streamed_as_it_would_be_read_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "large.txt"
+    text = "".join(f"{number} é 漢\n" for number in range(3000))
+    path.write_text(text)
+    monkeypatch.setattr(files, "WHOLE", 1000)
+    monkeypatch.setattr(files, "CHUNK", 777)  # characters of several bytes lie across reads
+    (document,) = open_corpus(path).documents()
+    assert not isinstance(document.source, str)
+    assert document.text == text and "".join(document.pieces(50)) == text
+
+
+def test_json_lines(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text(
+        '{"text": "one", "id": 1}\n\n{"text": "tw\\ud800o\\n"}\n{"text": ""}\n{"text": "<|endoftext|>"}'
+    )
+    assert texts(open_corpus(path)) == ["one", "tw\ufffdo\n", "<|endoftext|>"]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [("{", "line 2 .* is not JSON"), ("[]", "line 2 .* 'text'"), ('{"txt": "a"}', "line 2 .*it has: 'txt'"),
+     ('{"text": 3}', "line 2 .* no string field"), ("[" * 100_000, "line 2 .* is not JSON")],
+)  # fmt: skip
+def test_a_wrong_json_line_is_placed(line: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": "one"}\n' + line + "\n")
+    with pytest.raises(RequestError, match=message):
+        texts(open_corpus(path))
+
+
+def test_a_folder_is_read_in_order_and_says_what_it_skipped(tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    (tmp_path / ".git").mkdir()
+    (tmp_path / ".git" / "config").write_text("hidden")
+    for name, content in (
+        ("b.txt", b"second"), ("a.md", b"first"), ("README", b"zeroth"), ("sub/c.py", b"third"),
+        ("d.jsonl", b'{"text": "x"}'),
+        ("image.png", b"\x89PNG"), ("binary.txt", b"a\0b"), ("empty.txt", b""), ("mark.txt", b"\xef\xbb\xbf"),
+    ):  # fmt: skip
+        (tmp_path / name).write_bytes(content)
+    (tmp_path / "broken.txt").symlink_to(tmp_path / "gone")
+    os.mkfifo(tmp_path / "pipe.txt")  # opening it would wait for ever
+    corpus = open_corpus(str(tmp_path))
+    assert texts(corpus) == ["zeroth", "first", "second", "x", "third"]
+    assert [document.name for document in corpus.documents()][-1] == "sub/c.py"
+    assert corpus.describe()["skipped"] == {"binary": 1, "empty": 2, "other suffixes": 1, "unreadable": 2}
+    (tmp_path / "b.txt").rename(tmp_path / "bb.txt")
+    assert open_corpus(tmp_path).fingerprint == corpus.fingerprint
+    (tmp_path / "bb.txt").write_text("changed")
+    assert open_corpus(tmp_path).fingerprint != corpus.fingerprint
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [("a.txt", b"", "holds no text"), ("a.txt", b" \n", "holds no text"), ("a.jsonl", b"\n", "holds no text"),
+     ("a.txt", b"text\0", "NUL byte at offset 4"), ("t.parquet", b"PAR1\0", "pass hf:"),
+     ("a.txt", b"<|endoftext|>", "holds no text")],
+)  # fmt: skip
+def test_a_file_without_text_is_refused(name: str, content: bytes, message: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(RequestError, match=message):
+        open_corpus(tmp_path / name)
+
+
+def test_a_folder_without_text_says_why(tmp_path: Path) -> None:
+    (tmp_path / "t.parquet").write_bytes(b"PAR1")
+    with pytest.raises(
+        RequestError, match=r"holds no text; files skipped: 1 other suffixes \(tables are read by hf:"
+    ):
+        open_corpus(tmp_path)
+
+
+def test_a_missing_name_is_answered_with_near_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "shakespeare.txt").write_text("x")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RequestError, match=r"python-docs, python-source\); did you mean 'shakespeare.txt'\?"):
+        open_corpus("shakespear.txt")
+    with pytest.raises(RequestError, match=r"did you mean 'python-docs'"):
+        open_corpus("pyton-docs")
+    with pytest.raises(RequestError, match=r"did you mean '.*/shakespeare.txt'"):
+        open_corpus(tmp_path / "shakspeare.txt")
+    with pytest.raises(RequestError, match="names nothing"):
+        open_corpus("")
+
+
+class Stdin:
+    def __init__(self, content: bytes) -> None:
+        self.buffer = io.BytesIO(content)
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (b"some\ntext", ["some\ntext"]),
+        (b'{"text": "a"}\n{"text": "b"}\n', ["a", "b"]),
+        (b"{not json\n", ["{not json\n"]),
+    ],
+)
+def test_standard_input_is_kept_and_can_be_read_again(
+    content: bytes, expected: list[str], cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", Stdin(content))
+    corpus = open_corpus("-")
+    assert corpus.name == "stdin" and texts(corpus) == expected == texts(corpus)
+    assert len(list((cache / "streams").iterdir())) == 1  # no temporary is left
+
+
+def test_empty_standard_input_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", Stdin(b""))
+    with pytest.raises(RequestError, match="data='-' holds no text"):
+        open_corpus("-")
+
+
+def test_a_pipe_is_spooled_too(tmp_path: Path) -> None:
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    writer = threading.Thread(target=lambda: path.write_text("through a pipe"))
+    writer.start()
+    assert texts(open_corpus(path)) == ["through a pipe"]
+    writer.join()
+
+
+def test_a_file_that_goes_away_is_one_sentence(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("text")
+    corpus = open_corpus(path)
+    path.unlink()
+    with pytest.raises(WorkError, match="can no longer be read"):
+        texts(corpus)
+
+
+# The embedded corpora, on a small library of the test's own and once on the real one.
+
+
+@pytest.fixture
+def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    root = tmp_path / "test" / "lib"  # a folder called test above the library excludes nothing
+    for name, text in {
+        "b.py": '"""About b."""\ndef f(x, *, y=1):\n  """Does\n\n      f."""\n  class C:\n    "Inner."\n',
+        "a/__init__.py": "raise SystemExit('imported')\n'''not a docstring'''",
+        "a/c.py": "async def g(): 'Waits.'",
+        "broken.py": "def (",
+        "a/tests/t.py": "'''a test'''",
+        "site-packages/s.py": "'''a stranger'''",
+        "config-3.99/x.py": "'''generated'''",
+        "_sysconfigdata_x.py": "'''generated'''",
+        "pydoc_data/topics.py": "topics = {'z': 'Topic z\\n', 'a': 'Topic a\\n'}\n",
+    }.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    monkeypatch.setattr(embedded, "standard_library", lambda: root)
+    return root
+
+
+def test_python_docs(library: Path, cache: Path) -> None:
+    corpus = open_corpus("python-docs")
+    assert texts(corpus) == [
+        "Topic a\n", "Topic z\n", "a.c.g()\n\nWaits.\n",
+        "b\n\nAbout b.\n\n\nb.f(x, *, y=1)\n\nDoes\n\nf.\n\n\nb.f.C\n\nInner.\n",
+    ]  # fmt: skip
+    kept = next((cache / "embedded").iterdir())
+    written = kept.stat().st_mtime_ns
+    assert open_corpus("python-docs").fingerprint == corpus.fingerprint
+    assert kept.stat().st_mtime_ns == written  # extracted once
+    (library / "b.py").write_text('"""About another b."""')
+    assert "b\n\nAbout another b.\n" in texts(open_corpus("python-docs"))
+
+
+def test_python_source(library: Path) -> None:
+    corpus = open_corpus("python-source")
+    assert [document.name for document in corpus.documents()] == [
+        "a/__init__.py",
+        "a/c.py",
+        "b.py",
+        "broken.py",
+    ]
+    assert corpus.describe()["python"]
+
+
+def test_a_library_without_sources_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(embedded, "standard_library", lambda: tmp_path)
+    for name in ("python-docs", "python-source"):
+        with pytest.raises(WorkError, match="give a text file"):
+            open_corpus(name)
+
+
+def test_the_real_library_is_there() -> None:
+    names = [document.name for document in open_corpus("python-source").documents()]
+    assert len(names) > 300 and "json/decoder.py" in names
+    assert not {part for name in names for part in name.split("/")} & {"test", "tests", "site-packages"}
+    text = embedded.docstrings(embedded.standard_library() / "textwrap.py", "textwrap")
+    assert "textwrap.dedent(text)\n\nRemove any common leading whitespace" in text
+
+
+# hf: through the real `datasets`, on data made here; nothing is downloaded.
+
+
+@pytest.fixture
+def tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "hf")
+    datasets.disable_progress_bars()
+    table = datasets.Dataset.from_dict(
+        {"id": [1, 2, 3, 4], "body": ["one", None, "", "four é"], "title": ["a", "b", "c", "d"]}
+    )
+    table.save_to_disk(str(tmp_path / "saved"))
+    datasets.DatasetDict({"train": table, "extra": table.select([0])}).save_to_disk(str(tmp_path / "several"))
+    (tmp_path / "files").mkdir()
+    table.to_parquet(str(tmp_path / "files" / "train.parquet"))
+    return tmp_path
+
+
+def test_local_datasets(tables: Path) -> None:
+    for name in ("saved", "several", "several#train", "files", "files,column=body"):
+        corpus = open_corpus(f"hf:{tables}/{name}")
+        assert texts(corpus) == ["one", "four é"] == texts(corpus)
+        assert corpus.describe()["column"] == "body" and corpus.describe()["split"] == "train"
+    assert texts(open_corpus(f"hf:{tables}/several#extra")) == ["one"]
+    assert texts(open_corpus(f"hf:{tables}/files,column=title")) == ["a", "b", "c", "d"]
+    assert texts(open_corpus(f"hf:{tables}/files,column=title,documents=2")) == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("several#trian", "has no split 'trian', only 'train', 'extra'"),
+        ("files,column=id", "column=id is no column of strings"),
+        ("files,column=bodi", "did you mean 'body'"),
+        ("files,colum=body", "did you mean 'column'"),
+        ("files,documents=x", "documents=x must be a whole number"),
+        ("nowhere", "there is no folder"),
+    ],
+)
+def test_a_wrong_dataset_is_one_sentence(name: str, message: str, tables: Path) -> None:
+    with pytest.raises(RequestError, match=message) as caught:
+        open_corpus(f"hf:{tables}/{name}")
+    assert "\n" not in str(caught.value)
+
+
+def test_two_columns_of_strings_are_a_question(tables: Path) -> None:
+    import datasets
+
+    (tables / "two").mkdir()
+    datasets.Dataset.from_dict({"left": ["a"], "right": ["b"]}).to_parquet(
+        str(tables / "two" / "train.parquet")
+    )
+    with pytest.raises(RequestError, match=r"which column is the text.*left, right.*,column=NAME"):
+        open_corpus(f"hf:{tables}/two")
+
+
+def test_the_first_documents_are_streamed_once(
+    tables: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import datasets
+
+    real, calls = datasets.load_dataset, []
+
+    def load_dataset(name: str, config: str | None, streaming: bool) -> object:
+        calls.append((name, config, streaming))
+        return real(str(tables / "files"), streaming=streaming)
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    monkeypatch.setattr(hub.socket, "getaddrinfo", lambda *_: [])
+    for _ in range(2):
+        assert texts(open_corpus("hf:some/body:config#train,column=title,documents=3")) == ["a", "b", "c"]
+    assert calls == [("some/body", "config", True)]
+    (kept,) = (cache / "hub").iterdir()
+    assert json.loads(kept.read_text().splitlines()[0]) == {"text": "a"}
+
+
+def test_offline_is_one_sentence_at_once(tables: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from huggingface_hub import constants
+
+    def no_name(*_: object) -> None:
+        raise OSError("Name or service not known")
+
+    monkeypatch.setattr(hub.socket, "getaddrinfo", no_name)
+    monkeypatch.setattr(hub.urllib.request, "getproxies", dict)
+    before = constants.HF_HUB_OFFLINE
+    for name in ("hf:nobody/nothing", "hf:nobody/nothing,documents=5"):
+        with pytest.raises(WorkError, match=r"cannot be reached.*pass a text file, a folder") as caught:
+            open_corpus(name)
+        assert "\n" not in str(caught.value)
+    assert before == constants.HF_HUB_OFFLINE
+
+
+def test_without_the_package_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(RequestError, match=r"pip install 'glassformer\[data\]'; or pass a text file"):
+        open_corpus("hf:owner/name")

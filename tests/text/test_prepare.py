@@ -1,0 +1,176 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from glassformer.errors import RequestError
+from glassformer.text import Batches, ByteTokenizer, choose_tokenizer, open_corpus, prepare
+
+
+@pytest.fixture
+def path(tmp_path: Path, story: str) -> Path:
+    (tmp_path / "story.txt").write_text(story)
+    return tmp_path / "story.txt"
+
+
+def test_one_small_text_is_characters_divided_nine_to_one(path: Path, story: str) -> None:
+    data = prepare(str(path))
+    assert data.tokenizer.kind == "char" and data.tokenizer.vocab_size == len(set(story))
+    assert data.tokenizer.eos_id is None
+    together = [*data.train.tokens, *data.validation.tokens]
+    assert data.tokenizer.decode(together) == story  # nothing lost, nothing added, and no token shared
+    assert len(data.train) / len(together) == pytest.approx(0.9, abs=0.001)
+    assert data.tokenizer.decode(data.train.tokens).endswith("\n")
+
+
+def test_describe_is_plain_and_complete(path: Path, story: str) -> None:
+    data = prepare(path, "bpe:300")
+    found = json.loads(json.dumps(data.describe()))
+    assert found["name"] == "story.txt" and found["documents"] == 1 and found["bytes"] == len(story)
+    assert found["train_tokens"] == len(data.train) and found["validation_tokens"] == len(data.validation)
+    assert (
+        found["tokenizer"] == "bpe"
+        and found["vocab_size"] == 300
+        and found["tokenizer_rule"] == "asked for: bpe:300"
+    )
+    assert found == prepare(path, "bpe:300").describe()  # from the cache as from the text
+    total = data.token_bytes[data.train.tokens].sum() + data.token_bytes[data.validation.tokens].sum()
+    assert total == len(story)
+
+
+def test_a_second_time_reads_no_document(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = prepare(path, "bpe:300")
+    monkeypatch.setattr(
+        "glassformer.text.held_out._plan", lambda *_: pytest.fail("the text was divided again")
+    )
+    second = prepare(path, "bpe:300")
+    assert second.train.tokens.tolist() == first.train.tokens.tolist()
+    assert second.tokenizer.fingerprint() == first.tokenizer.fingerprint()
+
+
+def test_held_out_documents_teach_the_tokenizer_nothing(tmp_path: Path) -> None:
+    secrets = ["secret" + letter * 3 for letter in "abcdefghijklmnopqrstuvwxyz"]
+    for secret in secrets:
+        (tmp_path / secret).write_text(f"{secret} " * 40)
+    data = prepare(tmp_path, "bpe:2000")
+    held = data.tokenizer.decode(data.validation.tokens[:20]).split()[0]
+    tokens = {data.tokenizer.decode([i]).strip() for i in range(data.tokenizer.vocab_size)}
+    assert held not in tokens  # while words of the training side did become tokens
+    assert sum(secret in tokens for secret in secrets) >= 20
+
+
+def test_several_documents_end_with_the_separator(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text(
+        "".join(json.dumps({"text": f"text {number}"}) + "\n" for number in range(50))
+    )
+    data = prepare(tmp_path / "a.jsonl")
+    assert data.tokenizer.eos_id is not None
+    assert np.count_nonzero(data.train.tokens == data.tokenizer.eos_id) == data.train.documents
+    assert data.train.documents + data.validation.documents == data.describe()["documents"] == 50
+
+
+def test_the_rule_of_auto(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("".join(map(chr, range(0x4E00, 0x4E00 + 257))))
+    assert choose_tokenizer(open_corpus(path)) == (
+        "bpe:4096",
+        "auto: bpe:4096, as the text has more than 256 characters",
+    )
+    path.write_text("".join(map(chr, range(0x4E00, 0x4E00 + 256))))
+    assert choose_tokenizer(open_corpus(path))[0] == "char"
+    monkeypatch.setattr("glassformer.text.SMALL_BYTES", 3 * 256)
+    assert choose_tokenizer(open_corpus(path))[0] == "bpe:4096"
+
+
+def test_an_explicit_tokenizer_is_obeyed(path: Path, tmp_path: Path) -> None:
+    assert prepare(path, "byte").tokenizer.kind == "byte"
+    own = ByteTokenizer()
+    assert prepare(path, own).tokenizer is own
+    own.save(tmp_path / "saved")
+    assert prepare(path, str(tmp_path / "saved")).tokenizer.fingerprint() == own.fingerprint()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"tokenizer": "cahr"}, "did you mean 'char'"),
+        ({"held_out": 0.9}, "held_out=0.9"),
+        (
+            {"context": 10**6},
+            r"context=1000000 needs at least 1000001 tokens, and the training text of story.txt \(char",
+        ),
+        (
+            {"context": 20_000},
+            r"the held-out text of story.txt \(char tokenizer\) has 1\d{4}; use a context of at most 1",
+        ),
+        ({"data": "no such thing"}, "is no file"),
+    ],
+)
+def test_a_wrong_request_is_one_sentence(arguments: dict, message: str, path: Path) -> None:
+    with pytest.raises(RequestError, match=message) as caught:
+        prepare(**{"data": path, **arguments})
+    assert "\n" not in str(caught.value)
+
+
+def test_a_misspelt_tokenizer_is_refused_before_the_text_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("glassformer.text.open_corpus", lambda *_: pytest.fail("the text was opened"))
+    with pytest.raises(RequestError, match="bpe"):
+        prepare("python-docs", "bep:300")
+
+
+def test_progress_names_its_stages(path: Path) -> None:
+    stages: list[str] = []
+    prepare(path, "bpe:300", progress=lambda stage, done, total: stages.append(stage))
+    assert list(dict.fromkeys(stages)) == [
+        "dividing",
+        "training tokenizer",
+        "tokenizing train",
+        "tokenizing validation",
+    ]
+
+
+def test_batches_of_prepared_text(path: Path) -> None:
+    data = prepare(path, context=64)
+    inputs, targets = Batches(data.train, 4, 64)[3]
+    assert (
+        inputs.shape == (4, 64)
+        and data.tokenizer.decode(inputs[0])[1:] == data.tokenizer.decode(targets[0])[:-1]
+    )
+
+
+def test_text_is_prepared_without_torch(path: Path, cache: Path) -> None:
+    code = (
+        "import sys; from glassformer.text import prepare; prepare(sys.argv[1], 'bpe:300');"
+        "assert 'torch' not in sys.modules"
+    )
+    environment = {"PYTHONPATH": ":".join(sys.path), "GLASSFORMER_CACHE": str(cache)}
+    subprocess.run([sys.executable, "-c", code, path], check=True, env=environment)
+
+
+def test_a_text_of_any_size_takes_the_same_memory(tmp_path: Path) -> None:
+    """The whole way in a process of its own, whose peak is measured: 64 MB of text within 40 MB more than 4
+    MB take.
+    """
+    code = (
+        "import resource, sys; from glassformer.text import prepare; prepare(sys.argv[1], 'byte');"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+    )
+    line = b"one line of a long text that was never divided into documents\n"
+
+    def peak(megabytes: int) -> int:
+        path = tmp_path / f"{megabytes}.txt"
+        with open(path, "wb") as file:
+            for _ in range(megabytes):
+                file.write(line * (1_000_000 // len(line)))
+        environment = {"PYTHONPATH": ":".join(sys.path), "GLASSFORMER_CACHE": str(tmp_path / "cache")}
+        done = subprocess.run(
+            [sys.executable, "-c", code, path], check=True, capture_output=True, env=environment
+        )
+        return int(done.stdout) // 1024
+
+    assert peak(64) < peak(4) + 40

@@ -1,0 +1,332 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from glassformer.errors import RequestError
+from glassformer.text import subword
+from glassformer.text.documents import Document
+from glassformer.text.tokenizers import (
+    BPETokenizer,
+    ByteTokenizer,
+    CharTokenizer,
+    FileTokenizer,
+    Tokenizer,
+    load_tokenizer,
+    make_tokenizer,
+)
+
+ANY_TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=80)
+TRAINING = "the cat sat on the mat, naïve 漢字 and\nso on; the cat sat.\n" * 30
+BPE = BPETokenizer.train([TRAINING], 330)
+
+
+@given(ANY_TEXT)
+@settings(deadline=None)
+@pytest.mark.parametrize("tokenizer", [ByteTokenizer(), BPE], ids=["byte", "bpe"])
+def test_any_text_comes_back_and_its_bytes_are_counted(tokenizer: Tokenizer, text: str) -> None:
+    ids = tokenizer.encode(text)
+    assert ids.dtype == np.int32
+    assert tokenizer.decode(ids) == text
+    assert tokenizer.token_bytes()[ids].sum() == len(text.encode())
+
+
+@given(ANY_TEXT.filter(bool), st.booleans(), st.booleans())
+@settings(deadline=None)
+def test_char_comes_back_on_its_own_alphabet(text: str, unknown: bool, separator: bool) -> None:
+    tokenizer = CharTokenizer.train([text], unknown, separator)
+    ids = tokenizer.encode(text)
+    assert tokenizer.decode(ids) == text
+    assert tokenizer.token_bytes()[ids].sum() == len(text.encode())
+    assert tokenizer.vocab_size == len(set(text)) + unknown + separator
+    assert (tokenizer.eos_id is not None) == separator
+    if separator:
+        assert tokenizer.decode([*ids, tokenizer.eos_id]) == text
+
+
+@given(st.lists(ANY_TEXT, max_size=4))
+@settings(deadline=None, max_examples=30)
+def test_a_batch_is_its_texts_one_by_one(texts: list[str]) -> None:
+    for tokenizer in (ByteTokenizer(), BPE):
+        for one, of_batch in zip(texts, tokenizer.encode_batch(texts), strict=True):
+            assert tokenizer.encode(one).tolist() == of_batch.tolist()
+
+
+def test_char_ids_are_the_sorted_alphabet_and_nothing_more() -> None:
+    tokenizer = CharTokenizer.train(["hello\n", "wörld"])
+    assert tokenizer.alphabet == "\ndehlorwö"
+    assert tokenizer.vocab_size == 9 and tokenizer.eos_id is None
+    assert tokenizer.encode("doh").tolist() == [1, 5, 3]
+
+
+def test_char_names_the_foreign_character() -> None:
+    with pytest.raises(RequestError, match=r"'q' \(U\+0071\) at position 1 .* the 3 of this alphabet"):
+        CharTokenizer("abc").encode("aqz")
+    # beyond the last code point of the alphabet as well as between two of them
+    with pytest.raises(RequestError, match="U\\+1F600"):
+        CharTokenizer("ac").encode("\U0001f600")
+    with_unknown = CharTokenizer("ac", unknown=True)
+    assert with_unknown.encode("abz").tolist() == [0, 2, 2]
+    assert with_unknown.decode([0, 2]) == "a\ufffd"
+    assert with_unknown.token_bytes().tolist() == [1, 1, 0]
+
+
+@pytest.mark.parametrize("tokenizer", [ByteTokenizer(), CharTokenizer("ab", separator=True), BPE])
+def test_ids_outside_the_vocabulary_are_refused(tokenizer: Tokenizer) -> None:
+    for wrong in (-1, tokenizer.vocab_size):
+        with pytest.raises(RequestError, match=f"token id {wrong} is outside"):
+            tokenizer.decode([0, wrong])
+
+
+@pytest.mark.parametrize("tokenizer", [ByteTokenizer(), CharTokenizer("ab"), BPE])
+def test_a_lone_surrogate_is_placed(tokenizer: Tokenizer) -> None:
+    with pytest.raises(RequestError, match=r"U\+D800 at character 1"):
+        tokenizer.encode("a\ud800")
+
+
+def test_broken_utf8_decodes_to_the_replacement_character() -> None:
+    assert ByteTokenizer().decode([0xE2, 0x28, 256]) == "\ufffd("
+
+
+def test_text_is_data_even_where_it_spells_a_special_token() -> None:
+    text = "a<|endoftext|>b"
+    assert BPE.eos_id not in BPE.encode(text)
+    assert BPE.decode(BPE.encode(text)) == text
+    assert BPE.token_bytes()[BPE.encode(text)].sum() == len(text)
+    assert BPE.encode(text, parse_specials=True).tolist().count(BPE.eos_id) == 1
+    assert BPE.eos_id not in BPE.encode_batch([text])[0]  # the switch does not stay on
+    assert BPE.decode([BPE.eos_id]) == "" and BPE.decode([BPE.eos_id], keep_specials=True) == "<|endoftext|>"
+
+
+def test_bpe_training_is_deterministic_and_no_larger_than_asked() -> None:
+    again = BPETokenizer.train([TRAINING], 330)
+    assert again.fingerprint() == BPE.fingerprint()
+    assert BPE.vocab_size <= 330 and BPE.kind == "bpe"
+    assert len(BPE.encode(TRAINING)) < len(TRAINING) / 2  # it did learn merges
+    assert BPETokenizer.train(["x"], 5000).vocab_size < 300  # too little text for more
+
+
+def test_bpe_reads_a_bounded_sample_that_lies_evenly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subword, "TRAINING_BYTES", 1000)
+    pieces = [f"{number:010d}" for number in range(1000)]
+    used = [int(piece) for piece in subword._sample(pieces, 10_000, lambda *_: None)]
+    assert 80 <= len(used) <= 100 and max(used) > 950 and max(np.diff(used)) <= 20
+    assert sum(map(len, subword._sample(pieces, None, lambda *_: None))) == 1000
+    assert len(list(subword._sample(pieces[:50], 500, lambda *_: None))) == 50
+
+
+@pytest.mark.parametrize("size", [0, 256, 1_000_001])
+def test_bpe_refuses_a_size_that_cannot_be(size: int) -> None:
+    with pytest.raises(RequestError, match=f"bpe:{size}.*between 257"):
+        BPETokenizer.train(["x"], size)
+
+
+@pytest.mark.parametrize(
+    "tokenizer",
+    [ByteTokenizer(), CharTokenizer("abñ "), CharTokenizer("ab ñ", unknown=True, separator=True), BPE],
+    ids=["byte", "char", "char+", "bpe"],
+)
+def test_saved_and_loaded_is_the_same(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    tokenizer.save(tmp_path / "new")
+    loaded = load_tokenizer(tmp_path / "new")
+    assert (loaded.kind, loaded.vocab_size, loaded.eos_id) == (
+        tokenizer.kind,
+        tokenizer.vocab_size,
+        tokenizer.eos_id,
+    )
+    assert loaded.fingerprint() == tokenizer.fingerprint()
+    text = "ab ñ b\n" if tokenizer.kind != "char" else "ab ñ b"
+    assert loaded.encode(text).tolist() == tokenizer.encode(text).tolist()
+    # the tokenizer.json in the folder, which Hugging Face reads, encodes alike
+    twin = FileTokenizer.read(tmp_path / "new" / "tokenizer.json")
+    assert twin.encode(text).tolist() == tokenizer.encode(text).tolist()
+    assert twin.decode(twin.encode(text)) == text
+    assert (twin.vocab_size, twin.eos_id) == (tokenizer.vocab_size, tokenizer.eos_id)
+    assert not list((tmp_path / "new").glob(".*"))
+
+
+@given(ANY_TEXT)
+@settings(deadline=None, max_examples=40)
+def test_the_twin_of_bytes_is_bytes(text: str) -> None:
+    assert TWIN_OF_BYTES.encode(text).tolist() == list(text.encode())
+    assert TWIN_OF_BYTES.token_bytes().tolist() == ByteTokenizer().token_bytes().tolist()
+
+
+def _twin_of_bytes() -> FileTokenizer:
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        ByteTokenizer().save(folder)
+        return FileTokenizer.read(Path(folder, "tokenizer.json"))
+
+
+TWIN_OF_BYTES = _twin_of_bytes()
+
+
+def test_fingerprints_tell_tokenizers_apart() -> None:
+    kinds = [
+        ByteTokenizer(),
+        CharTokenizer("ab"),
+        CharTokenizer("ac"),
+        CharTokenizer("ab", separator=True),
+        BPE,
+    ]
+    assert len({tokenizer.fingerprint() for tokenizer in kinds}) == len(kinds)
+
+
+def _sentencepiece_like() -> dict:
+    """As Llama 2: metaspace, byte fallback, a padding and a truncation that a corpus must not suffer."""
+    vocabulary = {"<s>": 0, "</s>": 1, "<0xC3>": 2, "<0xB1>": 3, "▁a": 4, "b": 5, "▁": 6, "a": 7, "[IMG]": 8}
+    added = [
+        {
+            "id": i,
+            "content": c,
+            "single_word": False,
+            "lstrip": False,
+            "rstrip": False,
+            "normalized": False,
+            "special": s,
+        }
+        for i, c, s in ((0, "<s>", True), (1, "</s>", True), (8, "[IMG]", False))
+    ]
+    return {
+        "version": "1.0",
+        "truncation": {"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0},
+        "padding": None,
+        "added_tokens": added,
+        "normalizer": {"type": "Replace", "pattern": {"String": " "}, "content": "▁"},
+        "pre_tokenizer": None,
+        "post_processor": None,
+        "decoder": {"type": "Sequence", "decoders": [
+            {"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
+            {"type": "ByteFallback"},
+            {"type": "Fuse"},
+        ]},
+        "model": {"type": "BPE", "vocab": vocabulary, "merges": [["▁", "a"]], "byte_fallback": True},
+    }  # fmt: skip
+
+
+def test_a_sentencepiece_file(tmp_path: Path) -> None:
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps(_sentencepiece_like()))
+    (tmp_path / "tokenizer_config.json").write_text(
+        json.dumps({"eos_token": {"content": "</s>"}, "auto_map": {"x": "y"}})
+    )
+    tokenizer = load_tokenizer(tmp_path)
+    assert isinstance(tokenizer, FileTokenizer) and tokenizer.eos_id == 1 and tokenizer.kind == "bpe"
+    ids = tokenizer.encode("a ab ñ")
+    assert ids.tolist() == [7, 4, 5, 6, 2, 3]  # and not cut to the two tokens that the file asks for
+    assert tokenizer.token_bytes().tolist() == [0, 0, 1, 1, 2, 1, 1, 1, 5]
+    assert tokenizer.token_bytes()[ids].sum() == len("a ab ñ".encode())
+    assert tokenizer.decode(ids) == "a ab ñ"
+    tokenizer.save(tmp_path / "copy")
+    kept = json.loads((tmp_path / "copy" / "tokenizer_config.json").read_text())
+    assert kept == {"eos_token": {"content": "</s>"}}  # no code of strangers travels on
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"not json",
+        b"[]",
+        b"\xff\xfe\x00",
+        b"[" * 100_000,
+        b'{"model": {"type": "BPE"}}',
+        b'{"model": {"type": "Unigram", "vocab": [], "unk_id": 7}}',
+        b'{"version": "1.0", "model": {"type": "BPE", "vocab": {"a": 0}, "merges": ["zz qq"]}}',
+        b'{"version": "1.0", "model": {"type": "BPE", "vocab": {"a": 4294967295}, "merges": []}}',
+        b'{"version": "1.0", "model": {"type": "BPE", "vocab": {}, "merges": []}}',
+    ],
+)
+def test_a_malformed_tokenizer_file_is_one_sentence(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "tokenizer.json"
+    path.write_bytes(content)
+    with pytest.raises(RequestError, match=r"tokenizer\.json"):
+        load_tokenizer(path)
+
+
+def test_a_tokenizer_file_that_cannot_encode_a_text_says_so(tmp_path: Path) -> None:
+    CharTokenizer("ab").save(tmp_path)
+    tokenizer = FileTokenizer.read(tmp_path / "tokenizer.json")
+    for encode in (tokenizer.encode, lambda text: tokenizer.encode_batch([text])):
+        with pytest.raises(RequestError, match="cannot process the text"):
+            encode("abc")
+    assert tokenizer.encode("ab").tolist() == [0, 1]
+
+
+def test_a_tokenizer_file_is_refused_by_its_size_before_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "tokenizer.json"
+    with open(path, "wb") as file:
+        file.truncate(subword.LARGEST_FILE + 1)  # sparse: nothing is written
+    with pytest.raises(RequestError, match="refused above 256 MiB"):
+        load_tokenizer(path)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    ["{", "[]", '{"glassformer_tokenizer": 2, "kind": "byte"}',
+     '{"glassformer_tokenizer": 1, "kind": "char", "alphabet": 3}',
+     '{"glassformer_tokenizer": 1, "kind": "char", "alphabet": "", "unknown": false, "separator": false}'],
+)  # fmt: skip
+def test_a_malformed_file_of_our_own(fields: str, tmp_path: Path) -> None:
+    (tmp_path / "glassformer_tokenizer.json").write_text(fields)
+    with pytest.raises(RequestError):
+        load_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("bite", "did you mean 'byte'"),
+        ("chars", "did you mean 'char'"),
+        ("bpe:4k", "whole number"),
+        ("bpe:", "whole number"),
+        ("bpe:10", "between 257"),
+        ("byte:2", "not byte, char"),
+        ("/nowhere/tokenizer.json", "path of a tokenizer.json"),
+    ],
+)
+def test_a_wrong_spec_is_one_sentence(spec: str, message: str) -> None:
+    with pytest.raises(RequestError, match=message) as caught:
+        make_tokenizer(spec, lambda: [Document("a", "text")])
+    assert "\n" not in str(caught.value)
+
+
+def test_what_was_trained_is_found_again(cache: Path) -> None:
+    reads = []
+
+    def documents() -> list[Document]:
+        reads.append(1)
+        return [Document("a", TRAINING), Document("b", TRAINING)]
+
+    first = make_tokenizer("bpe:300", documents, fingerprint="f")
+    assert make_tokenizer("bpe:300", documents, fingerprint="f").fingerprint() == first.fingerprint()
+    assert len(reads) == 1
+    make_tokenizer("bpe:301", documents, fingerprint="f")
+    make_tokenizer("bpe:300", documents, fingerprint="g")
+    assert len(reads) == 3
+    for path in cache.rglob("tokenizer.json"):
+        path.write_text("{")
+    with pytest.warns(UserWarning, match="trained again"):
+        assert make_tokenizer("bpe:300", documents, fingerprint="f").fingerprint() == first.fingerprint()
+    assert make_tokenizer("bpe:300", documents, fingerprint="f").fingerprint() == first.fingerprint()
+
+
+def test_char_reads_the_whole_corpus_and_separates_only_several_documents() -> None:
+    one, two = [Document("a", "abc")], [Document("a", "abc"), Document("b", "xyz")]
+    assert make_tokenizer("char", lambda: one).vocab_size == 3
+    assert make_tokenizer("char", lambda: one, all_documents=lambda: two).vocab_size == 7
+
+
+def test_a_path_is_a_spec(tmp_path: Path) -> None:
+    BPE.save(tmp_path)
+    assert make_tokenizer(str(tmp_path), list).fingerprint() == BPE.fingerprint()
+    assert make_tokenizer(str(tmp_path / "tokenizer.json"), list).fingerprint() == BPE.fingerprint()
