@@ -61,7 +61,7 @@ def settings(
     reasons = [
         f"{chosen} matrix products" + ("" if fast or chosen == "bfloat16" else " (no fast bfloat16 here)"),
         f"{threads or cores} threads" if device == "cpu" else "",
-        "compiled blocks" if use else "eager" + ("" if compiler else f" (compiling needs {_needs(device)})"),
+        "compiled regions" if use else "eager" + ("" if compiler else f" (compiling needs {_needs(device)})"),
     ]
     return Settings(device, chosen, threads or cores, use, f"on {device}: " + ", ".join(filter(None, reasons)))
 

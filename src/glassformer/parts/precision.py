@@ -1,4 +1,4 @@
-"""Where half precision is not enough."""
+"""Where half precision is not enough, and where it is."""
 
 from __future__ import annotations
 
@@ -9,3 +9,9 @@ from torch import Tensor
 def wide(x: Tensor) -> Tensor:
     """x in fp32 if it came in 16 bits, unchanged otherwise: for exponentials, means and sums."""
     return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+
+
+def product_dtype(x: Tensor) -> torch.dtype:
+    """The dtype that matrix products of x run in: autocast's, where it is on."""
+    kind = x.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype

@@ -22,11 +22,14 @@ from glassformer import machine
 from glassformer.config import ModelConfig
 from glassformer.errors import RequestError, WorkError
 from glassformer.model import Model
+from glassformer.parts.region import compiled_regions
 from glassformer.text import Batches, Tokenizer, Tokens, prepare
 from glassformer.train import checkpoint
 from glassformer.train.evaluate import evaluate
 from glassformer.train.recipe import Recipe, default_learning_rate
 
+COMPILE_MINUTES = 2.0
+COMPILE_FLOPS = 5e13  # minutes on two cores
 DIVERGENCE_WINDOW = 50
 DIVERGENCE_NATS = 1.0
 
@@ -102,7 +105,7 @@ def train(
     the run with `status="diverged"`.
     """
     recipe = recipe if isinstance(recipe, Recipe) else Recipe.of(**recipe)
-    how = machine.settings(recipe.device, recipe.dtype, recipe.threads, recipe.compile)
+    how = settings(config, recipe)
     text = data if isinstance(data, Tokens) else prepare(data, tokenizer, context=recipe.context)
     config = fit(config, text.tokenizer.vocab_size, recipe.context)
     config.check()
@@ -110,6 +113,12 @@ def train(
     machine.apply(how)
     with _only_writer(folder):
         return _Loop(config, recipe, text, how, folder, callback).run(resume)
+
+
+def settings(config: ModelConfig, recipe: Recipe) -> machine.Settings:
+    """How this run will compute; compiling, unless it is asked for, only where it pays."""
+    compile = False if recipe.compile is None and not worth_compiling(config, recipe) else recipe.compile
+    return machine.settings(recipe.device, recipe.dtype, recipe.threads, compile)
 
 
 def fit(config: ModelConfig, vocab_size: int, context: int) -> ModelConfig:
@@ -127,10 +136,12 @@ def make_optimizer(model: Model, recipe: Recipe, learning_rate: float) -> torch.
     return torch.optim.AdamW(groups, lr=learning_rate, betas=recipe.betas, eps=recipe.adam_eps, fused=True)
 
 
-def compile_blocks(model: Model) -> None:
-    """Compiles each layer's forward and backward by itself: equal layers share one compilation."""
-    for layer in model.layers:
-        layer.compile(dynamic=False, fullgraph=True)
+def worth_compiling(config: ModelConfig, recipe: Recipe) -> bool:
+    """Whether a run is long enough to win back the time its regions take to compile, some tens of seconds."""
+    if recipe.minutes is not None:
+        return recipe.minutes >= COMPILE_MINUTES
+    work = 3 * config.flops(recipe.context) * (recipe.steps(config) or 0) * recipe.tokens_per_step
+    return work >= COMPILE_FLOPS
 
 
 class _Loop:
@@ -251,10 +262,11 @@ class _Loop:
         size = recipe.micro_batch or recipe.batch_size
         total = 0.0
         for x, y in zip(inputs.split(size), targets.split(size), strict=True):
-            with self.how.autocast():
-                loss = self.model.loss(x.to(device), y.to(device))
             share = len(x) / recipe.batch_size
-            (loss * share).backward()
+            with compiled_regions(self.how.compile):
+                with self.how.autocast():
+                    loss = self.model.loss(x.to(device), y.to(device))
+                (loss * share).backward()
             total += float(loss.detach()) * share
         return total
 
@@ -265,8 +277,6 @@ class _Loop:
 
     def _warm_up(self) -> None:
         """Compiles, and touches memory, before the clock runs; leaves no trace in weights or moments."""
-        if self.how.compile:
-            compile_blocks(self.model)
         torch.manual_seed(0)
         self._backward(*self.batches[0])
         self.optimizer.zero_grad(set_to_none=True)

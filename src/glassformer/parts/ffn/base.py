@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -8,15 +9,55 @@ from pydantic import Field
 from torch import Tensor
 
 from glassformer.parts.base import BuildContext, PartConfig
+from glassformer.parts.precision import wide
+from glassformer.parts.region import region
 
 Activation = Callable[[Tensor], Tensor]
+
+# gelu_tanh(x) = x (1 + tanh z) / 2 = x sigmoid(2 z), z = sqrt(2/pi) (x + 0.044715 x^3): an exponential is cheap where
+# a tanh is not (docs/log.md, 2026-11-21).
+_SLOPE, _CUBE = 2 * 0.7978845608028654, 0.044715
+
+
+@region
+def _gelu_tanh(x: Tensor) -> Tensor:
+    u = wide(x)
+    return (u * torch.sigmoid(_SLOPE * (u + _CUBE * u * u * u))).to(x.dtype)
+
+
+@region
+def _gelu_tanh_grad(grad: Tensor, x: Tensor) -> Tensor:
+    u = wide(x)
+    s = torch.sigmoid(_SLOPE * (u + _CUBE * u * u * u))
+    return (wide(grad) * (s + u * s * (1 - s) * (_SLOPE * (1 + 3 * _CUBE * u * u)))).to(x.dtype)
+
+
+class _GeluTanh(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return _gelu_tanh(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        return _gelu_tanh_grad(grads[0], *ctx.saved_tensors)
+
+
+def gelu_tanh(x: Tensor) -> Tensor:
+    """`F.gelu(x, approximate="tanh")`, keeping only x for the backward pass."""
+    return _GeluTanh.apply(x)  # type: ignore[no-any-return]
+
+
+def relu2(x: Tensor) -> Tensor:
+    return F.relu(x).square()
+
 
 ACTIVATIONS: dict[str, Activation] = {
     "relu": F.relu,
     "gelu": F.gelu,
-    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "gelu_tanh": gelu_tanh,
     "silu": F.silu,
-    "relu2": lambda x: F.relu(x).square(),
+    "relu2": relu2,
     "sigmoid": torch.sigmoid,
 }
 

@@ -1,14 +1,18 @@
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Callable
+from typing import Any, Literal
 
+import torch
 from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor, nn
 
 from glassformer.parts.base import BuildContext
-from glassformer.parts.ffn.base import ACTIVATIONS, FFNConfig
+from glassformer.parts.ffn.base import ACTIVATIONS, Activation, FFNConfig
 from glassformer.parts.linear import Linear, linear_params
+from glassformer.parts.precision import wide
+from glassformer.parts.region import region
 from glassformer.parts.site import Site
 
 
@@ -24,12 +28,47 @@ class Glu(nn.Module):
         self.gate_proj = Linear(d_model, hidden, bias)
         self.up_proj = Linear(d_model, hidden, bias)
         self.down_proj = Linear(hidden, d_model, bias, role="output")
-        self.activation = ACTIVATIONS[activation]
+        self.gating = FUSED.get(activation) or gated(ACTIVATIONS[activation])
         self.gate, self.up, self.hidden, self.out = Site(), Site(), Site(), Site()
 
     def forward(self, x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b d"]:
-        hidden = self.hidden(self.activation(self.gate(self.gate_proj(x))) * self.up(self.up_proj(x)))
-        return self.out(self.down_proj(hidden))
+        gate, up = self.gate(self.gate_proj(x)), self.up(self.up_proj(x))
+        return self.out(self.down_proj(self.hidden(self.gating(gate, up))))
+
+
+def gated(activation: Activation) -> Callable[[Tensor, Tensor], Tensor]:
+    """(gate, up) -> activation(gate) * up, the definition."""
+    return lambda gate, up: activation(gate) * up
+
+
+@region
+def _swiglu(gate: Tensor, up: Tensor) -> Tensor:
+    g = wide(gate)
+    return (g * torch.sigmoid(g) * wide(up)).to(gate.dtype)
+
+
+@region
+def _swiglu_grad(grad: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
+    d, g = wide(grad), wide(gate)
+    s = torch.sigmoid(g)
+    return (d * wide(up) * (s + g * s * (1 - s))).to(gate.dtype), (d * g * s).to(gate.dtype)
+
+
+class _SwiGlu(torch.autograd.Function):
+    """silu(gate) * up, keeping only gate and up for the backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
+        ctx.save_for_backward(gate, up)
+        return _swiglu(gate, up)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
+        return _swiglu_grad(grads[0], *ctx.saved_tensors)  # type: ignore[no-any-return]
+
+
+# Gatings with a fused twin; every other activation takes the definition.
+FUSED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"silu": _SwiGlu.apply}
 
 
 class GluConfig(FFNConfig, kind="glu"):

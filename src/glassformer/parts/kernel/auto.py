@@ -4,7 +4,7 @@ from torch import Tensor
 
 from glassformer.parts.base import BuildContext
 from glassformer.parts.kernel.banded import Banded
-from glassformer.parts.kernel.base import Index, Kernel, KernelConfig, ScoreBias
+from glassformer.parts.kernel.base import Index, Kernel, KernelConfig, Once, ScoreBias, anew
 from glassformer.parts.kernel.naive import Naive
 from glassformer.parts.kernel.sdpa import Sdpa
 from glassformer.parts.kernel.table import fastest
@@ -27,9 +27,10 @@ class Auto(Kernel):
         scale: float | None = None,
         dropout: float = 0.0,
         index: Index | None = None,
+        once: Once = anew,
     ) -> Tensor:
         name = fastest(q, k, visibility, additive=bias is None or bias.additive)
-        return self.kernels[name](q, k, v, visibility, bias, scale, dropout, index)
+        return self.kernels[name](q, k, v, visibility, bias, scale, dropout, index, once)
 
 
 class AutoConfig(KernelConfig, kind="auto"):

@@ -1,23 +1,37 @@
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import torch
 import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
 from glassformer.parts.base import BuildContext
-from glassformer.parts.kernel.base import Index, Kernel, KernelConfig, ScoreBias
+from glassformer.parts.kernel.base import Index, Kernel, KernelConfig, Once, ScoreBias, anew, indices
 from glassformer.parts.precision import wide
 from glassformer.parts.visibility import Visibility
 
 BLOCK = 128
 
 
+class Tile(NamedTuple):
+    """Queries `begin` .. `end`-1 against keys `first` .. `last`-1; `mask` is added to the columns from `since` on."""
+
+    begin: int
+    end: int
+    first: int
+    last: int
+    since: int
+    mask: Tensor | None
+
+
 class Banded(Kernel):
     """Blocks of queries against only those keys that one of them can see.
 
     Under a causal mask block i reads keys 0 .. its end, half the work of the whole square; under a window of w it
-    reads its own block and the w - 1 keys before, so time and memory are O(s (w + block)) for any s.
+    reads its own block and the w - 1 keys before, so time and memory are O(s (w + block)) for any s. For the backward
+    pass it keeps the pattern of each block in the products' dtype.
     """
 
     def __init__(self, block: int = BLOCK):
@@ -33,37 +47,126 @@ class Banded(Kernel):
         scale: float | None = None,
         dropout: float = 0.0,
         index: Index | None = None,
+        once: Once = anew,
     ) -> Tensor:
-        b, s, n, h = q.shape
+        scale = scale or q.shape[-1] ** -0.5
+        if index is not None or dropout or (bias is not None and not bias.additive):
+            return self._general(q, k, v, visibility, bias, scale, dropout, index)
+        key = ("tiles", self.block, visibility.key, bias and bias.key, q.shape[1], k.shape[1], q.dtype)
+        tiles = once(key, lambda: self.tiles(q, k, visibility, bias))
+        return _Tiles.apply(q, k, v, scale, tiles)  # type: ignore[no-any-return]
+
+    def spans(self, visibility: Visibility, s: int, t: int) -> list[tuple[int, int, int, int]]:
+        """(begin, end, first, last) of each block, the queries being the last s of t tokens."""
+        found = []
+        for begin in range(0, s, self.block):
+            end = min(begin + self.block, s)
+            start, stop = t - s + begin, t - s + end
+            first = 0 if visibility.reach is None else max(0, start - visibility.reach + 1)
+            found.append((begin, end, first, stop if visibility.causal else t))
+        return found
+
+    def tiles(self, q: Tensor, k: Tensor, visibility: Visibility, bias: ScoreBias | None) -> list[Tile]:
+        """The blocks with their masks, -inf where invisible, plus the bias where there is one."""
+        s, t = q.shape[1], k.shape[1]
+        b, n, q_idx, k_idx = indices(q, k, None)
+        made = []
+        for begin, end, first, last in self.spans(visibility, s, t):
+            # Keys before the block are all visible to it when nothing but order decides.
+            plain = visibility.only_order and bias is None
+            since = (t - s + begin if visibility.causal else last) if plain else first
+            if since >= last:
+                made.append(Tile(begin, end, first, last, last, None))
+                continue
+            at = b, n, q_idx[:, :, begin:end], k_idx[..., since:last]
+            score = torch.zeros((), device=q.device) if bias is None else bias(torch.zeros((), device=q.device), *at)
+            mask = torch.where(visibility.visible(*at), score, float("-inf")).to(q.dtype)
+            made.append(Tile(begin, end, first, last, since, mask))
+        return made
+
+    def _general(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        visibility: Visibility,
+        bias: ScoreBias | None,
+        scale: float,
+        dropout: float,
+        index: Index | None,
+    ) -> Tensor:
+        """Any bias, any indices, dropout: the same blocks, differentiated by torch."""
+        batch, s, n, h = q.shape
         t, g = k.shape[1], k.shape[2]
-        scale = scale or h**-0.5
-        device = q.device
-        q_idx, k_idx = index or (torch.arange(t - s, t, device=device), torch.arange(t, device=device))
-        rows, heads = torch.arange(b, device=device).view(b, 1, 1, 1), torch.arange(n, device=device).view(1, n, 1, 1)
-        # (b g, n/g rows of s, h): heads that share keys become rows of one product
-        queries = (q * scale).unflatten(2, (g, n // g)).permute(0, 2, 3, 1, 4)
-        keys, values = k.permute(0, 2, 3, 1), v.permute(0, 2, 1, 3)  # (b, g, h, t), (b, g, t, h)
+        b, heads, q_idx, k_idx = indices(q, k, index)
+        queries = q.unflatten(2, (g, n // g)).permute(0, 2, 3, 1, 4)  # (b, g, n/g, s, h)
+        keys, values = k.permute(0, 2, 3, 1), v.transpose(1, 2)  # (b, g, h, t), (b, g, t, h)
         out = []
-        for i in range(0, s, self.block):
-            j = min(i + self.block, s)
-            first, last = self._span(visibility, t - s + i, t - s + j, t) if index is None else (0, t)
-            part = queries[:, :, :, i:j].reshape(b, g, -1, h)  # (b, g, n/g * block, h)
-            scores = wide(part @ keys[..., first:last]).view(b, n, j - i, last - first)
-            at = rows, heads, q_idx[i:j].view(1, 1, -1, 1), k_idx[first:last].view(1, 1, 1, -1)
+        for begin, end, first, last in self.spans(visibility, s, t):
+            if index is not None:
+                first, last = 0, t
+            rows = queries[:, :, :, begin:end].reshape(batch, g, -1, h)
+            scores = wide(rows @ keys[..., first:last]).view(batch, n, end - begin, last - first) * scale
+            at = b, heads, q_idx[:, :, begin:end], k_idx[..., first:last]
             if bias is not None:
                 scores = bias(scores, *at)
             visible = visibility.visible(*at)
             scores = scores.masked_fill(~visible, float("-inf"))
             pattern = torch.softmax(scores, -1).masked_fill(~visible.any(-1, keepdim=True), 0.0).to(v.dtype)
-            pattern = F.dropout(pattern, dropout).view(b, g, -1, last - first)
-            out.append((pattern @ values[:, :, first:last]).view(b, n, j - i, h))
+            pattern = F.dropout(pattern, dropout).view(batch, g, -1, last - first)
+            out.append((pattern @ values[:, :, first:last]).view(batch, n, end - begin, h))
         return torch.cat(out, dim=2).transpose(1, 2)
 
+
+class _Tiles(torch.autograd.Function):
+    """Attention over tiles. Every query sees itself here, so no row of a pattern is empty.
+
+    Grouped heads become rows: the n/g query heads that share keys stand below each other in one product."""
+
     @staticmethod
-    def _span(visibility: Visibility, start: int, stop: int, t: int) -> tuple[int, int]:
-        """First key and end of the keys that queries start .. stop-1 may see."""
-        first = 0 if visibility.reach is None else max(0, start - visibility.reach + 1)
-        return first, stop if visibility.causal else t
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, scale: float, tiles: list[Tile]) -> Tensor:
+        b, s, n, h = q.shape
+        t, g = k.shape[1], k.shape[2]
+        queries = q.transpose(1, 2).contiguous()  # (b, n, s, h)
+        keys, values = (x.transpose(1, 2).reshape(b * g, t, h) for x in (k, v))
+        z = q.new_empty(b, s, n, h)
+        patterns = []
+        for begin, end, first, last, since, mask in tiles:
+            rows = queries[:, :, begin:end].reshape(b * g, -1, h)
+            scores = torch.bmm(rows, keys[:, first:last].transpose(1, 2)).view(b, n, end - begin, last - first)
+            scores.mul_(scale)
+            if mask is not None:
+                scores[..., since - first :].add_(mask)
+            pattern = torch.softmax(scores, -1)
+            patterns.append(pattern)
+            made = torch.bmm(pattern.view(b * g, -1, last - first), values[:, first:last])
+            z[:, begin:end] = made.view(b, n, end - begin, h).transpose(1, 2)
+        ctx.save_for_backward(queries, keys, values, *patterns)
+        ctx.scale, ctx.tiles, ctx.groups = scale, tiles, g
+        return z
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        queries, keys, values, *patterns = ctx.saved_tensors
+        b, n, s, h = queries.shape
+        g, t = ctx.groups, keys.shape[1]
+        grad_z = grads[0].transpose(1, 2)
+        grad_q = torch.empty_like(queries)
+        grad_k, grad_v = torch.zeros_like(keys), torch.zeros_like(values)
+        for (begin, end, first, last, _, _), pattern in zip(ctx.tiles, patterns, strict=True):
+            rows = grad_z[:, :, begin:end].reshape(b * g, -1, h)
+            flat = pattern.view(b * g, -1, last - first)
+            grad_v[:, first:last].add_(torch.bmm(flat.transpose(1, 2), rows))
+            grad_pattern = torch.bmm(rows, values[:, first:last].transpose(1, 2)).view_as(pattern)
+            grad_scores = torch.ops.aten._softmax_backward_data(grad_pattern, pattern, -1, pattern.dtype)
+            grad_scores = grad_scores.mul_(ctx.scale).view_as(flat)
+            made = torch.bmm(grad_scores, keys[:, first:last])
+            grad_q[:, :, begin:end] = made.view(b, n, end - begin, h)
+            grad_k[:, first:last].add_(
+                torch.bmm(grad_scores.transpose(1, 2), queries[:, :, begin:end].reshape(b * g, -1, h))
+            )
+        grad_k, grad_v = (x.view(b, g, t, h).transpose(1, 2) for x in (grad_k, grad_v))
+        return grad_q.transpose(1, 2), grad_k, grad_v, None, None
 
 
 class BandedConfig(KernelConfig, kind="banded"):

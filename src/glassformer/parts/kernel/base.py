@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,6 +13,14 @@ from glassformer.parts.visibility import Visibility
 Index = tuple[Tensor, Tensor]
 """(q_idx (s,), k_idx (t,)): which tokens the queries and keys are, counted from the start of the sequence."""
 
+Once = Callable[[Hashable, Callable[[], Any]], Any]
+"""once(key, make): keeps what depends on shapes and positions alone for all layers of a pass."""
+
+
+def anew(key: Hashable, make: Callable[[], Any]) -> Any:
+    """The Once that keeps nothing."""
+    return make()
+
 
 class ScoreBias:
     """bias(score, b, n, q_idx, k_idx) -> score, the convention of `torch.nn.attention.flex_attention`.
@@ -19,9 +28,11 @@ class ScoreBias:
     `additive` promises that bias(score, ...) = score + bias(0, ...), so a mask can carry it.
     """
 
-    def __init__(self, function: Callable[..., Tensor], additive: bool):
+    def __init__(self, function: Callable[..., Tensor], additive: bool, key: Hashable):
         self.function = function
         self.additive = additive
+        self.key = key
+        """Equal for equal biases within one pass of the model."""
 
     def __call__(self, score: Tensor, b: Tensor, n: Tensor, q_idx: Tensor, k_idx: Tensor) -> Tensor:
         return self.function(score, b, n, q_idx, k_idx)
@@ -31,12 +42,13 @@ class ScoreBias:
         """Both, in this order."""
         if first is None or then is None:
             return first or then
-        return ScoreBias(lambda score, *at: then(first(score, *at), *at), first.additive and then.additive)
+        both = first.additive and then.additive
+        return ScoreBias(lambda score, *at: then(first(score, *at), *at), both, (first.key, then.key))
 
 
 def softcap(cap: float) -> ScoreBias:
     """score -> cap tanh(score / cap), bounding |score| by cap (Gemma 2, 2408.00118)."""
-    return ScoreBias(lambda score, b, n, q_idx, k_idx: cap * torch.tanh(score / cap), additive=False)
+    return ScoreBias(lambda score, b, n, q_idx, k_idx: cap * torch.tanh(score / cap), False, ("softcap", cap))
 
 
 class Kernel:
@@ -62,6 +74,7 @@ class Kernel:
         scale: float | None = None,
         dropout: float = 0.0,
         index: Index | None = None,
+        once: Once = anew,
     ) -> Tensor:
         raise NotImplementedError
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from glassformer.errors import RequestError
 from glassformer.parts.base import BuildContext
-from glassformer.parts.kernel.base import Index, Kernel, KernelConfig, ScoreBias, refuse
+from glassformer.parts.kernel.base import Index, Kernel, KernelConfig, Once, ScoreBias, anew, refuse
 from glassformer.parts.visibility import Visibility
 
 
@@ -39,6 +39,7 @@ class Flex(Kernel):
         scale: float | None = None,
         dropout: float = 0.0,
         index: Index | None = None,
+        once: Once = anew,
     ) -> Tensor:
         if q.device.type == "cpu" and torch.is_grad_enabled() and q.requires_grad:
             raise RequestError("kernel=flex has no backward pass on the CPU; train with kernel=banded, sdpa or auto")

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from glassformer.parts.base import BuildContext
-from glassformer.parts.kernel.base import Index, Kernel, KernelConfig, ScoreBias, indices
+from glassformer.parts.kernel.base import Index, Kernel, KernelConfig, Once, ScoreBias, anew, indices
 from glassformer.parts.precision import wide
 from glassformer.parts.visibility import Visibility
 
@@ -29,6 +29,7 @@ class Naive(Kernel):
         scale: float | None = None,
         dropout: float = 0.0,
         index: Index | None = None,
+        once: Once = anew,
         on_scores: Callable[[Tensor], Tensor] = _same,
         on_pattern: Callable[[Tensor], Tensor] = _same,
     ) -> Tensor:

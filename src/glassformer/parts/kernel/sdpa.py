@@ -4,7 +4,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from glassformer.parts.base import BuildContext
-from glassformer.parts.kernel.base import Index, Kernel, KernelConfig, ScoreBias, additive_mask, refuse
+from glassformer.parts.kernel.base import Index, Kernel, KernelConfig, Once, ScoreBias, anew, additive_mask, refuse
 from glassformer.parts.visibility import SameDocument, Visibility
 
 
@@ -28,6 +28,7 @@ class Sdpa(Kernel):
         scale: float | None = None,
         dropout: float = 0.0,
         index: Index | None = None,
+        once: Once = anew,
     ) -> Tensor:
         s, t = q.shape[1], k.shape[1]
         whole = isinstance(visibility, SameDocument) or bias is not None or index is not None
@@ -36,7 +37,10 @@ class Sdpa(Kernel):
         # Causal with one query, or no order at all: everything is visible. Causal from the start: the kernel knows.
         see_all = plain and (not visibility.causal or s == 1)
         see_past = plain and visibility.causal and s == t and not see_all
-        mask = None if see_all or see_past else additive_mask(q, k, visibility, bias, index)
+        mask = None
+        if not (see_all or see_past):
+            key = ("mask", visibility.key, bias and bias.key, s, t, q.dtype)
+            mask = once(key, lambda: additive_mask(q, k, visibility, bias, index))
         z = F.scaled_dot_product_attention(
             q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2),
             attn_mask=mask, dropout_p=dropout, is_causal=see_past, scale=scale,

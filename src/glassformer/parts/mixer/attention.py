@@ -112,7 +112,8 @@ class Attention(Mixer):
         bias = self.position.bias(positions) if self.position is not None else None
         if self.softcap is not None:
             bias = ScoreBias.chain(softcap(self.softcap), bias)
-        return partial(kernel, visibility=visibility, bias=bias, scale=self.scale, dropout=dropout)
+        once = positions.once
+        return partial(kernel, visibility=visibility, bias=bias, scale=self.scale, dropout=dropout, once=once)
 
     def init_state(self, batch: int, max_len: int, dtype: torch.dtype, device: Any = None) -> KVState:
         reach = self.visibility.reach

@@ -1,14 +1,17 @@
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from glassformer.parts.norm.base import NormConfig
+from glassformer.parts.norm.base import Norm, NormConfig
 from glassformer.parts.precision import wide
+from glassformer.parts.region import region
 
 
-class RMSNorm(nn.Module):
+class RMSNorm(Norm):
     """y = x / sqrt(mean(x^2) + eps) * w over the last axis; x, y (..., d). Zhang & Sennrich 2019, 1910.07467.
 
     `unit_offset` stores w - 1, so that weights begin at zero and decay towards the identity: y = ... * (1 + w)
@@ -24,7 +27,7 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Float[Tensor, "... d"]) -> Float[Tensor, "... d"]:
         weight = self.weight + 1.0 if self.unit_offset else self.weight
-        return rms_norm(x, weight, self.eps)
+        return rms_norm(x, weight, self.eps, self.out_dtype(x))
 
     @torch.no_grad()
     def init_weights(self, init: object) -> None:
@@ -32,12 +35,45 @@ class RMSNorm(nn.Module):
 
 
 def naive_rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """The definition: x (..., d), weight (d,)."""
+    """The definition: x (..., d), weight (d,), in fp32 or wider."""
     x_wide = wide(x)
-    return (x_wide * torch.rsqrt(x_wide.pow(2).mean(-1, keepdim=True) + eps)).to(x.dtype) * weight.to(x.dtype)
+    return (x_wide * torch.rsqrt(x_wide.pow(2).mean(-1, keepdim=True) + eps) * weight).to(x.dtype)
 
 
-rms_norm = naive_rms_norm
+def rms_norm(x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype | None = None) -> Tensor:
+    """Equals `naive_rms_norm`, in `dtype`; keeps x and one number per token for the backward pass."""
+    return _RMSNorm.apply(x, weight, eps, dtype or x.dtype)  # type: ignore[no-any-return]
+
+
+@region
+def _forward(x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    x = wide(x)
+    rate = torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
+    return (x * rate * weight).to(dtype), rate
+
+
+@region
+def _grad_x(grad: Tensor, x: Tensor, weight: Tensor, rate: Tensor) -> Tensor:
+    scaled, normed = wide(grad) * weight, wide(x) * rate
+    return ((scaled - normed * (scaled * normed).mean(-1, keepdim=True)) * rate).to(x.dtype)
+
+
+@region
+def _grad_weight(grad: Tensor, x: Tensor, rate: Tensor) -> Tensor:
+    return (wide(grad) * wide(x) * rate).flatten(0, -2).sum(0)
+
+
+class _RMSNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
+        y, rate = _forward(x, weight, eps, dtype)
+        ctx.save_for_backward(x, weight, rate)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, rate = ctx.saved_tensors
+        return _grad_x(grads[0], x, weight, rate), _grad_weight(grads[0], x, rate).to(weight.dtype), None, None
 
 
 class RMSNormConfig(NormConfig, kind="rmsnorm"):

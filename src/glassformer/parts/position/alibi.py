@@ -37,7 +37,7 @@ class Alibi(AttentionPosition):
             def penalise(score: Tensor, b: Tensor, n: Tensor, q_idx: Tensor, k_idx: Tensor) -> Tensor:
                 return score - slopes[n] * (q_idx - k_idx).abs()
 
-            return ScoreBias(penalise, additive=True)
+            return ScoreBias(penalise, True, ("alibi", *self.slopes))
 
         return positions.once(("alibi", *self.slopes), make)
 

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float
@@ -11,6 +11,7 @@ from glassformer.errors import RequestError
 from glassformer.parts.base import BuildContext
 from glassformer.parts.position.base import AttentionPosition, AttentionPositionConfig, Positions
 from glassformer.parts.precision import wide
+from glassformer.parts.region import region
 from glassformer.parts.position.scaling import RotaryScalingConfig, Scaling
 
 Pairing = Literal["half", "interleaved"]
@@ -41,40 +42,71 @@ class Rotary(AttentionPosition):
             )
         self.base, self.scaling = base, scaling or Scaling()
         self.pairing = pairing
-        self._turn = turn_half if pairing == "half" else turn_interleaved
+        self._pair_axis = -2 if pairing == "half" else -1
         self._key = ("rotary", self.dim, base, pairing, self.scaling.key)
 
     def tables(self, positions: Positions) -> tuple[Tensor, Tensor]:
-        """cos and sin of the angles, fp32, (s, 1, r/2) or (b, s, 1, r/2): they broadcast over heads."""
+        """cos and +-sin for each value, fp32, (s, 1, 2, r/2) for half pairs, (s, 1, r/2, 2) for interleaved ones; with
+        a leading b where rows differ."""
 
         def make() -> tuple[Tensor, Tensor]:
             device = positions.ids.device
             exponent = torch.arange(0, self.dim, 2, device=device, dtype=torch.float32) / self.dim
             theta = self.scaling.frequencies(exponent, self.base, self.dim, positions.end)
             angle = (positions.ids.float()[..., None] * theta)[..., None, :]
-            return angle.cos() * self.scaling.magnitude, angle.sin() * self.scaling.magnitude
+            cos, sin = angle.cos() * self.scaling.magnitude, angle.sin() * self.scaling.magnitude
+            return torch.stack((cos, cos), self._pair_axis), torch.stack((-sin, sin), self._pair_axis)
 
         return positions.once(self._key, make)
 
     def forward(self, q: Tensor, k: Tensor, positions: Positions) -> tuple[Tensor, Tensor]:
         cos, sin = self.tables(positions)
-        return self._turn(q, cos, sin), self._turn(k, cos, sin)
+        return turn(q, cos, sin, self._pair_axis), turn(k, cos, sin, self._pair_axis)
 
 
-def turn_half(x: Float[Tensor, "b s n h"], cos: Tensor, sin: Tensor) -> Float[Tensor, "b s n h"]:
-    """Pairs (x_i, x_{i+r/2}), r = 2 * cos.shape[-1]."""
-    half = cos.shape[-1]
-    a, b, rest = wide(x[..., :half]), wide(x[..., half : 2 * half]), x[..., 2 * half :]
-    return torch.cat([(a * cos - b * sin).to(x.dtype), (b * cos + a * sin).to(x.dtype), rest], dim=-1)
+def naive_turn(x: Float[Tensor, "b s n h"], cos: Tensor, sin: Tensor, pair_axis: int) -> Float[Tensor, "b s n h"]:
+    """The definition: (a, b) -> (a cos - b sin, b cos + a sin) for each pair, values beyond the tables' unchanged."""
+    r = cos.shape[-1] * cos.shape[-2]
+    pairs = wide(x[..., :r]).unflatten(-1, cos.shape[-2:])
+    a, b = pairs.unbind(pair_axis)
+    c, s = cos.select(pair_axis, 0), sin.select(pair_axis, 1)
+    turned = torch.stack((a * c - b * s, b * c + a * s), pair_axis).flatten(-2)
+    return torch.cat([turned.to(x.dtype), x[..., r:]], dim=-1)
 
 
-def turn_interleaved(x: Float[Tensor, "b s n h"], cos: Tensor, sin: Tensor) -> Float[Tensor, "b s n h"]:
-    """Pairs (x_2i, x_2i+1)."""
-    dim = 2 * cos.shape[-1]
-    pairs, rest = wide(x[..., :dim]).unflatten(-1, (-1, 2)), x[..., dim:]
-    a, b = pairs.unbind(-1)
-    turned = torch.stack((a * cos - b * sin, b * cos + a * sin), dim=-1).flatten(-2)
-    return torch.cat([turned.to(x.dtype), rest], dim=-1)
+def turn(x: Float[Tensor, "b s n h"], cos: Tensor, sin: Tensor, pair_axis: int) -> Float[Tensor, "b s n h"]:
+    """Equals `naive_turn`; its result lies in memory head by head, as kernels read it."""
+    return _Turn.apply(x, cos, sin, pair_axis)  # type: ignore[no-any-return]
+
+
+@region
+def _turn(x: Tensor, cos: Tensor, sin: Tensor, pair_axis: int) -> Tensor:
+    r = cos.shape[-1] * cos.shape[-2]
+    pairs = wide(x[..., :r]).unflatten(-1, (cos.shape[-2], cos.shape[-1]))
+    turned = (pairs * cos + pairs.flip(pair_axis) * sin).flatten(-2).to(x.dtype)
+    whole = turned if r == x.shape[-1] else torch.cat([turned, x[..., r:]], dim=-1)
+    return whole.transpose(1, 2).contiguous().transpose(1, 2)
+
+
+@region
+def _turn_back(grad: Tensor, cos: Tensor, sin: Tensor, pair_axis: int) -> Tensor:
+    """A rotation's gradient is the rotation by the negative angle."""
+    r = cos.shape[-1] * cos.shape[-2]
+    pairs = wide(grad[..., :r]).unflatten(-1, (cos.shape[-2], cos.shape[-1]))
+    turned = (pairs * cos - pairs.flip(pair_axis) * sin).flatten(-2).to(grad.dtype)
+    return (turned if r == grad.shape[-1] else torch.cat([turned, grad[..., r:]], dim=-1)).contiguous()
+
+
+class _Turn(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor, pair_axis: int) -> Tensor:
+        ctx.save_for_backward(cos, sin)
+        ctx.pair_axis = pair_axis
+        return _turn(x, cos, sin, pair_axis)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        return _turn_back(grads[0], *ctx.saved_tensors, ctx.pair_axis), None, None, None
 
 
 class RotaryConfig(AttentionPositionConfig, kind="rotary"):

@@ -31,6 +31,12 @@ class Residual(nn.Module):
     def drop(self, branch: Tensor) -> Tensor:
         return F.dropout(branch, self.dropout, self.training) if self.dropout else branch
 
+    @staticmethod
+    def feeding(norm: nn.Module | None) -> None:
+        """Tells a norm that only matrix products read what it makes."""
+        if norm is not None:
+            norm.feeds_products = True  # type: ignore[assignment]
+
     def forward(self, x: Tensor, mixer: Branch, ffn: Branch | None) -> Tensor:
         raise NotImplementedError
 

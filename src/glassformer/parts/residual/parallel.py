@@ -22,6 +22,8 @@ class Parallel(Residual):
     def __init__(self, mixer_norm: nn.Module, ffn_norm: nn.Module | None = None, dropout: float = 0.0):
         super().__init__(dropout)
         self.mixer_norm, self.ffn_norm = mixer_norm, ffn_norm
+        self.feeding(mixer_norm)
+        self.feeding(ffn_norm)
         del self.resid_mid
 
     def forward(self, x: Tensor, mixer: Branch, ffn: Branch | None) -> Tensor:

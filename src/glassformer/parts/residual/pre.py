@@ -17,6 +17,8 @@ class Pre(Residual):
     def __init__(self, mixer_norm: nn.Module, ffn_norm: nn.Module | None = None, dropout: float = 0.0):
         super().__init__(dropout)
         self.mixer_norm, self.ffn_norm = mixer_norm, ffn_norm
+        self.feeding(mixer_norm)
+        self.feeding(ffn_norm)
 
     def forward(self, x: Tensor, mixer: Branch, ffn: Branch | None) -> Tensor:
         x = self.resid_mid(x + self.drop(mixer(self.mixer_norm(x))))

@@ -27,6 +27,8 @@ class Sandwich(Residual):
         super().__init__(dropout)
         self.mixer_norm, self.mixer_post_norm = mixer_norm, mixer_post_norm
         self.ffn_norm, self.ffn_post_norm = ffn_norm, ffn_post_norm
+        self.feeding(mixer_norm)
+        self.feeding(ffn_norm)
 
     def forward(self, x: Tensor, mixer: Branch, ffn: Branch | None) -> Tensor:
         x = self.resid_mid(x + self.drop(self.mixer_post_norm(mixer(self.mixer_norm(x)))))

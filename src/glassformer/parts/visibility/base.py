@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Hashable
+
 from torch import Tensor
 
 from glassformer.parts.base import BuildContext, PartConfig
@@ -15,6 +17,14 @@ class Visibility:
 
     causal: bool = False
     reach: int | None = None
+
+    only_order: bool = False
+    """Whether `causal` says all: nothing else hides a key."""
+
+    @property
+    def key(self) -> tuple[Hashable, ...]:
+        """Equal for two visibilities that are equal within one pass of the model: masks are made once for both."""
+        return (type(self), *sorted(vars(self).items()))
 
     def visible(self, b: Tensor, n: Tensor, q_idx: Tensor, k_idx: Tensor) -> Tensor:
         raise NotImplementedError
@@ -34,6 +44,10 @@ class SameDocument(Visibility):
         self.inner = inner
         self.documents = documents
         self.causal, self.reach = inner.causal, inner.reach
+
+    @property
+    def key(self) -> tuple[Hashable, ...]:
+        return (type(self), *self.inner.key)  # the documents of one pass are the same for all its layers
 
     def visible(self, b: Tensor, n: Tensor, q_idx: Tensor, k_idx: Tensor) -> Tensor:
         same = self.documents[b, q_idx] == self.documents[b, k_idx]

@@ -10,6 +10,8 @@ from glassformer.parts.visibility.base import Visibility, VisibilityConfig
 class Bidirectional(Visibility):
     """Every token sees every token (encoders)."""
 
+    only_order = True
+
     def visible(self, b: Tensor, n: Tensor, q_idx: Tensor, k_idx: Tensor) -> Tensor:
         return torch.ones_like(q_idx == k_idx)
 

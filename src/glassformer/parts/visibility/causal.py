@@ -10,6 +10,7 @@ class Causal(Visibility):
     """k <= q: a token sees itself and what came before."""
 
     causal = True
+    only_order = True
 
     def visible(self, b: Tensor, n: Tensor, q_idx: Tensor, k_idx: Tensor) -> Tensor:
         return k_idx <= q_idx

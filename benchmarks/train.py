@@ -1,0 +1,205 @@
+"""A training step of llama@10m and gpt2@10m beside Hugging Face transformers: `glassformer bench train`.
+
+All sides train models of one shape (6 layers, width 384, 6 heads, 65 characters, 16 x 256 tokens, no dropout) in one
+process, step by step in turn, with fused AdamW and gradients clipped at 1. Reported are medians, ratios of medians,
+the share of the machine's bf16 matrix-product peak, and the memory each side adds in a process of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from glassformer import machine
+from glassformer.config import ModelConfig
+from glassformer.expression import preset
+from glassformer.parts.region import compiled_regions
+from glassformer.train import Recipe
+from glassformer.train.loop import make_optimizer
+
+BATCH, CONTEXT, VOCAB = 16, 256, 65
+FAMILIES = ("llama", "gpt2")
+
+Step = Callable[[torch.Tensor, torch.Tensor], float]
+
+
+def config(family: str) -> ModelConfig:
+    return preset(f"{family}@10m+vocab_size={VOCAB}+context={CONTEXT}")
+
+
+def ours(family: str, dtype: str, compile: bool) -> Step:
+    how = machine.settings("cpu", dtype, compile=compile)
+    model = config(family).build(seed=0)
+    recipe = Recipe(tokens=1, batch_size=BATCH, context=CONTEXT)
+    optimizer = make_optimizer(model, recipe, 1e-3)
+
+    def step(inputs: torch.Tensor, targets: torch.Tensor) -> float:
+        with compiled_regions(compile):
+            with how.autocast():
+                loss = model.loss(inputs, targets)
+            loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return float(loss.detach())
+
+    return step
+
+
+def transformers(family: str, dtype: str, attention: str) -> Step:
+    from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+
+    shared: dict[str, Any] = {"vocab_size": VOCAB, "attn_implementation": attention, "use_cache": False}
+    if family == "llama":
+        model: Any = LlamaForCausalLM(
+            LlamaConfig(hidden_size=384, intermediate_size=1024, num_hidden_layers=6, num_attention_heads=6,
+                        max_position_embeddings=CONTEXT, **shared)
+        )  # fmt: skip
+    else:
+        model = GPT2LMHeadModel(
+            GPT2Config(n_embd=384, n_layer=6, n_head=6, n_positions=CONTEXT, resid_pdrop=0.0, embd_pdrop=0.0,
+                       attn_pdrop=0.0, **shared)
+        )  # fmt: skip
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
+    how = machine.settings("cpu", dtype, compile=False)
+
+    def step(inputs: torch.Tensor, targets: torch.Tensor) -> float:
+        with how.autocast():
+            logits = model(inputs).logits
+            loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return float(loss.detach())
+
+    return step
+
+
+def sides(family: str) -> dict[str, Callable[[], Step]]:
+    return {
+        "glassformer bf16 compiled": lambda: ours(family, "bfloat16", True),
+        "glassformer bf16 eager": lambda: ours(family, "bfloat16", False),
+        "transformers bf16 sdpa": lambda: transformers(family, "bfloat16", "sdpa"),
+        "transformers bf16 eager": lambda: transformers(family, "bfloat16", "eager"),
+        "transformers fp32 sdpa": lambda: transformers(family, "float32", "sdpa"),
+        "transformers fp32 eager": lambda: transformers(family, "float32", "eager"),
+    }
+
+
+def batch() -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(0, VOCAB, (BATCH, CONTEXT + 1), generator=generator)
+    return tokens[:, :-1], tokens[:, 1:]
+
+
+def peak_flops(dtype: torch.dtype, seconds: float = 1.0) -> float:
+    """FLOP/s of a (4096, 384) x (384, 1536) product, the median of what fits in the time: the model's own shape."""
+    a, b = torch.randn(BATCH * CONTEXT, 384).to(dtype), torch.randn(1536, 384).to(dtype)
+    took = []
+    began = time.perf_counter()
+    while time.perf_counter() - began < seconds:
+        start = time.perf_counter()
+        torch.nn.functional.linear(a, b)
+        took.append(time.perf_counter() - start)
+    return 2 * BATCH * CONTEXT * 384 * 1536 / statistics.median(took)
+
+
+def memory(family: str, side: str) -> int:
+    """Bytes that three steps add to a process of its own."""
+    call = [sys.executable, "-m", "benchmarks.train", family, side]
+    return int(subprocess.run(call, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
+
+
+def run(rounds: int = 5, threads: int | None = None, quiet: bool = False) -> dict[str, Any]:
+    how = machine.settings("cpu", threads=threads)
+    machine.apply(how)
+    inputs, targets = batch()
+    result: dict[str, Any] = {"machine": machine.machine(), "rounds": rounds, "threads": how.threads, "families": {}}
+    lines = []
+    for family in FAMILIES:
+        steps = {}
+        for name, make in sides(family).items():
+            steps[name] = make()
+            began = time.perf_counter()
+            steps[name](inputs, targets)
+            first = time.perf_counter() - began
+            steps[name](inputs, targets)
+            if not quiet:
+                print(f"{family}: {name}: first step {first:.1f} s", file=sys.stderr, flush=True)
+        took: dict[str, list[float]] = {name: [] for name in steps}
+        peaks = []
+        for _ in range(rounds):
+            peaks.append(peak_flops(torch.bfloat16, 0.3))
+            for name, step in steps.items():
+                began = time.perf_counter()
+                step(inputs, targets)
+                took[name].append(time.perf_counter() - began)
+        medians = {name: statistics.median(values) for name, values in took.items()}
+        peak = statistics.median(peaks)
+        result["families"][family] = found = summary(family, medians, peak)
+        found["seconds"] = took
+        found["memory_bytes"] = {name: memory(family, name) for name in (BEST, "transformers bf16 sdpa", "transformers bf16 eager")}
+        lines += table(family, medians, found)
+    result["table"] = "\n".join(lines)
+    return result
+
+
+BEST = "glassformer bf16 compiled"
+
+
+def summary(family: str, medians: dict[str, float], peak: float) -> dict[str, Any]:
+    tokens = BATCH * CONTEXT
+    size = config(family)
+    work = 6 * size.num_params() + 12 * size.n_layers * size.d_model * CONTEXT  # per token, causal pairs in full
+    bf16 = min(value for name, value in medians.items() if name.startswith("transformers bf16"))
+    fp32 = min(value for name, value in medians.items() if name.startswith("transformers fp32"))
+    return {
+        "tokens_per_second": {name: tokens / value for name, value in medians.items()},
+        "against_transformers_bf16": bf16 / medians[BEST],
+        "against_transformers_fp32": fp32 / medians[BEST],
+        "bf16_peak_gflops": peak / 1e9,
+        "share_of_peak": work * tokens / medians[BEST] / peak,
+    }
+
+
+def table(family: str, medians: dict[str, float], found: dict[str, Any]) -> list[str]:
+    memory = found["memory_bytes"]
+    lines = [f"{family}@10m, {BATCH} x {CONTEXT} tokens a step", "| side | tokens/s | ms/step | memory added |", "|---|--:|--:|--:|"]
+    for name, value in medians.items():
+        added = f"{memory[name] / 1e6:,.0f} MB" if name in memory else ""
+        lines.append(f"| {name} | {BATCH * CONTEXT / value:,.0f} | {1000 * value:.0f} | {added} |")
+    lines += [
+        "",
+        f"{found['against_transformers_bf16']:.2f} times transformers bf16 (its better attention), "
+        f"{found['against_transformers_fp32']:.2f} times its fp32; {found['share_of_peak']:.0%} of the bf16 product peak of "
+        f"{found['bf16_peak_gflops']:.0f} GFLOP/s (6 N + 12 L d t per token)",
+        "",
+    ]
+    return lines
+
+
+def main(family: str, side: str) -> None:
+    machine.apply(machine.settings("cpu"))
+    inputs, targets = batch()
+    if side.startswith("transformers"):
+        import transformers  # noqa: F401  # not what is measured
+    before = machine.peak_memory("cpu")
+    step = sides(family)[side]()
+    for _ in range(3):
+        step(inputs, targets)
+    print(machine.peak_memory("cpu") - before)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) == 3:
+        main(*sys.argv[1:])
+    else:
+        print(json.dumps(run()))

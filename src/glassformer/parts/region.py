@@ -1,0 +1,49 @@
+"""Elementwise bodies that `torch.compile` fuses into one loop, where that is switched on.
+
+A region is a plain function of tensors. Eagerly it runs as it stands; inside `compiled_regions()` it is compiled at its
+first call. Only such bodies are compiled: matrix products are at the machine's peak already, and small regions compile
+in seconds, whatever the model around them looks like.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import update_wrapper
+from typing import Any
+
+import torch
+
+_compile = False
+
+
+@contextmanager
+def compiled_regions(on: bool = True) -> Iterator[None]:
+    """Regions called inside are compiled, for the shapes they see: for training steps, whose shapes do not change."""
+    global _compile
+    before, _compile = _compile, on
+    try:
+        yield
+    finally:
+        _compile = before
+
+
+class region:
+    """Decorator: `@region def f(...)`. Called while somebody else compiles, it is part of their graph."""
+
+    def __init__(self, body: Callable[..., Any]):
+        self.body = body
+        self.fused: Callable[..., Any] | None = None
+        update_wrapper(self, body)
+
+    def __call__(self, *args: Any) -> Any:
+        if not _compile or torch.compiler.is_compiling():
+            return self.body(*args)
+        if self.fused is None:
+            # Not `fullgraph`: past torch's limit of shapes a body must run eagerly, not fail.
+            self.fused = torch.compile(self.body, dynamic=False)
+        return self.fused(*args)
+
+
+def compiling_regions() -> bool:
+    return _compile
