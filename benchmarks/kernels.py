@@ -1,7 +1,7 @@
 """The attention kernels beside each other, forward and backward: `glassformer bench kernels`.
 
-Its rows decide the table in src/glassformer/parts/kernel/table.py. Each shape has 4096 tokens, 6 heads of 64; medians of
-rounds taken in turn; a last column states the window, or that the mask is causal.
+Its rows decide the table in src/glassformer/parts/kernel/table.py. Each shape has 4096 tokens and 6 heads of
+64; figures are medians of rounds taken in turn.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def run(rounds: int = 5, threads: int | None = None, quiet: bool = False) -> dic
                 if not quiet:
                     print(rows[-1], file=sys.stderr, flush=True)
     lines = ["| dtype | visibility | s | naive ms | sdpa ms | banded ms |", "|---|---|--:|--:|--:|--:|"]
-    for row in rows:
-        cells = " | ".join(f"{row['ms'][name]:.1f}" if name in row["ms"] else "" for name in kernels)
-        lines.append(f"| {row['dtype']} | {row['visibility']} | {row['s']} | {cells} |")
+    for entry in rows:
+        cells = " | ".join(f"{entry['ms'][name]:.1f}" if name in entry["ms"] else "" for name in kernels)
+        lines.append(f"| {entry['dtype']} | {entry['visibility']} | {entry['s']} | {cells} |")
     return {"machine": machine.machine(), "rounds": rounds, "rows": rows, "table": "\n".join(lines)}

@@ -122,7 +122,12 @@ def run(rounds: int = 5, threads: int | None = None, quiet: bool = False) -> dic
     how = machine.settings("cpu", threads=threads)
     machine.apply(how)
     inputs, targets = batch()
-    result: dict[str, Any] = {"machine": machine.machine(), "rounds": rounds, "threads": how.threads, "families": {}}
+    result: dict[str, Any] = {
+        "machine": machine.machine(),
+        "rounds": rounds,
+        "threads": how.threads,
+        "families": {},
+    }
     lines = []
     for family in FAMILIES:
         steps = {}
@@ -146,7 +151,9 @@ def run(rounds: int = 5, threads: int | None = None, quiet: bool = False) -> dic
         peak = statistics.median(peaks)
         result["families"][family] = found = summary(family, medians, peak)
         found["seconds"] = took
-        found["memory_bytes"] = {name: memory(family, name) for name in (BEST, "transformers bf16 sdpa", "transformers bf16 eager")}
+        found["memory_bytes"] = {
+            name: memory(family, name) for name in (BEST, "transformers bf16 sdpa", "transformers bf16 eager")
+        }
         lines += table(family, medians, found)
     result["table"] = "\n".join(lines)
     return result
@@ -172,15 +179,19 @@ def summary(family: str, medians: dict[str, float], peak: float) -> dict[str, An
 
 def table(family: str, medians: dict[str, float], found: dict[str, Any]) -> list[str]:
     memory = found["memory_bytes"]
-    lines = [f"{family}@10m, {BATCH} x {CONTEXT} tokens a step", "| side | tokens/s | ms/step | memory added |", "|---|--:|--:|--:|"]
+    lines = [
+        f"{family}@10m, {BATCH} x {CONTEXT} tokens a step",
+        "| side | tokens/s | ms/step | memory added |",
+        "|---|--:|--:|--:|",
+    ]
     for name, value in medians.items():
         added = f"{memory[name] / 1e6:,.0f} MB" if name in memory else ""
         lines.append(f"| {name} | {BATCH * CONTEXT / value:,.0f} | {1000 * value:.0f} | {added} |")
     lines += [
         "",
         f"{found['against_transformers_bf16']:.2f} times transformers bf16 (its better attention), "
-        f"{found['against_transformers_fp32']:.2f} times its fp32; {found['share_of_peak']:.0%} of the bf16 product peak of "
-        f"{found['bf16_peak_gflops']:.0f} GFLOP/s (6 N + 12 L d t per token)",
+        f"{found['against_transformers_fp32']:.2f} times its fp32; {found['share_of_peak']:.0%} of the bf16 product "
+        f"peak of {found['bf16_peak_gflops']:.0f} GFLOP/s (6 N + 12 L d t per token)",
         "",
     ]
     return lines

@@ -42,6 +42,7 @@ __all__ = ["ModelConfig", "capture", "compare", "generate", "load", "preset", "p
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'glassformer' has no attribute {name!r}")
-    value = getattr(import_module(f"glassformer.{_HOMES[name]}"), name)
+    home = import_module(f"glassformer.{_HOMES[name]}")
+    value = home if _HOMES[name] == name else getattr(home, name)  # a module called by its own name is callable
     globals()[name] = value
     return value

@@ -8,6 +8,7 @@ from fnmatch import fnmatchcase
 import torch
 from torch import Tensor, nn
 
+from glassformer.callable_module import make_callable
 from glassformer.errors import RequestError, did_you_mean
 from glassformer.model import Model
 from glassformer.parts.site import Site
@@ -57,3 +58,6 @@ def capture(model: Model, tokens: Tensor, patterns: Iterable[str], **kwargs: obj
         for hook in hooks:
             hook.remove()
     return {name: seen[name] for name in chosen if name in seen}
+
+
+make_callable(__name__)

@@ -118,11 +118,11 @@ class ModelConfig(Value):
 
         `full` counts every query against all t keys, as the literature's 6 N + 12 L d t does and as FLOP counters
         measure; otherwise only the keys it sees, about half under a causal mask."""
-        ctx, total = self.ctx, self.head.flops(self.ctx, t)
+        ctx, total = self.ctx, self.head.flops(self.ctx, float(t))
         for n, block in self._kinds():
             visibility = getattr(block.mixer, "visibility", None)
             seen = t if full or visibility is None else visibility.build(ctx).keys_seen(t)
-            total += n * block.flops(ctx, seen)
+            total += n * block.flops(ctx, float(seen))
         return total
 
     def state_bytes(self, t: int, bytes_per_value: int = 2) -> int:
@@ -167,15 +167,15 @@ class ModelConfig(Value):
         if seed is not None:
             rule = self.init.rule(ctx, torch.Generator("cpu").manual_seed(seed))
             for module in model.modules():
-                if hasattr(module, "init_weights"):
-                    module.init_weights(rule)
+                if callable(init_weights := getattr(module, "init_weights", None)):
+                    init_weights(rule)
             model.to(device)
         return model
 
     # Files
 
     def to_dict(self) -> dict[str, Any]:
-        return to_plain(self)  # type: ignore[no-any-return]
+        return to_plain(self)
 
     def to_yaml(self) -> str:
         return yaml.safe_dump(self.to_dict(), sort_keys=False)
@@ -247,7 +247,7 @@ def flatten(tree: Any, prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def _descendants(cls: type) -> Iterator[type]:
+def _descendants(cls: type[PartConfig]) -> Iterator[type[PartConfig]]:
     for child in cls.__subclasses__():
         yield child
         yield from _descendants(child)

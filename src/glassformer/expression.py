@@ -20,9 +20,20 @@ from glassformer.errors import RequestError, did_you_mean
 from glassformer.parts.ffn import GluConfig, MlpConfig
 from glassformer.parts.mixer import AttentionConfig, QKNormConfig
 from glassformer.parts.norm import LayerNormConfig, NormConfig, RMSNormConfig
-from glassformer.parts.position import AlibiConfig, LearnedConfig, PositionConfig, RotaryConfig, SinusoidalConfig
+from glassformer.parts.position import (
+    AlibiConfig,
+    LearnedConfig,
+    PositionConfig,
+    RotaryConfig,
+    SinusoidalConfig,
+)
 from glassformer.parts.residual import ParallelConfig, PostConfig, PreConfig, ResidualConfig, SandwichConfig
-from glassformer.parts.visibility import BidirectionalConfig, CausalConfig, SlidingWindowConfig, VisibilityConfig
+from glassformer.parts.visibility import (
+    BidirectionalConfig,
+    CausalConfig,
+    SlidingWindowConfig,
+    VisibilityConfig,
+)
 from glassformer.presets import FAMILIES, PRESETS
 
 # size: (layers, d_model, heads). The name counts the layers' own parameters, about 12 L d^2, not the vocabulary's.
@@ -92,14 +103,18 @@ def _longest_path(expression: str) -> tuple[str | None, str]:
 
 
 def _looks_like_path(name: str) -> bool:
-    return "/" in name or "\\" in name or Path(name).suffix in {".yaml", ".yml", ".json", ".gguf"} or Path(name).is_dir()
+    return (
+        "/" in name or "\\" in name or Path(name).suffix in {".yaml", ".yml", ".json", ".gguf"} or Path(name).is_dir()
+    )
 
 
 def _named(name: str) -> ModelConfig:
     if name in PRESETS or name in FAMILIES:
         return PRESETS[FAMILIES.get(name, name)]()
     if name.startswith("hf:") or name.endswith(".gguf"):
-        raise RequestError(f"{name!r}: reading published checkpoints is not built yet; name a preset, a config file or a run")
+        raise RequestError(
+            f"{name!r}: reading published checkpoints is not built yet; name a preset, a config file or a run"
+        )
     path = Path(name)
     if path.is_dir():
         for inside in ("config.yaml", "config.json"):
@@ -111,7 +126,7 @@ def _named(name: str) -> ModelConfig:
     if _looks_like_path(name):
         raise RequestError(f"there is no file {name}")
     known = [*FAMILIES, *PRESETS]
-    raise RequestError(f"no model is named {name!r}{did_you_mean(name, known) or f'; known: ' + ', '.join(known)}")
+    raise RequestError(f"no model is named {name!r}{did_you_mean(name, known) or '; known: ' + ', '.join(known)}")
 
 
 def resize(config: ModelConfig, size: str) -> ModelConfig:
@@ -137,7 +152,7 @@ def resize(config: ModelConfig, size: str) -> ModelConfig:
         Stage(repeat=max(1, round(stage.repeat * each)), blocks=tuple(fit(block) for block in stage.blocks))
         for stage in config.stack
     )
-    return config.vary(d_model=d_model, stack=stack)  # type: ignore[no-any-return]
+    return config.vary(d_model=d_model, stack=stack)
 
 
 # Changes
@@ -145,7 +160,7 @@ def resize(config: ModelConfig, size: str) -> ModelConfig:
 
 def each_block(config: ModelConfig, change: Callable[[BlockConfig], BlockConfig]) -> ModelConfig:
     stack = tuple(stage.vary(blocks=tuple(change(block) for block in stage.blocks)) for stage in config.stack)
-    return config.vary(stack=stack)  # type: ignore[no-any-return]
+    return config.vary(stack=stack)
 
 
 def each_attention(config: ModelConfig, change: Callable[[AttentionConfig], AttentionConfig]) -> ModelConfig:
@@ -154,7 +169,7 @@ def each_attention(config: ModelConfig, change: Callable[[AttentionConfig], Atte
         raise RequestError("this change is about attention, and the model has none")
 
     def fit(block: BlockConfig) -> BlockConfig:
-        return block.vary(mixer=change(block.mixer)) if isinstance(block.mixer, AttentionConfig) else block  # type: ignore[no-any-return]
+        return block.vary(mixer=change(block.mixer)) if isinstance(block.mixer, AttentionConfig) else block
 
     return each_block(config, fit)
 
@@ -170,14 +185,14 @@ def _norm(config: ModelConfig, choice: type[NormConfig]) -> ModelConfig:
 
     config = each_block(config, lambda block: block.vary(norm=swap(block.norm)))
     embedding = config.embedding.vary(norm=swap(config.embedding.norm))
-    return config.vary(final_norm=swap(config.final_norm), embedding=embedding)  # type: ignore[no-any-return]
+    return config.vary(final_norm=swap(config.final_norm), embedding=embedding)
 
 
 def _residual(config: ModelConfig, choice: type[ResidualConfig], **fields: Any) -> ModelConfig:
     """Post-norm blocks end in a norm, so a final one would only repeat it; the others need one."""
     norm = next(config.layers()).norm
     config = each_block(config, lambda block: block.vary(residual=choice(dropout=block.residual.dropout, **fields)))
-    return config.vary(final_norm=None if choice is PostConfig else config.final_norm or norm)  # type: ignore[no-any-return]
+    return config.vary(final_norm=None if choice is PostConfig else config.final_norm or norm)
 
 
 def _ffn(config: ModelConfig, gated: bool, activation: str, value: str | None) -> ModelConfig:
@@ -191,7 +206,7 @@ def _ffn(config: ModelConfig, gated: bool, activation: str, value: str | None) -
         if hidden is not None and was_gated != gated:
             hidden = -(-2 * hidden // 24) * 8 if gated else round(hidden * 1.5)
         choice: Any = GluConfig if gated else MlpConfig
-        return block.vary(ffn=choice(hidden=size or hidden, activation=activation, bias=bias))  # type: ignore[no-any-return]
+        return block.vary(ffn=choice(hidden=size or hidden, activation=activation, bias=bias))
 
     return each_block(config, swap)
 
@@ -209,7 +224,8 @@ def _qk_norm(config: ModelConfig, value: str | None) -> ModelConfig:
         raise RequestError(f"qknorm:{value}: use qknorm, qknorm:head or qknorm:full")
     eps = next(config.layers()).norm.eps
     return each_attention(
-        config, lambda mixer: mixer.vary(qk_norm=QKNormConfig(norm=RMSNormConfig(eps=eps), over=value or "head"))
+        config,
+        lambda mixer: mixer.vary(qk_norm=QKNormConfig(norm=RMSNormConfig(eps=eps), over=value or "head")),
     )
 
 
@@ -220,7 +236,7 @@ def _bias(config: ModelConfig, bias: bool) -> ModelConfig:
         mixer, ffn = block.mixer, block.ffn
         if isinstance(mixer, AttentionConfig):
             mixer = mixer.vary(bias=bias, out_bias=None)
-        return block.vary(mixer=mixer, ffn=ffn.vary(bias=bias) if ffn else None)  # type: ignore[no-any-return]
+        return block.vary(mixer=mixer, ffn=ffn.vary(bias=bias) if ffn else None)
 
     return each_block(config, swap)
 
@@ -231,16 +247,16 @@ def _dropout(config: ModelConfig, value: str) -> ModelConfig:
         raise RequestError(f"dropout:{value}: a probability from 0 up to, not including, 1 is right")
     config = each_attention(config, lambda mixer: mixer.vary(dropout=p))
     config = each_block(config, lambda block: block.vary(residual=block.residual.vary(dropout=p)))
-    return config.vary(embedding=config.embedding.vary(dropout=p))  # type: ignore[no-any-return]
+    return config.vary(embedding=config.embedding.vary(dropout=p))
 
 
 def _tied(config: ModelConfig, tied: bool) -> ModelConfig:
-    return config.vary(head=config.head.vary(tied=tied))  # type: ignore[no-any-return]
+    return config.vary(head=config.head.vary(tied=tied))
 
 
 def _embedding_norm(config: ModelConfig, on: bool) -> ModelConfig:
     norm = next(config.layers()).norm if on else None
-    return config.vary(embedding=config.embedding.vary(norm=norm))  # type: ignore[no-any-return]
+    return config.vary(embedding=config.embedding.vary(norm=norm))
 
 
 PLAIN: dict[str, Change] = {
@@ -277,6 +293,8 @@ VALUED: dict[str, Callable[[ModelConfig, str], ModelConfig]] = {
 }
 """Changes that need a value after a colon: gqa:2."""
 
+_EXAMPLES = {"gqa": "2", "window": "256", "softcap": "50", "dropout": "0.1"}
+
 _FFN = {
     **{name: (False, name) for name in ("relu", "gelu", "gelu_tanh", "silu", "relu2")},
     "glu": (True, "sigmoid"),
@@ -311,12 +329,14 @@ def _change(text: str) -> Change:
         return PLAIN[name]
     if name in VALUED:
         if not value:
-            raise RequestError(f"+{name} needs a value, such as {name}:{ {'dropout': '0.1', 'softcap': '50', 'window': '256'}.get(name, '2') }")
+            raise RequestError(f"+{name} needs a value, such as +{name}:{_EXAMPLES[name]}")
         return lambda config: VALUED[name](config, value)
     if name in OPTIONAL:
         return lambda config: OPTIONAL[name](config, value or None)
     known = changes()
-    raise RequestError(f"no change is named {name!r}{did_you_mean(name, known) or '; known: ' + ', '.join(known) + ', and path=value'}")
+    raise RequestError(
+        f"no change is named {name!r}{did_you_mean(name, known) or '; known: ' + ', '.join(known) + ', and path=value'}"
+    )
 
 
 def _number(name: str, text: str) -> float:
@@ -402,7 +422,9 @@ def _key(tree: Any, step: str, path: str) -> Any:
         raise RequestError(f"{path}: {step!r} asks for a field of a plain value")
     if step not in tree:
         known = [*tree, *_ALIASES, *_OF_BLOCK, *_OF_MIXER] if "stack" in tree else list(tree)
-        raise RequestError(f"{path}: no field is named {step!r}{did_you_mean(step, known) or '; known here: ' + ', '.join(tree)}")
+        raise RequestError(
+            f"{path}: no field is named {step!r}{did_you_mean(step, known) or '; known here: ' + ', '.join(tree)}"
+        )
     return step
 
 

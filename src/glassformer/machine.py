@@ -101,7 +101,7 @@ def can_compile(device: str) -> bool:
     """Whether `torch.compile` has what it needs; on MPS it does not pay yet."""
     if device.startswith("cuda"):
         try:
-            import triton  # noqa: F401
+            import triton  # type: ignore[import-not-found]  # noqa: F401
         except ImportError:
             return False
         return True

@@ -42,7 +42,14 @@ class Model(nn.Module):
     Sites: embed, those of the layers, final_norm (its output), logits.
     """
 
-    def __init__(self, embedding: Embedding, layers: list[Block], final_norm: nn.Module | None, head: Head, config: Any = None):
+    def __init__(
+        self,
+        embedding: Embedding,
+        layers: list[Block],
+        final_norm: nn.Module | None,
+        head: Head,
+        config: Any = None,
+    ):
         super().__init__()
         self.config = config
         self.embedding = embedding
@@ -99,12 +106,16 @@ class Model(nn.Module):
         limit = self.embedding.position.limit if self.embedding.position is not None else None
         if limit is not None and max_len > limit:
             raise RequestError(f"max_len={max_len} is past this model's learned positions, which end at {limit}")
-        layers = [layer.mixer.init_state(batch, max_len, dtype or weight.dtype, weight.device) for layer in self.layers]
+        mixers: list[Any] = [layer.mixer for layer in self.layers]
+        layers = [mixer.init_state(batch, max_len, dtype or weight.dtype, weight.device) for mixer in mixers]
         return ModelState(layers, batch, max_len)
 
 
 def locate(
-    tokens: Tensor, state: ModelState | None = None, positions: Tensor | None = None, documents: Tensor | None = None
+    tokens: Tensor,
+    state: ModelState | None = None,
+    positions: Tensor | None = None,
+    documents: Tensor | None = None,
 ) -> Positions:
     """Where the new tokens (b, s) stand, given what the state has read."""
     start = state.length if state is not None else 0
@@ -114,7 +125,9 @@ def locate(
             positions = position_in_document(documents)
         return Positions(start, end, tokens.device, positions, documents)
     if end > state.max_len:
-        raise RequestError(f"the state holds {state.max_len} tokens and {end} were given; make it with max_len={end} or more")
+        raise RequestError(
+            f"the state holds {state.max_len} tokens and {end} were given; make it with max_len={end} or more"
+        )
     if documents is None and state.documents is not None:  # a row goes on with its last document
         documents = state.documents[:, start - 1 : start].expand_as(tokens)
     if documents is not None:

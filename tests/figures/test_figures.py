@@ -112,18 +112,14 @@ def _numbers(svg: str) -> list[float]:
     keys = ("d", "x", "y", "cx", "cy", "r", "x1", "x2", "y1", "y2", "width", "height", "viewBox")
     values = [value for node in tree.iter() for key, value in node.attrib.items() if key in keys]
     assert not any(re.search("nan|inf", value, re.I) for value in values)
-    return [
-        float(number) for value in values for number in re.findall(r"-?\d+(?:\.\d+)?(?:e[+-]?\d+)?", value)
-    ]
+    return [float(number) for value in values for number in re.findall(r"-?\d+(?:\.\d+)?(?:e[+-]?\d+)?", value)]
 
 
 @given(st.lists(st.lists(st.tuples(anything, anything), max_size=12), min_size=1, max_size=4),
        st.sampled_from(["linear", "log"]), st.sampled_from(["linear", "log"]))  # fmt: skip
 @settings(max_examples=50, deadline=None)
 def test_a_line_chart_of_any_numbers_is_finite(lines: list, x: str, y: str) -> None:
-    series = [
-        Series(f"<{i}>", line, i, thin=[line], markers=line[:2], ended="x") for i, line in enumerate(lines)
-    ]
+    series = [Series(f"<{i}>", line, i, thin=[line], markers=line[:2], ended="x") for i, line in enumerate(lines)]
     chart = line_chart(series, Axis("x", x), Axis("y", y), "t")  # type: ignore[arg-type]
     assert all(math.isfinite(n) and abs(n) <= 2e6 for n in _numbers(chart))
 
@@ -211,9 +207,7 @@ def _luminance(hexa: str) -> float:
 @pytest.mark.parametrize("scheme", [0, 1], ids=["light", "dark"])
 def test_every_colour_of_words_can_be_read(scheme: int) -> None:
     colours = dict(
-        re.findall(
-            r"--gf-([\w-]+): (#[0-9a-f]{6})", re.findall(r":root \{(.*?)\n *\}", stylesheet(), re.S)[scheme]
-        )
+        re.findall(r"--gf-([\w-]+): (#[0-9a-f]{6})", re.findall(r":root \{(.*?)\n *\}", stylesheet(), re.S)[scheme])
     )
     paper = _luminance(colours["paper"])
     for name in [*map(str, range(COLOURS)), "ink", "muted", "good", "bad"]:

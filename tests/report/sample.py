@@ -30,9 +30,7 @@ def attention(position: dict | None = None, **other: Any) -> dict[str, Any]:
     }
 
 
-def config(
-    mixer: dict, ffn: dict, norm: dict, wiring: str = "pre", position: dict | None = None
-) -> dict[str, Any]:
+def config(mixer: dict, ffn: dict, norm: dict, wiring: str = "pre", position: dict | None = None) -> dict[str, Any]:
     block = {"mixer": mixer, "ffn": ffn, "norm": norm, "residual": {"kind": wiring}}
     return {
         "vocab_size": 4096,
@@ -71,18 +69,12 @@ def _curve(final: float, tokens: int, steps: int, rng: random.Random) -> list[li
     curve = []
     for step in range(1, steps + 1):
         share = step / steps
-        loss = (
-            final
-            + (8.32 - final) * math.exp(-5.2 * share**0.62)
-            + rng.gauss(0, 0.07) * (0.4 + 0.6 * (1 - share))
-        )
+        loss = final + (8.32 - final) * math.exp(-5.2 * share**0.62) + rng.gauss(0, 0.07) * (0.4 + 0.6 * (1 - share))
         curve.append([round(tokens * share), round(loss, 5)])
     return curve
 
 
-def _run(
-    name: str, tree: dict, final: float, speed: float, penalty: tuple | None, seed: int
-) -> dict[str, Any]:
+def _run(name: str, tree: dict, final: float, speed: float, penalty: tuple | None, seed: int) -> dict[str, Any]:
     rng = random.Random(f"{name}/{seed}")
     final += rng.gauss(0, 0.012)
     tokens, steps = 1_000_000, 244
@@ -219,8 +211,6 @@ def hostile() -> dict[str, Any]:
     made["data"]["name"] = made["machine"]["processor"] = made["budget"]["match"] = HOSTILE
     made["budget"]["notes"] = [HOSTILE]
     made["created"] = HOSTILE
-    made["verdicts"] = [
-        {"a": HOSTILE, "b": HOSTILE, "metric": HOSTILE, "difference": 0.1, "verdict": HOSTILE}
-    ]
+    made["verdicts"] = [{"a": HOSTILE, "b": HOSTILE, "metric": HOSTILE, "difference": 0.1, "verdict": HOSTILE}]
     made["data"][HOSTILE] = HOSTILE
     return made

@@ -112,9 +112,7 @@ def test_the_page_fetches_nothing(case: str) -> None:
 
 def test_the_policy_admits_our_script_and_no_other() -> None:
     page = Page(render(hostile()))
-    policy = next(
-        v for tag, key, v in page.attributes if tag == "meta" and key == "content" and "script-src" in v
-    )
+    policy = next(v for tag, key, v in page.attributes if tag == "meta" and key == "content" and "script-src" in v)
     running = [text for attrs, text in page.scripts if attrs.get("type") != "application/json"]
     assert len(running) == 1
     digest = base64.b64encode(hashlib.sha256(running[0].encode()).digest()).decode()
@@ -164,9 +162,7 @@ def test_arms_are_sorted_by_validation_loss_and_the_unfinished_stay_visible() ->
     order = re.findall(r'<th scope="row" data-sort="([^"]+)"', table)
     assert order == ["llama@10m", "gpt2@10m+rope", "gpt2@10m+alibi+parallel", "gpt2@10m", "gpt2@10m+post"]
     words = Page(text).text
-    assert (
-        "diverged" in words and "The loss was not a number at step 81" in words and "at 328k tokens" in words
-    )
+    assert "diverged" in words and "The loss was not a number at step 81" in words and "at 328k tokens" in words
 
 
 def test_the_mean_and_the_spread_over_seeds_are_in_the_table() -> None:
@@ -221,10 +217,7 @@ def test_the_finding_claims_a_lead_only_where_the_verdict_does() -> None:
 
 def test_the_finding_of_special_cases() -> None:
     assert _finding({}).startswith("This file holds no runs")
-    assert (
-        _finding({"runs": results(1)["runs"][-1:]})
-        == "No arm finished: gpt2@10m+post diverged after 328k tokens."
-    )
+    assert _finding({"runs": results(1)["runs"][-1:]}) == "No arm finished: gpt2@10m+post diverged after 328k tokens."
     made = results(1)
     made["runs"] = [made["runs"][0], made["runs"][-1]]
     assert "is the only arm that finished" in _finding(made)
@@ -291,10 +284,7 @@ def test_the_mean_of_short_curves_is_exact() -> None:
         (2, 1.5),
     ]
     assert at([(0, 0.0), (10, 5.0)], 4) == 2.0 and at([(0, 0.0)], 1) is None
-    assert (
-        few([(i, 0.0) for i in range(50)])[-1] == (49, 0.0)
-        and len(few([(i, 0.0) for i in range(50)])) <= MARKERS
-    )
+    assert few([(i, 0.0) for i in range(50)])[-1] == (49, 0.0) and len(few([(i, 0.0) for i in range(50)])) <= MARKERS
 
 
 # --- Configs ---
@@ -321,9 +311,7 @@ def test_the_diff_lists_what_differs_and_nothing_else() -> None:
     assert groups == ["position", "position", "norm", "norm", "ffn"]
     assert differences([a, copy.deepcopy(a)]) == []
     mamba = {"kind": "mamba", "state_dim": 16}
-    (other,) = [
-        d for d in differences([a, config(mamba, MLP, LAYERNORM, position=LEARNED), a]) if d.group == "mixer"
-    ]
+    (other,) = [d for d in differences([a, config(mamba, MLP, LAYERNORM, position=LEARNED), a]) if d.group == "mixer"]
     assert other.values == ("attention", "mamba(state_dim=16)", "attention")
 
 
@@ -359,15 +347,9 @@ def test_a_path_belongs_to_its_innermost_part(path: str, group: str) -> None:
 
 def test_every_arm_has_a_drawing_that_says_its_wiring() -> None:
     page = Page(render(results(1)))
-    drawings = [
-        v
-        for tag, key, v in page.attributes
-        if tag == "svg" and key == "aria-label" and v.startswith("Wiring")
-    ]
+    drawings = [v for tag, key, v in page.attributes if tag == "svg" and key == "aria-label" and v.startswith("Wiring")]
     assert len(drawings) == 5
-    assert (
-        "learned position at the embedding; 6 times [pre wiring, layernorm, attention 6 heads" in drawings[0]
-    )
+    assert "learned position at the embedding; 6 times [pre wiring, layernorm, attention 6 heads" in drawings[0]
     assert "attention 6 heads rotary → q, k" in drawings[2] and "rmsnorm" in drawings[2]
     assert "parallel wiring" in drawings[3] and "post wiring" in drawings[4]
 
@@ -377,13 +359,7 @@ def test_every_arm_has_a_drawing_that_says_its_wiring() -> None:
 
 def _places(tree: Any, path: tuple = ()) -> list[tuple]:
     """The path of every key and item of a tree, but only the first items of long lists."""
-    pairs = (
-        tree.items()
-        if isinstance(tree, dict)
-        else list(enumerate(tree))[:3]
-        if isinstance(tree, list)
-        else []
-    )
+    pairs = tree.items() if isinstance(tree, dict) else list(enumerate(tree))[:3] if isinstance(tree, list) else []
     return [p for key, value in pairs for p in ((*path, key), *_places(value, (*path, key)))]
 
 
@@ -418,9 +394,7 @@ JUNK = [
 ]
 
 
-@given(
-    st.lists(st.tuples(st.sampled_from(PLACES), st.sampled_from(["delete", *JUNK])), min_size=1, max_size=12)
-)
+@given(st.lists(st.tuples(st.sampled_from(PLACES), st.sampled_from(["delete", *JUNK])), min_size=1, max_size=12))
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_missing_keys_and_nonsense_never_break_the_page(changes: list) -> None:
     made = copy.deepcopy(SMALL)
@@ -439,17 +413,13 @@ def test_missing_keys_and_nonsense_never_break_the_page(changes: list) -> None:
     page = Page(text)
     assert page.faults == []
     drawn = [
-        v
-        for tag, key, v in page.attributes
-        if key in ("d", "cx", "cy", "x", "y", "r", "width", "height", "data-frame")
+        v for tag, key, v in page.attributes if key in ("d", "cx", "cy", "x", "y", "r", "width", "height", "data-frame")
     ]
     assert not any(re.search(r"nan|inf", v, re.I) for v in drawn)
     text.encode("utf-8")
 
 
-@pytest.mark.parametrize(
-    "nonsense", [None, [], "x", 3, {"runs": "x"}, {"runs": [None, 3, {}]}, {"verdicts": [{}]}]
-)
+@pytest.mark.parametrize("nonsense", [None, [], "x", 3, {"runs": "x"}, {"runs": [None, 3, {}]}, {"verdicts": [{}]}])
 def test_nonsense_makes_a_page_too(nonsense: Any) -> None:
     assert Page(render(nonsense)).faults == []
 
@@ -474,6 +444,4 @@ def test_the_page_is_written_in_one_move(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr("glassformer.report.page.render", fail)
     with pytest.raises(RuntimeError):
         write_report(results(1), path)
-    assert path.read_text(encoding="utf-8") == first and [p.name for p in path.parent.iterdir()] == [
-        "report.html"
-    ]
+    assert path.read_text(encoding="utf-8") == first and [p.name for p in path.parent.iterdir()] == ["report.html"]

@@ -21,6 +21,5 @@ def story() -> str:
     """3000 different lines of small words."""
     words = WORDS.split()
     return "\n".join(
-        f"{number}: " + " ".join(words[(number * k + k) % len(words)] for k in range(1, 9))
-        for number in range(3000)
+        f"{number}: " + " ".join(words[(number * k + k) % len(words)] for k in range(1, 9)) for number in range(3000)
     )

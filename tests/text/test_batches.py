@@ -43,9 +43,7 @@ def test_permute_looks_random(n: int) -> None:
     for column in first.T:
         counts = np.histogram(column, bins=5, range=(0, n))[0]
         expected = np.diff([math.ceil(n * k / 5) for k in range(6)]) / n * 400
-        assert (
-            (counts - expected) ** 2 / expected
-        ).sum() < 18.5  # chi-square, 4 degrees of freedom, p = 0.001
+        assert ((counts - expected) ** 2 / expected).sum() < 18.5  # chi-square, 4 degrees of freedom, p = 0.001
     order = permute(np.arange(1000), 1000, keys[0])
     assert abs(np.corrcoef(order[:-1], order[1:])[0, 1]) < 0.15
     assert abs(np.corrcoef(order, np.arange(1000))[0, 1]) < 0.15
@@ -56,9 +54,7 @@ CASES = st.tuples(st.integers(2, 400), st.integers(1, 5), st.integers(1, 20), st
 
 def windows_of_epoch(batches: Batches, epoch: int) -> list[int]:
     """The beginnings of all rows of one epoch, in order; `batches` must be of one row a step."""
-    return [
-        int(batches.starts(step)[0]) for step in range(epoch * batches.windows, (epoch + 1) * batches.windows)
-    ]
+    return [int(batches.starts(step)[0]) for step in range(epoch * batches.windows, (epoch + 1) * batches.windows)]
 
 
 @given(CASES)
@@ -132,10 +128,7 @@ def test_epoch_and_lengths() -> None:
 def test_every_target_is_seen_over_epochs() -> None:
     single = Batches(np.arange(100), 1, 8)
     seen = {
-        int(start) + k
-        for step in range(single.windows * 200)
-        for start in single.starts(step)
-        for k in range(1, 9)
+        int(start) + k for step in range(single.windows * 200) for start in single.starts(step) for k in range(1, 9)
     }
     assert seen == set(range(1, 100))
 
@@ -174,9 +167,7 @@ def test_no_target_is_scored_twice(n: int, context: int, stride: int, most: int 
     if n <= context:
         return
     stride = min(stride, context)
-    windows = evaluation_windows(
-        np.arange(n), context, most, stride, token_bytes=np.arange(n) + 1, batch=batch
-    )
+    windows = evaluation_windows(np.arange(n), context, most, stride, token_bytes=np.arange(n) + 1, batch=batch)
     scored: list[int] = []
     for inputs, targets, counts in windows:
         assert torch.equal(torch.where(targets < 0, inputs + 1, targets), inputs + 1)

@@ -64,9 +64,7 @@ def test_a_large_document_is_streamed_as_it_would_be_read_whole(
 
 def test_json_lines(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
-    path.write_text(
-        '{"text": "one", "id": 1}\n\n{"text": "tw\\ud800o\\n"}\n{"text": ""}\n{"text": "<|endoftext|>"}'
-    )
+    path.write_text('{"text": "one", "id": 1}\n\n{"text": "tw\\ud800o\\n"}\n{"text": ""}\n{"text": "<|endoftext|>"}')
     assert texts(open_corpus(path)) == ["one", "tw\ufffdo\n", "<|endoftext|>"]
 
 
@@ -118,9 +116,7 @@ def test_a_file_without_text_is_refused(name: str, content: bytes, message: str,
 
 def test_a_folder_without_text_says_why(tmp_path: Path) -> None:
     (tmp_path / "t.parquet").write_bytes(b"PAR1")
-    with pytest.raises(
-        RequestError, match=r"holds no text; files skipped: 1 other suffixes \(tables are read by hf:"
-    ):
+    with pytest.raises(RequestError, match=r"holds no text; files skipped: 1 other suffixes \(tables are read by hf:"):
         open_corpus(tmp_path)
 
 
@@ -295,16 +291,12 @@ def test_two_columns_of_strings_are_a_question(tables: Path) -> None:
     import datasets
 
     (tables / "two").mkdir()
-    datasets.Dataset.from_dict({"left": ["a"], "right": ["b"]}).to_parquet(
-        str(tables / "two" / "train.parquet")
-    )
+    datasets.Dataset.from_dict({"left": ["a"], "right": ["b"]}).to_parquet(str(tables / "two" / "train.parquet"))
     with pytest.raises(RequestError, match=r"which column is the text.*left, right.*,column=NAME"):
         open_corpus(f"hf:{tables}/two")
 
 
-def test_the_first_documents_are_streamed_once(
-    tables: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_first_documents_are_streamed_once(tables: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import datasets
 
     real, calls = datasets.load_dataset, []

@@ -61,9 +61,7 @@ def test_many_copies_of_one_document_are_never_held_out() -> None:
 def test_a_giant_among_small_ones_is_never_held_out() -> None:
     for seed in range(20):
         validation = read(
-            split(
-                corpus(["giant " * 1000] + [f"small {number}" for number in range(30)]), 0.1, seed
-            ).validation
+            split(corpus(["giant " * 1000] + [f"small {number}" for number in range(30)]), 0.1, seed).validation
         )
         assert validation and all(len(text) < 20 for text in validation)
 

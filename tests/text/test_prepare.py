@@ -34,9 +34,7 @@ def test_describe_is_plain_and_complete(path: Path, story: str) -> None:
     assert found["name"] == "story.txt" and found["documents"] == 1 and found["bytes"] == len(story)
     assert found["train_tokens"] == len(data.train) and found["validation_tokens"] == len(data.validation)
     assert (
-        found["tokenizer"] == "bpe"
-        and found["vocab_size"] == 300
-        and found["tokenizer_rule"] == "asked for: bpe:300"
+        found["tokenizer"] == "bpe" and found["vocab_size"] == 300 and found["tokenizer_rule"] == "asked for: bpe:300"
     )
     assert found == prepare(path, "bpe:300").describe()  # from the cache as from the text
     total = data.token_bytes[data.train.tokens].sum() + data.token_bytes[data.validation.tokens].sum()
@@ -45,9 +43,7 @@ def test_describe_is_plain_and_complete(path: Path, story: str) -> None:
 
 def test_a_second_time_reads_no_document(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = prepare(path, "bpe:300")
-    monkeypatch.setattr(
-        "glassformer.text.held_out._plan", lambda *_: pytest.fail("the text was divided again")
-    )
+    monkeypatch.setattr("glassformer.text.held_out._plan", lambda *_: pytest.fail("the text was divided again"))
     second = prepare(path, "bpe:300")
     assert second.train.tokens.tolist() == first.train.tokens.tolist()
     assert second.tokenizer.fingerprint() == first.tokenizer.fingerprint()
@@ -65,9 +61,7 @@ def test_held_out_documents_teach_the_tokenizer_nothing(tmp_path: Path) -> None:
 
 
 def test_several_documents_end_with_the_separator(tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").write_text(
-        "".join(json.dumps({"text": f"text {number}"}) + "\n" for number in range(50))
-    )
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": f"text {number}"}) + "\n" for number in range(50)))
     data = prepare(tmp_path / "a.jsonl")
     assert data.tokenizer.eos_id is not None
     assert np.count_nonzero(data.train.tokens == data.tokenizer.eos_id) == data.train.documents
@@ -137,10 +131,7 @@ def test_progress_names_its_stages(path: Path) -> None:
 def test_batches_of_prepared_text(path: Path) -> None:
     data = prepare(path, context=64)
     inputs, targets = Batches(data.train, 4, 64)[3]
-    assert (
-        inputs.shape == (4, 64)
-        and data.tokenizer.decode(inputs[0])[1:] == data.tokenizer.decode(targets[0])[:-1]
-    )
+    assert inputs.shape == (4, 64) and data.tokenizer.decode(inputs[0])[1:] == data.tokenizer.decode(targets[0])[:-1]
 
 
 def test_text_is_prepared_without_torch(path: Path, cache: Path) -> None:
@@ -168,9 +159,7 @@ def test_a_text_of_any_size_takes_the_same_memory(tmp_path: Path) -> None:
             for _ in range(megabytes):
                 file.write(line * (1_000_000 // len(line)))
         environment = {"PYTHONPATH": ":".join(sys.path), "GLASSFORMER_CACHE": str(tmp_path / "cache")}
-        done = subprocess.run(
-            [sys.executable, "-c", code, path], check=True, capture_output=True, env=environment
-        )
+        done = subprocess.run([sys.executable, "-c", code, path], check=True, capture_output=True, env=environment)
         return int(done.stdout) // 1024
 
     assert peak(64) < peak(4) + 40

@@ -76,11 +76,7 @@ def test_shards_are_found_again_by_corpus_and_tokenizer(cache: Path) -> None:
 
     first = token_shards(source, BYTE, "f")
     again = token_shards(source, BYTE, "f")
-    assert (
-        isinstance(again.tokens, np.memmap)
-        and again.tokens.tolist() == first.tokens.tolist()
-        and len(reads) == 1
-    )
+    assert isinstance(again.tokens, np.memmap) and again.tokens.tolist() == first.tokens.tolist() and len(reads) == 1
     token_shards(source, BYTE, "g")
     token_shards(source, CharTokenizer("some text"), "f")
     assert len(reads) == 3
@@ -211,9 +207,7 @@ def test_what_a_killed_process_left_is_swept(cache: Path, monkeypatch: pytest.Mo
 def test_another_process_may_be_faster(cache: Path) -> None:
     def source() -> Iterator[Document]:
         yield Document("a", "text")
-        if (
-            len(list((cache / "shards").iterdir())) == 1
-        ):  # our temporary: the other one begins and ends meanwhile
+        if len(list((cache / "shards").iterdir())) == 1:  # our temporary: the other one begins and ends meanwhile
             token_shards(lambda: documents("text"), BYTE, "f")
 
     assert token_shards(source, BYTE, "f").tokens.tolist() == [*b"text", 256]

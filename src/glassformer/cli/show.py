@@ -113,7 +113,8 @@ class ComparisonView(View):
             if self.plain:
                 self.say(f"{event['name']} seed {event['seed']}: training")
         elif kind == "step":
-            note = f"loss {event['loss']:.3f}  {event['tokens_per_second']:,.0f} tokens/s  {clock(event['seconds_left'])} left"
+            speed, left = event["tokens_per_second"], clock(event["seconds_left"])
+            note = f"loss {event['loss']:.3f}  {speed:,.0f} tokens/s  {left} left"
             self.bars.update(task, completed=event["done"], note=note)
             if self.plain and time.monotonic() - self.spoke > 10:
                 self.spoke = time.monotonic()
@@ -132,7 +133,9 @@ class ComparisonView(View):
             return "finished before"
         if result.get("status") != "ok":
             return f"{result.get('status')}: {result.get('error')}"
-        return f"validation loss {result['validation']['loss']:.4f}  {result['train']['tokens_per_second']:,.0f} tokens/s"
+        return (
+            f"validation loss {result['validation']['loss']:.4f}  {result['train']['tokens_per_second']:,.0f} tokens/s"
+        )
 
     def finish(self, results: dict[str, Any], out: str, as_json: bool) -> None:
         if as_json:
@@ -142,8 +145,9 @@ class ComparisonView(View):
         console.print(comparison_table(results))
         for verdict in results["verdicts"]:
             console.print(
-                f"{verdict['a']} against {verdict['b']}: {verdict['verdict']}; loss differs by {verdict['difference']:+.4f}, "
-                f"95 % interval {verdict['low']:+.4f} to {verdict['high']:+.4f}, {verdict['seeds']} seeds",
+                f"{verdict['a']} against {verdict['b']}: {verdict['verdict']}; "
+                f"loss differs by {verdict['difference']:+.4f}, 95 % interval {verdict['low']:+.4f} to "
+                f"{verdict['high']:+.4f}, {verdict['seeds']} seeds",
                 markup=False, highlight=False,
             )  # fmt: skip
         if results["budget"]["seeds"] == 1:
@@ -154,7 +158,16 @@ class ComparisonView(View):
 def comparison_table(results: dict[str, Any]) -> Table:
     table = Table(title=f"{results['data'].get('name')}, held-out text", title_justify="left")
     table.add_column("model")
-    for heading in ("parameters", "loss", "bits/byte", "tokens/s", "memory", "ms/token", "state/token", "loss at 1x 2x 4x 8x"):
+    for heading in (
+        "parameters",
+        "loss",
+        "bits/byte",
+        "tokens/s",
+        "memory",
+        "ms/token",
+        "state/token",
+        "loss at 1x 2x 4x 8x",
+    ):
         table.add_column(heading, justify="right")
     several = results["budget"]["seeds"] > 1
     order = sorted(results["runs"], key=lambda run: (run.get("validation") or {}).get("loss") or math.inf)
@@ -181,7 +194,10 @@ class TrainingView(View):
 
         how = settings(recipe.device, recipe.dtype, recipe.threads, recipe.compile)
         self.say(f"{name}: {config.num_params(embeddings=False):,} parameters in the layers; {how.why}")
-        self.say(f"{text.name}: {len(text.train):,} tokens to train on, {len(text.validation):,} held out ({text.tokenizer_rule})")
+        self.say(
+            f"{text.name}: {len(text.train):,} tokens to train on, {len(text.validation):,} held out "
+            f"({text.tokenizer_rule})"
+        )
         self.task = self.bars.add_task(name, total=1.0, note="starting")
 
     def step(self, report: Report) -> None:
@@ -193,7 +209,9 @@ class TrainingView(View):
             self.bars.update(self.task, completed=report.done, note=note)
         if report.validation:
             found = report.validation
-            self.say(f"step {report.step}: held-out loss {found['loss']:.4f}, {found['bits_per_byte']:.4f} bits per byte")
+            self.say(
+                f"step {report.step}: held-out loss {found['loss']:.4f}, {found['bits_per_byte']:.4f} bits per byte"
+            )
         elif self.plain and time.monotonic() - self.spoke > 10:
             self.spoke = time.monotonic()
             self.say(note)
@@ -216,7 +234,13 @@ class TrainingView(View):
 
 
 def stream_text(
-    loaded: Loaded, prompt: str, new: int, temperature: float, top_k: int | None, seed: int | None, as_json: bool
+    loaded: Loaded,
+    prompt: str,
+    new: int,
+    temperature: float,
+    top_k: int | None,
+    seed: int | None,
+    as_json: bool,
 ) -> None:
     if loaded.tokenizer is None:
         raise RequestError("this model has no tokenizer; it cannot read text")
@@ -245,7 +269,9 @@ def stream_text(
     print(f"{len(made)} tokens, {len(made) / took:.1f} tokens/s", file=sys.stderr)
 
 
-def show_config(name: str, config: ModelConfig, other_name: str | None, other: ModelConfig | None, as_json: bool) -> None:
+def show_config(
+    name: str, config: ModelConfig, other_name: str | None, other: ModelConfig | None, as_json: bool
+) -> None:
     facts = {
         "name": name,
         "parameters": config.num_params(),
@@ -256,7 +282,9 @@ def show_config(name: str, config: ModelConfig, other_name: str | None, other: M
     }
     difference = config.diff(other) if other is not None else None
     if as_json:
-        print(json.dumps(facts if difference is None else {**facts, "diff": {k: list(v) for k, v in difference.items()}}))
+        print(
+            json.dumps(facts if difference is None else {**facts, "diff": {k: list(v) for k, v in difference.items()}})
+        )
         return
     if difference is not None:
         table = Table("field", name, other_name or "")
@@ -265,7 +293,9 @@ def show_config(name: str, config: ModelConfig, other_name: str | None, other: M
         Console().print(table if difference else f"{name} and {other_name} are equal")
         return
     print(f"{name}: {facts['parameters']:,} parameters, {facts['parameters_without_embeddings']:,} without embeddings")
-    print(f"{facts['forward_flops_per_token']:.4g} FLOPs per token forward at {config.context} tokens, all pairs counted")
+    print(
+        f"{facts['forward_flops_per_token']:.4g} FLOPs per token forward at {config.context} tokens, all pairs counted"
+    )
     print(f"{size(facts['state_bytes_per_token'])} of decode state per token in 16 bits\n")  # type: ignore[arg-type]
     print(config.to_yaml(), end="")
 

@@ -14,8 +14,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import glassformer
 from glassformer import machine
+from glassformer.callable_module import make_callable
 from glassformer.compare.request import Match, arms, fairness, recipes
 from glassformer.compare.statistics import verdicts
 from glassformer.config import ModelConfig
@@ -64,12 +64,13 @@ def compare(
     fields = {**_recipe_defaults(), **recipe, "tokens": tokens, "minutes": minutes, "flops": flops}
     how = machine.settings(fields["device"], fields["dtype"], fields["threads"], fields["compile"])
     recipes(configs, fields, match, vocab_size=256)  # refuses a wrong recipe before the text is read
-    folder = _folder(Path(out))
+    _not_a_file(Path(out))
     text = data if isinstance(data, TextData) else prepare(data, tokenizer, fields["context"], progress=on_progress)
     configs = {name: fit(config, text.tokenizer.vocab_size, fields["context"]) for name, config in configs.items()}
     for config in configs.values():
         config.check()
     plans = recipes(configs, fields, match, text.tokenizer.vocab_size)
+    folder = _folder(Path(out))
     budget = {
         "match": match or next(name for name in ("tokens", "flops", "minutes") if fields[name] is not None),
         "tokens": tokens, "flops": flops, "minutes": minutes, "seeds": seeds,
@@ -86,7 +87,14 @@ def compare(
         "runs": [],
         "verdicts": [],
     }
-    notify({"event": "begin", "runs": [[name, seed] for seed in range(seeds) for name in configs], "how": how.why, "notes": notes})
+    notify(
+        {
+            "event": "begin",
+            "runs": [[name, seed] for seed in range(seeds) for name in configs],
+            "how": how.why,
+            "notes": notes,
+        }
+    )
     try:
         for seed in range(seeds):  # seed by seed: when stopped early, every arm has the same seeds
             for name, config in configs.items():
@@ -96,7 +104,9 @@ def compare(
                 _write(folder, results)
     except (KeyboardInterrupt, Interrupted):
         done = len(results["runs"])
-        raise Interrupted(f"stopped; {done} finished runs are in {folder}; the same command goes on from here") from None
+        raise Interrupted(
+            f"stopped; {done} finished runs are in {folder}; the same command goes on from here"
+        ) from None
     if all(run["status"] == "failed" for run in results["runs"]):
         raise WorkError(f"every run failed; the first said: {results['runs'][0]['error']}")
     return results
@@ -107,9 +117,12 @@ def _recipe_defaults() -> dict[str, Any]:
     return {name: Recipe.model_fields[name].get_default() for name in names - {"tokens", "minutes", "flops"}}
 
 
-def _folder(folder: Path) -> Path:
+def _not_a_file(folder: Path) -> None:
     if folder.exists() and not folder.is_dir():
         raise RequestError(f"--out {folder} is a file; name a folder")
+
+
+def _folder(folder: Path) -> Path:
     with disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
     return folder
@@ -121,17 +134,20 @@ def _arm(folder: Path, name: str, config: ModelConfig, recipe: Recipe, text: Tex
         "name": name,
         "config": config.to_dict(),
         "recipe": to_plain(recipe),
-        "text": text.places(folder / "tokenizer"),
+        "tokens": [text.train.folder.name, text.validation.folder.name, text.tokenizer.fingerprint()],
     }
     place = folder / "runs" / f"{_slug(name)}-seed{recipe.seed}"
-    asked = json.dumps(request, sort_keys=True)
     who = {"name": name, "seed": recipe.seed}
     with disk_errors(place):
         place.mkdir(parents=True, exist_ok=True)
         before = place / "request.json"
-        if before.exists() and json.loads(before.read_text(encoding="utf-8")) != json.loads(asked):
-            raise RequestError(f"{place} holds a run with other settings; use another --out, or remove it")
-        replace_text(before, asked)
+        if before.exists():
+            was = json.loads(before.read_text(encoding="utf-8"))
+            was.pop("text", None)  # where the tokens lie may change; which they are may not
+            if was != request:
+                changed = next((key for key in request if was.get(key) != request[key]), "request")
+                raise RequestError(f"{place} holds a run with another {changed}; use another --out, or remove it")
+        replace_text(before, json.dumps({**request, "text": text.places(folder / "tokenizer")}))
     if (done := _result(place)) is not None:
         notify({**who, "event": "kept"})
         return done
@@ -141,8 +157,14 @@ def _arm(folder: Path, name: str, config: ModelConfig, recipe: Recipe, text: Tex
     if result is None:
         if status in (-signal.SIGINT, -signal.SIGTERM):
             raise KeyboardInterrupt
-        result = {**who, "parameters": config.num_params(), "config": config.to_dict(), "status": "failed",
-                  "error": error or f"the process ended with status {status}" + (" (out of memory?)" if status == -9 else "")}  # fmt: skip
+        error = error or f"the process ended with status {status}" + (" (out of memory?)" if status == -9 else "")
+        result = {
+            **who,
+            "parameters": config.num_params(),
+            "config": config.to_dict(),
+            "status": "failed",
+            "error": error,
+        }
     notify({**who, "event": "end", "status": result["status"], "result": result})
     return result
 
@@ -202,6 +224,11 @@ def _slug(name: str) -> str:
 
 def _command(expressions: Sequence[str], data: Any, budget: dict[str, Any], out: str | Path) -> str:
     limits = [f"--{name} {budget[name]}" for name in ("tokens", "flops", "minutes") if budget[name] is not None]
-    return shlex.join(["glassformer", "compare", *expressions, "--data", str(getattr(data, "name", data))]) + " " + " ".join(
-        [*limits, f"--seeds {budget['seeds']}", f"--out {out}"]
+    return (
+        shlex.join(["glassformer", "compare", *expressions, "--data", str(getattr(data, "name", data))])
+        + " "
+        + " ".join([*limits, f"--seeds {budget['seeds']}", f"--out {out}"])
     )
+
+
+make_callable(__name__)

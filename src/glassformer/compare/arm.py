@@ -6,6 +6,7 @@ works, and leaves result.json.
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 import time
@@ -120,7 +121,7 @@ def generation(run: Run, text: Tokens) -> dict[str, Any]:
     for token in stream(run.model, prompt, new, TEMPERATURE, TOP_K, seed=0):
         ids.append(int(token))
         stamps.append(time.perf_counter())
-    gaps = sorted(b - a for a, b in zip(stamps[1:], stamps[2:], strict=False)) or [stamps[1] - stamps[0]]
+    gaps = sorted(b - a for a, b in itertools.pairwise(stamps)) or [stamps[1] - stamps[0]]
     per_token = gaps[len(gaps) // 2]
     state = run.model.init_state(1, context)
     decode = text.tokenizer.decode

@@ -121,22 +121,16 @@ def scaffold(frame: Frame, x: Axis, y: Axis) -> Markup:
     pieces = [tag("text", y.label, x=0.0, y=13.0, class_="gf-axis")]
     for value, label in axis_ticks(y, frame.y, max(3, int((frame.bottom - frame.top) / 48))):
         level = frame.y(value)
-        pieces.append(
-            tag("path", d=f"M{number(frame.left)},{number(level)}H{number(frame.right)}", class_="gf-grid")
-        )
+        pieces.append(tag("path", d=f"M{number(frame.left)},{number(level)}H{number(frame.right)}", class_="gf-grid"))
         pieces.append(tag("text", label, x=frame.left - 8, y=level + 4, class_="gf-tick", text_anchor="end"))
     base = number(frame.bottom)
     pieces.append(tag("path", d=f"M{number(frame.left)},{base}H{number(frame.right)}", class_="gf-base"))
     for value, label in axis_ticks(x, frame.x, across):
         place = frame.x(value)
         pieces.append(tag("path", d=f"M{number(place)},{base}v5", class_="gf-base"))
-        pieces.append(
-            tag("text", label, x=place, y=frame.bottom + 19, class_="gf-tick", text_anchor="middle")
-        )
+        pieces.append(tag("text", label, x=place, y=frame.bottom + 19, class_="gf-tick", text_anchor="middle"))
     middle = (frame.left + frame.right) / 2
-    pieces.append(
-        tag("text", x.label, x=middle, y=frame.height - 6.0, class_="gf-axis", text_anchor="middle")
-    )
+    pieces.append(tag("text", x.label, x=middle, y=frame.height - 6.0, class_="gf-axis", text_anchor="middle"))
     return join(pieces)
 
 
@@ -181,8 +175,7 @@ def spread(places: Sequence[float], gap: float, low: float, high: float) -> list
     for index in order:
         members, middle = [index], min(max(places[index], low), high)
         while (
-            clusters
-            and middle - (len(members) - 1) * gap / 2 < clusters[-1][1] + (len(clusters[-1][0]) + 1) * gap / 2
+            clusters and middle - (len(members) - 1) * gap / 2 < clusters[-1][1] + (len(clusters[-1][0]) + 1) * gap / 2
         ):
             before, centre = clusters.pop()
             middle = (centre * len(before) + middle * len(members)) / (len(before) + len(members))

@@ -72,15 +72,11 @@ def _curve(frame: Frame, one: Series) -> Markup:
         line = path(map(frame.at, one.points))
         pieces.append(tag("path", d=line, class_="gf-mean", stroke_dasharray=dash(one.style)))
     dots = [*(one.points if one.dots else ()), *one.markers]
-    pieces += [
-        marker(one.style, *frame.at(p), title=f"{one.label}: {fixed(p[1], 3)} at {si(p[0])}") for p in dots
-    ]
+    pieces += [marker(one.style, *frame.at(p), title=f"{one.label}: {fixed(p[1], 3)} at {si(p[0])}") for p in dots]
     end = _end(frame, one)
     if one.ended and end:
         pieces.append(_cross(*end, f"{one.label}: {one.ended}"))
-    return tag(
-        "g", *pieces, class_=f"gf-series {colour(one.style)}", data_arm=one.style, data_label=one.label
-    )
+    return tag("g", *pieces, class_=f"gf-series {colour(one.style)}", data_arm=one.style, data_label=one.label)
 
 
 def _end(frame: Frame, one: Series) -> Point | None:

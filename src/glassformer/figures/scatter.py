@@ -45,9 +45,7 @@ def _roomy(axis: Axis, dots: Sequence[Dot]) -> Axis:
     low, high = min(values), max(values)
     pad = (high - low) * 0.14 or abs(high) * 0.1 or 1.0
     floor = 0.0 if low >= 0 else low - pad
-    return Axis(
-        axis.label, axis.kind, max(low - pad, floor), high + pad, axis.ticks, axis.unit, axis.decimals
-    )
+    return Axis(axis.label, axis.kind, max(low - pad, floor), high + pad, axis.ticks, axis.unit, axis.decimals)
 
 
 def _corners(dots: Sequence[Dot]) -> list[tuple[float, float]]:
@@ -109,9 +107,7 @@ def _free_place(
     for x, y, anchor in tries:
         left = x - {"start": 0.0, "end": length, "middle": length / 2}[anchor]
         box = (left, y - 12, left + length, y + 4)
-        inside = (
-            box[0] >= frame.left - 4 and box[2] <= frame.width and box[1] >= 14 and box[3] <= frame.bottom
-        )
+        inside = box[0] >= frame.left - 4 and box[2] <= frame.width and box[1] >= 14 and box[3] <= frame.bottom
         free = not any(box[0] < t[2] and t[0] < box[2] and box[1] < t[3] and t[1] < box[3] for t in taken)
         best = best or (x, y, anchor, box)
         if inside and free:

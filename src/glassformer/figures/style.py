@@ -19,16 +19,12 @@ def dash(style: int) -> str | None:
     return DASHES[style % len(DASHES)] or None
 
 
-def marker(
-    style: int, x: float, y: float, size: float = 4.0, title: str = "", **attributes: object
-) -> Markup:
+def marker(style: int, x: float, y: float, size: float = 4.0, title: str = "", **attributes: object) -> Markup:
     """The marker of an arm, centred at (x, y)."""
     shape = MARKERS[(style + style // 24) % len(MARKERS)]
     inside = tag("title", title) if title else None
     if shape == "circle":
-        return tag(
-            "circle", inside, cx=float(x), cy=float(y), r=float(size), class_="gf-marker", **attributes
-        )
+        return tag("circle", inside, cx=float(x), cy=float(y), r=float(size), class_="gf-marker", **attributes)
     return tag("path", inside, d=_outline(shape, x, y, size), class_="gf-marker", **attributes)
 
 

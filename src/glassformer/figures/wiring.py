@@ -97,9 +97,7 @@ class _Pen:
     def add(self, y: float) -> None:
         """A circled plus on the trunk."""
         cross = f"M{number(TRUNK - 5)},{number(y)}h10M{number(TRUNK)},{number(y - 5)}v10"
-        self.put(
-            tag("circle", cx=TRUNK, cy=y, r=9.0, class_="gf-plus"), tag("path", d=cross, class_="gf-wire")
-        )
+        self.put(tag("circle", cx=TRUNK, cy=y, r=9.0, class_="gf-plus"), tag("path", d=cross, class_="gf-wire"))
 
     def text(self, words: str, x: float, y: float, kind: str, anchor: str = "middle") -> None:
         self.put(tag("text", words, x=x, y=y, class_=kind, text_anchor=anchor))
@@ -126,11 +124,7 @@ class _Pen:
             self.text(shorten(box.detail, letters + 2), middle, base + 14, "gf-detail")
         if box.inside:
             chip = y - 25
-            self.put(
-                tag(
-                    "rect", x=left + 8, y=chip, width=right - left - 16, height=19.0, rx=9.5, class_="gf-chip"
-                )
-            )
+            self.put(tag("rect", x=left + 8, y=chip, width=right - left - 16, height=19.0, rx=9.5, class_="gf-chip"))
             self.text(shorten(box.inside, letters), middle, chip + 13.5, "gf-detail")
 
 
@@ -192,9 +186,7 @@ def _stage(pen: _Pen, stage: StageSketch) -> None:
         pen.rise(30)
         pen.text(f"and {stage.hidden} more blocks", BRANCH, pen.y + 19, "gf-detail")
     pen.rise(30)
-    frame = tag(
-        "rect", x=6.0, y=pen.y, width=float(WIDTH - 12), height=bottom - pen.y, rx=10.0, class_="gf-stage"
-    )
+    frame = tag("rect", x=6.0, y=pen.y, width=float(WIDTH - 12), height=bottom - pen.y, rx=10.0, class_="gf-stage")
     pen.pieces.insert(before, frame)
     pen.text(f"× {stage.repeat}", WIDTH - 18.0, pen.y + 20, "gf-times", "end")
     if len(stage.blocks) == 1:

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from glassformer.callable_module import make_callable
 from glassformer.errors import RequestError
 from glassformer.model import Model
 
@@ -88,3 +89,6 @@ def check(model: Model, tokens: Tensor, max_new_tokens: int, temperature: float,
         raise RequestError(f"top_k={top_k} must be at least 1")
     if int(tokens.max()) >= model.embedding.weight.shape[0] or int(tokens.min()) < 0:
         raise RequestError(f"token {int(tokens.max())} is outside the vocabulary of {model.embedding.weight.shape[0]}")
+
+
+make_callable(__name__)

@@ -153,4 +153,3 @@ class PartConfig(Value):
     def state_bytes(self, ctx: BuildContext, t: int, bytes_per_value: int = 2) -> int:
         """Bytes of decode state that one sequence of `t` tokens occupies."""
         return 0
-

@@ -20,7 +20,14 @@ class Head(nn.Module):
 
     decays = True
 
-    def __init__(self, vocab_size: int, d_model: int, tied: bool = False, bias: bool = False, softcap: float | None = None):
+    def __init__(
+        self,
+        vocab_size: int,
+        d_model: int,
+        tied: bool = False,
+        bias: bool = False,
+        softcap: float | None = None,
+    ):
         super().__init__()
         self.tied, self.softcap = tied, softcap
         self.weight = None if tied else nn.Parameter(torch.empty(vocab_size, d_model))
@@ -32,7 +39,11 @@ class Head(nn.Module):
         return logits if self.softcap is None else self.softcap * torch.tanh(logits / self.softcap)
 
     def loss(
-        self, x: Float[Tensor, "b s d"], embedding: Float[Tensor, "v d"], targets: Int[Tensor, "b s"], reduction: str = "mean"
+        self,
+        x: Float[Tensor, "b s d"],
+        embedding: Float[Tensor, "v d"],
+        targets: Int[Tensor, "b s"],
+        reduction: str = "mean",
     ) -> Tensor:
         """Mean cross-entropy in nats over targets that are not -100, without keeping the logits."""
         weight = embedding if self.weight is None else self.weight
@@ -58,4 +69,4 @@ class HeadConfig(PartConfig, axis="head", kind="head"):
         return (0 if self.tied else ctx.vocab_size * ctx.d_model) + (ctx.vocab_size if self.bias else 0)
 
     def flops(self, ctx: BuildContext, t: float) -> float:
-        return 2 * ctx.vocab_size * ctx.d_model
+        return 2.0 * ctx.vocab_size * ctx.d_model

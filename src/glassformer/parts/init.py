@@ -64,7 +64,9 @@ class Gpt2InitConfig(InitConfig, kind="gpt2"):
 
     def rule(self, ctx: BuildContext, generator: torch.Generator | None = None) -> Init:
         output = self.std / math.sqrt(2 * ctx.n_layers) if self.depth_scaled else self.std
-        return Init(dict(hidden=self.std, output=output, embedding=self.std, head=self.std), generator=generator)
+        return Init(
+            {"hidden": self.std, "output": output, "embedding": self.std, "head": self.std}, generator=generator
+        )
 
 
 class XavierInitConfig(InitConfig, kind="xavier"):
@@ -87,4 +89,4 @@ class SmallInitConfig(InitConfig, kind="small"):
     def rule(self, ctx: BuildContext, generator: torch.Generator | None = None) -> Init:
         small = math.sqrt(2.0 / (5.0 * ctx.d_model))
         output = 2.0 / (ctx.n_layers * math.sqrt(ctx.d_model))
-        return Init(dict(hidden=small, output=output, embedding=small, head=small), generator=generator)
+        return Init({"hidden": small, "output": output, "embedding": small, "head": small}, generator=generator)

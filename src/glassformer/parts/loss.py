@@ -42,7 +42,7 @@ def linear_cross_entropy(
     With `reduction="mean"` the gradients are made in the same pass as the loss, chunk by chunk. `reduction="none"`
     returns (N,) losses, zero where a target is ignored."""
     if reduction == "mean":
-        return _LinearCrossEntropy.apply(x, weight, targets, bias, softcap)  # type: ignore[no-any-return]
+        return _LinearCrossEntropy.apply(x, weight, targets, bias, softcap)
     rows = max(1, _VALUES_PER_CHUNK // weight.shape[0])
     parts = zip(x.split(rows), targets.split(rows), strict=True)
     return torch.cat([naive_linear_cross_entropy(a, weight, b, bias, softcap, "none") for a, b in parts])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from glassformer.callable_module import make_callable
 from glassformer.config import ModelConfig
 from glassformer.presets.bloom import bloom_7b1, bloom_560m
 from glassformer.presets.falcon import falcon_7b, falcon_40b
@@ -16,7 +17,7 @@ from glassformer.presets.gpt_neox import gpt_neox_20b, pythia_160m
 from glassformer.presets.llama import llama_2_70b, llama_3_8b, llama_7b, llama_13b, smollm2_135m
 from glassformer.presets.mistral import mistral_7b
 from glassformer.presets.mpt import mpt_7b
-from glassformer.presets.qwen3 import qwen3_8b, qwen3_0_6b
+from glassformer.presets.qwen3 import qwen3_0_6b, qwen3_8b
 
 PRESETS: dict[str, Callable[[], ModelConfig]] = {
     "gpt2": gpt2,
@@ -54,3 +55,6 @@ FAMILIES: dict[str, str] = {
 def presets() -> list[str]:
     """Names of the published models."""
     return list(PRESETS)
+
+
+make_callable(__name__)

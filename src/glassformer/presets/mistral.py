@@ -17,7 +17,10 @@ from glassformer.parts.visibility import SlidingWindowConfig
 def mistral_7b() -> ModelConfig:
     block = BlockConfig(
         mixer=AttentionConfig(
-            n_heads=32, n_kv_heads=8, position=RotaryConfig(base=1e4), visibility=SlidingWindowConfig(window=4096)
+            n_heads=32,
+            n_kv_heads=8,
+            position=RotaryConfig(base=1e4),
+            visibility=SlidingWindowConfig(window=4096),
         ),
         ffn=GluConfig(activation="silu", hidden=14336),
         norm=RMSNormConfig(eps=1e-5),

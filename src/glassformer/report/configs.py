@@ -15,9 +15,7 @@ def config_section(arms: Sequence[Arm]) -> Markup:
     """Drawings first, then the table of differences."""
     known = [arm for arm in arms if arm.config]
     if not known:
-        return section(
-            "configs", "How the arms differ", tag("p", "No config was recorded.", class_="gf-empty")
-        )
+        return section("configs", "How the arms differ", tag("p", "No config was recorded.", class_="gf-empty"))
     return section(
         "configs",
         "How the arms differ",

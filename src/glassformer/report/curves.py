@@ -114,9 +114,7 @@ def few(markers: Points) -> Points:
 
 def curve_section(arms: Sequence[Arm]) -> Markup:
     """The section with the loss curves and the switches between the ways of looking at them."""
-    recorded = [
-        v for v in VIEWS if any(points(dig(run, f"train.{v.curve}")) for arm in arms for run in arm.runs)
-    ]
+    recorded = [v for v in VIEWS if any(points(dig(run, f"train.{v.curve}")) for arm in arms for run in arm.runs)]
     if not recorded:
         return section("curves", "Loss while training", tag("p", "No curve was recorded.", class_="gf-empty"))
     panels = [_panel(arms, view, scale) for view in recorded for scale, _ in SCALES]
@@ -160,9 +158,7 @@ def _series(arm: Arm, view: View, kind: Kind) -> Series:
     mean = mean_curve([curves[id(run)] for run in arm.counted], kind)
     recorded = [extremes(curve, kind) for curve in curves.values() if curve]
     alone = len(recorded) == 1 and len(recorded[0]) <= LONG
-    validation = (
-        [points(dig(run, "train.validation_curve")) for run in arm.counted] if view.key == "tokens" else []
-    )
+    validation = [points(dig(run, "train.validation_curve")) for run in arm.counted] if view.key == "tokens" else []
     return Series(
         arm.name, mean, arm.index, thin=() if alone else recorded, markers=few(mean_curve(validation, kind)),
         ended="" if arm.finished else arm.trouble, note=_fate_note(arm), stray=not arm.finished,

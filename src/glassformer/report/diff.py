@@ -47,11 +47,7 @@ def _walk(path: tuple[str, ...], values: list[Any]) -> Iterator[Difference]:
     """Go down while all configs have the same part here; elsewhere the whole part is the difference."""
     if _same(values):
         return
-    if (
-        len(path) < _DEEPEST
-        and all(isinstance(v, dict) for v in values)
-        and _same([v.get("kind") for v in values])
-    ):
+    if len(path) < _DEEPEST and all(isinstance(v, dict) for v in values) and _same([v.get("kind") for v in values]):
         keys = dict.fromkeys(key for v in values for key in v)
         children = [(str(key), [v.get(key, ABSENT) for v in values]) for key in keys]
     elif len(path) < _DEEPEST and all(_is_list_of_parts(v) for v in values):

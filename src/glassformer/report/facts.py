@@ -32,9 +32,7 @@ def cost_section(arms: Sequence[Arm]) -> Markup:
     words = "Whiskers span the seeds." if any(dot.x_range for dot in dots) else ""
     if left_out:
         words += f" Not drawn, because speed or quality is missing: {', '.join(left_out)}."
-    return section(
-        "cost", "Speed against quality", figure(two_sizes(wide, narrow), caption(words) if words else None)
-    )
+    return section("cost", "Speed against quality", figure(two_sizes(wide, narrow), caption(words) if words else None))
 
 
 def sample_section(arms: Sequence[Arm]) -> Markup:
@@ -59,11 +57,7 @@ def _sample(arm: Arm) -> Markup:
     if not sample:
         body = tag("p", f"No sample: {arm.trouble or 'none was generated'}.", class_="gf-empty")
     else:
-        more = (
-            tag("span", f" … {len(text) - SAMPLE} more characters", class_="same")
-            if len(text) > SAMPLE
-            else None
-        )
+        more = tag("span", f" … {len(text) - SAMPLE} more characters", class_="same") if len(text) > SAMPLE else None
         body = tag(
             "pre",
             tag("span", prompt, class_="prompt") if prompt else None,
@@ -106,9 +100,7 @@ def _facts(title: str, facts: dict) -> Markup:
     """One list of names and values."""
     known = [(key, value) for key, value in facts.items() if value is not None]
     rows = [tag("div", tag("dt", _words(key)), tag("dd", _value(str(key), value))) for key, value in known]
-    return tag(
-        "div", tag("h3", title), tag("dl", *rows) if rows else tag("p", "Not recorded.", class_="gf-empty")
-    )
+    return tag("div", tag("h3", title), tag("dl", *rows) if rows else tag("p", "Not recorded.", class_="gf-empty"))
 
 
 def _words(key: object) -> str:
@@ -143,9 +135,7 @@ def _number(key: str, value: int | float) -> str:
     if math.isclose(real, round(real)) and abs(real) >= 100_000:
         return si(real, 4)
     return (
-        f"{real:g}"
-        if isinstance(value, float)
-        else f"{value:,}".replace(",", "\u202f" if abs(value) >= 10_000 else "")
+        f"{real:g}" if isinstance(value, float) else f"{value:,}".replace(",", "\u202f" if abs(value) >= 10_000 else "")
     )
 
 

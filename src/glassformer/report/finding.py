@@ -94,9 +94,7 @@ def sentence(arms: Sequence[Arm], verdicts: Sequence[Comparison]) -> Markup:
     if not order:
         return join(["No arm finished: ", _fates(arms), "."])
     first = order[0]
-    opening = join(
-        [arm_name(first), " reached ", "a" if len(arms) == 1 else "the lowest", " validation loss"]
-    )
+    opening = join([arm_name(first), " reached ", "a" if len(arms) == 1 else "the lowest", " validation loss"])
     if len(arms) == 1:
         return join([opening, " of ", _loss(first), "."])
     if len(order) == 1:
@@ -113,11 +111,7 @@ def sentence(arms: Sequence[Arm], verdicts: Sequence[Comparison]) -> Markup:
         )
     second = order[1]
     gap = (second.mean(LOSS) or 0.0) - (first.mean(LOSS) or 0.0)
-    body = (
-        _single(opening, first, second, gap)
-        if _alone(order)
-        else _many(opening, first, second, gap, verdicts)
-    )
+    body = _single(opening, first, second, gap) if _alone(order) else _many(opening, first, second, gap, verdicts)
     unfinished = [arm for arm in arms if not arm.complete]
     return join([body, " ", _fates(unfinished), "."]) if unfinished else body
 
@@ -145,9 +139,7 @@ def _single(opening: Markup, first: Arm, second: Arm, gap: float) -> Markup:
 
 def _many(opening: Markup, first: Arm, second: Arm, gap: float, verdicts: Sequence[Comparison]) -> Markup:
     """Several seeds: the leader, and whether its lead over the next is shown."""
-    pair = next(
-        (v for v in verdicts if {v.a, v.b} == {first.name, second.name} and v.metric in (LOSS, "loss")), None
-    )
+    pair = next((v for v in verdicts if {v.a, v.b} == {first.name, second.name} and v.metric in (LOSS, "loss")), None)
     seeds = f" over {len(first.finished)} seeds"
     gap = abs(pair.difference) if pair and pair.difference is not None else gap
     if pair is None:

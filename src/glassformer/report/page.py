@@ -90,9 +90,7 @@ def _title(results: dict, arms: Sequence[Arm]) -> str:
     where = f" on {data}" if data else ""
     if not arms:
         return f"A comparison{where}"
-    names = (
-        " and ".join(arm.name for arm in arms) if len(arms) < 3 else f"{len(arms)} language models compared"
-    )
+    names = " and ".join(arm.name for arm in arms) if len(arms) < 3 else f"{len(arms)} language models compared"
     return f"{names}{where}"
 
 

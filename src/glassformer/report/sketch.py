@@ -35,11 +35,7 @@ def describe(name: str, model: ModelSketch) -> str:
     stages = []
     for stage in model.stages:
         blocks = [
-            ", ".join(
-                filter(
-                    None, [f"{b.wiring} wiring", b.norm, *(_spoken(box) for box in (b.mixer, b.ffn) if box)]
-                )
-            )
+            ", ".join(filter(None, [f"{b.wiring} wiring", b.norm, *(_spoken(box) for box in (b.mixer, b.ffn) if box)]))
             for b in stage.blocks
         ]
         stages.append(f"{stage.repeat} times [{' | '.join(blocks)}]")

@@ -49,9 +49,7 @@ def summary(arms: Sequence[Arm]) -> Markup:
     columns = [_Cells(column, order) for column in COLUMNS]
     heads = [_head("Arm", ""), *(c.head for c in columns), _head("Status", "")]
     rows = [_row(arm, columns) for arm in order]
-    table = tag(
-        "table", tag("thead", tag("tr", *heads)), tag("tbody", *rows), class_="gf-sortable numbers summary"
-    )
+    table = tag("table", tag("thead", tag("tr", *heads)), tag("tbody", *rows), class_="gf-sortable numbers summary")
     return section("summary", "Summary", scroll("Summary table", table), _caption(arms), _unfinished(order))
 
 
@@ -101,9 +99,7 @@ class _Cells:
         if stat is None:
             return tag("td", none(arm.reason(self.column.path)), data_sort="")
         best = arm.complete and self.best == self.words(stat.mean)
-        mark = join(
-            [tag("span", "●", class_="best-mark", aria_hidden="true"), tag("span", "best", class_="gf-quiet")]
-        )
+        mark = join([tag("span", "●", class_="best-mark", aria_hidden="true"), tag("span", "best", class_="gf-quiet")])
         return tag("td", mark if best else None, self.words(stat.mean), self._spread(stat),
                    class_="best" if best else None, data_sort=f"{stat.mean:.12g}")  # fmt: skip
 
@@ -175,8 +171,6 @@ def _caption(arms: Sequence[Arm]) -> Markup:
     if any(len(arm.runs) > 1 for arm in arms):
         words.append("Each figure is the mean over seeds ± the sample standard deviation.")
     if any(arm.finished and not arm.complete for arm in arms):
-        words.append(
-            "Where a seed did not finish, figures are means of the seeds that did, and are not marked best."
-        )
+        words.append("Where a seed did not finish, figures are means of the seeds that did, and are not marked best.")
     words.append("Press a heading to sort.")
     return caption(" ".join(words))

@@ -56,12 +56,8 @@ def _table(metric: str, verdicts: Sequence[Comparison], arms: dict[str, Arm]) ->
         tag("th", "Verdict", scope="col"),
     ]
     rows = [_row(pair, domain, decimals, arms) for pair in verdicts]
-    foot = tag(
-        "tr", tag("td"), tag("td", interval_axis(domain), class_="plot"), *(tag("td") for _ in range(5))
-    )
-    table = tag(
-        "table", tag("thead", tag("tr", *heads)), tag("tbody", *rows), tag("tfoot", foot), class_="verdicts"
-    )
+    foot = tag("tr", tag("td"), tag("td", interval_axis(domain), class_="plot"), *(tag("td") for _ in range(5)))
+    table = tag("table", tag("thead", tag("tr", *heads)), tag("tbody", *rows), tag("tfoot", foot), class_="verdicts")
     return scroll(f"Verdicts on {metric}", table)
 
 

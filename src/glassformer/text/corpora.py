@@ -14,9 +14,7 @@ from glassformer.text.storage import Progress, cache_folder, silent
 __all__ = ["Corpus", "Document", "EMBEDDED", "open_corpus"]
 
 
-def open_corpus(
-    data: str | Path, cache_dir: str | Path | None = None, progress: Progress | None = None
-) -> Corpus:
+def open_corpus(data: str | Path, cache_dir: str | Path | None = None, progress: Progress | None = None) -> Corpus:
     """Opens `data`, and reads it once to know its fingerprint.
 
     A file: JSON lines (`.jsonl`, field `text`), else text, cut at `<|endoftext|>` where it has that, else one

@@ -47,9 +47,7 @@ def _cut(text: str, size: int) -> int:
     line = text.rfind("\n", size // 2, size)
     if line >= 0:
         return line + 1
-    space = text.rfind(
-        " ", size // 2, size
-    )  # before the space: byte-level BPE binds it to the word that follows
+    space = text.rfind(" ", size // 2, size)  # before the space: byte-level BPE binds it to the word that follows
     return space if space > 0 else size
 
 

@@ -85,9 +85,7 @@ def open_python_docs(cache: Path, progress: Progress = silent) -> Corpus:
                     file.write(json.dumps({"text": text}) + "\n")
             progress("reading docstrings", len(paths), len(paths))
     corpus = open_file(kept, "python-docs")
-    return Corpus(
-        "python-docs", corpus.fingerprint, corpus.source, corpus.size, {"python": platform.python_version()}
-    )
+    return Corpus("python-docs", corpus.fingerprint, corpus.source, corpus.size, {"python": platform.python_version()})
 
 
 EMBEDDED: dict[str, Callable[[Path, Progress], Corpus]] = {

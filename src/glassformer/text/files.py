@@ -77,8 +77,7 @@ def _opened(path: Path) -> Iterator[IO[bytes]]:
         file = open(path, "rb")  # noqa: SIM115 - the `with` below must not catch what its block raises
     except OSError as problem:
         raise WorkError(
-            f"{path} can no longer be read ({problem.strerror or problem}); "
-            "leave the corpus in place while it is used"
+            f"{path} can no longer be read ({problem.strerror or problem}); leave the corpus in place while it is used"
         ) from problem
     with file:
         yield file
@@ -139,11 +138,7 @@ def _json_lines(path: Path, name: str) -> Iterator[Document]:
                     f"{where} is not JSON ({problem}); each line must be an object with a 'text'"
                 ) from None
             if not isinstance(record, dict) or not isinstance(record.get("text"), str):
-                fields = (
-                    ", ".join(map(repr, list(record)[:8]))
-                    if isinstance(record, dict)
-                    else type(record).__name__
-                )
+                fields = ", ".join(map(repr, list(record)[:8])) if isinstance(record, dict) else type(record).__name__
                 raise RequestError(f"{where} has no string field 'text' (it has: {fields or 'nothing'})")
             if text := mended(record["text"]):
                 yield Document(f"{name}#{number}", text)
@@ -238,9 +233,7 @@ def refuse_empty(corpus: Corpus, what: str, why: str = "") -> Corpus:
         for piece in document.pieces():
             if piece.strip():
                 return corpus
-    raise RequestError(
-        f"{what} holds no text{why}; give a UTF-8 text file, a folder of them, or an embedded corpus"
-    )
+    raise RequestError(f"{what} holds no text{why}; give a UTF-8 text file, a folder of them, or an embedded corpus")
 
 
 def spool(stream: IO[bytes], name: str, data: str, cache: Path) -> Corpus:

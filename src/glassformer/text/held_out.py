@@ -161,9 +161,7 @@ def _divide(parts: Split, documents: int, total: int) -> Plan:
         if characters < 2:
             continue
         if rank not in cuts:
-            cuts[rank] = _line_end(
-                document, min(int(characters * (1 - parts.fraction)), characters - 1), characters
-            )
+            cuts[rank] = _line_end(document, min(int(characters * (1 - parts.fraction)), characters - 1), characters)
         held += size - sum(len(piece.encode()) for piece in _part(document, 0, cuts[rank]).pieces())
     if not held:
         raise RequestError(

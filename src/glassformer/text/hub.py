@@ -61,9 +61,7 @@ def parse_hub_name(data: str) -> HubName:
         name, _, config = name.partition(":")
     local = name.startswith(("~", ".", "/")) or name.count("/") > 1
     if local and not Path(name).expanduser().is_dir():
-        raise RequestError(
-            f"data={data!r}: there is no folder {name}; give a folder of tables or hf:owner/name"
-        )
+        raise RequestError(f"data={data!r}: there is no folder {name}; give a folder of tables or hf:owner/name")
     if not name:
         raise RequestError(f"data={data!r} names no dataset; write hf:owner/name or hf:FOLDER")
     count = int(documents) if documents else None
@@ -87,9 +85,7 @@ def open_hub(data: str, cache: Path, progress: Progress = silent) -> Corpus:
             column = _column(data, wanted, table)
             _keep(kept, _network_checked(data, _strings(table, column)), wanted.documents, progress)
         corpus = open_file(kept, data)
-        return Corpus(
-            data, corpus.fingerprint, corpus.source, corpus.size, {"documents_limit": wanted.documents}
-        )
+        return Corpus(data, corpus.fingerprint, corpus.source, corpus.size, {"documents_limit": wanted.documents})
 
     table = _loaded(datasets, data, wanted, streaming=False)
     column = _column(data, wanted, table)
@@ -139,9 +135,7 @@ def _loaded(datasets: Any, data: str, wanted: HubName, streaming: bool) -> Any:
     split = wanted.split or ("train" if "train" in found or len(found) != 1 else next(iter(found)))
     if split not in found:
         known = ", ".join(map(repr, found))
-        raise RequestError(
-            f"data={data!r} has no split {split!r}, only {known}; write {data.partition('#')[0]}#SPLIT"
-        )
+        raise RequestError(f"data={data!r} has no split {split!r}, only {known}; write {data.partition('#')[0]}#SPLIT")
     return found[split]
 
 
@@ -186,9 +180,7 @@ def _sentence(data: str, problem: Exception) -> Exception:
     chain: BaseException | None = problem
     while chain is not None:
         if any(word in type(chain).__name__ for word in unreachable):
-            return WorkError(
-                f"data={data!r}: the Hugging Face Hub cannot be reached ({kind}: {detail}); {INSTEAD}"
-            )
+            return WorkError(f"data={data!r}: the Hugging Face Hub cannot be reached ({kind}: {detail}); {INSTEAD}")
         chain = chain.__cause__ or chain.__context__
     return RequestError(
         f"data={data!r} cannot be opened by datasets ({kind}: {detail}); "
@@ -202,8 +194,7 @@ def _network_checked(data: str, texts: Iterable[str]) -> Iterator[str]:
         yield from texts
     except Exception as problem:
         raise WorkError(
-            f"data={data!r}: the stream broke off ({type(problem).__name__}: {problem}); "
-            f"run it again, or {INSTEAD}"
+            f"data={data!r}: the stream broke off ({type(problem).__name__}: {problem}); run it again, or {INSTEAD}"
         ) from problem
 
 
@@ -231,8 +222,7 @@ def _column(data: str, wanted: HubName, table: Any) -> str:
     if len(strings) == 1:
         return strings[0]
     raise RequestError(
-        f"data={data!r}: which column is the text? It has {', '.join(every) or 'none'}; "
-        f"write {data},column=NAME"
+        f"data={data!r}: which column is the text? It has {', '.join(every) or 'none'}; write {data},column=NAME"
     )
 
 

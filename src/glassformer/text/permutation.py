@@ -6,9 +6,7 @@ import hashlib
 
 import numpy as np
 
-ROUNDS = (
-    12  # three suffice in theory (Luby, Rackoff 1988) for large halves; small ones need more to look random
-)
+ROUNDS = 12  # three suffice in theory (Luby, Rackoff 1988) for large halves; small ones need more to look random
 
 
 def keyed(*parts: object) -> int:
@@ -34,9 +32,7 @@ def permute(index: np.ndarray, n: int, key: int) -> np.ndarray:
     """
     half = max(1, ((n - 1).bit_length() + 1) // 2)
     shift, mask = np.uint64(half), np.uint64((1 << half) - 1)
-    keys = _mix(
-        np.arange(1, ROUNDS + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.array([key], np.uint64)
-    )
+    keys = _mix(np.arange(1, ROUNDS + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.array([key], np.uint64))
 
     def network(x: np.ndarray) -> np.ndarray:
         left, right = x >> shift, x & mask

@@ -83,9 +83,7 @@ def _sidecar(folder: Path) -> dict[str, Any]:
     if not isinstance(info, dict) or info.get("glassformer_shards") != VERSION:
         raise RequestError(f"{path} does not describe token shards of version {VERSION}")
     counts = ("tokens", "documents", "bytes", "vocab_size")
-    if info.get("dtype") not in DTYPES or not all(
-        type(info.get(key)) is int and info[key] >= 0 for key in counts
-    ):
+    if info.get("dtype") not in DTYPES or not all(type(info.get(key)) is int and info[key] >= 0 for key in counts):
         raise RequestError(f"{path} lacks a dtype or one of the counts {', '.join(counts)}")
     return info
 
@@ -154,9 +152,7 @@ def _write(
     with open(folder / "tokens.bin", "wb") as ids_file, open(folder / "documents.bin", "wb") as starts_file:
         for batch in _batched(documents):
             starts = array("Q")
-            for (text, ends), ids in zip(
-                batch, tokenizer.encode_batch([text for text, _ in batch]), strict=True
-            ):
+            for (text, ends), ids in zip(batch, tokenizer.encode_batch([text for text, _ in batch]), strict=True):
                 # A piece may encode to nothing (a normaliser that strips); the document then begins with its
                 # next one.
                 written = np.concatenate([ids, end]) if ends and (len(ids) or not begins) else ids

@@ -57,9 +57,7 @@ class FileTokenizer(Tokenizer):
         text = library.to_str()
         self._sha256 = hashlib.sha256(text.encode()).hexdigest()
         self._description: dict[str, Any] = json.loads(text)
-        self._model = {
-            k: v for k, v in self._description.pop("model").items() if k not in ("vocab", "merges")
-        }
+        self._model = {k: v for k, v in self._description.pop("model").items() if k not in ("vocab", "merges")}
         self.kind = str(self._model.get("type") or "bpe").lower()
         self.eos_id = self._find_end(vocabulary)
 

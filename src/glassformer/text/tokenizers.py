@@ -42,9 +42,7 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
                 return load_tokenizer(path / name)
         raise RequestError(f"the folder {path} holds no tokenizer.json and no {OWN_FILE}")
     if not path.is_file():
-        raise RequestError(
-            f"tokenizer {str(path)!r} does not exist; give byte, char, bpe:SIZE, or a tokenizer.json"
-        )
+        raise RequestError(f"tokenizer {str(path)!r} does not exist; give byte, char, bpe:SIZE, or a tokenizer.json")
     if path.suffix != ".json":
         raise RequestError(f"tokenizer {str(path)!r} is no .json file; convert it to a tokenizer.json")
     if path.name != OWN_FILE:
@@ -70,9 +68,7 @@ def parse_spec(spec: str) -> tuple[str, int | None]:
     if Path(spec).expanduser().exists():
         return "path", None
     hint = did_you_mean(kind, ("byte", "char", "bpe", "auto"))
-    raise RequestError(
-        f"tokenizer {spec!r} is not byte, char, bpe:SIZE, or the path of a tokenizer.json{hint}"
-    )
+    raise RequestError(f"tokenizer {spec!r} is not byte, char, bpe:SIZE, or the path of a tokenizer.json{hint}")
 
 
 def make_tokenizer(

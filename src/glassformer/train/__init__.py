@@ -1,5 +1,6 @@
 """Training: a recipe, a loop, checkpoints that survive a crash, and evaluation on text held out."""
 
+from glassformer.callable_module import make_callable
 from glassformer.train.evaluate import evaluate, extrapolate
 from glassformer.train.loop import Interrupted, Report, Run, train
 from glassformer.train.recipe import Recipe, default_learning_rate
@@ -23,3 +24,5 @@ __all__ = [
     "load",
     "train",
 ]
+
+make_callable(__name__)

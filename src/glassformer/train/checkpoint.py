@@ -44,7 +44,10 @@ def save(run: Path, step: int, model: nn.Module, optimizer: torch.optim.Optimize
                 path = temporary / f"{name}.safetensors"
                 save_file(values, path, metadata={"format": "pt"})
                 hashes[path.name] = _flush_and_hash(path)
-            _write(temporary / "state.json", json.dumps({"schema": 1, "step": step, **state, "sha256": hashes}, indent=1))
+            _write(
+                temporary / "state.json",
+                json.dumps({"schema": 1, "step": step, **state, "sha256": hashes}, indent=1),
+            )
             shutil.rmtree(final, ignore_errors=True)
             os.replace(temporary, final)
             _flush_folder(final.parent)
@@ -81,7 +84,11 @@ def read_state(checkpoint: Path) -> dict[str, Any]:
         if path.stat().st_size > _STATE_BYTES:
             raise RequestError(f"{path} is too large to be a checkpoint's state")
         state = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(state, dict) or not isinstance(state.get("step"), int) or not isinstance(state.get("sha256"), dict):
+        if (
+            not isinstance(state, dict)
+            or not isinstance(state.get("step"), int)
+            or not isinstance(state.get("sha256"), dict)
+        ):
             raise RequestError(f"{path} is not a checkpoint's state")
         return state
     except (OSError, ValueError, RecursionError) as error:

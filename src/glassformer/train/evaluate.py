@@ -14,7 +14,9 @@ from glassformer.text import Tokens, bits_per_byte, evaluation_windows
 
 
 @torch.no_grad()
-def evaluate(model: Model, text: Tokens, context: int, how: Settings, max_tokens: int = 65536, batch: int = 8) -> dict[str, Any]:
+def evaluate(
+    model: Model, text: Tokens, context: int, how: Settings, max_tokens: int = 65536, batch: int = 8
+) -> dict[str, Any]:
     """Mean loss in nats per token, perplexity exp(loss), and bits per byte of text, over held-out windows of
     `context` tokens that lie evenly and do not overlap."""
     windows = evaluation_windows(text.validation, context, max_tokens, token_bytes=text.token_bytes, batch=batch)
@@ -39,7 +41,9 @@ def evaluate(model: Model, text: Tokens, context: int, how: Settings, max_tokens
     }
 
 
-def extrapolate(model: Model, text: Tokens, context: int, how: Settings, max_tokens: int = 32768) -> list[dict[str, Any]]:
+def extrapolate(
+    model: Model, text: Tokens, context: int, how: Settings, max_tokens: int = 32768
+) -> list[dict[str, Any]]:
     """The loss at 1, 2, 4 and 8 times the training context; a length the model or the text cannot serve says why."""
     rows: list[dict[str, Any]] = []
     for times in (1, 2, 4, 8):

@@ -105,9 +105,10 @@ def train(
     the run with `status="diverged"`.
     """
     recipe = recipe if isinstance(recipe, Recipe) else Recipe.of(**recipe)
-    how = settings(config, recipe)
+    settings(config, recipe)  # refuses a device that is not here before the text is read
     text = data if isinstance(data, Tokens) else prepare(data, tokenizer, context=recipe.context)
     config = fit(config, text.tokenizer.vocab_size, recipe.context)
+    how = settings(config, recipe)
     config.check()
     folder = _open_folder(out, config, recipe, text, resume)
     machine.apply(how)
@@ -123,7 +124,7 @@ def settings(config: ModelConfig, recipe: Recipe) -> machine.Settings:
 
 def fit(config: ModelConfig, vocab_size: int, context: int) -> ModelConfig:
     """The config with the text's vocabulary and the training context."""
-    return config.vary(vocab_size=vocab_size, context=context)  # type: ignore[no-any-return]
+    return config.vary(vocab_size=vocab_size, context=context)
 
 
 def make_optimizer(model: Model, recipe: Recipe, learning_rate: float) -> torch.optim.AdamW:
@@ -292,7 +293,12 @@ class _Loop:
 
     def _evaluate(self) -> None:
         self.validation = evaluate(
-            self.model, self.text, self.recipe.context, self.how, self.recipe.evaluation_tokens, self.recipe.batch_size
+            self.model,
+            self.text,
+            self.recipe.context,
+            self.how,
+            self.recipe.evaluation_tokens,
+            self.recipe.batch_size,
         )
         row = {"step": self.step, "tokens": self.step * self.recipe.tokens_per_step, "seconds": self.seconds}
         self._record({**row, "validation": self.validation})
@@ -381,7 +387,9 @@ def _mix(seed: int, step: int) -> int:
     return (z ^ z >> 31) >> 1
 
 
-def _open_folder(out: str | Path | None, config: ModelConfig, recipe: Recipe, text: Tokens, resume: bool) -> Path | None:
+def _open_folder(
+    out: str | Path | None, config: ModelConfig, recipe: Recipe, text: Tokens, resume: bool
+) -> Path | None:
     """The run folder, made; refused where it holds another run."""
     if out is None:
         if resume:
@@ -413,7 +421,9 @@ def _same_run(folder: Path, config: ModelConfig, recipe: Recipe, text: Tokens) -
     for name in Recipe.model_fields:
         was, now = getattr(old, name), getattr(recipe, name)
         if name not in free and was != now:
-            raise RequestError(f"{folder} was begun with {name}={was}, and {name}={now} was asked for; name another folder")
+            raise RequestError(
+                f"{folder} was begun with {name}={was}, and {name}={now} was asked for; name another folder"
+            )
 
 
 @contextmanager
@@ -432,7 +442,9 @@ def _only_writer(folder: Path | None) -> Iterator[None]:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
     except BlockingIOError:
-        raise RequestError(f"{folder} is being written by another process; wait for it or name another folder") from None
+        raise RequestError(
+            f"{folder} is being written by another process; wait for it or name another folder"
+        ) from None
     finally:
         os.close(handle)
 

@@ -76,12 +76,12 @@ class Recipe(Value):
 
     @classmethod
     def from_file(cls, path: Path) -> Recipe:
-        return validated(cls, read_tree(path), "recipe")  # type: ignore[no-any-return]
+        return validated(cls, read_tree(path), "recipe")
 
     @classmethod
     def of(cls, **fields: object) -> Recipe:
         """Raises RequestError in one sentence."""
-        return validated(cls, fields, "recipe")  # type: ignore[no-any-return]
+        return validated(cls, fields, "recipe")
 
 
 def default_learning_rate(config: ModelConfig) -> float:

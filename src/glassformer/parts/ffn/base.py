@@ -45,7 +45,7 @@ class _GeluTanh(torch.autograd.Function):
 
 def gelu_tanh(x: Tensor) -> Tensor:
     """`F.gelu(x, approximate="tanh")`, keeping only x for the backward pass."""
-    return _GeluTanh.apply(x)  # type: ignore[no-any-return]
+    return _GeluTanh.apply(x)
 
 
 def relu2(x: Tensor) -> Tensor:

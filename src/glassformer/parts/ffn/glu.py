@@ -64,7 +64,7 @@ class _SwiGlu(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
-        return _swiglu_grad(grads[0], *ctx.saved_tensors)  # type: ignore[no-any-return]
+        return _swiglu_grad(grads[0], *ctx.saved_tensors)
 
 
 # Gatings with a fused twin; every other activation takes the definition.
@@ -88,4 +88,4 @@ class GluConfig(FFNConfig, kind="glu"):
         return 2 * linear_params(ctx.d_model, f, self.bias) + linear_params(f, ctx.d_model, self.bias)
 
     def flops(self, ctx: BuildContext, t: float) -> float:
-        return 6 * ctx.d_model * self.width(ctx)
+        return 6.0 * ctx.d_model * self.width(ctx)

@@ -44,4 +44,4 @@ class MlpConfig(FFNConfig, kind="mlp"):
         return linear_params(ctx.d_model, f, self.bias) + linear_params(f, ctx.d_model, self.bias)
 
     def flops(self, ctx: BuildContext, t: float) -> float:
-        return 4 * ctx.d_model * self.width(ctx)
+        return 4.0 * ctx.d_model * self.width(ctx)

@@ -54,7 +54,7 @@ class Banded(Kernel):
             return self._general(q, k, v, visibility, bias, scale, dropout, index)
         key = ("tiles", self.block, visibility.key, bias and bias.key, q.shape[1], k.shape[1], q.dtype)
         tiles = once(key, lambda: self.tiles(q, k, visibility, bias))
-        return _Tiles.apply(q, k, v, scale, tiles)  # type: ignore[no-any-return]
+        return _Tiles.apply(q, k, v, scale, tiles)
 
     def spans(self, visibility: Visibility, s: int, t: int) -> list[tuple[int, int, int, int]]:
         """(begin, end, first, last) of each block, the queries being the last s of t tokens."""
@@ -147,7 +147,7 @@ class _Tiles(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         queries, keys, values, *patterns = ctx.saved_tensors
-        b, n, s, h = queries.shape
+        b, n, _s, h = queries.shape
         g, t = ctx.groups, keys.shape[1]
         grad_z = grads[0].transpose(1, 2)
         grad_q = torch.empty_like(queries)

@@ -100,9 +100,7 @@ def indices(q: Tensor, k: Tensor, index: Index | None) -> tuple[Tensor, Tensor, 
     )
 
 
-def additive_mask(
-    q: Tensor, k: Tensor, visibility: Visibility, bias: ScoreBias | None, index: Index | None
-) -> Tensor:
+def additive_mask(q: Tensor, k: Tensor, visibility: Visibility, bias: ScoreBias | None, index: Index | None) -> Tensor:
     """Mask in q's dtype, 0 or the bias where visible and -inf elsewhere, broadcastable to (b, n, s, t)."""
     at = indices(q, k, index)
     visible = visibility.visible(*at)

@@ -4,7 +4,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from glassformer.parts.base import BuildContext
-from glassformer.parts.kernel.base import Index, Kernel, KernelConfig, Once, ScoreBias, anew, additive_mask, refuse
+from glassformer.parts.kernel.base import (
+    Index,
+    Kernel,
+    KernelConfig,
+    Once,
+    ScoreBias,
+    additive_mask,
+    anew,
+    refuse,
+)
 from glassformer.parts.visibility import SameDocument, Visibility
 
 

@@ -166,7 +166,8 @@ class AttentionConfig(MixerConfig, kind="attention"):
         if self.head_dim is None and ctx.d_model % n:
             near = sorted((i for i in range(1, ctx.d_model + 1) if ctx.d_model % i == 0), key=lambda i: abs(i - n))
             raise RequestError(
-                f"n_heads={n} does not divide d_model={ctx.d_model}; use {_either(sorted(near[:4]))} heads, or set head_dim"
+                f"n_heads={n} does not divide d_model={ctx.d_model}; use {_either(sorted(near[:4]))} heads, "
+                f"or set head_dim"
             )
         return n, g, self.head_dim or ctx.d_model // n
 
@@ -184,12 +185,14 @@ class AttentionConfig(MixerConfig, kind="attention"):
     def num_params(self, ctx: BuildContext) -> int:
         n, g, h = self._shape(ctx)
         out_bias = self.bias if self.out_bias is None else self.out_bias
-        projections = linear_params(ctx.d_model, (n + 2 * g) * h, self.bias) + linear_params(n * h, ctx.d_model, out_bias)
+        projections = linear_params(ctx.d_model, (n + 2 * g) * h, self.bias) + linear_params(
+            n * h, ctx.d_model, out_bias
+        )
         return projections + (self.qk_norm.num_params(n, g, h) if self.qk_norm else 0)
 
     def flops(self, ctx: BuildContext, t: float) -> float:
         n, g, h = self._shape(ctx)
-        return 2 * ctx.d_model * (2 * n + 2 * g) * h + 4 * n * h * t
+        return 2.0 * ctx.d_model * (2 * n + 2 * g) * h + 4 * n * h * t
 
     def state_bytes(self, ctx: BuildContext, t: int, bytes_per_value: int = 2) -> int:
         _, g, h = self._shape(ctx)

@@ -26,7 +26,7 @@ class LayerNorm(Norm):
 
     def forward(self, x: Float[Tensor, "... d"]) -> Float[Tensor, "... d"]:
         if compiling_regions():
-            return _LayerNorm.apply(x, self.weight, self.bias, self.eps, self.out_dtype(x))  # type: ignore[no-any-return]
+            return _LayerNorm.apply(x, self.weight, self.bias, self.eps, self.out_dtype(x))
         return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps).to(self.out_dtype(x))
 
     @torch.no_grad()
@@ -37,7 +37,9 @@ class LayerNorm(Norm):
 
 
 @region
-def _forward(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+def _forward(
+    x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor]:
     x = wide(x)
     mean = x.mean(-1, keepdim=True)
     rate = torch.rsqrt((x - mean).square().mean(-1, keepdim=True) + eps)
@@ -73,7 +75,13 @@ class _LayerNorm(torch.autograd.Function):
         x, weight, mean, rate = ctx.saved_tensors
         grad_weight, grad_bias = _grad_weight(grads[0], x, mean, rate)
         grad_x = _grad_x(grads[0], x, weight, mean, rate)
-        return grad_x, grad_weight.to(weight.dtype), grad_bias.to(weight.dtype) if ctx.biased else None, None, None
+        return (
+            grad_x,
+            grad_weight.to(weight.dtype),
+            grad_bias.to(weight.dtype) if ctx.biased else None,
+            None,
+            None,
+        )
 
 
 class LayerNormConfig(NormConfig, kind="layernorm"):

@@ -42,7 +42,7 @@ def naive_rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype | None = None) -> Tensor:
     """Equals `naive_rms_norm`, in `dtype`; keeps x and one number per token for the backward pass."""
-    return _RMSNorm.apply(x, weight, eps, dtype or x.dtype)  # type: ignore[no-any-return]
+    return _RMSNorm.apply(x, weight, eps, dtype or x.dtype)
 
 
 @region
@@ -73,7 +73,12 @@ class _RMSNorm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, rate = ctx.saved_tensors
-        return _grad_x(grads[0], x, weight, rate), _grad_weight(grads[0], x, rate).to(weight.dtype), None, None
+        return (
+            _grad_x(grads[0], x, weight, rate),
+            _grad_weight(grads[0], x, rate).to(weight.dtype),
+            None,
+            None,
+        )
 
 
 class RMSNormConfig(NormConfig, kind="rmsnorm"):

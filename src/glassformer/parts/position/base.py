@@ -19,7 +19,12 @@ class Positions:
     """
 
     def __init__(
-        self, start: int, end: int, device: Any = None, ids: Tensor | None = None, documents: Tensor | None = None
+        self,
+        start: int,
+        end: int,
+        device: Any = None,
+        ids: Tensor | None = None,
+        documents: Tensor | None = None,
     ):
         self.start, self.end = start, end
         self.ids = torch.arange(start, end, device=device) if ids is None else ids

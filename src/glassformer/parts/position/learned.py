@@ -16,7 +16,7 @@ class Learned(EmbeddingPosition):
 
     def __init__(self, length: int, d_model: int):
         super().__init__()
-        self.limit = length
+        self.limit: int = length
         self.weight = nn.Parameter(torch.empty(length, d_model))
         self.init_weights(Init())
 

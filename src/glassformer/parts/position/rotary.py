@@ -10,9 +10,9 @@ from torch import Tensor
 from glassformer.errors import RequestError
 from glassformer.parts.base import BuildContext
 from glassformer.parts.position.base import AttentionPosition, AttentionPositionConfig, Positions
+from glassformer.parts.position.scaling import RotaryScalingConfig, Scaling
 from glassformer.parts.precision import wide
 from glassformer.parts.region import region
-from glassformer.parts.position.scaling import RotaryScalingConfig, Scaling
 
 Pairing = Literal["half", "interleaved"]
 
@@ -76,7 +76,7 @@ def naive_turn(x: Float[Tensor, "b s n h"], cos: Tensor, sin: Tensor, pair_axis:
 
 def turn(x: Float[Tensor, "b s n h"], cos: Tensor, sin: Tensor, pair_axis: int) -> Float[Tensor, "b s n h"]:
     """Equals `naive_turn`; its result lies in memory head by head, as kernels read it."""
-    return _Turn.apply(x, cos, sin, pair_axis)  # type: ignore[no-any-return]
+    return _Turn.apply(x, cos, sin, pair_axis)
 
 
 @region

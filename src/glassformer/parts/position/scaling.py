@@ -94,7 +94,9 @@ class Yarn(_Bound):
     def __init__(self, config: YarnScalingConfig, context: int):
         super().__init__(config, context)
         given = config.attention_factor
-        self.magnitude = given if given is not None else (0.1 * math.log(config.factor) + 1 if config.factor > 1 else 1.0)
+        self.magnitude = (
+            given if given is not None else (0.1 * math.log(config.factor) + 1 if config.factor > 1 else 1.0)
+        )
 
     def frequencies(self, exponent: Tensor, base: float, dim: int, t: int) -> Tensor:
         plain = base**-exponent

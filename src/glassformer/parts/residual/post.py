@@ -10,8 +10,8 @@ from glassformer.parts.residual.base import Branch, Residual, ResidualConfig
 class Post(Residual):
     """x <- norm(x + mixer(x)); x <- norm(x + ffn(x)). Vaswani et al. 2017; BERT. Wants a warm-up.
 
-        x ─┬──────────(+)─ norm ─┬────────(+)─ norm ─
-           └─ mixer ──┘          └─ ffn ──┘
+    x ─┬──────────(+)─ norm ─┬────────(+)─ norm ─
+       └─ mixer ──┘          └─ ffn ──┘
     """
 
     def __init__(self, mixer_norm: nn.Module, ffn_norm: nn.Module | None = None, dropout: float = 0.0):

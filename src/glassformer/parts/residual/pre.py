@@ -10,8 +10,8 @@ from glassformer.parts.residual.base import Branch, Residual, ResidualConfig
 class Pre(Residual):
     """x <- x + mixer(norm(x)); x <- x + ffn(norm(x)). The stream itself is never normalised. Xiong 2020, 2002.04745.
 
-        x ─┬────────────────(+)─┬──────────────(+)─
-           └─ norm ─ mixer ──┘  └─ norm ─ ffn ──┘
+    x ─┬────────────────(+)─┬──────────────(+)─
+       └─ norm ─ mixer ──┘  └─ norm ─ ffn ──┘
     """
 
     def __init__(self, mixer_norm: nn.Module, ffn_norm: nn.Module | None = None, dropout: float = 0.0):

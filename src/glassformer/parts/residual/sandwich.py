@@ -12,8 +12,8 @@ from glassformer.parts.residual.base import Branch, Residual, ResidualConfig
 class Sandwich(Residual):
     """x <- x + norm(mixer(norm(x))); x <- x + norm(ffn(norm(x))). Ding et al. 2021, 2105.13290; Gemma 2.
 
-        x ─┬───────────────────────(+)─┬─────────────────────(+)─
-           └─ norm ─ mixer ─ norm ──┘  └─ norm ─ ffn ─ norm ──┘
+    x ─┬───────────────────────(+)─┬─────────────────────(+)─
+       └─ norm ─ mixer ─ norm ──┘  └─ norm ─ ffn ─ norm ──┘
     """
 
     def __init__(

@@ -1,0 +1,140 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from glassformer.cli import main
+
+TINY = "llama@1m+layers=1+d_model=32+heads=2"
+PLAN = ["--tokens", "768", "--batch-size", "4", "--context", "32", "--threads", "1"]
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GLASSFORMER_CACHE", str(tmp_path_factory.mktemp("cache")))
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    path = tmp_path / "text.txt"
+    path.write_text("\n".join(f"line {n} of a small text about cats and trees" for n in range(400)))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["inspect", "gtp2"], "no model is named 'gtp2'; did you mean 'gpt2'?"),
+        (["inspect", "gpt2+heads=7"], "n_heads=7 does not divide d_model=768"),
+        (["compare", "gpt2@1m", "llama@1m", "--data", "nowhere.txt", "--tokens", "1k"], "nowhere.txt"),
+        (["compare", "gpt2@1m", "--data", "python-docs"], "give one budget"),
+        (["compare", "--data", "python-docs", "--tokens", "1k"], "MODELS"),
+        (["compare", "gpt2@1m", "--data", "python-docs", "--tokens", "many"], "many"),
+        (
+            ["train", "gpt2@1m", "--data", "python-docs", "--tokens", "1k", "--out", "x", "--lrr", "1"],
+            "--lrr",
+        ),
+        (["generate", "/nowhere/at/all", "--prompt", "x"], "there is no run folder"),
+        (["frobnicate"], "frobnicate"),
+    ],
+)
+def test_a_wrong_request_is_one_sentence_and_status_2(
+    arguments: list[str],
+    says: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(arguments) == 2
+    said = capsys.readouterr().err
+    assert says in said
+    assert len(said.strip().splitlines()) == 1
+    assert "Traceback" not in said
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_traceback_is_shown_when_asked(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", "gtp2", "--traceback"]) == 2
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_train_generate_and_inspect_a_run(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = str(tmp_path / "run")
+    assert main(["train", TINY, "--data", str(source), "--out", run, *PLAN, "--json"]) == 0
+    summary = json.loads(capsys.readouterr().out)
+    assert (summary["status"], summary["steps"], summary["tokens"]) == ("ok", 6, 768)
+    assert main(["generate", run, "--prompt", "line", "--max-new-tokens", "5", "--json"]) == 0
+    made = json.loads(capsys.readouterr().out)
+    assert (made["tokens"], len(made["text"])) == (5, 5)
+    assert main(["inspect", run, "--diff", TINY, "--json"]) == 0
+    difference = json.loads(capsys.readouterr().out)["diff"]
+    assert set(difference) == {"vocab_size", "context"}
+    assert main(["train", TINY, "--data", str(source), "--out", run, *PLAN]) == 2
+    assert "already holds a run" in capsys.readouterr().err
+    assert main(["train", TINY, "--data", str(source), "--out", run, *PLAN, "--resume"]) == 0
+
+
+def test_generate_continues_a_prompt_on_the_terminal(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = str(tmp_path / "run")
+    main(["train", TINY, "--data", str(source), "--out", run, *PLAN, "--json"])
+    capsys.readouterr()
+    assert main(["generate", run, "--prompt", "line", "--max-new-tokens", "3"]) == 0
+    captured = capsys.readouterr()
+    assert captured.out.startswith("line")
+    assert "tokens/s" in captured.err
+    assert main(["generate", run, "--prompt", "日"]) == 2
+    assert main(["generate", run, "--prompt", ""]) == 2
+    assert "empty" in capsys.readouterr().err
+
+
+def test_presets_and_schema_are_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["presets", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["presets"]["gpt2"] == 124_439_808
+    assert main(["schema"]) == 0
+    assert json.loads(capsys.readouterr().out)["$defs"]["RMSNormConfig"]["properties"]["kind"] == {"const": "rmsnorm"}
+
+
+def test_counts_take_suffixes(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan = [*PLAN[2:], "--tokens", "0.768k"]
+    assert main(["train", TINY, "--data", str(source), "--out", str(tmp_path / "run"), *plan, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["tokens"] == 768
+
+
+def test_ctrl_c_saves_and_says_how_to_go_on(source: Path, tmp_path: Path) -> None:
+    """A real process, a real signal."""
+    run = tmp_path / "run"
+    plan = ["--tokens", "5M", *PLAN[2:]]
+    command = [
+        sys.executable,
+        "-m",
+        "glassformer",
+        "train",
+        TINY,
+        "--data",
+        str(source),
+        "--out",
+        str(run),
+        *plan,
+    ]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=dict(os.environ))
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and not ((run / "metrics.jsonl").exists() and process.poll() is None):
+        time.sleep(0.1)
+    time.sleep(3.0)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 1, said
+    assert "go on with" in said
+    assert "--resume" in said
+    assert "Traceback" not in said
+    assert (run / "latest").exists()

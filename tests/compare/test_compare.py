@@ -1,0 +1,231 @@
+from __future__ import annotations
+
+import json
+import math
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import glassformer.compare as package
+from glassformer.compare import compare
+from glassformer.compare.request import arms, fairness, recipes
+from glassformer.compare.statistics import paired_interval, student_t, verdicts
+from glassformer.errors import RequestError, WorkError
+from glassformer.expression import preset
+from glassformer.train.loop import fit
+
+TINY = "+layers=1+d_model=32+heads=2"
+PLAN: dict[str, Any] = {
+    "tokens": 6 * 4 * 32,
+    "batch_size": 4,
+    "context": 32,
+    "threads": 1,
+    "dtype": "float32",
+}
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("data") / "text.txt"
+    path.write_text("\n".join(f"line {n} of a small text about cats and trees" for n in range(400)))
+    return path
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GLASSFORMER_CACHE", str(tmp_path_factory.mktemp("cache")))
+
+
+# Fairness
+
+
+def test_sizes_far_apart_are_refused_with_the_reason() -> None:
+    with pytest.raises(RequestError, match="a difference in loss would be a difference in size"):
+        fairness(arms(["gpt2@1m", "gpt2@3m"]), allow_unmatched=False)
+    assert fairness(arms(["gpt2@1m", "gpt2@3m"]), allow_unmatched=True)
+
+
+def test_fewer_weights_by_nature_are_said_not_refused() -> None:
+    (note,) = fairness(arms(["gpt2@1m", "falcon@1m"]), allow_unmatched=False)
+    assert "falcon@1m" in note
+
+
+def test_every_family_matches_its_size_within_the_bound() -> None:
+    names = [f"{family}@10m" for family in ("gpt2", "llama", "bloom", "falcon", "qwen3", "mistral", "gpt-neox", "mpt")]
+    fairness(arms(names), allow_unmatched=False)
+
+
+def test_an_arm_named_twice_is_refused() -> None:
+    with pytest.raises(RequestError, match="named twice"):
+        arms(["gpt2@1m", "gpt2@1m"])
+
+
+def test_matching_by_flops_gives_each_arm_the_first_ones_flops() -> None:
+    configs = {name: fit(preset(name), 50, 32) for name in ("gpt2@1m", "falcon@1m")}
+    plans = recipes(configs, {**PLAN, "tokens": 100_000}, "flops", 50)
+    spent = [
+        3 * config.flops(32) * (plans[name].steps(config) or 0) * plans[name].tokens_per_step
+        for name, config in configs.items()
+    ]
+    assert spent[0] == pytest.approx(spent[1], rel=0.01)
+    assert plans["falcon@1m"].steps(configs["falcon@1m"]) > plans["gpt2@1m"].steps(configs["gpt2@1m"])  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(
+    ("fields", "match", "says"),
+    [
+        ({}, None, "give one budget"),
+        ({"tokens": 1, "minutes": 1.0}, None, "tokens and minutes given"),
+        ({"tokens": 1}, "minutes", "--match minutes needs --minutes"),
+        ({"minutes": -1.0}, None, "minutes=-1.0"),
+    ],
+)
+def test_a_wrong_budget_is_refused(fields: dict[str, Any], match: Any, says: str) -> None:
+    plan = {name: value for name, value in PLAN.items() if name != "tokens"}
+    with pytest.raises(RequestError, match=says):
+        recipes(arms(["gpt2@1m"]), {**plan, **fields}, match, 50)
+
+
+# Statistics
+
+
+@pytest.mark.parametrize(
+    ("df", "quantile"),
+    [(1, 12.7062), (2, 4.30265), (3, 3.18245), (4, 2.77645), (9, 2.26216), (30, 2.04227), (1000, 1.96234)],
+)
+def test_student_t_agrees_with_the_printed_table(df: int, quantile: float) -> None:
+    """97.5 % quantiles, as in every textbook's table."""
+    assert student_t(0.975, df) == pytest.approx(quantile, rel=1e-4)
+
+
+def test_the_paired_interval_of_a_worked_example() -> None:
+    """Differences 1, 2, 3: mean 2, s = 1, t(2) = 4.30265, half-width 4.30265 / sqrt(3)."""
+    mean, low, high = paired_interval([1.0, 2.0, 3.0])
+    assert (mean, high - mean) == pytest.approx((2.0, 4.30265 / math.sqrt(3)), rel=1e-5)
+    assert mean - low == pytest.approx(high - mean)
+
+
+def run(name: str, seed: int, loss: float, status: str = "ok") -> dict[str, Any]:
+    return {"name": name, "seed": seed, "status": status, "validation": {"loss": loss}}
+
+
+def test_verdicts_name_the_better_arm_and_doubt() -> None:
+    losses = {"a": [2.00, 2.01, 1.99], "b": [2.10, 2.12, 2.09], "c": [1.80, 2.20, 1.90]}
+    runs = [run(name, seed, values[seed]) for seed in range(3) for name, values in losses.items()]
+    found = {(v["a"], v["b"]): v for v in verdicts(runs)}
+    assert found["a", "b"]["verdict"] == "a better"
+    assert found["a", "b"]["low"] > 0
+    assert found["a", "c"]["verdict"] == "no difference shown"
+    assert verdicts([run("a", 0, 1.0), run("b", 0, 2.0)]) == []  # one seed proves nothing
+    assert found["a", "b"]["seeds"] == 3
+    lost = [*runs, run("d", 0, 1.0), run("d", 1, 1.0, "diverged")]
+    assert not any(v["b"] == "d" for v in verdicts(lost))
+
+
+# The whole job
+
+
+class Strict(HTMLParser):
+    """Notes everything a page would fetch."""
+
+    fetched: list[str]
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.fetched += [
+            value for name, value in attrs if name in ("src", "href") and value and value.startswith(("http", "//"))
+        ]
+
+
+def test_a_comparison_from_end_to_end(source: Path, tmp_path: Path) -> None:
+    """Two seeds of two arms; then again, which trains nothing; then one seed more, which trains only that."""
+    names = [f"gpt2@1m{TINY}", f"llama@1m{TINY}+window:8"]
+    events: list[dict[str, Any]] = []
+    results = compare(names, source, seeds=2, out=tmp_path / "out", on_event=events.append, **PLAN)
+    assert [(r["name"], r["seed"], r["status"]) for r in results["runs"]] == [
+        (n, s, "ok") for s in (0, 1) for n in names
+    ]
+    assert json.loads((tmp_path / "out" / "results.json").read_text()) == results
+    for one in results["runs"]:
+        assert one["train"]["steps"] == 6
+        assert one["train"]["tokens"] == PLAN["tokens"]
+        assert one["validation"]["bits_per_byte"] > 0
+        assert one["generation"]["seconds_per_token"] > 0
+        assert one["generation"]["sample"]["text"]
+        assert [row["context"] for row in one["extrapolation"]] == [32, 64, 128, 256]
+        assert one["parameters"] == fit(preset(one["name"]), results["data"]["vocab_size"], 32).num_params()
+    gpt2, llama = results["runs"][:2]
+    assert [row["loss"] is None for row in gpt2["extrapolation"]] == [False, True, True, True]
+    assert gpt2["extrapolation"][1]["reason"].startswith("cannot")
+    assert all(row["loss"] is not None for row in llama["extrapolation"])
+    # fp32 keys and values of 32 values: every token for GPT-2, the last 8 of 32 for the window
+    assert gpt2["generation"]["state_bytes_per_token"] == 2 * 32 * 4
+    assert llama["generation"]["state_bytes_per_token"] == 2 * 32 * 4 * 8 / 32
+    assert len(results["verdicts"]) == 1
+    page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    parser = Strict()
+    parser.fetched = []
+    parser.feed(page)
+    assert parser.fetched == []
+    assert all(name.replace("+", "+") in page for name in names)
+    kinds = [event["event"] for event in events]
+    assert kinds[0] == "begin"
+    assert kinds.count("start") == 4
+
+    events.clear()
+    again = compare(names, source, seeds=2, out=tmp_path / "out", on_event=events.append, **PLAN)
+    assert again["runs"] == results["runs"]
+    assert [event["event"] for event in events].count("kept") == 4
+    with pytest.raises(RequestError, match="another recipe"):
+        compare(names, source, seeds=2, out=tmp_path / "out", **{**PLAN, "learning_rate": 1e-2})
+
+
+def test_an_arm_that_dies_leaves_the_others(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [f"gpt2@1m{TINY}", f"llama@1m{TINY}"]
+    real = package._spawn
+
+    def spawn(place: Path, notify: Any) -> Any:
+        return (None, -9) if "gpt2" in place.name else real(place, notify)
+
+    monkeypatch.setattr(package, "_spawn", spawn)
+    results = compare(names, source, out=tmp_path / "out", **PLAN)
+    assert [one["status"] for one in results["runs"]] == ["failed", "ok"]
+    assert "out of memory" in results["runs"][0]["error"]
+    monkeypatch.setattr(package, "_spawn", real)
+    results = compare(names, source, out=tmp_path / "out", **PLAN)
+    assert [one["status"] for one in results["runs"]] == ["ok", "ok"]
+
+
+def test_a_diverging_arm_is_marked_and_the_comparison_goes_on(source: Path, tmp_path: Path) -> None:
+    plan = {**PLAN, "tokens": 120 * 4 * 32, "learning_rate": 50.0}
+    results = compare([f"gpt2@1m{TINY}", f"llama@1m{TINY}"], source, out=tmp_path / "out", **plan)
+    assert [one["status"] for one in results["runs"]] == ["diverged", "diverged"]
+    assert results["runs"][0]["train"]["curve"]
+    assert (tmp_path / "out" / "report.html").is_file()
+
+
+@pytest.mark.parametrize(
+    ("names", "fields", "says"),
+    [
+        (["gtp2@1m"], {}, "did you mean"),
+        (["gpt2@1m"], {"seeds": 0}, "seeds=0"),
+        (["gpt2@1m"], {"batch_size": 0}, "batch_size=0"),
+        (["gpt2@1m"], {"context": 100_000}, "context=100000"),
+        (["gpt2@1m"], {"dtype": "int3"}, "dtype"),
+        (["gpt2@1m"], {"bach_size": 3}, "did you mean 'batch_size'"),
+    ],
+)
+def test_wrong_requests_are_refused_before_anything_is_trained(
+    source: Path, tmp_path: Path, names: list[str], fields: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(RequestError) as refused:
+        compare(names, source, out=tmp_path / "out", **{**PLAN, **fields})
+    assert says in str(refused.value)
+    assert not (tmp_path / "out" / "runs").exists()
+
+
+def test_an_out_that_is_a_file_is_refused(source: Path, tmp_path: Path) -> None:
+    (tmp_path / "out").write_text("")
+    with pytest.raises((RequestError, WorkError), match="is a file"):
+        compare(["gpt2@1m"], source, out=tmp_path / "out", **PLAN)

@@ -1,0 +1,39 @@
+"""The names that other programs call (DESIGN.md section 7) work in whatever order things are imported."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+
+import pytest
+
+import glassformer as gf
+
+CHECK = """
+import inspect
+{first}
+import glassformer as gf
+for name in ("preset", "presets", "generate", "stream", "capture", "load", "train", "compare"):
+    assert callable(getattr(gf, name)), name
+assert "gpt2" in gf.presets()
+assert "recipe" in inspect.signature(gf.train).parameters
+import glassformer.train.loop, glassformer.compare.arm
+assert glassformer.train.loop.train and glassformer.compare.arm.measure
+"""
+
+
+@pytest.mark.parametrize("first", ["", "from glassformer.train import Recipe", "import glassformer.compare"])
+def test_functions_are_not_hidden_by_the_folders_they_live_in(first: str) -> None:
+    subprocess.run([sys.executable, "-c", CHECK.format(first=first)], check=True)
+
+
+def test_unknown_names_are_attribute_errors() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'tarin'"):
+        _ = gf.tarin
+
+
+def test_every_listed_name_is_there() -> None:
+    for name in gf.__all__:
+        assert getattr(gf, name) is not None
+    assert inspect.signature(gf.compare).parameters["seeds"].default == 1

@@ -1,0 +1,231 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import glassformer as gf
+from glassformer.errors import RequestError, WorkError
+from glassformer.expression import preset
+from glassformer.text import TextData
+from glassformer.train import Interrupted, Recipe, Report, checkpoint, train
+from glassformer.train.loop import _Loop, fit, make_optimizer, read_metrics, settings
+
+SMALL = "+layers=2+d_model=32+heads=2"
+BATCH, CONTEXT = 4, 32
+TEN = {
+    "tokens": 10 * BATCH * CONTEXT,
+    "batch_size": BATCH,
+    "context": CONTEXT,
+    "compile": False,
+    "threads": 1,
+}
+
+
+def model(name: str = "llama@1m") -> gf.ModelConfig:
+    return preset(name + SMALL)
+
+
+def interrupt_at(step: int) -> Any:
+    def callback(report: Report) -> None:
+        if report.step == step and report.validation is None:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    return callback
+
+
+@pytest.mark.parametrize(
+    ("name", "extra"),
+    [
+        ("llama@1m", {}),
+        ("gpt2@1m+dropout:0.1", {"micro_batch": 2}),
+        ("bloom@1m", {"schedule": "wsd", "dtype": "bfloat16"}),
+    ],
+)
+def test_resuming_is_bit_for_bit(text: TextData, tmp_path: Path, name: str, extra: dict[str, Any]) -> None:
+    """10 steps == 5 + resume + 5, in weights, moments and losses, dropout and accumulation included."""
+    recipe = {**TEN, **extra}
+    straight = train(model(name), text, recipe, tmp_path / "straight")
+    with pytest.raises(Interrupted, match="--resume"):
+        train(model(name), text, recipe, tmp_path / "broken", callback=interrupt_at(5))
+    assert checkpoint.read_state(checkpoint.latest(tmp_path / "broken"))["step"] == 5  # type: ignore[arg-type]
+    resumed = train(model(name), text, recipe, tmp_path / "broken", resume=True)
+    assert resumed.steps == straight.steps == 10
+    folders = [checkpoint.latest(tmp_path / run) for run in ("straight", "broken")]
+    for file in ("model.safetensors", "optimizer.safetensors"):
+        one, other = ((folder / file).read_bytes() for folder in folders if folder)
+        assert one == other, file
+    losses = [
+        [row["loss"] for row in read_metrics(tmp_path / run / "metrics.jsonl") if "loss" in row]
+        for run in ("straight", "broken")
+    ]
+    assert losses[0] == losses[1]
+    assert len(losses[0]) == 10
+    assert straight.validation == resumed.validation
+
+
+def test_training_lowers_the_loss_and_the_run_loads(text: TextData, tmp_path: Path) -> None:
+    run = train(model(), text, {**TEN, "tokens": 60 * BATCH * CONTEXT, "learning_rate": 3e-3}, tmp_path / "run")
+    losses = [row["loss"] for row in run.metrics if "loss" in row]
+    assert sum(losses[-5:]) / 5 < sum(losses[:5]) / 5 - 0.5
+    assert run.validation is not None
+    assert run.validation["perplexity"] == pytest.approx(torch.tensor(run.validation["loss"]).exp().item(), rel=1e-5)
+    loaded = gf.load(tmp_path / "run")
+    assert loaded.config == run.config
+    tokens = torch.arange(20)[None] % run.config.vocab_size
+    assert torch.equal(loaded.model(tokens), run.model.eval()(tokens))
+    assert preset(str(tmp_path / "run")) == run.config
+    left = {path.name for path in (tmp_path / "run").iterdir()}
+    assert {"config.yaml", "recipe.yaml", "metrics.jsonl", "checkpoints", "latest"} <= left
+
+
+def test_bits_per_byte_of_characters_is_loss_over_ln_2(text: TextData) -> None:
+    """Every character of the text is one byte."""
+    run = train(model(), text, TEN)
+    assert run.validation is not None
+    assert run.validation["bits_per_byte"] == pytest.approx(
+        run.validation["loss"] / torch.tensor(2.0).log().item(), rel=1e-6
+    )
+
+
+def test_accumulation_equals_the_whole_batch(text: TextData) -> None:
+    whole = train(model(), text, {**TEN, "dtype": "float32"})
+    parts = train(model(), text, {**TEN, "dtype": "float32", "micro_batch": 1})
+    for (name, one), other in zip(whole.model.named_parameters(), parts.model.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=2e-4, msg=name)
+
+
+def test_decay_is_on_matrices_alone() -> None:
+    built = model("gpt2@1m").build()
+    optimizer = make_optimizer(built, Recipe(tokens=1, weight_decay=0.1), 1e-3)
+    of = {id(p): group["weight_decay"] for group in optimizer.param_groups for p in group["params"]}
+    decays = {name: of[id(parameter)] for name, parameter in built.named_parameters()}
+    assert len(of) == len(decays)
+    for name, decay in decays.items():
+        matrix = name.endswith("weight") and "norm" not in name and "embedding" not in name
+        assert decay == (0.1 if matrix else 0.0), name
+
+
+def test_a_diverging_run_stops_and_says_what_was_seen(text: TextData, tmp_path: Path) -> None:
+    run = train(
+        model(),
+        text,
+        {**TEN, "tokens": 400 * BATCH * CONTEXT, "learning_rate": 30.0, "clip": None},
+        tmp_path / "run",
+    )
+    assert run.status == "diverged"
+    assert run.error is not None
+    assert "step" in run.error
+    assert run.steps < 400
+    assert run.metrics
+
+
+def test_a_nan_stops_before_it_reaches_the_weights(text: TextData, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = _Loop._backward
+
+    def poisoned(self: _Loop, inputs: torch.Tensor, targets: torch.Tensor) -> float:
+        return float("nan") if self.step == 4 else real(self, inputs, targets)
+
+    monkeypatch.setattr(_Loop, "_backward", poisoned)
+    run = train(model(), text, TEN)
+    assert (run.status, run.steps) == ("diverged", 4)
+    assert run.error is not None
+    assert "nan" in run.error
+    assert all(parameter.isfinite().all() for parameter in run.model.parameters())
+
+
+def test_minutes_bound_a_run_by_the_clock(text: TextData) -> None:
+    run = train(model(), text, {**TEN, "tokens": None, "minutes": 0.02})
+    assert 1.2 <= run.seconds < 3.0
+    rates = [row["learning_rate"] for row in run.metrics if "loss" in row]
+    assert rates[-1] < 0.3 * max(rates)  # the schedule came down with the clock
+
+
+def test_flops_buy_tokens() -> None:
+    config = fit(model(), 50, CONTEXT)
+    work = 3 * config.flops(CONTEXT) * 7 * BATCH * CONTEXT
+    assert Recipe(flops=work, batch_size=BATCH, context=CONTEXT).steps(config) == 7
+
+
+def test_short_runs_are_not_compiled() -> None:
+    assert not settings(fit(model(), 50, CONTEXT), Recipe.of(tokens=1000)).compile
+
+
+@pytest.mark.parametrize(
+    ("recipe", "says"),
+    [
+        ({}, "give one of tokens, flops and minutes"),
+        ({"tokens": 1, "minutes": 1}, "tokens and minutes"),
+        ({"tokens": 0}, "tokens=0"),
+        ({"tokens": 1, "micro_batch": 3}, "micro_batch=3 does not divide batch_size=16"),
+        ({"tokens": 1, "learning_rat": 1}, "did you mean 'learning_rate'"),
+        ({"tokens": 1, "schedule": "cosin"}, "cosine"),
+        ({"tokens": 1, "learning_rate": float("nan")}, "learning_rate"),
+        ({"tokens": 1, "device": "tpu"}, "device='tpu'"),
+    ],
+)
+def test_a_wrong_recipe_is_refused_in_one_sentence(text: TextData, recipe: dict[str, Any], says: str) -> None:
+    with pytest.raises(RequestError) as refused:
+        train(model(), text, recipe)
+    assert says in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_context_longer_than_the_text_is_refused(text: TextData) -> None:
+    with pytest.raises(RequestError, match="context=100000"):
+        train(model(), text, {**TEN, "context": 100000})
+
+
+def test_folders_are_not_mixed(text: TextData, tmp_path: Path) -> None:
+    train(model(), text, TEN, tmp_path / "run")
+    with pytest.raises(RequestError, match="already holds a run"):
+        train(model(), text, TEN, tmp_path / "run")
+    with pytest.raises(RequestError, match="holds another model"):
+        train(model("gpt2@1m"), text, TEN, tmp_path / "run", resume=True)
+    with pytest.raises(RequestError, match="begun with seed=0"):
+        train(model(), text, {**TEN, "seed": 1}, tmp_path / "run", resume=True)
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(RequestError, match="is a file"):
+        train(model(), text, TEN, tmp_path / "file")
+
+
+def test_a_second_writer_is_refused(text: TextData, tmp_path: Path) -> None:
+    fcntl = pytest.importorskip("fcntl")
+    (tmp_path / "run").mkdir()
+    with (tmp_path / "run" / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(RequestError, match="another process"):
+            train(model(), text, TEN, tmp_path / "run")
+
+
+def test_a_full_disk_is_one_sentence_and_leaves_the_last_checkpoint(
+    text: TextData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(Interrupted):
+        train(model(), text, TEN, tmp_path / "run", callback=interrupt_at(5))
+
+    real = checkpoint.save_file
+
+    def full(*args: object, **kwargs: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoint, "save_file", full)
+    with pytest.raises(WorkError, match="the disk is full"):
+        train(model(), text, TEN, tmp_path / "run", resume=True)
+    monkeypatch.setattr(checkpoint, "save_file", real)
+    assert train(model(), text, TEN, tmp_path / "run", resume=True).steps == 10
+
+
+def test_metrics_cut_by_a_crash_are_mended(text: TextData, tmp_path: Path) -> None:
+    with pytest.raises(Interrupted):
+        train(model(), text, TEN, tmp_path / "run", callback=interrupt_at(5))
+    with (tmp_path / "run" / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"step": 6, "loss": 1.0}) + '\n{"step": 7, "lo')
+    train(model(), text, TEN, tmp_path / "run", resume=True)
+    steps = [row["step"] for row in read_metrics(tmp_path / "run" / "metrics.jsonl") if "loss" in row]
+    assert steps == list(range(1, 11))
