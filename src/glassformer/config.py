@@ -213,12 +213,11 @@ class ModelConfig(Value):
         def add_choices(axis_class: str) -> list[str]:
             base = next(known for known in _descendants(PartConfig) if known.__name__ == axis_class)
             names = []
-            for kind, choice in sorted(base.choices().items()):
+            for _, choice in sorted(base.choices().items()):
                 names.append(choice.__name__)
                 if choice.__name__ not in definitions:
                     definitions[choice.__name__] = {}  # a choice may contain its own axis
                     body = inline(choice.model_json_schema())
-                    body["properties"] = {"kind": {"const": kind}, **body.get("properties", {})}
                     body["required"] = ["kind", *body.get("required", [])]
                     definitions[choice.__name__] = body
             return names
@@ -273,11 +272,13 @@ def read_tree(path: str | Path) -> Any:
             raise RequestError(f"{path} has {path.stat().st_size:,} bytes; a config has at most {MAX_FILE_BYTES:,}")
         text = path.read_text(encoding="utf-8")
         return json.loads(text) if path.suffix == ".json" else yaml.load(text, _NoAliases)
+    except RequestError:
+        raise
     except FileNotFoundError:
         raise RequestError(f"there is no file {path}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise RequestError(f"{path} cannot be read: {error}") from None
-    except (ValueError, yaml.YAMLError, RecursionError) as error:
+    except (ValueError, yaml.YAMLError, RecursionError, LookupError, AttributeError, TypeError) as error:
         reason = " ".join(str(error).split())[:200]
         raise RequestError(f"{path} is not a valid {path.suffix.lstrip('.') or 'yaml'} file: {reason}") from None
 

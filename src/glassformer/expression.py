@@ -15,7 +15,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from glassformer.config import BlockConfig, ModelConfig, Stage
+from pydantic import ValidationError
+
+from glassformer.config import BlockConfig, ModelConfig, Stage, explain
 from glassformer.errors import RequestError, did_you_mean
 from glassformer.parts.ffn import GluConfig, MlpConfig
 from glassformer.parts.mixer import AttentionConfig, QKNormConfig
@@ -54,6 +56,8 @@ SIZES: dict[str, tuple[int, int, int]] = {
     "70b": (80, 8192, 64),
 }
 
+LONGEST = 4096
+
 Change = Callable[[ModelConfig], ModelConfig]
 
 
@@ -66,7 +70,10 @@ def preset(expression: str) -> ModelConfig:
     if size:
         config = resize(config, size)
     for change in changes:
-        config = _change(change)(config)
+        try:
+            config = _change(change)(config)
+        except ValidationError as error:
+            raise RequestError(f"+{change}: {explain(error)}") from None
     config.check()
     return config
 
@@ -76,36 +83,38 @@ def parse(expression: str) -> tuple[str, str | None, list[str]]:
     expression = expression.strip()
     if not expression:
         raise RequestError("an expression is empty; name a model such as llama@10m")
-    name, rest = _longest_path(expression)
-    if name is None:
-        name, *changes = re.split(r"\+(?=[A-Za-z_])", expression)
-    else:
-        changes = re.split(r"\+(?=[A-Za-z_])", rest)[1:] if rest.startswith("+") else []
-        if rest.startswith("@"):
-            at, *changes = re.split(r"\+(?=[A-Za-z_])", rest)
-            return name, at[1:], changes
-    if "+" in name and name.endswith("+"):
-        raise RequestError(f"{expression!r} ends with a plus; a change follows it, such as +rope")
-    base, at, size = name.partition("@")
+    if len(expression) > LONGEST:
+        raise RequestError(f"an expression has at most {LONGEST} characters, and this one has {len(expression):,}")
+    path = _leading_path(expression)
+    first, *changes = re.split(r"\+(?=[A-Za-z_])", expression[len(path) :])
+    name, at, size = first.partition("@")
     if at and not size:
         raise RequestError(f"{expression!r} has an @ without a size; use one of {', '.join(SIZES)}")
-    return base, size or None, changes
+    if first.endswith("+"):
+        raise RequestError(f"{expression!r} ends with a plus; a change follows it, such as +rope")
+    return path + name, size or None, changes
 
 
-def _longest_path(expression: str) -> tuple[str | None, str]:
-    """A leading existing path and what follows it."""
-    cuts = [len(expression), *(match.start() for match in reversed(list(re.finditer(r"[+@]", expression))))]
-    for cut in cuts:
-        head = expression[:cut]
-        if head and head not in PRESETS and head not in FAMILIES and _looks_like_path(head) and Path(head).exists():
-            return head, expression[cut:]
-    return None, expression
+def _leading_path(expression: str) -> str:
+    """The longest leading piece that names a file or folder and no preset, or nothing."""
+    cuts = [len(expression), *(match.start() for match in re.finditer(r"[+@]", expression))]
+    for cut in sorted(cuts, reverse=True):
+        piece = expression[:cut]
+        if piece and piece not in PRESETS and piece not in FAMILIES and _exists(piece) and _looks_like_path(piece):
+            return piece
+    return ""
+
+
+def _exists(name: str) -> bool:
+    try:
+        return Path(name).exists()
+    except (OSError, ValueError):  # too long, or no name at all
+        return False
 
 
 def _looks_like_path(name: str) -> bool:
-    return (
-        "/" in name or "\\" in name or Path(name).suffix in {".yaml", ".yml", ".json", ".gguf"} or Path(name).is_dir()
-    )
+    suffixes = {".yaml", ".yml", ".json", ".gguf"}
+    return "/" in name or "\\" in name or Path(name).suffix in suffixes or (_exists(name) and Path(name).is_dir())
 
 
 def _named(name: str) -> ModelConfig:
@@ -116,12 +125,12 @@ def _named(name: str) -> ModelConfig:
             f"{name!r}: reading published checkpoints is not built yet; name a preset, a config file or a run"
         )
     path = Path(name)
-    if path.is_dir():
+    if _exists(name) and path.is_dir():
         for inside in ("config.yaml", "config.json"):
             if (path / inside).is_file():
                 return ModelConfig.from_file(path / inside)
         raise RequestError(f"the folder {name} holds no config.yaml; name a run folder or a config file")
-    if path.is_file():
+    if _exists(name) and path.is_file():
         return ModelConfig.from_file(path)
     if _looks_like_path(name):
         raise RequestError(f"there is no file {name}")
@@ -195,9 +204,10 @@ def _residual(config: ModelConfig, choice: type[ResidualConfig], **fields: Any) 
     return config.vary(final_norm=None if choice is PostConfig else config.final_norm or norm)
 
 
-def _ffn(config: ModelConfig, gated: bool, activation: str, value: str | None) -> ModelConfig:
+def _ffn(config: ModelConfig, name: str, value: str | None) -> ModelConfig:
     """Keeps the number of weights: three matrices of 2/3 the width for two, and back."""
-    size = None if value is None else _whole(activation, value)
+    gated, activation = _FFN[name]
+    size = None if value is None else _whole(name, value)
 
     def swap(block: BlockConfig) -> BlockConfig:
         old = block.ffn
@@ -305,10 +315,7 @@ _FFN = {
 
 OPTIONAL: dict[str, Callable[[ModelConfig, str | None], ModelConfig]] = {
     "qknorm": _qk_norm,
-    **{
-        name: (lambda c, v, gated=gated, activation=activation: _ffn(c, gated, activation, v))  # type: ignore[misc]
-        for name, (gated, activation) in _FFN.items()
-    },
+    **{name: (lambda c, v, name=name: _ffn(c, name, v)) for name in _FFN},  # type: ignore[misc]
 }
 """Changes that may have a value: swiglu, swiglu:1024, qknorm:full."""
 

@@ -68,6 +68,8 @@ class ModelState:
             if layer is not None:
                 layer.truncate(length)
         self.length = length
+        if length == 0:
+            self.documents = self.offset = None
 
     def record_documents(self, documents: Tensor) -> Tensor:
         """Stores the ids (b, s) of the tokens about to be read; returns those of all tokens so far (b, t)."""

@@ -25,7 +25,7 @@ from glassformer.report import write_report
 from glassformer.text import Progress, TextData, prepare
 from glassformer.train import Interrupted, Recipe
 from glassformer.train.checkpoint import disk_errors, replace_text
-from glassformer.train.loop import fit
+from glassformer.train.loop import fit, settings
 
 __all__ = ["compare"]
 
@@ -62,7 +62,7 @@ def compare(
     configs = arms(expressions)
     notes = fairness(configs, allow_unmatched)
     fields = {**_recipe_defaults(), **recipe, "tokens": tokens, "minutes": minutes, "flops": flops}
-    how = machine.settings(fields["device"], fields["dtype"], fields["threads"], fields["compile"])
+    machine.settings(fields["device"], fields["dtype"], fields["threads"], fields["compile"])  # refuses early
     recipes(configs, fields, match, vocab_size=256)  # refuses a wrong recipe before the text is read
     _not_a_file(Path(out))
     text = data if isinstance(data, TextData) else prepare(data, tokenizer, fields["context"], progress=on_progress)
@@ -70,6 +70,8 @@ def compare(
     for config in configs.values():
         config.check()
     plans = recipes(configs, fields, match, text.tokenizer.vocab_size)
+    first = next(iter(configs))
+    how = settings(configs[first], plans[first])
     folder = _folder(Path(out))
     budget = {
         "match": match or next(name for name in ("tokens", "flops", "minutes") if fields[name] is not None),

@@ -71,7 +71,8 @@ def choose(
     """The most likely token at temperature 0, else one drawn from softmax(logits / temperature)."""
     if temperature == 0.0:
         return logits.argmax(-1)
-    logits = logits.float() / temperature
+    logits = logits.double()
+    logits = (logits - logits.max(-1, keepdim=True).values) / temperature  # the largest is 0 however small the divisor
     if top_k is not None and top_k < logits.shape[-1]:
         least = logits.topk(top_k).values[:, -1:]
         logits = logits.masked_fill(logits < least, float("-inf"))
@@ -79,16 +80,20 @@ def choose(
 
 
 def check(model: Model, tokens: Tensor, max_new_tokens: int, temperature: float, top_k: int | None) -> None:
-    if tokens.dim() != 2 or tokens.shape[1] == 0:
-        raise RequestError(f"tokens must be (batch, at least one token), and are {tuple(tokens.shape)}")
+    if tokens.dim() != 2 or tokens.numel() == 0:
+        raise RequestError(
+            f"tokens must be (batch, length) with at least one token in each row, and are {tuple(tokens.shape)}"
+        )
     if max_new_tokens < 1:
         raise RequestError(f"max_new_tokens={max_new_tokens} must be at least 1")
     if not 0 <= temperature < float("inf"):
         raise RequestError(f"temperature={temperature} must be 0 or above")
     if top_k is not None and top_k < 1:
         raise RequestError(f"top_k={top_k} must be at least 1")
-    if int(tokens.max()) >= model.embedding.weight.shape[0] or int(tokens.min()) < 0:
-        raise RequestError(f"token {int(tokens.max())} is outside the vocabulary of {model.embedding.weight.shape[0]}")
+    vocab_size = model.embedding.weight.shape[0]
+    for token in (int(tokens.max()), int(tokens.min())):
+        if not 0 <= token < vocab_size:
+            raise RequestError(f"token {token} is outside the vocabulary of {vocab_size}")
 
 
 make_callable(__name__)

@@ -102,7 +102,9 @@ class PartConfig(Value):
     @classmethod
     def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
         if cls.kind:
-            return handler(schema)
+            body = handler.resolve_ref_schema(written := handler(schema))
+            body["properties"] = {"kind": {"const": cls.kind}, **body.get("properties", {})}
+            return written
         return {"x-axis": cls.__name__}  # config.py replaces this by the choices known at that moment
 
     @classmethod

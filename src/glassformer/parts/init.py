@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from glassformer.parts.base import BuildContext, PartConfig
@@ -59,7 +60,7 @@ class Gpt2InitConfig(InitConfig, kind="gpt2"):
     """N(0, std^2); branches that write to the stream are divided by sqrt(2 L), one for each of the 2 L additions,
     so that the stream's variance does not grow with depth. Radford et al. 2019, section 2.3."""
 
-    std: float = 0.02
+    std: float = Field(0.02, gt=0)
     depth_scaled: bool = True
 
     def rule(self, ctx: BuildContext, generator: torch.Generator | None = None) -> Init:
@@ -75,7 +76,7 @@ class XavierInitConfig(InitConfig, kind="xavier"):
     `uniform` draws from U(-a, a), a = gain sqrt(6 / (fan_in + fan_out)), which has the same variance.
     """
 
-    gain: float = 1.0
+    gain: float = Field(1.0, gt=0)
     uniform: bool = True
 
     def rule(self, ctx: BuildContext, generator: torch.Generator | None = None) -> Init:

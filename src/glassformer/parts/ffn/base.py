@@ -63,7 +63,7 @@ ACTIVATIONS: dict[str, Activation] = {
 
 
 class FFNConfig(PartConfig, axis="ffn"):
-    hidden: int | None = Field(None, gt=0)
+    hidden: int | None = Field(None, gt=0, le=1 << 24)
     """Width f of the hidden layer; None takes the width that keeps 8 d^2 weights."""
 
     def width(self, ctx: BuildContext) -> int:

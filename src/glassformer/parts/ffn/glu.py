@@ -74,7 +74,7 @@ FUSED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"silu": _SwiGlu.apply}
 class GluConfig(FFNConfig, kind="glu"):
     activation: Literal["sigmoid", "relu", "gelu", "gelu_tanh", "silu"] = "silu"
     bias: bool = False
-    multiple_of: int = Field(8, gt=0)
+    multiple_of: int = Field(8, gt=0, le=1 << 20)
     """When `hidden` is not given: 8/3 d rounded up to a multiple of this."""
 
     def width(self, ctx: BuildContext) -> int:

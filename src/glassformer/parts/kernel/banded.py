@@ -50,7 +50,8 @@ class Banded(Kernel):
         once: Once = anew,
     ) -> Tensor:
         scale = scale or q.shape[-1] ** -0.5
-        if index is not None or dropout or (bias is not None and not bias.additive):
+        additive = bias is None or bias.additive
+        if index is not None or dropout or not additive or not visibility.sees_itself:
             return self._general(q, k, v, visibility, bias, scale, dropout, index)
         key = ("tiles", self.block, visibility.key, bias and bias.key, q.shape[1], k.shape[1], q.dtype)
         tiles = once(key, lambda: self.tiles(q, k, visibility, bias))
@@ -73,7 +74,8 @@ class Banded(Kernel):
         made = []
         for begin, end, first, last in self.spans(visibility, s, t):
             # Keys before the block are all visible to it when nothing but order decides.
-            plain = visibility.only_order and bias is None
+            near = visibility.reach is None or visibility.reach >= t
+            plain = visibility.only_order and near and bias is None
             since = (t - s + begin if visibility.causal else last) if plain else first
             if since >= last:
                 made.append(Tile(begin, end, first, last, last, None))

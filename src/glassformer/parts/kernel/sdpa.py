@@ -14,7 +14,7 @@ from glassformer.parts.kernel.base import (
     anew,
     refuse,
 )
-from glassformer.parts.visibility import SameDocument, Visibility
+from glassformer.parts.visibility import Visibility
 
 
 class Sdpa(Kernel):
@@ -40,9 +40,8 @@ class Sdpa(Kernel):
         once: Once = anew,
     ) -> Tensor:
         s, t = q.shape[1], k.shape[1]
-        whole = isinstance(visibility, SameDocument) or bias is not None or index is not None
-        reach = visibility.reach if visibility.reach is not None else t
-        plain = not whole and reach >= t
+        near = visibility.reach is None or visibility.reach >= t
+        plain = visibility.only_order and near and bias is None and index is None
         # Causal with one query, or no order at all: everything is visible. Causal from the start: the kernel knows.
         see_all = plain and (not visibility.causal or s == 1)
         see_past = plain and visibility.causal and s == t and not see_all

@@ -68,9 +68,7 @@ class Attention(Mixer):
         kernel: Kernel | None = None,
     ):
         super().__init__()
-        self.n_heads = n_heads
-        self.n_kv_heads = n_kv_heads or n_heads
-        self.head_dim = head_dim or d_model // n_heads
+        self.n_heads, self.n_kv_heads, self.head_dim = head_shape(d_model, n_heads, n_kv_heads, head_dim)
         self.scale = scale or self.head_dim**-0.5
         self.softcap = softcap
         self.dropout = dropout
@@ -140,10 +138,10 @@ class QKNormConfig(Value):
 
 
 class AttentionConfig(MixerConfig, kind="attention"):
-    n_heads: int = Field(gt=0)
-    n_kv_heads: int | None = Field(None, gt=0)
+    n_heads: int = Field(gt=0, le=1 << 16)
+    n_kv_heads: int | None = Field(None, gt=0, le=1 << 16)
     """None: as many as n_heads."""
-    head_dim: int | None = Field(None, gt=0)
+    head_dim: int | None = Field(None, gt=0, le=1 << 20)
     """None: d_model / n_heads."""
     bias: bool = False
     out_bias: bool | None = None
@@ -158,18 +156,7 @@ class AttentionConfig(MixerConfig, kind="attention"):
     kernel: KernelConfig = AutoConfig()
 
     def _shape(self, ctx: BuildContext) -> tuple[int, int, int]:
-        """n, g, h, or why they do not go together."""
-        n, g = self.n_heads, self.n_kv_heads or self.n_heads
-        if n % g:
-            good = _either([i for i in range(1, n + 1) if n % i == 0])
-            raise RequestError(f"n_kv_heads={g} does not divide n_heads={n}; use {good}")
-        if self.head_dim is None and ctx.d_model % n:
-            near = sorted((i for i in range(1, ctx.d_model + 1) if ctx.d_model % i == 0), key=lambda i: abs(i - n))
-            raise RequestError(
-                f"n_heads={n} does not divide d_model={ctx.d_model}; use {_either(sorted(near[:4]))} heads, "
-                f"or set head_dim"
-            )
-        return n, g, self.head_dim or ctx.d_model // n
+        return head_shape(ctx.d_model, self.n_heads, self.n_kv_heads, self.head_dim)
 
     def build(self, ctx: BuildContext) -> Attention:
         n, g, h = self._shape(ctx)
@@ -198,6 +185,23 @@ class AttentionConfig(MixerConfig, kind="attention"):
         _, g, h = self._shape(ctx)
         reach = self.visibility.build(ctx).reach
         return 2 * g * h * min(t, reach or t) * bytes_per_value
+
+
+def head_shape(d_model: int, n: int, g: int | None, h: int | None) -> tuple[int, int, int]:
+    """n, g, h with what was left out filled in. Raises RequestError that says which numbers would go together."""
+    g = g or n
+    if n % g:
+        raise RequestError(f"n_kv_heads={g} does not divide n_heads={n}; use {_either(_divisors(n))}")
+    if h is None and d_model % n:
+        near = sorted(_divisors(d_model), key=lambda i: abs(i - n))[:4]
+        raise RequestError(
+            f"n_heads={n} does not divide d_model={d_model}; use {_either(sorted(near))} heads, or set head_dim"
+        )
+    return n, g, h or d_model // n
+
+
+def _divisors(number: int) -> list[int]:
+    return [i for i in range(1, number + 1) if number % i == 0]
 
 
 def _either(options: list[int]) -> str:

@@ -57,7 +57,8 @@ def _grad_x(grad: Tensor, x: Tensor, weight: Tensor, mean: Tensor, rate: Tensor)
 @region
 def _grad_weight(grad: Tensor, x: Tensor, mean: Tensor, rate: Tensor) -> tuple[Tensor, Tensor]:
     grad = wide(grad)
-    return (grad * (wide(x) - mean) * rate).flatten(0, -2).sum(0), grad.flatten(0, -2).sum(0)
+    width = x.shape[-1]
+    return (grad * (wide(x) - mean) * rate).reshape(-1, width).sum(0), grad.reshape(-1, width).sum(0)
 
 
 class _LayerNorm(torch.autograd.Function):

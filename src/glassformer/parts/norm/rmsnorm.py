@@ -60,7 +60,7 @@ def _grad_x(grad: Tensor, x: Tensor, weight: Tensor, rate: Tensor) -> Tensor:
 
 @region
 def _grad_weight(grad: Tensor, x: Tensor, rate: Tensor) -> Tensor:
-    return (wide(grad) * wide(x) * rate).flatten(0, -2).sum(0)
+    return (wide(grad) * wide(x) * rate).reshape(-1, x.shape[-1]).sum(0)
 
 
 class _RMSNorm(torch.autograd.Function):

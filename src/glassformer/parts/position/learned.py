@@ -34,7 +34,7 @@ class Learned(EmbeddingPosition):
 
 
 class LearnedConfig(EmbeddingPositionConfig, kind="learned"):
-    length: int | None = Field(None, gt=0)
+    length: int | None = Field(None, gt=0, le=1 << 28)
     """Rows in the table; None takes the model's context."""
 
     def _length(self, ctx: BuildContext) -> int:

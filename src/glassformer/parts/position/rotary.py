@@ -41,6 +41,7 @@ class Rotary(AttentionPosition):
                 f"between 2 and {head_dim}"
             )
         self.base, self.scaling = base, scaling or Scaling()
+        self.scaling.check(self.dim)
         self.pairing = pairing
         self._pair_axis = -2 if pairing == "half" else -1
         self._key = ("rotary", self.dim, base, pairing, self.scaling.key)

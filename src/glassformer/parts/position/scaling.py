@@ -9,6 +9,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from glassformer.errors import RequestError
 from glassformer.parts.base import PartConfig
 
 
@@ -24,11 +25,14 @@ class Scaling:
     def frequencies(self, exponent: Tensor, base: float, dim: int, t: int) -> Tensor:
         return base**-exponent
 
+    def check(self, dim: int) -> None:
+        """Raises RequestError where r = `dim` turned values are too few for the formula."""
+
 
 class RotaryScalingConfig(PartConfig, axis="rotary_scaling"):
     factor: float = Field(gt=0)
     """By how much the context grows."""
-    original_context: int | None = Field(None, gt=0)
+    original_context: int | None = Field(None, gt=0, le=1 << 28)
     """The context the frequencies were trained for; None takes the model's."""
 
     def over(self, context: int) -> Scaling:
@@ -58,6 +62,12 @@ class LinearScalingConfig(RotaryScalingConfig, kind="linear"):
 
 
 class Ntk(_Bound):
+    def check(self, dim: int) -> None:
+        if dim <= 2:
+            raise RequestError(
+                f"scaling={self.config.kind} needs more than 2 turned values a head, and there are {dim}"
+            )
+
     def frequencies(self, exponent: Tensor, base: float, dim: int, t: int) -> Tensor:
         return (base * self.config.factor ** (dim / (dim - 2))) ** -exponent
 
@@ -70,7 +80,7 @@ class NtkScalingConfig(RotaryScalingConfig, kind="ntk"):
         return Ntk(self, context)
 
 
-class DynamicNtk(_Bound):
+class DynamicNtk(Ntk):
     def frequencies(self, exponent: Tensor, base: float, dim: int, t: int) -> Tensor:
         growth = self.config.factor * max(t, self.context) / self.context - (self.config.factor - 1)
         return (base * growth ** (dim / (dim - 2))) ** -exponent

@@ -20,8 +20,9 @@ class Post(Residual):
 
     def forward(self, x: Tensor, mixer: Branch, ffn: Branch | None) -> Tensor:
         x = self.resid_mid(self.mixer_norm(x + self.drop(mixer(x))))
-        if ffn is None or self.ffn_norm is None:
+        if ffn is None:
             return x
+        assert self.ffn_norm is not None, "a block with an ffn needs ffn_norm"
         return self.ffn_norm(x + self.drop(ffn(x)))
 
 

@@ -22,8 +22,9 @@ class Pre(Residual):
 
     def forward(self, x: Tensor, mixer: Branch, ffn: Branch | None) -> Tensor:
         x = self.resid_mid(x + self.drop(mixer(self.mixer_norm(x))))
-        if ffn is None or self.ffn_norm is None:
+        if ffn is None:
             return x
+        assert self.ffn_norm is not None, "a block with an ffn needs ffn_norm"
         return x + self.drop(ffn(self.ffn_norm(x)))
 
 

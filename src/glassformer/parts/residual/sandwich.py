@@ -32,8 +32,10 @@ class Sandwich(Residual):
 
     def forward(self, x: Tensor, mixer: Branch, ffn: Branch | None) -> Tensor:
         x = self.resid_mid(x + self.drop(self.mixer_post_norm(mixer(self.mixer_norm(x)))))
-        if ffn is None or self.ffn_norm is None or self.ffn_post_norm is None:
+        if ffn is None:
             return x
+        assert self.ffn_norm is not None, "a block with an ffn needs ffn_norm"
+        assert self.ffn_post_norm is not None, "a block with an ffn needs ffn_post_norm"
         return x + self.drop(self.ffn_post_norm(ffn(self.ffn_norm(x))))
 
 

@@ -19,7 +19,9 @@ class Visibility:
     reach: int | None = None
 
     only_order: bool = False
-    """Whether `causal` says all: nothing else hides a key."""
+    """Whether `causal` and `reach` say all: nothing else hides a key."""
+    sees_itself: bool = False
+    """Whether every token sees itself, so that no query is without a key."""
 
     @property
     def key(self) -> tuple[Hashable, ...]:
@@ -43,7 +45,7 @@ class SameDocument(Visibility):
     def __init__(self, inner: Visibility, documents: Tensor):
         self.inner = inner
         self.documents = documents
-        self.causal, self.reach = inner.causal, inner.reach
+        self.causal, self.reach, self.sees_itself = inner.causal, inner.reach, inner.sees_itself
 
     @property
     def key(self) -> tuple[Hashable, ...]:

@@ -10,7 +10,7 @@ from glassformer.parts.visibility.base import Visibility, VisibilityConfig
 class Bidirectional(Visibility):
     """Every token sees every token (encoders)."""
 
-    only_order = True
+    only_order = sees_itself = True
 
     def visible(self, b: Tensor, n: Tensor, q_idx: Tensor, k_idx: Tensor) -> Tensor:
         return torch.ones_like(q_idx == k_idx)

@@ -9,8 +9,7 @@ from glassformer.parts.visibility.base import Visibility, VisibilityConfig
 class Causal(Visibility):
     """k <= q: a token sees itself and what came before."""
 
-    causal = True
-    only_order = True
+    causal = only_order = sees_itself = True
 
     def visible(self, b: Tensor, n: Tensor, q_idx: Tensor, k_idx: Tensor) -> Tensor:
         return k_idx <= q_idx

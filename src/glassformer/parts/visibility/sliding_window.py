@@ -13,7 +13,7 @@ class SlidingWindow(Visibility):
     Beltagy et al. 2020 (2004.05150), in the causal form and count of Mistral 7B (2310.06825).
     """
 
-    causal = True
+    causal = only_order = sees_itself = True
 
     def __init__(self, window: int):
         self.window = self.reach = window
@@ -27,7 +27,7 @@ class SlidingWindow(Visibility):
 
 
 class SlidingWindowConfig(VisibilityConfig, kind="sliding_window"):
-    window: int = Field(gt=0)
+    window: int = Field(gt=0, le=1 << 28)
 
     def build(self, ctx: BuildContext) -> SlidingWindow:  # type: ignore[override]
         return SlidingWindow(self.window)

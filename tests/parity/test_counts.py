@@ -1,0 +1,81 @@
+"""Parameter counts against those of the published checkpoints, FLOPs against torch's counter."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from glassformer.presets import PRESETS
+
+from .families import COMPOSED, PUBLISHED, TINY, published, shrink
+
+PARAMETERS = {
+    "gpt2": 124_439_808,
+    "gpt2-medium": 354_823_168,
+    "gpt2-large": 774_030_080,
+    "gpt2-xl": 1_557_611_200,
+    "llama-7b": 6_738_415_616,
+    "llama-13b": 13_015_864_320,
+    "llama-2-70b": 68_976_648_192,
+    "llama-3-8b": 8_030_261_248,
+    "smollm2-135m": 134_515_008,
+    "mistral-7b": 7_241_732_096,
+    "qwen3-0.6b": 596_049_920,
+    "qwen3-8b": 8_190_735_360,
+    "bloom-560m": 559_214_592,
+    "bloom-7b1": 7_069_016_064,
+    "falcon-7b": 6_921_720_704,
+    "falcon-40b": 41_303_293_952,
+    "gpt-neox-20b": 20_554_567_680,
+    "pythia-160m": 162_322_944,
+    "mpt-7b": 6_649_286_656,
+}
+
+
+def test_table_is_complete() -> None:
+    assert set(PARAMETERS) == set(PRESETS)
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_published_count(name: str) -> None:
+    assert PRESETS[name]().num_params() == PARAMETERS[name]
+
+
+@pytest.mark.parametrize("name", [name for name, count in PARAMETERS.items() if count < 2e9])
+def test_built_count(name: str) -> None:
+    with torch.device("meta"):
+        model = PRESETS[name]().build()
+    assert sum(weight.numel() for weight in model.parameters()) == PARAMETERS[name]
+
+
+@pytest.mark.parametrize("size", TINY, ids=str)
+@pytest.mark.parametrize("name", [*PUBLISHED, *COMPOSED])
+def test_tiny_count_without_embeddings(name: str, size) -> None:
+    """Layers and the final norm, the N of scaling laws, against the built module."""
+    config = shrink(published(name), size)
+    with torch.device("meta"):
+        model = config.build()
+    inner = [*model.layers.parameters(), *(model.final_norm.parameters() if model.final_norm else ())]
+    assert config.num_params(embeddings=False) == sum(weight.numel() for weight in inner)
+    assert config.num_params() == sum(weight.numel() for weight in model.parameters())
+
+
+@pytest.mark.parametrize(("batch", "t"), [(1, 16), (3, 11)])
+@pytest.mark.parametrize("name", [*PUBLISHED, *COMPOSED])
+def test_flops(name: str, batch: int, t: int) -> None:
+    """Forward FLOPs of the definition, exactly: what config.flops says of a token, times the tokens."""
+    config = shrink(published(name + "+mixer.kernel=naive" if name in PUBLISHED else name), TINY[1])
+    model, tokens = config.build(), torch.zeros(batch, t, dtype=torch.long)
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model(tokens)
+    assert counter.get_total_flops() == config.flops(t) * batch * t
+
+
+@pytest.mark.parametrize(("name", "t", "seen"), [("llama-7b", 40, 20.5), ("mistral-7b", 40, (15 + 35 * 5) / 40)])
+def test_flops_of_visible_keys(name: str, t: int, seen: float) -> None:
+    """`full=False` counts the keys a query sees: half under a causal mask, the window's under a window."""
+    size = TINY[0]
+    config = shrink(published(name), size)
+    heads = size.layers * 4 * size.n * (size.d // size.n)  # multiply-adds of q k^T and of pattern v, per key
+    assert config.flops(t) - config.flops(t, full=False) == pytest.approx(heads * (t - seen))

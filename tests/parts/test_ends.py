@@ -1,0 +1,166 @@
+"""The two ends of a model: tokens to vectors, vectors to a loss; and the small pieces between."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from glassformer.errors import RequestError
+from glassformer.expression import preset
+from glassformer.parts import loss as loss_module
+from glassformer.parts.base import BuildContext
+from glassformer.parts.embedding import Embedding
+from glassformer.parts.head import Head
+from glassformer.parts.linear import Linear, linear_params
+from glassformer.parts.loss import linear_cross_entropy, naive_linear_cross_entropy
+from glassformer.parts.mixer import Attention, AttentionConfig
+from glassformer.parts.norm import LayerNorm
+from glassformer.parts.position import Learned, Positions, Sinusoidal
+from glassformer.parts.site import Site
+
+TOKENS = torch.tensor([[1, 4, 2], [0, 0, 6]])
+
+
+def test_embedding_looks_up_scales_adds_and_norms():
+    norm, position = LayerNorm(8), Learned(5, 8)
+    with torch.no_grad():
+        norm.weight.copy_(torch.rand(8))
+    at = Positions(0, 3)
+    plain = Embedding(7, 8)
+    assert torch.equal(plain(TOKENS, at), plain.weight[TOKENS])
+    scaled = Embedding(7, 8, scale=8**0.5)
+    torch.testing.assert_close(scaled(TOKENS, at), scaled.weight[TOKENS] * 8**0.5)
+    full = Embedding(7, 8, scale=3.0, norm=norm, position=position)
+    expected = norm(full.weight[TOKENS] * 3.0 + position.weight[:3])
+    torch.testing.assert_close(full(TOKENS, at), expected)
+    fixed = Embedding(7, 8, position=Sinusoidal(8)).bfloat16()
+    assert fixed(TOKENS, at).dtype == torch.bfloat16
+
+
+def test_embedding_drops_only_while_training():
+    embedding = Embedding(7, 8, dropout=0.5)
+    assert (embedding.train()(TOKENS, Positions(0, 3)) == 0).any()
+    assert torch.equal(embedding.eval()(TOKENS, Positions(0, 3)), embedding.weight[TOKENS])
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("cap", [None, 5.0])
+def test_head_is_its_formula(tied: bool, bias: bool, cap: float | None):
+    head, table, x = Head(7, 8, tied, bias, cap), torch.randn(7, 8), torch.randn(2, 3, 8)
+    if bias:
+        torch.nn.init.normal_(head.bias)  # type: ignore[arg-type]
+    logits = x @ (table if tied else head.weight).T + (head.bias if bias else 0)  # type: ignore[union-attr, operator]
+    expected = cap * torch.tanh(logits / cap) if cap else logits
+    torch.testing.assert_close(head(x, table), expected)
+    torch.testing.assert_close(head.loss(x, table, TOKENS), F.cross_entropy(expected.flatten(0, 1), TOKENS.flatten()))
+    assert sum(p.numel() for p in head.parameters()) == (0 if tied else 56) + (7 if bias else 0)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("cap", [None, 3.0])
+@pytest.mark.parametrize("chunk", [1, 13, 40, 1 << 20])
+def test_the_loss_is_the_definition_in_chunks_of_any_size(
+    monkeypatch: pytest.MonkeyPatch, bias: bool, cap: float | None, chunk: int
+):
+    monkeypatch.setattr(loss_module, "_VALUES_PER_CHUNK", chunk)
+    x, weight = torch.randn(11, 6, requires_grad=True), torch.randn(13, 6, requires_grad=True)
+    b = torch.randn(13, requires_grad=True) if bias else None
+    targets = torch.randint(0, 13, (11,))
+    targets[[0, 5, 10]] = -100
+    leaves = [leaf for leaf in (x, weight, b) if leaf is not None]
+    mine, theirs = (f(x, weight, targets, b, cap) for f in (linear_cross_entropy, naive_linear_cross_entropy))
+    torch.testing.assert_close(mine, theirs)
+    for a, c in zip(torch.autograd.grad(3 * mine, leaves), torch.autograd.grad(3 * theirs, leaves), strict=True):
+        torch.testing.assert_close(a, c, rtol=1e-4, atol=1e-6)
+    each = [f(x, weight, targets, b, cap, "none") for f in (linear_cross_entropy, naive_linear_cross_entropy)]
+    torch.testing.assert_close(*each)
+    for a, c in zip(*(torch.autograd.grad(one.square().sum(), leaves) for one in each), strict=True):
+        torch.testing.assert_close(a, c, rtol=1e-4, atol=1e-6)
+
+
+def test_the_loss_keeps_no_logits():
+    """Only gradients of x and W wait for the backward pass."""
+    x, weight = torch.randn(512, 4, requires_grad=True), torch.randn(4096, 4, requires_grad=True)
+    kept: list[int] = []
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        kept.append(tensor.numel())
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        linear_cross_entropy(x, weight, torch.zeros(512, dtype=torch.long))
+    assert kept and max(kept) <= 4096 * 4
+
+
+def test_huge_logits_have_a_loss():
+    x, weight = (
+        torch.full((2, 1), 1e4, requires_grad=True),
+        torch.tensor([[1.0], [-1.0], [0.5]], requires_grad=True),
+    )
+    value = linear_cross_entropy(x, weight, torch.tensor([0, 1]))
+    assert value.item() == pytest.approx(1e4)
+    value.backward()
+    assert x.grad is not None and x.grad.isfinite().all()
+
+
+def test_linear_stacks_maps_that_share_their_input():
+    linear, x = Linear(5, (4, 2, 3), bias=True), torch.randn(2, 5)
+    torch.nn.init.normal_(linear.bias)  # type: ignore[arg-type]
+    parts = linear.split(linear(x))
+    assert [part.shape for part in parts] == [(2, 4), (2, 2), (2, 3)]
+    torch.testing.assert_close(parts[1], x @ linear.weight[4:6].T + linear.bias[4:6])  # type: ignore[index]
+    assert linear_params(5, 9, True) == sum(p.numel() for p in linear.parameters())
+    assert Linear(5, 9).bias is None and linear_params(5, 9, False) == 45
+
+
+def test_a_site_is_the_identity():
+    site, x = Site("name"), torch.randn(3)
+    assert site(x) is x and not site.watched and not list(site.parameters())
+    hook = site.register_forward_hook(lambda module, args, value: value + 1)
+    assert site.watched and torch.equal(site(x), x + 1)
+    hook.remove()
+    assert site(x) is x
+
+
+def test_attention_alone_is_its_formula():
+    """A part is usable without a config or positions: plain torch, head by head."""
+    attention, x = Attention(12, n_heads=4, n_kv_heads=2, bias=True), torch.randn(2, 5, 12)
+    q, k, v = attention.qkv(x).split((12, 6, 6), -1)
+    out = []
+    for i in range(4):
+        j = i // 2
+        a = q[..., 3 * i : 3 * i + 3] @ k[..., 3 * j : 3 * j + 3].transpose(1, 2) / 3**0.5
+        a = a.masked_fill(torch.ones(5, 5).triu(1).bool(), float("-inf")).softmax(-1)
+        out.append(a @ v[..., 3 * j : 3 * j + 3])
+    torch.testing.assert_close(attention(x), attention.output(torch.cat(out, -1)))
+    scaled = Attention(12, 4, scale=0.1)
+    assert scaled.scale == 0.1 and Attention(12, 4, head_dim=5).output.weight.shape == (12, 20)
+
+
+def test_attention_refuses_heads_that_do_not_divide():
+    """The module itself says so too: a part is used without its config."""
+    for heads, kv in ((5, None), (4, 3)):
+        with pytest.raises((RequestError, ValueError), match=str(kv or heads)):
+            Attention(12, heads, kv)
+
+
+def test_attention_config_sentences():
+    ctx = BuildContext(d_model=12, vocab_size=3, context=8, n_layers=1)
+    for config, words in (
+        (
+            AttentionConfig(n_heads=6, n_kv_heads=4),
+            "n_kv_heads=4 does not divide n_heads=6; use 1, 2, 3 or 6",
+        ),
+        (AttentionConfig(n_heads=5), "n_heads=5 does not divide d_model=12"),
+    ):
+        with pytest.raises(RequestError, match=words):
+            config.build(ctx)
+
+
+def test_attention_drops_only_while_training():
+    model = preset("llama@1m+layers=1+d_model=16+heads=2+vocab_size=7+context=8+mixer.dropout=0.5").build()
+    x = torch.tensor([[1, 2, 3, 4]])
+    assert not torch.equal(model.train()(x), model(x))
+    assert torch.equal(model.eval()(x), model(x))

@@ -1,0 +1,133 @@
+"""Weights begin as their role says; tables, heads and stacked matrices among them."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from glassformer.config import ModelConfig
+from glassformer.expression import preset
+from glassformer.model import Model
+from glassformer.parts.embedding import Embedding
+from glassformer.parts.head import Head
+from glassformer.parts.init import Init
+from glassformer.parts.linear import Linear
+from glassformer.parts.position import Learned
+
+LAYERS, D = 8, 64
+SIZE = f"layers={LAYERS}+d_model={D}+heads=4+vocab_size=500+context=200"
+
+
+def matrices(model: Model) -> list[tuple[str, Tensor]]:
+    """(role, weight) of every matrix, stacked ones apart."""
+    found = []
+    for module in model.modules():
+        if isinstance(module, Linear):
+            found += [(module.role, weight) for weight in module.weight.split(module.outs)]
+        elif isinstance(module, (Embedding, Learned)):
+            found.append(("embedding", module.weight))
+        elif isinstance(module, Head) and module.weight is not None:
+            found.append(("head", module.weight))
+    return found
+
+
+def built(init: str) -> tuple[ModelConfig, Model]:
+    config = preset(f"gpt2@1m+untied+gqa:2+swiglu+{SIZE}+{init}")
+    return config, config.build(seed=0)
+
+
+def has_std(weights: list[Tensor], std: float) -> bool:
+    """Within three standard errors of the rule, std / sqrt(2 n), for a sample of n."""
+    values = torch.cat([weight.detach().flatten() for weight in weights])
+    n = len(values)
+    return abs(values.std().item() - std) <= 3 * std / math.sqrt(2 * n) and abs(
+        values.mean().item()
+    ) <= 4 * std / math.sqrt(n)
+
+
+RULES = {
+    "init=gpt2": {"hidden": 0.02, "output": 0.02 / math.sqrt(2 * LAYERS), "embedding": 0.02, "head": 0.02},
+    "init=gpt2+init.depth_scaled=false": dict.fromkeys(("hidden", "output", "embedding", "head"), 0.02),
+    "init=gpt2+init.std=0.1": {
+        "hidden": 0.1,
+        "output": 0.1 / math.sqrt(2 * LAYERS),
+        "embedding": 0.1,
+        "head": 0.1,
+    },
+    "init=small": {
+        **dict.fromkeys(("hidden", "embedding", "head"), math.sqrt(2 / (5 * D))),
+        "output": 2 / (LAYERS * math.sqrt(D)),
+    },
+}
+
+
+@pytest.mark.parametrize("init", RULES)
+def test_normal_rules(init: str):
+    _, model = built(init)
+    found = matrices(model)
+    assert {role for role, _ in found} == {"hidden", "output", "embedding", "head"}
+    for role, std in RULES[init].items():
+        assert has_std([weight for name, weight in found if name == role], std), role
+        first = next(weight for name, weight in found if name == role)
+        assert first.abs().max() > 2.5 * std  # normal, not uniform
+
+
+@pytest.mark.parametrize("init", ["init=xavier", "init=xavier+init.gain=2", "init=xavier+init.uniform=false"])
+def test_xavier_fills_each_matrix_by_its_own_fans(init: str):
+    """Stacked matrices too: q, k and v begin as if each stood alone."""
+    _, model = built(init)
+    gain = 2.0 if "gain" in init else 1.0
+    for role, weight in matrices(model):
+        fan_out, fan_in = weight.shape
+        std = gain * math.sqrt(2 / (fan_in + fan_out))
+        assert has_std([weight], std), role
+        bound = math.sqrt(3) * std
+        if "uniform" in init:
+            assert weight.abs().max() > bound
+        else:
+            assert 0.98 * bound < weight.abs().max() <= bound
+
+
+def test_vectors_begin_at_one_and_zero():
+    for expression in ("gpt2@1m", "llama@1m", "bloom@1m", "gpt2@1m+qknorm+head.bias=true"):
+        model = preset(f"{expression}+{SIZE}").build(seed=0)
+        for name, parameter in model.named_parameters():
+            if parameter.dim() == 1:
+                assert (parameter == (0 if name.endswith("bias") else 1)).all(), name
+
+
+def test_parts_alone_are_ready_to_use():
+    """In a notebook, without a config: weights are drawn from torch's generator."""
+    torch.manual_seed(0)
+    linear, embedding, head = Linear(32, (32, 16), bias=True), Embedding(40, 32), Head(40, 32)
+    for weight in (*linear.weight.split(linear.outs), embedding.weight, head.weight):
+        assert weight.isfinite().all() and weight.std() > 0  # type: ignore[union-attr]
+    assert (linear.bias == 0).all()
+    torch.manual_seed(0)
+    assert torch.equal(Linear(32, (32, 16)).weight, linear.weight)
+
+
+def test_a_generator_is_the_only_source():
+    fill = Init(
+        {"hidden": 1.0, "output": 1.0, "embedding": 1.0, "head": 1.0},
+        generator=torch.Generator().manual_seed(5),
+    )
+    before = torch.get_rng_state()
+    a, b = torch.empty(4, 4), torch.empty(4, 4)
+    fill.fill(a, "hidden")
+    Init(fill.std, generator=torch.Generator().manual_seed(5)).fill(b, "hidden")
+    assert torch.equal(a, b) and torch.equal(torch.get_rng_state(), before)
+
+
+def test_each_layer_begins_differently():
+    _, model = built("init=gpt2")
+    weights = [layer.mixer.qkv.weight for layer in model.layers]
+    assert len({weight.sum().item() for weight in weights}) == LAYERS
+
+
+def test_meta_weights_are_left_alone():
+    with torch.device("meta"):
+        assert Linear(4, 4).weight.is_meta

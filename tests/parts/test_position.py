@@ -1,0 +1,277 @@
+"""Positions by their defining properties: what depends on distance alone, closed forms, where they end."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from glassformer.errors import RequestError
+from glassformer.parts.base import BuildContext
+from glassformer.parts.position import Alibi, Learned, Positions, Rotary, RotaryConfig, Sinusoidal
+from glassformer.parts.position.alibi import alibi_slopes
+
+HEAD = 8
+PAIRINGS = st.sampled_from(["half", "interleaved"])
+VECTOR = st.integers(0, 2**31).map(lambda seed: torch.randn(HEAD, generator=torch.Generator().manual_seed(seed)))
+
+
+def at(*positions: int) -> Positions:
+    return Positions(0, len(positions), ids=torch.tensor(positions))
+
+
+def turned(rotary: Rotary, x: Tensor, position: int) -> Tensor:
+    """x (h,) as if it stood at `position`."""
+    q, k = rotary(x.view(1, 1, 1, -1), x.view(1, 1, 1, -1), at(position))
+    assert torch.equal(q, k)
+    return q.flatten()
+
+
+@given(
+    VECTOR,
+    VECTOR,
+    st.integers(0, 300),
+    st.integers(0, 300),
+    st.integers(0, 300),
+    PAIRINGS,
+    st.sampled_from([4, HEAD]),
+)
+def test_rotary_scores_depend_on_distance_alone(q: Tensor, k: Tensor, m: int, n: int, by: int, pairing: str, dim: int):
+    rotary = Rotary(HEAD, dim=dim, pairing=pairing)  # type: ignore[arg-type]
+    here = turned(rotary, q, m) @ turned(rotary, k, n)
+    there = turned(rotary, q, m + by) @ turned(rotary, k, n + by)
+    torch.testing.assert_close(here, there, rtol=1e-3, atol=2e-3)
+
+
+@given(VECTOR, st.integers(0, 100_000), PAIRINGS, st.sampled_from([2, 4, HEAD]), st.floats(2, 1e6))
+def test_rotary_keeps_the_norm_and_what_it_does_not_turn(x: Tensor, position: int, pairing: str, dim: int, base: float):
+    rotary = Rotary(HEAD, base=base, dim=dim, pairing=pairing)  # type: ignore[arg-type]
+    y = turned(rotary, x, position)
+    torch.testing.assert_close(y.norm(), x.norm(), rtol=1e-4, atol=1e-5)
+    assert torch.equal(y[dim:], x[dim:])
+    assert torch.equal(turned(rotary, x, 0), x)
+
+
+@given(VECTOR, st.integers(1, 500))
+def test_rotary_turns_each_pair_by_its_angle(x: Tensor, position: int):
+    """The formula of the paper, with complex numbers."""
+    theta = torch.tensor([10000.0 ** (-2 * i / HEAD) for i in range(HEAD // 2)], dtype=torch.float64)
+    spin = torch.polar(torch.ones_like(theta), position * theta)
+    pairs = torch.complex(x[0::2].double(), x[1::2].double()) * spin
+    expected = torch.stack((pairs.real, pairs.imag), -1).flatten().float()
+    torch.testing.assert_close(turned(Rotary(HEAD, pairing="interleaved"), x, position), expected, rtol=1e-3, atol=1e-3)
+    order = torch.cat((torch.arange(0, HEAD, 2), torch.arange(1, HEAD, 2)))
+    half = turned(Rotary(HEAD, pairing="half"), x[order], position)
+    torch.testing.assert_close(half, expected[order], rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("pairing", ["half", "interleaved"])
+@pytest.mark.parametrize("dim", [4, HEAD])
+def test_rotary_gradients_are_those_of_its_values(pairing: str, dim: int):
+    rotary = Rotary(HEAD, dim=dim, pairing=pairing)  # type: ignore[arg-type]
+    generator = torch.Generator().manual_seed(0)
+    q, k = (torch.randn(2, 3, n, HEAD, generator=generator, dtype=torch.float64).requires_grad_() for n in (2, 1))
+    for positions in (Positions(0, 3), Positions(0, 3, ids=torch.tensor([[0, 1, 2], [7, 8, 9]]))):
+        assert torch.autograd.gradcheck(lambda q, k, p=positions: rotary(q, k, p), (q, k))
+
+
+def test_rotary_rows_may_differ_and_dtypes_stay():
+    rotary, x = Rotary(HEAD), torch.randn(2, 3, 2, HEAD)
+    ids = torch.tensor([[0, 1, 2], [5, 6, 9]])
+    q, _ = rotary(x, x, Positions(0, 3, ids=ids))
+    for row in range(2):
+        alone, _ = rotary(x[row : row + 1], x[row : row + 1], Positions(0, 3, ids=ids[row]))
+        assert torch.equal(q[row : row + 1], alone)
+    half, _ = rotary(x.bfloat16(), x.bfloat16(), Positions(0, 3))
+    assert half.dtype == torch.bfloat16 and half.shape == x.shape
+
+
+@pytest.mark.parametrize("dim", [0, 3, HEAD + 2, -2])
+def test_rotary_refuses_what_has_no_pairs(dim: int):
+    with pytest.raises(RequestError, match=f"turns {dim} of head_dim=8"):
+        Rotary(HEAD, dim=dim)
+
+
+# Scalings, by their closed forms
+
+CONTEXT = 64
+
+
+def rates(scaling: dict | None, t: int = 16, dim: int = 32) -> tuple[Tensor, float]:
+    """The angle per position of each pair, and the length of a turned unit vector, as they come out."""
+    ctx = BuildContext(d_model=dim, vocab_size=2, context=CONTEXT, n_layers=1)
+    config = RotaryConfig.model_validate({"kind": "rotary", "pairing": "interleaved", "scaling": scaling})
+    rotary = config.for_heads(1, dim, ctx)
+    x = torch.zeros(1, 1, 1, dim)
+    x[..., 0::2] = 1.0
+    y, _ = rotary(x, x, Positions(t - 1, t, ids=torch.tensor([1])))
+    pairs = torch.complex(y.flatten()[0::2].double(), y.flatten()[1::2].double())
+    return pairs.angle(), float(pairs.abs().mean())
+
+
+PLAIN = torch.tensor([10000.0 ** (-2 * i / 32) for i in range(16)], dtype=torch.float64)
+
+
+def near(mine: Tensor, theirs: Tensor) -> None:
+    torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-7)
+
+
+def test_unscaled_linear_and_ntk():
+    near(rates(None)[0], PLAIN)
+    near(rates({"kind": "linear", "factor": 4.0})[0], PLAIN / 4)
+    base = 10000.0 * 4 ** (32 / 30)
+    near(
+        rates({"kind": "ntk", "factor": 4.0})[0],
+        torch.tensor([base ** (-2 * i / 32) for i in range(16)]).double(),
+    )
+    fast, slow = rates({"kind": "ntk", "factor": 4.0})[0][[0, -1]]
+    assert abs(fast - 1) < 1e-6 and abs(slow - PLAIN[-1] / 4) < 1e-9  # the slowest pair is exactly interpolated
+
+
+def test_dynamic_ntk_is_plain_within_its_context():
+    scaling = {"kind": "dynamic_ntk", "factor": 2.0}
+    near(rates(scaling, t=CONTEXT)[0], PLAIN)
+    base = 10000.0 * (2.0 * 3 - 1) ** (32 / 30)
+    near(rates(scaling, t=3 * CONTEXT)[0], torch.tensor([base ** (-2 * i / 32) for i in range(16)]).double())
+
+
+def test_llama3_keeps_fast_pairs_and_interpolates_slow_ones():
+    """8192 tokens, factor 8, turns 1 to 4: the published settings of Llama 3.1, written out from its code."""
+    scaling = {"kind": "llama3", "factor": 8.0, "original_context": 8192}
+    expected = []
+    for rate in PLAIN.tolist():
+        length = 2 * math.pi / rate
+        smooth = (8192 / length - 1.0) / 3.0
+        middle = (1 - smooth) * rate / 8 + smooth * rate
+        expected.append(rate if length < 8192 / 4 else rate / 8 if length > 8192 / 1 else middle)
+    near(rates(scaling)[0], torch.tensor(expected).double())
+    assert rates(scaling)[1] == pytest.approx(1.0, abs=1e-5)
+
+
+def test_yarn_ramps_between_whole_pairs():
+    scaling = {"kind": "yarn", "factor": 4.0, "original_context": 2048}
+
+    def pair(turns: float) -> float:
+        return 32 * math.log(2048 / (turns * 2 * math.pi)) / (2 * math.log(10000))
+
+    low, high = math.floor(pair(32)), math.ceil(pair(1))
+    ramp = ((torch.arange(16) - low) / (high - low)).clamp(0, 1).double()
+    found, length = rates(scaling)
+    near(found, PLAIN / 4 * ramp + PLAIN * (1 - ramp))
+    assert 0 < low < high < 16 and length == pytest.approx(0.1 * math.log(4) + 1, rel=1e-5)
+    assert rates(scaling | {"attention_factor": 1.5})[1] == pytest.approx(1.5, rel=1e-5)
+    assert rates(scaling | {"factor": 1.0})[1] == pytest.approx(1.0, rel=1e-5)
+
+
+def test_scalings_agree_with_the_published_code():
+    rope = pytest.importorskip("transformers.modeling_rope_utils")
+    transformers = pytest.importorskip("transformers")
+    for kind, extra in (
+        ("linear", {}),
+        ("llama3", {"low_freq_factor": 1.0, "high_freq_factor": 4.0}),
+        ("yarn", {}),
+    ):
+        parameters = {"rope_type": kind, "factor": 4.0, "rope_theta": 10000.0, **extra}
+        config = transformers.LlamaConfig(
+            hidden_size=32, num_attention_heads=1, max_position_embeddings=256,
+            rope_parameters={**parameters, "original_max_position_embeddings": 64},
+        )  # fmt: skip
+        theirs, magnitude = rope.ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"))
+        mine, length = rates({"kind": kind, "factor": 4.0, "original_context": 64, **extra})
+        near(mine, theirs.double())
+        assert length == pytest.approx(magnitude, rel=1e-5)
+
+
+# The others
+
+
+@given(st.integers(0, 5000), st.sampled_from([2, 8, 64]), st.sampled_from([100.0, 10000.0]))
+def test_sinusoidal_is_its_formula(position: int, d: int, base: float):
+    found = Sinusoidal(d, base)(at(position))[0]
+    for i in range(d // 2):
+        angle = position / base ** (2 * i / d)
+        assert found[2 * i] == pytest.approx(math.sin(angle), abs=1e-3)
+        assert found[2 * i + 1] == pytest.approx(math.cos(angle), abs=1e-3)
+
+
+@given(st.integers(0, 300), st.integers(0, 300), st.integers(0, 300))
+def test_sinusoidal_products_depend_on_distance_alone(m: int, n: int, by: int):
+    table = Sinusoidal(32)(at(m, n, m + by, n + by))
+    torch.testing.assert_close(table[0] @ table[1], table[2] @ table[3], rtol=1e-3, atol=2e-3)
+    rate = [10000.0 ** (-2 * i / 32) for i in range(16)]
+    assert float(table[0] @ table[1]) == pytest.approx(sum(math.cos((m - n) * r) for r in rate), abs=2e-3)
+
+
+def test_sinusoidal_refuses_an_odd_width():
+    with pytest.raises(RequestError, match="d_model=7"):
+        Sinusoidal(7)
+
+
+def test_learned_looks_up_and_ends():
+    learned = Learned(6, 4)
+    assert learned.limit == 6 and torch.equal(learned(Positions(0, 6)), learned.weight)
+    assert torch.equal(learned(at(5, 0, 5)), learned.weight[[5, 0, 5]])
+    ids = torch.tensor([[0, 1], [4, 5]])
+    assert torch.equal(learned(Positions(4, 6, ids=ids)), learned.weight[ids])
+    with pytest.raises(RequestError) as refused:
+        learned(Positions(0, 7))
+    message = str(refused.value)
+    assert "ends at 6" in message and "7" in message and "\n" not in message and message.count(".") == 0
+
+
+def test_learned_reads_packed_documents_that_each_fit():
+    """Three documents of four tokens: the positions stay below six although the row does not."""
+    ids = torch.arange(4).repeat(3)[None]
+    learned = Learned(6, 4)
+    try:
+        assert torch.equal(learned(Positions(0, 12, ids=ids)), learned.weight[ids])
+    except RequestError as refused:
+        assert "12" in str(refused)
+
+
+@pytest.mark.parametrize("n", [1, 2, 4, 8, 16, 32])
+def test_alibi_slopes_of_powers_of_two(n: int):
+    """A geometric series that starts at its own ratio, 2^(-8/n)."""
+    ratio = 2 ** (-8 / n)
+    assert alibi_slopes(n) == pytest.approx([ratio**i for i in range(1, n + 1)])
+    assert alibi_slopes(n)[-1] == pytest.approx(2**-8)
+
+
+@pytest.mark.parametrize("n", [3, 5, 6, 12, 71])
+def test_alibi_slopes_of_other_numbers(n: int):
+    """Those of the power of two below, then every other one of the power above."""
+    below = 1 << (n.bit_length() - 1)
+    slopes = alibi_slopes(n)
+    assert slopes[:below] == alibi_slopes(below) and slopes[below:] == alibi_slopes(2 * below)[0::2][: n - below]
+    assert len(slopes) == n == len(set(slopes)) and all(0 < slope < 1 for slope in slopes)
+
+
+def test_alibi_penalises_distance():
+    bias = Alibi(4, max_bias=4.0).bias(Positions(2, 5))
+    assert bias is not None and bias.additive
+    q, k, n = torch.arange(2, 5).view(3, 1), torch.arange(5).view(1, 5), torch.arange(4).view(4, 1, 1)
+    score = torch.randn(4, 3, 5)
+    slopes = torch.tensor([2.0 ** -(i + 1) for i in range(4)]).view(4, 1, 1)
+    found = bias(score, torch.tensor(0), n, q, k)
+    torch.testing.assert_close(found, score - slopes * (q - k).abs())
+    x = torch.randn(1, 3, 4, 2)
+    assert Alibi(4)(x, x, Positions(0, 3)) == (x, x) or torch.equal(Alibi(4)(x, x, Positions(0, 3))[0], x)
+
+
+def test_what_a_pass_shares_is_made_once():
+    positions, made = Positions(0, 3), []
+    for _ in range(3):
+        positions.once("key", lambda: made.append(1))
+    positions.once("other", lambda: made.append(2))
+    assert made == [1, 2]
+    assert positions.slots.tolist() == [0, 1, 2] and Positions.of(torch.zeros(2, 5, 3)).ids.tolist() == [
+        0,
+        1,
+        2,
+        3,
+        4,
+    ]

@@ -1,0 +1,151 @@
+"""Wirings against their formulas, written by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from glassformer.parts.base import BuildContext
+from glassformer.parts.norm import LayerNorm, RMSNormConfig
+from glassformer.parts.residual import (
+    Parallel,
+    ParallelConfig,
+    Post,
+    PostConfig,
+    Pre,
+    PreConfig,
+    Residual,
+    ResidualConfig,
+    Sandwich,
+    SandwichConfig,
+)
+
+D = 6
+CTX = BuildContext(d_model=D, vocab_size=7, context=8, n_layers=2)
+
+
+def norms(n: int) -> list[LayerNorm]:
+    """Different ones, so that none can stand for another."""
+    made = [LayerNorm(D) for _ in range(n)]
+    with torch.no_grad():
+        for norm in made:
+            norm.weight.copy_(torch.rand(D) + 0.5)
+            norm.bias.copy_(torch.randn(D))  # type: ignore[union-attr]
+    return made
+
+
+def branches() -> tuple[nn.Linear, nn.Linear]:
+    return nn.Linear(D, D), nn.Linear(D, D)
+
+
+def pre(x: Tensor, m: Callable, f: Callable, a: Callable, b: Callable) -> Tensor:
+    x = x + m(a(x))
+    return x + f(b(x))
+
+
+def post(x: Tensor, m: Callable, f: Callable, a: Callable, b: Callable) -> Tensor:
+    x = a(x + m(x))
+    return b(x + f(x))
+
+
+def sandwich(x: Tensor, m: Callable, f: Callable, a: Callable, b: Callable, c: Callable, d: Callable) -> Tensor:
+    x = x + b(m(a(x)))
+    return x + d(f(c(x)))
+
+
+def parallel(x: Tensor, m: Callable, f: Callable, a: Callable, b: Callable | None = None) -> Tensor:
+    return x + m(a(x)) + f((b or a)(x))
+
+
+@pytest.mark.parametrize(
+    ("wiring", "n", "formula"),
+    [
+        (Pre, 2, pre),
+        (Post, 2, post),
+        (Sandwich, 4, sandwich),
+        (Parallel, 2, parallel),
+        (Parallel, 1, parallel),
+    ],
+)
+def test_a_wiring_is_its_formula(wiring: type[Residual], n: int, formula: Callable):
+    (mixer, ffn), given, x = branches(), norms(n), torch.randn(2, 3, D)
+    residual = wiring(*given)
+    torch.testing.assert_close(residual(x, mixer, ffn), formula(x, mixer, ffn, *given))
+    assert {id(p) for p in residual.parameters()} == {id(p) for norm in given for p in norm.parameters()}
+
+
+@pytest.mark.parametrize(
+    ("wiring", "n", "formula"),
+    [
+        (Pre, 1, lambda x, m, a: x + m(a(x))),
+        (Post, 1, lambda x, m, a: a(x + m(x))),
+        (Sandwich, 2, lambda x, m, a, b: x + b(m(a(x)))),
+        (Parallel, 1, lambda x, m, a: x + m(a(x))),
+    ],
+)
+def test_a_block_may_lack_an_ffn(wiring: type[Residual], n: int, formula: Callable):
+    (mixer, _), given, x = branches(), norms(n), torch.randn(2, 3, D)
+    torch.testing.assert_close(wiring(*given)(x, mixer, None), formula(x, mixer, *given))
+
+
+CONFIGS = [
+    PreConfig(),
+    PostConfig(),
+    SandwichConfig(),
+    ParallelConfig(shared_norm=True),
+    ParallelConfig(shared_norm=False),
+]
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=str)
+@pytest.mark.parametrize("has_ffn", [True, False])
+def test_configs_hold_the_norms_they_count(config: ResidualConfig, has_ffn: bool):
+    residual = config.wire(CTX, RMSNormConfig(), has_ffn)
+    assert config.wire_params(CTX, RMSNormConfig(), has_ffn) == sum(p.numel() for p in residual.parameters())
+    (mixer, ffn), x = branches(), torch.randn(2, 3, D, requires_grad=True)
+    y = residual(x, mixer, ffn if has_ffn else None)
+    grads = torch.autograd.grad(y.sum() ** 2, [x, *residual.parameters(), *mixer.parameters()])
+    assert all(grad.abs().sum() > 0 for grad in grads)
+    used = torch.autograd.grad(
+        residual(x, mixer, ffn if has_ffn else None).sum(), [*ffn.parameters()], allow_unused=True
+    )
+    assert all((grad is not None) == has_ffn for grad in used)
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=str)
+def test_dropout_is_on_each_branch_while_training(config: ResidualConfig):
+    """The stream itself passes; a dropped branch adds nothing, a kept one adds twice."""
+    dropped, plain = (
+        config.vary(dropout=0.5).wire(CTX, RMSNormConfig(), True),
+        config.wire(CTX, RMSNormConfig(), True),
+    )
+    dropped.load_state_dict(plain.state_dict())
+    (mixer, ffn), x = branches(), torch.randn(1, 4, D)
+    torch.testing.assert_close(dropped.eval()(x, mixer, ffn), plain(x, mixer, ffn))
+    dropped.train()
+    assert not torch.equal(dropped(x, mixer, ffn), dropped(x, mixer, ffn))
+    zero = nn.Linear(D, D)
+    nn.init.zeros_(zero.weight)
+    nn.init.zeros_(zero.bias)
+    for mixed, fed in ((torch.ones_like, zero), (zero, torch.ones_like)):  # each branch is dropped by itself
+        assert len({dropped(x, mixed, fed).sum().item() for _ in range(5)}) > 1
+    if not isinstance(config, PostConfig):
+        torch.testing.assert_close(dropped(x, zero, zero), x)
+        ones = dropped(x, lambda y: torch.ones_like(y), zero) - x
+        if not isinstance(config, SandwichConfig):
+            assert set(ones.round(decimals=4).flatten().tolist()) == {0.0, 2.0}
+
+
+def test_a_wiring_that_is_given_an_ffn_uses_it_or_refuses():
+    """An ffn without its norm must not be left out in silence."""
+    (mixer, ffn), x = branches(), torch.randn(2, 3, D)
+    for wiring, n in ((Pre, 1), (Post, 1), (Sandwich, 2)):
+        residual = wiring(*norms(n))
+        try:
+            with_ffn = residual(x, mixer, ffn)
+        except Exception:
+            continue
+        assert not torch.equal(with_ffn, residual(x, mixer, None)), wiring.__name__

@@ -1,0 +1,641 @@
+"""A model as a value: frozen, bounded, explained when wrong, and the same after its files."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+from torch import Tensor, nn
+
+from glassformer import config as module
+from glassformer.config import MAX_FILE_BYTES, ModelConfig, flatten, read_tree
+from glassformer.errors import RequestError
+from glassformer.expression import preset
+from glassformer.parts import base
+from glassformer.parts.norm import LayerNormConfig, Norm, NormConfig, RMSNormConfig
+from glassformer.presets import PRESETS
+
+TINY = "layers=2+d_model=32+heads=4+vocab_size=61+context=64"
+LLAMA = preset(f"llama@1m+{TINY}")
+
+
+@contextmanager
+def within(seconds: int) -> Iterator[None]:
+    """Fails, rather than waits, where something huge is walked through."""
+
+    def late(*_: object) -> None:
+        raise TimeoutError(f"took more than {seconds} s")
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def changed(path: str, value: Any) -> dict[str, Any]:
+    """LLAMA's tree with one value set."""
+    tree = LLAMA.to_dict()
+    *way, last = [int(step) if step.isdecimal() else step for step in path.split(".")]
+    node: Any = tree
+    for step in way:
+        node = node[step]
+    node[last] = value
+    return tree
+
+
+def refusal(value: Any) -> str:
+    """What is said of a tree that is wrong: one sentence."""
+    with pytest.raises(RequestError) as refused:
+        ModelConfig.from_dict(value).check()
+    message = str(refused.value)
+    assert message and "\n" not in message and len(message) < 700
+    return message
+
+
+# Values
+
+
+def test_configs_are_frozen_values():
+    for holder, name in (
+        (LLAMA, "d_model"),
+        (LLAMA.stack[0], "repeat"),
+        (LLAMA.stack[0].blocks[0].mixer, "n_heads"),
+    ):
+        with pytest.raises(ValidationError):
+            setattr(holder, name, 1)
+    assert preset(f"llama@1m+{TINY}") == LLAMA
+    assert LLAMA.vary(d_model=64) != LLAMA and LLAMA.d_model == 32
+    assert hash(LLAMA.stack[0].blocks[0].norm) == hash(RMSNormConfig(eps=1e-6))
+
+
+@pytest.mark.parametrize("name", list(PRESETS))
+def test_published_models_survive_their_files(name: str, tmp_path: Path):
+    config = PRESETS[name]()
+    for file in ("a.yaml", "a.json", "a.yml"):
+        config.save(tmp_path / file)
+        assert ModelConfig.from_file(tmp_path / file) == config
+    assert yaml.safe_load(config.to_yaml()) == json.loads(json.dumps(config.to_dict())) == config.to_dict()
+    assert ModelConfig.from_dict(config.to_dict()) == config
+
+
+def test_choices_of_different_class_are_different_values():
+    assert LayerNormConfig(eps=1e-5) != RMSNormConfig(eps=1e-5)
+    a, b = preset(f"llama@1m+{TINY}"), preset(f"llama@1m+{TINY}+layernorm")
+    assert a != b and a.diff(b)["final_norm.kind"] == ("rmsnorm", "layernorm")
+
+
+def test_diff_names_every_path_and_is_the_other_way_round():
+    a, b = LLAMA, LLAMA.vary(d_model=64, final_norm=None)
+    assert a.diff(a) == {} and a.diff(b) == {path: (x, y) for path, (y, x) in b.diff(a).items()}
+    assert a.diff(b) == {
+        "d_model": (32, 64),
+        "final_norm.kind": ("rmsnorm", None),
+        "final_norm.eps": (1e-6, None),
+        "final_norm.unit_offset": (False, None),
+    }
+
+
+def test_flatten():
+    assert flatten({"a": {"b": [1, {"c": None}]}, "d": ()}) == {"a.b.0": 1, "a.b.1.c": None}
+
+
+def test_layers_are_the_stages_unrolled():
+    block = LLAMA.stack[0].blocks[0]
+    other = block.vary(norm=LayerNormConfig())
+    config = ModelConfig.from_dict(
+        LLAMA.to_dict() | {"stack": [{"repeat": 2, "blocks": [block, other]}, {"repeat": 1, "blocks": [other]}]}
+    )
+    assert [type(layer.norm) for layer in config.layers()] == [RMSNormConfig, LayerNormConfig] * 2 + [LayerNormConfig]
+    assert config.n_layers == 5 == len(config.build().layers)
+    assert config.num_params() == sum(p.numel() for p in config.build().parameters())
+
+
+def test_flops_count_all_keys_or_those_seen():
+    full, seen = LLAMA.flops(64), LLAMA.flops(64, full=False)
+    inner = LLAMA.num_params() - LLAMA.num_params(embeddings=False)
+    matrices = LLAMA.num_params() - inner // 2 - 5 * 32  # neither the table that is looked up, nor the norms
+    assert full == 2 * matrices + 2 * 4 * 32 * 64
+    assert full - seen == 2 * 4 * 32 * (64 - 65 / 2)
+
+
+def test_a_build_is_in_torchs_current_dtype():
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        assert {p.dtype for p in LLAMA.build().parameters()} == {torch.bfloat16}
+    finally:
+        torch.set_default_dtype(before)
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("path", "near"),
+    [
+        ("d_modle", "d_model"),
+        ("head.tide", "tied"),
+        ("embedding.positon", "position"),
+        ("init.sdt", "std"),
+        ("final_norm.epps", "eps"),
+        ("stack.0.repeats", "repeat"),
+        ("stack.0.blocks.0.mixr", "mixer"),
+        ("stack.0.blocks.0.mixer.n_head", "n_heads"),
+        ("stack.0.blocks.0.mixer.position.bass", "base"),
+        ("stack.0.blocks.0.mixer.visibility.windw", "unknown field"),
+        ("stack.0.blocks.0.ffn.hiden", "hidden"),
+        ("stack.0.blocks.0.residual.droput", "dropout"),
+    ],
+)
+def test_unknown_keys_are_refused_at_every_level_with_near_ones(path: str, near: str):
+    message = refusal(changed(path, 1))
+    assert path.rpartition(".")[2] in message and near in message
+    assert "did you mean" in message or near == "unknown field"
+    parent = path.rpartition(".")[0]
+    assert message.startswith(f"{parent}: " if parent else "unknown")
+
+
+def test_an_unknown_key_is_refused_in_a_qk_norm():
+    tree = preset(f"qwen3@1m+{TINY}").to_dict()
+    tree["stack"][0]["blocks"][0]["mixer"]["qk_norm"]["ovr"] = "head"
+    assert "'over'" in refusal(tree)
+
+
+@pytest.mark.parametrize(
+    ("path", "kind", "near"),
+    [
+        ("final_norm", "rmsnrom", "'rmsnorm'"),
+        ("stack.0.blocks.0.ffn", "swiglu", "glu"),
+        ("stack.0.blocks.0.mixer.position", "rotry", "'rotary'"),
+        ("stack.0.blocks.0.mixer.position", "learned", "alibi"),  # a position, but of the embedding
+        ("embedding.position", "rotary", "learned"),
+        ("stack.0.blocks.0.mixer.visibility", "window", "'sliding_window'"),
+        ("stack.0.blocks.0.residual", "prenorm", "pre"),
+        ("init", "xavir", "'xavier'"),
+    ],
+)
+def test_unknown_kinds_are_refused_with_near_ones(path: str, kind: str, near: str):
+    for value in (kind, {"kind": kind}):
+        message = refusal(changed(path, value))
+        assert path in message and kind in message and near in message
+
+
+@pytest.mark.parametrize("value", [3, True, [], {}, {"eps": 1e-5}, {"kind": 3}, {"kind": None}, {"kind": ["rmsnorm"]}])
+def test_a_part_is_a_mapping_with_a_kind(value: Any):
+    assert "final_norm" in refusal(changed("final_norm", value))
+
+
+def test_a_missing_field_is_named():
+    tree = LLAMA.to_dict()
+    del tree["stack"][0]["blocks"][0]["mixer"]["n_heads"]
+    assert refusal(tree) == "field stack.0.blocks.0.mixer.n_heads is missing"
+
+
+NUMBERS = [
+    "d_model",
+    "vocab_size",
+    "context",
+    "stack.0.repeat",
+    "stack.0.blocks.0.mixer.n_heads",
+    "final_norm.eps",
+    "stack.0.blocks.0.mixer.position.base",
+    "stack.0.blocks.0.mixer.softcap",
+    "stack.0.blocks.0.mixer.scale",
+    "stack.0.blocks.0.mixer.dropout",
+    "stack.0.blocks.0.ffn.hidden",
+    "stack.0.blocks.0.residual.dropout",
+    "embedding.scale",
+    "embedding.dropout",
+    "head.softcap",
+    "init.std",
+]
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), -1, "many"])
+@pytest.mark.parametrize("path", NUMBERS)
+def test_numbers_are_finite_and_in_range(path: str, value: Any):
+    assert path in refusal(changed(path, value))
+
+
+@pytest.mark.parametrize("path", [path for path in NUMBERS if "dropout" not in path and path != "init.std"])
+def test_sizes_are_above_zero(path: str):
+    assert path in refusal(changed(path, 0))
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("vocab_size", 1 << 40),
+        ("vocab_size", 10**400),
+        ("d_model", 1 << 40),
+        ("context", 1 << 60),
+        ("stack.0.repeat", 10**9),
+        ("stack.0.blocks.0.ffn.hidden", 1 << 60),
+        ("stack.0.blocks.0.ffn.multiple_of", 1 << 60),
+        ("stack.0.blocks.0.mixer.head_dim", 1 << 60),
+        ("stack.0.blocks.0.mixer.n_heads", 1 << 40),
+        ("stack.0.blocks.0.mixer.visibility", {"kind": "sliding_window", "window": 1 << 70}),
+        ("embedding.position", {"kind": "learned", "length": 1 << 60}),
+    ],
+)
+def test_huge_values_are_refused_before_anything_is_made(path: str, value: Any):
+    with within(5):
+        refusal(changed(path, value))
+
+
+def test_huge_heads_are_refused_at_once():
+    """The sentence that lists the divisors must not walk to a thousand million."""
+    tree = changed("stack.0.blocks.0.mixer.n_heads", 10**9 + 7)
+    tree["stack"][0]["blocks"][0]["mixer"] |= {"n_kv_heads": 2, "head_dim": 8}
+    with within(5):
+        assert "heads" in refusal(tree)
+
+
+def test_many_stages_are_counted_together():
+    tree = LLAMA.to_dict()
+    tree["stack"] = [tree["stack"][0] | {"repeat": 4000}] * 2
+    assert "8000 layers" in refusal(tree)
+    assert "stack" in refusal(LLAMA.to_dict() | {"stack": []})
+    assert "blocks" in refusal(changed("stack.0.blocks", []))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ("heads=6+kv_heads=4+head_dim=8", "n_kv_heads=4 does not divide n_heads=6; use 1, 2, 3 or 6"),
+        ("heads=5", "n_heads=5 does not divide d_model=32"),
+        ("d_model=33+heads=3+sinusoidal", "needs an even d_model"),
+        ("head_dim=5", "an even number between 2 and 5"),
+        ("head_dim=10+position.fraction=0.3", "turns 3 of head_dim=10"),
+        ("position.fraction=0.01", "turns 0 of head_dim=8"),
+        ("softcap:5+kernel=sdpa", "kernel=sdpa cannot serve softcap=5.0; use kernel=naive, banded or flex"),
+        ("dropout:0.1+kernel=flex", "kernel=flex cannot serve dropout=0.1"),
+    ],
+)
+def test_parts_that_do_not_fit_say_so_at_once(changes: str, words: str):
+    with pytest.raises(RequestError) as refused:
+        preset(f"llama@1m+{TINY}+{changes}")
+    assert words in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "scaling",
+    [
+        {"kind": "ntk", "factor": 2.0},
+        {"kind": "dynamic_ntk", "factor": 2.0},
+        {"kind": "llama3", "factor": 2.0, "low_freq_factor": 4.0, "high_freq_factor": 4.0},
+        {"kind": "llama3", "factor": 2.0, "low_freq_factor": 4.0, "high_freq_factor": 1.0},
+        {"kind": "yarn", "factor": 2.0, "beta_fast": 1.0, "beta_slow": 32.0},
+    ],
+)
+def test_a_scaling_without_meaning_is_refused_before_it_divides_by_zero(scaling: dict):
+    """r / (r - 2) at r = 2, and ramps that end before they begin: a sentence, or at least finite logits."""
+    tree = changed("stack.0.blocks.0.mixer.position.fraction", 0.25)  # r = 2
+    tree["stack"][0]["blocks"][0]["mixer"]["position"]["scaling"] = scaling
+    try:
+        config = ModelConfig.from_dict(tree)
+        config.check()
+    except RequestError:
+        return
+    with torch.no_grad():
+        logits = config.build()(torch.arange(61)[None].repeat(1, 2)[:, :100])
+    assert logits.isfinite().all()
+
+
+# Files
+
+
+def write(folder: Path, text: str, name: str = "model.yaml") -> Path:
+    path = folder / name
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def refused_file(path: Path) -> str:
+    with within(20), pytest.raises(RequestError) as refused:
+        ModelConfig.from_file(path)
+    message = str(refused.value)
+    assert "\n" not in message and len(message) < 700
+    return message
+
+
+def test_a_bomb_of_aliases_is_refused(tmp_path: Path):
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 12)]
+    assert "alias" in refused_file(write(tmp_path, "\n".join(lines)))
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "{a: " * 50_000, "- " * 50_000, "[" * 100_000 + "]" * 100_000])
+def test_deep_nesting_is_refused(tmp_path: Path, text: str):
+    refused_file(write(tmp_path, text))
+
+
+@pytest.mark.parametrize("text", ["[" * 200_000, '{"a":' * 100_000, '{"d_model": ' + "[" * 900 + "]" * 900 + "}"])
+def test_deep_json_is_refused(tmp_path: Path, text: str):
+    refused_file(write(tmp_path, text, "model.json"))
+
+
+def test_deep_parts_are_refused():
+    tree: Any = 1
+    for _ in range(100_000):
+        tree = {"kind": "rmsnorm", "eps": tree}
+    refusal(LLAMA.to_dict() | {"final_norm": tree})
+    for _ in range(100_000):
+        tree = [tree]
+    refusal(LLAMA.to_dict() | {"stack": tree})
+
+
+def test_an_oversized_file_is_refused_unread(tmp_path: Path):
+    path = tmp_path / "model.yaml"
+    with path.open("wb") as file:
+        file.truncate(MAX_FILE_BYTES + 1)
+    assert "bytes" in refused_file(path)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "3",
+        "- 1\n- 2",
+        "just words",
+        "a: [",
+        "a: b: c",
+        "\tx: 1",
+        "!!python/object/apply:os.system ['true']",
+        "d_model: !!bool perhaps",
+        "d_model: !!timestamp never",
+        "d_model: !!int ''",
+        "d_model: !!float ''",
+        "d_model: !!binary '*'",
+        "? [a]\n: b",
+        "1: 2",
+        "null: 3",
+        "d_model: 2020-99-99",
+        "%TAG",
+        "a: !!set {x}",
+        "\x00",
+        "d_model: " + "9" * 5000,
+        "<<: 3",
+        "--- a\n--- b",
+    ],
+)
+def test_broken_yaml_is_refused(tmp_path: Path, text: str):
+    refused_file(write(tmp_path, text))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "3",
+        "[]",
+        "{",
+        '{"a": 1,}',
+        "NaN",
+        '{"d_model": NaN}',
+        '{"d_model": 1e999}',
+        "\x00",
+        '{"d_model": ' + "9" * 5000 + "}",
+    ],
+)
+def test_broken_json_is_refused(tmp_path: Path, text: str):
+    refused_file(write(tmp_path, text, "model.json"))
+
+
+def test_what_is_no_text_is_refused(tmp_path: Path):
+    path = tmp_path / "model.yaml"
+    path.write_bytes(b"\xff\xfe\x00\x81")
+    refused_file(path)
+    assert "no file" in refused_file(tmp_path / "absent.yaml")
+    refused_file(tmp_path)  # a folder
+
+
+@given(st.text(alphabet="!{}[]&*:- \n\t'\"#%|>?,0a.<~e@`", max_size=60))
+def test_any_yaml_is_a_tree_or_refused(tmp_path_factory: pytest.TempPathFactory, text: str):
+    path = tmp_path_factory.mktemp("any", numbered=True) / "model.yaml"
+    path.write_text(text, encoding="utf-8")
+    try:
+        read_tree(path)
+    except RequestError as refused:
+        assert "\n" not in str(refused)
+
+
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8) | st.just("kind"), inner, max_size=3)
+    ),
+    max_leaves=6,
+)
+
+
+@given(
+    path=st.sampled_from(
+        sorted(
+            {
+                *NUMBERS,
+                *flatten(LLAMA.to_dict()),
+                "stack",
+                "stack.0",
+                "head",
+                "init",
+                "final_norm",
+                "stack.0.blocks.0",
+                "stack.0.blocks.0.mixer",
+            }
+        )
+    ),
+    value=JSON_VALUES,
+)
+def test_any_value_is_taken_or_refused_in_a_sentence(path: str, value: Any):
+    try:
+        config = ModelConfig.from_dict(changed(path, value))
+    except RequestError as refused:
+        assert "\n" not in str(refused).replace(repr(value)[:80], "")
+    else:
+        assert ModelConfig.from_dict(config.to_dict()) == config
+
+
+# The schema
+
+
+def references(node: Any) -> Iterator[str]:
+    if isinstance(node, dict):
+        if isinstance(node.get("$ref"), str):
+            yield node["$ref"].removeprefix("#/$defs/")
+        for item in node.values():
+            yield from references(item)
+    elif isinstance(node, list):
+        for item in node:
+            yield from references(item)
+
+
+def fits(schema: dict[str, Any], value: Any, defs: dict[str, Any], at: str = "") -> str | None:
+    """Why `value` does not fit, by the keywords this schema uses: a validator of a few lines."""
+    if "$ref" in schema:
+        return fits(defs[schema["$ref"].removeprefix("#/$defs/")], value, defs, at)
+    for several in ("oneOf", "anyOf"):
+        if several in schema:
+            reasons = [fits(one, value, defs, at) for one in schema[several]]
+            good = reasons.count(None)
+            return None if good == 1 or (good and several == "anyOf") else f"{at}: {good} fit; {reasons}"
+    if "const" in schema and value != schema["const"]:
+        return f"{at}: not {schema['const']}"
+    if "enum" in schema and value not in schema["enum"]:
+        return f"{at}: none of {schema['enum']}"
+    kinds = {
+        "object": dict,
+        "array": list,
+        "string": str,
+        "integer": int,
+        "number": (int, float),
+        "boolean": bool,
+        "null": type(None),
+    }
+    kind = schema.get("type")
+    if kind and (not isinstance(value, kinds[kind]) or (isinstance(value, bool) and kind in ("integer", "number"))):
+        return f"{at}: {value!r} is no {kind}"
+    if kind == "object":
+        known = schema.get("properties", {})
+        if missing := [name for name in schema.get("required", ()) if name not in value]:
+            return f"{at}: {missing} missing"
+        if schema.get("additionalProperties") is False and set(value) - set(known):
+            return f"{at}: unknown {set(value) - set(known)}"
+        return next(filter(None, (fits(known[n], v, defs, f"{at}.{n}") for n, v in value.items() if n in known)), None)
+    if kind == "array":
+        return next(filter(None, (fits(schema["items"], v, defs, f"{at}.{i}") for i, v in enumerate(value))), None)
+    if "exclusiveMinimum" in schema and not value > schema["exclusiveMinimum"]:
+        return f"{at}: {value} not above {schema['exclusiveMinimum']}"
+    return None
+
+
+SCHEMA = ModelConfig.json_schema()
+
+
+def test_the_schema_is_whole():
+    assert json.loads(json.dumps(SCHEMA)) == SCHEMA
+    assert set(references(SCHEMA)) <= set(SCHEMA["$defs"])
+    assert "x-axis" not in json.dumps(SCHEMA)
+    bodies = {body.get("title"): body for body in (*SCHEMA["$defs"].values(), *SCHEMA["properties"].values())}
+    for cls in base._CLASSES:
+        if cls.__module__.startswith("glassformer.parts"):
+            body = bodies[cls.__name__]
+            assert body["properties"]["kind"] == {"const": cls.kind} and body["additionalProperties"] is False
+            assert set(body["properties"]) == {"kind", *cls.model_fields}
+
+
+@pytest.mark.parametrize("name", list(PRESETS))
+def test_the_schema_takes_what_is_written(name: str):
+    assert fits(SCHEMA, PRESETS[name]().to_dict(), SCHEMA["$defs"]) is None
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("d_model", "x"),
+        ("final_norm", {"kind": "nope"}),
+        ("head.tide", True),
+        ("final_norm.eps", 0),
+        ("stack.0.blocks.0.mixer.kind", "glu"),
+    ],
+)
+def test_the_schema_refuses_what_is_wrong(path: str, value: Any):
+    assert fits(SCHEMA, changed(path, value), SCHEMA["$defs"]) is not None
+
+
+def test_a_validator_agrees():
+    jsonschema = pytest.importorskip("jsonschema")
+    jsonschema.Draft202012Validator.check_schema(SCHEMA)
+    for name in PRESETS:
+        jsonschema.validate(PRESETS[name]().to_dict(), SCHEMA)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(changed("head.tide", True), SCHEMA)
+
+
+# A part from outside
+
+
+class Doubled(Norm):
+    """x -> gain x."""
+
+    def __init__(self, gain: float = 2.0):
+        super().__init__()
+        self.gain = nn.Parameter(torch.tensor(gain))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.gain
+
+
+@pytest.fixture
+def registry() -> Iterator[None]:
+    before = list(base._CLASSES)
+    yield
+    base._CLASSES[:] = before
+
+
+@pytest.fixture
+def doubled(registry: None) -> type[NormConfig]:
+    class DoubledConfig(NormConfig, kind="doubled"):
+        gain: float = 2.0
+
+        def over(self, width: int) -> Doubled:
+            return Doubled(self.gain)
+
+        def params_over(self, width: int) -> int:
+            return 1
+
+    return DoubledConfig
+
+
+def test_a_part_from_outside_is_usable_by_its_kind(doubled: type[NormConfig], tmp_path: Path):
+    tree = changed("final_norm", {"kind": "doubled", "gain": 3.0})
+    config = ModelConfig.from_dict(tree)
+    assert config.final_norm == doubled(gain=3.0)
+    model = config.build()
+    assert isinstance(model.final_norm, Doubled) and config.num_params() == sum(p.numel() for p in model.parameters())
+    config.save(tmp_path / "model.yaml")
+    assert ModelConfig.from_file(tmp_path / "model.yaml") == config
+    assert preset(f"{tmp_path / 'model.yaml'}+final_norm.gain=4").final_norm.gain == 4.0  # type: ignore[union-attr]
+    assert "'gain'" in refusal(changed("final_norm", {"kind": "doubled", "gian": 3.0}))
+    assert "'doubled'" in refusal(changed("final_norm", {"kind": "double", "gain": 3.0}))
+
+
+def test_a_part_from_outside_is_in_the_schema(doubled: type[NormConfig]):
+    schema = ModelConfig.json_schema()
+    assert schema["$defs"]["DoubledConfig"]["properties"]["kind"] == {"const": "doubled"}
+    tree = changed("final_norm", {"kind": "doubled", "gain": 3.0})
+    assert fits(schema, tree, schema["$defs"]) is None and fits(SCHEMA, tree, SCHEMA["$defs"]) is not None
+
+
+def test_a_part_may_extend_another(registry: None):
+    class LoudConfig(RMSNormConfig, kind="loud"):
+        volume: float = 11.0
+
+    config = ModelConfig.from_dict(changed("final_norm", {"kind": "loud", "volume": 7.0}))
+    assert isinstance(config.final_norm, LoudConfig) and config.to_dict()["final_norm"]["kind"] == "loud"
+    assert ModelConfig.from_dict(config.to_dict()) == config
+    assert RMSNormConfig.kind == "rmsnorm" and ModelConfig.from_dict(LLAMA.to_dict()) == LLAMA
+
+
+def test_a_part_of_another_axis_is_refused(doubled: type[NormConfig]):
+    assert "ffn" in refusal(changed("stack.0.blocks.0.ffn", {"kind": "doubled"}))
+    assert "ffn" in refusal(changed("stack.0.blocks.0.ffn", doubled()))
+
+
+def test_limits_are_those_of_the_file_format():
+    """Loosening them is a decision, not an accident."""
+    assert (module.MAX_FILE_BYTES, module.MAX_LAYERS, module.MAX_PARAMETERS) == (4 << 20, 4096, 1 << 44)

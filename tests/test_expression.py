@@ -1,0 +1,442 @@
+"""EXPR -> ModelConfig: a change touches its own axis, and what is typed is taken or refused in a sentence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from glassformer.errors import RequestError
+from glassformer.expression import SIZES, changes, parse, preset
+from glassformer.presets import FAMILIES, PRESETS, presets
+
+BLOCK = "stack.0.blocks.0."
+EMBEDDED = ("embedding.position",)
+ATTENTION = f"{BLOCK}mixer."
+
+TOUCHES: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("rope", "alibi", "learned", "sinusoidal", "nope"), ("embedding.position", f"{ATTENTION}position")),
+    **dict.fromkeys(("rmsnorm", "layernorm"), (f"{BLOCK}norm", "final_norm", "embedding.norm")),
+    **dict.fromkeys(("pre", "post", "sandwich", "parallel", "parallel2"), (f"{BLOCK}residual", "final_norm")),
+    **dict.fromkeys(("mha", "mqa", "gqa:2"), (f"{ATTENTION}n_kv_heads",)),
+    **dict.fromkeys(("causal", "bidirectional", "window:16"), (f"{ATTENTION}visibility",)),
+    **dict.fromkeys(
+        (
+            "relu",
+            "gelu",
+            "gelu_tanh",
+            "silu",
+            "relu2",
+            "glu",
+            "reglu",
+            "geglu",
+            "swiglu",
+            "swiglu:1024",
+            "relu:64",
+        ),
+        (f"{BLOCK}ffn",),
+    ),
+    **dict.fromkeys(("bias", "nobias"), (f"{ATTENTION}bias", f"{ATTENTION}out_bias", f"{BLOCK}ffn.bias")),
+    **dict.fromkeys(("tied", "untied"), ("head.tied",)),
+    **dict.fromkeys(("embednorm", "noembednorm"), ("embedding.norm",)),
+    **dict.fromkeys(("qknorm", "qknorm:head", "qknorm:full"), (f"{ATTENTION}qk_norm",)),
+    "softcap:50": (f"{ATTENTION}softcap",),
+    "dropout:0.1": (f"{ATTENTION}dropout", f"{BLOCK}residual.dropout", "embedding.dropout"),
+    "layers=8": ("stack.0.repeat",),
+    "heads=8": (f"{ATTENTION}n_heads",),
+    "kv_heads=2": (f"{ATTENTION}n_kv_heads",),
+    "hidden=96": (f"{BLOCK}ffn.hidden",),
+    "norm.eps=1e-3": (f"{BLOCK}norm.eps", "final_norm.eps", "embedding.norm.eps"),
+    "vocab_size=65": ("vocab_size",),
+    "kernel=naive": (f"{ATTENTION}kernel",),
+    "residual.dropout=0.2": (f"{BLOCK}residual.dropout",),
+    "stack.0.blocks.0.ffn.hidden=1024": (f"{BLOCK}ffn.hidden",),
+    "head.softcap=30": ("head.softcap",),
+}
+"""Change -> the paths it may touch; each must do something to gpt2@1m or to llama@1m."""
+
+REPEATS = {
+    "gpt2@1m": {"learned", "layernorm", "pre", "mha", "causal", "gelu_tanh", "bias", "tied", "noembednorm"},
+    "llama@1m": {"rope", "rmsnorm", "pre", "mha", "causal", "swiglu", "nobias", "untied", "noembednorm"},
+}
+"""What the model already is; the change then changes nothing."""
+
+
+def touched(before: str, change: str) -> set[str]:
+    return set(preset(before).diff(preset(f"{before}+{change}")))
+
+
+def test_every_short_name_is_tried():
+    assert {name.partition(":")[0] for name in TOUCHES if "=" not in name} == set(changes())
+
+
+@pytest.mark.parametrize("change", TOUCHES)
+@pytest.mark.parametrize("model", ["gpt2@1m", "llama@1m"])
+def test_a_change_touches_its_axis_alone(model: str, change: str):
+    paths = touched(model, change)
+    allowed = TOUCHES[change]
+    outside = {path for path in paths if not any(path == one or path.startswith(one + ".") for one in allowed)}
+    assert not outside
+    assert bool(paths) == (change not in REPEATS[model]), paths
+    assert preset(f"{model}+{change}+{change}") == preset(f"{model}+{change}")
+
+
+def test_changes_are_the_last_word():
+    for pair in (
+        ("rope", "alibi"),
+        ("pre", "sandwich"),
+        ("mqa", "gqa:2"),
+        ("swiglu", "relu"),
+        ("bias", "nobias"),
+    ):
+        for model in ("gpt2@1m", "bloom@1m"):
+            first, last = pair
+            assert preset(f"{model}+{first}+{last}") == preset(f"{model}+{last}"), pair
+
+
+def test_post_norm_and_back():
+    """Post-norm needs no final norm; whatever comes after needs one again."""
+    assert preset("llama@1m+post").final_norm is None
+    assert preset("llama@1m+post+pre") == preset("llama@1m")
+
+
+def test_the_ladder_from_gpt2_to_llama():
+    climbed, llama = preset("gpt2@10m+rope+rmsnorm+swiglu+nobias+untied"), preset("llama@10m")
+    assert set(climbed.diff(llama)) == {f"{BLOCK}norm.eps", "final_norm.eps", "context", "vocab_size"}
+    same = preset("gpt2@10m+rope+rmsnorm+swiglu+nobias+untied+norm.eps=1e-6+context=2048+vocab_size=32000")
+    assert same == llama
+
+
+@pytest.mark.parametrize("size", ["1m", "10m", "124m", "1.5b"])
+@pytest.mark.parametrize("gated", ["swiglu", "geglu", "reglu", "glu"])
+def test_gating_keeps_the_number_of_weights(size: str, gated: str):
+    for model in ("gpt2", "falcon", "mpt"):
+        before, after = preset(f"{model}@{size}"), preset(f"{model}@{size}+{gated}")
+        inner = before.num_params(embeddings=False)
+        assert abs(after.num_params(embeddings=False) - inner) < 0.01 * inner
+    llama, plain = preset(f"llama@{size}"), preset(f"llama@{size}+relu")
+    inner = llama.num_params(embeddings=False)
+    assert abs(plain.num_params(embeddings=False) - inner) < 0.01 * inner
+
+
+def test_gating_keeps_a_width_that_was_given():
+    assert preset("gpt2@1m+swiglu:96").stack[0].blocks[0].ffn.hidden == 96  # type: ignore[union-attr]
+    before, after = preset("gpt2@1m+hidden=1000"), preset("gpt2@1m+hidden=1000+swiglu")
+    inner = before.num_params(embeddings=False)
+    assert abs(after.num_params(embeddings=False) - inner) < 0.01 * inner
+
+
+def meant(size: str) -> float:
+    return float(size[:-1]) * {"m": 1e6, "b": 1e9}[size[-1]]
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("model", ["gpt2", "llama"])
+def test_sizes_mean_what_they_say(model: str, size: str):
+    """The layers alone; but 124m is GPT-2's own name for itself, which counts its tables."""
+    config = preset(f"{model}@{size}")
+    count = preset("gpt2@124m").num_params() if size == "124m" else config.num_params(embeddings=False)
+    assert abs(count - meant(size)) < 0.25 * meant(size)
+    layers, d_model, heads = SIZES[size]
+    assert (config.n_layers, config.d_model, config.stack[0].blocks[0].mixer.n_heads) == (
+        layers,
+        d_model,
+        heads,
+    )  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("name", [*PRESETS, *FAMILIES])
+@pytest.mark.parametrize("size", ["1m", "10m", "3b"])
+def test_every_name_takes_every_size_and_keeps_its_parts(name: str, size: str):
+    whole, sized = preset(name), preset(f"{name}@{size}")
+    diff = set(whole.diff(sized))
+    sizes = (
+        "d_model",
+        "stack.0.repeat",
+        f"{ATTENTION}n_heads",
+        f"{ATTENTION}n_kv_heads",
+        f"{ATTENTION}head_dim",
+    )
+    assert diff <= {*sizes, f"{BLOCK}ffn.hidden"}
+    assert preset(f"{name}@{size.upper()}") == sized
+    mixer, before = sized.stack[0].blocks[0].mixer, whole.stack[0].blocks[0].mixer
+    assert (mixer.n_kv_heads is None) == (before.n_kv_heads is None)  # type: ignore[attr-defined]
+
+
+def test_published_counts():
+    counts = {
+        "gpt2": 124439808,
+        "gpt2-xl": 1557611200,
+        "llama-7b": 6738415616,
+        "llama-2-70b": 68976648192,
+        "llama-3-8b": 8030261248,
+        "smollm2-135m": 134515008,
+        "mistral-7b": 7241732096,
+        "qwen3-0.6b": 596049920,
+        "qwen3-8b": 8190735360,
+        "bloom-560m": 559214592,
+        "bloom-7b1": 7069016064,
+        "gpt-neox-20b": 20554567680,
+        "pythia-160m": 162322944,
+        "mpt-7b": 6649286656,
+        "falcon-7b": 6921720704,
+    }
+    assert {name: preset(name).num_params() for name in counts} == counts
+    assert presets() == list(PRESETS)
+
+
+# path=value
+
+
+@pytest.mark.parametrize(
+    ("text", "path", "value"),
+    [
+        ("norm.eps=1e-6", f"{BLOCK}norm.eps", 1e-6),
+        ("norm.eps=1e-6", "final_norm.eps", 1e-6),
+        ("layers=8", "stack.0.repeat", 8),
+        ("stack.0.blocks.0.ffn.hidden=1024", f"{BLOCK}ffn.hidden", 1024),
+        ("ffn.hidden=none", f"{BLOCK}ffn.hidden", None),
+        ("rope+position.base=1e+5", f"{ATTENTION}position.base", 1e5),
+        ("rope+position.base=1e+5+qknorm", f"{ATTENTION}position.base", 1e5),
+        ("norm.eps = 1e-3", "final_norm.eps", 1e-3),
+        ("head.tied=False", "head.tied", False),
+        ("final_norm=none", "final_norm", None),
+        ("norm=rmsnorm", "final_norm.kind", "rmsnorm"),
+        ("head_dim=64", f"{ATTENTION}head_dim", 64),
+        ("mixer.out_bias=true", f"{ATTENTION}out_bias", True),
+        ("visibility=bidirectional", f"{ATTENTION}visibility.kind", "bidirectional"),
+        ("context=64", "context", 64),
+        ("init=xavier+init.gain=2", "init.gain", 2.0),
+    ],
+)
+def test_paths_set_values(text: str, path: str, value: object):
+    from glassformer.config import flatten
+
+    tree = flatten(preset(f"gpt2@1m+{text}").to_dict())
+    assert tree.get(path) == value if value is not None else path not in tree or tree[path] is None
+
+
+@pytest.mark.parametrize(
+    ("expression", "words"),
+    [
+        ("", "empty"),
+        ("   ", "empty"),
+        ("gtp2", "'gpt2'"),
+        ("lama@1m", "'llama'"),
+        ("zzzz", "known:"),
+        ("gpt2@", "size"),
+        ("gpt2@2m", "sizes are 1m"),
+        ("gpt2@1m+", "plus"),
+        ("gpt2@1m+rop", "'rope'"),
+        ("gpt2@1m+qqqq", "path=value"),
+        ("gpt2@1m+rope:3", "takes no value"),
+        ("gpt2@1m+gqa", "gqa:2"),
+        ("gpt2@1m+gqa:", "gqa:2"),
+        ("gpt2@1m+gqa:0", "from 1 up"),
+        ("gpt2@1m+gqa:3", "n_kv_heads=3 does not divide n_heads=4; use 1, 2 or 4"),
+        ("gpt2@1m+gqa:x", "gqa:x"),
+        ("gpt2@1m+window:-1", "window:-1"),
+        ("gpt2@1m+softcap:0", "above 0"),
+        ("gpt2@1m+softcap:nan", "above 0"),
+        ("gpt2@1m+softcap:many", "not a number"),
+        ("gpt2@1m+dropout:1", "dropout:1"),
+        ("gpt2@1m+qknorm:half", "qknorm:full"),
+        ("gpt2@1m+swiglu:big", "swiglu:big"),
+        ("gpt2@1m+norm.epss=1", "'eps'"),
+        ("gpt2@1m+nrom.eps=1", "'norm'"),
+        ("gpt2@1m+norm.eps=-1", "greater than 0"),
+        ("gpt2@1m+layers=0", "stack.0.repeat=0"),
+        ("gpt2@1m+layers=1e9", "stack.0.repeat"),
+        ("gpt2@1m+layers=2.5", "stack.0.repeat=2.5"),
+        ("gpt2@1m+vocab_size=1e13", "vocab_size"),
+        ("gpt2@1m+stack.7.repeat=2", "index below 1"),
+        ("gpt2@1m+stack.x.repeat=2", "index below 1"),
+        ("gpt2@1m+d_model.x=2", "plain value"),
+        ("gpt2@1m+position.base=2", "no position"),
+        ("gpt2@1m+norm.x.y=3", "no field"),
+        ("gpt2@1m+norm.=3", "norm"),
+        ("gpt2@1m+norm=", "norm"),
+        ("no/such/file.yaml", "no file"),
+        ("no/such/file.yaml+rope", "no file"),
+        ("hf:owner/name", "not built yet"),
+    ],
+)
+def test_what_is_wrong_is_said_in_a_sentence(expression: str, words: str):
+    with pytest.raises(RequestError) as refused:
+        preset(expression)
+    message = str(refused.value)
+    assert words in message and "\n" not in message and len(message) < 700
+
+
+# Files and folders as names
+
+
+def test_a_file_is_a_name(tmp_path: Path):
+    config = preset("gpt2@1m+rope")
+    for name in ("plain.yaml", "with+plus.json", "with@at.yml", "a+rope.yaml"):
+        config.save(tmp_path / name)
+        assert preset(str(tmp_path / name)) == config
+        assert preset(f"{tmp_path / name}+qknorm") == preset("gpt2@1m+rope+qknorm")
+        assert preset(f"{tmp_path / name}@3m+swiglu") == preset("gpt2@3m+rope+swiglu")
+
+
+def test_a_run_folder_is_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    config = preset("llama@1m")
+    folder = tmp_path / "run+1@x"
+    folder.mkdir()
+    with pytest.raises(RequestError, match=r"holds no config\.yaml"):
+        preset(str(folder))
+    config.save(folder / "config.yaml")
+    assert preset(str(folder)) == config and preset(f"{folder}@3m") == preset("llama@3m")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "gpt2").mkdir()  # a folder does not hide a preset
+    assert preset("gpt2@1m") == PRESETS_GPT2
+    assert preset("run+1@x+mqa") == preset("llama@1m+mqa")
+
+
+PRESETS_GPT2 = preset("gpt2@1m")
+
+
+@pytest.mark.parametrize(
+    ("expression", "expected"),
+    [
+        ("gpt2", ("gpt2", None, [])),
+        (" gpt2@10m+rope+gqa:2 ", ("gpt2", "10m", ["rope", "gqa:2"])),
+        ("llama+position.base=1e+6+mqa", ("llama", None, ["position.base=1e+6", "mqa"])),
+        ("llama-3-8b@1m", ("llama-3-8b", "1m", [])),
+    ],
+)
+def test_parsing(expression: str, expected: tuple):
+    assert parse(expression) == expected
+
+
+# Anything at all
+
+WORDS = st.sampled_from(
+    [
+        *FAMILIES,
+        "gpt2",
+        "@1m",
+        "@10m",
+        "@",
+        "+",
+        ":",
+        "=",
+        ".",
+        *(f"+{name}" for name in TOUCHES),
+        "layers",
+        "1e400",
+        "-1",
+        "nan",
+        "inf",
+        "none",
+        "true",
+        "0",
+        "2",
+        "9" * 30,
+        "stack",
+        "norm",
+        "eps",
+        "mixer",
+        "position",
+        "/",
+        "~",
+        "..",
+        "\\",
+        " ",
+        "hf:",
+        ".yaml",
+        ".gguf",
+        "kind",
+        "qk_norm",
+        "ffn",
+        "=none",
+        "=rotary",
+        "\n",
+        "\x00",
+        "é",
+        "٣",
+        "[",
+        "*",
+    ]
+)
+
+
+def taken_or_refused(expression: str) -> None:
+    try:
+        preset(expression)
+    except RequestError as refused:
+        assert str(refused)
+
+
+LONG = {
+    "name": "a" * 5000,
+    "file": "a" * 300 + ".yaml",
+    "path": "x/" * 3000,
+    "expression": "gpt2@1m" + "+rope" * 1000,
+    "whole number": "gpt2@1m+gqa:" + "9" * 5000,
+    "number": "gpt2@1m+dropout:" + "9" * 5000,
+    "index": "gpt2@1m+stack." + "9" * 5000 + ".repeat=1",
+    "value": "gpt2@1m+d_model=" + "9" * 5000,
+    "width": "gpt2@1m+swiglu:" + "9" * 30,
+    "size": "gpt2@" + "9" * 5000,
+}
+
+
+@pytest.mark.parametrize("what", LONG)
+def test_long_text_is_taken_or_refused(what: str):
+    taken_or_refused(LONG[what])
+
+
+def test_a_thousand_changes_are_one_change():
+    assert preset("gpt2@1m" + "+rope" * 40) == preset("gpt2@1m+rope")
+
+
+@settings(max_examples=150)
+@given(st.text(max_size=40))
+@example("\ud800")
+@example("/\x00")
+def test_any_text_is_taken_or_refused(expression: str):
+    taken_or_refused(expression)
+
+
+@settings(max_examples=150)
+@given(st.lists(WORDS, max_size=8).map("".join))
+def test_any_words_are_taken_or_refused(expression: str):
+    taken_or_refused(expression)
+
+
+@settings(max_examples=150)
+@given(
+    st.sampled_from(["gpt2@1m", "llama@1m", "falcon@1m", "qwen3@1m"]),
+    st.lists(
+        st.sampled_from(
+            [
+                *TOUCHES,
+                "init.std=-1",
+                "norm.eps=0.5",
+                "ffn=none",
+                "final_norm=none",
+                "mixer=none",
+                "norm=none",
+                "residual=post",
+                "embedding=none",
+                "stack=none",
+                "stack.0=none",
+                "kernel=flex",
+                "mixer.qk_norm=none",
+                "position.base=100",
+                "qk_norm.over=full",
+                "ffn.bias.x=1",
+                "position=none",
+                "head=none",
+                "init=none",
+            ]
+        ),
+        max_size=5,
+    ),
+)
+def test_any_changes_are_taken_or_refused(model: str, some: list[str]):
+    taken_or_refused("+".join([model, *some]))

@@ -1,0 +1,312 @@
+"""The house: arrows between rooms go one way, and what must never happen in the code."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from torch import nn
+
+import glassformer
+import glassformer.config  # registers every part
+from glassformer.parts.base import _CLASSES, BuildContext, PartConfig
+from glassformer.parts.embedding import EmbeddingConfig
+from glassformer.parts.head import HeadConfig
+from glassformer.parts.init import Init, InitConfig
+from glassformer.parts.kernel import KernelConfig
+from glassformer.parts.mixer import AttentionConfig
+from glassformer.parts.norm import LayerNormConfig, NormConfig
+from glassformer.parts.position import AttentionPositionConfig, RotaryScalingConfig
+from glassformer.parts.position.scaling import Scaling
+from glassformer.parts.residual import ResidualConfig
+from glassformer.parts.visibility import SlidingWindowConfig, VisibilityConfig
+
+SRC = Path(glassformer.__file__).parent
+
+LEVELS: list[set[str]] = [
+    {"errors", "callable_module", "state", "figures"},
+    {"parts"},
+    {"model"},
+    {"config", "capture", "machine"},
+    {"presets", "convert", "text", "generate"},
+    {"train", "lens", "dynamics", "plan", "parallel"},
+    {"expression"},
+    {"report"},
+    {"compare"},
+    {"claims", "studio"},
+    {"cli"},
+    {"__main__"},
+]
+"""A room may use its own files and rooms above it here. `compare` writes the page: `report` comes first."""
+
+ONLY: dict[str, set[str]] = {
+    "errors": set(),
+    "callable_module": set(),
+    "figures": set(),
+    "parts": {"errors", "state"},
+    "model": {"errors", "state", "parts"},
+    "report": {"errors", "figures", "config"},
+}
+"""Rooms that may use less than what lies below them."""
+
+RANK = {room: rank for rank, rooms in enumerate(LEVELS) for room in rooms}
+FILES = sorted(SRC.rglob("*.py"))
+TREES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in FILES}
+
+
+def named(path: Path) -> str:
+    return path.relative_to(SRC).as_posix()
+
+
+def room_of(path: Path) -> str:
+    return path.relative_to(SRC).with_suffix("").parts[0]
+
+
+def imported(path: Path, tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """(line, dotted name) of all that a file imports, at its top or in a function; relative ones resolved."""
+    package = ["glassformer", *path.relative_to(SRC).parts[:-1]]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield node.lineno, alias.name
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            module = ".".join([*base, *([node.module] if node.module else [])])
+            for alias in node.names:
+                yield node.lineno, f"{module}.{alias.name}"
+
+
+def rooms_used(path: Path, tree: ast.AST) -> Iterator[tuple[int, str]]:
+    for line, name in imported(path, tree):
+        steps = name.split(".")
+        if steps[0] == "glassformer" and len(steps) > 1 and (steps[1] in RANK or (SRC / steps[1]).exists()):
+            yield line, steps[1]
+
+
+def test_every_room_has_a_place():
+    """A new folder or file at the top must be given its rank here."""
+    assert {room_of(path) for path in FILES} - {"__init__"} <= set(RANK)
+
+
+@pytest.mark.parametrize("path", FILES, ids=named)
+def test_arrows_go_one_way(path: Path):
+    room = room_of(path)
+    if room == "__init__":  # it imports lazily, by name
+        return
+    wrong = [
+        f"line {line}: {room} uses {used}"
+        for line, used in rooms_used(path, TREES[path])
+        if used != room and (RANK.get(used, 99) >= RANK[room] or used not in ONLY.get(room, RANK))
+    ]
+    assert not wrong
+
+
+def test_the_package_itself_imports_nothing_when_imported():
+    """`glassformer/__init__` may name the rooms only for type checkers, or inside its lazy loader."""
+    tree = TREES[SRC / "__init__.py"]
+    top = [node for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom))]
+    names = {getattr(node, "module", None) or node.names[0].name for node in top}
+    assert names <= {"__future__", "importlib", "typing"}
+
+
+@pytest.mark.parametrize("path", [p for p in FILES if room_of(p) in ("parts", "model", "state")], ids=named)
+def test_models_know_no_trainer_no_cluster_and_no_library(path: Path):
+    allowed = {
+        "torch",
+        "einops",
+        "jaxtyping",
+        "pydantic",
+        "pydantic_core",
+        "numpy",
+        "glassformer",
+        *sys.stdlib_module_names,
+    }
+    names = {name for _, name in imported(path, TREES[path])}
+    assert not {name for name in names if name.split(".")[0] not in allowed}
+    assert not {name for name in names if name.startswith(("torch.distributed", "torch.optim", "torch.utils.data"))}
+    reached = {ast.unparse(node) for node in ast.walk(TREES[path]) if isinstance(node, ast.Attribute)}
+    assert not {name for name in reached if name.startswith(("torch.distributed", "torch.optim", "dist."))}
+
+
+def calls(tree: ast.AST) -> Iterator[tuple[str, ast.Call]]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            yield ast.unparse(node.func), node
+
+
+@pytest.mark.parametrize("path", FILES, ids=named)
+def test_nothing_is_unpickled_or_evaluated(path: Path):
+    tree = TREES[path]
+    roots = {name.split(".")[0] for _, name in imported(path, tree)}
+    assert not roots & {
+        "pickle",
+        "cPickle",
+        "dill",
+        "cloudpickle",
+        "marshal",
+        "shelve",
+        "joblib",
+        "code",
+        "codeop",
+    }
+    full = {name for _, name in imported(path, tree)}
+    assert not full & {"torch.load", "torch.hub", "numpy.load", "builtins.eval", "builtins.exec"}
+    for name, call in calls(tree):
+        assert name not in {"eval", "exec", "__import__", "torch.load", "torch.jit.load", "torch.hub.load"}, name
+        assert name not in {"os.system", "os.popen", "yaml.unsafe_load", "yaml.full_load", "builtins.eval"}, name
+        given = {keyword.arg: ast.unparse(keyword.value) for keyword in call.keywords}
+        assert given.get("allow_pickle") in (None, "False"), name
+        assert given.get("shell") in (None, "False"), name
+        assert given.get("trust_remote_code") in (None, "False"), name
+        if name == "yaml.load":
+            loader = given.get("Loader") or (ast.unparse(call.args[1]) if len(call.args) > 1 else "")
+            assert loader in {"_NoAliases", "yaml.SafeLoader"}, loader
+
+
+@pytest.mark.parametrize("path", [p for p in SRC.rglob("*") if p.is_file() and "__pycache__" not in p.parts], ids=named)
+def test_nothing_speaks_of_the_workshop(path: Path):
+    """What is installed must make sense alone."""
+    text = path.read_text(encoding="utf-8", errors="replace")
+    for word in ("../shared", "/shared/", "/work/", "DESIGN.md"):
+        assert word not in text
+
+
+def python(code: str, *args: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(SRC.parent)}
+    return subprocess.run(
+        [sys.executable, "-c", code, *args],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=environment,
+        check=False,
+    )
+
+
+HELP = """
+import sys
+from glassformer.cli import entry
+sys.argv = ["glassformer", *sys.argv[1:]]
+try:
+    entry()
+except SystemExit as leaving:
+    assert not leaving.code, leaving.code
+heavy = {"torch", "numpy", "pandas", "transformers", "datasets", "tokenizers", "jaxtyping"} & set(sys.modules)
+print("HEAVY", sorted(heavy))
+"""
+
+
+@pytest.mark.parametrize(
+    "args", [("--help",), ("--version",), ("train", "--help"), ("compare", "--help")], ids=" ".join
+)
+def test_help_imports_no_torch(args: tuple[str, ...]):
+    done = python(HELP, *args)
+    assert done.returncode == 0, done.stderr
+    assert "HEAVY []" in done.stdout, done.stdout.splitlines()[-1]
+
+
+def test_importing_the_package_imports_no_torch():
+    done = python("import sys, glassformer; print('torch' in sys.modules)")
+    assert done.stdout.strip() == "False", done.stderr
+
+
+# Parts: every registered config builds at its defaults, and its module speaks of the same things
+
+CTX = BuildContext(d_model=16, vocab_size=11, context=32, n_layers=2)
+NEEDED = {
+    "attention": {"n_heads": 4},
+    "sliding_window": {"window": 3},
+    **{kind: {"factor": 2.0} for kind in ("linear", "ntk", "dynamic_ntk", "yarn", "llama3")},
+}
+"""Fields without a default."""
+
+
+def own(cls: type[PartConfig]) -> bool:
+    return cls.__module__.startswith("glassformer.parts.")
+
+
+PARTS = sorted((cls for cls in _CLASSES if own(cls)), key=lambda cls: (cls.axis, cls.kind))
+
+
+def built(config: PartConfig) -> object:
+    """What a config makes, by the method of its axis."""
+    if isinstance(config, ResidualConfig):
+        return config.wire(CTX, LayerNormConfig(), has_ffn=True)
+    if isinstance(config, AttentionPositionConfig):
+        return config.for_heads(4, 8, CTX)
+    if isinstance(config, RotaryScalingConfig):
+        return config.over(CTX.context)
+    if isinstance(config, InitConfig):
+        return config.rule(CTX)
+    return config.build(CTX)
+
+
+def part_name(cls: type[PartConfig]) -> str:
+    return f"{cls.axis}.{cls.kind}"
+
+
+@pytest.mark.parametrize("cls", PARTS, ids=part_name)
+def test_every_registered_part_builds_at_its_defaults(cls: type[PartConfig]):
+    config = cls(**NEEDED.get(cls.kind, {}))
+    made = built(config)
+    assert isinstance(made, (nn.Module, Init, Scaling)) or isinstance(config, (KernelConfig, VisibilityConfig))
+    if isinstance(made, nn.Module) and not isinstance(config, (ResidualConfig, AttentionPositionConfig)):
+        assert config.num_params(CTX) == sum(p.numel() for p in made.parameters())
+    if isinstance(config, ResidualConfig):
+        assert config.wire_params(CTX, LayerNormConfig(), True) == sum(p.numel() for p in made.parameters())  # type: ignore[union-attr]
+
+
+FROM_THE_MODEL = {"d_model", "vocab_size", "width", "n_heads", "head_dim", "length", "hidden"}
+"""Constructor arguments that a config may leave to the model around it."""
+ELSEWHERE = {
+    "attention": {"norm_after_position"},  # a field of its qk_norm
+    "rotary": {"dim"},  # `fraction` of the head
+}
+NOT_ARGUMENTS = {
+    "rotary": {"fraction"},
+    "glu": {"multiple_of"},
+    "parallel": {"shared_norm"},  # one norm is given, or two
+}
+
+
+@pytest.mark.parametrize("cls", [cls for cls in PARTS if cls.axis not in ("init", "rotary_scaling")], ids=part_name)
+def test_config_and_constructor_agree(cls: type[PartConfig]):
+    module = type(built(cls(**NEEDED.get(cls.kind, {}))))
+    given = {} if module.__init__ is object.__init__ else dict(inspect.signature(module.__init__).parameters)
+    given.pop("self", None)
+    fields = cls.model_fields
+    norms = {name for name in given if name.endswith("norm")} if issubclass(cls, ResidualConfig) else set()
+    assert set(given) - set(fields) <= FROM_THE_MODEL | ELSEWHERE.get(cls.kind, set()) | norms
+    assert set(fields) - set(given) <= NOT_ARGUMENTS.get(cls.kind, set())
+    for name in set(given) & set(fields):
+        mine, theirs = given[name].default, fields[name].get_default(call_default_factory=True)
+        if mine is inspect.Parameter.empty or fields[name].is_required() or theirs is None or mine is None:
+            continue  # required somewhere, or left to the model
+        assert mine == theirs, f"{name}: {mine!r} in the constructor, {theirs!r} in the config"
+
+
+def test_the_table_of_parts_is_whole():
+    """At least what DESIGN.md names today; a kind that disappears would break files."""
+    kinds = {(cls.axis, cls.kind) for cls in PARTS}
+    expected = {
+        "norm": {"layernorm", "rmsnorm"},
+        "position": {"learned", "sinusoidal", "rotary", "alibi"},
+        "visibility": {"causal", "bidirectional", "sliding_window"},
+        "mixer": {"attention"},
+        "kernel": {"naive", "sdpa", "flex", "banded", "auto"},
+        "ffn": {"mlp", "glu"},
+        "residual": {"pre", "post", "sandwich", "parallel"},
+        "init": {"gpt2", "xavier", "small"},
+        "rotary_scaling": {"linear", "ntk", "dynamic_ntk", "yarn", "llama3"},
+        "embedding": {"embedding"},
+        "head": {"head"},
+    }
+    assert {(axis, kind) for axis, some in expected.items() for kind in some} <= kinds
+    assert AttentionConfig.kind == "attention" and SlidingWindowConfig.kind == "sliding_window"
+    assert EmbeddingConfig.kind == "embedding" and HeadConfig.kind == "head" and NormConfig.kind == ""
