@@ -381,6 +381,9 @@ LONG = {
     "index": "gpt2@1m+stack." + "9" * 5000 + ".repeat=1",
     "value": "gpt2@1m+d_model=" + "9" * 5000,
     "width": "gpt2@1m+swiglu:" + "9" * 30,
+    "window": "gpt2@1m+window:" + "9" * 30,
+    "heads": "gpt2@1m+gqa:" + "9" * 30,
+    "cap": "gpt2@1m+softcap:" + "9" * 300,
     "size": "gpt2@" + "9" * 5000,
 }
 

@@ -135,7 +135,7 @@ def test_sampling_follows_the_distribution():
 @pytest.mark.parametrize(
     ("tokens", "options", "names"),
     [
-        (torch.zeros(2, 0, dtype=torch.long), {}, "at least one token"),
+        (torch.zeros(2, 0, dtype=torch.long), {}, "at least one"),
         (torch.zeros(0, 2, dtype=torch.long), {}, "batch"),
         (torch.zeros(4, dtype=torch.long), {}, "(4,)"),
         (torch.full((1, 2), VOCAB), {}, f"token {VOCAB}"),
