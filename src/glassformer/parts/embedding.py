@@ -37,7 +37,7 @@ class Embedding(nn.Module):
     def forward(self, tokens: Int[Tensor, "b s"], positions: Positions) -> Float[Tensor, "b s d"]:
         x = F.embedding(tokens, self.weight)
         if self.scale != 1.0:
-            x = x * self.scale
+            x = x * torch.tensor(self.scale, dtype=x.dtype, device=x.device)  # rounded as Gemma rounds it
         if self.position is not None:
             x = x + self.position(positions).to(x.dtype)
         if self.norm is not None:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from glassformer.parts.precision import wide
 
@@ -43,6 +44,8 @@ def linear_cross_entropy(
     returns (N,) losses, zero where a target is ignored."""
     if reduction == "mean":
         return _LinearCrossEntropy.apply(x, weight, targets, bias, softcap)
+    if reduction != "none":
+        raise ValueError(f"reduction={reduction!r}: use mean or none")
     rows = max(1, _VALUES_PER_CHUNK // weight.shape[0])
     parts = zip(x.split(rows), targets.split(rows), strict=True)
     return torch.cat([naive_linear_cross_entropy(a, weight, b, bias, softcap, "none") for a, b in parts])
@@ -91,6 +94,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         return total / count
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
         grads = [grad * upstream[0] if grad is not None else None for grad in ctx.saved_tensors]
         return grads[0], grads[1], None, grads[2], None

@@ -14,4 +14,5 @@ def wide(x: Tensor) -> Tensor:
 def product_dtype(x: Tensor) -> torch.dtype:
     """The dtype that matrix products of x run in: autocast's, where it is on."""
     kind = x.device.type
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+    known = torch.amp.is_autocast_available(kind)  # not on the meta device
+    return torch.get_autocast_dtype(kind) if known and torch.is_autocast_enabled(kind) else x.dtype

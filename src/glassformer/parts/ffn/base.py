@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from glassformer.parts.base import BuildContext, PartConfig
 from glassformer.parts.precision import wide
@@ -39,6 +40,7 @@ class _GeluTanh(torch.autograd.Function):
         return _gelu_tanh(x)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> Tensor:
         return _gelu_tanh_grad(grads[0], *ctx.saved_tensors)
 

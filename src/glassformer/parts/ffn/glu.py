@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from glassformer.parts.base import BuildContext
 from glassformer.parts.ffn.base import ACTIVATIONS, Activation, FFNConfig
@@ -63,6 +64,7 @@ class _SwiGlu(torch.autograd.Function):
         return _swiglu(gate, up)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
         return _swiglu_grad(grads[0], *ctx.saved_tensors)
 

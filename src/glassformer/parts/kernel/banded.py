@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from glassformer.parts.base import BuildContext
 from glassformer.parts.kernel.base import Index, Kernel, KernelConfig, Once, ScoreBias, anew, indices
@@ -147,6 +148,7 @@ class _Tiles(torch.autograd.Function):
         return z
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         queries, keys, values, *patterns = ctx.saved_tensors
         b, n, _s, h = queries.shape

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from glassformer.parts.norm.base import Norm, NormConfig
 from glassformer.parts.precision import wide
@@ -72,6 +73,7 @@ class _LayerNorm(torch.autograd.Function):
         return y
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, mean, rate = ctx.saved_tensors
         grad_weight, grad_bias = _grad_weight(grads[0], x, mean, rate)

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from glassformer.parts.norm.base import Norm, NormConfig
 from glassformer.parts.precision import wide
@@ -26,7 +27,7 @@ class RMSNorm(Norm):
         self.init_weights(None)
 
     def forward(self, x: Float[Tensor, "... d"]) -> Float[Tensor, "... d"]:
-        weight = self.weight + 1.0 if self.unit_offset else self.weight
+        weight = wide(self.weight) + 1.0 if self.unit_offset else self.weight
         return rms_norm(x, weight, self.eps, self.out_dtype(x))
 
     @torch.no_grad()
@@ -71,6 +72,7 @@ class _RMSNorm(torch.autograd.Function):
         return y
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, rate = ctx.saved_tensors
         return (

@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from glassformer.errors import RequestError
 from glassformer.parts.base import BuildContext
@@ -106,6 +107,7 @@ class _Turn(torch.autograd.Function):
         return _turn(x, cos, sin, pair_axis)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         return _turn_back(grads[0], *ctx.saved_tensors, ctx.pair_axis), None, None, None
 
