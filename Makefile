@@ -9,7 +9,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 .PHONY: demo test test-all lint types bench clean
 
 demo: $(CORE)
-	$(BIN)/glassformer compare gpt2@1m llama@1m bloom@1m falcon@1m --data python-docs --minutes 0.8 --out demo
+	$(BIN)/glassformer compare gpt2@1m llama@1m bloom@1m falcon@1m --data python-docs --minutes 0.65 --out demo
 
 test: lint types
 	$(BIN)/python -m pytest
@@ -25,7 +25,8 @@ types: $(DEV)
 	$(BIN)/mypy
 
 bench: $(DEV)
-	$(BIN)/glassformer bench train
+	$(BIN)/glassformer bench train --rounds 9 --out docs/benchmarks/train.md
+	$(BIN)/glassformer bench kernels --rounds 5 --out docs/benchmarks/kernels.md
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)

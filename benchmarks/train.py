@@ -22,7 +22,7 @@ from glassformer.config import ModelConfig
 from glassformer.expression import preset
 from glassformer.parts.region import compiled_regions
 from glassformer.train import Recipe
-from glassformer.train.loop import make_optimizer
+from glassformer.train.loop import clip, make_optimizer
 
 BATCH, CONTEXT, VOCAB = 16, 256, 65
 FAMILIES = ("llama", "gpt2")
@@ -39,13 +39,14 @@ def ours(family: str, dtype: str, compile: bool) -> Step:
     model = config(family).build(seed=0)
     recipe = Recipe(tokens=1, batch_size=BATCH, context=CONTEXT)
     optimizer = make_optimizer(model, recipe, 1e-3)
+    parameters = list(model.parameters())
 
     def step(inputs: torch.Tensor, targets: torch.Tensor) -> float:
         with compiled_regions(compile):
             with how.autocast():
                 loss = model.loss(inputs, targets)
             loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        clip(parameters, 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         return float(loss.detach())

@@ -168,8 +168,12 @@ def peak_memory(device: str) -> int:
     if device == "mps":
         return torch.mps.driver_allocated_memory()
     try:
+        with open("/proc/self/status", encoding="ascii") as status:  # getrusage would count what the parent held
+            return next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM:"))
+    except (OSError, StopIteration, ValueError):
+        pass
+    try:
         import resource
     except ImportError:  # Windows
         return 0
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

@@ -159,6 +159,7 @@ def test_a_comparison_from_end_to_end(source: Path, tmp_path: Path) -> None:
     assert [row["loss"] is None for row in gpt2["extrapolation"]] == [False, True, True, True]
     assert gpt2["extrapolation"][1]["reason"].startswith("cannot")
     assert all(row["loss"] is not None for row in llama["extrapolation"])
+    assert len({row["tokens"] for row in llama["extrapolation"]}) == 1  # every length scores the same tokens
     # fp32 keys and values of 32 values: every token for GPT-2, the last 8 of 32 for the window
     assert gpt2["generation"]["state_bytes_per_token"] == 2 * 32 * 4
     assert llama["generation"]["state_bytes_per_token"] == 2 * 32 * 4 * 8 / 32

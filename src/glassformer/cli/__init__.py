@@ -257,6 +257,7 @@ def bench(
     *,
     rounds: int = 5,
     threads: int | None = None,
+    out: str | None = None,
     json: Json = False,
 ) -> None:
     """Measure this machine: us and the peers side by side in one process, medians and ratios.
@@ -268,10 +269,12 @@ def bench(
         kernels against each other.
     rounds
         Measurements of each, taken in turn.
+    out
+        A Markdown file to write the table to, with machine and date.
     """
     from glassformer.cli.show import show_bench
 
-    show_bench(what, rounds, threads, json)
+    show_bench(what, rounds, threads, out, json)
 
 
 def _whole(value: float | None) -> int | None:

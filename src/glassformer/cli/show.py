@@ -6,6 +6,8 @@ import json
 import math
 import sys
 import time
+from datetime import date
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from glassformer.generate import stream
 from glassformer.presets import FAMILIES, PRESETS
 from glassformer.text import TextData
 from glassformer.train import Loaded, Recipe, Report, Run
+from glassformer.train.checkpoint import disk_errors
 
 BYTES = ("B", "kB", "MB", "GB", "TB")
 
@@ -141,8 +144,9 @@ class ComparisonView(View):
         if as_json:
             print(json.dumps(results))
             return
-        console = Console()
-        console.print(comparison_table(results))
+        console = Console(width=None if sys.stdout.isatty() else 120)
+        for table in comparison_tables(results):
+            console.print(table)
         for verdict in results["verdicts"]:
             console.print(
                 f"{verdict['a']} against {verdict['b']}: {verdict['verdict']}; "
@@ -155,35 +159,45 @@ class ComparisonView(View):
         print(f"report: {Path(out) / 'report.html'}")
 
 
-def comparison_table(results: dict[str, Any]) -> Table:
-    table = Table(title=f"{results['data'].get('name')}, held-out text", title_justify="left")
-    table.add_column("model")
-    for heading in (
-        "parameters",
-        "loss",
-        "bits/byte",
-        "tokens/s",
-        "memory",
-        "ms/token",
-        "state/token",
-        "loss at 1x 2x 4x 8x",
-    ):
-        table.add_column(heading, justify="right")
+def comparison_tables(results: dict[str, Any]) -> list[Table]:
+    """Summary and extrapolation, best loss first; two, so that each fits a narrow terminal."""
     several = results["budget"]["seeds"] > 1
-    order = sorted(results["runs"], key=lambda run: (run.get("validation") or {}).get("loss") or math.inf)
-    for run in order:
+    summary = Table(title=f"{results['data'].get('name')}, held-out text", title_justify="left")
+    reach = Table(title="loss at multiples of the training context", title_justify="left")
+    for table, headings in (
+        (summary, ("params", "loss", "bits/byte", "tokens/s", "memory", "ms/token", "state/token")),
+        (reach, tuple(f"{row['context']:,}" for row in _longest(results["runs"]))),
+    ):
+        table.add_column("model", overflow="fold")
+        for heading in headings:
+            table.add_column(heading, justify="right", no_wrap=True)
+    for run in sorted(results["runs"], key=lambda run: (run.get("validation") or {}).get("loss") or math.inf):
         name = f"{run['name']} seed {run['seed']}" if several else run["name"]
         if run["status"] != "ok":
-            table.add_row(name, f"{run['parameters']:,}", run["status"], *[""] * 6)
+            summary.add_row(name, short(run["parameters"]), run["status"])
             continue
         found, made = run["validation"], run["generation"]
-        reach = "  ".join("cannot" if row["loss"] is None else f"{row['loss']:.3f}" for row in run["extrapolation"])
-        table.add_row(
-            name, f"{run['parameters']:,}", f"{found['loss']:.4f}", f"{found['bits_per_byte']:.4f}",
+        summary.add_row(
+            name, short(run["parameters"]), f"{found['loss']:.4f}", f"{found['bits_per_byte']:.4f}",
             f"{run['train']['tokens_per_second']:,.0f}", size(run["train"]["peak_memory_bytes"]),
-            f"{1000 * made['seconds_per_token']:.2f}", size(made["state_bytes_per_token"]), reach,
+            f"{1000 * made['seconds_per_token']:.2f}", size(made["state_bytes_per_token"]),
         )  # fmt: skip
-    return table
+        reach.add_row(
+            name, *("cannot" if row["loss"] is None else f"{row['loss']:.4f}" for row in run["extrapolation"])
+        )
+    return [summary, reach] if reach.row_count else [summary]
+
+
+def _longest(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return max((run.get("extrapolation") or [] for run in runs), key=len, default=[])
+
+
+def short(count: int) -> str:
+    """840704 -> 841k."""
+    for unit, power in (("B", 9), ("M", 6), ("k", 3)):
+        if count >= 10**power:
+            return f"{count / 10**power:.3g}{unit}"
+    return str(count)
 
 
 class TrainingView(View):
@@ -316,12 +330,17 @@ def show_presets(as_json: bool) -> None:
     console.print("changes: " + ", ".join(f"+{name}" for name in changes()) + ", +path=value", highlight=False)
 
 
-def show_bench(what: str, rounds: int, threads: int | None, as_json: bool) -> None:
-    folder = Path(__file__).resolve().parents[3] / "benchmarks"
-    if not (folder / f"{what}.py").is_file():
+def show_bench(what: str, rounds: int, threads: int | None, out: str | None, as_json: bool) -> None:
+    source = Path(__file__).resolve().parents[3]
+    if not (source / "benchmarks" / f"{what}.py").is_file():
         raise RequestError("the benchmarks are part of the source tree; run this from a clone installed with -e")
-    sys.path.insert(0, str(folder.parent))
-    from importlib import import_module
-
-    result = import_module(f"benchmarks.{what}").run(rounds, threads, quiet=as_json)
+    sys.path.insert(0, str(source))
+    measured = import_module(f"benchmarks.{what}")
+    result = measured.run(rounds, threads, quiet=as_json)
+    if out:
+        here = result["machine"]
+        where = f"{date.today()}, {here['processor']}, {here['cores']} cores, torch {here['torch']}"
+        head = f"# {what}\n\n{measured.__doc__}\n\n`glassformer bench {what} --rounds {rounds}`: {where}.\n\n"
+        with disk_errors(Path(out)):
+            Path(out).write_text(head + result["table"].rstrip() + "\n", encoding="utf-8")
     print(json.dumps(result) if as_json else result["table"])

@@ -5,21 +5,28 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import torch
 
 from glassformer.errors import RequestError
 from glassformer.machine import Settings
 from glassformer.model import Model
-from glassformer.text import Tokens, bits_per_byte, evaluation_windows
+from glassformer.parts.loss import IGNORED
+from glassformer.text import EvaluationWindows, Tokens, bits_per_byte, evaluation_windows
 
 
-@torch.no_grad()
 def evaluate(
     model: Model, text: Tokens, context: int, how: Settings, max_tokens: int = 65536, batch: int = 8
 ) -> dict[str, Any]:
     """Mean loss in nats per token, perplexity exp(loss), and bits per byte of text, over held-out windows of
     `context` tokens that lie evenly and do not overlap."""
     windows = evaluation_windows(text.validation, context, max_tokens, token_bytes=text.token_bytes, batch=batch)
+    return score(model, windows, how)
+
+
+@torch.no_grad()
+def score(model: Model, windows: EvaluationWindows, how: Settings) -> dict[str, Any]:
+    """The measures of `evaluate` over given windows."""
     nats, tokens, size = 0.0, 0, 0
     was_training = model.training
     model.eval()
@@ -28,7 +35,7 @@ def evaluate(
             with how.autocast():
                 losses = model.loss(inputs.to(how.device), targets.to(how.device), reduction="none")
             nats += float(losses.double().sum())
-            tokens += int((targets != -100).sum())
+            tokens += int((targets != IGNORED).sum())
             size += int(counts.sum())
     finally:
         model.train(was_training)
@@ -44,12 +51,21 @@ def evaluate(
 def extrapolate(
     model: Model, text: Tokens, context: int, how: Settings, max_tokens: int = 32768
 ) -> list[dict[str, Any]]:
-    """The loss at 1, 2, 4 and 8 times the training context; a length the model or the text cannot serve says why."""
+    """The loss at 1, 2, 4 and 8 times the training context, every length over the same tokens: stretches of the
+    longest are cut into windows of each. A length the model or the text cannot serve says why."""
+    lengths = [times * context for times in (1, 2, 4, 8)]
+    longest = max((length for length in lengths if length < len(text.validation)), default=context)
+    stretches = evaluation_windows(
+        text.validation, longest, max(max_tokens, longest), token_bytes=text.token_bytes
+    ).starts
     rows: list[dict[str, Any]] = []
-    for times in (1, 2, 4, 8):
-        length = times * context
+    for length in lengths:
         try:
-            found = evaluate(model, text, length, how, max(max_tokens, length), batch=max(1, 8 // times))
+            windows = evaluation_windows(
+                text.validation, length, None, token_bytes=text.token_bytes, batch=max(1, 8 * context // length)
+            )
+            windows.starts = (stretches[:, None] + np.arange(0, longest, length)).ravel()
+            found = score(model, windows, how)
             rows.append({"context": length, "loss": found["loss"], "tokens": found["tokens"]})
         except RequestError as error:
             rows.append({"context": length, "loss": None, "reason": f"cannot: {error}"})

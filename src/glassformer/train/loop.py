@@ -145,6 +145,14 @@ def worth_compiling(config: ModelConfig, recipe: Recipe) -> bool:
     return work >= COMPILE_FLOPS
 
 
+def clip(parameters: list[nn.Parameter], limit: float | None) -> float:
+    """Scales gradients down to a norm of `limit` where theirs is larger; returns theirs. Touches nothing otherwise."""
+    norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+    if limit is not None and float(norm) > limit:
+        nn.utils.clip_grads_with_norm_(parameters, limit, norm)
+    return float(norm)
+
+
 class _Loop:
     def __init__(
         self,
@@ -273,8 +281,7 @@ class _Loop:
 
     def _clip(self) -> float:
         """The gradient norm before clipping."""
-        limit = self.recipe.clip if self.recipe.clip is not None else math.inf
-        return float(nn.utils.clip_grad_norm_(self.model.parameters(), limit))
+        return clip(list(self.model.parameters()), self.recipe.clip)
 
     def _warm_up(self) -> None:
         """Compiles, and touches memory, before the clock runs; leaves no trace in weights or moments."""

@@ -1,30 +1,26 @@
-"""Which kernel was fastest, by measurement: `glassformer bench kernels` prints these rows anew.
-
-Forward and backward of one layer, milliseconds, 2 cores; docs/log.md says when and on what machine.
-"""
+"""Which kernel was fastest, by measurement: `glassformer bench kernels` prints the rows behind it, docs/benchmarks/
+kernels.md keeps them."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from glassformer.parts.visibility import SameDocument, Visibility
+from glassformer.parts.visibility import Visibility
 
-# CPU: from this many queries the tiled SDPA kernel beats explicit products over causal blocks.
-CPU_SDPA_FROM = {torch.float32: 1024, torch.bfloat16: 2048}
-# CPU: below this many queries a call is decoding or tiny, and blocks only cost.
-CPU_BLOCKS_FROM = 2
+# CPU, forward and backward: numbers of queries s for which blocks beat SDPA, from <= s < to. Under a window they go on
+# winning. From 8192 the patterns that blocks keep for the backward pass outgrow what speed is worth.
+CPU_BANDED = {torch.float32: (256, 4096), torch.bfloat16: (2, 8192)}
+CPU_BANDED_OTHER = (256, 4096)
 
 
 def fastest(q: Tensor, k: Tensor, visibility: Visibility, additive: bool) -> str:
-    """Name of the kernel for these shapes; q (b, s, n, h), k (b, t, g, h)."""
-    s, t = q.shape[1], k.shape[1]
+    """Name of the kernel for these shapes; q (b, s, n, h), k (b, t, g, h). SDPA cannot bend scores, blocks can."""
+    if not additive:
+        return "banded"
     if q.device.type != "cpu":
-        return "sdpa" if additive else "banded"
-    if s < CPU_BLOCKS_FROM:
-        return "sdpa" if additive else "banded"
-    windowed = visibility.reach is not None and visibility.reach < t // 2
-    plain = not isinstance(visibility, SameDocument) and not windowed
-    if additive and plain and s >= CPU_SDPA_FROM.get(q.dtype, 1024):
         return "sdpa"
-    return "banded"
+    s, t = q.shape[1], k.shape[1]
+    first, last = CPU_BANDED.get(q.dtype, CPU_BANDED_OTHER)
+    windowed = visibility.reach is not None and visibility.reach <= t // 2
+    return "banded" if first <= s and (s < last or windowed) else "sdpa"
