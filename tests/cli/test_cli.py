@@ -138,3 +138,20 @@ def test_ctrl_c_saves_and_says_how_to_go_on(source: Path, tmp_path: Path) -> Non
     assert "--resume" in said
     assert "Traceback" not in said
     assert (run / "latest").exists()
+
+
+def test_ctrl_c_stops_a_comparison_that_can_go_on(source: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    plan = ["--tokens", "5M", *PLAN[2:]]
+    command = [sys.executable, "-m", "glassformer", "compare", TINY, "--data", str(source), "--out", str(out), *plan]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=dict(os.environ))
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and not list(out.glob("runs/*/run/metrics.jsonl")):
+        time.sleep(0.1)
+    time.sleep(3.0)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 1, said
+    assert "the same command goes on from here" in said
+    assert "Traceback" not in said
+    assert list(out.glob("runs/*/run/latest")), "the arm saved before it ended"

@@ -172,36 +172,50 @@ def _arm(folder: Path, name: str, config: ModelConfig, recipe: Recipe, text: Tex
 
 
 def _spawn(place: Path, notify: Event) -> tuple[str | None, int]:
-    """Runs the arm; (its last error sentence, exit status). Ctrl-C reaches it too, and it is waited for."""
+    """Runs the arm; (its last error sentence, exit status).
+
+    Its session is its own, so that Ctrl-C in a terminal comes here alone: it is passed on once, and the arm saves."""
     command = [sys.executable, "-m", "glassformer.compare.arm", str(place)]
     error, stopped = None, False
     with (place / "stderr.txt").open("wb") as complaints:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=complaints, text=True, encoding="utf-8")
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=complaints, text=True, encoding="utf-8", start_new_session=True
+        )
         assert process.stdout is not None
-        while True:
-            try:
-                for line in process.stdout:
-                    try:
-                        message = json.loads(line)
-                    except ValueError:
-                        continue
-                    if message.get("event") == "error":
-                        error = str(message["error"])
-                    notify(message)
-                status = process.wait()
-                break
-            except KeyboardInterrupt:
-                if stopped:
-                    process.kill()
-                    raise
-                stopped = True
-                process.send_signal(signal.SIGINT)
+        try:
+            while True:
+                try:
+                    for line in process.stdout:
+                        message = _message(line)
+                        if message.get("event") == "error":
+                            error = str(message["error"])
+                        if message:
+                            notify(message)
+                    status = process.wait()
+                    break
+                except KeyboardInterrupt:
+                    if stopped:  # a second one does not wait
+                        raise
+                    stopped = True
+                    process.send_signal(signal.SIGINT)
+        finally:
+            if process.poll() is None:
+                process.kill()
     if stopped:
         raise Interrupted("stopped")
     if error is None and status:
         tail = (place / "stderr.txt").read_text(encoding="utf-8", errors="replace").strip().splitlines()
         error = tail[-1][:500] if tail else None
     return error, status
+
+
+def _message(line: str) -> dict[str, Any]:
+    """What the arm said; other prints on its output are nothing."""
+    try:
+        message = json.loads(line)
+    except ValueError:
+        return {}
+    return message if isinstance(message, dict) and "event" in message else {}
 
 
 def _result(place: Path) -> dict[str, Any] | None:

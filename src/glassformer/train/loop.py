@@ -28,6 +28,7 @@ from glassformer.train import checkpoint
 from glassformer.train.evaluate import evaluate
 from glassformer.train.recipe import Recipe, default_learning_rate
 
+EVALUATIONS = 8
 COMPILE_MINUTES = 2.0
 COMPILE_FLOPS = 5e13  # minutes on two cores
 DIVERGENCE_WINDOW = 50
@@ -291,12 +292,12 @@ class _Loop:
 
     def _evaluation_due(self, last: float) -> bool:
         if self.steps is not None:
-            every = self.recipe.evaluate_every or max(1, self.steps // 10)
+            every = self.recipe.evaluate_every or max(1, self.steps // EVALUATIONS)
             return self.step % every == 0 or self.step == self.steps
         if self.recipe.evaluate_every:
             return self.step % self.recipe.evaluate_every == 0
         assert self.recipe.minutes is not None
-        return time.monotonic() - last > 6 * self.recipe.minutes
+        return time.monotonic() - last > 60 * self.recipe.minutes / EVALUATIONS
 
     def _evaluate(self) -> None:
         self.validation = evaluate(

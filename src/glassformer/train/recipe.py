@@ -41,8 +41,8 @@ class Recipe(Value):
     clip: float | None = Field(1.0, gt=0)
     """Largest gradient norm."""
     evaluate_every: int | None = Field(None, gt=0)
-    """Steps between evaluations; None: about ten in a run."""
-    evaluation_tokens: int = Field(65536, gt=0)
+    """Steps between evaluations; None: about eight in a run."""
+    evaluation_tokens: int = Field(16384, gt=0)
     checkpoint_seconds: float = Field(60.0, gt=0)
     """Time between checkpoints; the last step is always saved."""
     device: str = "auto"

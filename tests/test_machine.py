@@ -1,0 +1,68 @@
+"""Defaults by device, and what is measured of the machine."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from glassformer import machine
+from glassformer.errors import RequestError
+
+
+def test_defaults_say_what_they_are_and_why() -> None:
+    how = machine.settings("cpu")
+    assert how.dtype == ("bfloat16" if machine.has_fast_bfloat16("cpu") else "float32")
+    assert how.threads == machine.available_cores()
+    assert how.dtype in how.why
+    assert str(how.threads) in how.why
+    assert machine.settings("cpu", "float32", 1, False).why.endswith("eager")
+
+
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        ({"device": "tpu"}, "device='tpu' is not on this machine; here: cpu"),
+        ({"dtype": "float8"}, "dtype='float8'"),
+        ({"threads": 0}, "threads=0"),
+    ],
+)
+def test_what_is_not_here_is_refused(asked: dict, says: str) -> None:
+    with pytest.raises(RequestError) as refused:
+        machine.settings(**asked)
+    assert says in str(refused.value)
+
+
+def test_compiling_without_a_compiler_is_refused_or_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine.shutil, "which", lambda name: None)
+    with pytest.raises(RequestError, match=r"C\+\+ compiler"):
+        machine.settings("cpu", compile=True)
+    how = machine.settings("cpu")
+    assert not how.compile
+    assert "needs a C++ compiler" in how.why
+
+
+def test_autocast_changes_products_alone() -> None:
+    x = torch.randn(4, 4)
+    with machine.settings("cpu", "bfloat16").autocast():
+        assert (x @ x).dtype == torch.bfloat16
+    with machine.settings("cpu", "float32").autocast():
+        assert (x @ x).dtype == torch.float32
+
+
+def test_peak_memory_sees_what_was_touched_and_nothing_of_the_parent() -> None:
+    """A process of its own that touches 256 MB and frees them; this process has held far more than an idle one."""
+    script = """
+import torch
+from glassformer.machine import peak_memory
+before = peak_memory("cpu")
+torch.ones(64 << 20)
+print(before, peak_memory("cpu") - before)
+"""
+    hold = torch.ones(256 << 20)
+    said = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True).stdout
+    before, added = map(int, said.split())
+    assert 0.9 * (256 << 20) < added < 1.5 * (256 << 20)
+    assert before < hold.nbytes
