@@ -11,7 +11,7 @@ from glassformer.parts.base import PartConfig
 
 
 class ScheduleConfig(PartConfig, axis="schedule"):
-    warmup: float = Field(0.02, ge=0)
+    warmup: float = Field(0.05, ge=0)
     """Steps of linear rise if 1 or more, else a fraction of the run."""
 
     def rise(self, n: float) -> float:
