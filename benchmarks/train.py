@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ from glassformer.train import Recipe
 from glassformer.train.loop import clip, make_optimizer
 
 BATCH, CONTEXT, VOCAB = 16, 256, 65
+ROOT = Path(__file__).resolve().parents[1]
 FAMILIES = ("llama", "gpt2")
 
 Step = Callable[[torch.Tensor, torch.Tensor], float]
@@ -116,7 +118,7 @@ def peak_flops(dtype: torch.dtype, seconds: float = 1.0) -> float:
 def memory(family: str, side: str) -> int:
     """Bytes that three steps add to a process of its own."""
     call = [sys.executable, "-m", "benchmarks.train", family, side]
-    return int(subprocess.run(call, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
+    return int(subprocess.run(call, check=True, capture_output=True, text=True, cwd=ROOT).stdout.splitlines()[-1])
 
 
 def run(rounds: int = 5, threads: int | None = None, quiet: bool = False) -> dict[str, Any]:

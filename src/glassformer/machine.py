@@ -7,6 +7,7 @@ import os
 import platform
 import shutil
 import sys
+import sysconfig
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
@@ -77,9 +78,14 @@ def _device(device: str) -> str:
     here = ["cpu", *(["cuda"] if torch.cuda.is_available() else []), *(["mps"] if _has_mps() else [])]
     if device == "auto":
         return here[-1]
-    if device.split(":")[0] not in here:
+    try:
+        asked = torch.device(device)
+    except RuntimeError:
+        asked = torch.device("meta")
+    most = torch.cuda.device_count() if asked.type == "cuda" else 1
+    if asked.type not in here or (asked.index or 0) >= most:
         raise RequestError(f"device={device!r} is not on this machine; here: {', '.join(here)}")
-    return device
+    return str(asked) if asked.type == "cuda" else asked.type
 
 
 def _has_mps() -> bool:
@@ -89,7 +95,7 @@ def _has_mps() -> bool:
 def has_fast_bfloat16(device: str) -> bool:
     """Whether bf16 products run on units of their own: AVX512-BF16 or AMX on a CPU, Ampere or later on CUDA."""
     if device.startswith("cuda"):
-        return torch.cuda.get_device_capability()[0] >= 8
+        return torch.cuda.get_device_capability(device)[0] >= 8
     if device == "cpu":
         cpu = torch.backends.cpu.get_cpu_capability()
         checks = (getattr(torch.cpu, name, None) for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"))
@@ -105,11 +111,13 @@ def can_compile(device: str) -> bool:
         except ImportError:
             return False
         return True
-    return device == "cpu" and sys.platform != "win32" and shutil.which(os.environ.get("CXX", "g++")) is not None
+    compiler = shutil.which(os.environ.get("CXX", "g++"))
+    headers = os.path.isfile(os.path.join(sysconfig.get_path("include"), "Python.h"))  # compiled loops include it
+    return device == "cpu" and sys.platform != "win32" and compiler is not None and headers
 
 
 def _needs(device: str) -> str:
-    return "a C++ compiler (g++)" if device == "cpu" else "triton"
+    return "a C++ compiler (g++) and Python's headers" if device == "cpu" else "triton"
 
 
 def available_cores() -> int:
@@ -123,7 +131,7 @@ def keep_freed_memory() -> bool:
     try:
         libc = ctypes.CDLL("libc.so.6")
         m_trim_threshold, m_mmap_threshold, huge = -1, -3, 2**31 - 1
-        return bool(libc.mallopt(m_mmap_threshold, huge) and libc.mallopt(m_trim_threshold, huge))
+        return all([libc.mallopt(m_mmap_threshold, huge), libc.mallopt(m_trim_threshold, huge)])
     except (OSError, AttributeError):
         return False
 
@@ -164,7 +172,7 @@ def _memory() -> int | None:
 def peak_memory(device: str) -> int:
     """The most bytes this process has held: on the device if it has memory of its own, else resident."""
     if device.startswith("cuda"):
-        return torch.cuda.max_memory_allocated()
+        return torch.cuda.max_memory_allocated(device)
     if device == "mps":
         return torch.mps.driver_allocated_memory()
     try:
@@ -177,3 +185,13 @@ def peak_memory(device: str) -> int:
     except ImportError:  # Windows
         return 0
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether an error is the allocator's, on any device."""
+    said = str(error).lower()
+    return (
+        isinstance(error, (MemoryError, torch.OutOfMemoryError))
+        or "not enough memory" in said
+        or "out of memory" in said
+    )

@@ -211,6 +211,8 @@ def test_a_diverging_arm_is_marked_and_the_comparison_goes_on(source: Path, tmp_
     [
         (["gtp2@1m"], {}, "did you mean"),
         (["gpt2@1m"], {"seeds": 0}, "seeds=0"),
+        (["gpt2@1m", "gpt2@1m+bidirectional"], {}, "visibility=bidirectional"),
+        (["gpt2@1m+embedding.position.length=16"], {}, "shorter than context=32"),
         (["gpt2@1m"], {"batch_size": 0}, "batch_size=0"),
         (["gpt2@1m"], {"context": 100_000}, "context=100000"),
         (["gpt2@1m"], {"dtype": "int3"}, "dtype"),

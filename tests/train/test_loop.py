@@ -12,7 +12,7 @@ import torch
 import glassformer as gf
 from glassformer.errors import RequestError, WorkError
 from glassformer.expression import preset
-from glassformer.text import TextData
+from glassformer.text import TextData, prepare
 from glassformer.train import Interrupted, Recipe, Report, checkpoint, train
 from glassformer.train.loop import _Loop, fit, make_optimizer, read_metrics, settings
 
@@ -229,3 +229,36 @@ def test_metrics_cut_by_a_crash_are_mended(text: TextData, tmp_path: Path) -> No
     train(model(), text, TEN, tmp_path / "run", resume=True)
     steps = [row["step"] for row in read_metrics(tmp_path / "run" / "metrics.jsonl") if "loss" in row]
     assert steps == list(range(1, 11))
+
+
+def test_other_text_is_not_gone_on_with(text: TextData, tmp_path: Path) -> None:
+    """Same model, same recipe, same alphabet; other words."""
+    with pytest.raises(Interrupted):
+        train(model(), text, TEN, tmp_path / "run", callback=interrupt_at(5))
+    backwards = text.train.tokens.tolist()[::-1]
+    (tmp_path / "other.txt").write_text(text.tokenizer.decode(backwards))
+    other = prepare(tmp_path / "other.txt", text.tokenizer, cache_dir=tmp_path / "cache")
+    with pytest.raises(RequestError, match="other text"):
+        train(model(), other, TEN, tmp_path / "run", resume=True)
+    assert train(model(), text, TEN, tmp_path / "run", resume=True).steps == 10
+
+
+def test_a_run_without_a_checkpoint_cannot_be_resumed(text: TextData, tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match="no checkpoint to resume from"):
+        train(model(), text, TEN, tmp_path / "run", resume=True)
+
+
+def test_a_model_that_sees_the_answer_is_refused(text: TextData) -> None:
+    with pytest.raises(RequestError, match="visibility=bidirectional"):
+        train(model("gpt2@1m+bidirectional"), text, TEN)
+
+
+def test_a_climb_after_learning_is_divergence(text: TextData, monkeypatch: pytest.MonkeyPatch) -> None:
+    """4.2, then 1.5, then 4.0: below the first loss, and lost all the same."""
+    fake = iter([4.2] + [1.5] * 80 + [4.0] * 200)
+    monkeypatch.setattr(_Loop, "_backward", lambda self, inputs, targets: next(fake))
+    monkeypatch.setattr(_Loop, "_warm_up", lambda self: None)
+    monkeypatch.setattr(_Loop, "_clip", lambda self: 1.0)
+    run = train(model(), text, {**TEN, "tokens": 250 * BATCH * CONTEXT})
+    assert run.status == "diverged"
+    assert 81 < run.steps < 140

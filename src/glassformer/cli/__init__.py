@@ -278,7 +278,11 @@ def bench(
 
 
 def _whole(value: float | None) -> int | None:
-    return None if value is None else int(value)
+    if value is None:
+        return None
+    if not value < 1 << 63:
+        raise RequestError(f"{value} is more tokens than anybody has")
+    return int(value)
 
 
 def _command_line() -> str:
@@ -309,11 +313,17 @@ def main(arguments: list[str] | None = None) -> int:
         else:
             print(f"glassformer: {' '.join(str(error).split())}", file=sys.stderr)
         status = getattr(error, "exit_status", 2)
-    except (OSError, MemoryError) as error:
+    except UnicodeDecodeError:
+        print("glassformer: standard input is not UTF-8 text", file=sys.stderr)
+        status = 2
+    except (OSError, MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "memory" not in str(error):
+            raise  # a defect of ours: its traceback is what helps
         if trace:
             traceback.print_exc()
         else:
-            print(f"glassformer: {error or 'out of memory'}", file=sys.stderr)
+            reason = str(error) if isinstance(error, OSError) else "this needs more memory than the machine has"
+            print(f"glassformer: {' '.join(reason.split())}", file=sys.stderr)
         status = 1
     return status
 

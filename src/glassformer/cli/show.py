@@ -8,6 +8,7 @@ import sys
 import time
 from datetime import date
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from glassformer.presets import FAMILIES, PRESETS
 from glassformer.text import TextData
 from glassformer.train import Loaded, Recipe, Report, Run
 from glassformer.train.checkpoint import disk_errors
+from glassformer.train.loop import fit, settings
 
 BYTES = ("B", "kB", "MB", "GB", "TB")
 
@@ -57,7 +59,7 @@ class View:
             TextColumn("[bold]{task.description}", markup=True),
             BarColumn(bar_width=24),
             TextColumn("{task.percentage:>3.0f}%"),
-            TextColumn("{task.fields[note]}"),
+            TextColumn("{task.fields[note]}", markup=False),
             console=self.console,
             disable=quiet,
         )
@@ -204,9 +206,7 @@ class TrainingView(View):
     task: TaskID | None = None
 
     def begin(self, name: str, config: ModelConfig, recipe: Recipe, text: TextData) -> None:
-        from glassformer.machine import settings
-
-        how = settings(recipe.device, recipe.dtype, recipe.threads, recipe.compile)
+        how = settings(fit(config, text.tokenizer.vocab_size, recipe.context), recipe)
         self.say(f"{name}: {config.num_params(embeddings=False):,} parameters in the layers; {how.why}")
         self.say(
             f"{text.name}: {len(text.train):,} tokens to train on, {len(text.validation):,} held out "
@@ -334,6 +334,10 @@ def show_bench(what: str, rounds: int, threads: int | None, out: str | None, as_
     source = Path(__file__).resolve().parents[3]
     if not (source / "benchmarks" / f"{what}.py").is_file():
         raise RequestError("the benchmarks are part of the source tree; run this from a clone installed with -e")
+    if rounds < 1:
+        raise RequestError(f"rounds={rounds} must be at least 1")
+    if what == "train" and find_spec("transformers") is None:
+        raise RequestError("bench train measures beside transformers; install it: pip install -e '.[dev]'")
     sys.path.insert(0, str(source))
     measured = import_module(f"benchmarks.{what}")
     result = measured.run(rounds, threads, quiet=as_json)

@@ -9,7 +9,9 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -25,7 +27,7 @@ from glassformer.report import write_report
 from glassformer.text import Progress, TextData, prepare
 from glassformer.train import Interrupted, Recipe
 from glassformer.train.checkpoint import disk_errors, replace_text
-from glassformer.train.loop import fit, settings
+from glassformer.train.loop import fit, refuse_short, settings
 
 __all__ = ["compare"]
 
@@ -69,10 +71,20 @@ def compare(
     configs = {name: fit(config, text.tokenizer.vocab_size, fields["context"]) for name, config in configs.items()}
     for config in configs.values():
         config.check()
+        refuse_short(config)
     plans = recipes(configs, fields, match, text.tokenizer.vocab_size)
-    first = next(iter(configs))
-    how = settings(configs[first], plans[first])
+    # All arms compile or none does: by the longest.
+    made = [settings(config, plans[name]) for name, config in configs.items()]
+    how = next((one for one in made if one.compile), made[0])
+    plans = {name: plan.vary(compile=how.compile) for name, plan in plans.items()}
     folder = _folder(Path(out))
+    requests = {
+        (name, seed): _request(name, configs[name], plans[name].vary(seed=fields["seed"] + seed), text)
+        for seed in range(seeds)  # seed by seed: when stopped early, every arm has the same seeds
+        for name in configs
+    }
+    for request in requests.values():
+        _refuse_other(_place(folder, request), request)
     budget = {
         "match": match or next(name for name in ("tokens", "flops", "minutes") if fields[name] is not None),
         "tokens": tokens, "flops": flops, "minutes": minutes, "seeds": seeds,
@@ -98,9 +110,10 @@ def compare(
         }
     )
     try:
-        for seed in range(seeds):  # seed by seed: when stopped early, every arm has the same seeds
-            for name, config in configs.items():
-                run = _arm(folder, name, config, plans[name].vary(seed=fields["seed"] + seed), text, notify)
+        with _terminated_as_interrupted():
+            for (name, _), request in requests.items():
+                run = _arm(_place(folder, request), request, configs[name], text.places(folder / "tokenizer"), notify)
+                notes += [note for note in _other_machine(run, how) if note not in notes]
                 results["runs"].append(run)
                 results["verdicts"] = verdicts(results["runs"])
                 _write(folder, results)
@@ -130,26 +143,63 @@ def _folder(folder: Path) -> Path:
     return folder
 
 
-def _arm(folder: Path, name: str, config: ModelConfig, recipe: Recipe, text: TextData, notify: Event) -> dict[str, Any]:
+def _request(name: str, config: ModelConfig, recipe: Recipe, text: TextData) -> dict[str, Any]:
+    """What decides a run: with another one, it is another run."""
+    tokens = [text.train.folder.name, text.validation.folder.name, text.tokenizer.fingerprint()]
+    return {"name": name, "config": config.to_dict(), "recipe": to_plain(recipe), "tokens": tokens}
+
+
+def _place(folder: Path, request: dict[str, Any]) -> Path:
+    return folder / "runs" / f"{_slug(request['name'])}-seed{request['recipe']['seed']}"
+
+
+def _refuse_other(place: Path, request: dict[str, Any]) -> None:
+    """Raises RequestError where the place holds a run of another request."""
+    try:
+        was = json.loads((place / "request.json").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return
+    except (OSError, ValueError) as error:
+        raise RequestError(f"{place / 'request.json'} cannot be read: {error}; use another --out") from None
+    changed = [key for key in request if not isinstance(was, dict) or was.get(key) != request[key]]
+    if changed:
+        raise RequestError(f"{place} holds a run with another {changed[0]}; use another --out, or remove it")
+
+
+def _other_machine(run: dict[str, Any], how: machine.Settings) -> list[str]:
+    """A note where a kept run was measured elsewhere."""
+    here, there = how.describe(), run.get("machine") or {}
+    keys = ("processor", "device", "dtype", "threads", "torch")
+    if all(key not in there or there[key] == here[key] for key in keys):
+        return []
+    return [f"{run['name']} seed {run['seed']} was measured on another machine or setting: speeds do not compare."]
+
+
+@contextmanager
+def _terminated_as_interrupted() -> Iterator[None]:
+    """SIGTERM stops a comparison as Ctrl-C does: the arm at work is saved."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(number: int, frame: Any) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _arm(
+    place: Path, request: dict[str, Any], config: ModelConfig, text: dict[str, str], notify: Event
+) -> dict[str, Any]:
     """The result of one arm: read, if it was finished before; else trained, from where it stopped."""
-    request = {
-        "name": name,
-        "config": config.to_dict(),
-        "recipe": to_plain(recipe),
-        "tokens": [text.train.folder.name, text.validation.folder.name, text.tokenizer.fingerprint()],
-    }
-    place = folder / "runs" / f"{_slug(name)}-seed{recipe.seed}"
-    who = {"name": name, "seed": recipe.seed}
+    who = {"name": request["name"], "seed": request["recipe"]["seed"]}
     with disk_errors(place):
         place.mkdir(parents=True, exist_ok=True)
-        before = place / "request.json"
-        if before.exists():
-            was = json.loads(before.read_text(encoding="utf-8"))
-            was.pop("text", None)  # where the tokens lie may change; which they are may not
-            if was != request:
-                changed = next((key for key in request if was.get(key) != request[key]), "request")
-                raise RequestError(f"{place} holds a run with another {changed}; use another --out, or remove it")
-        replace_text(before, json.dumps({**request, "text": text.places(folder / "tokenizer")}))
+        replace_text(place / "request.json", json.dumps({**request, "text": text}))
     if (done := _result(place)) is not None:
         notify({**who, "event": "kept"})
         return done
@@ -203,7 +253,7 @@ def _spawn(place: Path, notify: Event) -> tuple[str | None, int]:
                 process.kill()
     if stopped:
         raise Interrupted("stopped")
-    if error is None and status:
+    if error is None and status > 0:
         tail = (place / "stderr.txt").read_text(encoding="utf-8", errors="replace").strip().splitlines()
         error = tail[-1][:500] if tail else None
     return error, status
@@ -228,7 +278,7 @@ def _result(place: Path) -> dict[str, Any] | None:
 
 def _write(folder: Path, results: dict[str, Any]) -> None:
     with disk_errors(folder):
-        replace_text(folder / "results.json", json.dumps(results, indent=1))
+        replace_text(folder / "results.json", json.dumps(results, indent=1, allow_nan=False))
         write_report(results, folder / "report.html")
 
 

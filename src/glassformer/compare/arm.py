@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import sys
 import time
 from pathlib import Path
@@ -37,9 +38,18 @@ def main() -> int:
     except (RequestError, WorkError) as error:
         say({"event": "error", "error": str(error)})
         return error.exit_status
-    replace_text(folder / "result.json", json.dumps(result))
+    replace_text(folder / "result.json", json.dumps(finite(result), allow_nan=False))
     say({"event": "result"})
     return 0
+
+
+def finite(tree: Any) -> Any:
+    """NaN and infinities, which JSON has no words for, as None."""
+    if isinstance(tree, dict):
+        return {key: finite(value) for key, value in tree.items()}
+    if isinstance(tree, list):
+        return [finite(value) for value in tree]
+    return None if isinstance(tree, float) and not math.isfinite(tree) else tree
 
 
 def say(message: dict[str, Any]) -> None:
@@ -51,10 +61,11 @@ def measure(folder: Path, request: dict[str, Any]) -> dict[str, Any]:
     config, recipe = ModelConfig.from_dict(request["config"]), Recipe.of(**request["recipe"])
     text = Tokens.open(**request["text"])
     before = machine.peak_memory("cpu" if recipe.device == "auto" else recipe.device)
-    said = 0.0
+    said, trained = 0.0, False
 
     def watch(report: Report) -> None:
-        nonlocal said
+        nonlocal said, trained
+        trained = True
         if time.monotonic() - said > 0.25 or report.done >= 1:
             said = time.monotonic()
             say(
@@ -66,11 +77,11 @@ def measure(folder: Path, request: dict[str, Any]) -> dict[str, Any]:
     run = train(config, text, recipe, run_folder, resume=latest(run_folder) is not None, callback=watch)
     peak = machine.peak_memory(run.how.device)
     say({"event": "measuring"})
-    added = peak - before if run.how.device == "cpu" else peak
+    added = None if not trained else peak - before if run.how.device == "cpu" else peak
     return {**describe(request["name"], run, added), **({} if run.status != "ok" else after(run, text))}
 
 
-def describe(name: str, run: Run, peak: int) -> dict[str, Any]:
+def describe(name: str, run: Run, peak: int | None) -> dict[str, Any]:
     steps = [row for row in run.metrics if "loss" in row]
     checks = [row for row in run.metrics if "validation" in row]
     return {

@@ -9,7 +9,7 @@ from glassformer.config import ModelConfig
 from glassformer.errors import RequestError
 from glassformer.expression import preset
 from glassformer.train import Recipe, default_learning_rate
-from glassformer.train.loop import fit
+from glassformer.train.loop import fit, refuse_blind
 
 Match = Literal["tokens", "flops", "minutes"]
 UNFAIR = 0.2
@@ -26,6 +26,7 @@ def arms(expressions: Sequence[str]) -> dict[str, ModelConfig]:
         if expression in found:
             raise RequestError(f"{expression} is named twice; for several runs of one model use --seeds")
         found[expression] = preset(expression)
+        refuse_blind(found[expression])
     return found
 
 

@@ -53,10 +53,11 @@ def generate(
     eos_id: int | None = None,
 ) -> Int[Tensor, "b t"]:
     """tokens (b, s) followed by the new ones. A row that has reached `eos_id` repeats it; all rows there, it stops."""
+    eos_id = eos_id if stop_at_eos else None  # without one known, nothing stops early
     new: list[Tensor] = []
     done = torch.zeros(tokens.shape[0], dtype=torch.bool, device=tokens.device)
     for token in stream(model, tokens, max_new_tokens, temperature, top_k, seed):
-        if stop_at_eos and eos_id is not None:
+        if eos_id is not None:
             token = torch.where(done, eos_id, token)
             done |= token == eos_id
         new.append(token)
@@ -71,8 +72,8 @@ def choose(
     """The most likely token at temperature 0, else one drawn from softmax(logits / temperature)."""
     if temperature == 0.0:
         return logits.argmax(-1)
-    logits = logits.double()
-    logits = (logits - logits.max(-1, keepdim=True).values) / temperature  # the largest is 0 however small the divisor
+    logits = logits.float()
+    logits = (logits - logits.max(-1, keepdim=True).values) / max(temperature, 1e-6)  # the largest is 0, never 0/0
     if top_k is not None and top_k < logits.shape[-1]:
         least = logits.topk(top_k).values[:, -1:]
         logits = logits.masked_fill(logits < least, float("-inf"))
@@ -90,6 +91,9 @@ def check(model: Model, tokens: Tensor, max_new_tokens: int, temperature: float,
         raise RequestError(f"temperature={temperature} must be 0 or above")
     if top_k is not None and top_k < 1:
         raise RequestError(f"top_k={top_k} must be at least 1")
+    visibilities = (getattr(layer.mixer, "visibility", None) for layer in model.layers)
+    if not all(visibility is None or visibility.causal for visibility in visibilities):
+        raise RequestError("this model sees both ways; it cannot write on from left to right")
     vocab_size = model.embedding.weight.shape[0]
     for token in (int(tokens.max()), int(tokens.min())):
         if not 0 <= token < vocab_size:

@@ -71,7 +71,7 @@ class Gpt2InitConfig(InitConfig, kind="gpt2"):
 
 
 class XavierInitConfig(InitConfig, kind="xavier"):
-    """std = gain sqrt(2 / (fan_in + fan_out)) on matrices, N(0, embedding_std^2) on tables. Glorot & Bengio 2010.
+    """std = gain sqrt(2 / (fan_in + fan_out)) on every matrix, the tables included. Glorot & Bengio 2010.
 
     `uniform` draws from U(-a, a), a = gain sqrt(6 / (fan_in + fan_out)), which has the same variance.
     """

@@ -13,6 +13,7 @@ from glassformer.parts.precision import wide
 
 IGNORED = -100
 _VALUES_PER_CHUNK = 1 << 20
+_LEAST_ROWS = 512  # fewer, and adding up the weight's gradient costs more than the logits
 
 
 def naive_linear_cross_entropy(
@@ -46,7 +47,7 @@ def linear_cross_entropy(
         return _LinearCrossEntropy.apply(x, weight, targets, bias, softcap)
     if reduction != "none":
         raise ValueError(f"reduction={reduction!r}: use mean or none")
-    rows = max(1, _VALUES_PER_CHUNK // weight.shape[0])
+    rows = max(_LEAST_ROWS, _VALUES_PER_CHUNK // weight.shape[0])
     parts = zip(x.split(rows), targets.split(rows), strict=True)
     return torch.cat([naive_linear_cross_entropy(a, weight, b, bias, softcap, "none") for a, b in parts])
 
@@ -58,7 +59,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
     ) -> Tensor:
         counted = targets != IGNORED
         count = counted.sum()
-        rows = max(1, _VALUES_PER_CHUNK // weight.shape[0])
+        rows = max(_LEAST_ROWS, _VALUES_PER_CHUNK // weight.shape[0])
         want_x, want_w, _, want_b, _ = ctx.needs_input_grad
         total = torch.zeros((), dtype=wide(x[:0]).dtype, device=x.device)
         grad_x: list[Tensor] = []

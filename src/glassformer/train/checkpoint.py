@@ -33,6 +33,8 @@ _STATE_BYTES = 1 << 20
 def save(run: Path, step: int, model: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> Path:
     """Writes the checkpoint of `step` and makes it the latest; keeps the last two. Raises WorkError."""
     final = run / "checkpoints" / f"step_{step:08d}"
+    if latest(run) == final:  # saved before, and a checkpoint that is named is never taken away
+        return final
     temporary = final.with_name(f".{final.name}.tmp")
     with disk_errors(final):
         shutil.rmtree(temporary, ignore_errors=True)
@@ -48,7 +50,8 @@ def save(run: Path, step: int, model: nn.Module, optimizer: torch.optim.Optimize
                 temporary / "state.json",
                 json.dumps({"schema": 1, "step": step, **state, "sha256": hashes}, indent=1),
             )
-            shutil.rmtree(final, ignore_errors=True)
+            _flush_folder(temporary)
+            shutil.rmtree(final, ignore_errors=True)  # left by a crash before it was named
             os.replace(temporary, final)
             _flush_folder(final.parent)
         finally:
@@ -112,7 +115,7 @@ def load_optimizer(checkpoint: Path, model: nn.Module, optimizer: torch.optim.Op
     tensors = _load(checkpoint, "optimizer.safetensors")
     for name, parameter in model.named_parameters():
         optimizer.state[parameter] = {
-            part: tensors[f"{part}.{name}"].to(parameter.device if part != "step" or parameter.is_cuda else "cpu")
+            part: tensors[f"{part}.{name}"].to(parameter.device)
             for part in ("step", "exp_avg", "exp_avg_sq")
             if f"{part}.{name}" in tensors
         }

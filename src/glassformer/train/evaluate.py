@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from glassformer.errors import RequestError
-from glassformer.machine import Settings
+from glassformer.machine import Settings, out_of_memory
 from glassformer.model import Model
 from glassformer.parts.loss import IGNORED
 from glassformer.text import EvaluationWindows, Tokens, bits_per_byte, evaluation_windows
@@ -34,7 +34,7 @@ def score(model: Model, windows: EvaluationWindows, how: Settings) -> dict[str, 
         for inputs, targets, counts in windows:
             with how.autocast():
                 losses = model.loss(inputs.to(how.device), targets.to(how.device), reduction="none")
-            nats += float(losses.double().sum())
+            nats += float(losses.cpu().double().sum())
             tokens += int((targets != IGNORED).sum())
             size += int(counts.sum())
     finally:
@@ -69,4 +69,8 @@ def extrapolate(
             rows.append({"context": length, "loss": found["loss"], "tokens": found["tokens"]})
         except RequestError as error:
             rows.append({"context": length, "loss": None, "reason": f"cannot: {error}"})
+        except (MemoryError, RuntimeError) as error:
+            if not out_of_memory(error):
+                raise
+            rows.append({"context": length, "loss": None, "reason": "cannot: out of memory at this length"})
     return rows

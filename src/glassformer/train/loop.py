@@ -8,10 +8,11 @@ import os
 import signal
 import threading
 import time
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -106,14 +107,17 @@ def train(
     the run with `status="diverged"`.
     """
     recipe = recipe if isinstance(recipe, Recipe) else Recipe.of(**recipe)
+    refuse_blind(config)
     settings(config, recipe)  # refuses a device that is not here before the text is read
+    folder = _check_folder(out, resume)
     text = data if isinstance(data, Tokens) else prepare(data, tokenizer, context=recipe.context)
     config = fit(config, text.tokenizer.vocab_size, recipe.context)
     how = settings(config, recipe)
     config.check()
-    folder = _open_folder(out, config, recipe, text, resume)
+    refuse_short(config)
     machine.apply(how)
     with _only_writer(folder):
+        _open_folder(folder, config, recipe, text, resume)
         return _Loop(config, recipe, text, how, folder, callback).run(resume)
 
 
@@ -126,6 +130,26 @@ def settings(config: ModelConfig, recipe: Recipe) -> machine.Settings:
 def fit(config: ModelConfig, vocab_size: int, context: int) -> ModelConfig:
     """The config with the text's vocabulary and the training context."""
     return config.vary(vocab_size=vocab_size, context=context)
+
+
+def refuse_blind(config: ModelConfig) -> None:
+    """A next-token loss means nothing where a token sees what follows it. Raises RequestError."""
+    for layer, block in enumerate(config.layers()):
+        visibility = getattr(block.mixer, "visibility", None)
+        if visibility is not None and not visibility.build(config.ctx).causal:
+            raise RequestError(
+                f"layer {layer} has visibility={visibility.kind}: it would see the token it is to predict; "
+                f"use causal or window"
+            )
+
+
+def refuse_short(config: ModelConfig) -> None:
+    """Raises RequestError where positions end before the context does."""
+    length = getattr(config.embedding.position, "length", None)
+    if length is not None and length < config.context:
+        raise RequestError(
+            f"embedding.position.length={length} is shorter than context={config.context}; use {config.context}"
+        )
 
 
 def make_optimizer(model: Model, recipe: Recipe, learning_rate: float) -> torch.optim.AdamW:
@@ -175,6 +199,8 @@ class _Loop:
         self.rows: list[dict[str, Any]] = []
         self.validation: dict[str, Any] | None = None
         self.first_loss: float | None = None
+        self.best = math.inf
+        """The lowest mean loss of a window of steps."""
         self.recent: deque[float] = deque(maxlen=DIVERGENCE_WINDOW)
         self.log: IO[str] | None = None
 
@@ -195,16 +221,22 @@ class _Loop:
                     if self._evaluation_due(evaluated):
                         self._evaluate()
                         evaluated = time.monotonic()
+                        if error := self._blown_up():
+                            break
                     if interrupted.is_set():
                         self._save()
                         raise Interrupted(self._how_to_go_on())
                     if time.monotonic() - saved > self.recipe.checkpoint_seconds:
                         self._save()
                         saved = time.monotonic()
-            if error is None:
-                if not self.rows or "validation" not in self.rows[-1]:
-                    self._evaluate()
-                self._save()
+                if error is None:
+                    if not self.rows or "validation" not in self.rows[-1]:
+                        self._evaluate()
+                    error = self._blown_up()
+                if error is None:
+                    self._save()
+                    if interrupted.is_set():
+                        raise Interrupted(self._how_to_go_on())
         finally:
             if self.log:
                 self.log.close()
@@ -258,13 +290,24 @@ class _Loop:
                 "tokens_per_second": recipe.tokens_per_step / took,
             }
         )
+        if len(self.recent) < DIVERGENCE_WINDOW:
+            return None
         mean = sum(self.recent) / len(self.recent)
-        if len(self.recent) == DIVERGENCE_WINDOW and mean > self.first_loss + DIVERGENCE_NATS:
+        self.best = min(self.best, mean)
+        if mean > min(self.best, self.first_loss) + DIVERGENCE_NATS:
             return (
                 f"the loss diverged: the mean of the last {DIVERGENCE_WINDOW} steps is {mean:.3f}, more than "
-                f"{DIVERGENCE_NATS:g} nat above the first, {self.first_loss:.3f}, at step {self.step}"
+                f"{DIVERGENCE_NATS:g} nat above the lowest before, {min(self.best, self.first_loss):.3f}, at step "
+                f"{self.step}"
             )
         return None
+
+    def _blown_up(self) -> str | None:
+        """Why the run has diverged, if the last evaluation shows it."""
+        if self.validation is None or math.isfinite(self.validation["loss"]):
+            return None
+        found, self.validation = self.validation["loss"], None
+        return f"the held-out loss became {found} after step {self.step}"
 
     def _backward(self, inputs: Tensor, targets: Tensor) -> float:
         """Adds the batch's gradients, in pieces of micro_batch sequences; returns the mean loss."""
@@ -287,7 +330,15 @@ class _Loop:
     def _warm_up(self) -> None:
         """Compiles, and touches memory, before the clock runs; leaves no trace in weights or moments."""
         torch.manual_seed(0)
-        self._backward(*self.batches[0])
+        try:
+            self._backward(*self.batches[0])
+        except Exception as error:
+            if not self.how.compile or isinstance(error, (RequestError, WorkError)):
+                raise
+            self.how = replace(self.how, compile=False)
+            reason = " ".join(str(error).split())[:200]
+            warnings.warn(f"compiling failed, so this run is eager: {reason}")
+            self._backward(*self.batches[0])
         self.optimizer.zero_grad(set_to_none=True)
 
     def _evaluation_due(self, last: float) -> bool:
@@ -306,7 +357,7 @@ class _Loop:
             self.recipe.context,
             self.how,
             self.recipe.evaluation_tokens,
-            self.recipe.batch_size,
+            self.recipe.micro_batch or self.recipe.batch_size,
         )
         row = {"step": self.step, "tokens": self.step * self.recipe.tokens_per_step, "seconds": self.seconds}
         self._record({**row, "validation": self.validation})
@@ -331,14 +382,16 @@ class _Loop:
         if self.folder is None:
             return
         if self.log:
-            self.log.flush()
+            with checkpoint.disk_errors(self.folder):
+                self.log.flush()
         state = {
             "seconds": self.seconds,
             "tokens": self.step * self.recipe.tokens_per_step,
             "first_loss": self.first_loss,
+            "best": self.best if math.isfinite(self.best) else None,
             "recent": list(self.recent),
             "validation": self.validation,
-            "data": self.text.train.folder.name,
+            "data": _identity(self.text),
         }
         checkpoint.save(self.folder, self.step, self.model, self.optimizer, state)
 
@@ -347,10 +400,18 @@ class _Loop:
         if found is None:
             return
         state = checkpoint.read_state(found)
+        missing = {"seconds", "first_loss", "best", "recent", "validation", "data"} - state.keys()
+        if missing:
+            raise RequestError(f"{found / 'state.json'} lacks {', '.join(sorted(missing))}; it cannot be resumed")
+        if state["data"] != _identity(self.text):
+            raise RequestError(
+                f"{self.folder} was trained on other text or with another tokenizer; name another folder"
+            )
         checkpoint.load_model(found, self.model)
         checkpoint.load_optimizer(found, self.model, self.optimizer)
         self.step, self.seconds = state["step"], float(state["seconds"])
         self.first_loss, self.validation = state["first_loss"], state["validation"]
+        self.best = math.inf if state["best"] is None else state["best"]
         self.recent.extend(state["recent"])
 
     def _open_log(self) -> None:
@@ -359,6 +420,7 @@ class _Loop:
             return
         path = self.folder / "metrics.jsonl"
         self.rows = [row for row in read_metrics(path) if row["step"] <= self.step] if self.step else []
+        self.validation = next((row["validation"] for row in reversed(self.rows) if "validation" in row), None)
         with checkpoint.disk_errors(path):
             checkpoint.replace_text(path, "".join(json.dumps(row) + "\n" for row in self.rows))
             self.log = path.open("a", encoding="utf-8")
@@ -395,10 +457,13 @@ def _mix(seed: int, step: int) -> int:
     return (z ^ z >> 31) >> 1
 
 
-def _open_folder(
-    out: str | Path | None, config: ModelConfig, recipe: Recipe, text: Tokens, resume: bool
-) -> Path | None:
-    """The run folder, made; refused where it holds another run."""
+def _identity(text: Tokens) -> list[str]:
+    """What names the text: its shards are called by a hash of what they hold."""
+    return [text.train.folder.name, text.tokenizer.fingerprint()]
+
+
+def _check_folder(out: str | Path | None, resume: bool) -> Path | None:
+    """Refuses what can be refused before the text is read."""
     if out is None:
         if resume:
             raise RequestError("resume needs the run's folder (--out RUN)")
@@ -406,21 +471,31 @@ def _open_folder(
     folder = Path(out)
     if folder.exists() and not folder.is_dir():
         raise RequestError(f"--out {folder} is a file; name a folder")
-    if (folder / "config.yaml").exists():
-        if not resume and checkpoint.latest(folder) is not None:
-            raise RequestError(f"{folder} already holds a run; go on with --resume, or name another folder")
-        if resume:
-            _same_run(folder, config, recipe, text)
+    found = checkpoint.latest(folder)
+    if found is not None and not resume:
+        raise RequestError(f"{folder} already holds a run; go on with --resume, or name another folder")
+    if found is None and resume:
+        raise RequestError(f"{folder} has no checkpoint to resume from; leave out --resume to begin")
     with checkpoint.disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        config.save(folder / "config.yaml")
-        recipe.save(folder / "recipe.yaml")
-        text.tokenizer.save(folder)
     return folder
 
 
-def _same_run(folder: Path, config: ModelConfig, recipe: Recipe, text: Tokens) -> None:
-    """Refuses to go on with another model, recipe or tokenizer than the run began with."""
+def _open_folder(folder: Path | None, config: ModelConfig, recipe: Recipe, text: Tokens, resume: bool) -> None:
+    """Writes what a run begins with; on resuming, holds it against what is asked and writes nothing."""
+    if folder is None:
+        return
+    if resume:
+        _same_run(folder, config, recipe)
+        return
+    with checkpoint.disk_errors(folder):
+        config.save(folder / "config.yaml")
+        recipe.save(folder / "recipe.yaml")
+        text.tokenizer.save(folder)
+
+
+def _same_run(folder: Path, config: ModelConfig, recipe: Recipe) -> None:
+    """Refuses to go on with another model or recipe than the run began with."""
     if difference := ModelConfig.from_file(folder / "config.yaml").diff(config):
         path, (was, now) = next(iter(difference.items()))
         raise RequestError(f"{folder} holds another model: {path} was {was} and is now {now}")

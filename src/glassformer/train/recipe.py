@@ -21,16 +21,16 @@ class Recipe(Value):
     the same twice; the others are a pure function of model, text, recipe and machine.
     """
 
-    tokens: int | None = Field(None, gt=0)
+    tokens: int | None = Field(None, gt=0, lt=1 << 63)
     flops: float | None = Field(None, gt=0)
     """Training FLOPs: three times the forward products, causal attention counted in full."""
     minutes: float | None = Field(None, gt=0)
-    batch_size: int = Field(16, gt=0)
+    batch_size: int = Field(16, gt=0, le=1 << 20)
     """Sequences per optimizer step."""
     micro_batch: int | None = Field(None, gt=0)
     """Sequences at once; gradients accumulate to batch_size. None: all."""
-    context: int = Field(256, gt=0)
-    seed: int = Field(0, ge=0)
+    context: int = Field(256, gt=0, le=1 << 28)
+    seed: int = Field(0, ge=0, lt=1 << 63)
     learning_rate: float | None = Field(None, gt=0)
     """The peak. None takes a rule by the model's size (`default_learning_rate`)."""
     schedule: ScheduleConfig = CosineConfig()

@@ -139,7 +139,7 @@ class _Tiles(torch.autograd.Function):
             scores = torch.bmm(rows, keys[:, first:last].transpose(1, 2)).view(b, n, end - begin, last - first)
             if mask is not None:
                 scores[..., since - first :].add_(mask)
-            pattern = torch.softmax(scores, -1)
+            pattern = torch.softmax(scores, -1).to(scores.dtype)  # CUDA's autocast widens it
             patterns.append(pattern)
             made = torch.bmm(pattern.view(b * g, -1, last - first), values[:, first:last])
             z[:, begin:end] = made.view(b, n, end - begin, h).transpose(1, 2)

@@ -26,8 +26,8 @@ class KVState(State):
         """Stores the new tokens' k, v (b, s, g, h); returns those a query may look at (b, t, g, h), and which tokens
         they are (t,), or None when they are tokens 0 .. t-1."""
         start, end = positions.start, positions.end
-        self.k[:, start:end] = k
-        self.v[:, start:end] = v
+        self.k[:, start:end] = k.detach()  # a state is memory, not a path for gradients
+        self.v[:, start:end] = v.detach()
         return self.k[:, :end].to(k.dtype), self.v[:, :end].to(v.dtype), None
 
     def reorder(self, index: Tensor) -> None:
@@ -52,8 +52,8 @@ class WindowState(KVState):
         kept_k = torch.cat((self.k[:, past % window].to(k.dtype), k), dim=1)
         kept_v = torch.cat((self.v[:, past % window].to(v.dtype), v), dim=1)
         new = torch.arange(max(start, end - window), end, device=device)
-        self.k[:, new % window] = k[:, new - start].to(self.k.dtype)
-        self.v[:, new % window] = v[:, new - start].to(self.v.dtype)
+        self.k[:, new % window] = k[:, new - start].detach().to(self.k.dtype)
+        self.v[:, new % window] = v[:, new - start].detach().to(self.v.dtype)
         return kept_k, kept_v, torch.cat((past, torch.arange(start, end, device=device)))
 
     read = 0
