@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.table import Table
@@ -164,13 +165,13 @@ class ComparisonView(View):
 def comparison_tables(results: dict[str, Any]) -> list[Table]:
     """Summary and extrapolation, best loss first; two, so that each fits a narrow terminal."""
     several = results["budget"]["seeds"] > 1
-    summary = Table(title=f"{results['data'].get('name')}, held-out text", title_justify="left")
-    reach = Table(title="loss at multiples of the training context", title_justify="left")
+    summary = Table(title=f"{results['data'].get('name')}, held-out text", title_justify="left", box=SIMPLE_HEAD)
+    reach = Table(title="loss at multiples of the training context", title_justify="left", box=SIMPLE_HEAD)
     for table, headings in (
-        (summary, ("params", "loss", "bits/byte", "tokens/s", "memory", "ms/token", "state/token")),
+        (summary, ("params", "loss", "bits/byte", "tokens/s", "memory", "ms/tok", "state/tok")),
         (reach, tuple(f"{row['context']:,}" for row in _longest(results["runs"]))),
     ):
-        table.add_column("model", overflow="fold")
+        table.add_column("model", overflow="fold", min_width=12)
         for heading in headings:
             table.add_column(heading, justify="right", no_wrap=True)
     for run in sorted(results["runs"], key=lambda run: (run.get("validation") or {}).get("loss") or math.inf):
