@@ -165,8 +165,15 @@ class ComparisonView(View):
 def comparison_tables(results: dict[str, Any]) -> list[Table]:
     """Summary and extrapolation, best loss first; two, so that each fits a narrow terminal."""
     several = results["budget"]["seeds"] > 1
-    summary = Table(title=f"{results['data'].get('name')}, held-out text", title_justify="left", box=SIMPLE_HEAD)
-    reach = Table(title="loss at multiples of the training context", title_justify="left", box=SIMPLE_HEAD)
+    summary = Table(
+        title=f"{results['data'].get('name')}, held-out text",
+        title_justify="left",
+        box=SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+    )
+    reach = Table(
+        title="loss at multiples of the training context", title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0)
+    )
     for table, headings in (
         (summary, ("params", "loss", "bits/byte", "tokens/s", "memory", "ms/tok", "state/tok")),
         (reach, tuple(f"{row['context']:,}" for row in _longest(results["runs"]))),
