@@ -184,6 +184,7 @@ def table(family: str, medians: dict[str, float], found: dict[str, Any]) -> list
     memory = found["memory_bytes"]
     lines = [
         f"{family}@10m, {BATCH} x {CONTEXT} tokens a step",
+        "",
         "| side | tokens/s | ms/step | memory added |",
         "|---|--:|--:|--:|",
     ]
