@@ -1,4 +1,4 @@
-"""The names that other programs call (DESIGN.md section 7) work in whatever order things are imported."""
+"""The names that other programs call work in whatever order things are imported."""
 
 from __future__ import annotations
 
