@@ -177,7 +177,8 @@ def _other_machine(run: dict[str, Any], how: machine.Settings) -> list[str]:
 
 @contextmanager
 def _terminated_as_interrupted() -> Iterator[None]:
-    """SIGTERM stops a comparison as Ctrl-C does: the arm at work is saved."""
+    """SIGTERM stops a comparison as Ctrl-C does: the arm at work is saved. SIGINT too where the shell had it ignored,
+    as it does for what runs in the background."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -185,11 +186,12 @@ def _terminated_as_interrupted() -> Iterator[None]:
     def interrupt(number: int, frame: Any) -> None:
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, interrupt)
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _arm(
