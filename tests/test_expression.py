@@ -19,7 +19,9 @@ ATTENTION = f"{BLOCK}mixer."
 TOUCHES: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("rope", "alibi", "learned", "sinusoidal", "nope"), ("embedding.position", f"{ATTENTION}position")),
     **dict.fromkeys(("rmsnorm", "layernorm"), (f"{BLOCK}norm", "final_norm", "embedding.norm")),
-    **dict.fromkeys(("pre", "post", "sandwich", "parallel", "parallel2"), (f"{BLOCK}residual", "final_norm")),
+    **dict.fromkeys(
+        ("pre", "post", "sandwich", "respost", "parallel", "parallel2"), (f"{BLOCK}residual", "final_norm")
+    ),
     **dict.fromkeys(("mha", "mqa", "gqa:2"), (f"{ATTENTION}n_kv_heads",)),
     **dict.fromkeys(("causal", "bidirectional", "window:16"), (f"{ATTENTION}visibility",)),
     **dict.fromkeys(

@@ -32,9 +32,9 @@ TINY = f"layers=2+d_model=32+heads=4+vocab_size={VOCAB}+context={CONTEXT}"
 
 IMPORTANT: dict[str, tuple[str, ...]] = {
     "position": ("rope", "alibi", "learned", "sinusoidal", "nope"),
-    "residual": ("pre", "post", "sandwich", "parallel", "parallel2"),
+    "residual": ("pre", "post", "sandwich", "parallel", "parallel2", "respost", "residual.scale=0.5"),
     "kernel": ("kernel=auto", "kernel=naive", "kernel=sdpa", "kernel=banded"),
-    "qk_norm": ("", "qknorm", "qknorm:full", "qknorm+qk_norm.after_position=true"),
+    "qk_norm": ("", "qknorm", "qknorm:full", "qknorm:each_head", "qknorm+qk_norm.after_position=true"),
     "heads": ("mha", "mqa", "gqa:2"),
     "visibility": ("causal", f"window:{WINDOW}"),
     "norm": ("rmsnorm", "layernorm"),
@@ -45,7 +45,16 @@ IMPORTANT: dict[str, tuple[str, ...]] = {
 }
 OTHER: dict[str, tuple[str, ...]] = {
     "ffn": ("relu", "gelu", "gelu_tanh", "silu", "relu2", "glu", "reglu", "geglu", "swiglu", "ffn=none"),
-    "detail": ("", "head.softcap=10", "head.bias=true", "embedding.scale=5", "mixer.scale=0.5", "head_dim=6"),
+    "detail": (
+        "",
+        "head.softcap=10",
+        "head.bias=true",
+        "head.scale=0.5",
+        "mixer.clip=0.5",
+        "embedding.scale=5",
+        "mixer.scale=0.5",
+        "head_dim=6",
+    ),
     "init": ("init=gpt2", "init=xavier", "init=small"),
 }
 OF_POSITION = {

@@ -15,11 +15,12 @@ if TYPE_CHECKING:
     from glassformer.capture import capture as capture
     from glassformer.compare import compare as compare
     from glassformer.config import ModelConfig as ModelConfig
+    from glassformer.convert import load as load
+    from glassformer.convert import save as save
     from glassformer.expression import preset as preset
     from glassformer.generate import generate as generate
     from glassformer.generate import stream as stream
     from glassformer.presets import presets as presets
-    from glassformer.train import load as load
     from glassformer.train import train as train
 
 __version__ = "0.1.0"
@@ -29,14 +30,15 @@ _HOMES = {
     "capture": "capture",
     "compare": "compare",
     "generate": "generate",
-    "load": "train",
+    "load": "convert",
     "preset": "expression",
     "presets": "presets",
+    "save": "convert",
     "stream": "generate",
     "train": "train",
 }
 
-__all__ = ["ModelConfig", "capture", "compare", "generate", "load", "preset", "presets", "stream", "train"]
+__all__ = ["ModelConfig", "capture", "compare", "generate", "load", "preset", "presets", "save", "stream", "train"]
 
 
 def __getattr__(name: str) -> Any:

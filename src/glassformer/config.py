@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,13 @@ class BlockConfig(Value):
     ffn: FFNConfig | None
     norm: NormConfig
     residual: ResidualConfig = PreConfig()
+
+    def explicit(self, ctx: BuildContext) -> BlockConfig:
+        return self.vary(
+            mixer=self.mixer.explicit(ctx),
+            ffn=self.ffn.explicit(ctx) if self.ffn else None,
+            residual=self.residual.explicit(ctx),
+        )
 
     def build(self, ctx: BuildContext) -> Block:
         return Block(
@@ -100,6 +107,16 @@ class ModelConfig(Value):
     @property
     def ctx(self) -> BuildContext:
         return BuildContext(self.d_model, self.vocab_size, self.context, self.n_layers)
+
+    def explicit(self) -> ModelConfig:
+        """The same model with nothing left to defaults and nothing that only training knows: two configs are the same
+        function of the same weights where these are equal."""
+        return self.vary(
+            embedding=self.embedding.explicit(self.ctx),
+            stack=stack_of([block.explicit(self.ctx) for block in self.layers()]),
+            head=self.head.explicit(self.ctx),
+            init=Gpt2InitConfig(),
+        )
 
     # What it costs
 
@@ -234,6 +251,22 @@ class ModelConfig(Value):
         mine, theirs = flatten(self.to_dict()), flatten(other.to_dict())
         paths = [*mine, *(path for path in theirs if path not in mine)]
         return {path: (mine.get(path), theirs.get(path)) for path in paths if mine.get(path) != theirs.get(path)}
+
+
+def stack_of(blocks: Sequence[BlockConfig]) -> tuple[Stage, ...]:
+    """The shortest stack of these blocks: a pattern repeated, with its beginning where one is left over, or runs."""
+    for period in range(1, len(blocks) // 2 + 1):
+        pattern = tuple(blocks[:period])
+        if all(block == pattern[i % period] for i, block in enumerate(blocks)):
+            repeat, rest = divmod(len(blocks), period)
+            return (Stage(repeat=repeat, blocks=pattern), *((Stage(blocks=pattern[:rest]),) if rest else ()))
+    runs: list[Stage] = []
+    for block in blocks:
+        if runs and runs[-1].blocks == (block,):
+            runs[-1] = Stage(repeat=runs[-1].repeat + 1, blocks=(block,))
+        else:
+            runs.append(Stage(blocks=(block,)))
+    return tuple(runs)
 
 
 def flatten(tree: Any, prefix: str = "") -> dict[str, Any]:

@@ -29,7 +29,14 @@ from glassformer.parts.position import (
     RotaryConfig,
     SinusoidalConfig,
 )
-from glassformer.parts.residual import ParallelConfig, PostConfig, PreConfig, ResidualConfig, SandwichConfig
+from glassformer.parts.residual import (
+    ParallelConfig,
+    PostConfig,
+    PreConfig,
+    ResidualConfig,
+    ResPostConfig,
+    SandwichConfig,
+)
 from glassformer.parts.visibility import (
     BidirectionalConfig,
     CausalConfig,
@@ -230,8 +237,8 @@ def _visibility(config: ModelConfig, choice: VisibilityConfig) -> ModelConfig:
 
 
 def _qk_norm(config: ModelConfig, value: str | None) -> ModelConfig:
-    if value not in (None, "head", "full"):
-        raise RequestError(f"qknorm:{value}: use qknorm, qknorm:head or qknorm:full")
+    if value not in (None, "head", "each_head", "full"):
+        raise RequestError(f"qknorm:{value}: use qknorm, qknorm:head, qknorm:each_head or qknorm:full")
     eps = next(config.layers()).norm.eps
     return each_attention(
         config,
@@ -280,6 +287,7 @@ PLAIN: dict[str, Change] = {
     "pre": lambda c: _residual(c, PreConfig),
     "post": lambda c: _residual(c, PostConfig),
     "sandwich": lambda c: _residual(c, SandwichConfig),
+    "respost": lambda c: _residual(c, ResPostConfig),
     "parallel": lambda c: _residual(c, ParallelConfig, shared_norm=True),
     "parallel2": lambda c: _residual(c, ParallelConfig, shared_norm=False),
     "mha": lambda c: _heads(c, None),

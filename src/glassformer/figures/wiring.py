@@ -3,6 +3,7 @@
 pre        trunk ──┬── norm ─ part ──⊕──        the trunk stays clean
 post       trunk ──┬── part ─────────⊕── norm   every layer normalises the trunk itself
 sandwich   trunk ──┬── norm ─ part ─ norm ──⊕──
+res_post   trunk ──┬── part ─ norm ──⊕──
 parallel   trunk ──┬── norm ─ mixer | ffn ──⊕── both read the same input
 """
 
@@ -18,7 +19,7 @@ WIDTH = 300
 TRUNK = 50.0
 BRANCH_LEFT, BRANCH_RIGHT = 92.0, 276.0
 BRANCH = (BRANCH_LEFT + BRANCH_RIGHT) / 2
-KNOWN = ("pre", "post", "sandwich", "parallel")
+KNOWN = ("pre", "post", "sandwich", "res_post", "parallel")
 
 
 @dataclass(frozen=True)
@@ -220,14 +221,14 @@ def _block(pen: _Pen, block: BlockSketch, alone: bool) -> None:
 
 def _sublayer(pen: _Pen, block: BlockSketch, part: Box, role: str) -> None:
     """One part on its branch, with the norms where the wiring puts them."""
-    post, sandwich = block.wiring == "post", block.wiring == "sandwich"
+    post = block.wiring == "post"
     start = y = pen.y
     norm = block.norm
     y = _branch_up(pen, start, y - 12)
-    if norm and not post:
+    if norm and block.wiring not in ("post", "res_post"):
         y = _branch_box(pen, Box(norm), "norm", y)
     y = _branch_box(pen, part, role, y)
-    if norm and sandwich:
+    if norm and block.wiring in ("sandwich", "res_post"):
         y = _branch_box(pen, Box(norm), "norm", y)
     _join_trunk(pen, y, start)
     if norm and post:

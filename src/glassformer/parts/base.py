@@ -143,6 +143,11 @@ class PartConfig(Value):
         """The module this config describes."""
         raise NotImplementedError(f"{type(self).__name__} builds nothing")
 
+    def explicit(self, ctx: BuildContext) -> Any:
+        """The same part with the defaults that depend on the model written out, and without what only training and
+        speed know (dropout, kernel): equal for parts that compute the same with the same weights."""
+        return self
+
     def num_params(self, ctx: BuildContext) -> int:
         """Exact number of trainable values in what `build` returns."""
         return 0

@@ -64,6 +64,10 @@ class EmbeddingConfig(PartConfig, axis="embedding", kind="embedding"):
             dropout=self.dropout,
         )  # fmt: skip
 
+    def explicit(self, ctx: BuildContext) -> EmbeddingConfig:
+        position = self.position.explicit(ctx) if self.position else None
+        return self.vary(scale=self.scale or 1.0, position=position, dropout=0.0)
+
     def num_params(self, ctx: BuildContext) -> int:
         parts = (self.norm, self.position)
         return ctx.vocab_size * ctx.d_model + sum(part.num_params(ctx) for part in parts if part)

@@ -12,10 +12,10 @@ from glassformer.parts.loss import linear_cross_entropy
 
 
 class Head(nn.Module):
-    """logits = softcap(x W^T + b); x (b, s, d), W (v, d), logits (b, s, v).
+    """logits = softcap(scale x W^T + b); x (b, s, d), W (v, d), logits (b, s, v).
 
     Tied, W is the embedding's own parameter (Press & Wolf 2017, 1608.05859); it then comes with the call.
-    softcap(z) = cap tanh(z / cap), as Gemma 2.
+    softcap(z) = cap tanh(z / cap), as Gemma 2; scale is Cohere's logit_scale, and one over Granite's logits_scaling.
     """
 
     decays = True
@@ -27,16 +27,20 @@ class Head(nn.Module):
         tied: bool = False,
         bias: bool = False,
         softcap: float | None = None,
+        scale: float = 1.0,
     ):
         super().__init__()
-        self.tied, self.softcap = tied, softcap
+        self.tied, self.softcap, self.scale = tied, softcap, scale
         self.weight = None if tied else nn.Parameter(torch.empty(vocab_size, d_model))
         self.bias = nn.Parameter(torch.empty(vocab_size)) if bias else None
         self.init_weights(Init())
 
     def forward(self, x: Float[Tensor, "b s d"], embedding: Float[Tensor, "v d"]) -> Float[Tensor, "b s v"]:
-        logits = F.linear(x, embedding if self.weight is None else self.weight, self.bias)
+        logits = F.linear(self.scaled(x), embedding if self.weight is None else self.weight, self.bias)
         return logits if self.softcap is None else self.softcap * torch.tanh(logits / self.softcap)
+
+    def scaled(self, x: Tensor) -> Tensor:
+        return x if self.scale == 1.0 else x * self.scale
 
     def loss(
         self,
@@ -47,7 +51,8 @@ class Head(nn.Module):
     ) -> Tensor:
         """Mean cross-entropy in nats over targets that are not -100, without keeping the logits."""
         weight = embedding if self.weight is None else self.weight
-        return linear_cross_entropy(x.flatten(0, 1), weight, targets.flatten(), self.bias, self.softcap, reduction)
+        x = self.scaled(x).flatten(0, 1)
+        return linear_cross_entropy(x, weight, targets.flatten(), self.bias, self.softcap, reduction)
 
     @torch.no_grad()
     def init_weights(self, init: Init) -> None:
@@ -61,9 +66,14 @@ class HeadConfig(PartConfig, axis="head", kind="head"):
     tied: bool = False
     bias: bool = False
     softcap: float | None = Field(None, gt=0)
+    scale: float | None = Field(None, gt=0)
+    """None: 1."""
 
     def build(self, ctx: BuildContext) -> Head:
-        return Head(ctx.vocab_size, ctx.d_model, self.tied, self.bias, self.softcap)
+        return Head(ctx.vocab_size, ctx.d_model, self.tied, self.bias, self.softcap, self.scale or 1.0)
+
+    def explicit(self, ctx: BuildContext) -> HeadConfig:
+        return self.vary(scale=self.scale or 1.0)
 
     def num_params(self, ctx: BuildContext) -> int:
         return (0 if self.tied else ctx.vocab_size * ctx.d_model) + (ctx.vocab_size if self.bias else 0)

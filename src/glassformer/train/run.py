@@ -19,6 +19,8 @@ class Loaded:
     model: Model
     config: ModelConfig
     tokenizer: Tokenizer | None
+    ends: tuple[int, ...] = ()
+    """Ids at which an answer ends, where the checkpoint names them."""
 
 
 def load(path: str | Path) -> Loaded:

@@ -70,3 +70,6 @@ class FFNConfig(PartConfig, axis="ffn"):
 
     def width(self, ctx: BuildContext) -> int:
         raise NotImplementedError
+
+    def explicit(self, ctx: BuildContext) -> Any:
+        return self.vary(hidden=self.width(ctx))

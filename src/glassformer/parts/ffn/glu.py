@@ -82,6 +82,9 @@ class GluConfig(FFNConfig, kind="glu"):
     def width(self, ctx: BuildContext) -> int:
         return self.hidden or -(-8 * ctx.d_model // (3 * self.multiple_of)) * self.multiple_of
 
+    def explicit(self, ctx: BuildContext) -> GluConfig:
+        return self.vary(hidden=self.width(ctx), multiple_of=1)
+
     def build(self, ctx: BuildContext) -> Glu:
         return Glu(ctx.d_model, self.width(ctx), self.activation, self.bias)
 

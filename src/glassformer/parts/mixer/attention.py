@@ -19,15 +19,17 @@ from glassformer.parts.position import AttentionPosition, AttentionPositionConfi
 from glassformer.parts.site import Site
 from glassformer.parts.visibility import Causal, CausalConfig, SameDocument, Visibility, VisibilityConfig
 
+Over = Literal["head", "each_head", "full"]
+
 
 class QKNorm(nn.Module):
     """Normalises queries and keys before their product, bounding the scores (Henry et al. 2020, 2010.04245).
 
-    `over="head"`: each head's h values, weights shared by the heads (Qwen3); `over="full"`: all n h values at once
-    (OLMo 2).
+    `over="head"`: each head's h values, weights shared by the heads (Qwen3); `over="each_head"`: the same with weights
+    for every head (Cohere, StableLM); `over="full"`: all n h values at once (OLMo 2).
     """
 
-    def __init__(self, q_norm: nn.Module, k_norm: nn.Module, over: Literal["head", "full"] = "head"):
+    def __init__(self, q_norm: nn.Module, k_norm: nn.Module, over: Over = "head"):
         super().__init__()
         self.q_norm, self.k_norm = q_norm, k_norm
         self.full = over == "full"
@@ -46,7 +48,8 @@ class Attention(Mixer):
         x (b,s,d) -> qkv -> qk_norm? -> position -> state? -> kernel -> out (b,s,d)
                      q (b,s,n,h)  k,v (b,s,g,h)       k,v (b,t,g,h)  z (b,s,n,h)
 
-    `qk_norm` comes before the position, or after it with `norm_after_position`. Sites: q, k, v as the kernel
+    `qk_norm` comes before the position, or after it with `norm_after_position`; `clip` bounds every |q|, |k|, |v| right
+    after the projection (MPT). Sites: q, k, v as the kernel
     receives them, scores and pattern (b,n,s,t), z, out.
     """
 
@@ -64,13 +67,14 @@ class Attention(Mixer):
         norm_after_position: bool = False,
         softcap: float | None = None,
         scale: float | None = None,
+        clip: float | None = None,
         dropout: float = 0.0,
         kernel: Kernel | None = None,
     ):
         super().__init__()
         self.n_heads, self.n_kv_heads, self.head_dim = head_shape(d_model, n_heads, n_kv_heads, head_dim)
         self.scale = scale or self.head_dim**-0.5
-        self.softcap = softcap
+        self.softcap, self.clip = softcap, clip
         self.dropout = dropout
         width, kv_width = self.n_heads * self.head_dim, self.n_kv_heads * self.head_dim
         self.qkv = Linear(d_model, (width, kv_width, kv_width), bias)
@@ -89,7 +93,10 @@ class Attention(Mixer):
         self, x: Float[Tensor, "b s d"], positions: Positions | None = None, state: KVState | None = None
     ) -> Float[Tensor, "b s d"]:
         positions = positions or Positions.of(x)
-        q, k, v = (part.unflatten(-1, (-1, self.head_dim)) for part in self.qkv.split(self.qkv(x)))
+        qkv = self.qkv(x)
+        if self.clip is not None:
+            qkv = qkv.clamp(-self.clip, self.clip)
+        q, k, v = (part.unflatten(-1, (-1, self.head_dim)) for part in self.qkv.split(qkv))
         for adjust in self._adjust:
             q, k = adjust(q, k, positions)
         q, k, v = self.q(q), self.k(k), self.v(v)
@@ -122,19 +129,24 @@ class Attention(Mixer):
 
 class QKNormConfig(Value):
     norm: NormConfig = RMSNormConfig()
-    over: Literal["head", "full"] = "head"
+    over: Over = "head"
     after_position: bool = False
 
     def build(self, n_heads: int, n_kv_heads: int, head_dim: int) -> QKNorm:
-        q, k = self._widths(n_heads, n_kv_heads, head_dim)
-        return QKNorm(self.norm.over(q), self.norm.over(k), self.over)
+        q, k = self._shapes(n_heads, n_kv_heads, head_dim)
+        return QKNorm(self.norm.over(*q), self.norm.over(*k), self.over)
 
     def num_params(self, n_heads: int, n_kv_heads: int, head_dim: int) -> int:
-        return sum(self.norm.params_over(width) for width in self._widths(n_heads, n_kv_heads, head_dim))
+        shapes = self._shapes(n_heads, n_kv_heads, head_dim)
+        return sum(self.norm.params_over(width) * (sets or 1) for width, sets in shapes)
 
-    def _widths(self, n_heads: int, n_kv_heads: int, head_dim: int) -> tuple[int, int]:
-        full = self.over == "full"
-        return (n_heads * head_dim, n_kv_heads * head_dim) if full else (head_dim, head_dim)
+    def _shapes(self, *heads: int) -> list[tuple[int, int | None]]:
+        """(width, sets) of the norm of q and of k."""
+        *counts, head_dim = heads
+        return [
+            {"head": (head_dim, None), "each_head": (head_dim, n), "full": (n * head_dim, None)}[self.over]
+            for n in counts
+        ]
 
 
 class AttentionConfig(MixerConfig, kind="attention"):
@@ -152,6 +164,7 @@ class AttentionConfig(MixerConfig, kind="attention"):
     softcap: float | None = Field(None, gt=0)
     scale: float | None = Field(None, gt=0)
     """None: 1 / sqrt(head_dim)."""
+    clip: float | None = Field(None, gt=0)
     dropout: float = Field(0.0, ge=0, lt=1)
     kernel: KernelConfig = AutoConfig()
 
@@ -166,7 +179,15 @@ class AttentionConfig(MixerConfig, kind="attention"):
             visibility=self.visibility.build(ctx),
             qk_norm=self.qk_norm.build(n, g, h) if self.qk_norm else None,
             norm_after_position=self.qk_norm.after_position if self.qk_norm else False,
-            softcap=self.softcap, scale=self.scale, dropout=self.dropout, kernel=self.kernel.build(ctx),
+            softcap=self.softcap, scale=self.scale, clip=self.clip, dropout=self.dropout, kernel=self.kernel.build(ctx),
+        )  # fmt: skip
+
+    def explicit(self, ctx: BuildContext) -> AttentionConfig:
+        _, g, h = self._shape(ctx)
+        return self.vary(
+            n_kv_heads=g, head_dim=h, out_bias=self.bias if self.out_bias is None else self.out_bias,
+            position=self.position.explicit(ctx) if self.position else None, scale=self.scale or h**-0.5,
+            dropout=0.0, kernel=AutoConfig(),
         )  # fmt: skip
 
     def num_params(self, ctx: BuildContext) -> int:

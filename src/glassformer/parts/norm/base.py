@@ -24,8 +24,9 @@ class Norm(nn.Module):
 class NormConfig(PartConfig, axis="norm"):
     eps: float = Field(1e-5, gt=0)
 
-    def over(self, width: int) -> Norm:
-        """The module that normalises vectors of `width` values."""
+    def over(self, width: int, sets: int | None = None) -> Norm:
+        """The module that normalises vectors of `width` values; with `sets`, that many of them (..., sets, width), each
+        with weights of its own."""
         raise NotImplementedError
 
     def params_over(self, width: int) -> int:

@@ -16,16 +16,20 @@ from glassformer.parts.region import compiling_regions, region
 class LayerNorm(Norm):
     """y = (x - mean(x)) / sqrt(var(x) + eps) * w + b over the last axis; x, y (..., d). Ba et al. 2016, 1607.06450.
 
-    `bias=False` leaves b out (MPT, nanoGPT's option).
+    `bias=False` leaves b out (MPT, Cohere). With `sets`, x is (..., sets, d) and w, b are (sets, d).
     """
 
-    def __init__(self, width: int, eps: float = 1e-5, bias: bool = True):
+    def __init__(self, width: int, eps: float = 1e-5, bias: bool = True, sets: int | None = None):
         super().__init__()
         self.eps = eps
-        self.weight = nn.Parameter(torch.ones(width))
-        self.bias = nn.Parameter(torch.zeros(width)) if bias else None
+        shape = (width,) if sets is None else (sets, width)
+        self.weight = nn.Parameter(torch.ones(shape))
+        self.bias = nn.Parameter(torch.zeros(shape)) if bias else None
 
     def forward(self, x: Float[Tensor, "... d"]) -> Float[Tensor, "... d"]:
+        if self.weight.dim() == 2:
+            y = F.layer_norm(wide(x), x.shape[-1:], None, None, self.eps) * self.weight
+            return (y if self.bias is None else y + self.bias).to(self.out_dtype(x))
         if compiling_regions():
             return _LayerNorm.apply(x, self.weight, self.bias, self.eps, self.out_dtype(x))
         return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps).to(self.out_dtype(x))
@@ -90,8 +94,8 @@ class _LayerNorm(torch.autograd.Function):
 class LayerNormConfig(NormConfig, kind="layernorm"):
     bias: bool = True
 
-    def over(self, width: int) -> LayerNorm:
-        return LayerNorm(width, self.eps, self.bias)
+    def over(self, width: int, sets: int | None = None) -> LayerNorm:
+        return LayerNorm(width, self.eps, self.bias, sets)
 
     def params_over(self, width: int) -> int:
         return width * (2 if self.bias else 1)

@@ -16,18 +16,20 @@ class RMSNorm(Norm):
     """y = x / sqrt(mean(x^2) + eps) * w over the last axis; x, y (..., d). Zhang & Sennrich 2019, 1910.07467.
 
     `unit_offset` stores w - 1, so that weights begin at zero and decay towards the identity: y = ... * (1 + w)
-    (Gemma). The mean is taken in fp32 whatever the input.
+    (Gemma). With `sets`, x is (..., sets, d) and w is (sets, d). The mean is taken in fp32 whatever the input.
     """
 
-    def __init__(self, width: int, eps: float = 1e-5, unit_offset: bool = False):
+    def __init__(self, width: int, eps: float = 1e-5, unit_offset: bool = False, sets: int | None = None):
         super().__init__()
         self.eps = eps
         self.unit_offset = unit_offset
-        self.weight = nn.Parameter(torch.empty(width))
+        self.weight = nn.Parameter(torch.empty((width,) if sets is None else (sets, width)))
         self.init_weights(None)
 
     def forward(self, x: Float[Tensor, "... d"]) -> Float[Tensor, "... d"]:
         weight = wide(self.weight) + 1.0 if self.unit_offset else self.weight
+        if weight.dim() == 2:
+            return naive_rms_norm(x, weight, self.eps)
         return rms_norm(x, weight, self.eps, self.out_dtype(x))
 
     @torch.no_grad()
@@ -36,7 +38,7 @@ class RMSNorm(Norm):
 
 
 def naive_rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """The definition: x (..., d), weight (d,), in fp32 or wider."""
+    """The definition: x (..., d), weight broadcast over it, in fp32 or wider."""
     x_wide = wide(x)
     return (x_wide * torch.rsqrt(x_wide.pow(2).mean(-1, keepdim=True) + eps) * weight).to(x.dtype)
 
@@ -86,8 +88,8 @@ class _RMSNorm(torch.autograd.Function):
 class RMSNormConfig(NormConfig, kind="rmsnorm"):
     unit_offset: bool = False
 
-    def over(self, width: int) -> RMSNorm:
-        return RMSNorm(width, self.eps, self.unit_offset)
+    def over(self, width: int, sets: int | None = None) -> RMSNorm:
+        return RMSNorm(width, self.eps, self.unit_offset, sets)
 
     def params_over(self, width: int) -> int:
         return width

@@ -12,12 +12,16 @@ from glassformer.parts.position.base import EmbeddingPosition, EmbeddingPosition
 
 
 class Learned(EmbeddingPosition):
-    """E_p: one trained row per position, weight (length, d) (GPT-2, BERT). It ends at `length`."""
+    """E_{p + offset}: one trained row per position, weight (length + offset, d) (GPT-2, BERT). It ends at `length`.
 
-    def __init__(self, length: int, d_model: int):
+    OPT's table begins with `offset` = 2 rows that no token of a text takes.
+    """
+
+    def __init__(self, length: int, d_model: int, offset: int = 0):
         super().__init__()
         self.limit: int = length
-        self.weight = nn.Parameter(torch.empty(length, d_model))
+        self.offset = offset
+        self.weight = nn.Parameter(torch.empty(length + offset, d_model))
         self.init_weights(Init())
 
     def forward(self, positions: Positions) -> Tensor:
@@ -26,7 +30,7 @@ class Learned(EmbeddingPosition):
                 f"position=learned ends at {self.limit} tokens and {positions.end} were asked for; use at most "
                 f"{self.limit}, or a position that goes on (rope, alibi, sinusoidal)"
             )
-        return F.embedding(positions.ids, self.weight)
+        return F.embedding(positions.ids + self.offset if self.offset else positions.ids, self.weight)
 
     @torch.no_grad()
     def init_weights(self, init: Init) -> None:
@@ -35,13 +39,18 @@ class Learned(EmbeddingPosition):
 
 class LearnedConfig(EmbeddingPositionConfig, kind="learned"):
     length: int | None = Field(None, gt=0, le=1 << 28)
-    """Rows in the table; None takes the model's context."""
+    """Positions it knows; None takes the model's context."""
+    offset: int = Field(0, ge=0, le=1 << 16)
+    """Rows before that of position 0."""
 
     def _length(self, ctx: BuildContext) -> int:
         return self.length or ctx.context
 
+    def explicit(self, ctx: BuildContext) -> LearnedConfig:
+        return self.vary(length=self._length(ctx))
+
     def build(self, ctx: BuildContext) -> Learned:
-        return Learned(self._length(ctx), ctx.d_model)
+        return Learned(self._length(ctx), ctx.d_model, self.offset)
 
     def num_params(self, ctx: BuildContext) -> int:
-        return self._length(ctx) * ctx.d_model
+        return (self._length(ctx) + self.offset) * ctx.d_model

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable
+from typing import Any
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
 from glassformer.errors import RequestError
-from glassformer.parts.base import PartConfig
+from glassformer.parts.base import BuildContext, PartConfig
 
 
 class Scaling:
@@ -34,6 +35,9 @@ class RotaryScalingConfig(PartConfig, axis="rotary_scaling"):
     """By how much the context grows."""
     original_context: int | None = Field(None, gt=0, le=1 << 28)
     """The context the frequencies were trained for; None takes the model's."""
+
+    def explicit(self, ctx: BuildContext) -> Any:
+        return self.vary(original_context=self.original_context or ctx.context)
 
     def over(self, context: int) -> Scaling:
         raise NotImplementedError
@@ -136,6 +140,39 @@ class YarnScalingConfig(RotaryScalingConfig, kind="yarn"):
 
     def over(self, context: int) -> Scaling:
         return Yarn(self, context)
+
+
+class LongRope(_Bound):
+    config: LongRopeScalingConfig
+
+    def __init__(self, config: LongRopeScalingConfig, context: int):
+        super().__init__(config, context)
+        grown = math.sqrt(1 + math.log(config.factor) / math.log(self.context)) if config.factor > 1 else 1.0
+        self.magnitude = grown if config.attention_factor is None else config.attention_factor
+
+    def check(self, dim: int) -> None:
+        for name in ("short", "long"):
+            if (given := len(getattr(self.config, name))) != dim // 2:
+                raise RequestError(f"scaling=longrope has {given} {name} factors for {dim // 2} turned pairs")
+
+    def frequencies(self, exponent: Tensor, base: float, dim: int, t: int) -> Tensor:
+        factors = self.config.long if t > self.context else self.config.short
+        return base**-exponent / torch.tensor(factors, device=exponent.device)
+
+
+class LongRopeScalingConfig(RotaryScalingConfig, kind="longrope"):
+    """theta_i / lambda_i with a searched factor for each pair: `short` up to the trained context c, `long` beyond it;
+    cos and sin grow by sqrt(1 + ln(factor) / ln(c)). Ding et al. 2024, 2402.13753; Phi-3.
+
+    As with dynamic NTK, keys cached before c was passed keep the frequencies of then.
+    """
+
+    short: tuple[float, ...] = Field(max_length=1 << 12)
+    long: tuple[float, ...] = Field(max_length=1 << 12)
+    attention_factor: float | None = Field(None, gt=0)
+
+    def over(self, context: int) -> Scaling:
+        return LongRope(self, context)
 
 
 class Llama3(_Bound):

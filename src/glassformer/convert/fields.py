@@ -1,0 +1,158 @@
+"""A stranger's config, read with suspicion: every value has its type and its bounds before anything is built of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from glassformer.config import MAX_LAYERS
+from glassformer.errors import RequestError
+
+T = TypeVar("T")
+_REQUIRED: Any = object()
+
+# Said by configs of every family; they change no logit.
+HARMLESS = frozenset(
+    [
+        "architectures",
+        "model_type",
+        "auto_map",
+        "torch_dtype",
+        "dtype",
+        "transformers_version",
+        "use_cache",
+        "_name_or_path",
+        "name_or_path",
+        "bos_token_id",
+        "eos_token_id",
+        "pad_token_id",
+        "sep_token_id",
+        "decoder_start_token_id",
+        "unk_token_id",
+        "initializer_range",
+        "initializer_factor",
+        "init_std",
+        "initializer_cutoff_factor",
+        "output_attentions",
+        "output_hidden_states",
+        "return_dict",
+        "gradient_checkpointing",
+        "chunk_size_feed_forward",
+        "is_encoder_decoder",
+        "id2label",
+        "label2id",
+        "problem_type",
+        "task_specific_params",
+        "_attn_implementation_autoset",
+        "attn_implementation",
+        "is_decoder",
+        "pretraining_tp",
+        "attention_dropout",
+        "attn_pdrop",
+        "resid_pdrop",
+        "embd_pdrop",
+        "hidden_dropout",
+        "attention_hidden_dropout",
+        "dropout",
+        "resid_dropout",
+        "residual_dropout",
+        "embedding_dropout",
+        "activation_dropout",
+        "layerdrop",
+        "resid_prob",
+        "emb_prob",
+        "emb_pdrop",
+        "cache_implementation",
+        "classifier_dropout",
+        "use_flash_attention",
+        "flash_attn",
+        "quantization_config",
+        "unsloth_version",
+        "unsloth_fixed",
+        "tokenizer_class",
+        "torchscript",
+        "tie_encoder_decoder",
+        "add_cross_attention",
+        "cross_attention_hidden_size",
+    ]
+)
+
+
+class Fields:
+    """The fields of a config.json. `where` names it in complaints; null is as good as absent."""
+
+    def __init__(self, values: Any, where: str = "config.json"):
+        if not isinstance(values, Mapping):
+            raise RequestError(f"{where} is a mapping of fields, and this is {type(values).__name__}")
+        self.values, self.where = values, where
+        self.seen: set[str] = set()
+
+    def get(self, name: str, default: Any = None) -> Any:
+        self.seen.add(name)
+        value = self.values.get(name)
+        return default if value is None else value
+
+    def _typed(self, name: str, default: Any, kinds: tuple[type, ...], what: str) -> Any:
+        value = self.get(name, default)
+        if value is _REQUIRED:
+            raise RequestError(f"{self.where} has no {name}")
+        if value is None:
+            return None
+        if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+            raise self.refuse(name, value, what)
+        return value
+
+    def whole(self, name: str, default: Any = _REQUIRED) -> Any:
+        """A positive whole number; `default=None` allows its absence."""
+        value = self._typed(name, default, (int,), "a positive whole number is right")
+        if value is not None and value < 1:
+            raise self.refuse(name, value, "a positive whole number is right")
+        return value
+
+    def number(self, name: str, default: Any = _REQUIRED) -> Any:
+        value = self._typed(name, default, (int, float), "a number is right")
+        return None if value is None else float(value)
+
+    def flag(self, name: str, default: bool) -> bool:
+        return bool(self._typed(name, default, (bool,), "true or false is right"))
+
+    def layers(self, name: str) -> int:
+        if (value := self.whole(name)) > MAX_LAYERS:
+            raise self.refuse(name, value, f"at most {MAX_LAYERS} layers are allowed")
+        return value
+
+    def one_of(self, name: str, table: Mapping[str, T], default: str) -> T:
+        """What `table` holds under the field's value."""
+        value = self.get(name, default)
+        if not isinstance(value, str) or value not in table:
+            raise self.refuse(name, value, f"known are {', '.join(table)}")
+        return table[value]
+
+    def names(self, name: str, known: tuple[str, ...], length: int) -> list[str] | None:
+        """A list of `length` words, each one of `known`."""
+        value = self.get(name)
+        if value is None:
+            return None
+        if not isinstance(value, list) or len(value) != length or not all(item in known for item in value):
+            raise self.refuse(name, value, f"a list of {length} out of {', '.join(known)} is right")
+        return value
+
+    def mapping(self, name: str) -> Fields:
+        return Fields(self.get(name, {}), f"{self.where}: {name}")
+
+    def only(self, name: str, *allowed: Any) -> None:
+        """Refuses what no part computes."""
+        value = self.get(name, allowed[0])
+        if value not in allowed:
+            raise self.refuse(name, value, f"only {' or '.join(map(repr, allowed))} can be computed")
+
+    def ignore(self, *names: str) -> None:
+        """Fields that the family knows and that change no logit."""
+        self.seen.update(names)
+
+    def refuse(self, name: str, value: Any, right: str) -> RequestError:
+        return RequestError(f"{self.where}: {name}={str(value)[:80]!r}: {right}")
+
+    def unread(self) -> list[str]:
+        """Fields that nobody looked at and that may matter."""
+        return sorted(str(name) for name in self.values if name not in self.seen and name not in HARMLESS)

@@ -1,0 +1,109 @@
+"""A Hugging Face folder: config.json, safetensors, tokenizer files."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from glassformer.config import ModelConfig, read_tree
+from glassformer.convert.card import card
+from glassformer.convert.doors import family_of
+from glassformer.convert.families import FAMILIES
+from glassformer.convert.families.own import OWN
+from glassformer.convert.family import Family
+from glassformer.convert.fields import Fields
+from glassformer.convert.storage import open_folder, write_safetensors
+from glassformer.convert.weights import fill, tensors
+from glassformer.errors import RequestError, did_you_mean
+from glassformer.model import Model
+from glassformer.text import Tokenizer, load_tokenizer
+from glassformer.text.storage import atomic_file
+from glassformer.train import Loaded
+
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "float64": torch.float64}
+SHARD_BYTES = 5_000_000_000
+
+
+def is_folder(path: Path) -> bool:
+    return (path / "config.json").is_file()
+
+
+def read_config(folder: Path) -> tuple[Family, ModelConfig, Fields]:
+    """What config.json describes. Raises RequestError for what cannot be computed exactly."""
+    fields = Fields(read_tree(folder / "config.json"), str(folder / "config.json"))
+    kind = fields.get("model_type")
+    if kind == "gemma3" and fields.get("text_config"):
+        raise RequestError(f"{fields.where}: model_type=gemma3 sees pictures; its text model alone is gemma3_text")
+    family = ({**FAMILIES, OWN.model_type: OWN}).get(str(kind))
+    if family is None:
+        near = did_you_mean(str(kind), FAMILIES) or f"; known are {', '.join(FAMILIES)}"
+        raise RequestError(f"{fields.where}: model_type={kind!r} is no family known here{near}")
+    config = family.read(fields)
+    if unread := fields.unread():
+        warnings.warn(f"{fields.where} has fields that are not understood and may matter: {', '.join(unread[:8])}")
+    return family, config, fields
+
+
+def read_folder(folder: Path, dtype: torch.dtype | None = None, device: Any = None) -> Loaded:
+    """The model, ready to run; a folder without tokenizer files gives tokenizer=None."""
+    family, config, fields = read_config(folder)
+    said = fields.get("dtype") or fields.get("torch_dtype")
+    file = open_folder(folder)
+    model = fill(config, family.names_of(config), file, dtype or DTYPES.get(str(said)), device)
+    return Loaded(model, config, _tokenizer(folder), ends=_ends(folder, fields))
+
+
+def _tokenizer(folder: Path) -> Tokenizer | None:
+    return load_tokenizer(folder) if (folder / "tokenizer.json").is_file() else None
+
+
+def _ends(folder: Path, fields: Fields) -> tuple[int, ...]:
+    """The ids at which the folder says that generation stops."""
+    said = read_tree(path) if (path := folder / "generation_config.json").is_file() else {}
+    value = said.get("eos_token_id") if isinstance(said, dict) else None
+    value = fields.get("eos_token_id") if value is None else value
+    ids = value if isinstance(value, list) else [value]
+    return tuple(one for one in ids[:64] if isinstance(one, int) and 0 <= one < 1 << 31)
+
+
+def write_folder(
+    model: Model,
+    tokenizer: Tokenizer | None,
+    folder: Path,
+    dtype: torch.dtype | None = None,
+    trained: dict[str, Any] | None = None,
+) -> Family:
+    """Writes what `from_pretrained(folder)` loads, and says as which family.
+
+    Config and card come last: a folder that has a config.json is whole."""
+    config: ModelConfig = model.config
+    opened = family_of(config)
+    family = opened.family if opened else OWN
+    fields = opened.fields if opened else OWN.write(config)
+    dtype = dtype or next(model.parameters()).dtype
+    folder.mkdir(parents=True, exist_ok=True)
+    write_safetensors(folder, tensors(model, family.names_of(config), dtype), max_shard_bytes=SHARD_BYTES)
+    if tokenizer is not None:
+        tokenizer.save(folder)
+    ends = {f"{name}_token_id": getattr(tokenizer, f"{name}_id", None) for name in ("bos", "eos", "pad")}
+    _write_json(folder / "generation_config.json", {"_from_model_config": True, **ends})
+    said = {
+        "architectures": [family.architecture],
+        "model_type": family.model_type,
+        **fields,
+        "torch_dtype": str(dtype).removeprefix("torch."),
+        **ends,
+    }
+    _write_json(folder / "config.json", said)
+    with atomic_file(folder / "README.md") as temporary:
+        temporary.write_text(card(config, family, folder.name, trained), encoding="utf-8")
+    return family
+
+
+def _write_json(path: Path, value: dict[str, Any]) -> None:
+    with atomic_file(path) as temporary:
+        temporary.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

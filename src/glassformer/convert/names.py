@@ -1,0 +1,178 @@
+"""Our parameters and the tensors of a published checkpoint: the same numbers under other names, otherwise laid out.
+
+A family says, for each of our modules, where its numbers lie in theirs:
+
+    "embedding": "model.embed_tokens"                                    one for one
+    ".mixer.qkv": "self_attn.q_proj self_attn.k_proj self_attn.v_proj"   ours are theirs, stacked by rows
+    ".mixer.qkv": Grouped("attn.query_key_value")                        another layout
+
+A leading dot stands for the module's layer. A layout is a list of pieces, each a view of their tensor and the view of
+ours that holds the same numbers, so one description reads and writes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+View = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Numbers that lie in `ours(our tensor)` and in `theirs(their tensor)`, two views of one shape."""
+
+    name: str
+    """Of their tensor."""
+    shape: tuple[int, ...]
+    """Of their whole tensor."""
+    ours: View | None = None
+    theirs: View | None = None
+    """None: the whole tensor."""
+
+    @property
+    def whole(self) -> bool:
+        return self.ours is None and self.theirs is None
+
+
+@dataclass(frozen=True)
+class Place:
+    """One of our parameters, with what a layout may ask about it."""
+
+    shape: tuple[int, ...]
+    leaf: str
+    module: nn.Module
+    mixer: Any
+    """Of the module's layer: n_heads, n_kv_heads, head_dim."""
+
+
+class Layout:
+    def __init__(self, *names: str):
+        self.names = names
+
+    def pieces(self, at: Place) -> list[Piece]:
+        raise NotImplementedError
+
+
+class Stacked(Layout):
+    """Ours is theirs; of several names, one below the other."""
+
+    def pieces(self, at: Place) -> list[Piece]:
+        if len(self.names) == 1:
+            return [Piece(self.names[0], at.shape)]
+        rows, start, made = getattr(at.module, "outs", ()), 0, []
+        for name, n in zip(self.names, rows, strict=True):
+            made.append(Piece(name, (n, *at.shape[1:]), lambda w, a=start, b=start + n: w[a:b]))  # type: ignore[misc]
+            start += n
+        return made
+
+
+class Transposed(Layout):
+    """Their matrices are stored (in, out) (GPT-2's Conv1D)."""
+
+    def pieces(self, at: Place) -> list[Piece]:
+        if len(at.shape) == 1:
+            return [Piece(self.names[0], at.shape)]
+        return [Piece(self.names[0], at.shape[::-1], lambda w: w.T)]
+
+
+class Grouped(Layout):
+    """Their fused qkv holds, for each key/value head, its queries, then its key, then its value (GPT-NeoX, BLOOM,
+    Falcon): rows (g, n/g + 2, h)."""
+
+    def pieces(self, at: Place) -> list[Piece]:
+        n, g, h = at.mixer.n_heads, at.mixer.n_kv_heads, at.mixer.head_dim
+        r, rest, made, start = n // g, at.shape[1:], [], 0
+        for first, count in ((0, r), (r, 1), (r + 1, 1)):
+            end = start + count * g * h
+
+            def ours(w: Tensor, a: int = start, b: int = end, count: int = count) -> Tensor:
+                return w[a:b].view(g, count, h, *rest)
+
+            def theirs(w: Tensor, first: int = first, count: int = count) -> Tensor:
+                return w.view(g, r + 2, h, *rest)[:, first : first + count]
+
+            made.append(Piece(self.names[0], at.shape, ours, theirs))
+            start = end
+        return made
+
+
+class Part(Layout):
+    """Ours is the i-th of k equal parts of theirs (Phi-3's gate_up_proj)."""
+
+    def __init__(self, name: str, i: int, k: int):
+        super().__init__(name)
+        self.i, self.k = i, k
+
+    def pieces(self, at: Place) -> list[Piece]:
+        shape = (at.shape[0] * self.k, *at.shape[1:])
+        return [Piece(self.names[0], shape, None, lambda w: w.chunk(self.k)[self.i])]
+
+
+class EachHead(Layout):
+    """Ours holds a row per head, theirs a tensor per head; `#` stands for the head (StableLM's qk norms)."""
+
+    def pieces(self, at: Place) -> list[Piece]:
+        return [
+            Piece(self.names[0].replace("#", str(head)), at.shape[1:], lambda w, head=head: w[head])  # type: ignore[misc]
+            for head in range(at.shape[0])
+        ]
+
+
+class Paired(Stacked):
+    """As `Stacked` for q, k and v, with q and k's rows in the order that turns neighbours: row 2i of a head is our i,
+    row 2i+1 our i + h/2 (the rotary order of Meta's Llama, which GGUF keeps for `llama`)."""
+
+    def pieces(self, at: Place) -> list[Piece]:
+        h = at.mixer.head_dim
+        q, k, v = super().pieces(at)
+        return [*(Piece(p.name, p.shape, _halves(p.ours, h), _pairs(h)) for p in (q, k)), v]
+
+
+def _halves(rows: View | None, h: int) -> View:
+    """(heads h, ...) -> (heads, h/2, 2, ...): values i and i + h/2 side by side."""
+    return lambda w: (rows(w) if rows else w).unflatten(0, (-1, 2, h // 2)).transpose(1, 2)
+
+
+def _pairs(h: int) -> View:
+    return lambda w: w.unflatten(0, (-1, h // 2, 2))
+
+
+@dataclass(frozen=True)
+class Names:
+    """Our module path -> their module path or layout; `layer` is the stem of their layers, with * for its index."""
+
+    layer: str
+    modules: Mapping[str, str | Layout]
+    prefix: str = ""
+    """Left out in checkpoints of the bare model, without its head."""
+    ignored: str = r"(?!)"
+    """Their tensors that hold no weights, a regular expression."""
+
+    def layout(self, module: str) -> tuple[Layout, str]:
+        """The layout of one of our modules, and the stem of its names."""
+        layer = re.fullmatch(r"layers\.(\d+)(\..+)", module)
+        found = self.modules[layer[2] if layer else module]
+        layout = found if isinstance(found, Layout) else Stacked(*found.split())
+        return layout, self.layer.replace("*", layer[1]) if layer else ""
+
+    def pieces(self, model: nn.Module) -> Iterator[tuple[str, nn.Parameter, list[Piece]]]:
+        """(our name, our parameter, its pieces) for every parameter of the model.
+
+        Raises KeyError for a module that the family does not have."""
+        mixers = [layer.mixer for layer in model.layers]  # type: ignore[union-attr]
+        for path, parameter in model.named_parameters():
+            module, leaf = path.rsplit(".", 1)
+            layout, stem = self.layout(module)
+            layer = re.match(r"layers\.(\d+)\.", path)
+            mixer = mixers[int(layer[1])] if layer else None
+            place = Place(tuple(parameter.shape), leaf, model.get_submodule(module), mixer)
+            pieces = [
+                Piece(f"{stem}{piece.name}.{leaf}", piece.shape, piece.ours, piece.theirs)
+                for piece in layout.pieces(place)
+            ]
+            yield path, parameter, pieces

@@ -1,0 +1,136 @@
+"""From a checkpoint's tensors to a model's parameters, and back."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from glassformer.config import ModelConfig
+from glassformer.convert.names import Names, Piece
+from glassformer.convert.storage import DTYPES, TensorFile
+from glassformer.errors import RequestError
+from glassformer.model import Model
+
+
+def fill(
+    config: ModelConfig, names: Names, file: TensorFile, dtype: torch.dtype | None = None, device: Any = None
+) -> Model:
+    """A model with the file's weights; `dtype=None` keeps the file's own, fp32 for quantised tensors.
+
+    A tensor that lies in the file as the model holds it becomes a parameter where it is, mapped and read when first
+    used; the others are read straight into their place. Raises RequestError that names the first tensor that is
+    missing, superfluous, or of another shape."""
+    with torch.device("meta"):
+        model = config.build(seed=None)
+    dtype = dtype or common_dtype(file)
+    device = torch.device(device or "cpu")
+    theirs = _Theirs(file, names)
+    weights: dict[str, Tensor] = {}
+    for path, parameter, pieces in names.pieces(model):
+        theirs.check(path, pieces)
+        weights[path] = _read(theirs, pieces, tuple(parameter.shape), dtype, device)
+    theirs.check_all_used(config)
+    model.load_state_dict(weights, assign=True)
+    return model.eval()
+
+
+def _read(
+    theirs: _Theirs, pieces: list[Piece], shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    entry = theirs.entry(pieces[0].name)
+    if pieces[0].whole and DTYPES.get(entry.dtype) == dtype:
+        return theirs.file.tensor(entry.name).to(device)
+    made = torch.empty(shape, dtype=dtype)
+    for piece in pieces:
+        name = theirs.entry(piece.name).name
+        mine = piece.ours(made) if piece.ours else made
+        if piece.theirs is None and mine.is_contiguous():
+            theirs.file.read_into(name, mine)
+        else:
+            tensor = theirs.file.tensor(name)
+            mine.copy_(piece.theirs(tensor) if piece.theirs else tensor)
+    return made.to(device)
+
+
+def common_dtype(file: TensorFile) -> torch.dtype:
+    """The floating dtype that most of the file's values have; quantised ones count as fp32."""
+    sizes: dict[torch.dtype, int] = {}
+    for entry in file.entries.values():
+        dtype = DTYPES.get(entry.dtype, torch.float32)
+        if dtype.is_floating_point:
+            sizes[dtype] = sizes.get(dtype, 0) + entry.nbytes
+    return max(sizes, key=lambda dtype: sizes[dtype]) if sizes else torch.float32
+
+
+class _Theirs:
+    """The tensors of a file under the names that its family uses, and which of them were used."""
+
+    def __init__(self, file: TensorFile, names: Names):
+        self.file, self.names = file, names
+        self.used: set[str] = set()
+        bare = names.prefix and not any(name.startswith(names.prefix) for name in file.entries)
+        self.cut = names.prefix if bare else ""
+
+    def entry(self, name: str) -> Any:
+        return self.file.entries[name.removeprefix(self.cut)]
+
+    def check(self, path: str, pieces: list[Piece]) -> None:
+        for piece in pieces:
+            name = piece.name.removeprefix(self.cut)
+            if name not in self.file.entries:
+                raise RequestError(f"{self.file.path} has no tensor {name}, which is to become {path}")
+            if (shape := tuple(self.file.entries[name].shape)) != piece.shape:
+                raise RequestError(
+                    f"{self.file.path}: {name} has shape {shape}, and the config asks for {piece.shape} ({path})"
+                )
+            self.used.add(name)
+
+    def check_all_used(self, config: ModelConfig) -> None:
+        head = self.names.modules.get("head")
+        tied = {f"{head}.weight"} if config.head.tied and isinstance(head, str) else set()  # a copy of the embedding
+        for name in self.file.entries.keys() - self.used - tied:
+            if not re.fullmatch(self.names.ignored, self.cut + name):
+                raise RequestError(f"{self.file.path} has a tensor {name} that the config's model does not have")
+
+
+class Source(Protocol):
+    """A tensor to be written, made when its turn comes."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    def __call__(self) -> Tensor: ...
+
+
+class _Gathered:
+    def __init__(self, shape: tuple[int, ...], dtype: torch.dtype):
+        self.shape, self.dtype = shape, dtype
+        self.parts: list[tuple[Piece, nn.Parameter]] = []
+
+    def __call__(self) -> Tensor:
+        piece, parameter = self.parts[0]
+        if piece.whole and len(self.parts) == 1:
+            return parameter.detach().to("cpu", self.dtype).contiguous()
+        made = torch.empty(self.shape, dtype=self.dtype)
+        for piece, parameter in self.parts:
+            value = parameter.detach()
+            (piece.theirs(made) if piece.theirs else made).copy_(piece.ours(value) if piece.ours else value)
+        return made
+
+
+def tensors(model: Model, names: Names, dtype: torch.dtype | None = None) -> Mapping[str, Source]:
+    """Their name -> a source of their tensor, for every weight of the model; a tied head is written once, as the
+    embedding."""
+    found: dict[str, _Gathered] = {}
+    for _, parameter, pieces in names.pieces(model):
+        for piece in pieces:
+            source = found.setdefault(piece.name, _Gathered(piece.shape, dtype or parameter.dtype))
+            source.parts.append((piece, parameter))
+    return found
+
+
+Make = Callable[[], Tensor]

@@ -1,0 +1,12 @@
+"""The published families as they can occur: for each, tiny random Hugging Face models with drawn shapes and options."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pkgutil import iter_modules
+
+from tests.convert.cases.base import Case
+
+CASES: dict[str, Case] = {
+    name: import_module(f"{__name__}.{name}").CASE for _, name, _ in iter_modules(__path__) if name != "base"
+}

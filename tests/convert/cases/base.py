@@ -1,0 +1,97 @@
+"""What a case is, and what the families' cases have in common."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import transformers
+from hypothesis import strategies as st
+from torch import nn
+
+transformers.logging.set_verbosity_error()
+transformers.logging.disable_progress_bar()
+
+CONTEXT = 48
+VOCAB = 61
+
+
+@dataclass(frozen=True)
+class Case:
+    """`fields` draws keyword arguments of the class' config; a loud model lets every part speak."""
+
+    architecture: str
+    fields: st.SearchStrategy[dict[str, Any]]
+    quiet: tuple[str, ...] = ()
+    """Parts of parameter names to keep small, so that eps and caps are felt."""
+
+    def model(self, fields: dict[str, Any], seed: int) -> nn.Module:
+        """Their model with random weights in every parameter, norms and biases included."""
+        cls = getattr(transformers, self.architecture)
+        special = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
+        config = cls.config_class(**{**special, **fields})
+        config._attn_implementation = "eager"
+        model = cls(config).eval()
+        draw = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            for name, weight in model.named_parameters():
+                noise = torch.randn(weight.shape, generator=draw)
+                if any(part in name for part in self.quiet):
+                    noise *= 0.02
+                elif weight.dim() == 2 and "norm" not in name:
+                    noise *= 1.5 / weight.shape[-1] ** 0.5
+                else:
+                    noise = noise * 0.3 + ("norm" in name or "ln_" in name) * name.endswith("weight")
+                weight.copy_(noise)
+        return model
+
+
+def heads(draw: st.DrawFn, even: int = 2, groups: bool = True) -> tuple[int, int, int]:
+    """(n, g, h): odd head counts too; h a multiple of `even`."""
+    g = draw(st.sampled_from([1, 2, 3]))
+    n = g * draw(st.sampled_from([1, 2, 3])) if groups else g
+    return n, g, even * draw(st.integers(2, 4))
+
+
+ROPES = st.one_of(
+    st.just({"rope_type": "default"}),
+    st.builds(lambda f: {"rope_type": "linear", "factor": f}, st.sampled_from([2.0, 3.5])),
+    st.builds(lambda f: {"rope_type": "dynamic", "factor": f}, st.sampled_from([2.0, 4.0])),
+    st.builds(
+        lambda f, o: {"rope_type": "yarn", "factor": f, "original_max_position_embeddings": o},
+        st.sampled_from([2.0, 4.0]),
+        st.sampled_from([12, 24]),
+    ),
+    st.builds(
+        lambda f, o: {
+            "rope_type": "llama3",
+            "factor": f,
+            "original_max_position_embeddings": o,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+        },
+        st.sampled_from([4.0, 8.0]),
+        st.sampled_from([12, 24]),
+    ),
+)
+"""The scalings that most families may carry."""
+
+
+@st.composite
+def llama_like(draw: st.DrawFn, **more: st.SearchStrategy[Any]) -> dict[str, Any]:
+    """The fields that most families share; `more` adds a family's own."""
+    n, g, h = heads(draw)
+    return {
+        "vocab_size": VOCAB,
+        "hidden_size": n * draw(st.sampled_from([6, 8, 10])),
+        "intermediate_size": draw(st.sampled_from([16, 28, 40])),
+        "num_hidden_layers": draw(st.integers(1, 3)),
+        "num_attention_heads": n,
+        "num_key_value_heads": g,
+        "head_dim": h,
+        "max_position_embeddings": CONTEXT,
+        "tie_word_embeddings": draw(st.booleans()),
+        "rope_parameters": {"rope_theta": draw(st.sampled_from([1e4, 5e5])), **draw(ROPES)},
+        **{name: draw(strategy) for name, strategy in more.items()},
+    }
