@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from glassformer.capture import capture as capture
     from glassformer.compare import compare as compare
     from glassformer.config import ModelConfig as ModelConfig
-    from glassformer.convert import load as load
     from glassformer.convert import save as save
+    from glassformer.expression import load as load
     from glassformer.expression import preset as preset
     from glassformer.generate import generate as generate
     from glassformer.generate import stream as stream
@@ -30,7 +30,7 @@ _HOMES = {
     "capture": "capture",
     "compare": "compare",
     "generate": "generate",
-    "load": "convert",
+    "load": "expression",
     "preset": "expression",
     "presets": "presets",
     "save": "convert",

@@ -1,7 +1,7 @@
 """Naming a model: EXPR -> ModelConfig.
 
     EXPR   := NAME[@SIZE][+CHANGE...]         gpt2    llama@10m    gpt2@10m+rope+rmsnorm+swiglu+gqa:2
-    NAME   := a preset | a .yaml or .json config | a run folder
+    NAME   := a preset | a .yaml or .json config | a run or checkpoint folder | a .gguf file | hf:owner/name | smollm2
     CHANGE := a short name, with a value after a colon where it takes one | path=value
 
 A change is a function ModelConfig -> ModelConfig that leaves everything else alone.
@@ -17,6 +17,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from glassformer import convert
 from glassformer.config import BlockConfig, ModelConfig, Stage, explain
 from glassformer.errors import RequestError, did_you_mean
 from glassformer.parts.ffn import GluConfig, MlpConfig
@@ -85,6 +86,21 @@ def preset(expression: str) -> ModelConfig:
     return config
 
 
+def load(expression: str | Path, *, dtype: Any = None, device: Any = None) -> convert.Loaded:
+    """A model with its weights, config and tokenizer: a run folder, a Hugging Face folder, a .gguf file, hf:owner/name,
+    or smollm2; with changes (`smollm2+window:256`), the weights that still fit, and new ones where none do
+    (`.fresh` names those).
+
+    `dtype=None` keeps what the file has, fp32 for quantised weights. Raises RequestError."""
+    name, size, wanted = parse(str(expression))
+    if name in PRESETS or name in FAMILIES:
+        raise RequestError(f"{name} is a config without weights; name a run, a checkpoint, or hf:owner/name")
+    if size:
+        raise RequestError(f"{expression}: a checkpoint keeps its size; leave @{size} out")
+    loaded = convert.load(name, dtype=dtype, device=device)
+    return convert.adapt(loaded, preset(str(expression))) if wanted else loaded
+
+
 def parse(expression: str) -> tuple[str, str | None, list[str]]:
     """(name, size, changes). A change begins with a letter, so `base=1e+6` is one and paths may hold a plus."""
     expression = expression.strip()
@@ -127,21 +143,18 @@ def _looks_like_path(name: str) -> bool:
 def _named(name: str) -> ModelConfig:
     if name in PRESETS or name in FAMILIES:
         return PRESETS[FAMILIES.get(name, name)]()
-    if name.startswith("hf:") or name.endswith(".gguf"):
-        raise RequestError(
-            f"{name!r}: reading published checkpoints is not built yet; name a preset, a config file or a run"
-        )
+    if convert.is_checkpoint(name):
+        return convert.read_config(name)
     path = Path(name)
     if _exists(name) and path.is_dir():
-        for inside in ("config.yaml", "config.json"):
-            if (path / inside).is_file():
-                return ModelConfig.from_file(path / inside)
-        raise RequestError(f"the folder {name} holds no config.yaml; name a run folder or a config file")
+        if (path / "config.yaml").is_file():
+            return ModelConfig.from_file(path / "config.yaml")
+        raise RequestError(f"the folder {name} holds no config; name a run, a checkpoint or a config file")
     if _exists(name) and path.is_file():
         return ModelConfig.from_file(path)
     if _looks_like_path(name):
         raise RequestError(f"there is no file {name}")
-    known = [*FAMILIES, *PRESETS]
+    known = [*FAMILIES, *PRESETS, *convert.PACKAGED]
     raise RequestError(f"no model is named {name!r}{did_you_mean(name, known) or '; known: ' + ', '.join(known)}")
 
 

@@ -202,22 +202,86 @@ def generate(
     Parameters
     ----------
     model
-        A run folder.
+        A run, a Hugging Face folder, a .gguf file, hf:owner/name, or smollm2; changes may follow (smollm2+window:256).
     prompt
         The text to go on from; - reads standard input.
     temperature
         0 takes the most likely token.
     """
     from glassformer.cli.show import stream_text
-    from glassformer.train import load
+    from glassformer.expression import load
 
     text = sys.stdin.read() if prompt == "-" else prompt
     stream_text(load(model), text, max_new_tokens, temperature, top_k, seed, json)
 
 
 @app.command
-def inspect(model: str, /, *, diff: str | None = None, json: Json = False) -> None:
-    """Show what a model is made of and what it costs; with --diff, where another differs.
+def chat(
+    model: str,
+    /,
+    *,
+    system: str | None = None,
+    max_new_tokens: int = 512,
+    temperature: float = 0.7,
+    top_k: int | None = 40,
+    seed: int | None = None,
+    json: Json = False,
+) -> None:
+    """Talk with a model that has a chat template.
+
+    Parameters
+    ----------
+    model
+        A Hugging Face folder, a .gguf file, hf:owner/name, or smollm2.
+    system
+        What the model is told before the conversation.
+    temperature
+        0 takes the most likely token.
+    """
+    from glassformer.cli.chat import converse
+    from glassformer.expression import load
+
+    converse(load(model), system, max_new_tokens, temperature, top_k, seed, json)
+
+
+@app.command
+def convert(
+    source: str,
+    out: str,
+    /,
+    *,
+    to: Literal["hf", "gguf"] | None = None,
+    dtype: Literal["float32", "float16", "bfloat16", "q8_0"] | None = None,
+    json: Json = False,
+) -> None:
+    """Turn one checkpoint into another: a folder that transformers loads, or a GGUF that llama.cpp runs.
+
+    Parameters
+    ----------
+    source
+        A run, a Hugging Face folder, a .gguf file, hf:owner/name, or smollm2; changes may follow.
+    out
+        The folder, or the .gguf file.
+    to
+        hf or gguf; by default gguf where OUT ends in .gguf.
+    dtype
+        Of the matrices; by default as they are (gguf: float16). q8_0 is for gguf.
+    """
+    from glassformer.cli.checkpoints import convert_checkpoint
+
+    convert_checkpoint(source, out, to, dtype, json)
+
+
+@app.command
+def inspect(
+    model: str,
+    /,
+    *,
+    diff: str | None = None,
+    doors: Annotated[bool, Parameter(negative="")] = False,
+    json: Json = False,
+) -> None:
+    """Show what a model is made of and what it costs; --diff: where another differs; --doors: what can load it.
 
     Parameters
     ----------
@@ -225,9 +289,17 @@ def inspect(model: str, /, *, diff: str | None = None, json: Json = False) -> No
         An expression: NAME[@SIZE][+CHANGE...].
     diff
         Another expression.
+    doors
+        Which tools can load the model, and which part closes the others.
     """
-    from glassformer.cli.show import show_config
     from glassformer.expression import preset
+
+    if doors:
+        from glassformer.cli.checkpoints import show_doors
+
+        show_doors(model, preset(model), json)
+        return
+    from glassformer.cli.show import show_config
 
     show_config(model, preset(model), diff, preset(diff) if diff else None, json)
 
@@ -252,7 +324,7 @@ def schema() -> None:
 
 @app.command
 def bench(
-    what: Literal["train", "kernels"] = "train",
+    what: Literal["train", "kernels", "load", "parity"] = "train",
     /,
     *,
     rounds: int = 5,
@@ -266,7 +338,8 @@ def bench(
     ----------
     what
         train: a training step of llama@10m and gpt2@10m against Hugging Face transformers; kernels: the attention
-        kernels against each other.
+        kernels against each other; load: from a file to a ready model, beside transformers and safetensors; parity:
+        every family against its published implementation.
     rounds
         Measurements of each, taken in turn.
     out

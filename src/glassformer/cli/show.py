@@ -274,7 +274,7 @@ def stream_text(
     if not as_json:
         sys.stdout.write(prompt)
     for token in stream(loaded.model, ids, new, temperature, top_k, seed):
-        if int(token) == loaded.tokenizer.eos_id:
+        if int(token) == loaded.tokenizer.eos_id or int(token) in loaded.ends:
             break
         made.append(int(token))
         text = loaded.tokenizer.decode(made)

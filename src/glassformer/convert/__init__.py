@@ -77,6 +77,21 @@ def load(name: str | Path, *, dtype: torch.dtype | None = None, device: Any = No
     return read_gguf(path, dtype, device)
 
 
+def adapt(loaded: Loaded, config: ModelConfig) -> Loaded:
+    """The same weights in a model of another config; what has another shape or was not there begins anew."""
+    old = dict(loaded.model.named_parameters())
+    example = next(iter(old.values()))
+    model = config.build(seed=0).to(example.device, example.dtype)
+    fitting = {
+        name: old[name].detach()
+        for name, new in model.named_parameters()
+        if name in old and old[name].shape == new.shape
+    }
+    model.load_state_dict(fitting, strict=False, assign=True)
+    fresh = tuple(name for name, _ in model.named_parameters() if name not in fitting)
+    return Loaded(model.eval(), config, loaded.tokenizer, fresh, loaded.ends)
+
+
 def save(
     model: Model,
     tokenizer: Tokenizer | None,

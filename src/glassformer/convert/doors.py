@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,6 +29,20 @@ class Door:
     def open(self) -> bool:
         return not self.closed_by
 
+    @property
+    def closers(self) -> dict[str, tuple[Any, Any]]:
+        """`closed_by` in short: a part of another kind stands for its fields, a block for those like it."""
+        kinds = {path.removesuffix(".kind") for path in self.closed_by if path.endswith(".kind")}
+        short: dict[str, tuple[Any, Any]] = {}
+        for path, both in self.closed_by.items():
+            parts = path.removesuffix(".kind")
+            if parts in kinds and not path.endswith(".kind"):
+                continue  # absent on one side: the kind says it
+            if not path.endswith(".kind") and any(path.startswith(f"{kind}.") for kind in kinds):
+                continue
+            short.setdefault(re.sub(r"^stack\.\d+\.blocks\.\d+\.", "", parts), both)
+        return short
+
 
 def door(config: ModelConfig, family: Family) -> Door:
     """Writes the config in the family's words and reads it back: what does not return is what closes the door."""
@@ -45,7 +60,7 @@ def door(config: ModelConfig, family: Family) -> Door:
 
 def doors(config: ModelConfig) -> list[Door]:
     """Every family's door, open ones first, then by how little closes them."""
-    return sorted((door(config, family) for family in FAMILIES.values()), key=lambda one: len(one.closed_by))
+    return sorted((door(config, family) for family in FAMILIES.values()), key=lambda one: len(one.closers))
 
 
 def family_of(config: ModelConfig) -> Door | None:

@@ -22,6 +22,10 @@ class Gguf:
     names: Names
     fields: Mapping[str, str] = field(default_factory=dict)
     """Key of config.json -> key of the GGUF metadata, without the architecture; added to the usual ones."""
+    flags: Mapping[str, str] = field(default_factory=dict)
+    """Flag of config.json -> the tensor whose presence says that it is set; `!name`: whose absence."""
+    fraction: str = "partial_rotary_factor"
+    """What config.json calls the share of the head that is turned."""
 
 
 @dataclass(frozen=True)

@@ -52,8 +52,8 @@ def read_folder(folder: Path, dtype: torch.dtype | None = None, device: Any = No
     """The model, ready to run; a folder without tokenizer files gives tokenizer=None."""
     family, config, fields = read_config(folder)
     said = fields.get("dtype") or fields.get("torch_dtype")
-    file = open_folder(folder)
-    model = fill(config, family.names_of(config), file, dtype or DTYPES.get(str(said)), device)
+    with open_folder(folder) as file:
+        model = fill(config, family.names_of(config), file, dtype or DTYPES.get(str(said)), device)
     return Loaded(model, config, _tokenizer(folder), ends=_ends(folder, fields))
 
 

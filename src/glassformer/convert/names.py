@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -33,10 +33,12 @@ class Piece:
     ours: View | None = None
     theirs: View | None = None
     """None: the whole tensor."""
+    shift: float = 0.0
+    """Theirs is ours plus this."""
 
     @property
     def whole(self) -> bool:
-        return self.ours is None and self.theirs is None
+        return self.ours is None and self.theirs is None and not self.shift
 
 
 @dataclass(frozen=True)
@@ -113,6 +115,13 @@ class Part(Layout):
         return [Piece(self.names[0], shape, None, lambda w: w.chunk(self.k)[self.i])]
 
 
+class Shifted(Stacked):
+    """Theirs is ours plus one: norms that store w - 1 here and w there (Gemma's in GGUF)."""
+
+    def pieces(self, at: Place) -> list[Piece]:
+        return [replace(piece, shift=1.0) for piece in super().pieces(at)]
+
+
 class EachHead(Layout):
     """Ours holds a row per head, theirs a tensor per head; `#` stands for the head (StableLM's qk norms)."""
 
@@ -171,8 +180,5 @@ class Names:
             layer = re.match(r"layers\.(\d+)\.", path)
             mixer = mixers[int(layer[1])] if layer else None
             place = Place(tuple(parameter.shape), leaf, model.get_submodule(module), mixer)
-            pieces = [
-                Piece(f"{stem}{piece.name}.{leaf}", piece.shape, piece.ours, piece.theirs)
-                for piece in layout.pieces(place)
-            ]
+            pieces = [replace(piece, name=f"{stem}{piece.name}.{leaf}") for piece in layout.pieces(place)]
             yield path, parameter, pieces

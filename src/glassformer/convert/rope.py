@@ -1,4 +1,4 @@
-"""Rotary positions as config.json states them: `rope_theta`, `rope_scaling` and `partial_rotary_factor` (transformers 4)
+"""Rotary positions as config.json states them: `rope_theta`, `rope_scaling`, `partial_rotary_factor` (transformers 4),
 or all of them inside `rope_parameters` (transformers 5). Written in the older form, which both read."""
 
 from __future__ import annotations

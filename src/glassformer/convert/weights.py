@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from glassformer.config import ModelConfig
 from glassformer.convert.names import Names, Piece
-from glassformer.convert.storage import DTYPES, TensorFile
+from glassformer.convert.storage import DTYPES, Source, TensorFile
 from glassformer.errors import RequestError
 from glassformer.model import Model
 
@@ -48,11 +48,12 @@ def _read(
     for piece in pieces:
         name = theirs.entry(piece.name).name
         mine = piece.ours(made) if piece.ours else made
-        if piece.theirs is None and mine.is_contiguous():
+        if piece.theirs is None:
             theirs.file.read_into(name, mine)
         else:
-            tensor = theirs.file.tensor(name)
-            mine.copy_(piece.theirs(tensor) if piece.theirs else tensor)
+            mine.copy_(piece.theirs(theirs.file.tensor(name)))
+        if piece.shift:
+            mine -= piece.shift
     return made.to(device)
 
 
@@ -97,15 +98,6 @@ class _Theirs:
                 raise RequestError(f"{self.file.path} has a tensor {name} that the config's model does not have")
 
 
-class Source(Protocol):
-    """A tensor to be written, made when its turn comes."""
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-
-    def __call__(self) -> Tensor: ...
-
-
 class _Gathered:
     def __init__(self, shape: tuple[int, ...], dtype: torch.dtype):
         self.shape, self.dtype = shape, dtype
@@ -118,7 +110,10 @@ class _Gathered:
         made = torch.empty(self.shape, dtype=self.dtype)
         for piece, parameter in self.parts:
             value = parameter.detach()
-            (piece.theirs(made) if piece.theirs else made).copy_(piece.ours(value) if piece.ours else value)
+            theirs = piece.theirs(made) if piece.theirs else made
+            theirs.copy_(piece.ours(value) if piece.ours else value)
+            if piece.shift:
+                theirs += piece.shift
         return made
 
 
@@ -131,6 +126,3 @@ def tensors(model: Model, names: Names, dtype: torch.dtype | None = None) -> Map
             source = found.setdefault(piece.name, _Gathered(piece.shape, dtype or parameter.dtype))
             source.parts.append((piece, parameter))
     return found
-
-
-Make = Callable[[], Tensor]

@@ -12,6 +12,7 @@ from torch import Tensor
 from glassformer.callable_module import make_callable
 from glassformer.errors import RequestError
 from glassformer.model import Model
+from glassformer.state import ModelState
 
 __all__ = ["choose", "generate", "stream"]
 
@@ -23,14 +24,18 @@ def stream(
     temperature: float = 0.0,
     top_k: int | None = None,
     seed: int | None = None,
+    state: ModelState | None = None,
 ) -> Iterator[Int[Tensor, "b"]]:
-    """Yields the next token of every row, one step at a time. Raises RequestError for what cannot be generated."""
+    """Yields the next token of every row, one step at a time. With a `state`, `tokens` go on from where it stands.
+
+    Raises RequestError for what cannot be generated."""
     check(model, tokens, max_new_tokens, temperature, top_k)
     generator = None if seed is None else torch.Generator(tokens.device).manual_seed(seed)
     was_training = model.training
     model.eval()
     try:
-        state = model.init_state(tokens.shape[0], tokens.shape[1] + max_new_tokens)
+        if state is None:
+            state = model.init_state(tokens.shape[0], tokens.shape[1] + max_new_tokens)
         for step in range(max_new_tokens):
             with torch.no_grad():
                 logits = model(tokens, state)[:, -1]

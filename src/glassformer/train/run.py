@@ -19,6 +19,8 @@ class Loaded:
     model: Model
     config: ModelConfig
     tokenizer: Tokenizer | None
+    fresh: tuple[str, ...] = ()
+    """Parameters that the checkpoint does not have: they begin anew."""
     ends: tuple[int, ...] = ()
     """Ids at which an answer ends, where the checkpoint names them."""
 

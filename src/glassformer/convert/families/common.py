@@ -5,10 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from glassformer.config import ModelConfig
-from glassformer.convert.family import ffn
+from glassformer.convert.family import Closed, attention, ffn
 from glassformer.convert.fields import Fields
+from glassformer.convert.rope import read_rotary
 from glassformer.parts.ffn import FFNConfig
 from glassformer.parts.mixer import AttentionConfig
+from glassformer.parts.position import RotaryConfig
+from glassformer.parts.visibility import CausalConfig, SlidingWindowConfig, VisibilityConfig
 
 # Their names of our activations. The first of ours is the one written.
 ACTIVATIONS: dict[str, Any] = {
@@ -32,12 +35,12 @@ def name_of(network: FFNConfig) -> str:
     return _THEIRS.get(ours, ours)
 
 
-def read_heads(fields: Fields) -> dict[str, Any]:
-    """n_heads, n_kv_heads and head_dim of an attention."""
+def read_heads(fields: Fields, n_kv_heads: int | None = None, head_dim: int | None = None) -> dict[str, Any]:
+    """n_heads, n_kv_heads and head_dim of an attention; the family's own where the fields say nothing."""
     return {
         "n_heads": fields.whole("num_attention_heads"),
-        "n_kv_heads": fields.whole("num_key_value_heads", None),
-        "head_dim": fields.whole("head_dim", None),
+        "n_kv_heads": fields.whole("num_key_value_heads", n_kv_heads),
+        "head_dim": fields.whole("head_dim", head_dim),
     }
 
 
@@ -59,3 +62,40 @@ def sizes(config: ModelConfig) -> dict[str, Any]:
         "max_position_embeddings": config.context,
         "tie_word_embeddings": config.head.tied,
     }
+
+
+def divided(config: ModelConfig) -> ModelConfig:
+    """The config, for classes that refuse a width their heads do not divide, whatever head_dim says. Raises Closed."""
+    n_heads = attention(next(config.layers())).n_heads
+    if config.d_model % n_heads:
+        raise Closed({"mixer.n_heads": n_heads})
+    return config
+
+
+def read_whole_rotary(fields: Fields, context: int, **more: Any) -> RotaryConfig:
+    """For classes that turn the whole head: `transformers` heeds a partial_rotary_factor there in some scalings and
+    not in others."""
+    position = read_rotary(fields, context, **more)
+    if position.fraction != 1.0:
+        raise fields.refuse("partial_rotary_factor", position.fraction, "this family turns the whole head")
+    return position
+
+
+def number_or_none(fields: Fields, name: str, default: float) -> float | None:
+    """Where null says that there is none, and absence the default."""
+    return fields.number(name, None) if name in fields.values else default
+
+
+SLIDING, FULL = "sliding_attention", "full_attention"
+
+
+def window(mixer: AttentionConfig) -> int | None:
+    return getattr(mixer.visibility, "window", None)
+
+
+def within(window: int | None) -> VisibilityConfig:
+    return CausalConfig() if window is None else SlidingWindowConfig(window=window)
+
+
+def layer_types(config: ModelConfig) -> list[str]:
+    return [FULL if window(attention(block)) is None else SLIDING for block in config.layers()]

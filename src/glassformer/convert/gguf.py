@@ -1,0 +1,235 @@
+"""GGUF, llama.cpp's file: config, tokenizer, chat template and weights in one, in and out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeGuard
+
+import numpy as np
+import torch
+from pydantic import ValidationError
+from torch import Tensor
+
+from glassformer.config import ModelConfig
+from glassformer.convert.doors import Door, doors
+from glassformer.convert.families import FAMILIES
+from glassformer.convert.family import Family, Gguf
+from glassformer.convert.fields import Fields
+from glassformer.convert.rope import write_scaling
+from glassformer.convert.storage import Source, TensorFile, open_tensors, write_gguf
+from glassformer.convert.weights import fill, tensors
+from glassformer.errors import RequestError, did_you_mean
+from glassformer.model import Model
+from glassformer.parts.mixer import AttentionConfig
+from glassformer.parts.position import RotaryConfig
+from glassformer.parts.position.scaling import Llama3ScalingConfig, LongRopeScalingConfig
+from glassformer.text import Tokenizer
+from glassformer.text.gguf import tokenizer_from_gguf, tokenizer_to_gguf
+from glassformer.train import Loaded
+
+# Key of config.json -> key of the metadata, after the architecture's name.
+USUAL = {
+    "max_position_embeddings": "context_length",
+    "hidden_size": "embedding_length",
+    "num_hidden_layers": "block_count",
+    "intermediate_size": "feed_forward_length",
+    "num_attention_heads": "attention.head_count",
+    "num_key_value_heads": "attention.head_count_kv",
+    "head_dim": "attention.key_length",
+    "rms_norm_eps": "attention.layer_norm_rms_epsilon",
+    "layer_norm_eps": "attention.layer_norm_epsilon",
+    "layer_norm_epsilon": "attention.layer_norm_epsilon",
+    "rope_theta": "rope.freq_base",
+    "sliding_window": "attention.sliding_window",
+    "vocab_size": "vocab_size",
+}
+SCALING = {
+    "rope.scaling.factor": "factor",
+    "rope.scaling.original_context_length": "original_max_position_embeddings",
+    "rope.scaling.yarn_beta_fast": "beta_fast",
+    "rope.scaling.yarn_beta_slow": "beta_slow",
+    "rope.scaling.attn_factor": "attention_factor",
+}
+FREQS, SHORT, LONG = "rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight"
+ARCHITECTURES: dict[str, Family] = {family.gguf.architecture: family for family in FAMILIES.values() if family.gguf}
+FILE_TYPES = {"F32": 0, "F16": 1, "Q8_0": 7, "BF16": 32}
+"""general.file_type, by the type of the matrices."""
+
+
+# Reading
+
+
+def read_config(path: Path) -> ModelConfig:
+    with open_tensors(path) as file:
+        return _config(file)[1]
+
+
+def read_gguf(path: Path, dtype: torch.dtype | None = None, device: Any = None) -> Loaded:
+    """The model, ready to run, its tokenizer and its chat template. Quantised weights become `dtype` or fp32."""
+    with open_tensors(path) as file:
+        family, config = _config(file)
+        assert family.gguf is not None
+        model = fill(config, family.gguf.names, file, dtype, device)
+        tokenizer = tokenizer_from_gguf(file.metadata) if "tokenizer.ggml.model" in file.metadata else None
+    ends = (tokenizer.eos_id,) if tokenizer is not None and tokenizer.eos_id is not None else ()
+    return Loaded(model, config, tokenizer, ends=ends)
+
+
+def _config(file: TensorFile) -> tuple[Family, ModelConfig]:
+    name = file.metadata.get("general.architecture")
+    family = ARCHITECTURES.get(name) if isinstance(name, str) else None
+    if family is None or family.gguf is None:
+        near = did_you_mean(str(name), ARCHITECTURES) or f"; known are {', '.join(ARCHITECTURES)}"
+        raise RequestError(f"{file.path}: general.architecture={str(name)[:80]!r} is no family known here{near}")
+    shapes = {name: entry.shape for name, entry in file.entries.items()}
+    fields = _fields(family.gguf, file.metadata, shapes, file.tensor)
+    return family, family.read(Fields(fields, str(file.path)))
+
+
+def _fields(
+    gguf: Gguf, metadata: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], tensor: Callable[[str], Tensor]
+) -> dict[str, Any]:
+    """The metadata, and what the tensors' presence says, in the words of config.json."""
+    said = {key.removeprefix(f"{gguf.architecture}."): _shortest(value) for key, value in metadata.items()}
+    fields = {theirs: said[key] for theirs, key in {**USUAL, **gguf.fields}.items() if key in said}
+    if "token_embd.weight" in shapes:
+        fields["vocab_size"] = shapes["token_embd.weight"][0]
+    fields["tie_word_embeddings"] = "output.weight" not in shapes
+    for flag, name in gguf.flags.items():
+        fields[flag] = (name.removeprefix("!") in shapes) != name.startswith("!")
+    turned, heads, width = map(said.get, ("rope.dimension_count", "attention.head_count", "embedding_length"))
+    head_dim = said.get("attention.key_length")
+    if head_dim is None and _whole(heads) and _whole(width):
+        head_dim = width // heads
+    if _whole(turned) and _whole(head_dim):
+        fields[gguf.fraction] = turned / head_dim
+    scaling = {theirs: said[key] for key, theirs in SCALING.items() if key in said}
+    kind = said.get("rope.scaling.type", "none")
+    if FREQS in shapes and _whole(turned):
+        fields["rope_scaling"] = _llama3(tensor(FREQS), fields.get("rope_theta", 1e4), turned)
+    elif SHORT in shapes and LONG in shapes:
+        both = {"short_factor": tensor(SHORT).tolist(), "long_factor": tensor(LONG).tolist()}
+        fields["rope_scaling"] = {**scaling, **both, "rope_type": "longrope"}
+    elif kind != "none":
+        fields["rope_scaling"] = {**scaling, "rope_type": kind}
+    return fields
+
+
+def _llama3(divisors: Tensor, base: Any, dim: int) -> dict[str, Any]:
+    """The scaling of Llama 3 that divides the frequencies by these numbers; another one is given pair by pair.
+
+    Between 1 and 4 turns within the original context, 1/divisor runs straight from 1/factor to 1: any pair there
+    tells the context."""
+    factor = float(divisors.max())
+    plain = float(base) ** -(torch.arange(0, dim, 2, dtype=torch.float64) / dim)
+    ramp = (1 / divisors.double() - 1 / factor) / (1 - 1 / factor) if factor > 1 else divisors.double()
+    for i in torch.nonzero((ramp > 0.01) & (ramp < 0.99)).flatten().tolist():
+        context = round(float((1 + 3 * ramp[i]) * 2 * math.pi / plain[i]))
+        guess = Llama3ScalingConfig(factor=factor, original_context=context)
+        if torch.allclose(_divisors(guess, base, dim), divisors.float(), rtol=1e-4):
+            return write_scaling(guess)
+    each = divisors.tolist()
+    return {"rope_type": "longrope", "factor": 1.0, "short_factor": each, "long_factor": each}
+
+
+def _divisors(scaling: Llama3ScalingConfig, base: float, dim: int) -> Tensor:
+    exponent = torch.arange(0, dim, 2, dtype=torch.float32) / dim
+    return base**-exponent / scaling.over(1).frequencies(exponent, base, dim, 0)
+
+
+def _shortest(value: Any) -> Any:
+    """1e-05 for 9.999999747378752e-06, where a fraction went through 32 bits."""
+    return float(str(np.float32(value))) if isinstance(value, float) and abs(value) < 1e30 else value
+
+
+def _whole(value: Any) -> TypeGuard[int]:
+    return isinstance(value, int) and value > 0
+
+
+# Writing
+
+
+def write(model: Model, tokenizer: Tokenizer | None, path: Path, kind: str = "F16", name: str | None = None) -> Family:
+    """Writes what llama.cpp runs; `kind` (F32, F16, BF16, Q8_0) is that of the matrices, vectors stay fp32.
+
+    Raises RequestError that names the part for which llama.cpp has no family, or what its tokenizers lack."""
+    if kind not in FILE_TYPES:
+        raise RequestError(f"a GGUF is written as {', '.join(FILE_TYPES)}, not as {kind!r}")
+    if tokenizer is None:
+        raise RequestError("a GGUF holds its tokenizer, and this model has none")
+    door = llama_cpp(model.config)
+    if not door.open or door.family.gguf is None:
+        closed = ", ".join(f"{path}={mine}" for path, (mine, _) in list(door.closers.items())[:3])
+        raise RequestError(f"llama.cpp cannot hold this model; {door.family.model_type} is nearest, closed by {closed}")
+    gguf = door.family.gguf
+    metadata: dict[str, Any] = {
+        "general.architecture": gguf.architecture,
+        "general.name": name or path.stem,
+        "general.file_type": FILE_TYPES[kind],
+        "general.quantization_version": 2,
+        **_metadata(model.config, door.fields, gguf),
+        **tokenizer_to_gguf(tokenizer),
+    }
+    written: dict[str, Source | Tensor] = {**tensors(model, gguf.names, torch.float32), **_factors(model.config)}
+    write_gguf(path, metadata, written, {name: _type(kind, source.shape) for name, source in written.items()})
+    return door.family
+
+
+def llama_cpp(config: ModelConfig) -> Door:
+    """The nearest of llama.cpp's families; open where a file of it, read back, gives the same config."""
+    seen = [door for door in doors(config) if door.family.gguf]
+    through = [_through(config, door) for door in seen if door.open]
+    return min(through or seen, key=lambda door: len(door.closers))
+
+
+def _through(config: ModelConfig, door: Door) -> Door:
+    gguf = door.family.gguf
+    assert gguf is not None
+    with torch.device("meta"):
+        model = config.build(seed=None)
+    factors = _factors(config)
+    shapes = {name: tuple(source.shape) for name, source in (*tensors(model, gguf.names).items(), *factors.items())}
+    try:
+        fields = _fields(gguf, _metadata(config, door.fields, gguf), shapes, lambda name: factors[name])
+        theirs = door.family.read(Fields(fields)).explicit()
+    except (RequestError, ValidationError) as reason:
+        return Door(door.family, {"config": (str(reason).splitlines()[0], None)})
+    return Door(door.family, config.explicit().diff(theirs), door.fields)
+
+
+def _type(kind: str, shape: tuple[int, ...]) -> str:
+    """Vectors stay exact; blocks of 32 must fit the rows."""
+    if len(shape) == 1:
+        return "F32"
+    return "F16" if kind == "Q8_0" and shape[-1] % 32 else kind
+
+
+def _metadata(config: ModelConfig, fields: dict[str, Any], gguf: Gguf) -> dict[str, Any]:
+    said = {key: fields[theirs] for theirs, key in {**USUAL, **gguf.fields}.items() if fields.get(theirs) is not None}
+    mixer = next(config.explicit().layers()).mixer
+    if isinstance(mixer, AttentionConfig):
+        said["attention.value_length"] = said["attention.key_length"] = mixer.head_dim
+        if isinstance(mixer.position, RotaryConfig):
+            said["rope.dimension_count"] = int((mixer.head_dim or 0) * mixer.position.fraction)
+    scaling = fields.get("rope_scaling") or {}
+    if (kind := scaling.get("rope_type")) in ("linear", "yarn", "longrope"):
+        said["rope.scaling.type"] = kind
+        said |= {key: scaling[theirs] for key, theirs in SCALING.items() if theirs in scaling}
+    elif kind is not None and kind != "llama3":
+        raise RequestError(f"GGUF has no {kind} scaling of rotary positions")
+    return {f"{gguf.architecture}.{key}": value for key, value in said.items()}
+
+
+def _factors(config: ModelConfig) -> dict[str, Tensor]:
+    """Divisors of the frequencies, for scalings that llama.cpp wants pair by pair."""
+    mixer = next(config.explicit().layers()).mixer
+    position = mixer.position if isinstance(mixer, AttentionConfig) else None
+    if not isinstance(mixer, AttentionConfig) or not isinstance(position, RotaryConfig):
+        return {}
+    if isinstance(position.scaling, LongRopeScalingConfig):
+        return {SHORT: torch.tensor(position.scaling.short), LONG: torch.tensor(position.scaling.long)}
+    if isinstance(position.scaling, Llama3ScalingConfig):
+        return {FREQS: _divisors(position.scaling, position.base, int((mixer.head_dim or 0) * position.fraction))}
+    return {}
