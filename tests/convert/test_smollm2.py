@@ -95,4 +95,6 @@ def test_out_and_back(ours: Any, tmp_path: Path) -> None:
 
     template = ChatTemplate.of(back.tokenizer)
     assert template is not None
-    assert template.render(messages) == tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    assert template.render(messages) == tokenizer.apply_chat_template(
+        messages, tokenize=False, add_generation_prompt=True
+    )

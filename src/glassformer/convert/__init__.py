@@ -13,6 +13,7 @@ from glassformer.convert.family import Family
 from glassformer.convert.folder import is_folder, read_folder, write_folder
 from glassformer.convert.folder import read_config as read_folder_config
 from glassformer.convert.hub import snapshot
+from glassformer.convert.storage import open_tensors
 from glassformer.errors import RequestError
 from glassformer.model import Model
 from glassformer.text import Tokenizer
@@ -58,11 +59,16 @@ def read_config(name: str) -> ModelConfig:
     return read_gguf_config(path)
 
 
-def load(name: str | Path, *, dtype: torch.dtype | None = None, device: Any = None) -> Loaded:
+def load(
+    name: str | Path, *, dtype: torch.dtype | None = None, device: Any = None, quantize: str | None = None
+) -> Loaded:
     """A model with its weights, config and tokenizer: a run folder, a Hugging Face folder, a .gguf file,
     hf:owner/name, or smollm2.
 
-    `dtype=None` keeps what the file has (fp32 for quantised weights). Raises RequestError."""
+    `dtype=None` keeps what the file has (fp32 for quantised weights); `quantize="keep"` leaves the matrices of a .gguf
+    packed. Raises RequestError."""
+    if quantize not in (None, "keep"):
+        raise RequestError(f"quantize={quantize!r}: use None, or keep for the packed weights of a .gguf file")
     path = locate(str(name))
     if path.is_dir():
         if is_folder(path):
@@ -71,10 +77,11 @@ def load(name: str | Path, *, dtype: torch.dtype | None = None, device: Any = No
         loaded.model.to(device=device, dtype=dtype)
         return loaded
     if not _is_gguf(path):
-        raise RequestError(f"{path} is no checkpoint; give a run, a folder with a config.json, or a .gguf file")
+        with open_tensors(path):  # says what it is, where it is something known
+            raise RequestError(f"{path} holds tensors and no config; give the folder that has the config.json too")
     from glassformer.convert.gguf import read_gguf
 
-    return read_gguf(path, dtype, device)
+    return read_gguf(path, dtype, device, keep=quantize == "keep")
 
 
 def adapt(loaded: Loaded, config: ModelConfig) -> Loaded:

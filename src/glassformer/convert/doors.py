@@ -6,8 +6,6 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
-from pydantic import ValidationError
-
 from glassformer.config import ModelConfig
 from glassformer.convert.families import FAMILIES
 from glassformer.convert.family import Closed, Family
@@ -49,10 +47,10 @@ def door(config: ModelConfig, family: Family) -> Door:
     mine = config.explicit()
     try:
         fields = family.write(mine)
-        theirs = family.read(Fields(fields)).explicit()
+        theirs = family.config(Fields(fields)).explicit()
     except Closed as reason:
         return Door(family, {path: (value, None) for path, value in reason.parts.items()})
-    except (RequestError, ValidationError) as reason:
+    except RequestError as reason:
         return Door(family, {"config": (str(reason).splitlines()[0], None)})
     closed_by = mine.diff(theirs)
     return Door(family, closed_by, {} if closed_by else fields)

@@ -6,7 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from glassformer.config import BlockConfig, ModelConfig
+from pydantic import ValidationError
+
+from glassformer.config import BlockConfig, ModelConfig, explain
 from glassformer.convert.fields import Fields
 from glassformer.convert.names import Names
 from glassformer.errors import RequestError
@@ -41,6 +43,17 @@ class Family:
     read: Callable[[Fields], ModelConfig]
     write: Callable[[ModelConfig], dict[str, Any]]
     gguf: Gguf | None = None
+
+    def config(self, fields: Fields) -> ModelConfig:
+        """`read`, with every complaint in one sentence that names the file. Raises RequestError."""
+        try:
+            return self.read(fields)
+        except RequestError:
+            raise
+        except ValidationError as problem:
+            raise RequestError(f"{fields.where}: {explain(problem)}") from None
+        except (ArithmeticError, ValueError, TypeError, LookupError, AttributeError) as problem:
+            raise RequestError(f"{fields.where} describes no model ({problem})") from None
 
     def names_of(self, config: ModelConfig) -> Names:
         """Most families have one set of names; some choose by the config."""

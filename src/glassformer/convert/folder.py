@@ -42,7 +42,7 @@ def read_config(folder: Path) -> tuple[Family, ModelConfig, Fields]:
     if family is None:
         near = did_you_mean(str(kind), FAMILIES) or f"; known are {', '.join(FAMILIES)}"
         raise RequestError(f"{fields.where}: model_type={kind!r} is no family known here{near}")
-    config = family.read(fields)
+    config = family.config(fields)
     if unread := fields.unread():
         warnings.warn(f"{fields.where} has fields that are not understood and may matter: {', '.join(unread[:8])}")
     return family, config, fields

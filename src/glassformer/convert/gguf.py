@@ -9,7 +9,6 @@ from typing import Any, TypeGuard
 
 import numpy as np
 import torch
-from pydantic import ValidationError
 from torch import Tensor
 
 from glassformer.config import ModelConfig
@@ -66,12 +65,13 @@ def read_config(path: Path) -> ModelConfig:
         return _config(file)[1]
 
 
-def read_gguf(path: Path, dtype: torch.dtype | None = None, device: Any = None) -> Loaded:
-    """The model, ready to run, its tokenizer and its chat template. Quantised weights become `dtype` or fp32."""
+def read_gguf(path: Path, dtype: torch.dtype | None = None, device: Any = None, keep: bool = False) -> Loaded:
+    """The model, ready to run, its tokenizer and its chat template. Quantised weights become `dtype` or fp32, or with
+    `keep` stay packed."""
     with open_tensors(path) as file:
         family, config = _config(file)
         assert family.gguf is not None
-        model = fill(config, family.gguf.names, file, dtype, device)
+        model = fill(config, family.gguf.names, file, dtype, device, keep)
         tokenizer = tokenizer_from_gguf(file.metadata) if "tokenizer.ggml.model" in file.metadata else None
     ends = (tokenizer.eos_id,) if tokenizer is not None and tokenizer.eos_id is not None else ()
     return Loaded(model, config, tokenizer, ends=ends)
@@ -85,7 +85,7 @@ def _config(file: TensorFile) -> tuple[Family, ModelConfig]:
         raise RequestError(f"{file.path}: general.architecture={str(name)[:80]!r} is no family known here{near}")
     shapes = {name: entry.shape for name, entry in file.entries.items()}
     fields = _fields(family.gguf, file.metadata, shapes, file.tensor)
-    return family, family.read(Fields(fields, str(file.path)))
+    return family, family.config(Fields(fields, str(file.path)))
 
 
 def _fields(
@@ -193,8 +193,8 @@ def _through(config: ModelConfig, door: Door) -> Door:
     shapes = {name: tuple(source.shape) for name, source in (*tensors(model, gguf.names).items(), *factors.items())}
     try:
         fields = _fields(gguf, _metadata(config, door.fields, gguf), shapes, lambda name: factors[name])
-        theirs = door.family.read(Fields(fields)).explicit()
-    except (RequestError, ValidationError) as reason:
+        theirs = door.family.config(Fields(fields)).explicit()
+    except RequestError as reason:
         return Door(door.family, {"config": (str(reason).splitlines()[0], None)})
     return Door(door.family, config.explicit().diff(theirs), door.fields)
 

@@ -11,30 +11,50 @@ from torch import Tensor, nn
 
 from glassformer.config import ModelConfig
 from glassformer.convert.names import Names, Piece
-from glassformer.convert.storage import DTYPES, Source, TensorFile
+from glassformer.convert.packed import PackedLinear
+from glassformer.convert.storage import DTYPES, Packed, Source, TensorFile
 from glassformer.errors import RequestError
 from glassformer.model import Model
+from glassformer.parts.linear import Linear
 
 
 def fill(
-    config: ModelConfig, names: Names, file: TensorFile, dtype: torch.dtype | None = None, device: Any = None
+    config: ModelConfig,
+    names: Names,
+    file: TensorFile,
+    dtype: torch.dtype | None = None,
+    device: Any = None,
+    keep: bool = False,
 ) -> Model:
     """A model with the file's weights; `dtype=None` keeps the file's own, fp32 for quantised tensors.
 
     A tensor that lies in the file as the model holds it becomes a parameter where it is, mapped and read when first
-    used; the others are read straight into their place. Raises RequestError that names the first tensor that is
-    missing, superfluous, or of another shape."""
+    used; the others are read straight into their place. With `keep`, quantised matrices stay packed and are unpacked
+    at every use. Raises RequestError that names the first tensor that is missing, superfluous, or of another shape."""
+    if config.n_layers > len(file.entries):
+        raise RequestError(
+            f"{file.path} has {len(file.entries)} tensors, and the config asks for {config.n_layers} layers"
+        )
     with torch.device("meta"):
         model = config.build(seed=None)
     dtype = dtype or common_dtype(file)
     device = torch.device(device or "cpu")
     theirs = _Theirs(file, names)
     weights: dict[str, Tensor] = {}
+    packed: dict[str, list[tuple[Piece, Packed]]] = {}
     for path, parameter, pieces in names.pieces(model):
         theirs.check(path, pieces)
-        weights[path] = _read(theirs, pieces, tuple(parameter.shape), dtype, device)
+        module = model.get_submodule(path.rpartition(".")[0])
+        if keep and isinstance(module, Linear) and parameter.dim() == 2 and theirs.quantised(pieces):
+            packed[path.rpartition(".")[0]] = [(piece, file.packed(theirs.entry(piece.name).name)) for piece in pieces]
+        else:
+            weights[path] = _read(theirs, pieces, tuple(parameter.shape), dtype, device)
     theirs.check_all_used(config)
-    model.load_state_dict(weights, assign=True)
+    model.load_state_dict(weights, assign=True, strict=False)
+    for path, parts in packed.items():
+        linear = model.get_submodule(path)
+        assert isinstance(linear, Linear)
+        model.set_submodule(path, PackedLinear(linear, parts, dtype))
     return model.eval()
 
 
@@ -78,6 +98,9 @@ class _Theirs:
 
     def entry(self, name: str) -> Any:
         return self.file.entries[name.removeprefix(self.cut)]
+
+    def quantised(self, pieces: list[Piece]) -> bool:
+        return all(self.entry(piece.name).dtype not in DTYPES for piece in pieces)
 
     def check(self, path: str, pieces: list[Piece]) -> None:
         for piece in pieces:

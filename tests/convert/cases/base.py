@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -25,6 +26,8 @@ class Case:
     fields: st.SearchStrategy[dict[str, Any]]
     quiet: tuple[str, ...] = ()
     """Parts of parameter names to keep small, so that eps and caps are felt."""
+    renamed: Mapping[str, str] = field(default_factory=dict)
+    """Tensor of the file -> what the class calls it, where `transformers` renames between them."""
 
     def model(self, fields: dict[str, Any], seed: int) -> nn.Module:
         """Their model with random weights in every parameter, norms and biases included."""

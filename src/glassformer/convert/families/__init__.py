@@ -2,8 +2,33 @@
 
 from __future__ import annotations
 
-from glassformer.convert.families import gpt2, llama
+from glassformer.convert.families import (
+    bloom,
+    cohere,
+    falcon,
+    gemma,
+    gemma2,
+    gemma3_text,
+    gpt2,
+    gpt_neox,
+    granite,
+    llama,
+    mistral,
+    mpt,
+    olmo2,
+    opt,
+    phi,
+    phi3,
+    qwen2,
+    qwen3,
+    stablelm,
+    starcoder2,
+)
 from glassformer.convert.family import Family
 
-FAMILIES: dict[str, Family] = {module.FAMILY.model_type: module.FAMILY for module in (llama, gpt2)}
+_MODULES = [
+    llama, gpt2, bloom, falcon, gpt_neox, mistral, mpt, opt, qwen2, qwen3,
+    gemma, gemma2, gemma3_text, phi, phi3, starcoder2, stablelm, olmo2, cohere, granite,
+]  # fmt: skip
+FAMILIES: dict[str, Family] = {module.FAMILY.model_type: module.FAMILY for module in _MODULES}
 """model_type -> family. Where several can hold a config, the first is the one it is written as."""

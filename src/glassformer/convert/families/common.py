@@ -81,9 +81,14 @@ def read_whole_rotary(fields: Fields, context: int, **more: Any) -> RotaryConfig
     return position
 
 
-def number_or_none(fields: Fields, name: str, default: float) -> float | None:
+def number_or_none(fields: Fields, name: str, default: float | None) -> float | None:
     """Where null says that there is none, and absence the default."""
     return fields.number(name, None) if name in fields.values else default
+
+
+def whole_or_none(fields: Fields, name: str, default: int) -> int | None:
+    """As `number_or_none`, for whole numbers."""
+    return fields.whole(name, None if name in fields.values else default)
 
 
 SLIDING, FULL = "sliding_attention", "full_attention"

@@ -5,11 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 from glassformer.config import BlockConfig, ModelConfig, stack_of
-from glassformer.convert.families.common import ACTIVATIONS, heads, name_of, read_heads, sizes
+from glassformer.convert.families.common import (
+    ACTIVATIONS,
+    divided,
+    heads,
+    name_of,
+    read_heads,
+    read_whole_rotary,
+    sizes,
+)
 from glassformer.convert.family import Family, Gguf, attention, ffn
 from glassformer.convert.fields import Fields
 from glassformer.convert.names import Names, Paired
-from glassformer.convert.rope import read_rotary, write_rotary
+from glassformer.convert.rope import write_rotary
 from glassformer.parts.ffn import GluConfig
 from glassformer.parts.head import HeadConfig
 from glassformer.parts.mixer import AttentionConfig
@@ -57,7 +65,7 @@ def read(fields: Fields) -> ModelConfig:
         mixer=AttentionConfig(
             **read_heads(fields),
             bias=fields.flag("attention_bias", False),
-            position=read_rotary(fields, context),
+            position=read_whole_rotary(fields, context),
         ),
         ffn=GluConfig(
             hidden=fields.whole("intermediate_size"),
@@ -77,7 +85,7 @@ def read(fields: Fields) -> ModelConfig:
 
 
 def write(config: ModelConfig) -> dict[str, Any]:
-    block = next(config.layers())
+    block = next(divided(config).layers())
     mixer, network = attention(block), ffn(block)
     return {
         **sizes(config),

@@ -1,0 +1,92 @@
+"""Command R: both branches side by side behind one norm, rotary positions of neighbours: `CohereForCausalLM`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from glassformer.config import BlockConfig, ModelConfig, stack_of
+from glassformer.convert.families import llama
+from glassformer.convert.families.common import ACTIVATIONS, heads, name_of, read_heads, read_whole_rotary, sizes
+from glassformer.convert.family import Family, Gguf, attention, ffn
+from glassformer.convert.fields import Fields
+from glassformer.convert.rope import write_rotary
+from glassformer.parts.ffn import GluConfig
+from glassformer.parts.head import HeadConfig
+from glassformer.parts.mixer import AttentionConfig, QKNormConfig
+from glassformer.parts.norm import LayerNormConfig
+from glassformer.parts.residual import ParallelConfig
+
+NAMES = replace(
+    llama.NAMES,
+    modules={
+        **llama.NAMES.modules,
+        ".mixer.qk_norm.q_norm": "self_attn.q_norm",
+        ".mixer.qk_norm.k_norm": "self_attn.k_norm",
+    },
+)
+GGUF = replace(
+    llama.GGUF,
+    modules={  # always tied: no head
+        "embedding": "token_embd",
+        ".mixer.qkv": "attn_q attn_k attn_v",
+        ".mixer.qk_norm.q_norm": "attn_q_norm",
+        ".mixer.qk_norm.k_norm": "attn_k_norm",
+        ".mixer.output": "attn_output",
+        ".ffn.gate_proj": "ffn_gate",
+        ".ffn.up_proj": "ffn_up",
+        ".ffn.down_proj": "ffn_down",
+        ".residual.mixer_norm": "attn_norm",
+        "final_norm": "output_norm",
+    },
+)
+FLAGS = {"attention_bias": "blk.0.attn_q.bias", "use_qk_norm": "blk.0.attn_q_norm.weight"}
+
+
+def read(fields: Fields) -> ModelConfig:
+    context = fields.whole("max_position_embeddings", 8192)
+    norm = LayerNormConfig(eps=fields.number("layer_norm_eps", 1e-5), bias=False)
+    fields.ignore("model_max_length")
+    block = BlockConfig(
+        mixer=AttentionConfig(
+            **read_heads(fields),
+            bias=fields.flag("attention_bias", False),
+            position=read_whole_rotary(fields, context, theta=5e5, pairing="interleaved"),
+            qk_norm=QKNormConfig(norm=norm, over="each_head") if fields.flag("use_qk_norm", False) else None,
+        ),
+        ffn=GluConfig(
+            hidden=fields.whole("intermediate_size"),
+            activation=fields.one_of("hidden_act", ACTIVATIONS, "silu"),
+        ),
+        norm=norm,
+        residual=ParallelConfig(),
+    )
+    return ModelConfig(
+        vocab_size=fields.whole("vocab_size"),
+        d_model=fields.whole("hidden_size"),
+        context=context,
+        stack=stack_of([block] * fields.layers("num_hidden_layers")),
+        final_norm=norm,
+        head=HeadConfig(tied=fields.flag("tie_word_embeddings", True), scale=fields.number("logit_scale", 0.0625)),
+    )
+
+
+def write(config: ModelConfig) -> dict[str, Any]:
+    block = next(config.layers())
+    mixer, network = attention(block), ffn(block)
+    return {
+        **sizes(config),
+        **heads(mixer),
+        **write_rotary(mixer.position),
+        "layer_norm_eps": block.norm.eps,
+        "hidden_act": name_of(network),
+        "attention_bias": mixer.bias,
+        "use_qk_norm": mixer.qk_norm is not None,
+        "logit_scale": config.head.scale,
+    }
+
+
+FAMILY = Family(
+    "cohere", "CohereForCausalLM", NAMES, read, write,
+    Gguf("command-r", GGUF, {"logit_scale": "logit_scale"}, FLAGS),
+)  # fmt: skip

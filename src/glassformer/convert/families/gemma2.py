@@ -1,0 +1,133 @@
+"""Gemma 2: four norms a layer, capped scores and logits, every other layer within a window: `Gemma2ForCausalLM`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from glassformer.config import BlockConfig, ModelConfig, stack_of
+from glassformer.convert.families import gemma, llama
+from glassformer.convert.families.common import (
+    ACTIVATIONS,
+    FULL,
+    SLIDING,
+    divided,
+    heads,
+    layer_types,
+    name_of,
+    number_or_none,
+    read_heads,
+    read_whole_rotary,
+    sizes,
+    window,
+    within,
+)
+from glassformer.convert.family import Family, Gguf, attention, ffn
+from glassformer.convert.fields import Fields
+from glassformer.convert.names import Shifted
+from glassformer.convert.rope import write_rotary
+from glassformer.parts.embedding import EmbeddingConfig
+from glassformer.parts.ffn import GluConfig
+from glassformer.parts.head import HeadConfig
+from glassformer.parts.mixer import AttentionConfig
+from glassformer.parts.norm import RMSNormConfig
+from glassformer.parts.residual import SandwichConfig
+
+NAMES = replace(
+    llama.NAMES,
+    modules={
+        **llama.NAMES.modules,
+        ".residual.mixer_post_norm": "post_attention_layernorm",
+        ".residual.ffn_norm": "pre_feedforward_layernorm",
+        ".residual.ffn_post_norm": "post_feedforward_layernorm",
+    },
+)
+GGUF = replace(
+    gemma.GGUF,
+    modules={
+        **gemma.GGUF.modules,
+        ".residual.mixer_post_norm": Shifted("post_attention_norm"),
+        ".residual.ffn_post_norm": Shifted("post_ffw_norm"),
+    },
+)
+CONTEXT, CAP = 8192, "final_logit_softcapping"
+FIELDS = {"attn_logit_softcapping": "attn_logit_softcapping", CAP: CAP}
+
+
+def read(fields: Fields) -> ModelConfig:
+    n_layers = fields.layers("num_hidden_layers")
+    kinds = fields.names("layer_types", (SLIDING, FULL), n_layers) or [(SLIDING, FULL)[i % 2] for i in range(n_layers)]
+    mixer = read_mixer(fields).vary(
+        position=read_whole_rotary(fields, fields.whole("max_position_embeddings", CONTEXT)),
+        softcap=number_or_none(fields, "attn_logit_softcapping", 50.0),
+    )
+    near = mixer.vary(visibility=within(fields.whole("sliding_window", 4096)))
+    return assemble(fields, kinds, {SLIDING: near, FULL: mixer}, CONTEXT, number_or_none(fields, CAP, 30.0))
+
+
+def read_mixer(fields: Fields) -> AttentionConfig:
+    fields.only("use_bidirectional_attention", False)
+    return AttentionConfig(
+        **read_heads(fields, n_kv_heads=4, head_dim=256),
+        bias=fields.flag("attention_bias", False),
+        scale=fields.whole("query_pre_attn_scalar", 256) ** -0.5,
+    )
+
+
+def read_norm(fields: Fields) -> RMSNormConfig:
+    return RMSNormConfig(eps=fields.number("rms_norm_eps", 1e-6), unit_offset=True)
+
+
+def assemble(
+    fields: Fields, kinds: list[str], mixers: Mapping[str, AttentionConfig], context: int, softcap: float | None
+) -> ModelConfig:
+    """The model whose layers take the mixer of their kind."""
+    fields.ignore("hidden_act")  # hidden_activation decides
+    d, norm = fields.whole("hidden_size"), read_norm(fields)
+    network = GluConfig(
+        hidden=fields.whole("intermediate_size"),
+        activation=fields.one_of("hidden_activation", ACTIVATIONS, "gelu_pytorch_tanh"),
+    )
+    blocks = {
+        kind: BlockConfig(mixer=mixer, ffn=network, norm=norm, residual=SandwichConfig())
+        for kind, mixer in mixers.items()
+    }
+    return ModelConfig(
+        vocab_size=fields.whole("vocab_size"),
+        d_model=d,
+        context=fields.whole("max_position_embeddings", context),
+        embedding=EmbeddingConfig(scale=d**0.5),
+        stack=stack_of([blocks[kind] for kind in kinds]),
+        final_norm=norm,
+        head=HeadConfig(tied=fields.flag("tie_word_embeddings", True), softcap=softcap),
+    )
+
+
+def write(config: ModelConfig) -> dict[str, Any]:
+    return {**written(config), **write_rotary(attention(next(config.layers())).position)}
+
+
+def written(config: ModelConfig) -> dict[str, Any]:
+    """All but the positions."""
+    block = next(divided(config).layers())
+    mixer = attention(block)
+    windows = [window(attention(one)) for one in config.layers()]
+    return {
+        **sizes(config),
+        **heads(mixer),
+        "layer_types": layer_types(config),
+        "sliding_window": next(filter(None, windows), config.context),
+        "query_pre_attn_scalar": max(1, round(max(mixer.scale or 1.0, 1e-9) ** -2)),
+        "attn_logit_softcapping": mixer.softcap,
+        CAP: config.head.softcap,
+        "rms_norm_eps": block.norm.eps,
+        "hidden_activation": name_of(ffn(block)),
+        "attention_bias": mixer.bias,
+    }
+
+
+FAMILY = Family(
+    "gemma2", "Gemma2ForCausalLM", NAMES, read, write,
+    Gguf("gemma2", GGUF, FIELDS, {"attention_bias": "blk.0.attn_q.bias"}),
+)  # fmt: skip

@@ -1,0 +1,85 @@
+"""Gemma 3, its text model: five layers within a window to one without, each kind with rotary positions of its own,
+norms of queries and keys: `Gemma3ForCausalLM`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from glassformer.config import ModelConfig
+from glassformer.convert.families import gemma2
+from glassformer.convert.families.common import FULL, SLIDING, layer_types, number_or_none, within
+from glassformer.convert.family import Family, Gguf, attention
+from glassformer.convert.fields import Fields
+from glassformer.convert.names import Shifted
+from glassformer.convert.rope import rotary, write_rotary
+from glassformer.parts.mixer import QKNormConfig
+from glassformer.parts.position import RotaryConfig
+
+NAMES = replace(
+    gemma2.NAMES,
+    modules={
+        **gemma2.NAMES.modules,
+        ".mixer.qk_norm.q_norm": "self_attn.q_norm",
+        ".mixer.qk_norm.k_norm": "self_attn.k_norm",
+    },
+)
+GGUF = replace(
+    gemma2.GGUF,
+    modules={
+        **gemma2.GGUF.modules,
+        "head": "output",
+        ".mixer.qk_norm.q_norm": Shifted("attn_q_norm"),
+        ".mixer.qk_norm.k_norm": Shifted("attn_k_norm"),
+    },
+)
+CONTEXT = 131072
+FIELDS = {"rope_local_base_freq": "rope.freq_base_swa", "sliding_window_pattern": "attention.sliding_window_pattern"}
+
+
+def read(fields: Fields) -> ModelConfig:
+    n_layers, every = fields.layers("num_hidden_layers"), fields.whole("sliding_window_pattern", 6)
+    fields.ignore("_sliding_window_pattern")  # what layer_types were made of
+    kinds = fields.names("layer_types", (SLIDING, FULL), n_layers)
+    kinds = kinds or [SLIDING if layer % every else FULL for layer in range(1, n_layers + 1)]
+    fields.only("attn_logit_softcapping", None)
+    mixer = gemma2.read_mixer(fields).vary(qk_norm=QKNormConfig(norm=gemma2.read_norm(fields)))
+    positions, near = _positions(fields), within(fields.whole("sliding_window", 4096))
+    mixers = {
+        FULL: mixer.vary(position=positions[FULL]),
+        SLIDING: mixer.vary(position=positions[SLIDING], visibility=near),
+    }
+    return gemma2.assemble(fields, kinds, mixers, CONTEXT, number_or_none(fields, gemma2.CAP, None))
+
+
+def _positions(fields: Fields) -> dict[str, RotaryConfig]:
+    """For each kind of layer, from rope_parameters or from older words; rope_scaling is that of the full layers."""
+    nested, scaling = fields.mapping("rope_parameters"), fields.mapping("rope_scaling")
+    scaling.only("type", None)  # `transformers` overhears it here
+    bases = {FULL: fields.number("rope_theta", 1e6), SLIDING: fields.number("rope_local_base_freq", 1e4)}
+    context = fields.whole("max_position_embeddings", CONTEXT)
+    positions = {}
+    for kind, more in ((FULL, scaling.values), (SLIDING, {})):
+        said = Fields({**nested.mapping(kind).values, **more}, f"{fields.where}: rope_parameters.{kind}")
+        said.only("partial_rotary_factor", 1.0)
+        said.only("truncate", True)
+        positions[kind] = rotary(said, Fields({}), context, bases[kind])
+    if unread := nested.unread():
+        raise nested.refuse(unread[0], nested.values[unread[0]], f"known are {FULL} and {SLIDING}")
+    return positions
+
+
+def write(config: ModelConfig) -> dict[str, Any]:
+    said = gemma2.written(config)
+    of = dict(zip(layer_types(config), map(attention, config.layers()), strict=True))
+    if FULL in of:
+        said |= write_rotary(of[FULL].position)
+    if SLIDING in of:
+        said["rope_local_base_freq"] = getattr(of[SLIDING].position, "base", None)
+    return said
+
+
+FAMILY = Family(
+    "gemma3_text", "Gemma3ForCausalLM", NAMES, read, write,
+    Gguf("gemma3", GGUF, FIELDS, {"attention_bias": "blk.0.attn_q.bias"}),
+)  # fmt: skip

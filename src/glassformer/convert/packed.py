@@ -1,0 +1,36 @@
+"""Quantised weights that stay as their file stores them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from glassformer.convert.names import Piece
+from glassformer.convert.storage import Packed
+from glassformer.parts.linear import Linear
+
+
+class PackedLinear(Linear):
+    """A `Linear` whose weight is unpacked at every call: the memory of the file, and one weight at a time in full.
+
+    Equals the `Linear` with the unpacked weight; nothing trains it."""
+
+    def __init__(self, like: Linear, packed: Sequence[tuple[Piece, Packed]], dtype: torch.dtype):
+        nn.Module.__init__(self)
+        self.in_features, self.outs, self.role, self.bias = like.in_features, like.outs, like.role, like.bias
+        self.packed, self.dtype = list(packed), dtype
+
+    @property
+    def weight(self) -> Tensor:  # type: ignore[override]
+        made = torch.empty(sum(self.outs), self.in_features, dtype=self.dtype)
+        for piece, packed in self.packed:
+            value = packed.dequantize(self.dtype)
+            mine = piece.ours(made) if piece.ours else made
+            mine.copy_(piece.theirs(value) if piece.theirs else value)
+        return made
+
+    @property
+    def nbytes(self) -> int:
+        return sum(packed.bytes.nbytes for _, packed in self.packed)

@@ -1,0 +1,64 @@
+"""Tensor containers: safetensors and GGUF, read with suspicion and written whole or not at all.
+
+    with open_tensors(path) as file:            # a file of either kind (by its content), or a Hugging Face folder
+        file.metadata, file.entries["wte"]      # what it says, and dtype, shape, place of each tensor
+        file.tensor("wte")                      # a view of the file, or fp32 unpacked from a quantised tensor
+        file.read_into("wte", parameter.data)   # straight into its place, in any dtype
+    write_safetensors(folder, tensors); write_gguf(path, metadata, tensors)
+
+A header is checked whole before any tensor is handed out: whatever contradicts itself or the size of the file is a
+RequestError. Pickles are never opened.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from glassformer.convert.storage.base import Entry, Packed, Source, TensorFile, opened
+from glassformer.convert.storage.gguf import GGUFFile, open_gguf, write_gguf
+from glassformer.convert.storage.quants import DTYPES
+from glassformer.convert.storage.safetensors import SafetensorsFile, open_folder, pickled, write_safetensors
+from glassformer.errors import RequestError
+
+__all__ = [
+    "DTYPES",
+    "Entry",
+    "GGUFFile",
+    "Packed",
+    "SafetensorsFile",
+    "Source",
+    "TensorFile",
+    "open_folder",
+    "open_tensors",
+    "write_gguf",
+    "write_safetensors",
+]
+
+FOREIGN = {
+    b"version https://git-lfs": "is a pointer of Git LFS, not the weights; fetch them with `git lfs pull`",
+    b"lmgg": "is in GGML, a format before GGUF; convert the model again with a newer llama.cpp",
+    b"fmgg": "is in GGMF, a format before GGUF; convert the model again with a newer llama.cpp",
+    b"tjgg": "is in GGJT, a format before GGUF; convert the model again with a newer llama.cpp",
+}
+
+
+def open_tensors(path: str | Path) -> TensorFile:
+    """Opens what `path` is by its content: safetensors, GGUF (all parts of a split one), or a folder of Hugging Face.
+
+    Raises RequestError for everything else; a pickle gets a sentence that says how to convert it."""
+    path = Path(path)
+    if os.path.isdir(path):
+        return open_folder(path)
+    with opened(path) as file:
+        start = file.read(32)
+    if start.startswith(b"GGUF"):
+        return open_gguf(path)
+    if start.startswith((b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")) and start[8:9] != b"{":
+        raise RequestError(pickled(path))
+    for magic, sentence in FOREIGN.items():
+        if start.startswith(magic):
+            raise RequestError(f"{path} {sentence}")
+    if start[8:9] != b"{":
+        raise RequestError(f"{path} is neither a safetensors nor a GGUF file: it begins with {start[:8]!r}")
+    return SafetensorsFile(path)

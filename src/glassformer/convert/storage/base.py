@@ -1,0 +1,323 @@
+"""What the two containers share: tensors by name in a file that is checked, mapped, and read in bounded pieces."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+import mmap
+import os
+import secrets
+import shutil
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, Protocol, Self
+
+import torch
+from torch import Tensor
+
+from glassformer.convert.storage.quants import DTYPES, PIECE, unit, unpack
+from glassformer.errors import RequestError, WorkError
+
+NO_RESERVE = 0x4000 if sys.platform == "linux" else 0
+"""MAP_NORESERVE, which `mmap` does not name everywhere: without it Linux refuses to map a file larger than memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One tensor of a file: `shape` counts rows first, `offset` counts from the beginning of the file."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+    nbytes: int
+
+
+def quoted(text: str) -> str:
+    """`text` for a message: in quotes, printable, and short."""
+    return repr(text if len(text) <= 80 else text[:77] + "...")
+
+
+def _rows(dtype: str, shape: tuple[int, ...], rows: slice | None) -> tuple[tuple[int, ...], int, int]:
+    """(shape, first byte, bytes) of `rows` of a tensor."""
+    weights, nbytes = unit(dtype)
+    if rows is None:
+        return shape, 0, math.prod(shape) // weights * nbytes
+    if not shape:
+        raise RequestError("a tensor without dimensions has no rows")
+    start, stop, step = rows.indices(shape[0])
+    row = math.prod(shape[1:])
+    if step != 1 or start * row % weights or stop * row % weights:
+        raise RequestError(f"rows {start}:{stop}:{step} of {dtype} {shape} do not begin and end with whole blocks")
+    count = max(stop - start, 0)
+    return (count, *shape[1:]), start * row // weights * nbytes, count * row // weights * nbytes
+
+
+@dataclass(frozen=True, eq=False)
+class Packed:
+    """A tensor as it lies in its file: `bytes` (nbytes,) uint8 stands for `shape` values of `dtype`."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    bytes: Tensor
+
+    def __getitem__(self, rows: slice) -> Packed:
+        """Some of the rows, without a copy. RequestError where a block of a 1-D tensor would be cut."""
+        shape, begin, nbytes = _rows(self.dtype, self.shape, rows)
+        return Packed(self.dtype, shape, self.bytes[begin : begin + nbytes])
+
+    def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
+        """The values, in a new tensor."""
+        out = torch.empty(self.shape, dtype=dtype, device="cpu")
+        unpack(self.dtype, lambda begin, nbytes: self.bytes[begin : begin + nbytes], out)
+        return out
+
+
+class TensorFile(ABC):
+    """Tensors by name.
+
+    path: what was opened; entries: name -> Entry; metadata: what the file says besides. The header has been checked
+    against the size of the file, so every entry can be read. To be used as a context manager or closed: that gives
+    back the file, while tensors which it handed out stay valid.
+    """
+
+    path: Path
+    entries: dict[str, Entry]
+    metadata: dict[str, Any]
+
+    @abstractmethod
+    def packed(self, name: str) -> Packed:
+        """The bytes of a tensor, as a view of a private mapping of the file."""
+
+    @abstractmethod
+    def read_into(self, name: str, out: Tensor, rows: slice | None = None) -> None:
+        """Fills `out` with a tensor, or with some of its rows, converting as needed.
+
+        `out` has the shape of what is read and any dtype, device and strides: rows of a larger tensor, or a transposed
+        one. The file is read in pieces of a few MiB and is not mapped.
+        """
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+    def tensor(self, name: str) -> Tensor:
+        """A plain tensor as a view of a private mapping of the file: nothing is read before it is used, and writing to
+        it does not reach the file. (Only one at an address that its dtype does not allow is copied.) A quantised tensor
+        is unpacked to float32.
+        """
+        entry = self.entry(name)
+        if entry.dtype in DTYPES:
+            return self.packed(name).bytes.view(DTYPES[entry.dtype]).view(entry.shape)
+        out = torch.empty(entry.shape, dtype=torch.float32, device="cpu")
+        self.read_into(name, out)
+        return out
+
+    def entry(self, name: str) -> Entry:
+        """Raises RequestError where the file has no such tensor."""
+        if name in self.entries:
+            return self.entries[name]
+        raise RequestError(f"{self.path} has no tensor {quoted(name)}")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+class SingleFile(TensorFile):
+    """One file. Subclasses read the header."""
+
+    def __init__(self, path: str | Path):
+        self.path = Path(path)
+        self._file = opened(self.path)
+        try:
+            size = os.fstat(self._file.fileno()).st_size
+            if size < 8:
+                raise RequestError(f"{self.path}: the file has {size} bytes, too few for a header")
+            with self._map(mmap.MAP_SHARED, mmap.PROT_READ) as data:
+                self.entries, self.metadata = self._header(data)
+        except BaseException:
+            self.close()
+            raise
+
+    @abstractmethod
+    def _header(self, data: mmap.mmap) -> tuple[dict[str, Entry], dict[str, Any]]:
+        """Entries and metadata. Raises RequestError for whatever contradicts the size of `data` or itself."""
+
+    @functools.cached_property
+    def _mapping(self) -> mmap.mmap:
+        return self._map(mmap.MAP_PRIVATE | NO_RESERVE, mmap.PROT_READ | mmap.PROT_WRITE)
+
+    def _map(self, flags: int, prot: int) -> mmap.mmap:
+        try:
+            return mmap.mmap(self._file.fileno(), 0, flags=flags, prot=prot)
+        except OSError as problem:
+            raise WorkError(f"{self.path} cannot be mapped into memory ({problem.strerror})") from problem
+
+    def packed(self, name: str) -> Packed:
+        entry = self.entry(name)
+        if not entry.nbytes:
+            return Packed(entry.dtype, entry.shape, torch.empty(0, dtype=torch.uint8, device="cpu"))
+        data = torch.frombuffer(self._mapping, dtype=torch.uint8, count=entry.nbytes, offset=entry.offset)
+        plain = DTYPES.get(entry.dtype)
+        aligned = data.data_ptr() % (plain.itemsize if plain else 2) == 0  # blocks hold half-precision scales
+        return Packed(entry.dtype, entry.shape, data if aligned else data.clone())
+
+    def read_into(self, name: str, out: Tensor, rows: slice | None = None) -> None:
+        entry = self.entry(name)
+        shape, begin, _ = _rows(entry.dtype, entry.shape, rows)
+        if tuple(out.shape) != shape:
+            raise RequestError(f"{self.path}: tensor {quoted(name)} has shape {shape}, and `out` {tuple(out.shape)}")
+        self._fill(entry.dtype, entry.offset + begin, out.detach())
+
+    def _fill(self, dtype: str, offset: int, out: Tensor) -> None:
+        direct = out.is_contiguous() and out.device.type == "cpu"
+        if not out.numel():
+            return
+        if direct and DTYPES.get(dtype) is out.dtype:
+            self._read(offset, out.view(-1).view(torch.uint8))
+            return
+        weights, nbytes = unit(dtype)
+        if direct:
+            scratch = torch.empty(min(PIECE, out.numel()) // weights * nbytes, dtype=torch.uint8, device="cpu")
+
+            def fetch(begin: int, count: int) -> Tensor:
+                self._read(offset + begin, scratch[:count])
+                return scratch[:count]
+
+            unpack(dtype, fetch, out)
+            return
+        row = out.numel() // len(out)
+        count = max(1, PIECE // row)
+        values = torch.empty((min(count, len(out)), *out.shape[1:]), dtype=out.dtype, device="cpu")
+        for first in range(0, len(out), count):
+            part = out[first : first + count]
+            self._fill(dtype, offset + first * row // weights * nbytes, values[: len(part)])
+            part.copy_(values[: len(part)])
+
+    def _read(self, offset: int, out: Tensor) -> None:
+        """Fills `out` (contiguous, uint8) with the bytes at `offset`."""
+        view = out.numpy().data
+        while view:
+            try:
+                count = os.preadv(self._file.fileno(), [view], offset)
+            except OSError as problem:
+                raise WorkError(f"{self.path} cannot be read ({problem.strerror})") from problem
+            if not count:
+                raise WorkError(f"{self.path} became shorter while it was read; read it again when it is whole")
+            view, offset = view[count:], offset + count
+
+    def close(self) -> None:
+        self.__dict__.pop("_mapping", None)
+        self._file.close()
+
+
+class ManyFiles(TensorFile):
+    """The tensors of several files as one; `homes` says which file has which."""
+
+    def __init__(self, path: Path, files: list[SingleFile], homes: dict[str, SingleFile], metadata: dict[str, Any]):
+        self.path, self.metadata = path, metadata
+        self._files, self._homes = files, homes
+        self.entries = {name: home.entries[name] for name, home in homes.items()}
+
+    def packed(self, name: str) -> Packed:
+        return self._homes[self.entry(name).name].packed(name)
+
+    def read_into(self, name: str, out: Tensor, rows: slice | None = None) -> None:
+        self._homes[self.entry(name).name].read_into(name, out, rows)
+
+    def close(self) -> None:
+        for file in self._files:
+            file.close()
+
+
+def opened(path: Path) -> IO[bytes]:
+    """A regular file, for reading. Raises RequestError."""
+    if not os.path.isfile(path):  # a pipe would block; `isfile` says no to impossible names too
+        what = "is no regular file" if os.path.exists(path) else "does not exist"
+        raise RequestError(f"{quoted(str(path))} {what}; give a file of tensors, or a folder")
+    try:
+        return open(path, "rb", buffering=0)
+    except OSError as problem:
+        raise RequestError(f"{path} cannot be read ({problem.strerror})") from problem
+
+
+# Writing
+
+
+class Source(Protocol):
+    """A tensor to be written that is made when its turn comes."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def dtype(self) -> torch.dtype: ...
+    def __call__(self) -> Tensor: ...
+
+
+def made(source: Tensor | Source) -> Tensor:
+    """The tensor. Raises ValueError where a source does not make what it promised."""
+    tensor = source if isinstance(source, Tensor) else source()
+    if tuple(tensor.shape) != tuple(source.shape):
+        raise ValueError(f"a source of shape {tuple(source.shape)} made a tensor of shape {tuple(tensor.shape)}")
+    return tensor.detach()
+
+
+def pieces(tensor: Tensor) -> Iterator[Tensor]:
+    """Groups of whole rows of at most PIECE values each (or one row), in order."""
+    if not tensor.numel():
+        return
+    tensor = tensor.reshape(1) if tensor.dim() == 0 else tensor
+    row = tensor.numel() // len(tensor)
+    yield from tensor.split(max(1, PIECE // row))
+
+
+def write_plain(file: IO[bytes], tensor: Tensor, dtype: torch.dtype) -> None:
+    """The values as `dtype`, row by row."""
+    for piece in pieces(tensor):
+        values = piece.to("cpu", dtype).contiguous()
+        file.write(values.view(-1).view(torch.uint8).numpy().data)
+
+
+@contextlib.contextmanager
+def disk(folder: Path) -> Iterator[None]:
+    """Turns the ways in which a disk can refuse `folder` into one WorkError sentence."""
+    try:
+        yield
+    except OSError as problem:
+        raise WorkError(
+            f"{folder} cannot be written ({problem.strerror}); "
+            "choose a folder of your own on a disk with enough free space"
+        ) from problem
+
+
+@contextlib.contextmanager
+def staged(folder: Path) -> Iterator[Path]:
+    """An empty folder whose files move to `folder`, in the order of their names, when the block ends well.
+
+    Until then nothing in `folder` changes, and afterwards nothing else is left. Raises WorkError."""
+    temporary = folder / f".glassformer-tmp-{secrets.token_hex(8)}"
+    with disk(folder):
+        try:
+            temporary.mkdir(parents=True)
+            yield temporary
+            for file in sorted(temporary.iterdir()):
+                _flush(file)
+                os.replace(file, folder / file.name)
+            _flush(folder)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _flush(path: Path) -> None:
+    """Has the disk hold what was written. Only that survives a power cut."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

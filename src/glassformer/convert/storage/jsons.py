@@ -1,0 +1,78 @@
+"""JSON from strangers: walked member by member, so that a small file cannot unfold into gigabytes.
+
+`json.loads` turns three bytes (`[],`) into eighty. Here an object's members are found by one expression that allocates
+nothing but the match, and each caller decodes only values whose length it has bounded. The quantifiers are possessive:
+time is linear whatever the text.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+LONGEST_NAME = 4096
+STRING = rb'"(?:[^"\\]++|\\.)*+"'
+
+
+def _object(inner: bytes = STRING) -> bytes:
+    return rb'\{(?:[^{}"]++|' + STRING + b"|" + inner + rb")*+\}"
+
+
+_VALUE = _object(_object(_object())) + b"|" + STRING + rb'|[^\s{}",]++'  # objects three deep; no lists outside of them
+_SPACE = rb"[ \t\r\n]*+"
+_OPEN = re.compile(_SPACE + rb"\{" + _SPACE)
+_CLOSE = re.compile(_SPACE + rb"\}" + _SPACE + rb"\Z")
+_MEMBER = re.compile(
+    b"(" + STRING + b")" + _SPACE + b":" + _SPACE + b"(" + _VALUE + b")" + _SPACE + b"(?:," + _SPACE + rb'(?=")|(?=\}))'
+)
+
+
+class BadJSON(ValueError):
+    """The text is not a JSON object of the kind read here; says what is wrong."""
+
+
+def members(text: bytes) -> Iterator[tuple[str, bytes]]:
+    """The members of a JSON object in order: the decoded name, and the text of the value. Raises BadJSON.
+
+    Values may be strings, numbers, or objects; the text of an object is not checked further than its braces."""
+    opening = _OPEN.match(text)
+    if not opening:
+        raise BadJSON("it is not a JSON object")
+    at = opening.end()
+    seen: set[str] = set()
+    while not _CLOSE.match(text, at):
+        member = _MEMBER.match(text, at)
+        if not member:
+            raise BadJSON(f"the JSON is damaged at byte {at}")
+        if len(member[1]) > LONGEST_NAME:
+            raise BadJSON(f"the JSON has a name of {len(member[1])} bytes")
+        name = string(member[1])
+        if name in seen:
+            raise BadJSON(f"the JSON names {name[:80]!r} twice")
+        seen.add(name)
+        yield name, member[2]
+        at = member.end()
+
+
+def string(text: bytes) -> str:
+    """A JSON string, decoded. Raises BadJSON, also for half a surrogate pair, which no name can hold."""
+    value = small(text)
+    if not isinstance(value, str) or any("\ud800" <= letter <= "\udfff" for letter in value):
+        raise BadJSON(f"the JSON has {text[:40]!r} where a string belongs")
+    return value
+
+
+def small(text: bytes) -> Any:
+    """Any JSON value that the caller knows to be small or flat, decoded; a name given twice counts as damage."""
+    try:
+        return json.loads(text.decode("utf-8"), object_pairs_hook=_unique)
+    except (ValueError, RecursionError):
+        raise BadJSON(f"the JSON is damaged at {text[:40]!r}") from None
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len(found := dict(pairs)) < len(pairs):
+        raise ValueError
+    return found

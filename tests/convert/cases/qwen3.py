@@ -1,0 +1,10 @@
+from hypothesis import strategies as st
+
+from tests.convert.cases.base import Case
+from tests.convert.cases.qwen2 import qwen_like
+
+CASE = Case(
+    "Qwen3ForCausalLM",
+    qwen_like(attention_bias=st.booleans(), hidden_size=st.sampled_from([18, 25, 32])),
+    quiet=("embed_tokens", "q_proj", "k_proj"),
+)

@@ -1,0 +1,147 @@
+"""Strangers' folders: whatever config.json and the files beside it say, one sentence, soon, and little memory."""
+
+from __future__ import annotations
+
+import json
+import resource
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import glassformer as gf
+from glassformer.convert import read_config
+from glassformer.convert.families import FAMILIES
+from glassformer.convert.fields import Fields
+from glassformer.errors import RequestError
+
+from .cases import CASES
+
+NASTY = st.one_of(
+    st.sampled_from(
+        [0, -1, 1, 7, 1 << 31, 1 << 60, 10**400, 0.0, -1.5, 1e-320, 1e308, True, False, None, "", "silu", "x" * 300]
+    ),
+    st.sampled_from([[], [1], ["full_attention"], {}, {"rope_type": "yarn"}, {"factor": -1, "type": "linear"}]),
+    st.recursive(st.integers() | st.text(max_size=4), lambda inner: st.lists(inner, max_size=3), max_leaves=6),
+)
+
+
+def sentence(problem: pytest.ExceptionInfo[RequestError]) -> str:
+    text = str(problem.value)
+    assert text and "\n" not in text and len(text) < 700
+    return text
+
+
+@pytest.mark.parametrize("family", sorted(CASES))
+def test_configs(family: str) -> None:
+    """Any value in any field: a model, or one sentence."""
+    base = CASES[family]
+
+    @settings(max_examples=60, deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck))
+    @given(fields=base.fields, data=st.data())
+    def run(fields: dict[str, Any], data: st.DataObject) -> None:
+        for _ in range(data.draw(st.integers(1, 3))):
+            fields[data.draw(st.sampled_from(sorted(fields)))] = data.draw(NASTY)
+        begun = time.monotonic()
+        try:
+            config = FAMILIES[family].config(Fields(fields))
+            config.num_params()
+        except RequestError as problem:
+            assert "\n" not in str(problem)
+        assert time.monotonic() - begun < 2
+
+    run()
+
+
+def folder(place: Path, **changes: Any) -> Path:
+    """A sound tiny folder, with some of its config changed."""
+    model = gf.preset("llama@1m+vocab_size=64").build()
+    gf.save(model, None, place)
+    path = place / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+    return place
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"model_type": "lama"}, "did you mean 'llama'"),
+        ({"model_type": None}, "known are"),
+        ({"num_hidden_layers": 10**9}, "at most 4096 layers"),
+        ({"num_hidden_layers": 4096}, "tensors"),
+        ({"num_hidden_layers": 5}, "has no tensor"),
+        ({"num_hidden_layers": 3}, "that the config's model does not have"),
+        ({"hidden_size": 1 << 60}, "hidden_size"),
+        ({"hidden_size": "256"}, "a positive whole number"),
+        ({"vocab_size": 65}, "has shape (64, 128), and the config asks for (65, 128)"),
+        ({"hidden_act": "exec"}, "hidden_act='exec'"),
+        ({"rope_scaling": {"rope_type": "warp"}}, "rope_type='warp'"),
+        ({"rms_norm_eps": -1.0}, "greater than 0"),
+        ({"rms_norm_eps": float("nan")}, "eps"),
+    ],
+)
+def test_lies(changes: dict[str, Any], says: str, tmp_path: Path) -> None:
+    place = folder(tmp_path, **changes)
+    begun = time.monotonic()
+    with pytest.raises(RequestError) as problem, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        gf.load(place)
+    assert says in sentence(problem)
+    assert time.monotonic() - begun < 2
+
+
+def test_a_large_lie_takes_no_memory(tmp_path: Path) -> None:
+    """A config of 4096 layers and a hidden size of a million over a small file."""
+    place = folder(tmp_path, num_hidden_layers=4096, hidden_size=1 << 20, intermediate_size=1 << 24)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(RequestError):
+        gf.load(place)
+    assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 < 200e6
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt"])
+def test_a_pickle_is_never_opened(name: str, tmp_path: Path) -> None:
+    place = folder(tmp_path)
+    (place / "model.safetensors").unlink()
+    torch.save({"x": torch.ones(2)}, place / name)
+    with pytest.raises(RequestError) as problem:
+        gf.load(place)
+    assert "weights_only=True" in sentence(problem)  # how to convert it
+    with pytest.raises(RequestError) as problem:
+        gf.load(place / name)
+    assert "weights_only=True" in sentence(problem)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("{", "not a valid json"),
+        ("[1]", "mapping"),
+        ("[" * 100_000, "not a valid json"),
+        ('{"model_type": "llama"}', "has no"),
+    ],
+)
+def test_broken_configs(text: str, says: str, tmp_path: Path) -> None:
+    folder(tmp_path)
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(RequestError) as problem:
+        read_config(str(tmp_path))
+    assert says in sentence(problem)
+
+
+def test_a_field_nobody_knows_is_named(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match="attention_twist"):
+        gf.load(folder(tmp_path, attention_twist=2))
+
+
+def test_the_hub_offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    for name in ("hf:owner/name-that-is-not-here", "hf:nothing", "hf:../../etc/passwd"):
+        with pytest.raises(RequestError) as problem:
+            gf.load(name)
+        assert name in sentence(problem)
