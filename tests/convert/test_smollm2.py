@@ -68,8 +68,8 @@ def test_greedy_continuations(ours: Any, theirs: Any) -> None:
     for prompt in PROMPTS:
         ids = torch.as_tensor(ours.tokenizer.encode(prompt)).long()[None]
         expected = theirs.generate(
-            ids, attention_mask=torch.ones_like(ids), max_new_tokens=64, min_new_tokens=64, do_sample=False, pad_token_id=2,
-            repetition_penalty=1.0, eos_token_id=None,
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=64, min_new_tokens=64, do_sample=False,
+            pad_token_id=2, repetition_penalty=1.0, eos_token_id=None,
         )  # fmt: skip
         assert torch.equal(gf.generate(ours.model, ids, max_new_tokens=64), expected), prompt
 

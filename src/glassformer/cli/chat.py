@@ -129,4 +129,5 @@ def _turn(
         return
     if not as_json:
         took = time.perf_counter() - began
-        console.print(f"\n{len(talk.read) - before} tokens in {took:.1f} s", style="dim", highlight=False)
+        print()
+        console.print(f"{len(talk.read) - before} tokens in {took:.1f} s", style="dim", highlight=False)

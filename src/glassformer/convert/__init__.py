@@ -106,12 +106,14 @@ def save(
     *,
     dtype: torch.dtype | None = None,
     trained: dict[str, Any] | None = None,
+    family: str | None = None,
 ) -> Family:
-    """Writes the folder that `AutoModelForCausalLM.from_pretrained` loads; returns the family it is written as.
+    """Writes the folder that `AutoModelForCausalLM.from_pretrained` loads, as `family` (a model_type) or the first family
+    that can hold the model; returns which.
 
     A model that no published class can hold is written as our own, which `transformers` loads once
     `glassformer.convert.transformers` is imported. `trained` goes into the model card."""
-    return write_folder(model, tokenizer, Path(folder), dtype, trained)
+    return write_folder(model, tokenizer, Path(folder), dtype, trained, family)
 
 
 def _is_gguf(path: Path) -> bool:

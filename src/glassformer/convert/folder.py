@@ -11,7 +11,7 @@ import torch
 
 from glassformer.config import ModelConfig, read_tree
 from glassformer.convert.card import card
-from glassformer.convert.doors import family_of
+from glassformer.convert.doors import door, family_of
 from glassformer.convert.families import FAMILIES
 from glassformer.convert.families.own import OWN
 from glassformer.convert.family import Family
@@ -76,14 +76,13 @@ def write_folder(
     folder: Path,
     dtype: torch.dtype | None = None,
     trained: dict[str, Any] | None = None,
+    kind: str | None = None,
 ) -> Family:
-    """Writes what `from_pretrained(folder)` loads, and says as which family.
+    """Writes what `from_pretrained(folder)` loads, as the family `kind` or the first that holds it; says which.
 
     Config and card come last: a folder that has a config.json is whole."""
     config: ModelConfig = model.config
-    opened = family_of(config)
-    family = opened.family if opened else OWN
-    fields = opened.fields if opened else OWN.write(config)
+    family, fields = _chosen(config, kind)
     dtype = dtype or next(model.parameters()).dtype
     folder.mkdir(parents=True, exist_ok=True)
     write_safetensors(folder, tensors(model, family.names_of(config), dtype), max_shard_bytes=SHARD_BYTES)
@@ -102,6 +101,20 @@ def write_folder(
     with atomic_file(folder / "README.md") as temporary:
         temporary.write_text(card(config, family, folder.name, trained), encoding="utf-8")
     return family
+
+
+def _chosen(config: ModelConfig, kind: str | None) -> tuple[Family, dict[str, Any]]:
+    """The family to write, and its fields. Raises RequestError for one that cannot hold the config."""
+    if kind in (None, OWN.model_type):
+        opened = None if kind else family_of(config)
+        return (opened.family, opened.fields) if opened else (OWN, OWN.write(config))
+    if kind not in FAMILIES:
+        raise RequestError(f"{kind!r} is no family known here{did_you_mean(str(kind), FAMILIES)}")
+    chosen = door(config, FAMILIES[kind])
+    if not chosen.open:
+        closed = ", ".join(f"{path}={mine}" for path, (mine, _) in chosen.closers.items())
+        raise RequestError(f"{chosen.family.architecture} cannot hold this model: {closed}")
+    return chosen.family, chosen.fields
 
 
 def _write_json(path: Path, value: dict[str, Any]) -> None:

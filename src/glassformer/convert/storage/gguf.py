@@ -43,7 +43,7 @@ from glassformer.convert.storage.base import (
 from glassformer.convert.storage.quants import DTYPES, FORMATS, NAMES, quantize_q8_0, unit
 from glassformer.errors import RequestError
 
-HEADER_BYTES = 48 << 20  # all that precedes the tensors; a vocabulary of 256k with its merges takes some 20 MB
+HEADER_BYTES = 32 << 20  # all that precedes the tensors; a vocabulary of 256k with its merges takes some 17 MB
 MAX_KEYS = 4096
 MAX_STRINGS = 1 << 21  # of all arrays together: each costs Python some 80 bytes
 MAX_ARRAYS = 1 << 16  # of one file; nested ones cost most for their size

@@ -33,8 +33,8 @@ class BadJSON(ValueError):
     """The text is not a JSON object of the kind read here; says what is wrong."""
 
 
-def members(text: bytes) -> Iterator[tuple[str, bytes]]:
-    """The members of a JSON object in order: the decoded name, and the text of the value. Raises BadJSON.
+def members(text: bytes, most: int) -> Iterator[tuple[str, bytes]]:
+    """The members of a JSON object in order, up to `most`: the decoded name, and the text of the value. Raises BadJSON.
 
     Values may be strings, numbers, or objects; the text of an object is not checked further than its braces."""
     opening = _OPEN.match(text)
@@ -49,8 +49,8 @@ def members(text: bytes) -> Iterator[tuple[str, bytes]]:
         if len(member[1]) > LONGEST_NAME:
             raise BadJSON(f"the JSON has a name of {len(member[1])} bytes")
         name = string(member[1])
-        if name in seen:
-            raise BadJSON(f"the JSON names {name[:80]!r} twice")
+        if name in seen or len(seen) == most:
+            raise BadJSON(f"the JSON names {name[:80]!r} twice" if name in seen else f"it has more than {most} members")
         seen.add(name)
         yield name, member[2]
         at = member.end()
@@ -59,15 +59,17 @@ def members(text: bytes) -> Iterator[tuple[str, bytes]]:
 def string(text: bytes) -> str:
     """A JSON string, decoded. Raises BadJSON, also for half a surrogate pair, which no name can hold."""
     value = small(text)
-    if not isinstance(value, str) or any("\ud800" <= letter <= "\udfff" for letter in value):
-        raise BadJSON(f"the JSON has {text[:40]!r} where a string belongs")
+    try:
+        value.encode()
+    except (AttributeError, UnicodeEncodeError):
+        raise BadJSON(f"the JSON has {text[:40]!r} where a string belongs") from None
     return value
 
 
 def small(text: bytes) -> Any:
     """Any JSON value that the caller knows to be small or flat, decoded; a name given twice counts as damage."""
     try:
-        return json.loads(text.decode("utf-8"), object_pairs_hook=_unique)
+        return _DECODER.decode(text.decode("utf-8"))
     except (ValueError, RecursionError):
         raise BadJSON(f"the JSON is damaged at {text[:40]!r}") from None
 
@@ -76,3 +78,6 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found := dict(pairs)) < len(pairs):
         raise ValueError
     return found
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_unique)

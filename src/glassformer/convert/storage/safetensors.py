@@ -40,7 +40,9 @@ from glassformer.convert.storage.quants import DTYPES, NAMES
 from glassformer.errors import RequestError
 
 HEADER_BYTES = 32 << 20  # the reference allows 100 MB; 100,000 tensors take some 12
+METADATA_BYTES = 8 << 20  # text may need four times its size in memory
 MAX_TENSORS = 1 << 17  # of one file
+MAX_KEYS = 4096
 MAX_INDEXED = 1 << 18  # of one folder
 MAX_DIMENSIONS = 8
 MAX_ELEMENTS = 1 << 60  # bounds strides where a dimension is 0
@@ -68,16 +70,16 @@ class SafetensorsFile(SingleFile):
         metadata: dict[str, str] = {}
         entries: dict[str, Entry] = {}
         try:
-            for name, value in members(data[8 : 8 + length]):
-                if name == "__metadata__":
-                    metadata = {key: string(text) for key, text in members(value)}
-                else:
+            for name, value in members(data[8 : 8 + length], MAX_TENSORS + 1):
+                if name != "__metadata__":
                     entries[name] = _entry(name, value, 8 + length)
-                if len(entries) > MAX_TENSORS:
-                    raise BadJSON(f"it names more than {MAX_TENSORS} tensors")
+                elif len(value) <= METADATA_BYTES:
+                    metadata = {key: string(text) for key, text in members(value, MAX_KEYS)}
+                else:
+                    raise BadJSON(f"its __metadata__ take {len(value)} bytes, more than the {METADATA_BYTES} allowed")
             _check_cover(list(entries.values()), 8 + length, len(data))
         except BadJSON as problem:
-            raise RequestError(f"{self.path}: the header is not one of a safetensors file: {problem}") from None
+            raise RequestError(f"{self.path} is not a whole safetensors file: {problem}") from None
         return entries, metadata
 
 
@@ -116,7 +118,8 @@ def _check_cover(entries: list[Entry], start: int, size: int) -> None:
             raise BadJSON(f"tensor {quoted(entry.name)} {what} (offset {entry.offset - start}, not {at - start})")
         at += entry.nbytes
     if at != size:
-        raise BadJSON(f"its tensors take {at - start} bytes, and the file has {size - start} after the header")
+        why = "; it is damaged, or was not fetched whole" if at > size else ""
+        raise BadJSON(f"its tensors take {at - start} bytes, and the file has {size - start} after the header{why}")
 
 
 def open_folder(folder: str | Path) -> TensorFile:
@@ -148,16 +151,14 @@ def _index(path: Path) -> dict[str, str]:
     try:
         if len(text) > HEADER_BYTES:
             raise BadJSON(f"it is longer than {HEADER_BYTES} bytes")
-        parts = dict(members(text))
+        parts = dict(members(text, MAX_KEYS))
         if "weight_map" not in parts:
             raise BadJSON("it has no weight_map")
-        for name, value in members(parts.pop("weight_map")):
+        for name, value in members(parts.pop("weight_map"), MAX_INDEXED):
             shard = string(value)
             if Path(shard).name != shard or shard in ("", "..") or not {"\\", "\0"}.isdisjoint(shard):
                 raise BadJSON(f"weight_map places {quoted(name)} in {quoted(shard)}, which is no file of this folder")
             homes[name] = shards.setdefault(shard, shard)
-            if len(homes) > MAX_INDEXED:
-                raise BadJSON(f"weight_map names more than {MAX_INDEXED} tensors")
         for name, value in parts.items():
             if len(value) > LARGEST_EXTRA:
                 raise BadJSON(f"{quoted(name)} in it takes {len(value)} bytes")

@@ -1,0 +1,107 @@
+"""A door that is called open is open: `transformers` loads what goes through it and computes the same."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+import glassformer as gf
+from glassformer.config import ModelConfig
+from glassformer.convert.doors import Door, door, doors, family_of
+from glassformer.convert.families import FAMILIES
+from glassformer.errors import RequestError
+from glassformer.model import Model
+from glassformer.presets import PRESETS
+
+torch.set_num_threads(1)
+
+TINY = "layers=2+d_model=32+heads=4+vocab_size=61+context=48"
+BASES = [
+    f"{name}@1m+{TINY}"
+    for name in ("gpt2", "llama", "mistral", "qwen3", "bloom", "falcon", "falcon-40b", "gpt-neox", "mpt")
+]
+CHANGES = (
+    *("", "rope", "alibi", "learned", "nope", "rmsnorm", "layernorm", "post", "sandwich", "respost", "parallel"),
+    *("parallel2", "relu", "gelu", "gelu_tanh", "swiglu", "geglu", "mqa", "gqa:2", "window:7", "qknorm", "qknorm:full"),
+    *("qknorm:each_head", "softcap:5", "head.softcap=3", "head.scale=0.5", "residual.scale=0.5", "embedding.scale=3"),
+    *("mixer.scale=0.3", "mixer.clip=0.4", "bias", "nobias", "tied", "untied", "embednorm", "norm.bias=false"),
+    *("position.pairing=interleaved", "position.fraction=0.5", "norm.eps=1e-3", "head_dim=12", "head.bias=true"),
+    "norm.unit_offset=true",
+)
+
+
+@cache
+def config_of(expression: str) -> ModelConfig | None:
+    """None where the change does not fit the model."""
+    try:
+        return gf.preset(expression)
+    except RequestError:
+        return None
+
+
+def open_doors(config: ModelConfig) -> list[Door]:
+    return [one for one in doors(config) if one.open]
+
+
+def loud(config: ModelConfig) -> Model:
+    """A model in which everything speaks."""
+    model = config.build(seed=0)
+    draw = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(torch.randn(weight.shape, generator=draw) * (0.3 if weight.dim() == 1 else 0.1))
+    return model.eval()
+
+
+@pytest.mark.parametrize("base", BASES, ids=lambda name: name.split("@")[0])
+def test_open_doors_are_open(base: str, tmp_path: Path) -> None:
+    """One change at a time to each published wiring, and every family that then claims to hold it."""
+    tokens = torch.randint(61, (2, 23), generator=torch.Generator().manual_seed(0))
+    found = 0
+    for change in CHANGES:
+        config = config_of(f"{base}+{change}" if change else base)
+        for one in open_doors(config) if config is not None else []:
+            model, place = loud(config), tmp_path / f"{found}"
+            gf.save(model, None, place, family=one.family.model_type)
+            other = transformers.AutoModelForCausalLM.from_pretrained(place, attn_implementation="eager").eval()
+            with torch.no_grad():
+                expected, got = other(tokens).logits, model(tokens)
+            error = float((got - expected).abs().max() / expected.abs().max())
+            assert error < 1e-5, f"{base}+{change} as {one.family.architecture}: {error:.1e}"
+            found += 1
+    assert found >= 3
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_preset_leaves_as_what_it_is(name: str) -> None:
+    opened = family_of(PRESETS[name]())
+    assert opened is not None
+    known = {"gpt": "gpt_neox", "pythia": "gpt_neox", "smollm2": "llama"}
+    stem = name.split("-")[0]
+    assert opened.family.model_type == known.get(stem, stem)
+
+
+@pytest.mark.parametrize(
+    ("expression", "family", "closers"),
+    [
+        ("llama@1m+alibi", "llama", {"mixer.position": ("alibi", "rotary")}),
+        ("gpt2@1m+rmsnorm", "gpt2", {"norm": ("rmsnorm", "layernorm"), "final_norm": ("rmsnorm", "layernorm")}),
+        ("llama@1m+window:64", "llama", {"mixer.visibility": ("sliding_window", "causal")}),
+        ("llama@1m+softcap:30", "llama", {"mixer.softcap": (30.0, None)}),
+        ("bloom@1m+noembednorm", "bloom", {"embedding.norm": (None, "layernorm")}),
+    ],
+)
+def test_what_closes_a_door_is_named(expression: str, family: str, closers: dict[str, tuple[object, object]]) -> None:
+    assert door(gf.preset(expression), FAMILIES[family]).closers == closers
+
+
+def test_a_closed_door_refuses(tmp_path: Path) -> None:
+    model = gf.preset("llama@1m+alibi+vocab_size=64").build()
+    with pytest.raises(RequestError, match=r"LlamaForCausalLM cannot hold this model: mixer.position=alibi"):
+        gf.save(model, None, tmp_path, family="llama")
+    with pytest.raises(RequestError, match="did you mean 'llama'"):
+        gf.save(model, None, tmp_path, family="lama")
