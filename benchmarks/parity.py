@@ -1,8 +1,8 @@
 """Every family against its published implementation: the largest relative error over tiny random models.
 
-Shapes and options are drawn as in the tests (odd heads, groups, ties, biases, scalings, windows); each model is saved by
-`transformers`, loaded here, compared in fp32, saved here, and loaded by `transformers` again with identical bits. Errors
-are relative to the largest value: of the logits, of all gradients, and of the logits of cached decoding.
+Shapes and options are drawn as in the tests (odd heads, groups, ties, biases, scalings, windows). Each model is saved
+by `transformers`, loaded here, compared in fp32, saved here, and loaded by `transformers` again, with identical bits.
+Errors are relative to the largest value: of the logits, of all gradients, and of the logits of cached decoding.
 """
 
 from __future__ import annotations

@@ -20,6 +20,7 @@ from glassformer.parts.position.scaling import (
     DynamicNtkScalingConfig,
     LinearScalingConfig,
     Llama3ScalingConfig,
+    LongRopeScalingConfig,
     NtkScalingConfig,
     YarnScalingConfig,
 )
@@ -100,6 +101,32 @@ def test_scaling(name: str, head_dim: int, base: float, fraction: float) -> None
     turned = apply_rotary_pos_emb(q, k, cos, sin, unsqueeze_dim=2)
     for mine, other in zip(part(q, k, Positions.of(q[:, :, 0])), turned, strict=True):
         torch.testing.assert_close(mine, other, rtol=0, atol=5e-4)  # fp32 angles up to 400 times values up to 5
+
+
+@pytest.mark.parametrize("more", [{"factor": 4.0}, {"factor": 1.0}, {"factor": 4.0, "attention_factor": 1.7}], ids=str)
+@pytest.mark.parametrize(("head_dim", "base", "fraction"), SHAPES)
+def test_longrope(head_dim: int, base: float, fraction: float, more: dict[str, float]) -> None:
+    """One set of factors up to the trained context, another beyond it; the same magnitude for both."""
+    pairs = int(head_dim * fraction) // 2
+    short, long = (torch.linspace(1.0, top, pairs).tolist() for top in (1.5, 40.0))
+    config = LlamaConfig(
+        head_dim=head_dim,
+        hidden_size=4 * head_dim,
+        num_attention_heads=4,
+        max_position_embeddings=LENGTH,
+        rope_parameters={
+            "rope_theta": base,
+            "partial_rotary_factor": fraction,
+            **named("longrope", context=CONTEXT, short_factor=short, long_factor=long, **more),
+        },
+    )
+    scaling = LongRopeScalingConfig(original_context=CONTEXT, short=tuple(short), long=tuple(long), **more)
+    part = rotary(RotaryConfig(base=base, fraction=fraction, scaling=scaling), head_dim, LENGTH)
+    for t in (1, CONTEXT, CONTEXT + 1, LENGTH):
+        frequencies, magnitude = ROPE_INIT_FUNCTIONS["longrope"](config, seq_len=t)
+        torch.testing.assert_close(theta(part, t), frequencies, rtol=1e-6, atol=0)
+        assert part.scaling.magnitude == pytest.approx(magnitude, rel=1e-6)
+    assert not torch.allclose(theta(part, CONTEXT), theta(part, CONTEXT + 1))
 
 
 @pytest.mark.parametrize(("head_dim", "base", "fraction"), SHAPES)

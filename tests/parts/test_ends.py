@@ -14,8 +14,8 @@ from glassformer.parts.embedding import Embedding
 from glassformer.parts.head import Head
 from glassformer.parts.linear import Linear, linear_params
 from glassformer.parts.loss import linear_cross_entropy, naive_linear_cross_entropy
-from glassformer.parts.mixer import Attention, AttentionConfig
-from glassformer.parts.norm import LayerNorm
+from glassformer.parts.mixer import Attention, AttentionConfig, QKNormConfig
+from glassformer.parts.norm import LayerNorm, LayerNormConfig, RMSNormConfig
 from glassformer.parts.position import Learned, Positions, Sinusoidal
 from glassformer.parts.site import Site
 
@@ -47,11 +47,12 @@ def test_embedding_drops_only_while_training():
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("cap", [None, 5.0])
-def test_head_is_its_formula(tied: bool, bias: bool, cap: float | None):
-    head, table, x = Head(7, 8, tied, bias, cap), torch.randn(7, 8), torch.randn(2, 3, 8)
+@pytest.mark.parametrize("scale", [1.0, 0.25])
+def test_head_is_its_formula(tied: bool, bias: bool, cap: float | None, scale: float):
+    head, table, x = Head(7, 8, tied, bias, cap, scale), torch.randn(7, 8), torch.randn(2, 3, 8)
     if bias:
         torch.nn.init.normal_(head.bias)  # type: ignore[arg-type]
-    logits = x @ (table if tied else head.weight).T + (head.bias if bias else 0)  # type: ignore[union-attr, operator]
+    logits = scale * x @ (table if tied else head.weight).T + (head.bias if bias else 0)  # type: ignore[union-attr, operator]
     expected = cap * torch.tanh(logits / cap) if cap else logits
     torch.testing.assert_close(head(x, table), expected)
     torch.testing.assert_close(head.loss(x, table, TOKENS), F.cross_entropy(expected.flatten(0, 1), TOKENS.flatten()))
@@ -137,6 +138,30 @@ def test_attention_alone_is_its_formula():
     torch.testing.assert_close(attention(x), attention.output(torch.cat(out, -1)))
     scaled = Attention(12, 4, scale=0.1)
     assert scaled.scale == 0.1 and Attention(12, 4, head_dim=5).output.weight.shape == (12, 20)
+
+
+def test_attention_clips_what_it_projects():
+    clipped, plain, x = Attention(12, 4, bias=True, clip=0.3), Attention(12, 4, bias=True), torch.randn(2, 5, 12)
+    plain.load_state_dict(clipped.state_dict())
+    assert not torch.allclose(plain(x), clipped(x))
+    plain.qkv.register_forward_hook(lambda module, args, qkv: qkv.clamp(-0.3, 0.3))
+    torch.testing.assert_close(clipped(x), plain(x))
+
+
+@pytest.mark.parametrize("kind", ["layernorm", "rmsnorm"])
+def test_each_head_may_have_a_norm_of_its_own(kind: str):
+    """Against torch's norms, one for each head of q and of k."""
+    norm = LayerNormConfig(eps=1e-3, bias=False) if kind == "layernorm" else RMSNormConfig(eps=1e-3)
+    config = QKNormConfig(norm=norm, over="each_head")
+    mine = config.build(n_heads=4, n_kv_heads=2, head_dim=6)
+    assert config.num_params(4, 2, 6) == sum(p.numel() for p in mine.parameters()) == 36
+    for weight in mine.parameters():
+        torch.nn.init.normal_(weight)
+    given = torch.randn(3, 5, 4, 6), torch.randn(3, 5, 2, 6)
+    oracle = F.layer_norm if kind == "layernorm" else F.rms_norm
+    for x, y, weights in zip(given, mine(*given, Positions(0, 5)), mine.parameters(), strict=True):
+        heads = [oracle(x[:, :, i], (6,), weight, eps=1e-3) for i, weight in enumerate(weights)]
+        torch.testing.assert_close(y, torch.stack(heads, 2))
 
 
 def test_attention_refuses_heads_that_do_not_divide():

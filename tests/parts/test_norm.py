@@ -74,6 +74,26 @@ def test_unit_offset_stores_the_weight_minus_one():
     assert (RMSNorm(4, unit_offset=True).weight == 0).all() and (RMSNorm(4).weight == 1).all()
 
 
+@pytest.mark.parametrize(
+    "config",
+    [LayerNormConfig(eps=1e-3), LayerNormConfig(bias=False), RMSNormConfig(eps=1e-3), RMSNormConfig(unit_offset=True)],
+    ids=str,
+)
+def test_sets_are_norms_side_by_side(config: LayerNormConfig | RMSNormConfig):
+    """(..., sets, d): each set as a norm of its own would do, which the tests above hold against torch."""
+    mine, x = moved(config.over(16, sets=3)), torch.randn(2, 5, 3, 16)
+    assert sum(p.numel() for p in mine.parameters()) == 3 * config.params_over(16)
+    y, dx, *grads = with_gradients(mine, x)
+    upstream = torch.randn(y.shape, generator=torch.Generator().manual_seed(1))
+    for i in range(3):
+        alone = config.over(16)
+        alone.load_state_dict({name: weight[i] for name, weight in mine.state_dict().items()})
+        leaf = x[:, :, i].clone().requires_grad_()
+        out = alone(leaf)
+        expected = torch.autograd.grad(out, [leaf, *alone.parameters()], upstream[:, :, i])
+        torch.testing.assert_close([y[:, :, i], dx[:, :, i], *(grad[i] for grad in grads)], [out.detach(), *expected])
+
+
 @pytest.mark.parametrize("name", ["layernorm", "rmsnorm"])
 def test_half_precision_in_and_out(name: str):
     """The mean is taken in full precision, so the error is that of rounding in and out."""

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from glassformer.errors import RequestError
 from glassformer.parts.base import BuildContext
-from glassformer.parts.position import Alibi, Learned, Positions, Rotary, RotaryConfig, Sinusoidal
+from glassformer.parts.position import Alibi, Learned, LearnedConfig, Positions, Rotary, RotaryConfig, Sinusoidal
 from glassformer.parts.position.alibi import alibi_slopes
 
 HEAD = 8
@@ -221,6 +221,17 @@ def test_learned_looks_up_and_ends():
         learned(Positions(0, 7))
     message = str(refused.value)
     assert "ends at 6" in message and "7" in message and "\n" not in message and message.count(".") == 0
+
+
+def test_learned_may_begin_later():
+    """OPT: token 0 takes row 2, and the rows before it count as weights."""
+    config, ctx = LearnedConfig(offset=2), BuildContext(d_model=4, vocab_size=3, context=6, n_layers=1)
+    learned = config.build(ctx)
+    assert learned.weight.shape == (8, 4) and config.num_params(ctx) == 32
+    assert torch.equal(learned(Positions(0, 6)), learned.weight[2:])
+    assert torch.equal(learned(at(5, 0, 5)), learned.weight[[7, 2, 7]])
+    with pytest.raises(RequestError, match="ends at 6"):
+        learned(Positions(0, 7))
 
 
 def test_learned_reads_packed_documents_that_each_fit():

@@ -19,6 +19,8 @@ from glassformer.parts.residual import (
     PreConfig,
     Residual,
     ResidualConfig,
+    ResPost,
+    ResPostConfig,
     Sandwich,
     SandwichConfig,
 )
@@ -56,6 +58,11 @@ def sandwich(x: Tensor, m: Callable, f: Callable, a: Callable, b: Callable, c: C
     return x + d(f(c(x)))
 
 
+def res_post(x: Tensor, m: Callable, f: Callable, a: Callable, b: Callable) -> Tensor:
+    x = x + a(m(x))
+    return x + b(f(x))
+
+
 def parallel(x: Tensor, m: Callable, f: Callable, a: Callable, b: Callable | None = None) -> Tensor:
     return x + m(a(x)) + f((b or a)(x))
 
@@ -66,6 +73,7 @@ def parallel(x: Tensor, m: Callable, f: Callable, a: Callable, b: Callable | Non
         (Pre, 2, pre),
         (Post, 2, post),
         (Sandwich, 4, sandwich),
+        (ResPost, 2, res_post),
         (Parallel, 2, parallel),
         (Parallel, 1, parallel),
     ],
@@ -83,6 +91,7 @@ def test_a_wiring_is_its_formula(wiring: type[Residual], n: int, formula: Callab
         (Pre, 1, lambda x, m, a: x + m(a(x))),
         (Post, 1, lambda x, m, a: a(x + m(x))),
         (Sandwich, 2, lambda x, m, a, b: x + b(m(a(x)))),
+        (ResPost, 1, lambda x, m, a: x + a(m(x))),
         (Parallel, 1, lambda x, m, a: x + m(a(x))),
     ],
 )
@@ -91,10 +100,33 @@ def test_a_block_may_lack_an_ffn(wiring: type[Residual], n: int, formula: Callab
     torch.testing.assert_close(wiring(*given)(x, mixer, None), formula(x, mixer, *given))
 
 
+@pytest.mark.parametrize(
+    ("wiring", "formula", "norms_after"),
+    [
+        (Pre, pre, [False, False]),
+        (Post, post, [False, False]),
+        (Parallel, parallel, [False, False]),
+        (Sandwich, sandwich, [False, True, False, True]),
+        (ResPost, res_post, [True, True]),
+    ],
+)
+def test_scale_multiplies_what_a_branch_adds(wiring: type[Residual], formula: Callable, norms_after: list[bool]):
+    (mixer, ffn), given, x = branches(), norms(len(norms_after)), torch.randn(2, 3, D)
+
+    def times(make: Callable, really: bool) -> Callable:
+        return (lambda y: 0.3 * make(y)) if really else make
+
+    last = any(norms_after)  # the norm behind a branch makes what it adds
+    shrunk = [times(norm, after) for norm, after in zip(given, norms_after, strict=True)]
+    expected = formula(x, times(mixer, not last), times(ffn, not last), *shrunk)
+    torch.testing.assert_close(wiring(*given, scale=0.3)(x, mixer, ffn), expected)
+
+
 CONFIGS = [
     PreConfig(),
     PostConfig(),
     SandwichConfig(),
+    ResPostConfig(),
     ParallelConfig(shared_norm=True),
     ParallelConfig(shared_norm=False),
 ]
@@ -105,6 +137,7 @@ CONFIGS = [
 def test_configs_hold_the_norms_they_count(config: ResidualConfig, has_ffn: bool):
     residual = config.wire(CTX, RMSNormConfig(), has_ffn)
     assert config.wire_params(CTX, RMSNormConfig(), has_ffn) == sum(p.numel() for p in residual.parameters())
+    assert residual.scale == 1.0 and config.vary(scale=0.3).wire(CTX, RMSNormConfig(), has_ffn).scale == 0.3
     (mixer, ffn), x = branches(), torch.randn(2, 3, D, requires_grad=True)
     y = residual(x, mixer, ffn if has_ffn else None)
     grads = torch.autograd.grad(y.sum() ** 2, [x, *residual.parameters(), *mixer.parameters()])
@@ -142,7 +175,7 @@ def test_dropout_is_on_each_branch_while_training(config: ResidualConfig):
 def test_a_wiring_that_is_given_an_ffn_uses_it_or_refuses():
     """An ffn without its norm must not be left out in silence."""
     (mixer, ffn), x = branches(), torch.randn(2, 3, D)
-    for wiring, n in ((Pre, 1), (Post, 1), (Sandwich, 2)):
+    for wiring, n in ((Pre, 1), (Post, 1), (Sandwich, 2), (ResPost, 1)):
         residual = wiring(*norms(n))
         try:
             with_ffn = residual(x, mixer, ffn)

@@ -190,7 +190,8 @@ def _through(config: ModelConfig, door: Door) -> Door:
     with torch.device("meta"):
         model = config.build(seed=None)
     factors = _factors(config)
-    shapes = {name: tuple(source.shape) for name, source in (*tensors(model, gguf.names).items(), *factors.items())}
+    made: dict[str, Source | Tensor] = {**tensors(model, gguf.names), **factors}
+    shapes = {name: tuple(source.shape) for name, source in made.items()}
     try:
         fields = _fields(gguf, _metadata(config, door.fields, gguf), shapes, lambda name: factors[name])
         theirs = door.family.config(Fields(fields)).explicit()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from glassformer.errors import RequestError
-from glassformer.text.documents import utf8
+from glassformer.text.documents import mended, utf8
 from glassformer.text.storage import Progress, atomic_file, silent
 from glassformer.text.vocabulary import END_OF_TEXT, UNKNOWN, CharTokenizer, Ids, Tokenizer
 
@@ -29,13 +29,16 @@ TRAINING_BYTES = 100_000_000  # of text; merges learned from more hardly differ,
 # The end of a text, in files without a tokenizer_config.json that names it: the first of these they have.
 USUAL_ENDS = (END_OF_TEXT, "</s>", "<eos>", "<|end_of_text|>", "<|im_end|>", "<｜end▁of▁sentence｜>", "[SEP]")
 SPACE = "\u2581"  # the visible space of SentencePiece
+SETTINGS_FILE = "tokenizer_config.json"
+TEMPLATE_FILE = "chat_template.jinja"
 
 
 class FileTokenizer(Tokenizer):
     """Any `tokenizer.json`. `kind` is the name of its model: `bpe`, `unigram`, `wordpiece`, `wordlevel`.
 
-    `settings` is the `tokenizer_config.json` beside it, kept for `eos_token`, `chat_template` and so on;
-    nothing in it is executed.
+    `settings` is the `tokenizer_config.json` beside it, kept for `eos_token`, `chat_template` (that of a
+    `chat_template.jinja` beside it, if there is one) and so on; nothing in it is executed. `bos_id`, `pad_id`
+    and `unk_id` are None where the settings name no such token.
     """
 
     def __init__(self, library: Library, settings: dict[str, Any] | None = None) -> None:
@@ -59,31 +62,25 @@ class FileTokenizer(Tokenizer):
         self._description: dict[str, Any] = json.loads(text)
         self._model = {k: v for k, v in self._description.pop("model").items() if k not in ("vocab", "merges")}
         self.kind = str(self._model.get("type") or "bpe").lower()
+        self.special_tokens = _special_tokens(self.settings)
         self.eos_id = self._find_end(vocabulary)
+        self.bos_id, self.pad_id, self.unk_id = (
+            vocabulary.get(self.special_tokens.get(name, "")) for name in ("bos_token", "pad_token", "unk_token")
+        )
 
     @classmethod
     def read(cls, path: str | Path) -> FileTokenizer:
-        """Reads a tokenizer.json, and the tokenizer_config.json beside it. RequestError if it is not one."""
+        """Reads a tokenizer.json, and the tokenizer_config.json and chat_template.jinja beside it. RequestError
+        if it is not one."""
         path = Path(path)
-        data = bounded(path, LARGEST_FILE)
-        settings_path = path.with_name("tokenizer_config.json")
-        settings: Any = None
-        if settings_path.is_file():
-            try:
-                settings = json.loads(bounded(settings_path, LARGEST_SETTINGS))
-            except (ValueError, RecursionError) as problem:
-                raise RequestError(f"{settings_path} is not JSON ({problem})") from None
-        library = _parsed(data, path)
+        library = _parsed(bounded(path, LARGEST_FILE), path)
         try:
-            return cls(library, settings if isinstance(settings, dict) else None)
+            return cls(library, _read_settings(path.parent))
         except RequestError as problem:
             raise RequestError(f"{path}: {problem}") from None
 
     def _find_end(self, vocabulary: dict[str, int]) -> int | None:
-        named = self.settings.get("eos_token")
-        if isinstance(named, dict):  # {"content": "</s>", ...}
-            named = named.get("content")
-        names = (named, *USUAL_ENDS) if isinstance(named, str) else USUAL_ENDS
+        names = (self.special_tokens.get("eos_token", ""), *USUAL_ENDS)
         return next((vocabulary[name] for name in names if name in vocabulary), None)
 
     @contextlib.contextmanager
@@ -91,7 +88,7 @@ class FileTokenizer(Tokenizer):
         """One thread at a time: whether special tokens are parsed is a property of the library object."""
         with (
             self._lock,
-            _sentence("this tokenizer.json cannot process the text", "give one that knows <unk>"),
+            one_sentence("this tokenizer cannot process the text", "give one that knows <unk>"),
         ):
             yield
 
@@ -150,6 +147,14 @@ class FileTokenizer(Tokenizer):
         for token, index in self._library.get_vocab(with_added_tokens=True).items():
             counts[index] = length(index, token)
         return counts
+
+    def ids(self) -> dict[str, int]:
+        """The id of each token, added ones included."""
+        return self._library.get_vocab(with_added_tokens=True)
+
+    def description(self) -> dict[str, Any]:
+        """All of the tokenizer.json, as plain values."""
+        return json.loads(self._library.to_str())
 
     def fingerprint(self) -> str:
         return hashlib.sha256(f"{self._sha256} eos {self.eos_id}".encode()).hexdigest()
@@ -236,15 +241,42 @@ def bounded(path: Path, limit: int) -> bytes:
         raise RequestError(f"{path} cannot be read ({problem.strerror or problem})") from problem
 
 
+def _read_settings(folder: Path) -> dict[str, Any]:
+    path, template = folder / SETTINGS_FILE, folder / TEMPLATE_FILE
+    settings: Any = None
+    if path.is_file():
+        try:
+            settings = json.loads(bounded(path, LARGEST_SETTINGS))
+        except (ValueError, RecursionError) as problem:
+            raise RequestError(f"{path} is not JSON ({problem})") from None
+    settings = settings if isinstance(settings, dict) else {}
+    if template.is_file():  # written by newer programs, which read it rather than the settings
+        try:
+            settings["chat_template"] = bounded(template, LARGEST_SETTINGS).decode()
+        except UnicodeDecodeError as problem:
+            raise RequestError(f"{template} is not UTF-8 text ({problem})") from None
+    return settings
+
+
+def _special_tokens(settings: dict[str, Any]) -> dict[str, str]:
+    """`bos_token`, `eos_token` and so on: the names of settings and the tokens they name."""
+    found: dict[str, str] = {}
+    for name, token in settings.items():
+        text = token.get("content") if isinstance(token, dict) else token  # {"content": "</s>", ...}
+        if name.endswith("_token") and isinstance(text, str):
+            found[name] = text
+    return found
+
+
 def _parsed(data: bytes, path: Path) -> Library:
     from tokenizers import Tokenizer as Library
 
-    with _sentence(f"{path} is not a tokenizer.json", "save one with the tokenizers library"):
+    with one_sentence(f"{path} is not a tokenizer.json", "save one with the tokenizers library"):
         return Library.from_str(data.decode("utf-8"))
 
 
 @contextlib.contextmanager
-def _sentence(what: str, instead: str) -> Iterator[None]:
+def one_sentence(what: str, instead: str) -> Iterator[None]:
     """What the library raises, in one sentence."""
     try:
         yield
@@ -267,12 +299,24 @@ def _settings(end: str | None) -> dict[str, Any]:
 def _write(library: Library, folder: Path, settings: dict[str, Any]) -> None:
     with atomic_file(folder / "tokenizer.json") as temporary:
         temporary.write_text(library.to_str(), encoding="utf-8")
-    with atomic_file(folder / "tokenizer_config.json") as temporary:
-        temporary.write_text(json.dumps(settings, ensure_ascii=False, indent=2), encoding="utf-8")
+    with atomic_file(folder / SETTINGS_FILE) as temporary:
+        temporary.write_text(mended(json.dumps(settings, ensure_ascii=False, indent=2)), encoding="utf-8")
+    template = settings.get("chat_template")
+    if isinstance(template, str):
+        with atomic_file(folder / TEMPLATE_FILE) as temporary:
+            temporary.write_bytes(mended(template).encode())
+    else:  # one that another tokenizer left here would be read rather than the settings
+        (folder / TEMPLATE_FILE).unlink(missing_ok=True)
 
 
 def write_equivalent(tokenizer: Tokenizer, folder: Path) -> None:
     """Writes a `tokenizer.json` that encodes as a byte or char tokenizer does, for Hugging Face to load."""
+    twin = equivalent(tokenizer)
+    _write(twin._library, folder, twin.settings)
+
+
+def equivalent(tokenizer: Tokenizer) -> FileTokenizer:
+    """The FileTokenizer that encodes as a byte or char tokenizer does."""
     from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers
     from tokenizers import Tokenizer as Library
 
@@ -289,4 +333,4 @@ def write_equivalent(tokenizer: Tokenizer, folder: Path) -> None:
         library.decoder = decoders.ByteLevel()
     if tokenizer.eos_id is not None:
         library.add_special_tokens([AddedToken(END_OF_TEXT, special=True, normalized=False)])
-    _write(library, folder, _settings(END_OF_TEXT if tokenizer.eos_id is not None else None))
+    return FileTokenizer(library, _settings(END_OF_TEXT if tokenizer.eos_id is not None else None))

@@ -4,9 +4,10 @@ from hypothesis import strategies as st
 
 from tests.convert.cases.base import CONTEXT, ROPES, VOCAB, Case, heads
 
-OLD = ({"multi_query": True}, {"multi_query": False}, {"multi_query": True, "parallel_attn": False},
+Wirings = tuple[dict[str, Any], ...]
+OLD: Wirings = ({"multi_query": True}, {"multi_query": False}, {"multi_query": True, "parallel_attn": False},
        {"multi_query": False, "parallel_attn": False})  # fmt: skip
-NEW = ({}, {"num_ln_in_parallel_attn": 1}, {"num_ln_in_parallel_attn": 2, "multi_query": False})
+NEW: Wirings = ({}, {"num_ln_in_parallel_attn": 1}, {"num_ln_in_parallel_attn": 2, "multi_query": False})
 
 
 @st.composite

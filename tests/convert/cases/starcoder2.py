@@ -12,5 +12,4 @@ CASE = Case(
         hidden_act=st.sampled_from(["gelu_pytorch_tanh", "gelu", "silu"]),
         use_bias=st.booleans(),
     ),
-    quiet=("embed_tokens",),
 )

@@ -130,6 +130,7 @@ def test_read_into_any_dtype_rows_and_strides(tmp_path: Path, theirs: str, ours:
         assert torch.equal(parameter, wanted)
         with pytest.raises(RequestError, match=r"'w' has shape \(40, 24\), and `out` \(24, 40\)"):
             file.read_into("w", transposed)
+        file.read_into("w", torch.empty(40, 24, device="meta"))
         with pytest.raises(RequestError, match="no tensor 'v'"):
             file.read_into("v", transposed)
 
@@ -145,6 +146,17 @@ def test_read_into_joins_pieces(tmp_path: Path, shape: tuple[int, ...]):
         reversed_strides = torch.empty(shape[::-1]).permute(*range(len(shape))[::-1])
         file.read_into("w", reversed_strides)
         assert torch.equal(reversed_strides, values.float())
+
+
+def test_read_into_a_scalar_on_another_device(tmp_path: Path):
+    write_safetensors(tmp_path, {"s": torch.tensor(3.0)})
+    with open_folder(tmp_path) as file:
+        file.read_into("s", torch.empty((), device="meta"))
+        out = torch.zeros(2, 2, dtype=torch.float64)
+        file.read_into("s", out[1, 1])
+        assert out.tolist() == [[0, 0], [0, 3]]
+        with pytest.raises(RequestError, match="has no rows"):
+            file.read_into("s", out[1, 1], rows=slice(0, 1))
 
 
 def resident() -> int:
@@ -269,16 +281,18 @@ def test_a_file_cut_while_it_is_read_is_one_sentence(tmp_path: Path):
             other.truncate(300)
         with pytest.raises(WorkError, match="became shorter"):
             file.read_into("a", torch.empty(1000))
+        with pytest.raises(WorkError, match="cannot be mapped into memory"):
+            file.tensor("a")
 
 
 def test_what_a_folder_lacks_is_said(tmp_path: Path):
     with pytest.raises(RequestError, match=r"holds no model\.safetensors$"):
         open_folder(tmp_path)
-    (tmp_path / "x.gguf").touch()
-    with pytest.raises(RequestError, match=r"give x\.gguf"):
-        open_tensors(tmp_path)
     (tmp_path / "pytorch_model.bin").touch()
     with pytest.raises(RequestError, match=r"pytorch_model.bin is a pickle.*torch.load\('pytorch_model.bin', weights"):
+        open_tensors(tmp_path)
+    (tmp_path / "x.gguf").touch()
+    with pytest.raises(RequestError, match=r"give 'x\.gguf'"):
         open_tensors(tmp_path)
     with pytest.raises(RequestError, match="cannot be read as a folder"):
         open_folder(tmp_path / "nowhere")

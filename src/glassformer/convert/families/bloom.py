@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from glassformer.config import BlockConfig, ModelConfig, stack_of
+from glassformer.convert.families import gpt_neox
 from glassformer.convert.family import Family, Gguf, attention, ffn
 from glassformer.convert.fields import Fields
 from glassformer.convert.names import Grouped, Names
@@ -31,21 +33,7 @@ NAMES = Names(
     },
     prefix="transformer.",
 )
-GGUF = Names(
-    "blk.*.",
-    {
-        "embedding": "token_embd",
-        "embedding.norm": "token_embd_norm",
-        ".mixer.qkv": "attn_qkv",
-        ".mixer.output": "attn_output",
-        ".ffn.up_proj": "ffn_up",
-        ".ffn.down_proj": "ffn_down",
-        ".residual.mixer_norm": "attn_norm",
-        ".residual.ffn_norm": "ffn_norm",
-        "final_norm": "output_norm",
-        "head": "output",
-    },
-)
+GGUF = replace(gpt_neox.GGUF, modules={**gpt_neox.GGUF.modules, "embedding.norm": "token_embd_norm"})
 # How Megatron fused its operations.
 FUSED = ("attention_softmax_in_fp32", "bias_dropout_fusion", "masked_softmax_fusion", "offset_alibi", "skip_bias_add",
          "skip_bias_add_qkv", "slow_but_exact")  # fmt: skip

@@ -9,10 +9,11 @@ from typing import Any
 from torch import nn
 
 from glassformer.config import BlockConfig, ModelConfig, stack_of
+from glassformer.convert.families import bloom, gpt_neox
 from glassformer.convert.families.common import ACTIVATIONS, name_of, read_whole_rotary
 from glassformer.convert.family import Family, Gguf, attention, ffn
 from glassformer.convert.fields import Fields
-from glassformer.convert.names import Grouped, Names, Piece
+from glassformer.convert.names import Names, Piece
 from glassformer.convert.rope import write_rotary
 from glassformer.parts.ffn import MlpConfig
 from glassformer.parts.head import HeadConfig
@@ -20,22 +21,7 @@ from glassformer.parts.mixer import AttentionConfig
 from glassformer.parts.norm import LayerNormConfig
 from glassformer.parts.residual import ParallelConfig, PreConfig
 
-ONE_NORM = Names(
-    "transformer.h.*.",
-    {
-        "embedding": "transformer.word_embeddings",
-        ".mixer.qkv": Grouped("self_attention.query_key_value"),
-        ".mixer.output": "self_attention.dense",
-        ".ffn.up_proj": "mlp.dense_h_to_4h",
-        ".ffn.down_proj": "mlp.dense_4h_to_h",
-        ".residual.mixer_norm": "input_layernorm",
-        ".residual.ffn_norm": "post_attention_layernorm",  # of the sequential ones
-        "final_norm": "transformer.ln_f",
-        "head": "lm_head",
-    },
-    prefix="transformer.",
-    ignored=r"transformer\.h\.\d+\.self_attention\.(maybe_)?rotary(_emb)?\.inv_freq",
-)
+ONE_NORM = replace(bloom.NAMES, ignored=r"transformer\.h\.\d+\.self_attention\.(maybe_)?rotary(_emb)?\.inv_freq")
 TWO_NORMS = replace(
     ONE_NORM, modules={**ONE_NORM.modules, ".residual.mixer_norm": "ln_attn", ".residual.ffn_norm": "ln_mlp"}
 )
@@ -50,18 +36,7 @@ class _Gguf(Names):
         yield from Names(self.layer, {**self.modules, **norms}).pieces(model)
 
 
-GGUF = _Gguf(
-    "blk.*.",
-    {
-        "embedding": "token_embd",
-        ".mixer.qkv": "attn_qkv",
-        ".mixer.output": "attn_output",
-        ".ffn.up_proj": "ffn_up",
-        ".ffn.down_proj": "ffn_down",
-        "final_norm": "output_norm",
-        "head": "output",
-    },
-)
+GGUF = _Gguf("blk.*.", gpt_neox.GGUF.modules)
 
 
 def names(config: ModelConfig) -> Names:
@@ -72,10 +47,11 @@ def names(config: ModelConfig) -> Names:
 def read(fields: Fields) -> ModelConfig:
     context, width = fields.whole("max_position_embeddings", 2048), fields.whole("hidden_size", None)
     d = fields.whole("n_embed", width) or fields.whole("hidden_size")  # the older name is the stronger one
-    n, norms = fields.whole("num_attention_heads"), fields.get("num_ln_in_parallel_attn")
+    n, bias = fields.whole("num_attention_heads"), fields.flag("bias", False)
     norm = LayerNormConfig(eps=fields.number("layer_norm_epsilon", 1e-5))
     new, parallel = fields.flag("new_decoder_architecture", False), fields.flag("parallel_attn", True)
     multi_query, groups = fields.flag("multi_query", True), fields.whole("num_kv_heads", None) or n
+    shared = fields.get("num_ln_in_parallel_attn") == 1 or not new
     if new:
         fields.only("parallel_attn", True)
         fields.only("num_ln_in_parallel_attn", 2, 1)
@@ -88,16 +64,14 @@ def read(fields: Fields) -> ModelConfig:
     fields.only("alibi", False)  # computed there in bf16, and scaled with the scores
     fields.only("apply_residual_connection_post_layernorm", False)
     block = BlockConfig(
-        mixer=AttentionConfig(
-            n_heads=n, n_kv_heads=groups, bias=fields.flag("bias", False), position=read_whole_rotary(fields, context)
-        ),
+        mixer=AttentionConfig(n_heads=n, n_kv_heads=groups, bias=bias, position=read_whole_rotary(fields, context)),
         ffn=MlpConfig(
             hidden=fields.whole("ffn_hidden_size", 4 * d),
             activation=fields.one_of("activation", ACTIVATIONS, "gelu"),
-            bias=fields.flag("bias", False),
+            bias=bias,
         ),
         norm=norm,
-        residual=ParallelConfig(shared_norm=not new or norms == 1) if parallel else PreConfig(),
+        residual=ParallelConfig(shared_norm=shared) if parallel else PreConfig(),
     )
     return ModelConfig(
         vocab_size=fields.whole("vocab_size"),

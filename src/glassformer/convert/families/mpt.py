@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from glassformer.config import BlockConfig, ModelConfig, stack_of
+from glassformer.convert.families.gpt_neox import GGUF
 from glassformer.convert.family import Family, Gguf, attention
 from glassformer.convert.fields import Fields
 from glassformer.convert.names import Names
@@ -28,20 +29,6 @@ NAMES = Names(
         "head": "lm_head",
     },
     prefix="transformer.",
-)
-GGUF = Names(
-    "blk.*.",
-    {
-        "embedding": "token_embd",
-        ".mixer.qkv": "attn_qkv",
-        ".mixer.output": "attn_output",
-        ".ffn.up_proj": "ffn_up",
-        ".ffn.down_proj": "ffn_down",
-        ".residual.mixer_norm": "attn_norm",
-        ".residual.ffn_norm": "ffn_norm",
-        "final_norm": "output_norm",
-        "head": "output",
-    },
 )
 # How to begin, how to compute it, and the share of the gradient that reaches the embedding.
 HARMLESS = ("init_config", "init_device", "embedding_fraction", "learned_pos_emb", "tokenizer_name", "verbose",

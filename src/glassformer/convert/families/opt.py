@@ -1,4 +1,4 @@
-"""OPT, and Galactica where its norms have weights: `OPTForCausalLM`. Its norms know one eps."""
+"""OPT: `OPTForCausalLM`. Its norms know one eps."""
 
 from __future__ import annotations
 

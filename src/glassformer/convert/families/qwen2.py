@@ -49,6 +49,7 @@ def read_qwen(fields: Fields, **own: Any) -> ModelConfig:
     network = GluConfig(
         hidden=fields.whole("intermediate_size"), activation=fields.one_of("hidden_act", ACTIVATIONS, "silu")
     )
+    fields.only("use_mrope", False)
     seen = [within(width) for width in read_windows(fields, fields.layers("num_hidden_layers"))]
     blocks = [BlockConfig(mixer=mixer.vary(visibility=one), ffn=network, norm=norm) for one in seen]
     return ModelConfig(

@@ -98,7 +98,7 @@ class TensorFile(ABC):
         """Fills `out` with a tensor, or with some of its rows, converting as needed.
 
         `out` has the shape of what is read and any dtype, device and strides: rows of a larger tensor, or a transposed
-        one. The file is read in pieces of a few MiB and is not mapped.
+        one. The file is read in pieces of a few MiB (of whole rows, where `out` is not contiguous) and is not mapped.
         """
 
     @abstractmethod
@@ -136,9 +136,9 @@ class SingleFile(TensorFile):
         self.path = Path(path)
         self._file = opened(self.path)
         try:
-            size = os.fstat(self._file.fileno()).st_size
-            if size < 8:
-                raise RequestError(f"{self.path}: the file has {size} bytes, too few for a header")
+            self._size = os.fstat(self._file.fileno()).st_size
+            if self._size < 8:
+                raise RequestError(f"{self.path}: the file has {self._size} bytes, too few for a header")
             with self._map(mmap.MAP_SHARED, mmap.PROT_READ) as data:
                 self.entries, self.metadata = self._header(data)
         except BaseException:
@@ -155,9 +155,9 @@ class SingleFile(TensorFile):
 
     def _map(self, flags: int, prot: int) -> mmap.mmap:
         try:
-            return mmap.mmap(self._file.fileno(), 0, flags=flags, prot=prot)
-        except OSError as problem:
-            raise WorkError(f"{self.path} cannot be mapped into memory ({problem.strerror})") from problem
+            return mmap.mmap(self._file.fileno(), self._size, flags=flags, prot=prot)
+        except (OSError, ValueError) as problem:  # ValueError: it has become shorter
+            raise WorkError(f"{self.path} cannot be mapped into memory ({problem})") from problem
 
     def packed(self, name: str) -> Packed:
         entry = self.entry(name)
@@ -176,14 +176,15 @@ class SingleFile(TensorFile):
         self._fill(entry.dtype, entry.offset + begin, out.detach())
 
     def _fill(self, dtype: str, offset: int, out: Tensor) -> None:
-        direct = out.is_contiguous() and out.device.type == "cpu"
+        """Fills `out` with the values of `dtype` that begin at `offset`."""
         if not out.numel():
             return
-        if direct and DTYPES.get(dtype) is out.dtype:
+        if not out.is_contiguous() or out.device.type != "cpu":
+            self._fill_rows(dtype, offset, out if out.dim() else out.view(1))
+        elif DTYPES.get(dtype) is out.dtype:
             self._read(offset, out.view(-1).view(torch.uint8))
-            return
-        weights, nbytes = unit(dtype)
-        if direct:
+        else:
+            weights, nbytes = unit(dtype)
             scratch = torch.empty(min(PIECE, out.numel()) // weights * nbytes, dtype=torch.uint8, device="cpu")
 
             def fetch(begin: int, count: int) -> Tensor:
@@ -191,10 +192,13 @@ class SingleFile(TensorFile):
                 return scratch[:count]
 
             unpack(dtype, fetch, out)
-            return
+
+    def _fill_rows(self, dtype: str, offset: int, out: Tensor) -> None:
+        """Some rows at a time, by way of a contiguous copy of these."""
+        weights, nbytes = unit(dtype)
         row = out.numel() // len(out)
-        count = max(1, PIECE // row)
-        values = torch.empty((min(count, len(out)), *out.shape[1:]), dtype=out.dtype, device="cpu")
+        count = min(max(1, PIECE // row), len(out))
+        values = torch.empty((count, *out.shape[1:]), dtype=out.dtype, device="cpu")
         for first in range(0, len(out), count):
             part = out[first : first + count]
             self._fill(dtype, offset + first * row // weights * nbytes, values[: len(part)])

@@ -214,8 +214,8 @@ class _Header:
 
     def string_array(self, count: int, field: str) -> list[str]:
         self.strings += count
-        if self.strings > MAX_STRINGS or 8 * count > self.end - self.at:
-            raise self.wrong(f"{field} has {count} strings, more than the file holds or {MAX_STRINGS} in all")
+        if self.strings > MAX_STRINGS:
+            raise self.wrong(f"{field} has {count} strings, and all arrays together may have {MAX_STRINGS}")
         found: list[str] = []
         at, end, data, length_at = self.at, self.end, self.data, _U64.unpack_from
         for _ in range(count):  # half a million turns for a large vocabulary

@@ -175,11 +175,11 @@ def _nothing_in(folder: Path) -> str:
         names = sorted(file.name for file in folder.iterdir())
     except OSError as problem:
         return f"{folder} cannot be read as a folder ({problem.strerror})"
-    for name in names:
-        if name.endswith((".bin", ".pt", ".pth", ".ckpt")):
-            return pickled(folder / name)
-    ggufs = [name for name in names if name.endswith(".gguf")]
-    return f"{folder} holds no {SINGLE}" + (f"; give {ggufs[0]}, which lies in it, by its own name" if ggufs else "")
+    if files := [name for name in names if name.endswith((".safetensors", ".gguf"))]:
+        return f"{folder} holds no {SINGLE}; give {quoted(files[0])}, which lies in it, by its own name"
+    if pickles := [name for name in names if name.endswith((".bin", ".pt", ".pth", ".ckpt"))]:
+        return pickled(folder / pickles[0])
+    return f"{folder} holds no {SINGLE}"
 
 
 def pickled(path: Path) -> str:

@@ -1,0 +1,419 @@
+"""A proof for one's own model: it decodes what it computes, comes back from disk, and equals the published one.
+
+>>> report = check("folder")
+>>> report.ok, [row.site for row in report.wrong]
+(False, ['layers.1.mixer.z'])
+
+`checks` yields the same rows as they are found. Everything runs in fp32, on the tokens of a seed or of a text.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from glassformer.convert import load, locate, save
+from glassformer.convert.doors import doors
+from glassformer.convert.families import FAMILIES
+from glassformer.convert.folder import is_folder, read_config
+from glassformer.convert.names import Names, Place
+from glassformer.errors import RequestError
+from glassformer.model import Model
+from glassformer.model import locate as place
+from glassformer.train import Loaded
+
+TOLERANCE = 1e-5
+LARGEST = 4_000_000_000
+LONGEST_WINDOW = 512
+Verdict = Literal["ok", "wrong", "inherited", "skipped"]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One comparison. Errors are the largest difference, `relative` to the largest expected value.
+
+    `wrong` is what differs by its own doing; `inherited` is what differs because something before it does."""
+
+    check: Literal["decoding", "round trip", "reference"]
+    site: str
+    verdict: Verdict
+    error: float | None = None
+    relative: float | None = None
+    alone: float | None = None
+    """Of the reference alone: the relative error where our layer is given the reference's own input."""
+    theirs: str = ""
+    """The reference's module that computes the same."""
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class CheckReport:
+    rows: tuple[Row, ...]
+
+    @property
+    def wrong(self) -> tuple[Row, ...]:
+        return tuple(row for row in self.rows if row.verdict == "wrong")
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing that was compared is wrong."""
+        return not self.wrong
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"ok": self.ok, "rows": [asdict(row) for row in self.rows]}
+
+
+def check(model: Model | str | Path, **options: Any) -> CheckReport:
+    """All of `checks(model, **options)`."""
+    return CheckReport(tuple(checks(model, **options)))
+
+
+def checks(
+    model: Model | str | Path,
+    *,
+    reference: str | Path | None = None,
+    text: str | None = None,
+    seed: int = 0,
+    tolerance: float = TOLERANCE,
+    largest: int = LARGEST,
+) -> Iterator[Row]:
+    """Compares cached, uncached and padded logits, saves and loads, and compares with `transformers` site by site.
+
+    The reference is the checkpoint itself where `model` names one of a published family, else what `save` writes, where
+    a published class can hold it; `reference` names another folder or .gguf file. Nothing above `largest` bytes of
+    weights is written to disk. Raises RequestError before anything is computed where the request is wrong."""
+    loaded, source = _load(model, reference)
+    ours = loaded.model
+    tokens = _tokens(loaded, text, seed)
+    size = sum(weight.nbytes for weight in ours.parameters())
+    kept = "" if size <= largest else f"{size:,} bytes of weights are more than largest={largest:,}; ask for more"
+    with torch.no_grad():
+        yield from _decoding(ours, tokens, tolerance)
+        with tempfile.TemporaryDirectory() as folder:
+            if not kept and shutil.disk_usage(folder).free < 1.1 * size:
+                kept = f"{size:,} bytes of weights are more than is free in {folder}"
+            if kept:
+                yield Row("round trip", "weights", "skipped", note=kept)
+            else:
+                save(ours, None, folder)
+                yield _round_trip(ours, folder, size)
+            yield from _reference(ours, tokens, source or (None if kept else Path(folder)), kept, tolerance)
+
+
+def _load(model: Model | str | Path, reference: str | Path | None) -> tuple[Loaded, Path | None]:
+    """(the model in fp32, where the reference lies if it is not to be written)."""
+    source = None if reference is None else locate(str(reference))
+    if isinstance(model, nn.Module):
+        mine = model if all(w.dtype == torch.float32 for w in model.parameters()) else copy.deepcopy(model).float()
+        return Loaded(mine.eval(), mine.config, None), source
+    if source is None and (is_folder(path := locate(str(model))) or path.is_file()):
+        source = path
+    return load(model, dtype=torch.float32), source
+
+
+def _tokens(loaded: Loaded, text: str | None, seed: int) -> Tensor:
+    """(2, s): long enough that every window of bearable length closes, and of a length that is nobody's head count."""
+    mixers = [layer.mixer for layer in loaded.model.layers]
+    reaches = [getattr(getattr(mixer, "visibility", None), "reach", None) or 0 for mixer in mixers]
+    length = max(32, *(reach + 8 for reach in reaches if reach <= LONGEST_WINDOW), 0)
+    length = min(length, loaded.config.context)
+    while length in {getattr(mixer, "n_heads", 0) for mixer in mixers}:
+        length -= 1
+    vocab, device = loaded.config.vocab_size, loaded.model.embedding.weight.device
+    tokens = torch.randint(vocab, (2, length), generator=torch.Generator().manual_seed(seed)).to(device)
+    if text is None:
+        return tokens
+    if loaded.tokenizer is None:
+        raise RequestError("text: this model has no tokenizer to read it")
+    read = torch.tensor(loaded.tokenizer.encode(text).tolist(), dtype=torch.long, device=device)[:length]
+    if len(read) < 2:
+        raise RequestError(f"text={text!r} has {len(read)} tokens; give two or more")
+    return read.expand(2, -1)
+
+
+def errors(actual: Tensor, expected: Tensor) -> tuple[float, float]:
+    """(largest difference, the same relative to the largest expected value)."""
+    error = float((actual - expected).abs().max())
+    return error, error / max(float(expected.abs().max()), 1e-12)
+
+
+# Decoding and disk
+
+
+def _decoding(model: Model, tokens: Tensor, tolerance: float) -> Iterator[Row]:
+    """Tokens one by one, and rows of unequal length padded on the left, against each row whole."""
+    s = tokens.shape[1]
+    if why := _not_decoded(model):
+        yield Row("decoding", "cached", "skipped", note=why)
+        return
+    whole = [model(tokens[:1]), model(tokens[1:, s // 3 :])]
+    state = model.init_state(1, s)
+    cached = [model(tokens[:1, : s // 2], state), *(model(tokens[:1, i : i + 1], state) for i in range(s // 2, s))]
+    yield _compared("cached", torch.cat(cached, 1), whole[0], tolerance)
+    mask = torch.ones_like(tokens)
+    mask[1, : s // 3] = 0
+    rows = model(tokens, documents=mask)
+    state = model.init_state(2, s)
+    first = model(tokens[:, : s // 2], state, documents=mask[:, : s // 2])
+    later = [model(tokens[:, i : i + 1], state) for i in range(s // 2, s)]
+    for site, logits in (("padded", rows), ("padded and cached", torch.cat([first, *later], 1))):
+        both = [(logits[:1], whole[0]), (logits[1:, s // 3 :], whole[1])]
+        yield max((_compared(site, *pair, tolerance) for pair in both), key=lambda row: row.relative or 0.0)
+
+
+def _not_decoded(model: Model) -> str:
+    """Why a model's cache cannot give what the whole text gives, or nothing."""
+    for layer, block in zip(model.layers, model.config.layers(), strict=True):
+        visibility = getattr(layer.mixer, "visibility", None)
+        if visibility is not None and not visibility.causal:
+            return "this model sees both ways: it has no next token"
+        kind = getattr(getattr(getattr(block.mixer, "position", None), "scaling", None), "kind", "")
+        if kind in ("dynamic_ntk", "longrope"):
+            return f"{kind} turns keys by the length of the text: those in a cache keep their old angle"
+    return ""
+
+
+def _compared(site: str, actual: Tensor, expected: Tensor, tolerance: float) -> Row:
+    error, relative = errors(actual, expected)
+    return Row("decoding", site, "ok" if relative <= tolerance else "wrong", error, relative)
+
+
+def _round_trip(model: Model, folder: str, size: int) -> Row:
+    back = load(folder)
+    note = f"{size:,} bytes"
+    if back.config.explicit() != model.config.explicit():
+        first = next(iter(model.config.explicit().diff(back.config.explicit()).items()))
+        return Row("round trip", "config", "wrong", note=f"{first[0]} was {first[1][0]} and came back as {first[1][1]}")
+    returned = dict(back.model.named_parameters())
+    for name, weight in model.named_parameters():
+        if not torch.equal(weight.cpu().view(torch.uint8), returned[name].view(torch.uint8)):
+            return Row("round trip", name, "wrong", *errors(returned[name], weight.cpu()), note=note)
+    return Row("round trip", "weights", "ok", 0.0, 0.0, note=note)
+
+
+# The published model
+
+
+def _reference(model: Model, tokens: Tensor, source: Path | None, kept: str, tolerance: float) -> Iterator[Row]:
+    if why := _no_reference(model, source, kept):
+        yield Row("reference", "logits", "skipped", note=why)
+        return
+    assert source is not None
+    try:
+        theirs = _published(source).to(tokens.device)
+    except Exception as problem:  # another library's, of whatever kind
+        said = (str(problem).splitlines() or [type(problem).__name__])[0][:200]
+        yield Row("reference", "logits", "skipped", note=f"transformers does not load {source.name}: {said}")
+        return
+    family = FAMILIES[theirs.config.model_type]
+    yield from compare(model, theirs, family.names_of(model.config), tokens, tolerance)
+
+
+def _no_reference(model: Model, source: Path | None, kept: str) -> str:
+    """Why there is nothing to compare with, or nothing."""
+    if source is None:
+        return kept
+    if find_spec("transformers") is None:
+        return "the reference is transformers: pip install 'glassformer[hf]'"
+    if is_folder(source) and read_config(source)[0].model_type not in FAMILIES:
+        nearest = doors(model.config)[0]
+        closed = ", ".join(nearest.closed_by)
+        return f"no published class holds this model; {nearest.family.architecture} comes nearest, closed by {closed}"
+    return ""
+
+
+def _published(source: Path) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    where, file = (source, {}) if source.is_dir() else (source.parent, {"gguf_file": source.name})
+    return AutoModelForCausalLM.from_pretrained(where, **file, dtype=torch.float32, attn_implementation="eager").eval()
+
+
+SITES = {"mixer.output": ("mixer.z", "mixer.out"), "ffn.down_proj": ("ffn.hidden", "ffn.out"),
+         "ffn.gate_proj": ("", "ffn.gate"), "ffn.up_proj": ("", "ffn.up")}  # fmt: skip
+"""Our module in a layer -> the public names of its input and of its output, where they have one."""
+CAUSES = {
+    "embed": "the embedding, its scale, norm or positions",
+    "mixer.z": "the projections agree and this does not: position, visibility, scale, softcap or qk_norm",
+    "ffn.hidden": "gate and up agree and this does not: the activation, or which of the two it is taken of",
+    "resid_mid": "the mixer agrees and the stream after it does not: the residual wiring",
+    "resid_post": "the branches agree and the stream after them does not: the residual wiring",
+    "logits": "the head, its scale or softcap",
+}
+OWN = "given the reference's input, its output differs: the weights or the constants of this module"
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One of our modules, one of theirs, and which features of each hold the same numbers (None: all, in order)."""
+
+    ours: str
+    theirs: str
+    mine: Tensor | None
+    other: Tensor | None
+
+
+def pairs(model: Model, theirs: nn.Module, names: Names) -> list[Pair]:
+    """Modules of layers and the final norm that compute the same, by the names of their weights."""
+    known = dict(theirs.named_modules())
+    found = []
+    for path, module in model.named_modules():
+        weight = next(module.parameters(recurse=False), None)
+        if weight is None or not path.startswith(("layers.", "final_norm")):
+            continue
+        layout, stem = names.layout(path)
+        mixer = getattr(model.layers[int(path.split(".")[1])], "mixer") if path.startswith("layers.") else None  # noqa: B009
+        features = (sum(module.outs),) if hasattr(module, "outs") else tuple(weight.shape)
+        for piece in layout.pieces(Place(features, "weight", module, mixer)):
+            views = ((piece.ours, features), (piece.theirs, piece.shape))
+            mine, other = (
+                None if view is None else view(torch.arange(torch.Size(shape).numel()).view(shape)).flatten()
+                for view, shape in views
+            )
+            if stem + piece.name in known:
+                found.append(Pair(path, stem + piece.name, mine, other))
+    return found
+
+
+Seen = dict[str, tuple[Tensor, Tensor]]
+
+
+@contextmanager
+def watch(modules: dict[str, nn.Module], copies: bool = False) -> Iterator[Seen]:
+    """{name: (input, output)} of the first call of each module, in the order in which they end; `copies` where the
+    model may go on to change them in place."""
+    seen: Seen = {}
+    hooks = []
+    for name, module in modules.items():
+
+        def keep(module: nn.Module, args: Any, kwargs: Any, value: Any, name: str = name) -> None:
+            first = args[0] if args else next(iter(kwargs.values()))
+            both = (first, value[0] if isinstance(value, tuple) else value)
+            seen.setdefault(name, (both[0].clone(), both[1].clone()) if copies else both)
+
+        hooks.append(module.register_forward_hook(keep, with_kwargs=True))
+    try:
+        yield seen
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def compare(
+    model: Model, theirs: nn.Module, names: Names, tokens: Tensor, tolerance: float = TOLERANCE
+) -> Iterator[Row]:
+    """Rows in the order of computation. Each of our layers, and each module in it, also runs alone on the reference's
+    own input, so that nothing wrong hides behind something else that is."""
+    both = pairs(model, theirs, names)
+    layers = [names.layer.replace("*", str(i)).rstrip(".") for i in range(len(model.layers))]
+    wanted = {path: theirs.get_submodule(path) for path in (*layers, *(pair.theirs for pair in both))}
+    with watch(wanted, copies=True) as there:
+        logits = theirs(tokens, use_cache=False).logits
+    paired = {pair.ours for pair in both}
+    mine = {name: one for name, one in model.named_modules() if name in paired or name.endswith(".resid_mid")}
+    with watch({**mine, **{f"layers.{i}": block for i, block in enumerate(model.layers)}}) as whole:
+        end = model(tokens)
+    at, found = place(tokens), _Findings([pair for pair in both if pair.theirs in there], mine, there, whole, tolerance)
+    yield found.row("embed", whole["layers.0"][0], whole["layers.0"][0], there[layers[0]][0], layers[0])
+    for i, path in enumerate(layers):
+        name, block = f"layers.{i}", model.layers[i]
+        with watch({inner: one for inner, one in mine.items() if inner.startswith(f"{name}.")}) as alone:
+            out = block(there[path][0], at)
+        yield from found.inside(name, alone)
+        yield found.row(f"{name}.resid_post", whole[name][1], out, there[path][1], path)
+    x = there[layers[-1]][1]
+    if model.final_norm is not None:
+        with watch({"final_norm": model.final_norm}) as alone:
+            x = model.final_norm(x)
+        yield from found.inside("final_norm", alone)
+        x = next((there[pair.theirs][1] for pair in found.both if pair.ours == "final_norm"), x)
+    yield found.row("logits", end, model.head(x, model.embedding.weight), logits, "logits", own=True)
+
+
+@dataclass
+class _Findings:
+    """Tells what is wrong by itself from what something before it made wrong."""
+
+    both: list[Pair]
+    mine: dict[str, nn.Module]
+    there: Seen
+    whole: Seen
+    tolerance: float
+    broken: bool = False
+    """Whether something before is wrong in this layer."""
+    ever: bool = False
+    """Whether something before is wrong in the model."""
+
+    def inside(self, name: str, alone: Seen) -> Iterator[Row]:
+        """The modules of one layer, which ran alone on the reference's input."""
+        self.broken = False
+        mid = alone.get(f"{name}.residual.resid_mid", (None, None))[1]
+        shown = {""}
+        for path, (given, made) in alone.items():
+            for pair in (pair for pair in self.both if pair.ours == path):
+                their_input, their_output = self.there[pair.theirs]
+                into, out = SITES.get(path.removeprefix(f"{name}."), ("", ""))
+                into = "resid_mid" if given is mid else into or f"{path} (input)"
+                if into not in shown:
+                    site = into if into.startswith(name) else f"{name}.{into}"
+                    row = self.row(site, self.whole[path][0], given, their_input, pair.theirs)
+                    if not into.startswith(name) or row.verdict == "wrong":
+                        yield row
+                shown.add(into)
+                restart = _aligned(their_input, given)
+                if restart is not None:
+                    made = self.mine[path](restart.reshape(given.shape))
+                site = f"{name}.{out}" if out else path
+                yield self.row(
+                    site, self.whole[path][1], made, their_output, pair.theirs, pair, own=restart is not None
+                )
+
+    def row(
+        self,
+        site: str,
+        whole: Tensor,
+        alone: Tensor,
+        expected: Tensor,
+        theirs: str,
+        pair: Pair | None = None,
+        own: bool = False,
+    ) -> Row:
+        """`own`: nothing but the module itself lies between the reference's input and `alone`."""
+        first, again = _difference(whole, expected, pair), _difference(alone, expected, pair)
+        if first is None or again is None:
+            return Row("reference", site, "skipped", theirs=theirs, note="laid out in another way there")
+        wrong = again[1] > self.tolerance and (own or not self.broken)
+        inherited = max(first[1], again[1]) > self.tolerance and self.ever
+        self.broken |= wrong
+        self.ever |= wrong
+        verdict: Verdict = "wrong" if wrong else "inherited" if inherited else "ok"
+        note = CAUSES.get(re.sub(r"layers\.\d+\.", "", site), OWN) if wrong else ""
+        return Row("reference", site, verdict, *first, alone=again[1], theirs=theirs, note=note)
+
+
+def _aligned(theirs: Tensor, ours: Tensor) -> Tensor | None:
+    """Their activation as (b, s, features), where ours is (b, s, ...); None where it is laid out in another way."""
+    b, s = ours.shape[:2]
+    if theirs.dim() == 4 and theirs.shape[1] != s:
+        theirs = theirs.transpose(1, 2)  # (b, n, s, h)
+    return theirs.reshape(b, s, -1) if theirs.numel() % (b * s) == 0 else None
+
+
+def _difference(ours: Tensor, theirs: Tensor, pair: Pair | None) -> tuple[float, float] | None:
+    """Errors of two activations where the features of the pair meet; None where they are laid out differently."""
+    mine, other = ours.flatten(2), _aligned(theirs, ours)
+    if other is not None and pair is not None:
+        mine = mine if pair.mine is None else mine[..., pair.mine]
+        other = other if pair.other is None else other[..., pair.other]
+    return errors(mine, other) if other is not None and mine.shape == other.shape else None

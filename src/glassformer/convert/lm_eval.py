@@ -1,0 +1,187 @@
+"""Any model that `gf.load` reads, measured by the tasks of `lm-eval`, the field's common harness.
+
+    python -m glassformer.convert.lm_eval --model glassformer --model_args path=RUN --tasks hellaswag --batch_size 8
+
+takes every option of the command `lm_eval`, and knows the model `glassformer` besides its own; `--model hf` reads
+folders of our own family here too. `path` is a run, a folder, a .gguf file, hf:owner/name; `dtype`, `max_length` and
+`prefix_token_id` may follow.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from glassformer.convert import load
+from glassformer.convert.folder import DTYPES
+from glassformer.errors import RequestError
+from glassformer.generate import check, stream
+from glassformer.text import FileTokenizer
+from glassformer.text.chat import ChatTemplate
+
+try:  # the harness looks for its own models only while none is registered: they come first
+    import lm_eval.models  # type: ignore[import-not-found]  # noqa: F401
+    from lm_eval.api.model import TemplateLM  # type: ignore[import-not-found]
+    from lm_eval.api.registry import register_model  # type: ignore[import-not-found]
+    from lm_eval.utils import get_rolling_token_windows, make_disjoint_window  # type: ignore[import-not-found]
+except ImportError as missing:
+    raise RequestError(f"{missing.name} is not installed; pip install lm-eval") from None
+
+Request = tuple[Any, list[int], list[int]]
+"""What was asked, the ids of its context, the ids of its continuation."""
+
+
+@register_model("glassformer")
+class GlassformerLM(TemplateLM):
+    """Log-likelihoods in nats, as `lm_eval`'s own `hf` computes them from the same weights."""
+
+    def __init__(
+        self,
+        path: str,
+        batch_size: int | str = 1,
+        device: str | None = None,
+        dtype: str | None = None,
+        max_length: int | None = None,
+        prefix_token_id: int | None = None,
+        max_batch_size: int | None = None,
+    ):
+        """`max_length` is the model's context where it is not given; `prefix_token_id` stands before a text that
+        nothing precedes: the tokenizer's beginning, or end, of text."""
+        super().__init__()
+        if not str(batch_size).isdecimal() or int(batch_size) < 1:
+            raise RequestError(f"batch_size={batch_size}: a positive whole number is right")
+        if dtype is not None and dtype not in DTYPES:
+            raise RequestError(f"dtype={dtype}: known are {', '.join(DTYPES)}")
+        if device is not None and device.startswith("cuda") and not torch.cuda.is_available():
+            device = None  # `lm_eval` says cuda where nobody said anything
+        found = load(path, dtype=DTYPES[dtype] if dtype else None, device=device)
+        if found.tokenizer is None:
+            raise RequestError(f"path={path} holds no tokenizer, and tasks are text")
+        self.model, self.text, self.ends = found.model, found.tokenizer, {*found.ends, found.tokenizer.eos_id}
+        self.batch_size, self.max_length = int(batch_size), int(max_length or found.config.context)
+        self._device = self.model.embedding.weight.device
+        check(self.model, torch.zeros(1, 1, dtype=torch.long), 1, 0.0, None)  # reads from left to right
+        special = (prefix_token_id, getattr(self.text, "bos_id", None), self.text.eos_id)
+        self.prefix = next((int(token) for token in special if token is not None), None)
+        self.template = ChatTemplate.of(self.text)
+
+    # Text
+
+    @property
+    def eot_token_id(self) -> int:
+        return self.prefix_token_id if self.text.eos_id is None else self.text.eos_id
+
+    @property
+    def prefix_token_id(self) -> int:
+        if self.prefix is None:
+            raise RequestError("this tokenizer has no beginning or end of text; give prefix_token_id=ID in model_args")
+        return self.prefix
+
+    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
+        if not isinstance(self.text, FileTokenizer):  # characters and bytes have no special tokens to spell
+            return self.text.encode(string).tolist()
+        begun = string.startswith(self.text.special_tokens.get("bos_token") or "\0")
+        add = not begun if add_special_tokens is None else add_special_tokens
+        return self.text.encode(string, parse_specials=True, add_specials=add).tolist()
+
+    @property
+    def tokenizer_name(self) -> str:
+        return self.text.fingerprint()
+
+    def chat_template(self, chat_template: bool | str = False) -> str | None:
+        return self.template.source if self.template and chat_template else None
+
+    def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
+        if self.template is None:
+            raise RequestError("this model has no chat template; leave out --apply_chat_template")
+        if not add_generation_prompt:
+            raise RequestError("an answer that was begun cannot be continued here; leave out gen_prefix")
+        return self.template.render(chat_history)
+
+    # What a harness asks
+
+    def _loglikelihood_tokens(self, requests: Sequence[Request], **kwargs: Any) -> list[tuple[float, bool]]:
+        """(sum of log p, whether each token was the most likely one) of the continuation in each request."""
+        answers: dict[int, tuple[float, bool]] = {}
+        longest_first = sorted(range(len(requests)), key=lambda i: -len(requests[i][1] + requests[i][2]))
+        for begin in range(0, len(requests), self.batch_size):
+            chosen = longest_first[begin : begin + self.batch_size]
+            rows = [(requests[i][1] + requests[i][2])[-(self.max_length + 1) :] for i in chosen]
+            targets = [requests[i][2] for i in chosen]
+            for i, answer in zip(chosen, self._score(rows, targets), strict=True):
+                answers[i] = answer
+                if requests[i][0] is not None:
+                    self.cache_hook.add_partial("loglikelihood", requests[i][0], answer)
+        return [answers[i] for i in range(len(requests))]
+
+    @torch.no_grad()
+    def _score(self, rows: list[list[int]], targets: list[list[int]]) -> Iterator[tuple[float, bool]]:
+        """Logits are made of the positions that are asked for, one row at a time."""
+        width = max(len(row) for row in rows) - 1
+        tokens = torch.tensor([row[:-1] + [0] * (width + 1 - len(row)) for row in rows], device=self.device)
+        x = self.model.read(tokens)
+        for i, (row, target) in enumerate(zip(rows, targets, strict=True)):
+            asked = x[i : i + 1, len(row) - 1 - len(target) : len(row) - 1]
+            logits: Tensor = self.model.head(asked, self.model.embedding.weight)[0].float()
+            right = torch.tensor(target, device=self.device)
+            likely = logits.log_softmax(-1).gather(1, right[:, None])
+            yield float(likely.sum()), bool((logits.argmax(-1) == right).all())
+
+    def loglikelihood_rolling(self, requests: Any, disable_tqdm: bool = False) -> list[float]:
+        totals = []
+        for (string,) in (request.args for request in requests):
+            windows = get_rolling_token_windows(
+                self.tok_encode(string), self.prefix_token_id, max_seq_len=self.max_length, context_len=1
+            )
+            parts: list[Request] = [(None, *make_disjoint_window(window)) for window in windows]
+            totals.append(sum(likely for likely, _ in self._loglikelihood_tokens(parts)))
+            self.cache_hook.add_partial("loglikelihood_rolling", (string,), totals[-1])
+        return totals
+
+    def generate_until(self, requests: Any, disable_tqdm: bool = False) -> list[str]:
+        answers = []
+        for context, options in (request.args for request in requests):
+            answers.append(self._write(context, options))
+            self.cache_hook.add_partial("generate_until", (context, options), answers[-1])
+        return answers
+
+    def _write(self, context: str, options: dict[str, Any]) -> str:
+        """The text that follows, up to the first of options["until"]."""
+        until = options.get("until") or []
+        stops = [stop for stop in ([until] if isinstance(until, str) else until) if stop]
+        most = int(options.get("max_gen_toks", options.get("max_new_tokens", 256)))
+        if most >= self.max_length:
+            raise RequestError(
+                f"max_gen_toks={most} leaves no room for a question in a context of {self.max_length}; give "
+                f"--gen_kwargs max_gen_toks=N, or max_length in model_args"
+            )
+        tokens = torch.tensor([self.tok_encode(context)[most - self.max_length :]], device=self.device)
+        heat = float(options.get("temperature", 0.0)) if options.get("do_sample", True) else 0.0
+        new: list[int] = []
+        text = ""
+        for token in stream(self.model, tokens, most, heat, options.get("top_k")):
+            if int(token) in self.ends:
+                break
+            new.append(int(token))
+            text = self.text.decode(new)
+            if any(stop in text for stop in stops):
+                break
+        for stop in stops:
+            text = text.split(stop)[0]
+        return text
+
+
+if __name__ == "__main__":
+    from lm_eval.__main__ import cli_evaluate  # type: ignore[import-not-found]
+
+    with suppress(ImportError):
+        import glassformer.convert.transformers  # noqa: F401  (for --model hf)
+    try:
+        cli_evaluate()
+    except RequestError as wrong:
+        sys.exit(f"error: {wrong}")
