@@ -227,6 +227,7 @@ NEEDED = {
     "attention": {"n_heads": 4},
     "sliding_window": {"window": 3},
     **{kind: {"factor": 2.0} for kind in ("linear", "ntk", "dynamic_ntk", "yarn", "llama3")},
+    "longrope": {"factor": 2.0, "short": (1.0, 1.0), "long": (2.0, 2.0)},
 }
 """Fields without a default."""
 
@@ -266,7 +267,7 @@ def test_every_registered_part_builds_at_its_defaults(cls: type[PartConfig]):
         assert config.wire_params(CTX, LayerNormConfig(), True) == sum(p.numel() for p in made.parameters())  # type: ignore[union-attr]
 
 
-FROM_THE_MODEL = {"d_model", "vocab_size", "width", "n_heads", "head_dim", "length", "hidden"}
+FROM_THE_MODEL = {"d_model", "vocab_size", "width", "sets", "n_heads", "head_dim", "length", "hidden"}
 """Constructor arguments that a config may leave to the model around it."""
 ELSEWHERE = {
     "attention": {"norm_after_position"},  # a field of its qk_norm
@@ -307,7 +308,7 @@ def test_the_table_of_parts_is_whole():
         "ffn": {"mlp", "glu"},
         "residual": {"pre", "post", "sandwich", "res_post", "parallel"},
         "init": {"gpt2", "xavier", "small"},
-        "rotary_scaling": {"linear", "ntk", "dynamic_ntk", "yarn", "llama3"},
+        "rotary_scaling": {"linear", "ntk", "dynamic_ntk", "yarn", "longrope", "llama3"},
         "embedding": {"embedding"},
         "head": {"head"},
     }

@@ -23,9 +23,12 @@ class Gguf:
     architecture: str
     names: Names
     fields: Mapping[str, str] = field(default_factory=dict)
-    """Key of config.json -> key of the GGUF metadata, without the architecture; added to the usual ones."""
+    """Key of config.json, dotted where it is nested -> key of the GGUF metadata, without the architecture; added to the
+    usual ones."""
     flags: Mapping[str, str] = field(default_factory=dict)
     """Flag of config.json -> the tensor whose presence says that it is set; `!name`: whose absence."""
+    unheeded: frozenset[str] = frozenset()
+    """Keys of the metadata that llama.cpp reads past: what they say closes its door."""
     fraction: str = "partial_rotary_factor"
     """What config.json calls the share of the head that is turned."""
 

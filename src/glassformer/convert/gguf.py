@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from glassformer.config import ModelConfig
+from glassformer.config import ModelConfig, flatten
 from glassformer.convert.doors import Door, doors
 from glassformer.convert.families import FAMILIES
 from glassformer.convert.family import Family, Gguf
@@ -93,7 +93,14 @@ def _fields(
 ) -> dict[str, Any]:
     """The metadata, and what the tensors' presence says, in the words of config.json."""
     said = {key.removeprefix(f"{gguf.architecture}."): _shortest(value) for key, value in metadata.items()}
-    fields = {theirs: said[key] for theirs, key in {**USUAL, **gguf.fields}.items() if key in said}
+    fields: dict[str, Any] = {}
+    for theirs, key in {**USUAL, **gguf.fields}.items():
+        if key in said:
+            *outer, last = theirs.split(".")
+            place = fields
+            for step in outer:
+                place = place.setdefault(step, {})
+            place[last] = said[key]
     if "token_embd.weight" in shapes:
         fields["vocab_size"] = shapes["token_embd.weight"][0]
     fields["tie_word_embeddings"] = "output.weight" not in shapes
@@ -170,7 +177,7 @@ def write(model: Model, tokenizer: Tokenizer | None, path: Path, kind: str = "F1
         "general.file_type": FILE_TYPES[kind],
         "general.quantization_version": 2,
         **_metadata(model.config, door.fields, gguf),
-        **tokenizer_to_gguf(tokenizer),
+        **tokenizer_to_gguf(tokenizer, vocab_size=model.config.vocab_size),
     }
     written: dict[str, Source | Tensor] = {**tensors(model, gguf.names, torch.float32), **_factors(model.config)}
     write_gguf(path, metadata, written, {name: _type(kind, source.shape) for name, source in written.items()})
@@ -193,7 +200,9 @@ def _through(config: ModelConfig, door: Door) -> Door:
     made: dict[str, Source | Tensor] = {**tensors(model, gguf.names), **factors}
     shapes = {name: tuple(source.shape) for name, source in made.items()}
     try:
-        fields = _fields(gguf, _metadata(config, door.fields, gguf), shapes, lambda name: factors[name])
+        said = _metadata(config, door.fields, gguf)
+        heeded = {key: value for key, value in said.items() if key.partition(".")[2] not in gguf.unheeded}
+        fields = _fields(gguf, heeded, shapes, lambda name: factors[name])
         theirs = door.family.config(Fields(fields)).explicit()
     except RequestError as reason:
         return Door(door.family, {"config": (str(reason).splitlines()[0], None)})
@@ -208,8 +217,12 @@ def _type(kind: str, shape: tuple[int, ...]) -> str:
 
 
 def _metadata(config: ModelConfig, fields: dict[str, Any], gguf: Gguf) -> dict[str, Any]:
-    said = {key: fields[theirs] for theirs, key in {**USUAL, **gguf.fields}.items() if fields.get(theirs) is not None}
-    mixer = next(config.explicit().layers()).mixer
+    flat = flatten(fields)
+    said = {key: flat[theirs] for theirs, key in {**USUAL, **gguf.fields}.items() if flat.get(theirs) is not None}
+    block = next(config.explicit().layers())
+    mixer = block.mixer
+    if block.ffn is not None:
+        said["feed_forward_length"] = block.ffn.hidden
     if isinstance(mixer, AttentionConfig):
         said["attention.value_length"] = said["attention.key_length"] = mixer.head_dim
         if isinstance(mixer.position, RotaryConfig):

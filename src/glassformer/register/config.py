@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
 
 from transformers.configuration_utils import PreTrainedConfig
@@ -19,7 +20,8 @@ class GlassformerConfig(PreTrainedConfig):
     has_no_defaults_at_init = True
 
     def __init__(self, glassformer: dict[str, Any] | None = None, **kwargs: Any):
-        from glassformer.convert.transformers import sizes  # which also enters the class of models
-
-        super().__init__(**{**kwargs, **sizes(glassformer)})
+        models = import_module(
+            "glassformer.convert.transformers"
+        )  # by name: it enters the class of models, and uses us
+        super().__init__(**{**kwargs, **models.sizes(glassformer)})
         self.glassformer = glassformer

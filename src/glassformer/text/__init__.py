@@ -2,7 +2,8 @@
 
 documents, files, embedded, hub, corpora     DATA -> Corpus: documents, streamed
 held_out                                     Corpus -> what is trained on, what is held out
-vocabulary, subword, tokenizers              text <-> ids
+vocabulary, subword, tokenizers, gguf        text <-> ids
+chat                                         messages -> text, by the template of a checkpoint
 storage, shards                              ids on disk, mapped into memory
 permutation, batches                         (seed, step, rank) -> tensors
 """

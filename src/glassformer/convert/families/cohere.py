@@ -40,7 +40,7 @@ GGUF = replace(
         "final_norm": "output_norm",
     },
 )
-FLAGS = {"attention_bias": "blk.0.attn_q.bias", "use_qk_norm": "blk.0.attn_q_norm.weight"}
+FLAGS = {"use_qk_norm": "blk.0.attn_q_norm.weight"}
 
 
 def read(fields: Fields) -> ModelConfig:
@@ -88,5 +88,5 @@ def write(config: ModelConfig) -> dict[str, Any]:
 
 FAMILY = Family(
     "cohere", "CohereForCausalLM", NAMES, read, write,
-    Gguf("command-r", GGUF, {"logit_scale": "logit_scale"}, FLAGS),
+    Gguf("command-r", GGUF, {"logit_scale": "logit_scale"}, FLAGS, frozenset({"attention.key_length"})),
 )  # fmt: skip

@@ -76,7 +76,4 @@ def write(config: ModelConfig) -> dict[str, Any]:
     }
 
 
-FAMILY = Family(
-    "gemma", "GemmaForCausalLM", llama.NAMES, read, write,
-    Gguf("gemma", GGUF, flags={"attention_bias": "blk.0.attn_q.bias"}),
-)  # fmt: skip
+FAMILY = Family("gemma", "GemmaForCausalLM", llama.NAMES, read, write, Gguf("gemma", GGUF))

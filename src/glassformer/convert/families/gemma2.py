@@ -7,22 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from glassformer.config import BlockConfig, ModelConfig, stack_of
-from glassformer.convert.families import gemma, llama
-from glassformer.convert.families.common import (
-    ACTIVATIONS,
-    FULL,
-    SLIDING,
-    divided,
-    heads,
-    layer_types,
-    name_of,
-    number_or_none,
-    read_heads,
-    read_whole_rotary,
-    sizes,
-    window,
-    within,
-)
+from glassformer.convert.families import common, gemma, llama
+from glassformer.convert.families.common import ACTIVATIONS, FULL, SLIDING, number_or_none, window
 from glassformer.convert.family import Family, Gguf, attention, ffn
 from glassformer.convert.fields import Fields
 from glassformer.convert.names import Shifted
@@ -52,24 +38,28 @@ GGUF = replace(
     },
 )
 CONTEXT, CAP = 8192, "final_logit_softcapping"
-FIELDS = {"attn_logit_softcapping": "attn_logit_softcapping", CAP: CAP}
+FIELDS = {
+    "query_pre_attn_scalar": "attention.key_length",
+    "attn_logit_softcapping": "attn_logit_softcapping",
+    CAP: CAP,
+}
 
 
 def read(fields: Fields) -> ModelConfig:
     n_layers = fields.layers("num_hidden_layers")
     kinds = fields.names("layer_types", (SLIDING, FULL), n_layers) or [(SLIDING, FULL)[i % 2] for i in range(n_layers)]
     mixer = read_mixer(fields).vary(
-        position=read_whole_rotary(fields, fields.whole("max_position_embeddings", CONTEXT)),
+        position=common.read_whole_rotary(fields, fields.whole("max_position_embeddings", CONTEXT)),
         softcap=number_or_none(fields, "attn_logit_softcapping", 50.0),
     )
-    near = mixer.vary(visibility=within(fields.whole("sliding_window", 4096)))
+    near = mixer.vary(visibility=common.within(fields.whole("sliding_window", 4096)))
     return assemble(fields, kinds, {SLIDING: near, FULL: mixer}, CONTEXT, number_or_none(fields, CAP, 30.0))
 
 
 def read_mixer(fields: Fields) -> AttentionConfig:
     fields.only("use_bidirectional_attention", False)
     return AttentionConfig(
-        **read_heads(fields, n_kv_heads=4, head_dim=256),
+        **common.read_heads(fields, n_kv_heads=4, head_dim=256),
         bias=fields.flag("attention_bias", False),
         scale=fields.whole("query_pre_attn_scalar", 256) ** -0.5,
     )
@@ -110,24 +100,21 @@ def write(config: ModelConfig) -> dict[str, Any]:
 
 def written(config: ModelConfig) -> dict[str, Any]:
     """All but the positions."""
-    block = next(divided(config).layers())
+    block = next(common.divided(config).layers())
     mixer = attention(block)
     windows = [window(attention(one)) for one in config.layers()]
     return {
-        **sizes(config),
-        **heads(mixer),
-        "layer_types": layer_types(config),
+        **common.sizes(config),
+        **common.heads(mixer),
+        "layer_types": common.layer_types(config),
         "sliding_window": next(filter(None, windows), config.context),
         "query_pre_attn_scalar": max(1, round(max(mixer.scale or 1.0, 1e-9) ** -2)),
         "attn_logit_softcapping": mixer.softcap,
         CAP: config.head.softcap,
         "rms_norm_eps": block.norm.eps,
-        "hidden_activation": name_of(ffn(block)),
+        "hidden_activation": common.name_of(ffn(block)),
         "attention_bias": mixer.bias,
     }
 
 
-FAMILY = Family(
-    "gemma2", "Gemma2ForCausalLM", NAMES, read, write,
-    Gguf("gemma2", GGUF, FIELDS, {"attention_bias": "blk.0.attn_q.bias"}),
-)  # fmt: skip
+FAMILY = Family("gemma2", "Gemma2ForCausalLM", NAMES, read, write, Gguf("gemma2", GGUF, FIELDS))

@@ -34,14 +34,18 @@ GGUF = replace(
     },
 )
 CONTEXT = 131072
-FIELDS = {"rope_local_base_freq": "rope.freq_base_swa", "sliding_window_pattern": "attention.sliding_window_pattern"}
+FIELDS = {
+    "query_pre_attn_scalar": "attention.key_length",
+    "rope_local_base_freq": "rope.freq_base_swa",
+    "sliding_window_pattern": "attention.sliding_window_pattern",
+    gemma2.CAP: gemma2.CAP,
+}
 
 
 def read(fields: Fields) -> ModelConfig:
     n_layers, every = fields.layers("num_hidden_layers"), fields.whole("sliding_window_pattern", 6)
     fields.ignore("_sliding_window_pattern")  # what layer_types were made of
-    kinds = fields.names("layer_types", (SLIDING, FULL), n_layers)
-    kinds = kinds or [SLIDING if layer % every else FULL for layer in range(1, n_layers + 1)]
+    kinds = fields.names("layer_types", (SLIDING, FULL), n_layers) or _kinds(every, n_layers)
     fields.only("attn_logit_softcapping", None)
     mixer = gemma2.read_mixer(fields).vary(qk_norm=QKNormConfig(norm=gemma2.read_norm(fields)))
     positions, near = _positions(fields), within(fields.whole("sliding_window", 4096))
@@ -50,6 +54,10 @@ def read(fields: Fields) -> ModelConfig:
         SLIDING: mixer.vary(position=positions[SLIDING], visibility=near),
     }
     return gemma2.assemble(fields, kinds, mixers, CONTEXT, number_or_none(fields, gemma2.CAP, None))
+
+
+def _kinds(every: int, n_layers: int) -> list[str]:
+    return [SLIDING if layer % every else FULL for layer in range(1, n_layers + 1)]
 
 
 def _positions(fields: Fields) -> dict[str, RotaryConfig]:
@@ -70,8 +78,10 @@ def _positions(fields: Fields) -> dict[str, RotaryConfig]:
 
 
 def write(config: ModelConfig) -> dict[str, Any]:
-    said = gemma2.written(config)
-    of = dict(zip(layer_types(config), map(attention, config.layers()), strict=True))
+    said, kinds, n = gemma2.written(config), layer_types(config), config.n_layers
+    if periods := [every for every in range(1, n + 2) if _kinds(every, n) == kinds]:
+        said["sliding_window_pattern"] = periods[0]
+    of = dict(zip(kinds, map(attention, config.layers()), strict=True))
     if FULL in of:
         said |= write_rotary(of[FULL].position)
     if SLIDING in of:
@@ -79,7 +89,4 @@ def write(config: ModelConfig) -> dict[str, Any]:
     return said
 
 
-FAMILY = Family(
-    "gemma3_text", "Gemma3ForCausalLM", NAMES, read, write,
-    Gguf("gemma3", GGUF, FIELDS, {"attention_bias": "blk.0.attn_q.bias"}),
-)  # fmt: skip
+FAMILY = Family("gemma3_text", "Gemma3ForCausalLM", NAMES, read, write, Gguf("gemma3", GGUF, FIELDS))

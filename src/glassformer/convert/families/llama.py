@@ -54,7 +54,7 @@ GGUF = Names(
         "final_norm": "output_norm",
         "head": "output",
     },
-    ignored="rope_freqs.weight",
+    ignored=r"rope_(freqs|factors_(long|short))\.weight",
 )
 
 

@@ -81,6 +81,5 @@ def write(config: ModelConfig) -> dict[str, Any]:
 
 
 FAMILY = Family(
-    "olmo2", "Olmo2ForCausalLM", NAMES, read, write,
-    Gguf("olmo2", GGUF, flags={"attention_bias": "blk.0.attn_q.bias"}),
-)  # fmt: skip
+    "olmo2", "Olmo2ForCausalLM", NAMES, read, write, Gguf("olmo2", GGUF, unheeded=frozenset({"attention.key_length"}))
+)

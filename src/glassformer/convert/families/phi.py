@@ -89,4 +89,6 @@ def write(config: ModelConfig) -> dict[str, Any]:
     }
 
 
-FAMILY = Family("phi", "PhiForCausalLM", NAMES, read, write, Gguf("phi2", GGUF))
+FAMILY = Family(
+    "phi", "PhiForCausalLM", NAMES, read, write, Gguf("phi2", GGUF, unheeded=frozenset({"attention.key_length"}))
+)

@@ -17,6 +17,7 @@ from glassformer.parts.head import HeadConfig
 from glassformer.parts.mixer import AttentionConfig
 from glassformer.parts.norm import RMSNormConfig
 from glassformer.parts.position import RotaryConfig
+from glassformer.parts.position.scaling import LongRopeScalingConfig
 
 NAMES = replace(
     llama.NAMES,
@@ -35,8 +36,8 @@ GGUF = replace(
         ".ffn.gate_proj": Part("ffn_up", 0, 2),
         ".ffn.up_proj": Part("ffn_up", 1, 2),
     },
-    ignored=r"rope_factors_(long|short)\.weight",
 )
+UNHEEDED = frozenset({"attention.sliding_window"})
 FIELDS = {"original_max_position_embeddings": "rope.scaling.original_context_length"}
 
 
@@ -92,6 +93,7 @@ def write(config: ModelConfig) -> dict[str, Any]:
         **sizes(config),
         **heads(mixer),
         **write_rotary(mixer.position, "partial_rotary_factor"),
+        **(_shortly(scaling, config.context) if isinstance(scaling, LongRopeScalingConfig) else {}),
         "original_max_position_embeddings": scaling.original_context if scaling else config.context,
         "sliding_window": window(mixer),
         "rms_norm_eps": block.norm.eps,
@@ -99,4 +101,13 @@ def write(config: ModelConfig) -> dict[str, Any]:
     }
 
 
-FAMILY = Family("phi3", "Phi3ForCausalLM", NAMES, read, write, Gguf("phi3", GGUF, FIELDS))
+def _shortly(scaling: LongRopeScalingConfig, context: int) -> dict[str, Any]:
+    """The three fields that are all `transformers` 4 allows, where the others follow from the two contexts."""
+    plain = scaling.vary(factor=context / (scaling.original_context or context), attention_factor=None)
+    if plain.over(context).magnitude != scaling.over(context).magnitude:
+        return {}
+    factors = {"short_factor": list(scaling.short), "long_factor": list(scaling.long)}
+    return {"rope_scaling": {"type": "longrope", **factors}}
+
+
+FAMILY = Family("phi3", "Phi3ForCausalLM", NAMES, read, write, Gguf("phi3", GGUF, FIELDS, unheeded=UNHEEDED))

