@@ -6,7 +6,7 @@ CORE := $(VENV)/.core
 DEV := $(VENV)/.dev
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test test-all lint types bench clean
+.PHONY: demo test test-all lint types bench fuzz clean
 
 demo: $(CORE)
 	$(BIN)/glassformer compare gpt2@1m llama@1m bloom@1m falcon@1m --data python-docs --minutes 0.65 --out demo
@@ -23,6 +23,10 @@ lint: $(DEV)
 
 types: $(DEV)
 	$(BIN)/mypy
+
+fuzz: $(DEV)
+	$(BIN)/python -m tests.convert.storage.fuzz --seconds 300
+	$(BIN)/python -m tests.text.fuzz_chat --seconds 300
 
 bench: $(DEV)
 	$(BIN)/glassformer bench train --rounds 9 --out docs/benchmarks/train.md

@@ -2,7 +2,7 @@
 
 GGUF: SmolLM2-135M-Instruct (Q4_1 and Q8_0) to fp32 with its tokenizer, beside `transformers` (`gguf_file=`). Folder:
 the same weights in fp32 without a tokenizer, beside `safetensors.torch.load_file`, which gives tensors and no model,
-and beside `from_pretrained`. `ready` is the time until the call returns, `read` until every weight has been summed once:
+and beside `from_pretrained`. `ready` is the time until the call returns, `read` until every weight has been summed:
 all of them map the file and read it late. Peak is the largest resident memory of the process above what it had before,
 against the size of the weights. Imports are done before the clock starts.
 """

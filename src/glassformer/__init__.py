@@ -48,3 +48,6 @@ def __getattr__(name: str) -> Any:
     value = home if _HOMES[name] == name else getattr(home, name)  # a module called by its own name is callable
     globals()[name] = value
     return value
+
+
+import_module("glassformer.register").hook()  # `transformers` then loads models of our own family

@@ -93,8 +93,8 @@ def load(
     or smollm2; with changes (`smollm2+window:256`), the weights that still fit, and new ones where none do
     (`.fresh` names those).
 
-    `dtype=None` keeps what the file has, fp32 for quantised weights; `quantize="keep"` leaves the matrices of a .gguf file
-    packed. Raises RequestError."""
+    `dtype=None` keeps what the file has, fp32 for quantised weights; `quantize="keep"` leaves the matrices of a .gguf
+    file packed. Raises RequestError."""
     name, size, wanted = parse(str(expression))
     if name in PRESETS or name in FAMILIES:
         raise RequestError(f"{name} is a config without weights; name a run, a checkpoint, or hf:owner/name")

@@ -23,8 +23,12 @@ def test_a_folder_of_ours_opens_in_transformer_lens(expression: str, tmp_path: P
     model = preset(f"{expression}+{size}").build(seed=0).eval()
     gf.save(model, tokenizer, tmp_path)
     tokens = torch.arange(12)[None]
-    names = {"layers.0.resid_pre": "blocks.0.hook_resid_pre", "layers.1.resid_mid": "blocks.1.hook_resid_mid",
-             "layers.1.resid_post": "blocks.1.hook_resid_post", "layers.1.mixer.out": "blocks.1.hook_attn_out"}  # fmt: skip
+    names = {
+        "layers.0.resid_pre": "blocks.0.hook_resid_pre",
+        "layers.1.resid_mid": "blocks.1.hook_resid_mid",
+        "layers.1.resid_post": "blocks.1.hook_resid_post",
+        "layers.1.mixer.out": "blocks.1.hook_attn_out",
+    }
     logits, theirs = TransformerBridge.boot_transformers(str(tmp_path), device="cpu").run_with_cache(tokens)
     seen = gf.capture(model, tokens, [*names, "logits"])
     torch.testing.assert_close(logits, seen["logits"], rtol=0, atol=1e-6)

@@ -367,7 +367,7 @@ def test_trainer_equals_the_oracle(pair: Any, tmp_path: Path):
 
 def test_refusals(pair: Any, tmp_path: Path):
     mine, _, wrapped = pair
-    with pytest.raises(ValueError, match="does not support .* checkpointing"):
+    with pytest.raises(ValueError, match=r"does not support .* checkpointing"):
         wrapped.gradient_checkpointing_enable()
     with pytest.raises(RequestError, match="new_num_tokens=70"):
         wrapped.resize_token_embeddings(70)

@@ -273,6 +273,40 @@ def convert(
 
 
 @app.command
+def check(
+    model: str,
+    /,
+    *,
+    reference: str | None = None,
+    text: str | None = None,
+    seed: int = 0,
+    tolerance: float = 1e-5,
+    largest: Count = 4e9,
+    json: Json = False,
+) -> None:
+    """Prove a model: cached equals uncached, saved equals loaded, and it equals the published implementation.
+
+    Where it does not, every layer and site that differs by its own doing is named. Exit status 1 if something is wrong.
+
+    Parameters
+    ----------
+    model
+        A run, a Hugging Face folder, a .gguf file, hf:owner/name, smollm2; or an expression, with random weights.
+    reference
+        Another folder or .gguf file to compare with; by default the checkpoint itself, read by transformers.
+    text
+        What to read; by default random tokens of the seed.
+    tolerance
+        Largest difference, relative to the largest value.
+    largest
+        Bytes of weights above which nothing is written to disk.
+    """
+    from glassformer.cli.checkpoints import show_check
+
+    show_check(model, reference, text, seed, tolerance, int(largest), json)
+
+
+@app.command
 def inspect(
     model: str,
     /,

@@ -6,15 +6,19 @@ import json
 from pathlib import Path
 
 import torch
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
 
 from glassformer.cli.show import size
 from glassformer.config import ModelConfig
-from glassformer.convert import save
+from glassformer.convert import is_checkpoint, save
+from glassformer.convert.check import CheckReport, Row, checks
 from glassformer.convert.doors import doors
 from glassformer.convert.gguf import write as write_gguf
 from glassformer.convert.programs import runs_in
-from glassformer.errors import RequestError
-from glassformer.expression import load
+from glassformer.errors import RequestError, WorkError
+from glassformer.expression import load, preset
 
 
 def show_doors(name: str, config: ModelConfig, as_json: bool) -> None:
@@ -63,3 +67,57 @@ def convert_checkpoint(source: str, out: str, to: str | None, dtype: str | None,
     if loaded.fresh:
         print(f"{len(loaded.fresh)} parameters begin anew, the checkpoint has none: {', '.join(loaded.fresh[:4])} ...")
     print(f"{out}: {family.architecture}, {size(total)}; runs in {', '.join(runs_in(loaded.config, family))}")
+
+
+SHOWN = 12
+"""Rows of the reference that are shown where all are well: the first and the last of the model."""
+
+
+def show_check(
+    name: str,
+    reference: str | None,
+    text: str | None,
+    seed: int,
+    tolerance: float,
+    largest: int,
+    as_json: bool,
+) -> None:
+    """Raises WorkError where something is wrong."""
+    model = name if is_checkpoint(name) else preset(name).build(seed)
+    console, rows = Console(stderr=True, quiet=as_json), []
+    with console.status("loading") as status:
+        for row in checks(model, reference=reference, text=text, seed=seed, tolerance=tolerance, largest=largest):
+            rows.append(row)
+            status.update(f"{row.check}: {row.site}")
+    report = CheckReport(tuple(rows))
+    if as_json:
+        print(json.dumps({"name": name, **report.to_dict()}))
+    else:
+        Console(width=None if console.is_terminal else 120).print(check_table(report))
+    if not report.ok:
+        raise WorkError(f"{name}: wrong at {', '.join(row.site for row in report.wrong[:6])}")
+    if not as_json:
+        skipped = sum(row.verdict == "skipped" for row in rows)
+        print(f"{name}: {len(rows) - skipped} comparisons, all well" + (f"; {skipped} skipped" if skipped else ""))
+
+
+def check_table(report: CheckReport) -> Table:
+    """Everything that is wrong, and around it enough to see where it began."""
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for heading in ("check", "site", "", "error", "relative", "alone", "note"):
+        table.add_column(heading, justify="right" if heading in ("error", "relative", "alone") else "left")
+    worst = sorted(report.rows, key=lambda row: -(row.relative or 0.0))[:SHOWN]
+    kept = [
+        row for row in report.rows if row.verdict in ("wrong", "skipped") or row.check != "reference" or row in worst
+    ]
+    for row in kept:
+        numbers = ("" if value is None else f"{value:.1e}" for value in (row.error, row.relative, row.alone))
+        table.add_row(row.check, row.site, _mark(row), *numbers, row.note or row.theirs)
+    if (left := len(report.rows) - len(kept)) > 0:
+        table.caption = f"and {left} more with smaller errors"
+    return table
+
+
+def _mark(row: Row) -> str:
+    style = {"wrong": "bold red", "ok": "green"}.get(row.verdict)
+    return f"[{style}]{row.verdict}[/]" if style else row.verdict

@@ -108,8 +108,8 @@ def save(
     trained: dict[str, Any] | None = None,
     family: str | None = None,
 ) -> Family:
-    """Writes the folder that `AutoModelForCausalLM.from_pretrained` loads, as `family` (a model_type) or the first family
-    that can hold the model; returns which.
+    """Writes the folder that `AutoModelForCausalLM.from_pretrained` loads, as `family` (a model_type) or the first that
+    can hold the model; returns which.
 
     A model that no published class can hold is written as our own, which `transformers` loads once
     `glassformer.convert.transformers` is imported. `trained` goes into the model card."""

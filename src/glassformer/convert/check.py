@@ -281,7 +281,7 @@ class Pair:
 
 def pairs(model: Model, theirs: nn.Module, names: Names) -> list[Pair]:
     """Modules of layers and the final norm that compute the same, by the names of their weights."""
-    known = dict(theirs.named_modules())
+    known, layers = dict(theirs.named_modules()), list[Any](model.layers)
     found = []
     for path, module in model.named_modules():
         weight = next(module.parameters(recurse=False), None)
@@ -291,7 +291,7 @@ def pairs(model: Model, theirs: nn.Module, names: Names) -> list[Pair]:
             layout, stem = names.layout(path)
         except KeyError:  # a part that the family does not have
             continue
-        mixer = getattr(model.layers[int(path.split(".")[1])], "mixer") if path.startswith("layers.") else None  # noqa: B009
+        mixer = layers[int(path.split(".")[1])].mixer if path.startswith("layers.") else None
         features = (sum(module.outs),) if hasattr(module, "outs") else tuple(weight.shape)
         for piece in layout.pieces(Place(features, "weight", module, mixer)):
             views = ((piece.ours, features), (piece.theirs, piece.shape))

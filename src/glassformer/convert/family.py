@@ -29,6 +29,10 @@ class Gguf:
     """Flag of config.json -> the tensor whose presence says that it is set; `!name`: whose absence."""
     unheeded: frozenset[str] = frozenset()
     """Keys of the metadata that llama.cpp reads past: what they say closes its door."""
+    implied: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda said: {}
+    """Fields of config.json that llama.cpp decides itself, from the metadata (without the architecture's name)."""
+    factors: bool = False
+    """Whether llama.cpp looks for divisors of the frequencies, pair by pair (rope_freqs, rope_factors)."""
     fraction: str = "partial_rotary_factor"
     """What config.json calls the share of the head that is turned."""
 

@@ -23,7 +23,7 @@ from glassformer.errors import RequestError, did_you_mean
 from glassformer.model import Model
 from glassformer.parts.mixer import AttentionConfig
 from glassformer.parts.position import RotaryConfig
-from glassformer.parts.position.scaling import Llama3ScalingConfig, LongRopeScalingConfig
+from glassformer.parts.position.scaling import Llama3ScalingConfig, LongRopeScalingConfig, RotaryScalingConfig
 from glassformer.text import Tokenizer
 from glassformer.text.gguf import tokenizer_from_gguf, tokenizer_to_gguf
 from glassformer.train import Loaded
@@ -95,7 +95,7 @@ def _fields(
     said = {key.removeprefix(f"{gguf.architecture}."): _shortest(value) for key, value in metadata.items()}
     fields: dict[str, Any] = {}
     for theirs, key in {**USUAL, **gguf.fields}.items():
-        if key in said:
+        if said.get(key) not in (None, 0) or said.get(key) is False:  # 0 is llama.cpp's word for none
             *outer, last = theirs.split(".")
             place = fields
             for step in outer:
@@ -106,6 +106,7 @@ def _fields(
     fields["tie_word_embeddings"] = "output.weight" not in shapes
     for flag, name in gguf.flags.items():
         fields[flag] = (name.removeprefix("!") in shapes) != name.startswith("!")
+    fields |= gguf.implied(said)
     turned, heads, width = map(said.get, ("rope.dimension_count", "attention.head_count", "embedding_length"))
     head_dim = said.get("attention.key_length")
     if head_dim is None and _whole(heads) and _whole(width):
@@ -117,7 +118,10 @@ def _fields(
     if FREQS in shapes and _whole(turned):
         fields["rope_scaling"] = _llama3(tensor(FREQS), fields.get("rope_theta", 1e4), turned)
     elif SHORT in shapes and LONG in shapes:
-        both = {"short_factor": tensor(SHORT).tolist(), "long_factor": tensor(LONG).tolist()}
+        both = {
+            key: [_shortest(factor) for factor in tensor(name).tolist()]
+            for key, name in (("short_factor", SHORT), ("long_factor", LONG))
+        }
         fields["rope_scaling"] = {**scaling, **both, "rope_type": "longrope"}
     elif kind != "none":
         fields["rope_scaling"] = {**scaling, "rope_type": kind}
@@ -197,8 +201,13 @@ def _through(config: ModelConfig, door: Door) -> Door:
     with torch.device("meta"):
         model = config.build(seed=None)
     factors = _factors(config)
-    made: dict[str, Source | Tensor] = {**tensors(model, gguf.names), **factors}
+    try:
+        made: dict[str, Source | Tensor] = {**tensors(model, gguf.names), **factors}
+    except KeyError as lacking:  # a module that llama.cpp has no tensor for
+        return Door(door.family, {str(lacking.args[0]).lstrip("."): (True, None)})
     shapes = {name: tuple(source.shape) for name, source in made.items()}
+    if factors and not gguf.factors:
+        return Door(door.family, {"mixer.position.scaling.kind": (getattr(_scaling(config), "kind", None), None)})
     try:
         said = _metadata(config, door.fields, gguf)
         heeded = {key: value for key, value in said.items() if key.partition(".")[2] not in gguf.unheeded}
@@ -206,7 +215,13 @@ def _through(config: ModelConfig, door: Door) -> Door:
         theirs = door.family.config(Fields(fields)).explicit()
     except RequestError as reason:
         return Door(door.family, {"config": (str(reason).splitlines()[0], None)})
-    return Door(door.family, config.explicit().diff(theirs), door.fields)
+    closers = config.explicit().diff(theirs)
+    return Door(door.family, {path: pair for path, pair in closers.items() if not _near(*pair)}, door.fields)
+
+
+def _near(mine: Any, theirs: Any) -> bool:
+    """Fractions that 32 bits, all that a GGUF has for them, do not tell apart."""
+    return isinstance(mine, float) and isinstance(theirs, float) and np.float32(mine) == np.float32(theirs)
 
 
 def _type(kind: str, shape: tuple[int, ...]) -> str:
@@ -227,13 +242,23 @@ def _metadata(config: ModelConfig, fields: dict[str, Any], gguf: Gguf) -> dict[s
         said["attention.value_length"] = said["attention.key_length"] = mixer.head_dim
         if isinstance(mixer.position, RotaryConfig):
             said["rope.dimension_count"] = int((mixer.head_dim or 0) * mixer.position.fraction)
-    scaling = fields.get("rope_scaling") or {}
-    if (kind := scaling.get("rope_type")) in ("linear", "yarn", "longrope"):
+    scaling, given = fields.get("rope_scaling") or {}, _scaling(config)
+    kind = scaling.get("rope_type") or scaling.get("type")
+    if isinstance(given, LongRopeScalingConfig):  # a factor would slow every pair once more
+        said["rope.scaling.type"] = kind
+        said["rope.scaling.original_context_length"] = given.original_context
+        said["rope.scaling.attn_factor"] = given.over(config.context).magnitude
+    elif kind in ("linear", "yarn"):
         said["rope.scaling.type"] = kind
         said |= {key: scaling[theirs] for key, theirs in SCALING.items() if theirs in scaling}
     elif kind is not None and kind != "llama3":
         raise RequestError(f"GGUF has no {kind} scaling of rotary positions")
     return {f"{gguf.architecture}.{key}": value for key, value in said.items()}
+
+
+def _scaling(config: ModelConfig) -> RotaryScalingConfig | None:
+    position = getattr(next(config.explicit().layers()).mixer, "position", None)
+    return position.scaling if isinstance(position, RotaryConfig) else None
 
 
 def _factors(config: ModelConfig) -> dict[str, Tensor]:

@@ -28,12 +28,15 @@ def read_rotary(
     fraction_name: str = "partial_rotary_factor",
     theta_name: str = "rope_theta",
 ) -> RotaryConfig:
-    """`theta` and `fraction` are the family's own, for fields that say nothing."""
+    """`theta` and `fraction` are the family's own, for fields that say nothing.
+
+    Where both mappings are given the older one counts, and a trained context outside them more than one inside, as in
+    transformers 5.23."""
     theta = fields.number(theta_name, theta)
     fraction = fields.number(fraction_name, fraction)
     inside = fields.mapping("rope_parameters")
     outside = fields.mapping("rope_scaling")
-    return rotary(inside if inside.values else outside, fields, context, theta, fraction, pairing)
+    return rotary(outside if outside.values else inside, fields, context, theta, fraction, pairing)
 
 
 def rotary(
@@ -51,7 +54,8 @@ def rotary(
 def _read_scaling(said: Fields, fields: Fields, context: int) -> RotaryScalingConfig | None:
     kind = said.get("rope_type") or said.get("type") or "default"
     said.seen.update(("rope_type", "type"))
-    original = said.whole("original_max_position_embeddings", fields.whole("original_max_position_embeddings", context))
+    trained = "original_max_position_embeddings"
+    original = fields.whole(trained, said.whole(trained, context))
     factor = said.number("factor", None)
     if kind == "default":
         return None

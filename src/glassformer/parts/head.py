@@ -49,10 +49,13 @@ class Head(nn.Module):
         targets: Int[Tensor, "b s"],
         reduction: str = "mean",
     ) -> Tensor:
-        """Mean cross-entropy in nats over targets that are not -100, without keeping the logits."""
+        """Mean cross-entropy in nats over targets that are not -100, without keeping the logits.
+
+        `reduction="none"` gives (b, s) losses."""
         weight = embedding if self.weight is None else self.weight
         x = self.scaled(x).flatten(0, 1)
-        return linear_cross_entropy(x, weight, targets.flatten(), self.bias, self.softcap, reduction)
+        loss = linear_cross_entropy(x, weight, targets.flatten(), self.bias, self.softcap, reduction)
+        return loss if reduction == "mean" else loss.view_as(targets)
 
     @torch.no_grad()
     def init_weights(self, init: Init) -> None:

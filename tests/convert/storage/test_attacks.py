@@ -349,6 +349,13 @@ def test_pickles_and_foreign_files_get_their_sentence(tmp_path: Path):
         assert sentence in refused(tmp_path / "x")
 
 
+@pytest.mark.parametrize("length", [0x0280, 0x0480])
+def test_a_header_whose_length_looks_like_a_pickle_is_read(tmp_path: Path, length: int):
+    (tmp_path / "x").write_bytes(container((b"{" + ONE + b"}").ljust(length), bytes(4)))
+    with open_tensors(tmp_path / "x") as file:
+        assert file.tensor("a").tolist() == [0.0]
+
+
 def test_what_is_no_file_is_refused_without_waiting(tmp_path: Path):
     os.mkfifo(tmp_path / "pipe")
     assert "is no regular file" in refused(tmp_path / "pipe")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -86,7 +87,13 @@ def write(config: ModelConfig) -> dict[str, Any]:
     }
 
 
+def _implied(said: Mapping[str, Any]) -> dict[str, Any]:
+    layers = said.get("block_count")
+    large = isinstance(layers, int) and layers >= 64  # nowhere else are these norms looked for
+    return {} if large else {"use_qk_norm": False}
+
+
 FAMILY = Family(
     "cohere", "CohereForCausalLM", NAMES, read, write,
-    Gguf("command-r", GGUF, {"logit_scale": "logit_scale"}, FLAGS, frozenset({"attention.key_length"})),
+    Gguf("command-r", GGUF, {"logit_scale": "logit_scale"}, FLAGS, frozenset({"attention.key_length"}), _implied),
 )  # fmt: skip

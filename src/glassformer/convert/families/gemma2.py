@@ -39,7 +39,6 @@ GGUF = replace(
 )
 CONTEXT, CAP = 8192, "final_logit_softcapping"
 FIELDS = {
-    "query_pre_attn_scalar": "attention.key_length",
     "attn_logit_softcapping": "attn_logit_softcapping",
     CAP: CAP,
 }
@@ -117,4 +116,14 @@ def written(config: ModelConfig) -> dict[str, Any]:
     }
 
 
-FAMILY = Family("gemma2", "Gemma2ForCausalLM", NAMES, read, write, Gguf("gemma2", GGUF, FIELDS))
+def scaled_by(said: Mapping[str, Any], largest: int) -> dict[str, Any]:
+    """The largest model divides by the root of d/n, which is not its head_dim; its number of layers tells it."""
+    width, n_heads, h = (said.get(key) for key in ("embedding_length", "attention.head_count", "attention.key_length"))
+    wide = said.get("block_count") == largest and isinstance(width, int) and isinstance(n_heads, int) and n_heads > 0
+    return {"query_pre_attn_scalar": width // n_heads if wide else h}  # type: ignore[operator]
+
+
+FAMILY = Family(
+    "gemma2", "Gemma2ForCausalLM", NAMES, read, write,
+    Gguf("gemma2", GGUF, FIELDS, implied=lambda said: scaled_by(said, 46)),
+)  # fmt: skip

@@ -3,6 +3,7 @@ norms of queries and keys: `Gemma3ForCausalLM`."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -35,7 +36,6 @@ GGUF = replace(
 )
 CONTEXT = 131072
 FIELDS = {
-    "query_pre_attn_scalar": "attention.key_length",
     "rope_local_base_freq": "rope.freq_base_swa",
     "sliding_window_pattern": "attention.sliding_window_pattern",
     gemma2.CAP: gemma2.CAP,
@@ -89,4 +89,12 @@ def write(config: ModelConfig) -> dict[str, Any]:
     return said
 
 
-FAMILY = Family("gemma3_text", "Gemma3ForCausalLM", NAMES, read, write, Gguf("gemma3", GGUF, FIELDS))
+def _implied(said: Mapping[str, Any]) -> dict[str, Any]:
+    every = said.get("attention.sliding_window_pattern", 6)
+    return {
+        **gemma2.scaled_by(said, 62),
+        "sliding_window_pattern": 2 if every == 1 else every,
+    }  # without a window it ends itself
+
+
+FAMILY = Family("gemma3_text", "Gemma3ForCausalLM", NAMES, read, write, Gguf("gemma3", GGUF, FIELDS, implied=_implied))

@@ -81,4 +81,6 @@ def _divisor(scale: float) -> float:
     return next((number for number in rounded if number and 1 / number == scale), 1 / scale)
 
 
-FAMILY = Family("granite", "GraniteForCausalLM", llama.NAMES, read, write, Gguf("granite", llama.GGUF, FIELDS, FLAGS))
+FAMILY = Family(
+    "granite", "GraniteForCausalLM", llama.NAMES, read, write, Gguf("granite", llama.GGUF, FIELDS, FLAGS, factors=True)
+)

@@ -98,4 +98,4 @@ def write(config: ModelConfig) -> dict[str, Any]:
     }
 
 
-FAMILY = Family("llama", "LlamaForCausalLM", NAMES, read, write, Gguf("llama", GGUF))
+FAMILY = Family("llama", "LlamaForCausalLM", NAMES, read, write, Gguf("llama", GGUF, factors=True))

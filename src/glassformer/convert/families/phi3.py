@@ -110,4 +110,6 @@ def _shortly(scaling: LongRopeScalingConfig, context: int) -> dict[str, Any]:
     return {"rope_scaling": {"type": "longrope", **factors}}
 
 
-FAMILY = Family("phi3", "Phi3ForCausalLM", NAMES, read, write, Gguf("phi3", GGUF, FIELDS, unheeded=UNHEEDED))
+FAMILY = Family(
+    "phi3", "Phi3ForCausalLM", NAMES, read, write, Gguf("phi3", GGUF, FIELDS, unheeded=UNHEEDED, factors=True)
+)

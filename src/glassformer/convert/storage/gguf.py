@@ -320,7 +320,7 @@ def _(value: int) -> bytes:
 @_typed.register(list)
 @_typed.register(tuple)
 def _(value: list[Any]) -> bytes:
-    if value and all(isinstance(item, str) for item in value):
+    if all(isinstance(item, str) for item in value):  # an empty one too: llama.cpp wants a list of merges, if of none
         return _U32.pack(ARRAY) + _U32.pack(STRING) + _U64.pack(len(value)) + b"".join(map(_string, value))
     numbers = np.asarray(value)
     if numbers.dtype.kind == "f":

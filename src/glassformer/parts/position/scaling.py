@@ -171,6 +171,11 @@ class LongRopeScalingConfig(RotaryScalingConfig, kind="longrope"):
     long: tuple[float, ...] = Field(max_length=1 << 12)
     attention_factor: float | None = Field(None, gt=0)
 
+    def explicit(self, ctx: BuildContext) -> LongRopeScalingConfig:
+        """With its magnitude, which is all that the factor tells."""
+        magnitude = LongRope(self, ctx.context).magnitude
+        return self.vary(original_context=self.original_context or ctx.context, factor=1.0, attention_factor=magnitude)
+
     def over(self, context: int) -> Scaling:
         return LongRope(self, context)
 
