@@ -33,12 +33,18 @@ _HOMES = {
     "load": "expression",
     "preset": "expression",
     "presets": "presets",
-    "save": "convert",
     "stream": "generate",
     "train": "train",
 }
 
 __all__ = ["ModelConfig", "capture", "compare", "generate", "load", "preset", "presets", "save", "stream", "train"]
+
+
+if not TYPE_CHECKING:  # not lazily by name: nnsight gives every object, and so every module, a method `save`
+
+    def save(*args: Any, **kwargs: Any) -> Any:
+        """See `glassformer.convert.save`."""
+        return import_module("glassformer.convert").save(*args, **kwargs)
 
 
 def __getattr__(name: str) -> Any:

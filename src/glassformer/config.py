@@ -155,19 +155,16 @@ class ModelConfig(Value):
 
     def check(self) -> None:
         """Builds the modules without allocating anything: raises RequestError where parts do not fit together."""
-        if (params := self.num_params()) > MAX_PARAMETERS:
-            raise RequestError(f"{params:,} parameters are more than the {MAX_PARAMETERS:,} allowed")
         with torch.device("meta"):
-            self.embedding.build(self.ctx)
-            for layer, block in enumerate(self.layers()):
-                block.build(self.ctx.at(layer))
+            self.build(seed=None)
 
     def build(self, seed: int | None = 0) -> Model:
         """The model, on torch's current device, in torch's current dtype.
 
         Weights are drawn from `seed` alone, on any machine the same; `seed=None` leaves them unfilled (to be loaded).
         """
-        self.check()
+        if (params := self.num_params()) > MAX_PARAMETERS:
+            raise RequestError(f"{params:,} parameters are more than the {MAX_PARAMETERS:,} allowed")
         device = torch.get_default_device()
         ctx = self.ctx
         with torch.device("meta"):

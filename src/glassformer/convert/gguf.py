@@ -71,8 +71,9 @@ def read_gguf(path: Path, dtype: torch.dtype | None = None, device: Any = None, 
     with open_tensors(path) as file:
         family, config = _config(file)
         assert family.gguf is not None
-        model = fill(config, family.gguf.names, file, dtype, device, keep)
+        # The tokenizer first: what building it takes for a moment is then free for the weights.
         tokenizer = tokenizer_from_gguf(file.metadata) if "tokenizer.ggml.model" in file.metadata else None
+        model = fill(config, family.gguf.names, file, dtype, device, keep)
     ends = (tokenizer.eos_id,) if tokenizer is not None and tokenizer.eos_id is not None else ()
     return Loaded(model, config, tokenizer, ends=ends)
 

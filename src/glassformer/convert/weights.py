@@ -40,17 +40,16 @@ def fill(
     dtype = dtype or common_dtype(file)
     device = torch.device(device or "cpu")
     theirs = _Theirs(file, names)
-    weights: dict[str, Tensor] = {}
     packed: dict[str, list[tuple[Piece, Packed]]] = {}
-    for path, parameter, pieces in names.pieces(model):
+    for path, parameter, pieces in list(names.pieces(model)):
         theirs.check(path, pieces)
         module = model.get_submodule(path.rpartition(".")[0])
         if keep and isinstance(module, Linear) and parameter.dim() == 2 and theirs.quantised(pieces):
             packed[path.rpartition(".")[0]] = [(piece, file.packed(theirs.entry(piece.name).name)) for piece in pieces]
         else:
-            weights[path] = _read(theirs, pieces, tuple(parameter.shape), dtype, device)
+            value = _read(theirs, pieces, tuple(parameter.shape), dtype, device)
+            module.register_parameter(path.rpartition(".")[2], nn.Parameter(value))
     theirs.check_all_used(config)
-    model.load_state_dict(weights, assign=True, strict=False)
     for path, parts in packed.items():
         linear = model.get_submodule(path)
         assert isinstance(linear, Linear)
