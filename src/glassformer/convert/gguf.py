@@ -51,6 +51,13 @@ SCALING = {
     "rope.scaling.yarn_beta_slow": "beta_slow",
     "rope.scaling.attn_factor": "attention_factor",
 }
+FRACTIONS = frozenset({
+    "attention.max_alibi_bias", "attention.clamp_kqv", "attention.scale", "attention.layer_norm_epsilon",
+    "attention.layer_norm_rms_epsilon", "attn_logit_softcapping", "final_logit_softcapping", "logit_scale",
+    "residual_scale", "embedding_scale", "rope.freq_base", "rope.freq_base_swa", "rope.scaling.factor",
+    "rope.scaling.attn_factor", "rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow",
+})  # fmt: skip
+"""Keys that llama.cpp reads as 32-bit fractions, whatever config.json makes of them."""
 FREQS, SHORT, LONG = "rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight"
 ARCHITECTURES: dict[str, Family] = {family.gguf.architecture: family for family in FAMILIES.values() if family.gguf}
 FILE_TYPES = {"F32": 0, "F16": 1, "Q8_0": 7, "BF16": 32}
@@ -254,7 +261,7 @@ def _metadata(config: ModelConfig, fields: dict[str, Any], gguf: Gguf) -> dict[s
         said |= {key: scaling[theirs] for key, theirs in SCALING.items() if theirs in scaling}
     elif kind is not None and kind != "llama3":
         raise RequestError(f"GGUF has no {kind} scaling of rotary positions")
-    return {f"{gguf.architecture}.{key}": value for key, value in said.items()}
+    return {f"{gguf.architecture}.{key}": float(value) if key in FRACTIONS else value for key, value in said.items()}
 
 
 def _scaling(config: ModelConfig) -> RotaryScalingConfig | None:
