@@ -12,7 +12,7 @@ from rich.table import Table
 
 from glassformer.cli.show import size
 from glassformer.config import ModelConfig
-from glassformer.convert import is_checkpoint, save
+from glassformer.convert import is_checkpoint, save, training_of
 from glassformer.convert.check import CheckReport, Row, checks
 from glassformer.convert.doors import doors
 from glassformer.convert.gguf import write as write_gguf
@@ -57,7 +57,8 @@ def convert_checkpoint(source: str, out: str, to: str | None, dtype: str | None,
         file_type = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "q8_0": "Q8_0"}[dtype or "float16"]
         family = write_gguf(loaded.model, loaded.tokenizer, Path(out), file_type)
     else:
-        family = save(loaded.model, loaded.tokenizer, out, dtype=getattr(torch, dtype) if dtype else None)
+        kept = getattr(torch, dtype) if dtype else None
+        family = save(loaded.model, loaded.tokenizer, out, dtype=kept, trained=training_of(source))
     written = [Path(out)] if kind == "gguf" else [path for path in sorted(Path(out).iterdir()) if path.is_file()]
     total = sum(path.stat().st_size for path in written)
     if as_json:

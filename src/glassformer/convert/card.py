@@ -15,9 +15,9 @@ def card(config: ModelConfig, family: Family, name: str, trained: dict[str, Any]
     """Markdown with the front matter that hubs read. `trained` is a plain tree, shown as it is."""
     own = family is OWN
     front = {"library_name": "glassformer" if own else "transformers", "pipeline_tag": "text-generation",
-             "tags": ["glassformer", family.model_type]}  # fmt: skip
+             "tags": ["glassformer"] if own else ["glassformer", family.model_type]}  # fmt: skip
     load = "AutoModelForCausalLM.from_pretrained(folder)"
-    how = f"import glassformer.convert.transformers  # registers the class\n{load}" if own else load
+    how = f"import glassformer  # registers the class\n{load}" if own else load
     parts = [
         f"---\n{yaml.safe_dump(front, sort_keys=False)}---",
         f"# {name}",

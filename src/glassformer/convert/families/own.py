@@ -1,5 +1,5 @@
 """Models that no published class can hold: their config and their names are our own. `transformers` builds them after
-`import glassformer.convert.transformers`."""
+`import glassformer`."""
 
 from __future__ import annotations
 
