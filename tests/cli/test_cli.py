@@ -41,7 +41,7 @@ def source(tmp_path: Path) -> Path:
             ["train", "gpt2@1m", "--data", "python-docs", "--tokens", "1k", "--out", "x", "--lrr", "1"],
             "--lrr",
         ),
-        (["generate", "/nowhere/at/all", "--prompt", "x"], "there is no run folder"),
+        (["generate", "/nowhere/at/all", "--prompt", "x"], "there is no file or folder"),
         (["frobnicate"], "frobnicate"),
     ],
 )

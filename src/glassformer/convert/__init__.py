@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,10 @@ def is_checkpoint(name: str) -> bool:
     if name.startswith("hf:") or name in PACKAGED:
         return True
     path = Path(name)
-    return is_folder(path) or (path / "latest").is_file() or (path.is_file() and _is_gguf(path))
+    try:
+        return is_folder(path) or (path / "latest").is_file() or (path.is_file() and _is_gguf(path))
+    except (OSError, ValueError):  # too long, or no name at all
+        return False
 
 
 def locate(name: str, weights: bool = True) -> Path:
@@ -44,9 +48,10 @@ def locate(name: str, weights: bool = True) -> Path:
     if name.startswith("hf:"):
         return snapshot(name, weights)
     path = Path(name).expanduser()
-    if not path.exists():
-        raise RequestError(f"there is no file or folder {name}")
-    return path
+    with suppress(OSError, ValueError):  # too long, or no name at all
+        if path.exists():
+            return path
+    raise RequestError(f"there is no file or folder {name[:200]}")
 
 
 def read_config(name: str) -> ModelConfig:
