@@ -605,6 +605,16 @@ def test_every_kernel_is_the_definition(case: Case, kernel: str):
             close(b.grad, a.grad)
 
 
+def smooth(config: ModelConfig) -> ModelConfig:
+    """Without edges, where a gradient jumps as rounding moves a value across: relu, and the clip of projections."""
+    tree = config.to_dict()
+    for block in (block for stage in tree["stack"] for block in stage["blocks"]):
+        block["mixer"]["clip"] = None
+        if block["ffn"] is not None and block["ffn"]["activation"] == "relu":
+            block["ffn"]["activation"] = "gelu"
+    return ModelConfig.from_dict(tree)
+
+
 @pytest.mark.parametrize("kernel", ["auto", "naive", "sdpa", "banded"])
 @every_model
 def test_half_precision_is_near_full(case: Case, kernel: str):
@@ -613,7 +623,7 @@ def test_half_precision_is_near_full(case: Case, kernel: str):
         return
     if kernel != "auto" and case not in PUBLISHED:
         return
-    model, tokens = with_kernel(case, kernel).build(), draw(4, LENGTH)
+    model, tokens = smooth(with_kernel(case, kernel)).build(), draw(4, LENGTH)
     targets, parameters = tokens.roll(-1, 1), list(model.parameters())
     full = model.loss(tokens, targets)
     expected = torch.cat([g.flatten() for g in torch.autograd.grad(full, parameters)])
@@ -622,8 +632,7 @@ def test_half_precision_is_near_full(case: Case, kernel: str):
     found = torch.cat([g.flatten() for g in torch.autograd.grad(half, parameters)])
     assert half.dtype == torch.float32 and found.dtype == torch.float32
     assert abs(half.item() - full.item()) < 0.01 * full.item()
-    # A norm behind a branch enlarges the rounding of a small result; a clip has an edge.
-    assert (found - expected).norm() < 0.08 * expected.norm()
+    assert (found - expected).norm() < 0.05 * expected.norm()
 
 
 # Layers that differ
