@@ -31,4 +31,4 @@ def fields(draw: st.DrawFn) -> dict[str, Any]:
     return said
 
 
-CASE = Case("Gemma2ForCausalLM", fields(), quiet=("norm",))
+CASE = Case("Gemma2ForCausalLM", fields(), quiet=("norm",), loud=1.0)
