@@ -11,5 +11,6 @@ CASE = Case(
         hidden_act=st.sampled_from(["gelu_pytorch_tanh", "gelu", "gelu_python", "silu"]),
         attention_bias=st.booleans(),
     ),
-    quiet=("norm",), loud=1.0,
+    quiet=("norm",),
+    loud=1.0,
 )
