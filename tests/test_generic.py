@@ -505,13 +505,57 @@ def test_truncation_refuses_what_is_not_there(case: Case):
 
 
 @every_decoder
+@pytest.mark.parametrize("whole", [False, True], ids=["filled", "whole"])
+def test_rows_join_and_leave_a_running_batch(case: Case, whole: bool):
+    """Rows of different lengths, each read alone, go on together; one leaves and another takes its place."""
+    model, max_len = built(case), 20
+    texts = [draw(1, n, seed) for seed, n in enumerate((14, 17, 15, 9))]
+    with torch.no_grad():
+        full = [model(text)[0] for text in texts]
+        batch = model.init_state(3, max_len, rewind=2)
+        batch.whole = whole
+        lengths, of = [3, 8, 6], [0, 1, 2]
+
+        def join(row: int, length: int) -> None:
+            alone = model.init_state(1, max_len, rewind=2)
+            model(texts[of[row]][:, :length], alone)
+            batch.put(row, alone)
+
+        for row, length in enumerate(lengths):
+            join(row, length)
+        batch.spread(lengths)
+        for step, count in enumerate((1, 1, 2, 1, 1, 1)):
+            if step == 3:  # the first text is replaced
+                of[0], lengths[0] = 3, 2
+                join(0, 2)
+                batch.spread(lengths)
+            new = torch.cat([texts[i][:, at : at + count] for i, at in zip(of, lengths, strict=True)])
+            for row, logits in enumerate(model(new, batch)):
+                close(logits, full[of[row]][lengths[row] : lengths[row] + count])
+            lengths = [n + count for n in lengths]
+        assert batch.rows is not None and batch.rows.tolist() == lengths and batch.length == max(lengths)
+
+
+@every_decoder
+def test_a_narrow_state_is_near(case: Case):
+    """bf16 and int8 memory: as far off as rounding keys and values to 8 and 7 bits makes it."""
+    model, tokens = built(case), draw(2, 16)
+    with torch.no_grad():
+        full = model(tokens)
+        for dtype in (torch.bfloat16, torch.int8):
+            state = model.init_state(2, 16, dtype)
+            assert state.nbytes < model.init_state(2, 16).nbytes * (0.51 if dtype == torch.bfloat16 else 0.6)
+            error = (in_chunks(model, tokens, state, [7, 1, 1, 1, 6]) - full).abs().max() / full.abs().max()
+            assert error < 0.05
+
+
+@every_decoder
 def test_state_bytes_are_what_is_allocated(case: Case):
     model, config = built(case), case.config()
     for max_len in (3, WINDOW, 16, 40):
         state = model.init_state(2, max_len)
         assert state.nbytes == 2 * config.state_bytes(max_len, 4)
-        held = [value for layer in state.layers for value in vars(layer).values() if isinstance(value, Tensor)]
-        assert state.nbytes == sum(value.untyped_storage().nbytes() for value in held)
+        assert state.nbytes == sum(value.untyped_storage().nbytes() for value in state.tensors().values())
     half = model.init_state(2, 16, torch.bfloat16)
     assert half.nbytes == 2 * config.state_bytes(16, 2)
 

@@ -97,17 +97,20 @@ class Model(nn.Module):
         for layer, memory in zip(self.layers, state.layers if state else [None] * len(self.layers), strict=True):
             x = layer(x, at, memory)
         if state is not None:
-            state.length = at.end
+            state.advance(at.start + at.tokens, at.tokens)
         return self.final(x if self.final_norm is None else self.final_norm(x))
 
-    def init_state(self, batch: int, max_len: int, dtype: torch.dtype | None = None) -> ModelState:
-        """An empty decode state for `batch` sequences of at most `max_len` tokens, in the weights' dtype."""
+    def init_state(self, batch: int, max_len: int, dtype: torch.dtype | None = None, rewind: int = 0) -> ModelState:
+        """An empty decode state for `batch` sequences of at most `max_len` tokens, in the weights' dtype.
+
+        `dtype` may be narrower: bf16, or int8 with a scale for each vector. `rewind`: how many tokens `truncate` can
+        take back from a window that is full."""
         weight = self.embedding.weight
         limit = self.embedding.position.limit if self.embedding.position is not None else None
         if limit is not None and max_len > limit:
             raise RequestError(f"max_len={max_len} is past this model's learned positions, which end at {limit}")
         mixers: list[Any] = [layer.mixer for layer in self.layers]
-        layers = [mixer.init_state(batch, max_len, dtype or weight.dtype, weight.device) for mixer in mixers]
+        layers = [mixer.init_state(batch, max_len, dtype or weight.dtype, weight.device, rewind) for mixer in mixers]
         return ModelState(layers, batch, max_len)
 
 
@@ -124,6 +127,11 @@ def locate(
         if documents is not None and positions is None:
             positions = position_in_document(documents)
         return Positions(start, end, tokens.device, positions, documents)
+    if state.rows is not None and documents is None:
+        seen = state.max_len if state.whole else end
+        return Positions(
+            start, seen, tokens.device, positions, rows=state.rows, tokens=tokens.shape[1], whole=state.whole
+        )
     if end > state.max_len:
         raise RequestError(
             f"the state holds {state.max_len} tokens and {end} were given; make it with max_len={end} or more"

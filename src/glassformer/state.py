@@ -6,8 +6,10 @@ States are preallocated and updated in place. One counter, `ModelState.length`, 
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -22,8 +24,27 @@ class State(ABC):
         """Bytes allocated."""
 
     @abstractmethod
+    def tensors(self) -> dict[str, Tensor]:
+        """What it consists of, row by row along the first axis: the memory itself, not a copy."""
+
+    @abstractmethod
+    def over(self, tensors: Mapping[str, Tensor]) -> Self:
+        """The same kind of state with these as its memory, named and shaped as in `tensors` (slots may be more)."""
+
+    def upto(self, length: int) -> dict[str, Tensor]:
+        """The part of `tensors` that `length` tokens have filled."""
+        return self.tensors()
+
     def reorder(self, index: Tensor) -> None:
         """Row i becomes what row index[i] was (beam search); index (b,)."""
+        for tensor in self.tensors().values():
+            tensor.copy_(torch.index_select(tensor, 0, index))
+
+    def put(self, row: int, other: State, length: int) -> None:
+        """Row `row` becomes the only row of `other`, which has read `length` tokens."""
+        given = other.upto(length)
+        for name, mine in self.upto(length).items():
+            mine[row] = given[name][0]
 
     @abstractmethod
     def truncate(self, length: int) -> None:
@@ -34,7 +55,9 @@ class ModelState:
     """The states of all layers, the number of tokens read, and which document each token belongs to.
 
     layers     one State per layer, in order
-    length     tokens read so far, equal in all rows (rows of unequal length are padded on the left)
+    length     tokens read so far; of the longest row, where they differ
+    rows       (b,) tokens read by each row, once rows go on at lengths of their own (`spread`)
+    whole      queries look at all slots, also those not filled yet: shapes then never change, as compiled code wants
     documents  (b, max_len) ids, present once a call has named documents
     offset     (b, 1): a row's first true position minus its slot, non-zero for left-padded rows
     """
@@ -44,6 +67,8 @@ class ModelState:
         self.batch = batch
         self.max_len = max_len
         self.length = 0
+        self.rows: Tensor | None = None
+        self.whole = False
         self.documents: Tensor | None = None
         self.offset: Tensor | None = None
 
@@ -51,6 +76,45 @@ class ModelState:
     def nbytes(self) -> int:
         """Bytes allocated by all layers."""
         return sum(layer.nbytes for layer in self.layers if layer is not None)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The memory of all layers, by `layer.name`."""
+        held = [(i, layer) for i, layer in enumerate(self.layers) if layer is not None]
+        return {f"{i}.{name}": tensor for i, layer in held for name, tensor in layer.tensors().items()}
+
+    def over(self, tensors: Mapping[str, Tensor], rows: Tensor | None = None) -> ModelState:
+        """A state like this one that lives in `tensors`, named as in `tensors()`."""
+        other = copy.copy(self)
+        parts: dict[int, dict[str, Tensor]] = {}
+        for name, tensor in tensors.items():
+            i, _, part = name.partition(".")
+            parts.setdefault(int(i), {})[part] = tensor
+        other.layers = [layer and layer.over(parts[i]) for i, layer in enumerate(self.layers)]
+        other.rows = rows
+        return other
+
+    def advance(self, end: int, tokens: int) -> None:
+        """Every row has read `tokens` more; the longest now ends at `end`."""
+        self.length = end
+        if self.rows is not None:
+            self.rows += tokens
+
+    def spread(self, lengths: Sequence[int]) -> None:
+        """From now on rows have lengths of their own, and these. A row whose length goes down forgets what came after;
+        what right-padding a row has read is forgotten so."""
+        if self.documents is not None or self.offset is not None:
+            raise ValueError("rows that were padded on the left already share one length")
+        tensors = self.tensors()
+        device = next(iter(tensors.values())).device if tensors else None
+        self.rows = torch.tensor(list(lengths), device=device)
+        self.length = max(lengths)
+
+    def put(self, row: int, other: ModelState) -> None:
+        """Row `row` becomes the only row of `other`: a request joins a running batch. `spread` then says how long
+        all rows are."""
+        for mine, theirs in zip(self.layers, other.layers, strict=True):
+            if mine is not None and theirs is not None:
+                mine.put(row, theirs, other.length)
 
     def reorder(self, index: Tensor) -> None:
         for layer in self.layers:
@@ -60,6 +124,8 @@ class ModelState:
             self.documents = self.documents[index]
         if self.offset is not None:
             self.offset = self.offset[index]
+        if self.rows is not None:
+            self.rows = self.rows[index]
 
     def truncate(self, length: int) -> None:
         if not 0 <= length <= self.length:
@@ -68,6 +134,8 @@ class ModelState:
             if layer is not None:
                 layer.truncate(length)
         self.length = length
+        if self.rows is not None:
+            self.rows.clamp_(max=length)
         if length == 0:
             self.documents = self.offset = None
 
@@ -78,8 +146,3 @@ class ModelState:
             self.documents = documents.new_zeros(documents.shape[0], self.max_len)
         self.documents[:, self.length : end] = documents
         return self.documents[:, :end]
-
-
-def index_select_(tensor: Tensor, index: Tensor) -> None:
-    """tensor[i] <- tensor[index[i]] along the batch axis, in place."""
-    tensor.copy_(torch.index_select(tensor, 0, index))

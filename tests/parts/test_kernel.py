@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from glassformer.errors import RequestError
-from glassformer.parts.kernel import Auto, Banded, Flex, Kernel, Naive, ScoreBias, Sdpa, softcap
+from glassformer.parts.kernel import Auto, Banded, Direct, Flex, Kernel, Naive, ScoreBias, Sdpa, softcap
 from glassformer.parts.position import Alibi, Positions
 from glassformer.parts.position.alibi import alibi_slopes
 from glassformer.parts.visibility import Bidirectional, Causal, SameDocument, SlidingWindow, Visibility
@@ -25,6 +25,7 @@ KERNELS: dict[str, Kernel] = {
     "banded": Banded(),
     "banded of 4": Banded(block=4),
     "banded of 1": Banded(block=1),
+    "direct": Direct(),
     "auto": Auto(),
 }
 FAST = [name for name in KERNELS if name != "naive"]

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
@@ -33,14 +35,24 @@ class Head(nn.Module):
         self.tied, self.softcap, self.scale = tied, softcap, scale
         self.weight = None if tied else nn.Parameter(torch.empty(vocab_size, d_model))
         self.bias = nn.Parameter(torch.empty(vocab_size)) if bias else None
+        self.packed: nn.Module | None = None
         self.init_weights(Init())
 
     def forward(self, x: Float[Tensor, "b s d"], embedding: Float[Tensor, "v d"]) -> Float[Tensor, "b s v"]:
-        logits = F.linear(self.scaled(x), embedding if self.weight is None else self.weight, self.bias)
+        if self.packed is not None:
+            logits = self.packed(self.scaled(x))
+        else:
+            logits = F.linear(self.scaled(x), embedding if self.weight is None else self.weight, self.bias)
         return logits if self.softcap is None else self.softcap * torch.tanh(logits / self.softcap)
 
     def scaled(self, x: Tensor) -> Tensor:
         return x if self.scale == 1.0 else x * self.scale
+
+    def pack(self, packed: Callable[[Tensor, Tensor | None, tuple[int, ...]], nn.Module], embedding: Tensor) -> None:
+        """Logits from now on come from a quantised copy of the matrix (`parts/quantized.py`)."""
+        weight = embedding if self.weight is None else self.weight
+        self.packed = packed(weight, self.bias, (len(weight),))
+        self.weight = self.bias = None
 
     def loss(
         self,
@@ -52,6 +64,8 @@ class Head(nn.Module):
         """Mean cross-entropy in nats over targets that are not -100, without keeping the logits.
 
         `reduction="none"` gives (b, s) losses."""
+        if self.packed is not None:
+            return F.cross_entropy(self(x, embedding).flatten(0, 1), targets.flatten(), reduction=reduction)
         weight = embedding if self.weight is None else self.weight
         x = self.scaled(x).flatten(0, 1)
         loss = linear_cross_entropy(x, weight, targets.flatten(), self.bias, self.softcap, reduction)

@@ -69,8 +69,13 @@ class _SwiGlu(torch.autograd.Function):
         return _swiglu_grad(grads[0], *ctx.saved_tensors)
 
 
+def swiglu(gate: Tensor, up: Tensor) -> Tensor:
+    """silu(gate) * up."""
+    return _SwiGlu.apply(gate, up) if torch.is_grad_enabled() else _swiglu(gate, up)
+
+
 # Gatings with a fused twin; every other activation takes the definition.
-FUSED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"silu": _SwiGlu.apply}
+FUSED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"silu": swiglu}
 
 
 class GluConfig(FFNConfig, kind="glu"):

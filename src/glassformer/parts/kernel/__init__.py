@@ -3,6 +3,7 @@
 from glassformer.parts.kernel.auto import Auto, AutoConfig
 from glassformer.parts.kernel.banded import Banded, BandedConfig
 from glassformer.parts.kernel.base import Index, Kernel, KernelConfig, ScoreBias, softcap
+from glassformer.parts.kernel.direct import Direct, DirectConfig
 from glassformer.parts.kernel.flex import Flex, FlexConfig
 from glassformer.parts.kernel.naive import Naive, NaiveConfig
 from glassformer.parts.kernel.sdpa import Sdpa, SdpaConfig
@@ -12,6 +13,8 @@ __all__ = [
     "AutoConfig",
     "Banded",
     "BandedConfig",
+    "Direct",
+    "DirectConfig",
     "Flex",
     "FlexConfig",
     "Index",

@@ -5,6 +5,7 @@ from torch import Tensor
 from glassformer.parts.base import BuildContext
 from glassformer.parts.kernel.banded import Banded
 from glassformer.parts.kernel.base import Index, Kernel, KernelConfig, Once, ScoreBias, anew
+from glassformer.parts.kernel.direct import Direct
 from glassformer.parts.kernel.naive import Naive
 from glassformer.parts.kernel.sdpa import Sdpa
 from glassformer.parts.kernel.table import fastest
@@ -15,7 +16,7 @@ class Auto(Kernel):
     """The kernel that the measured table (`table.py`) found fastest for this device, dtype, shape and visibility."""
 
     def __init__(self) -> None:
-        self.kernels: dict[str, Kernel] = {"naive": Naive(), "sdpa": Sdpa(), "banded": Banded()}
+        self.kernels: dict[str, Kernel] = {"naive": Naive(), "sdpa": Sdpa(), "banded": Banded(), "direct": Direct()}
 
     def __call__(
         self,
@@ -29,7 +30,8 @@ class Auto(Kernel):
         index: Index | None = None,
         once: Once = anew,
     ) -> Tensor:
-        name = fastest(q, k, visibility, additive=bias is None or bias.additive)
+        additive = bias is None or bias.additive
+        name = fastest(q, k, visibility, additive, plain=bias is None and index is None)
         return self.kernels[name](q, k, v, visibility, bias, scale, dropout, index, once)
 
 

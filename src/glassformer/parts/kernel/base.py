@@ -11,7 +11,7 @@ from glassformer.parts.base import BuildContext, PartConfig
 from glassformer.parts.visibility import Visibility
 
 Index = tuple[Tensor, Tensor]
-"""(q_idx (s,), k_idx (t,)): which tokens the queries and keys are, counted from the start of the sequence."""
+"""(q_idx (s,) or (b, s), k_idx (t,) or (b, t)): which tokens the queries and keys are, from the sequence's start."""
 
 Once = Callable[[Hashable, Callable[[], Any]], Any]
 """once(key, make): keeps what depends on shapes and positions alone for all layers of a pass."""
@@ -89,14 +89,14 @@ def refuse(kernel: str, field: str, value: object, instead: str) -> None:
 
 
 def indices(q: Tensor, k: Tensor, index: Index | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """b (b,1,1,1), n (1,n,1,1), q_idx (1,1,s,1), k_idx (1,1,1,t): they broadcast to the scores (b, n, s, t)."""
+    """b (b,1,1,1), n (1,n,1,1), q_idx (1 or b,1,s,1), k_idx (1 or b,1,1,t): they broadcast to (b, n, s, t)."""
     b, s, n, t, device = q.shape[0], q.shape[1], q.shape[2], k.shape[1], q.device
     q_idx, k_idx = index or (torch.arange(t - s, t, device=device), torch.arange(t, device=device))
     return (
         torch.arange(b, device=device).view(b, 1, 1, 1),
         torch.arange(n, device=device).view(1, n, 1, 1),
-        q_idx.view(1, 1, s, 1),
-        k_idx.view(1, 1, 1, t),
+        q_idx.reshape(-1, 1, s, 1),
+        k_idx.reshape(-1, 1, 1, t),
     )
 
 

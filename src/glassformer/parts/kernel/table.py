@@ -14,8 +14,17 @@ CPU_BANDED = {torch.float32: (256, 4096), torch.bfloat16: (2, 8192)}
 CPU_BANDED_OTHER = (256, 4096)
 
 
-def fastest(q: Tensor, k: Tensor, visibility: Visibility, additive: bool) -> str:
-    """Name of the kernel for these shapes; q (b, s, n, h), k (b, t, g, h). SDPA cannot bend scores, blocks can."""
+CPU_DIRECT = 4
+"""CPU, forward alone: as many queries are better served by two products, but for one row in fp32 without a mask."""
+
+
+def fastest(q: Tensor, k: Tensor, visibility: Visibility, additive: bool, plain: bool = True) -> str:
+    """Name of the kernel for these shapes; q (b, s, n, h), k (b, t, g, h). SDPA cannot bend scores, blocks can.
+
+    `plain`: no bias, and the keys are the last t tokens."""
+    if q.device.type == "cpu" and q.shape[1] <= CPU_DIRECT < k.shape[1]:
+        alone = q.shape[0] == 1 and q.dtype == torch.float32 and plain and k.shape[1] < 1024
+        return "sdpa" if alone else "direct"
     if not additive:
         return "banded"
     if q.device.type != "cpu":

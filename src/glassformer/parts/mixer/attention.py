@@ -120,10 +120,10 @@ class Attention(Mixer):
         once = positions.once
         return partial(kernel, visibility=visibility, bias=bias, scale=self.scale, dropout=dropout, once=once)
 
-    def init_state(self, batch: int, max_len: int, dtype: torch.dtype, device: Any = None) -> KVState:
+    def init_state(self, batch: int, max_len: int, dtype: torch.dtype, device: Any = None, rewind: int = 0) -> KVState:
         reach = self.visibility.reach
-        if reach is not None and reach < max_len:
-            return WindowState(batch, reach, self.n_kv_heads, self.head_dim, dtype, device)
+        if reach is not None and reach + rewind < max_len:
+            return WindowState(batch, reach, self.n_kv_heads, self.head_dim, dtype, device, rewind)
         return KVState(batch, max_len, self.n_kv_heads, self.head_dim, dtype, device)
 
 

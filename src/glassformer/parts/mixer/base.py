@@ -16,8 +16,8 @@ class Mixer(nn.Module):
     def forward(self, x: Tensor, positions: Positions | None = None, state: Any = None) -> Tensor:
         raise NotImplementedError
 
-    def init_state(self, batch: int, max_len: int, dtype: torch.dtype, device: Any = None) -> State:
-        """An empty state for `batch` sequences of at most `max_len` tokens."""
+    def init_state(self, batch: int, max_len: int, dtype: torch.dtype, device: Any = None, rewind: int = 0) -> State:
+        """An empty state for `batch` sequences of at most `max_len` tokens, of which `truncate` takes back `rewind`."""
         raise NotImplementedError
 
 

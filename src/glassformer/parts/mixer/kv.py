@@ -2,66 +2,175 @@
 
 from __future__ import annotations
 
-from typing import Any
+import copy
+from collections.abc import Mapping
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
 from glassformer.parts.position import Positions
-from glassformer.state import State, index_select_
+from glassformer.state import State
+
+
+class Cells:
+    """A vector per sequence, head and slot: (b, g, slots, h), kept as `dtype`.
+
+    int8 keeps each vector as whole numbers times the vector's largest value over 127, which is rounded to bf16 first.
+    """
+
+    def __init__(self, batch: int, slots: int, heads: int, width: int, dtype: torch.dtype, device: Any = None):
+        self.values = torch.zeros(batch, heads, slots, width, dtype=dtype, device=device)
+        self.scales = None
+        if dtype == torch.int8:
+            self.scales = torch.zeros(batch, heads, slots, 1, dtype=torch.bfloat16, device=device)
+
+    def tensors(self) -> list[Tensor]:
+        return [self.values] if self.scales is None else [self.values, self.scales]
+
+    def over(self, tensors: list[Tensor]) -> Cells:
+        other = copy.copy(self)
+        other.values, other.scales = tensors[0], tensors[1] if self.scales is not None else None
+        return other
+
+    def __setitem__(self, slots: slice | Tensor, x: Tensor) -> None:
+        """x (b, s, g, h) goes to `slots`: a slice or (s,), equal for all rows, or (b, s)."""
+        x = x.detach()  # a state is memory, not a path for gradients
+        if self.scales is not None:
+            scales = (x.abs().amax(-1, keepdim=True).float() / 127).to(self.scales.dtype)
+            _put(self.scales, slots, scales)
+            x = (x / scales.clamp(min=1e-30)).round().clamp(-127, 127)
+        _put(self.values, slots, x)
+
+    def upto(self, end: int, dtype: torch.dtype) -> Tensor:
+        """(b, end, g, h)"""
+        x = self.values[:, :, :end].to(dtype)
+        if self.scales is not None:
+            x = x * self.scales[:, :, :end].to(dtype)
+        return x.transpose(1, 2)
+
+    def at(self, slots: Tensor, dtype: torch.dtype) -> Tensor:
+        """(b, s, g, h) of slots (s,)."""
+        x = self.values[:, :, slots].to(dtype)
+        if self.scales is not None:
+            x = x * self.scales[:, :, slots].to(dtype)
+        return x.transpose(1, 2)
+
+
+def _put(cells: Tensor, slots: slice | Tensor, x: Tensor) -> None:
+    if isinstance(slots, Tensor) and slots.dim() == 2:
+        row = torch.arange(len(slots), device=slots.device)[:, None]
+        cells[row, :, slots] = x.to(cells.dtype)
+    else:
+        cells[:, :, slots] = x.transpose(1, 2).to(cells.dtype)
 
 
 class KVState(State):
-    """Keys and values (b, max_len, g, h) of every token read."""
+    """Keys and values (b, g, max_len, h) of every token read."""
 
     def __init__(self, batch: int, slots: int, n_kv_heads: int, head_dim: int, dtype: torch.dtype, device: Any = None):
-        self.k = torch.zeros(batch, slots, n_kv_heads, head_dim, dtype=dtype, device=device)
-        self.v = torch.zeros_like(self.k)
+        self.slots = slots
+        self.k = Cells(batch, slots, n_kv_heads, head_dim, dtype, device)
+        self.v = Cells(batch, slots, n_kv_heads, head_dim, dtype, device)
 
     @property
     def nbytes(self) -> int:
-        return self.k.nbytes + self.v.nbytes
+        return sum(tensor.nbytes for tensor in self.tensors().values())
+
+    def tensors(self) -> dict[str, Tensor]:
+        named = (("k", self.k), ("v", self.v))
+        return {f"{name}{i or ''}": tensor for name, cells in named for i, tensor in enumerate(cells.tensors())}
+
+    def upto(self, length: int) -> dict[str, Tensor]:
+        return {name: tensor[:, :, :length] for name, tensor in self.tensors().items()}
 
     def append(self, k: Tensor, v: Tensor, positions: Positions) -> tuple[Tensor, Tensor, Tensor | None]:
         """Stores the new tokens' k, v (b, s, g, h); returns those a query may look at (b, t, g, h), and which tokens
-        they are (t,), or None when they are tokens 0 .. t-1."""
-        start, end = positions.start, positions.end
-        self.k[:, start:end] = k.detach()  # a state is memory, not a path for gradients
-        self.v[:, start:end] = v.detach()
-        return self.k[:, :end].to(k.dtype), self.v[:, :end].to(v.dtype), None
+        they are, (t,) or (b, t), or None when they are the last t tokens."""
+        end, tokens = positions.end, None
+        slots: slice | Tensor = slice(positions.start, end)
+        if positions.rows is not None:
+            slots, end = positions.slots, self.slots if positions.whole else end
+            tokens = positions.once(("keys", end), lambda: torch.arange(end, device=k.device))
+        self.k[slots] = k
+        self.v[slots] = v
+        return self.k.upto(end, k.dtype), self.v.upto(end, v.dtype), tokens
 
-    def reorder(self, index: Tensor) -> None:
-        index_select_(self.k, index)
-        index_select_(self.v, index)
+    def over(self, tensors: Mapping[str, Tensor]) -> Self:
+        other = copy.copy(self)
+        other.k, other.v = (
+            cells.over([tensors[name] for name in names if name in tensors])
+            for cells, names in ((self.k, ("k", "k1")), (self.v, ("v", "v1")))
+        )
+        other.slots = tensors["k"].shape[2]
+        return other
 
     def truncate(self, length: int) -> None:
         """Nothing to do: slots past the model's length are never read before they are written."""
 
 
 class WindowState(KVState):
-    """Keys and values of the last `window` tokens: a ring, token i in slot i mod window."""
+    """Keys and values of the last tokens that a window needs: a ring, token i in slot i mod its size.
 
-    def append(self, k: Tensor, v: Tensor, positions: Positions) -> tuple[Tensor, Tensor, Tensor | None]:
-        window, start, end = self.k.shape[1], positions.start, positions.end
-        self.read = end
-        if end <= window:  # not full yet: slot i holds token i
-            return super().append(k, v, positions)
-        device = k.device
-        # What the new queries may see of the past, oldest first, then the new tokens themselves.
-        past = torch.arange(max(start - window + 1, 0), start, device=device)
-        kept_k = torch.cat((self.k[:, past % window].to(k.dtype), k), dim=1)
-        kept_v = torch.cat((self.v[:, past % window].to(v.dtype), v), dim=1)
-        new = torch.arange(max(start, end - window), end, device=device)
-        self.k[:, new % window] = k[:, new - start].detach().to(self.k.dtype)
-        self.v[:, new % window] = v[:, new - start].detach().to(self.v.dtype)
-        return kept_k, kept_v, torch.cat((past, torch.arange(start, end, device=device)))
+    `rewind` slots more than the window let `truncate` go back by as many tokens."""
 
     read = 0
 
+    def __init__(
+        self,
+        batch: int,
+        window: int,
+        n_kv_heads: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        device: Any = None,
+        rewind: int = 0,
+    ):
+        super().__init__(batch, window + rewind, n_kv_heads, head_dim, dtype, device)
+        self.rewind = rewind
+
+    def append(self, k: Tensor, v: Tensor, positions: Positions) -> tuple[Tensor, Tensor, Tensor | None]:
+        size, start, end, s = self.slots, positions.start, positions.end, k.shape[1]
+        self.read = end
+        tokens = positions.slots
+        if positions.rows is None:
+            if end <= size:  # not full yet: slot i holds token i
+                return super().append(k, v, positions)
+            if s > 1:
+                return self._append_many(k, v, tokens, start, positions.documents is not None)
+        elif s > 1:
+            kept, keys, values = self._held(tokens[:, :1] - 1, tokens[:, -1:] + 1), k, v
+            k = torch.cat((self.k.upto(size, k.dtype), k), dim=1)
+            v = torch.cat((self.v.upto(size, v.dtype), v), dim=1)
+            self.k[tokens[:, -size:] % size] = keys[:, -size:]
+            self.v[tokens[:, -size:] % size] = values[:, -size:]
+            return k, v, torch.cat((kept, tokens), dim=1)
+        self.k[tokens % size] = k
+        self.v[tokens % size] = v
+        return self.k.upto(size, k.dtype), self.v.upto(size, v.dtype), self._held(tokens, tokens + 1)
+
+    def _held(self, last: Tensor, nothing: Tensor) -> Tensor:
+        """Which token each slot holds when token `last` (..., 1) is the newest; `nothing` for slots still empty."""
+        held = last - (last - torch.arange(self.slots, device=last.device)) % self.slots
+        return torch.where(held < 0, nothing, held)
+
+    def _append_many(
+        self, k: Tensor, v: Tensor, tokens: Tensor, start: int, named: bool
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """What the new queries may see of the past, oldest first, then the new tokens themselves."""
+        past = torch.arange(max(start - self.slots + 1, 0), start, device=k.device)
+        slots, size = past % self.slots, self.slots
+        kept_k = torch.cat((self.k.at(slots, k.dtype), k), dim=1) if start else k
+        kept_v = torch.cat((self.v.at(slots, v.dtype), v), dim=1) if start else v
+        self.k[tokens[-size:] % size] = k[:, -size:]
+        self.v[tokens[-size:] % size] = v[:, -size:]
+        return kept_k, kept_v, torch.cat((past, tokens)) if named else None
+
     def truncate(self, length: int) -> None:
-        if self.read > self.k.shape[1] and length < self.read:
+        if self.read > self.slots and length < self.read - self.rewind:
+            window = self.slots - self.rewind
             raise ValueError(
-                f"a window of {self.k.shape[1]} has forgotten what came before token {self.read}; it cannot go back "
-                f"to {length}"
+                f"a window of {window} has forgotten what came before token {self.read - self.rewind}; it cannot go "
+                f"back to {length}"
             )
         self.read = min(self.read, length)

@@ -45,6 +45,8 @@ def naive_rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype | None = None) -> Tensor:
     """Equals `naive_rms_norm`, in `dtype`; keeps x and one number per token for the backward pass."""
+    if not torch.is_grad_enabled():
+        return _forward(x, weight, eps, dtype or x.dtype)[0]
     return _RMSNorm.apply(x, weight, eps, dtype or x.dtype)
 
 

@@ -16,6 +16,8 @@ class Positions:
     start, end  slots in the sequence: tokens start .. end-1, of which `start` were read before (end = t)
     ids         (s,) or (b, s) true positions; they differ from slots for padded rows and packed documents
     documents   (b, t) ids of all tokens so far, or None when each row is one document
+    rows        (b,) tokens that each row had read, where they differ; start and end are then the longest row's
+    whole       states hand out all their slots, also those not filled yet
     """
 
     def __init__(
@@ -25,11 +27,16 @@ class Positions:
         device: Any = None,
         ids: Tensor | None = None,
         documents: Tensor | None = None,
+        rows: Tensor | None = None,
+        tokens: int | None = None,
+        whole: bool = False,
     ):
-        self.start, self.end = start, end
-        self.ids = torch.arange(start, end, device=device) if ids is None else ids
-        self.documents = documents
+        self.start, self.end, self.rows, self.whole = start, end, rows, whole
+        self.tokens = end - start if tokens is None else tokens
         self._made: dict[Hashable, Any] = {}
+        self._device = device if ids is None else ids.device
+        self.ids = self.slots if ids is None else ids
+        self.documents = documents
 
     @classmethod
     def of(cls, x: Tensor) -> Positions:
@@ -38,8 +45,14 @@ class Positions:
 
     @property
     def slots(self) -> Tensor:
-        """(s,) slot of each token."""
-        return self.once("slots", lambda: torch.arange(self.start, self.end, device=self.ids.device))
+        """(s,) slot of each token; (b, s) where rows differ."""
+
+        def make() -> Tensor:
+            if self.rows is None:
+                return torch.arange(self.start, self.end, device=self._device)
+            return self.rows[:, None] + torch.arange(self.tokens, device=self._device)
+
+        return self.once("slots", make)
 
     def index(self, k_idx: Tensor | None) -> Index | None:
         return None if k_idx is None else (self.slots, k_idx)

@@ -78,7 +78,8 @@ def naive_turn(x: Float[Tensor, "b s n h"], cos: Tensor, sin: Tensor, pair_axis:
 
 def turn(x: Float[Tensor, "b s n h"], cos: Tensor, sin: Tensor, pair_axis: int) -> Float[Tensor, "b s n h"]:
     """Equals `naive_turn`; its result lies in memory head by head, as kernels read it."""
-    return _Turn.apply(x, cos, sin, pair_axis)
+    turned = _Turn.apply if torch.is_grad_enabled() else _turn
+    return turned(x, cos, sin, pair_axis)
 
 
 @region
