@@ -128,10 +128,7 @@ def locate(
             positions = position_in_document(documents)
         return Positions(start, end, tokens.device, positions, documents)
     if state.rows is not None and documents is None:
-        seen = state.max_len if state.whole else end
-        return Positions(
-            start, seen, tokens.device, positions, rows=state.rows, tokens=tokens.shape[1], whole=state.whole
-        )
+        return Positions(start, state.seen or end, tokens.device, positions, rows=state.rows, tokens=tokens.shape[1])
     if end > state.max_len:
         raise RequestError(
             f"the state holds {state.max_len} tokens and {end} were given; make it with max_len={end} or more"

@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Self
 
 import torch
 from torch import Tensor
@@ -28,7 +27,7 @@ class State(ABC):
         """What it consists of, row by row along the first axis: the memory itself, not a copy."""
 
     @abstractmethod
-    def over(self, tensors: Mapping[str, Tensor]) -> Self:
+    def over(self, tensors: Mapping[str, Tensor]) -> State:
         """The same kind of state with these as its memory, named and shaped as in `tensors` (slots may be more)."""
 
     def upto(self, length: int) -> dict[str, Tensor]:
@@ -57,7 +56,7 @@ class ModelState:
     layers     one State per layer, in order
     length     tokens read so far; of the longest row, where they differ
     rows       (b,) tokens read by each row, once rows go on at lengths of their own (`spread`)
-    whole      queries look at all slots, also those not filled yet: shapes then never change, as compiled code wants
+    seen       with `rows`: queries look at so many slots, filled or not, so that compiled code meets few shapes
     documents  (b, max_len) ids, present once a call has named documents
     offset     (b, 1): a row's first true position minus its slot, non-zero for left-padded rows
     """
@@ -68,7 +67,7 @@ class ModelState:
         self.max_len = max_len
         self.length = 0
         self.rows: Tensor | None = None
-        self.whole = False
+        self.seen: int | None = None
         self.documents: Tensor | None = None
         self.offset: Tensor | None = None
 

@@ -37,7 +37,7 @@ class Direct(Kernel):
         plain = visibility.only_order and near and bias is None and index is None
         if not plain or (visibility.causal and s > 1):
             if bias is None or bias.additive:
-                key = ("direct", visibility.key, bias and bias.key, s, t)
+                key = ("direct", visibility.key, bias and bias.key)  # layers that see alike keep as many tokens
                 scores = scores + once(key, lambda: additive_mask(wide(q), k, visibility, bias, index))
             else:
                 at = indices(q, k, index)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -90,13 +90,13 @@ class KVState(State):
         end, tokens = positions.end, None
         slots: slice | Tensor = slice(positions.start, end)
         if positions.rows is not None:
-            slots, end = positions.slots, self.slots if positions.whole else end
-            tokens = positions.once(("keys", end), lambda: torch.arange(end, device=k.device))
+            slots = positions.slots
+            tokens = positions.once("keys", lambda: torch.arange(end, device=k.device))
         self.k[slots] = k
         self.v[slots] = v
         return self.k.upto(end, k.dtype), self.v.upto(end, v.dtype), tokens
 
-    def over(self, tensors: Mapping[str, Tensor]) -> Self:
+    def over(self, tensors: Mapping[str, Tensor]) -> KVState:
         other = copy.copy(self)
         other.k, other.v = (
             cells.over([tensors[name] for name in names if name in tensors])

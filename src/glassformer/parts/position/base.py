@@ -16,8 +16,7 @@ class Positions:
     start, end  slots in the sequence: tokens start .. end-1, of which `start` were read before (end = t)
     ids         (s,) or (b, s) true positions; they differ from slots for padded rows and packed documents
     documents   (b, t) ids of all tokens so far, or None when each row is one document
-    rows        (b,) tokens that each row had read, where they differ; start and end are then the longest row's
-    whole       states hand out all their slots, also those not filled yet
+    rows        (b,) tokens that each row had read, where they differ; start and end are then the longest row's, or end is more
     """
 
     def __init__(
@@ -29,9 +28,8 @@ class Positions:
         documents: Tensor | None = None,
         rows: Tensor | None = None,
         tokens: int | None = None,
-        whole: bool = False,
     ):
-        self.start, self.end, self.rows, self.whole = start, end, rows, whole
+        self.start, self.end, self.rows = start, end, rows
         self.tokens = end - start if tokens is None else tokens
         self._made: dict[Hashable, Any] = {}
         self._device = device if ids is None else ids.device

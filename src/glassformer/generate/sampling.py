@@ -1,0 +1,263 @@
+"""From logits to the next token: what a row asks for, the warpers that serve it, and the draw.
+
+The order is that in which `transformers` composes its processors in `generate()`: logit bias, penalties, temperature,
+top-k, top-p, min-p, typical.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Annotated, Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from pydantic import Field, ValidationError
+from torch import Tensor
+
+from glassformer.config import explain
+from glassformer.errors import RequestError
+from glassformer.parts.base import Value
+
+__all__ = ["Chosen", "Sampling", "choose", "row_generator", "warp"]
+
+LARGEST_BIAS = 10_000  # entries
+COLDEST = 1e-6  # a temperature below it draws what it draws, and divides logits beyond what fp32 can hold
+FIRST_LOOK = 256  # tokens sorted at first: the likely ones are few, and sorting a vocabulary takes longer than a model
+
+Added = Annotated[float, Field(ge=-100, le=100)]
+TokenId = Annotated[int, Field(ge=0)]
+
+
+class Sampling(Value):
+    """How the tokens of a row are chosen. None and the defaults are off. A wrong value is a RequestError."""
+
+    temperature: float = Field(0.0, ge=0, le=1e6)
+    """0 takes the most likely token, whatever top_k, top_p, min_p and typical_p say."""
+    top_k: int | None = Field(None, ge=1)
+    top_p: float | None = Field(None, gt=0, le=1)
+    min_p: float | None = Field(None, gt=0, le=1)
+    typical_p: float | None = Field(None, gt=0, le=1)
+    repetition_penalty: float = Field(1.0, ge=1e-3, le=1e3)
+    """On every token of the prompt and of the answer."""
+    frequency_penalty: Added = 0.0
+    """On the tokens of the answer, once for each time they occur."""
+    presence_penalty: Added = 0.0
+    """On the tokens of the answer, once."""
+    logit_bias: dict[TokenId, Added] = Field({}, max_length=LARGEST_BIAS)
+
+    def __init__(self, **fields: Any) -> None:
+        try:
+            super().__init__(**fields)
+        except ValidationError as error:
+            raise RequestError(explain(error)) from None
+
+    def check(self, vocab_size: int) -> None:
+        """RequestError where `logit_bias` names a token that the vocabulary lacks."""
+        if (last := max(self.logit_bias, default=0)) >= vocab_size:
+            raise RequestError(f"logit_bias has the token {last}; this vocabulary of {vocab_size} ends before it")
+
+    @cached_property
+    def penalizes(self) -> bool:
+        """Whether the tokens so far matter."""
+        return self.repetition_penalty != 1 or self.frequency_penalty != 0 or self.presence_penalty != 0
+
+    @cached_property
+    def plain(self) -> bool:
+        """Whether the largest logit, as the model has it, is chosen."""
+        return self.temperature == 0 and not self.penalizes and not self.logit_bias
+
+
+# Warpers: (b, v) float32 -> (b, v), never in place
+
+
+def add_bias(logits: Float[Tensor, "b v"], bias: Mapping[int, float]) -> Float[Tensor, "b v"]:
+    """x_i + bias_i, as `logit_bias` of OpenAI's API."""
+    tokens = torch.tensor(list(bias), device=logits.device)
+    return logits.index_add(1, tokens, logits.new_tensor(list(bias.values())).expand(len(logits), -1))
+
+
+def penalize_repetition(
+    logits: Float[Tensor, "b v"], penalty: float, history: Sequence[Int[Tensor, "_"]]
+) -> Float[Tensor, "b v"]:
+    """x_i / penalty where x_i > 0, else x_i * penalty, for each token i in a row's history: Keskar et al. 2019,
+    1909.05858, with the care for the sign that `transformers` takes."""
+    logits = logits.clone()
+    for row, tokens in zip(logits, history, strict=True):
+        seen = row[tokens]
+        row[tokens] = torch.where(seen < 0, seen * penalty, seen / penalty)
+    return logits
+
+
+def penalize_frequency(
+    logits: Float[Tensor, "b v"], frequency: float, presence: float, generated: Sequence[Int[Tensor, "_"]]
+) -> Float[Tensor, "b v"]:
+    """x_i - frequency * c_i - presence * [c_i > 0], c_i how often a row has generated the token i: OpenAI's API
+    reference. vLLM counts the same; llama.cpp counts among the last n tokens."""
+    logits = logits.clone()
+    for row, tokens in zip(logits, generated, strict=True):
+        counts = torch.zeros_like(row).index_add_(0, tokens, row.new_ones(len(tokens)))
+        row -= frequency * counts + presence * (counts > 0)
+    return logits
+
+
+def scale(logits: Float[Tensor, "b v"], temperature: float) -> Float[Tensor, "b v"]:
+    """x / temperature."""
+    return logits / max(temperature, COLDEST)
+
+
+def keep_top_k(logits: Float[Tensor, "b v"], k: int) -> Float[Tensor, "b v"]:
+    """The k largest, and what equals the least of them: Fan et al. 2018, 1805.04833."""
+    least = logits.topk(min(k, logits.shape[-1])).values[:, -1:]
+    return logits.masked_fill(logits < least, -math.inf)
+
+
+def keep_top_p(logits: Float[Tensor, "b v"], p: float) -> Float[Tensor, "b v"]:
+    """The fewest most likely tokens whose probabilities reach p, and what equals the least of them (of equals,
+    `transformers` keeps some, by their ids): Holtzman et al. 2019, 1904.09751."""
+    return logits.masked_fill(logits < _least_of(logits, logits.softmax(-1), p), -math.inf)
+
+
+def keep_min_p(logits: Float[Tensor, "b v"], p: float) -> Float[Tensor, "b v"]:
+    """Tokens at least p times as likely as the likeliest: Nguyen et al. 2024, 2407.01082."""
+    return logits.masked_fill(logits < logits.amax(-1, keepdim=True) + math.log(p), -math.inf)
+
+
+def keep_typical(logits: Float[Tensor, "b v"], p: float) -> Float[Tensor, "b v"]:
+    """The fewest tokens whose probabilities reach p, those first whose -log q_i is nearest to the entropy
+    -sum_j q_j log q_j: Meister et al. 2022, 2202.00666."""
+    surprise = -logits.log_softmax(-1)
+    q = (-surprise).exp()
+    nearness = -(surprise - (q * surprise).nansum(-1, keepdim=True)).abs()  # 0 * inf: a token kept out before
+    return logits.masked_fill(nearness < _least_of(nearness, q, p), -math.inf)
+
+
+def _least_of(rank: Float[Tensor, "b v"], probabilities: Float[Tensor, "b v"], mass: float) -> Float[Tensor, "b 1"]:
+    """The rank of the last of the fewest best-ranked tokens whose probabilities reach the mass."""
+    vocab_size = rank.shape[-1]
+    enough = probabilities.sum(-1, keepdim=True, dtype=torch.float64) - (1 - mass)
+    k = min(FIRST_LOOK, vocab_size)
+    while True:
+        best = rank.topk(k)
+        reached = probabilities.gather(-1, best.indices).cumsum(-1, dtype=torch.float64)
+        if k == vocab_size or bool((reached[:, -1:] >= enough).all()):
+            last = (reached < enough).sum(-1, keepdim=True).clamp_(max=k - 1)
+            return best.values.gather(-1, last)
+        k = min(16 * k, vocab_size)
+
+
+def warp(
+    logits: Float[Tensor, "b v"],
+    sampling: Sampling,
+    history: Sequence[Int[Tensor, "_"]] = (),
+    generated_from: Sequence[int] = (),
+) -> Float[Tensor, "b v"]:
+    """The logits, in fp32, that rows of one Sampling are drawn from; at least one in each row is finite if the model's
+    are. At temperature 0 nothing is kept out.
+
+    `history` has the tokens of each row so far, those of the answer from `generated_from` on; both are read only
+    where `sampling.penalizes`."""
+    logits = logits.float()
+    if sampling.logit_bias:
+        logits = add_bias(logits, sampling.logit_bias)
+    if sampling.repetition_penalty != 1:
+        logits = penalize_repetition(logits, sampling.repetition_penalty, history)
+    if sampling.frequency_penalty or sampling.presence_penalty:
+        generated = [tokens[start:] for tokens, start in zip(history, generated_from, strict=True)]
+        logits = penalize_frequency(logits, sampling.frequency_penalty, sampling.presence_penalty, generated)
+    if sampling.temperature == 0:
+        return logits
+    if sampling.temperature != 1:
+        logits = scale(logits, sampling.temperature)
+    if sampling.top_k is not None:
+        logits = keep_top_k(logits, sampling.top_k)
+    if sampling.top_p is not None and sampling.top_p < 1:
+        logits = keep_top_p(logits, sampling.top_p)
+    if sampling.min_p is not None:
+        logits = keep_min_p(logits, sampling.min_p)
+    if sampling.typical_p is not None and sampling.typical_p < 1:
+        logits = keep_typical(logits, sampling.typical_p)
+    return logits
+
+
+# The choice
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The next token of each row.
+
+    Log-probabilities are of the model's own distribution, log_softmax of its logits before any warper, as OpenAI and
+    vLLM report them; None where they were not asked for. A row is `bad` where the model's logits are NaN, hold +inf or
+    are all -inf: its token means nothing, those of other rows are unharmed.
+    """
+
+    tokens: Int[Tensor, "b"]
+    bad: Bool[Tensor, "b"]
+    logprobs: Float[Tensor, "b"] | None = None
+    top_ids: Int[Tensor, "b k"] | None = None
+    top_logprobs: Float[Tensor, "b k"] | None = None
+
+
+def choose(
+    logits: Float[Tensor, "b v"],
+    samplings: Sequence[Sampling],
+    histories: Sequence[Int[Tensor, "_"]] = (),
+    generated_from: Sequence[int] = (),
+    generators: Sequence[torch.Generator | None] = (),
+    top: int = 0,
+    logprobs: bool = False,
+) -> Chosen:
+    """The next token of each row by its own Sampling and generator, so that it does not depend on its neighbours.
+
+    Rows that share a Sampling object are warped together. `histories` and `generated_from` are read where a row
+    penalizes, `generators` where it has a temperature (None: torch's own). With `top`, the log-probabilities of the
+    k likeliest tokens too."""
+    best, tokens = logits.max(-1)  # one pass: in bf16 on the CPU, argmax takes four times as long
+    bad = ~best.isfinite()  # NaN counts as the largest
+    alike: dict[int, list[int]] = {}
+    for row, sampling in enumerate(samplings):
+        if not sampling.plain:
+            alike.setdefault(id(sampling), []).append(row)
+    for rows in alike.values():
+        sampling = samplings[rows[0]]
+        some = logits if len(rows) == len(logits) else logits[rows]
+        past = rows if sampling.penalizes else []
+        warped = warp(some, sampling, [histories[row] for row in past], [generated_from[row] for row in past])
+        if sampling.temperature == 0:
+            tokens[rows] = warped.argmax(-1)
+        else:
+            tokens[rows] = draw(warped, [generators[row] for row in rows])
+    if not (logprobs or top):
+        return Chosen(tokens, bad)
+    logits = logits.float()
+    total = logits.logsumexp(-1, keepdim=True)
+    chosen = (logits.gather(-1, tokens[:, None]) - total)[:, 0]
+    if not top:
+        return Chosen(tokens, bad, chosen)
+    first = logits.topk(min(top, logits.shape[-1]))
+    return Chosen(tokens, bad, chosen, first.indices, first.values - total)
+
+
+def draw(logits: Float[Tensor, "b v"], generators: Sequence[torch.Generator | None]) -> Int[Tensor, "b"]:
+    """One token of each row from softmax(logits), by one number from its generator: the first whose cumulative
+    probability reaches u, 0 < u <= 1, so that one of probability 0 is never drawn."""
+    below_1 = logits.new_empty(len(logits), 1, dtype=torch.float64)
+    for number, generator in zip(below_1, generators, strict=True):
+        number.uniform_(generator=generator)
+    reached = logits.softmax(-1).cumsum(-1, dtype=torch.float64)
+    drawn = torch.searchsorted(reached, (1 - below_1) * reached[:, -1:])
+    return drawn[:, 0].clamp_(max=logits.shape[-1] - 1)  # NaN lies beyond the last
+
+
+def row_generator(seed: int | None, row: int, device: torch.device | str) -> torch.Generator:
+    """A generator for a row of a batch that depends on (seed, row) alone; without a seed, never the same twice."""
+    generator = torch.Generator(device)
+    if seed is None:
+        generator.seed()
+        return generator
+    digest = hashlib.blake2b(f"{seed} {row}".encode(), digest_size=8).digest()
+    return generator.manual_seed(int.from_bytes(digest, "little"))

@@ -1,0 +1,161 @@
+"""From tokens to text as it grows: whole characters, and nothing of a stop string."""
+
+from __future__ import annotations
+
+import copy
+from array import array
+from collections import deque
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, Protocol
+
+from glassformer.errors import RequestError
+
+__all__ = ["Detokenizer", "Stops"]
+
+MOST_STOPS = 10_000
+LONGEST_STOPS = 1_000_000  # characters of all of them
+CODE_POINT_BITS = 21
+REPLACEMENT = "\ufffd"  # how a tokenizer spells bytes that are no character, or not yet one
+WINDOW = 16  # tokens decoded at once, at most; a run of byte tokens is longer
+CONTEXT = 4  # tokens kept before the next: an unfinished character has at most three, and the first token of a text
+# may be decoded otherwise than the rest
+
+
+class Stops:
+    """Finds the first stop string to be complete in a growing text; of several that end together, the longest.
+
+    `matched` is that string, once it is there. The automaton of Aho and Corasick 1975 (10.1145/360825.360855):
+    linear in the length of the strings and of the text. RequestError for an empty string, more than 10,000, or more
+    than a million characters.
+    """
+
+    def __init__(self, strings: str | Sequence[str]) -> None:
+        strings = [strings] if isinstance(strings, str) else list(strings)
+        if len(strings) > MOST_STOPS:
+            raise RequestError(f"stop has {len(strings)} strings; give at most {MOST_STOPS}")
+        if "" in strings:
+            raise RequestError(f"stop[{strings.index('')}]='' is empty; a stop string has at least one character")
+        if (total := sum(map(len, strings))) > LONGEST_STOPS:
+            raise RequestError(f"stop has {total} characters in its strings; give at most {LONGEST_STOPS}")
+        # A node stands for a prefix of a stop string; 0 for the empty one. An edge is (node, character) in one number.
+        self._edges: dict[int, int] = {}
+        self._depth = array("i", [0])  # the length of the prefix
+        self._fail = array("i", [0])  # the node of its longest proper suffix
+        self._found = array("i", [0])  # the length of the longest stop string that it ends with, 0 for none
+        self._grow(strings)
+        self._reset()
+
+    def _reset(self) -> None:
+        self._node = 0  # the longest prefix of a stop string that the text so far ends with
+        self._held = deque[str]()  # its characters
+        self.matched: str | None = None
+
+    def fresh(self) -> Stops:
+        """The same strings, another text."""
+        other = copy.copy(self)
+        other._reset()
+        return other
+
+    def _grow(self, strings: list[str]) -> None:
+        """All prefixes of one length before any longer: a shorter node is complete when a longer one fails to it."""
+        depth, paths = 0, [(string, 0) for string in strings]
+        while paths:
+            longer = []
+            for string, parent in paths:
+                edge = parent << CODE_POINT_BITS | ord(string[depth])
+                node = self._edges.get(edge)
+                if node is None:
+                    node = len(self._depth)
+                    fail = self._step(self._fail[parent], string[depth]) if parent else 0
+                    self._edges[edge] = node
+                    self._depth.append(depth + 1)
+                    self._fail.append(fail)
+                    self._found.append(self._found[fail])
+                if len(string) == depth + 1:
+                    self._found[node] = depth + 1
+                else:
+                    longer.append((string, node))
+            depth, paths = depth + 1, longer
+
+    def _step(self, node: int, character: str) -> int:
+        code, edges = ord(character), self._edges
+        while node and (node << CODE_POINT_BITS | code) not in edges:
+            node = self._fail[node]
+        return edges.get(node << CODE_POINT_BITS | code, 0)
+
+    def feed(self, piece: str) -> tuple[str, bool]:
+        """(what can be shown now, whether a stop string is complete). The longest end of the text that a stop string
+        begins with is held back; the stop string and what follows it are never shown."""
+        if self.matched is not None:
+            return "", True
+        for character in piece:
+            self._held.append(character)
+            self._node = self._step(self._node, character)
+            if length := self._found[self._node]:
+                text = "".join(self._held)
+                self._held.clear()
+                self.matched = text[-length:]
+                return text[:-length], True
+        settled = len(self._held) - self._depth[self._node]
+        return "".join(self._held.popleft() for _ in range(settled)), False
+
+    def flush(self) -> str:
+        """What was held back, where the text ends without a stop string."""
+        text = "".join(self._held)
+        self._held.clear()
+        self._node = 0
+        return text
+
+
+class Decodes(Protocol):
+    """A tokenizer."""
+
+    def decode(self, ids: Any) -> str: ...
+
+    def __hash__(self) -> int: ...
+
+
+class Detokenizer:
+    """Tokens to text, one by one: the pieces make up `tokenizer.decode` of all tokens, and none ends within a
+    character. A token costs the same at the end of a long text as at its beginning.
+
+    Where a tokenizer has byte tokens (`<0x0A>`), a run of them is shown as a whole: with one wrong byte, `decode`
+    makes U+FFFD of each, those of whole characters too.
+    """
+
+    def __init__(self, tokenizer: Decodes) -> None:
+        self._decode = tokenizer.decode
+        self._byte_ids = _byte_ids(tokenizer)
+        self._window: list[int] = []  # the last tokens that have text
+        self._shown = 0  # characters of the window's text
+
+    def feed(self, token: int) -> str:
+        """What can be shown now. RequestError for an id outside the vocabulary."""
+        if not self._decode([token, token]):  # no text; once alone, it might be the space left out before a text
+            return ""
+        self._window.append(token)
+        if token in self._byte_ids:
+            return ""
+        text = self._decode(self._window)
+        settled = len(text) - text.endswith(REPLACEMENT)  # of bytes that are no character, the last may become one
+        piece = text[self._shown : settled]
+        self._shown = settled
+        if len(self._window) > WINDOW:
+            self._window = self._window[-CONTEXT:]
+            self._shown = len(self._decode(self._window)) - (len(text) - settled)
+        return piece
+
+    def flush(self) -> str:
+        """What was held back, where the text ends here."""
+        piece = self._decode(self._window)[self._shown :]
+        self._window, self._shown = [], 0
+        return piece
+
+
+@lru_cache(maxsize=2)
+def _byte_ids(tokenizer: Decodes) -> frozenset[int]:
+    """The ids of the tokens `<0x00>` to `<0xFF>` that stand for bytes (byte fallback); most tokenizers have none."""
+    ids: dict[str, int] = getattr(tokenizer, "ids", dict)()
+    names = [f"<0x{byte:02X}>" for byte in range(256)]
+    return frozenset(ids[name] for name in names if name in ids and tokenizer.decode([ids[name]]) != name)
