@@ -8,7 +8,7 @@ from torch import Tensor
 
 from glassformer.errors import RequestError
 from glassformer.expression import preset
-from glassformer.generate import choose, generate, stream
+from glassformer.generate import generate, stream
 from glassformer.model import Model
 
 VOCAB = 31
@@ -117,19 +117,6 @@ def test_a_row_at_its_end_waits_for_the_others():
     assert both.shape == (2, 10)
     assert both[0].tolist() == free[0, : at + 1].tolist() + [eos] * (9 - at)
     assert torch.equal(both[1], free[1])
-
-
-def test_sampling_follows_the_distribution():
-    logits = torch.tensor([0.5, 0.3, 0.15, 0.05]).log().expand(40_000, 4)
-    share = torch.bincount(choose(logits, 1.0), minlength=4) / 40_000
-    torch.testing.assert_close(share, torch.tensor([0.5, 0.3, 0.15, 0.05]), atol=0.01, rtol=0)
-    sharp = torch.tensor([0.25, 0.09, 0.0225, 0.0025])
-    share = torch.bincount(choose(logits, 0.5), minlength=4) / 40_000
-    torch.testing.assert_close(share, sharp / sharp.sum(), atol=0.01, rtol=0)
-    share = torch.bincount(choose(logits, 1.0, top_k=2), minlength=4) / 40_000
-    torch.testing.assert_close(share, torch.tensor([0.625, 0.375, 0.0, 0.0]), atol=0.01, rtol=0)
-    assert (choose(logits, 1.0, top_k=1) == 0).all() and (choose(logits, 0.0) == 0).all()
-    assert choose(logits[:5], 1.0, top_k=99).max() < 4
 
 
 @pytest.mark.parametrize(

@@ -111,9 +111,12 @@ def test_a_large_vocabulary_is_drawn_from_as_it_should() -> None:
     assert chance(none.index_add(0, classes, counts.double()), mass) > 1e-6
 
 
-def test_a_token_of_no_probability_is_never_drawn() -> None:
-    logits = torch.tensor([-math.inf, 0.0, -math.inf, 0.0, -math.inf])
-    assert chance(drawn(logits, Sampling(temperature=1), 20_000), logits.double().softmax(-1)) > 1e-6
+@pytest.mark.parametrize(("number", "token"), [(0.0, 3), (0.5, 3), (1 - 2**-53, 1)])
+def test_a_token_of_no_probability_is_never_drawn(number: float, token: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even by the least and the largest number that a generator gives."""
+    monkeypatch.setattr(Tensor, "uniform_", lambda self, generator: self.fill_(number))
+    logits = torch.tensor([[-math.inf, 0.0, -math.inf, 0.5, -math.inf]])
+    assert choose(logits, [Sampling(temperature=1)], generators=[None]).tokens.tolist() == [token]
 
 
 # Against transformers

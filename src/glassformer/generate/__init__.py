@@ -1,4 +1,9 @@
-"""From logits to text: prefill once, then one token at a time. Needs only `init_state` and `forward` of a model."""
+"""From logits to text: a prompt is read once, then one token at a time. Needs only `init_state` and `forward`.
+
+stream, generate   rows of one length, as tensors
+Engine             requests of any length, as text or tokens, that join and leave a running batch
+speculate, beams   the same text in fewer passes; the likeliest text among several
+"""
 
 from __future__ import annotations
 
@@ -6,15 +11,18 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor
 
 from glassformer.callable_module import make_callable
-from glassformer.errors import RequestError
+from glassformer.errors import RequestError, WorkError
+from glassformer.generate.compiled import CompiledStep
+from glassformer.generate.sampling import Sampling, choose, row_generator
+from glassformer.generate.steps import CHUNK, check_tokens, decode, prefill
 from glassformer.model import Model
 from glassformer.state import ModelState
 
-__all__ = ["choose", "generate", "stream"]
+__all__ = ["CompiledStep", "Sampling", "choose", "decode", "generate", "prefill", "stream"]
 
 
 def stream(
@@ -25,24 +33,42 @@ def stream(
     top_k: int | None = None,
     seed: int | None = None,
     state: ModelState | None = None,
+    compiled: CompiledStep | None = None,
+    chunk: int = CHUNK,
+    **sampling: Any,
 ) -> Iterator[Int[Tensor, "b"]]:
     """Yields the next token of every row, one step at a time. With a `state`, `tokens` go on from where it stands.
 
-    Raises RequestError for what cannot be generated."""
-    check(model, tokens, max_new_tokens, temperature, top_k)
-    generator = None if seed is None else torch.Generator(tokens.device).manual_seed(seed)
+    `sampling`: top_p, min_p, typical_p, penalties, logit_bias (`Sampling`). Row i draws from a generator of (seed, i),
+    so its text does not depend on its neighbours. Raises RequestError for what cannot be generated, WorkError where
+    the model's logits are not numbers."""
+    check_tokens(model, tokens)
+    if max_new_tokens < 1:
+        raise RequestError(f"max_new_tokens={max_new_tokens} must be at least 1")
+    rule = Sampling(temperature=temperature, top_k=top_k, **sampling)
+    b, s = tokens.shape
+    rule.check(model.embedding.weight.shape[0])
+    generators = [] if rule.temperature == 0 else [row_generator(seed, row, tokens.device) for row in range(b)]
+    past = tokens
     was_training = model.training
     model.eval()
     try:
         if state is None:
-            state = model.init_state(tokens.shape[0], tokens.shape[1] + max_new_tokens)
+            state = model.init_state(b, s + max_new_tokens) if compiled is None else compiled.init_state()
         for step in range(max_new_tokens):
-            with torch.no_grad():
-                logits = model(tokens, state)[:, -1]
-                tokens = choose(logits, temperature, top_k, generator)[:, None]
-            yield tokens[:, 0]
-            if step + 1 == max_new_tokens:
-                return
+            with torch.inference_mode():
+                if step == 0:
+                    logits = prefill(model, tokens, state, chunk)
+                else:
+                    logits = compiled(tokens, state) if compiled else decode(model, tokens, state)
+                chosen = choose(logits, [rule] * b, list(past), [s] * b, generators)
+            if bool(chosen.bad.any()):
+                raise WorkError(f"the model's logits are not numbers after {past.shape[1]} tokens")
+            token = chosen.tokens.clone()  # an ordinary tensor
+            if rule.penalizes:
+                past = torch.cat([past, token[:, None]], dim=1)
+            yield token
+            tokens = token[:, None]
     finally:
         model.train(was_training)
 
@@ -56,12 +82,15 @@ def generate(
     seed: int | None = None,
     stop_at_eos: bool = True,
     eos_id: int | None = None,
+    **more: Any,
 ) -> Int[Tensor, "b t"]:
-    """tokens (b, s) followed by the new ones. A row that has reached `eos_id` repeats it; all rows there, it stops."""
+    """tokens (b, s) followed by the new ones. A row that has reached `eos_id` repeats it; all rows there, it stops.
+
+    `more` as for `stream`."""
     eos_id = eos_id if stop_at_eos else None  # without one known, nothing stops early
     new: list[Tensor] = []
     done = torch.zeros(tokens.shape[0], dtype=torch.bool, device=tokens.device)
-    for token in stream(model, tokens, max_new_tokens, temperature, top_k, seed):
+    for token in stream(model, tokens, max_new_tokens, temperature, top_k, seed, **more):
         if eos_id is not None:
             token = torch.where(done, eos_id, token)
             done |= token == eos_id
@@ -69,40 +98,6 @@ def generate(
         if bool(done.all()):
             break
     return torch.cat([tokens, *(token[:, None] for token in new)], dim=1)
-
-
-def choose(
-    logits: Float[Tensor, "b v"], temperature: float, top_k: int | None = None, generator: Any = None
-) -> Int[Tensor, "b"]:
-    """The most likely token at temperature 0, else one drawn from softmax(logits / temperature)."""
-    if temperature == 0.0:
-        return logits.argmax(-1)
-    logits = logits.float()
-    logits = (logits - logits.max(-1, keepdim=True).values) / max(temperature, 1e-6)  # the largest is 0, never 0/0
-    if top_k is not None and top_k < logits.shape[-1]:
-        least = logits.topk(top_k).values[:, -1:]
-        logits = logits.masked_fill(logits < least, float("-inf"))
-    return torch.multinomial(logits.softmax(-1), 1, generator=generator)[:, 0]
-
-
-def check(model: Model, tokens: Tensor, max_new_tokens: int, temperature: float, top_k: int | None) -> None:
-    if tokens.dim() != 2 or tokens.numel() == 0:
-        raise RequestError(
-            f"tokens must be (batch, length) with at least one token in each row, and are {tuple(tokens.shape)}"
-        )
-    if max_new_tokens < 1:
-        raise RequestError(f"max_new_tokens={max_new_tokens} must be at least 1")
-    if not 0 <= temperature < float("inf"):
-        raise RequestError(f"temperature={temperature} must be 0 or above")
-    if top_k is not None and top_k < 1:
-        raise RequestError(f"top_k={top_k} must be at least 1")
-    visibilities = (getattr(layer.mixer, "visibility", None) for layer in model.layers)
-    if not all(visibility is None or visibility.causal for visibility in visibilities):
-        raise RequestError("this model sees both ways; it cannot write on from left to right")
-    vocab_size = model.embedding.weight.shape[0]
-    for token in (int(tokens.max()), int(tokens.min())):
-        if not 0 <= token < vocab_size:
-            raise RequestError(f"token {token} is outside the vocabulary of {vocab_size}")
 
 
 make_callable(__name__)

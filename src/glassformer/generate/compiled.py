@@ -43,12 +43,12 @@ class CompiledStep:
         self._run: Callable[..., Tensor] | None = None
 
     def init_state(self) -> ModelState:
-        state = self.model.init_state(self.batch, self.max_len, self.dtype)
-        state.spread([0] * self.batch)
-        return state
+        return self.model.init_state(self.batch, self.max_len, self.dtype)
 
     def __call__(self, tokens: Tensor, state: ModelState) -> Tensor:
-        assert self._run is not None and state.rows is not None, "load() or build() first; states are of init_state()"
+        assert self._run is not None, "load() it first"
+        if state.rows is None:
+            state.spread([state.length] * self.batch)
         seen = max(state.length + 1, SHORTEST)
         logits = self._run(tokens.contiguous(), state.rows, self._keys[:seen], state.tensors())
         state.length += 1  # the rows' own lengths were advanced inside
@@ -92,6 +92,7 @@ class CompiledStep:
     def _build(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         state = self.init_state()
+        state.spread([0] * self.batch)
         memory, tokens = state.tensors(), torch.zeros(self.batch, 1, dtype=torch.long)
         seen = torch.export.Dim("seen", min=SHORTEST, max=self.max_len - 1)
         shapes: Any = ({}, {}, {0: seen}, {name: {} for name in memory})
@@ -136,7 +137,7 @@ class _Step(nn.Module):
     def forward(self, tokens: Tensor, rows: Tensor, keys: Tensor, memory: dict[str, Tensor]) -> Tensor:
         state = self.like.over(memory, rows)
         state.seen = keys.shape[0]
-        return self.model(tokens, state)[:, -1].float()  # type: ignore[no-any-return]
+        return self.model(tokens, state)[:, -1].float()
 
 
 def _constants(model: nn.Module) -> dict[str, Tensor]:

@@ -254,10 +254,9 @@ def draw(logits: Float[Tensor, "b v"], generators: Sequence[torch.Generator | No
 
 
 def row_generator(seed: int | None, row: int, device: torch.device | str) -> torch.Generator:
-    """A generator for a row of a batch that depends on (seed, row) alone; without a seed, never the same twice."""
+    """A generator for a row of a batch that depends on (seed, row) alone; without a seed, on torch's own generator."""
     generator = torch.Generator(device)
     if seed is None:
-        generator.seed()
-        return generator
+        seed = int(torch.randint(1 << 62, ()))
     digest = hashlib.blake2b(f"{seed} {row}".encode(), digest_size=8).digest()
     return generator.manual_seed(int.from_bytes(digest, "little"))

@@ -1,0 +1,265 @@
+"""Requests that join and leave a running batch."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from glassformer.errors import RequestError
+from glassformer.generate.compiled import CompiledStep
+from glassformer.generate.sampling import Sampling, choose, row_generator
+from glassformer.generate.steps import CHUNK, check_tokens, decode, prefill
+from glassformer.generate.text import Detokenizer, Stops
+from glassformer.model import Model
+from glassformer.state import ModelState
+
+LONGEST_PROMPT = 10_000_000
+"""Characters: a text that no model here reads is refused before it is tokenised."""
+
+
+@dataclass(eq=False)
+class Request:
+    """What was asked for, and what has come of it so far."""
+
+    prompt: list[int]
+    sampling: Sampling
+    max_new_tokens: int
+    ends: frozenset[int]
+    generator: torch.Generator
+    top: int = 0
+    stops: Stops | None = None
+    detokenizer: Detokenizer | None = None
+    tokens: list[int] = field(default_factory=list)
+    """The new ones, with the one that ended it."""
+    text: str = ""
+    """Of the new tokens, as far as it can be shown: whole characters, nothing of a stop string."""
+    piece: str = ""
+    """What the last step added to `text`."""
+    logprobs: list[float] = field(default_factory=list)
+    top_logprobs: list[dict[int, float]] = field(default_factory=list)
+    finish: str | None = None
+    """None while it runs; then stop, length, cancelled or failed."""
+    error: str | None = None
+    asked: float = field(default_factory=time.perf_counter)
+    first: float | None = None
+    """When its first token was there, as `time.perf_counter`."""
+
+    def cancel(self) -> None:
+        """Its row is free at the next step; other rows do not notice."""
+        self.finish = self.finish or "cancelled"
+
+    def _take(self, token: int) -> None:
+        self.first = self.first or time.perf_counter()
+        self.tokens.append(token)
+        ended = token in self.ends
+        piece = "" if ended or self.detokenizer is None else self.detokenizer.feed(token)
+        stopped = False
+        if self.stops is not None:
+            piece, stopped = self.stops.feed(piece)
+        self.finish = "stop" if ended or stopped else "length" if len(self.tokens) >= self.max_new_tokens else None
+        if self.finish and not stopped and self.detokenizer is not None:
+            rest = self.detokenizer.flush()
+            if self.stops is not None:
+                shown, stopped = self.stops.feed(rest)
+                rest = shown if stopped else shown + self.stops.flush()
+                self.finish = "stop" if stopped else self.finish
+            piece += rest
+        self.piece = piece
+        self.text += piece
+
+
+class Engine:
+    """Decodes up to `slots` requests at once; the others wait.
+
+    >>> engine = Engine(loaded.model, loaded.tokenizer, loaded.ends)
+    >>> one, two = engine.submit("Once upon a time"), engine.submit("The answer is", temperature=1.0, stop="\\n")
+    >>> for changed in engine: print([request.piece for request in changed])
+
+    A prompt is read alone and its state put into the batch, so a row's text depends on nothing but its own request.
+    `context` bounds a prompt and its answer together; `dtype` is that of the state.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        tokenizer: Any = None,
+        ends: Iterable[int] = (),
+        slots: int = 8,
+        context: int = 2048,
+        dtype: torch.dtype | None = None,
+        chunk: int = CHUNK,
+        compiled: bool = False,
+    ):
+        if slots < 1 or context < 2:
+            raise RequestError(f"slots={slots} and context={context}: an engine needs 1 slot and 2 tokens at least")
+        self.model, self.tokenizer, self.ends = model.eval(), tokenizer, frozenset(ends)
+        self.slots, self.context, self.dtype, self.chunk = slots, context, dtype, chunk
+        self.compiled = CompiledStep(model, slots, context, dtype).load() if compiled else None
+        self.waiting: deque[Request] = deque()
+        self.running: list[Request] = []
+        """In the order of their rows."""
+        self._state = self._new_state(slots)
+        self._lengths: list[int] = []
+        self._read: tuple[list[int], ModelState, Tensor] | None = None
+
+    def _new_state(self, batch: int) -> ModelState:
+        max_len = self.context if self.compiled is None else self.compiled.max_len
+        return self.model.init_state(batch, max_len, self.dtype)
+
+    def submit(
+        self,
+        prompt: str | Sequence[int] | Tensor,
+        max_new_tokens: int = 100,
+        seed: int | None = None,
+        n: int = 0,
+        stop: str | Sequence[str] = (),
+        top_logprobs: int = 0,
+        stop_at_eos: bool = True,
+        **sampling: Any,
+    ) -> Request:
+        """One more request; it starts when a row is free. `n` is which of several samples of one prompt it is.
+
+        Raises RequestError, before anything is computed, for what cannot be served."""
+        if isinstance(prompt, str):
+            if self.tokenizer is None:
+                raise RequestError("this model has no tokenizer; give the prompt as token ids")
+            if len(prompt) > LONGEST_PROMPT:
+                raise RequestError(f"the prompt has {len(prompt):,} characters; at most {LONGEST_PROMPT:,} are read")
+            prompt = self.tokenizer.encode(prompt).tolist()
+        ids = [int(token) for token in prompt]
+        if not ids:
+            raise RequestError("the prompt is empty; give at least one token")
+        if max_new_tokens < 1:
+            raise RequestError(f"max_new_tokens={max_new_tokens} must be at least 1")
+        if len(ids) + 1 > self.context:
+            raise RequestError(f"the prompt has {len(ids):,} tokens, and prompt and answer may have {self.context:,}")
+        if top_logprobs < 0:
+            raise RequestError(f"top_logprobs={top_logprobs} must be 0 or more")
+        check_tokens(self.model, torch.tensor([ids]))
+        rule = Sampling(**sampling)
+        rule.check(self.model.embedding.weight.shape[0])
+        if stop and self.tokenizer is None:
+            raise RequestError("stop strings need a tokenizer, and this model has none")
+        request = Request(
+            ids,
+            next((one.sampling for one in self.requests if one.sampling == rule), rule),  # equal ones warp together
+            min(max_new_tokens, self.context - len(ids)),
+            self.ends if stop_at_eos else frozenset(),
+            row_generator(seed, n, self.model.embedding.weight.device),
+            top_logprobs,
+            Stops(stop) if stop else None,
+            Detokenizer(self.tokenizer) if self.tokenizer is not None else None,
+        )
+        self.waiting.append(request)
+        return request
+
+    @property
+    def requests(self) -> list[Request]:
+        """Those that run and those that wait."""
+        return [*self.running, *self.waiting]
+
+    def __iter__(self) -> Iterator[list[Request]]:
+        """Steps until nothing is left to do; each gives the requests that changed."""
+        while changed := self.step():
+            yield changed
+
+    @torch.inference_mode()
+    def step(self) -> list[Request]:
+        """Frees rows, lets waiting requests join, and decodes one token for all others. Empty: nothing to do."""
+        for row in reversed(range(len(self.running))):
+            if self.running[row].finish:
+                self._leave(row)
+        changed = [one for one in self.waiting if one.finish]
+        self.waiting = deque(one for one in self.waiting if not one.finish)
+        old = list(self.running)
+        if old:
+            tokens = torch.tensor([[one.tokens[-1]] for one in old], device=self.model.embedding.weight.device)
+            self._choose(old, self._decode(tokens))
+            self._lengths = [length + 1 for length in self._lengths]
+        while self.waiting and len(self.running) < self.slots:
+            changed.append(self._join(self.waiting.popleft()))
+        return old + changed
+
+    def _decode(self, tokens: Tensor) -> Tensor:
+        k = len(tokens)
+        if self.compiled is None:
+            rows = self._state.first(k)
+            rows.spread(self._lengths)
+            return decode(self.model, tokens, rows)
+        self._state.spread(self._lengths + [0] * (self.slots - k))
+        filled = torch.cat([tokens, tokens.new_zeros(self.slots - k, 1)])
+        return self.compiled(filled, self._state)[:k]
+
+    def _join(self, request: Request) -> Request:
+        alone, logits = self._prefilled(request.prompt)
+        self._state.put(len(self.running), alone)
+        self.running.append(request)
+        self._lengths.append(len(request.prompt))
+        self._choose([request], logits)
+        return request
+
+    def _prefilled(self, prompt: list[int]) -> tuple[ModelState, Tensor]:
+        """The state after the prompt. What it shares with the prompt before is not read again."""
+        tokens = torch.tensor([prompt], device=self.model.embedding.weight.device)
+        same, state = 0, None
+        if self._read is not None:
+            read, state, logits = self._read
+            if read == prompt:
+                return state, logits
+            pairs = zip(read, prompt, strict=False)
+            same = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(read), len(prompt) - 1))
+            same = min(same, len(prompt) - 1)
+            try:
+                state.truncate(same)
+            except ValueError:  # a window has forgotten
+                state = None
+        if state is None:
+            same, state = 0, self._new_state(1)
+        logits = prefill(self.model, tokens[:, same:], state, self.chunk)
+        self._read = prompt, state, logits
+        return state, logits
+
+    def _leave(self, row: int) -> None:
+        """The last row takes its place."""
+        last = len(self.running) - 1
+        if row != last:
+            for tensor in self._state.tensors().values():
+                tensor[row] = tensor[last]
+            self.running[row], self._lengths[row] = self.running[last], self._lengths[last]
+        self.running.pop()
+        self._lengths.pop()
+
+    def _choose(self, requests: list[Request], logits: Tensor) -> None:
+        penalized = [one.sampling.penalizes for one in requests]
+        empty = torch.empty(0, dtype=torch.long, device=logits.device)
+        chosen = choose(
+            logits,
+            [one.sampling for one in requests],
+            [
+                torch.tensor(one.prompt + one.tokens, device=logits.device) if past else empty
+                for one, past in zip(requests, penalized, strict=True)
+            ],
+            [len(one.prompt) for one in requests],
+            [one.generator for one in requests],
+            top=max(one.top for one in requests),
+        )
+        bad, tokens = chosen.bad.tolist(), chosen.tokens.tolist()
+        for row, one in enumerate(requests):
+            if one.finish:  # cancelled while it was computed
+                continue
+            if bad[row]:
+                one.finish, one.piece = "failed", ""
+                one.error = f"the model's logits are not numbers after {len(one.prompt) + len(one.tokens)} tokens"
+                continue
+            if one.top and chosen.logprobs is not None:
+                assert chosen.top_ids is not None and chosen.top_logprobs is not None
+                one.logprobs.append(float(chosen.logprobs[row]))
+                pairs = zip(chosen.top_ids[row, : one.top].tolist(), chosen.top_logprobs[row].tolist(), strict=False)
+                one.top_logprobs.append(dict(pairs))
+            one._take(tokens[row])

@@ -1,0 +1,168 @@
+"""Requests in a running batch say what each says alone."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from glassformer.errors import RequestError
+from glassformer.expression import preset
+from glassformer.generate import generate
+from glassformer.generate.engine import Engine, Request
+from glassformer.model import Model
+from glassformer.text import ByteTokenizer
+
+torch.set_num_threads(1)
+BYTES = ByteTokenizer()
+SMALL = "layers=2+d_model=32+heads=4+context=64+init=gpt2+init.std=0.2"
+
+
+def tiny(expression: str = "llama", vocab_size: int = 31) -> Model:
+    name, _, changes = expression.partition("+")
+    changes = f"+{changes}" if changes else ""
+    return preset(f"{name}@1m+{SMALL}+vocab_size={vocab_size}{changes}").build(seed=1).eval()
+
+
+def drain(engine: Engine) -> None:
+    for _ in range(500):
+        if not engine.step():
+            return
+    raise AssertionError("the engine never ends")
+
+
+def prompts(count: int = 7) -> list[list[int]]:
+    draw = torch.Generator().manual_seed(3)
+    return [torch.randint(31, (2 + 3 * i % 8,), generator=draw).tolist() for i in range(count)]
+
+
+@pytest.mark.parametrize("expression", ["llama", "gpt2", "bloom", "mistral+window:5", "gpt2+nope+softcap:5"])
+def test_a_row_says_what_it_says_alone(expression: str):
+    model = tiny(expression)
+    engine = Engine(model, slots=3, context=40)
+    asked = [(ids, 4 + i % 5, float(i % 2)) for i, ids in enumerate(prompts())]
+    got = [engine.submit(ids, new, seed=5, temperature=t) for ids, new, t in asked]
+    drain(engine)
+    for (ids, new, temperature), request in zip(asked, got, strict=True):
+        alone = generate(model, torch.tensor([ids]), new, temperature=temperature, seed=5)[0, len(ids) :]
+        assert request.tokens == alone.tolist() and request.finish == "length"
+
+
+def test_requests_come_while_others_run():
+    model, engine = tiny(), Engine(tiny(), slots=2, context=40)
+    first = engine.submit([1, 2, 3], 12)
+    for _ in range(4):
+        engine.step()
+    assert len(first.tokens) == 4
+    later = [engine.submit([4, 5], 3), engine.submit([6], 6)]
+    drain(engine)
+    for request in (first, *later):
+        alone = generate(model, torch.tensor([request.prompt]), request.max_new_tokens)[0, len(request.prompt) :]
+        assert request.tokens == alone.tolist()
+
+
+def test_cancelling_harms_nobody():
+    engine = Engine(tiny(), slots=3, context=40)
+    requests = [engine.submit(ids, 10) for ids in prompts(5)]
+    for _ in range(3):
+        engine.step()
+    requests[0].cancel()
+    requests[4].cancel()  # had not begun
+    drain(engine)
+    assert requests[0].finish == requests[4].finish == "cancelled"
+    assert len(requests[0].tokens) == 3 and not requests[4].tokens
+    for request in requests[1:4]:
+        alone = generate(tiny(), torch.tensor([request.prompt]), 10)[0, len(request.prompt) :]
+        assert request.tokens == alone.tolist()
+
+
+def test_logits_that_are_no_numbers_end_one_row():
+    model = tiny()
+    with torch.no_grad():
+        model.embedding.weight[30] = float("nan")  # who reads token 30 is lost
+        if model.head.weight is not None:
+            model.head.weight.nan_to_num_()
+    engine = Engine(model, slots=3, context=40)
+    good, bad = engine.submit([1, 2], 5, logit_bias={30: -100}), engine.submit([3, 30], 5)
+    drain(engine)
+    assert bad.finish == "failed" and bad.error and "not numbers" in bad.error and "\n" not in bad.error
+    assert good.finish == "length" and len(good.tokens) == 5
+
+
+def test_one_prompt_is_read_once():
+    model = tiny()
+    engine = Engine(model, slots=4, context=60)
+    long = torch.randint(31, (30,), generator=torch.Generator().manual_seed(0)).tolist()
+    read: list[int] = []
+    model.embed.register_forward_hook(lambda module, args, out: read.append(out.shape[1]))
+    samples = [engine.submit(long, 4, seed=1, n=i, temperature=1.5) for i in range(3)]
+    other = engine.submit([*long[:20], 7, 8], 4)
+    drain(engine)
+    assert sorted(n for n in read if n > 1) == [2, 30]
+    assert len({tuple(one.tokens) for one in samples}) == 3
+    assert other.tokens == generate(tiny(), torch.tensor([other.prompt]), 4)[0, 22:].tolist()
+
+
+def test_text_stops_and_is_whole():
+    model = tiny(vocab_size=257)
+    engine = Engine(model, BYTES, slots=2, context=80)
+    free = engine.submit("Once", 24)
+    drain(engine)
+    assert free.text == BYTES.decode(free.tokens)
+    raw = free.text
+    stop = raw[8:11]
+    cut = engine.submit("Once", 24, stop=stop)
+    never = engine.submit("Once", 24, stop=["never to be seen"])
+    shown = ""
+    for _ in range(60):
+        if not engine.step():
+            break
+        shown += cut.piece if not cut.finish or stop not in shown else ""
+    assert cut.finish == "stop" and cut.text == raw[: raw.index(stop)]
+    assert never.finish == "length" and never.text == raw
+
+
+def test_log_probabilities_are_the_models_own():
+    model = tiny()
+    engine = Engine(model, slots=2, context=40)
+    request = engine.submit([1, 2, 3], 5, temperature=0.7, seed=0, top_logprobs=3)
+    drain(engine)
+    with torch.no_grad():
+        every = model(torch.tensor([request.prompt + request.tokens])).log_softmax(-1)[0]
+    for i, token in enumerate(request.tokens):
+        row = every[len(request.prompt) - 1 + i]
+        assert abs(request.logprobs[i] - float(row[token])) < 1e-4
+        best = row.topk(3)
+        assert list(request.top_logprobs[i]) == best.indices.tolist()
+        for value, mine in zip(best.values.tolist(), request.top_logprobs[i].values(), strict=True):
+            assert abs(value - mine) < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("prompt", "options", "names"),
+    [
+        ("", {}, "empty"),
+        ([], {}, "empty"),
+        ([1] * 40, {}, "40 tokens"),
+        ([999], {}, "token 999"),
+        ("x" * 10_000_001, {}, "10,000,001"),
+        ([1], {"max_new_tokens": 0}, "max_new_tokens=0"),
+        ([1], {"temperature": -1.0}, "temperature"),
+        ([1], {"top_p": 0.0}, "top_p"),
+        ([1], {"stop": ["x"] * 10_001}, "10001"),
+        ([1], {"stop": [""]}, "empty"),
+        ([1], {"logit_bias": {999: 1.0}}, "999"),
+        ([1], {"warmth": 1.0}, "warmth"),
+        ([1], {"top_logprobs": -1}, "top_logprobs"),
+    ],
+)
+def test_wrong_requests_are_refused_at_once(prompt: object, options: dict, names: str):
+    engine = Engine(tiny(vocab_size=257), BYTES, slots=2, context=40)
+    with pytest.raises(RequestError) as refused:
+        engine.submit(prompt, **options)  # type: ignore[arg-type]
+    assert names in str(refused.value) and "\n" not in str(refused.value)
+    assert not engine.step()
+
+
+def test_a_request_is_what_was_asked():
+    request = Engine(tiny(), slots=1, context=40).submit(torch.tensor([1, 2]), 99)
+    assert isinstance(request, Request) and request.max_new_tokens == 38 and request.finish is None
