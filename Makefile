@@ -27,6 +27,7 @@ types: $(DEV)
 fuzz: $(DEV)
 	$(BIN)/python -m tests.convert.storage.fuzz --seconds 300
 	$(BIN)/python -m tests.text.fuzz_chat --seconds 300
+	$(BIN)/python -m tests.text.fuzz_tokenizer --seconds 300
 
 bench: $(DEV)
 	$(BIN)/glassformer bench train --rounds 9 --out docs/benchmarks/train.md

@@ -31,7 +31,7 @@ from glassformer.parts.visibility import SlidingWindowConfig, VisibilityConfig
 SRC = Path(glassformer.__file__).parent
 
 LEVELS: list[set[str]] = [
-    {"errors", "callable_module", "state", "figures", "register"},
+    {"errors", "callable_module", "folders", "state", "figures", "register"},
     {"parts"},
     {"model"},
     {"config", "capture", "machine"},

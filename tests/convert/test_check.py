@@ -19,7 +19,7 @@ import glassformer as gf
 from glassformer.config import ModelConfig
 from glassformer.convert import check as proof
 from glassformer.convert import gguf
-from glassformer.convert.check import TOLERANCE, CheckReport, Row, check, checks
+from glassformer.convert.check import TOLERANCE, CheckReport, Row, check, checks, moves_with_length
 from glassformer.errors import RequestError
 from glassformer.expression import preset
 from glassformer.model import Model
@@ -28,7 +28,6 @@ from glassformer.text import BPETokenizer, ByteTokenizer
 from .cases import CASES
 
 torch.set_num_threads(1)
-TINY = "d_model=16+heads=2+context=48"
 
 
 def sound(report: CheckReport) -> dict[tuple[str, str], Row]:
@@ -38,8 +37,9 @@ def sound(report: CheckReport) -> dict[tuple[str, str], Row]:
 
 
 def loud(expression: str, vocab_size: int = 61) -> Model:
-    layers = "" if "layers" in expression else "+layers=3"
-    model = preset(f"{expression}{layers}+{TINY}+vocab_size={vocab_size}").build().eval()
+    sizes = {"layers": 3, "d_model": 16, "heads": 2, "context": 48}
+    rest = [f"{name}={value}" for name, value in sizes.items() if f"+{name}=" not in expression]
+    model = preset("+".join([expression, *rest, f"vocab_size={vocab_size}"])).build().eval()
     draw = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for name, weight in model.named_parameters():
@@ -80,6 +80,13 @@ def test_a_model_and_what_it_is_written_as() -> None:
     rows = sound(check(loud("llama@1m+gqa:1"), seed=3))
     assert {site for check, site in rows if check == "decoding"} == {"cached", "padded", "padded and cached"}
     assert rows["reference", "layers.2.ffn.hidden"].theirs == "model.layers.2.mlp.down_proj"
+
+
+@pytest.mark.parametrize("sizes", ["heads=1+context=1", "heads=2+context=1", "heads=2+context=2"])
+@pytest.mark.parametrize("name", ["gpt2", "llama", "qwen3"])
+def test_a_context_of_hardly_anything(name: str, sizes: str) -> None:
+    rows = sound(check(loud(f"{name}@1m+layers=1+{sizes}")))
+    assert rows["decoding", "cached"].verdict == rows["reference", "logits"].verdict == "ok"
 
 
 def test_the_order_is_that_of_the_computation() -> None:
@@ -273,6 +280,21 @@ def test_what_is_skipped_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     assert "glassformer[hf]" in skipped(check(model))["reference"]
 
 
+@pytest.mark.parametrize(
+    ("scaling", "moves"),
+    [
+        (None, False),
+        ({"kind": "yarn", "factor": 2.0}, False),
+        ({"kind": "dynamic_ntk", "factor": 2.0}, True),
+        ({"kind": "longrope", "factor": 2.0, "short": [1.0] * 4, "long": [2.0] * 4}, True),
+        ({"kind": "longrope", "factor": 2.0, "short": [2.0] * 4, "long": [2.0] * 4}, False),
+    ],
+)
+def test_what_moves_with_the_length(scaling: Any, moves: bool) -> None:
+    mixer = rebuilt(loud("llama@1m"), (0,), mixer__position__scaling=scaling).layers[0].mixer
+    assert moves_with_length(mixer.position) is moves
+
+
 def test_a_reference_that_does_not_load_is_skipped(tmp_path: Path) -> None:
     model = loud("llama@1m")
     gf.save(model, None, tmp_path)
@@ -304,6 +326,9 @@ def test_a_text_is_read_by_the_tokenizer(tmp_path: Path) -> None:
         check(model, text="Once")
     with pytest.raises(RequestError, match="give two or more"):
         check(tmp_path, text="O")
+    short = loud("llama@1m+context=1", vocab_size=257)
+    gf.save(short, ByteTokenizer(), tmp_path)
+    sound(check(tmp_path, text="Once"))
 
 
 def test_rows_come_as_they_are_found_and_the_report_is_plain() -> None:

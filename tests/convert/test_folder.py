@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,11 @@ import transformers
 
 import glassformer as gf
 from glassformer.cli import main
-from glassformer.errors import RequestError
+from glassformer.convert import folder, is_checkpoint
+from glassformer.convert.families import FAMILIES
+from glassformer.convert.programs import VLLM, runs_in
+from glassformer.errors import RequestError, WorkError
+from glassformer.text import ByteTokenizer
 
 
 @pytest.fixture(scope="module")
@@ -38,6 +44,59 @@ def test_a_run_becomes_a_folder(run: Path, tmp_path: Path, capsys: pytest.Captur
         torch.testing.assert_close(other(tokens).logits, mine.model(tokens))
     card = (tmp_path / "out" / "README.md").read_text()
     assert "tokens: 2000" in card and "LlamaForCausalLM" in card
+
+
+@pytest.mark.parametrize("expression", ["llama@1m", "llama@1m+alibi"])
+def test_the_card_shows_code_that_runs(expression: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gf.save(gf.preset(f"{expression}+vocab_size=64+layers=1").build(), None, tmp_path)
+    (code,) = re.findall(r"```python\n(.*?)```", (tmp_path / "README.md").read_text(), re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    exec(code, {})
+
+
+def test_a_folder_with_a_config_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that gives out at any file, while another model is written over one."""
+    names, write = [], folder.atomic_file
+
+    def kept(path: Path) -> object:
+        names.append(path.name)
+        return write(path)
+
+    model = gf.preset("gpt2@1m+vocab_size=64+layers=1").build()
+    with monkeypatch.context() as patch:
+        patch.setattr(folder, "atomic_file", kept)
+        gf.save(model, None, tmp_path)
+    assert sorted(names) == ["README.md", "config.json", "generation_config.json"]
+    for last in range(len(names)):
+
+        def full(path: Path, last: int = last) -> object:
+            if path.name == names[last]:
+                raise WorkError("the disk is full")
+            return write(path)
+
+        gf.save(model, None, tmp_path)
+        with monkeypatch.context() as patch, pytest.raises(WorkError):
+            patch.setattr(folder, "atomic_file", full)
+            gf.save(gf.preset("llama@1m+vocab_size=64+layers=1").build(), None, tmp_path)
+        assert not is_checkpoint(str(tmp_path))
+    with pytest.raises(RequestError):
+        gf.save(model, None, tmp_path, family="llama")
+
+
+def test_what_runs_it_is_what_was_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = str(tmp_path / "source")
+    gf.save(gf.preset("llama@1m+vocab_size=257+layers=1").build(), ByteTokenizer(), source)
+    for arguments, programs in (
+        ([str(tmp_path / "out")], "transformers, vLLM"),
+        ([str(tmp_path / "out.gguf")], "llama.cpp"),
+        ([str(tmp_path / "eight.gguf"), "--dtype", "q8_0"], "llama.cpp"),
+    ):
+        assert main(["convert", source, *arguments]) == 0
+        assert capsys.readouterr().out.rstrip().endswith(f"; runs in {programs}")
+    assert {family.architecture for family in FAMILIES.values()} >= VLLM
+    config, unheard = gf.preset("llama@1m"), replace(FAMILIES["llama"], architecture="NewForCausalLM")
+    assert runs_in(config, FAMILIES["llama"]) == ["transformers", "vLLM", "llama.cpp"]
+    assert runs_in(config, unheard) == ["transformers", "llama.cpp"]
 
 
 def test_a_change_keeps_what_fits(run: Path) -> None:
@@ -67,6 +126,16 @@ def test_check_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "gpt2@1m+vocab_size=64+layers=1", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["ok"] and {"decoding", "round trip", "reference"} == {row["check"] for row in found["rows"]}
+
+
+def test_check_is_as_wide_as_its_output(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A narrow terminal for progress, and a file for the table."""
+    monkeypatch.setenv("COLUMNS", "50")
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    assert main(["check", "gpt2@1m+vocab_size=64+layers=1", "--largest", "1k"]) == 0
+    said = capsys.readouterr().out
+    assert max(map(len, said.splitlines())) > 100
+    assert "are more than largest=1,000" in " ".join(said.split())
 
 
 def test_doors_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 import glassformer as gf
 from glassformer.convert import doors
+from glassformer.convert.check import moves_with_length
 from glassformer.convert.families import FAMILIES
 from glassformer.convert.weights import tensors
 from glassformer.model import Model
@@ -96,8 +97,8 @@ def compare(mine: Model, other: nn.Module, tokens: Tensor, family: str) -> dict[
 
 def _moving_frequencies(model: Model) -> bool:
     """Frequencies that change with the length make cached keys differ by nature (scaling.py says why)."""
-    kinds = {getattr(getattr(b.mixer, "position", None), "scaling", None) for b in model.config.layers()}
-    return any(scaling is not None and scaling.kind in ("dynamic_ntk", "longrope") for scaling in kinds)
+    mixers: list[Any] = [layer.mixer for layer in model.layers]
+    return any(moves_with_length(mixer.position) for mixer in mixers)
 
 
 def same(back: nn.Module, other: nn.Module) -> None:

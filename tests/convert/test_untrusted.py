@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import resource
 import time
@@ -21,6 +22,7 @@ from glassformer.convert.fields import Fields
 from glassformer.errors import RequestError
 
 from .cases import CASES
+from .test_words import LONG, SHORT, SIZES
 
 NASTY = st.one_of(
     st.sampled_from(
@@ -45,12 +47,18 @@ def test_configs(family: str) -> None:
     @settings(max_examples=60, deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck))
     @given(fields=base.fields, data=st.data())
     def run(fields: dict[str, Any], data: st.DataObject) -> None:
+        fields = copy.deepcopy(fields)
         for _ in range(data.draw(st.integers(1, 3))):
-            fields[data.draw(st.sampled_from(sorted(fields)))] = data.draw(NASTY)
-        begun = time.monotonic()
+            place = fields
+            while isinstance(inner := place.get(name := data.draw(st.sampled_from(sorted(place)))), dict) and inner:
+                place = inner
+            place[data.draw(st.sampled_from([name, "x\ny"]))] = copy.deepcopy(data.draw(NASTY))
+        begun, said = time.monotonic(), Fields(fields)
         try:
-            config = FAMILIES[family].config(Fields(fields))
+            config = FAMILIES[family].config(said)
             config.num_params()
+            config.explicit()
+            assert not any("\n" in name for name in said.unread())
         except RequestError as problem:
             assert "\n" not in str(problem)
         assert time.monotonic() - begun < 2
@@ -72,6 +80,9 @@ def folder(place: Path, **changes: Any) -> Path:
     [
         ({"model_type": "lama"}, "did you mean 'llama'"),
         ({"model_type": None}, "known are"),
+        ({"model_type": "x" * 5000}, f"model_type={'x' * 80!r} is no family"),
+        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "quantization_config="),
+        ({"is_encoder_decoder": True}, "is_encoder_decoder='True': only False"),
         ({"num_hidden_layers": 10**9}, "at most 4096 layers"),
         ({"num_hidden_layers": 4096}, "tensors"),
         ({"num_hidden_layers": 5}, "has no tensor"),
@@ -137,6 +148,54 @@ def test_broken_configs(text: str, says: str, tmp_path: Path) -> None:
 def test_a_field_nobody_knows_is_named(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="attention_twist"):
         gf.load(folder(tmp_path, attention_twist=2))
+
+
+LINEAR = {"rope_type": "linear", "factor": 2.0}
+LONGROPE = {"type": "longrope", "short_factor": SHORT, "long_factor": LONG}
+LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "rope_type": "llama3"}
+BETAS = {"beta_fast": 32, "beta_slow": 1, "mscale": 1.0, "mscale_all_dim": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("family", "said", "unread"),
+    [
+        ("llama", {"rope_scaling": {**LINEAR, "twist": 1}}, ["rope_scaling.twist"]),
+        ("llama", {"rope_scaling": LINEAR, "twist": 1}, ["twist"]),
+        ("gpt_neox", {"rope_parameters": {**LINEAR, "b": 1, "a": None}}, ["rope_parameters.a", "rope_parameters.b"]),
+        ("qwen3", {"rope_parameters": {**LINEAR, "low_freq_factor": 1.0}}, ["rope_parameters.low_freq_factor"]),
+        ("llama", {"rope_scaling": {"type": "dynamic", "factor": 2.0, "alpha": 9.0}}, ["rope_scaling.alpha"]),
+        ("llama", {"rope_scaling": LINEAR, "rope_parameters": {"twist": 1}}, []),  # which does not count
+        ("phi3", {"rope_scaling": {**LONGROPE, "short_mscale": 1.2}}, ["rope_scaling.short_mscale"]),
+        (
+            "gemma3_text",
+            {"rope_parameters": {"full_attention": {"twist": 1}}},
+            ["rope_parameters.full_attention.twist"],
+        ),
+        ("gemma3_text", {"rope_scaling": {"factor": 8.0, "twist": 1}}, ["rope_scaling.twist"]),
+        # As published: DeepSeek Coder, InternLM 2, Qwen 2.5, DeepSeek 2, Llama 3.1, Phi-3 mini 128k, Gemma 3.
+        ("llama", {"rope_scaling": {"factor": 4.0, "type": "linear"}}, []),
+        ("llama", {"rope_scaling": {"factor": 2.0, "type": "dynamic"}}, []),
+        ("qwen2", {"rope_scaling": {"factor": 4.0, "original_max_position_embeddings": 12, "type": "yarn"}}, []),
+        (
+            "llama",
+            {"rope_scaling": {**BETAS, "factor": 40, "original_max_position_embeddings": 12, "type": "yarn"}},
+            [],
+        ),
+        ("llama", {"rope_scaling": {**LLAMA3, "original_max_position_embeddings": 12}}, []),
+        ("phi3", {"rope_scaling": LONGROPE, "original_max_position_embeddings": 12}, []),
+        ("gemma3_text", {"rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "rope_parameters": None}, []),
+    ],
+)
+def test_fields_inside_a_field(family: str, said: dict[str, Any], unread: list[str]) -> None:
+    sizes = {name: value for name, value in SIZES.items() if family != "gpt_neox" or name != "num_key_value_heads"}
+    fields = Fields({**sizes, **said})
+    FAMILIES[family].config(fields)
+    assert fields.unread() == unread
+
+
+def test_a_nested_field_nobody_knows_is_named(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match=r"may matter: rope_scaling\.twist$"):
+        gf.load(folder(tmp_path, rope_scaling={**LINEAR, "twist": 2}))
 
 
 def test_the_hub_offline(monkeypatch: pytest.MonkeyPatch) -> None:

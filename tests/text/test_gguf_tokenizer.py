@@ -33,6 +33,7 @@ from glassformer.text.gguf.pre_tokenizers import BY_NAME, BYTES, RULES, Rule, de
 from glassformer.text.gguf.reader import merges_of_scores
 from glassformer.text.subword import BPETokenizer, FileTokenizer
 from glassformer.text.vocabulary import ByteTokenizer, CharTokenizer
+from tests.text.fuzz_tokenizer import charsmap
 
 Metadata = dict[str, Any]
 
@@ -431,27 +432,6 @@ def test_merges_that_spell_a_special_token_are_left_out() -> None:
     copy = tokenizer_from_gguf(tokenizer_to_gguf(tokenizer))
     assert ids(copy, "<s>") == [tokens.index("<"), tokens.index("s>")]
     assert ids(copy, "<s>", parse_specials=True) == [1]
-
-
-def charsmap() -> bytes:
-    """A table as SentencePiece compiles them, that maps one character: a full-width A to A.
-
-    A double array: unit = offset << 10 | leaf << 8 | label, and a value (bit 31 set) at the end of each key.
-    """
-    key, units = "Ａ".encode(), {0: 0}
-    at, base = 0, 1
-    for byte in key:
-        while base ^ byte in units or base ^ byte == 0:
-            base += 1
-        units[at] |= (base ^ at) << 10
-        at = base ^ byte
-        units[at] = byte
-        base += 256
-    units[at] |= 1 << 8 | (base ^ at) << 10
-    units[base] = 1 << 31
-    array = np.zeros(max(units) + 257, "<u4")
-    array[list(units)] = list(units.values())
-    return (array.nbytes).to_bytes(4, "little") + array.tobytes() + b"A\0"
 
 
 @cache

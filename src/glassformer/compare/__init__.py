@@ -231,7 +231,13 @@ def _spawn(place: Path, notify: Event) -> tuple[str | None, int]:
     error, stopped = None, False
     with (place / "stderr.txt").open("wb") as complaints:
         process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=complaints, text=True, encoding="utf-8", start_new_session=True
+            command,
+            stdout=subprocess.PIPE,
+            stderr=complaints,
+            text=True,
+            encoding="utf-8",
+            errors="replace",
+            start_new_session=True,
         )
         assert process.stdout is not None
         try:

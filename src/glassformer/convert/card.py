@@ -23,8 +23,8 @@ def card(config: ModelConfig, family: Family, name: str, trained: dict[str, Any]
         f"# {name}",
         f"{config.num_params():,} parameters, {config.n_layers} layers, d_model {config.d_model}, context "
         f"{config.context:,}; stored as `{family.architecture}`.",
-        f"```python\nfrom transformers import AutoModelForCausalLM\n{how}\n\nimport glassformer as gf\n"
-        "gf.load(folder)\n```",
+        f'```python\nfrom transformers import AutoModelForCausalLM\n\nfolder = "."  # where this file lies\n{how}\n\n'
+        "import glassformer as gf\ngf.load(folder)\n```",
     ]
     if trained:
         parts.append(f"## Training\n\n```yaml\n{yaml.safe_dump(trained, sort_keys=False)}```")

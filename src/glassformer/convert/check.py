@@ -135,7 +135,7 @@ def _tokens(loaded: Loaded, text: str | None, seed: int) -> Tensor:
     reaches = [getattr(getattr(mixer, "visibility", None), "reach", None) or 0 for mixer in mixers]
     length = max(32, *(reach + 8 for reach in reaches if reach <= LONGEST_WINDOW), 0)
     length = min(length, loaded.config.context)
-    while length in {getattr(mixer, "n_heads", 0) for mixer in mixers}:
+    while length > 1 and length in {getattr(mixer, "n_heads", 0) for mixer in mixers}:
         length -= 1
     vocab, device = loaded.config.vocab_size, loaded.model.embedding.weight.device
     tokens = torch.randint(vocab, (2, length), generator=torch.Generator().manual_seed(seed)).to(device)
@@ -143,10 +143,10 @@ def _tokens(loaded: Loaded, text: str | None, seed: int) -> Tensor:
         return tokens
     if loaded.tokenizer is None:
         raise RequestError("text: this model has no tokenizer to read it")
-    read = torch.tensor(loaded.tokenizer.encode(text).tolist(), dtype=torch.long, device=device)[:length]
+    read = torch.tensor(loaded.tokenizer.encode(text).tolist(), dtype=torch.long, device=device)
     if len(read) < 2:
         raise RequestError(f"text={text!r} has {len(read)} tokens; give two or more")
-    return read.expand(2, -1)
+    return read[:length].expand(2, -1)
 
 
 def errors(actual: Tensor, expected: Tensor) -> tuple[float, float]:
@@ -161,19 +161,20 @@ def errors(actual: Tensor, expected: Tensor) -> tuple[float, float]:
 def _decoding(model: Model, tokens: Tensor, tolerance: float) -> Iterator[Row]:
     """Tokens one by one, and rows of unequal length padded on the left, against each row whole."""
     s = tokens.shape[1]
+    half = (s + 1) // 2
     if why := _not_decoded(model):
         yield Row("decoding", "cached", "skipped", note=why)
         return
     whole = [model(tokens[:1]), model(tokens[1:, s // 3 :])]
     state = model.init_state(1, s)
-    cached = [model(tokens[:1, : s // 2], state), *(model(tokens[:1, i : i + 1], state) for i in range(s // 2, s))]
+    cached = [model(tokens[:1, :half], state), *(model(tokens[:1, i : i + 1], state) for i in range(half, s))]
     yield _compared("cached", torch.cat(cached, 1), whole[0], tolerance)
     mask = torch.ones_like(tokens)
     mask[1, : s // 3] = 0
     rows = model(tokens, documents=mask)
     state = model.init_state(2, s)
-    first = model(tokens[:, : s // 2], state, documents=mask[:, : s // 2])
-    later = [model(tokens[:, i : i + 1], state) for i in range(s // 2, s)]
+    first = model(tokens[:, :half], state, documents=mask[:, :half])
+    later = [model(tokens[:, i : i + 1], state) for i in range(half, s)]
     for site, logits in (("padded", rows), ("padded and cached", torch.cat([first, *later], 1))):
         both = [(logits[:1], whole[0]), (logits[1:, s // 3 :], whole[1])]
         yield max((_compared(site, *pair, tolerance) for pair in both), key=lambda row: row.relative or 0.0)
@@ -185,10 +186,19 @@ def _not_decoded(model: Model) -> str:
         visibility = getattr(layer.mixer, "visibility", None)
         if visibility is not None and not visibility.causal:
             return "this model sees both ways: it has no next token"
-        kind = getattr(getattr(getattr(block.mixer, "position", None), "scaling", None), "kind", "")
-        if kind in ("dynamic_ntk", "longrope"):
+        if moves_with_length(getattr(layer.mixer, "position", None)):
+            kind = block.mixer.position.scaling.kind
             return f"{kind} turns keys by the length of the text: those in a cache keep their old angle"
     return ""
+
+
+def moves_with_length(position: Any) -> bool:
+    """Whether the frequencies of a rotary position are others once the text is long: cached keys keep the old ones."""
+    if (scaling := getattr(position, "scaling", None)) is None:
+        return False
+    exponent = torch.arange(0, position.dim, 2) / position.dim
+    short, long = (scaling.frequencies(exponent, position.base, position.dim, t) for t in (1, 1 << 30))
+    return not torch.equal(short, long)
 
 
 def _compared(site: str, actual: Tensor, expected: Tensor, tolerance: float) -> Row:

@@ -38,7 +38,6 @@ HARMLESS = frozenset(
         "return_dict",
         "gradient_checkpointing",
         "chunk_size_feed_forward",
-        "is_encoder_decoder",
         "id2label",
         "label2id",
         "problem_type",
@@ -66,7 +65,6 @@ HARMLESS = frozenset(
         "classifier_dropout",
         "use_flash_attention",
         "flash_attn",
-        "quantization_config",
         "unsloth_version",
         "unsloth_fixed",
         "tokenizer_class",
@@ -86,6 +84,7 @@ class Fields:
             raise RequestError(f"{where} is a mapping of fields, and this is {type(values).__name__}")
         self.values, self.where = values, where
         self.seen: set[str] = set()
+        self.inner: dict[str, Fields] = {}
 
     def get(self, name: str, default: Any = None) -> Any:
         self.seen.add(name)
@@ -138,7 +137,16 @@ class Fields:
         return value
 
     def mapping(self, name: str) -> Fields:
-        return Fields(self.get(name, {}), f"{self.where}: {name}")
+        """The fields inside a field; those that nobody reads there are unread here."""
+        if name not in self.inner:
+            self.inner[name] = Fields(self.get(name, {}), f"{self.where}: {name}")
+        return self.inner[name]
+
+    def changed(self, values: Mapping[str, Any]) -> Fields:
+        """These fields with other values for some; what is read there is read here."""
+        made = Fields({**self.values, **values}, self.where)
+        made.seen = self.seen
+        return made
 
     def only(self, name: str, *allowed: Any) -> None:
         """Refuses what no part computes."""
@@ -151,8 +159,14 @@ class Fields:
         self.seen.update(names)
 
     def refuse(self, name: str, value: Any, right: str) -> RequestError:
-        return RequestError(f"{self.where}: {name}={str(value)[:80]!r}: {right}")
+        return RequestError(f"{self.where}: {_shown(name)}={str(value)[:80]!r}: {right}")
 
     def unread(self) -> list[str]:
-        """Fields that nobody looked at and that may matter."""
-        return sorted(str(name) for name in self.values if name not in self.seen and name not in HARMLESS)
+        """Fields that nobody looked at and that may matter, those inside a field with its name and a dot before."""
+        mine = [_shown(name) for name in self.values if name not in self.seen and name not in HARMLESS]
+        return sorted(mine + [f"{name}.{one}" for name, said in self.inner.items() for one in said.unread()])
+
+
+def _shown(name: Any) -> str:
+    """A stranger's name for a field, on one line."""
+    return " ".join(str(name)[:80].split())

@@ -35,13 +35,16 @@ def is_folder(path: Path) -> bool:
 def read_config(folder: Path) -> tuple[Family, ModelConfig, Fields]:
     """What config.json describes. Raises RequestError for what cannot be computed exactly."""
     fields = Fields(read_tree(folder / "config.json"), str(folder / "config.json"))
-    kind = fields.get("model_type")
+    kind = str(fields.get("model_type"))[:80]
     if kind == "gemma3" and fields.get("text_config"):
         raise RequestError(f"{fields.where}: model_type=gemma3 sees pictures; its text model alone is gemma3_text")
-    family = ({**FAMILIES, OWN.model_type: OWN}).get(str(kind))
+    family = ({**FAMILIES, OWN.model_type: OWN}).get(kind)
     if family is None:
-        near = did_you_mean(str(kind), FAMILIES) or f"; known are {', '.join(FAMILIES)}"
+        near = did_you_mean(kind, FAMILIES) or f"; known are {', '.join(FAMILIES)}"
         raise RequestError(f"{fields.where}: model_type={kind!r} is no family known here{near}")
+    fields.only("is_encoder_decoder", False)
+    if (how := fields.get("quantization_config")) is not None:
+        raise fields.refuse("quantization_config", how, "only weights that are not quantised can be read")
     config = family.config(fields)
     if unread := fields.unread():
         warnings.warn(f"{fields.where} has fields that are not understood and may matter: {', '.join(unread[:8])}")
@@ -80,16 +83,20 @@ def write_folder(
 ) -> Family:
     """Writes what `from_pretrained(folder)` loads, as the family `kind` or the first that holds it; says which.
 
-    Config and card come last: a folder that has a config.json is whole."""
+    config.json goes first and comes last: a folder that has one is whole."""
     config: ModelConfig = model.config
     family, fields = _chosen(config, kind)
     dtype = dtype or next(model.parameters()).dtype
+    weights, readme = tensors(model, family.names_of(config), dtype), card(config, family, folder.name, trained)
     folder.mkdir(parents=True, exist_ok=True)
-    write_safetensors(folder, tensors(model, family.names_of(config), dtype), max_shard_bytes=SHARD_BYTES)
+    (folder / "config.json").unlink(missing_ok=True)
+    write_safetensors(folder, weights, max_shard_bytes=SHARD_BYTES)
     if tokenizer is not None:
         tokenizer.save(folder)
     ends = {f"{name}_token_id": getattr(tokenizer, f"{name}_id", None) for name in ("bos", "eos", "pad")}
     _write_json(folder / "generation_config.json", {"_from_model_config": True, **ends})
+    with atomic_file(folder / "README.md") as temporary:
+        temporary.write_text(readme, encoding="utf-8")
     said = {
         "architectures": [family.architecture],
         "model_type": family.model_type,
@@ -98,8 +105,6 @@ def write_folder(
         **ends,
     }
     _write_json(folder / "config.json", said)
-    with atomic_file(folder / "README.md") as temporary:
-        temporary.write_text(card(config, family, folder.name, trained), encoding="utf-8")
     return family
 
 

@@ -19,8 +19,9 @@ from torch import Tensor
 
 from glassformer.convert import load
 from glassformer.convert.folder import DTYPES
-from glassformer.errors import RequestError
-from glassformer.generate import check, stream
+from glassformer.errors import RequestError, WorkError
+from glassformer.generate.engine import Engine
+from glassformer.generate.steps import check_tokens
 from glassformer.text import FileTokenizer
 from glassformer.text.chat import ChatTemplate
 
@@ -62,10 +63,10 @@ class GlassformerLM(TemplateLM):
         found = load(path, dtype=DTYPES[dtype] if dtype else None, device=device)
         if found.tokenizer is None:
             raise RequestError(f"path={path} holds no tokenizer, and tasks are text")
-        self.model, self.text, self.ends = found.model, found.tokenizer, {*found.ends, found.tokenizer.eos_id}
+        self.model, self.text, self.ends = found.model, found.tokenizer, {*found.ends, found.tokenizer.eos_id} - {None}
         self.batch_size, self.max_length = int(batch_size), int(max_length or found.config.context)
         self._device = self.model.embedding.weight.device
-        check(self.model, torch.zeros(1, 1, dtype=torch.long), 1, 0.0, None)  # reads from left to right
+        check_tokens(self.model, torch.zeros(1, 1, dtype=torch.long))  # reads from left to right
         special = (prefix_token_id, getattr(self.text, "bos_id", None), self.text.eos_id)
         self.prefix = next((int(token) for token in special if token is not None), None)
         self.template = ChatTemplate.of(self.text)
@@ -160,20 +161,15 @@ class GlassformerLM(TemplateLM):
                 f"max_gen_toks={most} leaves no room for a question in a context of {self.max_length}; give "
                 f"--gen_kwargs max_gen_toks=N, or max_length in model_args"
             )
-        tokens = torch.tensor([self.tok_encode(context)[most - self.max_length :]], device=self.device)
+        engine = Engine(self.model, self.text, self.ends, slots=1, context=self.max_length)
+        prompt = self.tok_encode(context)[most - self.max_length :]
         heat = float(options.get("temperature", 0.0)) if options.get("do_sample", True) else 0.0
-        new: list[int] = []
-        text = ""
-        for token in stream(self.model, tokens, most, heat, options.get("top_k")):
-            if int(token) in self.ends:
-                break
-            new.append(int(token))
-            text = self.text.decode(new)
-            if any(stop in text for stop in stops):
-                break
-        for stop in stops:
-            text = text.split(stop)[0]
-        return text
+        request = engine.submit(prompt, most, stop=stops, temperature=heat, top_k=options.get("top_k"))
+        for _ in engine:
+            pass
+        if request.error:
+            raise WorkError(request.error)
+        return request.text
 
 
 if __name__ == "__main__":

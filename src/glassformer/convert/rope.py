@@ -34,9 +34,16 @@ def read_rotary(
     transformers 5.23."""
     theta = fields.number(theta_name, theta)
     fraction = fields.number(fraction_name, fraction)
-    inside = fields.mapping("rope_parameters")
-    outside = fields.mapping("rope_scaling")
-    return rotary(outside if outside.values else inside, fields, context, theta, fraction, pairing)
+    return rotary(rope_fields(fields), fields, context, theta, fraction, pairing)
+
+
+def rope_fields(fields: Fields) -> Fields:
+    """`rope_scaling`, or `rope_parameters` where that says nothing; the other one is not heeded."""
+    inside, outside = fields.mapping("rope_parameters"), fields.mapping("rope_scaling")
+    if not outside.values:
+        return inside
+    inside.ignore(*inside.values)
+    return outside
 
 
 def rotary(
@@ -81,6 +88,10 @@ def _read_scaling(said: Fields, fields: Fields, context: int) -> RotaryScalingCo
             high_freq_factor=said.number("high_freq_factor"),
         )
     if kind in ("longrope", "su"):
+        if original == 1:
+            raise said.refuse(
+                trained, original, "the magnitude of longrope divides by its logarithm; 2 or more is right"
+            )
         return LongRopeScalingConfig(
             factor=factor or context / original,
             original_context=original,

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
+from glassformer.folders import cache_folder
 from glassformer.text.batches import (
     Batches,
     EvaluationWindows,
@@ -25,7 +26,7 @@ from glassformer.text.batches import (
 from glassformer.text.corpora import EMBEDDED, Corpus, Document, open_corpus
 from glassformer.text.held_out import Split, split
 from glassformer.text.shards import TokenShards, token_shards
-from glassformer.text.storage import Progress, cache_folder, silent
+from glassformer.text.storage import Progress, silent
 from glassformer.text.tokenizers import (
     DEFAULT_BPE,
     BPETokenizer,

@@ -6,10 +6,11 @@ import sys
 from pathlib import Path
 
 from glassformer.errors import RequestError, did_you_mean
+from glassformer.folders import cache_folder
 from glassformer.text.documents import Corpus, Document
 from glassformer.text.embedded import EMBEDDED
 from glassformer.text.files import open_file, open_folder, spool
-from glassformer.text.storage import Progress, cache_folder, silent
+from glassformer.text.storage import Progress, silent
 
 __all__ = ["Corpus", "Document", "EMBEDDED", "open_corpus"]
 

@@ -21,8 +21,9 @@ from typing import Any
 import numpy as np
 
 from glassformer.errors import RequestError, WorkError
+from glassformer.folders import cache_folder
 from glassformer.text.documents import PIECE, Document
-from glassformer.text.storage import Progress, atomic_folder, cache_folder, digest, silent
+from glassformer.text.storage import Progress, atomic_folder, digest, silent
 from glassformer.text.vocabulary import Tokenizer
 
 VERSION = 1

@@ -25,12 +25,6 @@ def silent(stage: str, done: int, total: int | None) -> None:
     """The progress callback of those who did not bring one."""
 
 
-def cache_folder(cache_dir: str | Path | None = None) -> Path:
-    """`cache_dir`, else `$GLASSFORMER_CACHE`, else `~/.cache/glassformer`."""
-    named = cache_dir or os.environ.get("GLASSFORMER_CACHE")
-    return Path(named).expanduser() if named else Path.home() / ".cache" / "glassformer"
-
-
 def digest(*parts: object) -> str:
     """A short stable name for a tuple of plain values: the first 32 hex digits of SHA-256."""
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]

@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import json
 import threading
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -15,6 +16,7 @@ import numpy as np
 
 from glassformer.errors import RequestError
 from glassformer.text.documents import mended, utf8
+from glassformer.text.growth import LARGEST_GROWTH, PARTS, check, growth
 from glassformer.text.storage import Progress, atomic_file, silent
 from glassformer.text.vocabulary import END_OF_TEXT, UNKNOWN, CharTokenizer, Ids, Tokenizer
 
@@ -57,6 +59,9 @@ class FileTokenizer(Tokenizer):
             raise RequestError(
                 f"this tokenizer.json has the token id {self.vocab_size - 1}; ids go up to {LARGEST_ID - 1}"
             )
+        if len(set(vocabulary.values())) < len(vocabulary):  # what they decode to would be left to chance
+            shared, count = Counter(vocabulary.values()).most_common(1)[0]
+            raise RequestError(f"this tokenizer.json gives the id {shared} to {count} tokens; each needs its own")
         text = library.to_str()
         self._sha256 = hashlib.sha256(text.encode()).hexdigest()
         self._description: dict[str, Any] = json.loads(text)
@@ -272,7 +277,20 @@ def _parsed(data: bytes, path: Path) -> Library:
     from tokenizers import Tokenizer as Library
 
     with one_sentence(f"{path} is not a tokenizer.json", "save one with the tokenizers library"):
-        return Library.from_str(data.decode("utf-8"))
+        text = data.decode("utf-8")
+        said = json.loads(text)
+        parts = {name: said[name] for name in PARTS if said.get(name) is not None}
+        for part in parts.values():
+            check(part)
+        # The library's own words for them, before it prepares anything by them.
+        empty = {"version": "1.0", "added_tokens": [], "model": {"type": "BPE", "vocab": {}, "merges": []}}
+        times = growth(json.loads(Library.from_str(json.dumps({**empty, **parts})).to_str()))
+    if times > LARGEST_GROWTH:
+        raise RequestError(
+            f"{path} may make {times:.3g} characters or tokens of one; more than {LARGEST_GROWTH} are refused"
+        )
+    with one_sentence(f"{path} is not a tokenizer.json", "save one with the tokenizers library"):
+        return Library.from_str(text)
 
 
 @contextlib.contextmanager

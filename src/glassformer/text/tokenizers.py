@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from glassformer.errors import RequestError, did_you_mean
+from glassformer.folders import cache_folder
 from glassformer.text.documents import Document
-from glassformer.text.storage import Progress, atomic_folder, cache_folder, digest, silent
+from glassformer.text.storage import Progress, atomic_folder, digest, silent
 from glassformer.text.subword import LARGEST_SETTINGS, BPETokenizer, FileTokenizer, bounded
 from glassformer.text.vocabulary import OWN_FILE, ByteTokenizer, CharTokenizer, Tokenizer, from_fields
 

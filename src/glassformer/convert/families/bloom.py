@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from glassformer.config import BlockConfig, ModelConfig, stack_of
 from glassformer.convert.families import gpt_neox
+from glassformer.convert.families.common import with_modules
 from glassformer.convert.family import Family, Gguf, attention, ffn
 from glassformer.convert.fields import Fields
 from glassformer.convert.names import Grouped, Names
@@ -33,7 +33,7 @@ NAMES = Names(
     },
     prefix="transformer.",
 )
-GGUF = replace(gpt_neox.GGUF, modules={**gpt_neox.GGUF.modules, "embedding.norm": "token_embd_norm"})
+GGUF = with_modules(gpt_neox.GGUF, {"embedding.norm": "token_embd_norm"})
 # How Megatron fused its operations.
 FUSED = ("attention_softmax_in_fp32", "bias_dropout_fusion", "masked_softmax_fusion", "offset_alibi", "skip_bias_add",
          "skip_bias_add_qkv", "slow_but_exact")  # fmt: skip

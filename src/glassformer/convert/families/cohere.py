@@ -6,33 +6,33 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from glassformer.config import BlockConfig, ModelConfig, stack_of
+from glassformer.config import BlockConfig, ModelConfig
 from glassformer.convert.families import llama
-from glassformer.convert.families.common import ACTIVATIONS, heads, name_of, read_heads, read_whole_rotary, sizes
-from glassformer.convert.family import Family, Gguf, attention, ffn
+from glassformer.convert.families.common import (
+    QK_NORM,
+    QK_NORM_GGUF,
+    read_ffn,
+    read_heads,
+    read_model,
+    read_whole_rotary,
+    usual,
+    with_modules,
+)
+from glassformer.convert.family import Family, Gguf, attention
 from glassformer.convert.fields import Fields
-from glassformer.convert.rope import write_rotary
 from glassformer.parts.ffn import GluConfig
 from glassformer.parts.head import HeadConfig
 from glassformer.parts.mixer import AttentionConfig, QKNormConfig
 from glassformer.parts.norm import LayerNormConfig
 from glassformer.parts.residual import ParallelConfig
 
-NAMES = replace(
-    llama.NAMES,
-    modules={
-        **llama.NAMES.modules,
-        ".mixer.qk_norm.q_norm": "self_attn.q_norm",
-        ".mixer.qk_norm.k_norm": "self_attn.k_norm",
-    },
-)
+NAMES = with_modules(llama.NAMES, QK_NORM)
 GGUF = replace(
     llama.GGUF,
     modules={  # always tied: no head
         "embedding": "token_embd",
         ".mixer.qkv": "attn_q attn_k attn_v",
-        ".mixer.qk_norm.q_norm": "attn_q_norm",
-        ".mixer.qk_norm.k_norm": "attn_k_norm",
+        **QK_NORM_GGUF,
         ".mixer.output": "attn_output",
         ".ffn.gate_proj": "ffn_gate",
         ".ffn.up_proj": "ffn_up",
@@ -55,32 +55,20 @@ def read(fields: Fields) -> ModelConfig:
             position=read_whole_rotary(fields, context, theta=5e5, pairing="interleaved"),
             qk_norm=QKNormConfig(norm=norm, over="each_head") if fields.flag("use_qk_norm", False) else None,
         ),
-        ffn=GluConfig(
-            hidden=fields.whole("intermediate_size"),
-            activation=fields.one_of("hidden_act", ACTIVATIONS, "silu"),
-        ),
+        ffn=GluConfig(**read_ffn(fields)),
         norm=norm,
         residual=ParallelConfig(),
     )
-    return ModelConfig(
-        vocab_size=fields.whole("vocab_size"),
-        d_model=fields.whole("hidden_size"),
-        context=context,
-        stack=stack_of([block] * fields.layers("num_hidden_layers")),
-        final_norm=norm,
-        head=HeadConfig(tied=fields.flag("tie_word_embeddings", True), scale=fields.number("logit_scale", 0.0625)),
-    )
+    head = HeadConfig(tied=True, scale=fields.number("logit_scale", 0.0625))
+    return read_model(fields, context, block, head)
 
 
 def write(config: ModelConfig) -> dict[str, Any]:
     block = next(config.layers())
-    mixer, network = attention(block), ffn(block)
+    mixer = attention(block)
     return {
-        **sizes(config),
-        **heads(mixer),
-        **write_rotary(mixer.position),
+        **usual(config),
         "layer_norm_eps": block.norm.eps,
-        "hidden_act": name_of(network),
         "attention_bias": mixer.bias,
         "use_qk_norm": mixer.qk_norm is not None,
         "logit_scale": config.head.scale,

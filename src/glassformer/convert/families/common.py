@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-from glassformer.config import ModelConfig
+from glassformer.config import BlockConfig, ModelConfig, stack_of
 from glassformer.convert.family import Closed, attention, ffn
 from glassformer.convert.fields import Fields
-from glassformer.convert.rope import read_rotary
+from glassformer.convert.names import Layout, Names
+from glassformer.convert.rope import read_rotary, write_rotary
 from glassformer.parts.ffn import FFNConfig
+from glassformer.parts.head import HeadConfig
 from glassformer.parts.mixer import AttentionConfig
 from glassformer.parts.position import RotaryConfig
 from glassformer.parts.visibility import CausalConfig, SlidingWindowConfig, VisibilityConfig
@@ -29,6 +33,15 @@ ACTIVATIONS: dict[str, Any] = {
 _THEIRS = {"silu": "silu", "gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "relu": "relu", "relu2": "relu2"}
 
 
+QK_NORM = {".mixer.qk_norm.q_norm": "self_attn.q_norm", ".mixer.qk_norm.k_norm": "self_attn.k_norm"}
+QK_NORM_GGUF = {".mixer.qk_norm.q_norm": "attn_q_norm", ".mixer.qk_norm.k_norm": "attn_k_norm"}
+
+
+def with_modules(names: Names, modules: Mapping[str, str | Layout]) -> Names:
+    """The same names but for these modules."""
+    return replace(names, modules={**names.modules, **modules})
+
+
 def name_of(network: FFNConfig) -> str:
     """The published name of a network's activation."""
     ours = getattr(network, "activation", network.kind)
@@ -42,6 +55,28 @@ def read_heads(fields: Fields, n_kv_heads: int | None = None, head_dim: int | No
         "n_kv_heads": fields.whole("num_key_value_heads", n_kv_heads),
         "head_dim": fields.whole("head_dim", head_dim),
     }
+
+
+def read_ffn(fields: Fields, activation: str = "silu") -> dict[str, Any]:
+    """hidden and activation of a network; the family's own activation, in their word, where the fields say nothing."""
+    return {
+        "hidden": fields.whole("intermediate_size"),
+        "activation": fields.one_of("hidden_act", ACTIVATIONS, activation),
+    }
+
+
+def read_model(fields: Fields, context: int, block: BlockConfig, head: HeadConfig, **own: Any) -> ModelConfig:
+    """Layers of one block, whose norm is the last one too; `head.tied` where the fields say nothing; `own` is what the
+    family has instead."""
+    said: dict[str, Any] = {
+        "vocab_size": fields.whole("vocab_size"),
+        "d_model": fields.whole("hidden_size"),
+        "context": context,
+        "stack": stack_of([block] * fields.layers("num_hidden_layers")),
+        "final_norm": block.norm,
+        "head": head.vary(tied=fields.flag("tie_word_embeddings", head.tied)),
+    }
+    return ModelConfig(**said | own)
 
 
 def heads(mixer: AttentionConfig) -> dict[str, Any]:
@@ -61,6 +96,18 @@ def sizes(config: ModelConfig) -> dict[str, Any]:
         "num_hidden_layers": config.n_layers,
         "max_position_embeddings": config.context,
         "tie_word_embeddings": config.head.tied,
+    }
+
+
+def usual(config: ModelConfig, fraction_name: str | None = None) -> dict[str, Any]:
+    """Sizes, heads, rotary positions and activation; all but the norms' eps and what the family alone has."""
+    block = next(config.layers())
+    mixer = attention(block)
+    return {
+        **sizes(config),
+        **heads(mixer),
+        **write_rotary(mixer.position, fraction_name),
+        "hidden_act": name_of(ffn(block)),
     }
 
 

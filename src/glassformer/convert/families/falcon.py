@@ -10,7 +10,7 @@ from torch import nn
 
 from glassformer.config import BlockConfig, ModelConfig, stack_of
 from glassformer.convert.families import bloom, gpt_neox
-from glassformer.convert.families.common import ACTIVATIONS, name_of, read_whole_rotary
+from glassformer.convert.families.common import ACTIVATIONS, name_of, read_whole_rotary, with_modules
 from glassformer.convert.family import Family, Gguf, attention, ffn
 from glassformer.convert.fields import Fields
 from glassformer.convert.names import Names, Piece
@@ -22,9 +22,7 @@ from glassformer.parts.norm import LayerNormConfig
 from glassformer.parts.residual import ParallelConfig, PreConfig
 
 ONE_NORM = replace(bloom.NAMES, ignored=r"transformer\.h\.\d+\.self_attention\.(maybe_)?rotary(_emb)?\.inv_freq")
-TWO_NORMS = replace(
-    ONE_NORM, modules={**ONE_NORM.modules, ".residual.mixer_norm": "ln_attn", ".residual.ffn_norm": "ln_mlp"}
-)
+TWO_NORMS = with_modules(ONE_NORM, {".residual.mixer_norm": "ln_attn", ".residual.ffn_norm": "ln_mlp"})
 
 
 class _Gguf(Names):
@@ -86,9 +84,9 @@ def read(fields: Fields) -> ModelConfig:
 def write(config: ModelConfig) -> dict[str, Any]:
     """In the old architecture's words where they suffice."""
     block = next(config.layers())
-    mixer, network, residual = attention(block), ffn(block), block.residual
-    parallel = isinstance(residual, ParallelConfig)
-    two = isinstance(residual, ParallelConfig) and not residual.shared_norm
+    mixer, network = attention(block), ffn(block)
+    parallel = isinstance(block.residual, ParallelConfig)
+    two = names(config) is TWO_NORMS
     new = two or (parallel and mixer.n_kv_heads not in (1, mixer.n_heads))
     return {
         "vocab_size": config.vocab_size,

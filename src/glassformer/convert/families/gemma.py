@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from glassformer.config import BlockConfig, ModelConfig, stack_of
+from glassformer.config import BlockConfig, ModelConfig
 from glassformer.convert.families import llama
-from glassformer.convert.families.common import ACTIVATIONS, heads, name_of, read_heads, read_whole_rotary, sizes
+from glassformer.convert.families.common import ACTIVATIONS, name_of, read_heads, read_model, read_whole_rotary, usual
 from glassformer.convert.family import Family, Gguf, attention, ffn
 from glassformer.convert.fields import Fields
 from glassformer.convert.names import Shifted
-from glassformer.convert.rope import write_rotary
 from glassformer.parts.embedding import EmbeddingConfig
 from glassformer.parts.ffn import GluConfig
 from glassformer.parts.head import HeadConfig
@@ -38,7 +37,6 @@ SAID = {**ACTIVATIONS, "gelu": "gelu_tanh"}
 
 def read(fields: Fields) -> ModelConfig:
     context, d = fields.whole("max_position_embeddings", 8192), fields.whole("hidden_size")
-    norm = RMSNormConfig(eps=fields.number("rms_norm_eps", 1e-6), unit_offset=True)
     fields.only("use_bidirectional_attention", False)
     fields.only("hidden_activation", "gelu_pytorch_tanh")
     block = BlockConfig(
@@ -50,26 +48,16 @@ def read(fields: Fields) -> ModelConfig:
         ffn=GluConfig(
             hidden=fields.whole("intermediate_size"), activation=fields.one_of("hidden_act", SAID, "gelu_pytorch_tanh")
         ),
-        norm=norm,
+        norm=RMSNormConfig(eps=fields.number("rms_norm_eps", 1e-6), unit_offset=True),
     )
-    return ModelConfig(
-        vocab_size=fields.whole("vocab_size"),
-        d_model=d,
-        context=context,
-        embedding=EmbeddingConfig(scale=d**0.5),
-        stack=stack_of([block] * fields.layers("num_hidden_layers")),
-        final_norm=norm,
-        head=HeadConfig(tied=fields.flag("tie_word_embeddings", True)),
-    )
+    return read_model(fields, context, block, HeadConfig(tied=True), embedding=EmbeddingConfig(scale=d**0.5))
 
 
 def write(config: ModelConfig) -> dict[str, Any]:
     block = next(config.layers())
     mixer, activation = attention(block), name_of(ffn(block))
     return {
-        **sizes(config),
-        **heads(mixer),
-        **write_rotary(mixer.position),
+        **usual(config),
         "rms_norm_eps": block.norm.eps,
         "hidden_act": "gelu_python" if activation == "gelu" else activation,
         "attention_bias": mixer.bias,

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from glassformer.config import BlockConfig, ModelConfig, stack_of
 from glassformer.convert.families import common, gemma, llama
-from glassformer.convert.families.common import ACTIVATIONS, FULL, SLIDING, number_or_none, window
+from glassformer.convert.families.common import ACTIVATIONS, FULL, SLIDING, number_or_none, window, with_modules
 from glassformer.convert.family import Family, Gguf, attention, ffn
 from glassformer.convert.fields import Fields
 from glassformer.convert.names import Shifted
@@ -20,19 +19,17 @@ from glassformer.parts.mixer import AttentionConfig
 from glassformer.parts.norm import RMSNormConfig
 from glassformer.parts.residual import SandwichConfig
 
-NAMES = replace(
+NAMES = with_modules(
     llama.NAMES,
-    modules={
-        **llama.NAMES.modules,
+    {
         ".residual.mixer_post_norm": "post_attention_layernorm",
         ".residual.ffn_norm": "pre_feedforward_layernorm",
         ".residual.ffn_post_norm": "post_feedforward_layernorm",
     },
 )
-GGUF = replace(
+GGUF = with_modules(
     gemma.GGUF,
-    modules={
-        **gemma.GGUF.modules,
+    {
         ".residual.mixer_post_norm": Shifted("post_attention_norm"),
         ".residual.ffn_post_norm": Shifted("post_ffw_norm"),
     },
@@ -82,14 +79,13 @@ def assemble(
         kind: BlockConfig(mixer=mixer, ffn=network, norm=norm, residual=SandwichConfig())
         for kind, mixer in mixers.items()
     }
-    return ModelConfig(
-        vocab_size=fields.whole("vocab_size"),
-        d_model=d,
-        context=fields.whole("max_position_embeddings", context),
+    return common.read_model(
+        fields,
+        fields.whole("max_position_embeddings", context),
+        blocks[kinds[0]],
+        HeadConfig(tied=True, softcap=softcap),
         embedding=EmbeddingConfig(scale=d**0.5),
         stack=stack_of([blocks[kind] for kind in kinds]),
-        final_norm=norm,
-        head=HeadConfig(tied=fields.flag("tie_word_embeddings", True), softcap=softcap),
     )
 
 

@@ -4,12 +4,19 @@ norms of queries and keys: `Gemma3ForCausalLM`."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from glassformer.config import ModelConfig
 from glassformer.convert.families import gemma2
-from glassformer.convert.families.common import FULL, SLIDING, layer_types, number_or_none, within
+from glassformer.convert.families.common import (
+    FULL,
+    QK_NORM,
+    SLIDING,
+    layer_types,
+    number_or_none,
+    with_modules,
+    within,
+)
 from glassformer.convert.family import Family, Gguf, attention
 from glassformer.convert.fields import Fields
 from glassformer.convert.names import Shifted
@@ -17,18 +24,10 @@ from glassformer.convert.rope import rotary, write_rotary
 from glassformer.parts.mixer import QKNormConfig
 from glassformer.parts.position import RotaryConfig
 
-NAMES = replace(
-    gemma2.NAMES,
-    modules={
-        **gemma2.NAMES.modules,
-        ".mixer.qk_norm.q_norm": "self_attn.q_norm",
-        ".mixer.qk_norm.k_norm": "self_attn.k_norm",
-    },
-)
-GGUF = replace(
+NAMES = with_modules(gemma2.NAMES, QK_NORM)
+GGUF = with_modules(
     gemma2.GGUF,
-    modules={
-        **gemma2.GGUF.modules,
+    {
         "head": "output",
         ".mixer.qk_norm.q_norm": Shifted("attn_q_norm"),
         ".mixer.qk_norm.k_norm": Shifted("attn_k_norm"),
@@ -68,12 +67,13 @@ def _positions(fields: Fields) -> dict[str, RotaryConfig]:
     context = fields.whole("max_position_embeddings", CONTEXT)
     positions = {}
     for kind, more in ((FULL, scaling.values), (SLIDING, {})):
-        said = Fields({**nested.mapping(kind).values, **more}, f"{fields.where}: rope_parameters.{kind}")
+        said = nested.mapping(kind).changed(more)
         said.only("partial_rotary_factor", 1.0)
         said.only("truncate", True)
         positions[kind] = rotary(said, Fields({}), context, bases[kind])
-    if unread := nested.unread():
-        raise nested.refuse(unread[0], nested.values[unread[0]], f"known are {FULL} and {SLIDING}")
+    scaling.ignore(*nested.mapping(FULL).seen)
+    if others := sorted(nested.values.keys() - {FULL, SLIDING}):
+        raise nested.refuse(others[0], nested.values[others[0]], f"known are {FULL} and {SLIDING}")
     return positions
 
 

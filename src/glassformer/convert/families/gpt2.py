@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from glassformer.config import BlockConfig, ModelConfig, stack_of
-from glassformer.convert.families.common import ACTIVATIONS, name_of
+from glassformer.convert.families import gpt_neox
+from glassformer.convert.families.common import ACTIVATIONS, name_of, with_modules
 from glassformer.convert.family import Family, Gguf, attention, ffn
 from glassformer.convert.fields import Fields
 from glassformer.convert.names import Names, Transposed
@@ -33,21 +34,7 @@ NAMES = Names(
     prefix="transformer.",
     ignored=r"transformer\.h\.\d+\.attn\.(masked_)?bias",
 )
-GGUF = Names(
-    "blk.*.",
-    {
-        "embedding": "token_embd",
-        "embedding.position": "position_embd",
-        ".mixer.qkv": "attn_qkv",
-        ".mixer.output": "attn_output",
-        ".ffn.up_proj": "ffn_up",
-        ".ffn.down_proj": "ffn_down",
-        ".residual.mixer_norm": "attn_norm",
-        ".residual.ffn_norm": "ffn_norm",
-        "final_norm": "output_norm",
-        "head": "output",
-    },
-)
+GGUF = with_modules(gpt_neox.GGUF, {"embedding.position": "position_embd"})
 
 
 def read(fields: Fields) -> ModelConfig:

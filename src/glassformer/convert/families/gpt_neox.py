@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from glassformer.config import BlockConfig, ModelConfig, stack_of
-from glassformer.convert.families.common import ACTIVATIONS, name_of, sizes
+from glassformer.config import BlockConfig, ModelConfig
+from glassformer.convert.families.common import name_of, read_ffn, read_model, sizes
 from glassformer.convert.family import Family, Gguf, attention, ffn
 from glassformer.convert.fields import Fields
 from glassformer.convert.names import Grouped, Names
@@ -51,7 +51,6 @@ PART, BASE = "rotary_pct", "rotary_emb_base"
 
 def read(fields: Fields) -> ModelConfig:
     context = fields.whole("max_position_embeddings", 2048)
-    norm = LayerNormConfig(eps=fields.number("layer_norm_eps", 1e-5))
     parallel = fields.flag("use_parallel_residual", True)
     fields.ignore("attention_probs_dropout_prob", "hidden_dropout_prob")
     block = BlockConfig(
@@ -60,20 +59,11 @@ def read(fields: Fields) -> ModelConfig:
             bias=fields.flag("attention_bias", True),
             position=read_rotary(fields, context, fraction=0.25, fraction_name=PART, theta_name=BASE),
         ),
-        ffn=MlpConfig(
-            hidden=fields.whole("intermediate_size"), activation=fields.one_of("hidden_act", ACTIVATIONS, "gelu")
-        ),
-        norm=norm,
+        ffn=MlpConfig(**read_ffn(fields, "gelu")),
+        norm=LayerNormConfig(eps=fields.number("layer_norm_eps", 1e-5)),
         residual=ParallelConfig(shared_norm=False) if parallel else PreConfig(),
     )
-    return ModelConfig(
-        vocab_size=fields.whole("vocab_size"),
-        d_model=fields.whole("hidden_size"),
-        context=context,
-        stack=stack_of([block] * fields.layers("num_hidden_layers")),
-        final_norm=norm,
-        head=HeadConfig(tied=fields.flag("tie_word_embeddings", False)),
-    )
+    return read_model(fields, context, block, HeadConfig(tied=False))
 
 
 def write(config: ModelConfig) -> dict[str, Any]:

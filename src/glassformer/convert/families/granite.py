@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from glassformer.config import BlockConfig, ModelConfig, stack_of
+from glassformer.config import BlockConfig, ModelConfig
 from glassformer.convert.families import llama
-from glassformer.convert.families.common import ACTIVATIONS, heads, name_of, read_heads, read_whole_rotary, sizes
+from glassformer.convert.families.common import read_ffn, read_heads, read_model, read_whole_rotary, usual
 from glassformer.convert.family import Family, Gguf, attention, ffn
 from glassformer.convert.fields import Fields
-from glassformer.convert.rope import write_rotary
 from glassformer.parts.embedding import EmbeddingConfig
 from glassformer.parts.ffn import GluConfig
 from glassformer.parts.head import HeadConfig
@@ -28,7 +27,6 @@ FLAGS = {"attention_bias": "blk.0.attn_q.bias", "mlp_bias": "blk.0.ffn_up.bias"}
 
 def read(fields: Fields) -> ModelConfig:
     context = fields.whole("max_position_embeddings", 2048)
-    norm = RMSNormConfig(eps=fields.number("rms_norm_eps", 1e-6))
     block = BlockConfig(
         mixer=AttentionConfig(
             **read_heads(fields),
@@ -36,36 +34,22 @@ def read(fields: Fields) -> ModelConfig:
             position=read_whole_rotary(fields, context),
             scale=fields.number("attention_multiplier", 1.0),
         ),
-        ffn=GluConfig(
-            hidden=fields.whole("intermediate_size"),
-            activation=fields.one_of("hidden_act", ACTIVATIONS, "silu"),
-            bias=fields.flag("mlp_bias", False),
-        ),
-        norm=norm,
+        ffn=GluConfig(**read_ffn(fields), bias=fields.flag("mlp_bias", False)),
+        norm=RMSNormConfig(eps=fields.number("rms_norm_eps", 1e-6)),
         residual=PreConfig(scale=fields.number("residual_multiplier", 1.0)),
     )
     if (divisor := fields.number("logits_scaling", 1.0)) <= 0:
         raise fields.refuse("logits_scaling", divisor, "a positive number is right")
-    return ModelConfig(
-        vocab_size=fields.whole("vocab_size"),
-        d_model=fields.whole("hidden_size"),
-        context=context,
-        embedding=EmbeddingConfig(scale=fields.number("embedding_multiplier", 1.0)),
-        stack=stack_of([block] * fields.layers("num_hidden_layers")),
-        final_norm=norm,
-        head=HeadConfig(tied=fields.flag("tie_word_embeddings", False), scale=1 / divisor),
-    )
+    embedding = EmbeddingConfig(scale=fields.number("embedding_multiplier", 1.0))
+    return read_model(fields, context, block, HeadConfig(tied=False, scale=1 / divisor), embedding=embedding)
 
 
 def write(config: ModelConfig) -> dict[str, Any]:
     block = next(config.layers())
     mixer, network = attention(block), ffn(block)
     return {
-        **sizes(config),
-        **heads(mixer),
-        **write_rotary(mixer.position),
+        **usual(config),
         "rms_norm_eps": block.norm.eps,
-        "hidden_act": name_of(network),
         "attention_bias": mixer.bias,
         "mlp_bias": getattr(network, "bias", False),
         "embedding_multiplier": config.embedding.scale,

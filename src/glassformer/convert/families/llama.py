@@ -4,20 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from glassformer.config import BlockConfig, ModelConfig, stack_of
-from glassformer.convert.families.common import (
-    ACTIVATIONS,
-    divided,
-    heads,
-    name_of,
-    read_heads,
-    read_whole_rotary,
-    sizes,
-)
+from glassformer.config import BlockConfig, ModelConfig
+from glassformer.convert.families.common import divided, read_ffn, read_heads, read_model, read_whole_rotary, usual
 from glassformer.convert.family import Family, Gguf, attention, ffn
 from glassformer.convert.fields import Fields
 from glassformer.convert.names import Names, Paired
-from glassformer.convert.rope import write_rotary
 from glassformer.parts.ffn import GluConfig
 from glassformer.parts.head import HeadConfig
 from glassformer.parts.mixer import AttentionConfig
@@ -60,39 +51,24 @@ GGUF = Names(
 
 def read(fields: Fields) -> ModelConfig:
     context = fields.whole("max_position_embeddings", 2048)
-    norm = RMSNormConfig(eps=fields.number("rms_norm_eps", 1e-6))
     block = BlockConfig(
         mixer=AttentionConfig(
             **read_heads(fields),
             bias=fields.flag("attention_bias", False),
             position=read_whole_rotary(fields, context),
         ),
-        ffn=GluConfig(
-            hidden=fields.whole("intermediate_size"),
-            activation=fields.one_of("hidden_act", ACTIVATIONS, "silu"),
-            bias=fields.flag("mlp_bias", False),
-        ),
-        norm=norm,
+        ffn=GluConfig(**read_ffn(fields), bias=fields.flag("mlp_bias", False)),
+        norm=RMSNormConfig(eps=fields.number("rms_norm_eps", 1e-6)),
     )
-    return ModelConfig(
-        vocab_size=fields.whole("vocab_size"),
-        d_model=fields.whole("hidden_size"),
-        context=context,
-        stack=stack_of([block] * fields.layers("num_hidden_layers")),
-        final_norm=norm,
-        head=HeadConfig(tied=fields.flag("tie_word_embeddings", False)),
-    )
+    return read_model(fields, context, block, HeadConfig(tied=False))
 
 
 def write(config: ModelConfig) -> dict[str, Any]:
     block = next(divided(config).layers())
     mixer, network = attention(block), ffn(block)
     return {
-        **sizes(config),
-        **heads(mixer),
-        **write_rotary(mixer.position),
+        **usual(config),
         "rms_norm_eps": block.norm.eps,
-        "hidden_act": name_of(network),
         "attention_bias": mixer.bias,
         "mlp_bias": getattr(network, "bias", False),
     }

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from glassformer.config import BlockConfig, ModelConfig, stack_of
+from glassformer.config import BlockConfig, ModelConfig
 from glassformer.convert.families.common import (
-    ACTIVATIONS,
-    heads,
-    name_of,
+    read_ffn,
+    read_model,
     read_whole_rotary,
-    sizes,
+    usual,
     whole_or_none,
     window,
     within,
 )
 from glassformer.convert.families.llama import NAMES
-from glassformer.convert.family import Family, attention, ffn
+from glassformer.convert.family import Family, attention
 from glassformer.convert.fields import Fields
-from glassformer.convert.rope import write_rotary
 from glassformer.parts.ffn import GluConfig
 from glassformer.parts.head import HeadConfig
 from glassformer.parts.mixer import AttentionConfig
@@ -27,7 +25,6 @@ from glassformer.parts.norm import RMSNormConfig
 
 def read(fields: Fields) -> ModelConfig:
     context = fields.whole("max_position_embeddings", 131072)
-    norm = RMSNormConfig(eps=fields.number("rms_norm_eps", 1e-6))
     block = BlockConfig(
         mixer=AttentionConfig(
             n_heads=fields.whole("num_attention_heads"),
@@ -36,30 +33,18 @@ def read(fields: Fields) -> ModelConfig:
             position=read_whole_rotary(fields, context),
             visibility=within(whole_or_none(fields, "sliding_window", 4096)),
         ),
-        ffn=GluConfig(
-            hidden=fields.whole("intermediate_size"), activation=fields.one_of("hidden_act", ACTIVATIONS, "silu")
-        ),
-        norm=norm,
+        ffn=GluConfig(**read_ffn(fields)),
+        norm=RMSNormConfig(eps=fields.number("rms_norm_eps", 1e-6)),
     )
-    return ModelConfig(
-        vocab_size=fields.whole("vocab_size"),
-        d_model=fields.whole("hidden_size"),
-        context=context,
-        stack=stack_of([block] * fields.layers("num_hidden_layers")),
-        final_norm=norm,
-        head=HeadConfig(tied=fields.flag("tie_word_embeddings", False)),
-    )
+    return read_model(fields, context, block, HeadConfig(tied=False))
 
 
 def write(config: ModelConfig) -> dict[str, Any]:
     block = next(config.layers())
     mixer = attention(block)
     return {
-        **sizes(config),
-        **heads(mixer),
-        **write_rotary(mixer.position),
+        **usual(config),
         "rms_norm_eps": block.norm.eps,
-        "hidden_act": name_of(ffn(block)),
         "sliding_window": window(mixer),
     }
 

@@ -48,6 +48,7 @@ def read(fields: Fields) -> ModelConfig:
     said.only("alibi_bias_max", 8)  # what that class computes for MPT-7B-StoryWriter's 16 too
     said.only("qk_ln", False)
     said.only("prefix_lm", False)
+    said.only("is_encoder_decoder", False)  # transformers 5 writes it here too
     said.ignore("attn_impl", "attn_uses_sequence_id")
     block = BlockConfig(
         mixer=AttentionConfig(
@@ -60,7 +61,7 @@ def read(fields: Fields) -> ModelConfig:
         norm=norm,
     )
     if unread := said.unread():
-        raise said.refuse(unread[0], said.values[unread[0]], "this field is not known")
+        raise said.refuse(unread[0], said.values.get(unread[0]), "this field is not known")
     return ModelConfig(
         vocab_size=fields.whole("vocab_size"),
         d_model=fields.whole("d_model"),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from glassformer.config import BlockConfig, ModelConfig, stack_of
-from glassformer.convert.families.common import ACTIVATIONS, name_of
+from glassformer.config import BlockConfig, ModelConfig
+from glassformer.convert.families.common import ACTIVATIONS, name_of, read_model
 from glassformer.convert.family import Family, attention, ffn
 from glassformer.convert.fields import Fields
 from glassformer.convert.names import Names
@@ -53,14 +53,13 @@ def read(fields: Fields) -> ModelConfig:
         norm=NORM,
         residual=PreConfig() if before else PostConfig(),
     )
-    return ModelConfig(
-        vocab_size=fields.whole("vocab_size"),
-        d_model=d,
-        context=fields.whole("max_position_embeddings", 2048),
+    return read_model(
+        fields,
+        fields.whole("max_position_embeddings", 2048),
+        block,
+        HeadConfig(tied=True),
         embedding=EmbeddingConfig(position=LearnedConfig(offset=OFFSET)),
-        stack=stack_of([block] * fields.layers("num_hidden_layers")),
         final_norm=NORM if before and not removed else None,
-        head=HeadConfig(tied=fields.flag("tie_word_embeddings", True)),
     )
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from glassformer.config import BlockConfig, ModelConfig, stack_of
+from glassformer.config import BlockConfig, ModelConfig
 from glassformer.convert.families import llama
-from glassformer.convert.families.common import ACTIVATIONS, heads, name_of, read_heads, sizes
-from glassformer.convert.family import Closed, Family, Gguf, attention, ffn
+from glassformer.convert.families.common import read_ffn, read_heads, read_model, usual
+from glassformer.convert.family import Closed, Family, Gguf, attention
 from glassformer.convert.fields import Fields
-from glassformer.convert.rope import read_rotary, write_rotary
+from glassformer.convert.rope import read_rotary
 from glassformer.parts.ffn import MlpConfig
 from glassformer.parts.head import HeadConfig
 from glassformer.parts.mixer import AttentionConfig, QKNormConfig
@@ -57,34 +57,21 @@ def read(fields: Fields) -> ModelConfig:
             position=read_rotary(fields, context, fraction=0.5),
             qk_norm=QKNormConfig(norm=norm) if fields.flag("qk_layernorm", False) else None,
         ),
-        ffn=MlpConfig(
-            hidden=fields.whole("intermediate_size"),
-            activation=fields.one_of("hidden_act", ACTIVATIONS, "gelu_new"),
-        ),
+        ffn=MlpConfig(**read_ffn(fields, "gelu_new")),
         norm=norm,
         residual=ParallelConfig(),
     )
-    return ModelConfig(
-        vocab_size=fields.whole("vocab_size"),
-        d_model=fields.whole("hidden_size"),
-        context=context,
-        stack=stack_of([block] * fields.layers("num_hidden_layers")),
-        final_norm=norm,
-        head=HeadConfig(tied=fields.flag("tie_word_embeddings", False), bias=True),
-    )
+    return read_model(fields, context, block, HeadConfig(tied=False, bias=True))
 
 
 def write(config: ModelConfig) -> dict[str, Any]:
     block = next(config.layers())
-    mixer, network = attention(block), ffn(block)
+    mixer = attention(block)
     if mixer.qk_norm and mixer.head_dim != config.d_model // mixer.n_heads:  # the width that their norm has
         raise Closed({"mixer.head_dim": mixer.head_dim})
     return {
-        **sizes(config),
-        **heads(mixer),
-        **write_rotary(mixer.position, "partial_rotary_factor"),
+        **usual(config, "partial_rotary_factor"),
         "layer_norm_eps": block.norm.eps,
-        "hidden_act": name_of(network),
         "qk_layernorm": mixer.qk_norm is not None,
     }
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
-from glassformer.config import BlockConfig, ModelConfig, stack_of
+from glassformer.config import BlockConfig, ModelConfig
 from glassformer.convert.families import llama
-from glassformer.convert.families.common import ACTIVATIONS, heads, name_of, read_heads, sizes, window, within
-from glassformer.convert.family import Closed, Family, Gguf, attention, ffn
+from glassformer.convert.families.common import read_ffn, read_heads, read_model, usual, window, with_modules, within
+from glassformer.convert.family import Closed, Family, Gguf, attention
 from glassformer.convert.fields import Fields
 from glassformer.convert.names import Part
-from glassformer.convert.rope import rotary, write_rotary
+from glassformer.convert.rope import rope_fields, rotary
 from glassformer.parts.ffn import GluConfig
 from glassformer.parts.head import HeadConfig
 from glassformer.parts.mixer import AttentionConfig
@@ -19,19 +18,17 @@ from glassformer.parts.norm import RMSNormConfig
 from glassformer.parts.position import RotaryConfig
 from glassformer.parts.position.scaling import LongRopeScalingConfig
 
-NAMES = replace(
+NAMES = with_modules(
     llama.NAMES,
-    modules={
-        **llama.NAMES.modules,
+    {
         ".mixer.qkv": "self_attn.qkv_proj",
         ".ffn.gate_proj": Part("mlp.gate_up_proj", 0, 2),
         ".ffn.up_proj": Part("mlp.gate_up_proj", 1, 2),
     },
 )
-GGUF = replace(
+GGUF = with_modules(
     llama.GGUF,
-    modules={
-        **llama.GGUF.modules,
+    {
         ".mixer.qkv": "attn_qkv",
         ".ffn.gate_proj": Part("ffn_up", 0, 2),
         ".ffn.up_proj": Part("ffn_up", 1, 2),
@@ -43,7 +40,6 @@ FIELDS = {"original_max_position_embeddings": "rope.scaling.original_context_len
 
 def read(fields: Fields) -> ModelConfig:
     context = fields.whole("max_position_embeddings", 4096)
-    norm = RMSNormConfig(eps=fields.number("rms_norm_eps", 1e-5))
     for bias in ("attention_bias", "mlp_bias", "lm_head_bias"):
         fields.only(bias, False)
     fields.only("full_attn_mod", 1)
@@ -54,50 +50,37 @@ def read(fields: Fields) -> ModelConfig:
             position=_position(fields, context),
             visibility=within(fields.whole("sliding_window", None)),
         ),
-        ffn=GluConfig(
-            hidden=fields.whole("intermediate_size"),
-            activation=fields.one_of("hidden_act", ACTIVATIONS, "silu"),
-        ),
-        norm=norm,
+        ffn=GluConfig(**read_ffn(fields)),
+        norm=RMSNormConfig(eps=fields.number("rms_norm_eps", 1e-5)),
     )
-    return ModelConfig(
-        vocab_size=fields.whole("vocab_size"),
-        d_model=fields.whole("hidden_size"),
-        context=context,
-        stack=stack_of([block] * fields.layers("num_hidden_layers")),
-        final_norm=norm,
-        head=HeadConfig(tied=fields.flag("tie_word_embeddings", False)),
-    )
+    return read_model(fields, context, block, HeadConfig(tied=False))
 
 
 def _position(fields: Fields, context: int) -> RotaryConfig:
     """longrope, also under the names that early configs give it; the trained context stands outside and counts more
     than the one inside."""
-    said = {**(fields.mapping("rope_scaling").values or fields.mapping("rope_parameters").values)}
-    said["original_max_position_embeddings"] = fields.whole("original_max_position_embeddings", 4096)
+    said, trained = rope_fields(fields), "original_max_position_embeddings"
     kind = said.get("rope_type") or said.get("type") or "default"
-    said["rope_type"] = "longrope" if kind in ("su", "yarn") else kind
-    if said["rope_type"] not in ("default", "longrope"):
+    if kind not in ("default", "longrope", "su", "yarn"):
         raise fields.refuse("rope_scaling.type", kind, "this family knows longrope alone")
+    kind = "default" if kind == "default" else "longrope"
+    said = said.changed({"rope_type": kind, trained: fields.whole(trained, 4096)})
     theta, fraction = fields.number("rope_theta", 1e4), fields.number("partial_rotary_factor", 1.0)
-    return rotary(Fields(said, f"{fields.where}: rope_scaling"), fields, context, theta, fraction)
+    return rotary(said, fields, context, theta, fraction)
 
 
 def write(config: ModelConfig) -> dict[str, Any]:
     block = next(config.layers())
-    mixer, network = attention(block), ffn(block)
+    mixer = attention(block)
     scaling = getattr(mixer.position, "scaling", None)
     if scaling and mixer.head_dim != config.d_model // mixer.n_heads:  # their check of the factors' number
         raise Closed({"mixer.head_dim": mixer.head_dim})
     return {
-        **sizes(config),
-        **heads(mixer),
-        **write_rotary(mixer.position, "partial_rotary_factor"),
+        **usual(config, "partial_rotary_factor"),
         **(_shortly(scaling, config.context) if isinstance(scaling, LongRopeScalingConfig) else {}),
         "original_max_position_embeddings": scaling.original_context if scaling else config.context,
         "sliding_window": window(mixer),
         "rms_norm_eps": block.norm.eps,
-        "hidden_act": name_of(network),
     }
 
 

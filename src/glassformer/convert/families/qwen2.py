@@ -2,34 +2,32 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from glassformer.config import BlockConfig, ModelConfig, stack_of
 from glassformer.convert.families.common import (
-    ACTIVATIONS,
     FULL,
     SLIDING,
-    heads,
     layer_types,
-    name_of,
+    read_ffn,
+    read_model,
     read_whole_rotary,
-    sizes,
+    usual,
     whole_or_none,
     window,
+    with_modules,
     within,
 )
 from glassformer.convert.families.llama import GGUF as LLAMA
 from glassformer.convert.families.llama import NAMES
-from glassformer.convert.family import Family, Gguf, attention, ffn
+from glassformer.convert.family import Family, Gguf, attention
 from glassformer.convert.fields import Fields
-from glassformer.convert.rope import write_rotary
 from glassformer.parts.ffn import GluConfig
 from glassformer.parts.head import HeadConfig
 from glassformer.parts.mixer import AttentionConfig
 from glassformer.parts.norm import RMSNormConfig
 
-GGUF = replace(LLAMA, modules={**LLAMA.modules, ".mixer.qkv": "attn_q attn_k attn_v"})
+GGUF = with_modules(LLAMA, {".mixer.qkv": "attn_q attn_k attn_v"})
 
 
 def read(fields: Fields) -> ModelConfig:
@@ -39,27 +37,17 @@ def read(fields: Fields) -> ModelConfig:
 def read_qwen(fields: Fields, **own: Any) -> ModelConfig:
     """What Qwen 2 and Qwen 3 say in the same words; `own` is what each says of its attention."""
     context = fields.whole("max_position_embeddings", 32768)
-    norm = RMSNormConfig(eps=fields.number("rms_norm_eps", 1e-6))
     mixer = AttentionConfig(
         n_heads=fields.whole("num_attention_heads"),
         n_kv_heads=whole_or_none(fields, "num_key_value_heads", 32),
         position=read_whole_rotary(fields, context),
         **own,
     )
-    network = GluConfig(
-        hidden=fields.whole("intermediate_size"), activation=fields.one_of("hidden_act", ACTIVATIONS, "silu")
-    )
+    network, norm = GluConfig(**read_ffn(fields)), RMSNormConfig(eps=fields.number("rms_norm_eps", 1e-6))
     fields.only("use_mrope", False)
     seen = [within(width) for width in read_windows(fields, fields.layers("num_hidden_layers"))]
     blocks = [BlockConfig(mixer=mixer.vary(visibility=one), ffn=network, norm=norm) for one in seen]
-    return ModelConfig(
-        vocab_size=fields.whole("vocab_size"),
-        d_model=fields.whole("hidden_size"),
-        context=context,
-        stack=stack_of(blocks),
-        final_norm=norm,
-        head=HeadConfig(tied=fields.flag("tie_word_embeddings", False)),
-    )
+    return read_model(fields, context, blocks[0], HeadConfig(tied=False), stack=stack_of(blocks))
 
 
 def read_windows(fields: Fields, n_layers: int) -> list[int | None]:
@@ -76,14 +64,10 @@ def read_windows(fields: Fields, n_layers: int) -> list[int | None]:
 
 def write(config: ModelConfig) -> dict[str, Any]:
     block = next(config.layers())
-    mixer = attention(block)
     windows = [window(attention(one)) for one in config.layers()]
     return {
-        **sizes(config),
-        **heads(mixer),
-        **write_rotary(mixer.position),
+        **usual(config),
         "rms_norm_eps": block.norm.eps,
-        "hidden_act": name_of(ffn(block)),
         "use_sliding_window": any(windows),
         "sliding_window": next(filter(None, windows), None),
         "max_window_layers": windows.count(None),

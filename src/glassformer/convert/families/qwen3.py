@@ -2,33 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from glassformer.config import ModelConfig
-from glassformer.convert.families import qwen2
-from glassformer.convert.families.llama import NAMES as LLAMA
+from glassformer.convert.families import llama, qwen2
+from glassformer.convert.families.common import QK_NORM, QK_NORM_GGUF, with_modules
 from glassformer.convert.family import Family, Gguf, attention
 from glassformer.convert.fields import Fields
 from glassformer.parts.mixer import QKNormConfig
 from glassformer.parts.norm import RMSNormConfig
 
-NAMES = replace(
-    LLAMA,
-    modules={
-        **LLAMA.modules,
-        ".mixer.qk_norm.q_norm": "self_attn.q_norm",
-        ".mixer.qk_norm.k_norm": "self_attn.k_norm",
-    },
-)
-GGUF = replace(
-    qwen2.GGUF,
-    modules={
-        **qwen2.GGUF.modules,
-        ".mixer.qk_norm.q_norm": "attn_q_norm",
-        ".mixer.qk_norm.k_norm": "attn_k_norm",
-    },
-)
+NAMES, GGUF = with_modules(llama.NAMES, QK_NORM), with_modules(qwen2.GGUF, QK_NORM_GGUF)
 
 
 def read(fields: Fields) -> ModelConfig:

@@ -2,39 +2,29 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
-from glassformer.config import BlockConfig, ModelConfig, stack_of
+from glassformer.config import BlockConfig, ModelConfig
 from glassformer.convert.families import llama
-from glassformer.convert.families.common import ACTIVATIONS, divided, heads, name_of, sizes
-from glassformer.convert.family import Family, Gguf, attention, ffn
+from glassformer.convert.families.common import QK_NORM_GGUF, divided, read_ffn, read_model, usual, with_modules
+from glassformer.convert.family import Family, Gguf, attention
 from glassformer.convert.fields import Fields
 from glassformer.convert.names import EachHead
-from glassformer.convert.rope import read_rotary, write_rotary
+from glassformer.convert.rope import read_rotary
 from glassformer.parts.ffn import GluConfig
 from glassformer.parts.head import HeadConfig
 from glassformer.parts.mixer import AttentionConfig, QKNormConfig
 from glassformer.parts.norm import LayerNormConfig
 from glassformer.parts.residual import ParallelConfig, PreConfig, ResidualConfig
 
-NAMES = replace(
+NAMES = with_modules(
     llama.NAMES,
-    modules={
-        **llama.NAMES.modules,
+    {
         ".mixer.qk_norm.q_norm": EachHead("self_attn.q_layernorm.norms.#"),
         ".mixer.qk_norm.k_norm": EachHead("self_attn.k_layernorm.norms.#"),
     },
 )
-GGUF = replace(
-    llama.GGUF,
-    modules={
-        **llama.GGUF.modules,
-        ".mixer.qkv": "attn_q attn_k attn_v",
-        ".mixer.qk_norm.q_norm": "attn_q_norm",
-        ".mixer.qk_norm.k_norm": "attn_k_norm",
-    },
-)
+GGUF = with_modules(llama.GGUF, {**QK_NORM_GGUF, ".mixer.qkv": "attn_q attn_k attn_v"})
 FLAGS = {
     "use_qkv_bias": "blk.0.attn_q.bias",
     "qk_layernorm": "blk.0.attn_q_norm.weight",
@@ -60,35 +50,22 @@ def read(fields: Fields) -> ModelConfig:
             if fields.flag("qk_layernorm", False)
             else None,
         ),
-        ffn=GluConfig(
-            hidden=fields.whole("intermediate_size"),
-            activation=fields.one_of("hidden_act", ACTIVATIONS, "silu"),
-        ),
+        ffn=GluConfig(**read_ffn(fields)),
         norm=norm,
         residual=residual,
     )
-    return ModelConfig(
-        vocab_size=fields.whole("vocab_size"),
-        d_model=d,
-        context=context,
-        stack=stack_of([block] * fields.layers("num_hidden_layers")),
-        final_norm=norm,
-        head=HeadConfig(tied=fields.flag("tie_word_embeddings", False)),
-    )
+    return read_model(fields, context, block, HeadConfig(tied=False))
 
 
 def write(config: ModelConfig) -> dict[str, Any]:
     block = next(divided(config).layers())
-    mixer, network = attention(block), ffn(block)
+    mixer = attention(block)
     return {
-        **sizes(config),
-        **heads(mixer),
-        **write_rotary(mixer.position, "partial_rotary_factor"),
+        **usual(config, "partial_rotary_factor"),
         "layer_norm_eps": block.norm.eps,
-        "hidden_act": name_of(network),
         "use_qkv_bias": mixer.bias,
         "qk_layernorm": mixer.qk_norm is not None,
-        "use_parallel_residual": block.residual.kind == ParallelConfig.kind,
+        "use_parallel_residual": isinstance(block.residual, ParallelConfig),
     }
 
 

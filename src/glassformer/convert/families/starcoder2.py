@@ -2,40 +2,35 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
-from glassformer.config import BlockConfig, ModelConfig, stack_of
+from glassformer.config import BlockConfig, ModelConfig
 from glassformer.convert.families import llama
 from glassformer.convert.families.common import (
-    ACTIVATIONS,
-    heads,
-    name_of,
+    read_ffn,
     read_heads,
+    read_model,
     read_whole_rotary,
-    sizes,
+    usual,
     window,
+    with_modules,
     within,
 )
-from glassformer.convert.family import Family, Gguf, attention, ffn
+from glassformer.convert.family import Family, Gguf, attention
 from glassformer.convert.fields import Fields
-from glassformer.convert.rope import write_rotary
 from glassformer.parts.ffn import MlpConfig
 from glassformer.parts.head import HeadConfig
 from glassformer.parts.mixer import AttentionConfig
 from glassformer.parts.norm import LayerNormConfig
 
-NAMES = replace(
-    llama.NAMES, modules={**llama.NAMES.modules, ".ffn.up_proj": "mlp.c_fc", ".ffn.down_proj": "mlp.c_proj"}
-)
-GGUF = replace(llama.GGUF, modules={**llama.GGUF.modules, ".mixer.qkv": "attn_q attn_k attn_v"})
+NAMES = with_modules(llama.NAMES, {".ffn.up_proj": "mlp.c_fc", ".ffn.down_proj": "mlp.c_proj"})
+GGUF = with_modules(llama.GGUF, {".mixer.qkv": "attn_q attn_k attn_v"})
 FIELDS = {"norm_epsilon": "attention.layer_norm_epsilon"}
 UNHEEDED = frozenset({"attention.key_length", "attention.sliding_window"})
 
 
 def read(fields: Fields) -> ModelConfig:
     context = fields.whole("max_position_embeddings", 4096)
-    norm = LayerNormConfig(eps=fields.number("norm_epsilon", 1e-5))
     bias = fields.flag("use_bias", True)
     fields.ignore("activation_function", "layer_norm_epsilon", "mlp_type", "norm_type")  # published, read by nobody
     block = BlockConfig(
@@ -45,33 +40,19 @@ def read(fields: Fields) -> ModelConfig:
             position=read_whole_rotary(fields, context),
             visibility=within(fields.whole("sliding_window", None)),
         ),
-        ffn=MlpConfig(
-            hidden=fields.whole("intermediate_size"),
-            activation=fields.one_of("hidden_act", ACTIVATIONS, "gelu_pytorch_tanh"),
-            bias=bias,
-        ),
-        norm=norm,
+        ffn=MlpConfig(**read_ffn(fields, "gelu_pytorch_tanh"), bias=bias),
+        norm=LayerNormConfig(eps=fields.number("norm_epsilon", 1e-5)),
     )
-    return ModelConfig(
-        vocab_size=fields.whole("vocab_size"),
-        d_model=fields.whole("hidden_size"),
-        context=context,
-        stack=stack_of([block] * fields.layers("num_hidden_layers")),
-        final_norm=norm,
-        head=HeadConfig(tied=fields.flag("tie_word_embeddings", True)),
-    )
+    return read_model(fields, context, block, HeadConfig(tied=True))
 
 
 def write(config: ModelConfig) -> dict[str, Any]:
     block = next(config.layers())
-    mixer, network = attention(block), ffn(block)
+    mixer = attention(block)
     return {
-        **sizes(config),
-        **heads(mixer),
-        **write_rotary(mixer.position),
+        **usual(config),
         "sliding_window": window(mixer),
         "norm_epsilon": block.norm.eps,
-        "hidden_act": name_of(network),
         "use_bias": mixer.bias,
     }
 

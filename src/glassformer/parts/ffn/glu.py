@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor, nn
@@ -71,7 +72,11 @@ class _SwiGlu(torch.autograd.Function):
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     """silu(gate) * up."""
-    return _SwiGlu.apply(gate, up) if torch.is_grad_enabled() else _swiglu(gate, up)
+    if torch.is_grad_enabled():
+        return _SwiGlu.apply(gate, up)
+    if gate.dtype != wide(gate).dtype:  # torch's own rounds twice, and is many times faster than three passes in fp32
+        return F.silu(gate) * up
+    return _swiglu(gate, up)
 
 
 # Gatings with a fused twin; every other activation takes the definition.

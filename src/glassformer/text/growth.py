@@ -1,0 +1,65 @@
+"""What the steps of a tokenizer.json may ask for. Forty that double a text would take all memory there is, and do so
+while the file is read, since added tokens are prepared like text."""
+
+from __future__ import annotations
+
+import base64
+import math
+from collections.abc import Mapping
+from typing import Any
+
+PARTS = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
+LARGEST_GROWTH = 1 << 16  # SeamlessM4T, the most of the published families, counts 41,472
+SEQUENCES = ("normalizers", "pretokenizers", "processors", "decoders")
+# What one character (or token) can become at most, with what is put before or around it. Unicode's NFKC and NFKD make
+# 18 of U+FDFA, its other forms 3 or 4; two letters are the most that a lower case has, four bytes the most in UTF-8.
+STEPS = {
+    "NFC": 3, "NFD": 4, "NFKC": 18, "NFKD": 18, "Lowercase": 2, "BertNormalizer": 24, "ByteLevel": 5, "Metaspace": 2,
+    "BertProcessing": 3, "RobertaProcessing": 3, "BPEDecoder": 2, "WordPiece": 2, "CTC": 2,
+}  # fmt: skip
+
+
+def check(said: Any) -> None:
+    """Of steps as a file says them, before the library reads them: that each is an object (the library takes lists in
+    their place), and that a table of SentencePiece is as long as it says, for which the library asks for memory.
+
+    Raises ValueError."""
+    if not isinstance(said, dict):
+        raise ValueError("a step of its normalizer, pre_tokenizer, post_processor or decoder is no JSON object")
+    if isinstance(table := said.get("precompiled_charsmap"), str):
+        _texts(table)
+    for name in SEQUENCES:
+        for step in said.get(name) or ():
+            check(step)
+
+
+def growth(description: Mapping[str, Any]) -> float:
+    """Tokens or characters that one character can become, at most; of parts as the library describes them."""
+    return math.prod(_step(part) for name in PARTS if (part := description.get(name)))
+
+
+def _step(part: Mapping[str, Any]) -> float:
+    if name := next((name for name in SEQUENCES if name in part), None):
+        return math.prod(map(_step, part[name]))
+    kind = part["type"]
+    if kind == "Replace":  # a regular expression may match nothing, between any two characters
+        before, after = part["pattern"].get("String"), part["content"]
+        return max(1.0, len(after) / len(before)) if before else 1.0 + len(after)
+    if kind == "Prepend":
+        return 1.0 + len(part["prepend"])
+    if kind == "Precompiled":
+        texts = _texts(part["precompiled_charsmap"]).decode("utf-8", "replace")
+        return max(1.0, max(map(len, texts.split("\0"))))
+    if kind == "TemplateProcessing":
+        ids = {name: len(token["ids"]) for name, token in part["special_tokens"].items()}
+        return max(1.0, sum(ids.get(piece.get("SpecialToken", {}).get("id"), 1) for piece in part["single"]))
+    return float(STEPS.get(kind, 1))
+
+
+def _texts(table: str) -> bytes:
+    """The replacements, each with a zero at its end, that follow the index in a table of SentencePiece; before it
+    stands its length."""
+    found = base64.b64decode(table)
+    if (end := 4 + int.from_bytes(found[:4], "little")) > len(found):
+        raise ValueError(f"its precompiled_charsmap has {len(found)} bytes and says that its index alone has {end - 4}")
+    return found[end:]
