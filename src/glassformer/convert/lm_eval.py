@@ -63,7 +63,8 @@ class GlassformerLM(TemplateLM):
         found = load(path, dtype=DTYPES[dtype] if dtype else None, device=device)
         if found.tokenizer is None:
             raise RequestError(f"path={path} holds no tokenizer, and tasks are text")
-        self.model, self.text, self.ends = found.model, found.tokenizer, {*found.ends, found.tokenizer.eos_id} - {None}
+        self.model, self.text = found.model, found.tokenizer
+        self.ends = {token for token in (*found.ends, found.tokenizer.eos_id) if token is not None}
         self.batch_size, self.max_length = int(batch_size), int(max_length or found.config.context)
         self._device = self.model.embedding.weight.device
         check_tokens(self.model, torch.zeros(1, 1, dtype=torch.long))  # reads from left to right
