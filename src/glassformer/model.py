@@ -127,12 +127,12 @@ def locate(
         if documents is not None and positions is None:
             positions = position_in_document(documents)
         return Positions(start, end, tokens.device, positions, documents)
-    if state.rows is not None and documents is None:
-        return Positions(start, state.seen or end, tokens.device, positions, rows=state.rows, tokens=tokens.shape[1])
     if end > state.max_len:
         raise RequestError(
             f"the state holds {state.max_len} tokens and {end} were given; make it with max_len={end} or more"
         )
+    if state.rows is not None and documents is None:
+        return Positions(start, state.seen or end, tokens.device, positions, rows=state.rows, tokens=tokens.shape[1])
     if documents is None and state.documents is not None:  # a row goes on with its last document
         documents = state.documents[:, start - 1 : start].expand_as(tokens)
     if documents is not None:

@@ -22,11 +22,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import glassformer
-from glassformer.errors import WorkError
+from glassformer.errors import RequestError, WorkError
+from glassformer.folders import cache_folder
 from glassformer.model import Model
 from glassformer.parts.quantized import GROUP
 from glassformer.state import ModelState
-from glassformer.text.storage import cache_folder
 
 SHORTEST = 8
 """Slots looked at at least: one size is one case for the compiler, and so is a single key."""
@@ -35,24 +35,37 @@ SHORTEST = 8
 class CompiledStep:
     """step(tokens (b, 1), state) -> logits (b, v) of the token after each, equal to `model(tokens, state)[:, -1]`.
 
-    For `batch` rows and states of `init_state` here."""
+    For `batch` rows and states of `init_state` here. On a GPU it is recorded as a CUDA graph in each process, which
+    looks at all slots at every step; that path has not been run on one yet."""
 
     def __init__(self, model: Model, batch: int, max_len: int, dtype: torch.dtype | None = None):
-        self.model, self.batch, self.max_len, self.dtype = model, batch, max(max_len, SHORTEST + 1), dtype
-        self._keys = torch.arange(self.max_len)
+        if max_len < 2 * SHORTEST:
+            raise RequestError(f"a step for {max_len} tokens is not worth compiling; {2 * SHORTEST} are the least")
+        self.model, self.batch, self.max_len, self.dtype = model, batch, max_len, dtype
+        self._keys = torch.arange(max_len, device=model.embedding.weight.device)
         self._run: Callable[..., Tensor] | None = None
 
     def init_state(self) -> ModelState:
-        return self.model.init_state(self.batch, self.max_len, self.dtype)
+        state = self.model.init_state(self.batch, self.max_len, self.dtype)
+        if self._graph:
+            for tensor in state.tensors().values():
+                torch._dynamo.mark_static_address(tensor)  # or a graph would copy the memory at every step
+        return state
 
     def __call__(self, tokens: Tensor, state: ModelState) -> Tensor:
         assert self._run is not None, "load() it first"
         if state.rows is None:
             state.spread([state.length] * self.batch)
-        seen = max(state.length + 1, SHORTEST)
+        seen = self.max_len if self._graph else max(state.length + 1, SHORTEST)
+        if seen == self.max_len and not self._graph:  # the very last token: another case for the compiler
+            return self.model(tokens, state)[:, -1].float()
         logits = self._run(tokens.contiguous(), state.rows, self._keys[:seen], state.tensors())
         state.length += 1  # the rows' own lengths were advanced inside
         return logits
+
+    @property
+    def _graph(self) -> bool:
+        return self._keys.device.type == "cuda"
 
     @property
     def path(self) -> Path:
@@ -74,7 +87,11 @@ class CompiledStep:
         return self.path.is_file()
 
     def load(self) -> CompiledStep:
-        """Takes the library from the disk, building it where it is not there yet."""
+        """Takes the library from the disk, building it where it is not there yet (`ready` says)."""
+        if self._graph:
+            step = _Step(self.model, self.init_state())
+            self._run = torch.compile(step, mode="reduce-overhead", fullgraph=True, dynamic=False)
+            return self
         path = self.path
         if not path.is_file():
             self._build(path)
@@ -96,7 +113,7 @@ class CompiledStep:
         memory, tokens = state.tensors(), torch.zeros(self.batch, 1, dtype=torch.long)
         seen = torch.export.Dim("seen", min=SHORTEST, max=self.max_len - 1)
         shapes: Any = ({}, {}, {0: seen}, {name: {} for name in memory})
-        given = (tokens, state.rows, self._keys[: SHORTEST + 1] if self.max_len > SHORTEST else self._keys, memory)
+        given = (tokens, state.rows, self._keys[: SHORTEST + 1], memory)
         descriptor, temporary = tempfile.mkstemp(suffix=".pt2", dir=path.parent)
         os.close(descriptor)
         try:

@@ -36,6 +36,8 @@ class Linear(nn.Module):
 
     @torch.no_grad()
     def init_weights(self, init: Init) -> None:
+        if self.weight.is_meta:
+            return
         for weight in self.weight.split(self.outs):
             init.fill(weight, self.role)
         if self.bias is not None:
