@@ -93,17 +93,16 @@ def load(
     or smollm2; with changes (`smollm2+window:256`), the weights that still fit, and new ones where none do
     (`.fresh` names those).
 
-    `dtype=None` keeps what the file has, fp32 for quantised weights; `quantize="keep"` leaves the matrices of a .gguf
-    file packed. Raises RequestError."""
+    `dtype=None` keeps what the file has, fp32 for quantised weights. `quantize="int8"` or `"int4"` packs the matrices,
+    and `dtype` is then that of all else; `"keep"` leaves those of a .gguf file as they are packed there. A model of
+    packed weights can be neither trained nor saved. Raises RequestError."""
     name, size, wanted = parse(str(expression))
     if name in PRESETS or name in FAMILIES:
         raise RequestError(f"{name} is a config without weights; name a run, a checkpoint, or hf:owner/name")
     if size:
         raise RequestError(f"{expression}: a checkpoint keeps its size; leave @{size} out")
-    if wanted and quantize:
-        raise RequestError(f"{expression}: packed weights cannot be changed; leave quantize out")
-    loaded = convert.load(name, dtype=dtype, device=device, quantize=quantize)
-    return convert.adapt(loaded, preset(str(expression))) if wanted else loaded
+    config = preset(str(expression)) if wanted else None
+    return convert.load(name, dtype=dtype, device=device, quantize=quantize, config=config)
 
 
 def parse(expression: str) -> tuple[str, str | None, list[str]]:

@@ -1,16 +1,18 @@
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
-from glassformer.cli import main
+from glassformer.cli import app, main
 
 TINY = "llama@1m+layers=1+d_model=32+heads=2"
 PLAN = ["--tokens", "768", "--batch-size", "4", "--context", "32", "--threads", "1"]
@@ -37,6 +39,9 @@ def source(tmp_path: Path) -> Path:
         (["compare", "gpt2@1m", "--data", "python-docs"], "give one budget"),
         (["compare", "--data", "python-docs", "--tokens", "1k"], "MODELS"),
         (["compare", "gpt2@1m", "--data", "python-docs", "--tokens", "many"], "many"),
+        (["compare", "gpt2@1m", "--data", "python-docs", "--tokens", "1e999"], "--tokens: '1e999' is more than"),
+        (["train", "gpt2@1m", "--data", "python-docs", "--tokens", "1e30", "--out", "x"], "tokens=1000"),
+        (["check", "llama@1m", "--largest", "1e999"], "--largest: '1e999' is more than"),
         (
             ["train", "gpt2@1m", "--data", "python-docs", "--tokens", "1k", "--out", "x", "--lrr", "1"],
             "--lrr",
@@ -59,6 +64,29 @@ def test_a_wrong_request_is_one_sentence_and_status_2(
     assert len(said.strip().splitlines()) == 1
     assert "Traceback" not in said
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_not_text_is_named(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Standard input, where it was that; else the file."""
+    monkeypatch.setattr("glassformer.expression.load", lambda name: None)
+    monkeypatch.setattr(import_module("glassformer.cli.chat"), "Conversation", lambda *_: None)
+    for verb in ("generate", "chat"):
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"a\xff"), encoding="utf-8"))
+        assert main([verb, "smollm2"]) == 2
+        assert capsys.readouterr().err == "glassformer: standard input holds the byte 0xff; utf-8 text is right\n"
+    for name in ("config.yaml", "config.json"):
+        (tmp_path / name).write_bytes(b"\xff")
+        assert main(["inspect", str(tmp_path / name)]) == 2
+        assert str(tmp_path / name) in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("verb", ["train", "compare"])
+def test_every_option_is_explained(verb: str) -> None:
+    arguments = app[verb].assemble_argument_collection(parse_docstring=True)
+    assert len(arguments) > 15
+    assert not [argument.name for argument in arguments if not argument.parameter.help]
 
 
 def test_traceback_is_shown_when_asked(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import sys
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated, Any, Literal
 
 from cyclopts import App, CycloptsError, Parameter
 
 import glassformer
+from glassformer.cli.options import Chatting, Flag, Writing
 from glassformer.errors import RequestError, WorkError
 
 app = App(
@@ -20,6 +24,10 @@ app = App(
     help_format="markdown",
 )
 
+Expression = Annotated[str, Parameter(help="An expression: NAME[@SIZE][+CHANGE...].")]
+Data = Annotated[
+    str, Parameter(help="A text file, a folder, - for stdin, hf:owner/name, python-docs or python-source.")
+]
 Json = Annotated[bool, Parameter(name="--json", negative="", help="Print the result as JSON on standard output.")]
 
 
@@ -30,10 +38,25 @@ def count(type_: Any, tokens: Any) -> float:
     if not found:
         raise ValueError(f"{tokens[0].value!r} is not a count; write 200000, 200k, 5M or 1.5B")
     power = {"": 0, "k": 3, "m": 6, "b": 9, "g": 9, "t": 12}[found[2].lower()]
-    return float(found[1]) * 10**power
+    value = float(found[1]) * 10**power
+    if math.isinf(value):
+        raise ValueError(f"{tokens[0].value!r} is more than a number can hold; write 200000, 200k, 5M or 1.5B")
+    return value
 
 
 Count = Annotated[float, Parameter(converter=count)]
+Minutes = Annotated[float | None, Parameter(help="Budget of a run in minutes of training.")]
+Flops = Annotated[float | None, Parameter(converter=count, help="Budget of a run in training FLOPs.")]
+TokenizerName = Annotated[str, Parameter(help="auto, byte, char, bpe:SIZE, or a tokenizer.json.")]
+BatchSize = Annotated[int, Parameter(help="Sequences of one optimizer step.")]
+Context = Annotated[int, Parameter(help="Tokens of one sequence.")]
+Device = Annotated[str, Parameter(help="auto, cpu, cuda, mps.")]
+DType = Annotated[str, Parameter(help="auto, float32, bfloat16.")]
+Threads = Annotated[int | None, Parameter(help="Threads of the processor; by default as many as it has cores.")]
+Compile = Annotated[
+    bool | None,
+    Parameter(help="Compile the layers; by default where there is a compiler and the run is long enough to pay."),
+]
 
 
 @app.command
@@ -41,22 +64,22 @@ def compare(
     models: Annotated[list[str], Parameter(negative="")],
     /,
     *,
-    data: str,
+    data: Data,
     tokens: Count | None = None,
-    minutes: float | None = None,
-    flops: Count | None = None,
+    minutes: Minutes = None,
+    flops: Flops = None,
     match: Literal["tokens", "flops", "minutes"] | None = None,
     seeds: int = 1,
     out: str = "comparison",
-    tokenizer: str = "auto",
-    batch_size: int = 16,
-    context: int = 256,
+    tokenizer: TokenizerName = "auto",
+    batch_size: BatchSize = 16,
+    context: Context = 256,
     lr: float | None = None,
-    device: str = "auto",
-    dtype: str = "auto",
-    threads: int | None = None,
-    compile: bool | None = None,
-    allow_unmatched: Annotated[bool, Parameter(negative="")] = False,
+    device: Device = "auto",
+    dtype: DType = "auto",
+    threads: Threads = None,
+    compile: Compile = None,
+    allow_unmatched: Flag = False,
     json: Json = False,
 ) -> None:
     """Train several models side by side under one budget and write a report.
@@ -65,14 +88,8 @@ def compare(
     ----------
     models
         Expressions: NAME[@SIZE][+CHANGE...], such as gpt2@10m llama@10m gpt2@10m+rope+rmsnorm+swiglu
-    data
-        A text file, a folder, - for stdin, hf:owner/name, python-docs or python-source.
     tokens
-        Budget of each run in tokens (200k, 5M).
-    minutes
-        Budget of each run in minutes of training.
-    flops
-        Budget of each run in training FLOPs.
+        Budget of each run in tokens (200k, 5M); or give --minutes or --flops.
     match
         What is equal between the runs; with --tokens N --match flops the first model takes N tokens and the others
         as many FLOPs.
@@ -80,16 +97,8 @@ def compare(
         Runs of each model, with the same text in the same order for all models of a seed.
     out
         Folder of the comparison. The same command goes on where it stopped.
-    tokenizer
-        auto, byte, char, bpe:SIZE, or a tokenizer.json.
     lr
         Peak learning rate of every run; by default a rule by size.
-    device
-        auto, cpu, cuda, mps.
-    dtype
-        auto, float32, bfloat16.
-    compile
-        Compile the layers; by default where there is a compiler and the run is long enough to pay.
     allow_unmatched
         Compare models of different size all the same.
     """
@@ -108,53 +117,55 @@ def compare(
 
 @app.command
 def train(
-    model: str,
+    model: Expression,
     /,
     *,
-    data: str,
+    data: Data,
     out: str,
     tokens: Count | None = None,
-    minutes: float | None = None,
-    flops: Count | None = None,
-    resume: Annotated[bool, Parameter(negative="")] = False,
+    minutes: Minutes = None,
+    flops: Flops = None,
+    resume: Flag = False,
     seed: int = 0,
     lr: float | None = None,
     schedule: str = "cosine",
     warmup: float | None = None,
     weight_decay: float = 0.1,
     clip: float | None = 1.0,
-    tokenizer: str = "auto",
-    batch_size: int = 16,
+    tokenizer: TokenizerName = "auto",
+    batch_size: BatchSize = 16,
     micro_batch: int | None = None,
-    context: int = 256,
+    context: Context = 256,
     evaluate_every: int | None = None,
     checkpoint_seconds: float = 60.0,
-    device: str = "auto",
-    dtype: str = "auto",
-    threads: int | None = None,
-    compile: bool | None = None,
+    device: Device = "auto",
+    dtype: DType = "auto",
+    threads: Threads = None,
+    compile: Compile = None,
     json: Json = False,
 ) -> None:
     """Train one model and leave a run folder: config, recipe, metrics, checkpoints.
 
     Parameters
     ----------
-    model
-        An expression: NAME[@SIZE][+CHANGE...].
-    data
-        A text file, a folder, - for stdin, hf:owner/name, python-docs or python-source.
     out
         The run folder.
     tokens
         Length of the run in tokens (200k, 5M); or give --minutes or --flops.
     resume
         Go on from the latest checkpoint in --out, bit for bit.
+    seed
+        Of the first weights and of the order of the text.
     lr
         Peak learning rate; by default a rule by size.
     schedule
         cosine, wsd, noam or constant, after a warm-up.
     warmup
         Steps if 1 or more, else a share of the run.
+    weight_decay
+        On weights of matrices.
+    clip
+        Largest gradient norm.
     micro_batch
         Sequences at once; gradients accumulate to --batch-size.
     evaluate_every
@@ -190,29 +201,20 @@ def generate(
     model: str,
     /,
     *,
-    prompt: str = "-",
-    max_new_tokens: int = 200,
-    temperature: float = 0.8,
-    top_k: int | None = 40,
-    seed: int | None = None,
+    how: Annotated[Writing, Parameter(name="*")] = Writing(),  # noqa: B008  # frozen
     json: Json = False,
 ) -> None:
-    """Write on from a prompt with a trained model.
+    """Write on from a prompt with a trained model, or from several at once.
 
     Parameters
     ----------
     model
         A run, a Hugging Face folder, a .gguf file, hf:owner/name, or smollm2; changes may follow (smollm2+window:256).
-    prompt
-        The text to go on from; - reads standard input.
-    temperature
-        0 takes the most likely token.
     """
-    from glassformer.cli.show import stream_text
-    from glassformer.expression import load
+    from glassformer.cli.generate import write
 
-    text = sys.stdin.read() if prompt == "-" else prompt
-    stream_text(load(model), text, max_new_tokens, temperature, top_k, seed, json)
+    with standard_input():
+        write(model, how, json)
 
 
 @app.command
@@ -220,11 +222,7 @@ def chat(
     model: str,
     /,
     *,
-    system: str | None = None,
-    max_new_tokens: int = 512,
-    temperature: float = 0.7,
-    top_k: int | None = 40,
-    seed: int | None = None,
+    how: Annotated[Chatting, Parameter(name="*")] = Chatting(),  # noqa: B008  # frozen
     json: Json = False,
 ) -> None:
     """Talk with a model that has a chat template.
@@ -233,15 +231,11 @@ def chat(
     ----------
     model
         A Hugging Face folder, a .gguf file, hf:owner/name, or smollm2.
-    system
-        What the model is told before the conversation.
-    temperature
-        0 takes the most likely token.
     """
     from glassformer.cli.chat import converse
-    from glassformer.expression import load
 
-    converse(load(model), system, max_new_tokens, temperature, top_k, seed, json)
+    with standard_input():
+        converse(model, how, json)
 
 
 @app.command
@@ -280,8 +274,8 @@ def check(
     reference: str | None = None,
     text: str | None = None,
     seed: int = 0,
-    tolerance: float = 1e-5,
-    largest: Count = 4e9,
+    tolerance: float | None = None,
+    largest: Count | None = None,
     json: Json = False,
 ) -> None:
     """Prove a model: cached equals uncached, saved equals loaded, and it equals the published implementation.
@@ -297,37 +291,53 @@ def check(
     text
         What to read; by default random tokens of the seed.
     tolerance
-        Largest difference, relative to the largest value.
+        Largest difference, relative to the largest value; by default what arithmetic in fp32 leaves.
     largest
-        Bytes of weights above which nothing is written to disk.
+        Bytes of weights (500M, 10G) above which nothing is written to disk; by default a few gigabytes.
     """
     from glassformer.cli.checkpoints import show_check
 
-    show_check(model, reference, text, seed, tolerance, int(largest), json)
+    limits = {"tolerance": tolerance, "largest": _whole(largest)}
+    given = {name: limit for name, limit in limits.items() if limit is not None}
+    show_check(model, json, seed, reference=reference, text=text, **given)
 
 
 @app.command
 def inspect(
-    model: str,
+    model: Expression,
     /,
     *,
     diff: str | None = None,
-    doors: Annotated[bool, Parameter(negative="")] = False,
+    doors: Flag = False,
+    quality: Flag = False,
+    data: Data | None = None,
+    tokens: Count | None = None,
     json: Json = False,
 ) -> None:
     """Show what a model is made of and what it costs; --diff: where another differs; --doors: what can load it.
 
     Parameters
     ----------
-    model
-        An expression: NAME[@SIZE][+CHANGE...].
     diff
         Another expression.
     doors
         Which tools can load the model, and which part closes the others.
+    quality
+        What fewer bits cost a checkpoint: its perplexity on held-out text as it is, in bf16, 8 and 4 bits.
+    data
+        Text for --quality; by default python-docs.
+    tokens
+        Tokens of it to measure on; by default 20k.
     """
     from glassformer.expression import preset
 
+    if quality:
+        from glassformer.cli.checkpoints import show_quality
+
+        show_quality(model, data, _whole(tokens), json)
+        return
+    if data is not None or tokens is not None:
+        raise RequestError("--data and --tokens are for --quality")
     if doors:
         from glassformer.cli.checkpoints import show_doors
 
@@ -358,11 +368,12 @@ def schema() -> None:
 
 @app.command
 def bench(
-    what: Literal["train", "kernels", "load", "parity"] = "train",
+    what: Literal["train", "kernels", "load", "parity", "generate", "quality"] = "train",
     /,
     *,
     rounds: int = 5,
-    threads: int | None = None,
+    threads: Threads = None,
+    quick: Flag = False,
     out: str | None = None,
     json: Json = False,
 ) -> None:
@@ -373,23 +384,32 @@ def bench(
     what
         train: a training step of llama@10m and gpt2@10m against Hugging Face transformers; kernels: the attention
         kernels against each other; load: from a file to a ready model, beside transformers and safetensors; parity:
-        every family against its published implementation.
+        every family against its published implementation; generate: SmolLM2 writing, beside transformers and
+        llama.cpp; quality: SmolLM2's perplexity in fewer bits, over 4,000 tokens for each round.
     rounds
         Measurements of each, taken in turn.
+    quick
+        generate: with few tokens and nothing compiled, to see that it runs.
     out
         A Markdown file to write the table to, with machine and date.
     """
     from glassformer.cli.show import show_bench
 
-    show_bench(what, rounds, threads, out, json)
+    show_bench(what, rounds, threads, quick, out, json)
 
 
 def _whole(value: float | None) -> int | None:
-    if value is None:
-        return None
-    if not value < 1 << 63:
-        raise RequestError(f"{value} is more tokens than anybody has")
-    return int(value)
+    return None if value is None else int(value)
+
+
+@contextmanager
+def standard_input() -> Iterator[None]:
+    """Around what reads it as text. Raises RequestError where it is none."""
+    try:
+        yield
+    except UnicodeDecodeError as problem:
+        byte = problem.object[problem.start]
+        raise RequestError(f"standard input holds the byte {byte:#04x}; {problem.encoding} text is right") from None
 
 
 def _command_line() -> str:
@@ -420,9 +440,6 @@ def main(arguments: list[str] | None = None) -> int:
         else:
             print(f"glassformer: {' '.join(str(error).split())}", file=sys.stderr)
         status = getattr(error, "exit_status", 2)
-    except UnicodeDecodeError:
-        print("glassformer: standard input is not UTF-8 text", file=sys.stderr)
-        status = 2
     except (OSError, MemoryError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and "memory" not in str(error):
             raise  # a defect of ours: its traceback is what helps

@@ -5,13 +5,18 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from rich.console import Console
 
+from glassformer.cli.generate import Text, compiled_step, fetch, sampling, show
+from glassformer.cli.options import Chatting
 from glassformer.errors import RequestError
-from glassformer.generate import stream
+from glassformer.generate import CompiledStep, Sampling, stream
+from glassformer.generate.speculate import agreeing
+from glassformer.parts.mixer.kv import WindowState
 from glassformer.state import ModelState
 from glassformer.text.chat import ChatTemplate
 from glassformer.train import Loaded
@@ -23,71 +28,78 @@ STATE_TOKENS = 4096
 class Conversation:
     """Messages, and the model's state after all it has read of them: a turn reads only what is new."""
 
-    def __init__(self, loaded: Loaded, system: str | None = None):
+    def __init__(self, loaded: Loaded, asked: Chatting, rule: Sampling):
         template = ChatTemplate.of(loaded.tokenizer) if loaded.tokenizer is not None else None
         if template is None:
             raise RequestError("this model has no chat template; use glassformer generate")
-        self.loaded, self.template = loaded, template
+        self.loaded, self.template, self.asked, self.rule = loaded, template, asked, rule
+        self.tokenizer: Any = loaded.tokenizer
+        self.context = min(loaded.config.context, STATE_TOKENS)
+        self.step: CompiledStep | None = compiled_step(loaded, self.context) if asked.compile else None
+        self.begin()
+
+    def begin(self) -> None:
+        """Forgets what was said."""
+        system = self.asked.system
         self.messages: list[dict[str, str]] = [{"role": "system", "content": system}] if system else []
-        self.read: list[int] = []
+        self.text: list[int] = []
+        """Of the conversation; the state has read it from its beginning."""
         self.state: ModelState | None = None
+        self.new = 0
+        """Tokens of the last answer."""
 
     def ids(self) -> list[int]:
-        tokenizer: Any = self.loaded.tokenizer
-        return tokenizer.encode(self.template.render(self.messages), parse_specials=True).tolist()
+        return self.tokenizer.encode(self.template.render(self.messages), parse_specials=True).tolist()
 
-    def answer(self, text: str, new: int, temperature: float, top_k: int | None, seed: int | None) -> Any:
-        """Yields the answer to `text` in pieces that are whole characters; stopped early, it keeps what was said."""
-        tokenizer: Any = self.loaded.tokenizer
+    def answer(self, text: str) -> Iterator[str]:
+        """The answer to `text` in pieces that are whole characters; stopped early, it keeps what was said."""
         self.messages.append({"role": "user", "content": text})
         ids = self.ids()
-        context = min(self.loaded.config.context, STATE_TOKENS)
-        if len(ids) + 1 >= context:
+        room = self.context - len(ids)
+        if room <= 1:
             del self.messages[-1]
-            raise RequestError(f"this conversation has {len(ids)} tokens and {context} are kept; begin anew with /new")
-        if self.state is None:
-            self.state, self.read = self.loaded.model.init_state(1, context), []
-        same = next((i for i, (a, b) in enumerate(zip(self.read, ids, strict=False)) if a != b), len(self.read))
-        same = min(same, len(ids) - 1)
+            raise RequestError(
+                f"this conversation has {len(ids)} tokens and {self.context} are kept; begin anew with /new"
+            )
+        state = self._at(ids)
+        said, self.text = Text(self.tokenizer, self.loaded.ends), ids
+        tokens = stream(
+            self.loaded.model, torch.tensor([ids[state.length :]]), min(self.asked.max_new_tokens, room),
+            seed=self.asked.seed, state=state, compiled=self.step, **self.rule.model_dump(),
+        )  # fmt: skip
         try:
-            self.state.truncate(same)
-        except ValueError:  # a window has forgotten
-            self.state, same = self.loaded.model.init_state(1, context), 0
-        self.read = ids[:same]
-        made: list[int] = []
-        shown = ""
-        pending = ids[same:]
-        try:
-            limit = min(new, context - len(ids))
-            for token in stream(
-                self.loaded.model, torch.tensor([pending]), limit, temperature, top_k, seed, self.state
-            ):
-                self.read += pending
-                pending = [int(token)]
-                if pending[0] in self.loaded.ends:
+            for token in tokens:
+                if piece := said.take(int(token)):
+                    yield piece
+                if said.finish:
                     break
-                made += pending
-                whole = tokenizer.decode(made)
-                if not whole.endswith("�"):
-                    yield whole[len(shown) :]
-                    shown = whole
-            if rest := tokenizer.decode(made)[len(shown) :]:
+                self.text = ids + said.tokens
+            if rest := said.close():
                 yield rest
         finally:
-            self.messages.append({"role": "assistant", "content": tokenizer.decode(made)})
+            self.new = len(said.tokens)
+            self.messages.append({"role": "assistant", "content": said.text})
+
+    def _at(self, ids: list[int]) -> ModelState:
+        """The state after as many of these tokens as it has read, at least one less than all."""
+        if self.state is not None:
+            for layer in self.state.layers:
+                if isinstance(layer, WindowState):  # a compiled step does not note what it reads
+                    layer.read = max(layer.read, self.state.length)
+            try:
+                self.state.truncate(min(agreeing(self.text[: self.state.length], ids), len(ids) - 1))
+            except ValueError:  # a window has forgotten
+                self.state = None
+        if self.state is None:
+            self.state = self.loaded.model.init_state(1, self.context) if self.step is None else self.step.init_state()
+        self.state.rows = None
+        return self.state
 
 
-def converse(
-    loaded: Loaded,
-    system: str | None,
-    new: int,
-    temperature: float,
-    top_k: int | None,
-    seed: int | None,
-    as_json: bool,
-) -> None:
+def converse(expression: str, asked: Chatting, as_json: bool) -> None:
     """Reads turns from the terminal or from standard input, one a line; Ctrl-C stops the answer, Ctrl-D the program."""
-    console, talk = Console(stderr=True), Conversation(loaded, system)
+    rule = sampling(asked)
+    console, talk = Console(stderr=True), Conversation(fetch(expression, asked), asked, rule)
     person = sys.stdin.isatty()
     if person:
         console.print("Ctrl-C stops an answer, /new begins anew, Ctrl-D or /quit ends", style="dim", highlight=False)
@@ -99,35 +111,25 @@ def converse(
         if text in ("/quit", "/exit"):
             break
         if text == "/new":
-            talk = Conversation(loaded, system)
+            talk.begin()
         elif text:
-            _turn(talk, console, text, new, temperature, top_k, seed, as_json)
+            _turn(talk, console, text, as_json)
     if as_json:
         print(json.dumps({"messages": talk.messages}))
 
 
-def _turn(
-    talk: Conversation,
-    console: Console,
-    text: str,
-    new: int,
-    temperature: float,
-    top_k: int | None,
-    seed: int | None,
-    as_json: bool,
-) -> None:
-    before, began = len(talk.read), time.perf_counter()
+def _turn(talk: Conversation, console: Console, text: str, as_json: bool) -> None:
+    began = time.perf_counter()
     try:
-        for piece in talk.answer(text, new, temperature, top_k, seed):
+        for piece in talk.answer(text):
             if not as_json:
-                sys.stdout.write(piece)
-                sys.stdout.flush()
+                show(piece)
     except KeyboardInterrupt:
         pass
     except RequestError as problem:
         console.print(str(problem), markup=False, highlight=False)
         return
     if not as_json:
-        took = time.perf_counter() - began
         print()
-        console.print(f"{len(talk.read) - before} tokens in {took:.1f} s", style="dim", highlight=False)
+        speed = talk.new / (time.perf_counter() - began)
+        console.print(f"{talk.new} tokens, {speed:.1f} tokens/s", style="dim", highlight=False)

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from glassformer.cli.show import size
+from glassformer.cli.show import View, output, ruled, size
 from glassformer.config import ModelConfig
 from glassformer.convert import is_checkpoint, save, training_of
 from glassformer.convert.check import CheckReport, Row, checks
 from glassformer.convert.doors import doors
 from glassformer.convert.gguf import write as write_gguf
-from glassformer.convert.programs import runs_in
+from glassformer.convert.programs import Format, runs_in
+from glassformer.convert.quality import TOKENS, Quality, qualities
 from glassformer.errors import RequestError, WorkError
 from glassformer.expression import load, preset
 
@@ -48,8 +51,8 @@ def show_doors(name: str, config: ModelConfig, as_json: bool) -> None:
         print(f"  {door.family.architecture} is closed by {'; '.join(parts)}{f'; and {more} more' if more > 0 else ''}")
 
 
-def convert_checkpoint(source: str, out: str, to: str | None, dtype: str | None, as_json: bool) -> None:
-    kind = to or ("gguf" if out.endswith(".gguf") else "hf")
+def convert_checkpoint(source: str, out: str, to: Format | None, dtype: str | None, as_json: bool) -> None:
+    kind: Format = to or ("gguf" if out.endswith(".gguf") else "hf")
     if kind == "hf" and dtype == "q8_0":
         raise RequestError("dtype=q8_0 is for gguf; a Hugging Face folder takes float32, float16 or bfloat16")
     loaded = load(source)
@@ -67,34 +70,26 @@ def convert_checkpoint(source: str, out: str, to: str | None, dtype: str | None,
         return
     if loaded.fresh:
         print(f"{len(loaded.fresh)} parameters begin anew, the checkpoint has none: {', '.join(loaded.fresh[:4])} ...")
-    print(f"{out}: {family.architecture}, {size(total)}; runs in {', '.join(runs_in(loaded.config, family))}")
+    print(f"{out}: {family.architecture}, {size(total)}; runs in {', '.join(runs_in(loaded.config, family, kind))}")
 
 
 SHOWN = 12
 """Rows of the reference that are shown where all are well: the first and the last of the model."""
 
 
-def show_check(
-    name: str,
-    reference: str | None,
-    text: str | None,
-    seed: int,
-    tolerance: float,
-    largest: int,
-    as_json: bool,
-) -> None:
-    """Raises WorkError where something is wrong."""
+def show_check(name: str, as_json: bool, seed: int, **options: Any) -> None:
+    """`options` are those of `checks`. Raises WorkError where something is wrong."""
     model = name if is_checkpoint(name) else preset(name).build(seed)
     console, rows = Console(stderr=True, quiet=as_json), []
     with console.status("loading") as status:
-        for row in checks(model, reference=reference, text=text, seed=seed, tolerance=tolerance, largest=largest):
+        for row in checks(model, seed=seed, **options):
             rows.append(row)
             status.update(f"{row.check}: {row.site}")
     report = CheckReport(tuple(rows))
     if as_json:
         print(json.dumps({"name": name, **report.to_dict()}))
     else:
-        Console(width=None if console.is_terminal else 120).print(check_table(report))
+        output().print(check_table(report))
     if not report.ok:
         raise WorkError(f"{name}: wrong at {', '.join(row.site for row in report.wrong[:6])}")
     if not as_json:
@@ -104,7 +99,7 @@ def show_check(
 
 def check_table(report: CheckReport) -> Table:
     """Everything that is wrong, and around it enough to see where it began."""
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table = ruled()
     for heading in ("check", "site", "", "error", "relative", "alone", "note"):
         table.add_column(heading, justify="right" if heading in ("error", "relative", "alone") else "left")
     worst = sorted(report.rows, key=lambda row: -(row.relative or 0.0))[:SHOWN]
@@ -122,3 +117,28 @@ def check_table(report: CheckReport) -> Table:
 def _mark(row: Row) -> str:
     style = {"wrong": "bold red", "ok": "green"}.get(row.verdict)
     return f"[{style}]{row.verdict}[/]" if style else row.verdict
+
+
+def show_quality(name: str, data: str | None, tokens: int | None, as_json: bool) -> None:
+    data, rows = data or "python-docs", []
+    with View(quiet=as_json) as view:
+        for row in qualities(partial(load, name), data, TOKENS if tokens is None else tokens, view.progress):
+            rows.append(row)
+            view.say(f"{row.weights}, head {row.head}: perplexity {row.perplexity:.4f}")
+    if as_json:
+        print(json.dumps({"name": name, "data": data, "rows": [asdict(row) for row in rows]}))
+        return
+    print(f"{name} on the held-out part of {data}, {rows[0].tokens:,} tokens in windows of {rows[0].context}")
+    output().print(quality_table(rows))
+
+
+def quality_table(rows: list[Quality]) -> Table:
+    table = ruled()
+    for heading in ("weights", "head", "bytes", "read per token", "perplexity", "bits/byte", "loss in %"):
+        table.add_column(heading, justify="left" if heading in ("weights", "head") else "right")
+    for row in rows:
+        table.add_row(
+            row.weights, row.head, size(row.bytes), size(row.bytes_per_token), f"{row.perplexity:.4f}",
+            f"{row.bits_per_byte:.4f}", f"{100 * row.change:+.3f}",
+        )  # fmt: skip
+    return table

@@ -12,7 +12,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
@@ -21,10 +20,9 @@ from rich.table import Table
 from glassformer.config import ModelConfig
 from glassformer.errors import RequestError
 from glassformer.expression import SIZES, changes
-from glassformer.generate import stream
 from glassformer.presets import FAMILIES, PRESETS
 from glassformer.text import TextData
-from glassformer.train import Loaded, Recipe, Report, Run
+from glassformer.train import Recipe, Report, Run
 from glassformer.train.checkpoint import disk_errors
 from glassformer.train.loop import fit, settings
 
@@ -49,6 +47,11 @@ def size(value: float | None) -> str:
             return f"{value:.0f} {unit}" if unit == "B" else f"{value:.3g} {unit}"
         value /= 1000
     return ""
+
+
+def output() -> Console:
+    """Standard output: as wide as its terminal, or 120 where it goes elsewhere."""
+    return Console(width=None if sys.stdout.isatty() else 120)
 
 
 class View:
@@ -147,7 +150,7 @@ class ComparisonView(View):
         if as_json:
             print(json.dumps(results))
             return
-        console = Console(width=None if sys.stdout.isatty() else 120)
+        console = output()
         for table in comparison_tables(results):
             console.print(table)
         for verdict in results["verdicts"]:
@@ -162,18 +165,16 @@ class ComparisonView(View):
         print(f"report: {Path(out) / 'report.html'}")
 
 
+def ruled(title: str | None = None) -> Table:
+    """An empty table with a line below its headings and none between its columns."""
+    return Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+
+
 def comparison_tables(results: dict[str, Any]) -> list[Table]:
     """Summary and extrapolation, best loss first; two, so that each fits a narrow terminal."""
     several = results["budget"]["seeds"] > 1
-    summary = Table(
-        title=f"{results['data'].get('name')}, held-out text",
-        title_justify="left",
-        box=SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
-    )
-    reach = Table(
-        title="loss at multiples of the training context", title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0)
-    )
+    summary = ruled(f"{results['data'].get('name')}, held-out text")
+    reach = ruled("loss at multiples of the training context")
     for table, headings in (
         (summary, ("params", "loss", "bits/byte", "tokens/s", "memory", "ms/tok", "state/tok")),
         (reach, tuple(f"{row['context']:,}" for row in _longest(results["runs"]))),
@@ -255,42 +256,6 @@ class TrainingView(View):
             print(f"run: {run.folder}")
 
 
-def stream_text(
-    loaded: Loaded,
-    prompt: str,
-    new: int,
-    temperature: float,
-    top_k: int | None,
-    seed: int | None,
-    as_json: bool,
-) -> None:
-    if loaded.tokenizer is None:
-        raise RequestError("this model has no tokenizer; it cannot read text")
-    if not prompt:
-        raise RequestError("the prompt is empty; give --prompt TEXT, or text on standard input")
-    ids = torch.as_tensor(loaded.tokenizer.encode(prompt)).long()[None]
-    made: list[int] = []
-    shown, began = 0, time.perf_counter()
-    if not as_json:
-        sys.stdout.write(prompt)
-    for token in stream(loaded.model, ids, new, temperature, top_k, seed):
-        if int(token) == loaded.tokenizer.eos_id or int(token) in loaded.ends:
-            break
-        made.append(int(token))
-        text = loaded.tokenizer.decode(made)
-        if not as_json and not text.endswith("�"):  # a character may take several tokens
-            sys.stdout.write(text[shown:])
-            sys.stdout.flush()
-            shown = len(text)
-    took = time.perf_counter() - began
-    if as_json:
-        result = {"prompt": prompt, "text": loaded.tokenizer.decode(made), "tokens": len(made)}
-        print(json.dumps({**result, "tokens_per_second": len(made) / took}))
-        return
-    sys.stdout.write(loaded.tokenizer.decode(made)[shown:] + "\n")
-    print(f"{len(made)} tokens, {len(made) / took:.1f} tokens/s", file=sys.stderr)
-
-
 def show_config(
     name: str, config: ModelConfig, other_name: str | None, other: ModelConfig | None, as_json: bool
 ) -> None:
@@ -338,21 +303,27 @@ def show_presets(as_json: bool) -> None:
     console.print("changes: " + ", ".join(f"+{name}" for name in changes()) + ", +path=value", highlight=False)
 
 
-def show_bench(what: str, rounds: int, threads: int | None, out: str | None, as_json: bool) -> None:
+PEERS = {"train": ("transformers",), "generate": ("transformers", "xllamacpp")}
+
+
+def show_bench(what: str, rounds: int, threads: int | None, quick: bool, out: str | None, as_json: bool) -> None:
     source = Path(__file__).resolve().parents[3]
     if not (source / "benchmarks" / f"{what}.py").is_file():
         raise RequestError("the benchmarks are part of the source tree; run this from a clone installed with -e")
     if rounds < 1:
         raise RequestError(f"rounds={rounds} must be at least 1")
-    if what == "train" and find_spec("transformers") is None:
-        raise RequestError("bench train measures beside transformers; install it: pip install -e '.[dev]'")
+    if quick and what != "generate":
+        raise RequestError("--quick is for bench generate; leave it out")
+    for peer in PEERS.get(what, ()):
+        if find_spec(peer) is None:
+            raise RequestError(f"bench {what} measures beside {peer}; install it: pip install -e '.[dev]'")
     sys.path.insert(0, str(source))
     measured = import_module(f"benchmarks.{what}")
-    result = measured.run(rounds, threads, quiet=as_json)
+    result = measured.run(rounds, threads, quiet=as_json, **({"quick": True} if quick else {}))
     if out:
-        here = result["machine"]
+        here, call = result["machine"], f"{what} --rounds {rounds}{' --quick' if quick else ''}"
         where = f"{date.today()}, {here['processor']}, {here['cores']} cores, torch {here['torch']}"
-        head = f"# {what}\n\n{measured.__doc__}\n\n`glassformer bench {what} --rounds {rounds}`: {where}.\n\n"
+        head = f"# {what}\n\n{measured.__doc__}\n\n`glassformer bench {call}`: {where}.\n\n"
         with disk_errors(Path(out)):
             Path(out).write_text(head + result["table"].rstrip() + "\n", encoding="utf-8")
     print(json.dumps(result) if as_json else result["table"])

@@ -17,6 +17,8 @@ from glassformer.convert.hub import snapshot
 from glassformer.convert.storage import open_tensors
 from glassformer.errors import RequestError
 from glassformer.model import Model
+from glassformer.parts.quantized import QUANTIZED
+from glassformer.parts.quantized import quantize as pack
 from glassformer.text import Tokenizer
 from glassformer.train import Loaded, checkpoint
 from glassformer.train import load as load_run
@@ -65,16 +67,41 @@ def read_config(name: str) -> ModelConfig:
 
 
 def load(
-    name: str | Path, *, dtype: torch.dtype | None = None, device: Any = None, quantize: str | None = None
+    name: str | Path,
+    *,
+    dtype: torch.dtype | None = None,
+    device: Any = None,
+    quantize: str | None = None,
+    config: ModelConfig | None = None,
 ) -> Loaded:
     """A model with its weights, config and tokenizer: a run folder, a Hugging Face folder, a .gguf file,
     hf:owner/name, or smollm2.
 
-    `dtype=None` keeps what the file has (fp32 for quantised weights); `quantize="keep"` leaves the matrices of a .gguf
-    packed. Raises RequestError."""
-    if quantize not in (None, "keep"):
-        raise RequestError(f"quantize={quantize!r}: use None, or keep for the packed weights of a .gguf file")
+    `dtype=None` keeps what the file has (fp32 for quantised weights). `quantize="int8"` or `"int4"` packs the matrices
+    (`parts/quantized.py`), and `dtype` is then that of all else; `"keep"` leaves those of a .gguf as they are packed
+    there. A model of packed weights can be neither trained nor saved. `config`: another one than the checkpoint's, see
+    `adapt`. Raises RequestError."""
+    if quantize not in (None, "keep", *QUANTIZED):
+        kinds = ", ".join(QUANTIZED)
+        raise RequestError(f"quantize={quantize!r}: use {kinds}, keep for the packed weights of a .gguf file, or None")
+    if quantize == "keep" and config is not None:
+        raise RequestError(f"quantize='keep': packed weights cannot be changed; use {' or '.join(QUANTIZED)}")
     path = locate(str(name))
+    if quantize == "keep" and path.is_dir():
+        raise RequestError(
+            f"quantize='keep' is for the packed weights of a .gguf file, and {path} is a folder; "
+            f"use {' or '.join(QUANTIZED)}"
+        )
+    packing = quantize in QUANTIZED  # from the numbers that the file has, each matrix of a .gguf unpacked by itself
+    loaded = _load(path, None if packing else dtype, device, keep=quantize == "keep" or (packing and config is None))
+    if config is not None:
+        loaded = adapt(loaded, config)
+    if quantize in QUANTIZED:
+        pack(loaded.model, quantize).to(dtype=dtype)
+    return loaded
+
+
+def _load(path: Path, dtype: torch.dtype | None, device: Any, keep: bool) -> Loaded:
     if path.is_dir():
         if is_folder(path):
             return read_folder(path, dtype, device)
@@ -86,7 +113,7 @@ def load(
             raise RequestError(f"{path} holds tensors and no config; give the folder that has the config.json too")
     from glassformer.convert.gguf import read_gguf
 
-    return read_gguf(path, dtype, device, keep=quantize == "keep")
+    return read_gguf(path, dtype, device, keep)
 
 
 def adapt(loaded: Loaded, config: ModelConfig) -> Loaded:

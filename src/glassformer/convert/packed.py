@@ -9,7 +9,9 @@ from torch import Tensor, nn
 
 from glassformer.convert.names import Piece
 from glassformer.convert.storage import Packed
+from glassformer.errors import RequestError
 from glassformer.parts.linear import Linear
+from glassformer.parts.quantized import UNTRAINED
 
 
 class PackedLinear(Linear):
@@ -30,6 +32,11 @@ class PackedLinear(Linear):
             mine = piece.ours(made) if piece.ours else made
             mine.copy_(piece.theirs(value) if piece.theirs else value)
         return made
+
+    def train(self, mode: bool = True) -> PackedLinear:
+        if mode:
+            raise RequestError(UNTRAINED)
+        return super().train(mode)
 
     @property
     def nbytes(self) -> int:

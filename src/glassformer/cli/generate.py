@@ -1,0 +1,400 @@
+"""Text in the terminal, as it comes."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from glassformer import machine
+from glassformer.cli.options import Drawing, Writing
+from glassformer.cli.show import size
+from glassformer.errors import RequestError, WorkError
+from glassformer.expression import load
+from glassformer.generate import CompiledStep, Sampling, prefill, stream
+from glassformer.generate.beams import beams
+from glassformer.generate.engine import LONGEST_PROMPT, Engine, Request
+from glassformer.generate.kept import kept_tokens, load_state, save_state
+from glassformer.generate.speculate import Draft, PromptLookup, Speculation, speculate
+from glassformer.generate.text import Detokenizer, Stops
+from glassformer.state import ModelState
+from glassformer.train import Loaded
+
+NEW_TOKENS = 200
+TOP_K = 40
+SLOTS = 8
+"""Texts written side by side; more wait."""
+COMPILED_ROOM = 512
+"""A compiled step is made for so many tokens, or twice, four times, ... as many, so that few are made."""
+LIMITS = {"n": (1, 1000), "beams": (1, 256), "logprobs": (0, 100), "max_new_tokens": (1, 1_000_000)}
+INTERRUPTED = 130
+"""The exit status of what Ctrl-C ended, as in a shell."""
+
+
+# What both verbs do before a model is loaded, and to load it
+
+
+def sampling(asked: Drawing) -> Sampling:
+    """The machine is set up as asked; RequestError for numbers that cannot be."""
+    machine.apply(machine.settings("cpu", threads=asked.threads, compile=asked.compile))
+    if asked.seed is None:
+        torch.seed()
+    for name, (low, high) in LIMITS.items():
+        value = getattr(asked, name, None)
+        if value is not None and not low <= value <= high:
+            raise RequestError(f"{name}={value} must be from {low:,} to {high:,}")
+    rules = {name: getattr(asked, name) for name in Sampling.model_fields if hasattr(asked, name)}
+    if all(rules[name] is None for name in ("top_k", "top_p", "min_p", "typical_p")):
+        rules["top_k"] = TOP_K
+    return Sampling(**rules)
+
+
+def fetch(expression: str, asked: Drawing) -> Loaded:
+    dtype = asked.dtype or ("bfloat16" if asked.quantize in ("int8", "int4") else None)
+    return load(expression, dtype=dtype and machine.DTYPES[dtype], quantize=asked.quantize)
+
+
+def compiled_step(loaded: Loaded, max_len: int, batch: int = 1) -> CompiledStep:
+    """Says when it has to be built."""
+    step = CompiledStep(loaded.model, batch, max_len)
+    if not step.ready:
+        say("building the compiled step: about a minute, once; it is kept")
+    return step.load()
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr)
+
+
+def show(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+class Text:
+    """The text of tokens as they come: whole characters, nothing of a stop string, nothing after an end."""
+
+    def __init__(self, tokenizer: Any, ends: Iterable[int], stops: Stops | None = None):
+        self._detokenizer, self._ends, self._stops = Detokenizer(tokenizer), frozenset(ends), stops
+        self.tokens: list[int] = []
+        self.text = ""
+        self.finish: str | None = None
+        """stop, once the text has ended."""
+
+    def take(self, token: int) -> str:
+        """What can be shown now."""
+        if token in self._ends:
+            self.finish = "stop"
+            return ""
+        self.tokens.append(token)
+        return self._shown(self._detokenizer.feed(token))
+
+    def close(self) -> str:
+        """What was held back; no more tokens come."""
+        return self._shown(self._detokenizer.flush(), last=True)
+
+    def _shown(self, piece: str, last: bool = False) -> str:
+        if self._stops is not None:
+            piece, stopped = self._stops.feed(piece)
+            if stopped:
+                self.finish = "stop"
+            elif last:
+                piece += self._stops.flush()
+        self.text += piece
+        return piece
+
+
+# glassformer generate
+
+
+def write(expression: str, asked: Writing, as_json: bool) -> None:
+    rule = sampling(asked)
+    check(asked, rule, as_json)
+    prompts = read_prompts(asked)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal that cannot show a character shows another
+    run = Writer(fetch(expression, asked), asked, rule, prompts, as_json)
+    if asked.beams:
+        run.search()
+    elif run.count > 1 or asked.logprobs is not None or (asked.state and rule.repetition_penalty != 1):
+        run.together()
+    else:
+        run.alone()
+    run.finish()
+
+
+def check(asked: Writing, rule: Sampling, as_json: bool) -> None:
+    """RequestError for what does not go together."""
+    ways = [f"--{name}" for name in ("beams", "speculate", "draft") if getattr(asked, name)]
+    prompts = len(asked.prompt or ()) + (asked.prompt_file is not None)
+    others = {
+        "several prompts": prompts > 1, "--n": asked.n > 1 and not asked.beams, "--compile": asked.compile,
+        "--state": bool(asked.state), "--logprobs": asked.logprobs is not None,
+    }  # fmt: skip
+    if ways and (wrong := [*ways[1:], *(name for name, given in others.items() if given)]):
+        raise RequestError(f"{ways[0]} does not go with {wrong[0]}; leave one of them out")
+    if asked.beams and rule != Sampling(temperature=rule.temperature, top_k=TOP_K):
+        raise RequestError("--beams searches for the likeliest text; leave the ways to draw tokens and penalties out")
+    if asked.beams and asked.n > asked.beams:
+        raise RequestError(f"n={asked.n} is more than beams={asked.beams}: so many texts are not kept")
+    if asked.n > 1 and rule.temperature == 0 and not asked.beams:
+        raise RequestError(f"n={asked.n} texts at temperature=0 are one and the same; give a higher temperature")
+    if asked.logprobs is not None and not as_json:
+        raise RequestError("--logprobs are printed with --json; give both")
+    if asked.state and prompts > 1:
+        raise RequestError("--state keeps one prompt; give one")
+    if asked.state and not Path(asked.state).parent.is_dir():
+        raise RequestError(f"--state: there is no folder {Path(asked.state).parent}")
+    Stops(asked.stop or ())
+
+
+def read_prompts(asked: Writing) -> list[str]:
+    """The texts to go on from. RequestError for one that is empty, far too long, or not there."""
+    named = [*(asked.prompt or ()), *([] if asked.prompt_file is None else [None])]
+    prompts = []
+    for text in named or ["-"]:
+        if text is None and asked.prompt_file != "-":
+            text = read_file(str(asked.prompt_file))
+        elif text in (None, "-"):
+            text = sys.stdin.read(LONGEST_PROMPT + 1)
+        if not text:
+            raise RequestError("the prompt is empty; give --prompt TEXT, --prompt-file, or text on standard input")
+        if len(text) > LONGEST_PROMPT:
+            raise RequestError(f"the prompt has more than {LONGEST_PROMPT:,} characters; so many are read at most")
+        prompts.append(text)
+    return prompts
+
+
+def read_file(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8") as file:
+            return file.read(LONGEST_PROMPT + 1)
+    except UnicodeDecodeError as problem:
+        raise RequestError(f"{path} holds the byte {problem.object[problem.start]:#04x}; utf-8 text is right") from None
+    except (OSError, ValueError) as problem:
+        raise RequestError(f"--prompt-file: {path!r} cannot be read ({problem})") from None
+
+
+class Writer:
+    """What is written, and how long it took."""
+
+    def __init__(self, loaded: Loaded, asked: Writing, rule: Sampling, prompts: list[str], as_json: bool):
+        if loaded.tokenizer is None:
+            raise RequestError("this model has no tokenizer; it cannot read text")
+        self.loaded, self.asked, self.rule, self.prompts, self.as_json = loaded, asked, rule, prompts, as_json
+        self.model, self.tokenizer = loaded.model, loaded.tokenizer
+        self.ids = [self.tokenizer.encode(prompt).tolist() for prompt in prompts]
+        self.count = len(prompts) * (1 if asked.beams else asked.n)
+        ends = () if asked.ignore_eos else (*loaded.ends, self.tokenizer.eos_id)
+        self.ends = {token for token in ends if token is not None}
+        self.new, self.max_len = self._room(max(map(len, self.ids)))
+        self.texts: list[dict[str, Any]] = []
+        self.interrupted = False
+        self.state_bytes = 0
+        self.guesses: dict[str, int] | None = None
+        self.first: float | None = None
+        self.began = time.perf_counter()
+
+    def _room(self, longest: int) -> tuple[int, int]:
+        """New tokens of each text; tokens that a state has room for."""
+        position, context = self.model.embedding.position, self.loaded.config.context
+        limit = position.limit if position is not None else None
+        if longest > context or longest == limit:
+            further = "" if limit else "; add +context=TOKENS to the name of the model to go further"
+            raise RequestError(f"the prompt has {longest:,} tokens, and this model reads {context:,}{further}")
+        new = self.asked.max_new_tokens or min(NEW_TOKENS, limit - longest if limit else NEW_TOKENS)
+        if limit and longest + new > limit:
+            raise RequestError(
+                f"max_new_tokens={new} after a prompt of {longest:,} go past this model's learned positions, which end "
+                f"at {limit:,}"
+            )
+        max_len = longest + new
+        if self.asked.compile:
+            max_len = COMPILED_ROOM << max(0, -(-max_len // COMPILED_ROOM) - 1).bit_length()
+        return new, min(max_len, limit) if limit else max_len
+
+    def alone(self) -> None:
+        """One text, token by token."""
+        run = self._speculation() if self.asked.speculate or self.asked.draft else None
+        source = self._stream() if run is None else run
+        text = Text(self.tokenizer, self.ends, self._stops())
+        self._show(self.prompts[0])
+        try:
+            for token in source:
+                self._timed()
+                self._show(text.take(int(token)))
+                if text.finish:
+                    break
+        except KeyboardInterrupt:
+            self.interrupted, text.finish = True, "cancelled"
+        finally:
+            self._show(text.close() + "\n")
+        if run is not None:
+            self.state_bytes = run.state.nbytes
+            self.guesses = {"proposed": run.proposed, "accepted": run.accepted, "passes": run.passes}
+        self._add(self.prompts[0], text.text, len(text.tokens), text.finish or "length")
+
+    def _stream(self) -> Iterator[Any]:
+        step = compiled_step(self.loaded, self.max_len) if self.asked.compile else None
+        self.began = time.perf_counter()
+        state, read = self._begin(self.ids[0])
+        self.state_bytes = state.nbytes
+        return stream(
+            self.model, torch.tensor([self.ids[0][read:]]), self.new, seed=self.asked.seed, state=state, compiled=step,
+            **self.rule.model_dump(),
+        )  # fmt: skip
+
+    def _speculation(self) -> Speculation:
+        proposer = Draft(fetch(self.asked.draft, self.asked).model) if self.asked.draft else PromptLookup()
+        self.began = time.perf_counter()
+        return speculate(self.model, torch.tensor(self.ids), proposer, self.new, self.rule, self.asked.seed)
+
+    def _begin(self, ids: list[int]) -> tuple[ModelState, int]:
+        """The state to go on from, and how many tokens of the prompt it has read: all but the last, where it is kept,
+        so that a token is left to read, and the text may go on within it."""
+        kept = Path(self.asked.state) if self.asked.state else None
+        if kept is not None and kept.exists():
+            read = kept_tokens(kept, self.model)
+            if len(read) < len(ids) and ids[: len(read)] == read:
+                return load_state(kept, self.model, self.max_len)[0], len(read)
+            say(f"{kept} has another prompt; it is written anew")
+        state = self.model.init_state(1, self.max_len)
+        if kept is None or len(ids) == 1:
+            return state, 0
+        with torch.inference_mode():
+            prefill(self.model, torch.tensor([ids[:-1]]), state)
+        save_state(kept, state, ids[:-1], self.model)
+        return state, len(ids) - 1
+
+    def together(self) -> None:
+        """Several texts in a batch, or one of which more is asked than text."""
+        slots = min(SLOTS, self.count)
+        if self.asked.compile:
+            slots = 1 << (slots - 1).bit_length()
+            compiled_step(self.loaded, self.max_len, slots)
+        top = 0 if self.asked.logprobs is None else max(self.asked.logprobs, 1)
+        engine = Engine(self.model, self.tokenizer, self.ends, slots, self.max_len, compiled=self.asked.compile)
+        requests = [
+            engine.submit(
+                ids, self.new, self.asked.seed, sample, self.asked.stop or (), top,
+                **self.rule.model_dump(),
+            )
+            for ids in self.ids for sample in range(self.asked.n)
+        ]  # fmt: skip
+        self.began = time.perf_counter()
+        if self.count == 1:
+            self._show(self.prompts[0])
+        try:
+            if self.asked.state:
+                state, read = self._begin(self.ids[0])
+                engine._read = self.ids[0][:read], state, torch.empty(0)  # never all of the prompt: no logits needed
+            for changed in engine:
+                self._timed()
+                for one in changed:
+                    if self.count == 1:
+                        self._show(one.piece)
+                    elif one.finish:
+                        self._show_whole(requests.index(one), one.text)
+        except KeyboardInterrupt:
+            self.interrupted = True
+            for i, one in enumerate(requests):
+                if one.finish is None:
+                    one.cancel()
+                    if one.tokens and self.count > 1:
+                        self._show_whole(i, one.text)
+        if self.count == 1:
+            self._show("\n")
+        self.state_bytes = slots * self._row_bytes()
+        for i, one in enumerate(requests):
+            self._add(self.prompts[i // self.asked.n], one.text, len(one.tokens) - bool(self.ends & {*one.tokens[-1:]}),
+                      str(one.finish), **self._facts(one))  # fmt: skip
+        failed = next((one for one in requests if one.error), None)
+        if failed is not None and not self.as_json:
+            raise WorkError(str(failed.error))
+
+    def _facts(self, one: Request) -> dict[str, Any]:
+        """What the engine knows beyond the text."""
+        facts: dict[str, Any] = {"error": one.error} if one.error else {}
+        if self.asked.logprobs is None:
+            return facts
+        return facts | {
+            "logprobs": [
+                {**self._named(token), "logprob": logprob,
+                 "top": [{**self._named(i), "logprob": p} for i, p in list(top.items())[: self.asked.logprobs]]}
+                for token, logprob, top in zip(one.tokens, one.logprobs, one.top_logprobs, strict=False)
+            ]
+        }  # fmt: skip
+
+    def _named(self, token: int) -> dict[str, Any]:
+        return {"id": token, "token": self.tokenizer.decode([token])}
+
+    def search(self) -> None:
+        """The likeliest texts, best first."""
+        assert self.asked.beams is not None
+        ids, self.began = self.ids[0], time.perf_counter()
+        self.state_bytes = self.asked.beams * self._row_bytes()
+        try:
+            found = beams(self.model, torch.tensor([ids]), self.asked.beams, self.new, self.ends, n=self.asked.n)
+        except KeyboardInterrupt:  # a search has nothing to show before it is over
+            self.interrupted, found = True, []
+        self._timed()
+        self.count = len(found)
+        for i, beam in enumerate(found):
+            text = Text(self.tokenizer, self.ends, self._stops())
+            for token in beam.tokens:
+                text.take(token)
+                if text.finish:
+                    break
+            text.close()
+            if self.count == 1:
+                self._show(self.prompts[0] + text.text + "\n")
+            else:
+                self._show_whole(i, text.text)
+            self._add(self.prompts[0], text.text, len(text.tokens), text.finish or "length", score=beam.score)
+
+    def _stops(self) -> Stops | None:
+        return Stops(self.asked.stop) if self.asked.stop else None
+
+    def _row_bytes(self) -> int:
+        return self.loaded.config.state_bytes(self.max_len, self.model.embedding.weight.element_size())
+
+    def _timed(self) -> None:
+        self.first = self.first or time.perf_counter()
+
+    def _show(self, text: str) -> None:
+        if not self.as_json:
+            show(text)
+
+    def _show_whole(self, i: int, text: str) -> None:
+        prompt = self.prompts[i // self.asked.n]
+        self._show(f"--- {i + 1} of {self.count}: {prompt[:60]!r}\n{prompt}{text}\n")
+
+    def _add(self, prompt: str, text: str, tokens: int, finish: str, **more: Any) -> None:
+        self.texts.append({"prompt": prompt, "text": text, "tokens": tokens, "finish": finish, **more})
+
+    def finish(self) -> None:
+        """The figures; ends the program where Ctrl-C did."""
+        now, new = time.perf_counter(), sum(one["tokens"] for one in self.texts)
+        first = self.first or now
+        since, counted = (first, new - 1) if new > 1 and not self.asked.beams else (self.began, new)
+        speed = counted / max(now - since, 1e-9)
+        if self.as_json:
+            alone = self.texts[0] if len(self.texts) == 1 else {}
+            figures = {"tokens_per_second": speed, "seconds_to_first_token": first - self.began}
+            guesses = {"guesses": self.guesses} if self.guesses else {}
+            print(json.dumps({**alone, "texts": self.texts, **figures, "state_bytes": self.state_bytes, **guesses}))
+        else:
+            parts = [f"{sum(map(len, self.ids)):,} tokens read, the first after {first - self.began:.2f} s",
+                     f"{new:,} written, {speed:.1f} tokens/s", f"state {size(self.state_bytes)}"]  # fmt: skip
+            if self.guesses and self.guesses["proposed"]:
+                share = self.guesses["accepted"] / self.guesses["proposed"]
+                parts.append(f"{share:.0%} of {self.guesses['proposed']:,} guesses accepted")
+            say("; ".join(parts))
+        if self.interrupted:
+            raise SystemExit(INTERRUPTED)

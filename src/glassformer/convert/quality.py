@@ -1,0 +1,133 @@
+"""What fewer bits cost: the perplexity of one checkpoint in each precision, over the same held-out text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from glassformer.errors import RequestError
+from glassformer.generate.steps import check_tokens
+from glassformer.machine import Settings
+from glassformer.model import Model
+from glassformer.parts.quantized import quantize
+from glassformer.text import (
+    EvaluationWindows,
+    Progress,
+    Tokenizer,
+    evaluation_windows,
+    open_corpus,
+    split,
+    token_shards,
+)
+from glassformer.text.storage import silent
+from glassformer.train import Loaded
+from glassformer.train.evaluate import score
+
+CONTEXT = 512
+TOKENS = 20_000
+PACKED = (("int8", "int8"), ("int4", "int8"), ("int4", "int4"))
+"""Bits of the matrices, and of the head."""
+
+
+@dataclass(frozen=True)
+class Quality:
+    """One precision of a checkpoint. `loss` in nats per token, `change` of the perplexity against the first row's."""
+
+    weights: str
+    head: str
+    context: int
+    tokens: int
+    bytes: int
+    """Of all weights and scales."""
+    bytes_per_token: int
+    """Of those that decoding reads for a token: all but a table that is only looked up."""
+    loss: float
+    perplexity: float
+    bits_per_byte: float
+    change: float
+
+
+def windows_of(
+    tokenizer: Tokenizer,
+    context: int,
+    data: str = "python-docs",
+    tokens: int = TOKENS,
+    progress: Progress = silent,
+) -> EvaluationWindows:
+    """Windows of at most 512 tokens that lie evenly over what `train` and `compare` hold out of a corpus."""
+    if tokens < 1:
+        raise RequestError(f"tokens={tokens} must be at least 1")
+    corpus = open_corpus(data, progress=progress)
+    sides = split(corpus, progress=progress)
+    held_out = token_shards(
+        sides.validation.documents,
+        tokenizer,
+        sides.validation.fingerprint,
+        notes=sides.describe,
+        total_bytes=lambda: sides.validation.bytes,
+        stage="tokenizing",
+        progress=progress,
+    )
+    # One window at a time: a packed head makes all of its logits.
+    return evaluation_windows(held_out, min(CONTEXT, context), tokens, token_bytes=tokenizer.token_bytes(), batch=1)
+
+
+def qualities(
+    load: Callable[[], Loaded], data: str = "python-docs", tokens: int = TOKENS, progress: Progress = silent
+) -> Iterator[Quality]:
+    """The checkpoint as `load` gives it, in bf16, in 8 bits, and in 4 with a head of 8 or 4, one after the other.
+
+    Raises RequestError for a model without a tokenizer, or one that does not read from left to right."""
+    loaded = load()
+    if loaded.tokenizer is None:
+        raise RequestError("this checkpoint has no tokenizer, and perplexity is measured on text")
+    windows = windows_of(loaded.tokenizer, loaded.config.context, data, tokens, progress)
+    for inputs, _, _ in windows:
+        check_tokens(loaded.model, inputs)
+    first = _measured(loaded.model, windows, progress)
+    yield first
+    if first.weights != "bfloat16":
+        yield _measured(loaded.model.bfloat16(), windows, progress, first)
+    for kind, head in PACKED:
+        model = load().model
+        quantize(model, kind, head)
+        yield _measured(model, windows, progress, first, kind, head)
+
+
+def _measured(
+    model: Model,
+    windows: EvaluationWindows,
+    progress: Progress,
+    first: Quality | None = None,
+    kind: str | None = None,
+    head: str | None = None,
+) -> Quality:
+    embedding = model.embedding.weight
+    kind = kind or str(embedding.dtype).removeprefix("torch.")
+    head = head or kind
+    label = kind if head == kind else f"{kind} with a head of {head}"
+
+    def told() -> Iterator[Any]:
+        for done, batch in enumerate(windows, 1):
+            yield batch
+            progress(label, done, len(windows))
+
+    how = Settings(str(embedding.device), "float32", torch.get_num_threads(), compile=False)
+    found = score(model, told(), how)  # type: ignore[arg-type]
+    held = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
+    looked_up = model.head.packed is not None or model.head.weight is not None
+    return Quality(
+        weights=kind,
+        head=head,
+        context=windows.context,
+        tokens=found["tokens"],
+        bytes=held,
+        bytes_per_token=held - embedding.nbytes if looked_up else held,
+        loss=found["loss"],
+        perplexity=found["perplexity"],
+        bits_per_byte=found["bits_per_byte"],
+        change=found["perplexity"] / first.perplexity - 1 if first else 0.0,
+    )

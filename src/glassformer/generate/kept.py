@@ -1,0 +1,152 @@
+"""A state on disk: a long prompt is read once, and later runs go on from there."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from glassformer.errors import RequestError, WorkError
+from glassformer.model import Model
+from glassformer.parts.mixer.kv import WindowState
+from glassformer.state import ModelState
+
+__all__ = ["kept_tokens", "load_state", "save_state"]
+
+FORMAT = "glassformer-state-1"
+TOKENS = "tokens"
+NAMES = {
+    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int8: "I8",
+    torch.int32: "I32",
+}  # fmt: skip
+"""What the file calls the types that a state may have."""
+DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in NAMES if dtype != torch.int32}
+SAMPLES = 16
+"""Numbers of each weight that the fingerprint looks at."""
+
+
+def save_state(path: str | Path, state: ModelState, tokens: list[int], model: Model) -> None:
+    """Writes what `tokens`, which are all that `state` has read, left in it: a safetensors file of the filled part.
+
+    The file is complete or not there. Raises RequestError for a state of several rows or of other tokens, WorkError
+    where the disk refuses."""
+    if state.batch != 1 or state.documents is not None or state.offset is not None:
+        raise RequestError("a state is kept of one row, without padding or documents")
+    if len(tokens) != state.length or not tokens:
+        raise RequestError(f"the state has read {state.length} tokens, and {len(tokens)} were given")
+    tensors = {name: tensor.contiguous() for name, tensor in _filled(state, state.length).items()}
+    dtype = str(next(iter(tensors.values())).dtype).removeprefix("torch.") if tensors else "float32"
+    told = {"format": FORMAT, "model": fingerprint(model), "dtype": dtype}
+    path = Path(path)
+    try:
+        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        os.close(descriptor)
+        try:
+            save_file({**tensors, TOKENS: torch.tensor(tokens, dtype=torch.int32)}, temporary, told)
+            os.replace(temporary, path)
+        finally:
+            Path(temporary).unlink(missing_ok=True)
+    except (OSError, SafetensorError) as problem:
+        raise WorkError(f"the state cannot be written to {path} ({problem})") from problem
+
+
+def load_state(
+    path: str | Path, model: Model, max_len: int | None = None, dtype: torch.dtype | None = None, rewind: int = 0
+) -> tuple[ModelState, list[int]]:
+    """(the state, the tokens it has read), with room for `max_len` tokens in all: by default the model's context. It
+    goes on exactly as the state that was saved.
+
+    `dtype`, where given, is what the state must have been kept in; `rewind` is as for `Model.init_state`. Raises
+    RequestError where the file is no state, or one of another model."""
+    with _opened(path, model) as (file, ids, kept):
+        if dtype not in (None, kept):
+            raise RequestError(f"{path} was kept in {kept}, and dtype={dtype} was asked for")
+        if model.config.state_bytes(len(ids), bytes_per_value=1) > os.path.getsize(path):  # asked before memory is
+            raise RequestError(f"{path} is damaged: it is smaller than the state of {len(ids)} tokens")
+        max_len = max(model.config.context, len(ids)) if max_len is None else max_len
+        if max_len < len(ids):
+            raise RequestError(f"max_len={max_len} is too short for {path}, which has {len(ids)} tokens")
+        state = model.init_state(1, max_len, kept, rewind)
+        _fill(state, len(ids), file, path)
+    return state, ids
+
+
+def kept_tokens(path: str | Path, model: Model) -> list[int]:
+    """The tokens that a state on disk has read, without the state; raises what `load_state` does."""
+    with _opened(path, model) as (_, ids, _):
+        return ids
+
+
+@contextmanager
+def _opened(path: str | Path, model: Model) -> Iterator[tuple[Any, list[int], torch.dtype]]:
+    """(the file, the tokens, the state's dtype)."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            told = file.metadata() or {}
+            if told.get("format") != FORMAT or TOKENS not in file.keys() or told.get("dtype") not in DTYPES:  # noqa: SIM118
+                raise RequestError(f"{path} is not a state that was kept (its header is another one)")
+            if told.get("model") != fingerprint(model):
+                raise RequestError(f"{path} is the state of another model, or of this one in another precision")
+            tokens = file.get_slice(TOKENS)
+            if tokens.get_dtype() != "I32" or len(tokens.get_shape()) != 1 or not tokens.get_shape()[0]:
+                raise RequestError(f"{path} is damaged: its tokens are no list of numbers")
+            ids, vocab_size = file.get_tensor(TOKENS), len(model.embedding.weight)
+            if not 0 <= int(ids.min()) <= int(ids.max()) < vocab_size:
+                raise RequestError(f"{path} is damaged: it has tokens outside the vocabulary of {vocab_size}")
+            yield file, ids.tolist(), DTYPES[told["dtype"]]
+    except FileNotFoundError:
+        raise RequestError(f"there is no file {path}") from None
+    except (OSError, SafetensorError) as problem:
+        raise RequestError(f"{path} is not a state that was kept ({' '.join(str(problem).split())[:200]})") from None
+
+
+def _fill(state: ModelState, length: int, file: Any, path: str | Path) -> None:
+    """What the file has becomes the part of the state that `length` tokens fill, if it is just that."""
+    wanted = _filled(state, length)
+    if set(file.keys()) != {*wanted, TOKENS}:
+        raise RequestError(f"{path} is damaged: it does not have the tensors of {length} tokens of this model")
+    for name, tensor in wanted.items():
+        found = file.get_slice(name)
+        kind, shape = found.get_dtype(), tuple(found.get_shape())
+        if (kind, shape) != (NAMES[tensor.dtype], tuple(tensor.shape)):
+            raise RequestError(
+                f"{path} does not fit: {name} is {kind} {shape}, and the state of {length} tokens has "
+                f"{NAMES[tensor.dtype]} {tuple(tensor.shape)} there; with windows, rewind must be what it was"
+            )
+    for name, tensor in wanted.items():
+        tensor.copy_(file.get_tensor(name))
+    state.length = length
+    for layer in state.layers:
+        if isinstance(layer, WindowState):  # how far it can be taken back
+            layer.read = length
+
+
+def _filled(state: ModelState, length: int) -> dict[str, Tensor]:
+    held = [(i, layer) for i, layer in enumerate(state.layers) if layer is not None]
+    return {f"{i}.{name}": tensor for i, layer in held for name, tensor in layer.upto(length).items()}
+
+
+def fingerprint(model: Model) -> str:
+    """A hash of the config, and of the name, type, shape and some numbers of every weight."""
+    found = hashlib.sha256(json.dumps(model.config.to_dict(), sort_keys=True, default=str).encode())
+    for name, weight in sorted(model.state_dict().items()):
+        found.update(f"{name} {weight.dtype} {tuple(weight.shape)}".encode() + _some(weight))
+    return found.hexdigest()
+
+
+def _some(weight: Tensor) -> bytes:
+    if not weight.numel():
+        return b""
+    places = torch.linspace(0, weight.numel() - 1, SAMPLES, device=weight.device, dtype=torch.float64).long()
+    numbers = weight[torch.unravel_index(places, weight.shape)] if weight.dim() else weight[None]
+    return numbers.cpu().contiguous().view(torch.uint8).numpy().tobytes()

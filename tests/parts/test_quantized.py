@@ -1,0 +1,345 @@
+"""Matrices of 8 and 4 bits: the rounding is what the grid allows, the products are those of the unpacked values."""
+
+from __future__ import annotations
+
+import copy
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import glassformer as gf
+from glassformer.errors import RequestError
+from glassformer.model import Model
+from glassformer.parts.head import Head
+from glassformer.parts.linear import Linear
+from glassformer.parts.quantized import (
+    BLOCK,
+    GROUP,
+    PIECE,
+    Int4Linear,
+    Int8Linear,
+    QuantizedLinear,
+    _layout,
+    quantize,
+)
+from glassformer.presets import FAMILIES
+
+torch.set_num_threads(1)
+
+U = 2.0**-8
+"""What rounding to bf16 changes, relative, at most."""
+BOTH = pytest.mark.parametrize("kind", [Int8Linear, Int4Linear])
+SHAPES = [(64, 32), (17, 96), (70, 50), (200, 64), (960, 576), (PIECE // 1024 + 70, 1024), (4 * PIECE // 64 + 100, 64)]
+"""One block, rows that fill none, several pieces while packing, and while unpacking."""
+
+
+def matrix(o: int, i: int, seed: int = 0, spread: float = 0.05, offset: float = 0.0) -> Tensor:
+    return torch.randn(o, i, generator=torch.Generator().manual_seed(seed)) * spread + offset
+
+
+def grid(packed: Int4Linear) -> tuple[Tensor, Tensor]:
+    """s and z of each group, (o, i / 32, 1)."""
+    s, z = packed.scales[:, : packed.rows].float().transpose(0, 1).unbind(-1)
+    return s[..., None], z[..., None]
+
+
+# Rounding
+
+
+@given(
+    st.integers(1, 130), st.integers(1, 5), st.integers(0, 99),
+    st.sampled_from([1e-6, 0.05, 300.0]), st.sampled_from([0.0, 0.5, -20.0]),
+)  # fmt: skip
+@settings(max_examples=40, deadline=None)
+def test_int8_is_off_by_half_a_step(o: int, groups: int, seed: int, spread: float, offset: float) -> None:
+    w = matrix(o, GROUP * groups, seed, spread, offset)
+    packed = Int8Linear(w, None, (o,))
+    step = packed.scales.float()[:, None]
+    assert torch.all((step - w.abs().amax(1, keepdim=True) / 127).abs() <= 1.01 * U * step)
+    assert torch.all((packed.weight - w).abs() <= 0.5001 * step)
+
+
+@given(
+    st.integers(1, 130), st.integers(1, 5), st.integers(0, 99),
+    st.sampled_from([1e-6, 0.05, 300.0]), st.sampled_from([0.0, 0.5, -20.0]),
+)  # fmt: skip
+@settings(max_examples=40, deadline=None)
+def test_int4_is_off_by_half_a_step(o: int, groups: int, seed: int, spread: float, offset: float) -> None:
+    """Half a step, or, at a group's ends, what bf16 cannot say of its middle and of 8 steps."""
+    w = matrix(o, GROUP * groups, seed, spread, offset)
+    packed = Int4Linear(w, None, (o,))
+    (s, z), by_group = grid(packed), w.unflatten(1, (-1, GROUP))
+    span = by_group.amax(-1, keepdim=True) - by_group.amin(-1, keepdim=True)
+    assert torch.all((s - span / 15).abs() <= 1.01 * U * s)
+    ends = 1.01 * U * (z.abs() + 8 * s)
+    error = (packed.weight - w).abs().unflatten(1, (-1, GROUP))
+    assert torch.all(error <= torch.maximum(0.5001 * s, ends))
+
+
+def test_what_lies_on_the_grid_is_kept() -> None:
+    """Steps and middles that bf16 holds, every group with its ends: nothing is rounded, whatever the layout."""
+    draw = torch.Generator().manual_seed(0)
+    q = torch.randint(16, (200, 6, GROUP), generator=draw)
+    q[..., 3], q[..., 17] = 0, 15
+    s, z = 2.0 ** torch.randint(-9, 2, (200, 6, 1), generator=draw), torch.randint(-20, 20, (200, 6, 1), generator=draw)
+    w = ((q - 8) * s + z * s).flatten(1)
+    assert torch.equal(Int4Linear(w, None, (200,)).weight, w)
+    q8 = torch.randint(-127, 128, (200, 50), generator=draw).float()
+    q8[:, 7] = -127
+    assert torch.equal(Int8Linear(q8 * s[:, 0], None, (200,)).weight, q8 * s[:, 0])
+
+
+@BOTH
+def test_rows_of_one_value(kind: type[QuantizedLinear]) -> None:
+    w = torch.tensor([0.0, 1e-38, 0.3, -7.0])[:, None].expand(4, 64)
+    assert torch.all((kind(w, None, (4,)).weight - w).abs() <= U * w.abs() + 1e-37)
+
+
+@BOTH
+def test_the_matrix_itself_is_left_alone(kind: type[QuantizedLinear]) -> None:
+    w = matrix(70, 64)
+    before = w.clone()
+    kind(w, None, (70,))
+    assert torch.equal(w, before)
+    half = kind(w.bfloat16(), None, (70,))
+    assert torch.equal(half.weight, kind(w.bfloat16().float(), None, (70,)).weight)
+
+
+# Products
+
+
+def check_products(packed: QuantizedLinear, dtype: torch.dtype = torch.bfloat16) -> None:
+    """Against float64. Sums run in fp32; x and the result are rounded to bf16, and the values where many are read."""
+    w, i = packed.weight.double(), packed.in_features
+    for n in (1, 5, packed.few, packed.few + 1):
+        x = torch.randn(n, i, generator=torch.Generator().manual_seed(n)).to(dtype)
+        y, expected, size = packed(x), x.double() @ w.T, x.double().abs() @ w.abs().T
+        assert y.shape == expected.shape and y.dtype == dtype
+        rounded = (n > packed.few) + (dtype != torch.bfloat16)
+        bound = 1.02 * U * expected.abs() + (1.02 * U * rounded + i * 2.0**-23) * size
+        assert torch.all((y.double() - expected).abs() <= bound), n
+
+
+@BOTH
+@pytest.mark.parametrize(("o", "i"), SHAPES)
+def test_products_are_those_of_the_unpacked_values(kind: type[QuantizedLinear], o: int, i: int) -> None:
+    packed = kind(matrix(o, i), None, (o,))
+    assert packed.weight.shape == (o, i)
+    check_products(packed)
+
+
+@BOTH
+def test_the_packed_product_says_what_unpacking_must_give(kind: type[QuantizedLinear]) -> None:
+    """I W^T is W itself, in bf16: every value, so that no two can have changed places."""
+    packed = kind(matrix(200, 96), None, (200,))
+    shown = packed.product(torch.eye(96, dtype=torch.bfloat16)).T
+    assert torch.equal(packed.weight.bfloat16(), shown)
+    for rows in (slice(0, 200), slice(64, 200), slice(128, 192)):
+        assert torch.equal(packed.unpacked(torch.bfloat16, rows), shown[rows])
+
+
+LAYOUT = """
+import torch
+from glassformer.parts.quantized import Int4Linear, _layout
+torch.set_num_threads(1)
+packed = Int4Linear(torch.randn(200, 96), None, (200,))
+shown = packed.product(torch.eye(96, dtype=torch.bfloat16)).T
+print(torch.backends.cpu.get_cpu_capability(), _layout("cpu"), torch.equal(packed.weight.bfloat16(), shown))
+"""
+
+
+@pytest.mark.parametrize(("capability", "layout"), [("avx2", "AVX2 (32, True)"), ("default", "DEFAULT (32, False)")])
+def test_lesser_processors_lay_numbers_out_in_other_ways(capability: str, layout: str) -> None:
+    """As this one does when it is told to be one."""
+    environment = {**os.environ, "ATEN_CPU_CAPABILITY": capability}
+    done = subprocess.run([sys.executable, "-c", LAYOUT], capture_output=True, text=True, env=environment, timeout=120)
+    if capability.upper() not in done.stdout:
+        pytest.skip(f"this processor cannot be {capability}: {done.stdout}{done.stderr[-200:]}")
+    assert done.stdout.strip() == f"{layout} True"
+
+
+def test_a_layout_that_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The product alone reads it, for any number of tokens."""
+    known = Int4Linear(matrix(100, 64), None, (100,))
+    monkeypatch.setattr("glassformer.parts.quantized._layout", lambda device: None)
+    packed = Int4Linear(matrix(100, 64), None, (100,))
+    assert torch.equal(packed.weight, known.weight.bfloat16().float())
+    x = torch.randn(known.few + 1, 64).bfloat16()
+    assert torch.equal(packed(x), packed.product(x))
+
+
+def test_this_layout_is_known() -> None:
+    assert _layout("cpu") is not None
+
+
+@BOTH
+@pytest.mark.parametrize("few", [True, False])
+def test_rows_do_not_meet(kind: type[QuantizedLinear], few: bool) -> None:
+    packed = kind(matrix(100, 64), torch.randn(100), (60, 40))
+    n = packed.few if few else packed.few + 1
+    x = torch.randn(n, 64)
+    other = x.clone()
+    other[1:] = torch.randn(n - 1, 64) * 100
+    other[2] = float("nan")
+    y = packed(other)
+    assert torch.equal(packed(x)[0], y[0]) and y[2].isnan().all() and not y[3:].isnan().any()
+
+
+@BOTH
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_it_takes_and_returns_what_a_linear_does(kind: type[QuantizedLinear], dtype: torch.dtype) -> None:
+    plain = Linear(64, (40, 30, 30), bias=True)
+    nn.init.normal_(plain.bias)
+    packed = kind(plain.weight, plain.bias, plain.outs).to(dtype)
+    with torch.no_grad():
+        plain.weight.copy_(packed.weight)
+    for shape in ((64,), (3, 64), (2, 3, 64), (2, 100, 64), (0, 64)):
+        x = torch.randn(shape).to(dtype)
+        y, expected = packed(x), plain(x.float()).detach()
+        assert y.dtype == dtype and y.shape == expected.shape
+        torch.testing.assert_close(y.float(), expected, rtol=3 * U, atol=0.03)
+    assert [part.shape[-1] for part in packed.split(y)] == [40, 30, 30]
+    assert f"bits={packed.bits}" in repr(packed)
+
+
+@BOTH
+def test_scales_keep_their_dtype(kind: type[QuantizedLinear]) -> None:
+    """fp16 has no place for scales of 1e-8, and the product wants bf16."""
+    packed = kind(matrix(64, 64, spread=1e-6), torch.zeros(64), (64,))
+    w = packed.weight
+    for change in (lambda m: m.half(), lambda m: m.float(), lambda m: m.double(), copy.deepcopy):
+        changed = change(packed)
+        assert changed.scales.dtype is torch.bfloat16 and torch.equal(changed.weight, w)
+    assert packed.bias is not None and packed.bias.dtype is torch.float64
+
+
+@BOTH
+def test_it_stays_on_its_device(kind: type[QuantizedLinear]) -> None:
+    with pytest.raises(RequestError, match=f"of {kind.bits} bits were packed for cpu; load them with device='meta'"):
+        kind(matrix(64, 64), None, (64,)).to("meta")
+
+
+def test_bytes() -> None:
+    """8 bits and a scale of 2 bytes for each row; 4 bits and two scales for each group of 32: 5 bits in all."""
+    assert Int8Linear(matrix(128, 96), None, (128,)).nbytes == 128 * 96 + 2 * 128
+    assert Int4Linear(matrix(128, 96), None, (128,)).nbytes == 128 * 96 * 5 // 8
+    assert Int4Linear(matrix(65, 96), None, (65,)).nbytes == 2 * BLOCK * 96 * 5 // 8
+
+
+@BOTH
+@pytest.mark.parametrize("i", [1, 8, 31, 33, 40, 100])
+def test_rows_that_are_no_whole_groups(kind: type[QuantizedLinear], i: int) -> None:
+    """Torch's products read past the end of such rows; what fills them up changes nothing, not even a last group of
+    numbers far from zero."""
+    w = matrix(21, i, offset=10.0)
+    packed = kind(w, None, (21,))
+    assert packed.weight.shape == (21, i)
+    assert (packed.weight - w).abs().max() <= (0.05 if kind is Int8Linear else 0.06)
+    check_products(packed, torch.float32)
+
+
+# Whole models
+
+
+def loud(config: gf.ModelConfig) -> Model:
+    """Random weights in every parameter, biases too, so that each is heard."""
+    model, draw = config.build(seed=0), torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.dim() == 1:
+                weight += 0.2 * torch.randn(weight.shape, generator=draw)
+    return model.eval()
+
+
+def unpacked(model: Model, like: Model) -> Model:
+    """`like` with the values that the packed model stands for."""
+    with torch.no_grad():
+        for path, module in model.named_modules():
+            if isinstance(module, QuantizedLinear) and path != "head.packed":
+                like.get_submodule(path).weight.copy_(module.weight)
+    like.head.weight = nn.Parameter(model.head.packed.weight)  # type: ignore[union-attr]
+    return like
+
+
+def check_model(model: Model, kind: str, head: str) -> None:
+    vocab, like = model.embedding.weight.shape[0], copy.deepcopy(model)
+    left = {name for name, _ in model.named_parameters()}
+    quantize(model, kind, head)
+    assert not [name for name, module in model.named_modules() if type(module) is Linear]
+    gone = left - {name for name, _ in model.named_parameters()}
+    assert gone >= {f"{name}.weight" for name, module in like.named_modules() if isinstance(module, Linear)}
+    assert all(weight.dim() == 1 for name, weight in model.named_parameters() if not name.startswith("embedding."))
+    for length in (3, 60):
+        tokens = torch.randint(vocab, (1, length), generator=torch.Generator().manual_seed(length))
+        logits, expected = model(tokens), unpacked(model, like)(tokens).detach()
+        assert (logits - expected).abs().max() <= 0.04 * expected.abs().max()
+        targets = tokens.roll(-1)
+        losses = model.loss(tokens, targets, reduction="none")
+        torch.testing.assert_close(
+            losses.flatten(), nn.functional.cross_entropy(logits[0], targets[0], reduction="none")
+        )
+        torch.testing.assert_close(model.loss(tokens, targets), losses.mean())
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family(family: str, kind: str) -> None:
+    check_model(loud(gf.preset(f"{family}@1m+layers=2+vocab_size=100")), kind, kind)
+
+
+@pytest.mark.parametrize("change", [
+    "untied", "tied", "untied+head.bias=true", "tied+head.bias=true+head.softcap=3", "untied+head.softcap=3",
+    "tied+head.scale=0.25", "parallel", "mqa", "vocab_size=101", "d_model=144+ffn.hidden=80",
+])  # fmt: skip
+def test_every_head(change: str) -> None:
+    for kind, head in (("int8", "int8"), ("int4", "int8"), ("int4", "int4")):
+        check_model(loud(gf.preset(f"llama@1m+layers=1+vocab_size=100+{change}")), kind, head)
+
+
+def test_a_bias_forgotten_is_seen() -> None:
+    """The bound above is narrow enough to tell."""
+    model = loud(gf.preset("gpt2@1m+layers=2+vocab_size=100"))
+    like = copy.deepcopy(model)
+    quantize(model, "int4")
+    model.layers[1].mixer.output.bias = None
+    tokens = torch.arange(20)[None]
+    logits, expected = model(tokens), unpacked(model, like)(tokens).detach()
+    assert (logits - expected).abs().max() > 0.04 * expected.abs().max()
+
+
+def test_a_tied_embedding_stays() -> None:
+    model = loud(gf.preset("gpt2@1m+vocab_size=100"))
+    before = model.embedding.weight.clone()
+    quantize(model, "int4")
+    assert model.head.packed is not None and isinstance(model.head, Head)
+    assert torch.equal(model.embedding.weight, before)
+
+
+def test_nothing_trains_it() -> None:
+    model = quantize(gf.preset("llama@1m+layers=1+vocab_size=64").build(), "int8")
+    assert not model.training and not any(weight.requires_grad for weight in model.parameters())
+    assert not model(torch.zeros(1, 3, dtype=torch.long)).requires_grad
+    with pytest.raises(RequestError, match="packed weights cannot be trained"):
+        model.train()
+    model.embedding.weight.requires_grad_(True)  # type: ignore[union-attr, operator]
+    with pytest.raises(RequestError, match="packed weights cannot be trained"):
+        model(torch.zeros(1, 3, dtype=torch.long))
+    with torch.no_grad():
+        model(torch.zeros(1, 3, dtype=torch.long))
+
+
+def test_wrong_requests() -> None:
+    model = gf.preset("llama@1m+layers=1+vocab_size=64").build()
+    for arguments in (("int3",), ("int8", "fp8")):
+        with pytest.raises(RequestError, match=f"quantize='{arguments[-1]}': use int8 or int4"):
+            quantize(model, *arguments)
+    assert not any(isinstance(module, QuantizedLinear) for module in model.modules())
+    quantize(model, "int8")
+    with pytest.raises(RequestError, match="packed already"):
+        quantize(model, "int4")
