@@ -50,19 +50,19 @@ def found_by_theirs(other: Any, tokens: Tensor, asked: dict[str, Any]) -> list[B
 
 
 def drawn(seed: int) -> dict[str, Any]:
-    """A request."""
+    """A request. Where many tokens end a text, it matters when the search is over."""
     random = torch.Generator().manual_seed(seed)
 
     def one_of(*values: Any) -> Any:
         return values[int(torch.randint(len(values), (), generator=random))]
 
-    width = one_of(2, 3, 4, 7)
+    width = one_of(2, 3, 7)
     return {
         "width": width,
-        "max_new_tokens": one_of(1, 5, 12, 20),
-        "ends": set(torch.randint(1, SIZE.vocab, (one_of(0, 1, 4, 12),), generator=random).tolist()),
-        "length_penalty": one_of(1.0, 1.0, 0.0, 2.0, -1.5),
-        "n": one_of(1, width),
+        "max_new_tokens": one_of(1, 5, 12, 12),
+        "ends": set(torch.randint(SIZE.vocab, (one_of(0, 4, 12, 80),), generator=random).tolist()),
+        "length_penalty": one_of(1.0, 0.0, 2.0, -0.5),
+        "n": one_of(1, width, width),
         "early_stopping": one_of(False, True, "never"),
     }
 
@@ -70,15 +70,15 @@ def drawn(seed: int) -> dict[str, Any]:
 @pytest.mark.parametrize("name", NAMES)
 def test_beams_are_those_of_transformers(name: str) -> None:
     model, other = pair(name)
-    lengths = set()
-    for seed in range(30):
+    cut = set()
+    for seed in range(40):
         asked = drawn(seed)
         tokens = torch.randint(SIZE.vocab, (1, 1 + seed % 9), generator=torch.Generator().manual_seed(seed))
         mine, wanted = beams(model, tokens, **asked), found_by_theirs(other, tokens, asked)
         assert [beam.tokens for beam in mine] == [beam.tokens for beam in wanted], asked
         assert [beam.score for beam in mine] == pytest.approx([beam.score for beam in wanted], rel=1e-4, abs=1e-5)
-        lengths |= {len(beam.tokens) < asked["max_new_tokens"] for beam in mine}
-    assert lengths == {True, False}  # some ended, some were cut
+        cut |= {len(beam.tokens) == asked["max_new_tokens"] for beam in mine}
+    assert cut == {True, False}
 
 
 def tiny(expression: str = "llama", vocab: int = 5) -> Model:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from glassformer.cli.generate import Text, compiled_step, fetch, sampling, show
+from glassformer.cli.generate import Text, compiled_step, fetch, ready, show
 from glassformer.cli.options import Chatting
 from glassformer.errors import RequestError
 from glassformer.generate import CompiledStep, Sampling, stream
@@ -98,7 +98,7 @@ class Conversation:
 
 def converse(expression: str, asked: Chatting, as_json: bool) -> None:
     """Reads turns from the terminal or from standard input, one a line; Ctrl-C stops the answer, Ctrl-D the program."""
-    rule = sampling(asked)
+    rule = ready(asked)
     console, talk = Console(stderr=True), Conversation(fetch(expression, asked), asked, rule)
     person = sys.stdin.isatty()
     if person:

@@ -22,8 +22,10 @@ from glassformer.generate.beams import beams
 from glassformer.generate.engine import LONGEST_PROMPT, Engine, Request
 from glassformer.generate.kept import kept_tokens, load_state, save_state
 from glassformer.generate.speculate import Draft, PromptLookup, Speculation, speculate
+from glassformer.generate.steps import check_tokens
 from glassformer.generate.text import Detokenizer, Stops
 from glassformer.state import ModelState
+from glassformer.text.documents import utf8
 from glassformer.train import Loaded
 
 NEW_TOKENS = 200
@@ -40,8 +42,10 @@ INTERRUPTED = 130
 # What both verbs do before a model is loaded, and to load it
 
 
-def sampling(asked: Drawing) -> Sampling:
-    """The machine is set up as asked; RequestError for numbers that cannot be."""
+def ready(asked: Drawing) -> Sampling:
+    """Sets the process up as asked; RequestError for numbers that cannot be."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # what cannot show a character shows another
     machine.apply(machine.settings("cpu", threads=asked.threads, compile=asked.compile))
     if asked.seed is None:
         torch.seed()
@@ -114,15 +118,13 @@ class Text:
 
 
 def write(expression: str, asked: Writing, as_json: bool) -> None:
-    rule = sampling(asked)
+    rule = ready(asked)
     check(asked, rule, as_json)
     prompts = read_prompts(asked)
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a terminal that cannot show a character shows another
     run = Writer(fetch(expression, asked), asked, rule, prompts, as_json)
     if asked.beams:
         run.search()
-    elif run.count > 1 or asked.logprobs is not None or (asked.state and rule.repetition_penalty != 1):
+    elif run.count > 1 or asked.logprobs is not None or (asked.state is not None and rule.repetition_penalty != 1):
         run.together()
     else:
         run.alone()
@@ -131,11 +133,11 @@ def write(expression: str, asked: Writing, as_json: bool) -> None:
 
 def check(asked: Writing, rule: Sampling, as_json: bool) -> None:
     """RequestError for what does not go together."""
-    ways = [f"--{name}" for name in ("beams", "speculate", "draft") if getattr(asked, name)]
+    ways = [f"--{name}" for name in ("beams", "speculate", "draft") if getattr(asked, name) not in (None, False)]
     prompts = len(asked.prompt or ()) + (asked.prompt_file is not None)
     others = {
         "several prompts": prompts > 1, "--n": asked.n > 1 and not asked.beams, "--compile": asked.compile,
-        "--state": bool(asked.state), "--logprobs": asked.logprobs is not None,
+        "--state": asked.state is not None, "--logprobs": asked.logprobs is not None,
     }  # fmt: skip
     if ways and (wrong := [*ways[1:], *(name for name, given in others.items() if given)]):
         raise RequestError(f"{ways[0]} does not go with {wrong[0]}; leave one of them out")
@@ -147,9 +149,9 @@ def check(asked: Writing, rule: Sampling, as_json: bool) -> None:
         raise RequestError(f"n={asked.n} texts at temperature=0 are one and the same; give a higher temperature")
     if asked.logprobs is not None and not as_json:
         raise RequestError("--logprobs are printed with --json; give both")
-    if asked.state and prompts > 1:
+    if asked.state is not None and prompts > 1:
         raise RequestError("--state keeps one prompt; give one")
-    if asked.state and not Path(asked.state).parent.is_dir():
+    if asked.state is not None and not Path(asked.state).parent.is_dir():
         raise RequestError(f"--state: there is no folder {Path(asked.state).parent}")
     Stops(asked.stop or ())
 
@@ -167,6 +169,7 @@ def read_prompts(asked: Writing) -> list[str]:
             raise RequestError("the prompt is empty; give --prompt TEXT, --prompt-file, or text on standard input")
         if len(text) > LONGEST_PROMPT:
             raise RequestError(f"the prompt has more than {LONGEST_PROMPT:,} characters; so many are read at most")
+        utf8(text, "the prompt")
         prompts.append(text)
     return prompts
 
@@ -190,6 +193,8 @@ class Writer:
         self.loaded, self.asked, self.rule, self.prompts, self.as_json = loaded, asked, rule, prompts, as_json
         self.model, self.tokenizer = loaded.model, loaded.tokenizer
         self.ids = [self.tokenizer.encode(prompt).tolist() for prompt in prompts]
+        for ids in self.ids:
+            check_tokens(self.model, torch.tensor([ids]))
         self.count = len(prompts) * (1 if asked.beams else asked.n)
         ends = () if asked.ignore_eos else (*loaded.ends, self.tokenizer.eos_id)
         self.ends = {token for token in ends if token is not None}
@@ -216,12 +221,15 @@ class Writer:
             )
         max_len = longest + new
         if self.asked.compile:
-            max_len = COMPILED_ROOM << max(0, -(-max_len // COMPILED_ROOM) - 1).bit_length()
+            room = COMPILED_ROOM
+            while room < max_len:
+                room *= 2
+            max_len = room
         return new, min(max_len, limit) if limit else max_len
 
     def alone(self) -> None:
         """One text, token by token."""
-        run = self._speculation() if self.asked.speculate or self.asked.draft else None
+        run = self._speculation() if self.asked.speculate or self.asked.draft is not None else None
         source = self._stream() if run is None else run
         text = Text(self.tokenizer, self.ends, self._stops())
         self._show(self.prompts[0])
@@ -251,19 +259,19 @@ class Writer:
         )  # fmt: skip
 
     def _speculation(self) -> Speculation:
-        proposer = Draft(fetch(self.asked.draft, self.asked).model) if self.asked.draft else PromptLookup()
+        proposer = PromptLookup() if self.asked.draft is None else Draft(fetch(self.asked.draft, self.asked).model)
         self.began = time.perf_counter()
         return speculate(self.model, torch.tensor(self.ids), proposer, self.new, self.rule, self.asked.seed)
 
     def _begin(self, ids: list[int]) -> tuple[ModelState, int]:
         """The state to go on from, and how many tokens of the prompt it has read: all but the last, where it is kept,
         so that a token is left to read, and the text may go on within it."""
-        kept = Path(self.asked.state) if self.asked.state else None
+        kept = Path(self.asked.state) if self.asked.state is not None else None
         if kept is not None and kept.exists():
             read = kept_tokens(kept, self.model)
             if len(read) < len(ids) and ids[: len(read)] == read:
                 return load_state(kept, self.model, self.max_len)[0], len(read)
-            say(f"{kept} has another prompt; it is written anew")
+            say(f"{kept} has not the beginning of this prompt; it is written anew")
         state = self.model.init_state(1, self.max_len)
         if kept is None or len(ids) == 1:
             return state, 0
@@ -291,7 +299,7 @@ class Writer:
         if self.count == 1:
             self._show(self.prompts[0])
         try:
-            if self.asked.state:
+            if self.asked.state is not None:
                 state, read = self._begin(self.ids[0])
                 engine._read = self.ids[0][:read], state, torch.empty(0)  # never all of the prompt: no logits needed
             for changed in engine:

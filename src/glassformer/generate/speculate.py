@@ -250,8 +250,8 @@ def speculate(
     warpers and q the one x was drawn from; at the first that falls, a token is drawn from max(p - q, 0), normalised. So
     each token has the distribution p, though a seed gives another text than `stream` makes of it.
 
-    At most `ahead` tokens are guessed at once: 4 at first; after all stood twice as many, else half as many, or one more
-    than stood where that is more. Where, in the mean of about the last four guesses, fewer than 0.6 tokens stood, a
+    At most `ahead` tokens are guessed at once: 4 at first; after all stood twice as many, else half as many, or one
+    more than stood where that is more. Where fewer than 0.6 tokens stood in the mean of about the last four guesses, a
     guess that falls is followed by 1 pass without a guess, then 4, then 16 each time: a proposer that is never right is
     soon asked for one token in 17 passes.
 

@@ -35,7 +35,8 @@ UNTRAINED = "packed weights cannot be trained; load the model without quantize"
 class QuantizedLinear(Linear):
     """A `Linear` whose W (o, i) is packed; it takes and returns x's dtype.
 
-    few: up to so many tokens at once the packed product is faster than unpacking (docs/benchmarks/generate.md)."""
+    few: up to so many tokens at once the packed product, which has no bf16 units to run on, beats unpacking: on Zen 4
+    the two take the same time at 20 tokens in 8 bits, and at 50 in 4."""
 
     bits: int
     few: int

@@ -112,9 +112,10 @@ class KVState(State):
 class WindowState(KVState):
     """Keys and values of the last tokens that a window needs: a ring, token i in slot i mod its size.
 
-    `rewind` slots more than the window let `truncate` go back by as many tokens."""
+    `rewind` slots more than the window let `truncate` go back by as many tokens from the furthest ever read."""
 
     read = 0
+    """Tokens before this one have been written, since the state was empty; going back does not lower it."""
 
     def __init__(
         self,
@@ -131,7 +132,7 @@ class WindowState(KVState):
 
     def append(self, k: Tensor, v: Tensor, positions: Positions) -> tuple[Tensor, Tensor, Tensor | None]:
         size, start, end, s = self.slots, positions.start, positions.end, k.shape[1]
-        self.read = end
+        self.read = max(self.read, end)
         tokens = positions.slots
         if positions.rows is None:
             if end <= size:  # not full yet: slot i holds token i
@@ -167,10 +168,11 @@ class WindowState(KVState):
         return kept_k, kept_v, torch.cat((past, tokens)) if named else None
 
     def truncate(self, length: int) -> None:
-        if self.read > self.slots and length < self.read - self.rewind:
+        if length == 0:
+            self.read = 0
+        elif self.read > self.slots and length < self.read - self.rewind:
             window = self.slots - self.rewind
             raise ValueError(
                 f"a window of {window} has forgotten what came before token {self.read - self.rewind}; it cannot go "
                 f"back to {length}"
             )
-        self.read = min(self.read, length)

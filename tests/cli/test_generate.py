@@ -1,0 +1,359 @@
+"""glassformer generate: what it prints is what the model says."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import glassformer as gf
+from glassformer import machine
+from glassformer.cli import app, main
+from glassformer.generate.beams import beams
+from glassformer.model import Model
+from glassformer.text import ByteTokenizer
+
+BYTES = ByteTokenizer()
+PROMPT = "Once upon a time"
+Said = pytest.CaptureFixture[str]
+
+
+def greedy(folder: str, prompt: str, new: int) -> list[int]:
+    """By reading everything again for each token."""
+    loaded, tokens = gf.load(folder), torch.tensor([BYTES.encode(prompt).tolist()])
+    for _ in range(new):
+        with torch.no_grad():
+            tokens = torch.cat([tokens, loaded.model(tokens)[:, -1:].argmax(-1)], dim=1)
+    return tokens[0, -new:].tolist()
+
+
+def run(capsys: Said, *arguments: str, status: int = 0) -> tuple[str, str]:
+    assert main(["generate", *arguments, "--threads", "1"]) == status
+    said = capsys.readouterr()
+    return said.out, said.err
+
+
+def made(capsys: Said, *arguments: str) -> dict[str, Any]:
+    return json.loads(run(capsys, *arguments, "--json")[0])
+
+
+def test_the_likeliest_text(model: str, capsys: Said):
+    out, err = run(capsys, model, "--prompt", PROMPT, "--temperature", "0", "--max-new-tokens", "20", "--ignore-eos")
+    assert out == PROMPT + BYTES.decode(greedy(model, PROMPT, 20)) + "\n"
+    assert err.startswith("16 tokens read, the first after ") and "20 written, " in err and "tokens/s; state" in err
+    assert len(err.splitlines()) == 1
+
+
+def test_json_of_one_text_has_its_fields_at_the_top(model: str, capsys: Said):
+    found = made(capsys, model, "--prompt", PROMPT, "--temperature", "0", "--max-new-tokens", "20", "--ignore-eos")
+    text = {"prompt": PROMPT, "text": BYTES.decode(greedy(model, PROMPT, 20)), "tokens": 20, "finish": "length"}
+    assert {name: found[name] for name in text} == text and found["texts"] == [text]
+    assert found["tokens_per_second"] > 0 and found["seconds_to_first_token"] > 0
+    assert found["state_bytes"] == gf.load(model).config.state_bytes(36, 4)
+
+
+def test_several_prompts_say_what_each_says_alone(model: str, capsys: Said):
+    prompts = [PROMPT, "a", "The quick brown fox jumps"]
+    options = ["--seed", "3", "--max-new-tokens", "12", "--temperature", "1.5", "--ignore-eos"]
+    given = [argument for prompt in prompts for argument in ("--prompt", prompt)]
+    found = made(capsys, model, *given, *options)
+    assert "text" not in found
+    for prompt, one in zip(prompts, found["texts"], strict=True):
+        alone = made(capsys, model, "--prompt", prompt, *options)
+        assert one == alone["texts"][0]
+    out, err = run(capsys, model, *given, *options)
+    for i, one in enumerate(found["texts"]):
+        assert f"--- {i + 1} of 3: {one['prompt']!r}\n{one['prompt']}{one['text']}\n" in out
+    assert "42 tokens read" in err and "36 written" in err
+
+
+def test_samples_differ_and_come_again(model: str, capsys: Said):
+    options = ["--prompt", PROMPT, "--n", "4", "--max-new-tokens", "10", "--temperature", "2"]
+    first = made(capsys, model, *options, "--seed", "1")
+    assert len({one["text"] for one in first["texts"]}) == 4
+    assert made(capsys, model, *options, "--seed", "1")["texts"] == first["texts"]
+    assert made(capsys, model, *options, "--seed", "2")["texts"] != first["texts"]
+    assert made(capsys, model, *options)["texts"] != made(capsys, model, *options)["texts"]
+
+
+def test_it_ends_before_a_stop_string_and_at_the_end_of_text(model: str, capsys: Said):
+    free = BYTES.decode(greedy(model, PROMPT, 30))
+    options = ["--prompt", PROMPT, "--temperature", "0", "--max-new-tokens", "30"]
+    stop = free[7:10]
+    out, _ = run(capsys, model, *options, "--stop", "never to be seen", "--stop", stop)
+    assert out == PROMPT + free[: free.index(stop)] + "\n"
+    assert made(capsys, model, *options, "--stop", stop)["finish"] == "stop"
+    with pytest.MonkeyPatch.context() as patch:
+        loaded = gf.load(model)
+        loaded.ends = (greedy(model, PROMPT, 5)[-1],)
+        patch.setattr(import_module("glassformer.cli.generate"), "load", lambda *_, **__: loaded)
+        found = made(capsys, model, *options)
+        assert found["finish"] == "stop" and found["text"] == BYTES.decode(greedy(model, PROMPT, found["tokens"]))
+        assert found["tokens"] < 5
+        assert made(capsys, model, *options, "--ignore-eos")["tokens"] == 30
+
+
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many tokens each pass of a model has read."""
+    lengths: list[int] = []
+    whole = Model.read
+
+    def noted(self: Model, tokens: torch.Tensor, *more: Any, **named: Any) -> torch.Tensor:
+        lengths.append(tokens.shape[1])
+        return whole(self, tokens, *more, **named)
+
+    monkeypatch.setattr(Model, "read", noted)
+    return lengths
+
+
+@pytest.mark.parametrize("more", [[], ["--repetition-penalty", "1.5"], ["--n", "2"]], ids=str)
+def test_a_kept_prompt_is_read_once(model: str, tmp_path: Path, capsys: Said, read: list[int], more: list[str]):
+    options = ["--temperature", "0.5", "--seed", "1", "--max-new-tokens", "9", *more]
+    kept = ["--state", str(tmp_path / "kept")]
+    longer = PROMPT + ", when wishes"
+    plain = [made(capsys, model, "--prompt", prompt, *options)["texts"] for prompt in (PROMPT, longer)]
+    for prompt, text, passes in ((PROMPT, plain[0], [15, 1]), (PROMPT, plain[0], [1]), (longer, plain[1], [14])):
+        read.clear()
+        assert made(capsys, model, "--prompt", prompt, *options, *kept)["texts"] == text
+        assert read[: len(passes)] == passes and set(read[len(passes) :]) == {1}
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_another_prompt_is_kept_instead_and_another_model_refuses(model: str, draft: str, tmp_path: Path, capsys: Said):
+    options = ["--temperature", "0", "--max-new-tokens", "5", "--state", str(tmp_path / "kept")]
+    run(capsys, model, "--prompt", PROMPT, *options)
+    before = (tmp_path / "kept").read_bytes()
+    _, err = run(capsys, model, "--prompt", "Twice", *options)
+    assert "written anew" in err and (tmp_path / "kept").read_bytes() != before
+    out, err = run(capsys, draft, "--prompt", "Twice", *options, status=2)
+    assert "another model" in err and out == ""
+    run(capsys, model, "--prompt", "a", "--state", str(tmp_path / "single"), "--max-new-tokens", "1")
+    assert not (tmp_path / "single").exists()  # a single token is not worth it
+    (tmp_path / "kept").write_bytes(b"nonsense")
+    assert "not a state" in run(capsys, model, "--prompt", "Twice", *options, status=2)[1]
+
+
+def test_a_window_goes_on_from_a_kept_prompt(windowed: str, tmp_path: Path, capsys: Said):
+    options = ["--prompt", "Once upon a time there was", "--temperature", "0", "--max-new-tokens", "30"]
+    plain = made(capsys, windowed, *options)["text"]
+    for _ in range(2):
+        assert made(capsys, windowed, *options, "--state", str(tmp_path / "kept"))["text"] == plain
+
+
+def test_guesses_change_nothing_but_the_passes(model: str, draft: str, capsys: Said):
+    options = ["--prompt", PROMPT, "--temperature", "0", "--max-new-tokens", "40", "--ignore-eos"]
+    plain = made(capsys, model, *options)["text"]
+    for way in (["--speculate"], ["--draft", draft], ["--draft", model]):
+        found = made(capsys, model, *options, *way)
+        assert found["text"] == plain
+    assert found["guesses"]["accepted"] == found["guesses"]["proposed"] > 20 > found["guesses"]["passes"]
+    assert "100% of " in run(capsys, model, *options, "--draft", model)[1]
+
+
+def test_a_draft_of_another_vocabulary_is_refused(model: str, tmp_path: Path, capsys: Said):
+    from tests.cli.conftest import saved
+
+    other = saved(tmp_path / "other", "llama+vocab_size=300")
+    out, err = run(capsys, model, "--prompt", PROMPT, "--draft", other, status=2)
+    assert "vocabulary of 300 and the model one of 257" in err and out == ""
+
+
+def test_beams(model: str, capsys: Said):
+    options = ["--prompt", PROMPT, "--beams", "3", "--max-new-tokens", "8"]
+    best = beams(gf.load(model).model, torch.tensor([BYTES.encode(PROMPT).tolist()]), 3, 8, (256,), n=2)
+    found = made(capsys, model, *options, "--n", "2")["texts"]
+    assert [one["text"] for one in found] == [BYTES.decode([t for t in one.tokens if t != 256]) for one in best]
+    assert [one["score"] for one in found] == pytest.approx([one.score for one in best])
+    assert run(capsys, model, *options)[0] == PROMPT + found[0]["text"] + "\n"
+
+
+def test_logprobs_are_the_models_own(model: str, capsys: Said):
+    found = made(capsys, model, "--prompt", PROMPT, "--logprobs", "3", "--seed", "1", "--max-new-tokens", "6",
+                 "--temperature", "2", "--ignore-eos")  # fmt: skip
+    ids = [one["id"] for one in found["logprobs"]]
+    assert BYTES.decode(ids) == found["text"] and found["logprobs"][0]["token"] == BYTES.decode(ids[:1])
+    with torch.no_grad():
+        logits = gf.load(model).model(torch.tensor([[*BYTES.encode(PROMPT).tolist(), *ids]]))[0, 15:-1]
+    for row, one in zip(logits.log_softmax(-1), found["logprobs"], strict=True):
+        assert one["logprob"] == pytest.approx(float(row[one["id"]]), abs=1e-4)
+        assert [top["id"] for top in one["top"]] == row.topk(3).indices.tolist()
+        assert [top["logprob"] for top in one["top"]] == pytest.approx(row.topk(3).values.tolist(), abs=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+def test_packed_weights(model: str, kind: str, capsys: Said):
+    """In 16 bits beside: the state is half as large."""
+    found = made(capsys, model, "--prompt", PROMPT, "--quantize", kind, "--max-new-tokens", "4")
+    assert found["tokens"] and found["state_bytes"] == gf.load(model).config.state_bytes(20, 2)
+    wide = made(capsys, model, "--prompt", PROMPT, "--quantize", kind, "--max-new-tokens", "4", "--dtype", "float32")
+    assert wide["state_bytes"] == 2 * found["state_bytes"]
+
+
+def test_learned_positions_end(learned: str, capsys: Said):
+    assert made(capsys, learned, "--prompt", PROMPT, "--ignore-eos")["tokens"] == 24  # as many as there are
+    _, err = run(capsys, learned, "--prompt", PROMPT, "--max-new-tokens", "25", status=2)
+    assert "max_new_tokens=25 after a prompt of 16 go past this model's learned positions, which end at 40" in err
+    assert "the prompt has 40 tokens" in run(capsys, learned, "--prompt", "a" * 40, status=2)[1]
+
+
+def test_a_prompt_longer_than_the_context(model: str, capsys: Said):
+    out, err = run(capsys, model, "--prompt", "a" * 300, status=2)
+    assert "the prompt has 300 tokens, and this model reads 256; add +context=TOKENS" in err and out == ""
+    assert made(capsys, f"{model}+context=512", "--prompt", "a" * 300, "--max-new-tokens", "3")["tokens"] <= 3
+
+
+def test_prompts_from_files_and_standard_input(
+    model: str, tmp_path: Path, capsys: Said, monkeypatch: pytest.MonkeyPatch
+):
+    text = "Grüße, 日本 🙂\n"
+    (tmp_path / "text").write_text(text, encoding="utf-8")
+    options = ["--temperature", "0", "--max-new-tokens", "3"]
+    named = made(capsys, model, "--prompt-file", str(tmp_path / "text"), *options)
+    assert named["prompt"] == text
+    for way in (["--prompt-file", "-"], ["--prompt", "-"], []):
+        monkeypatch.setattr("sys.stdin", io.StringIO(text))
+        assert made(capsys, model, *way, *options)["texts"] == named["texts"]
+    both = made(capsys, model, "--prompt-file", str(tmp_path / "text"), "--prompt", "- a list", *options)
+    assert [one["prompt"] for one in both["texts"]] == ["- a list", text]
+    (tmp_path / "text").write_bytes(b"a\xff")
+    assert "0xff; utf-8 text is right" in run(capsys, model, "--prompt-file", str(tmp_path / "text"), status=2)[1]
+
+
+WRONG = [
+    (["--top-p", "0"], "top_p=0.0"),
+    (["--temperature", "-1"], "temperature=-1.0"),
+    (["--temperature", "nan"], "temperature=nan"),
+    (["--min-p", "2"], "min_p=2.0"),
+    (["--top-k", "0"], "top_k=0"),
+    (["--repetition-penalty", "0"], "repetition_penalty=0.0"),
+    (["--max-new-tokens", "0"], "max_new_tokens=0 must be from 1 to 1,000,000"),
+    (["--max-new-tokens", "1" + "0" * 30], "max_new_tokens=1000"),
+    (["--n", "0"], "n=0"),
+    (["--n", "2", "--temperature", "0"], "n=2 texts at temperature=0"),
+    (["--beams", "0"], "beams=0"),
+    (["--beams", "3", "--n", "4"], "n=4 is more than beams=3"),
+    (["--beams", "3", "--top-p", "0.9"], "--beams searches"),
+    (["--beams", "3", "--speculate"], "--beams does not go with --speculate"),
+    (["--speculate", "--draft", "x"], "--speculate does not go with --draft"),
+    (["--draft", "x", "--state", "x"], "--draft does not go with --state"),
+    (["--speculate", "--prompt", "y"], "--speculate does not go with several prompts"),
+    (["--logprobs", "2"], "--logprobs are printed with --json"),
+    (["--threads", "0"], "threads=0"),
+    (["--stop", ""], "stop[0]=''"),
+    (["--state", "/nowhere/at/all"], "there is no folder /nowhere/at"),
+    (["--prompt", "y", "--state", "x"], "--state keeps one prompt"),
+    (["--prompt", ""], "the prompt is empty"),
+    (["--prompt", "a\udcff"], "lone surrogate U+DCFF"),
+    (["--prompt", "y" * 10_000_001], "more than 10,000,000 characters"),
+    (["--prompt-file", "/nowhere/at/all"], "'/nowhere/at/all' cannot be read"),
+    (["--prompt-file", "/"], "'/' cannot be read"),
+    (["--quantize", "int3"], "int3"),
+    ([word for i in range(10_001) for word in ("--stop", str(i))], "stop has 10001 strings"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "says"), WRONG, ids=[says for _, says in WRONG])
+def test_a_wrong_request_does_not_wait_for_the_model(
+    arguments: list[str], says: str, capsys: Said, monkeypatch: pytest.MonkeyPatch
+):
+    def load(*_: Any, **__: Any) -> None:
+        raise AssertionError("loaded")
+
+    monkeypatch.setattr(import_module("glassformer.cli.generate"), "load", load)
+    monkeypatch.setattr(machine, "apply", lambda chosen: None)
+    assert main(["generate", "smollm2", "--prompt", "x", *arguments]) == 2
+    said = capsys.readouterr()
+    assert says in said.err and len(said.err.splitlines()) == 1 and said.out == ""
+
+
+def test_logits_that_are_no_numbers(model: str, capsys: Said, monkeypatch: pytest.MonkeyPatch):
+    """The others' texts are unharmed."""
+    loaded = gf.load(model)
+    with torch.no_grad():
+        loaded.model.embedding.weight[ord("y")] = float("nan")
+        loaded.model.head.weight = torch.nn.Parameter(loaded.model.embedding.weight.nan_to_num())
+    monkeypatch.setattr(import_module("glassformer.cli.generate"), "load", lambda *_, **__: loaded)
+    monkeypatch.setattr(type(loaded.model.head), "forward", lambda self, x, _: x @ self.weight.T)
+    options = ["--temperature", "0", "--max-new-tokens", "5", "--ignore-eos"]
+    assert "not numbers after 2 tokens" in run(capsys, model, "--prompt", "xy", *options, status=1)[1]
+    both = ["--prompt", "xy", "--prompt", "xz", *options]
+    found = made(capsys, model, *both)["texts"]
+    assert [one["finish"] for one in found] == ["failed", "length"] and "not numbers" in found[0]["error"]
+    out, err = run(capsys, model, *both, status=1)
+    assert f"xz{found[1]['text']}\n" in out and "not numbers" in err
+
+
+def test_what_cannot_be_shown_is_replaced(model: str):
+    command = [sys.executable, "-m", "glassformer", "generate", model, "--prompt", "日", "--max-new-tokens", "2"]
+    done = subprocess.run(command, capture_output=True, env={**os.environ, "PYTHONIOENCODING": "ascii"}, check=False)
+    assert done.returncode == 0 and done.stdout.startswith(b"?") and b"tokens/s" in done.stderr
+
+
+@pytest.mark.parametrize("more", [[], ["--prompt", "b"], ["--json"], ["--speculate"]], ids=str)
+def test_ctrl_c_keeps_what_is_there(model: str, more: list[str]):
+    """A real process, a real signal."""
+    command = [sys.executable, "-m", "glassformer", "generate", model, "--prompt", "Once", *more, "--ignore-eos"]
+    process = subprocess.Popen(
+        [*command, "--max-new-tokens", "100000"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    time.sleep(12)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert "Traceback" not in err and "Once" in out and len(out) > 20
+    if "--json" in more:
+        found = json.loads(out)
+        assert found["finish"] == "cancelled" and 0 < found["tokens"] < 100_000
+    else:
+        assert "tokens/s" in err
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not machine.can_compile("cpu"), reason="no compiler here")
+def test_compiled_steps_say_the_same(model: str, tmp_path: Path, capsys: Said, monkeypatch: pytest.MonkeyPatch):
+    import jaxtyping
+
+    monkeypatch.setenv("GLASSFORMER_CACHE", str(tmp_path))
+    jaxtyping.config.update("jaxtyping_disable", True)  # while a step is traced its sizes are symbols
+    try:
+        options = ["--prompt", PROMPT, "--temperature", "0", "--max-new-tokens", "20"]
+        plain, _ = run(capsys, model, *options)
+        for says in (True, False):
+            out, err = run(capsys, model, *options, "--compile")
+            assert out == plain and ("about a minute, once" in err) == says
+        kept = ["--state", str(tmp_path / "kept")]
+        for _ in range(2):
+            assert run(capsys, model, *options, "--compile", *kept)[0] == plain
+        both = made(capsys, model, *options, "--prompt", "b", "--compile")["texts"]
+        assert PROMPT + both[0]["text"] + "\n" == plain
+    finally:
+        jaxtyping.config.update("jaxtyping_disable", False)
+
+
+@pytest.mark.parametrize("verb", ["generate", "chat"])
+def test_every_option_is_explained(verb: str):
+    arguments = app[verb].assemble_argument_collection(parse_docstring=True)
+    named = [argument for argument in arguments if argument.name not in ("--how", "*")]
+    assert len(named) > 14
+    assert not [argument.name for argument in named if not argument.parameter.help and not argument.children]
+
+
+@pytest.mark.parametrize("verb", ["generate", "chat"])
+def test_help_imports_no_torch(verb: str):
+    code = (
+        "import sys\nfrom glassformer.cli import main\n"
+        f"assert main([{verb!r}, '--help']) == 0\nprint('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "False"
