@@ -16,7 +16,8 @@ class Positions:
     start, end  slots in the sequence: tokens start .. end-1, of which `start` were read before (end = t)
     ids         (s,) or (b, s) true positions; they differ from slots for padded rows and packed documents
     documents   (b, t) ids of all tokens so far, or None when each row is one document
-    rows        (b,) tokens that each row had read, where they differ; start and end are then the longest row's, or end is more
+    rows        (b,) tokens that each row had read, where they differ; start is then the longest row's, and end is the
+                number of slots that queries look at
     """
 
     def __init__(
