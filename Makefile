@@ -34,6 +34,8 @@ bench: $(DEV)
 	$(BIN)/glassformer bench kernels --rounds 5 --out docs/benchmarks/kernels.md
 	$(BIN)/glassformer bench load --rounds 5 --out docs/benchmarks/load.md
 	$(BIN)/glassformer bench parity --rounds 12 --out docs/benchmarks/parity.md
+	$(BIN)/glassformer bench generate --rounds 5 --out docs/benchmarks/generate.md
+	$(BIN)/glassformer bench quality --rounds 5 --out docs/benchmarks/quality.md
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)

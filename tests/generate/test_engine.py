@@ -86,6 +86,9 @@ def test_logits_that_are_no_numbers_end_one_row():
     drain(engine)
     assert bad.finish == "failed" and bad.error and "not numbers" in bad.error and "\n" not in bad.error
     assert good.finish == "length" and len(good.tokens) == 5
+    after = engine.submit([3, 4], 5, logit_bias={30: -100})  # begins as the lost one did
+    drain(engine)
+    assert after.finish == "length"
 
 
 def test_one_prompt_is_read_once():

@@ -418,12 +418,18 @@ def _command_line() -> str:
     return shlex.join(["glassformer", *sys.argv[1:]])
 
 
+MOST_WORDS = 1000
+"""On a command line: beyond them its parser takes minutes."""
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Exit status: 0 done, 1 the work failed, 2 the request was wrong."""
     arguments = sys.argv[1:] if arguments is None else arguments
     trace = "--traceback" in arguments
     arguments = [argument for argument in arguments if argument != "--traceback"]
     try:
+        if len(arguments) > MOST_WORDS:
+            raise RequestError(f"the command has {len(arguments):,} words; give at most {MOST_WORDS:,}")
         app(arguments, exit_on_error=False, print_error=False)
         status = 0
     except SystemExit as done:

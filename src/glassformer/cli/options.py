@@ -61,7 +61,7 @@ class Prompting:
 
     prompt: Texts = None
     """The text to go on from; - reads standard input, as does no prompt at all. Several are written on side by side."""
-    prompt_file: str | None = None
+    prompt_file: Annotated[str | None, Parameter(allow_leading_hyphen=True)] = None
     """A file that has the prompt; - is standard input."""
     max_new_tokens: int | None = None
     """By default 200, or as many as the model has positions for."""

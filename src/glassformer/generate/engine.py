@@ -202,6 +202,8 @@ class Engine:
         self.running.append(request)
         self._lengths.append(len(request.prompt))
         self._choose([request], logits)
+        if request.error:  # what is not a number spreads through all that was read with it
+            self._read = None
         return request
 
     def _prefilled(self, prompt: list[int]) -> tuple[ModelState, Tensor]:
