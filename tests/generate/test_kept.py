@@ -94,6 +94,19 @@ def test_a_full_window_has_forgotten_what_it_had_forgotten(tmp_path: Path):
     assert torch.equal(rest(model, loaded, 15), rest(model, state, 15))
 
 
+def test_a_window_that_went_back_goes_back_no_further(tmp_path: Path):
+    model, path = tiny("mistral+window:6"), tmp_path / "kept"
+    state = read(model, 17, rewind=2)
+    state.truncate(16)
+    save_state(path, state, TOKENS[0, :16].tolist(), model)
+    loaded, _ = load_state(path, model, 48, rewind=2)
+    with pytest.raises(ValueError, match="forgotten"):
+        loaded.truncate(14)
+    loaded.truncate(15)
+    state.truncate(15)
+    assert torch.equal(rest(model, loaded, 15), rest(model, state, 15))
+
+
 def test_packed_weights_keep_states_too(tmp_path: Path):
     model, path = tiny(), tmp_path / "kept"
     quantize(model, "int8")
@@ -204,15 +217,15 @@ def test_nothing_in_the_file_is_believed(name: str, value: Tensor | None, tmp_pa
     assert str(path) in str(refused.value) and "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize("field", ["format", "model", "dtype"])
-@pytest.mark.parametrize("value", [None, "", "int32", "../x", "0" * 64])
+@pytest.mark.parametrize("field", ["format", "model", "dtype", "furthest"])
+@pytest.mark.parametrize("value", [None, "", "int32", "../x", "9" * 64])
 def test_nor_in_its_header(field: str, value: str | None, tmp_path: Path):
     path, model = kept(tmp_path)
     told = {**header(path), field: value or ""}
     if value is None:
         del told[field]
     save_file(load_file(path), path, told)
-    with pytest.raises(RequestError, match=r"not a state|another model"):
+    with pytest.raises(RequestError, match=r"not a state|another model|furthest="):
         load_state(path, model)
 
 

@@ -83,6 +83,7 @@ class Conversation:
     def _at(self, ids: list[int]) -> ModelState:
         """The state after as many of these tokens as it has read, at least one less than all."""
         if self.state is not None:
+            self.state.rows = None  # there is one, as long as the state
             for layer in self.state.layers:
                 if isinstance(layer, WindowState):  # a compiled step does not note what it reads
                     layer.read = max(layer.read, self.state.length)
@@ -92,7 +93,6 @@ class Conversation:
                 self.state = None
         if self.state is None:
             self.state = self.loaded.model.init_state(1, self.context) if self.step is None else self.step.init_state()
-        self.state.rows = None
         return self.state
 
 

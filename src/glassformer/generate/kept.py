@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -46,7 +47,8 @@ def save_state(path: str | Path, state: ModelState, tokens: list[int], model: Mo
         raise RequestError(f"the state has read {state.length} tokens, and {len(tokens)} were given")
     tensors = {name: tensor.contiguous() for name, tensor in _filled(state, state.length).items()}
     dtype = str(next(iter(tensors.values())).dtype).removeprefix("torch.") if tensors else "float32"
-    told = {"format": FORMAT, "model": fingerprint(model), "dtype": dtype}
+    furthest = max((layer.read for layer in _rings(state)), default=0)
+    told = {"format": FORMAT, "model": fingerprint(model), "dtype": dtype, "furthest": str(furthest)}
     path = Path(path)
     try:
         descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
@@ -125,15 +127,21 @@ def _fill(state: ModelState, length: int, file: Any, path: str | Path) -> None:
             )
     for name, tensor in wanted.items():
         tensor.copy_(file.get_tensor(name))
+    furthest = file.metadata().get("furthest", "")
+    if not re.fullmatch(r"[0-9]{1,12}", furthest):
+        raise RequestError(f"{path} is damaged: furthest={furthest[:40]!r} is no number of tokens")
     state.length = length
-    for layer in state.layers:
-        if isinstance(layer, WindowState):  # how far it can be taken back
-            layer.read = length
+    for ring in _rings(state):  # says how far back it can be taken
+        ring.read = max(length, int(furthest))
 
 
 def _filled(state: ModelState, length: int) -> dict[str, Tensor]:
     held = [(i, layer) for i, layer in enumerate(state.layers) if layer is not None]
     return {f"{i}.{name}": tensor for i, layer in held for name, tensor in layer.upto(length).items()}
+
+
+def _rings(state: ModelState) -> list[WindowState]:
+    return [layer for layer in state.layers if isinstance(layer, WindowState)]
 
 
 def fingerprint(model: Model) -> str:

@@ -1,0 +1,236 @@
+"""glassformer chat: a conversation and its state."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib import import_module
+from typing import Any
+
+import pytest
+import torch
+
+import glassformer as gf
+from glassformer import machine
+from glassformer.cli import main
+from glassformer.cli.options import Chatting
+from glassformer.errors import RequestError
+from glassformer.generate import Sampling
+from glassformer.model import Model
+from glassformer.text import ByteTokenizer
+
+chat = import_module("glassformer.cli.chat")
+BYTES = ByteTokenizer()
+GREEDY = Sampling()
+
+
+def conversation(folder: str, **asked: Any) -> Any:
+    return chat.Conversation(gf.load(folder), Chatting(**{"max_new_tokens": 10, **asked}), GREEDY)
+
+
+def answer(folder: str, messages: list[dict[str, str]], new: int = 10) -> str:
+    """By reading everything again for each token; the template in Python."""
+    text = "".join(f"<{one['role'][0]}>{one['content']}\n" for one in messages) + "<a>"
+    loaded, tokens = gf.load(folder), torch.tensor([BYTES.encode(text).tolist()])
+    start = tokens.shape[1]
+    for _ in range(new):
+        with torch.no_grad():
+            tokens = torch.cat([tokens, loaded.model(tokens)[:, -1:].argmax(-1)], dim=1)
+        if int(tokens[0, -1]) in loaded.ends:
+            break
+    return BYTES.decode(tokens[0, start:].tolist())
+
+
+def test_each_answer_is_what_the_whole_conversation_gives(talker: str):
+    talk, messages = conversation(talker, system="Be brief."), [{"role": "system", "content": "Be brief."}]
+    for text in ("Hi!", "What is a cat?", "日本"):
+        messages.append({"role": "user", "content": text})
+        said = "".join(talk.answer(text))
+        assert said == answer(talker, messages)
+        messages.append({"role": "assistant", "content": said})
+    assert talk.messages == messages
+
+
+def test_a_turn_reads_only_what_is_new(talker: str, monkeypatch: pytest.MonkeyPatch):
+    lengths: list[int] = []
+    whole = Model.read
+
+    def noted(self: Model, tokens: torch.Tensor, *more: Any, **named: Any) -> torch.Tensor:
+        lengths.append(tokens.shape[1])
+        return whole(self, tokens, *more, **named)
+
+    talk = conversation(talker)
+    tokens = [[*b"hi!"], [*b"ok?"]]
+    monkeypatch.setattr(Model, "read", noted)
+    monkeypatch.setattr(chat, "stream", scripted(tokens))
+    assert ["".join(talk.answer(text)) for text in ("first", "second")] == ["hi!", "ok?"]
+    # <u>first\n<a> and the answer but for its last byte; that byte, the end of its line, <u>second\n<a>
+    assert lengths == [12, 1, 1, 15, 1, 1]
+
+
+def scripted(answers: list[list[int]]) -> Any:
+    """A `stream` that reads as the real one does and says what it is told."""
+    turns = iter(answers)
+
+    def stream(model: Model, tokens: torch.Tensor, *_: Any, state: Any, **__: Any) -> Iterator[torch.Tensor]:
+        for token in next(turns):
+            model.read(tokens, state)
+            yield torch.tensor([token])
+            tokens = torch.tensor([[token]])
+
+    return stream
+
+
+def test_characters_are_never_torn(talker: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(chat, "stream", scripted([[*"naïve 日本 🙂".encode(), 256, 65]]))
+    assert list(conversation(talker).answer("Say it")) == list("naïve 日本 🙂")
+
+
+def test_an_answer_that_was_stopped_is_kept_as_far_as_it_went(
+    talker: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """Ctrl-C after five pieces, then within a pass of the model; the conversation goes on from what was said."""
+    shown = iter(range(1000))
+
+    def show(piece: str) -> None:
+        sys.stdout.write(piece)
+        if next(shown) == 4:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(chat, "show", show)
+    monkeypatch.setattr("sys.stdin", io.StringIO("one\ntwo\n"))
+    talk = conversation(talker)
+    monkeypatch.setattr(chat, "Conversation", lambda *_: talk)
+    monkeypatch.setattr(chat, "fetch", lambda *_: None)
+    assert main(["chat", talker, "--max-new-tokens", "9", "--threads", "1"]) == 0
+    capsys.readouterr()
+    first, second = (one["content"] for one in talk.messages if one["role"] == "assistant")
+    whole = answer(talker, talk.messages[:1])
+    assert len(first) == 5 and whole.startswith(first)
+    assert second == answer(talker, talk.messages[:3])
+
+    layer, calls = talk.loaded.model.layers[1], iter(range(100))
+    forward = layer.forward
+
+    def interrupted(*given: Any) -> Any:
+        if next(calls) == 3:
+            raise KeyboardInterrupt
+        return forward(*given)
+
+    monkeypatch.setattr(layer, "forward", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        list(talk.answer("three"))
+    assert talk.new == 3
+    monkeypatch.setattr(layer, "forward", forward)
+    assert "".join(talk.answer("four")) == answer(talker, talk.messages[:-1])
+
+
+def test_a_window_that_forgot_is_read_again(windowed: str):
+    """The conversation has not the end that the state has read: it must go back, and cannot."""
+    talk, states = conversation(windowed), []
+    for text in ("Hi!", "A longer line than the window is", "Bye"):
+        said = "".join(talk.answer(text))
+        assert said == answer(windowed, talk.messages[:-1])
+        talk.messages[-1]["content"] = said[:-2]
+        states.append(talk.state)
+    assert states[1] is not states[2]
+
+
+def test_a_conversation_ends_at_the_context(talker: str):
+    talk = conversation(talker, max_new_tokens=500)
+    said = "".join(talk.answer("x" * 200))
+    assert len(talk.ids()) > 256 - 10 and len(said) <= 256 - 207
+    with pytest.raises(RequestError, match=r"this conversation has \d+ tokens and 256 are kept; begin anew with /new"):
+        list(talk.answer("and then?"))
+    assert talk.messages[-1]["role"] == "assistant"
+    talk.begin()
+    assert "".join(talk.answer("Hi!")).startswith(answer(talker, [{"role": "user", "content": "Hi!"}]))
+
+
+def test_turns_from_standard_input(talker: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    options = ["--temperature", "0", "--max-new-tokens", "10", "--threads", "1"]
+    first = answer(talker, [{"role": "user", "content": "Hi!"}])
+    for text, says in (
+        ("Hi!\n", [first]),
+        ("Hi!\n/new\n\nHi!", [first, first]),
+        ("Hi!\n/quit\nmore", [first]),
+        ("", []),
+    ):
+        monkeypatch.setattr("sys.stdin", io.StringIO(text))
+        assert main(["chat", talker, *options]) == 0
+        said = capsys.readouterr()
+        assert said.out == "".join(f"{one}\n" for one in says)
+        assert said.err.count("tokens/s") == len(says)
+    monkeypatch.setattr("sys.stdin", io.StringIO("Hi!\n"))
+    assert main(["chat", talker, "--system", "Be brief.", "--json", *options]) == 0
+    messages = json.loads(capsys.readouterr().out)["messages"]
+    assert messages[0] == {"role": "system", "content": "Be brief."}
+    assert messages[2] == {"role": "assistant", "content": answer(talker, messages[:2])}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--top-p", "0"], "top_p=0.0"),
+        (["--temperature", "-1"], "temperature=-1.0"),
+        (["--max-new-tokens", "0"], "max_new_tokens=0 must be from 1"),
+        (["--threads", "0"], "threads=0"),
+    ],
+)
+def test_a_wrong_request_does_not_wait_for_the_model(
+    arguments: list[str], says: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    def fetch(*_: Any) -> None:
+        raise AssertionError("loaded")
+
+    monkeypatch.setattr(chat, "fetch", fetch)
+    monkeypatch.setattr(machine, "apply", lambda chosen: None)
+    assert main(["chat", "smollm2", *arguments]) == 2
+    said = capsys.readouterr().err
+    assert says in said and len(said.splitlines()) == 1
+
+
+def test_a_model_without_a_template(model: str, capsys: pytest.CaptureFixture[str]):
+    assert main(["chat", model, "--threads", "1"]) == 2
+    assert "no chat template; use glassformer generate" in capsys.readouterr().err
+
+
+def test_ctrl_c_stops_the_answer_and_not_the_program(talker: str):
+    """A real process, a real signal."""
+    command = [sys.executable, "-m", "glassformer", "chat", talker, "--temperature", "5", "--max-new-tokens", "200"]
+    process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=dict(os.environ)
+    )
+    assert process.stdin is not None and process.stdout is not None
+    process.stdin.write("Hi!\n")
+    process.stdin.flush()
+    begun = process.stdout.read(3)  # the answer has begun
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate("/new\nAnd now?\n", timeout=60)
+    assert process.returncode == 0, err
+    assert "Traceback" not in err and begun and err.count("tokens/s") == 2 and len(out.splitlines()) > 1
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not machine.can_compile("cpu"), reason="no compiler here")
+@pytest.mark.parametrize("kind", ["talker", "windowed"])
+def test_compiled_steps_keep_the_conversation(
+    kind: str, request: pytest.FixtureRequest, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+):
+    import jaxtyping
+
+    folder = request.getfixturevalue(kind)
+    monkeypatch.setenv("GLASSFORMER_CACHE", str(tmp_path))
+    jaxtyping.config.update("jaxtyping_disable", True)  # while a step is traced its sizes are symbols
+    try:
+        talk = conversation(folder, compile=True, max_new_tokens=30)
+        for text in ("Hi!", "What is a cat?", "Bye"):
+            assert "".join(talk.answer(text)) == answer(folder, talk.messages[:-1], 30)
+            talk.messages[-1]["content"] = talk.messages[-1]["content"][:20]  # the next turn has to go back
+    finally:
+        jaxtyping.config.update("jaxtyping_disable", False)
