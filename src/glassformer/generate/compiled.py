@@ -135,13 +135,14 @@ class CompiledStep:
 
     @torch.no_grad()
     def _check(self, path: Path) -> None:
-        """The library against the model itself: it depends on more than its name can say."""
+        """The library against the model itself: it depends on more than its name can say. What is wrong is wrong by as
+        much as it is large; in bf16 right ones differ by some per cent, as other sums round otherwise."""
         vocab_size = self.model.embedding.weight.shape[0]
         mine, theirs = self.init_state(), self.init_state()
         for token in (1 % vocab_size, 2 % vocab_size):
             tokens = torch.full((self.batch, 1), token)
             a, b = self(tokens, mine), self.model(tokens, theirs)[:, -1].float()
-            if not torch.allclose(a, b, rtol=0.05, atol=0.05 * float(b.abs().max())):
+            if not float((a - b).norm()) <= 0.3 * float(b.norm()):
                 path.unlink(missing_ok=True)
                 raise WorkError("the compiled step does not compute what the model does; it was deleted, try again")
 
