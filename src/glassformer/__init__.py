@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from glassformer.capture import capture as capture
+    from glassformer.capture import edit as edit
     from glassformer.compare import compare as compare
     from glassformer.config import ModelConfig as ModelConfig
     from glassformer.convert import save as save
@@ -29,7 +30,10 @@ _HOMES = {
     "ModelConfig": "config",
     "capture": "capture",
     "compare": "compare",
+    "dynamics": "dynamics",
+    "edit": "capture",
     "generate": "generate",
+    "lens": "lens",
     "load": "expression",
     "preset": "expression",
     "presets": "presets",
@@ -37,7 +41,21 @@ _HOMES = {
     "train": "train",
 }
 
-__all__ = ["ModelConfig", "capture", "compare", "generate", "load", "preset", "presets", "save", "stream", "train"]
+__all__ = [
+    "ModelConfig",
+    "capture",
+    "compare",
+    "dynamics",
+    "edit",
+    "generate",
+    "lens",
+    "load",
+    "preset",
+    "presets",
+    "save",
+    "stream",
+    "train",
+]
 
 
 if not TYPE_CHECKING:  # not lazily by name: nnsight gives every object, and so every module, a method `save`

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from glassformer.errors import RequestError
 from glassformer.parts.embedding import Embedding
 from glassformer.parts.head import Head
+from glassformer.parts.loss import cross_entropy
 from glassformer.parts.mixer import Mixer
 from glassformer.parts.position import Positions
 from glassformer.parts.residual import Residual
@@ -56,9 +57,9 @@ class Model(nn.Module):
         self.embed = Site()
         self.layers = nn.ModuleList(layers)
         self.final_norm = final_norm
-        self.final = Site("final_norm")
+        self.final = Site(name="final_norm")
         self.head = head
-        self.logits = Site()
+        self.logits = Site("bsv")
 
     def forward(
         self,
@@ -82,7 +83,10 @@ class Model(nn.Module):
         reduction: str = "mean",
     ) -> Tensor:
         """Mean cross-entropy in nats; targets of -100 do not count. `reduction="none"` gives (b s,) losses."""
-        return self.head.loss(self.read(tokens, documents=documents), self.embedding.weight, targets, reduction)
+        x = self.read(tokens, documents=documents)
+        if self.logits.watched:
+            return cross_entropy(self.logits(self.head(x, self.embedding.weight)), targets, reduction)
+        return self.head.loss(x, self.embedding.weight, targets, reduction)
 
     def read(
         self,

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from glassformer.parts.base import BuildContext, PartConfig
 from glassformer.parts.init import Init
-from glassformer.parts.loss import linear_cross_entropy
+from glassformer.parts.loss import cross_entropy, linear_cross_entropy
 
 
 class Head(nn.Module):
@@ -65,9 +65,7 @@ class Head(nn.Module):
 
         `reduction="none"` gives (b, s) losses."""
         if self.packed is not None:
-            logits = self(x, embedding).flatten(0, 1).float()
-            loss = F.cross_entropy(logits, targets.flatten(), reduction=reduction)
-            return loss if reduction == "mean" else loss.view_as(targets)
+            return cross_entropy(self(x, embedding), targets, reduction)
         weight = embedding if self.weight is None else self.weight
         x = self.scaled(x).flatten(0, 1)
         loss = linear_cross_entropy(x, weight, targets.flatten(), self.bias, self.softcap, reduction)

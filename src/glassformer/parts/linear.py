@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
@@ -45,6 +47,27 @@ class Linear(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{self.in_features} -> {' + '.join(map(str, self.outs))}, bias={self.bias is not None}"
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """One map inside a parameter: rows first .. last-1 of it, and of how many heads they are, where they are of heads."""
+
+    parameter: nn.Parameter
+    first: int
+    last: int
+    heads: int | None = None
+
+    @classmethod
+    def of(cls, linear: Linear, part: int = 0, heads: int | None = None) -> Matrix:
+        """Map number `part` of a linear."""
+        first = sum(linear.outs[:part])
+        return cls(linear.weight, first, first + linear.outs[part], heads)
+
+    def within(self, values: Tensor) -> Tensor:
+        """Its rows in the parameter, in its gradient, or in anything of that shape: (o, i), (heads, o/heads, i)."""
+        rows = values[self.first : self.last]
+        return rows if self.heads is None else rows.unflatten(0, (self.heads, -1))
 
 
 def linear_params(in_features: int, out: int, bias: bool) -> int:

@@ -31,6 +31,12 @@ def naive_linear_cross_entropy(
     return F.cross_entropy(logits, targets, ignore_index=IGNORED, reduction=reduction)
 
 
+def cross_entropy(logits: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
+    """Nats; logits (b, s, v), targets (b, s). `reduction="none"` gives (b, s)."""
+    loss = F.cross_entropy(wide(logits).flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction=reduction)
+    return loss if reduction == "mean" else loss.view_as(targets)
+
+
 def linear_cross_entropy(
     x: Tensor,
     weight: Tensor,

@@ -2,30 +2,51 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor, nn
+
+Look = Callable[[Tensor, int, int], None]
+"""look(x, first, total): x holds rows first, first + 1, ... of `total` along the axis s; most sites show all at
+once."""
 
 
 class Site(nn.Module):
     """The identity, with a name: `Site()(x) is x`.
 
-    Its path in the module tree is its public name (`layers.3.mixer.pattern`). Capturing and editing are
-    forward hooks on it; without one the call returns at once and costs about 0.1 us.
+    Its path in the module tree is its public name (`layers.3.mixer.pattern`). Editing is a forward hook on it; whoever
+    only looks is a member of `looks`. With neither the call returns at once and costs about 0.1 us.
     """
 
-    def __init__(self, name: str | None = None):
-        """`name` replaces the last step of the path, where an attribute of that name stands already."""
+    def __init__(self, axes: str = "bsd", name: str | None = None):
+        """`axes`: what the value's dimensions are, in the alphabet of the field. `name` replaces the last step of the
+        path, where an attribute of that name stands already."""
         super().__init__()
-        self.name = name
+        self.axes, self.name = axes, name
+        self.looks: tuple[Look, ...] = ()
 
     def forward(self, x: Tensor) -> Tensor:
         return x
 
     @property
-    def watched(self) -> bool:
-        """Whether somebody looks: a part may then compute what it would otherwise not hand out."""
+    def edited(self) -> bool:
+        """Whether somebody may change what passes: the part must then compute with it."""
         return bool(self._forward_hooks)
 
+    @property
+    def watched(self) -> bool:
+        """Whether somebody looks: a part may then compute what it would otherwise not hand out."""
+        return self.edited or bool(self.looks)
+
+    def show(self, x: Tensor, first: int, total: int) -> None:
+        """Rows first, first + 1, ... of `total` to whoever looks."""
+        for look in self.looks:
+            look(x, first, total)
+
     def __call__(self, x: Any) -> Any:
-        return super().__call__(x) if self._forward_hooks else x
+        if self._forward_hooks:
+            x = super().__call__(x)
+        if self.looks:
+            self.show(x, 0, x.shape[self.axes.index("s")])
+        return x

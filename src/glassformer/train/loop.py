@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -62,6 +62,37 @@ class Report:
 
 
 Callback = Callable[[Report], None]
+
+
+@dataclass
+class Moment:
+    """One step as it happens, for whoever looks from inside."""
+
+    step: int
+    """The number this step will have when it is done; from 1."""
+    loss: float
+    grad_norm: float
+    learning_rate: float
+    inputs: Tensor
+    targets: Tensor
+
+
+class Observer(Protocol):
+    """Looks at a run from inside. What it keeps is part of the checkpoint, so that resuming goes on as if nothing was."""
+
+    def before_update(self, moment: Moment) -> None:
+        """Gradients are there, as the loss left them; the weights have not moved."""
+
+    def after_update(self, moment: Moment) -> None:
+        """The weights have moved; gradients are still there, clipped."""
+
+    def not_finite(self, moment: Moment) -> None:
+        """Loss or gradients are not numbers: the run ends here."""
+
+    def state(self) -> dict[str, Any]:
+        """What JSON can hold."""
+
+    def restore(self, state: dict[str, Any]) -> None: ...
 
 
 @dataclass

@@ -12,7 +12,7 @@ from torch.autograd.function import once_differentiable
 
 from glassformer.parts.base import BuildContext
 from glassformer.parts.ffn.base import ACTIVATIONS, Activation, FFNConfig
-from glassformer.parts.linear import Linear, linear_params
+from glassformer.parts.linear import Linear, Matrix, linear_params
 from glassformer.parts.precision import wide
 from glassformer.parts.region import region
 from glassformer.parts.site import Site
@@ -31,7 +31,11 @@ class Glu(nn.Module):
         self.up_proj = Linear(d_model, hidden, bias)
         self.down_proj = Linear(hidden, d_model, bias, role="output")
         self.gating = FUSED.get(activation) or gated(ACTIVATIONS[activation])
-        self.gate, self.up, self.hidden, self.out = Site(), Site(), Site(), Site()
+        self.gate, self.up, self.hidden, self.out = Site("bsf"), Site("bsf"), Site("bsf"), Site()
+
+    def matrices(self) -> dict[str, Matrix]:
+        """Its maps by name."""
+        return {"gate": Matrix.of(self.gate_proj), "up": Matrix.of(self.up_proj), "down": Matrix.of(self.down_proj)}
 
     def forward(self, x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b d"]:
         gate, up = self.gate(self.gate_proj(x)), self.up(self.up_proj(x))

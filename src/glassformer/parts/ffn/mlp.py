@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from glassformer.parts.base import BuildContext
 from glassformer.parts.ffn.base import ACTIVATIONS, FFNConfig
-from glassformer.parts.linear import Linear, linear_params
+from glassformer.parts.linear import Linear, Matrix, linear_params
 from glassformer.parts.site import Site
 
 
@@ -22,7 +22,11 @@ class Mlp(nn.Module):
         self.up_proj = Linear(d_model, hidden, bias)
         self.down_proj = Linear(hidden, d_model, bias, role="output")
         self.activation = ACTIVATIONS[activation]
-        self.up, self.hidden, self.out = Site(), Site(), Site()
+        self.up, self.hidden, self.out = Site("bsf"), Site("bsf"), Site()
+
+    def matrices(self) -> dict[str, Matrix]:
+        """Its maps by name."""
+        return {"up": Matrix.of(self.up_proj), "down": Matrix.of(self.down_proj)}
 
     def forward(self, x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b d"]:
         hidden = self.hidden(self.activation(self.up(self.up_proj(x))))

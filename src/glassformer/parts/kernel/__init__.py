@@ -5,7 +5,7 @@ from glassformer.parts.kernel.banded import Banded, BandedConfig
 from glassformer.parts.kernel.base import Index, Kernel, KernelConfig, ScoreBias, softcap
 from glassformer.parts.kernel.direct import Direct, DirectConfig
 from glassformer.parts.kernel.flex import Flex, FlexConfig
-from glassformer.parts.kernel.naive import Naive, NaiveConfig
+from glassformer.parts.kernel.naive import Naive, NaiveConfig, attention_pattern, attention_rows
 from glassformer.parts.kernel.sdpa import Sdpa, SdpaConfig
 
 __all__ = [
@@ -25,5 +25,7 @@ __all__ = [
     "ScoreBias",
     "Sdpa",
     "SdpaConfig",
+    "attention_pattern",
+    "attention_rows",
     "softcap",
 ]

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -10,8 +9,18 @@ from torch import Tensor, nn
 
 from glassformer.errors import RequestError
 from glassformer.parts.base import BuildContext, Value
-from glassformer.parts.kernel import Auto, AutoConfig, Kernel, KernelConfig, Naive, ScoreBias, softcap
-from glassformer.parts.linear import Linear, linear_params
+from glassformer.parts.kernel import (
+    Auto,
+    AutoConfig,
+    Index,
+    Kernel,
+    KernelConfig,
+    Naive,
+    ScoreBias,
+    attention_rows,
+    softcap,
+)
+from glassformer.parts.linear import Linear, Matrix, linear_params
 from glassformer.parts.mixer.base import Mixer, MixerConfig
 from glassformer.parts.mixer.kv import KVState, WindowState
 from glassformer.parts.norm import NormConfig, RMSNormConfig
@@ -86,8 +95,8 @@ class Attention(Mixer):
         self.kernel.check(self.visibility, softcap, dropout)
         steps = (position, qk_norm) if norm_after_position else (qk_norm, position)
         self._adjust = [step for step in steps if step is not None]
-        self.q, self.k, self.v = Site(), Site(), Site()
-        self.scores, self.pattern, self.z, self.out = Site(), Site(), Site(), Site()
+        self.q, self.k, self.v = Site("bsnh"), Site("bsgh"), Site("bsgh")
+        self.scores, self.pattern, self.z, self.out = Site("bnst"), Site("bnst"), Site("bsnh"), Site("bsd")
 
     def forward(
         self, x: Float[Tensor, "b s d"], positions: Positions | None = None, state: KVState | None = None
@@ -103,22 +112,37 @@ class Attention(Mixer):
         k_idx = None
         if state is not None:
             k, v, k_idx = state.append(k, v, positions)  # (b, t, g, h)
-        z = self.attend(positions)(q, k, v, index=positions.index(k_idx))
+        index, terms = positions.index(k_idx), self.terms(positions)
+        dropout = self.dropout if self.training else 0.0
+        if self.scores.edited or self.pattern.edited:  # the definition alone has them to hand
+            z = Naive()(q, k, v, **terms, index=index, dropout=dropout, on_scores=self.scores, on_pattern=self.pattern)
+        else:
+            z = self.kernel(q, k, v, **terms, index=index, dropout=dropout, once=positions.once)
+            if self.scores.looks or self.pattern.looks:
+                self.show(q, k, index, terms)
         return self.out(self.output(self.z(z).flatten(-2)))
 
-    def attend(self, positions: Positions) -> Any:
-        """The kernel with everything bound but q, k, v: the definition where scores or pattern are looked at."""
-        kernel: Any = self.kernel
-        if self.scores.watched or self.pattern.watched:
-            kernel = partial(Naive(), on_scores=self.scores, on_pattern=self.pattern)
+    def matrices(self) -> dict[str, Matrix]:
+        """The maps of this mixer by the names of the sites they make."""
+        heads = (self.n_heads, self.n_kv_heads, self.n_kv_heads)
+        parts = {name: Matrix.of(self.qkv, i, n) for i, (name, n) in enumerate(zip("qkv", heads, strict=True))}
+        return {**parts, "out": Matrix.of(self.output)}
+
+    def terms(self, positions: Positions) -> dict[str, Any]:
+        """What a kernel is told besides q, k and v: visibility, bias and scale."""
         documents = positions.documents
         visibility = self.visibility if documents is None else SameDocument(self.visibility, documents)
-        dropout = self.dropout if self.training else 0.0
         bias = self.position.bias(positions) if self.position is not None else None
         if self.softcap is not None:
             bias = ScoreBias.chain(softcap(self.softcap), bias)
-        once = positions.once
-        return partial(kernel, visibility=visibility, bias=bias, scale=self.scale, dropout=dropout, once=once)
+        return {"visibility": visibility, "bias": bias, "scale": self.scale}
+
+    @torch.no_grad()
+    def show(self, q: Tensor, k: Tensor, index: Index | None, terms: dict[str, Any]) -> None:
+        """Scores and pattern to whoever looks, computed beside the kernel, which goes on as if nobody did."""
+        for first, scores, pattern in attention_rows(q, k, **terms, index=index):
+            self.scores.show(scores, first, q.shape[1])
+            self.pattern.show(pattern, first, q.shape[1])
 
     def init_state(self, batch: int, max_len: int, dtype: torch.dtype, device: Any = None, rewind: int = 0) -> KVState:
         reach = self.visibility.reach

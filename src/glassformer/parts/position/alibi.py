@@ -9,6 +9,7 @@ from torch import Tensor
 from glassformer.parts.base import BuildContext
 from glassformer.parts.kernel.base import ScoreBias
 from glassformer.parts.position.base import AttentionPosition, AttentionPositionConfig, Positions
+from glassformer.parts.position.picture import Plot, some
 
 
 def alibi_slopes(n_heads: int, max_bias: float = 8.0) -> list[float]:
@@ -40,6 +41,20 @@ class Alibi(AttentionPosition):
             return ScoreBias(penalise, True, ("alibi", *self.slopes))
 
         return positions.once(("alibi", *self.slopes), make)
+
+    def picture(self, length: int) -> dict[str, Plot]:
+        """m_n, -m_n k, and e^(-m_n k): what the bias leaves of the weight of a key k tokens back."""
+        slopes, at = torch.tensor(self.slopes), some(length)
+        bias = -slopes[:, None] * at
+        heads = tuple(f"head {n}" for n in range(len(slopes)))
+        return {
+            "slope by head": Plot("head", "slope", torch.arange(len(slopes)), slopes[None], ("m",), log="y"),
+            "bias by distance": Plot("distance", "bias", at, bias, heads),
+            "weight left by distance": Plot("distance", "head", at, bias.exp()),
+        }
+
+    def extra_repr(self) -> str:
+        return f"heads={len(self.slopes)}"
 
 
 class AlibiConfig(AttentionPositionConfig, kind="alibi"):

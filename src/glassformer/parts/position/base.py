@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from glassformer.parts.base import BuildContext, PartConfig
 from glassformer.parts.kernel.base import Index, ScoreBias
+from glassformer.parts.position.picture import Plot
 
 
 class Positions:
@@ -69,6 +70,10 @@ class EmbeddingPosition(nn.Module):
     limit: int | None = None
     """The first position it cannot represent, if there is one."""
 
+    def picture(self, length: int) -> dict[str, Plot]:
+        """What a text of `length` tokens meets, as named plots."""
+        return {}
+
 
 class AttentionPosition(nn.Module):
     """A position that acts inside attention: on queries and keys, or on the scores."""
@@ -79,6 +84,10 @@ class AttentionPosition(nn.Module):
 
     def bias(self, positions: Positions) -> ScoreBias | None:
         return None
+
+    def picture(self, length: int) -> dict[str, Plot]:
+        """What a text of `length` tokens meets, as named plots."""
+        return {}
 
 
 class PositionConfig(PartConfig, axis="position"):

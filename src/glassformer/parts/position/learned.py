@@ -9,6 +9,7 @@ from glassformer.errors import RequestError
 from glassformer.parts.base import BuildContext
 from glassformer.parts.init import Init
 from glassformer.parts.position.base import EmbeddingPosition, EmbeddingPositionConfig, Positions
+from glassformer.parts.position.picture import MOST_POINTS, Plot, by_distance
 
 
 class Learned(EmbeddingPosition):
@@ -35,6 +36,22 @@ class Learned(EmbeddingPosition):
     @torch.no_grad()
     def init_weights(self, init: Init) -> None:
         init.fill(self.weight, "embedding")
+
+    @torch.no_grad()
+    def picture(self, length: int) -> dict[str, Plot]:
+        """cos(E_p, E_p'), its mean over all pairs k apart, and |E_p|: rows that training never reached stand out."""
+        step = -(-min(length, self.limit) // MOST_POINTS)
+        rows = self.weight[self.offset :][: min(length, self.limit) : step].float().cpu()
+        at = torch.arange(len(rows)) * step
+        cosine = F.normalize(rows, dim=-1) @ F.normalize(rows, dim=-1).T
+        return {
+            "cosine of positions": Plot("position", "position", at, cosine),
+            "mean cosine by distance": Plot("distance", "cosine", at, by_distance(cosine)[None], ("mean",)),
+            "norm by position": Plot("position", "norm", at, rows.norm(dim=-1)[None], ("|E_p|",)),
+        }
+
+    def extra_repr(self) -> str:
+        return f"length={self.limit}"
 
 
 class LearnedConfig(EmbeddingPositionConfig, kind="learned"):

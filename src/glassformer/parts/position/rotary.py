@@ -11,6 +11,7 @@ from torch.autograd.function import once_differentiable
 from glassformer.errors import RequestError
 from glassformer.parts.base import BuildContext
 from glassformer.parts.position.base import AttentionPosition, AttentionPositionConfig, Positions
+from glassformer.parts.position.picture import Plot, some
 from glassformer.parts.position.scaling import RotaryScalingConfig, Scaling
 from glassformer.parts.precision import wide
 from glassformer.parts.region import region
@@ -47,14 +48,17 @@ class Rotary(AttentionPosition):
         self._pair_axis = -2 if pairing == "half" else -1
         self._key = ("rotary", self.dim, base, pairing, self.scaling.key)
 
+    def frequencies(self, t: int, device: Any = None, scaling: Scaling | None = None) -> Float[Tensor, " r/2"]:
+        """theta_i in radians a token, in a text of t tokens; by another `scaling` where one is given."""
+        exponent = torch.arange(0, self.dim, 2, device=device, dtype=torch.float32) / self.dim
+        return (scaling or self.scaling).frequencies(exponent, self.base, self.dim, t)
+
     def tables(self, positions: Positions) -> tuple[Tensor, Tensor]:
         """cos and +-sin for each value, fp32, (s, 1, 2, r/2) for half pairs, (s, 1, r/2, 2) for interleaved ones; with
         a leading b where rows differ."""
 
         def make() -> tuple[Tensor, Tensor]:
-            device = positions.ids.device
-            exponent = torch.arange(0, self.dim, 2, device=device, dtype=torch.float32) / self.dim
-            theta = self.scaling.frequencies(exponent, self.base, self.dim, positions.end)
+            theta = self.frequencies(positions.end, positions.ids.device)
             angle = (positions.ids.float()[..., None] * theta)[..., None, :]
             cos, sin = angle.cos() * self.scaling.magnitude, angle.sin() * self.scaling.magnitude
             return torch.stack((cos, cos), self._pair_axis), torch.stack((-sin, sin), self._pair_axis)
@@ -64,6 +68,27 @@ class Rotary(AttentionPosition):
     def forward(self, q: Tensor, k: Tensor, positions: Positions) -> tuple[Tensor, Tensor]:
         cos, sin = self.tables(positions)
         return turn(q, cos, sin, self._pair_axis), turn(k, cos, sin, self._pair_axis)
+
+    def picture(self, length: int) -> dict[str, Plot]:
+        """Wavelengths 2 pi / theta_i; cos(theta_i k) by pair and distance k; and its mean over pairs, the score of two
+        equal vectors k apart, times magnitude^2. Where frequencies are scaled, before and after."""
+        forms = {"plain": Scaling(), "scaled": self.scaling}
+        used = ("plain", "scaled") if self.scaling.key else ("plain",)
+        theta = torch.stack([self.frequencies(length, scaling=forms[name]) for name in used])  # (plain, scaled; r/2)
+        at, pairs = some(length), torch.arange(self.dim // 2)
+        turned = (theta[..., None] * at).cos()  # (plain, scaled; r/2, c)
+        magnitude = torch.tensor([forms[name].magnitude for name in used])
+        waves = torch.cat([2 * torch.pi / theta, torch.full((1, len(pairs)), float(length))])
+        return {
+            "wavelength by pair": Plot("pair", "tokens", pairs, waves, (*used, "this text"), log="y"),
+            "cosine of the rotation": Plot("distance", "pair", at, turned[-1]),
+            "mean cosine by distance": Plot("distance", "mean", at, magnitude[:, None] ** 2 * turned.mean(1), used),
+        }
+
+    def extra_repr(self) -> str:
+        name = type(self.scaling).__name__.lower()
+        scaled = f", {name} x {self.scaling.factor:g}" if self.scaling.key else ""
+        return f"dim={self.dim}, base={self.base:g}{scaled}"
 
 
 def naive_turn(x: Float[Tensor, "b s n h"], cos: Tensor, sin: Tensor, pair_axis: int) -> Float[Tensor, "b s n h"]:

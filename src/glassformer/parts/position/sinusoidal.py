@@ -8,6 +8,7 @@ from torch import Tensor
 from glassformer.errors import RequestError
 from glassformer.parts.base import BuildContext
 from glassformer.parts.position.base import EmbeddingPosition, EmbeddingPositionConfig, Positions
+from glassformer.parts.position.picture import Plot, some
 
 
 def sinusoid(ids: Int[Tensor, "*s"], d_model: int, base: float) -> Float[Tensor, "*s d"]:
@@ -28,6 +29,21 @@ class Sinusoidal(EmbeddingPosition):
 
     def forward(self, positions: Positions) -> Tensor:
         return sinusoid(positions.ids, self.d_model, self.base)
+
+    def picture(self, length: int) -> dict[str, Plot]:
+        """PE(p)_i, its first eight dimensions, and PE(p) . PE(p + k) = sum_i cos(k / base^(2i/d)), whatever p."""
+        at = some(length)
+        encoding = sinusoid(at, self.d_model, self.base).T
+        first = encoding[:8]
+        origin = sinusoid(torch.tensor([0]), self.d_model, self.base)
+        return {
+            "encoding by dimension": Plot("position", "dimension", at, encoding),
+            "first dimensions": Plot("position", "value", at, first, tuple(f"{i}" for i in range(len(first)))),
+            "dot product by distance": Plot("distance", "dot product", at, origin @ encoding, ("PE(p) · PE(p + k)",)),
+        }
+
+    def extra_repr(self) -> str:
+        return f"base={self.base:g}"
 
 
 class SinusoidalConfig(EmbeddingPositionConfig, kind="sinusoidal"):

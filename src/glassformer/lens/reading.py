@@ -1,0 +1,66 @@
+"""What one look at a model found: data that prints itself, draws itself, and goes into a file."""
+
+from __future__ import annotations
+
+import base64
+import io
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from glassformer.errors import RequestError
+
+
+@dataclass(frozen=True)
+class Reading:
+    """The base of all readings: a dataclass of tensors, numbers and words. A subclass says how it is drawn and told.
+
+    In a notebook it shows its figure; `print` tells it in words; `to_dict` is plain JSON."""
+
+    title: ClassVar[str] = ""
+
+    def draw(self, figure: Any) -> None:
+        """Fills a matplotlib figure."""
+        raise NotImplementedError
+
+    def figure(self, width: float = 7.0, height: float = 4.5) -> Any:
+        """A matplotlib figure of so many inches. Raises RequestError where matplotlib is not installed."""
+        made = blank(width, height)
+        self.draw(made)
+        return made
+
+    def save(self, path: str | Path) -> None:
+        """The figure as .png, .svg or .pdf, by the name."""
+        self.figure().savefig(path, dpi=150)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {one.name: plain(getattr(self, one.name)) for one in fields(self)}
+
+    def _repr_html_(self) -> str:
+        picture = io.BytesIO()
+        self.figure().savefig(picture, format="png", dpi=110)
+        coded = base64.b64encode(picture.getvalue()).decode("ascii")
+        return f'<img alt="{self.title}" src="data:image/png;base64,{coded}">'
+
+
+def blank(width: float, height: float) -> Any:
+    """An empty matplotlib figure that no window knows of."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise RequestError("figures are drawn by matplotlib; install it: pip install 'glassformer[figures]'") from None
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def plain(value: Any) -> Any:
+    """Tensors as nested lists, the rest as JSON knows it."""
+    if isinstance(value, Tensor):
+        return value.detach().to("cpu", torch.float64 if value.is_floating_point() else None).tolist()
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    return value

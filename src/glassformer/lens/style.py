@@ -1,0 +1,121 @@
+"""How readings look: one paper, one ink, eight colours told apart by anyone, two colour maps.
+
+>>> ax = style.axes(figure, title="attention", x="key", y="query")
+>>> style.heat(ax, pattern, label="weight", high=1.0)
+>>> style.words(ax, tokens)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+PAPER, INK, MUTED, RULE, LINE = "#fdfdfb", "#1a1e24", "#59626d", "#b5bac0", "#dfe1e0"
+COLOURS = ("#0b62a8", "#b34700", "#0a7556", "#9b3d80", "#7d5c00", "#454c56", "#bf2848", "#5b4bc4")
+BLUES = ("#fdfdfb", "#cfe3f4", "#7db4e0", "#2f7fc1", "#0b4f8a", "#062a4d")
+"""From nothing to much."""
+BOTH_WAYS = ("#6e2500", "#b34700", "#eda06c", "#fdfdfb", "#7db4e0", "#0b62a8", "#06335c")
+"""From negative, orange, by way of nothing to positive, blue."""
+MOST_WORDS = 40
+
+
+def axes(
+    figure: Any, rows: int = 1, columns: int = 1, *, title: str = "", x: str = "", y: str = "", **layout: Any
+) -> Any:
+    """Plots on `figure`: one, or an array (rows, columns) of them with `title` over all. `layout` is subplots'."""
+    figure.set_facecolor(PAPER)
+    made = figure.subplots(rows, columns, squeeze=False, **layout)
+    for ax in made.flat:
+        ax.set_facecolor(PAPER)
+        ax.set_prop_cycle(color=COLOURS)
+        ax.spines[["top", "right"]].set_visible(False)
+        ax.spines[["left", "bottom"]].set_color(RULE)
+        ax.tick_params(colors=MUTED, labelsize=8, length=3, width=0.8)
+        ax.grid(True, color=LINE, linewidth=0.6)
+        ax.set_axisbelow(True)
+        ax.set_xlabel(x, color=INK, fontsize=9)
+        ax.set_ylabel(y, color=INK, fontsize=9)
+        ax.title.set(color=INK, fontsize=9)
+    if rows * columns == 1:
+        made[0, 0].set_title(title, loc="left", color=INK, fontsize=10)
+        return made[0, 0]
+    if title:
+        figure.suptitle(title, x=0.01, ha="left", color=INK, fontsize=10)
+    return made
+
+
+def colour_map(signed: bool = False) -> Any:
+    """The colour map of magnitudes, or of values of both signs; what is not a number is grey."""
+    from matplotlib.colors import LinearSegmentedColormap
+
+    made = LinearSegmentedColormap.from_list("glass", BOTH_WAYS if signed else BLUES)
+    made.set_bad(LINE)
+    return made
+
+
+def heat(
+    ax: Any,
+    values: Tensor | np.ndarray,
+    *,
+    label: str = "",
+    signed: bool = False,
+    low: float | None = None,
+    high: float | None = None,
+    bar: bool = True,
+    **image: Any,
+) -> Any:
+    """`values` (rows, columns) as colours, row 0 on top, with a bar that says which. `signed` centres them at 0.
+
+    The range is that of the finite values, from 0 where none is negative, unless `low` and `high` are given."""
+    shown = values.detach().float().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values, dtype=float)
+    finite = shown[np.isfinite(shown)]
+    high = high if high is not None else float(abs(finite).max() if signed else finite.max()) if finite.size else 1.0
+    low = low if low is not None else -high if signed else min(0.0, float(finite.min())) if finite.size else 0.0
+    drawn = ax.imshow(
+        np.ma.masked_invalid(shown), cmap=colour_map(signed), vmin=low, vmax=high, **{"aspect": "auto"} | image
+    )
+    ax.grid(False)
+    ax.spines[:].set_visible(False)
+    if bar:
+        key = ax.figure.colorbar(drawn, ax=ax, fraction=0.046, pad=0.02)
+        key.set_label(label, color=INK, fontsize=9)
+        key.ax.tick_params(colors=MUTED, labelsize=8, length=2)
+        key.outline.set_visible(False)
+    return drawn
+
+
+def words(ax: Any, given: Sequence[str], which: str = "both") -> None:
+    """Tokens as tick labels along "x", "y" or "both"; where there are many, every so many."""
+    step = -(-len(given) // MOST_WORDS)
+    at = range(0, len(given), step)
+    shown, size = [legible(given[i]) for i in at], 8 if len(at) <= 24 else 6
+    if which != "y":
+        ax.set_xticks(at, shown, rotation=60, ha="right", rotation_mode="anchor", fontsize=size)
+    if which != "x":
+        ax.set_yticks(at, shown, fontsize=size)
+
+
+def legible(token: str, most: int = 14) -> str:
+    """A token as a label: white space made visible, cut where long, and no `$` that would begin a formula."""
+    shown = token.replace("\n", "⏎").replace("\t", "⇥").replace(" ", "·")
+    return (shown if len(shown) <= most else shown[: most - 1] + "…").replace("$", r"\$")
+
+
+def legend(ax: Any, **given: Any) -> None:
+    """The legend, without a frame."""
+    ax.legend(**{"frameon": False, "fontsize": 8, "labelcolor": INK} | given)
+
+
+def line(ax: Any, at: float, said: str = "", along: str = "y") -> None:
+    """A dashed line of reference at a value along "y" or "x", with what it means."""
+    draw = ax.axhline if along == "y" else ax.axvline
+    draw(at, color=MUTED, linewidth=0.9, linestyle=(0, (4, 3)))
+    if said and along == "y":
+        ax.annotate(said, (1, at), xycoords=("axes fraction", "data"), xytext=(-2, 2), textcoords="offset points",
+                    ha="right", va="bottom", fontsize=7.5, color=MUTED)  # fmt: skip
+    elif said:
+        ax.annotate(said, (at, 1), xycoords=("data", "axes fraction"), xytext=(3, -2), textcoords="offset points",
+                    ha="left", va="top", fontsize=7.5, color=MUTED)  # fmt: skip
