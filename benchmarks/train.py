@@ -23,7 +23,7 @@ from glassformer.config import ModelConfig
 from glassformer.expression import preset
 from glassformer.parts.region import compiled_regions
 from glassformer.train import Recipe
-from glassformer.train.loop import clip, make_optimizer
+from glassformer.train.loop import clip, gradient_norm, make_optimizer
 
 BATCH, CONTEXT, VOCAB = 16, 256, 65
 ROOT = Path(__file__).resolve().parents[1]
@@ -41,14 +41,13 @@ def ours(family: str, dtype: str, compile: bool) -> Step:
     model = config(family).build(seed=0)
     recipe = Recipe(tokens=1, batch_size=BATCH, context=CONTEXT)
     optimizer = make_optimizer(model, recipe, 1e-3)
-    parameters = list(model.parameters())
 
     def step(inputs: torch.Tensor, targets: torch.Tensor) -> float:
         with compiled_regions(compile):
             with how.autocast():
                 loss = model.loss(inputs, targets)
             loss.backward()
-        clip(parameters, 1.0)
+        clip(model, 1.0, gradient_norm(model))
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         return float(loss.detach())

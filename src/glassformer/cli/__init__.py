@@ -59,6 +59,13 @@ Compile = Annotated[
 ]
 
 
+WatchEvery = Annotated[int | None, Parameter(help="Steps between looks with --watch; by default 25.")]
+OnSpike = Annotated[
+    Literal["go_on", "skip", "roll_back"],
+    Parameter(help="A step whose loss or gradient spikes: take it, leave it out, or return to the last checkpoint."),
+]
+
+
 @app.command
 def compare(
     models: Annotated[list[str], Parameter(negative="")],
@@ -80,6 +87,9 @@ def compare(
     threads: Threads = None,
     compile: Compile = None,
     allow_unmatched: Flag = False,
+    watch: Flag = False,
+    watch_every: WatchEvery = None,
+    on_spike: OnSpike = "go_on",
     json: Json = False,
 ) -> None:
     """Train several models side by side under one budget and write a report.
@@ -101,6 +111,8 @@ def compare(
         Peak learning rate of every run; by default a rule by size.
     allow_unmatched
         Compare models of different size all the same.
+    watch
+        Look inside while it trains: statistics by layer and head in dynamics.jsonl, for the report and for `why`.
     """
     from glassformer.cli.show import ComparisonView
     from glassformer.compare import compare as run
@@ -110,7 +122,7 @@ def compare(
             models, data, tokens=_whole(tokens), minutes=minutes, flops=flops, match=match, seeds=seeds, out=out,
             tokenizer=tokenizer, allow_unmatched=allow_unmatched, on_event=view.event, on_progress=view.progress,
             command=_command_line(), batch_size=batch_size, context=context, learning_rate=lr, device=device,
-            dtype=dtype, threads=threads, compile=compile,
+            dtype=dtype, threads=threads, compile=compile, watch=_interval(watch, watch_every), on_spike=on_spike,
         )  # fmt: skip
     view.finish(results, out, json)
 
@@ -142,6 +154,9 @@ def train(
     dtype: DType = "auto",
     threads: Threads = None,
     compile: Compile = None,
+    watch: Flag = False,
+    watch_every: WatchEvery = None,
+    on_spike: OnSpike = "go_on",
     json: Json = False,
 ) -> None:
     """Train one model and leave a run folder: config, recipe, metrics, checkpoints.
@@ -172,6 +187,8 @@ def train(
         Steps between evaluations on held-out text.
     checkpoint_seconds
         Time between checkpoints.
+    watch
+        Look inside while it trains: statistics by layer and head in dynamics.jsonl, for the report and for `why`.
     """
     from glassformer.cli.show import TrainingView
     from glassformer.expression import preset
@@ -184,7 +201,7 @@ def train(
         tokens=_whole(tokens), minutes=minutes, flops=flops, seed=seed, learning_rate=lr, schedule=plan,
         weight_decay=weight_decay, clip=clip, batch_size=batch_size, micro_batch=micro_batch, context=context,
         evaluate_every=evaluate_every, checkpoint_seconds=checkpoint_seconds, device=device, dtype=dtype,
-        threads=threads, compile=compile,
+        threads=threads, compile=compile, watch=_interval(watch, watch_every), on_spike=on_spike,
     )  # fmt: skip
     config = preset(model)
     with TrainingView(quiet=json) as view:
@@ -349,6 +366,20 @@ def inspect(
 
 
 @app.command
+def why(run: str, /, *, json: Json = False) -> None:
+    """Say what a run died of: what moved first, which known failure that is, and what to try.
+
+    Parameters
+    ----------
+    run
+        The folder of a run (best of one trained with --watch), or of a comparison's arm.
+    """
+    from glassformer.cli.why import show_why
+
+    show_why(run, json)
+
+
+@app.command
 def presets(*, json: Json = False) -> None:
     """List the published models, the sizes, and the changes."""
     from glassformer.cli.show import show_presets
@@ -396,6 +427,17 @@ def bench(
     from glassformer.cli.show import show_bench
 
     show_bench(what, rounds, threads, quick, out, json)
+
+
+def _interval(watch: bool, every: int | None) -> int | None:
+    """Steps between looks, None for a run that is not watched."""
+    if every is None and not watch:
+        return None
+    from glassformer.train.recipe import WATCH
+
+    if every is not None and every < 1:
+        raise RequestError(f"watch_every={every} must be at least 1: it is the number of steps between looks")
+    return every or WATCH
 
 
 def _whole(value: float | None) -> int | None:

@@ -10,28 +10,42 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from glassformer.parts.init import Init, Role
+from glassformer.parts.reparam import MakeReparam, ReparamConfig
 
 
 class Linear(nn.Module):
     """y = x W^T + b, where W may hold several maps that share their input, stacked by rows.
 
     x (..., i), W (o, i), b (o,), y (..., o). With `out=(a, b, c)`, o = a + b + c, `split` returns the three results,
-    one matrix product computes them, and each begins as if it stood alone.
+    one matrix product computes them, and each begins as if it stood alone, by a role of its own where `role` names
+    several. With `reparam`, W is made from `weight` at every call (`parts/reparam.py`).
     """
 
     decays = True
 
-    def __init__(self, in_features: int, out: int | tuple[int, ...], bias: bool = False, role: Role = "hidden"):
+    def __init__(
+        self,
+        in_features: int,
+        out: int | tuple[int, ...],
+        bias: bool = False,
+        role: Role | tuple[Role, ...] = "hidden",
+        reparam: MakeReparam | None = None,
+    ):
         super().__init__()
         self.in_features = in_features
         self.outs = (out,) if isinstance(out, int) else tuple(out)
-        self.role = role
+        self.roles = (role,) * len(self.outs) if isinstance(role, str) else role
         self.weight = nn.Parameter(torch.empty(sum(self.outs), in_features))
         self.bias = nn.Parameter(torch.empty(sum(self.outs))) if bias else None
+        self.reparam = reparam(in_features, self.outs) if reparam else None
         self.init_weights(Init())
 
     def forward(self, x: Float[Tensor, "... i"]) -> Float[Tensor, "... o"]:
-        return F.linear(x, self.weight, self.bias)
+        return F.linear(x, self.weight if self.reparam is None else self.reparam(self.weight), self.bias)
+
+    def applied(self) -> Tensor:
+        """The matrix of the map, (o, i): W, or what is made from it."""
+        return self.weight if self.reparam is None else self.reparam.applied(self.weight)
 
     def split(self, y: Float[Tensor, "... o"]) -> tuple[Tensor, ...]:
         return y.split(self.outs, dim=-1)
@@ -40,8 +54,10 @@ class Linear(nn.Module):
     def init_weights(self, init: Init) -> None:
         if self.weight.is_meta:
             return
-        for weight in self.weight.split(self.outs):
-            init.fill(weight, self.role)
+        for weight, role in zip(self.weight.split(self.outs), self.roles, strict=True):
+            init.fill(weight, role)
+        if self.reparam is not None:
+            self.reparam.begin(self.weight)
         if self.bias is not None:
             self.bias.zero_()
 
@@ -51,7 +67,7 @@ class Linear(nn.Module):
 
 @dataclass(frozen=True)
 class Matrix:
-    """One map inside a parameter: rows first .. last-1 of it, and of how many heads they are, where they are of heads."""
+    """One map inside a parameter: its rows first .. last-1, and how many heads they belong to, if to any."""
 
     parameter: nn.Parameter
     first: int
@@ -70,5 +86,8 @@ class Matrix:
         return rows if self.heads is None else rows.unflatten(0, (self.heads, -1))
 
 
-def linear_params(in_features: int, out: int, bias: bool) -> int:
-    return in_features * out + (out if bias else 0)
+def linear_params(
+    in_features: int, out: int | tuple[int, ...], bias: bool, reparam: ReparamConfig | None = None
+) -> int:
+    outs = (out,) if isinstance(out, int) else out
+    return (in_features + bias) * sum(outs) + (reparam.params_over(outs) if reparam else 0)

@@ -1,10 +1,10 @@
 """Checkpoints that a crash at any instant leaves loadable.
 
-    RUN/checkpoints/step_00001000/   model.safetensors  optimizer.safetensors  state.json
+    RUN/checkpoints/step_00001000/   model.safetensors  optimizer.safetensors  watch.json  state.json
     RUN/latest                       the name of the newest whole checkpoint, replaced last and atomically
 
 A checkpoint is written beside its place, flushed to the disk, renamed, and only then named in `latest`. state.json
-holds the SHA-256 of the two weight files; nothing is ever unpickled.
+holds the SHA-256 of the others; nothing is ever unpickled.
 """
 
 from __future__ import annotations
@@ -28,9 +28,18 @@ from glassformer.errors import RequestError, WorkError
 
 KEEP = 2
 _STATE_BYTES = 1 << 20
+_WATCH_BYTES = 1 << 28
+WATCH = "watch.json"
 
 
-def save(run: Path, step: int, model: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> Path:
+def save(
+    run: Path,
+    step: int,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    state: dict[str, Any],
+    watch: dict[str, Any] | None = None,
+) -> Path:
     """Writes the checkpoint of `step` and makes it the latest; keeps the last two. Raises WorkError."""
     final = run / "checkpoints" / f"step_{step:08d}"
     if latest(run) == final:  # saved before, and a checkpoint that is named is never taken away
@@ -46,6 +55,9 @@ def save(run: Path, step: int, model: nn.Module, optimizer: torch.optim.Optimize
                 path = temporary / f"{name}.safetensors"
                 save_file(values, path, metadata={"format": "pt"})
                 hashes[path.name] = _flush_and_hash(path)
+            if watch is not None:
+                _write(temporary / WATCH, json.dumps(watch))
+                hashes[WATCH] = _hash(temporary / WATCH)
             _write(
                 temporary / "state.json",
                 json.dumps({"schema": 1, "step": step, **state, "sha256": hashes}, indent=1),
@@ -100,14 +112,28 @@ def read_state(checkpoint: Path) -> dict[str, Any]:
         raise RequestError(f"{path} cannot be read: {error}") from None
 
 
+def read_watch(checkpoint: Path) -> dict[str, Any]:
+    """What the monitor kept. Raises RequestError where it is missing or damaged."""
+    path = checkpoint / WATCH
+    try:
+        if path.stat().st_size > _WATCH_BYTES or _hash(path) != read_state(checkpoint)["sha256"].get(WATCH):
+            raise RequestError(f"{path} is damaged: its SHA-256 is not the one in state.json")
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        if isinstance(error, RequestError):
+            raise
+        raise RequestError(f"{path} cannot be read: {error}") from None
+
+
 def load_model(checkpoint: Path, model: nn.Module) -> None:
-    """Fills the model's weights. Raises RequestError where they are damaged or of another model."""
+    """Fills the model's weights and what it keeps beside them. Raises RequestError where they are damaged or of another
+    model."""
     tensors = _load(checkpoint, "model.safetensors")
-    wanted = dict(model.named_parameters())
+    wanted = model.state_dict()
     _match(wanted, tensors, checkpoint)
     with torch.no_grad():
-        for name, parameter in wanted.items():
-            parameter.copy_(tensors[name])
+        for name, value in wanted.items():
+            value.copy_(tensors[name])
 
 
 def load_optimizer(checkpoint: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -122,7 +148,8 @@ def load_optimizer(checkpoint: Path, model: nn.Module, optimizer: torch.optim.Op
 
 
 def model_tensors(model: nn.Module) -> dict[str, Tensor]:
-    return {name: parameter.detach().cpu().contiguous() for name, parameter in model.named_parameters()}
+    """Parameters and persistent buffers: the vectors of a power iteration are training state too."""
+    return {name: value.detach().cpu().contiguous() for name, value in model.state_dict().items()}
 
 
 def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
@@ -133,13 +160,13 @@ def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dic
     return tensors
 
 
-def _match(wanted: dict[str, nn.Parameter], given: dict[str, Tensor], where: Path) -> None:
-    for name, parameter in wanted.items():
+def _match(wanted: dict[str, Tensor], given: dict[str, Tensor], where: Path) -> None:
+    for name, value in wanted.items():
         if name not in given:
             raise RequestError(f"{where} has no tensor {name}: it belongs to another model")
-        if given[name].shape != parameter.shape:
+        if given[name].shape != value.shape:
             raise RequestError(
-                f"{where}: {name} has shape {tuple(given[name].shape)} and the model wants {tuple(parameter.shape)}"
+                f"{where}: {name} has shape {tuple(given[name].shape)} and the model wants {tuple(value.shape)}"
             )
     if extra := sorted(given.keys() - wanted.keys()):
         raise RequestError(f"{where} has a tensor {extra[0]} that the model lacks: it belongs to another model")

@@ -10,7 +10,7 @@ import threading
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,6 +21,8 @@ from torch import Tensor, nn
 
 from glassformer import machine
 from glassformer.config import ModelConfig
+from glassformer.dynamics.records import Records
+from glassformer.dynamics.watch import Moment, Watch
 from glassformer.errors import RequestError, WorkError
 from glassformer.model import Model
 from glassformer.parts.region import compiled_regions
@@ -32,6 +34,8 @@ from glassformer.train.recipe import Recipe, default_learning_rate
 EVALUATIONS = 8
 COMPILE_MINUTES = 2.0
 COMPILE_FLOPS = 5e13  # minutes on two cores
+ROLL_BACKS = 10
+LEFT_OUT = 10
 DIVERGENCE_WINDOW = 50
 DIVERGENCE_NATS = 1.0
 
@@ -55,6 +59,8 @@ class Report:
     done: float
     """Share of the run, 0 to 1."""
     validation: dict[str, Any] | None = None
+    events: Sequence[dict[str, Any]] = ()
+    """What the watch has found in this step: spikes, and what was done about them."""
 
     @property
     def seconds_left(self) -> float:
@@ -64,35 +70,14 @@ class Report:
 Callback = Callable[[Report], None]
 
 
-@dataclass
-class Moment:
-    """One step as it happens, for whoever looks from inside."""
-
-    step: int
-    """The number this step will have when it is done; from 1."""
-    loss: float
-    grad_norm: float
-    learning_rate: float
-    inputs: Tensor
-    targets: Tensor
-
-
 class Observer(Protocol):
-    """Looks at a run from inside. What it keeps is part of the checkpoint, so that resuming goes on as if nothing was."""
+    """Looks at a run from inside, as `dynamics.Watch` does; it may reach in, too."""
 
-    def before_update(self, moment: Moment) -> None:
-        """Gradients are there, as the loss left them; the weights have not moved."""
+    def before_update(self, moment: Moment) -> object:
+        """Gradients are there as the loss left them; the weights have not moved."""
 
-    def after_update(self, moment: Moment) -> None:
-        """The weights have moved; gradients are still there, clipped."""
-
-    def not_finite(self, moment: Moment) -> None:
-        """Loss or gradients are not numbers: the run ends here."""
-
-    def state(self) -> dict[str, Any]:
-        """What JSON can hold."""
-
-    def restore(self, state: dict[str, Any]) -> None: ...
+    def after_update(self, moment: Moment) -> object:
+        """The weights have moved."""
 
 
 @dataclass
@@ -129,18 +114,21 @@ def train(
     resume: bool = False,
     callback: Callback | None = None,
     tokenizer: str = "auto",
+    observers: Sequence[Observer] = (),
 ) -> Run:
     """Trains `config` on DATA by `recipe`; vocabulary and context come from the tokenizer and the recipe.
 
     With `out` a run folder is written: config.yaml, recipe.yaml, tokenizer, metrics.jsonl, checkpoints. `resume`
     goes on from its latest checkpoint, bit for bit as if it had not stopped. Raises RequestError before anything is
     computed where the request is wrong, Interrupted on Ctrl-C after saving; a diverging loss does not raise, it ends
-    the run with `status="diverged"`.
+    the run with `status="diverged"`. `recipe.watch` writes dynamics.jsonl; `observers` are called around every update.
     """
     recipe = recipe if isinstance(recipe, Recipe) else Recipe.of(**recipe)
     refuse_blind(config)
     settings(config, recipe)  # refuses a device that is not here before the text is read
     folder = _check_folder(out, resume)
+    if recipe.on_spike == "roll_back" and folder is None:
+        raise RequestError("on_spike=roll_back returns to a checkpoint; name a folder for the run (--out RUN)")
     text = data if isinstance(data, Tokens) else prepare(data, tokenizer, context=recipe.context)
     config = fit(config, text.tokenizer.vocab_size, recipe.context)
     how = settings(config, recipe)
@@ -149,7 +137,7 @@ def train(
     machine.apply(how)
     with _only_writer(folder):
         _open_folder(folder, config, recipe, text, resume)
-        return _Loop(config, recipe, text, how, folder, callback).run(resume)
+        return _Loop(config, recipe, text, how, folder, callback, observers).run(resume)
 
 
 def settings(config: ModelConfig, recipe: Recipe) -> machine.Settings:
@@ -201,12 +189,15 @@ def worth_compiling(config: ModelConfig, recipe: Recipe) -> bool:
     return work >= COMPILE_FLOPS
 
 
-def clip(parameters: list[nn.Parameter], limit: float | None) -> float:
-    """Scales gradients down to a norm of `limit` where theirs is larger; returns theirs. Touches nothing otherwise."""
-    norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
-    if limit is not None and float(norm) > limit:
-        nn.utils.clip_grads_with_norm_(parameters, limit, norm)
-    return float(norm)
+def gradient_norm(model: nn.Module) -> float:
+    """||g|| over all parameters."""
+    return float(nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None]))
+
+
+def clip(model: nn.Module, limit: float | None, norm: float) -> None:
+    """Scales gradients of norm `norm` down to `limit` where that is less; touches nothing otherwise."""
+    if limit is not None and norm > limit:
+        nn.utils.clip_grads_with_norm_(model.parameters(), limit, torch.tensor(norm))
 
 
 class _Loop:
@@ -218,6 +209,7 @@ class _Loop:
         how: machine.Settings,
         folder: Path | None,
         callback: Callback | None,
+        observers: Sequence[Observer] = (),
     ):
         self.config, self.recipe, self.text, self.how = config, recipe, text, how
         self.folder, self.callback = folder, callback
@@ -234,6 +226,13 @@ class _Loop:
         """The lowest mean loss of a window of steps."""
         self.recent: deque[float] = deque(maxlen=DIVERGENCE_WINDOW)
         self.log: IO[str] | None = None
+        self.watch = Watch(self.model, recipe.watch, autocast=how.autocast, decode=text.tokenizer.decode)
+        self.observers = observers
+        self.shift = 0
+        """Batches left out by rolling back: step s reads batch s + shift."""
+        self.rolled_back = 0
+        self.left_out = 0
+        """Steps left out one after the other."""
 
     def run(self, resume: bool) -> Run:
         if resume:
@@ -260,6 +259,8 @@ class _Loop:
                     if time.monotonic() - saved > self.recipe.checkpoint_seconds:
                         self._save()
                         saved = time.monotonic()
+                if error is not None:
+                    self.watch.ended(self.step, error)
                 if error is None:
                     if not self.rows or "validation" not in self.rows[-1]:
                         self._evaluate()
@@ -271,6 +272,8 @@ class _Loop:
         finally:
             if self.log:
                 self.log.close()
+            if self.watch.records:
+                self.watch.records.close()
         return Run(
             self.model, self.config, self.text.tokenizer, self.recipe, "diverged" if error else "ok", self.step,
             self.step * self.recipe.tokens_per_step, self.seconds, self.validation, self.rows, self.how, self.folder,
@@ -295,19 +298,41 @@ class _Loop:
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         torch.manual_seed(_mix(recipe.seed, self.step))  # dropout is a function of the step alone
-        loss = self._backward(*self.batches[self.step])
-        norm = self._clip()
-        if not (math.isfinite(loss) and math.isfinite(norm)):
+        inputs, targets = self.batches[self.step + self.shift]
+        loss = self._backward(inputs, targets)
+        norm = gradient_norm(self.model)
+        moment = Moment(self.step + 1, loss, norm, rate, inputs, targets, self.model, self.optimizer)
+        finite = math.isfinite(loss) and math.isfinite(norm)
+        found = self.watch.before_update(moment) if finite else [self.watch.not_finite(moment)]
+        self._notice(found)
+        if not finite and (recipe.on_spike == "go_on" or self.left_out == LEFT_OUT):
             last = f"; last loss {self.recent[-1]:.4f}" if self.recent else ""
             what = "loss" if not math.isfinite(loss) else "gradient norm"
             return f"the {what} became {loss if what == 'loss' else norm} at step {self.step + 1}{last}"
-        self.optimizer.step()
+        for observer in self.observers:
+            observer.before_update(moment)
+        if found and recipe.on_spike == "roll_back" and self._roll_back(moment):
+            return None
+        taken = not found or recipe.on_spike == "go_on"
+        if taken:
+            clip(self.model, recipe.clip, norm)
+            self.optimizer.step()
+            self.watch.after_update(moment)
+            for observer in self.observers:
+                observer.after_update(moment)
+        else:
+            self.watch.skipped(moment)
+        self.left_out = 0 if taken else self.left_out + 1
         self.optimizer.zero_grad(set_to_none=True)
         if self.how.device != "cpu":
             getattr(torch, self.how.device.split(":")[0]).synchronize()
         took = time.perf_counter() - began
         self.step += 1
         self.seconds += took
+        if not taken:
+            done = {"step": self.step, "tokens": self.step * recipe.tokens_per_step, "seconds": self.seconds}
+            self._record({**done, "skipped": loss if finite else str(loss)})
+            return None
         self.recent.append(loss)
         self.first_loss = loss if self.first_loss is None else self.first_loss
         self._record(
@@ -354,13 +379,29 @@ class _Loop:
             total += float(loss.detach()) * share
         return total
 
-    def _clip(self) -> float:
-        """The gradient norm before clipping."""
-        return clip(list(self.model.parameters()), self.recipe.clip)
+    def _roll_back(self, moment: Moment) -> bool:
+        """Back to the latest checkpoint, from where the batches up to this one are left out (Chowdhery et al. 2022,
+        2204.02311, section 5.1). False where that has been done often enough, or there is no checkpoint yet."""
+        if self.rolled_back == ROLL_BACKS or self.folder is None or checkpoint.latest(self.folder) is None:
+            return False
+        batch, times, seconds = self.step + self.shift, self.rolled_back + 1, self.seconds
+        self._restore()
+        self.shift, self.rolled_back, self.seconds = batch + 1 - self.step, times, seconds
+        self._open_metrics()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.watch.rolled_back(moment.step, self.step)
+        self._notice([{"step": moment.step, "event": "rolled_back", "to": self.step}])
+        return True
+
+    def _notice(self, events: list[dict[str, Any]]) -> None:
+        """Tells the callback what the watch found."""
+        if events and self.callback and self.rows:
+            self.callback(self._report(events=events))
 
     def _warm_up(self) -> None:
         """Compiles, and touches memory, before the clock runs; leaves no trace in weights or moments."""
         torch.manual_seed(0)
+        kept = [buffer.clone() for buffer in self.model.buffers()]
         try:
             self._backward(*self.batches[0])
         except Exception as error:
@@ -371,6 +412,8 @@ class _Loop:
             warnings.warn(f"compiling failed, so this run is eager: {reason}")
             self._backward(*self.batches[0])
         self.optimizer.zero_grad(set_to_none=True)
+        for buffer, value in zip(self.model.buffers(), kept, strict=True):
+            buffer.copy_(value)
 
     def _evaluation_due(self, last: float) -> bool:
         if self.steps is not None:
@@ -398,14 +441,15 @@ class _Loop:
         if self.log:
             with checkpoint.disk_errors(Path(self.log.name)):
                 self.log.write(json.dumps(row) + "\n")
-        if self.callback:
-            last = next((r for r in reversed(self.rows) if "loss" in r), None)
-            if last:
-                rate = last["tokens_per_second"]
-                self.callback(
-                    Report(self.step, self.steps, row["tokens"], self.seconds, last["loss"], last["learning_rate"],
-                           last["grad_norm"], rate, self.share, row.get("validation"))
-                )  # fmt: skip
+        if self.callback and any("loss" in row for row in self.rows):
+            self.callback(self._report(row.get("validation")))
+
+    def _report(self, validation: dict[str, Any] | None = None, events: Sequence[dict[str, Any]] = ()) -> Report:
+        last = next(row for row in reversed(self.rows) if "loss" in row)
+        return Report(
+            self.step, self.steps, self.step * self.recipe.tokens_per_step, self.seconds, last["loss"],
+            last["learning_rate"], last["grad_norm"], last["tokens_per_second"], self.share, validation, events,
+        )  # fmt: skip
 
     # The run folder
 
@@ -423,8 +467,10 @@ class _Loop:
             "recent": list(self.recent),
             "validation": self.validation,
             "data": _identity(self.text),
+            "shift": self.shift,
+            "rolled_back": self.rolled_back,
         }
-        checkpoint.save(self.folder, self.step, self.model, self.optimizer, state)
+        checkpoint.save(self.folder, self.step, self.model, self.optimizer, state, self.watch.state())
 
     def _restore(self) -> None:
         found = checkpoint.latest(self.folder) if self.folder else None
@@ -443,12 +489,21 @@ class _Loop:
         self.step, self.seconds = state["step"], float(state["seconds"])
         self.first_loss, self.validation = state["first_loss"], state["validation"]
         self.best = math.inf if state["best"] is None else state["best"]
+        self.recent.clear()
         self.recent.extend(state["recent"])
+        self.shift, self.rolled_back = state.get("shift", 0), state.get("rolled_back", 0)
+        self.watch.restore(checkpoint.read_watch(found))
 
     def _open_log(self) -> None:
-        """metrics.jsonl, cut back to what the checkpoint knows."""
-        if self.folder is None:
-            return
+        """The files of a run that grow, cut back to what the checkpoint knows."""
+        if self.folder is not None:
+            self._open_metrics()
+            self.watch.records = Records.open(self.folder, self.step)
+
+    def _open_metrics(self) -> None:
+        assert self.folder is not None
+        if self.log:
+            self.log.close()
         path = self.folder / "metrics.jsonl"
         self.rows = [row for row in read_metrics(path) if row["step"] <= self.step] if self.step else []
         self.validation = next((row["validation"] for row in reversed(self.rows) if "validation" in row), None)
@@ -531,7 +586,7 @@ def _same_run(folder: Path, config: ModelConfig, recipe: Recipe) -> None:
         path, (was, now) = next(iter(difference.items()))
         raise RequestError(f"{folder} holds another model: {path} was {was} and is now {now}")
     old = Recipe.from_file(folder / "recipe.yaml")
-    free = {"device", "threads", "compile", "checkpoint_seconds"}
+    free = {"device", "threads", "compile", "checkpoint_seconds", "watch"}
     for name in Recipe.model_fields:
         was, now = getattr(old, name), getattr(recipe, name)
         if name not in free and was != now:

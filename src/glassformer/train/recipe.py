@@ -13,6 +13,9 @@ from glassformer.config import ModelConfig, read_tree, validated
 from glassformer.parts.base import Value, to_plain
 from glassformer.train.schedule import CosineConfig, ScheduleConfig
 
+WATCH = 25
+"""Steps between looks where none are named: below 3 % of a step (docs/benchmarks/watch.md)."""
+
 
 class Recipe(Value):
     """Everything that decides a run besides the model and the text.
@@ -45,6 +48,11 @@ class Recipe(Value):
     evaluation_tokens: int = Field(16384, gt=0)
     checkpoint_seconds: float = Field(60.0, gt=0)
     """Time between checkpoints; the last step is always saved."""
+    watch: int | None = Field(None, gt=0)
+    """Steps between looks inside, written to dynamics.jsonl; None: none but for spikes."""
+    on_spike: Literal["go_on", "skip", "roll_back"] = "go_on"
+    """What to do about a step whose loss or gradient norm is a spike: take it, leave it out, or return to the latest
+    checkpoint and leave out the batches since."""
     device: str = "auto"
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     threads: int | None = Field(None, gt=0)

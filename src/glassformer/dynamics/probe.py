@@ -1,0 +1,122 @@
+"""What a running model shows of itself in one pass: attention, stream, units, logits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from glassformer.capture import looking, sites
+from glassformer.dynamics.outputs import dead_units, log_z
+from glassformer.dynamics.spectra import effective_rank_of, singular_values, stable_rank_of
+from glassformer.dynamics.tokens import relative_residual, residual_rms, token_cosine
+from glassformer.dynamics.weights import Statistics
+from glassformer.model import Model
+from glassformer.parts.site import Look
+
+
+def probe(model: Model, tokens: Tensor) -> Statistics:
+    """Statistics of the activations of model(tokens), tokens (b, s), in the mode of evaluation and without gradients.
+
+    Leaves the model as it was. One transfer for all numbers."""
+    found: dict[str, dict[str, Tensor]] = {}
+    looks: dict[str, Look] = {}
+    seen: dict[str, Attention] = {}
+    for name in sites(model):
+        where, _, site = name.rpartition(".")
+        if site == "scores":
+            seen[where] = Attention()
+            looks |= {name: seen[where].scores, f"{where}.pattern": seen[where].pattern}
+        elif site in LOOKS:
+            looks[name] = _look(LOOKS[site], name, found)
+    trains = model.training
+    model.eval()
+    try:
+        with torch.no_grad(), looking(model, looks):
+            model(tokens)
+    finally:
+        model.train(trains)
+    for where, attention in seen.items():
+        for statistic, value in attention.statistics().items():
+            found.setdefault(statistic, {})[where] = value
+    return numbers(found)
+
+
+def stream(x: Tensor) -> dict[str, Tensor]:
+    """Of the residual stream x (b, s, d); means over the sequences."""
+    singular = singular_values(x)
+    return {
+        "token_cosine": token_cosine(x).mean(),
+        "relative_residual": relative_residual(x).mean(),
+        "activation_effective_rank": effective_rank_of(singular).mean(),
+        "activation_stable_rank": stable_rank_of(singular).mean(),
+        "residual_rms": residual_rms(x).mean(),
+        "massive": x.abs().amax() / x.abs().median().clamp_min(torch.finfo(x.dtype).tiny),
+    }
+
+
+LOOKS: dict[str, Callable[[Tensor], dict[str, Tensor]]] = {
+    "resid_post": stream,
+    "hidden": lambda hidden: {"dead_units": dead_units(hidden)},
+    "logits": lambda logits: {"log_z": log_z(logits).mean()},
+}
+"""What is taken at a site, by the last step of its name."""
+
+
+class Attention:
+    """Entropy, largest logit and mass on the first key of every head, of maps that arrive by blocks of queries."""
+
+    def __init__(self) -> None:
+        self.visible: Tensor | None = None
+        self.largest: list[Tensor] = []
+        self.entropy: list[Tensor] = []
+        self.sink: list[Tensor] = []
+
+    def scores(self, scores: Tensor, first: int, total: int) -> None:
+        """scores (b, n, c, t), -inf where a key is not seen."""
+        self.visible = (scores > float("-inf")).sum(-1)
+        self.largest.append(scores.amax((0, 2, 3)))
+
+    def pattern(self, pattern: Tensor, first: int, total: int) -> None:
+        """pattern (b, n, c, t), of the scores shown just before."""
+        assert self.visible is not None
+        choice = self.visible > 1  # where one key is seen there is nothing to spread over
+        entropy = torch.special.entr(pattern).sum(-1) / self.visible.clamp_min(2).log()
+        self.entropy.append(entropy.where(choice, torch.nan).flatten(2).transpose(0, 1).flatten(1))
+        self.sink.append(pattern[..., 0].where(choice, torch.nan).transpose(0, 1).flatten(1))
+
+    def statistics(self) -> dict[str, Tensor]:
+        """(n,) each."""
+        if not self.largest:
+            return {}
+        return {
+            "attention_entropy": torch.cat(self.entropy, -1).nanmean(-1),
+            "max_attention_logit": torch.stack(self.largest).amax(0),
+            "sink_mass": torch.cat(self.sink, -1).nanmean(-1),
+        }
+
+
+def _look(take: Callable[[Tensor], dict[str, Tensor]], name: str, into: dict[str, dict[str, Tensor]]) -> Look:
+    def look(x: Tensor, first: int, total: int) -> None:
+        for statistic, value in take(x.float()).items():
+            into.setdefault(statistic, {})[name] = value
+
+    return look
+
+
+def numbers(found: dict[str, dict[str, Tensor]]) -> Statistics:
+    """Tensors as numbers and lists of them, in one transfer."""
+    flat = [value.float().reshape(-1) for of_sites in found.values() for value in of_sites.values()]
+    if not flat:
+        return {}
+    all_values = torch.cat(flat).tolist()
+    made: Statistics = {}
+    at = 0
+    for statistic, of_sites in found.items():
+        made[statistic] = {}
+        for where, value in of_sites.items():
+            part = all_values[at : at + value.numel()]
+            at += value.numel()
+            made[statistic][where] = part if value.dim() else part[0]
+    return made

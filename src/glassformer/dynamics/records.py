@@ -1,0 +1,198 @@
+"""dynamics.jsonl: what a monitor found, one JSON object a line.
+
+    {"step": 50, "statistics": {STATISTIC: {WHERE: number, or [one per head]}}}
+    {"step": 61, "event": "spike", "what": "loss", "value": 9.1, "sigmas": 8.2, "batch": [text, ...], ...}
+
+Numbers have six significant figures; what is not finite is the string "nan", "inf" or "-inf".
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+from glassformer.errors import RequestError, WorkError
+
+NAME = "dynamics.jsonl"
+MOST_BYTES = 1 << 27
+"""Of a file, so much is read: from its end, where what went wrong is found."""
+LINE_BYTES = 1 << 22
+WORDS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+MOST_HEADS = 1 << 14
+MOST_TEXTS, LONGEST_TEXT, LONGEST_NAME = 16, 2000, 400
+_LAST_STEP = 1 << 53
+
+
+class Records:
+    """Appends rows to RUN/dynamics.jsonl. The file is made with its first row. Raises WorkError where it cannot be."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.file: IO[str] | None = None
+
+    @classmethod
+    def open(cls, folder: Path, resume_step: int) -> Records:
+        """Goes on after `resume_step`: rows of later steps, which the checkpoint does not know, are cut off, and lines
+        that are no rows with them."""
+        records = cls(folder / NAME)
+        path, temporary = records.path, records.path.with_name(f".{NAME}.tmp")
+        with _disk_errors(path):
+            if path.exists():
+                with path.open("rb") as old, temporary.open("wb") as new:
+                    new.writelines(line for line, row in _lines(old) if row and row["step"] <= resume_step)
+                    new.flush()
+                    os.fsync(new.fileno())
+                os.replace(temporary, path)
+        return records
+
+    def write(self, row: dict[str, Any]) -> None:
+        with _disk_errors(self.path):
+            if self.file is None:
+                self.file = self.path.open("a", encoding="utf-8")
+            self.file.write(json.dumps(plain(row), allow_nan=False) + "\n")
+            self.file.flush()
+
+    def close(self) -> None:
+        if self.file is not None:
+            with _disk_errors(self.path):
+                self.file.close()
+            self.file = None
+
+
+class Recorded(list[dict[str, Any]]):
+    """The rows of a file, in its order, and how much of it could not be taken."""
+
+    skipped: int = 0
+    """Lines that are no rows; one cut by a crash is among them."""
+    left_out: int = 0
+    """Bytes at the beginning of a file larger than MOST_BYTES."""
+
+
+def read_records(path: Path, most_bytes: int = MOST_BYTES) -> Recorded:
+    """The rows of a dynamics.jsonl, checked: step a count, statistics {name: {place: float or [float, ...]}}, an event
+    with its fields and no others; words for numbers are numbers again, long texts are cut.
+
+    No file is no rows: the run was not watched. Lines that are no rows are skipped and counted. Raises RequestError
+    where the file cannot be read, or is of another kind."""
+    rows = Recorded()
+    try:
+        with path.open("rb") as file:
+            rows.left_out = max(0, os.fstat(file.fileno()).st_size - most_bytes)
+            file.seek(rows.left_out)
+            if rows.left_out:
+                file.readline(LINE_BYTES)
+            for _, row in _lines(file):
+                if row is None:
+                    rows.skipped += 1
+                else:
+                    rows.append(row)
+    except FileNotFoundError:
+        return rows
+    except OSError as error:
+        raise RequestError(f"{path} cannot be read: {error.strerror or error}") from None
+    if rows.skipped > 1 and not rows:
+        raise RequestError(f"{path} holds no statistics: none of its {rows.skipped} lines is a row")
+    return rows
+
+
+def plain(value: Any) -> Any:
+    """A tree that JSON can hold: numbers to six significant figures, words for what is not finite."""
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    if isinstance(value, float):
+        return float(f"{value:.6g}") if math.isfinite(value) else str(value)
+    return value
+
+
+def _lines(file: IO[bytes]) -> Iterator[tuple[bytes, dict[str, Any] | None]]:
+    """Every line with its row, None where it holds none; lines that are too long come in pieces, none a row."""
+    whole = True
+    while line := file.readline(LINE_BYTES):
+        ended = line.endswith(b"\n")
+        yield line, _row(line) if whole and ended else None
+        whole = ended
+
+
+def _row(line: bytes) -> dict[str, Any] | None:
+    """What a line says, as far as it can be believed."""
+    try:
+        return _checked(json.loads(line))
+    except (ValueError, RecursionError):  # also bytes that are no text, and integers of thousands of digits
+        return None
+
+
+def _checked(found: Any) -> dict[str, Any]:
+    """Raises ValueError for what no monitor writes."""
+    found = _is(found, dict)
+    step, row = _is(found.get("step"), int), {"step": found.get("step")}
+    if not 0 <= step < _LAST_STEP or not found.keys() & {"statistics", "event"}:
+        raise ValueError("no row")
+    if "statistics" in found:
+        row["statistics"] = {
+            _name(statistic): {_name(where): _values(value) for where, value in _is(places, dict).items()}
+            for statistic, places in _is(found["statistics"], dict).items()
+        }
+    if "event" in found:
+        row["event"] = _name(found["event"])
+        row |= {key: read(found[key]) for key, read in FIELDS.items() if found.get(key) is not None}
+    return row
+
+
+def _is(value: Any, kind: type) -> Any:
+    if type(value) is not kind:
+        raise ValueError(f"{type(value).__name__} in place of {kind.__name__}")
+    return value
+
+
+def _text(value: Any) -> str:
+    """Without halves of surrogate pairs, which nothing can print."""
+    return _is(value, str)[:LONGEST_TEXT].encode("utf-8", "replace").decode()
+
+
+def _name(value: Any) -> str:
+    if len(_is(value, str)) > LONGEST_NAME:
+        raise ValueError("a name too long")
+    return _text(value)
+
+
+def _number(value: Any) -> float:
+    if type(value) is str and value in WORDS:
+        return WORDS[value]
+    if type(value) not in (int, float):
+        raise ValueError("no number")
+    try:
+        return float(value)
+    except OverflowError:
+        raise ValueError("a number too large") from None
+
+
+def _values(value: Any) -> float | list[float]:
+    return [_number(one) for one in value[:MOST_HEADS]] if type(value) is list else _number(value)
+
+
+FIELDS = {
+    "what": _name,
+    "site": _name,
+    "value": _number,
+    "sigmas": _number,
+    "to": lambda value: _is(value, int),
+    "why": _text,
+    "batch": lambda value: [_text(text) for text in _is(value, list)[:MOST_TEXTS]],
+    "batch_losses": lambda value: [_number(loss) for loss in _is(value, list)[:MOST_TEXTS]],
+}
+"""What an event may say, and how it is checked."""
+
+
+@contextmanager
+def _disk_errors(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise WorkError(f"{path} could not be written: {error.strerror or error}") from None

@@ -1,0 +1,224 @@
+"""The monitor of a training run: statistics at an interval, spikes at every step, and what was going on around them.
+
+Watching changes nothing: values come from a pass of its own over a few sequences of the batch, in the mode of
+evaluation and without gradients, and from the gradients and weights that are there. The norms of weights and gradients
+go into a ring at every step; around a spike the ring is written whole, and the steps that follow are looked at one by
+one. Windows and ring are part of the checkpoint.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from glassformer.capture import looking, sites
+from glassformer.dynamics.probe import probe
+from glassformer.dynamics.records import Records
+from glassformer.dynamics.spikes import Spikes
+from glassformer.dynamics.weights import named_matrices, pulse, spectra, updates
+from glassformer.errors import RequestError
+from glassformer.model import Model
+
+RING = 64
+"""Steps before a spike whose norms are kept."""
+DENSE = 16
+"""Steps after a spike that are looked at one by one."""
+SPECTRA = 8
+"""Spectra of weights are taken every so many looks: they cost the most and move the least."""
+PROBE_TOKENS = 256
+"""Of the batch, in whole sequences and at least one, are run once more to look inside."""
+SHOWN = 3
+LONGEST_TEXT = 240
+
+
+@dataclass
+class Moment:
+    """One step as it happens, for whoever looks from inside."""
+
+    step: int
+    """The number this step has when it is done; from 1."""
+    loss: float
+    grad_norm: float
+    """Before clipping."""
+    learning_rate: float
+    inputs: Tensor
+    targets: Tensor
+    model: Model
+    optimizer: torch.optim.Optimizer
+
+
+class Watch:
+    """Looks at a run from inside: call `before_update` and `after_update` around every step of the optimizer.
+
+    `every`: steps between looks; None looks for spikes alone. `records` takes what is found; without it events are
+    only returned. `autocast` is the context the run computes in, `decode` turns tokens into text."""
+
+    def __init__(
+        self,
+        model: Model,
+        every: int | None = None,
+        records: Records | None = None,
+        autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
+        decode: Callable[[list[int]], str] | None = None,
+    ):
+        if every is not None and every < 1:
+            raise RequestError(f"watch={every} must be at least 1: it is the number of steps between looks")
+        self.model, self.every, self.records = model, every, records
+        self.autocast, self.decode = autocast, decode
+        self.spikes = {"loss": Spikes(), "grad_norm": Spikes()}
+        self.matrices = named_matrices(model)
+        self.ring: deque[dict[str, Any]] = deque(maxlen=RING)
+        self.written = 0
+        """The last step whose row is in the file."""
+        self.dense_until = 0
+        self.before: dict[int, Tensor] = {}
+
+    def before_update(self, moment: Moment) -> list[dict[str, Any]]:
+        """Gradients are there as the loss left them, the weights have not moved. Returns the spikes of this step."""
+        found = []
+        for what, spikes in self.spikes.items():
+            value = getattr(moment, what)
+            if (sigmas := spikes.see(value)) is not None:
+                found.append({"step": moment.step, "event": "spike", "what": what, "value": value, "sigmas": sigmas})
+        if found:
+            self.dense_until = moment.step + DENSE
+            found[0] |= self._batch(moment)
+        if self.every is not None:
+            self.ring.append({"step": moment.step, "statistics": pulse(self.matrices)})
+            if self._due(moment.step):
+                self.before = {id(one): one.detach().clone() for one in moment.model.parameters()}
+        if found:
+            self._write(*self._unwritten()[:-1], *found)
+        return found
+
+    def after_update(self, moment: Moment) -> None:
+        """The weights have moved."""
+        if not self.before:
+            return
+        row = self.ring[-1]["statistics"]
+        row |= updates(self.matrices, self.before)
+        self.before = {}
+        if moment.step == 1 or (self.every and moment.step % (SPECTRA * self.every) == 0):
+            row |= merged(row, spectra(self.matrices))
+        rows = max(1, PROBE_TOKENS // moment.inputs.shape[1])
+        with self.autocast():
+            row |= merged(row, probe(moment.model, self._here(moment.inputs[:rows])))
+        self._write(self.ring[-1])
+
+    def skipped(self, moment: Moment) -> None:
+        """The step was not taken."""
+        self.before = {}
+        self._write(*self._unwritten(), {"step": moment.step, "event": "skipped"})
+
+    def rolled_back(self, step: int, to: int) -> None:
+        self.before = {}
+        self._write({"step": step, "event": "rolled_back", "to": to})
+
+    def not_finite(self, moment: Moment) -> dict[str, Any]:
+        """Loss or gradient are no numbers: where that begins. Returns the event."""
+        what = "loss" if not math.isfinite(moment.loss) else "grad_norm"
+        event = {"step": moment.step, "event": "not_finite", "what": what, "value": getattr(moment, what)}
+        event["site"] = self._first_not_finite(moment)
+        event |= self._batch(moment)
+        self._write(*self._unwritten(), event)
+        return event
+
+    def ended(self, step: int, why: str) -> None:
+        """The run is given up."""
+        self._write(*self._unwritten(), {"step": step, "event": "diverged", "what": "loss", "why": why})
+
+    # State
+
+    def state(self) -> dict[str, Any]:
+        """What the next step depends on, as JSON can hold it."""
+        return {
+            **{what: spikes.state() for what, spikes in self.spikes.items()},
+            "ring": list(self.ring),
+            "written": self.written,
+            "dense_until": self.dense_until,
+        }
+
+    def restore(self, state: Any) -> None:
+        """Goes on where `state()` was taken. Raises RequestError for anything that it cannot have been."""
+        rows = state.get("ring") if isinstance(state, dict) else None
+        if not isinstance(rows, list) or not all(isinstance(row, dict) and "step" in row for row in rows):
+            raise RequestError("the state of the monitor is damaged: it has no ring of rows")
+        for what, spikes in self.spikes.items():
+            spikes.restore(state.get(what))
+        self.ring = deque(rows, maxlen=RING)
+        self.written, self.dense_until = int(state.get("written", 0)), int(state.get("dense_until", 0))
+
+    # What is done at the sites
+
+    def _due(self, step: int) -> bool:
+        return step == 1 or step <= self.dense_until or (self.every is not None and step % self.every == 0)
+
+    def _unwritten(self) -> list[dict[str, Any]]:
+        return [row for row in self.ring if row["step"] > self.written]
+
+    def _write(self, *rows: dict[str, Any]) -> None:
+        for row in rows:
+            if "statistics" in row:
+                self.written = max(self.written, row["step"])
+            if self.records is not None:
+                self.records.write(row)
+
+    def _here(self, tokens: Tensor) -> Tensor:
+        return tokens.to(self.model.embedding.weight.device)
+
+    def _batch(self, moment: Moment) -> dict[str, Any]:
+        """The sequences of the batch with the largest losses, as text."""
+        losses = []
+        trains = moment.model.training
+        moment.model.eval()
+        with torch.no_grad(), self.autocast():
+            for row in range(len(moment.inputs)):
+                x, y = (self._here(one[row : row + 1]) for one in (moment.inputs, moment.targets))
+                losses.append(float(moment.model.loss(x, y)))
+        moment.model.train(trains)
+        worst = sorted(range(len(losses)), key=lambda row: -losses[row] if losses[row] == losses[row] else -math.inf)
+        texts = [self._text(moment.inputs[row]) for row in worst[:SHOWN]]
+        return {"batch": texts, "batch_losses": [losses[row] for row in worst[:SHOWN]]}
+
+    def _text(self, tokens: Tensor) -> str:
+        ids = tokens[:LONGEST_TEXT].tolist()
+        text = self.decode(ids) if self.decode else " ".join(map(str, ids))
+        return text[:LONGEST_TEXT]
+
+    def _first_not_finite(self, moment: Moment) -> str | None:
+        """The first place, in the order of computation, whose value is no number: a weight, a site, a gradient."""
+        for name, matrix in self.matrices.items():
+            if not torch.isfinite(matrix.within(matrix.parameter)).all():
+                return f"{name} (its weights)"
+        first: list[str] = []
+
+        def look(name: str) -> Callable[[Tensor, int, int], None]:
+            def see(x: Tensor, _: int, __: int) -> None:
+                if not first and not torch.isfinite(x).all():
+                    first.append(name)
+
+            return see
+
+        names: Iterable[str] = (name for name in sites(moment.model) if not name.endswith((".scores", ".pattern")))
+        with torch.no_grad(), self.autocast(), looking(moment.model, {name: look(name) for name in names}):
+            for row in self._here(moment.inputs).split(1):
+                moment.model(row)
+                if first:
+                    return first[0]
+        for name, matrix in reversed(self.matrices.items()):
+            grad = matrix.parameter.grad
+            if grad is not None and not torch.isfinite(matrix.within(grad)).all():
+                return f"{name} (its gradient)"
+        return None
+
+
+def merged(row: dict[str, Any], more: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Statistics of one name at different places side by side."""
+    return {name: {**row.get(name, {}), **places} for name, places in more.items()}

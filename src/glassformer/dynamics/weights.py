@@ -1,0 +1,115 @@
+"""Weights, gradients and updates of every named matrix of a model, as rows of statistics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from glassformer.dynamics.spectra import (
+    effective_rank_of,
+    product_spectrum,
+    row_cosine,
+    singular_values,
+    stable_rank_of,
+)
+from glassformer.model import Model
+from glassformer.parts.linear import Matrix
+
+Statistics = dict[str, dict[str, float | list[float]]]
+"""{statistic: {where: number, or one for each head}}."""
+
+
+def named_matrices(model: Model) -> dict[str, Matrix]:
+    """Every matrix of the model by the name of the site it makes: `embed`, `layers.3.mixer.q`, `layers.3.ffn.down`,
+    `head`. A mixer or ffn that does not name its own is listed by its parameters."""
+    found = {"embed": Matrix(model.embedding.weight, 0, len(model.embedding.weight))}
+    for number, layer in enumerate(model.layers):
+        for branch in ("mixer", "ffn"):
+            part = getattr(layer, branch)
+            if part is not None:
+                of_part = part.matrices() if hasattr(part, "matrices") else _plain(part)
+                found |= {f"layers.{number}.{branch}.{name}": matrix for name, matrix in of_part.items()}
+    if model.head.weight is not None:
+        found["head"] = Matrix(model.head.weight, 0, len(model.head.weight))
+    return found
+
+
+def _plain(part: torch.nn.Module) -> dict[str, Matrix]:
+    named = ((name.removesuffix(".weight"), weight) for name, weight in part.named_parameters())
+    return {name: Matrix(weight, 0, len(weight)) for name, weight in named if weight.dim() == 2}
+
+
+def norms(matrices: Mapping[str, Matrix], values: Callable[[Tensor], Tensor | None]) -> dict[str, list[float]]:
+    """||.||_F of every matrix, one for each head where it has heads: of the weights, or of their gradients.
+
+    One transfer for all. A matrix without values (nothing trained it) is left out."""
+    made: dict[str, Tensor] = {}
+    for name, matrix in matrices.items():
+        tensor = values(matrix.parameter)
+        if tensor is not None:
+            rows = matrix.within(tensor.detach())
+            made[name] = torch.linalg.vector_norm(rows.reshape(matrix.heads or 1, -1), dim=-1, dtype=torch.float32)
+    if not made:
+        return {}
+    flat = torch.cat(list(made.values())).tolist()
+    lengths = [len(tensor) for tensor in made.values()]
+    ends = [sum(lengths[: i + 1]) for i in range(len(lengths))]
+    return {name: flat[end - n : end] for name, end, n in zip(made, ends, lengths, strict=True)}
+
+
+def pulse(matrices: Mapping[str, Matrix]) -> Statistics:
+    """What is cheap enough for every step: one reading of weights and gradients."""
+    weights = norms(matrices, lambda parameter: parameter)
+    gradients = norms(matrices, lambda parameter: parameter.grad)
+    size = {name: matrix.within(matrix.parameter).numel() // (matrix.heads or 1) for name, matrix in matrices.items()}
+    return {
+        "weight_norm": {name: _one(values, matrices[name]) for name, values in weights.items()},
+        "gradient_norm": {name: _one(values, matrices[name]) for name, values in gradients.items()},
+        "gradient_rms": {
+            name: _one([value / size[name] ** 0.5 for value in values], matrices[name])
+            for name, values in gradients.items()
+        },
+    }
+
+
+def updates(matrices: Mapping[str, Matrix], before: Mapping[int, Tensor]) -> Statistics:
+    """||dW|| / ||W||, W before the step; `before` holds each parameter as it was, by its id."""
+    moved = norms(matrices, lambda parameter: parameter.detach() - before[id(parameter)])
+    was = norms(matrices, lambda parameter: before[id(parameter)])
+    ratio = {
+        name: [d / w if w else 0.0 for d, w in zip(moved[name], was[name], strict=True)] for name in moved
+    }  # a matrix of zeros has not moved by any share of itself
+    return {"update_ratio": {name: _one(values, matrices[name]) for name, values in ratio.items()}}
+
+
+def spectra(matrices: Mapping[str, Matrix]) -> Statistics:
+    """Spectral norm, effective and stable rank, and row cosine of every matrix of the layers, by head where it has
+    heads; of W_Q^T W_K by head at `layers.N.mixer.qk`. The vocabulary's matrices are left out: they cost the most."""
+    made: Statistics = {"spectral_norm": {}, "effective_rank": {}, "stable_rank": {}, "row_cosine": {}}
+
+    def note(name: str, singular: Tensor) -> None:
+        made["spectral_norm"][name] = _values(singular[..., 0])
+        made["effective_rank"][name] = _values(effective_rank_of(singular))
+        made["stable_rank"][name] = _values(stable_rank_of(singular))
+
+    with torch.no_grad():
+        for name, matrix in matrices.items():
+            if name.startswith("layers."):
+                rows = matrix.within(matrix.parameter).float()
+                note(name, singular_values(rows))
+                made["row_cosine"][name] = _values(row_cosine(rows))
+        for name, matrix in matrices.items():
+            if name.endswith(".mixer.q") and (key := matrices.get(name[:-1] + "k")):
+                q, k = (one.within(one.parameter).float() for one in (matrix, key))
+                note(name[:-1] + "qk", product_spectrum(q, k.repeat_interleave(len(q) // len(k), dim=0)))
+    return made
+
+
+def _one(values: Sequence[float], matrix: Matrix) -> float | list[float]:
+    return list(values) if matrix.heads is not None else values[0]
+
+
+def _values(tensor: Tensor) -> float | list[float]:
+    return tensor.tolist()
