@@ -75,8 +75,8 @@ class Watch:
         self.spikes = {"loss": Spikes(), "grad_norm": Spikes()}
         self.matrices = named_matrices(model)
         self.ring: deque[dict[str, Any]] = deque(maxlen=RING)
-        self.written = 0
-        """The last step whose row is in the file."""
+        self.written: list[int] = []
+        """Steps of the ring whose rows are in the file."""
         self.dense_until = 0
         self.before: dict[int, Tensor] = {}
 
@@ -95,7 +95,7 @@ class Watch:
             if self._due(moment.step):
                 self.before = {id(one): one.detach().clone() for one in moment.model.parameters()}
         if found:
-            self._write(*self._unwritten()[:-1], *found)
+            self._write(*(row for row in self._unwritten() if row["step"] < moment.step), *found)
         return found
 
     def after_update(self, moment: Moment) -> None:
@@ -141,7 +141,7 @@ class Watch:
         return {
             **{what: spikes.state() for what, spikes in self.spikes.items()},
             "ring": list(self.ring),
-            "written": self.written,
+            "written": list(self.written),
             "dense_until": self.dense_until,
         }
 
@@ -150,10 +150,12 @@ class Watch:
         rows = state.get("ring") if isinstance(state, dict) else None
         if not isinstance(rows, list) or not all(isinstance(row, dict) and "step" in row for row in rows):
             raise RequestError("the state of the monitor is damaged: it has no ring of rows")
+        if not isinstance(state.get("written"), list) or not isinstance(state.get("dense_until"), int):
+            raise RequestError("the state of the monitor is damaged: it does not say what is written")
         for what, spikes in self.spikes.items():
             spikes.restore(state.get(what))
         self.ring = deque(rows, maxlen=RING)
-        self.written, self.dense_until = int(state.get("written", 0)), int(state.get("dense_until", 0))
+        self.written, self.dense_until = list(state["written"]), int(state["dense_until"])
 
     # What is done at the sites
 
@@ -161,12 +163,12 @@ class Watch:
         return step == 1 or step <= self.dense_until or (self.every is not None and step % self.every == 0)
 
     def _unwritten(self) -> list[dict[str, Any]]:
-        return [row for row in self.ring if row["step"] > self.written]
+        return [row for row in self.ring if row["step"] not in self.written]
 
     def _write(self, *rows: dict[str, Any]) -> None:
         for row in rows:
             if "statistics" in row:
-                self.written = max(self.written, row["step"])
+                self.written = [*self.written[1 - RING :], row["step"]]
             if self.records is not None:
                 self.records.write(row)
 

@@ -231,6 +231,7 @@ class _Loop:
         self.shift = 0
         """Batches left out by rolling back: step s reads batch s + shift."""
         self.rolled_back = 0
+        self.moment: Moment | None = None
         self.left_out = 0
         """Steps left out one after the other."""
 
@@ -301,7 +302,7 @@ class _Loop:
         inputs, targets = self.batches[self.step + self.shift]
         loss = self._backward(inputs, targets)
         norm = gradient_norm(self.model)
-        moment = Moment(self.step + 1, loss, norm, rate, inputs, targets, self.model, self.optimizer)
+        moment = self.moment = Moment(self.step + 1, loss, norm, rate, inputs, targets, self.model, self.optimizer)
         finite = math.isfinite(loss) and math.isfinite(norm)
         found = self.watch.before_update(moment) if finite else [self.watch.not_finite(moment)]
         self._notice(found)
@@ -363,6 +364,8 @@ class _Loop:
         if self.validation is None or math.isfinite(self.validation["loss"]):
             return None
         found, self.validation = self.validation["loss"], None
+        if self.moment is not None:
+            self.watch.not_finite(replace(self.moment, loss=found))
         return f"the held-out loss became {found} after step {self.step}"
 
     def _backward(self, inputs: Tensor, targets: Tensor) -> float:

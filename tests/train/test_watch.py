@@ -1,0 +1,284 @@
+"""Watching a run from inside: it changes nothing, its numbers are what they say, and spikes are acted upon."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import glassformer as gf
+from glassformer.dynamics.probe import probe
+from glassformer.dynamics.watch import Moment, Watch
+from glassformer.errors import RequestError
+from glassformer.expression import preset
+from glassformer.model import Model
+from glassformer.text import Batches, TextData
+from glassformer.train import Interrupted, Report, checkpoint, train
+from glassformer.train.loop import read_metrics
+
+BATCH, CONTEXT = 4, 32
+SMALL = {"batch_size": BATCH, "context": CONTEXT, "compile": False, "threads": 1}
+TEN = {**SMALL, "tokens": 10 * BATCH * CONTEXT}
+
+
+def model(name: str = "llama@1m+gqa:1") -> gf.ModelConfig:
+    return preset(name + "+layers=2+d_model=32+heads=2")
+
+
+def rows(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "dynamics.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
+def weights(run: Path) -> bytes:
+    folder = checkpoint.latest(run)
+    assert folder is not None
+    return (folder / "model.safetensors").read_bytes() + (folder / "optimizer.safetensors").read_bytes()
+
+
+def stop_at_5(report: Report) -> None:
+    if report.step == 5 and report.validation is None:
+        os.kill(os.getpid(), signal.SIGINT)
+
+
+class Poke:
+    """Something goes wrong inside a run, at a step."""
+
+    def __init__(self, step: int, poke: Any):
+        self.step, self.poke = step, poke
+
+    def before_update(self, moment: Moment) -> None:
+        pass
+
+    def after_update(self, moment: Moment) -> None:
+        if moment.step == self.step:
+            with torch.no_grad():
+                self.poke(moment.model)
+
+
+@pytest.mark.parametrize("name", ["llama@1m+gqa:1", "gpt2@1m+dropout:0.1", "bloom@1m", "falcon@1m"])
+def test_watching_changes_nothing(text: TextData, tmp_path: Path, name: str) -> None:
+    """Weights, moments and losses are those of the run that nobody watched, bit for bit."""
+    alone = train(model(name), text, TEN, tmp_path / "alone")
+    watched = train(model(name), text, {**TEN, "watch": 3}, tmp_path / "watched")
+    assert weights(tmp_path / "alone") == weights(tmp_path / "watched")
+    assert [row.get("loss") for row in alone.metrics] == [row.get("loss") for row in watched.metrics]
+    assert not (tmp_path / "alone" / "dynamics.jsonl").exists()
+    assert [row["step"] for row in rows(tmp_path / "watched")] == [1, 3, 6, 9]
+
+
+def test_resuming_goes_on_watching(text: TextData, tmp_path: Path) -> None:
+    """Rows and the monitor's state are those of the run that did not stop; what came after the checkpoint is cut."""
+
+    recipe = {**TEN, "watch": 2}
+    train(model(), text, recipe, tmp_path / "straight")
+    with pytest.raises(Interrupted):
+        train(model(), text, recipe, tmp_path / "broken", callback=stop_at_5)
+    with (tmp_path / "broken" / "dynamics.jsonl").open("a") as file:
+        file.write('{"step": 6, "event": "spike"}\n{"step": 8, "stat')  # a crash after the checkpoint
+    train(model(), text, recipe, tmp_path / "broken", resume=True)
+    assert rows(tmp_path / "broken") == rows(tmp_path / "straight")
+    states = [checkpoint.read_watch(checkpoint.latest(tmp_path / run)) for run in ("straight", "broken")]  # type: ignore[arg-type]
+    assert states[0] == states[1] and len(states[0]["ring"]) == 10
+
+
+def test_a_damaged_state_is_refused(text: TextData, tmp_path: Path) -> None:
+    with pytest.raises(Interrupted):
+        train(model(), text, TEN, tmp_path, callback=stop_at_5)
+    kept = checkpoint.latest(tmp_path)
+    assert kept is not None
+    (kept / "watch.json").write_text("{}")
+    with pytest.raises(RequestError, match=r"watch\.json is damaged"):
+        train(model(), text, TEN, tmp_path, resume=True)
+
+
+def test_weights_gradients_and_updates_are_measured(text: TextData) -> None:
+    """Each against the tensors themselves."""
+    net = model().vary(vocab_size=text.tokenizer.vocab_size, context=CONTEXT).build(seed=0)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    watch = Watch(net, every=1)
+    tokens = torch.randint(0, 10, (2, 16), generator=torch.Generator().manual_seed(0))
+    net.loss(tokens, tokens).backward()
+    moment = Moment(1, 3.0, 1.0, 0.1, tokens, tokens, net, optimizer)
+    before = {name: parameter.detach().clone() for name, parameter in net.named_parameters()}
+    watch.before_update(moment)
+    optimizer.step()
+    watch.after_update(moment)
+    found = watch.ring[-1]["statistics"]
+    qkv, grad = before["layers.1.mixer.qkv.weight"], net.layers[1].mixer.qkv.weight.grad
+    heads = {"q": (0, 2), "k": (32, 1), "v": (48, 1)}  # h = 16: two query heads, one key and value head
+    for name, (first, n) in heads.items():
+        for head in range(n):
+            part = slice(first + 16 * head, first + 16 * (head + 1))
+            where = f"layers.1.mixer.{name}"
+            assert found["weight_norm"][where][head] == pytest.approx(qkv[part].norm().item(), rel=1e-5)
+            assert found["gradient_norm"][where][head] == pytest.approx(grad[part].norm().item(), rel=1e-5)
+            rms = grad[part].square().mean().sqrt().item()
+            assert found["gradient_rms"][where][head] == pytest.approx(rms, rel=1e-5)
+            moved = net.layers[1].mixer.qkv.weight.detach()[part]
+            ratio = ((moved - qkv[part]).norm() / qkv[part].norm()).item()
+            assert found["update_ratio"][where][head] == pytest.approx(ratio, rel=1e-4)
+            top = torch.linalg.matrix_norm(moved, 2).item()
+            assert found["spectral_norm"][where][head] == pytest.approx(top, rel=1e-4)
+    q, k = net.layers[1].mixer.qkv.weight.detach()[:32], net.layers[1].mixer.qkv.weight.detach()[32:48]
+    for head in range(2):
+        singular = torch.linalg.svdvals(q[16 * head : 16 * (head + 1)].T @ k)
+        share = singular / singular.sum()
+        erank = (-(share * share.clamp_min(1e-30).log()).sum()).exp().item()
+        assert found["effective_rank"]["layers.1.mixer.qk"][head] == pytest.approx(erank, rel=1e-3)
+    down = before["layers.0.ffn.down_proj.weight"]
+    assert found["weight_norm"]["layers.0.ffn.down"] == pytest.approx(down.norm().item(), rel=1e-5)
+    assert found["weight_norm"]["embed"] == pytest.approx(before["embedding.weight"].norm().item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("name", ["llama@1m+gqa:1", "bloom@1m", "llama@1m+window:5", "falcon@1m"])
+def test_activations_are_measured(name: str) -> None:
+    """Each against what capture sees."""
+    net = model(name).vary(vocab_size=11, context=CONTEXT).build(seed=0).train()
+    tokens = torch.randint(0, 11, (2, 16), generator=torch.Generator().manual_seed(0))
+    found = probe(net, tokens)
+    assert net.training
+    seen = gf.capture(net.eval(), tokens, "*")
+    for layer in range(2):
+        pattern, scores = (seen[f"layers.{layer}.mixer.{site}"].double() for site in ("pattern", "scores"))
+        visible = torch.isfinite(scores).sum(-1)
+        entropy = torch.special.entr(pattern).sum(-1) / visible.clamp_min(2).log()
+        for head in range(pattern.shape[1]):
+            where, choice = f"layers.{layer}.mixer", visible[:, 0] > 1
+            mean = entropy[:, head][choice].mean().item()
+            assert found["attention_entropy"][where][head] == pytest.approx(mean, rel=1e-4)  # type: ignore[index]
+            assert 0 <= mean <= 1 + 1e-9
+            largest = scores[:, head].max().item()
+            assert found["max_attention_logit"][where][head] == pytest.approx(largest, rel=1e-4)  # type: ignore[index]
+            sink = pattern[:, head, :, 0][choice].mean().item()
+            assert found["sink_mass"][where][head] == pytest.approx(sink, rel=1e-4)  # type: ignore[index]
+        x = seen[f"layers.{layer}.resid_post"].double()
+        unit = torch.nn.functional.normalize(x, dim=-1)
+        cosines = unit @ unit.mT
+        rho = ((cosines.sum((1, 2)) - 16) / (16 * 15)).mean().item()
+        where = f"layers.{layer}.resid_post"
+        assert found["token_cosine"][where] == pytest.approx(rho, abs=1e-4)
+        mu = ((x - x.mean(1, keepdim=True)).flatten(1).norm(dim=1) / x.flatten(1).norm(dim=1)).mean().item()
+        assert found["relative_residual"][where] == pytest.approx(mu, rel=1e-4)
+        rms = x.square().mean((1, 2)).sqrt().mean().item()
+        assert found["residual_rms"][where] == pytest.approx(rms, rel=1e-3)
+        assert found["massive"][where] == pytest.approx((x.abs().max() / x.abs().median()).item(), rel=1e-3)
+    assert found["log_z"]["logits"] == pytest.approx(seen["logits"].double().logsumexp(-1).mean().item(), rel=1e-5)
+
+
+HUNDRED = {**SMALL, "batch_size": 2, "context": 16, "tokens": 100 * 2 * 16, "learning_rate": 1e-3}
+
+
+def test_a_step_that_is_no_number_names_its_place(text: TextData, tmp_path: Path) -> None:
+    def poke(net: Any) -> None:
+        net.layers[1].ffn.up.register_forward_hook(lambda site, args, x: x * float("nan"))
+
+    run = train(model(), text, {**TEN, "watch": 2}, tmp_path, observers=[Poke(4, poke)])
+    assert run.status == "diverged" and "after step 4" in str(run.error)  # found by the evaluation
+    event = next(row for row in rows(tmp_path) if row.get("event") == "not_finite")
+    assert (event["step"], event["site"], event["what"]) == (4, "layers.1.ffn.up", "loss")
+    assert event["value"] == "nan" and len(event["batch"]) == 3 and all(len(one) <= 240 for one in event["batch"])
+    assert [row["step"] for row in rows(tmp_path) if "statistics" in row] == [1, 2, 3, 4]  # the ring is written
+    run = train(model(), text, {**TEN, "watch": 2}, tmp_path / "w", observers=[Poke(4, spoil_a_weight)])
+    event = next(row for row in rows(tmp_path / "w") if row.get("event") == "not_finite")
+    assert event["site"] == "layers.0.ffn.down (its weights)"
+
+
+def spoil_a_weight(net: Any) -> None:
+    net.layers[0].ffn.down_proj.weight[3, 3] = float("inf")
+
+
+HUNDRED = {**SMALL, "batch_size": 2, "context": 16, "tokens": 100 * 2 * 16, "learning_rate": 1e-3}
+
+
+@pytest.fixture
+def one_bad_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The batch of step 80 is noise."""
+    whole = Batches.__getitem__
+
+    def get(self: Batches, step: int) -> tuple[torch.Tensor, torch.Tensor]:
+        inputs, targets = whole(self, step)
+        if step == 79:
+            noise = torch.Generator().manual_seed(0)
+            inputs, targets = (torch.randint(0, int(x.max()) + 1, x.shape, generator=noise) for x in (inputs, targets))
+        return inputs, targets
+
+    monkeypatch.setattr(Batches, "__getitem__", get)
+
+
+def test_a_spike_is_found_and_noted(text: TextData, tmp_path: Path, one_bad_batch: None) -> None:
+    told: list[Any] = []
+    run = train(model(), text, {**HUNDRED, "watch": 20}, tmp_path, callback=lambda report: told.extend(report.events))
+    assert run.status == "ok"
+    event = next(row for row in rows(tmp_path) if row.get("event") == "spike" and row["what"] == "loss")
+    assert event["step"] == 80 and event["sigmas"] > 6 and event["batch_losses"][0] > event["value"] - 0.5
+    assert any(event["step"] == 80 and event["what"] == "loss" for event in told)
+    steps = [row["step"] for row in rows(tmp_path) if "statistics" in row]
+    assert set(range(17, 97)) <= set(steps)  # 64 before, all to 16 after
+    assert len(steps) == len(set(steps))
+
+
+def test_a_spike_is_left_out(text: TextData, tmp_path: Path, one_bad_batch: None) -> None:
+    run = train(model(), text, {**HUNDRED, "on_spike": "skip"}, tmp_path)
+    assert run.steps == 100
+    skipped = [row["step"] for row in run.metrics if "skipped" in row]
+    assert 80 in skipped and len(skipped) <= 3
+    assert [row["step"] for row in rows(tmp_path) if row.get("event") == "skipped"] == skipped
+
+
+def test_a_run_goes_back_before_a_spike(text: TextData, tmp_path: Path, one_bad_batch: None) -> None:
+    recipe = {**HUNDRED, "on_spike": "roll_back", "checkpoint_seconds": 1e-6}
+    run = train(model(), text, recipe, tmp_path)
+    assert run.steps == 100 and run.status == "ok"
+    back = next(row for row in rows(tmp_path) if row.get("event") == "rolled_back" and row["step"] == 80)
+    assert back["to"] == 79
+    metrics = [row for row in read_metrics(tmp_path / "metrics.jsonl") if "loss" in row]
+    assert [row["step"] for row in metrics] == list(range(1, 101))
+    assert max(row["loss"] for row in metrics[70:]) < 3.2  # noise costs more; its batch is not read again
+    assert checkpoint.read_state(checkpoint.latest(tmp_path))["shift"] >= 1  # type: ignore[arg-type]
+
+
+def test_not_a_number_can_be_left_out_too(text: TextData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loss that overflows once costs one step, not the run; one that stays ends it after ten."""
+    plain = Model.loss
+    passes = iter(range(10_000))
+
+    def loss(self: Model, *args: Any, **kwargs: Any) -> torch.Tensor:
+        made = plain(self, *args, **kwargs)
+        return made * float("nan") if self.training and bad(next(passes)) else made
+
+    monkeypatch.setattr(Model, "loss", loss)
+    recipe = {**TEN, "on_spike": "skip", "tokens": 20 * BATCH * CONTEXT}
+    bad = lambda call: call == 4  # noqa: E731  # pass 0 warms up
+    run = train(model(), text, recipe, tmp_path / "once")
+    assert run.status == "ok" and [row["step"] for row in run.metrics if "skipped" in row] == [4]
+    bad = lambda call: True  # noqa: E731
+    run = train(model(), text, recipe, tmp_path / "always")
+    assert run.status == "diverged" and len([row for row in run.metrics if "skipped" in row]) == 10
+
+
+@pytest.mark.parametrize(
+    ("recipe", "words"),
+    [
+        ({"watch": 0}, "watch"),
+        ({"watch": -3}, "watch"),
+        ({"on_spike": "explode"}, "on_spike"),
+        ({"on_spike": "roll_back"}, "name a folder"),
+    ],
+)
+def test_wrong_requests_are_refused(text: TextData, recipe: dict[str, Any], words: str) -> None:
+    with pytest.raises(RequestError, match=words):
+        train(model(), text, {**TEN, **recipe})
+
+
+def test_the_monitor_refuses_an_interval_of_zero_and_a_damaged_state() -> None:
+    net = model().vary(vocab_size=11, context=CONTEXT).build(seed=0)
+    with pytest.raises(RequestError, match="watch=0 must be at least 1"):
+        Watch(net, every=0)
+    for state in (None, [], {}, {"ring": 3}, {"ring": [3]}):
+        with pytest.raises(RequestError, match="damaged"):
+            Watch(net, every=1).restore(state)
