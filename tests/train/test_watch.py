@@ -182,7 +182,8 @@ def test_a_step_that_is_no_number_names_its_place(text: TextData, tmp_path: Path
     event = next(row for row in rows(tmp_path) if row.get("event") == "not_finite")
     assert (event["step"], event["site"], event["what"]) == (4, "layers.1.ffn.up", "loss")
     assert event["value"] == "nan" and len(event["batch"]) == 3 and all(len(one) <= 240 for one in event["batch"])
-    assert [row["step"] for row in rows(tmp_path) if "statistics" in row] == [1, 2, 3, 4]  # the ring is written
+    steps = [row["step"] for row in rows(tmp_path) if "statistics" in row]
+    assert sorted(steps) == [1, 2, 3, 4]  # the ring is written
     run = train(model(), text, {**TEN, "watch": 2}, tmp_path / "w", observers=[Poke(4, spoil_a_weight)])
     event = next(row for row in rows(tmp_path / "w") if row.get("event") == "not_finite")
     assert event["site"] == "layers.0.ffn.down (its weights)"

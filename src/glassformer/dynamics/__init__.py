@@ -1,1 +1,73 @@
 """What to watch while a model trains: statistics as pure functions, monitors, and what a failed run died of."""
+
+from glassformer.dynamics.attention import (
+    attention_entropy,
+    causal_counts,
+    entropy_bound,
+    inverse_participation_ratio,
+    max_attention_logit,
+    sink_mass,
+    sink_rate,
+)
+from glassformer.dynamics.gradients import gradient_norm, gradient_rms, update_ratio
+from glassformer.dynamics.outputs import dead_units, log_z, max_violation, router_entropy, router_load
+from glassformer.dynamics.spectra import (
+    CosineMap,
+    cosine_map,
+    cosine_matrix,
+    effective_rank,
+    effective_rank_of,
+    product_spectrum,
+    row_cosine,
+    singular_values,
+    spectral_norm,
+    spectral_norm_of,
+    stable_rank,
+    stable_rank_of,
+)
+from glassformer.dynamics.tokens import (
+    Massive,
+    composite_norm,
+    composite_residual,
+    massive,
+    relative_residual,
+    residual_rms,
+    token_cosine,
+)
+
+__all__ = [
+    "CosineMap",
+    "Massive",
+    "attention_entropy",
+    "causal_counts",
+    "composite_norm",
+    "composite_residual",
+    "cosine_map",
+    "cosine_matrix",
+    "dead_units",
+    "effective_rank",
+    "effective_rank_of",
+    "entropy_bound",
+    "gradient_norm",
+    "gradient_rms",
+    "inverse_participation_ratio",
+    "log_z",
+    "massive",
+    "max_attention_logit",
+    "max_violation",
+    "product_spectrum",
+    "relative_residual",
+    "residual_rms",
+    "router_entropy",
+    "router_load",
+    "row_cosine",
+    "singular_values",
+    "sink_mass",
+    "sink_rate",
+    "spectral_norm",
+    "spectral_norm_of",
+    "stable_rank",
+    "stable_rank_of",
+    "token_cosine",
+    "update_ratio",
+]

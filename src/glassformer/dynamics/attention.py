@@ -1,0 +1,116 @@
+"""How attention spreads: statistics of patterns and scores, a number per head.
+
+Patterns and scores are maps of queries against keys, (..., n, s, t): the last three axes are heads, queries, keys, and
+every axis before them (the batch) is averaged over. A single map (s, t) gives a single number. NaN in, NaN out.
+"""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float, Shaped
+from torch import Tensor
+
+from glassformer.errors import RequestError
+from glassformer.parts.precision import wide
+
+
+def attention_entropy(
+    pattern: Float[Tensor, "... s t"], normalised: bool = False, visible: Shaped[Tensor, "..."] | None = None
+) -> Tensor:
+    """Ent(A) = -Σ_j A_ij log A_ij in nats, averaged over the queries i (and the batch); per head, (n,).
+
+    From 0, every query on one key, to log t, all keys alike. Zhai et al. 2023, arXiv 2303.06296, section 3.
+
+    `normalised` divides each row by log of the keys it sees, which makes rows and lengths comparable, 0 to 1, and
+    leaves out rows that see a single key (our convention, not the paper's). `visible` is that count, of a shape that
+    broadcasts to (..., n, s); by default causal: the queries are the last s of t tokens, the i-th of all sees i keys.
+    Rows that see none are left out. Where no row is left the entropy is 0 and the normalised entropy 1: nothing is
+    collapsed.
+
+    Trouble: a head falling below 0.1 while the loss stalls or oscillates and the largest logit passes 1e3 (entropy
+    collapse). A low entropy alone is healthy: induction heads and sinks have it.
+    """
+    entropy = torch.special.entr(wide(pattern)).sum(-1)  # (..., s)
+    visible = causal_counts(pattern) if visible is None else visible.to(entropy.device)
+    kept = (visible > (1 if normalised else 0)).expand_as(entropy)
+    if normalised:
+        entropy = entropy / visible.clamp(min=2).to(entropy.dtype).log()
+    total, count = _per_head(entropy.where(kept, 0.0)), _per_head(kept.to(entropy.dtype))
+    return torch.where(count > 0, total / count.clamp(min=1), 1.0 if normalised else 0.0)
+
+
+def causal_counts(pattern: Float[Tensor, "... s t"]) -> Tensor:
+    """The keys that each of the last s of t tokens sees, itself the last: t - s + 1, ..., t."""
+    s, t = pattern.shape[-2:]
+    return torch.arange(t - s + 1, t + 1, device=pattern.device)
+
+
+def max_attention_logit(scores: Float[Tensor, "... s t"]) -> Tensor:
+    """max_ij |S_ij| over the keys that are visible (a hidden one's score is -inf) and the batch; per head, (n,).
+
+    Scores are what softmax receives: scaled, biased. 0 where nothing is visible.
+
+    Trouble: every run of Wortsman et al. 2023 (arXiv 2309.14322, section 3.3) in which it passed 1e4 diverged, and the
+    loss suffers from about 1e3; Kimi K2 (2507.20534) rescales heads above 100. A healthy small model stays below 50.
+    """
+    if not scores.numel():
+        return scores.new_zeros(scores.shape[-3:-2])
+    seen = scores.nan_to_num(nan=torch.nan, posinf=torch.inf, neginf=0.0)
+    largest = torch.maximum(seen.amax((-2, -1)), -seen.amin((-2, -1)))  # (..., n)
+    return wide(largest.reshape(-1, largest.shape[-1]).amax(0) if largest.dim() else largest)
+
+
+def sink_mass(pattern: Float[Tensor, "... s t"], key: int = 0) -> Tensor:
+    """Mean attention that key k receives from the queries at and after it, Σ_{i>=k} A_ik / (T - k); per head, (n,).
+
+    The first query sees itself alone and counts with 1. 0 where no query is given. Gu et al. 2024, arXiv 2410.10781,
+    equation 2; Xiao et al. 2023, 2309.17453. Raises RequestError for a key out of range.
+
+    A head above 0.3 is called a sink head (`sink_rate`). Not trouble by itself: trained models keep most of their mass
+    on the first token, and lose it with the token (a window without its first keys).
+    """
+    s, t = pattern.shape[-2:]
+    if not 0 <= key < t:
+        raise RequestError(f"key={key} is out of range: the pattern has keys 0 to {t - 1}")
+    return _mean_per_head(wide(pattern[..., max(0, key - (t - s)) :, key]))
+
+
+def sink_rate(pattern: Float[Tensor, "... s t"], key: int = 0, above: float = 0.3) -> Tensor:
+    """The share of heads whose `sink_mass` is more than `above` (Gu et al. 2024, arXiv 2410.10781: 0.3 at T = 64)."""
+    return (sink_mass(pattern, key) > above).float().mean()
+
+
+def inverse_participation_ratio(pattern: Float[Tensor, "... s t"]) -> Tensor:
+    """IPR = Σ_j A_ij^2, averaged over the queries (and the batch); per head, (n,). From 1/t, all keys alike, to 1.
+
+    1/IPR is the number of keys that take part. Giorlandino & Goldt 2025, arXiv 2505.24333: scores of variance
+    β^2 log T give 0 below a critical β and 1 - β_c/β above it in the limit of long sequences; short ones are far from
+    it. At 0 and at 1 the gradient of W_Q vanishes. 0 where no query is given.
+    """
+    return _mean_per_head(wide(pattern).square().sum(-1))
+
+
+def entropy_bound(s: Tensor | float, keys: Tensor | int) -> Tensor:
+    """The least entropy, in nats, that softmax of `keys` logits of Euclidean norm <= s can have; fp64, broadcast.
+
+        log(1 + (T-1) b) + s sqrt(T (T-1)) b / (1 + (T-1) b),   b = exp(-s sqrt(T / (T-1)))
+
+    Attained by one large logit and the rest alike; about T s e^-s for large s. Zhai et al. 2023, arXiv 2303.06296,
+    theorem 3.1, with s = ||W_Q W_K^T||_2 ||X X^T||_2 / sqrt(h): a bounded spectral norm keeps attention from collapse.
+    """
+    s = torch.as_tensor(s, dtype=torch.float64).clamp(max=1e3)  # past that the bound is 0, and inf * 0 would be NaN
+    others = torch.as_tensor(keys, dtype=torch.float64, device=s.device) - 1
+    gap = s * (1 + 1 / others.clamp(min=1)).sqrt()  # between the large logit and the others
+    weight = others * torch.exp(-gap)
+    return torch.log1p(weight) + gap * weight / (1 + weight)
+
+
+def _per_head(x: Tensor) -> Tensor:
+    """Sums over queries and batch: (..., n, s) -> (n,), (s,) -> ()."""
+    return x.sum(-1).reshape(-1, x.shape[-2]).sum(0) if x.dim() > 1 else x.sum()
+
+
+def _mean_per_head(x: Tensor) -> Tensor:
+    """Means over queries and batch, 0 of none: (..., n, s) -> (n,), (s,) -> ()."""
+    heads = x.shape[-2] if x.dim() > 1 else 1
+    return _per_head(x) / max(1, x.numel() // heads)

@@ -1,0 +1,35 @@
+"""How fast weights are pushed, and how fast they move: statistics of whole tensors, one number each."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from glassformer.parts.precision import wide
+
+
+def gradient_norm(gradient: Float[Tensor, "..."]) -> Float[Tensor, ""]:
+    """||dL/dW||_F.
+
+    At init, gradients of a Post-LN stack grow towards its output, those of a Pre-LN stack are level and fall with depth
+    like L^-0.5 (Xiong et al. 2020, arXiv 2002.04745). Trouble: first and last layer more than 100 times apart; NaN.
+    """
+    return torch.linalg.vector_norm(wide(gradient))
+
+
+def gradient_rms(gradient: Float[Tensor, "..."]) -> Float[Tensor, ""]:
+    """sqrt(mean (dL/dW)^2), the size of one entry. 0 of an empty tensor.
+
+    Trouble: within a factor of 10 of AdamW's eps, which then swallows the update (Wortsman et al. 2023, arXiv
+    2309.14322, section 3.4: eps 1e-15 in place of 1e-8 cured it)."""
+    return gradient_norm(gradient) / max(1, gradient.numel()) ** 0.5
+
+
+def update_ratio(update: Float[Tensor, "..."], weight: Float[Tensor, "..."]) -> Float[Tensor, ""]:
+    """||ΔW||_F / ||W||_F of one step. 0 where nothing moved, inf where a zero weight did.
+
+    About 1e-3 is usual (a rule of thumb). Trouble: above 1e-2 for long, the learning rate is too large for this matrix;
+    below 1e-5, it hardly learns."""
+    moved, norm = gradient_norm(update), gradient_norm(weight)
+    return torch.where(moved == 0, 0.0, moved / norm)

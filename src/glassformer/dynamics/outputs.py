@@ -1,0 +1,68 @@
+"""Units that never fire, logits that drift, experts that starve."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from glassformer.parts.precision import wide
+
+VALUES_PER_BLOCK = 1 << 24
+
+
+def dead_units(hidden: Float[Tensor, "... f"], threshold: float = 1e-3) -> Float[Tensor, ""]:
+    """The share of the f units with |hidden| <= threshold at every token; 0 without a token.
+
+    hidden is what the activation (times the gate's partner) gives. ReLU's dead units are exactly 0; those of GELU and
+    SiLU only come close, hence the threshold (values of living ones are around 0.1 to 1).
+
+    Trouble: a share that grows after a spike or under a large learning rate: such units get no gradient and stay dead.
+    """
+    size = wide(hidden).abs().flatten(0, -2)
+    if not size.numel():
+        return size.new_zeros(())
+    largest = size.amax(0)
+    return torch.where(largest.isnan(), torch.nan, (largest <= threshold).to(size.dtype)).mean()
+
+
+def log_z(logits: Float[Tensor, "... v"]) -> Float[Tensor, ""]:
+    """mean log Z over tokens, Z = Σ_v exp(logit_v); 0 without a token. Softmax does not see it: only z-loss holds it.
+
+    log V where all logits are 0. Trouble: a drift of more than 5 from log V, or logits sinking far below 0, late in a
+    run without weight decay: output-logit divergence (Chowdhery et al. 2022, arXiv 2204.02311; Wortsman et al. 2023,
+    2309.14322). The z-loss is 1e-4 mean (log Z)^2.
+    """
+    rows = logits.flatten(0, -2)
+    blocks = rows.split(max(1, VALUES_PER_BLOCK // max(1, rows.shape[-1])))  # fp32 copies of bounded size
+    total = torch.stack([wide(block).logsumexp(-1).sum() for block in blocks]).sum()
+    return total / max(1, rows.shape[0])
+
+
+def router_load(experts: Int[Tensor, "... k"], n_experts: int) -> Float[Tensor, "e"]:
+    """The share of assignments that each of `n_experts` receives, summing to 1: from the experts chosen per token.
+
+    Zeros without a token. Level is 1/e. Fedus et al. 2021, arXiv 2101.03961 (f_i of the balance loss)."""
+    chosen = experts.flatten().long()
+    counts = torch.zeros(n_experts, device=experts.device).index_add_(0, chosen, torch.ones_like(chosen).float())
+    return counts / max(1, chosen.numel())
+
+
+def router_entropy(probabilities: Float[Tensor, "... e"], normalised: bool = False) -> Float[Tensor, ""]:
+    """-Σ_i p_i log p_i of the router's probabilities in nats, the mean over tokens; `normalised` by log e. 0 of none.
+
+    Trouble: near 0 early (the router decided before it learned), or at log e for long (it does not decide at all)."""
+    entropy = torch.special.entr(wide(probabilities)).sum(-1)
+    scale = math.log(max(2, probabilities.shape[-1])) if normalised else 1.0
+    return entropy.sum() / (scale * max(1, entropy.numel()))
+
+
+def max_violation(load: Float[Tensor, "... e"]) -> Float[Tensor, "..."]:
+    """MaxVio = max_i load_i / mean load - 1: 0, level, to e - 1, all to one expert; 0 of no load.
+
+    Wang et al. 2024, arXiv 2408.15664: 0.04 with a bias that balances, 0.72 with an auxiliary loss. Trouble: above 1,
+    the busiest expert has twice its share; with a capacity factor, its tokens are dropped."""
+    mean = wide(load).mean(-1)
+    return torch.where(mean == 0, 0.0, wide(load).amax(-1) / mean - 1)

@@ -1,0 +1,106 @@
+"""Spikes: a value far above what the steps before it lead one to expect."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections import deque
+from typing import Any
+
+import numpy as np
+
+from glassformer.errors import RequestError
+
+STAYS = 16
+"""So many spikes in a row are a new level, not a spike."""
+FLOOR = 1e-4
+"""The least sigma, as a share of the expected value: a curve without noise does not spike by rounding."""
+_TINY = sys.float_info.min
+
+
+class Spikes:
+    """Finds spikes in a series such as the loss or the gradient norm, one value at a time.
+
+    Through the last `window` values goes a straight line, by least squares, and its residuals r are taken as
+    r_t = phi r_(t-1) + e_t. The next value is expected at line + phi r, give or take std(e); a spike is more than
+    `sigma` of those above it. The line follows a falling loss and phi its bend, which a mean and its deviation
+    (window 128, sigma 6: OLMo-core's StabilityMonitor) take for noise, so that spikes of the steep part go unseen.
+    Five sigma, as a spike of eight rides on noise that may itself stand three below; noise alone gets there once in
+    a million steps.
+
+    A spike does not enter the window: the next one is measured against the calm before both. Where 16 values in a row
+    are spikes the level has moved; they enter the window together, and the alarm ends. Nothing is judged before
+    `least` values are known, except that nan and inf are spikes at any time, and never enter.
+
+    `log` judges the logarithm of the values, which must then be positive (0 is taken for the smallest number there is):
+    right for a series whose noise is skewed, such as the gradient norm.
+
+    >>> spikes = Spikes()
+    >>> [spikes.see(loss) for loss in losses]        # None, or how many sigma above the expected
+    """
+
+    def __init__(self, window: int = 128, sigma: float = 5.0, least: int = 64, log: bool = False):
+        if not 8 <= least <= window:
+            raise RequestError(f"least={least} must be from 8 to window={window}")
+        if not sigma > 0:
+            raise RequestError(f"sigma={sigma} must be above 0")
+        self.sigma, self.least, self.log = sigma, least, log
+        self.calm: deque[float] = deque(maxlen=window)
+        self.raised: list[float] = []
+        """The spikes since the last calm value."""
+
+    def see(self, value: float) -> float | None:
+        """How many sigma `value` stands above the expected if it is a spike (inf for nan and inf), else None."""
+        if not math.isfinite(value):
+            return math.inf
+        value = math.log(max(value, _TINY)) if self.log else float(value)
+        if len(self.calm) >= self.least:
+            expected, sigma = forecast(np.array(self.calm))
+            above = (value - expected) / max(sigma, FLOOR * (1 if self.log else abs(expected)), _TINY)
+            if above > self.sigma:
+                self.raised.append(value)
+                if len(self.raised) == STAYS:
+                    self.calm.extend(self.raised)
+                    self.raised.clear()
+                return float(above)
+        self.raised.clear()
+        self.calm.append(value)
+        return None
+
+    def state(self) -> dict[str, Any]:
+        """What the next decision depends on, as JSON can hold it."""
+        return {"calm": list(self.calm), "raised": list(self.raised)}
+
+    def restore(self, state: Any) -> None:
+        """Goes on where `state()` was taken. Raises RequestError for anything that it cannot have been."""
+        most = {"calm": self.calm.maxlen or 0, "raised": STAYS - 1}
+        if not isinstance(state, dict) or state.keys() != most.keys():
+            raise RequestError("the state of a spike detector has the lists calm and raised, and this has not")
+        for name, length in most.items():
+            values = state[name]
+            if not isinstance(values, list) or len(values) > length or not all(map(_finite, values)):
+                raise RequestError(f"{name} in the state of a spike detector must be at most {length} finite numbers")
+        self.calm.clear()
+        self.calm.extend(state["calm"])
+        self.raised = list(state["raised"])
+
+
+def forecast(values: np.ndarray) -> tuple[float, float]:
+    """(expected, sigma) of the value after these: a line whose residuals follow an AR(1).
+
+    phi = sum r_t r_(t-1) / sum r_(t-1)^2 within [0, 1]; sigma^2 = sum (r_t - phi r_(t-1))^2 / (n - 3), for the two
+    numbers of the line and phi."""
+    n = len(values)
+    times = np.arange(n) - (n - 1) / 2
+    slope = times @ values / (times @ times)
+    level = values.mean()
+    residual = values - level - slope * times
+    before, after = residual[:-1], residual[1:]
+    power = before @ before
+    phi = min(1.0, max(0.0, before @ after / power)) if power > 0 else 0.0
+    error = after - phi * before
+    return level + slope * (n + 1) / 2 + phi * residual[-1], math.sqrt(error @ error / (n - 3))
+
+
+def _finite(value: Any) -> bool:
+    return isinstance(value, float) and math.isfinite(value)

@@ -1,0 +1,218 @@
+"""A watched run in short: what a report draws of dynamics.jsonl, bounded however long the run was."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+import statistics
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+WINDOWS = 60
+"""Stretches of steps that are told apart, at most."""
+BANDS = 48
+"""Layers that are told apart, at most; of more, neighbours share a row."""
+EVENTS = 60
+PULSE = frozenset({"weight_norm", "gradient_norm", "gradient_rms"})
+"""What every step records; the rest comes once in an interval."""
+_LAYER = re.compile(r"layers\.(\d{1,6})\.(.+)", re.DOTALL)
+_WORDS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+_QK = "mixer.qk"  # a product of two matrices: it has no gradient of its own
+
+Row = tuple[int, dict[str, Any]]
+Reduce = Callable[[Sequence[float]], float]
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(value / len(values) for value in values)
+
+
+def _norm(values: Sequence[float]) -> float:
+    return math.hypot(*values)
+
+
+def _last(values: Sequence[float]) -> float:
+    return values[-1]
+
+
+@dataclass(frozen=True)
+class Kept:
+    """One statistic of the short form: where it is read, how heads and places become one number, and rows one window.
+
+    `site` is the place within a layer, or of a curve the whole place; None takes them all.
+    """
+
+    name: str
+    statistic: str
+    site: str | None
+    places: Reduce
+    rows: Reduce
+
+
+LAYERS = (
+    Kept("attention_entropy", "attention_entropy", "mixer", _mean, _mean),
+    Kept("attention_entropy_worst", "attention_entropy", "mixer", min, min),
+    Kept("max_attention_logit", "max_attention_logit", "mixer", max, max),
+    Kept("activation_effective_rank", "activation_effective_rank", "resid_post", _mean, _mean),
+    Kept("qk_effective_rank", "effective_rank", _QK, _mean, _mean),
+    Kept("gradient_norm", "gradient_norm", None, _norm, _mean),
+    Kept("token_cosine", "token_cosine", "resid_post", _mean, _mean),
+)
+"""One number for each layer and window."""
+
+CURVES = (
+    Kept("max_attention_logit", "max_attention_logit", None, max, max),
+    Kept("log_z", "log_z", "logits", _mean, _mean),
+    Kept("attention_entropy_worst", "attention_entropy", None, min, min),
+    Kept("update_ratio", "update_ratio", None, statistics.median, _mean),
+    Kept("token_cosine", "token_cosine", None, _last, _mean),
+)
+"""One number for each window; the token cosine is that of the last layer."""
+
+
+def summarise(records: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """The short form of dynamics.jsonl, of at most WINDOWS steps, BANDS rows of layers and EVENTS events.
+
+    {"steps": [last step of each window], "depth": layers, "layers": {STAT: [[value per layer] per window]},
+    "curves": {STAT: [[step, value], ...]}, "events": [...], "events_left_out": 0}; without records, {}.
+
+    Windows are equal stretches of steps, as long at least as the interval of watching. Their values are means; the
+    worst head and the largest logit stay the worst and the largest. A value is None where nothing was recorded, and
+    "nan", "inf" or "-inf" where a window or a place holds one: what is not finite is never averaged away.
+    """
+    records = [record for record in records if _step(record) is not None]
+    rows: list[Row] = [(record["step"], record["statistics"]) for record in records if _is_row(record)]
+    events = [_event(record) for record in records if isinstance(record.get("event"), str)]
+    if not rows and not events:
+        return {}
+    rows = [(step, {name: _by_place(found) for name, found in stats.items()}) for step, stats in rows]
+    edges = _edges(rows)
+    depth = max((layer + 1 for _, stats in rows for found in stats.values() for layer, _, _ in found), default=0)
+    return {
+        "steps": edges,
+        "depth": depth,
+        "layers": {kept.name: grid for kept in LAYERS if (grid := _grid(kept, rows, edges, depth))},
+        "curves": {kept.name: curve for kept in CURVES if (curve := _curve(kept, rows, edges))},
+        "events": _ends(events),
+        "events_left_out": max(0, len(events) - EVENTS),
+    }
+
+
+def event_words(record: dict[str, Any]) -> str:
+    """An event in a line: `step 61: spike of loss, 9.13, 7.2 sigma at layers.2.ffn.hidden`."""
+    kind, what = str(record.get("event")).replace("_", " "), record.get("what")
+    words = f"step {record.get('step')}: {kind}" + (f" of {what}" if what else "")
+    value, sigmas = number(record.get("value")), number(record.get("sigmas"))
+    words += f", {value:.4g}" if value is not None else ""
+    words += f", {sigmas:.1f} sigma" if sigmas is not None else ""
+    words += f" to step {record['to']}" if record.get("to") is not None else ""
+    return words + (f" at {record['site']}" if record.get("site") else "")
+
+
+def number(value: object) -> float | None:
+    """A recorded number, not finite ones too; None for anything else."""
+    if isinstance(value, str):
+        return _WORDS.get(value)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        return float(value)
+    except OverflowError:
+        return math.copysign(math.inf, value)
+
+
+def _step(record: object) -> int | None:
+    step = record.get("step") if isinstance(record, dict) else None
+    return step if isinstance(step, int) and not isinstance(step, bool) and 0 <= step < 1 << 53 else None
+
+
+def _is_row(record: dict[str, Any]) -> bool:
+    return isinstance(record.get("statistics"), dict)
+
+
+def _by_place(found: object) -> list[tuple[int, str, list[float]]]:
+    """(layer or -1, site, values) of every place, by layer."""
+    places = []
+    for where, value in (found if isinstance(found, dict) else {}).items():
+        inside = _LAYER.fullmatch(str(where))
+        values = [v for one in (value if isinstance(value, list) else [value]) if (v := number(one)) is not None]
+        if values:
+            places.append((int(inside[1]), inside[2], values) if inside else (-1, str(where), values))
+    return sorted(places, key=lambda place: place[0])
+
+
+def _edges(rows: Sequence[Row]) -> list[int]:
+    """The last step of every window.
+
+    A window is not shorter than the usual stretch between two full rows: the one in which the middle of the run lies
+    (rows at full resolution, around a spike, are many but cover little).
+    """
+    if not rows:
+        return []
+    last = max(step for step, _ in rows)
+    full = sorted({step for step, stats in rows if stats.keys() - PULSE} or {step for step, _ in rows})
+    gaps = sorted(b - a for a, b in itertools.pairwise([0, *full]))
+    covered = list(itertools.accumulate(gaps))
+    usual = max(1, gaps[bisect_left(covered, covered[-1] / 2)])
+    count = max(1, min(WINDOWS, last // usual))
+    return [last * (i + 1) // count for i in range(count)]
+
+
+def _read(kept: Kept, site: str) -> bool:
+    return site == kept.site or (kept.site is None and site != _QK)
+
+
+def _grid(kept: Kept, rows: Sequence[Row], edges: Sequence[int], depth: int) -> list[list[Any]]:
+    """[[value per band of layers] per window], or nothing where the statistic was not recorded."""
+    bands = min(depth, BANDS)
+    cells: dict[tuple[int, int], list[float]] = defaultdict(list)
+    for step, stats in rows:
+        by_layer: dict[int, list[float]] = defaultdict(list)
+        for layer, site, values in stats.get(kept.statistic, ()):
+            if layer >= 0 and _read(kept, site):
+                by_layer[layer] += values
+        for layer, values in by_layer.items():
+            cells[bisect_left(edges, step), layer * bands // depth].append(_reduced(kept.places, values))
+    if not cells:
+        return []
+    return [
+        [_plain(_reduced(kept.rows, cells[window, band])) if (window, band) in cells else None for band in range(bands)]
+        for window in range(len(edges))
+    ]
+
+
+def _curve(kept: Kept, rows: Sequence[Row], edges: Sequence[int]) -> list[list[Any]]:
+    """[[step, value], ...], each at the last step that its window has."""
+    windows: dict[int, list[tuple[int, float]]] = defaultdict(list)
+    for step, stats in rows:
+        values = [v for _, site, found in stats.get(kept.statistic, ()) if _read(kept, site) for v in found]
+        if values:
+            windows[bisect_left(edges, step)].append((step, _reduced(kept.places, values)))
+    return [[max(found)[0], _plain(_reduced(kept.rows, [v for _, v in found]))] for _, found in sorted(windows.items())]
+
+
+def _reduced(reduce: Reduce, values: Sequence[float]) -> float:
+    """One number of several; what is not finite stays so."""
+    lost = [value for value in values if not math.isfinite(value)]
+    return lost[0] if lost else reduce(values)
+
+
+def _plain(value: float) -> float | str:
+    """A number in five significant figures, in words where JSON has no number for it."""
+    return float(f"{value:.5g}") if math.isfinite(value) else str(value)
+
+
+def _event(record: dict[str, Any]) -> dict[str, Any]:
+    """An event without the text of its batch."""
+    words = {key: str(record[key])[:200] if record.get(key) is not None else None for key in ("event", "what", "site")}
+    numbers = {key: _plain(v) if (v := number(record.get(key))) is not None else None for key in ("value", "sigmas")}
+    return {"step": record["step"], **words, **numbers}
+
+
+def _ends(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The first and the last events, where there are many."""
+    return events if len(events) <= EVENTS else events[: EVENTS // 2] + events[-EVENTS // 2 :]

@@ -1,0 +1,142 @@
+"""Spikes against a hand-written fit, the published rule's blind spots, and what may not change across a resume."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from experiments.dynamics import spikes as experiment
+from glassformer.dynamics.spikes import STAYS, Spikes, forecast
+from glassformer.errors import RequestError
+
+
+def noise(n: int = 400, seed: int = 0) -> np.ndarray:
+    return 3 + 0.1 * np.random.default_rng(seed).normal(size=n)
+
+
+def test_the_experiment_holds():
+    outcome = experiment.run(quick=True)
+    assert outcome.passed, outcome.sentences
+
+
+def test_the_forecast_is_numpys_line_and_a_regression_of_its_residuals():
+    values = np.cumsum(np.random.default_rng(0).normal(size=100))
+    times = np.arange(100)
+    slope, level = np.polyfit(times, values, 1)
+    residual = values - level - slope * times
+    phi = np.linalg.lstsq(residual[:-1, None], residual[1:], rcond=None)[0][0]
+    assert 0.3 < phi < 1
+    expected, sigma = forecast(values)
+    assert expected == pytest.approx(level + slope * 100 + phi * residual[-1], rel=1e-9)
+    assert sigma == pytest.approx(np.sqrt(((residual[1:] - phi * residual[:-1]) ** 2).sum() / 97), rel=1e-9)
+
+
+def test_a_curve_without_noise_never_spikes():
+    spikes = Spikes()
+    assert not any(spikes.see(2 + 4 * math.exp(-t / 50)) for t in range(1000))
+    assert not any(spikes.see(2.0) for t in range(500))
+    assert spikes.see(2.0 * (1 + 1e-6)) is None  # rounding
+
+
+def test_sigmas_are_those_above_the_expected():
+    spikes, values = Spikes(), noise(128)
+    for value in values:
+        spikes.see(float(value))
+    expected, sigma = forecast(values)
+    assert spikes.see(expected + 4.9 * sigma) is None
+    spikes = Spikes()
+    for value in values:
+        spikes.see(float(value))
+    assert spikes.see(expected + 8 * sigma) == pytest.approx(8)
+    assert spikes.see(expected + 50 * sigma) == pytest.approx(50), "the first does not hide the second"
+    assert spikes.see(expected - 50 * sigma) is None, "a drop is no spike"
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_what_is_no_number_is_a_spike_at_once(bad: float):
+    spikes = Spikes()
+    assert spikes.see(bad) == math.inf
+    assert spikes.state() == Spikes().state()
+
+
+def test_nothing_else_is_judged_before_enough_is_known():
+    spikes = Spikes(window=20, least=10)
+    assert all(spikes.see(value) is None for value in noise(9))
+    assert spikes.see(1e6) is None  # the tenth
+    spikes = Spikes(window=20, least=10)
+    assert all(spikes.see(value) is None for value in noise(10))
+    assert spikes.see(1e6) is not None
+
+
+def test_a_skewed_series_is_judged_by_its_logarithm():
+    """Gradient norms: noise that multiplies."""
+    random = np.random.default_rng(0)
+    series = np.exp(0.5 * random.normal(size=2000))
+    series[1000] *= np.exp(0.5 * 10)
+    found = {}
+    for log in (True, False):
+        spikes = Spikes(log=log)
+        found[log] = [t for t, value in enumerate(series) if spikes.see(float(value))]
+    assert found[True] == [1000]
+    assert len(found[False]) > 3, "else this test shows nothing"
+    assert Spikes(log=True).see(0.0) is None
+
+
+def test_a_new_level_ends_the_alarm():
+    spikes = Spikes()
+    for value in noise():
+        spikes.see(float(value))
+    found = [spikes.see(float(value) + 5) is not None for value in noise(300, seed=1)]
+    assert found == [True] * STAYS + [False] * (300 - STAYS)
+
+
+@settings(max_examples=20)
+@given(st.integers(0, 399), st.integers(0, 2**32 - 1))
+def test_a_round_trip_changes_no_decision(cut: int, seed: int):
+    random = np.random.default_rng(seed)
+    series = noise(400, seed) + (random.random(400) < 0.1) * random.exponential(3, 400)
+    series[random.integers(400)] = np.nan
+    whole, resumed = Spikes(window=64, least=32), Spikes(window=64, least=32)
+    for t, value in enumerate(series):
+        if t == cut:
+            kept = json.loads(json.dumps(resumed.state(), allow_nan=False))
+            resumed = Spikes(window=64, least=32)
+            resumed.restore(kept)
+        assert whole.see(float(value)) == resumed.see(float(value))
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        None,
+        [],
+        {},
+        {"calm": []},
+        {"calm": [], "raised": [], "more": 1},
+        {"calm": {}, "raised": []},
+        {"calm": [1.0, "2"], "raised": []},
+        {"calm": [True], "raised": []},
+        {"calm": [math.nan], "raised": []},
+        {"calm": [10**400], "raised": []},
+        {"calm": [1.0] * 129, "raised": []},
+        {"calm": [1.0], "raised": [1.0] * STAYS},
+    ],
+    ids=lambda state: str(state)[:30],
+)
+def test_a_damaged_state_is_refused(state: object):
+    spikes = Spikes()
+    spikes.see(1.0)
+    with pytest.raises(RequestError, match="spike detector"):
+        spikes.restore(state)
+    assert spikes.state() == {"calm": [1.0], "raised": []}, "and changes nothing"
+
+
+@pytest.mark.parametrize("fields", [{"least": 7}, {"window": 32}, {"sigma": 0}, {"sigma": math.nan}])
+def test_a_senseless_detector_is_refused(fields: dict[str, float]):
+    with pytest.raises(RequestError, match=next(iter(fields))):
+        Spikes(**fields)  # type: ignore[arg-type]
