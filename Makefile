@@ -36,6 +36,7 @@ bench: $(DEV)
 	$(BIN)/glassformer bench parity --rounds 12 --out docs/benchmarks/parity.md
 	$(BIN)/glassformer bench generate --rounds 5 --out docs/benchmarks/generate.md
 	$(BIN)/glassformer bench quality --rounds 5 --out docs/benchmarks/quality.md
+	$(BIN)/glassformer bench watch --rounds 9 --out docs/benchmarks/watch.md
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)

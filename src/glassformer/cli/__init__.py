@@ -399,7 +399,7 @@ def schema() -> None:
 
 @app.command
 def bench(
-    what: Literal["train", "kernels", "load", "parity", "generate", "quality"] = "train",
+    what: Literal["train", "kernels", "load", "parity", "generate", "quality", "watch"] = "train",
     /,
     *,
     rounds: int = 5,
@@ -416,7 +416,8 @@ def bench(
         train: a training step of llama@10m and gpt2@10m against Hugging Face transformers; kernels: the attention
         kernels against each other; load: from a file to a ready model, beside transformers and safetensors; parity:
         every family against its published implementation; generate: SmolLM2 writing, beside transformers and
-        llama.cpp; quality: SmolLM2's perplexity in fewer bits, over 4,000 tokens for each round.
+        llama.cpp; quality: SmolLM2's perplexity in fewer bits, over 4,000 tokens for each round; watch: what --watch
+        costs a training step.
     rounds
         Measurements of each, taken in turn.
     quick
