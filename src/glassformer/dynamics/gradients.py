@@ -12,8 +12,8 @@ from glassformer.parts.precision import wide
 def gradient_norm(gradient: Float[Tensor, "..."]) -> Float[Tensor, ""]:
     """||dL/dW||_F.
 
-    At init, gradients of a Post-LN stack grow towards its output, those of a Pre-LN stack are level and fall with depth
-    like L^-0.5 (Xiong et al. 2020, arXiv 2002.04745). Trouble: first and last layer more than 100 times apart; NaN.
+    At init, that of the last layer falls like L^-0.5 with the depth of a Pre-LN stack and does not depend on the depth
+    of a Post-LN stack (Xiong et al. 2020, arXiv 2002.04745). Trouble: first and last layer more than 100 times apart.
     """
     return torch.linalg.vector_norm(wide(gradient))
 

@@ -25,7 +25,7 @@ LINE_BYTES = 1 << 22
 WORDS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 MOST_HEADS = 1 << 14
 MOST_TEXTS, LONGEST_TEXT, LONGEST_NAME = 16, 2000, 400
-_LAST_STEP = 1 << 53
+LAST_STEP = 1 << 53
 
 
 class Records:
@@ -132,7 +132,7 @@ def _checked(found: Any) -> dict[str, Any]:
     """Raises ValueError for what no monitor writes."""
     found = _is(found, dict)
     step, row = _is(found.get("step"), int), {"step": found.get("step")}
-    if not 0 <= step < _LAST_STEP or not found.keys() & {"statistics", "event"}:
+    if not 0 <= step < LAST_STEP or not found.keys() & {"statistics", "event"}:
         raise ValueError("no row")
     if "statistics" in found:
         row["statistics"] = {
@@ -162,7 +162,8 @@ def _name(value: Any) -> str:
     return _text(value)
 
 
-def _number(value: Any) -> float:
+def number(value: Any) -> float:
+    """A recorded number, in words or not. Raises ValueError for anything else."""
     if type(value) is str and value in WORDS:
         return WORDS[value]
     if type(value) not in (int, float):
@@ -174,18 +175,18 @@ def _number(value: Any) -> float:
 
 
 def _values(value: Any) -> float | list[float]:
-    return [_number(one) for one in value[:MOST_HEADS]] if type(value) is list else _number(value)
+    return [number(one) for one in value[:MOST_HEADS]] if type(value) is list else number(value)
 
 
 FIELDS = {
     "what": _name,
     "site": _name,
-    "value": _number,
-    "sigmas": _number,
+    "value": number,
+    "sigmas": number,
     "to": lambda value: _is(value, int),
     "why": _text,
     "batch": lambda value: [_text(text) for text in _is(value, list)[:MOST_TEXTS]],
-    "batch_losses": lambda value: [_number(loss) for loss in _is(value, list)[:MOST_TEXTS]],
+    "batch_losses": lambda value: [number(loss) for loss in _is(value, list)[:MOST_TEXTS]],
 }
 """What an event may say, and how it is checked."""
 

@@ -10,6 +10,7 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 WINDOWS = 60
@@ -72,6 +73,7 @@ CURVES = (
     Kept("token_cosine", "token_cosine", None, _last, _mean),
 )
 """One number for each window; the token cosine is that of the last layer."""
+READ = frozenset(kept.statistic for kept in (*LAYERS, *CURVES))
 
 
 def summarise(records: Iterable[dict[str, Any]]) -> dict[str, Any]:
@@ -89,8 +91,8 @@ def summarise(records: Iterable[dict[str, Any]]) -> dict[str, Any]:
     events = [_event(record) for record in records if isinstance(record.get("event"), str)]
     if not rows and not events:
         return {}
-    rows = [(step, {name: _by_place(found) for name, found in stats.items()}) for step, stats in rows]
     edges = _edges(rows)
+    rows = [(step, {name: _by_place(stats[name]) for name in READ & stats.keys()}) for step, stats in rows]
     depth = max((layer + 1 for _, stats in rows for found in stats.values() for layer, _, _ in found), default=0)
     return {
         "steps": edges,
@@ -115,6 +117,8 @@ def event_words(record: dict[str, Any]) -> str:
 
 def number(value: object) -> float | None:
     """A recorded number, not finite ones too; None for anything else."""
+    if type(value) is float:
+        return value
     if isinstance(value, str):
         return _WORDS.get(value)
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -122,7 +126,7 @@ def number(value: object) -> float | None:
     try:
         return float(value)
     except OverflowError:
-        return math.copysign(math.inf, value)
+        return math.inf if value > 0 else -math.inf
 
 
 def _step(record: object) -> int | None:
@@ -138,11 +142,16 @@ def _by_place(found: object) -> list[tuple[int, str, list[float]]]:
     """(layer or -1, site, values) of every place, by layer."""
     places = []
     for where, value in (found if isinstance(found, dict) else {}).items():
-        inside = _LAYER.fullmatch(str(where))
         values = [v for one in (value if isinstance(value, list) else [value]) if (v := number(one)) is not None]
         if values:
-            places.append((int(inside[1]), inside[2], values) if inside else (-1, str(where), values))
+            places.append((*_place(str(where)), values))
     return sorted(places, key=lambda place: place[0])
+
+
+@lru_cache(1 << 16)
+def _place(where: str) -> tuple[int, str]:
+    inside = _LAYER.fullmatch(where)
+    return (int(inside[1]), inside[2]) if inside else (-1, where)
 
 
 def _edges(rows: Sequence[Row]) -> list[int]:

@@ -1,0 +1,60 @@
+"""python -m experiments.docs [NAME...]: writes the pages, their figures, and the index."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+import torch
+from matplotlib.figure import Figure
+
+from experiments.docs import DOCS, index, measured_before, pages, public, readings, statistics, written
+
+LARGEST = 150_000
+DRAW = {"readings": readings.draw, "statistics": statistics.draw}
+
+
+def keep(figure: Figure, path: Path) -> int:
+    """As a PNG; a large one of 256 colours. Returns its bytes."""
+    from PIL import Image
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=110, metadata={"Software": None})
+    with Image.open(path) as picture:
+        whole = picture.convert("RGB")
+    whole.save(path, optimize=True)
+    if path.stat().st_size > LARGEST:
+        whole.quantize(256, kmeans=3, dither=Image.Dither.NONE).save(path, optimize=True)
+    return path.stat().st_size
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m experiments.docs", description=__doc__)
+    parser.add_argument("name", nargs="*", help="pages; by default all")
+    parser.add_argument("--words", action="store_true", help="measure and draw nothing: the words alone")
+    given = parser.parse_args(arguments)
+    if unknown := set(given.name) - set(pages()):
+        parser.error(f"there is no page {sorted(unknown)[0]!r}; there are {', '.join(pages())}")
+    torch.set_num_threads(1)
+    too_large = []
+    for page in pages().values():
+        if given.name and page.name not in given.name:
+            continue
+        if given.words:
+            page.path.write_text(written(page, measured_before(page)), encoding="utf-8")
+            continue
+        figure, measured = DRAW[page.room](page.name, public(page.room)[page.name])
+        size = keep(figure, page.figure)
+        page.path.parent.mkdir(parents=True, exist_ok=True)
+        page.path.write_text(written(page, measured), encoding="utf-8")
+        print(f"{page.path.relative_to(DOCS.parent)}  {size / 1000:.0f} kB", flush=True)
+        too_large += [page.name] if size > LARGEST else []
+    (DOCS / "under_glass.md").write_text(index(), encoding="utf-8")
+    if too_large:
+        print(f"figures of more than {LARGEST:,} bytes: {', '.join(too_large)}", file=sys.stderr)
+    return 1 if too_large else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

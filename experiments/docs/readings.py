@@ -1,0 +1,178 @@
+"""The figures of docs/readings: each reading of SmolLM2-135M-Instruct, asked as its page says."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor
+
+import glassformer as gf
+from experiments.docs import call
+from glassformer import lens
+from glassformer.capture import edit
+from glassformer.lens import style
+from glassformer.lens.positions import draw_plot
+from glassformer.lens.reading import blank
+from glassformer.model import Model
+
+PASSAGE = """The keeper of the lighthouse counted the ships every evening and wrote their names into a green book. On
+the first page stood the Mary Ellen, a schooner of ninety tons, which carried salt to the islands and came back with
+wool. Below her stood the Petrel, the Good Intent, and a brig without a name whose captain never answered the lamp.
+"""
+STORE = "When Mary and John went to the store, John gave a drink to"
+TWICE = "Two green owls sat near a pond. Two green owls sat near a"
+
+
+@dataclass(frozen=True)
+class Smol:
+    model: Model
+    tokenizer: Any
+
+    def tokens(self, text: str) -> Tensor:
+        """(1, s)"""
+        return torch.tensor([list(self.tokenizer.encode(text))])
+
+    def token(self, text: str) -> int:
+        """The id of a text of one token."""
+        (one,) = self.tokenizer.encode(text)
+        return int(one)
+
+
+@cache
+def smollm2() -> Smol:
+    loaded = gf.load("smollm2", dtype=torch.float32)
+    return Smol(loaded.model, loaded.tokenizer)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a reading is asked besides the model: a text (None: a paragraph), and more by name, given as it is written
+    and as it is meant."""
+
+    text: str | None = STORE
+    given: dict[str, Any] = field(default_factory=dict)
+    written: dict[str, str] = field(default_factory=dict)
+    before: str = ""
+    """The line that makes what is written."""
+
+
+def asked(name: str) -> Asked:
+    smol = smollm2()
+    if name == "activation_patching":
+        task = lens.indirect_object(smol.tokenizer, n=4)
+        parts = {name: getattr(task, name) for name in ("clean", "corrupt", "metric", "labels")}
+        return Asked(given=parts, written={name: f"task.{name}" for name in parts},
+                     before="task = gf.lens.indirect_object(loaded.tokenizer, n=4)\n")  # fmt: skip
+    if name == "logit_attribution":
+        words = {"token": " Mary", "against": " John"}
+        return Asked(given={key: smol.token(word) for key, word in words.items()},
+                     written={key: f'encode("{word}")[0]' for key, word in words.items()},
+                     before="encode = loaded.tokenizer.encode\n")  # fmt: skip
+    return ASKED.get(name, Asked())
+
+
+ASKED = {
+    "attention_map": Asked(TWICE, {"layer": 17, "head": 5}),
+    "attention_maps": Asked(TWICE, {"layer": 17}),
+    "side_by_side": Asked(STORE, {"layer": 16, "head": 0}),
+    "attention_sinks": Asked(None),
+    "massive_activations": Asked(None),
+    "token_similarity": Asked(None),
+    "head_ablation": Asked(TWICE),
+    "embedding_neighbours": Asked(" king Monday seven red quickly Paris", {"k": 8}),
+}
+
+
+def draw(name: str, function: Callable[..., Any]) -> tuple[Figure, str]:
+    """The figure of a reading, and the call that made it with what it printed, as Markdown."""
+    if name in OWN:
+        return OWN[name]()
+    smol, ask = smollm2(), asked(name)
+    known = inspect.signature(function).parameters
+    given, before = dict(ask.given), ask.before
+    said = [f"{key}={ask.written.get(key, repr(value))}" for key, value in given.items()]
+    if "tokens" in known:
+        text, shown = (PASSAGE, "text") if ask.text is None else (ask.text, f'"{ask.text}"')
+        given["tokens"] = smol.tokens(text)
+        said.insert(0, "tokens")
+        before += f"tokens = torch.tensor([loaded.tokenizer.encode({shown})])\n"
+    if "tokenizer" in known:
+        given["tokenizer"] = smol.tokenizer
+        said.append("tokenizer=loaded.tokenizer")
+    reading = function(smol.model, **given)
+    written = call(f"reading = gf.lens.{name}", ["loaded.model", *said])
+    printed = "\n".join(line[:160] for line in str(reading).splitlines())
+    return reading.figure(), f"```python\n{before}{written}\nprint(reading)\n```\n\n```\n{printed}\n```"
+
+
+def position_picture() -> tuple[Figure, str]:
+    """SmolLM2's, and one of each other kind."""
+    from experiments.docs.statistics import run
+
+    kinds: dict[str, Model | gf.ModelConfig] = {
+        "SmolLM2": smollm2().model,
+        "yarn x 8": scaled("yarn", 8.0),
+        "ALiBi": gf.preset("bloom@1m"),
+        "sinusoidal": gf.preset("gpt2@1m+sinusoidal").vary(context=256),
+        "learned": run("healthy").last,
+    }
+    figure = blank(10.4, 11.6)
+    readings = {name: lens.position_picture(model) for name, model in kinds.items()}
+    for row, (name, reading) in zip(style.axes(figure, len(kinds), 3), readings.items(), strict=True):
+        for ax, (title, plot) in zip(row, next(iter(reading.plots.values())).items(), strict=True):
+            draw_plot(ax, plot)
+            ax.set_title(f"{name}: {title}", loc="left", fontsize=9, color=style.INK)
+    told = "\n".join(f"{name}: {reading}, {reading.length:,} tokens" for name, reading in readings.items())
+    return figure, (
+        f"```python\nprint(gf.lens.position_picture(loaded.model))      # a config will do\n```\n\n```\n{told}\n```\n\n"
+        "The learned table is that of the healthy run of the [statistics](../statistics/attention_entropy.md), whose "
+        "texts are 32 tokens given twice."
+    )
+
+
+def scaled(kind: str, factor: float) -> gf.ModelConfig:
+    tree = gf.preset("llama@1m").to_dict()
+    tree["context"] = int(factor * tree["context"])
+    tree["stack"][0]["blocks"][0]["mixer"]["position"]["scaling"] = {
+        "kind": kind, "factor": factor, "original_context": tree["context"] // int(factor),
+    }  # fmt: skip
+    return gf.ModelConfig.from_dict(tree)
+
+
+def edits() -> tuple[Figure, str]:
+    """What a paragraph costs without each layer's mixer, and without its ffn."""
+    smol = smollm2()
+    tokens = smol.tokens(PASSAGE)
+
+    def loss(*given: Any) -> float:
+        with edit(smol.model, *given), torch.no_grad():
+            return float(smol.model.loss(tokens[:, :-1], tokens[:, 1:]))
+
+    figure = blank(9.0, 3.4)
+    ax = style.axes(figure, x="layer", y="loss [nats per token]", title="Loss without one part of a layer")
+    whole, layers = loss(), range(len(smol.model.layers))
+    table = ["| | least, at layer | most, at layer |", "|---|---|---|"]
+    for i, (name, make) in enumerate({"mixer": lens.ablate_mixer, "ffn": lens.ablate_ffn}.items()):
+        values = [loss(make(layer)) for layer in layers]
+        ax.bar(
+            [layer + 0.4 * i - 0.2 for layer in layers],
+            values,
+            width=0.38,
+            color=style.COLOURS[i],
+            label=f"without the {name}",
+        )
+        low, high = min(layers, key=values.__getitem__), max(layers, key=values.__getitem__)
+        table.append(f"| without the {name} | {values[low]:.2f}, {low} | {values[high]:.2f}, {high} |")
+    style.line(ax, whole, "whole model")
+    style.legend(ax)
+    example = "with gf.edit(loaded.model, gf.lens.ablate_mixer(3)):\n    logits = loaded.model(tokens)"
+    return figure, f"```python\n{example}\n```\n\nThe whole model's loss is {whole:.2f}.\n\n" + "\n".join(table)
+
+
+OWN: dict[str, Callable[[], tuple[Figure, str]]] = {"position_picture": position_picture, "ablate_heads": edits}

@@ -1,0 +1,222 @@
+"""Do activations move as far in a wide model as in a narrow one? The coordinate check of muP.
+
+Yang et al. 2022, 2203.03466, appendix D.1: the same model at several widths takes a few steps of Adam on one batch, at
+one learning rate, and the mean size of what each step changes, mean |x_t - x_0|, is held against the width. Where it
+grows, the best learning rate falls with the width; a right parametrisation keeps it level, or lets it fall.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from glassformer.capture import capture
+from glassformer.config import BlockConfig, ModelConfig
+from glassformer.errors import RequestError
+from glassformer.model import Model
+from glassformer.parts.mixer import AttentionConfig
+from glassformer.parts.mup import parameter_groups
+
+WIDTHS = (64, 128, 256, 512)
+HEADS = 4
+"""At most so many, of every width: head dims grow with it."""
+VOCABULARY = 256
+"""At most so many tokens, which are drawn at random."""
+LEVEL = 0.1
+"""A slope below this one is no growth."""
+
+
+@dataclass(frozen=True)
+class CoordinateCheck:
+    """mean |x| and mean |x_t - x_0| of every kind of site (`mixer.q`, `resid_post`, ...; layers, seeds and values
+    averaged), by step 0 ... `steps`, by width. `sizes["mixer.q"][step][width]`."""
+
+    widths: tuple[int, ...]
+    steps: int
+    learning_rate: float
+    sizes: dict[str, list[list[float]]]
+    changes: dict[str, list[list[float]]]
+
+    @property
+    def slopes(self) -> dict[str, float]:
+        """Of log2 mean |x_t - x_0| after the last step, against log2 of the width; 1 is growth in proportion."""
+        return {kind: slope(self.widths, by_step[-1]) for kind, by_step in self.changes.items()}
+
+    @property
+    def growing(self) -> list[str]:
+        """The kinds of site that move the further the wider the model, or ceased to be numbers; steepest first."""
+        slopes = self.slopes
+        return sorted((kind for kind, one in slopes.items() if not one <= LEVEL), key=lambda kind: -slopes[kind])
+
+    def rows(self) -> list[dict[str, object]]:
+        """The table: a line per kind of site, its slope, and its change after the last step at every width."""
+        return [
+            {"site": kind, "slope": one, **dict(zip(map(str, self.widths), self.changes[kind][-1], strict=True))}
+            for kind, one in self.slopes.items()
+        ]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "slopes": self.slopes, "growing": self.growing}
+
+    def draw(self, figure: Any) -> None:
+        """Fills a matplotlib figure: a panel per kind of site, a line per step, both axes in powers of two."""
+        from matplotlib.ticker import NullLocator
+
+        across = 4
+        axes = figure.subplots(-(-len(self.changes) // across), across, squeeze=False, sharex=True).flatten()
+        for place, (kind, by_step) in zip(axes, self.changes.items(), strict=False):
+            for step in range(1, self.steps + 1):
+                shade = str(0.75 * (1 - step / self.steps))
+                place.plot(self.widths, by_step[step], "o-", ms=3, lw=1.2, color=shade, label=f"step {step}")
+            place.set_xscale("log", base=2)
+            place.set_yscale("log", base=2)
+            place.set_xticks(self.widths, [str(width) for width in self.widths])
+            place.xaxis.set_minor_locator(NullLocator())
+            found = self.slopes[kind]
+            place.set_title(f"{kind}  {found:+.2f}", fontsize=9, color="#b03a00" if not found <= LEVEL else "black")
+        for place in axes[len(self.changes) :]:
+            place.axis("off")
+        axes[0].legend(fontsize=7, frameon=False)
+        figure.supxlabel("width")
+        figure.supylabel("mean |x_t − x_0|")
+        figure.suptitle(f"Coordinate check, learning rate {self.learning_rate:g}: slope against width", fontsize=11)
+
+    def save(self, path: str | Path) -> None:
+        """The figure as .png, .svg or .pdf, by the name. Raises RequestError where matplotlib is not installed."""
+        try:
+            from matplotlib.figure import Figure
+        except ImportError:
+            raise RequestError(
+                "figures are drawn by matplotlib; install it: pip install 'glassformer[figures]'"
+            ) from None
+        figure = Figure(figsize=(11, 2 + 1.9 * -(-len(self.changes) // 4)), layout="constrained")
+        self.draw(figure)
+        figure.savefig(path, dpi=110)
+
+
+def coordinate_check(
+    config: ModelConfig,
+    widths: Sequence[int] = WIDTHS,
+    steps: int = 4,
+    learning_rate: float = 3e-3,
+    seeds: int = 1,
+    batch: int = 8,
+    length: int = 32,
+) -> CoordinateCheck:
+    """Trains `config` at every width for `steps` steps of Adam on one batch of random tokens, and measures every site.
+
+    Heads, layers and tokens stay as few, so that widths alone differ (`at_width`). Raises RequestError for fewer than
+    two widths, a width that the heads do not divide, and numbers below one."""
+    if len(set(widths)) < 2:
+        raise RequestError(f"widths={list(widths)}: a slope needs two widths or more")
+    for name, value in (
+        ("steps", steps),
+        ("seeds", seeds),
+        ("batch", batch),
+        ("length", length),
+        *(("width", w) for w in widths),
+    ):
+        if value < 1:
+            raise RequestError(f"{name}={value} must be at least 1")
+    made = [at_width(config, width, length) for width in widths]
+    for one in made:
+        one.check()
+    measured = [
+        _mean([_measure(one, steps, learning_rate, seed, batch, length) for seed in range(seeds)]) for one in made
+    ]
+    sizes, changes = (
+        {
+            kind: [[one[which][step][kind] for one in measured] for step in range(steps + 1)]
+            for kind in measured[0][0][0]
+        }
+        for which in (0, 1)
+    )
+    return CoordinateCheck(tuple(widths), steps, learning_rate, sizes, changes)
+
+
+def at_width(config: ModelConfig, width: int, length: int = 32) -> ModelConfig:
+    """The same model `width` wide: hidden layers in proportion, at most `HEADS` heads (grouped as before), at most
+    `VOCABULARY` tokens, nothing dropped."""
+
+    def fit(block: BlockConfig) -> BlockConfig:
+        mixer, ffn = block.mixer, block.ffn
+        if isinstance(mixer, AttentionConfig):
+            heads = min(HEADS, 1 << (mixer.n_heads.bit_length() - 1))
+            grouped = mixer.n_kv_heads and max(1, heads * mixer.n_kv_heads // mixer.n_heads)
+            mixer = mixer.vary(n_heads=heads, n_kv_heads=grouped, head_dim=None, dropout=0.0)
+        if ffn is not None and ffn.hidden is not None:
+            ffn = ffn.vary(hidden=max(8, round(ffn.hidden * width / config.d_model / 8) * 8))
+        return block.vary(mixer=mixer, ffn=ffn, residual=block.residual.vary(dropout=0.0))
+
+    stack = tuple(stage.vary(blocks=tuple(fit(block) for block in stage.blocks)) for stage in config.stack)
+    embedding = config.embedding.vary(dropout=0.0)
+    vocabulary = min(config.vocab_size, VOCABULARY)
+    return config.vary(d_model=width, stack=stack, embedding=embedding, vocab_size=vocabulary, context=length)
+
+
+def slope(widths: Sequence[int], values: Sequence[float]) -> float:
+    """Least squares of log2 value on log2 width; 0 where nothing moved at all, nan where something is not a number."""
+    if not any(values):
+        return 0.0
+    if not all(math.isfinite(value) and value > 0 for value in values):
+        return math.nan
+    x, y = [math.log2(width) for width in widths], [math.log2(value) for value in values]
+    mean_x, mean_y = sum(x) / len(x), sum(y) / len(y)
+    return sum((a - mean_x) * (b - mean_y) for a, b in zip(x, y, strict=True)) / sum((a - mean_x) ** 2 for a in x)
+
+
+Measure = list[dict[str, float]]
+"""By step, by kind of site."""
+
+
+def _measure(
+    config: ModelConfig, steps: int, learning_rate: float, seed: int, batch: int, length: int
+) -> tuple[Measure, Measure]:
+    """(mean |x|, mean |x_t - x_0|)."""
+    model = config.build(seed=seed)
+    text = torch.randint(config.vocab_size, (batch, length + 1), generator=torch.Generator().manual_seed(seed))
+    tokens, targets = text[:, :-1], text[:, 1:]
+    optimizer = torch.optim.Adam(parameter_groups(model, learning_rate, 0.0, config.rates))
+    first = _seen(model, tokens)
+    sizes, changes = [_by_kind(first)], [_by_kind({site: torch.zeros(()) for site in first})]
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model.loss(tokens, targets).backward()
+        optimizer.step()
+        now = _seen(model, tokens)
+        sizes.append(_by_kind(now))
+        changes.append(_by_kind({site: x - first[site] for site, x in now.items()}))
+    return sizes, changes
+
+
+def _seen(model: Model, tokens: Tensor) -> dict[str, Tensor]:
+    """Every site; scores of keys that are not visible count as zero."""
+    model.eval()
+    seen = {site: x.masked_fill(x.isneginf(), 0.0) for site, x in capture(model, tokens, "*").items()}
+    model.train()
+    return seen
+
+
+def _by_kind(seen: dict[str, Tensor]) -> dict[str, float]:
+    """mean |x|, the layers' sites of one name together."""
+    found: dict[str, list[float]] = {}
+    for site, x in seen.items():
+        found.setdefault(re.sub(r"^layers\.\d+\.", "", site), []).append(float(x.abs().mean()))
+    return {kind: sum(values) / len(values) for kind, values in found.items()}
+
+
+def _mean(runs: list[tuple[Measure, Measure]]) -> tuple[Measure, Measure]:
+    """Over seeds."""
+
+    def over(which: list[Measure]) -> Measure:
+        return [{kind: sum(one[kind] for one in at) / len(at) for kind in at[0]} for at in zip(*which, strict=True)]
+
+    sizes, changes = zip(*runs, strict=True)
+    return over(list(sizes)), over(list(changes))

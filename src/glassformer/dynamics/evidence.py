@@ -1,0 +1,324 @@
+"""What a run left behind, as series that can be asked: when did this move, by how many sigma, is it still so."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from glassformer.config import ModelConfig
+from glassformer.dynamics.records import LAST_STEP, number
+from glassformer.dynamics.spikes import Spikes, forecast
+
+ALARM = 6.0
+"""Robust sigma from which a statistic has moved."""
+LOOKBACK = 32
+"""Steps before the onset in which something may have moved first."""
+BASE = 96
+"""Steps before those, against which a move is measured."""
+LEAST = 6
+"""Rows without which nothing is said about a move."""
+WINDOW = 50
+NATS = 1.0
+"""A loss has diverged where the mean of WINDOW steps is NATS above the lowest before."""
+BACK = 10
+"""Steps within which the loss must be back for a spike to have passed."""
+EARLY = 64
+LOGARITHMIC = {
+    "weight_norm", "gradient_norm", "gradient_rms", "update_ratio", "residual_rms", "massive", "spectral_norm",
+    "effective_rank", "stable_rank", "activation_effective_rank", "activation_stable_rank",
+}  # fmt: skip
+FLOOR = 0.02
+"""The least sigma: two per cent, or 0.02 of what is no ratio."""
+
+
+@dataclass(frozen=True)
+class Track:
+    """One statistic at one place: steps (r,), values (r, n), n heads or 1."""
+
+    statistic: str
+    where: str
+    steps: np.ndarray
+    values: np.ndarray
+
+    @property
+    def layer(self) -> int | None:
+        return layer_of(self.where)
+
+    def since(self, step: float) -> np.ndarray:
+        """Values after `step`."""
+        return self.values[self.steps > step]
+
+    def late(self) -> np.ndarray:
+        """Values of the last third of the run, of its last three rows at least; none where there are fewer."""
+        if len(self.steps) < 3:
+            return self.values[:0]
+        return self.values[min(len(self.steps) - 3, int((self.steps <= self.steps[-1] * 2 / 3).sum())) :]
+
+    def sigmas(self, at: int, head: int = 0) -> float | None:
+        """How many robust sigma the row `at` stands from those before it: median and MAD, of logarithms where the
+        statistic is a size or a ratio. None where too few are known."""
+        if at < LEAST:
+            return None
+        return float(self._away(np.arange(max(0, at - BASE), at), np.array([at]))[0, head])
+
+    def first_moved(self, onset: int) -> tuple[int, int, float] | None:
+        """(row, head, sigma) of the first move within LOOKBACK steps that lasted until the onset; None if none did."""
+        candidates = np.flatnonzero((self.steps > onset - LOOKBACK) & (self.steps <= onset))
+        base = np.flatnonzero((self.steps > onset - LOOKBACK - BASE) & (self.steps <= onset - LOOKBACK))
+        if len(base) < LEAST or not len(candidates):
+            return None
+        away = self._away(base, candidates)[::-1]  # backwards from the onset
+        lasting = np.cumprod((np.abs(away) >= ALARM) & (np.sign(away) == np.sign(away[0])), axis=0)
+        length = lasting.sum(0)
+        if not length.any():
+            return None
+        largest = np.abs(np.where(lasting, away, 0.0)).max(0)
+        head = int(np.lexsort((-largest, -length))[0])
+        return int(candidates[-length[head]]), head, float(largest[head] * np.sign(away[0, head]))
+
+    def _away(self, base: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        """Robust sigma of each of `rows` from the rows `base`, (rows, n); what is not finite is infinitely far."""
+        with np.errstate(invalid="ignore", over="ignore"):
+            before = self._scaled(self.values[base])
+            middle = np.median(before, axis=0)
+            spread = 1.4826 * np.median(np.abs(before - middle), axis=0)
+            away = (self._scaled(self.values[rows]) - middle) / np.maximum(spread, FLOOR)
+        return np.where(np.isfinite(away), away, math.inf)
+
+    def _scaled(self, values: np.ndarray) -> np.ndarray:
+        if self.statistic in LOGARITHMIC:
+            return np.log(np.maximum(np.abs(values), 1e-30))
+        return np.arcsinh(values) if self.statistic == "max_attention_logit" else values
+
+
+@dataclass(frozen=True)
+class Spike:
+    step: int
+    sigmas: float
+    before: float
+    """The loss expected there."""
+    loss: float
+    passed: bool
+    """Whether the loss was back within BACK steps."""
+
+
+@dataclass(eq=False)
+class Evidence:
+    """Metrics and records of a run. `metrics` holds one row a step; what is no number in them is left out."""
+
+    metrics: Sequence[Mapping[str, Any]]
+    records: Sequence[Mapping[str, Any]]
+    config: ModelConfig | None = None
+    recipe: Mapping[str, Any] = field(default_factory=dict)
+    _answers: dict[Rule, list[Any]] = field(default_factory=dict, repr=False)
+
+    # What every step leaves
+
+    @cached_property
+    def steps(self) -> np.ndarray:
+        return np.array([row["step"] for row in self._rows], dtype=np.int64)
+
+    @cached_property
+    def losses(self) -> np.ndarray:
+        return np.array([row["loss"] for row in self._rows])
+
+    @cached_property
+    def rates(self) -> np.ndarray:
+        return np.array([row["learning_rate"] for row in self._rows])
+
+    @cached_property
+    def _rows(self) -> list[dict[str, float]]:
+        """Rows that have all of a step's numbers, finite; of a step that came twice, the later."""
+        rows = {}
+        for row in self.metrics:
+            try:
+                found = {name: number(row[name]) for name in ("step", "loss", "learning_rate", "grad_norm")}
+            except (KeyError, ValueError):
+                continue
+            if all(map(math.isfinite, found.values())) and 0 <= found["step"] < LAST_STEP:
+                rows[found["step"]] = found
+        return [rows[step] for step in sorted(rows)]
+
+    def at(self, steps: np.ndarray, name: str) -> np.ndarray:
+        """`learning_rate` or `grad_norm` at each of these steps; nan where there is no row."""
+        if not len(self.steps):
+            return np.full(len(steps), math.nan)
+        values, found = np.array([row[name] for row in self._rows]), np.searchsorted(self.steps, steps)
+        found = np.minimum(found, len(values) - 1)
+        return np.where(self.steps[found] == steps, values[found], math.nan)
+
+    @cached_property
+    def events(self) -> list[Mapping[str, Any]]:
+        return [row for row in self.records if "event" in row]
+
+    def event(self, kind: str) -> Mapping[str, Any] | None:
+        """The last event of a kind."""
+        return next((event for event in reversed(self.events) if event["event"] == kind), None)
+
+    # What went wrong, if anything did
+
+    @cached_property
+    def not_finite(self) -> Mapping[str, Any] | None:
+        """The event at which loss or gradients were no numbers, unless the run went on from there."""
+        event = self.event("not_finite")
+        return None if event is None or (len(self.steps) and self.steps[-1] > event["step"] + 1) else event
+
+    @cached_property
+    def diverged(self) -> int | None:
+        """The step from which the loss rose without return; None if it did not."""
+        if len(self.losses) < WINDOW or self.not_finite:
+            return None
+        means = np.convolve(self.losses, np.ones(WINDOW) / WINDOW, "valid")
+        best = np.minimum.accumulate(np.minimum(means, self.losses[0]))
+        if not means[-1] > best[-1] + NATS:
+            return None
+        calm = np.flatnonzero(self.losses <= best[-1] + NATS / 2)
+        return int(self.steps[min(calm[-1] + 1, len(self.steps) - 1)]) if len(calm) else int(self.steps[0])
+
+    @cached_property
+    def hump(self) -> float:
+        """By how many nats the loss stood above its beginning: the largest mean of five steps in a row."""
+        if len(self.losses) < 10:
+            return 0.0
+        return float(np.convolve(self.losses, np.ones(5) / 5, "valid").max() - self.losses[0])
+
+    @cached_property
+    def relapse(self) -> float:
+        """By how many nats the loss rose above its lowest so far in the first steps, which the detector of spikes does
+        not judge."""
+        early = self.losses[:EARLY]
+        return float((early - np.minimum.accumulate(early)).max(initial=0.0))
+
+    @cached_property
+    def spikes(self) -> list[Spike]:
+        """Spikes of the loss, found again in the metrics."""
+        detector, found = Spikes(), []
+        for i, loss in enumerate(self.losses.tolist()):
+            if (sigmas := detector.see(loss)) is not None and math.isfinite(loss):
+                expected = forecast(np.array(detector.calm))[0]
+                after = self.losses[i + 1 : i + 1 + BACK]
+                passed = len(after) > 0 and bool(np.median(after[-3:]) < expected + 0.25 * (loss - expected))
+                found.append(Spike(int(self.steps[i]), sigmas, expected, loss, passed))
+        return found
+
+    @cached_property
+    def onset(self) -> int | None:
+        """The step at which the failure showed."""
+        if self.not_finite:
+            return int(self.not_finite["step"])
+        lasting = [spike.step for spike in self.spikes if not spike.passed]
+        if self.diverged is not None:
+            return min([self.diverged, *(step for step in lasting if step >= self.diverged - BACK)])
+        return None
+
+    # Statistics
+
+    @cached_property
+    def tracks(self) -> dict[tuple[str, str], Track]:
+        """Every series, by statistic and place. Steps that were rolled back are taken out."""
+        rows: dict[tuple[str, str], dict[int, list[float]]] = {}
+        for record in self.records:
+            step = record["step"]
+            if record.get("event") == "rolled_back":
+                for series in rows.values():
+                    for later in [known for known in series if known > record.get("to", step)]:
+                        del series[later]
+            for statistic, places in record.get("statistics", {}).items():
+                for where, value in places.items():
+                    heads = value if isinstance(value, list) else [value]
+                    rows.setdefault((statistic, where), {})[step] = heads
+        return {key: track for key, series in rows.items() if (track := _track(*key, series)) is not None}
+
+    @property
+    def watched(self) -> bool:
+        return bool(self.tracks)
+
+    def of(self, statistic: str) -> list[Track]:
+        """Its series at all places."""
+        return self._by_statistic.get(statistic, [])
+
+    @cached_property
+    def _by_statistic(self) -> dict[str, list[Track]]:
+        found: dict[str, list[Track]] = {}
+        for track in self.tracks.values():
+            found.setdefault(track.statistic, []).append(track)
+        return found
+
+    def get(self, statistic: str, where: str) -> Track | None:
+        return self.tracks.get((statistic, where))
+
+    @cached_property
+    def layers(self) -> list[int]:
+        return sorted({track.layer for track in self.tracks.values() if track.layer is not None})
+
+    @cached_property
+    def last_step(self) -> int:
+        return max([int(self.steps[-1]) if len(self.steps) else 0, *(row["step"] for row in self.records)])
+
+    @cached_property
+    def full(self) -> np.ndarray:
+        """Steps at which all was looked at, not the norms alone."""
+        return np.unique(np.concatenate([np.zeros(0, dtype=np.int64), *(one.steps for one in self.of("update_ratio"))]))
+
+    def gradient(self, layer: int | None, *names: str) -> Track | None:
+        """||dL/dW|| over matrices of a layer together: all, or those named (`mixer.q`). None unless all were recorded
+        at the same steps."""
+        prefix = f"layers.{layer}."
+        found = [
+            track for track in self.of("gradient_norm")
+            if track.where.startswith(prefix) and (not names or track.where.removeprefix(prefix) in names)
+        ]  # fmt: skip
+        if not found or any(not np.array_equal(track.steps, found[0].steps) for track in found):
+            return None
+        total = np.sqrt(np.sum([np.square(track.values).sum(1) for track in found], axis=0))
+        return Track("gradient_norm", f"layers.{layer}", found[0].steps, total[:, None])
+
+    def ask(self, rule: Rule) -> list[Any]:
+        """What a rule finds; asked once."""
+        if rule not in self._answers:
+            self._answers[rule] = list(rule(self))
+        return self._answers[rule]
+
+    def movers(self) -> list[tuple[Track, int, int, float]]:
+        """(series, row, head, sigma) of all that moved before the onset and stayed so, the first first."""
+        if self.onset is None:
+            return []
+        found = [(track, moved) for track in self.tracks.values() if (moved := track.first_moved(self.onset))]
+        found.sort(key=lambda pair: (pair[0].steps[pair[1][0]], -abs(pair[1][2])))
+        return [(track, *moved) for track, moved in found]
+
+
+Rule = Callable[[Evidence], Iterator[Any]]
+
+
+def _track(statistic: str, where: str, series: Mapping[int, Sequence[float]]) -> Track | None:
+    """Rows that have another number of heads than the last are left out."""
+    steps = sorted(series)
+    heads = len(series[steps[-1]]) if steps else 0
+    steps = [step for step in steps if len(series[step]) == heads]
+    if not heads or not steps:
+        return None
+    return Track(statistic, where, np.array(steps, dtype=np.int64), np.array([series[step] for step in steps]))
+
+
+def layer_of(where: str) -> int | None:
+    """layers.3.mixer.q -> 3."""
+    found = re.match(r"layers\.(\d{1,6})(\.|$)", where)
+    return int(found[1]) if found else None
+
+
+def share(holds: np.ndarray) -> float:
+    """The share of rows where a condition holds; 0 of none."""
+    return float(np.mean(holds)) if np.size(holds) else 0.0
+
+
+def median(values: Iterable[float]) -> float:
+    """Of what is finite; nan of nothing."""
+    kept = [value for value in values if math.isfinite(value)]
+    return float(np.median(kept)) if kept else math.nan
