@@ -6,7 +6,7 @@ CORE := $(VENV)/.core
 DEV := $(VENV)/.dev
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test test-all lint types bench fuzz clean
+.PHONY: demo test test-all lint types bench docs fuzz clean
 
 demo: $(CORE)
 	$(BIN)/glassformer compare gpt2@1m llama@1m bloom@1m falcon@1m --data python-docs --minutes 0.65 --out demo
@@ -37,6 +37,9 @@ bench: $(DEV)
 	$(BIN)/glassformer bench generate --rounds 5 --out docs/benchmarks/generate.md
 	$(BIN)/glassformer bench quality --rounds 5 --out docs/benchmarks/quality.md
 	$(BIN)/glassformer bench watch --rounds 9 --out docs/benchmarks/watch.md
+
+docs: $(DEV)
+	$(BIN)/python -m experiments.docs
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)

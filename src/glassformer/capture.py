@@ -7,10 +7,12 @@
 
 from __future__ import annotations
 
+import operator
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from fnmatch import fnmatchcase
+from math import isqrt
 from typing import Any
 
 import torch
@@ -19,13 +21,13 @@ from torch import Tensor, nn
 from glassformer.callable_module import make_callable
 from glassformer.errors import RequestError, did_you_mean
 from glassformer.model import Model
-from glassformer.parts.site import Look, Site
+from glassformer.parts.site import Edit, Look, Site
 
 MEMORY = 1 << 30
+LARGEST_UNASKED = 1024
+"""What a map is pooled to at most, where memory and not the reader decides."""
 MAPS = "st"
 """How the axes of a site end that holds a map of queries against keys."""
-
-Edit = Callable[[Tensor], Tensor]
 
 
 def sites(model: nn.Module) -> dict[str, Site]:
@@ -50,24 +52,31 @@ def choose(
 
     Raises RequestError for a pattern that names no site, and for a layer out of range."""
     known = sites(model)
+    if layers is not None:
+        wanted = within(layers, len(eager(model).layers), "layer")
+        ours = tuple(f"layers.{layer}." for layer in wanted)
+        known = {name: site for name, site in known.items() if name.startswith(ours) or "layers." not in name}
     found: dict[str, Site] = {}
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
         named = {name: site for name, site in known.items() if fnmatchcase(name, pattern)}
         if not named:
-            raise RequestError(f"no site is named {pattern!r}{did_you_mean(pattern, known)}")
+            where = "" if layers is None else f" in layers={layers}"
+            raise RequestError(f"no site{where} is named {pattern!r}{did_you_mean(pattern, known)}")
         found |= named
-    if layers is None:
-        return found
-    wanted = {f"layers.{layer}." for layer in within(layers, len(eager(model).layers), "layer")}
-    return {name: site for name, site in found.items() if name.startswith(tuple(wanted)) or "layers." not in name}
+    return found
 
 
-def within(given: int | Sequence[int], count: int, what: str) -> list[int]:
-    """Indices below `count`, negative ones from the end. Raises RequestError where one is out of range."""
-    indices = [given] if isinstance(given, int) else list(given)
+def within(given: int | Iterable[int], count: int, what: str, owner: str = "the model") -> list[int]:
+    """Indices below `count`, negative ones from the end. Raises RequestError for one out of range, and for none."""
+    try:
+        indices = [operator.index(given)]  # type: ignore[arg-type]  # or it is no number
+    except TypeError:
+        indices = [operator.index(index) for index in given]  # type: ignore[union-attr]
+    if not indices:
+        raise RequestError(f"{what}s={given} names none; leave it out for all of them")
     for index in indices:
         if not -count <= index < count:
-            raise RequestError(f"{what} {index} is out of range: the model has {what}s 0 to {count - 1}")
+            raise RequestError(f"{what} {index} is out of range: {owner} has {what}s 0 to {count - 1}")
     return [index % count for index in indices]
 
 
@@ -86,56 +95,77 @@ def capture(
 ) -> dict[str, Tensor]:
     """{site: value} at every site that one of the shell-style patterns names, of model(tokens, **kwargs).
 
-    `layers`, `heads`, `positions` (of queries) keep those alone; heads count along the site's own axis of heads.
-    `reduce` is applied at the site and its result kept: a function of the value, called for a map of queries against
-    keys with blocks of queries, whose results are joined along the axis of queries. `pool` brings such maps down to at
-    most pool x pool, keeping the largest value of every tile; a map of more than `memory` bytes is pooled unasked, with
-    a warning. The fast kernel computes z all the same: logits with and without capture are identical.
+    `layers`, `heads`, `positions` keep those alone, in the order given; negative ones count from the end. Heads count
+    along a site's own axis of heads, and a site without one is kept whole. Positions are those of queries among
+    `tokens`, whatever a decode state has read before.
 
-    Values are detached. Raises RequestError for a pattern that names no site and an index out of range."""
+    `reduce` is applied at the site and its result kept: a function of the value, called for a map of queries against
+    keys with blocks of queries, which must stay the axis they are; the results are joined along it. `pool` brings such
+    maps down to at most pool x pool, keeping the largest value of every tile; maps of more than `memory` bytes in all
+    are pooled unasked, with a warning. The fast kernel computes z all the same: logits with and without capture are
+    identical.
+
+    Values are detached, and are those after the edits of a `with gf.edit(...)` around this call. Raises RequestError
+    for a pattern that names no site and an index out of range."""
     chosen = choose(model, sites, layers)
-    if heads is not None and not any(_head_axis(site) for site in chosen.values()):
+    if heads is not None and not any(head_axis(site.axes) is not None for site in chosen.values()):
         raise RequestError(f"heads={heads}: none of the sites {', '.join(list(chosen)[:3])} has heads")
-    gathers = {name: Gather(name, site.axes, heads, positions, reduce, pool, memory) for name, site in chosen.items()}
+    share = memory // max(1, sum(site.axes.endswith(MAPS) for site in chosen.values()))
+    gathers = {name: Gather(name, site.axes, heads, positions, reduce, pool, share) for name, site in chosen.items()}
+    run = eager(model)
     with looking(model, gathers), torch.no_grad():
-        eager(model)(tokens, **kwargs)
-    return {name: gather.value() for name, gather in gathers.items() if gather.parts}
+        (run if "logits" in chosen else run.read)(tokens, **kwargs)  # without the head where nobody looks at it
+    if large := [gather for gather in gathers.values() if gather.unasked]:
+        warnings.warn(
+            f"{len(large)} maps such as {large[0].name} need {sum(gather.unasked for gather in large):,} bytes, more "
+            f"than their share of memory={memory:,}; they are pooled to {large[0].pool} x {large[0].pool}, keeping the "
+            "largest value of every tile"
+        )
+    return {name: gather.kept for name, gather in gathers.items() if gather.kept is not None}
 
 
 @contextmanager
 def looking(model: nn.Module, looks: Mapping[str, Look]) -> Iterator[None]:
     """Inside, every value that passes a named site is shown: look(x, first, total), see `parts.site.Look`."""
     known = sites(model)
-    before = {name: known[name].looks for name in looks}
-    with running_eagerly(model):
-        try:
-            for name, look in looks.items():
-                known[name].looks = (*known[name].looks, look)
-            yield
-        finally:
-            for name, was in before.items():
-                known[name].looks = was
+    with ExitStack() as undo:
+        undo.enter_context(running_eagerly(model))
+        for name, look in looks.items():
+            known[name].looks = (*known[name].looks, look)
+            undo.callback(_forget, known[name], "looks", look)
+        yield
 
 
 @contextmanager
 def edit(model: nn.Module, *edits: Mapping[str, Edit]) -> Iterator[None]:
     """Inside, f(value) stands for the value at the sites that each shell-style pattern names: {"layers.2.mixer.z": f}.
 
-    Edits of one site are applied in the order given, after those of a `with` around this one; leaving undoes them.
-    They hold for every pass, decoding with a state included. Raises RequestError for a pattern that names no site,
-    and, when the model runs, for an edit that returns another shape."""
+    f may write into the value it is given. Edits of one site are applied in the order given, after those of a `with`
+    around this one; leaving undoes them. They hold for every pass, decoding with a state included: f then sees the
+    tokens of that pass alone. Scores and pattern can be edited too; the definition computes that attention then.
+
+    Raises RequestError for a pattern that names no site, and, when the model runs, for an edit that returns another
+    shape."""
     with ExitStack() as undo:
         undo.enter_context(running_eagerly(model))
         for pattern, function in (pair for given in edits for pair in given.items()):
             for name, site in choose(model, pattern).items():
-                hook = site.register_forward_hook(_checked(name, function))
-                undo.callback(hook.remove)
+                checked = _checked(name, function)
+                site.edits = (*site.edits, checked)
+                undo.callback(_forget, site, "edits", checked)
         yield
 
 
-def _checked(name: str, function: Edit) -> Any:
-    def hook(module: nn.Module, args: object, value: Tensor) -> Tensor:
-        edited = function(value)
+def _forget(site: Site, among: str, one: object) -> None:
+    """Takes the last entry that is `one` away; what others have added since stays."""
+    held = getattr(site, among)
+    at = max(i for i, entry in enumerate(held) if entry is one)
+    setattr(site, among, held[:at] + held[at + 1 :])
+
+
+def _checked(name: str, function: Edit) -> Edit:
+    def checked(value: Tensor) -> Tensor:
+        edited = function(value.clone())  # other sites may hold the same tensor
         if not isinstance(edited, Tensor):
             raise RequestError(f"the edit at {name} returned {type(edited).__name__}; return a tensor")
         if edited.shape != value.shape:
@@ -144,7 +174,7 @@ def _checked(name: str, function: Edit) -> Any:
             )
         return edited.to(value)
 
-    return hook
+    return checked
 
 
 # What compiling hides
@@ -155,27 +185,36 @@ def eager(model: Any) -> Any:
     return getattr(model, "_orig_mod", model)
 
 
+_eagerly = False
+
+
 @contextmanager
 def running_eagerly(model: nn.Module) -> Iterator[None]:
     """Compiled code does not stop at sites: inside, what was compiled of the model runs as it is written."""
+    global _eagerly
     parts = [model, *eager(model).modules()]
-    if all(part is eager(part) and part._compiled_call_impl is None for part in parts):
+    if _eagerly or all(part is eager(part) and part._compiled_call_impl is None for part in parts):
         yield
         return
-    warnings.warn("this model is compiled; looked at or edited, it runs eagerly", stacklevel=4)
-    with torch.compiler.set_stance("force_eager"):
-        yield
+    warnings.warn("this model is compiled; looked at or edited, it runs eagerly")
+    _eagerly = True
+    try:
+        with torch.compiler.set_stance("force_eager"):
+            yield
+    finally:
+        _eagerly = False
 
 
 # Gathering what passes
 
 
-def _head_axis(site: Site) -> int | None:
-    return next((i for i, axis in enumerate(site.axes) if axis in "ng"), None)
+def head_axis(axes: str) -> int | None:
+    """Which of a site's axes counts heads."""
+    return next((i for i, axis in enumerate(axes) if axis in "ng"), None)
 
 
 class Gather:
-    """A look that keeps what it is shown: chosen heads and positions, reduced or pooled at the site."""
+    """A look that keeps what it is shown, in `kept`: chosen heads and positions, reduced or pooled at the site."""
 
     def __init__(
         self,
@@ -189,49 +228,64 @@ class Gather:
     ):
         if pool is not None and pool < 1:
             raise RequestError(f"pool={pool} must be at least 1")
-        self.name, self.axes, self.heads, self.positions, self.reduce = name, axes, heads, positions, reduce
+        self.name, self.heads, self.positions, self.reduce = name, heads, positions, reduce
         self.pool, self.memory = pool, memory
-        self.rows = axes.index("s")
-        self.head_axis = next((i for i, axis in enumerate(axes) if axis in "ng"), None)
-        self.parts: list[Tensor] = []
-        self.tiles: Tiles | None = None
+        self.rows, self.head_axis, self.map = axes.index("s"), head_axis(axes), axes.endswith(MAPS)
+        self.kept: Tensor | None = None
+        self.unasked = 0
+        """How many bytes a map would have that is pooled for that reason alone."""
+        self._tiles: Tiles | None = None
 
     def __call__(self, x: Tensor, first: int, total: int) -> None:
-        x = x.detach()
+        x, places = x.detach(), list(range(first, first + x.shape[self.rows]))
         if self.heads is not None and self.head_axis is not None:
-            x = x.index_select(self.head_axis, _index(self.heads, x.shape[self.head_axis], "head", x))
+            x = _select(x, self.head_axis, within(self.heads, x.shape[self.head_axis], "head", self.name))
         if self.positions is not None:
-            at = [i - first for i in within(self.positions, total, "position")]
-            x = x.index_select(self.rows, torch.tensor([i for i in at if 0 <= i < x.shape[self.rows]], device=x.device))
-            first, total = 0, len(at)
+            wanted = within(self.positions, total, "position", "the text")
+            held = {place: row - first for place, row in enumerate(wanted) if 0 <= row - first < len(places)}
+            if not held:
+                return
+            x, places, total = _select(x, self.rows, list(held.values())), list(held), len(wanted)
         if self.reduce is not None:
-            self.parts.append(self.reduce(x))
-        elif self.axes.endswith(MAPS) and self._too_large(x, total):
+            self._keep(self._reduced(self.reduce, x), places, total)
+        elif self.map and self._pooled(x, total):
             assert self.pool is not None
-            self.tiles = self.tiles or Tiles(x, total, self.pool)
-            self.tiles.add(x, first)
-            self.parts = [self.tiles.values]
+            self._tiles = self._tiles or Tiles(x, total, self.pool)
+            self._tiles.add(x, places)
+            self.kept = self._tiles.values
         else:
-            self.parts.append(x)
+            self._keep(x, places, total)
 
-    def _too_large(self, x: Tensor, total: int) -> bool:
+    def _reduced(self, reduce: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        made = reduce(x)
+        if self.map and (made.dim() <= self.rows or made.shape[self.rows] != x.shape[self.rows]):
+            raise RequestError(
+                f"reduce made {tuple(made.shape)} of a block {tuple(x.shape)} at {self.name}; axis {self.rows} counts "
+                "queries and must stay"
+            )
+        return made
+
+    def _keep(self, x: Tensor, places: list[int], total: int) -> None:
+        """Rows of x are those at `places`, which ascend, of `total`."""
+        if len(places) == total:
+            self.kept = x
+            return
+        if self.kept is None:
+            self.kept = x.new_empty([*x.shape[: self.rows], total, *x.shape[self.rows + 1 :]])
+        self.kept.index_copy_(self.rows, torch.tensor(places, device=x.device), x)
+
+    def _pooled(self, x: Tensor, total: int) -> bool:
         """Whether this map is to be pooled; sets how far, where it does not fit in memory."""
         b, n, _, t = x.shape
-        if self.pool is None and b * n * total * t * x.element_size() > self.memory:
-            self.pool = max(1, int((self.memory / (b * n * x.element_size())) ** 0.5))
-            self.pool = min(self.pool, 1024)
-            warnings.warn(
-                f"{self.name}: {total} x {t} values for each of {b * n} heads are more than memory={self.memory:,} "
-                f"bytes; pooled to {self.pool} x {self.pool}, keeping the largest value of every tile"
-            )
+        row = b * n * x.element_size()
+        if self.pool is None and row * total * t > self.memory:
+            self.unasked = row * total * t
+            self.pool = min(LARGEST_UNASKED, max(1, isqrt(self.memory // row)))
         return self.pool is not None and max(total, t) > self.pool
 
-    def value(self) -> Tensor:
-        return self.parts[0] if len(self.parts) == 1 else torch.cat(self.parts, dim=self.rows)
 
-
-def _index(given: int | Sequence[int], count: int, what: str, like: Tensor) -> Tensor:
-    return torch.tensor(within(given, count, what), device=like.device)
+def _select(x: Tensor, axis: int, indices: list[int]) -> Tensor:
+    return x.index_select(axis, torch.tensor(indices, device=x.device))
 
 
 class Tiles:
@@ -243,11 +297,14 @@ class Tiles:
         shape = (b, n, -(-rows // self.height), -(-t // self.width))
         self.values = like.new_full(shape, float("-inf"))
 
-    def add(self, x: Tensor, first: int) -> None:
+    def add(self, x: Tensor, places: list[int]) -> None:
+        """Rows of x are those at `places` of the map."""
         pad = self.values.shape[-1] * self.width - x.shape[-1]
         x = nn.functional.pad(x, (0, pad), value=float("-inf")).unflatten(-1, (-1, self.width)).amax(-1)
-        into = torch.arange(first, first + x.shape[2], device=x.device) // self.height
-        self.values.index_reduce_(2, into, x, "amax")
+        into = torch.tensor(places, device=x.device) // self.height
+        for tile in into.unique().tolist():
+            most = x[:, :, into == tile].amax(2)
+            self.values[:, :, tile] = torch.maximum(self.values[:, :, tile], most)
 
 
 make_callable(__name__)

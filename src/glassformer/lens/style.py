@@ -33,7 +33,7 @@ def axes(
         ax.set_prop_cycle(color=COLOURS)
         ax.spines[["top", "right"]].set_visible(False)
         ax.spines[["left", "bottom"]].set_color(RULE)
-        ax.tick_params(colors=MUTED, labelsize=8, length=3, width=0.8)
+        ax.tick_params(which="both", colors=MUTED, labelsize=8, length=3, width=0.8)
         ax.grid(True, color=LINE, linewidth=0.6)
         ax.set_axisbelow(True)
         ax.set_xlabel(x, color=INK, fontsize=9)
@@ -51,9 +51,7 @@ def colour_map(signed: bool = False) -> Any:
     """The colour map of magnitudes, or of values of both signs; what is not a number is grey."""
     from matplotlib.colors import LinearSegmentedColormap
 
-    made = LinearSegmentedColormap.from_list("glass", BOTH_WAYS if signed else BLUES)
-    made.set_bad(LINE)
-    return made
+    return LinearSegmentedColormap.from_list("glass", BOTH_WAYS if signed else BLUES).with_extremes(bad=LINE)
 
 
 def heat(
@@ -77,6 +75,11 @@ def heat(
     drawn = ax.imshow(
         np.ma.masked_invalid(shown), cmap=colour_map(signed), vmin=low, vmax=high, **{"aspect": "auto"} | image
     )
+    _finish(ax, drawn, label, bar)
+    return drawn
+
+
+def _finish(ax: Any, drawn: Any, label: str, bar: bool) -> None:
     ax.grid(False)
     ax.spines[:].set_visible(False)
     if bar:
@@ -84,7 +87,24 @@ def heat(
         key.set_label(label, color=INK, fontsize=9)
         key.ax.tick_params(colors=MUTED, labelsize=8, length=2)
         key.outline.set_visible(False)
+
+
+def mesh(ax: Any, x: Tensor, values: Tensor, *, label: str = "", bar: bool = True) -> Any:
+    """`values` (rows, columns) as colours, row 0 on top, columns at `x` along an axis of any scale."""
+    signed, most = bool((values < 0).any()), float(values.abs().max())
+    drawn = ax.pcolormesh(
+        x.numpy(), range(len(values)), values.numpy(), cmap=colour_map(signed), vmin=-most if signed else 0, vmax=most,
+        shading="nearest", rasterized=True,
+    )  # fmt: skip
+    ax.invert_yaxis()
+    _finish(ax, drawn, label, bar)
     return drawn
+
+
+def whole_ticks(ax: Any, which: str) -> None:
+    """Ticks along "x" or "y" at whole numbers alone: layers, heads, positions."""
+    axis = ax.xaxis if which == "x" else ax.yaxis
+    axis.get_major_locator().set_params(integer=True)
 
 
 def words(ax: Any, given: Sequence[str], which: str = "both") -> None:
@@ -113,9 +133,10 @@ def line(ax: Any, at: float, said: str = "", along: str = "y") -> None:
     """A dashed line of reference at a value along "y" or "x", with what it means."""
     draw = ax.axhline if along == "y" else ax.axvline
     draw(at, color=MUTED, linewidth=0.9, linestyle=(0, (4, 3)))
+    behind = {"facecolor": PAPER, "edgecolor": "none", "pad": 0.5, "alpha": 0.8}
     if said and along == "y":
         ax.annotate(said, (1, at), xycoords=("axes fraction", "data"), xytext=(-2, 2), textcoords="offset points",
-                    ha="right", va="bottom", fontsize=7.5, color=MUTED)  # fmt: skip
+                    ha="right", va="bottom", fontsize=7.5, color=MUTED, bbox=behind)  # fmt: skip
     elif said:
         ax.annotate(said, (at, 1), xycoords=("data", "axes fraction"), xytext=(3, -2), textcoords="offset points",
-                    ha="left", va="top", fontsize=7.5, color=MUTED)  # fmt: skip
+                    ha="left", va="top", fontsize=7.5, color=MUTED, bbox=behind)  # fmt: skip

@@ -10,6 +10,7 @@ from glassformer.parts.position.base import (
     Positions,
 )
 from glassformer.parts.position.learned import Learned, LearnedConfig
+from glassformer.parts.position.picture import Plot
 from glassformer.parts.position.rotary import Rotary, RotaryConfig
 from glassformer.parts.position.scaling import RotaryScalingConfig
 from glassformer.parts.position.sinusoidal import Sinusoidal, SinusoidalConfig
@@ -23,6 +24,7 @@ __all__ = [
     "EmbeddingPositionConfig",
     "Learned",
     "LearnedConfig",
+    "Plot",
     "PositionConfig",
     "Positions",
     "Rotary",

@@ -44,13 +44,12 @@ class Alibi(AttentionPosition):
 
     def picture(self, length: int) -> dict[str, Plot]:
         """m_n, -m_n k, and e^(-m_n k): what the bias leaves of the weight of a key k tokens back."""
-        slopes, at = torch.tensor(self.slopes), some(length)
-        bias = -slopes[:, None] * at
+        slopes, at, evenly = torch.tensor(self.slopes), some(length), torch.arange(0, length, max(length // 256, 1))
         heads = tuple(f"head {n}" for n in range(len(slopes)))
         return {
-            "slope by head": Plot("head", "slope", torch.arange(len(slopes)), slopes[None], ("m",), log="y"),
-            "bias by distance": Plot("distance", "bias", at, bias, heads),
-            "weight left by distance": Plot("distance", "head", at, bias.exp()),
+            "slope by head": Plot("head", "slope", torch.arange(len(slopes)), slopes[None], ("m",), log=True),
+            "bias by distance": Plot("distance", "bias", evenly, -slopes[:, None] * evenly, heads),
+            "weight left by distance": Plot("distance", "head", at, (-slopes[:, None] * at).exp()),
         }
 
     def extra_repr(self) -> str:

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from glassformer.errors import RequestError
 from glassformer.parts.base import BuildContext
-from glassformer.parts.init import Init
+from glassformer.parts.init import Init, Role
 from glassformer.parts.position.base import EmbeddingPosition, EmbeddingPositionConfig, Positions
 from glassformer.parts.position.picture import MOST_POINTS, Plot, by_distance
 
@@ -17,6 +17,8 @@ class Learned(EmbeddingPosition):
 
     OPT's table begins with `offset` = 2 rows that no token of a text takes.
     """
+
+    roles: tuple[Role, ...] = ("embedding",)
 
     def __init__(self, length: int, d_model: int, offset: int = 0):
         super().__init__()

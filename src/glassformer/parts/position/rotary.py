@@ -48,7 +48,7 @@ class Rotary(AttentionPosition):
         self._pair_axis = -2 if pairing == "half" else -1
         self._key = ("rotary", self.dim, base, pairing, self.scaling.key)
 
-    def frequencies(self, t: int, device: Any = None, scaling: Scaling | None = None) -> Float[Tensor, " r/2"]:
+    def frequencies(self, t: int, device: Any = None, scaling: Scaling | None = None) -> Float[Tensor, " i"]:
         """theta_i in radians a token, in a text of t tokens; by another `scaling` where one is given."""
         exponent = torch.arange(0, self.dim, 2, device=device, dtype=torch.float32) / self.dim
         return (scaling or self.scaling).frequencies(exponent, self.base, self.dim, t)
@@ -80,15 +80,13 @@ class Rotary(AttentionPosition):
         magnitude = torch.tensor([forms[name].magnitude for name in used])
         waves = torch.cat([2 * torch.pi / theta, torch.full((1, len(pairs)), float(length))])
         return {
-            "wavelength by pair": Plot("pair", "tokens", pairs, waves, (*used, "this text"), log="y"),
+            "wavelength by pair": Plot("pair", "tokens", pairs, waves, (*used, "this text"), log=True),
             "cosine of the rotation": Plot("distance", "pair", at, turned[-1]),
             "mean cosine by distance": Plot("distance", "mean", at, magnitude[:, None] ** 2 * turned.mean(1), used),
         }
 
     def extra_repr(self) -> str:
-        name = type(self.scaling).__name__.lower()
-        scaled = f", {name} x {self.scaling.factor:g}" if self.scaling.key else ""
-        return f"dim={self.dim}, base={self.base:g}{scaled}"
+        return f"dim={self.dim}, base={self.base:g}{self.scaling}"
 
 
 def naive_turn(x: Float[Tensor, "b s n h"], cos: Tensor, sin: Tensor, pair_axis: int) -> Float[Tensor, "b s n h"]:

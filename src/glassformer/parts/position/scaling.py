@@ -29,6 +29,9 @@ class Scaling:
     def check(self, dim: int) -> None:
         """Raises RequestError where r = `dim` turned values are too few for the formula."""
 
+    def __str__(self) -> str:
+        return ""
+
 
 class RotaryScalingConfig(PartConfig, axis="rotary_scaling"):
     factor: float = Field(gt=0)
@@ -51,6 +54,9 @@ class _Bound(Scaling):
         self.context = config.original_context or context
         numbers = [getattr(config, name) for name in type(config).model_fields]
         self.key = (config.kind, self.context, *numbers)
+
+    def __str__(self) -> str:
+        return f", {self.config.kind} x {self.config.factor:g} from {self.context}"
 
 
 class Linear(_Bound):

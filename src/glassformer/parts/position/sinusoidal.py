@@ -32,13 +32,13 @@ class Sinusoidal(EmbeddingPosition):
 
     def picture(self, length: int) -> dict[str, Plot]:
         """PE(p)_i, its first eight dimensions, and PE(p) . PE(p + k) = sum_i cos(k / base^(2i/d)), whatever p."""
-        at = some(length)
+        at, near = some(length), torch.arange(min(length, 32))
         encoding = sinusoid(at, self.d_model, self.base).T
-        first = encoding[:8]
+        first = sinusoid(near, self.d_model, self.base).T[:8]
         origin = sinusoid(torch.tensor([0]), self.d_model, self.base)
         return {
             "encoding by dimension": Plot("position", "dimension", at, encoding),
-            "first dimensions": Plot("position", "value", at, first, tuple(f"{i}" for i in range(len(first)))),
+            "first dimensions": Plot("position", "value", near, first, tuple(f"{i}" for i in range(len(first)))),
             "dot product by distance": Plot("distance", "dot product", at, origin @ encoding, ("PE(p) · PE(p + k)",)),
         }
 

@@ -1,0 +1,250 @@
+"""Direct logit attribution: what each head, each feed-forward network and the embedding add to a token's logit.
+
+The stream that the head reads is a sum, and a logit is linear in it once the norms are held at the scale they had:
+
+    logit = scale w . N(embed + sum of heads + sum of ffns + biases) + b,      N(x) = gain (x - mean(x)?) + bias
+
+with gain = weight / rms(x) or weight / std(x), a constant. Elhage et al. 2021, "A Mathematical Framework for
+Transformer Circuits". The direction scale w is carried down the layers: through the final norm, the norms behind a
+branch (sandwich, res-post-norm), the norms of the stream itself (post-norm), and the residual scale; a part's
+contribution is its output along the direction that arrives there. They sum to the logit.
+
+What a part does by changing what later parts compute is not in it: for that, ablate it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import singledispatch
+from typing import Any, ClassVar, cast
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from glassformer.capture import capture, eager, sites, within
+from glassformer.errors import RequestError
+from glassformer.lens import style
+from glassformer.lens.logit_lens import unembed
+from glassformer.lens.maps import at_rest, in_vocabulary, one_row, spell, spelled
+from glassformer.lens.reading import Reading
+from glassformer.model import Block, Model
+from glassformer.parts.norm import LayerNorm, RMSNorm
+from glassformer.parts.residual import Parallel, Post, Pre, Residual, ResPost, Sandwich
+
+MOST_BARS = 14
+
+
+@dataclass(frozen=True)
+class LogitAttribution(Reading):
+    """Contributions to the logit of `token`, or to its lead over `against`, at a position.
+
+    `embed`; `heads` (l, n), zero where a layer has fewer; `ffn` (l,), zero where it has none; `biases` (l,), of W_O and
+    of the norms in the layer; `bias`, of the final norm and the head. `total` is their sum, the logit before a soft
+    cap; `logit` is what the model says."""
+
+    title: ClassVar[str] = "Direct logit attribution"
+
+    position: int
+    word: str
+    token: int
+    token_word: str
+    against: int | None
+    against_word: str | None
+    embed: float
+    heads: Tensor
+    ffn: Tensor
+    biases: Tensor
+    bias: float
+    total: float
+    logit: float
+
+    def parts(self) -> dict[str, float]:
+        """Name -> contribution, largest first: "L5 H3" is head 3 of layer 5, "L5 ffn" its feed-forward network."""
+        found = {"embedding": self.embed, "biases": float(self.biases.sum()) + self.bias}
+        for layer, (heads, ffn) in enumerate(zip(self.heads.tolist(), self.ffn.tolist(), strict=True)):
+            found |= {f"L{layer} H{head}": value for head, value in enumerate(heads)} | {f"L{layer} ffn": ffn}
+        return dict(sorted(found.items(), key=lambda part: -abs(part[1])))
+
+    @property
+    def question(self) -> str:
+        lead = "" if self.against is None else f" over {self.against_word!r}"
+        return f"logit of {self.token_word!r}{lead} after {self.word!r} (position {self.position})"
+
+    def __str__(self) -> str:
+        best = [f"{name} {value:+.2f}" for name, value in list(self.parts().items())[:8]]
+        return f"{self.question}: {self.total:+.3f}\n{', '.join(best)}"
+
+    def figure(self, width: float | None = None, height: float | None = None) -> Any:
+        """Sized to the number of layers and heads unless told."""
+        layers, heads = self.heads.shape
+        return super().figure(width or min(14.0, 6.0 + 0.3 * heads), height or min(12.0, max(4.5, 1.2 + 0.22 * layers)))
+
+    def draw(self, figure: Any) -> None:
+        layers, heads = self.heads.shape
+        ratios = [max(2.5, min(9.0, 0.3 * heads)), 3.2]
+        title = f"{self.question}: {self.total:+.2f}".replace("$", r"\$")
+        table, bars = style.axes(figure, 1, 2, title=title, width_ratios=ratios).flat
+        whole = torch.cat([self.heads, torch.zeros(layers, 1), self.ffn[:, None]], 1)
+        style.heat(table, whole, label="contribution", signed=True)
+        step = -(-heads // 16)
+        shown = range(0, heads, step)
+        table.set_xticks([*shown, heads + 1], [*map(str, shown), "ffn"])
+        style.whole_ticks(table, "y")
+        table.set(xlabel="head", ylabel="layer")
+        names, values = zip(*list(self.parts().items())[:MOST_BARS], strict=True)
+        colours = [style.COLOURS[0] if value > 0 else style.COLOURS[1] for value in values]
+        bars.barh(range(len(names)), values, color=colours, height=0.7)
+        bars.set_yticks(range(len(names)), names, color=style.INK)
+        bars.margins(y=0.01)
+        bars.invert_yaxis()
+        bars.grid(False, axis="y")
+        bars.axvline(0, color=style.RULE, linewidth=0.8)
+        bars.set(xlabel="largest contributions")
+
+
+def logit_attribution(
+    model: Model,
+    tokens: Tensor,
+    token: int | None = None,
+    against: int | None = None,
+    position: int = -1,
+    tokenizer: Any = None,
+    words: Sequence[str] | None = None,
+) -> LogitAttribution:
+    """Where the logit of `token` comes from at a position of tokens (1, s); its lead over `against`, if that is given.
+
+    `token` is what the model predicts there unless given. Raises RequestError for a position or token out of range,
+    more than one row, and a wiring or norm whose scale it does not know how to hold."""
+    tokens, module = one_row(model, tokens), eager(model)
+    labels, vocabulary = spelled(tokens, tokenizer, words), len(module.embedding.weight)
+    (at,) = within(position, tokens.shape[1], "position", "the text")
+    for given, what in ((token, "token"), (against, "against")):
+        if given is not None:
+            in_vocabulary(given, vocabulary, what)
+    with at_rest(model), torch.no_grad():
+        sums = ("resid_pre", "resid_mid", "resid_post", ".z", ".out")
+        wanted = ["embed", *(name for name in sites(model) if name.endswith(sums))]
+        seen = {name: value[0, 0] for name, value in capture(model, tokens, wanted, positions=at).items()}
+        last = seen[f"layers.{len(module.layers) - 1}.resid_post"]
+        logits = unembed(model, last[None, None])[0, 0].double()
+        token = int(logits.argmax()) if token is None else token
+        if token == against:
+            raise RequestError(f"against={against} is the token itself; leave it out for the logit alone")
+        found = _attribute(module, {name: value.double() for name, value in seen.items()}, token, against)
+    return LogitAttribution(
+        at, labels[at], token, spell(token, tokenizer),
+        against, None if against is None else spell(against, tokenizer), **found,
+        logit=float(logits[token] - (0.0 if against is None else logits[against])),
+    )  # fmt: skip
+
+
+# A direction, carried down
+
+
+def _attribute(module: Model, seen: dict[str, Tensor], token: int, against: int | None) -> dict[str, Any]:
+    """The contributions, of what one position has at the sites."""
+    direction, own = _reads(module, token)
+    if against is not None:
+        other, less = _reads(module, against)
+        direction, own = direction - other, own - less
+    top = len(module.layers) - 1
+    direction, constant = held(module.final_norm, seen[f"layers.{top}.resid_post"], direction)
+    layers: list[_Layer] = []
+    for index in range(top, -1, -1):
+        layers.append(_through(cast(Block, module.layers[index]), f"layers.{index}.", seen, direction))
+        direction = layers[-1].below
+    layers.reverse()
+    heads = pad_sequence([layer.heads for layer in layers], batch_first=True).cpu()
+    ffn, biases = (torch.stack([getattr(layer, name) for layer in layers]).cpu() for name in ("ffn", "biases"))
+    embed, bias = float(seen["embed"] @ direction), float(own + constant)
+    total = embed + bias + float(heads.sum() + ffn.sum() + biases.sum())
+    return {"embed": embed, "heads": heads, "ffn": ffn, "biases": biases, "bias": bias, "total": total}
+
+
+def _reads(module: Model, token: int) -> tuple[Tensor, Tensor]:
+    """(d,) and (): a token's logit before the soft cap is the one along what the head reads, plus the other."""
+    head: Any = module.head
+    if head.packed is None:
+        weight, bias = head.matrix(module.embedding.weight), head.bias
+    else:
+        weight, bias = head.packed.applied(), head.packed.bias
+    direction = weight[token].double() * head.scale
+    return direction, direction.new_zeros(()) if bias is None else bias[token].double()
+
+
+@singledispatch
+def held(norm: Any, x: Tensor, direction: Tensor) -> tuple[Tensor, Tensor]:
+    """(below, constant) of a norm held at the scale it has at x (d,): direction . norm(x) = below . x + constant."""
+    raise RequestError(
+        f"{type(norm).__name__}: logit attribution knows how to hold the scale of LayerNorm and RMSNorm alone"
+    )
+
+
+@held.register
+def _(norm: None, x: Tensor, direction: Tensor) -> tuple[Tensor, Tensor]:
+    return direction, direction.new_zeros(())
+
+
+@held.register
+def _(norm: LayerNorm, x: Tensor, direction: Tensor) -> tuple[Tensor, Tensor]:
+    below = direction * norm.weight / (x.var(correction=0) + norm.eps).sqrt()
+    constant = direction.new_zeros(()) if norm.bias is None else direction @ norm.bias.double()
+    return below - below.mean(), constant
+
+
+@held.register
+def _(norm: RMSNorm, x: Tensor, direction: Tensor) -> tuple[Tensor, Tensor]:
+    weight = norm.weight.double() + (1.0 if norm.unit_offset else 0.0)
+    return direction * weight / (x.square().mean() + norm.eps).sqrt(), direction.new_zeros(())
+
+
+NORMS_THE_STREAM: dict[type[Residual], bool] = {
+    Pre: False,
+    Parallel: False,
+    Sandwich: False,
+    ResPost: False,
+    Post: True,
+}
+"""Whether the norms called mixer_norm and ffn_norm stand in the stream, behind a sum, or before a branch."""
+
+
+@dataclass(frozen=True)
+class _Layer:
+    heads: Tensor  # (n,)
+    ffn: Tensor  # ()
+    biases: Tensor  # ()
+    below: Tensor  # (d,) the direction along which the stream before this layer counts
+
+
+def _through(block: Block, at: str, seen: dict[str, Tensor], direction: Tensor) -> _Layer:
+    """What a layer's parts add along a direction of the stream behind it."""
+    if type(block.residual) not in NORMS_THE_STREAM:
+        known = ", ".join(wiring.__name__ for wiring in NORMS_THE_STREAM)
+        raise RequestError(f"residual {type(block.residual).__name__}: logit attribution knows the wirings {known}")
+    mixer: Any = block.mixer
+    ffn = biases = direction.new_zeros(())
+    if block.ffn is not None:
+        out = seen[f"{at}ffn.out"]
+        along, direction, biases = _branch(block.residual, "ffn", seen.get(f"{at}resid_mid"), out, direction)
+        ffn = out @ along
+    out = seen[f"{at}mixer.out"]
+    along, direction, more = _branch(block.residual, "mixer", seen[f"{at}resid_pre"], out, direction)
+    z = seen[f"{at}mixer.z"]  # (n, h)
+    heads = (z * (along @ mixer.output.applied().double()).view_as(z)).sum(-1)
+    own = 0.0 if mixer.output.bias is None else mixer.output.bias.double() @ along
+    return _Layer(heads, ffn, biases + more + own, direction)
+
+
+def _branch(
+    wiring: Any, name: str, stream: Tensor | None, out: Tensor, direction: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(along, below, constant): what comes behind the branch, along `direction`, is what the branch made along `along`,
+    the stream before it along `below`, and a constant."""
+    below, constant = direction, direction.new_zeros(())
+    if NORMS_THE_STREAM[type(wiring)]:
+        assert stream is not None, "a wiring that norms the stream between its branches has a resid_mid"
+        below, constant = held(getattr(wiring, f"{name}_norm"), stream + wiring.scale * out, direction)
+    along, more = held(getattr(wiring, f"{name}_post_norm", None), out, below * wiring.scale)
+    return along, below, constant + more

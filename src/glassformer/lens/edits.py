@@ -1,0 +1,191 @@
+"""Ready-made edits for `gf.edit`, each a dict {site: f}. They compose: give several, or nest `with`s.
+
+>>> with gf.edit(model, gf.lens.ablate_heads(2, [0, 3]), gf.lens.scale("layers.4.ffn.out", 0.5)):
+...     gf.generate(model, tokens)
+
+Heads, units and positions may be negative, counting from the end. Positions are those of the present pass: with a
+decode state the prompt is one pass (of at most 1,024 tokens, a longer one takes several) and every new token another,
+whose only position is 0, or -1. A pass that lacks a position is refused; to change the prompt alone, read it into a
+state inside the `with` and go on outside. Likewise "mean" is over the tokens of the present pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from glassformer.capture import head_axis, within
+from glassformer.errors import RequestError, did_you_mean
+from glassformer.parts.site import Edit
+
+Indices = int | Sequence[int]
+
+AXES = {"q": "bsnh", "k": "bsgh", "v": "bsgh", "z": "bsnh", "scores": "bnst", "pattern": "bnst"}
+"""Of the sites with heads, by the last step of their name; the others are (b, s, ...)."""
+
+
+def ablate_heads(layer: int, heads: Indices, by: Literal["zero", "mean"] = "zero") -> dict[str, Edit]:
+    """What these heads of a layer add is gone: z (b, s, n, h) becomes 0, or the head's own mean over batch and tokens.
+
+    Zero is the same as zeroing the head's rows of W_O. The mean keeps what the head says whatever it reads (a bias that
+    later layers may count on) and takes away what depends on the text. Raises RequestError, when the model runs, for a
+    head out of range, and for the mean of a single token, which would change nothing."""
+    if by not in ("zero", "mean"):
+        raise RequestError(f"by={by!r}: use 'zero' or 'mean'")
+    site = f"{_layer(layer)}.mixer.z"
+    return {site: _edit(site, torch.zeros_like if by == "zero" else mean_over_tokens, heads=heads)}
+
+
+def mean_over_tokens(z: Tensor) -> Tensor:
+    """Each head's mean over batch and tokens at every one of them, (b, s, n, h)."""
+    if z.shape[0] * z.shape[1] == 1:
+        raise RequestError("by='mean': this pass has one token, whose mean it is; use by='zero', or gf.lens.replace")
+    return z.mean((0, 1), keepdim=True).expand_as(z)
+
+
+def ablate_neurons(layer: int, units: Indices) -> dict[str, Edit]:
+    """These units of a layer's feed-forward network are 0 (`ffn.hidden`, after activation and gate)."""
+    site = f"{_layer(layer)}.ffn.hidden"
+
+    def silence(hidden: Tensor) -> Tensor:
+        return hidden.index_fill(-1, _tensor(units, hidden.shape[-1], "unit", site, hidden), 0)
+
+    return {site: silence}
+
+
+def ablate_mixer(layer: int) -> dict[str, Edit]:
+    """A layer's mixer puts out 0."""
+    return {f"{_layer(layer)}.mixer.out": torch.zeros_like}
+
+
+def ablate_ffn(layer: int) -> dict[str, Edit]:
+    """A layer's feed-forward network puts out 0."""
+    return {f"{_layer(layer)}.ffn.out": torch.zeros_like}
+
+
+def ablate_layer(layer: int) -> dict[str, Edit]:
+    """Both branches of a layer put out 0: the stream passes unchanged, but for the norms that a post-norm or sandwich
+    wiring has behind its branches."""
+    return {f"{_layer(layer)}.*.out": torch.zeros_like}  # a block may have no ffn
+
+
+def replace(
+    site: str, value: Tensor | float, positions: Indices | None = None, heads: Indices | None = None
+) -> dict[str, Edit]:
+    """`value` stands at the site, at these positions and heads alone where some are given.
+
+    A tensor must broadcast to what it replaces: (b, positions, heads, h) of q, k, v and z, (b, heads, positions, t) of
+    scores and pattern, (b, positions, ...) of other sites."""
+
+    def put(part: Tensor) -> Tensor:
+        given = torch.as_tensor(value).to(part)
+        try:
+            return given.expand_as(part)
+        except RuntimeError:
+            raise RequestError(
+                f"value has shape {tuple(given.shape)}, which does not broadcast to the {tuple(part.shape)} it would "
+                f"replace at {site}"
+            ) from None
+
+    return {site: _edit(site, put, positions, heads)}
+
+
+def scale(site: str, factor: float, heads: Indices | None = None) -> dict[str, Edit]:
+    """The value times `factor`, of these heads alone where some are given."""
+    return {site: _edit(site, lambda part: part * factor, heads=heads)}
+
+
+def add_direction(
+    site: str, direction: Tensor, strength: float = 1.0, positions: Indices | None = None
+) -> dict[str, Edit]:
+    """x + strength * direction; `direction` is as wide as the value's last axis, and taken as long as it is.
+
+    At `layers.N.resid_post`, with the difference of two mean activations, this is activation steering (Turner et al.
+    2023, 2308.10248)."""
+
+    def add(part: Tensor) -> Tensor:
+        if direction.shape != part.shape[-1:]:
+            raise RequestError(
+                f"direction has shape {tuple(direction.shape)}; the values at {site} are {part.shape[-1]} wide"
+            )
+        return part + strength * direction.to(part)
+
+    return {site: _edit(site, add, positions)}
+
+
+def patch(
+    run: Mapping[str, Tensor], site: str, positions: Indices | None = None, heads: Indices | None = None
+) -> dict[str, Edit]:
+    """Values of another run, as `gf.capture` gave them, stand at every site of `run` that the pattern names.
+
+    `positions` and `heads` count in both runs alike. A run of one row serves every row. Raises RequestError where the
+    pattern names nothing that was captured, and, when the model runs, where the shapes differ."""
+    names = [name for name in run if fnmatchcase(name, site)]
+    if not names:
+        raise RequestError(f"this run has nothing of {site!r}{did_you_mean(site, run)}")
+    return {name: _patch(name, run[name], positions, heads) for name in names}
+
+
+def _patch(name: str, stored: Tensor, positions: Indices | None, heads: Indices | None) -> Edit:
+    choose = _chosen(name, positions, heads)
+
+    def put(x: Tensor) -> Tensor:
+        if stored.shape[1:] != x.shape[1:] or len(stored) not in (1, len(x)):
+            raise RequestError(
+                f"the run to patch from has shape {tuple(stored.shape)} at {name}; this one has {tuple(x.shape)}"
+            )
+        at, patched = choose(x), x.clone()
+        patched[at] = stored.to(x).expand_as(x)[at]
+        return patched
+
+    return put
+
+
+def _edit(
+    site: str, change: Callable[[Tensor], Tensor], positions: Indices | None = None, heads: Indices | None = None
+) -> Edit:
+    """`change` of the chosen positions and heads; the rest stays."""
+    choose = _chosen(site, positions, heads)
+
+    def edited(x: Tensor) -> Tensor:
+        at, changed = choose(x), x.clone()
+        changed[at] = change(x[at])
+        return changed
+
+    return edited
+
+
+def _chosen(site: str, positions: Indices | None, heads: Indices | None) -> Callable[[Tensor], tuple[Any, ...]]:
+    """Where in a value the positions and heads are, as an index. RequestError where the site has no heads."""
+    axes = AXES.get(site.rpartition(".")[2], "bs")
+    along_heads = head_axis(axes)
+    if heads is not None and along_heads is None:
+        raise RequestError(f"heads={heads}: {site} has no heads; {', '.join(AXES)} of a mixer have")
+
+    def choose(x: Tensor) -> tuple[Any, ...]:
+        at: list[Any] = [slice(None)] * x.dim()
+        if positions is not None:
+            along = axes.index("s")
+            at[along] = _tensor(positions, x.shape[along], "position", "this pass", x)
+        if heads is not None and along_heads is not None:
+            at[along_heads] = _tensor(heads, x.shape[along_heads], "head", site, x)
+        if positions is not None and heads is not None:  # every pair of them
+            first = min(axes.index("s"), axes.index("n" if "n" in axes else "g"))
+            at[first] = at[first][:, None]
+        return tuple(at)
+
+    return choose
+
+
+def _tensor(given: Indices, count: int, what: str, owner: str, like: Tensor) -> Tensor:
+    return torch.tensor(within(given, count, what, owner), device=like.device)
+
+
+def _layer(layer: int) -> str:
+    if layer < 0:
+        raise RequestError(f"layer={layer} must be 0 or more: an edit does not know how many layers the model has")
+    return f"layers.{layer}"

@@ -1,0 +1,136 @@
+"""What heads do on text that repeats itself: who looks where, as a score per head.
+
+A row is r random tokens, all different where the vocabulary allows, and the same r again. Nothing but the repetition
+can be predicted in it, so a head that looks at the right place has found it.
+
+    ... A B C ... A B C ...        at the second A, an induction head looks at the first B: what came after A before
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from glassformer.capture import eager, looking
+from glassformer.errors import RequestError
+from glassformer.lens import style
+from glassformer.lens.maps import at_rest
+from glassformer.lens.passes import rows_of
+from glassformer.lens.reading import Reading
+from glassformer.lens.tables import draw_table, figure_size, heads_of, shared_bar, strongest, table_of
+from glassformer.model import Model
+
+KINDS = ("induction", "previous token", "first token", "duplicate token")
+
+
+@dataclass(frozen=True)
+class HeadScores(Reading):
+    """`scores`: kind -> (layers, heads), the mean attention at the place in question, 0 to 1. NaN where a layer has no
+    such head."""
+
+    title: ClassVar[str] = "Head scores"
+
+    scores: dict[str, Float[Tensor, "l n"]]
+    length: int
+    """Of what is repeated."""
+    batch: int
+
+    def __str__(self) -> str:
+        lines = [f"mean attention on {self.batch} rows of {self.length} random tokens, given twice"]
+        for kind, table in self.scores.items():
+            best = [f"layer {layer} head {head} {value:.2f}" for layer, head, value in strongest(table, 3)]
+            lines.append(f"{kind}: {', '.join(best)}")
+        return "\n".join(lines)
+
+    def figure(self, width: float | None = None, height: float | None = None) -> Any:
+        """A matplotlib figure, by default as large as its tables need."""
+        wide, high = figure_size(next(iter(self.scores.values())), len(self.scores))
+        return super().figure(width or wide, height or high)
+
+    def draw(self, figure: Any) -> None:
+        axes = style.axes(figure, 1, len(self.scores), x="head", y="layer", sharey=True)
+        axes = list(np.atleast_1d(axes).flat)
+        for ax, (kind, table) in zip(axes, self.scores.items(), strict=True):
+            drawn = draw_table(ax, table, high=1.0, bar=False)
+            ax.set_title(kind, loc="left", color=style.INK, fontsize=10)
+            ax.label_outer(remove_inner_ticks=True)
+        shared_bar(figure, drawn, axes, "mean attention")
+
+
+def induction_scores(model: Model, length: int = 50, batch: int = 4, seed: int = 0) -> HeadScores:
+    """From a token to the one after its earlier occurrence: A_(i, i - length + 1), the mean over the second half.
+
+    The prefix-matching score of Olsson et al. 2022, 2209.11895; with the token that is found copied to the output it is
+    how models learn in context. Needs two layers: one to write down what came before, one to look it up."""
+    return head_scores(model, length, batch, seed, ("induction",))
+
+
+def previous_token_scores(model: Model, length: int = 50, batch: int = 4, seed: int = 0) -> HeadScores:
+    """From a token to the one before it: A_(i, i - 1), the mean over all but the first."""
+    return head_scores(model, length, batch, seed, ("previous token",))
+
+
+def first_token_scores(model: Model, length: int = 50, batch: int = 4, seed: int = 0) -> HeadScores:
+    """From a token to the first of the text: A_(i, 0), the mean over all but the first."""
+    return head_scores(model, length, batch, seed, ("first token",))
+
+
+def duplicate_token_scores(model: Model, length: int = 50, batch: int = 4, seed: int = 0) -> HeadScores:
+    """From a token to its earlier occurrence: A_(i, i - length), the mean over the second half (Wang et al. 2022,
+    2211.00593)."""
+    return head_scores(model, length, batch, seed, ("duplicate token",))
+
+
+def head_scores(
+    model: Model, length: int = 50, batch: int = 4, seed: int = 0, kinds: Sequence[str] = KINDS
+) -> HeadScores:
+    """All scores of one pass over `batch` rows of `length` random tokens and the same again; maps are never kept.
+
+    Raises RequestError for a model without attention heads, a length it cannot read, and a kind that is none."""
+    if length < 2 or batch < 1:
+        raise RequestError(f"length={length} and batch={batch}: at least 2 tokens are repeated, in at least 1 row")
+    if unknown := [kind for kind in kinds if kind not in KINDS]:
+        raise RequestError(f"kinds={unknown[0]!r}: use {', '.join(KINDS)}")
+    counts = heads_of(model, "mixer.pattern")
+    tokens = rows_of(model, repeated_tokens(len(eager(model).embedding.weight), length, batch, seed))
+    looks = {f"layers.{at}.mixer.pattern": Masses(kinds, length) for at, n in enumerate(counts) if n}
+    with torch.no_grad(), at_rest(model), looking(model, looks):
+        eager(model).read(tokens)
+    found = [looks.get(f"layers.{at}.mixer.pattern") for at in range(len(counts))]
+    tables = {kind: table_of([None if one is None else one.means[kind] for one in found]) for kind in kinds}
+    return HeadScores(tables, length, batch)
+
+
+def repeated_tokens(vocab_size: int, length: int, batch: int, seed: int) -> Int[Tensor, "b s"]:
+    """(batch, 2 length): random tokens, all different in a row where there are enough of them, and the same again."""
+    generator = torch.Generator().manual_seed(seed)
+    if vocab_size < length:
+        half = torch.randint(vocab_size, (batch, length), generator=generator)
+    else:
+        half = torch.stack([torch.randperm(vocab_size, generator=generator)[:length] for _ in range(batch)])
+    return torch.cat((half, half), dim=1)
+
+
+class Masses:
+    """A look at a pattern that keeps, for each kind, the mean attention to the place in question: kind -> (heads,)."""
+
+    def __init__(self, kinds: Sequence[str], length: int):
+        # How far back it lies, None for the start of the text, and from which query on it exists.
+        known = {"induction": (length - 1, length), "previous token": (1, 1), "first token": (None, 1)}
+        places = {**known, "duplicate token": (length, length)}
+        self.places = {kind: places[kind] for kind in kinds}
+        self.means: dict[str, Tensor] = {}
+
+    def __call__(self, x: Tensor, first: int, total: int) -> None:
+        for kind, (back, least) in self.places.items():
+            since = max(0, least - first)
+            rows = x[:, :, since:]  # queries first + since, ...
+            there = rows[..., 0] if back is None else rows.diagonal(first + since - back, 2, 3)
+            mass = there.double().sum((0, 2)) / (len(x) * (total - least))
+            self.means[kind] = self.means.get(kind, 0) + mass

@@ -1,0 +1,415 @@
+"""Everything that one pass over a text shows: who looks at whom, what each depth would predict, what surprised."""
+
+from __future__ import annotations
+
+import html
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from glassformer.capture import eager, looking, sites
+from glassformer.dynamics import max_attention_logit, token_cosine
+from glassformer.errors import RequestError
+from glassformer.lens.maps import at_rest, one_row
+from glassformer.lens.page import render
+from glassformer.lens.page.words import spelled_text, speller
+from glassformer.parts.precision import wide
+from glassformer.text.storage import Progress, atomic_file, silent
+
+if TYPE_CHECKING:
+    from glassformer.model import Model
+    from glassformer.parts.site import Look
+    from glassformer.text import Tokenizer
+
+LONGEST = 16_384
+"""Tokens that are read at once, at most."""
+FINE = 128
+"""A map has at most so many rows: up to so many tokens it is exact, beyond them tokens share tiles."""
+EXACT_WEIGHTS, POOLED_WEIGHTS = 1 << 24, 1 << 23
+"""Weights that are kept of all heads together."""
+MOST_STRONGEST, STRONGEST = 8, 1 << 21
+"""Where maps are pooled: the keys that are kept by name, of one query, and of all queries and heads together."""
+PREDICTIONS = 5
+LOGITS_AT_ONCE = 1 << 23
+SINK = 0.3
+"""The mass on the first token above which a head is called a sink (Gu et al. 2024, 2410.10781)."""
+WATCHES = 0.5
+"""The mass on the previous token, or on the token itself, above which a head is named for it."""
+
+
+@dataclass(frozen=True)
+class Head:
+    """What one head's map comes to, by the definitions of `glassformer.dynamics`.
+
+    `attention_entropy` is normalised, 0 to 1. The masses are the weight that queries give, in the mean, to the first
+    token, to the token before them, to themselves, and to the one other token that gets most of all."""
+
+    layer: int
+    head: int
+    attention_entropy: float
+    sink_mass: float
+    previous_mass: float
+    self_mass: float
+    stripe_mass: float
+    max_attention_logit: float
+
+    @property
+    def rests(self) -> bool:
+        """A sink: it rests on the first token."""
+        return self.sink_mass > SINK
+
+    @property
+    def watches(self) -> bool:
+        """It watches the token before."""
+        return self.previous_mass > WATCHES
+
+    @property
+    def elsewhere(self) -> float:
+        """How far each query looks at something of its own: the mass on none of the four, times 1 - entropy."""
+        rest = 1 - self.sink_mass - self.previous_mass - self.self_mass - self.stripe_mass
+        return max(0.0, rest) * (1 - self.attention_entropy) if math.isfinite(rest) else 0.0
+
+
+@dataclass(frozen=True)
+class Attention:
+    """The maps of one layer: `maps` (n, S, T), and where they are pooled the `strongest` keys of each query.
+
+    Pooled, an entry is the weight that the queries of a tile give to all the keys of a tile, in the mean; rows still
+    sum to 1. `keys` and `weights` (n, s, k) are exact, strongest first."""
+
+    maps: Tensor
+    tile: int = 1
+    """Tokens of a side of a tile; 1: the maps are exact."""
+    keys: Tensor | None = None
+    weights: Tensor | None = None
+
+
+@dataclass(frozen=True, repr=False)
+class Inspection:
+    """What `inspect` found in one text of s tokens and a model of l layers. Depth 0 is the embedding, depth i the
+    stream after layer i - 1; in a notebook it shows its page."""
+
+    name: str
+    trained: bool
+    """False: the weights are random."""
+    parameters: int
+    vocab_size: int
+    ids: Tensor
+    """(s,)"""
+    words: tuple[str, ...]
+    """What each token stands for; empty where the character it begins ends in a later token."""
+    spelled: dict[int, str]
+    """id -> word, of every token that is predicted."""
+    causal: bool
+    """Predictions are of the next token; otherwise the model sees both ways, and they are of the token itself."""
+    layers: int
+    heads: tuple[Head, ...]
+    """Of all layers that have maps, in order."""
+    attention: dict[int, Attention]
+    """layer -> its maps. A layer whose mixer has none is missing."""
+    top_ids: Tensor
+    """(l + 1, s, k) the likeliest tokens at each depth and position, by the model's own final norm and head (logit
+    lens, nostalgebraist 2020)."""
+    top_probabilities: Tensor
+    """(l + 1, s, k)"""
+    depth_loss: Tensor
+    """(l + 1, s) nats that each depth pays for the token that is to be predicted at a position; NaN where none is."""
+    residual_rms: Tensor
+    """(l + 1, s) root mean square of the residual stream."""
+    token_cosine: Tensor
+    """(l + 1,) mean cosine between two tokens' streams (Noci et al. 2022, 2206.03126)."""
+
+    @cached_property
+    def loss(self) -> Tensor:
+        """(s,) nats that each token cost; NaN for the first of a text that is read from left to right."""
+        last = self.depth_loss[-1]
+        return torch.cat([last.new_full((1,), math.nan), last[:-1]]) if self.causal else last
+
+    @property
+    def mean_loss(self) -> float:
+        return self.loss.nanmean().item()
+
+    @cached_property
+    def settled(self) -> float:
+        """The depth from which the likeliest token stays what it is at the end: the median over positions."""
+        first = self.top_ids[:, :, 0]
+        same = (first == first[-1]).flip(0).long().cumprod(0).sum(0)
+        return statistics.median((len(first) - same).tolist())
+
+    def notable(self, count: int = 5) -> dict[str, list[Head]]:
+        """Heads that stand out, by what for: those that rest on the first token, watch the token before, watch
+        themselves, and look at something in particular; the strongest first."""
+        kinds = {
+            "first token": (SINK, lambda head: head.sink_mass),
+            "token before": (WATCHES, lambda head: head.previous_mass),
+            "itself": (WATCHES, lambda head: head.self_mass),
+            "elsewhere": (0.0, lambda head: head.elsewhere),
+        }
+        return {
+            name: sorted((head for head in self.heads if of(head) > least), key=of, reverse=True)[:count]
+            for name, (least, of) in kinds.items()
+        }
+
+    def looked_at(self, layer: int, head: int, position: int, count: int = 3) -> list[tuple[int, float]]:
+        """(token, weight) that the query at a position gives most weight to. Where maps are pooled, those kept."""
+        kept = self.attention[layer]
+        if kept.keys is not None and kept.weights is not None:
+            found = zip(kept.keys[head, position].tolist(), kept.weights[head, position].tolist(), strict=True)
+            return list(found)[:count]
+        if kept.tile > 1:
+            return []
+        best = kept.maps[head, position].topk(min(count, kept.maps.shape[-1]))
+        return [pair for pair in zip(best.indices.tolist(), best.values.tolist(), strict=True) if pair[1] > 0]
+
+    def predictions(self, position: int) -> list[list[tuple[str, int, float]]]:
+        """(word, id, probability) of the likeliest tokens at each depth."""
+        rows = zip(self.top_ids[:, position].tolist(), self.top_probabilities[:, position].tolist(), strict=True)
+        return [[(self.spelled[i], i, p) for i, p in zip(ids, shares, strict=True)] for ids, shares in rows]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The reading as plain JSON: heads, losses and depths, and the predictions at the last position. No maps."""
+        last = len(self.ids) - 1
+        return {
+            "name": self.name,
+            "trained": self.trained,
+            "parameters": self.parameters,
+            "tokens": len(self.ids),
+            "ids": self.ids.tolist(),
+            "words": list(self.words),
+            "predicts": "next token" if self.causal else "token itself",
+            "loss": finite(self.mean_loss),
+            "loss_per_token": [finite(value) for value in self.loss.tolist()],
+            "heads": [{key: finite(value) for key, value in vars(head).items()} for head in self.heads],
+            "depths": [
+                {
+                    "depth": depth,
+                    "loss": finite(self.depth_loss[depth].nanmean().item()),
+                    "residual_rms": finite(self.residual_rms[depth].mean().item()),
+                    "token_cosine": finite(self.token_cosine[depth].item()),
+                }
+                for depth in range(self.layers + 1)
+            ],
+            "settled_depth": self.settled,
+            "lens": {
+                "position": last,
+                "predictions": [
+                    [{"word": word, "id": i, "probability": finite(p)} for word, i, p in depth]
+                    for depth in self.predictions(last)
+                ],
+            },
+        }
+
+    def page(self) -> str:
+        """One HTML page that needs nothing else."""
+        return render(self)
+
+    def save(self, path: str | Path) -> Path:
+        """Writes the page: whoever looks finds the old file or the whole new one. Raises WorkError where it cannot."""
+        with atomic_file(Path(path)) as waiting:
+            waiting.write_text(self.page(), encoding="utf-8", newline="\n")
+        return Path(path)
+
+    def __repr__(self) -> str:
+        cost = f", {self.mean_loss:.3f} nats each" if math.isfinite(self.mean_loss) else ""
+        return f"Inspection({self.name!r}: {len(self.ids):,} tokens{cost}; {self.layers} layers)"
+
+    def _repr_html_(self) -> str:
+        frame = 'sandbox="allow-scripts" style="width:100%;height:900px;border:0;border-radius:8px"'
+        return f'<iframe title="Inspection" {frame} srcdoc="{html.escape(self.page(), quote=True)}"></iframe>'
+
+
+def inspect(
+    model: Model,
+    tokens: Tensor | Sequence[int],
+    tokenizer: Tokenizer | None = None,
+    *,
+    name: str = "",
+    trained: bool = True,
+    progress: Progress = silent,
+) -> Inspection:
+    """One pass of the model over `tokens`, (s,) or (1, s), and everything that the page shows of it.
+
+    Memory is bounded: maps come by blocks of queries and are kept pooled, logits by blocks of positions. Without a
+    tokenizer, words are ids. Raises RequestError for tokens that are none of this model's, and too many."""
+    inner: Any = eager(model)
+    tokens = one_row(model, torch.as_tensor(tokens))
+    if tokens.shape[1] > LONGEST:
+        raise RequestError(f"tokens has {tokens.shape[1]:,} of them; at most {LONGEST:,} can be inspected at once")
+    visibilities = [getattr(layer.mixer, "visibility", None) for layer in inner.layers]
+    causal = all(visibility is None or visibility.causal for visibility in visibilities)
+    known = sites(inner)
+    maps_of = [{f"layers.{layer}.mixer.{name}" for name in ("scores", "pattern")} for layer in range(len(inner.layers))]
+    mapped = [layer for layer, names in enumerate(maps_of) if names <= known.keys()]
+    maps = {layer: Maps(layer, len(mapped)) for layer in mapped}
+    lens = Lens(inner, tokens[0], causal, progress)
+    looks: dict[str, Look] = {f"layers.{layer}.mixer.scores": maps[layer].scores for layer in mapped}
+    looks |= {f"layers.{layer}.mixer.pattern": maps[layer].pattern for layer in mapped}
+    looks |= {site: lens.at(depth) for depth, site in enumerate(streams(inner))}
+    with at_rest(model), looking(model, looks), torch.no_grad():
+        lens.end(inner.read(tokens))
+    ids = tokens[0].cpu()
+    spell = speller(tokenizer)
+    top_ids, top_probabilities, depth_loss, residual_rms = lens.found()
+    return Inspection(
+        name=name,
+        trained=trained,
+        parameters=inner.config.num_params() if inner.config else sum(p.numel() for p in inner.parameters()),
+        vocab_size=lens.vocab_size,
+        ids=ids,
+        words=tuple(spelled_text(ids.tolist(), tokenizer)),
+        spelled={i: spell(i) for i in top_ids.unique().tolist()},
+        causal=causal,
+        layers=len(inner.layers),
+        heads=tuple(head for layer in mapped for head in maps[layer].heads()),
+        attention={layer: maps[layer].attention() for layer in mapped},
+        top_ids=top_ids,
+        top_probabilities=top_probabilities,
+        depth_loss=depth_loss,
+        residual_rms=residual_rms,
+        token_cosine=torch.stack(lens.cosines).float().cpu(),
+    )
+
+
+def streams(model: Any) -> list[str]:
+    """The sites of the residual stream, by depth."""
+    return ["embed", *(f"layers.{layer}.resid_post" for layer in range(len(model.layers)))]
+
+
+def finite(value: float) -> float | None:
+    """What JSON can hold."""
+    return value if math.isfinite(value) else None
+
+
+def largest(x: Tensor, k: int, width: int = 64) -> tuple[Tensor, Tensor]:
+    """The k largest values along the last axis and where they are, as `topk`, which is slow on long rows: they lie in
+    the k tiles with the largest maxima, or beyond the last whole tile."""
+    k, tiles = min(k, x.shape[-1]), x.shape[-1] // width
+    if tiles <= k:
+        best = x.topk(k)
+        return best.values, best.indices
+    rest = torch.arange(tiles * width, x.shape[-1], device=x.device)
+    tile = x[..., : tiles * width].unflatten(-1, (tiles, width)).amax(-1).topk(k).indices
+    inside = (tile[..., None] * width + torch.arange(width, device=x.device)).flatten(-2)
+    candidates = torch.cat([inside, rest.expand(*inside.shape[:-1], len(rest))], dim=-1)
+    best = x.gather(-1, candidates).topk(k)
+    return best.values, candidates.gather(-1, best.indices)
+
+
+class Maps:
+    """Gathers one layer's maps from blocks of queries: of the scores first, then of the pattern of the same block."""
+
+    def __init__(self, layer: int, mapped: int):
+        """`mapped`: the layers that share the memory for maps."""
+        self.layer, self.mapped = layer, mapped
+        self.visible = torch.empty(0)
+        self.largest: list[Tensor] = []
+        self.sums: list[Tensor] = []
+        self.strongest: list[tuple[Tensor, Tensor]] = []
+        self.tile, self.keep = 1, 0
+        self.map = torch.empty(0)
+
+    def scores(self, x: Tensor, first: int, total: int) -> None:
+        self.visible = (x[0] > -math.inf).to(x.dtype).sum(-1)  # (n, rows)
+        self.largest.append(max_attention_logit(x))
+
+    def pattern(self, x: Tensor, first: int, total: int) -> None:
+        p = x[0]  # (n, rows, t)
+        if first == 0:
+            self._begin(p, total)
+        row = torch.arange(first, first + p.shape[1], device=p.device)
+        entropy, counts = torch.special.entr(p).sum(-1) / self.visible.log(), self.visible > 1
+        itself, previous = (p.diagonal(first - back, 1, 2).sum(-1) for back in (0, 1))
+        self.sums.append(torch.stack([entropy.where(counts, 0).sum(1), counts.sum(1), previous, itself]))
+        self.received += p.sum(1)
+        padded = torch.nn.functional.pad(p, (0, -p.shape[2] % self.tile))
+        self.map.index_add_(1, row // self.tile, padded.unflatten(-1, (-1, self.tile)).sum(-1))
+        if self.keep:
+            self.strongest.append(largest(p, self.keep))
+
+    def _begin(self, p: Tensor, total: int) -> None:
+        """How fine the map can be, and how many keys are kept by name, among all the heads of the model."""
+        heads, t = len(p) * self.mapped, p.shape[-1]
+        if max(total, t) > FINE or heads * total * t > EXACT_WEIGHTS:
+            self.tile = -(-max(total, t) // min(FINE, math.isqrt(POOLED_WEIGHTS // heads) or 1))
+            self.keep = min(MOST_STRONGEST, STRONGEST // (heads * total))
+        self.map = p.new_zeros(len(p), -(-total // self.tile), -(-t // self.tile))
+        self.received = p.new_zeros(len(p), t)
+        self.total = total
+
+    def attention(self) -> Attention:
+        """The maps as means over the queries of a tile."""
+        queries = torch.arange(self.total, device=self.map.device) // self.tile
+        maps = (self.map / queries.bincount()[:, None]).float().cpu()
+        if not self.keep:
+            return Attention(maps, self.tile)
+        weights, keys = (torch.cat(parts, dim=1) for parts in zip(*self.strongest, strict=True))
+        return Attention(maps, self.tile, keys.cpu(), weights.float().cpu())
+
+    def heads(self) -> list[Head]:
+        entropy, counted, previous, itself = torch.stack(self.sums).sum(0).double()
+        received = self.received.double() / self.total
+        columns = [
+            torch.where(counted > 0, entropy / counted, 1.0),
+            received[:, 0],
+            previous / (self.total - 1),
+            itself / self.total,
+            received[:, 1:].amax(1) if self.total > 1 else torch.zeros_like(itself),
+            torch.stack(self.largest).amax(0).double(),
+        ]
+        return [Head(self.layer, head, *row) for head, row in enumerate(torch.stack(columns, dim=1).tolist())]
+
+
+class Lens:
+    """What each depth would predict, by the model's own final norm and head, and how the stream itself changes."""
+
+    def __init__(self, model: Any, tokens: Tensor, causal: bool, progress: Progress):
+        self.model, self.causal, self.progress = model, causal, progress
+        self.targets = tokens.roll(-1) if causal else tokens
+        self.vocab_size = len(model.embedding.weight)
+        self.depths = len(model.layers) + 1
+        self.rows: list[tuple[Tensor, Tensor, Tensor]] = []
+        self.rms: list[Tensor] = []
+        self.cosines: list[Tensor] = []
+
+    def at(self, depth: int) -> Look:
+        """The look at the stream of this depth. The last depth predicts at the end of the model itself."""
+
+        def look(x: Tensor, first: int, total: int) -> None:
+            self.rms.append(wide(x[0]).square().mean(-1).sqrt())
+            self.cosines.append(token_cosine(x[0]))
+            if depth < self.depths - 1:
+                norm = self.model.final_norm
+                self.predict(x if norm is None else norm(x), lambda logits: logits)
+            self.progress("reading", depth, self.depths)
+
+        return look
+
+    def end(self, x: Tensor) -> None:
+        self.predict(x, self.model.logits)
+        self.progress("reading", self.depths, self.depths)
+
+    def predict(self, x: Tensor, seen: Callable[[Tensor], Tensor]) -> None:
+        """x (1, s, d), normalised. `seen` is the site that logits pass."""
+        found = []
+        rows = max(1, LOGITS_AT_ONCE // self.vocab_size)
+        for part, targets in zip(x.split(rows, dim=1), self.targets.split(rows), strict=True):
+            logits = wide(seen(self.model.head(part, self.model.embedding.weight)))[0]  # (rows, v)
+            log_shares = logits.log_softmax(-1)
+            best, ids = largest(log_shares, PREDICTIONS)
+            found.append((ids, best.exp(), -log_shares.gather(-1, targets[:, None])[:, 0]))
+        ids, shares, loss = (torch.cat(parts) for parts in zip(*found, strict=True))
+        if self.causal:
+            loss[-1] = math.nan  # what comes next is not known
+        self.rows.append((ids, shares, loss))
+
+    def found(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """top_ids, top_probabilities, depth_loss, residual_rms."""
+        ids, shares, loss = (torch.stack(parts).cpu() for parts in zip(*self.rows, strict=True))
+        return ids, shares.float(), loss.float(), torch.stack(self.rms).float().cpu()

@@ -1,0 +1,387 @@
+"""Attention maps: softmax(q k^T / sqrt(h)), which key each query looks at and how much; every row sums to one.
+
+>>> loaded = gf.load("smollm2")
+>>> tokens = torch.tensor(loaded.tokenizer.encode("When Mary and John went to the store"))
+>>> attention_map(loaded.model, tokens, layer=5, head=3, tokenizer=loaded.tokenizer).save("map.png")
+
+A long text's map is pooled on the way, block of queries by block of queries, and never stored whole; a cell is then the
+largest weight of its tile, since a mean would wash out the single key that a head looks at.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from glassformer.capture import capture, eager, sites, within
+from glassformer.config import BlockConfig
+from glassformer.errors import RequestError
+from glassformer.lens import style
+from glassformer.lens.reading import Reading
+from glassformer.model import Model
+from glassformer.parts.kernel import AutoConfig
+from glassformer.parts.mixer import AttentionConfig
+from glassformer.parts.visibility import BidirectionalConfig, CausalConfig, VisibilityConfig
+
+# What all readings of one text share: its tokens, checked, their words, and one run of the model
+
+
+def one_row(model: Model, tokens: Tensor) -> Tensor:
+    """tokens (1, s) of tokens (1, s) or (s,). RequestError where they are no text of this model, or more than one."""
+    if tokens.is_floating_point() or tokens.is_complex() or tokens.dtype == torch.bool:
+        raise RequestError(f"tokens are {tokens.dtype}; ids are whole numbers")
+    if tokens.dim() not in (1, 2) or tokens.numel() == 0:
+        raise RequestError(f"tokens must be (1, length) with at least one token, and are {tuple(tokens.shape)}")
+    if tokens.dim() == 2 and len(tokens) > 1:
+        raise RequestError(f"tokens has {len(tokens)} rows; a reading is of one text, so give one of them")
+    weight = eager(model).embedding.weight
+    for token in (int(tokens.min()), int(tokens.max())):
+        in_vocabulary(token, len(weight))
+    return tokens.reshape(1, -1).to(weight.device, torch.int64)
+
+
+def in_vocabulary(token: int, size: int, what: str = "token") -> int:
+    if not 0 <= token < size:
+        raise RequestError(f"{what} {token} is outside the vocabulary of {size}: ids are 0 to {size - 1}")
+    return token
+
+
+def spelled(tokens: Tensor, tokenizer: Any = None, words: Sequence[str] | None = None) -> list[str]:
+    """A label for each of tokens (1, s): the `words` given, what the tokenizer says, or the ids."""
+    ids = tokens.flatten().tolist()
+    if words is None:
+        return [spell(i, tokenizer) for i in ids]
+    if len(words) != len(ids):
+        raise RequestError(f"words has {len(words)} labels, and the text has {len(ids)} tokens")
+    return list(words)
+
+
+def spell(token: int, tokenizer: Any = None) -> str:
+    """The text of one token; its id where there is no tokenizer, or no text."""
+    return str(token) if tokenizer is None else tokenizer.decode([token]) or f"<{token}>"
+
+
+@contextmanager
+def at_rest(model: Model) -> Iterator[None]:
+    """Inside, the model drops nothing out: a reading is of the model as it is evaluated."""
+    training = [part for part in eager(model).modules() if part.training]
+    eager(model).eval()
+    try:
+        yield
+    finally:
+        for part in training:
+            part.training = True
+
+
+# Maps
+
+
+def pattern_of(model: Model, layer: int) -> str:
+    """The site of a layer's attention pattern. RequestError where there is no such layer, or it has none."""
+    name = f"layers.{within(layer, len(eager(model).layers), 'layer')[0]}.mixer.pattern"
+    if name not in sites(model):
+        raise RequestError(f"layer {layer} has no attention pattern: its mixer is no softmax attention")
+    return name
+
+
+def patterns(
+    model: Model, tokens: Tensor, layers: Sequence[int], heads: int | None, pool: int
+) -> tuple[list[Tensor], int]:
+    """A map (n, S, T) for each layer, and how many tokens a cell stands for along either side."""
+    names = [pattern_of(model, layer) for layer in layers]
+    with at_rest(model):
+        seen = capture(model, tokens, names, heads=heads, pool=pool)
+    return [seen[name][0].cpu() for name in names], -(-tokens.shape[1] // pool)
+
+
+@dataclass(frozen=True)
+class AttentionMap(Reading):
+    """One head's map. `weights` (S, T), queries by keys; with `tile` > 1 a cell is the largest weight of
+    tile x tile tokens. `words`: of the tokens."""
+
+    title: ClassVar[str] = "Attention map"
+
+    layer: int
+    head: int
+    weights: Tensor
+    words: list[str]
+    tile: int = 1
+
+    def __str__(self) -> str:
+        about = f"layer {self.layer}, head {self.head}: attention of {len(self.words)} tokens{pooled(self.tile)}"
+        row = self.weights[-1]
+        best = [f"{span(self.words, int(i), self.tile)} {row[i]:.2f}" for i in row.topk(min(4, len(row))).indices]
+        return f"{about}\n{span(self.words, len(self.weights) - 1, self.tile)} looks at {', '.join(best)}"
+
+    def figure(self, width: float = 6.4, height: float = 5.6) -> Any:
+        return super().figure(width, height)
+
+    def draw(self, figure: Any) -> None:
+        ax = style.axes(figure, title=f"layer {self.layer}, head {self.head}{pooled(self.tile)}")
+        image = shade(ax, self.weights, self.tile)
+        label(ax, self.words, self.tile)
+        weight_bar(figure, image, ax)
+
+
+@dataclass(frozen=True)
+class AttentionMaps(Reading):
+    """The maps of all heads of some layers: `weights[i]` (n, S, T) of layer `layers[i]`, cells as in `AttentionMap`."""
+
+    title: ClassVar[str] = "Attention maps"
+
+    layers: list[int]
+    weights: list[Tensor]
+    words: list[str]
+    tile: int = 1
+
+    def __str__(self) -> str:
+        where = f"layer {self.layers[0]}" if len(self.layers) == 1 else f"{len(self.layers)} layers"
+        heads = sum(len(maps) for maps in self.weights)
+        return f"{where}, {heads} heads: attention of {len(self.words)} tokens{pooled(self.tile)}"
+
+    def figure(self, width: float | None = None, height: float | None = None) -> Any:
+        """Sized to the number of maps unless told."""
+        if len(self.layers) == 1:
+            columns = _columns(len(self.weights[0]))
+            side = min(2.6, 12 / columns)
+            rows = -(-len(self.weights[0]) // columns)
+            return super().figure(width or columns * side + 1.6, height or rows * side + 1.0)
+        widest = max(len(maps) for maps in self.weights)
+        side = min(0.8, 15 / widest, 15 / len(self.layers))
+        return super().figure(width or max(4.5, widest * side + 1.4), height or max(3.5, len(self.layers) * side + 0.9))
+
+    def draw(self, figure: Any) -> None:
+        if len(self.layers) == 1:
+            self._draw_layer(figure)
+        else:
+            self._draw_all(figure)
+
+    def _draw_layer(self, figure: Any) -> None:
+        (layer,), (maps,) = self.layers, self.weights
+        columns = _columns(len(maps))
+        axes = style.axes(figure, -(-len(maps) // columns), columns, sharex=True, sharey=True)
+        figure.suptitle(f"layer {layer}{pooled(self.tile)}", x=0.01, ha="left", color=style.INK, fontsize=10)
+        cells = [axes] if len(maps) == 1 else list(axes.flat)
+        for head, ax in enumerate(cells):
+            if head >= len(maps):
+                ax.set_visible(False)
+                continue
+            image = shade(ax, maps[head], self.tile)
+            ax.set_title(f"head {head}", loc="left", color=style.INK, fontsize=9)
+            label(ax, self.words, self.tile, size=6)
+            if head % columns:
+                ax.set_ylabel("")
+                ax.tick_params(labelleft=False)
+            if head + columns < len(maps):
+                ax.set_xlabel("")
+            else:
+                ax.tick_params(labelbottom=True)
+        weight_bar(figure, image, cells)
+
+    def _draw_all(self, figure: Any) -> None:
+        """One picture of all maps, layers downwards, heads to the right, with a cell of nothing between two."""
+        ax = style.axes(figure, title=f"attention by layer and head{pooled(self.tile)}", x="head", y="layer")
+        side, widest = self.weights[0].shape[-1], max(len(maps) for maps in self.weights)
+        gap = max(1, round(side / 16))
+        step = side + gap
+        whole = torch.full((len(self.layers) * step - gap, widest * step - gap), math.nan)
+        for row, maps in enumerate(self.weights):
+            for head, weights in enumerate(maps):
+                whole[row * step : row * step + side, head * step : head * step + side] = weights
+        image = shade(ax, whole)
+        ax.spines[:].set_visible(False)
+        ax.set_xticks([head * step + (side - 1) / 2 for head in range(widest)], range(widest))
+        ax.set_yticks([row * step + (side - 1) / 2 for row in range(len(self.layers))], self.layers)
+        ax.tick_params(length=0)
+        weight_bar(figure, image, ax)
+
+
+@dataclass(frozen=True)
+class SideBySide(Reading):
+    """One head's map under a causal mask and without any, of the same weights. Fields as in `AttentionMap`.
+
+    The model was trained with one of the two: the other shows what its weights would look at, not what they learned
+    to."""
+
+    title: ClassVar[str] = "Causal beside bidirectional"
+
+    layer: int
+    head: int
+    causal: Tensor
+    bidirectional: Tensor
+    words: list[str]
+    tile: int = 1
+
+    def __str__(self) -> str:
+        said = f"layer {self.layer}, head {self.head}: causal beside bidirectional{pooled(self.tile)}"
+        if self.tile > 1:
+            return said
+        later = float(self.bidirectional.triu(1).sum() / self.bidirectional.sum())
+        return f"{said}\nwithout the mask, {later:.0%} of the attention goes to later tokens"
+
+    def figure(self, width: float = 10.5, height: float = 5.8) -> Any:
+        return super().figure(width, height)
+
+    def draw(self, figure: Any) -> None:
+        axes = style.axes(figure, 1, 2, title=f"layer {self.layer}, head {self.head}{pooled(self.tile)}")
+        for ax, name, weights in zip(axes.flat, ("causal", "bidirectional"), self._both(), strict=True):
+            image = shade(ax, weights, self.tile)
+            label(ax, self.words, self.tile)
+            ax.set_title(name, loc="left", color=style.INK, fontsize=9)
+        axes.flat[1].set_ylabel("")
+        weight_bar(figure, image, list(axes.flat))
+
+    def _both(self) -> tuple[Tensor, Tensor]:
+        return self.causal, self.bidirectional
+
+
+def attention_map(
+    model: Model,
+    tokens: Tensor,
+    layer: int,
+    head: int,
+    tokenizer: Any = None,
+    pool: int = 512,
+    words: Sequence[str] | None = None,
+) -> AttentionMap:
+    """The map of one head for tokens (1, s); pooled to at most pool x pool cells.
+
+    Labels are `words`, or what `tokenizer` says of each token. Raises RequestError for a layer, head or token out of
+    range, and more than one row."""
+    tokens = one_row(model, tokens)
+    labels = spelled(tokens, tokenizer, words)
+    (weights,), tile = patterns(model, tokens, [layer], head, pool)
+    layer, head = within(layer, len(eager(model).layers), "layer")[0], _head(model, layer, head)
+    return AttentionMap(layer, head, weights[0], labels, tile)
+
+
+def attention_maps(
+    model: Model,
+    tokens: Tensor,
+    layer: int | None = None,
+    tokenizer: Any = None,
+    pool: int | None = None,
+    words: Sequence[str] | None = None,
+) -> AttentionMaps:
+    """The maps of all heads of one layer, or of every layer that has attention; tokens (1, s).
+
+    `pool` is 256 for one layer and 64 for all unless given. Raises RequestError as `attention_map` does."""
+    tokens = one_row(model, tokens)
+    labels = spelled(tokens, tokenizer, words)
+    if layer is None:
+        known, count = sites(model), len(eager(model).layers)
+        layers = [at for at in range(count) if f"layers.{at}.mixer.pattern" in known]
+        if not layers:
+            raise RequestError("no layer of this model has an attention pattern: its mixers are no softmax attention")
+    else:
+        layers = within(layer, len(eager(model).layers), "layer")
+    if pool is None:
+        pool = 64 if layer is None else 256
+    weights, tile = patterns(model, tokens, layers, None, pool)
+    return AttentionMaps(layers, weights, labels, tile)
+
+
+def side_by_side(
+    model: Model,
+    tokens: Tensor,
+    layer: int,
+    head: int,
+    tokenizer: Any = None,
+    pool: int = 512,
+    words: Sequence[str] | None = None,
+) -> SideBySide:
+    """One head's map with every layer causal, beside the one with every layer bidirectional; tokens (1, s).
+
+    Raises RequestError as `attention_map` does, and where the model cannot be built again from its config."""
+    both = [
+        attention_map(seeing(model, visibility), tokens, layer, head, tokenizer, pool, words)
+        for visibility in (CausalConfig(), BidirectionalConfig())
+    ]
+    causal, bidirectional = both
+    return SideBySide(causal.layer, causal.head, causal.weights, bidirectional.weights, causal.words, causal.tile)
+
+
+def seeing(model: Model, visibility: VisibilityConfig) -> Model:
+    """The same weights (shared, not copied) in a model whose attention sees by another rule."""
+    module = eager(model)
+    if module.config is None:
+        raise RequestError("this model has no config to change the visibility in; build it from a ModelConfig")
+    if module.head.packed is not None:
+        raise RequestError("packed weights cannot be put into another model; load this one without quantize")
+
+    def change(block: BlockConfig) -> BlockConfig:
+        if not isinstance(block.mixer, AttentionConfig):
+            return block
+        return block.vary(mixer=block.mixer.vary(visibility=visibility, kernel=AutoConfig()))
+
+    stack = [stage.vary(blocks=tuple(change(block) for block in stage.blocks)) for stage in module.config.stack]
+    with torch.device("meta"):
+        other = module.config.vary(stack=tuple(stack)).build(seed=None)
+    other.load_state_dict(module.state_dict(), assign=True)
+    return other
+
+
+def _head(model: Model, layer: int, head: int) -> int:
+    return within(head, eager(model).layers[layer].mixer.n_heads, "head")[0]
+
+
+# Drawing them
+
+
+def shade(ax: Any, weights: Tensor, tile: int = 1) -> Any:
+    """Weights 0 to 1 as blues, axes in tokens. The scale is a square root's: a sink of 0.9 must not hide 0.05."""
+    from matplotlib.colors import PowerNorm
+
+    rows, columns = weights.shape
+    extent = (-0.5, columns * tile - 0.5, rows * tile - 0.5, -0.5)
+    scale = PowerNorm(0.5, 0, 1)
+    image = ax.imshow(weights.float().numpy(), cmap=style.colour_map(), norm=scale, extent=extent, aspect="equal")
+    ax.grid(False)
+    ax.spines[:].set(visible=True, color=style.LINE, linewidth=0.8)
+    return image
+
+
+def weight_bar(figure: Any, image: Any, axes: Any, what: str = "attention weight") -> None:
+    ticks = [0, 0.01, 0.05, 0.1, 0.25, 0.5, 1]
+    shrink = min(0.9, 4 / figure.get_figheight())
+    bar = figure.colorbar(
+        image, ax=axes, ticks=ticks, fraction=0.046, pad=0.02, shrink=shrink, aspect=25, anchor=(0, 1)
+    )
+    bar.ax.set_yticklabels([f"{tick:g}" for tick in ticks])
+    bar.set_label(f"{what} (square-root scale)", color=style.INK, fontsize=9)
+    bar.ax.tick_params(colors=style.MUTED, labelsize=8, length=2)
+    bar.outline.set_visible(False)
+
+
+def label(ax: Any, words: Sequence[str], tile: int = 1, which: str = "both", size: float | None = None) -> None:
+    """Queries down and keys across, `which` of them: by their words where those can be read, else by position."""
+    named = tile == 1 and len(words) <= style.MOST_WORDS
+    if named:
+        style.words(ax, words, which)
+        ax.tick_params(axis=which, length=0)
+    if size is not None:
+        ax.tick_params(labelsize=size)
+    ax.set_xlabel("key" if named else "position of the key", color=style.INK, fontsize=9)
+    ax.set_ylabel("query" if named else "position of the query", color=style.INK, fontsize=9)
+
+
+def _columns(heads: int) -> int:
+    return math.ceil(math.sqrt(heads))
+
+
+def pooled(tile: int) -> str:
+    """What a title says of a map that is not shown token by token."""
+    return "" if tile == 1 else f", pooled: a cell is the largest of {tile} x {tile} tokens"
+
+
+def span(words: Sequence[str], cell: int, tile: int = 1) -> str:
+    """Which token a cell stands for, or which tokens."""
+    if tile == 1:
+        return f"{words[cell]!r} ({cell})"
+    return f"tokens {cell * tile} to {min(len(words), (cell + 1) * tile) - 1}"

@@ -1,0 +1,39 @@
+"""Arrays in a page: as few bytes as the eye allows, deflated, in one piece of base64."""
+
+from __future__ import annotations
+
+import base64
+import zlib
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+def shares(x: Tensor, fine: bool) -> np.ndarray:
+    """Numbers from 0 to 1 as whole ones of 16 bits, or 8: value = (code / largest code)^2, so that small ones keep
+    their digits."""
+    kind = np.uint16 if fine else np.uint8
+    roots = x.nan_to_num(0.0).clamp(0, 1).double().sqrt().numpy()
+    return np.rint(roots * np.iinfo(kind).max).astype(kind)
+
+
+def short_floats(x: Tensor) -> np.ndarray:
+    """bfloat16, as the upper half of a float32."""
+    return x.bfloat16().view(torch.int16).numpy().view(np.uint16)
+
+
+def indices(x: Tensor, count: int) -> np.ndarray:
+    """Whole numbers from 0 to count - 1."""
+    return x.numpy().astype(np.uint16 if count <= 1 << 16 else np.uint32)
+
+
+def packed(arrays: dict[str, np.ndarray]) -> dict[str, Any]:
+    """{"arrays": {name: [kind, first byte, values]}, "bytes": deflated, in base64}; little-endian."""
+    where, pieces, first = {}, [], 0
+    for name, array in arrays.items():
+        where[name] = [str(array.dtype), first, array.size]
+        pieces.append(np.ascontiguousarray(array, array.dtype.newbyteorder("<")).tobytes())
+        first += len(pieces[-1])
+    return {"arrays": where, "bytes": base64.b64encode(zlib.compress(b"".join(pieces), 6)).decode("ascii")}

@@ -1,0 +1,74 @@
+"""What tokens are called: in a text, alone, and where every sign of them has to be seen."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from glassformer.text import Tokenizer
+
+REPLACEMENT = "\ufffd"
+"""How a tokenizer spells bytes that are no whole character."""
+LONGEST_CHARACTER = 8
+"""Tokens that may share a character: UTF-8 has at most four bytes in one, and a token may begin with the end of another
+character."""
+LONGEST_WORD = 60
+JOINER = "\u200d"  # invisible, and part of many an emoji
+
+
+def speller(tokenizer: Tokenizer | None) -> Callable[[int], str]:
+    """The function id -> what it stands for within a text. A token without text goes by its name, or its id."""
+    if tokenizer is None:
+        return str
+    names = {i: name for name, i in getattr(tokenizer, "ids", dict)().items()}
+
+    def spell(token: int) -> str:
+        if token >= tokenizer.vocab_size:  # the model has more rows than the tokenizer has tokens
+            return f"<{token}>"
+        alone = tokenizer.decode([token])
+        second = tokenizer.decode([token, token])[len(alone) :]  # a first token may lose its space
+        return second or alone or names.get(token) or f"<{token}>"
+
+    return spell
+
+
+def spelled_text(tokens: Sequence[int], tokenizer: Tokenizer | None) -> list[str]:
+    """The word of each token of a text. A character that several tokens share stands with the last of them, and the
+    others are empty."""
+    spell = speller(tokenizer)
+    words = [spell(token) for token in tokens]
+    if tokenizer is None:
+        return words
+    first = 0
+    while first < len(words):
+        whole = None
+        if REPLACEMENT in words[first]:
+            for last in range(first + 1, min(first + LONGEST_CHARACTER, len(words))):
+                if any(token >= tokenizer.vocab_size for token in tokens[first : last + 1]):
+                    break
+                whole = tokenizer.decode(list(tokens[first : last + 1]))
+                if REPLACEMENT not in whole:
+                    words[first : last + 1] = [""] * (last - first) + [whole]
+                    first = last
+                    break
+        first += 1
+    return words
+
+
+def visible(word: str) -> str:
+    """The word with nothing hidden: breaks and tabs as signs, controls, reversals of direction and what else has no
+    shape by code point, the rest cut short."""
+    if not word:
+        return "⋯"
+    shown = "".join(_SIGNS.get(sign) or _seen(sign) for sign in word[:LONGEST_WORD])
+    return shown if len(word) <= LONGEST_WORD else f"{shown}…"
+
+
+_SIGNS = {"\n": "↵", "\t": "⇥", "\r": "␍"}
+
+
+def _seen(sign: str) -> str:
+    hidden = unicodedata.category(sign) in ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp") and sign != JOINER
+    return f"⟨U+{ord(sign):04X}⟩" if hidden else sign

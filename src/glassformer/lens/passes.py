@@ -1,0 +1,96 @@
+"""One pass that answers many questions: rows of a batch are repeated, and every copy is edited in a way of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from glassformer.capture import eager, edit
+from glassformer.errors import RequestError
+from glassformer.lens.maps import at_rest, in_vocabulary
+from glassformer.model import Model
+from glassformer.parts.site import Edit
+
+Metric = Callable[[Tensor], Tensor]
+"""metric(logits (b, s, v)) -> a number, or one for each row."""
+Progress = Callable[[int, int], None]
+"""progress(done, of)"""
+Measure = Callable[[Tensor, int], Tensor]
+"""measure(tokens of all copies, how many copies) -> (copies,)"""
+
+Change = tuple[str, Edit]
+"""(site, f)"""
+
+SAME: Change = ("embed", lambda x: x)
+"""The change that is none."""
+TOKENS_PER_PASS = 4096
+LOGITS_PER_PASS = 1 << 26
+
+
+def rows_of(model: Model, tokens: Tensor, least: int = 1) -> Tensor:
+    """tokens (b, s) of tokens (b, s) or (s,). RequestError where they are no text of this model, or too short."""
+    if tokens.is_floating_point() or tokens.is_complex() or tokens.dtype == torch.bool:
+        raise RequestError(f"tokens are {tokens.dtype}; ids are whole numbers")
+    if tokens.dim() not in (1, 2) or tokens.numel() == 0 or tokens.shape[-1] < least:
+        raise RequestError(f"tokens must be (b, s) with at least {least} in a row, and are {tuple(tokens.shape)}")
+    weight = eager(model).embedding.weight
+    for token in (int(tokens.min()), int(tokens.max())):
+        in_vocabulary(token, len(weight))
+    return tokens.reshape(-1, tokens.shape[-1]).to(weight.device, torch.int64)
+
+
+def by_loss(model: Model) -> Measure:
+    """Mean cross-entropy of each copy, nats."""
+
+    def measure(tokens: Tensor, copies: int) -> Tensor:
+        losses = eager(model).loss(tokens[:, :-1], tokens[:, 1:], reduction="none")
+        return losses.reshape(copies, -1).mean(1)
+
+    return measure
+
+
+def by_metric(model: Model, metric: Metric) -> Measure:
+    """The mean over rows of what `metric` says of each copy's logits."""
+
+    def measure(tokens: Tensor, copies: int) -> Tensor:
+        logits = eager(model)(tokens)
+        return torch.stack([torch.as_tensor(metric(part)).double().mean() for part in logits.chunk(copies)])
+
+    return measure
+
+
+def outcomes(
+    model: Model,
+    tokens: Tensor,
+    changes: Sequence[Change],
+    measure: Measure,
+    progress: Progress | None = None,
+) -> Tensor:
+    """(len(changes),) fp64: `measure` of the model on tokens (b, s) with each one of the changes (site, f) by itself.
+
+    As many copies share a pass as have 4,096 tokens or 64 Mi logits together; f sees the b rows of its own copy."""
+    b, s = tokens.shape
+    fitting = min(TOKENS_PER_PASS, LOGITS_PER_PASS // len(eager(model).embedding.weight)) // (b * s)
+    found: list[Tensor] = []
+    for first in range(0, len(changes), max(1, fitting)):
+        some = changes[first : first + max(1, fitting)]
+        of_site: dict[str, list[tuple[slice, Edit]]] = {}
+        for copy, (site, change) in enumerate(some):
+            of_site.setdefault(site, []).append((slice(copy * b, (copy + 1) * b), change))
+        edits = {site: _each(pairs) for site, pairs in of_site.items()}
+        with torch.no_grad(), at_rest(model), edit(model, edits):
+            found.append(measure(tokens.repeat(len(some), 1), len(some)).double().cpu())
+        if progress is not None:
+            progress(first + len(some), len(changes))
+    return torch.cat(found)
+
+
+def _each(changes: list[tuple[slice, Edit]]) -> Edit:
+    def edited(x: Tensor) -> Tensor:
+        for rows, change in changes:
+            x[rows] = change(x[rows])
+        return x
+
+    return edited

@@ -1,0 +1,250 @@
+"""Where in a model an answer comes about: values of one run put into another, place by place.
+
+>>> task = gf.lens.indirect_object(loaded.tokenizer, n=8)
+>>> task.prompts[0]
+'When Anna and Paul came back from the garden, Paul handed the basket to'
+>>> gf.lens.activation_patching(loaded.model, task.clean, task.corrupt, task.metric, labels=task.labels).save("ioi.png")
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+from string import Formatter
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from glassformer.capture import capture, choose, eager, head_axis, within
+from glassformer.errors import RequestError
+from glassformer.lens import style
+from glassformer.lens.edits import patch
+from glassformer.lens.maps import at_rest
+from glassformer.lens.passes import SAME, Metric, Progress, by_metric, outcomes, rows_of
+from glassformer.lens.reading import Reading
+from glassformer.lens.tables import draw_table, shared_bar, strongest, table_of
+from glassformer.model import Model
+from glassformer.parts.site import Edit
+from glassformer.text import Tokenizer
+
+STREAM = ("resid_pre", "mixer.out", "ffn.out")
+LEAST = 1e-6
+"""How far apart the metrics of both runs must be, of their size."""
+
+
+@dataclass(frozen=True)
+class ActivationPatching(Reading):
+    """How much of the clean answer each patch brings back: 0, as in the corrupt run, to 1, as in the clean one.
+
+    `grids`: site -> (layers, positions), or (layers, heads) for the sites `by_head`. NaN where a layer has no such site
+    or head."""
+
+    title: ClassVar[str] = "Activation patching"
+
+    grids: dict[str, Float[Tensor, "l p"]]
+    clean: float
+    """The metric of the clean run."""
+    corrupt: float
+    positions: list[int]
+    labels: list[str]
+    """What stands at these positions."""
+    by_head: list[str]
+
+    def __str__(self) -> str:
+        lines = [f"metric {self.clean:.3f} on the clean text, {self.corrupt:.3f} on the corrupt; brought back by"]
+        for site, grid in self.grids.items():
+            best = [self._told(site, *one) for one in strongest(grid, 3, signed=True)]
+            lines.append(f"{site}: {', '.join(best)}")
+        return "\n".join(lines)
+
+    def _told(self, site: str, layer: int, column: int, value: float) -> str:
+        where = f"head {column}" if site in self.by_head else f"{self.labels[column]!r} ({self.positions[column]})"
+        return f"layer {layer} {where} {value:+.2f}"
+
+    def figure(self, width: float | None = None, height: float | None = None) -> Any:
+        """A matplotlib figure, by default as large as its grids need."""
+        layers = next(iter(self.grids.values())).shape[0]
+        columns = sum(max(grid.shape[1], 10) for grid in self.grids.values())
+        return super().figure(width or 0.2 * columns + 1.6, height or min(10, max(3.5, 0.17 * layers + 1.8)))
+
+    def draw(self, figure: Any) -> None:
+        said = f"metric {self.clean:.2f} on the clean text, {self.corrupt:.2f} on the corrupt"
+        axes = list(np.atleast_1d(style.axes(figure, 1, len(self.grids), title=said, y="layer", sharey=True)).flat)
+        most = max(1.0, *(float(grid.nan_to_num(0.0).abs().max()) for grid in self.grids.values()))
+        for ax, (site, grid) in zip(axes, self.grids.items(), strict=True):
+            drawn = draw_table(ax, grid, signed=True, high=most, bar=False)
+            ax.set_title(site, loc="left", color=style.INK, fontsize=9)
+            if site in self.by_head:
+                ax.set_xlabel("head", color=style.INK, fontsize=9)
+            else:
+                style.words(ax, self.labels, "x")
+            ax.label_outer(remove_inner_ticks=True)
+        shared_bar(figure, drawn, axes, "brought back by the clean value")
+
+
+def activation_patching(
+    model: Model,
+    clean: Int[Tensor, "b s"],
+    corrupt: Int[Tensor, "b s"],
+    metric: Metric,
+    sites: str | Sequence[str] = STREAM,
+    positions: int | Sequence[int] | None = None,
+    labels: Sequence[str] | None = None,
+    progress: Progress | None = None,
+) -> ActivationPatching:
+    """Every site of every layer of the run on `corrupt`, patched at one position with the value of the run on `clean`.
+
+        (metric(patched) - metric(corrupt)) / (metric(clean) - metric(corrupt))
+
+    `metric(logits (b, s, v))` is a number, or one for each row. `sites` are named as in a layer: resid_pre, mixer.out,
+    ...; q, k, v, z and pattern are patched head by head instead, at all `positions` (by default all) together.
+    `labels` name all s positions. Meng et al. 2022, 2202.05262 (causal tracing); Wang et al. 2022, 2211.00593.
+
+    Copies of the text share a pass; `progress(done, of)` is called after every one. Raises RequestError where clean
+    and corrupt differ in shape, where the metric does not tell them apart, and for a site that no layer has."""
+    clean, corrupt = rows_of(model, clean), rows_of(model, corrupt)
+    if clean.shape != corrupt.shape:
+        raise RequestError(
+            f"clean is {tuple(clean.shape)} and corrupt {tuple(corrupt.shape)}: a value can only be patched where both "
+            "runs have the position; give texts of one length"
+        )
+    length, layers = clean.shape[1], len(eager(model).layers)
+    columns = list(range(length)) if positions is None else within(positions, length, "position", "the text")
+    words = [str(at) for at in range(length)] if labels is None else list(labels)
+    if len(words) != length:
+        raise RequestError(f"labels has {len(words)} words, and the text has {length} tokens")
+    kinds = [sites] if isinstance(sites, str) else list(sites)
+    if not kinds:
+        raise RequestError(f"sites=[] names none; use {', '.join(STREAM)} or others of a layer")
+    known = choose(model, [f"layers.*.{kind}" for kind in kinds])
+    with at_rest(model):
+        run, other = (capture(model, tokens, list(known), memory=1 << 62) for tokens in (clean, corrupt))
+
+    def patches(name: str) -> list[Edit]:
+        axis = head_axis(known[name].axes)
+        if axis is None:
+            return [patch(run, name, at)[name] for at in columns]
+        return [patch(run, name, positions, head)[name] for head in range(run[name].shape[axis])]
+
+    changes = {name: patches(name) for name in run}
+    by_head = [kind for kind in kinds if any(name.endswith(f".{kind}") and head_axis(known[name].axes) for name in run)]
+    measure = by_metric(model, metric)
+    high, low = (float(outcomes(model, tokens, [SAME], measure)) for tokens in (clean, corrupt))
+    if not abs(high - low) > LEAST * max(abs(high), abs(low)):  # NaN too
+        raise RequestError(f"the metric is {high:.6g} on clean and {low:.6g} on corrupt; it must tell them apart")
+    # Where both runs have the same value, as at all positions before the texts differ, a patch changes nothing.
+    whole = [(name, change) for name, some in changes.items() for change in some]
+    alike = torch.tensor([torch.equal(change(other[name]), other[name]) for name, change in whole])
+    found = torch.zeros(len(whole), dtype=torch.float64)
+    if not alike.all():
+        needed = [one for one, same in zip(whole, alike.tolist(), strict=True) if not same]
+        found[~alike] = (outcomes(model, corrupt, needed, measure, progress) - low) / (high - low)
+    rows = dict(zip(changes, found.split([len(some) for some in changes.values()]), strict=True))
+    grids = {kind: table_of([rows.get(f"layers.{at}.{kind}") for at in range(layers)]) for kind in kinds}
+    return ActivationPatching(grids, high, low, columns, [words[at] for at in columns], by_head)
+
+
+# A task to patch on
+
+
+@dataclass(frozen=True)
+class IndirectObject:
+    """n pairs of sentences in which two people meet and one of them gives the other something (Wang et al. 2022,
+    2211.00593). The clean one ends "... Paul handed the basket to", and Anna is right; the corrupt one differs in a
+    single token, "... Anna handed the basket to", and Paul is right."""
+
+    clean: Int[Tensor, "n s"]
+    corrupt: Int[Tensor, "n s"]
+    answers: Int[Tensor, " n"]
+    """What is right after the clean sentence."""
+    wrong: Int[Tensor, " n"]
+    """What is right after the corrupt one."""
+    prompts: list[str]
+    """The clean sentences."""
+    labels: list[str]
+    """A word for each position; where the sentences differ, what stands there."""
+
+    def metric(self, logits: Float[Tensor, "n s v"]) -> Float[Tensor, " n"]:
+        """logit(answer) - logit(wrong) after each sentence: positive where the model is right."""
+        last, row = logits[:, -1], torch.arange(len(logits), device=logits.device)
+        return last[row, self.answers.to(last.device)] - last[row, self.wrong.to(last.device)]
+
+
+SENTENCES = (
+    "When {a} and {b} came back from the {place}, {giver} handed the {thing} to",
+    "As soon as {a} and {b} had left the {place}, {giver} lent a {thing} to",
+    "Because {a} and {b} were tired after the long day at the {place}, {giver} brought a {thing} to",
+    "The evening that {a} and {b} were alone in the {place}, {giver} showed the {thing} to",
+)
+NAMES = (
+    "Anna", "Paul", "Mary", "John", "Tom", "Kate", "Mark", "Laura", "Peter", "Alice", "Simon", "Jane", "David",
+    "Emma", "Sarah", "James", "Robert", "Linda", "Henry", "Lucy", "George", "Ruth", "Frank", "Helen", "Adam", "Rose",
+    "Jack", "Susan", "Martin", "Julia", "Daniel", "Maria", "Michael", "Sam", "Ben", "Lisa", "Charles", "Amy",
+    "Richard", "Grace", "Eric", "Rachel", "Andrew", "Emily", "Kevin", "Sophie", "Brian", "Claire", "William",
+    "Elizabeth",
+)  # fmt: skip
+PLACES = (
+    "garden", "school", "station", "market", "library", "beach", "office", "church", "hotel", "museum", "kitchen",
+    "park", "hospital", "farm",
+)  # fmt: skip
+THINGS = (
+    "basket", "book", "letter", "ring", "key", "ball", "picture", "bottle", "map", "watch", "cup", "bag", "phone",
+    "hat",
+)  # fmt: skip
+LABELS = {"a": "[first]", "b": "[second]", "giver": "[giver]", "place": "[place]", "thing": "[thing]"}
+
+
+def indirect_object(tokenizer: Tokenizer, n: int = 16, seed: int = 0, sentence: int = 0) -> IndirectObject:
+    """n sentences of one of four forms (`sentence`), with names, places and things that `tokenizer` reads as one token
+    each, so that all are equally long. Every second one names the giver first.
+
+    Raises RequestError where the tokenizer cuts words to pieces (bytes, characters, a small vocabulary)."""
+    if n < 1:
+        raise RequestError(f"n={n} must be at least 1")
+    if not 0 <= sentence < len(SENTENCES):
+        raise RequestError(f"sentence={sentence}: there are sentences 0 to {len(SENTENCES) - 1}")
+    ids = _whole(tokenizer, (*NAMES, *PLACES, *THINGS))
+    names, places, things = ([word for word in words if word in ids] for words in (NAMES, PLACES, THINGS))
+    if len(names) < 2 or not places or not things:
+        raise RequestError(
+            f"this tokenizer reads {len(names)} of {len(NAMES)} names, {len(places)} of {len(PLACES)} places and "
+            f"{len(things)} of {len(THINGS)} things as one token each; the task needs 2, 1 and 1"
+        )
+    draw, form = Random(seed), SENTENCES[sentence]
+    filled: list[dict[str, str]] = []
+    for row in range(n):
+        giver, taker = draw.sample(names, 2)
+        a, b = (giver, taker) if row % 2 else (taker, giver)
+        words = {"place": draw.choice(places), "thing": draw.choice(things)}
+        filled.append({"a": a, "b": b, "giver": giver, "taker": taker, **words})
+    prompts = [form.format(**words) for words in filled]
+    swapped = [form.format(**words | {"giver": words["taker"]}) for words in filled]
+    rows = [tokenizer.encode(text).tolist() for text in prompts + swapped]
+    differ = {sum(a != b for a, b in zip(one, other, strict=False)) for one, other in zip(rows, rows[n:], strict=False)}
+    if len({len(row) for row in rows}) > 1 or differ != {1}:
+        raise RequestError(
+            "this tokenizer cuts the sentences otherwise than their words; the task cannot be made with it"
+        )
+    clean, corrupt = torch.tensor(rows).chunk(2)
+    answers, wrong = (torch.tensor([ids[words[who]] for words in filled]) for who in ("taker", "giver"))
+    labels, at = [tokenizer.decode([token]) for token in rows[0]], -1
+    for _, slot, _, _ in Formatter().parse(form):
+        if slot:
+            at = rows[0].index(ids[filled[0][slot]], at + 1)
+            labels[at] = LABELS[slot]
+    return IndirectObject(clean, corrupt, answers, wrong, prompts, labels)
+
+
+def _whole(tokenizer: Tokenizer, words: Sequence[str]) -> dict[str, int]:
+    """The ids of those that are one token after a space."""
+    before = tokenizer.encode(" to").tolist()
+    found = {word: tokenizer.encode(f" to {word}").tolist() for word in words}
+    return {
+        word: ids[-1]
+        for word, ids in found.items()
+        if ids[:-1] == before and tokenizer.decode(ids[-1:]).strip() == word
+    }

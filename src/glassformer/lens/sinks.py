@@ -1,0 +1,165 @@
+"""Where attention goes when it has nowhere to go, and the few huge values of the stream that hold it there."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from glassformer.capture import capture, eager, looking
+from glassformer.dynamics import massive
+from glassformer.lens import style
+from glassformer.lens.maps import at_rest
+from glassformer.lens.passes import rows_of
+from glassformer.lens.reading import Reading
+from glassformer.lens.tables import draw_table, figure_size, heads_of, strongest, table_of
+from glassformer.model import Model
+from glassformer.parts.site import Look
+
+ABOVE = 0.3
+"""The mass on the first token from which Gu et al. 2024 (2410.10781) call a head a sink."""
+
+
+@dataclass(frozen=True)
+class AttentionSinks(Reading):
+    """`mass` (layers, heads): the mean attention to the first token. NaN where a layer has no such head."""
+
+    title: ClassVar[str] = "Attention sinks"
+
+    mass: Float[Tensor, "l n"]
+    length: int
+
+    @property
+    def rate(self) -> float:
+        """The share of heads with a mass of more than 0.3."""
+        known = self.mass[~self.mass.isnan()]
+        return float((known > ABOVE).double().mean())
+
+    @property
+    def uniform(self) -> float:
+        """The mass of a causal head that looks at all alike: H_T / T, the mean of 1/i."""
+        return sum(1 / i for i in range(1, self.length + 1)) / self.length
+
+    def __str__(self) -> str:
+        best = ", ".join(f"layer {layer} head {head} {mass:.2f}" for layer, head, mass in strongest(self.mass, 5))
+        return (
+            f"sink rate {self.rate:.0%}: heads with more than {ABOVE} of their attention on the first of {self.length} "
+            f"tokens (all alike: {self.uniform:.2f})\nstrongest: {best}"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        return super().to_dict() | {"rate": self.rate, "uniform": self.uniform}
+
+    def figure(self, width: float | None = None, height: float | None = None) -> Any:
+        """A matplotlib figure, by default as large as its table needs."""
+        wide, high = figure_size(self.mass)
+        return super().figure(width or wide, height or high)
+
+    def draw(self, figure: Any) -> None:
+        ax = style.axes(figure, title=f"Attention sinks: {self.rate:.0%} of the heads", x="head", y="layer")
+        draw_table(ax, self.mass, label="mean attention to the first token", high=1.0)
+
+
+def attention_sinks(model: Model, tokens: Int[Tensor, "b s"]) -> AttentionSinks:
+    """Σ_i A_i0 / T of every head, over the queries i of all rows of tokens (b, T); the first query counts with 1.
+
+    Xiao et al. 2023, 2309.17453; Gu et al. 2024, 2410.10781, whose sink rate is the share of heads above 0.3 at T = 64:
+    shorter texts give more, as there is less to look at (`uniform`). Sinks are healthy; a window that forgets the first
+    tokens breaks a model that has them. Raises RequestError for a model without attention heads."""
+    tokens = rows_of(model, tokens)
+    counts = heads_of(model, "mixer.pattern")
+    with at_rest(model):
+        seen = capture(model, tokens, "layers.*.mixer.pattern", reduce=lambda pattern: pattern[..., 0].double())
+    found = [seen.get(f"layers.{at}.mixer.pattern") for at in range(len(counts))]
+    return AttentionSinks(table_of([None if one is None else one.mean((0, 2)) for one in found]), tokens.shape[1])
+
+
+@dataclass(frozen=True)
+class MassiveActivation:
+    """One value of the stream at a depth: 0 after the embedding, i after layer i - 1."""
+
+    depth: int
+    row: int
+    position: int
+    dimension: int
+    value: float
+    ratio: float
+    """|value| over the median of its hidden state."""
+
+
+@dataclass(frozen=True)
+class MassiveActivations(Reading):
+    """`found`: the values that are massive, largest first. `largest` (depths, 3) and `median` (depths,) of |x|, means
+    over rows."""
+
+    title: ClassVar[str] = "Massive activations"
+
+    found: list[MassiveActivation]
+    largest: Float[Tensor, "l k"]
+    median: Float[Tensor, " l"]
+
+    def __str__(self) -> str:
+        depth = int((self.largest[:, 0] / self.median).nan_to_num(0.0).argmax())
+        size, usual = float(self.largest[depth, 0]), float(self.median[depth])
+        times = f", {size / usual:,.0f} times the median {usual:.3g}" if usual else ""
+        most = f"most uneven at depth {depth}: {size:.1f}{times}"
+        if not self.found:
+            return f"no massive activation (above 100 and 1,000 times the median of its hidden state)\n{most}"
+        depths, dimensions, positions = (
+            sorted({getattr(one, name) for one in self.found}) for name in ("depth", "dimension", "position")
+        )
+        return (
+            f"{len(self.found)} massive activations at depths {_few(depths)}, in dimensions {_few(dimensions)} of "
+            f"tokens {_few(positions)}\n{most}"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        return super().to_dict() | {"found": [vars(one) for one in self.found]}
+
+    def draw(self, figure: Any) -> None:
+        dimensions = sorted({one.dimension for one in self.found})
+        said = f"massive in dimensions {_few(dimensions)}" if dimensions else "none is massive"
+        ax = style.axes(figure, title=f"Magnitudes of the stream: {said}", x="depth (0: embedding)", y="|x|")
+        depths = range(len(self.median))
+        for rank, values in enumerate(self.largest.T):
+            ax.plot(depths, values, label=("largest", "second", "third")[rank], marker="o", markersize=3, linewidth=1.4)
+        ax.plot(depths, self.median, label="median", color=style.MUTED, linewidth=1.4)
+        ax.plot(depths, (1000 * self.median).clamp(min=100), label="massive from here", color=style.MUTED,
+                linestyle=(0, (4, 3)), linewidth=0.9)  # fmt: skip
+        ax.set_yscale("log")
+        ax.minorticks_off()
+        style.legend(ax, loc="upper left", bbox_to_anchor=(1, 1))
+
+
+def massive_activations(model: Model, tokens: Int[Tensor, "b s"]) -> MassiveActivations:
+    """Values with |x| > 100 and |x| >= 1,000 times the median |x| of the hidden state they are in (all tokens of a
+    row), after the embedding and after every layer. Sun et al. 2024, 2402.17762, section 2.
+
+    In trained models a few fixed dimensions of the first token, or of a separator, have them from an early layer to the
+    last but one; heads that sink attention look there. They make activations hard to quantise."""
+    tokens = rows_of(model, tokens)
+    seen: list[tuple[Tensor, Tensor]] = []
+    found: list[MassiveActivation] = []
+
+    def look(x: Tensor, first: int, total: int) -> None:
+        here, depth = massive(x), len(seen)
+        size = x.double().abs().flatten(1)
+        seen.append((size.topk(min(3, size.shape[1])).values.mean(0).cpu(), here.median.double().mean().cpu()))
+        for row, position, dimension in here.mask.nonzero().tolist():
+            value = float(x[row, position, dimension])
+            ratio = abs(value) / float(here.median[row]) if here.median[row] else math.inf
+            found.append(MassiveActivation(depth, row, position, dimension, value, ratio))
+
+    looks: dict[str, Look] = {f"layers.{at}.resid_post": look for at in range(len(eager(model).layers))}
+    with torch.no_grad(), at_rest(model), looking(model, {"embed": look, **looks}):
+        eager(model).read(tokens)
+    found.sort(key=lambda one: -abs(one.value))
+    return MassiveActivations(found, torch.stack([top for top, _ in seen]), torch.stack([mid for _, mid in seen]))
+
+
+def _few(numbers: list[int]) -> str:
+    return ", ".join(str(number) for number in numbers[:6]) + (f" and {len(numbers) - 6} more" if numbers[6:] else "")

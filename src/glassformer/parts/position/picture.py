@@ -1,0 +1,38 @@
+"""What a position part shows of itself: numbers that somebody else draws."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+MOST_POINTS = 1024
+
+
+@dataclass(frozen=True)
+class Plot:
+    """values (r, c) over `at` (c,): a line for each of the r names of `lines`, or, where there are none, colours."""
+
+    x: str
+    y: str
+    at: Int[Tensor, " c"]
+    values: Float[Tensor, "r c"]
+    lines: tuple[str, ...] = ()
+    log: bool = False
+    """Whether y is drawn logarithmically."""
+
+
+def some(length: int) -> Int[Tensor, " c"]:
+    """0 .. length - 1, or, where these are many, whole numbers from 1 on at equal ratios."""
+    if length <= MOST_POINTS:
+        return torch.arange(length)
+    spaced = torch.logspace(0, math.log2(length - 1), MOST_POINTS, base=2.0, dtype=torch.float64)
+    return spaced.round().long().unique()
+
+
+def by_distance(products: Float[Tensor, "c c"]) -> Float[Tensor, " c"]:
+    """The mean of each diagonal: entry k is that over all pairs k apart."""
+    return torch.stack([products.diagonal(k).mean() for k in range(len(products))])

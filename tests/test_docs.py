@@ -1,0 +1,145 @@
+"""Every reading and every statistic has a page, and pages say what is."""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections import Counter
+from pathlib import Path
+from types import FunctionType
+from typing import Any
+
+import pytest
+import torch
+
+import glassformer as gf
+from experiments.docs import DOCS, ROOMS, Page, call, escaped, index, markdown_of, pages, public, written
+from glassformer import dynamics, lens
+from glassformer.dynamics.watch import Moment, Watch
+
+PAGES = list(pages().values())
+every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: f"{page.room}.{page.name}")
+LARGEST = 150_000
+UNWATCHED = {"router_load", "router_entropy"}
+"""Of experts, which the model below has none of."""
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_every_public_function_is_told_once(room: str):
+    told = Counter(name for page in PAGES if page.room == room for name in (page.name, *page.also))
+    assert set(public(room)) - set(told) == set(), "give it a heading in experiments/docs/pages.md, or an `also:`"
+    assert set(told) - set(public(room)) == set(), "pages.md names what does not exist"
+    assert max(told.values()) == 1
+
+
+def test_what_is_public_is_what_the_package_exports():
+    assert {"attention_map", "logit_lens", "position_picture"} <= set(public("readings"))
+    assert {"attention_entropy", "effective_rank"} <= set(public("statistics"))
+    for room, module in {"readings": lens, "statistics": dynamics}.items():
+        for name, function in public(room).items():
+            assert isinstance(function, FunctionType) and getattr(module, name) is function and function.__doc__, name
+
+
+@every_page
+def test_the_page_is_there_and_fresh(page: Page):
+    """But for what was measured, the file is what would be written now."""
+    text = page.path.read_text(encoding="utf-8")
+    before, after = written(page, "MEASURED").split("MEASURED")
+    assert text.startswith(before) and text.endswith(after), "run `make docs`, or python -m experiments.docs NAME"
+    measured = text[len(before) : -len(after)]
+    assert re.search(r"\d", measured), "a figure without a number beside it"
+
+
+@every_page
+def test_the_figure_is_there(page: Page):
+    data = page.figure.read_bytes()
+    assert data.startswith(b"\x89PNG\r\n\x1a\n") and len(data) <= LARGEST
+    width, height = struct.unpack(">II", data[16:24])
+    assert 400 <= width <= 1700 and 200 <= height <= 1500
+    assert f"(../figures/{page.room}/{page.name}.png)" in page.path.read_text(encoding="utf-8")
+    image = pytest.importorskip("PIL.Image").open(page.figure).convert("RGB")
+    assert len(image.resize((60, 40)).getcolors() or range(9999)) > 20, "nothing is drawn"
+
+
+@every_page
+def test_the_hand_written_part_is_whole(page: Page):
+    assert page.what and not page.what.endswith(".")
+    read, _, trouble = page.words.partition("### What trouble looks like")
+    assert read.strip().startswith("### How to read it") and len(read.split()) > 20
+    heading, rule, *rows = [line for line in trouble.strip().splitlines() if line]
+    assert heading.endswith("| what it says | source |") and set(rule) == {"|", "-"} and rows
+    for row in rows:
+        cells = re.split(r"(?<!\\)\|", row)[1:-1]
+        assert len(cells) == 3 and all(cell.strip() for cell in cells), row
+
+
+def texts() -> dict[str, str]:
+    return {str(path.relative_to(DOCS)): path.read_text(encoding="utf-8") for path in
+            (DOCS / "under_glass.md", *(page.path for page in PAGES))}  # fmt: skip
+
+
+def test_names_in_the_text_exist():
+    for where, text in texts().items():
+        for name in set(re.findall(r"\bgf((?:\.[a-zA-Z_]\w*)+)", text)):
+            found: Any = gf
+            for step in name[1:].split("."):
+                found = getattr(found, step, None)
+            assert found is not None, f"{where}: gf{name}"
+
+
+def test_links_lead_somewhere():
+    for where, text in texts().items():
+        for target in re.findall(r"\]\(([^)#]+)\)", re.sub(r"```.*?```", "", text, flags=re.DOTALL)):
+            if not target.startswith("http"):
+                assert ((DOCS / where).parent / target).resolve().exists(), f"{where}: {target}"
+
+
+def test_nothing_is_left_over():
+    for room in ROOMS:
+        names = {page.name for page in PAGES if page.room == room}
+        assert {path.stem for path in (DOCS / room).iterdir()} == names
+        assert {path.stem for path in (DOCS / "figures" / room).iterdir()} == names
+
+
+def test_the_index_is_fresh_and_lists_them_all():
+    text = (DOCS / "under_glass.md").read_text(encoding="utf-8")
+    assert text == index()
+    assert all(f"({page.room}/{page.name}.md)" in text for page in PAGES)
+
+
+def test_all_that_a_monitor_records_is_told():
+    model = gf.preset("gpt2@1m+layers=1+d_model=32+heads=2+vocab_size=31+context=16").build(seed=0)
+    optimizer = torch.optim.AdamW(model.parameters())
+    tokens = torch.arange(30).view(2, 15)
+    rows: list[dict[str, Any]] = []
+    watch = Watch(model, 1)
+    watch._write = lambda *given: rows.extend(given)  # type: ignore[method-assign]
+    model.loss(tokens, tokens).backward()
+    moment = Moment(1, 1.0, 1.0, 1e-3, tokens, tokens, model, optimizer)
+    watch.before_update(moment)
+    optimizer.step()
+    watch.after_update(moment)
+    recorded = {name for row in rows for name in row["statistics"]}
+    told = {name for page in PAGES for name in page.recorded}
+    assert recorded - told == set() and told - recorded <= UNWATCHED and len(recorded) > 10
+
+
+def test_words_are_not_markup():
+    assert escaped("W_Q |x| <x, y> *a* [b]") == r"W\_Q \|x\| &lt;x, y&gt; \*a\* \[b\]"
+
+    def told() -> None:
+        """A_ij of `x_y`.
+
+            a formula_here
+
+        one   a column
+        two   another
+        """
+
+    assert markdown_of(told) == [r"A\_ij of `x_y`.", "```\na formula_here\n```",
+                                 "```\none   a column\ntwo   another\n```"]  # fmt: skip
+    assert call("f", ["a", "b"]) == "f(a, b)" and call("f", ["a" * 50, "b" * 50]).count("\n") == 3
+
+
+def test_pages_lie_where_the_index_says():
+    assert Path(DOCS).name == "docs" and {page.room for page in PAGES} == set(ROOMS)
