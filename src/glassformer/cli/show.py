@@ -18,6 +18,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.table import Table
 
 from glassformer.config import ModelConfig
+from glassformer.dynamics.summary import event_words
 from glassformer.errors import RequestError
 from glassformer.expression import SIZES, changes
 from glassformer.presets import FAMILIES, PRESETS
@@ -128,6 +129,8 @@ class ComparisonView(View):
             if self.plain and time.monotonic() - self.spoke > 10:
                 self.spoke = time.monotonic()
                 self.say(f"  {event['done']:>4.0%}  {note}")
+        elif kind == "watched":
+            self.say(f"{event['name']} seed {event['seed']}: {event['words']}")
         elif kind == "measuring":
             self.bars.update(task, completed=1.0, note="measuring")
         elif kind in ("end", "kept"):
@@ -230,6 +233,8 @@ class TrainingView(View):
         )
         if self.task is not None:
             self.bars.update(self.task, completed=report.done, note=note)
+        for event in report.events:
+            self.say(event_words(event))
         if report.validation:
             found = report.validation
             self.say(

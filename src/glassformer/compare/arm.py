@@ -18,11 +18,14 @@ import torch
 
 from glassformer import machine
 from glassformer.config import ModelConfig
+from glassformer.dynamics import records
+from glassformer.dynamics.summary import event_words, summarise
 from glassformer.errors import RequestError, WorkError
 from glassformer.generate import stream
 from glassformer.text import Tokens
 from glassformer.train import Recipe, Report, Run, evaluate, extrapolate, train
-from glassformer.train.checkpoint import latest, replace_text
+from glassformer.train.checkpoint import latest, read_state, replace_text
+from glassformer.train.sinks import open_sinks
 
 POINTS = 300
 GENERATED = 120
@@ -66,6 +69,9 @@ def measure(folder: Path, request: dict[str, Any]) -> dict[str, Any]:
     def watch(report: Report) -> None:
         nonlocal said, trained
         trained = True
+        logger(report)
+        for event in report.events:
+            say({"event": "watched", "words": event_words(event)})
         if time.monotonic() - said > 0.25 or report.done >= 1:
             said = time.monotonic()
             say(
@@ -74,7 +80,11 @@ def measure(folder: Path, request: dict[str, Any]) -> dict[str, Any]:
             )  # fmt: skip
 
     run_folder = folder / "run"
-    run = train(config, text, recipe, run_folder, resume=latest(run_folder) is not None, callback=watch)
+    found = latest(run_folder)
+    name, step = f"{request['name']}-seed{recipe.seed}", read_state(found)["step"] if found else 0
+    what = {"model": request["config"], "recipe": request["recipe"]}
+    with open_sinks(request.get("log_to", ()), run_folder, name, what, step) as logger:
+        run = train(config, text, recipe, run_folder, resume=found is not None, callback=watch)
     peak = machine.peak_memory(run.how.device)
     say({"event": "measuring"})
     added = None if not trained else peak - before if run.how.device == "cpu" else peak
@@ -105,7 +115,7 @@ def describe(name: str, run: Run, peak: int | None) -> dict[str, Any]:
         "validation": run.validation,
         "generation": None,
         "extrapolation": [],
-        "dynamics": {},
+        "dynamics": {} if run.folder is None else summarise(records.read_records(run.folder / records.NAME)),
         "machine": run.how.describe(),
         "status": run.status,
         "error": run.error,

@@ -11,6 +11,7 @@ from __future__ import annotations
 from importlib.resources import files
 
 from .chart import Axis
+from .heat import HeatColumn, HeatScale, Mark, heat_legend, heat_map, heat_scale, is_not_finite
 from .intervals import interval_axis, interval_domain, interval_row
 from .lines import Series, legend, line_chart
 from .markup import Markup, escape, join, tag
@@ -24,6 +25,9 @@ __all__ = [
     "BlockSketch",
     "Box",
     "Dot",
+    "HeatColumn",
+    "HeatScale",
+    "Mark",
     "Markup",
     "ModelSketch",
     "Series",
@@ -31,9 +35,13 @@ __all__ = [
     "escape",
     "finite",
     "fixed",
+    "heat_legend",
+    "heat_map",
+    "heat_scale",
     "interval_axis",
     "interval_domain",
     "interval_row",
+    "is_not_finite",
     "join",
     "legend",
     "line_chart",

@@ -13,6 +13,7 @@ from pathlib import Path
 from ..figures import Markup, finite, join, script, si, stylesheet, tag
 from .configs import config_section
 from .curves import curve_section, extrapolation_section
+from .dynamics import dynamics_section
 from .facts import cost_section, embedded, facts_section, sample_section
 from .finding import comparisons, sentence
 from .read import Arm, arms_of, dig, mapping
@@ -20,19 +21,28 @@ from .summary import summary
 from .verdicts import verdict_section
 
 _CONTENTS = (
-    ("summary", "Summary"), ("verdicts", "Verdicts"), ("curves", "Curves"), ("contexts", "Contexts"),
-    ("configs", "Configs"), ("samples", "Samples"), ("cost", "Cost"), ("setup", "Setup"),
+    ("summary", "Summary"), ("verdicts", "Verdicts"), ("curves", "Curves"), ("dynamics", "Dynamics"),
+    ("contexts", "Contexts"), ("configs", "Configs"), ("samples", "Samples"), ("cost", "Cost"), ("setup", "Setup"),
 )  # fmt: skip
 
 
 def write_report(results: dict, path: str | os.PathLike[str]) -> Path:
     """Write the page to `path`: whoever looks finds the old file or the whole new one, never a part."""
+    return _write(render(results), path)
+
+
+def write_run(run: dict, path: str | os.PathLike[str]) -> Path:
+    """Write the page of one run, an entry of `runs` in results.json, as `write_report` does."""
+    return _write(render_run(run), path)
+
+
+def _write(page: str, path: str | os.PathLike[str]) -> Path:
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     waiting = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
         with waiting.open("w", encoding="utf-8", newline="\n") as file:
-            file.write(render(results))
+            file.write(page)
             file.flush()
             os.fsync(file.fileno())
         waiting.replace(target)
@@ -52,15 +62,28 @@ def render(results: dict) -> str:
         summary(arms),
         verdict_section(verdicts, arms),
         curve_section(arms),
+        dynamics_section(arms),
         extrapolation_section(results, arms),
         config_section(arms),
         sample_section(arms),
         cost_section(arms),
         facts_section(results),
     )
+    return _document(_title(results, arms), main, results)
+
+
+def render_run(run: dict) -> str:
+    """One run as a page of its own: its losses, and what was watched while it trained."""
+    arms = arms_of({"runs": [run]})
+    name = arms[0].name if arms else "A run"
+    header = tag("header", tag("p", "Glassformer run", class_="kicker"), tag("h1", name))
+    return _document(name, tag("main", header, curve_section(arms), dynamics_section(arms)), {"runs": [run]})
+
+
+def _document(title: str, main: Markup, results: dict) -> str:
     code = script()
     body = tag("body", main, embedded(results), tag("script", Markup(code)))
-    return f"<!doctype html>\n{tag('html', _head(_title(results, arms), code), body, lang='en')}\n"
+    return f"<!doctype html>\n{tag('html', _head(title, code), body, lang='en')}\n"
 
 
 def _head(title: str, code: str) -> Markup:

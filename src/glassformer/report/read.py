@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..figures import finite
 
 Points = list[tuple[float, float]]
+MOST_STEPS, MOST_ROWS = 120, 64  # of what was watched: more is not in a file that this package wrote
 
 
 def mapping(value: object) -> dict[str, Any]:
@@ -137,6 +138,49 @@ def ranked(arms: Sequence[Arm]) -> list[Arm]:
         return (not arm.finished or loss is None, loss if loss is not None else math.inf)
 
     return sorted(arms, key=key)
+
+
+@dataclass(frozen=True)
+class Watched:
+    """What one run recorded of itself: `layers[statistic][i][j]` is of window i, which ends at `steps[i]`, and row j.
+
+    `depth` layers share the rows evenly. A value is a number, a word for one that is not finite, or anything else for
+    nothing."""
+
+    run: dict[str, Any]
+    steps: list[float]
+    depth: int
+    layers: dict[str, list[list[Any]]]
+    curves: dict[str, Points]
+    events: list[dict[str, Any]]
+    left_out: int
+
+    @property
+    def rows(self) -> int:
+        """Rows of layers, in the statistic that has most of them."""
+        return max((len(column) for grid in self.layers.values() for column in grid), default=0)
+
+
+def watched(run: dict[str, Any]) -> Watched | None:
+    """The dynamics of a run as far as they can be read, or None where nothing was watched."""
+    raw = mapping(run.get("dynamics"))
+    steps: list[float] = []
+    for step in map(finite, sequence(raw.get("steps"))[:MOST_STEPS]):
+        if step is None or step < 0 or step > 1e15 or (steps and step <= steps[-1]):
+            break
+        steps.append(step)
+    layers = {
+        str(name): [sequence(column)[:MOST_ROWS] for column in sequence(grid)[: len(steps)]]
+        for name, grid in mapping(raw.get("layers")).items()
+    }
+    curves = {str(name): points(sequence(curve)[:MOST_STEPS]) for name, curve in mapping(raw.get("curves")).items()}
+    events = [{**event, "step": step} for event in map(mapping, sequence(raw.get("events")))
+              if (step := finite(event.get("step"))) is not None and abs(step) <= 1e15]  # fmt: skip
+    depth, left_out = finite(raw.get("depth")), finite(raw.get("events_left_out"))
+    found = Watched(run, steps, 0, layers, curves, events[:MOST_STEPS], max(0, int(left_out or 0)))
+    if not found.rows and not events and not any(curves.values()):
+        return None
+    return replace(found, depth=int(max(found.rows, min(depth or 0, 1e6))))
 
 
 def last_seen(run: dict[str, Any]) -> tuple[float, float] | None:

@@ -1,0 +1,462 @@
+"""What was watched while the arms trained: curves beside the loss, maps of layer by step, and what happened when."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from ..figures import (
+    Axis,
+    HeatColumn,
+    Mark,
+    Markup,
+    Series,
+    finite,
+    fixed,
+    heat_legend,
+    heat_map,
+    heat_scale,
+    is_not_finite,
+    join,
+    legend,
+    line_chart,
+    si,
+    tag,
+)
+from .curves import _switch as switch
+from .curves import extremes, mean_curve
+from .html import arm_label, arm_name, caption, scroll, section
+from .read import Arm, Points, Watched, dig, points, run_status, watched
+
+CELLS = 24_000  # of all maps together, about; beyond them neighbouring columns are drawn as one
+ROWS = 30  # of the table of events
+SMALL = {"width": 340, "height": 236, "end_labels": False}
+LOGIT, ENTROPY = 1000.0, 0.05
+COSINE, RANK = 0.95, 0.05
+
+
+@dataclass(frozen=True)
+class Statistic:
+    """What is drawn of a statistic, and on which scale; `merge` makes one value of several."""
+
+    name: str
+    words: str
+    label: str
+    kind: Literal["linear", "log"] = "linear"
+    low: float | None = None
+    high: float | None = None
+    merge: Callable[[Sequence[float]], float] = statistics.fmean
+
+
+_ENTROPY = "Attention entropy, 1 for an even spread"
+MAPS = (
+    Statistic("attention_entropy", "entropy", f"{_ENTROPY}; mean over heads", low=0, high=1),
+    Statistic("attention_entropy_worst", "worst head", f"{_ENTROPY}; lowest head", low=0, high=1, merge=min),
+    Statistic("activation_effective_rank", "rank of activations", "Effective rank of the residual stream", low=1),
+    Statistic("qk_effective_rank", "rank of W_Q W_Kᵀ", "Effective rank of W_Q W_Kᵀ, mean over heads", low=1),
+    Statistic("gradient_norm", "gradient", "Gradient norm of a layer's matrices, before clipping", "log"),
+)  # fmt: skip
+CURVES = (
+    Statistic("loss", "", "Training loss, nats per token"),
+    Statistic("max_attention_logit", "", "Largest attention logit", "log"),
+    Statistic("attention_entropy_worst", "", "Attention entropy, 0 to 1, lowest head", low=0, high=1),
+    Statistic("log_z", "", "log Z of the output, nats"),
+    Statistic("update_ratio", "", "‖ΔW‖ / ‖W‖ of a step, median of matrices", "log"),
+    Statistic("token_cosine", "", "Cosine between tokens, last layer", high=1),
+)
+
+
+@dataclass(frozen=True)
+class Happening:
+    """A kind of event: its mark as a shape of `style.marker` and as a sign, its name for one and for many."""
+
+    shape: int
+    sign: str
+    one: str
+    many: str
+
+
+EVENTS = {
+    "spike": Happening(4, "▼", "spike", "spikes"),
+    "skipped": Happening(3, "◆", "step skipped", "steps skipped"),
+    "rolled back": Happening(1, "■", "return to a checkpoint", "returns to a checkpoint"),
+    "not finite": Happening(5, "✚", "number that is not finite", "numbers that are not finite"),
+    "diverged": Happening(2, "▲", "divergence", "divergences"),
+}
+_HOW = join(
+    ["With ", tag("code", "--watch"), " a run records entropy, rank and gradients of every layer as it trains."]
+)
+_OTHER = Happening(0, "●", "other event", "other events")
+
+
+def dynamics_section(arms: Sequence[Arm]) -> Markup:
+    """The section; where nothing was watched, a sentence that says how to."""
+    seen = {arm.index: [w for run in arm.runs if (w := watched(run))] for arm in arms}
+    if not any(seen.values()):
+        return section("dynamics", "Dynamics", tag("p", "Nothing was watched. ", _HOW, class_="gf-empty"))
+    known = [arm for arm in arms if seen[arm.index]]
+    end = max((w.steps[-1] for found in seen.values() for w in found if w.steps), default=1.0)
+    return section(
+        "dynamics", "Dynamics",
+        tag("p", join(_findings(arms, seen), " "), class_="seen"),
+        _curve_figure(known, seen, end),
+        _map_figure(known, seen, end),
+        _event_table(known, seen),
+    )  # fmt: skip
+
+
+# --- Curves ---
+
+
+def _curve_figure(arms: Sequence[Arm], seen: dict[int, list[Watched]], end: float) -> Markup | None:
+    """One small chart for each statistic that was recorded, the loss first."""
+    charts = [chart for one in CURVES if (chart := _chart(one, arms, seen, end))]
+    if not any(w.curves for found in seen.values() for w in found) or not charts:
+        return None
+    names = legend([Series(arm.name, [], arm.index, note=arm.trouble) for arm in arms])
+    lines = (
+        "Thick: the mean over seeds that finished; thin: each seed. " if any(len(arm.runs) > 1 for arm in arms) else ""
+    )
+    marked = any(w.events for found in seen.values() for w in found if len(found) == 1)
+    marks = "Markers stand where something happened (the table below says what). " if marked else ""
+    cross = "A cross ends an arm that did not finish." if any(not arm.finished for arm in arms) else ""
+    words = caption(f"{lines}{marks}{cross}") if lines or marks or cross else None
+    return tag("figure", names, tag("div", *charts, class_="smalls"), words, class_="watched")
+
+
+def _chart(one: Statistic, arms: Sequence[Arm], seen: dict[int, list[Watched]], end: float) -> Markup | None:
+    """All arms in one statistic."""
+    series = [_series(one, arm, seen[arm.index]) for arm in arms]
+    if not any(line.points or any(line.thin) for line in series):
+        return None
+    x = Axis("Step", unit="steps", low=0.0, high=end)
+    y = Axis(one.label, one.kind, low=one.low, high=one.high, decimals=4 if one.name == "update_ratio" else 2)
+    title = f"{one.label}, against steps. " + "; ".join(_range_in_words(arm, line) for arm, line in zip(
+        arms, series, strict=True) if line.points) + "."  # fmt: skip
+    return tag("div", line_chart(series, x, y, title, **SMALL))  # type: ignore[arg-type]
+
+
+def _series(one: Statistic, arm: Arm, seen: Sequence[Watched]) -> Series:
+    """One arm: its seeds thin, the mean of those that count thick, a marker at every event."""
+    curves = {id(w.run): _curve(one.name, w) for w in seen}
+    mean = mean_curve([curve for run in arm.counted if (curve := curves.get(id(run)))], "linear")
+    thin = [extremes(curve, "linear") for curve in curves.values() if curve] if len(curves) > 1 else []
+    steps = {event["step"] for w in seen for event in w.events}
+    markers = [(step, min(mean, key=lambda p: abs(p[0] - step))[1]) for step in sorted(steps)] if mean else []
+    unbounded = one.kind == "linear" and one.low is None and one.high is None
+    return Series(arm.name, mean, arm.index, thin, markers if len(seen) == 1 else (),
+                  ended="" if arm.finished else arm.trouble, stray=unbounded and not arm.finished)  # fmt: skip
+
+
+def _curve(name: str, seen: Watched) -> Points:
+    """A recorded curve; the loss, which is recorded against tokens, against steps."""
+    if name != "loss":
+        return seen.curves.get(name, [])
+    steps, tokens = (finite(dig(seen.run, f"train.{key}")) for key in ("steps", "tokens"))
+    if not steps or not tokens or steps < 0 or tokens < 0:
+        return []
+    return [(x * (steps / tokens), y) for x, y in points(dig(seen.run, "train.curve"))]
+
+
+def _range_in_words(arm: Arm, line: Series) -> str:
+    ys = [p[1] for p in line.points]
+    return f"{arm.name} from {si(ys[0])} to {si(ys[-1])}, between {si(min(ys))} and {si(max(ys))}"
+
+
+# --- Maps ---
+
+
+def _map_figure(arms: Sequence[Arm], seen: dict[int, list[Watched]], end: float) -> Markup | None:
+    """Layer by step for every arm, one statistic at a time."""
+    drawn = [(arm, w) for arm in arms if (w := _drawn(seen[arm.index])).rows]
+    there = [one for one in MAPS if any(w.layers.get(one.name) for _, w in drawn)]
+    if not there:
+        return None
+    cells = len(there) * sum(w.rows * len(w.steps) for _, w in drawn)
+    panels = [_panel(one, drawn, end, math.ceil(cells / CELLS)) for one in there]
+    several = any(len(arm.runs) > 1 for arm in arms)
+    seeds = " Of several seeds one is drawn: the first, or the first that did not finish." if several else ""
+    words = (
+        "The first layer is at the bottom. All arms share one scale of colours; point at a cell for its value. A cell "
+        f"covers the steps since the measurement before.{seeds}{_mark_words(drawn)}"
+    )
+    return tag("figure", tag("div", switch("heat", "Layer by step", [(one.name, one.words) for one in there]),
+                             class_="switches"), *panels, caption(words), class_="heats")  # fmt: skip
+
+
+def _drawn(seen: Sequence[Watched]) -> Watched:
+    return next((w for w in seen if run_status(w.run) != "ok"), seen[0])
+
+
+def _mark_words(drawn: Sequence[tuple[Arm, Watched]]) -> str:
+    """What the marks above the maps mean, of those that are there."""
+    kinds = {_kind(event) for _, w in drawn for event in w.events}
+    known = [f"{event.sign} {event.one}" for kind, event in EVENTS.items() if kind in kinds]
+    return f" Above them: {', '.join(known)}." if known else ""
+
+
+def _panel(one: Statistic, drawn: Sequence[tuple[Arm, Watched]], end: float, merge: int) -> Markup:
+    """The maps of one statistic under one scale: that of the arms that finished, so that one which ran away does not
+    take the colours from the others."""
+    maps = [(arm, w, _columns(one, w, merge)) for arm, w in drawn if w.layers.get(one.name)]
+    every = [value for _, _, columns in maps for column in columns for value in column.values]
+    steady = [value for arm, _, columns in maps if arm.finished for column in columns for value in column.values]
+    scale = heat_scale(one.label, steady or every, one.kind, one.low, one.high, every)
+    pieces = []
+    for arm, w, columns in maps:
+        title = f"{one.label}, layer by step, {arm.name}. {_extremes_in_words(columns, w)}"
+        picture = heat_map(columns, _names(w), scale, Axis("Step", low=0.0, high=end), title, "Layer", _marks(w))
+        pieces.append(tag("figure", tag("figcaption", arm_label(arm), _which(arm, w)), picture))
+    known = heat_legend(scale, any(finite(v) is None and not is_not_finite(v) for v in every),
+                        any(map(is_not_finite, every)))  # fmt: skip
+    return tag("div", known, tag("div", *pieces, class_="maps"), class_=f"panel panel-{one.name}")
+
+
+def _which(arm: Arm, seen: Watched) -> Markup | None:
+    """The seed that is drawn, and how it ended."""
+    seed = f"seed {seen.run.get('seed', '?')}" if len(arm.runs) > 1 else ""
+    status = run_status(seen.run)
+    words = ", ".join(filter(None, [seed, "" if status == "ok" else status]))
+    return tag("span", words, class_="gf-note") if words else None
+
+
+def _names(seen: Watched) -> list[str]:
+    """What the rows are: a layer each, or several neighbours."""
+    edges = [math.ceil(row * seen.depth / max(1, seen.rows)) for row in range(seen.rows + 1)]
+    return [f"{a}" if b - a < 2 else f"{a}–{b - 1}" for a, b in itertools.pairwise(edges)]
+
+
+def _columns(one: Statistic, seen: Watched, merge: int) -> list[HeatColumn]:
+    """The windows as columns, `merge` at a time. What is measured less often stands for all steps since it last was."""
+    grid = [_merged(seen.layers[one.name][i : i + merge], one.merge) for i in range(0, len(seen.steps), merge)]
+    edges = [0.0, *seen.steps[merge - 1 :: merge]][: len(grid)]
+    edges.append(seen.steps[-1])
+    there = [i for i, column in enumerate(grid) if any(_is_value(v) for v in column)]
+    usual = int(statistics.median(b - a for a, b in itertools.pairwise(there))) if len(there) > 1 else 1
+    columns = []
+    after = 0  # the windows before it are drawn
+    for i in there:
+        start = max(after, i + 1 - usual)
+        if start > after:
+            columns.append(_column(edges[after], edges[start], [None] * seen.rows))
+        columns.append(_column(edges[start], edges[i + 1], grid[i]))
+        after = i + 1
+    if there and after < len(grid):
+        columns.append(_column(edges[after], edges[-1], [None] * seen.rows))
+    return columns
+
+
+def _column(start: float, end: float, values: Sequence[object]) -> HeatColumn:
+    return HeatColumn(start, end, values, f"steps {start + 1:.0f}–{end:.0f}")
+
+
+def _is_value(value: object) -> bool:
+    return finite(value) is not None or is_not_finite(value)
+
+
+def _merged(columns: Sequence[Sequence[Any]], merge: Callable[[Sequence[float]], float]) -> list[Any]:
+    """One column of several; what is not finite stays so."""
+    if len(columns) == 1:
+        return list(columns[0])
+    made: list[Any] = []
+    for row in range(max(map(len, columns), default=0)):
+        values = [column[row] for column in columns if row < len(column)]
+        known = [v for value in values if (v := finite(value)) is not None]
+        made.append(next(filter(is_not_finite, values), None) or (merge(known) if known else None))
+    return made
+
+
+def _marks(seen: Watched) -> list[Mark]:
+    return [Mark(event["step"], EVENTS.get(_kind(event), _OTHER).shape, _event_words(event))
+            for event in seen.events]  # fmt: skip
+
+
+def _extremes_in_words(columns: Sequence[HeatColumn], seen: Watched) -> str:
+    """The picture for those who cannot see it: where it is lowest and where it is highest."""
+    names = _names(seen)
+    cells = [(v, name, column.name) for column in columns for value, name in zip(column.values, names, strict=False)
+             if (v := finite(value)) is not None]  # fmt: skip
+    if not cells:
+        return "No finite value."
+    ends = [f"{word} {si(v)} in layer {name} at {steps}" for word, (v, name, steps) in
+            (("Lowest", min(cells)), ("highest", max(cells)))]  # fmt: skip
+    return "; ".join(ends) + "."
+
+
+# --- Events ---
+
+
+def _event_words(event: dict[str, Any]) -> str:
+    """`spike of loss at step 61, 9.13, 7.2 sigma`."""
+    what, value, sigmas = event.get("what"), event.get("value"), finite(event.get("sigmas"))
+    shown = finite(value)
+    pieces = [
+        f"{_kind(event)}{f' of {_plain(what)}' if what else ''} at step {event['step']:.0f}",
+        si(shown, 4) if shown is not None else str(value) if is_not_finite(value) else "",
+        f"{fixed(sigmas, 1)} sigma" if sigmas is not None else "",
+    ]
+    return ", ".join(filter(None, pieces))
+
+
+def _kind(event: dict[str, Any]) -> str:
+    return _plain(event.get("event"))
+
+
+def _plain(word: object) -> str:
+    return str(word)[:80].replace("_", " ")
+
+
+def _event_table(arms: Sequence[Arm], seen: dict[int, list[Watched]]) -> Markup | None:
+    """What happened, in order of steps, arm by arm."""
+    found = [(arm, w, event) for arm in arms for w in seen[arm.index] for event in w.events]
+    if not found:
+        return None
+    heads = [tag("th", words, scope="col") for words in ("Arm", "Step", "Event", "Of", "Value", "Sigma", "Where")]
+    rows = [_event_row(*one) for one in found[:ROWS]]
+    more = len(found) - len(rows) + sum(w.left_out for ws in seen.values() for w in ws)
+    table = tag("table", tag("thead", tag("tr", *heads)), tag("tbody", *rows), class_="events")
+    words = "Sigma: how many standard deviations above what the steps before led one to expect."
+    rest = f" {more} more are in the runs' dynamics.jsonl." if more else ""
+    return join([tag("h3", "What happened"), scroll("Events", table), caption(words + rest)])
+
+
+def _event_row(arm: Arm, seen: Watched, event: dict[str, Any]) -> Markup:
+    value, sigmas, site = finite(event.get("value")), finite(event.get("sigmas")), event.get("site")
+    lost = event.get("value") if is_not_finite(event.get("value")) else "–"
+    cells = [
+        f"{event['step']:.0f}", _kind(event), _plain(event.get("what") or "–"),
+        str(lost) if value is None else si(value, 4), "–" if sigmas is None else fixed(sigmas, 1),
+        tag("code", str(site)[:80]) if site else "–",
+    ]  # fmt: skip
+    seed = tag("small", f"seed {seen.run.get('seed', '?')}") if len(arm.runs) > 1 else None
+    return tag("tr", tag("th", arm_label(arm), seed, scope="row"), *(tag("td", cell) for cell in cells))
+
+
+# --- What is seen, in words ---
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A value with its place: the layers and the last step of its window."""
+
+    value: float
+    layer: str
+    step: float
+
+
+def _cells(name: str, seen: Watched) -> Iterator[Cell]:
+    """The finite values of a statistic, in order of steps."""
+    names = _names(seen)
+    for step, column in zip(seen.steps, seen.layers.get(name, ()), strict=False):
+        for layer, value in zip(names, column, strict=False):
+            if (known := finite(value)) is not None:
+                yield Cell(known, layer, step)
+
+
+@dataclass(frozen=True)
+class Sign:
+    """Two statistics of one run that were out of bounds in one layer at one time: where, and whether that ended."""
+
+    places: list[tuple[Cell, Cell]]
+    passed: bool
+
+
+def _together(first: tuple[str, Callable[[float], bool]], second: tuple[str, Callable[[float], bool]],
+              seen: Watched) -> Sign | None:  # fmt: skip
+    """Where two statistics agree, in order of steps; None where they nowhere do."""
+    cells = list(_cells(first[0], seen))
+    others = {(cell.step, cell.layer): cell for cell in _cells(second[0], seen) if second[1](cell.value)}
+    both = [
+        (cell, others[place]) for cell in cells if first[1](cell.value) and (place := (cell.step, cell.layer)) in others
+    ]
+    return Sign(both, both[-1][0].step < cells[-1].step) if both else None
+
+
+def _findings(arms: Sequence[Arm], seen: dict[int, list[Watched]]) -> list[Markup]:
+    """Sentences no stronger than the data: an alarm needs two statistics at one place."""
+    if not any(w.layers or w.curves for found in seen.values() for w in found):
+        return [join(["Only spikes were looked for. ", _HOW]), _happened(arms, seen)]
+    alarms = _collapses(arms, seen)
+    return [*_not_watched(arms, seen), *(alarms or _calm(arms, seen)), _happened(arms, seen)]
+
+
+def _not_watched(arms: Sequence[Arm], seen: dict[int, list[Watched]]) -> list[Markup]:
+    names = [arm_name(arm) for arm in arms if not seen[arm.index]]
+    return [join(["Not watched: ", join(names, ", "), "."])] if names else []
+
+
+def _collapses(arms: Sequence[Arm], seen: dict[int, list[Watched]]) -> list[Markup]:
+    """Collapse of entropy or of rank, where two statistics agree on it."""
+    told = []
+    for arm in arms:
+        peaked = ("max_attention_logit", lambda v: v > LOGIT), ("attention_entropy_worst", lambda v: v < ENTROPY)
+        if signs := [sign for w in seen[arm.index] if (sign := _together(*peaked, w))]:
+            logit, entropy = _values(signs)
+            words = f"logits reach {si(max(logit))} while a head's entropy falls to {si(min(entropy), 2)}"
+            told.append(join(["In ", arm_name(arm), " attention entropy collapsed", _since(signs, arm), words, "."]))
+        most = _most_rank(arm)
+        alike = ("token_cosine", lambda v: v > COSINE), ("activation_effective_rank", lambda v: v < RANK * most)  # noqa: B023
+        if signs := [sign for w in seen[arm.index] if (sign := _together(*alike, w))]:
+            cosine, rank = _values(signs)
+            words = (f"their mean cosine reaches {fixed(max(cosine))} and their effective rank {si(min(rank))} of at "
+                     f"most {si(most)}")  # fmt: skip
+            told.append(join(["In ", arm_name(arm), " the tokens became alike", _since(signs, arm), words, "."]))
+    return told
+
+
+def _values(signs: Sequence[Sign]) -> tuple[list[float], list[float]]:
+    """The values of the first and of the second statistic, wherever they agree."""
+    both = [place for sign in signs for place in sign.places]
+    return [first.value for first, _ in both], [second.value for _, second in both]
+
+
+def _since(signs: Sequence[Sign], arm: Arm) -> str:
+    """In how many seeds, where first, and whether it lasted."""
+    first = min((sign.places[0][0] for sign in signs), key=lambda cell: cell.step)
+    seeds = f" in {len(signs)} of {len(arm.runs)} seeds" if len(arm.runs) > 1 else ""
+    passed = ", but not to the end" if all(sign.passed for sign in signs) else ""
+    return f"{seeds} by step {first.step:.0f}, first in layer {first.layer}{passed}: "
+
+
+def _most_rank(arm: Arm) -> float:
+    """The largest rank that the stream can have, min(context, width); 0 where neither is known."""
+    sizes = [finite(arm.config.get(name)) for name in ("context", "d_model")]
+    return min((size for size in sizes if size), default=0.0)
+
+
+def _calm(arms: Sequence[Arm], seen: dict[int, list[Watched]]) -> list[Markup]:
+    """The extremes, where no two of them together are a sign of trouble."""
+    ends = []
+    for name, words, pick, decimals in (
+        ("max_attention_logit", "the largest attention logit", max, None),
+        ("attention_entropy_worst", "the lowest entropy of a head", min, 3),
+        ("token_cosine", "the largest mean cosine between tokens", max, 3),
+    ):
+        cells = [(cell, arm) for arm in arms for w in seen[arm.index] for cell in _cells(name, w)]
+        if cells:
+            cell, arm = pick(cells, key=lambda one: one[0].value)
+            value = si(cell.value) if decimals is None else fixed(cell.value, decimals)
+            place = f", layer {cell.layer}, step {cell.step:.0f})"
+            ends.append(join([f"{words} is {value} (", arm_name(arm), place]))
+    if not ends:
+        return []
+    opening = "No layer shows two signs of collapse at once: "
+    return [join([opening, join(ends, "; "), ". One of them alone is no alarm: all move in healthy training, too."])]
+
+
+def _happened(arms: Sequence[Arm], seen: dict[int, list[Watched]]) -> Markup:
+    """Counts of events, arm by arm."""
+    told = []
+    for arm in arms:
+        kinds = Counter(EVENTS.get(_kind(event), _OTHER) for w in seen[arm.index] for event in w.events)
+        if kinds:
+            counts = [f"{n} {kind.one if n == 1 else kind.many}" for kind, n in kinds.items()]
+            told.append(join([arm_name(arm), ": ", ", ".join(counts)]))
+    if not told:
+        return join(["No spike and no number that is not finite was seen."])
+    return join([join(told, "; "), ". ", tag("code", "glassformer why RUN"), " ranks what moved first."])
