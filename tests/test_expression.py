@@ -22,6 +22,11 @@ TOUCHES: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(
         ("pre", "post", "sandwich", "respost", "parallel", "parallel2"), (f"{BLOCK}residual", "final_norm")
     ),
+    "deepnorm": (f"{BLOCK}residual", "final_norm", "init"),
+    "branch_scale": (f"{BLOCK}residual.depth_scaled",),
+    **dict.fromkeys(("sigmareparam", "sigmareparam:1"), ("reparam",)),
+    **dict.fromkeys(("mup", "mup:64"), ("mup",)),
+    **dict.fromkeys(("z_loss=1e-4", "head.z_loss=1e-4"), ("head.z_loss",)),
     **dict.fromkeys(("mha", "mqa", "gqa:2"), (f"{ATTENTION}n_kv_heads",)),
     **dict.fromkeys(("causal", "bidirectional", "window:16"), (f"{ATTENTION}visibility",)),
     **dict.fromkeys(
@@ -92,6 +97,10 @@ def test_changes_are_the_last_word():
         ("mqa", "gqa:2"),
         ("swiglu", "relu"),
         ("bias", "nobias"),
+        ("deepnorm", "pre"),
+        ("post", "deepnorm"),
+        ("sigmareparam:1", "sigmareparam"),
+        ("mup:64", "mup"),
     ):
         for model in ("gpt2@1m", "bloom@1m"):
             first, last = pair
@@ -102,6 +111,14 @@ def test_post_norm_and_back():
     """Post-norm needs no final norm; whatever comes after needs one again."""
     assert preset("llama@1m+post").final_norm is None
     assert preset("llama@1m+post+pre") == preset("llama@1m")
+    assert preset("llama@1m+deepnorm").final_norm is None
+    assert preset("llama@1m+deepnorm+pre") == preset("llama@1m")
+
+
+def test_a_wiring_keeps_the_scale_of_its_branches():
+    for change in ("branch_scale", "residual.scale=0.5"):
+        for wiring in ("sandwich", "deepnorm"):
+            assert preset(f"llama@1m+{change}+{wiring}") == preset(f"llama@1m+{wiring}+{change}")
 
 
 def test_the_ladder_from_gpt2_to_llama():
@@ -241,6 +258,11 @@ def test_paths_set_values(text: str, path: str, value: object):
         ("gpt2@1m+gqa:x", "gqa:x"),
         ("gpt2@1m+window:-1", "window:-1"),
         ("gpt2@1m+softcap:0", "above 0"),
+        ("gpt2@1m+sigmareparam:0", "above 0"),
+        ("gpt2@1m+branch_scale:2", "takes no value"),
+        ("gpt2@1m+mup:0", "from 1 up"),
+        ("gpt2@1m+mup:wide", "mup:wide"),
+        ("gpt2@1m+mup.base_width=64", "no mup"),
         ("gpt2@1m+softcap:nan", "above 0"),
         ("gpt2@1m+softcap:many", "not a number"),
         ("gpt2@1m+dropout:1", "dropout:1"),

@@ -162,7 +162,15 @@ ENCODERS = [
     Case(f"gpt2@1m+{TINY}+bidirectional"),
     Case(f"gpt2@1m+{TINY}+bidirectional+rope+kernel=banded+post+gqa:2"),
 ]
-DECODERS = [*MATRIX, *PUBLISHED]
+CURES = [
+    Case(f"llama@1m+{TINY}+sigmareparam+gqa:2"),
+    Case(f"gpt2@1m+{TINY}+untied+sigmareparam:1+kernel=banded+window:{WINDOW}"),
+    Case(f"llama@1m+{TINY}+branch_scale+z_loss=1e-4"),
+    Case(f"gpt2@1m+{TINY}+deepnorm"),
+    Case(f"llama@1m+{TINY}+mup:16"),
+    Case(f"gpt2@1m+{TINY}+mup+sigmareparam"),
+]
+DECODERS = [*MATRIX, *PUBLISHED, *CURES]
 EVERY = [*DECODERS, *ENCODERS]
 
 every_model = pytest.mark.parametrize("case", EVERY, ids=str)
@@ -729,10 +737,10 @@ def test_layers_that_differ_live_in_one_model(name: str, kernel: str):
 COMPILE = """
 import sys, torch
 sys.path.insert(0, sys.argv[1])
-from test_generic import ENCODERS, MATRIX, PUBLISHED, assign, draw
+from test_generic import CURES, ENCODERS, MATRIX, PUBLISHED, assign, draw
 
 torch.set_num_threads(1)
-broken, cases = [], [*PUBLISHED[:8], *MATRIX[::5], *ENCODERS[:1]]
+broken, cases = [], [*PUBLISHED[:8], *MATRIX[::5], *ENCODERS[:1], *CURES]
 for case in cases:
     torch._dynamo.reset()
     model, tokens = assign(case.config(), "layers", "1").build(), draw(2, 9)
@@ -757,7 +765,7 @@ def test_no_model_breaks_a_graph():
     environment = {**os.environ, "PYTHONPATH": str(Path(glassformer.__file__).parents[1])}
     command = [sys.executable, "-c", COMPILE, str(here)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment, check=False)
-    assert f"COMPILED {8 + len(MATRIX[::5]) + 1}" in done.stdout, done.stderr[-2000:]
+    assert f"COMPILED {8 + len(MATRIX[::5]) + 1 + len(CURES)}" in done.stdout, done.stderr[-2000:]
     assert "BROKEN []" in done.stdout, done.stdout[-4000:]
 
 

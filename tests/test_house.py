@@ -25,6 +25,7 @@ from glassformer.parts.mixer import AttentionConfig
 from glassformer.parts.norm import LayerNormConfig, NormConfig
 from glassformer.parts.position import AttentionPositionConfig, RotaryScalingConfig
 from glassformer.parts.position.scaling import Scaling
+from glassformer.parts.reparam import ReparamConfig
 from glassformer.parts.residual import ResidualConfig
 from glassformer.parts.visibility import SlidingWindowConfig, VisibilityConfig
 
@@ -249,6 +250,8 @@ def built(config: PartConfig) -> object:
         return config.over(CTX.context)
     if isinstance(config, InitConfig):
         return config.rule(CTX)
+    if isinstance(config, ReparamConfig):
+        return config.over(CTX.d_model, (CTX.d_model, CTX.d_model))
     return config.build(CTX)
 
 
@@ -261,13 +264,18 @@ def test_every_registered_part_builds_at_its_defaults(cls: type[PartConfig]):
     config = cls(**NEEDED.get(cls.kind, {}))
     made = built(config)
     assert isinstance(made, (nn.Module, Init, Scaling)) or isinstance(config, (KernelConfig, VisibilityConfig))
-    if isinstance(made, nn.Module) and not isinstance(config, (ResidualConfig, AttentionPositionConfig)):
+    if isinstance(config, ReparamConfig):
+        assert config.params_over((CTX.d_model, CTX.d_model)) == sum(p.numel() for p in made.parameters())  # type: ignore[union-attr]
+    elif isinstance(made, nn.Module) and not isinstance(config, (ResidualConfig, AttentionPositionConfig)):
         assert config.num_params(CTX) == sum(p.numel() for p in made.parameters())
     if isinstance(config, ResidualConfig):
         assert config.wire_params(CTX, LayerNormConfig(), True) == sum(p.numel() for p in made.parameters())  # type: ignore[union-attr]
 
 
-FROM_THE_MODEL = {"d_model", "vocab_size", "width", "sets", "n_heads", "head_dim", "length", "hidden"}
+FROM_THE_MODEL = {
+    "d_model", "vocab_size", "width", "sets", "n_heads", "head_dim", "length", "hidden",
+    "in_features", "outs", "reparam",
+}  # fmt: skip
 """Constructor arguments that a config may leave to the model around it."""
 ELSEWHERE = {
     "attention": {"norm_after_position"},  # a field of its qk_norm
@@ -288,7 +296,8 @@ def test_config_and_constructor_agree(cls: type[PartConfig]):
     fields = cls.model_fields
     norms = {name for name in given if name.endswith("norm")} if issubclass(cls, ResidualConfig) else set()
     assert set(given) - set(fields) <= FROM_THE_MODEL | ELSEWHERE.get(cls.kind, set()) | norms
-    assert set(fields) - set(given) <= NOT_ARGUMENTS.get(cls.kind, set())
+    derived = {"depth_scaled"} if issubclass(cls, ResidualConfig) else set()  # what it is given is the scale
+    assert set(fields) - set(given) <= NOT_ARGUMENTS.get(cls.kind, set()) | derived
     for name in set(given) & set(fields):
         mine, theirs = given[name].default, fields[name].get_default(call_default_factory=True)
         if mine is inspect.Parameter.empty or fields[name].is_required() or theirs is None or mine is None:
@@ -306,8 +315,9 @@ def test_the_table_of_parts_is_whole():
         "mixer": {"attention"},
         "kernel": {"naive", "sdpa", "flex", "banded", "auto"},
         "ffn": {"mlp", "glu"},
-        "residual": {"pre", "post", "sandwich", "res_post", "parallel"},
-        "init": {"gpt2", "xavier", "small"},
+        "residual": {"pre", "post", "sandwich", "res_post", "parallel", "deepnorm"},
+        "init": {"gpt2", "xavier", "small", "deepnorm"},
+        "reparam": {"sigma"},
         "rotary_scaling": {"linear", "ntk", "dynamic_ntk", "yarn", "longrope", "llama3"},
         "embedding": {"embedding"},
         "head": {"head"},

@@ -12,19 +12,23 @@ import yaml
 from pydantic import Field, ValidationError, field_validator
 
 from glassformer.errors import RequestError
+from glassformer.figures import Markup, join, tag
 from glassformer.model import Block, Model
 from glassformer.parts.base import BuildContext, PartConfig, Value, to_plain
 from glassformer.parts.embedding import EmbeddingConfig
 from glassformer.parts.ffn import FFNConfig
 from glassformer.parts.head import HeadConfig
-from glassformer.parts.init import Gpt2InitConfig, InitConfig
+from glassformer.parts.init import Gpt2InitConfig, InitConfig, Role
 from glassformer.parts.mixer import MixerConfig
+from glassformer.parts.mup import Mup
 from glassformer.parts.norm import NormConfig
+from glassformer.parts.reparam import ReparamConfig
 from glassformer.parts.residual import PreConfig, ResidualConfig
 
 MAX_FILE_BYTES = 4 << 20
 MAX_LAYERS = 4096
 MAX_PARAMETERS = 1 << 44
+SHOWN_BLOCKS = 12
 
 
 class BlockConfig(Value):
@@ -83,6 +87,10 @@ class ModelConfig(Value):
     final_norm: NormConfig | None
     head: HeadConfig = HeadConfig()
     init: InitConfig = Gpt2InitConfig()
+    reparam: ReparamConfig | None = None
+    """How linear maps hold their matrices; None: as they are."""
+    mup: Mup | None = None
+    """What begins and learns with the width; None: the standard parametrisation."""
 
     @field_validator("stack")
     @classmethod
@@ -106,7 +114,14 @@ class ModelConfig(Value):
 
     @property
     def ctx(self) -> BuildContext:
-        return BuildContext(self.d_model, self.vocab_size, self.context, self.n_layers)
+        return BuildContext(
+            self.d_model, self.vocab_size, self.context, self.n_layers, reparam=self.reparam, mup=self.mup
+        )
+
+    @property
+    def rates(self) -> dict[Role, float]:
+        """Learning rates of weights by their role, over the recipe's; 1 where it is not named."""
+        return self.mup.rates(self.d_model) if self.mup else {}
 
     def explicit(self) -> ModelConfig:
         """The same model with nothing left to defaults and nothing that only training knows: two configs are the same
@@ -116,6 +131,7 @@ class ModelConfig(Value):
             stack=stack_of([block.explicit(self.ctx) for block in self.layers()]),
             head=self.head.explicit(self.ctx),
             init=Gpt2InitConfig(),
+            mup=None,
         )
 
     # What it costs
@@ -151,6 +167,24 @@ class ModelConfig(Value):
             for block in stage.blocks:
                 yield stage.repeat, block
 
+    def _repr_html_(self) -> str:
+        """In a notebook: a table of the parts and the parameters of each."""
+        ctx, kinds = self.ctx, [(n, block) for n, block in self._kinds()]
+        rows = [("embedding", told(self.embedding), self.embedding.num_params(ctx))]
+        for n, block in kinds[:SHOWN_BLOCKS]:
+            wiring = block.residual.wire_params(ctx, block.norm, block.ffn is not None)
+            rows.append((f"mixer × {n}", told(block.mixer), n * block.mixer.num_params(ctx)))
+            if block.ffn is not None:
+                rows.append((f"ffn × {n}", told(block.ffn), n * block.ffn.num_params(ctx)))
+            rows.append((f"wiring × {n}", f"{told(block.residual)}, {told(block.norm)}", n * wiring))
+        if rest := kinds[SHOWN_BLOCKS:]:
+            rows.append((f"{len(rest)} blocks more", "", sum(n * block.num_params(ctx) for n, block in rest)))
+        if self.final_norm is not None:
+            rows.append(("final norm", told(self.final_norm), self.final_norm.num_params(ctx)))
+        rows.append(("head", told(self.head), self.head.num_params(ctx)))
+        size = f"{self.n_layers} layers, width {self.d_model:,}, {self.vocab_size:,} tokens, context {self.context:,}"
+        return table(size, [*rows, ("all", "", self.num_params())])
+
     # The module
 
     def check(self) -> None:
@@ -179,7 +213,8 @@ class ModelConfig(Value):
             return model
         model.to_empty(device="cpu" if seed is not None else device)
         if seed is not None:
-            rule = self.init.rule(ctx, torch.Generator("cpu").manual_seed(seed))
+            generator = torch.Generator("cpu").manual_seed(seed)
+            rule = self.mup.rule(self.init, ctx, generator) if self.mup else self.init.rule(ctx, generator)
             for module in model.modules():
                 if callable(init_weights := getattr(module, "init_weights", None)):
                     init_weights(rule)
@@ -280,6 +315,31 @@ def _descendants(cls: type[PartConfig]) -> Iterator[type[PartConfig]]:
     for child in cls.__subclasses__():
         yield child
         yield from _descendants(child)
+
+
+# Showing
+
+
+def told(part: PartConfig) -> str:
+    """A part in a few words: its kind, and what is not as by default."""
+    words = []
+    for name, field in type(part).model_fields.items():
+        value = getattr(part, name)
+        if value != field.get_default(call_default_factory=True):
+            shown = told(value) if isinstance(value, PartConfig) else "none" if value is None else f"{value}"
+            words.append(f"{name} {shown}")
+    return f"{part.kind} ({', '.join(words)})" if words else part.kind
+
+
+def table(caption: str, rows: Sequence[tuple[str, str, int]]) -> Markup:
+    """Parts, what they are, and their parameters, as HTML that needs no stylesheet."""
+    left, right = "text-align:left", "text-align:right"
+    body = [
+        tag("tr", tag("th", name, style=left), tag("td", words, style=left), tag("td", f"{count:,}", style=right))
+        for name, words, count in rows
+    ]
+    head = tag("tr", *(tag("th", name, style=left) for name in ("", "part")), tag("th", "parameters", style=right))
+    return tag("table", tag("caption", caption, style=left), tag("thead", head), tag("tbody", join(body)))
 
 
 # Reading values that somebody else wrote

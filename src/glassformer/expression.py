@@ -21,7 +21,9 @@ from glassformer import convert
 from glassformer.config import BlockConfig, ModelConfig, Stage, explain
 from glassformer.errors import RequestError, did_you_mean
 from glassformer.parts.ffn import GluConfig, MlpConfig
+from glassformer.parts.init import DeepNormInitConfig, Gpt2InitConfig
 from glassformer.parts.mixer import AttentionConfig, QKNormConfig
+from glassformer.parts.mup import Mup
 from glassformer.parts.norm import LayerNormConfig, NormConfig, RMSNormConfig
 from glassformer.parts.position import (
     AlibiConfig,
@@ -30,7 +32,9 @@ from glassformer.parts.position import (
     RotaryConfig,
     SinusoidalConfig,
 )
+from glassformer.parts.reparam import SigmaReparamConfig
 from glassformer.parts.residual import (
+    DeepNormConfig,
     ParallelConfig,
     PostConfig,
     PreConfig,
@@ -222,10 +226,23 @@ def _norm(config: ModelConfig, choice: type[NormConfig]) -> ModelConfig:
 
 
 def _residual(config: ModelConfig, choice: type[ResidualConfig], **fields: Any) -> ModelConfig:
-    """Post-norm blocks end in a norm, so a final one would only repeat it; the others need one."""
+    """Post-norm blocks end in a norm, so a final one would only repeat it; the others need one. DeepNorm has an init of
+    its own, which goes with it."""
     norm = next(config.layers()).norm
-    config = each_block(config, lambda block: block.vary(residual=choice(dropout=block.residual.dropout, **fields)))
-    return config.vary(final_norm=None if choice is PostConfig else config.final_norm or norm)
+
+    def rewired(old: ResidualConfig) -> ResidualConfig:
+        return choice(dropout=old.dropout, scale=old.scale, depth_scaled=old.depth_scaled, **fields)
+
+    config = each_block(config, lambda block: block.vary(residual=rewired(block.residual)))
+    init = Gpt2InitConfig() if isinstance(config.init, DeepNormInitConfig) else config.init
+    return config.vary(
+        final_norm=None if choice.ends_in_norm else config.final_norm or norm,
+        init=DeepNormInitConfig() if choice is DeepNormConfig else init,
+    )
+
+
+def _branch_scale(config: ModelConfig) -> ModelConfig:
+    return each_block(config, lambda block: block.vary(residual=block.residual.vary(depth_scaled=True)))
 
 
 def _ffn(config: ModelConfig, name: str, value: str | None) -> ModelConfig:
@@ -284,6 +301,15 @@ def _dropout(config: ModelConfig, value: str) -> ModelConfig:
     return config.vary(embedding=config.embedding.vary(dropout=p))
 
 
+def _sigma_reparam(config: ModelConfig, value: str | None) -> ModelConfig:
+    gamma = None if value is None else _positive("sigmareparam", value)
+    return config.vary(reparam=SigmaReparamConfig(gamma=gamma))
+
+
+def _mup(config: ModelConfig, value: str | None) -> ModelConfig:
+    return config.vary(mup=Mup() if value is None else Mup(base_width=_whole("mup", value)))
+
+
 def _tied(config: ModelConfig, tied: bool) -> ModelConfig:
     return config.vary(head=config.head.vary(tied=tied))
 
@@ -303,9 +329,11 @@ PLAIN: dict[str, Change] = {
     "layernorm": lambda c: _norm(c, LayerNormConfig),
     "pre": lambda c: _residual(c, PreConfig),
     "post": lambda c: _residual(c, PostConfig),
+    "deepnorm": lambda c: _residual(c, DeepNormConfig),
     "sandwich": lambda c: _residual(c, SandwichConfig),
     "respost": lambda c: _residual(c, ResPostConfig),
     "parallel": lambda c: _residual(c, ParallelConfig, shared_norm=True),
+    "branch_scale": _branch_scale,
     "parallel2": lambda c: _residual(c, ParallelConfig, shared_norm=False),
     "mha": lambda c: _heads(c, None),
     "mqa": lambda c: _heads(c, 1),
@@ -340,9 +368,11 @@ _FFN = {
 
 OPTIONAL: dict[str, Callable[[ModelConfig, str | None], ModelConfig]] = {
     "qknorm": _qk_norm,
+    "sigmareparam": _sigma_reparam,
+    "mup": _mup,
     **{name: (lambda c, v, name=name: _ffn(c, name, v)) for name in _FFN},  # type: ignore[misc]
 }
-"""Changes that may have a value: swiglu, swiglu:1024, qknorm:full."""
+"""Changes that may have a value: swiglu, swiglu:1024, qknorm:full, sigmareparam:1, mup:128."""
 
 
 def changes() -> list[str]:
@@ -401,6 +431,7 @@ _ALIASES = {
     "n_kv_heads": "mixer.n_kv_heads",
     "head_dim": "mixer.head_dim",
     "hidden": "ffn.hidden",
+    "z_loss": "head.z_loss",
 }
 _OF_BLOCK = ("mixer", "ffn", "norm", "residual")
 _OF_MIXER = ("position", "visibility", "kernel", "qk_norm")
@@ -410,7 +441,8 @@ def assign(config: ModelConfig, path: str, value: str) -> ModelConfig:
     """Sets the value at a path. A path that starts at a part of a block (norm.eps, position.base) sets it in every
     block; norm also in the final norm and the embedding's."""
     tree = config.to_dict()
-    first, _, rest = _ALIASES.get(path, path).partition(".")
+    full = _ALIASES.get(path, path)
+    first, _, rest = full.partition(".")
     blocks = [block for stage in tree["stack"] for block in stage["blocks"]]
     if first == "layers":
         if len(tree["stack"]) != 1 or len(blocks) != 1:
@@ -427,7 +459,7 @@ def assign(config: ModelConfig, path: str, value: str) -> ModelConfig:
             if first == "norm" and holder[name] is not None:
                 _set(holder, [name, *steps[1:]], value, path)
     else:
-        _set(tree, path.split("."), value, path)
+        _set(tree, full.split("."), value, path)
     return ModelConfig.from_dict(tree)
 
 

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from glassformer.errors import RequestError
 from glassformer.parts.embedding import Embedding
 from glassformer.parts.head import Head
-from glassformer.parts.loss import cross_entropy
 from glassformer.parts.mixer import Mixer
 from glassformer.parts.position import Positions
 from glassformer.parts.residual import Residual
@@ -82,10 +81,12 @@ class Model(nn.Module):
         documents: Int[Tensor, "b s"] | None = None,
         reduction: str = "mean",
     ) -> Tensor:
-        """Mean cross-entropy in nats; targets of -100 do not count. `reduction="none"` gives (b s,) losses."""
+        """Mean cross-entropy in nats; targets of -100 do not count. `reduction="none"` gives (b s,) losses.
+
+        While training, what the head adds to it (`head.z_loss`) is part of it."""
         x = self.read(tokens, documents=documents)
         if self.logits.watched:
-            return cross_entropy(self.logits(self.head(x, self.embedding.weight)), targets, reduction)
+            return self.head.loss_of(self.logits(self.head(x, self.embedding.weight)), targets, reduction)
         return self.head.loss(x, self.embedding.weight, targets, reduction)
 
     def read(
@@ -103,6 +104,10 @@ class Model(nn.Module):
         if state is not None:
             state.advance(at.start + at.tokens, at.tokens)
         return self.final(x if self.final_norm is None else self.final_norm(x))
+
+    def _repr_html_(self) -> str | None:
+        """In a notebook: the table of its config; without one, what `print` says."""
+        return None if self.config is None else self.config._repr_html_()
 
     def init_state(self, batch: int, max_len: int, dtype: torch.dtype | None = None, rewind: int = 0) -> ModelState:
         """An empty decode state for `batch` sequences of at most `max_len` tokens, in the weights' dtype.

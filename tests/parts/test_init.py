@@ -13,7 +13,7 @@ from glassformer.expression import preset
 from glassformer.model import Model
 from glassformer.parts.embedding import Embedding
 from glassformer.parts.head import Head
-from glassformer.parts.init import Init
+from glassformer.parts.init import Init, by_role
 from glassformer.parts.linear import Linear
 from glassformer.parts.position import Learned
 
@@ -26,7 +26,7 @@ def matrices(model: Model) -> list[tuple[str, Tensor]]:
     found = []
     for module in model.modules():
         if isinstance(module, Linear):
-            found += [(module.role, weight) for weight in module.weight.split(module.outs)]
+            found += zip(module.roles, module.weight.split(module.outs), strict=True)
         elif isinstance(module, (Embedding, Learned)):
             found.append(("embedding", module.weight))
         elif isinstance(module, Head) and module.weight is not None:
@@ -48,17 +48,13 @@ def has_std(weights: list[Tensor], std: float) -> bool:
     ) <= 4 * std / math.sqrt(n)
 
 
+REST = ("score", "hidden", "embedding", "head")
 RULES = {
-    "init=gpt2": {"hidden": 0.02, "output": 0.02 / math.sqrt(2 * LAYERS), "embedding": 0.02, "head": 0.02},
-    "init=gpt2+init.depth_scaled=false": dict.fromkeys(("hidden", "output", "embedding", "head"), 0.02),
-    "init=gpt2+init.std=0.1": {
-        "hidden": 0.1,
-        "output": 0.1 / math.sqrt(2 * LAYERS),
-        "embedding": 0.1,
-        "head": 0.1,
-    },
+    "init=gpt2": {**dict.fromkeys(REST, 0.02), "output": 0.02 / math.sqrt(2 * LAYERS)},
+    "init=gpt2+init.depth_scaled=false": dict.fromkeys((*REST, "output"), 0.02),
+    "init=gpt2+init.std=0.1": {**dict.fromkeys(REST, 0.1), "output": 0.1 / math.sqrt(2 * LAYERS)},
     "init=small": {
-        **dict.fromkeys(("hidden", "embedding", "head"), math.sqrt(2 / (5 * D))),
+        **dict.fromkeys(REST, math.sqrt(2 / (5 * D))),
         "output": 2 / (LAYERS * math.sqrt(D)),
     },
 }
@@ -68,7 +64,7 @@ RULES = {
 def test_normal_rules(init: str):
     _, model = built(init)
     found = matrices(model)
-    assert {role for role, _ in found} == {"hidden", "output", "embedding", "head"}
+    assert {role for role, _ in found} == {*REST, "output"}
     for role, std in RULES[init].items():
         assert has_std([weight for name, weight in found if name == role], std), role
         first = next(weight for name, weight in found if name == role)
@@ -91,6 +87,22 @@ def test_xavier_fills_each_matrix_by_its_own_fans(init: str):
             assert 0.98 * bound < weight.abs().max() <= bound
 
 
+def test_deepnorm_shrinks_what_writes():
+    """Xavier everywhere; W_V, W_O and the ffn times (8 L)^(-1/4)."""
+    _, model = built("deepnorm")
+    beta = (8 * LAYERS) ** -0.25
+    for role, weight in matrices(model):
+        fan_out, fan_in = weight.shape
+        gain = beta if role in ("hidden", "output") else 1.0
+        assert has_std([weight], gain * math.sqrt(2 / (fan_in + fan_out))), role
+    qkv = model.layers[0].mixer.qkv
+    assert qkv.roles == ("score", "score", "hidden")
+    assert {module.roles for module in model.layers[0].ffn.children() if isinstance(module, Linear)} == {
+        ("hidden",),
+        ("output",),
+    }
+
+
 def test_vectors_begin_at_one_and_zero():
     for expression in ("gpt2@1m", "llama@1m", "bloom@1m", "gpt2@1m+qknorm+head.bias=true"):
         model = preset(f"{expression}+{SIZE}").build(seed=0)
@@ -111,10 +123,7 @@ def test_parts_alone_are_ready_to_use():
 
 
 def test_a_generator_is_the_only_source():
-    fill = Init(
-        {"hidden": 1.0, "output": 1.0, "embedding": 1.0, "head": 1.0},
-        generator=torch.Generator().manual_seed(5),
-    )
+    fill = Init(by_role(1.0, 1.0), generator=torch.Generator().manual_seed(5))
     before = torch.get_rng_state()
     a, b = torch.empty(4, 4), torch.empty(4, 4)
     fill.fill(a, "hidden")

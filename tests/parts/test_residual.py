@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from glassformer.parts.base import BuildContext
 from glassformer.parts.norm import LayerNorm, RMSNormConfig
 from glassformer.parts.residual import (
+    DeepNorm,
+    DeepNormConfig,
     Parallel,
     ParallelConfig,
     Post,
@@ -72,6 +74,7 @@ def parallel(x: Tensor, m: Callable, f: Callable, a: Callable, b: Callable | Non
     [
         (Pre, 2, pre),
         (Post, 2, post),
+        (DeepNorm, 2, post),
         (Sandwich, 4, sandwich),
         (ResPost, 2, res_post),
         (Parallel, 2, parallel),
@@ -90,6 +93,7 @@ def test_a_wiring_is_its_formula(wiring: type[Residual], n: int, formula: Callab
     [
         (Pre, 1, lambda x, m, a: x + m(a(x))),
         (Post, 1, lambda x, m, a: a(x + m(x))),
+        (DeepNorm, 1, lambda x, m, a: a(x + m(x))),
         (Sandwich, 2, lambda x, m, a, b: x + b(m(a(x)))),
         (ResPost, 1, lambda x, m, a: x + a(m(x))),
         (Parallel, 1, lambda x, m, a: x + m(a(x))),
@@ -105,6 +109,7 @@ def test_a_block_may_lack_an_ffn(wiring: type[Residual], n: int, formula: Callab
     [
         (Pre, pre, [False, False]),
         (Post, post, [False, False]),
+        (DeepNorm, post, [False, False]),
         (Parallel, parallel, [False, False]),
         (Sandwich, sandwich, [False, True, False, True]),
         (ResPost, res_post, [True, True]),
@@ -122,9 +127,36 @@ def test_scale_multiplies_what_a_branch_adds(wiring: type[Residual], formula: Ca
     torch.testing.assert_close(wiring(*given, scale=0.3)(x, mixer, ffn), expected)
 
 
+def deepnorm(x: Tensor, m: Callable, f: Callable, a: Callable, b: Callable) -> Tensor:
+    """Equation 1 of 2203.00555 for L = 2 layers: alpha = (2 L)^(1/4) = sqrt 2."""
+    x = a(2**0.5 * x + m(x))
+    return b(2**0.5 * x + f(x))
+
+
+def test_deepnorm_weighs_the_stream_by_depth():
+    (mixer, ffn), given, x = branches(), norms(2), torch.randn(2, 3, D)
+    residual = DeepNormConfig().wire(CTX, RMSNormConfig(), True)
+    assert isinstance(residual, DeepNorm) and residual.alpha == 4**0.25
+    torch.testing.assert_close(DeepNorm(*given, alpha=4**0.25)(x, mixer, ffn), deepnorm(x, mixer, ffn, *given))
+    assert DeepNormConfig(alpha=3.0).wire(CTX, RMSNormConfig(), True).alpha == 3.0
+    assert DeepNormConfig().explicit(CTX) == DeepNormConfig(alpha=4**0.25, scale=1.0)
+
+
+@pytest.mark.parametrize("layers", [1, 2, 24])
+@pytest.mark.parametrize("scale", [None, 0.5])
+def test_branches_may_be_scaled_by_depth(layers: int, scale: float | None):
+    ctx = BuildContext(d_model=D, vocab_size=7, context=8, n_layers=layers)
+    config = PreConfig(scale=scale, depth_scaled=True)
+    assert config.wire(ctx, RMSNormConfig(), True).scale == pytest.approx((scale or 1.0) / layers**0.5)
+    written = config.explicit(ctx)
+    assert not written.depth_scaled and written.wire(ctx, RMSNormConfig(), True).scale == written.scale
+    assert written.scale == pytest.approx((scale or 1.0) / layers**0.5)
+
+
 CONFIGS = [
     PreConfig(),
     PostConfig(),
+    DeepNormConfig(),
     SandwichConfig(),
     ResPostConfig(),
     ParallelConfig(shared_norm=True),
@@ -165,7 +197,7 @@ def test_dropout_is_on_each_branch_while_training(config: ResidualConfig):
     nn.init.zeros_(zero.bias)
     for mixed, fed in ((torch.ones_like, zero), (zero, torch.ones_like)):  # each branch is dropped by itself
         assert len({dropped(x, mixed, fed).sum().item() for _ in range(5)}) > 1
-    if not isinstance(config, PostConfig):
+    if not config.ends_in_norm:
         torch.testing.assert_close(dropped(x, zero, zero), x)
         ones = dropped(x, lambda y: torch.ones_like(y), zero) - x
         if not isinstance(config, SandwichConfig):
@@ -175,7 +207,7 @@ def test_dropout_is_on_each_branch_while_training(config: ResidualConfig):
 def test_a_wiring_that_is_given_an_ffn_uses_it_or_refuses():
     """An ffn without its norm must not be left out in silence."""
     (mixer, ffn), x = branches(), torch.randn(2, 3, D)
-    for wiring, n in ((Pre, 1), (Post, 1), (Sandwich, 2), (ResPost, 1)):
+    for wiring, n in ((Pre, 1), (Post, 1), (DeepNorm, 1), (Sandwich, 2), (ResPost, 1)):
         residual = wiring(*norms(n))
         try:
             with_ffn = residual(x, mixer, ffn)

@@ -144,3 +144,32 @@ def test_a_foreign_state_is_refused(tmp_path: Path, state: str) -> None:
     (path / "state.json").write_text(state)
     with pytest.raises(RequestError):
         checkpoint.read_state(path)
+
+
+def test_the_vectors_of_a_power_iteration_are_part_of_it(tmp_path: Path) -> None:
+    """Four steps are two, saved, loaded into a model of another seed, and two more: weights and vectors bit for bit."""
+    tokens = torch.randint(0, 11, (4, 9), generator=torch.Generator().manual_seed(0))
+
+    def trained(model: Model, optimizer: torch.optim.Optimizer, steps: int) -> None:
+        for _ in range(steps):
+            optimizer.zero_grad()
+            model.loss(tokens[:, :-1], tokens[:, 1:]).backward()
+            optimizer.step()
+
+    def begun(seed: int) -> tuple[Model, torch.optim.Optimizer]:
+        model = preset(TINY + "+sigmareparam").build(seed=seed)
+        return model, make_optimizer(model, Recipe(tokens=1), 3e-2)
+
+    straight, other = begun(0)
+    trained(straight, other, 2)
+    path = checkpoint.save(tmp_path, 2, straight, other, {})
+    trained(straight, other, 2)
+    resumed, optimizer = begun(5)
+    checkpoint.load_model(path, resumed)
+    checkpoint.load_optimizer(path, resumed, optimizer)
+    trained(resumed, optimizer, 2)
+    assert any(name.endswith("reparam.u") for name in resumed.state_dict())
+    for name, value in straight.state_dict().items():
+        assert torch.equal(value, resumed.state_dict()[name]), name
+    with pytest.raises(RequestError, match=r"no tensor .*reparam"):
+        checkpoint.load_model(checkpoint.save(tmp_path / "plain", 1, *built(), {}), resumed)

@@ -45,6 +45,7 @@ def interrupt_at(step: int) -> Any:
         ("llama@1m", {}),
         ("gpt2@1m+dropout:0.1", {"micro_batch": 2}),
         ("bloom@1m", {"schedule": "wsd", "dtype": "bfloat16"}),
+        ("llama@1m+sigmareparam", {"micro_batch": 2}),
     ],
 )
 def test_resuming_is_bit_for_bit(text: TextData, tmp_path: Path, name: str, extra: dict[str, Any]) -> None:

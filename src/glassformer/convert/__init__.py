@@ -11,6 +11,7 @@ import torch
 
 from glassformer.config import ModelConfig, read_tree
 from glassformer.convert.family import Family
+from glassformer.convert.fold import fold
 from glassformer.convert.folder import is_folder, read_folder, write_folder
 from glassformer.convert.folder import read_config as read_folder_config
 from glassformer.convert.hub import snapshot
@@ -97,6 +98,8 @@ def load(
     if config is not None:
         loaded = adapt(loaded, config)
     if quantize in QUANTIZED:
+        loaded.model = fold(loaded.model)
+        loaded.config = loaded.model.config
         pack(loaded.model, quantize).to(dtype=dtype)
     return loaded
 
@@ -117,8 +120,10 @@ def _load(path: Path, dtype: torch.dtype | None, device: Any, keep: bool) -> Loa
 
 
 def adapt(loaded: Loaded, config: ModelConfig) -> Loaded:
-    """The same weights in a model of another config; what has another shape or was not there begins anew."""
-    old = dict(loaded.model.named_parameters())
+    """The same weights in a model of another config; what has another shape or was not there begins anew.
+
+    Reparametrised matrices are folded first, and those of the new model begin from the weights given."""
+    old = dict(fold(loaded.model).named_parameters())
     example = next(iter(old.values()))
     model = config.build(seed=0).to(example.device, example.dtype)
     fitting = {
@@ -127,7 +132,13 @@ def adapt(loaded: Loaded, config: ModelConfig) -> Loaded:
         if name in old and old[name].shape == new.shape
     }
     model.load_state_dict(fitting, strict=False, assign=True)
-    fresh = tuple(name for name, _ in model.named_parameters() if name not in fitting)
+    begun: set[str] = set()  # what follows from a weight that was there
+    for path, module in model.named_modules():
+        if (reparam := getattr(module, "reparam", None)) is not None:
+            reparam.begin(module.weight)
+            if f"{path}.weight" in fitting:
+                begun |= {f"{path}.reparam.{name}" for name, _ in reparam.named_parameters()}
+    fresh = tuple(name for name, _ in model.named_parameters() if name not in {*fitting, *begun})
     return Loaded(model.eval(), config, loaded.tokenizer, fresh, loaded.ends)
 
 
@@ -154,8 +165,8 @@ def save(
     can hold the model; returns which.
 
     A model that no published class can hold is written as our own, which `transformers` loads once `glassformer` is
-    imported. `trained` goes into the model card."""
-    return write_folder(model, tokenizer, Path(folder), dtype, trained, family)
+    imported. Reparametrised matrices are written as they are applied. `trained` goes into the model card."""
+    return write_folder(fold(model), tokenizer, Path(folder), dtype, trained, family)
 
 
 def _is_gguf(path: Path) -> bool:

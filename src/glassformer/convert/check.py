@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from glassformer.convert import load, locate, save
 from glassformer.convert.doors import doors
 from glassformer.convert.families import FAMILIES
+from glassformer.convert.fold import fold
 from glassformer.convert.folder import is_folder, read_config
 from glassformer.convert.names import Names, Place
 from glassformer.errors import RequestError
@@ -95,9 +96,10 @@ def checks(
 
     The reference is the checkpoint itself where `model` names one of a published family, else what `save` writes, where
     a published class can hold it; `reference` names another folder or .gguf file. Nothing above `largest` bytes of
-    weights is written to disk. Raises RequestError before anything is computed where the request is wrong."""
+    weights is written to disk. Raises RequestError before anything is computed where the request is wrong.
+    Reparametrised matrices are taken as they are applied."""
     loaded, source = _load(model, reference)
-    ours = loaded.model
+    ours = fold(loaded.model)
     tokens = _tokens(loaded, text, seed)
     size = sum(weight.nbytes for weight in ours.parameters())
     kept = "" if size <= largest else f"{size:,} bytes of weights are more than largest={largest:,}; give a larger one"

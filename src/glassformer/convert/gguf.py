@@ -16,6 +16,7 @@ from glassformer.convert.doors import Door, doors
 from glassformer.convert.families import FAMILIES
 from glassformer.convert.family import Family, Gguf
 from glassformer.convert.fields import Fields
+from glassformer.convert.fold import fold
 from glassformer.convert.rope import write_scaling
 from glassformer.convert.storage import Source, TensorFile, open_tensors, write_gguf
 from glassformer.convert.weights import fill, tensors
@@ -172,12 +173,14 @@ def _whole(value: Any) -> TypeGuard[int]:
 
 def write(model: Model, tokenizer: Tokenizer | None, path: Path, kind: str = "F16", name: str | None = None) -> Family:
     """Writes what llama.cpp runs; `kind` (F32, F16, BF16, Q8_0) is that of the matrices, vectors stay fp32.
+    Reparametrised matrices are written as they are applied.
 
     Raises RequestError that names the part for which llama.cpp has no family, or what its tokenizers lack."""
     if kind not in FILE_TYPES:
         raise RequestError(f"a GGUF is written as {', '.join(FILE_TYPES)}, not as {kind!r}")
     if tokenizer is None:
         raise RequestError("a GGUF holds its tokenizer, and this model has none")
+    model = fold(model)
     door = llama_cpp(model.config)
     if not door.open or door.family.gguf is None:
         closed = ", ".join(f"{path}={mine}" for path, (mine, _) in list(door.closers.items())[:3])
@@ -198,6 +201,7 @@ def write(model: Model, tokenizer: Tokenizer | None, path: Path, kind: str = "F1
 
 def llama_cpp(config: ModelConfig) -> Door:
     """The nearest of llama.cpp's families; open where a file of it, read back, gives the same config."""
+    config = config.vary(reparam=None)
     seen = [door for door in doors(config) if door.family.gguf]
     through = [_through(config, door) for door in seen if door.open]
     return min(through or seen, key=lambda door: len(door.closers))

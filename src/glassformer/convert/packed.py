@@ -21,7 +21,8 @@ class PackedLinear(Linear):
 
     def __init__(self, like: Linear, packed: Sequence[tuple[Piece, Packed]], dtype: torch.dtype):
         nn.Module.__init__(self)
-        self.in_features, self.outs, self.role, self.bias = like.in_features, like.outs, like.role, like.bias
+        self.in_features, self.outs, self.roles, self.bias = like.in_features, like.outs, like.roles, like.bias
+        self.reparam = None
         self.packed, self.dtype = list(packed), dtype
 
     @property

@@ -27,6 +27,10 @@ class BuildContext:
     """Tokens the model is trained to read at once."""
     n_layers: int
     layer: int = 0
+    reparam: Any = None
+    """Config of how linear maps hold their matrices (`parts/reparam.py`); None: as they are."""
+    mup: Any = None
+    """What scales with the width (`parts/mup.py`); None: the standard parametrisation."""
 
     def at(self, layer: int) -> BuildContext:
         return replace(self, layer=layer)

@@ -7,7 +7,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from glassformer.parts.base import BuildContext, PartConfig
-from glassformer.parts.init import Init
+from glassformer.parts.init import Init, Role
 from glassformer.parts.norm import NormConfig
 from glassformer.parts.position import EmbeddingPosition, EmbeddingPositionConfig, Positions
 
@@ -17,6 +17,8 @@ class Embedding(nn.Module):
 
     scale is sqrt(d) in Vaswani et al. 2017 and Gemma; the norm is BLOOM's (Le Scao et al. 2022, 2211.05100).
     """
+
+    roles: tuple[Role, ...] = ("embedding",)
 
     def __init__(
         self,

@@ -9,8 +9,10 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from glassformer.parts.base import BuildContext, PartConfig
-from glassformer.parts.init import Init
+from glassformer.parts.init import Init, Role
+from glassformer.parts.linear import linear_params
 from glassformer.parts.loss import cross_entropy, linear_cross_entropy
+from glassformer.parts.reparam import MakeReparam
 
 
 class Head(nn.Module):
@@ -18,9 +20,12 @@ class Head(nn.Module):
 
     Tied, W is the embedding's own parameter (Press & Wolf 2017, 1608.05859); it then comes with the call.
     softcap(z) = cap tanh(z / cap), as Gemma 2; scale is Cohere's logit_scale, and one over Granite's logits_scaling.
+    While training, the loss has z_loss (log Z)^2 on top (`parts/loss.py`).
+    `reparam` makes a W of its own from `weight` (`parts/reparam.py`); a tied one is the embedding's table as it is.
     """
 
     decays = True
+    roles: tuple[Role, ...] = ("head",)
 
     def __init__(
         self,
@@ -30,11 +35,14 @@ class Head(nn.Module):
         bias: bool = False,
         softcap: float | None = None,
         scale: float = 1.0,
+        z_loss: float = 0.0,
+        reparam: MakeReparam | None = None,
     ):
         super().__init__()
-        self.tied, self.softcap, self.scale = tied, softcap, scale
+        self.tied, self.softcap, self.scale, self.z_loss = tied, softcap, scale, z_loss
         self.weight = None if tied else nn.Parameter(torch.empty(vocab_size, d_model))
         self.bias = nn.Parameter(torch.empty(vocab_size)) if bias else None
+        self.reparam = None if tied or reparam is None else reparam(d_model, (vocab_size,))
         self.packed: nn.Module | None = None
         self.init_weights(Init())
 
@@ -42,17 +50,26 @@ class Head(nn.Module):
         if self.packed is not None:
             logits = self.packed(self.scaled(x))
         else:
-            logits = F.linear(self.scaled(x), embedding if self.weight is None else self.weight, self.bias)
+            logits = F.linear(self.scaled(x), self.matrix(embedding), self.bias)
         return logits if self.softcap is None else self.softcap * torch.tanh(logits / self.softcap)
+
+    def matrix(self, embedding: Tensor) -> Tensor:
+        if self.weight is None:
+            return embedding
+        return self.weight if self.reparam is None else self.reparam(self.weight)
+
+    def applied(self) -> Tensor | None:
+        """W (v, d) where the head has one of its own: what is made from `weight`."""
+        return self.weight if self.weight is None or self.reparam is None else self.reparam.applied(self.weight)
 
     def scaled(self, x: Tensor) -> Tensor:
         return x if self.scale == 1.0 else x * self.scale
 
     def pack(self, packed: Callable[[Tensor, Tensor | None, tuple[int, ...]], nn.Module], embedding: Tensor) -> None:
         """Logits from now on come from a quantised copy of the matrix (`parts/quantized.py`)."""
-        weight = embedding if self.weight is None else self.weight
-        self.packed = packed(weight, self.bias, (len(weight),))
-        self.weight = self.bias = None
+        weight = self.applied()
+        self.packed = packed(embedding if weight is None else weight, self.bias, (len(embedding),))
+        self.weight = self.bias = self.reparam = None
 
     def loss(
         self,
@@ -65,16 +82,25 @@ class Head(nn.Module):
 
         `reduction="none"` gives (b, s) losses."""
         if self.packed is not None:
-            return cross_entropy(self(x, embedding), targets, reduction)
-        weight = embedding if self.weight is None else self.weight
-        x = self.scaled(x).flatten(0, 1)
-        loss = linear_cross_entropy(x, weight, targets.flatten(), self.bias, self.softcap, reduction)
+            return self.loss_of(self(x, embedding), targets, reduction)
+        x, weight = self.scaled(x).flatten(0, 1), self.matrix(embedding)
+        loss = linear_cross_entropy(x, weight, targets.flatten(), self.bias, self.softcap, reduction, self._z_loss)
         return loss if reduction == "mean" else loss.view_as(targets)
+
+    def loss_of(self, logits: Float[Tensor, "b s v"], targets: Int[Tensor, "b s"], reduction: str = "mean") -> Tensor:
+        """The same, of logits that were made."""
+        return cross_entropy(logits, targets, reduction, self._z_loss)
+
+    @property
+    def _z_loss(self) -> float:
+        return self.z_loss if self.training else 0.0
 
     @torch.no_grad()
     def init_weights(self, init: Init) -> None:
         if self.weight is not None:
             init.fill(self.weight, "head")
+            if self.reparam is not None and not self.weight.is_meta:
+                self.reparam.begin(self.weight)
         if self.bias is not None:
             self.bias.zero_()
 
@@ -84,16 +110,24 @@ class HeadConfig(PartConfig, axis="head", kind="head"):
     bias: bool = False
     softcap: float | None = Field(None, gt=0)
     scale: float | None = Field(None, gt=0)
-    """None: 1."""
+    """None: 1. Under muP, times base width / width."""
+    z_loss: float = Field(0.0, ge=0)
 
     def build(self, ctx: BuildContext) -> Head:
-        return Head(ctx.vocab_size, ctx.d_model, self.tied, self.bias, self.softcap, self.scale or 1.0)
+        return Head(
+            ctx.vocab_size, ctx.d_model, self.tied, self.bias, self.softcap, self._scale(ctx), self.z_loss,
+            reparam=ctx.reparam and ctx.reparam.over,
+        )  # fmt: skip
 
     def explicit(self, ctx: BuildContext) -> HeadConfig:
-        return self.vary(scale=self.scale or 1.0)
+        return self.vary(scale=self._scale(ctx), z_loss=0.0)
+
+    def _scale(self, ctx: BuildContext) -> float:
+        return (self.scale or 1.0) * (ctx.mup.ratio(ctx.d_model) if ctx.mup else 1.0)
 
     def num_params(self, ctx: BuildContext) -> int:
-        return (0 if self.tied else ctx.vocab_size * ctx.d_model) + (ctx.vocab_size if self.bias else 0)
+        bias = ctx.vocab_size if self.bias else 0
+        return bias + (0 if self.tied else linear_params(ctx.d_model, ctx.vocab_size, False, ctx.reparam))
 
     def flops(self, ctx: BuildContext, t: float) -> float:
         return 2.0 * ctx.vocab_size * ctx.d_model

@@ -1,9 +1,10 @@
 """How weights begin: declared beside the part as a role, filled by a rule.
 
-A `Linear` says what it is for (`role`); the model's init config turns roles into distributions, given the width
-and the depth. Nothing is matched by parameter name. Vectors (norm weights, biases) begin at one and zero.
+A part says what each of its matrices is for (its role); the model's init config turns roles into distributions, given
+the width and the depth. Nothing is matched by parameter name. Vectors (norm weights, biases) begin at one and zero.
 
 role        what it is                                     GPT-2           small-init / Wang
+score       W_Q and W_K, whose product makes scores        N(0, 0.02)      N(0, 2/(5d))
 hidden      reads the residual stream or a branch          N(0, 0.02)      N(0, 2/(5d))
 output      writes a branch's result to the stream         0.02/sqrt(2L)   std 2/(L sqrt(d))
 embedding   rows looked up by token or position            N(0, 0.02)      N(0, 2/(5d))
@@ -13,7 +14,8 @@ head        the stream to logits                           N(0, 0.02)      N(0, 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
@@ -22,15 +24,29 @@ from torch import Tensor
 
 from glassformer.parts.base import BuildContext, PartConfig
 
-Role = Literal["hidden", "output", "embedding", "head"]
+Role = Literal["score", "hidden", "output", "embedding", "head"]
+
+Spread = Callable[[Role, float, float], float]
+"""(role, fan_in, fan_out) -> standard deviation."""
+
+
+def xavier(gain: float = 1.0, others: float = 1.0) -> Spread:
+    """sqrt(2 / (fan_in + fan_out)) times `gain` where values pass from token to token or through the ffn (hidden,
+    output), times `others` elsewhere."""
+    gains = {"hidden": gain, "output": gain}
+    return lambda role, fan_in, fan_out: gains.get(role, others) * math.sqrt(2.0 / (fan_in + fan_out))
+
+
+def by_role(rest: float, output: float) -> Spread:
+    """The same for every shape: `output` for what writes to the stream, `rest` for all else."""
+    return lambda role, fan_in, fan_out: output if role == "output" else rest
 
 
 @dataclass
 class Init:
-    """Fills one weight: normal with the standard deviation of its role, or Xavier's bound where there is none."""
+    """Fills one weight with the standard deviation of its role and shape, from a normal or a uniform distribution."""
 
-    std: dict[str, float] | None = None
-    gain: float = 1.0
+    std: Spread = field(default_factory=xavier)
     uniform: bool = False
     generator: torch.Generator | None = None
 
@@ -38,11 +54,8 @@ class Init:
         """weight (o, i), in place."""
         if weight.is_meta:
             return
-        if self.std is not None:
-            weight.normal_(0.0, self.std[role], generator=self.generator)
-            return
-        fan_out, fan_in = weight.shape
-        std = self.gain * math.sqrt(2.0 / (fan_in + fan_out))
+        fan_out, fan_in = map(float, weight.shape)
+        std = self.std(role, fan_in, fan_out)
         if self.uniform:
             weight.uniform_(-math.sqrt(3.0) * std, math.sqrt(3.0) * std, generator=self.generator)
         else:
@@ -65,9 +78,7 @@ class Gpt2InitConfig(InitConfig, kind="gpt2"):
 
     def rule(self, ctx: BuildContext, generator: torch.Generator | None = None) -> Init:
         output = self.std / math.sqrt(2 * ctx.n_layers) if self.depth_scaled else self.std
-        return Init(
-            {"hidden": self.std, "output": output, "embedding": self.std, "head": self.std}, generator=generator
-        )
+        return Init(by_role(self.std, output), generator=generator)
 
 
 class XavierInitConfig(InitConfig, kind="xavier"):
@@ -80,7 +91,17 @@ class XavierInitConfig(InitConfig, kind="xavier"):
     uniform: bool = True
 
     def rule(self, ctx: BuildContext, generator: torch.Generator | None = None) -> Init:
-        return Init(None, self.gain, self.uniform, generator)
+        return Init(xavier(self.gain, self.gain), self.uniform, generator)
+
+
+class DeepNormInitConfig(InitConfig, kind="deepnorm"):
+    """Xavier, normal, with W_V, W_O and the ffn shrunk by beta = (8 L)^(-1/4). Wang et al. 2022, 2203.00555."""
+
+    beta: float | None = Field(None, gt=0)
+    """None: (8 L)^(-1/4) of L layers."""
+
+    def rule(self, ctx: BuildContext, generator: torch.Generator | None = None) -> Init:
+        return Init(xavier(self.beta or (8 * ctx.n_layers) ** -0.25), generator=generator)
 
 
 class SmallInitConfig(InitConfig, kind="small"):
@@ -90,4 +111,4 @@ class SmallInitConfig(InitConfig, kind="small"):
     def rule(self, ctx: BuildContext, generator: torch.Generator | None = None) -> Init:
         small = math.sqrt(2.0 / (5.0 * ctx.d_model))
         output = 2.0 / (ctx.n_layers * math.sqrt(ctx.d_model))
-        return Init({"hidden": small, "output": output, "embedding": small, "head": small}, generator=generator)
+        return Init(by_role(small, output), generator=generator)

@@ -1,4 +1,8 @@
-"""Cross-entropy of a linear head, without the logits of the whole batch."""
+"""Cross-entropy of a linear head, without the logits of the whole batch.
+
+With `z_loss` every token adds z_loss (log Z)^2, Z = sum of exp(logits): it holds the logits where a softmax, which
+would not mind, lets them drift (PaLM, Chowdhery et al. 2022, 2204.02311, section 5; 1e-4 there).
+"""
 
 from __future__ import annotations
 
@@ -23,18 +27,28 @@ def naive_linear_cross_entropy(
     bias: Tensor | None = None,
     softcap: float | None = None,
     reduction: str = "mean",
+    z_loss: float = 0.0,
 ) -> Tensor:
     """The definition: x (N, d), weight (v, d), targets (N,), bias (v,) -> nats; keeps (N, v) in fp32."""
     logits = wide(F.linear(x, weight, bias))
     if softcap is not None:
         logits = softcap * torch.tanh(logits / softcap)
-    return F.cross_entropy(logits, targets, ignore_index=IGNORED, reduction=reduction)
+    return _of_logits(logits, targets, reduction, z_loss)
 
 
-def cross_entropy(logits: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
+def cross_entropy(logits: Tensor, targets: Tensor, reduction: str = "mean", z_loss: float = 0.0) -> Tensor:
     """Nats; logits (b, s, v), targets (b, s). `reduction="none"` gives (b, s)."""
-    loss = F.cross_entropy(wide(logits).flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction=reduction)
+    loss = _of_logits(wide(logits).flatten(0, 1), targets.flatten(), reduction, z_loss)
     return loss if reduction == "mean" else loss.view_as(targets)
+
+
+def _of_logits(logits: Tensor, targets: Tensor, reduction: str, z_loss: float) -> Tensor:
+    loss = F.cross_entropy(logits, targets, ignore_index=IGNORED, reduction=reduction)
+    if not z_loss:
+        return loss
+    counted = targets != IGNORED
+    squares = logits.logsumexp(-1).square() * counted
+    return loss + z_loss * (squares.sum() / counted.sum() if reduction == "mean" else squares)
 
 
 def linear_cross_entropy(
@@ -44,29 +58,36 @@ def linear_cross_entropy(
     bias: Tensor | None = None,
     softcap: float | None = None,
     reduction: str = "mean",
+    z_loss: float = 0.0,
 ) -> Tensor:
     """Equals `naive_linear_cross_entropy`; holds the logits of a few rows at a time.
 
     With `reduction="mean"` the gradients are made in the same pass as the loss, chunk by chunk. `reduction="none"`
     returns (N,) losses, zero where a target is ignored."""
     if reduction == "mean":
-        return _LinearCrossEntropy.apply(x, weight, targets, bias, softcap)
+        return _LinearCrossEntropy.apply(x, weight, targets, bias, softcap, z_loss)
     if reduction != "none":
         raise ValueError(f"reduction={reduction!r}: use mean or none")
     rows = max(_LEAST_ROWS, _VALUES_PER_CHUNK // weight.shape[0])
     parts = zip(x.split(rows), targets.split(rows), strict=True)
-    return torch.cat([naive_linear_cross_entropy(a, weight, b, bias, softcap, "none") for a, b in parts])
+    return torch.cat([naive_linear_cross_entropy(a, weight, b, bias, softcap, "none", z_loss) for a, b in parts])
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, targets: Tensor, bias: Tensor | None, softcap: float | None
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        targets: Tensor,
+        bias: Tensor | None,
+        softcap: float | None,
+        z_loss: float,
     ) -> Tensor:
         counted = targets != IGNORED
         count = counted.sum()
         rows = max(_LEAST_ROWS, _VALUES_PER_CHUNK // weight.shape[0])
-        want_x, want_w, _, want_b, _ = ctx.needs_input_grad
+        want_x, want_w, _, want_b, *_ = ctx.needs_input_grad
         total = torch.zeros((), dtype=wide(x[:0]).dtype, device=x.device)
         grad_x: list[Tensor] = []
         grad_w: Tensor | None = None
@@ -80,11 +101,15 @@ class _LinearCrossEntropy(torch.autograd.Function):
             log_z = logits.logsumexp(-1, keepdim=True)
             place = target.where(keep, 0)[:, None]
             total = total + ((log_z - logits.gather(-1, place))[:, 0] * keep).sum()
+            if z_loss:
+                total = total + z_loss * (log_z[:, 0].square() * keep).sum()
             if not (want_x or want_w or want_b):
                 continue
-            # d loss / d logit = (softmax - one-hot) / count, and through the soft cap 1 - (logit / cap)^2
+            # d loss / d logit = (softmax (1 + 2 z_loss log Z) - one-hot) / count, through the cap 1 - (logit / cap)^2
             slope = 1.0 if softcap is None else 1.0 - (logits / softcap).square()
             grad = (logits - log_z).exp_()
+            if z_loss:
+                grad = grad * (1 + 2 * z_loss * log_z)
             grad.scatter_add_(-1, place, torch.full_like(place, -1.0, dtype=grad.dtype))
             grad = (grad * slope * (keep[:, None] / count)).to(made.dtype)
             if want_x:
@@ -104,4 +129,4 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
         grads = [grad * upstream[0] if grad is not None else None for grad in ctx.saved_tensors]
-        return grads[0], grads[1], None, grads[2], None
+        return grads[0], grads[1], None, grads[2], None, None

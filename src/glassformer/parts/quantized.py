@@ -45,7 +45,8 @@ class QuantizedLinear(Linear):
 
     def __init__(self, weight: Tensor, bias: Tensor | None, outs: tuple[int, ...]):
         nn.Module.__init__(self)
-        (self.rows, self.in_features), self.outs, self.role = weight.shape, outs, "hidden"
+        (self.rows, self.in_features), self.outs = weight.shape, outs
+        self.roles, self.reparam = (), None
         self.missing = -self.in_features % GROUP
         self.bias = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
         for name, tensor in zip(("packed", "scales"), self.pack(weight.detach()), strict=True):
@@ -228,7 +229,7 @@ def quantize(model: nn.Module, kind: str, head: str = "int8") -> nn.Module:
         raise RequestError(f"quantize={kind!r}: the weights of this model are packed already")
     embedding: Tensor = model.embedding.weight  # type: ignore[union-attr, assignment]
     for path, module in linears:
-        weight = module.weight.to(embedding.device)
+        weight = module.applied().to(embedding.device)
         model.set_submodule(path, QUANTIZED[kind](weight, module.bias, module.outs))
     model.head.pack(QUANTIZED[head], embedding)  # type: ignore[union-attr, operator]
     return model.eval().requires_grad_(False)

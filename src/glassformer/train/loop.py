@@ -25,6 +25,7 @@ from glassformer.dynamics.records import Records
 from glassformer.dynamics.watch import Moment, Watch
 from glassformer.errors import RequestError, WorkError
 from glassformer.model import Model
+from glassformer.parts.mup import parameter_groups
 from glassformer.parts.region import compiled_regions
 from glassformer.text import Batches, Tokenizer, Tokens, prepare
 from glassformer.train import checkpoint
@@ -172,12 +173,9 @@ def refuse_short(config: ModelConfig) -> None:
 
 
 def make_optimizer(model: Model, recipe: Recipe, learning_rate: float) -> torch.optim.AdamW:
-    """AdamW (Loshchilov & Hutter, 1711.05101), fused; modules declare which weights decay."""
-    decayed = {id(module.weight) for module in model.modules() if getattr(module, "decays", False)}
-    groups: list[dict[str, Any]] = [{"params": [], "weight_decay": decay} for decay in (recipe.weight_decay, 0.0)]
-    for parameter in model.parameters():
-        groups[id(parameter) not in decayed]["params"].append(parameter)
-    groups = [group for group in groups if group["params"]]
+    """AdamW (Loshchilov & Hutter, 1711.05101), fused; modules declare which weights decay, and the roles by which muP
+    scales learning rates."""
+    groups = parameter_groups(model, learning_rate, recipe.weight_decay, model.config.rates)
     return torch.optim.AdamW(groups, lr=learning_rate, betas=recipe.betas, eps=recipe.adam_eps, fused=True)
 
 
@@ -297,7 +295,7 @@ class _Loop:
         n = float(self.steps) if self.steps is not None else max(1.0, self.step / self.share) if self.step else 1e6
         rate = self.learning_rate * recipe.schedule.factor(self.step, n)
         for group in self.optimizer.param_groups:
-            group["lr"] = rate
+            group["lr"] = rate * group["scale"]
         torch.manual_seed(_mix(recipe.seed, self.step))  # dropout is a function of the step alone
         inputs, targets = self.batches[self.step + self.shift]
         loss = self._backward(inputs, targets)

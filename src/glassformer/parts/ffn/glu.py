@@ -15,6 +15,7 @@ from glassformer.parts.ffn.base import ACTIVATIONS, Activation, FFNConfig
 from glassformer.parts.linear import Linear, Matrix, linear_params
 from glassformer.parts.precision import wide
 from glassformer.parts.region import region
+from glassformer.parts.reparam import MakeReparam
 from glassformer.parts.site import Site
 
 
@@ -24,12 +25,19 @@ class Glu(nn.Module):
     phi: sigmoid (GLU), relu (ReGLU), gelu or gelu_tanh (GEGLU), silu (SwiGLU). Sites: gate, up, hidden, out.
     """
 
-    def __init__(self, d_model: int, hidden: int, activation: str = "silu", bias: bool = False):
+    def __init__(
+        self,
+        d_model: int,
+        hidden: int,
+        activation: str = "silu",
+        bias: bool = False,
+        reparam: MakeReparam | None = None,
+    ):
         super().__init__()
         # Two products: one of twice the width strides by powers of two and ran slower (docs/log.md, 2026-11-21).
-        self.gate_proj = Linear(d_model, hidden, bias)
-        self.up_proj = Linear(d_model, hidden, bias)
-        self.down_proj = Linear(hidden, d_model, bias, role="output")
+        self.gate_proj = Linear(d_model, hidden, bias, reparam=reparam)
+        self.up_proj = Linear(d_model, hidden, bias, reparam=reparam)
+        self.down_proj = Linear(hidden, d_model, bias, role="output", reparam=reparam)
         self.gating = FUSED.get(activation) or gated(ACTIVATIONS[activation])
         self.gate, self.up, self.hidden, self.out = Site("bsf"), Site("bsf"), Site("bsf"), Site()
 
@@ -100,11 +108,11 @@ class GluConfig(FFNConfig, kind="glu"):
         return self.vary(hidden=self.width(ctx), multiple_of=1)
 
     def build(self, ctx: BuildContext) -> Glu:
-        return Glu(ctx.d_model, self.width(ctx), self.activation, self.bias)
+        return Glu(ctx.d_model, self.width(ctx), self.activation, self.bias, ctx.reparam and ctx.reparam.over)
 
     def num_params(self, ctx: BuildContext) -> int:
-        f = self.width(ctx)
-        return 2 * linear_params(ctx.d_model, f, self.bias) + linear_params(f, ctx.d_model, self.bias)
+        f, rest = self.width(ctx), (self.bias, ctx.reparam)
+        return 2 * linear_params(ctx.d_model, f, *rest) + linear_params(f, ctx.d_model, *rest)
 
     def flops(self, ctx: BuildContext, t: float) -> float:
         return 6.0 * ctx.d_model * self.width(ctx)

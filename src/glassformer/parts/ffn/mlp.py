@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from glassformer.parts.base import BuildContext
 from glassformer.parts.ffn.base import ACTIVATIONS, FFNConfig
 from glassformer.parts.linear import Linear, Matrix, linear_params
+from glassformer.parts.reparam import MakeReparam
 from glassformer.parts.site import Site
 
 
@@ -17,10 +18,17 @@ class Mlp(nn.Module):
     phi: relu, gelu (erf), gelu_tanh (GPT-2's), silu, relu2 (So et al. 2021, 2109.08668). Sites: up, hidden, out.
     """
 
-    def __init__(self, d_model: int, hidden: int, activation: str = "gelu_tanh", bias: bool = True):
+    def __init__(
+        self,
+        d_model: int,
+        hidden: int,
+        activation: str = "gelu_tanh",
+        bias: bool = True,
+        reparam: MakeReparam | None = None,
+    ):
         super().__init__()
-        self.up_proj = Linear(d_model, hidden, bias)
-        self.down_proj = Linear(hidden, d_model, bias, role="output")
+        self.up_proj = Linear(d_model, hidden, bias, reparam=reparam)
+        self.down_proj = Linear(hidden, d_model, bias, role="output", reparam=reparam)
         self.activation = ACTIVATIONS[activation]
         self.up, self.hidden, self.out = Site("bsf"), Site("bsf"), Site()
 
@@ -41,11 +49,11 @@ class MlpConfig(FFNConfig, kind="mlp"):
         return self.hidden or 4 * ctx.d_model
 
     def build(self, ctx: BuildContext) -> Mlp:
-        return Mlp(ctx.d_model, self.width(ctx), self.activation, self.bias)
+        return Mlp(ctx.d_model, self.width(ctx), self.activation, self.bias, ctx.reparam and ctx.reparam.over)
 
     def num_params(self, ctx: BuildContext) -> int:
-        f = self.width(ctx)
-        return linear_params(ctx.d_model, f, self.bias) + linear_params(f, ctx.d_model, self.bias)
+        f, rest = self.width(ctx), (self.bias, ctx.reparam)
+        return linear_params(ctx.d_model, f, *rest) + linear_params(f, ctx.d_model, *rest)
 
     def flops(self, ctx: BuildContext, t: float) -> float:
         return 4.0 * ctx.d_model * self.width(ctx)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from glassformer.errors import RequestError
 from glassformer.parts.base import BuildContext, Value
+from glassformer.parts.init import Role
 from glassformer.parts.kernel import (
     Auto,
     AutoConfig,
@@ -25,6 +26,7 @@ from glassformer.parts.mixer.base import Mixer, MixerConfig
 from glassformer.parts.mixer.kv import KVState, WindowState
 from glassformer.parts.norm import NormConfig, RMSNormConfig
 from glassformer.parts.position import AttentionPosition, AttentionPositionConfig, Positions
+from glassformer.parts.reparam import MakeReparam
 from glassformer.parts.site import Site
 from glassformer.parts.visibility import Causal, CausalConfig, SameDocument, Visibility, VisibilityConfig
 
@@ -79,6 +81,7 @@ class Attention(Mixer):
         clip: float | None = None,
         dropout: float = 0.0,
         kernel: Kernel | None = None,
+        reparam: MakeReparam | None = None,
     ):
         super().__init__()
         self.n_heads, self.n_kv_heads, self.head_dim = head_shape(d_model, n_heads, n_kv_heads, head_dim)
@@ -86,10 +89,11 @@ class Attention(Mixer):
         self.softcap, self.clip = softcap, clip
         self.dropout = dropout
         width, kv_width = self.n_heads * self.head_dim, self.n_kv_heads * self.head_dim
-        self.qkv = Linear(d_model, (width, kv_width, kv_width), bias)
+        roles: tuple[Role, ...] = ("score", "score", "hidden")
+        self.qkv = Linear(d_model, (width, kv_width, kv_width), bias, roles, reparam)
         self.qk_norm = qk_norm
         self.position = position
-        self.output = Linear(width, d_model, bias if out_bias is None else out_bias, role="output")
+        self.output = Linear(width, d_model, bias if out_bias is None else out_bias, "output", reparam)
         self.visibility = visibility or Causal()
         self.kernel = kernel or Auto()
         self.kernel.check(self.visibility, softcap, dropout)
@@ -187,13 +191,17 @@ class AttentionConfig(MixerConfig, kind="attention"):
     qk_norm: QKNormConfig | None = None
     softcap: float | None = Field(None, gt=0)
     scale: float | None = Field(None, gt=0)
-    """None: 1 / sqrt(head_dim)."""
+    """None: 1 / sqrt(head_dim), and sqrt(base head_dim) / head_dim under muP."""
     clip: float | None = Field(None, gt=0)
     dropout: float = Field(0.0, ge=0, lt=1)
     kernel: KernelConfig = AutoConfig()
 
     def _shape(self, ctx: BuildContext) -> tuple[int, int, int]:
         return head_shape(ctx.d_model, self.n_heads, self.n_kv_heads, self.head_dim)
+
+    def _scale(self, ctx: BuildContext) -> float:
+        h = self._shape(ctx)[2]
+        return self.scale or (ctx.mup.score_scale(h) if ctx.mup else h**-0.5)
 
     def build(self, ctx: BuildContext) -> Attention:
         n, g, h = self._shape(ctx)
@@ -203,23 +211,24 @@ class AttentionConfig(MixerConfig, kind="attention"):
             visibility=self.visibility.build(ctx),
             qk_norm=self.qk_norm.build(n, g, h) if self.qk_norm else None,
             norm_after_position=self.qk_norm.after_position if self.qk_norm else False,
-            softcap=self.softcap, scale=self.scale, clip=self.clip, dropout=self.dropout, kernel=self.kernel.build(ctx),
+            softcap=self.softcap, scale=self._scale(ctx), clip=self.clip, dropout=self.dropout,
+            kernel=self.kernel.build(ctx),
+            reparam=ctx.reparam and ctx.reparam.over,
         )  # fmt: skip
 
     def explicit(self, ctx: BuildContext) -> AttentionConfig:
         _, g, h = self._shape(ctx)
         return self.vary(
             n_kv_heads=g, head_dim=h, out_bias=self.bias if self.out_bias is None else self.out_bias,
-            position=self.position.explicit(ctx) if self.position else None, scale=self.scale or h**-0.5,
+            position=self.position.explicit(ctx) if self.position else None, scale=self._scale(ctx),
             dropout=0.0, kernel=AutoConfig(),
         )  # fmt: skip
 
     def num_params(self, ctx: BuildContext) -> int:
         n, g, h = self._shape(ctx)
         out_bias = self.bias if self.out_bias is None else self.out_bias
-        projections = linear_params(ctx.d_model, (n + 2 * g) * h, self.bias) + linear_params(
-            n * h, ctx.d_model, out_bias
-        )
+        projections = linear_params(ctx.d_model, (n * h, g * h, g * h), self.bias, ctx.reparam)
+        projections += linear_params(n * h, ctx.d_model, out_bias, ctx.reparam)
         return projections + (self.qk_norm.num_params(n, g, h) if self.qk_norm else 0)
 
     def flops(self, ctx: BuildContext, t: float) -> float:

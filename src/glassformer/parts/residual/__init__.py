@@ -1,6 +1,7 @@
 """How branches join the residual stream, and where the norms stand."""
 
 from glassformer.parts.residual.base import Residual, ResidualConfig
+from glassformer.parts.residual.deepnorm import DeepNorm, DeepNormConfig
 from glassformer.parts.residual.parallel import Parallel, ParallelConfig
 from glassformer.parts.residual.post import Post, PostConfig
 from glassformer.parts.residual.pre import Pre, PreConfig
@@ -8,6 +9,8 @@ from glassformer.parts.residual.res_post import ResPost, ResPostConfig
 from glassformer.parts.residual.sandwich import Sandwich, SandwichConfig
 
 __all__ = [
+    "DeepNorm",
+    "DeepNormConfig",
     "Parallel",
     "ParallelConfig",
     "Post",

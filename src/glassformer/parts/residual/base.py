@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch.nn.functional as F
 from pydantic import Field
@@ -49,21 +49,31 @@ class ResidualConfig(PartConfig, axis="residual"):
     """On each branch's result."""
     scale: float | None = Field(None, gt=0)
     """Multiplies each branch's result; None: 1."""
+    depth_scaled: bool = False
+    """Multiplies it by 1 / sqrt(L) of L layers besides: tokens then stay apart at any depth (Noci et al. 2022,
+    2206.03126)."""
 
+    ends_in_norm: ClassVar[bool] = False
+    """Whether the last thing in a block is a norm of the stream: a final one would only repeat it."""
     norms: ClassVar[tuple[str, ...]] = ("mixer_norm", "ffn_norm")
     """Names of the norms this wiring holds in a block with both branches."""
 
     def explicit(self, ctx: BuildContext) -> ResidualConfig:
-        return self.vary(dropout=0.0, scale=self.scale or 1.0)
+        return self.vary(dropout=0.0, scale=self.numbers(ctx)["scale"], depth_scaled=False)
 
     def norm_names(self, has_ffn: bool) -> tuple[str, ...]:
         return self.norms if has_ffn else tuple(name for name in self.norms if not name.startswith("ffn"))
 
     wiring: ClassVar[type[Residual]]
 
+    def numbers(self, ctx: BuildContext) -> dict[str, Any]:
+        """What the wiring is given besides its norms."""
+        scale = self.scale or 1.0
+        return {"dropout": self.dropout, "scale": scale * ctx.n_layers**-0.5 if self.depth_scaled else scale}
+
     def wire(self, ctx: BuildContext, norm: NormConfig, has_ffn: bool) -> Residual:
-        norms = {name: norm.build(ctx) for name in self.norm_names(has_ffn)}
-        return self.wiring(**norms, dropout=self.dropout, scale=self.scale or 1.0)
+        norms: dict[str, Any] = {name: norm.build(ctx) for name in self.norm_names(has_ffn)}
+        return self.wiring(**norms, **self.numbers(ctx))
 
     def wire_params(self, ctx: BuildContext, norm: NormConfig, has_ffn: bool) -> int:
         return len(self.norm_names(has_ffn)) * norm.num_params(ctx)

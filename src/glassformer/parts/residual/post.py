@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import ClassVar
+
 from torch import Tensor, nn
 
 from glassformer.parts.residual.base import Branch, Residual, ResidualConfig
@@ -28,3 +30,4 @@ class Post(Residual):
 
 class PostConfig(ResidualConfig, kind="post"):
     wiring = Post
+    ends_in_norm: ClassVar[bool] = True

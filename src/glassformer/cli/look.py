@@ -1,0 +1,195 @@
+"""A look inside in the terminal: a short reading, and the page that has the rest."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from glassformer import machine
+from glassformer.cli.show import View, output, ruled, short, size
+from glassformer.convert import is_checkpoint
+from glassformer.errors import RequestError
+from glassformer.expression import load, parse, preset
+from glassformer.lens.inspection import Head, Inspection, inspect
+from glassformer.lens.page.words import visible
+from glassformer.model import Model
+from glassformer.text import ByteTokenizer, Tokenizer
+
+LONGEST = 4096
+"""Tokens that are read, at most; the context of the model may be shorter."""
+LONGEST_TEXT = 1_000_000
+"""Characters of a file or of standard input that are read."""
+FOLDER, PAGE = "inspection", "inspect.html"
+SHOWN_TOKENS, SHOWN_DEPTHS, SHOWN_HEADS, SHOWN_WORDS = 240, 12, 3, 3
+WARM = ("", "black on #fbe4d0", "black on #f7c69c", "black on #ee9d59", "black on #dd7422")
+"""Surprise, from none to that of a blind guess."""
+
+
+def show_inspection(
+    name: str, text: str, out: str | None = None, as_json: bool = False, threads: int | None = None
+) -> None:
+    """Reads `text` with a checkpoint, or with an expression of random weights; prints what is seen and writes
+    OUT/inspect.html. With `as_json` the reading is printed as JSON, and the page is written where `out` is given.
+
+    `text` is the text itself, `@FILE` for that of a file, or `-` for standard input; what is beyond the model's
+    context, or 4,096 tokens, is cut off and said. Raises RequestError."""
+    machine.apply(machine.settings("cpu", threads=threads))
+    words = read_text(text)
+    if not words:
+        raise RequestError("--text is empty; give at least one character")
+    with View(quiet=as_json) as view:
+        model, tokenizer, trained = opened(name, view.say)
+        found = tokenizer.encode(words)
+        limit = min(LONGEST, model.config.context)
+        if len(found) > limit:
+            why = f"{name} has a context of {limit:,}" if limit < LONGEST else "more are not drawn"
+            view.say(f"the first {limit:,} of {len(found):,} tokens are read: {why}")
+        seen = inspect(model, found[:limit].tolist(), tokenizer, name=name, trained=trained, progress=view.progress)
+    folder = out if out is not None or as_json else FOLDER
+    page = None if folder is None else seen.save(Path(folder) / PAGE)
+    if as_json:
+        print(json.dumps({**seen.to_dict(), "page": None if page is None else str(page)}))
+        return
+    tell(seen, output())
+    if page is not None:
+        print(f"page: {page} ({size(page.stat().st_size)})")
+
+
+def read_text(text: str) -> str:
+    """What `--text` names: itself, a file after an @, or standard input."""
+    if text == "-":
+        return _read("standard input", lambda: sys.stdin)
+    if text.startswith("@"):
+        path = Path(text[1:]).expanduser()
+        return _read(str(path), lambda: path.open(encoding="utf-8", newline=""))
+    return text
+
+
+def _read(what: str, start: Callable[[], IO[str]]) -> str:
+    try:
+        source = start()
+        try:
+            return source.read(LONGEST_TEXT)
+        finally:
+            if source is not sys.stdin:
+                source.close()
+    except UnicodeDecodeError as problem:
+        byte = problem.object[problem.start]
+        raise RequestError(f"{what} holds the byte {byte:#04x}; {problem.encoding} text is right") from None
+    except (OSError, ValueError) as problem:  # ValueError: a name with a null byte
+        reason = getattr(problem, "strerror", None) or problem
+        raise RequestError(
+            f"--text @{what} cannot be read ({reason}); a text that begins with @ comes through --text -"
+        ) from None
+
+
+def opened(name: str, say: Callable[[str], None]) -> tuple[Model, Tokenizer, bool]:
+    """(model, tokenizer, whether it has weights of its own). An expression gets random weights, and reads bytes."""
+    if is_checkpoint(parse(name)[0]):
+        loaded = load(name)
+        if loaded.tokenizer is None:
+            raise RequestError(f"{name} has no tokenizer; gf.lens.inspect(model, tokens) shows it with ids")
+        if loaded.fresh:
+            say(f"{len(loaded.fresh)} parameters begin anew, the checkpoint has none: {', '.join(loaded.fresh[:4])}")
+        return loaded.model, loaded.tokenizer, True
+    config = preset(name)
+    if config.vocab_size < 256:
+        raise RequestError(
+            f"vocab_size={config.vocab_size} of {name} is too small for bytes, and it has no tokenizer; "
+            "256 or more is right, or a checkpoint"
+        )
+    say(f"{name} names no checkpoint: its weights are random, and it reads bytes")
+    return config.build(seed=0).eval(), ByteTokenizer(), False
+
+
+# What the terminal shows
+
+
+def tell(seen: Inspection, console: Console) -> None:
+    facts = [
+        f"{seen.name}{'' if seen.trained else ' (random weights)'}: {short(seen.parameters)} parameters",
+        f"{len(seen.ids):,} tokens",
+    ]
+    if math.isfinite(seen.mean_loss):
+        facts.append(f"{seen.mean_loss:.3f} nats per token, perplexity {math.exp(min(seen.mean_loss, 700)):.4g}")
+    console.print(Text(", ".join(facts)), "\n", coloured(seen), sep="")
+    if dear := dearest(seen):
+        console.print(Text("most surprising: ").append(dear))
+    if seen.heads:
+        console.print(head_table(seen))
+    console.print(prediction_table(seen))
+
+
+def coloured(seen: Inspection) -> Text:
+    """The text, each token on a ground as warm as it surprised."""
+    line, most = Text(), math.log(max(seen.vocab_size, 2))
+    for word, loss in zip(seen.words[:SHOWN_TOKENS], seen.loss.tolist(), strict=False):
+        level = min(int(len(WARM) * max(loss, 0.0) / most), len(WARM) - 1) if math.isfinite(loss) else 0
+        line.append(shown(word), style=WARM[level])
+        if word.endswith("\n"):
+            line.append("\n")
+    if (left := len(seen.words) - SHOWN_TOKENS) > 0:
+        line.append(f" … and {left:,} more tokens", style="dim")
+    return line
+
+
+def shown(word: str) -> str:
+    return visible(word) if word else ""
+
+
+def dearest(seen: Inspection, count: int = 5) -> str:
+    """The tokens that cost most, with their nats."""
+    paid = [(loss, i) for i, loss in enumerate(seen.loss.tolist()) if math.isfinite(loss)]
+    return ", ".join(f"{quoted(seen.words[i])} {loss:.2f}" for loss, i in sorted(paid, reverse=True)[:count])
+
+
+def quoted(word: str) -> str:
+    return f"‘{shown(word).strip() or visible(word)}’"
+
+
+def head_table(seen: Inspection) -> Table:
+    """The heads that stand out, by what for, and what the last token looks at in each."""
+    last = len(seen.ids) - 1
+    table = ruled("heads that stand out")
+    for heading in ("for", "layer", "head", "entropy", "first", "before", "itself", "logit"):
+        table.add_column(heading, justify="left" if heading == "for" else "right", no_wrap=True)
+    table.add_column(Text(f"{quoted(seen.words[last])} looks at"), overflow="fold")
+    for kind, found in seen.notable(SHOWN_HEADS).items():
+        for head in found:
+            table.add_row(kind, *_numbers(head), Text(looked_at(seen, head, last)))
+    return table
+
+
+def _numbers(head: Head) -> list[str]:
+    masses = (head.attention_entropy, head.sink_mass, head.previous_mass, head.self_mass)
+    return [str(head.layer), str(head.head), *(f"{mass:.2f}" for mass in masses), f"{head.max_attention_logit:.1f}"]
+
+
+def looked_at(seen: Inspection, head: Head, position: int) -> str:
+    found = seen.looked_at(head.layer, head.head, position, SHOWN_WORDS)
+    return ", ".join(f"{quoted(seen.words[key])} {weight:.2f}" for key, weight in found if weight >= 0.005)
+
+
+def prediction_table(seen: Inspection) -> Table:
+    """What each depth would say after the last token; of many depths some, the first and the last among them."""
+    last = len(seen.ids) - 1
+    where = "after" if seen.causal else "for"
+    table = ruled()
+    table.title = Text(f"what each depth would say {where} {quoted(seen.words[last])}")
+    table.add_column("depth", no_wrap=True)
+    for rank in range(SHOWN_WORDS):
+        table.add_column("likeliest" if not rank else str(rank + 1), overflow="fold")
+    depths = seen.predictions(last)
+    step = max(1, math.ceil(seen.layers / (SHOWN_DEPTHS - 1)))
+    for depth in sorted({*range(seen.layers, -1, -step), 0}):
+        cells = (Text(f"{quoted(word)} {share:.3f}") for word, _, share in depths[depth][:SHOWN_WORDS])
+        table.add_row(f"layer {depth - 1}" if depth else "embedding", *cells)
+    return table

@@ -1,0 +1,27 @@
+"""The matrices that a model applies, written out."""
+
+from __future__ import annotations
+
+import torch
+
+from glassformer.model import Model
+
+
+@torch.no_grad()
+def fold(model: Model) -> Model:
+    """The same function with plain linear maps: W_hat takes the place of W and of what makes W_hat from it.
+
+    A model that holds its matrices as they are is returned itself; otherwise a new one, which shares all other weights.
+    """
+    if model.config.reparam is None:
+        return model
+    weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    for path, module in model.named_modules():
+        if getattr(module, "reparam", None) is not None:
+            weights[f"{path}.weight"] = module.applied()
+            for name, _ in module.reparam.named_parameters():
+                del weights[f"{path}.reparam.{name}"]
+    with torch.device("meta"):
+        plain = model.config.vary(reparam=None).build(seed=None)
+    plain.load_state_dict(weights, assign=True)
+    return plain.train(model.training)

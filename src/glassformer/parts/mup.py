@@ -1,0 +1,80 @@
+"""Widths that share their best learning rate: the maximal update parametrisation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from pydantic import Field
+from torch import nn
+
+from glassformer.parts.base import BuildContext, Value
+from glassformer.parts.init import Init, InitConfig, Role
+
+GROWING: tuple[Role, ...] = ("score", "hidden", "output")
+"""Roles of matrices both of whose sides grow with the width."""
+
+
+class Mup(Value):
+    """What is tuned at `base_width` holds at every width. Yang et al. 2022, 2203.03466, table 8, for Adam.
+
+    With r = base_width / d_model, and against the same model at the base width, where nothing changes:
+
+        matrices of the layers   variance times r, learning rate times r (and weight decay over r: their product stays)
+        scores                   q k sqrt(base_head_dim) / head_dim, not q k / sqrt(head_dim)
+        logits                   times r; the head's weights, tied or not, begin and learn as at the base width
+        tables and vectors       as at the base width
+    """
+
+    base_width: int = Field(128, gt=0, le=1 << 20)
+    base_head_dim: int | None = Field(None, gt=0, le=1 << 20)
+    """Of the model at the base width; None: a quarter of it."""
+
+    def ratio(self, d_model: int) -> float:
+        return self.base_width / d_model
+
+    def score_scale(self, head_dim: int) -> float:
+        return math.sqrt(self.base_head_dim or self.base_width / 4) / head_dim
+
+    def rates(self, d_model: int) -> dict[Role, float]:
+        """Learning rates by role, over the recipe's."""
+        return dict.fromkeys(GROWING, self.ratio(d_model))
+
+    def rule(self, init: InitConfig, ctx: BuildContext, generator: torch.Generator | None = None) -> Init:
+        """`init`'s rule at the base width, carried to this one."""
+        base, r = init.rule(replace(ctx, d_model=self.base_width), generator), self.ratio(ctx.d_model)
+
+        def std(role: Role, fan_in: float, fan_out: float) -> float:
+            if role in GROWING:
+                return base.std(role, fan_in * r, fan_out * r) * math.sqrt(r)
+            return base.std(role, fan_in * r, fan_out)  # (v, d)
+
+        return Init(std, base.uniform, generator)
+
+
+def parameter_groups(
+    model: nn.Module, learning_rate: float, weight_decay: float, rates: Mapping[Role, float]
+) -> list[dict[str, Any]]:
+    """The parameters as an optimizer is to treat them, as modules declare it: those that decay first.
+
+    A weight whose role has a rate other than 1 learns at that multiple of `learning_rate`, kept as the group's `scale`,
+    and decays by `weight_decay` over it."""
+    declared = {}
+    for module in model.modules():
+        if roles := getattr(module, "roles", ()):
+            declared[id(module.weight)] = (getattr(module, "decays", False), rates.get(roles[0], 1.0))
+    groups: dict[tuple[bool, float], list[nn.Parameter]] = {}
+    for parameter in model.parameters():
+        groups.setdefault(declared.get(id(parameter), (False, 1.0)), []).append(parameter)
+    return [
+        {
+            "params": some,
+            "lr": learning_rate * rate,
+            "weight_decay": weight_decay / rate if decays else 0.0,
+            "scale": rate,
+        }
+        for (decays, rate), some in sorted(groups.items(), key=lambda pair: not pair[0][0])
+    ]

@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from pydantic import Field
+from torch import Tensor, nn
+
+from glassformer.parts.base import BuildContext
+from glassformer.parts.residual.base import Branch, Residual, ResidualConfig
+
+
+class DeepNorm(Residual):
+    """x <- norm(alpha x + mixer(x)); x <- norm(alpha x + ffn(x)). Wang et al. 2022, 2203.00555.
+
+    Post-norm whose stream outweighs its branches, alpha = (2 L)^(1/4), so that a thousand layers move by a bounded step;
+    it wants the weights of `init=deepnorm`.
+
+    x ─┬─ alpha ──(+)─ norm ─┬─ alpha ─(+)─ norm ─
+       └─ mixer ───┘         └─ ffn ────┘
+    """
+
+    def __init__(
+        self,
+        mixer_norm: nn.Module,
+        ffn_norm: nn.Module | None = None,
+        dropout: float = 0.0,
+        scale: float = 1.0,
+        alpha: float = 1.0,
+    ):
+        super().__init__(dropout, scale)
+        self.mixer_norm, self.ffn_norm = mixer_norm, ffn_norm
+        self.alpha = alpha
+
+    def forward(self, x: Tensor, mixer: Branch, ffn: Branch | None) -> Tensor:
+        x = self.resid_mid(self.mixer_norm(self.alpha * x + self.share(mixer(x))))
+        if ffn is None:
+            return x
+        assert self.ffn_norm is not None, "a block with an ffn needs ffn_norm"
+        return self.ffn_norm(self.alpha * x + self.share(ffn(x)))
+
+
+class DeepNormConfig(ResidualConfig, kind="deepnorm"):
+    wiring = DeepNorm
+    ends_in_norm: ClassVar[bool] = True
+    alpha: float | None = Field(None, gt=0)
+    """None: (2 L)^(1/4) of L layers."""
+
+    def _alpha(self, ctx: BuildContext) -> float:
+        return self.alpha or (2 * ctx.n_layers) ** 0.25
+
+    def explicit(self, ctx: BuildContext) -> ResidualConfig:
+        return super().explicit(ctx).vary(alpha=self._alpha(ctx))
+
+    def numbers(self, ctx: BuildContext) -> dict[str, Any]:
+        return {**super().numbers(ctx), "alpha": self._alpha(ctx)}
