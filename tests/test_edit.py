@@ -399,12 +399,12 @@ import resource, time, torch, glassformer as gf
 torch.set_num_threads(1)
 model = gf.preset("llama@1m+layers=2+d_model=288+heads=9+vocab_size=256+context=16384").build(seed=0).eval()
 tokens = torch.randint(256, (1, 16384))
-before, start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.perf_counter()
+before, start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
 seen = gf.capture(model, tokens, "layers.1.mixer.pattern", heads=3, pool=512)["layers.1.mixer.pattern"]
-seconds, peak = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+seconds, peak = time.process_time() - start, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 assert seen.shape == (1, 1, 512, 512) and (seen.amax(-1) > 0).all() and not seen.triu(1).any()
 print(f"{seconds:.1f} s, {before / 2**20:.2f} GiB before, {peak / 2**20:.2f} GiB at most")
-assert peak < 1.5 * 2**20 and seconds < 120
+assert peak < 1.5 * 2**20 and seconds < 90
 """
 
 

@@ -11,12 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from glassformer.cli.show import ComparisonView, TrainingView
 from glassformer.compare.arm import describe
 from glassformer.dynamics.records import NAME, read_records
 from glassformer.dynamics.summary import BANDS, EVENTS, WINDOWS, event_words, summarise
 from glassformer.expression import preset
 from glassformer.text import prepare
-from glassformer.train import train
+from glassformer.train import Report, train
 
 
 def row(step: int, **statistics: Any) -> dict[str, Any]:
@@ -186,3 +187,16 @@ def test_a_run_that_was_watched_is_in_its_result(tmp_path: Path) -> None:
             assert made["layers"]["gradient_norm"][i][layer] == pytest.approx(sum(norms) / len(norms), rel=1e-4)
     assert [step for step, _ in made["curves"]["log_z"]] == [4, 8, 12]
     assert summarise(read_records(tmp_path / "run" / NAME)) == made
+
+
+def test_the_terminal_says_an_event_in_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    spike = {"step": 61, "event": "spike", "what": "loss", "value": 9.1349, "sigmas": 7.21}
+    report = Report(60, 100, 600, 1.0, 2.5, 1e-3, 0.7, 600.0, 0.6, events=[spike, {"step": 61, "event": "skipped"}])
+    with TrainingView() as view:
+        view.step(report)
+    said = capsys.readouterr().err
+    assert "step 61: spike of loss, 9.135, 7.2 sigma\n" in said and "step 61: skipped\n" in said
+    with ComparisonView() as compared:
+        compared.event({"event": "begin", "how": "", "notes": [], "runs": [["a", 0]]})
+        compared.event({"event": "watched", "name": "a", "seed": 0, "words": "step 61: skipped"})
+    assert "a seed 0: step 61: skipped\n" in capsys.readouterr().err

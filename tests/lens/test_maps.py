@@ -102,9 +102,7 @@ def test_every_row_of_a_map_and_of_a_rollout_sums_to_one(expression: str):
         assert bool((maps.triu(1) > 0).any()) == ("bidirectional" in expression)
         if "window" in expression:
             assert not maps.tril(-4).any() and maps.tril(-3).any()
-    rollout = attention_rollout(model, TOKENS)
-    torch.testing.assert_close(rollout.flow.sum(-1), torch.ones(2, LENGTH))
-    assert torch.equal(rollout.last, rollout.flow[:, -1])
+    torch.testing.assert_close(attention_rollout(model, TOKENS).flow.sum(-1), torch.ones(2, LENGTH))
 
 
 # Rollout, in closed form
@@ -129,11 +127,12 @@ def test_rollout_of_uniform_attention():
 
 
 def test_rollout_of_uniform_causal_attention():
-    flow = attention_rollout(without_queries("llama@1m"), TOKENS).flow
-    seen = torch.ones(LENGTH, LENGTH).tril()
+    found = attention_rollout(without_queries("llama@1m"), TOKENS)
+    flow, seen = found.flow, torch.ones(LENGTH, LENGTH).tril()
     one = seen / seen.sum(-1, keepdim=True) / 2 + torch.eye(LENGTH) / 2
     for layer in range(3):
         torch.testing.assert_close(flow[layer], torch.linalg.matrix_power(one, layer + 1), rtol=0, atol=1e-6)
+    assert torch.equal(found.last, flow[:, -1])
 
 
 def test_rollout_of_attention_to_oneself_is_the_identity():

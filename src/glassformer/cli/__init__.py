@@ -9,6 +9,7 @@ import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from cyclopts import App, CycloptsError, Parameter
@@ -60,6 +61,12 @@ Compile = Annotated[
 
 
 WatchEvery = Annotated[int | None, Parameter(help="Steps between looks with --watch; by default 25.")]
+LogTo = Annotated[
+    list[str] | None,
+    Parameter(
+        help="Send the numbers to tensorboard, wandb or trackio as well; files in the run folder hold them anyway."
+    ),
+]
 OnSpike = Annotated[
     Literal["go_on", "skip", "roll_back"],
     Parameter(help="A step whose loss or gradient spikes: take it, leave it out, or return to the last checkpoint."),
@@ -90,6 +97,7 @@ def compare(
     watch: Flag = False,
     watch_every: WatchEvery = None,
     on_spike: OnSpike = "go_on",
+    log_to: LogTo = None,
     json: Json = False,
 ) -> None:
     """Train several models side by side under one budget and write a report.
@@ -123,6 +131,7 @@ def compare(
             tokenizer=tokenizer, allow_unmatched=allow_unmatched, on_event=view.event, on_progress=view.progress,
             command=_command_line(), batch_size=batch_size, context=context, learning_rate=lr, device=device,
             dtype=dtype, threads=threads, compile=compile, watch=_interval(watch, watch_every), on_spike=on_spike,
+            log_to=log_to or (),
         )  # fmt: skip
     view.finish(results, out, json)
 
@@ -157,6 +166,7 @@ def train(
     watch: Flag = False,
     watch_every: WatchEvery = None,
     on_spike: OnSpike = "go_on",
+    log_to: LogTo = None,
     json: Json = False,
 ) -> None:
     """Train one model and leave a run folder: config, recipe, metrics, checkpoints.
@@ -191,10 +201,14 @@ def train(
         Look inside while it trains: statistics by layer and head in dynamics.jsonl, for the report and for `why`.
     """
     from glassformer.cli.show import TrainingView
+    from glassformer.compare.arm import describe
     from glassformer.expression import preset
+    from glassformer.parts.base import to_plain
+    from glassformer.report import write_run
     from glassformer.text import prepare
-    from glassformer.train import Recipe
+    from glassformer.train import Recipe, Report
     from glassformer.train import train as run
+    from glassformer.train.sinks import check_sinks, open_sinks
 
     plan: dict[str, Any] = {"kind": schedule} if warmup is None else {"kind": schedule, "warmup": warmup}
     recipe = Recipe.of(
@@ -204,10 +218,20 @@ def train(
         threads=threads, compile=compile, watch=_interval(watch, watch_every), on_spike=on_spike,
     )  # fmt: skip
     config = preset(model)
+    check_sinks(log_to or ())
     with TrainingView(quiet=json) as view:
         text = prepare(data, tokenizer, context, progress=view.progress)
         view.begin(model, config, recipe, text)
-        done = run(config, text, recipe, out, resume, callback=view.step)
+        described = {"model": config.to_dict(), "recipe": to_plain(recipe)}
+        with open_sinks(log_to or (), Path(out), model, described, _done(out, resume)) as log:
+
+            def tell(report: Report) -> None:
+                log(report)
+                view.step(report)
+
+            done = run(config, text, recipe, out, resume, callback=tell)
+    if recipe.watch:
+        write_run(describe(model, done, None), Path(out) / "dynamics.html")
     view.finish(done, json)
     if done.status != "ok":
         raise WorkError(f"the run diverged: {done.error}")
@@ -428,6 +452,14 @@ def bench(
     from glassformer.cli.show import show_bench
 
     show_bench(what, rounds, threads, quick, out, json)
+
+
+def _done(out: str, resume: bool) -> int:
+    """Steps that the run in `out` has behind it, where it is to go on."""
+    from glassformer.train import checkpoint
+
+    found = checkpoint.latest(Path(out)) if resume else None
+    return checkpoint.read_state(found)["step"] if found else 0
 
 
 def _interval(watch: bool, every: int | None) -> int | None:

@@ -28,6 +28,7 @@ from glassformer.text import Progress, TextData, prepare
 from glassformer.train import Interrupted, Recipe
 from glassformer.train.checkpoint import disk_errors, replace_text
 from glassformer.train.loop import fit, refuse_short, settings
+from glassformer.train.sinks import check_sinks
 
 __all__ = ["compare"]
 
@@ -48,6 +49,7 @@ def compare(
     on_event: Event | None = None,
     on_progress: Progress | None = None,
     command: str | None = None,
+    log_to: Sequence[str] = (),
     **recipe: Any,
 ) -> dict[str, Any]:
     """Trains every EXPR on DATA under one budget; writes OUT/results.json and OUT/report.html; returns the results.
@@ -59,6 +61,7 @@ def compare(
     Raises RequestError before anything is trained: for what names no model, does not fit together, or is unfair.
     """
     notify = on_event or (lambda event: None)
+    check_sinks(log_to)
     if seeds < 1:
         raise RequestError(f"seeds={seeds} must be at least 1")
     configs = arms(expressions)
@@ -112,7 +115,8 @@ def compare(
     try:
         with _terminated_as_interrupted():
             for (name, _), request in requests.items():
-                run = _arm(_place(folder, request), request, configs[name], text.places(folder / "tokenizer"), notify)
+                given = {"text": text.places(folder / "tokenizer"), "log_to": list(log_to)}
+                run = _arm(_place(folder, request), request, configs[name], given, notify)
                 notes += [note for note in _other_machine(run, how) if note not in notes]
                 results["runs"].append(run)
                 results["verdicts"] = verdicts(results["runs"])
@@ -195,13 +199,14 @@ def _terminated_as_interrupted() -> Iterator[None]:
 
 
 def _arm(
-    place: Path, request: dict[str, Any], config: ModelConfig, text: dict[str, str], notify: Event
+    place: Path, request: dict[str, Any], config: ModelConfig, given: dict[str, Any], notify: Event
 ) -> dict[str, Any]:
-    """The result of one arm: read, if it was finished before; else trained, from where it stopped."""
+    """The result of one arm: read, if it was finished before; else trained, from where it stopped. `given` is what the
+    arm needs to know besides, and does not make it another."""
     who = {"name": request["name"], "seed": request["recipe"]["seed"]}
     with disk_errors(place):
         place.mkdir(parents=True, exist_ok=True)
-        replace_text(place / "request.json", json.dumps({**request, "text": text}))
+        replace_text(place / "request.json", json.dumps({**request, **given}))
     if (done := _result(place)) is not None:
         notify({**who, "event": "kept"})
         return done

@@ -166,7 +166,7 @@ def number(value: Any) -> float:
     """A recorded number, in words or not. Raises ValueError for anything else."""
     if type(value) is str and value in WORDS:
         return WORDS[value]
-    if type(value) not in (int, float):
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise ValueError("no number")
     try:
         return float(value)

@@ -79,6 +79,8 @@ class Watch:
         """Steps of the ring whose rows are in the file."""
         self.dense_until = 0
         self.before: dict[int, Tensor] = {}
+        self.latest: dict[str, Any] | None = None
+        """The row of the last look."""
 
     def before_update(self, moment: Moment) -> list[dict[str, Any]]:
         """Gradients are there as the loss left them, the weights have not moved. Returns the spikes of this step."""
@@ -111,6 +113,7 @@ class Watch:
         with self.autocast():
             row |= merged(row, probe(moment.model, self._here(moment.inputs[:rows])))
         self._write(self.ring[-1])
+        self.latest = self.ring[-1]
 
     def skipped(self, moment: Moment) -> None:
         """The step was not taken."""

@@ -94,10 +94,8 @@ def heat_map(columns: Sequence[HeatColumn], rows: Sequence[str], scale: HeatScal
 
     At most MOST_COLUMNS x MOST_ROWS cells are drawn, the first ones: thinning is for whoever knows what a mean means.
     """
-    columns, rows = (
-        [c for c in columns if None not in (finite(c.start), finite(c.end))][:MOST_COLUMNS],
-        rows[:MOST_ROWS],
-    )
+    columns = [c for c in columns if None not in (finite(c.start), finite(c.end))][:MOST_COLUMNS]
+    rows = rows[:MOST_ROWS]
     marks = [mark for mark in marks if finite(mark.x) is not None]
     known = [end for column in columns for end in (column.start, column.end)]
     if not known or not rows:
@@ -176,7 +174,8 @@ def heat_legend(scale: HeatScale, missing: bool = False, not_finite: bool = Fals
     for value, label in _legend_ticks(scale):
         pieces.append(tag("path", d=f"M{number(along(value))},12v4", class_="gf-base"))
         pieces.append(tag("text", label, x=along(value), y=29.0, class_="gf-tick", text_anchor="middle"))
-    words = f"Colours: {scale.label}, {_end(scale, 'low')} to {_end(scale, 'high')}"
+    low, high = _ends(scale)
+    words = f"Colours: {scale.label}, {low} to {high}"
     bar = tag("svg", *pieces, class_="gf-heat gf-heat-bar", viewBox=f"0 0 {width} 34", width=width, height=34,
               role="img", aria_label=words)  # fmt: skip
     keys = [_key(name, shown) for name, shown, there in (("gf-hn", "not recorded", missing),
@@ -184,24 +183,21 @@ def heat_legend(scale: HeatScale, missing: bool = False, not_finite: bool = Fals
     return tag("div", tag("span", scale.label, class_="gf-heat-label"), bar, *keys, class_="gf-heat-legend")
 
 
-def _end(scale: HeatScale, which: Literal["low", "high"]) -> str:
-    """An end of the scale, and that it holds what lies beyond."""
-    low = which == "low"
-    beyond = scale.below if low else scale.above
-    return f"{('≤ ' if low else '≥ ') if beyond else ''}{si(scale.low if low else scale.high)}"
+def _ends(scale: HeatScale) -> tuple[str, str]:
+    """The ends of the scale in words, which say where there is more beyond."""
+    return f"{'≤ ' if scale.below else ''}{si(scale.low)}", f"{'≥ ' if scale.above else ''}{si(scale.high)}"
 
 
 def _legend_ticks(scale: HeatScale) -> list[tuple[float, str]]:
-    """Round values inside, or the two ends where values lie beyond them."""
+    """Round values inside, and those ends that have values beyond them."""
     values = (log_ticks if scale.kind == "log" else nice_ticks)(scale.low, scale.high, 5)
-    ticks = list(zip(values, tick_labels(values), strict=True))
-    span = Scale(scale.kind, scale.low, scale.high, 0.0, 1.0)
-    for which, beyond in (("low", scale.below), ("high", scale.above)):
-        if beyond:
-            end: float = getattr(scale, which)
-            ticks = [(v, label) for v, label in ticks if abs(span(v) - span(end)) > 0.13]
-            ticks.append((end, _end(scale, which)))  # type: ignore[arg-type]
-    return ticks
+    share = Scale(scale.kind, scale.low, scale.high, 0.0, 1.0)
+    low, high = _ends(scale)
+    ends = [(end, words) for end, words, beyond in ((scale.low, low, scale.below), (scale.high, high, scale.above))
+            if beyond]  # fmt: skip
+    inside = [(value, words) for value, words in zip(values, tick_labels(values), strict=True)
+              if all(abs(share(value) - share(end)) > 0.13 for end, _ in ends)]  # fmt: skip
+    return [*inside, *ends]
 
 
 def _key(kind: str, words: str) -> Markup:

@@ -72,7 +72,7 @@ class LogitLens(Reading):
         layers, places, _ = self.top.shape
         ratios = [max(2.5, min(8.0, 0.62 * places)), 1.5, 1.5]
         lens, nats, rank = style.axes(figure, 1, 3, sharey=True, width_ratios=ratios).flat
-        lens.set_title("Logit lens: what each layer would predict", loc="left", color=style.INK, fontsize=10)
+        lens.set_title("logit lens", loc="left", color=style.INK, fontsize=10)
         drawn = style.heat(lens, self.top_probability[:, :, 0], label="probability of the first", low=0, high=1)
         if 0.62 * places <= 16 and 0.27 * layers <= 14:
             self._write(lens, drawn)

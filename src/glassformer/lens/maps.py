@@ -163,6 +163,7 @@ class AttentionMaps(Reading):
             self._draw_all(figure)
 
     def _draw_layer(self, figure: Any) -> None:
+        figure.set_layout_engine("compressed")
         (layer,), (maps,) = self.layers, self.weights
         columns = _columns(len(maps))
         axes = style.axes(figure, -(-len(maps) // columns), columns, sharex=True, sharey=True)
@@ -229,16 +230,14 @@ class SideBySide(Reading):
         return super().figure(width, height)
 
     def draw(self, figure: Any) -> None:
+        figure.set_layout_engine("compressed")  # squares, side by side
         axes = style.axes(figure, 1, 2, title=f"layer {self.layer}, head {self.head}{pooled(self.tile)}")
-        for ax, name, weights in zip(axes.flat, ("causal", "bidirectional"), self._both(), strict=True):
-            image = shade(ax, weights, self.tile)
+        for ax, name in zip(axes.flat, ("causal", "bidirectional"), strict=True):
+            image = shade(ax, getattr(self, name), self.tile)
             label(ax, self.words, self.tile)
             ax.set_title(name, loc="left", color=style.INK, fontsize=9)
         axes.flat[1].set_ylabel("")
         weight_bar(figure, image, list(axes.flat))
-
-    def _both(self) -> tuple[Tensor, Tensor]:
-        return self.causal, self.bidirectional
 
 
 def attention_map(
@@ -299,11 +298,10 @@ def side_by_side(
     """One head's map with every layer causal, beside the one with every layer bidirectional; tokens (1, s).
 
     Raises RequestError as `attention_map` does, and where the model cannot be built again from its config."""
-    both = [
+    causal, bidirectional = (
         attention_map(seeing(model, visibility), tokens, layer, head, tokenizer, pool, words)
         for visibility in (CausalConfig(), BidirectionalConfig())
-    ]
-    causal, bidirectional = both
+    )
     return SideBySide(causal.layer, causal.head, causal.weights, bidirectional.weights, causal.words, causal.tile)
 
 
@@ -372,7 +370,9 @@ def label(ax: Any, words: Sequence[str], tile: int = 1, which: str = "both", siz
 
 
 def _columns(heads: int) -> int:
-    return math.ceil(math.sqrt(heads))
+    """Columns of a grid a little wider than high, whose last row is full where that can be."""
+    least = math.isqrt(heads - 1) + 1
+    return next((columns for columns in range(least, 2 * least) if heads % columns == 0), least)
 
 
 def pooled(tile: int) -> str:

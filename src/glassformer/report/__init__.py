@@ -6,6 +6,6 @@ what `results.json` holds; every key may be missing and every string is taken fo
 
 from __future__ import annotations
 
-from .page import render, write_report
+from .page import render, write_report, write_run
 
-__all__ = ["render", "write_report"]
+__all__ = ["render", "write_report", "write_run"]

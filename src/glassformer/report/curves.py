@@ -119,8 +119,8 @@ def curve_section(arms: Sequence[Arm]) -> Markup:
         return section("curves", "Loss while training", tag("p", "No curve was recorded.", class_="gf-empty"))
     panels = [_panel(arms, view, scale) for view in recorded for scale, _ in SCALES]
     switches = tag(
-        "div", _switch("against", "Against", [(v.key, v.key) for v in recorded]),
-        _switch("scale", "Axis", SCALES), class_="switches",
+        "div", switch("against", "Against", [(v.key, v.key) for v in recorded]),
+        switch("scale", "Axis", SCALES), class_="switches",
     )  # fmt: skip
     names = legend([_series(arm, recorded[0], "linear") for arm in arms])
     return section("curves", "Loss while training", tag(
@@ -128,7 +128,7 @@ def curve_section(arms: Sequence[Arm]) -> Markup:
     ))  # fmt: skip
 
 
-def _switch(name: str, title: str, options: Sequence[tuple[str, str]]) -> Markup:
+def switch(name: str, title: str, options: Sequence[tuple[str, str]]) -> Markup:
     """Radio buttons; the style sheet shows the panel they choose, so no script is needed."""
     choices = []
     for i, (key, words) in enumerate(options):

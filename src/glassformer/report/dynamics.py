@@ -28,8 +28,7 @@ from ..figures import (
     si,
     tag,
 )
-from .curves import _switch as switch
-from .curves import extremes, mean_curve
+from .curves import extremes, mean_curve, switch
 from .html import arm_label, arm_name, caption, scroll, section
 from .read import Arm, Points, Watched, dig, points, run_status, watched
 
@@ -88,9 +87,7 @@ EVENTS = {
     "not finite": Happening(5, "✚", "number that is not finite", "numbers that are not finite"),
     "diverged": Happening(2, "▲", "divergence", "divergences"),
 }
-_HOW = join(
-    ["With ", tag("code", "--watch"), " a run records entropy, rank and gradients of every layer as it trains."]
-)
+_HOW = join(["With ", tag("code", "--watch"), " a run records entropy, rank and gradients of its layers as it trains."])
 _OTHER = Happening(0, "●", "other event", "other events")
 
 
@@ -119,9 +116,8 @@ def _curve_figure(arms: Sequence[Arm], seen: dict[int, list[Watched]], end: floa
     if not any(w.curves for found in seen.values() for w in found) or not charts:
         return None
     names = legend([Series(arm.name, [], arm.index, note=arm.trouble) for arm in arms])
-    lines = (
-        "Thick: the mean over seeds that finished; thin: each seed. " if any(len(arm.runs) > 1 for arm in arms) else ""
-    )
+    several = any(len(arm.runs) > 1 for arm in arms)
+    lines = "Thick: the mean over seeds that finished; thin: each seed. " if several else ""
     marked = any(w.events for found in seen.values() for w in found if len(found) == 1)
     marks = "Markers stand where something happened (the table below says what). " if marked else ""
     cross = "A cross ends an arm that did not finish." if any(not arm.finished for arm in arms) else ""
@@ -201,11 +197,12 @@ def _mark_words(drawn: Sequence[tuple[Arm, Watched]]) -> str:
 
 
 def _panel(one: Statistic, drawn: Sequence[tuple[Arm, Watched]], end: float, merge: int) -> Markup:
-    """The maps of one statistic under one scale: that of the arms that finished, so that one which ran away does not
+    """The maps of one statistic under one scale: that of the runs that finished, so that one which ran away does not
     take the colours from the others."""
     maps = [(arm, w, _columns(one, w, merge)) for arm, w in drawn if w.layers.get(one.name)]
     every = [value for _, _, columns in maps for column in columns for value in column.values]
-    steady = [value for arm, _, columns in maps if arm.finished for column in columns for value in column.values]
+    ended = [columns for _, w, columns in maps if run_status(w.run) == "ok"]
+    steady = [value for columns in ended for column in columns for value in column.values]
     scale = heat_scale(one.label, steady or every, one.kind, one.low, one.high, every)
     pieces = []
     for arm, w, columns in maps:

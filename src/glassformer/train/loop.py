@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from glassformer import machine
 from glassformer.config import ModelConfig
+from glassformer.dynamics.qk_clip import QKClip, refuse_clipping
 from glassformer.dynamics.records import Records
 from glassformer.dynamics.watch import Moment, Watch
 from glassformer.errors import RequestError, WorkError
@@ -62,6 +63,8 @@ class Report:
     validation: dict[str, Any] | None = None
     events: Sequence[dict[str, Any]] = ()
     """What the watch has found in this step: spikes, and what was done about them."""
+    statistics: dict[str, Any] | None = None
+    """What it has seen, where it has looked in this step."""
 
     @property
     def seconds_left(self) -> float:
@@ -126,6 +129,7 @@ def train(
     """
     recipe = recipe if isinstance(recipe, Recipe) else Recipe.of(**recipe)
     refuse_blind(config)
+    refuse_clipping(config, recipe.qk_clip)
     settings(config, recipe)  # refuses a device that is not here before the text is read
     folder = _check_folder(out, resume)
     if recipe.on_spike == "roll_back" and folder is None:
@@ -226,6 +230,7 @@ class _Loop:
         self.log: IO[str] | None = None
         self.watch = Watch(self.model, recipe.watch, autocast=how.autocast, decode=text.tokenizer.decode)
         self.observers = observers
+        self.qk_clip = QKClip(self.model, recipe.qk_clip)
         self.shift = 0
         """Batches left out by rolling back: step s reads batch s + shift."""
         self.rolled_back = 0
@@ -298,7 +303,8 @@ class _Loop:
             group["lr"] = rate * group["scale"]
         torch.manual_seed(_mix(recipe.seed, self.step))  # dropout is a function of the step alone
         inputs, targets = self.batches[self.step + self.shift]
-        loss = self._backward(inputs, targets)
+        with self.qk_clip.looking():
+            loss = self._backward(inputs, targets)
         norm = gradient_norm(self.model)
         moment = self.moment = Moment(self.step + 1, loss, norm, rate, inputs, targets, self.model, self.optimizer)
         finite = math.isfinite(loss) and math.isfinite(norm)
@@ -316,6 +322,7 @@ class _Loop:
         if taken:
             clip(self.model, recipe.clip, norm)
             self.optimizer.step()
+            self.qk_clip.after_update()
             self.watch.after_update(moment)
             for observer in self.observers:
                 observer.after_update(moment)
@@ -450,6 +457,7 @@ class _Loop:
         return Report(
             self.step, self.steps, self.step * self.recipe.tokens_per_step, self.seconds, last["loss"],
             last["learning_rate"], last["grad_norm"], last["tokens_per_second"], self.share, validation, events,
+            looked["statistics"] if (looked := self.watch.latest) and looked["step"] == self.step else None,
         )  # fmt: skip
 
     # The run folder

@@ -43,6 +43,9 @@ class Recipe(Value):
     adam_eps: float = Field(1e-8, gt=0)
     clip: float | None = Field(1.0, gt=0)
     """Largest gradient norm."""
+    qk_clip: float | None = Field(None, gt=0)
+    """Largest attention logit: heads that passed it have W_q and W_k shrunk after the step (`dynamics/qk_clip.py`; 100
+    in Kimi K2)."""
     evaluate_every: int | None = Field(None, gt=0)
     """Steps between evaluations; None: about eight in a run."""
     evaluation_tokens: int = Field(16384, gt=0)
@@ -94,7 +97,7 @@ class Recipe(Value):
 
 def default_learning_rate(config: ModelConfig) -> float:
     """0.003239 - 0.0001395 ln N, N the parameters without embeddings: Kaplan et al. 2020, 2001.08361, eq. D.1; not
-    below 1e-4 (the fit is for models below a billion). Under muP, whose rate is that of the base width, N is taken there.
-    """
+    below 1e-4 (the fit is for models below a billion). Under muP the rate is that of the base width, and N is taken
+    there."""
     wider = 1.0 if config.mup is None else config.mup.ratio(config.d_model) ** 2
     return max(1e-4, 0.003239 - 0.0001395 * math.log(max(1, config.num_params(embeddings=False) * wider)))

@@ -131,7 +131,7 @@ class Logger:
                 self.record(event)
         else:
             names = ("loss", "learning_rate", "grad_norm", "tokens", "tokens_per_second")
-            self.write(report.step, {name: getattr(report, name) for name in names})
+            self.write(report.step, {name: getattr(report, name) for name in names} | flat(report.statistics or {}))
 
     def record(self, row: Mapping[str, Any]) -> None:
         """A row of dynamics.jsonl: statistics as STATISTIC/WHERE, of several heads the lowest, mean and highest; an

@@ -12,8 +12,8 @@ from glassformer.parts.residual.base import Branch, Residual, ResidualConfig
 class DeepNorm(Residual):
     """x <- norm(alpha x + mixer(x)); x <- norm(alpha x + ffn(x)). Wang et al. 2022, 2203.00555.
 
-    Post-norm whose stream outweighs its branches, alpha = (2 L)^(1/4), so that a thousand layers move by a bounded step;
-    it wants the weights of `init=deepnorm`.
+    Post-norm whose stream outweighs its branches, alpha = (2 L)^(1/4), so that a step moves a thousand layers by a
+    bounded amount; it wants the weights of `init=deepnorm`.
 
     x ─┬─ alpha ──(+)─ norm ─┬─ alpha ─(+)─ norm ─
        └─ mixer ───┘         └─ ffn ────┘

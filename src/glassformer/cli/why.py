@@ -1,0 +1,93 @@
+"""A diagnosis in the terminal: a paragraph, the causes side by side, the batch where it is to blame."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.text import Text
+
+from glassformer.cli.show import output, ruled
+from glassformer.config import ModelConfig
+from glassformer.dynamics.records import NAME, read_records
+from glassformer.dynamics.why import Cause, diagnose
+from glassformer.errors import RequestError
+from glassformer.parts.base import to_plain
+from glassformer.train.loop import read_metrics
+from glassformer.train.recipe import Recipe
+
+METRICS = "metrics.jsonl"
+MOST_BYTES = 1 << 29
+BARS = "▁▂▃▄▅▆▇█"
+WIDTH = 60
+
+
+def show_why(run: str, as_json: bool) -> None:
+    """Diagnoses a run folder, or the arm of a comparison. Raises RequestError where it is neither."""
+    folder = run_folder(Path(run))
+    if (folder / METRICS).stat().st_size > MOST_BYTES:
+        raise RequestError(f"{folder / METRICS} is larger than the {MOST_BYTES:,} bytes that are read")
+    config, recipe = ModelConfig.from_file(folder / "config.yaml"), Recipe.from_file(folder / "recipe.yaml")
+    records = read_records(folder / NAME)
+    found = diagnose(read_metrics(folder / METRICS), records, config, to_plain(recipe))
+    if records.skipped:
+        print(f"note: {records.skipped:,} lines of {folder / NAME} are no rows, and were left out", file=sys.stderr)
+    if records.left_out:
+        print(f"note: of {folder / NAME} the first {records.left_out:,} bytes were left out", file=sys.stderr)
+    if as_json:
+        print(json.dumps(found.to_dict(), allow_nan=False))
+        return
+    console = output()
+    console.print(Text(f"{folder}: {printable(found.verdict)}", style="bold"))
+    if found.losses:
+        console.print(Text(f"loss {sparkline(found.losses)} {found.losses[-1]:.3g}"))
+    console.print(Text(printable(found.paragraph())))
+    if found.causes:
+        table = ruled()
+        for heading in ("sure", "cause", "where", "moved", "step", "sigma", "try"):
+            table.add_column(heading, overflow="fold")
+        for cause in found.causes:
+            table.add_row(*map(Text, row(cause)))
+        console.print(table)
+    if batch := next((cause.batch for cause in found.causes if cause.batch), ()):
+        console.print("the batch:")
+        for text in batch:
+            console.print(Text(f"  {printable(text)}", no_wrap=True, overflow="ellipsis"))
+
+
+def run_folder(path: Path) -> Path:
+    """The run folder that is meant: itself, or `run` in the folder of an arm."""
+    for folder in (path, path / "run"):
+        if (folder / METRICS).is_file():
+            return folder
+    if not path.is_dir():
+        raise RequestError(f"there is no run folder {path}")
+    if arms := sorted(arm.parents[1].name for arm in path.glob(f"runs/*/run/{METRICS}"))[:5]:
+        raise RequestError(f"{path} is a comparison; name one of its runs, such as {path / 'runs' / arms[0]}")
+    raise RequestError(f"{path} is no run folder: it has no {METRICS}; name what `glassformer train --out` wrote")
+
+
+def row(cause: Cause) -> list[str]:
+    """The cells of a cause."""
+    sigmas = "" if cause.sigmas is None else f"{cause.sigmas:+.1f}"
+    step = "" if cause.step is None else f"{cause.step:,}"
+    told = [printable(text or "") for text in (cause.cause, cause.place, cause.statistic)]
+    return [f"{cause.confidence:.0%}", *told, step, sigmas, "\n".join(cause.tries)]
+
+
+def sparkline(values: Sequence[float], width: int = WIDTH) -> str:
+    """One character for each of at most `width` equal stretches: its mean, between the least and the largest."""
+    width = min(width, len(values))
+    edges = [len(values) * i // width for i in range(width + 1)]
+    means = [math.fsum(values[a:b]) / (b - a) for a, b in itertools.pairwise(edges)]
+    low, high = min(means), max(means)
+    return "".join(BARS[min(7, int(8 * (mean - low) / ((high - low) or 1.0)))] for mean in means)
+
+
+def printable(text: str) -> str:
+    """The text with a mark for what a terminal would obey: line ends, escapes, directions."""
+    return "".join(letter if letter.isprintable() else "⏎" if letter == "\n" else "·" for letter in text)

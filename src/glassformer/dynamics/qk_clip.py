@@ -1,0 +1,148 @@
+"""QK-clip: after a step, heads whose largest attention logit passed a threshold have their queries and keys shrunk.
+
+Kimi K2, 2507.20534, section 2.1: W_q and W_k of a head with largest logit S > tau are multiplied by sqrt(tau / S) each.
+A logit is q k scale of a pair that is visible, before any bias and soft cap; S is the largest of a step's training
+batch, micro-batches together.
+
+What it costs: |q| and |k| of every token, per layer. Their product bounds every logit of a head, and only in a layer
+where it passes tau are the logits themselves computed, in blocks, in fp32: once more the product of queries and keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from glassformer.config import ModelConfig
+from glassformer.errors import RequestError
+from glassformer.model import Model
+from glassformer.parts.kernel.base import indices
+from glassformer.parts.kernel.naive import VALUES_PER_BLOCK
+from glassformer.parts.linear import Matrix
+from glassformer.parts.mixer import Attention, AttentionConfig
+from glassformer.parts.precision import wide
+from glassformer.parts.site import Look
+
+
+class QKClip:
+    """The operation for a whole model: look while a step's batch passes, clip once the weights have moved.
+
+    >>> clip = QKClip(model, 100.0)
+    >>> with clip.looking():
+    ...     model.loss(tokens, targets).backward()
+    >>> optimizer.step()
+    >>> clip.after_update()
+
+    `threshold=None`: neither looks nor clips."""
+
+    def __init__(self, model: Model, threshold: float | None):
+        refuse_clipping(model.config, threshold)
+        self.threshold = threshold
+        self.mixers = [module for module in model.modules() if isinstance(module, Attention)]
+        self.peaks: dict[Attention, Tensor] = {}
+        """The largest logit of each head, (n,), where one of the layer's may have passed the threshold."""
+
+    @contextmanager
+    def looking(self) -> Iterator[None]:
+        """Inside, the logits of every pass of the model are looked at."""
+        self.peaks.clear()
+        if self.threshold is None:
+            yield
+            return
+        before = [(site, site.looks) for mixer in self.mixers for site in (mixer.q, mixer.k)]
+        try:
+            for mixer in self.mixers:
+                look_q, look_k = self._looks(mixer, self.threshold)
+                mixer.q.looks, mixer.k.looks = (*mixer.q.looks, look_q), (*mixer.k.looks, look_k)
+            yield
+        finally:
+            for site, looks in before:
+                site.looks = looks
+
+    def _looks(self, mixer: Attention, threshold: float) -> tuple[Look, Look]:
+        queries: list[Tensor] = []
+
+        def look_q(q: Tensor, first: int, total: int) -> None:
+            queries[:] = [q.detach()]
+
+        def look_k(k: Tensor, first: int, total: int) -> None:
+            q, k = queries.pop(), k.detach()
+            if (largest_possible(mixer, q, k) > threshold).any():
+                found = largest_logits(mixer, q, k)
+                self.peaks[mixer] = torch.maximum(self.peaks.get(mixer, found), found)
+
+        return look_q, look_k
+
+    def after_update(self) -> None:
+        """Clips what passed the threshold."""
+        for mixer, peaks in self.peaks.items():
+            assert self.threshold is not None
+            clip_heads(mixer, peaks, self.threshold)
+        self.peaks.clear()
+
+
+def refuse_clipping(config: ModelConfig, threshold: float | None) -> None:
+    """Raises RequestError where scaling W_q and W_k does not scale the logits."""
+    if threshold is None:
+        return
+    mixers = [block.mixer for block in config.layers() if isinstance(block.mixer, AttentionConfig)]
+    if not mixers:
+        raise RequestError(f"qk_clip={threshold:g} is about attention, and the model has none; leave it out")
+    if config.reparam is not None:
+        raise RequestError(
+            f"qk_clip={threshold:g}: reparam={config.reparam.kind} sets the scale of W_q and W_k; use one of them"
+        )
+    for mixer in mixers:
+        if mixer.qk_norm is not None:
+            raise RequestError(f"qk_clip={threshold:g}: qk_norm undoes every scale of W_q and W_k; use one of them")
+        if mixer.clip is not None:
+            raise RequestError(
+                f"qk_clip={threshold:g}: mixer.clip={mixer.clip:g} bounds q and k after W_q and W_k; use one of them"
+            )
+
+
+@torch.no_grad()
+def largest_possible(mixer: Attention, q: Tensor, k: Tensor) -> Tensor:
+    """scale max|q| max|k| of each head, (n,): no logit is larger. q (b, s, n, h), k (b, t, g, h)."""
+    longest = [wide(x).norm(dim=-1).amax((0, 1)) for x in (q, k)]
+    return mixer.scale * longest[0] * longest[1].repeat_interleave(mixer.n_heads // mixer.n_kv_heads)
+
+
+@torch.no_grad()
+def largest_logits(mixer: Attention, q: Tensor, k: Tensor) -> Tensor:
+    """The largest q k scale of each head, (n,), over the batch and the pairs its visibility allows.
+    q (b, s, n, h), k (b, s, g, h), of whole sequences; made by blocks of queries."""
+    b, s, n, _ = q.shape
+    k = wide(k).repeat_interleave(n // k.shape[2], dim=2)
+    at = torch.arange(s, device=q.device)
+    found = torch.full((n,), float("-inf"), device=q.device, dtype=k.dtype)
+    rows = max(1, VALUES_PER_BLOCK // (b * n * s))
+    for first in range(0, s, rows):
+        block = wide(q[:, first : first + rows])
+        with torch.autocast(q.device.type, enabled=False):
+            logits = torch.einsum("bsnh,btnh->bnst", block, k) * mixer.scale
+        visible = mixer.visibility.visible(*indices(block, k, (at[first : first + rows], at)))
+        found = torch.maximum(found, logits.masked_fill(~visible, float("-inf")).amax((0, 2, 3)))
+    return found
+
+
+@torch.no_grad()
+def clip_heads(mixer: Attention, peaks: Tensor, threshold: float) -> Tensor:
+    """Scales W_q, W_k and their biases in place, so that logits of head i shrink by f_i = min(1, tau / S_i); returns f.
+
+    peaks (n,): S, the largest logit of each head. Query and key take sqrt(f) each. Query heads that share a key shrink
+    it by the square root of the largest f among them, which leaves it alone where one of them is not to be clipped, and
+    each takes the rest of its own: f_i in all, for every head."""
+    factors = (threshold / peaks.clamp(min=threshold)).to(mixer.qkv.weight.dtype)  # (n,)
+    groups = factors.view(mixer.n_kv_heads, -1)
+    keys = groups.amax(1).sqrt()
+    queries = (groups / keys[:, None]).flatten()
+    for part, heads, scales in ((0, mixer.n_heads, queries), (1, mixer.n_kv_heads, keys)):
+        matrix = Matrix.of(mixer.qkv, part, heads)
+        matrix.within(mixer.qkv.weight).mul_(scales[:, None, None])
+        if mixer.qkv.bias is not None:
+            matrix.within(mixer.qkv.bias).mul_(scales[:, None])
+    return factors

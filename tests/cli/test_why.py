@@ -1,0 +1,124 @@
+"""`glassformer why`: what it prints, and what it says to a folder that is none of its own."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from glassformer.cli.why import BARS, printable, show_why, sparkline
+from glassformer.dynamics.records import NAME
+from glassformer.errors import RequestError
+from glassformer.expression import preset
+from glassformer.train import Recipe
+
+STEPS = 200
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run with one bad batch, written by hand."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    preset("llama@1m+layers=2+d_model=32+heads=2+vocab_size=65+context=32").save(folder / "config.yaml")
+    Recipe.of(tokens=STEPS * 128, batch_size=4, context=32, watch=10).save(folder / "recipe.yaml")
+    rows = []
+    for step in range(1, STEPS + 1):
+        loss = 2 + 2 * 0.97**step + 0.02 * ((step * 37) % 11 - 5)
+        rows.append(
+            {"step": step, "tokens": step * 128, "seconds": step, "loss": 9.0 if step == 150 else loss,
+             "learning_rate": 1e-3, "grad_norm": 1.0, "tokens_per_second": 128.0}
+        )  # fmt: skip
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    spike = {
+        "step": 150,
+        "event": "spike",
+        "what": "loss",
+        "value": 9.0,
+        "sigmas": 70.0,
+        "batch": ["x\x1b[31my\nz" * 20],
+    }
+    (folder / NAME).write_text(json.dumps(spike) + "\n")
+    return folder
+
+
+def test_a_paragraph_a_table_a_curve_and_the_batch(run: Path, capsys: pytest.CaptureFixture[str]):
+    show_why(str(run), as_json=False)
+    said = capsys.readouterr().out
+    assert "bad batch" in said
+    assert "recipe.on_spike=skip" in said
+    assert "the batch:\n  x·[31my⏎zx" in said
+    assert "\x1b[31m" not in said, "a text of the corpus must not command the terminal"
+    assert any(bar in said for bar in BARS)
+    assert "--watch" in said
+
+
+def test_json_is_exactly_the_diagnosis(run: Path, capsys: pytest.CaptureFixture[str]):
+    show_why(str(run), as_json=True)
+    found = json.loads(capsys.readouterr().out)
+    assert set(found) == {"verdict", "causes"}
+    (cause,) = found["causes"]
+    assert set(cause) == {"cause", "layer", "site", "statistic", "step", "sigmas", "confidence", "try"}
+    assert (cause["cause"], cause["step"], cause["layer"]) == ("bad batch", 150, None)
+
+
+def test_the_arm_of_a_comparison(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    arm = tmp_path / "comparison" / "runs" / "llama-seed0"
+    arm.mkdir(parents=True)
+    shutil.move(run, arm / "run")
+    show_why(str(arm), as_json=True)
+    assert json.loads(capsys.readouterr().out)["causes"]
+    with pytest.raises(RequestError, match=r"is a comparison; name one of its runs, such as .*llama-seed0"):
+        show_why(str(tmp_path / "comparison"), as_json=True)
+
+
+def test_a_run_without_statistics_is_judged_by_its_loss(run: Path, capsys: pytest.CaptureFixture[str]):
+    (run / NAME).unlink()
+    show_why(str(run), as_json=False)
+    assert "Without statistics the loss alone was judged" in capsys.readouterr().out
+
+
+def test_a_truncated_file_is_read_as_far_as_it_goes(run: Path, capsys: pytest.CaptureFixture[str]):
+    with (run / NAME).open("a") as file:
+        file.write('{"step": 151, "event": "spi')
+    show_why(str(run), as_json=True)
+    said = capsys.readouterr()
+    assert json.loads(said.out)["causes"]
+    assert "1 lines of" in said.err
+
+
+def test_a_wrong_folder_is_one_sentence(run: Path, tmp_path: Path):
+    with pytest.raises(RequestError, match="there is no run folder"):
+        show_why(str(tmp_path / "nowhere"), as_json=False)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(RequestError, match=r"is no run folder: it has no metrics\.jsonl"):
+        show_why(str(tmp_path / "empty"), as_json=False)
+    (run / "recipe.yaml").write_text("minutes: many")
+    with pytest.raises(RequestError, match="minutes"):
+        show_why(str(run), as_json=False)
+    (run / "metrics.jsonl").write_text("")
+    (run / NAME).unlink()
+    Recipe.of(tokens=128, batch_size=4, context=32).save(run / "recipe.yaml")
+    with pytest.raises(RequestError, match="has not made a step yet"):
+        show_why(str(run), as_json=False)
+
+
+def test_the_verb(run: Path, capsys: pytest.CaptureFixture[str]):
+    from glassformer.cli import main
+
+    assert main(["why", str(run), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["causes"]
+    assert main(["why", str(run / "nowhere")]) == 2
+
+
+def test_a_curve_in_a_line():
+    assert sparkline([0, 1, 2, 3, 4, 5, 6, 7]) == BARS
+    assert sparkline([3.0, 3.0]) == BARS[0] * 2
+    assert len(sparkline([float(n) for n in range(1000)])) == 60
+    assert sparkline([0.0] * 500 + [1.0] * 500, 2) == BARS[0] + BARS[7]
+
+
+def test_nothing_commands_the_terminal():
+    assert printable("a\x1b[2Jb\n\x00é\u202e") == "a·[2Jb⏎·é·"
