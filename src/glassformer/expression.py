@@ -334,6 +334,7 @@ PLAIN: dict[str, Change] = {
     "respost": lambda c: _residual(c, ResPostConfig),
     "parallel": lambda c: _residual(c, ParallelConfig, shared_norm=True),
     "branch_scale": _branch_scale,
+    "gain": lambda c: each_attention(c, lambda mixer: mixer.vary(gain_control=True)),
     "parallel2": lambda c: _residual(c, ParallelConfig, shared_norm=False),
     "mha": lambda c: _heads(c, None),
     "mqa": lambda c: _heads(c, 1),

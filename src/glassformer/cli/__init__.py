@@ -348,28 +348,57 @@ def inspect(
     model: Expression,
     /,
     *,
+    text: str | None = None,
+    out: str | None = None,
     diff: str | None = None,
     doors: Flag = False,
     quality: Flag = False,
+    coord_check: Flag = False,
     data: Data | None = None,
     tokens: Count | None = None,
     json: Json = False,
 ) -> None:
-    """Show what a model is made of and what it costs; --diff: where another differs; --doors: what can load it.
+    """Show what a model is made of and what it costs; with --text, look inside while it reads.
 
     Parameters
     ----------
+    text
+        Read this (@FILE: a file's text, -: standard input) and show attention, predictions by depth and surprise, here
+        and on a page that opens offline.
+    out
+        Folder of the page (inspect.html) or the figure; by default `inspection`.
     diff
-        Another expression.
+        Another expression: show where it differs.
     doors
         Which tools can load the model, and which part closes the others.
     quality
         What fewer bits cost a checkpoint: its perplexity on held-out text as it is, in bf16, 8 and 4 bits.
+    coord_check
+        Whether activations move as far in a wide model as in a narrow one, so that the learning rate holds (see +mup).
     data
         Text for --quality; by default python-docs.
     tokens
         Tokens of it to measure on; by default 20k.
     """
+    asked = {"--text": text is not None, "--quality": quality, "--doors": doors, "--coord-check": coord_check,
+             "--diff": diff is not None}  # fmt: skip
+    if sum(asked.values()) > 1:
+        raise RequestError(f"give one of {' and '.join(name for name, given in asked.items() if given)} at a time")
+    if not quality and (data is not None or tokens is not None):
+        raise RequestError("--data and --tokens are for --quality")
+    if out is not None and text is None and not coord_check:
+        raise RequestError("--out is for --text and --coord-check: nothing else is written")
+    if text is not None:
+        from glassformer.cli.look import show_inspection
+
+        with standard_input():
+            show_inspection(model, text, out, json)
+        return
+    if coord_check:
+        from glassformer.cli.coords import show_coord_check
+
+        show_coord_check(model, out, json)
+        return
     from glassformer.expression import preset
 
     if quality:
@@ -377,8 +406,6 @@ def inspect(
 
         show_quality(model, data, _whole(tokens), json)
         return
-    if data is not None or tokens is not None:
-        raise RequestError("--data and --tokens are for --quality")
     if doors:
         from glassformer.cli.checkpoints import show_doors
 

@@ -11,6 +11,7 @@ from glassformer.dynamics.attention import (
 )
 from glassformer.dynamics.gradients import gradient_norm, gradient_rms, update_ratio
 from glassformer.dynamics.outputs import dead_units, log_z, max_violation, router_entropy, router_load
+from glassformer.dynamics.records import read_records
 from glassformer.dynamics.spectra import (
     CosineMap,
     cosine_map,
@@ -25,6 +26,7 @@ from glassformer.dynamics.spectra import (
     stable_rank,
     stable_rank_of,
 )
+from glassformer.dynamics.spikes import Spikes
 from glassformer.dynamics.tokens import (
     Massive,
     composite_norm,
@@ -34,10 +36,14 @@ from glassformer.dynamics.tokens import (
     residual_rms,
     token_cosine,
 )
+from glassformer.dynamics.why import Cause, Diagnosis, diagnose
 
 __all__ = [
+    "Cause",
     "CosineMap",
+    "Diagnosis",
     "Massive",
+    "Spikes",
     "attention_entropy",
     "causal_counts",
     "composite_norm",
@@ -45,6 +51,7 @@ __all__ = [
     "cosine_map",
     "cosine_matrix",
     "dead_units",
+    "diagnose",
     "effective_rank",
     "effective_rank_of",
     "entropy_bound",
@@ -56,6 +63,7 @@ __all__ = [
     "max_attention_logit",
     "max_violation",
     "product_spectrum",
+    "read_records",
     "relative_residual",
     "residual_rms",
     "router_entropy",

@@ -84,11 +84,10 @@ class Track:
 
     def _away(self, base: np.ndarray, rows: np.ndarray) -> np.ndarray:
         """Robust sigma of each of `rows` from the rows `base`, (rows, n); what is not finite is infinitely far."""
-        with np.errstate(invalid="ignore", over="ignore"):
-            before = self._scaled(self.values[base])
-            middle = np.median(before, axis=0)
-            spread = 1.4826 * np.median(np.abs(before - middle), axis=0)
-            away = (self._scaled(self.values[rows]) - middle) / np.maximum(spread, FLOOR)
+        before = self._scaled(self.values[base])
+        middle = np.median(before, axis=0)
+        spread = 1.4826 * np.median(np.abs(before - middle), axis=0)
+        away = (self._scaled(self.values[rows]) - middle) / np.maximum(spread, FLOOR)
         return np.where(np.isfinite(away), away, math.inf)
 
     def _scaled(self, values: np.ndarray) -> np.ndarray:

@@ -136,7 +136,7 @@ def clip_heads(mixer: Attention, peaks: Tensor, threshold: float) -> Tensor:
     peaks (n,): S, the largest logit of each head. Query and key take sqrt(f) each. Query heads that share a key shrink
     it by the square root of the largest f among them, which leaves it alone where one of them is not to be clipped, and
     each takes the rest of its own: f_i in all, for every head."""
-    factors = (threshold / peaks.clamp(min=threshold)).to(mixer.qkv.weight.dtype)  # (n,)
+    factors = torch.where(peaks > threshold, threshold / peaks, 1.0).to(mixer.qkv.weight.dtype)  # (n,)
     groups = factors.view(mixer.n_kv_heads, -1)
     keys = groups.amax(1).sqrt()
     queries = (groups / keys[:, None]).flatten()

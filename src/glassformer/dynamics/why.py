@@ -98,19 +98,21 @@ def diagnose(
 
     The config and the fields of the recipe are asked where a rule needs them: where the norms stand, Adam's eps.
     Without statistics the loss alone is judged. Raises RequestError where there is no step at all."""
-    evidence = Evidence(metrics_rows, records, config, recipe or {})
-    if not len(evidence.steps) and not evidence.records:
+    with np.errstate(all="ignore"):  # what a failed run recorded may be anything
+        return _diagnose(Evidence(metrics_rows, records, config, recipe or {}))
+
+
+def _diagnose(e: Evidence) -> Diagnosis:
+    if not len(e.steps) and not e.records:
         raise RequestError("the run has not made a step yet; there is nothing to diagnose")
-    movers = evidence.movers()
-    found: list[Cause] = [min(by_rule, key=_rank) for rule in RULES if (by_rule := evidence.ask(rule))]
-    if not found and evidence.onset is not None:
-        found = [_unknown(evidence, movers)]
+    movers = e.movers()
+    found: list[Cause] = [min(by_rule, key=_rank) for rule in RULES if (by_rule := e.ask(rule))]
+    if not found and e.onset is not None:
+        found = [_unknown(e, movers)]
     causes = tuple(sorted(_roots_first(found), key=_rank)[:SHOWN_CAUSES])
-    happened = _happened(evidence)
+    happened = _happened(e)
     verdict = f"{happened}: {causes[0].cause}" if causes else HEALTHY
-    return Diagnosis(
-        verdict, causes, tuple(_story(evidence, happened, causes, movers)), tuple(evidence.losses.tolist())
-    )
+    return Diagnosis(verdict, causes, tuple(_story(e, happened, causes, movers)), tuple(e.losses.tolist()))
 
 
 def _rank(cause: Cause) -> tuple[float, float]:
@@ -382,35 +384,31 @@ def output_divergence(e: Evidence) -> Iterator[Cause]:
 
 def eps_too_large(e: Evidence) -> Iterator[Cause]:
     """Gradients (clipped, as Adam sees them) within ten times its eps, and updates below a tenth of the learning rate,
-    which are a fifth to a half of it else (Wortsman et al. 2023, 3.4): in most matrices, for the last third."""
+    which are a fifth to a half of it else (Wortsman et al. 2023, 3.4): in a third of all matrices and heads, late."""
     eps, clip = _eps(e), e.recipe.get("clip") or math.inf
-    swallowed, sizes, places = [], [], []
-    for rms in e.of("gradient_rms"):
-        moved, norm, gradient = (e.get(name, rms.where) for name in ("update_ratio", "weight_norm", "gradient_norm"))
-        if moved is None or norm is None or gradient is None or len(moved.late()) < 3:
+    swallowed: dict[str, np.ndarray] = {}
+    sizes = []
+    for moved in e.of("update_ratio"):
+        tracks = [e.get(name, moved.where) for name in ("gradient_rms", "gradient_norm", "weight_norm")]
+        steps = moved.steps[-len(moved.late()) :] if len(moved.late()) else moved.steps[:0]
+        rows = [track.values[np.isin(track.steps, steps)] for track in tracks if track is not None]
+        if len(rows) < 3 or any(found.shape != moved.late().shape for found in rows) or not len(steps):
             continue
-        steps = moved.steps[-len(moved.late()) :]
-        at = [np.isin(track.steps, steps) for track in (rms, norm, gradient)]
-        if any(rows.sum() != len(steps) for rows in at) or any(
-            track.values.shape[1] != moved.values.shape[1] for track in (rms, norm, gradient)
-        ):
-            continue
-        size, weight, length = (track.values[rows] for track, rows in zip((rms, norm, gradient), at, strict=True))
-        scale = np.minimum(1, clip / np.maximum(e.at(steps, "grad_norm"), 1e-30))[:, None]
-        with np.errstate(divide="ignore", invalid="ignore"):
-            update = moved.late() * weight * size / length / e.at(steps, "learning_rate")[:, None]
-        if np.isfinite(update).any():
-            swallowed.append(share((size * scale < 10 * eps) & (update < 0.1)))
-            sizes.append(median(update.ravel()))
-            places.append(rms)
-    if not swallowed or share(np.array(swallowed) >= MOST) < 0.5:
+        rms, norm, weight = rows
+        update = moved.late() * weight * rms / norm / e.at(steps, "learning_rate")[:, None]
+        seen = rms * np.minimum(1, clip / np.maximum(e.at(steps, "grad_norm"), 1e-30))[:, None]
+        swallowed[moved.where] = (seen < 10 * eps) & (update < 0.1)
+        sizes.append(median(update.ravel()))
+    how_much = share(np.concatenate([cells.ravel() for cells in swallowed.values()])) if swallowed else 0.0
+    if how_much < 0.3:
         return
-    worst, given = places[int(np.argmax(swallowed))], eps > 1e-6
+    given = eps > 1e-6
+    worst = e.tracks["gradient_rms", max(swallowed, key=lambda where: share(swallowed[where]))]
     yield Cause(
         "Adam's eps too large" if given else "gradient RMS near Adam's eps",
-        0.65 + (0.25 if median(sizes) < 0.03 else 0.0),
-        f"in {share(np.array(swallowed) >= MOST):.0%} of the matrices the RMS of the gradient is below ten times "
-        f"eps={eps:g}, and updates are {median(sizes):.2g} of the learning rate",
+        0.5 + 0.4 * how_much,
+        f"in {how_much:.0%} of the matrices and heads the RMS of the gradient is below ten times eps={eps:g} and the "
+        f"update below a tenth of the learning rate; the median of updates is {median(sizes):.2g} of it",
         ("recipe.adam_eps=1e-8",) if given else ("recipe.adam_eps=1e-15", "+pre"),
         None if given else worst.layer, worst.where, "gradient_rms", None,
         int(worst.steps[0] if given else worst.steps[-len(worst.late())]),

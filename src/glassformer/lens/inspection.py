@@ -256,7 +256,7 @@ def inspect(
         lens.end(inner.read(tokens))
     ids = tokens[0].cpu()
     spell = speller(tokenizer)
-    top_ids, top_probabilities, depth_loss, residual_rms = lens.found()
+    top_ids = lens.ids.cpu()
     return Inspection(
         name=name,
         trained=trained,
@@ -270,10 +270,10 @@ def inspect(
         heads=tuple(head for layer in mapped for head in maps[layer].heads()),
         attention={layer: maps[layer].attention() for layer in mapped},
         top_ids=top_ids,
-        top_probabilities=top_probabilities,
-        depth_loss=depth_loss,
-        residual_rms=residual_rms,
-        token_cosine=torch.stack(lens.cosines).float().cpu(),
+        top_probabilities=lens.shares.cpu(),
+        depth_loss=lens.loss.cpu(),
+        residual_rms=lens.rms.cpu(),
+        token_cosine=lens.cosines.cpu(),
     )
 
 
@@ -303,45 +303,48 @@ def largest(x: Tensor, k: int, width: int = 64) -> tuple[Tensor, Tensor]:
 
 
 class Maps:
-    """Gathers one layer's maps from blocks of queries: of the scores first, then of the pattern of the same block."""
+    """Gathers one layer's maps from blocks of queries: of the scores first, then of the pattern of the same block.
+
+    All that is kept is allocated before the first block: small tensors made between large ones would keep the memory of
+    those from being used again."""
 
     def __init__(self, layer: int, mapped: int):
         """`mapped`: the layers that share the memory for maps."""
         self.layer, self.mapped = layer, mapped
-        self.visible = torch.empty(0)
-        self.largest: list[Tensor] = []
-        self.sums: list[Tensor] = []
-        self.strongest: list[tuple[Tensor, Tensor]] = []
-        self.tile, self.keep = 1, 0
-        self.map = torch.empty(0)
+
+    def _begin(self, x: Tensor, total: int) -> None:
+        """How fine the map can be, and how many keys are kept by name, among all the heads of the model."""
+        n, t = x.shape[1], x.shape[-1]
+        self.tile, self.keep, self.total = 1, 0, total
+        if max(total, t) > FINE or n * self.mapped * total * t > EXACT_WEIGHTS:
+            self.tile = -(-max(total, t) // min(FINE, math.isqrt(POOLED_WEIGHTS // (n * self.mapped)) or 1))
+            self.keep = min(MOST_STRONGEST, STRONGEST // (n * self.mapped * total))
+        self.map = x.new_zeros(n, -(-total // self.tile), -(-t // self.tile))
+        self.weights = x.new_zeros(n, total, self.keep)
+        self.keys = torch.zeros_like(self.weights, dtype=torch.int64)
+        self.visible = x.new_zeros(n, total)
+        self.entropy, self.counted, self.previous, self.itself, self.largest = x.new_zeros(5, n)
+        self.received = x.new_zeros(n, t)
 
     def scores(self, x: Tensor, first: int, total: int) -> None:
-        self.visible = (x[0] > -math.inf).to(x.dtype).sum(-1)  # (n, rows)
-        self.largest.append(max_attention_logit(x))
+        if first == 0:
+            self._begin(x, total)
+        self.visible[:, first : first + x.shape[2]] = (x[0] > -math.inf).to(x.dtype).sum(-1)
+        self.largest.copy_(torch.maximum(self.largest, max_attention_logit(x)))
 
     def pattern(self, x: Tensor, first: int, total: int) -> None:
-        p = x[0]  # (n, rows, t)
-        if first == 0:
-            self._begin(p, total)
-        row = torch.arange(first, first + p.shape[1], device=p.device)
-        entropy, counts = torch.special.entr(p).sum(-1) / self.visible.log(), self.visible > 1
-        itself, previous = (p.diagonal(first - back, 1, 2).sum(-1) for back in (0, 1))
-        self.sums.append(torch.stack([entropy.where(counts, 0).sum(1), counts.sum(1), previous, itself]))
+        p, rows = x[0], slice(first, first + x.shape[2])  # (n, rows, t)
+        visible = self.visible[:, rows]
+        entropy = torch.special.entr(p).sum(-1) / visible.log()
+        self.entropy += entropy.where(visible > 1, 0).sum(1)
+        self.counted += (visible > 1).sum(1)
+        self.itself += p.diagonal(first, 1, 2).sum(-1)
+        self.previous += p.diagonal(first - 1, 1, 2).sum(-1)
         self.received += p.sum(1)
-        padded = torch.nn.functional.pad(p, (0, -p.shape[2] % self.tile))
-        self.map.index_add_(1, row // self.tile, padded.unflatten(-1, (-1, self.tile)).sum(-1))
+        tiles = torch.nn.functional.pad(p, (0, -p.shape[2] % self.tile)).unflatten(-1, (-1, self.tile)).sum(-1)
+        self.map.index_add_(1, torch.arange(total, device=p.device)[rows] // self.tile, tiles)
         if self.keep:
-            self.strongest.append(largest(p, self.keep))
-
-    def _begin(self, p: Tensor, total: int) -> None:
-        """How fine the map can be, and how many keys are kept by name, among all the heads of the model."""
-        heads, t = len(p) * self.mapped, p.shape[-1]
-        if max(total, t) > FINE or heads * total * t > EXACT_WEIGHTS:
-            self.tile = -(-max(total, t) // min(FINE, math.isqrt(POOLED_WEIGHTS // heads) or 1))
-            self.keep = min(MOST_STRONGEST, STRONGEST // (heads * total))
-        self.map = p.new_zeros(len(p), -(-total // self.tile), -(-t // self.tile))
-        self.received = p.new_zeros(len(p), t)
-        self.total = total
+            self.weights[:, rows], self.keys[:, rows] = largest(p, self.keep)
 
     def attention(self) -> Attention:
         """The maps as means over the queries of a tile."""
@@ -349,19 +352,17 @@ class Maps:
         maps = (self.map / queries.bincount()[:, None]).float().cpu()
         if not self.keep:
             return Attention(maps, self.tile)
-        weights, keys = (torch.cat(parts, dim=1) for parts in zip(*self.strongest, strict=True))
-        return Attention(maps, self.tile, keys.cpu(), weights.float().cpu())
+        return Attention(maps, self.tile, self.keys.cpu(), self.weights.float().cpu())
 
     def heads(self) -> list[Head]:
-        entropy, counted, previous, itself = torch.stack(self.sums).sum(0).double()
-        received = self.received.double() / self.total
+        received = self.received / self.total
         columns = [
-            torch.where(counted > 0, entropy / counted, 1.0),
+            torch.where(self.counted > 0, self.entropy / self.counted, 1.0),
             received[:, 0],
-            previous / (self.total - 1),
-            itself / self.total,
-            received[:, 1:].amax(1) if self.total > 1 else torch.zeros_like(itself),
-            torch.stack(self.largest).amax(0).double(),
+            self.previous / (self.total - 1),
+            self.itself / self.total,
+            received[:, 1:].amax(1) if self.total > 1 else torch.zeros_like(self.itself),
+            self.largest,
         ]
         return [Head(self.layer, head, *row) for head, row in enumerate(torch.stack(columns, dim=1).tolist())]
 
@@ -373,43 +374,39 @@ class Lens:
         self.model, self.causal, self.progress = model, causal, progress
         self.targets = tokens.roll(-1) if causal else tokens
         self.vocab_size = len(model.embedding.weight)
-        self.depths = len(model.layers) + 1
-        self.rows: list[tuple[Tensor, Tensor, Tensor]] = []
-        self.rms: list[Tensor] = []
-        self.cosines: list[Tensor] = []
+        self.depths, count = len(model.layers) + 1, len(tokens)
+        k = min(PREDICTIONS, self.vocab_size)
+        self.ids = tokens.new_zeros(self.depths, count, k)
+        self.shares = torch.zeros(self.depths, count, k, device=tokens.device)
+        self.loss, self.rms = torch.zeros(2, self.depths, count, device=tokens.device)
+        self.cosines = torch.zeros(self.depths, device=tokens.device)
 
     def at(self, depth: int) -> Look:
         """The look at the stream of this depth. The last depth predicts at the end of the model itself."""
 
         def look(x: Tensor, first: int, total: int) -> None:
-            self.rms.append(wide(x[0]).square().mean(-1).sqrt())
-            self.cosines.append(token_cosine(x[0]))
+            self.rms[depth] = wide(x[0]).square().mean(-1).sqrt()
+            self.cosines[depth] = token_cosine(x[0])
             if depth < self.depths - 1:
                 norm = self.model.final_norm
-                self.predict(x if norm is None else norm(x), lambda logits: logits)
+                self.predict(depth, x if norm is None else norm(x), lambda logits: logits)
             self.progress("reading", depth, self.depths)
 
         return look
 
     def end(self, x: Tensor) -> None:
-        self.predict(x, self.model.logits)
+        self.predict(self.depths - 1, x, self.model.logits)
+        if self.causal:
+            self.loss[:, -1] = math.nan  # what comes next is not known
         self.progress("reading", self.depths, self.depths)
 
-    def predict(self, x: Tensor, seen: Callable[[Tensor], Tensor]) -> None:
+    def predict(self, depth: int, x: Tensor, seen: Callable[[Tensor], Tensor]) -> None:
         """x (1, s, d), normalised. `seen` is the site that logits pass."""
-        found = []
         rows = max(1, LOGITS_AT_ONCE // self.vocab_size)
-        for part, targets in zip(x.split(rows, dim=1), self.targets.split(rows), strict=True):
-            logits = wide(seen(self.model.head(part, self.model.embedding.weight)))[0]  # (rows, v)
-            log_shares = logits.log_softmax(-1)
-            best, ids = largest(log_shares, PREDICTIONS)
-            found.append((ids, best.exp(), -log_shares.gather(-1, targets[:, None])[:, 0]))
-        ids, shares, loss = (torch.cat(parts) for parts in zip(*found, strict=True))
-        if self.causal:
-            loss[-1] = math.nan  # what comes next is not known
-        self.rows.append((ids, shares, loss))
-
-    def found(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """top_ids, top_probabilities, depth_loss, residual_rms."""
-        ids, shares, loss = (torch.stack(parts).cpu() for parts in zip(*self.rows, strict=True))
-        return ids, shares.float(), loss.float(), torch.stack(self.rms).float().cpu()
+        for first in range(0, x.shape[1], rows):
+            part = slice(first, first + rows)
+            logits = seen(self.model.head(x[:, part], self.model.embedding.weight))
+            log_shares = wide(logits)[0].log_softmax(-1)  # (rows, v)
+            best, self.ids[depth, part] = largest(log_shares, PREDICTIONS)
+            self.shares[depth, part] = best.exp()
+            self.loss[depth, part] = -log_shares.gather(-1, self.targets[part, None])[:, 0]

@@ -56,7 +56,8 @@ def by_metric(model: Model, metric: Metric) -> Measure:
 
     def measure(tokens: Tensor, copies: int) -> Tensor:
         logits = eager(model)(tokens)
-        return torch.stack([torch.as_tensor(metric(part)).double().mean() for part in logits.chunk(copies)])
+        parts = logits.chunk(copies)
+        return torch.stack([torch.as_tensor(metric(part), dtype=torch.float64, device="cpu").mean() for part in parts])
 
     return measure
 

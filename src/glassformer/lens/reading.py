@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import math
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar
@@ -56,9 +57,11 @@ def blank(width: float, height: float) -> Any:
 
 
 def plain(value: Any) -> Any:
-    """Tensors as nested lists, the rest as JSON knows it."""
+    """Tensors as nested lists, the rest as JSON knows it: it has no word for what is not finite."""
     if isinstance(value, Tensor):
-        return value.detach().to("cpu", torch.float64 if value.is_floating_point() else None).tolist()
+        value = value.detach().to("cpu", torch.float64 if value.is_floating_point() else None).tolist()
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
     if isinstance(value, dict):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

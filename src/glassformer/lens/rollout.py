@@ -3,7 +3,8 @@
     A~_l = (mean over heads of A_l + I) / 2          R_l = A~_l R_{l-1},  R_{-1} = I        (s, t)
 
 The half of I stands for the residual stream. Abnar & Zuidema 2020, 2005.00928. Values, norms and feed-forward networks
-do not enter: rollout says where information can have come from, not what a prediction rests on.
+do not enter: rollout says where information can have come from, not what a prediction rests on. In a deep model whose
+heads rest on the first token, all of it ends there.
 """
 
 from __future__ import annotations

@@ -60,8 +60,12 @@ class Attention(Mixer):
                      q (b,s,n,h)  k,v (b,s,g,h)       k,v (b,t,g,h)  z (b,s,n,h)
 
     `qk_norm` comes before the position, or after it with `norm_after_position`; `clip` bounds every |q|, |k|, |v| right
-    after the projection (MPT). Sites: q, k, v as the kernel
-    receives them, scores and pattern (b,n,s,t), z, out.
+    after the projection (MPT). Sites: q, k, v as the kernel receives them, scores and pattern (b,n,s,t), z, out.
+
+    With `gain_control`, z is what attention adds to looking everywhere alike: z_s less the mean of v over the keys that
+    s sees, so that no part of it is common to all tokens (rank collapse). Giorlandino & Goldt, 2505.24333, take the mean
+    of z over the sequence, to which this one tends for many tokens; it needs no later ones, and a cache of values has
+    it. It costs the attention once more. The site z is what is left; pattern and scores are the softmax's own.
     """
 
     def __init__(
@@ -79,6 +83,7 @@ class Attention(Mixer):
         softcap: float | None = None,
         scale: float | None = None,
         clip: float | None = None,
+        gain_control: bool = False,
         dropout: float = 0.0,
         kernel: Kernel | None = None,
         reparam: MakeReparam | None = None,
@@ -86,7 +91,7 @@ class Attention(Mixer):
         super().__init__()
         self.n_heads, self.n_kv_heads, self.head_dim = head_shape(d_model, n_heads, n_kv_heads, head_dim)
         self.scale = scale or self.head_dim**-0.5
-        self.softcap, self.clip = softcap, clip
+        self.softcap, self.clip, self.gain_control = softcap, clip, gain_control
         self.dropout = dropout
         width, kv_width = self.n_heads * self.head_dim, self.n_kv_heads * self.head_dim
         roles: tuple[Role, ...] = ("score", "score", "hidden")
@@ -124,6 +129,9 @@ class Attention(Mixer):
             z = self.kernel(q, k, v, **terms, index=index, dropout=dropout, once=positions.once)
             if self.scores.looks or self.pattern.looks:
                 self.show(q, k, index, terms)
+        if self.gain_control:
+            alike = {**terms, "bias": None}
+            z = z - self.kernel(torch.zeros_like(q), k, v, **alike, index=index, once=positions.once)
         return self.out(self.output(self.z(z).flatten(-2)))
 
     def matrices(self) -> dict[str, Matrix]:
@@ -193,6 +201,7 @@ class AttentionConfig(MixerConfig, kind="attention"):
     scale: float | None = Field(None, gt=0)
     """None: 1 / sqrt(head_dim), and sqrt(base head_dim) / head_dim under muP."""
     clip: float | None = Field(None, gt=0)
+    gain_control: bool = False
     dropout: float = Field(0.0, ge=0, lt=1)
     kernel: KernelConfig = AutoConfig()
 
@@ -211,9 +220,8 @@ class AttentionConfig(MixerConfig, kind="attention"):
             visibility=self.visibility.build(ctx),
             qk_norm=self.qk_norm.build(n, g, h) if self.qk_norm else None,
             norm_after_position=self.qk_norm.after_position if self.qk_norm else False,
-            softcap=self.softcap, scale=self._scale(ctx), clip=self.clip, dropout=self.dropout,
-            kernel=self.kernel.build(ctx),
-            reparam=ctx.reparam and ctx.reparam.over,
+            softcap=self.softcap, scale=self._scale(ctx), clip=self.clip, gain_control=self.gain_control,
+            dropout=self.dropout, kernel=self.kernel.build(ctx), reparam=ctx.reparam and ctx.reparam.over,
         )  # fmt: skip
 
     def explicit(self, ctx: BuildContext) -> AttentionConfig:
@@ -233,7 +241,7 @@ class AttentionConfig(MixerConfig, kind="attention"):
 
     def flops(self, ctx: BuildContext, t: float) -> float:
         n, g, h = self._shape(ctx)
-        return 2.0 * ctx.d_model * (2 * n + 2 * g) * h + 4 * n * h * t
+        return 2.0 * ctx.d_model * (2 * n + 2 * g) * h + 4 * n * h * t * (2 if self.gain_control else 1)
 
     def state_bytes(self, ctx: BuildContext, t: int, bytes_per_value: int = 2) -> int:
         _, g, h = self._shape(ctx)
