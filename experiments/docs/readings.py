@@ -65,10 +65,13 @@ class Asked:
 def asked(name: str) -> Asked:
     smol = smollm2()
     if name == "activation_patching":
-        task = lens.indirect_object(smol.tokenizer, n=4)
+        task = lens.indirect_object(smol.tokenizer, n=2)
         parts = {name: getattr(task, name) for name in ("clean", "corrupt", "metric", "labels")}
-        return Asked(given=parts, written={name: f"task.{name}" for name in parts},
-                     before="task = gf.lens.indirect_object(loaded.tokenizer, n=4)\n")  # fmt: skip
+        return Asked(
+            given=parts | {"sites": ("resid_pre", "mixer.out")},
+            written={name: f"task.{name}" for name in parts},
+            before="task = gf.lens.indirect_object(loaded.tokenizer, n=2)\n",
+        )
     if name == "logit_attribution":
         words = {"token": " Mary", "against": " John"}
         return Asked(given={key: smol.token(word) for key, word in words.items()},
@@ -96,7 +99,7 @@ def draw(name: str, function: Callable[..., Any]) -> tuple[Figure, str]:
     smol, ask = smollm2(), asked(name)
     known = inspect.signature(function).parameters
     given, before = dict(ask.given), ask.before
-    said = [f"{key}={ask.written.get(key, repr(value))}" for key, value in given.items()]
+    said = [f"{key}={ask.written.get(key, repr(value))}".replace("'", '"') for key, value in given.items()]
     if "tokens" in known:
         text, shown = (PASSAGE, "text") if ask.text is None else (ask.text, f'"{ask.text}"')
         given["tokens"] = smol.tokens(text)
@@ -175,4 +178,33 @@ def edits() -> tuple[Figure, str]:
     return figure, f"```python\n{example}\n```\n\nThe whole model's loss is {whole:.2f}.\n\n" + "\n".join(table)
 
 
-OWN: dict[str, Callable[[], tuple[Figure, str]]] = {"position_picture": position_picture, "ablate_heads": edits}
+def inspection() -> tuple[Figure, str]:
+    """What each token cost, and what each depth would pay."""
+    smol = smollm2()
+    seen = lens.inspect(smol.model, smol.tokens(PASSAGE), smol.tokenizer, name="smollm2")
+    figure = blank(10.4, 3.6)
+    left, right = style.axes(figure, 1, 2, width_ratios=(2.4, 1)).flat
+    shown = 32
+    left.bar(range(shown), seen.loss[1 : shown + 1].numpy(), color=style.COLOURS[0], width=0.8)
+    style.words(left, seen.words[1 : shown + 1], "x")
+    left.set_xlim(-0.7, shown - 0.3)
+    left.set_ylabel("loss [nats]")
+    left.set_title("what the first tokens cost, given those before", loc="left", fontsize=9, color=style.INK)
+    right.plot(range(seen.layers + 1), seen.depth_loss.nanmean(1), linewidth=1.6)
+    right.set(xlabel="depth (0: embedding)", ylabel="mean loss [nats]")
+    right.set_yscale("log")
+    right.set_title("what each depth would pay", loc="left", fontsize=9, color=style.INK)
+    heads = "\n".join(
+        f"{kind}: " + ", ".join(f"layer {head.layer} head {head.head}" for head in found)
+        for kind, found in seen.notable(3).items()
+    )
+    example = 'seen = gf.lens.inspect(loaded.model, tokens, loaded.tokenizer)\nprint(seen)\nseen.save("inspect.html")'
+    shell = 'glassformer inspect smollm2 --text "..." --out DIR     # writes DIR/inspect.html'
+    return figure, f"```python\n{example}\n```\n\n```\n{shell}\n```\n\n```\n{seen}\n{heads}\n```"
+
+
+OWN: dict[str, Callable[[], tuple[Figure, str]]] = {
+    "position_picture": position_picture,
+    "ablate_heads": edits,
+    "inspect": inspection,
+}

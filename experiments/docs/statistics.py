@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 from shutil import rmtree
 from tempfile import mkdtemp
+from textwrap import fill
 from typing import Any
 
 import torch
@@ -22,8 +23,10 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 import glassformer as gf
+from experiments.docs import plainly
 from experiments.docs.readings import PASSAGE, smollm2
 from glassformer import dynamics
+from glassformer.dynamics import why
 from glassformer.dynamics.probe import probe
 from glassformer.dynamics.records import NAME, Records, read_records
 from glassformer.dynamics.watch import Moment, Watch
@@ -43,6 +46,9 @@ STEPS, WARMUP, BATCH, TOKENS, EVERY = 300, 30, 32, 64, 5
 @dataclass
 class Run:
     rows: list[dict[str, Any]]
+    """Of the record, those with statistics."""
+    records: list[dict[str, Any]]
+    metrics: list[dict[str, Any]]
     losses: list[float]
     first: Model
     last: Model
@@ -55,6 +61,7 @@ def run(name: str) -> Run:
     table = torch.softmax(2 * torch.randn(64, 64, generator=torch.Generator().manual_seed(0)), -1)
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.95), weight_decay=0.0)
     losses: list[float] = []
+    metrics: list[dict[str, Any]] = []
     records = Records(Path(mkdtemp()) / NAME)
     watch = Watch(model, EVERY, records=records)
     for step in range(1, STEPS + 1):
@@ -66,14 +73,16 @@ def run(name: str) -> Run:
         loss.backward()
         norm = float(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0))
         losses.append(loss.item())
+        metrics.append({"step": step, "loss": losses[-1], "grad_norm": norm, "learning_rate": group["lr"]})
         moment = Moment(step, losses[-1], norm, rate, text[:, :-1], text[:, 1:], model, optimizer)
         watch.before_update(moment)
         optimizer.step()
         watch.after_update(moment)
     records.close()
-    rows = [row for row in read_records(records.path) if "statistics" in row]
+    found = list(read_records(records.path))
     rmtree(records.path.parent)
-    return Run(rows, losses, config.build(seed=0), model)
+    rows = [row for row in found if "statistics" in row]
+    return Run(rows, found, metrics, losses, config.build(seed=0), model)
 
 
 def repeated(table: Tensor, step: int) -> Tensor:
@@ -231,10 +240,13 @@ def by_step(name: str) -> tuple[Figure, str]:
             if curves.line and low <= curves.line[0] <= high:
                 style.line(ax, *curves.line)
         handles, labels = row[0].get_legend_handles_labels()
-        if handles:
+        if len(curves.places) > 1:
             beside = row[2] if curves.smollm2 else row[1]
             style.legend(beside, handles=handles, labels=labels, loc="upper left", bbox_to_anchor=(1, 1))
-    return figure, f"{about(figure)}\n\n" + "\n".join(table)
+        elif handles:
+            style.legend(row[0])
+    many = any(len(one.places) > 1 for one in rows)
+    return figure, f"{about(many)}\n\n" + "\n".join(table)
 
 
 def share_range(pair: list[Any], log: bool) -> None:
@@ -247,12 +259,12 @@ def share_range(pair: list[Any], log: bool) -> None:
             ax.set_ylim(low, high)
 
 
-def about(figure: Figure) -> str:
+def about(many: bool) -> str:
     losses = {arm: run(arm).losses[-1] for arm in LEARNING_RATES}
     return (
         f"Two runs of one model, told apart by the learning rate alone; loss at step {STEPS}: "
         + ", ".join(f"{arm} {loss:.2f}" for arm, loss in losses.items())
-        + ". A line for each head or matrix; dashes are layer 1."
+        + (". A line for each head or matrix; dashes are layer 1." if many else ". A line for each head or layer.")
     )
 
 
@@ -348,7 +360,7 @@ def with_depth(name: str) -> tuple[Figure, str]:
     table.append(f"| SmolLM2-135M, over its layers | | {span(values)} |")
     for variant, found in draw_depth(grid[1, 1], statistic, name == "relative_residual").items():
         table.append(f"| {variant}, layers 1 and 24 | {shown(found[0])} | {shown(found[-1])} |")
-    return figure, f"{about(figure)}\n\n" + "\n".join(table)
+    return figure, f"{about(False)}\n\n" + "\n".join(table)
 
 
 def composite_residual() -> tuple[Figure, str]:
@@ -456,6 +468,28 @@ def router_curve(statistic: Callable[[Tensor, Tensor], Tensor], y: str, line: tu
     return figure, f"8 experts, 2 for each token. At no offset {values[0]:.3f}, at an offset of 4 {values[-1]:.3f}."
 
 
+def diagnose() -> tuple[Figure, str]:
+    """The losses of both runs, where the causes found began, and the rules."""
+    figure = blank(7.6, 3.4)
+    ax = style.axes(figure, x="step", y="loss [nats]")
+    told = []
+    for colour, arm in zip(style.COLOURS, LEARNING_RATES, strict=False):
+        one = run(arm)
+        found = dynamics.diagnose(one.metrics, one.records, one.last.config, {"learning_rate": LEARNING_RATES[arm]})
+        ax.plot(range(1, STEPS + 1), one.losses, color=colour, label=f"{arm}: {found.verdict}", linewidth=1.2)
+        at = sorted({cause.step for cause in found.causes if cause.step})
+        ax.plot(at, [one.losses[step - 1] for step in at], "v", color=colour, markersize=6)
+        told.append(f"{arm} run: {found.verdict}\n{found.paragraph()}")
+    style.legend(ax)
+    rules = [f"- **{rule.__name__.replace('_', ' ')}**: {plainly(' '.join((rule.__doc__ or '').split()))}"
+             for rule in why.RULES]  # fmt: skip
+    wrapped = "\n\n".join(fill(paragraph, 100) for text in told for paragraph in text.splitlines())
+    return figure, (
+        "```\nglassformer why RUN\n```\n\nA triangle marks the step at which a cause that was found began.\n\n"
+        f"```\n{wrapped}\n```\n\nThe failures it knows, each a combination:\n\n" + "\n".join(rules)
+    )
+
+
 OWN: dict[str, Callable[[], tuple[Figure, str]]] = {
     "token_cosine": lambda: with_depth("token_cosine"),
     "relative_residual": lambda: with_depth("relative_residual"),
@@ -463,6 +497,7 @@ OWN: dict[str, Callable[[], tuple[Figure, str]]] = {
     "entropy_bound": entropy_bound,
     "inverse_participation_ratio": inverse_participation_ratio,
     "cosine_map": cosine_map,
+    "diagnose": diagnose,
     "router_load": router_load,
     "router_entropy": lambda: router_curve(
         lambda p, _: dynamics.router_entropy(p, normalised=True), "entropy / log(experts)", (1.0, "does not decide")

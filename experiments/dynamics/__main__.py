@@ -34,13 +34,14 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error(f"there is no experiment {sorted(unknown)[0]!r}; there are {', '.join(names())}")
     failed = []
     for name in names() if "all" in given.name else given.name:
-        start = time.perf_counter()
+        start, worked = time.perf_counter(), time.process_time()
         outcome = run(name, given.quick)
         print(f"\n{outcome.name}: {outcome.claim}\n({outcome.source})\n\n{table(outcome.rows)}\n")
         print("\n".join(outcome.sentences))
         verdict = "holds" if outcome.passed else "does not hold"
         figure = f"; figure {outcome.figure}" if outcome.figure else ""
-        print(f"=> {outcome.name} {verdict} ({time.perf_counter() - start:.1f} s{figure})", flush=True)
+        seconds = f"{time.perf_counter() - start:.0f} s, {time.process_time() - worked:.0f} s of processor time"
+        print(f"=> {outcome.name} {verdict} ({seconds}{figure})", flush=True)
         failed += [] if outcome.passed else [name]
     return 1 if failed else 0
 

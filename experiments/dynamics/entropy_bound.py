@@ -38,14 +38,14 @@ def config() -> ModelConfig:
     )
 
 
-def batches(seed: int) -> Tensor:
+def batches(seed: int, steps: int) -> Tensor:
     """(steps, b, s + 1): words of a random bigram language, whose second half repeats the first."""
     generator = torch.Generator().manual_seed(seed)
     follows = (1.7 * torch.randn(VOCABULARY, VOCABULARY, generator=generator)).softmax(-1)
-    words = torch.randint(VOCABULARY, (STEPS * BATCH, 1), generator=generator)
+    words = torch.randint(VOCABULARY, (steps * BATCH, 1), generator=generator)
     for _ in range(TOKENS // 2 - 1):
         words = torch.cat([words, torch.multinomial(follows[words[:, -1]], 1, generator=generator)], 1)
-    return torch.cat([words, words, words[:, :1]], 1).unflatten(0, (STEPS, BATCH))
+    return torch.cat([words, words, words[:, :1]], 1).unflatten(0, (steps, BATCH))
 
 
 class Log:
@@ -97,7 +97,7 @@ def train(rate: float, steps: int, seed: int = 0) -> Log:
     """AdamW with warm-up and clipping, no cure for large logits; measured every ten steps."""
     model, log = config().build(seed=seed), Log()
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.95), weight_decay=0.0)
-    for step, batch in enumerate(batches(seed)[:steps]):
+    for step, batch in enumerate(batches(seed, steps)):
         optimizer.param_groups[0]["lr"] = rate * min(1, (step + 1) / WARMUP)
         loss = model.loss(batch[:, :-1], batch[:, 1:])
         if step % EVERY == 0 or step == steps - 1:

@@ -25,7 +25,7 @@ def run(quick: bool = False) -> Outcome:
         outcome.rows.append({"site": kind, **{f"{name} slope": slopes[name][kind] for name in ARMS}})
     outcome.check(
         slopes["standard"]["resid_post"] > 0.5,
-        f"the residual stream of the standard parametrisation grows: slope {slopes['standard']['resid_post']:+.2f} > 0.5",
+        f"the standard parametrisation's residual stream grows: slope {slopes['standard']['resid_post']:+.2f} > 0.5",
     )
     steepest = max(slopes["muP"], key=lambda kind: slopes["muP"][kind])
     outcome.check(

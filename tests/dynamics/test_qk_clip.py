@@ -167,13 +167,13 @@ RECIPE = {"tokens": 12 * 4 * 32, "batch_size": 4, "context": 32, "threads": 1, "
 def test_a_run_stays_near_the_threshold(text: TextData):
     """At a large learning rate logits run away; clipped, one step of it is all that they can gain."""
     config = preset("llama@1m+layers=2+d_model=32+heads=2")
-    batch = torch.arange(64).view(2, 32) % 15
+    batch = torch.arange(64).view(2, 32) % text.tokenizer.vocab_size
     largest = {}
     for clip in (None, 5.0):
         run = train(config, text, {**RECIPE, "qk_clip": clip})
         scores = capture(run.model.eval(), batch, "layers.*.mixer.scores")
         largest[clip] = max(float(x.amax()) for x in scores.values())
-    assert largest[None] > 10 * largest[5.0] / 2 and largest[5.0] < 15
+    assert largest[None] > 5 * largest[5.0] and largest[5.0] < 15
 
 
 def interrupt(report: Report) -> None:

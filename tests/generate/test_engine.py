@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from glassformer.capture import edit
 from glassformer.errors import RequestError
 from glassformer.expression import preset
 from glassformer.generate import generate
@@ -169,3 +170,20 @@ def test_wrong_requests_are_refused_at_once(prompt: object, options: dict, names
 def test_a_request_is_what_was_asked():
     request = Engine(tiny(), slots=1, context=40).submit(torch.tensor([1, 2]), 99)
     assert isinstance(request, Request) and request.max_new_tokens == 38 and request.finish is None
+
+
+def test_a_prompt_read_under_an_edit_is_not_kept():
+    """An engine reuses what it read of the prompt before; not across the ends of a `gf.edit`."""
+    model = tiny()
+    engine, prompt = Engine(model, slots=1, context=40), [1, 2, 3, 4]
+
+    def says() -> list[int]:
+        request = engine.submit(prompt, 6)
+        drain(engine)
+        return request.tokens
+
+    plain = says()
+    with edit(model, {"layers.0.mixer.v": lambda v: -2 * v}):
+        edited = says()
+        assert edited == generate(model, torch.tensor([prompt]), 6)[0, 4:].tolist()
+    assert edited != plain and says() == plain

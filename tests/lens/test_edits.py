@@ -222,6 +222,7 @@ def test_a_run_of_one_row_serves_every_row():
     close(edited, logits_of(model, tokens=OTHER[:1]).expand_as(edited))
 
 
+@pytest.mark.filterwarnings("ignore:Module .* has a submodule named 'output'")
 def test_nnsight_makes_the_same_edits():
     nnsight = pytest.importorskip("nnsight", reason="nnsight is not installed")
     model = tiny("llama@1m+gqa:2")

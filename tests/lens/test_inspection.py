@@ -22,7 +22,7 @@ from glassformer.errors import RequestError
 from glassformer.expression import preset
 from glassformer.lens import inspection
 from glassformer.lens.inspection import Inspection, inspect, largest
-from glassformer.lens.page.words import speller, spelled_text, visible
+from glassformer.lens.page.words import spelled_text, speller, visible
 from glassformer.model import Model
 from glassformer.parts.kernel import naive
 from glassformer.parts.mixer import Mixer
@@ -47,7 +47,8 @@ MODELS = [
 
 def loud(expression: str, seed: int = 3) -> Model:
     """A model whose every weight speaks, so that heads differ and predictions are sharp."""
-    model = preset(f"{expression}+{TINY}").build().eval()
+    name, _, changes = expression.partition("+")
+    model = preset(f"{name}+{TINY}{'+' + changes if changes else ''}").build().eval()
     draw = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for weight in model.parameters():

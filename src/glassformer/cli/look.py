@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
+import torch
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -41,7 +42,9 @@ def show_inspection(
 
     `text` is the text itself, `@FILE` for that of a file, or `-` for standard input; what is beyond the model's
     context, or 4,096 tokens, is cut off and said. Raises RequestError."""
-    machine.apply(machine.settings("cpu", threads=threads))
+    torch.set_num_threads(
+        machine.settings("cpu", threads=threads).threads
+    )  # freed memory is given back: blocks are large
     words = read_text(text)
     if not words:
         raise RequestError("--text is empty; give at least one character")
@@ -116,7 +119,7 @@ def opened(name: str, say: Callable[[str], None]) -> tuple[Model, Tokenizer, boo
 def tell(seen: Inspection, console: Console) -> None:
     facts = [
         f"{seen.name}{'' if seen.trained else ' (random weights)'}: {short(seen.parameters)} parameters",
-        f"{len(seen.ids):,} tokens",
+        f"{len(seen.ids):,} token{'s' if len(seen.ids) > 1 else ''}",
     ]
     if math.isfinite(seen.mean_loss):
         facts.append(f"{seen.mean_loss:.3f} nats per token, perplexity {math.exp(min(seen.mean_loss, 700)):.4g}")

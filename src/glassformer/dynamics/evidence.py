@@ -29,6 +29,7 @@ NATS = 1.0
 BACK = 10
 """Steps within which the loss must be back for a spike to have passed."""
 EARLY = 64
+COLUMNS = ("step", "loss", "learning_rate", "grad_norm")
 LOGARITHMIC = {
     "weight_norm", "gradient_norm", "gradient_rms", "update_ratio", "residual_rms", "massive", "spectral_norm",
     "effective_rank", "stable_rank", "activation_effective_rank", "activation_stable_rank",
@@ -119,38 +120,39 @@ class Evidence:
 
     # What every step leaves
 
-    @cached_property
+    @property
     def steps(self) -> np.ndarray:
-        return np.array([row["step"] for row in self._rows], dtype=np.int64)
+        return self._columns["step"]
 
-    @cached_property
+    @property
     def losses(self) -> np.ndarray:
-        return np.array([row["loss"] for row in self._rows])
+        return self._columns["loss"]
 
-    @cached_property
+    @property
     def rates(self) -> np.ndarray:
-        return np.array([row["learning_rate"] for row in self._rows])
+        return self._columns["learning_rate"]
 
     @cached_property
-    def _rows(self) -> list[dict[str, float]]:
-        """Rows that have all of a step's numbers, finite; of a step that came twice, the later."""
-        rows = {}
+    def _columns(self) -> dict[str, np.ndarray]:
+        """Of the rows that have all of a step's numbers, finite; of a step that came twice, the later."""
+        rows: dict[float, list[float]] = {}
         for row in self.metrics:
             try:
-                found = {name: number(row[name]) for name in ("step", "loss", "learning_rate", "grad_norm")}
+                found = [number(row[name]) for name in COLUMNS]
             except (KeyError, ValueError):
                 continue
-            if all(map(math.isfinite, found.values())) and 0 <= found["step"] < LAST_STEP:
-                rows[found["step"]] = found
-        return [rows[step] for step in sorted(rows)]
+            if all(map(math.isfinite, found)) and 0 <= found[0] < LAST_STEP:
+                rows[found[0]] = found
+        table = np.array([rows[step] for step in sorted(rows)]).reshape(-1, len(COLUMNS)).T
+        columns = dict(zip(COLUMNS, table, strict=True))
+        return columns | {"step": columns["step"].astype(np.int64)}
 
     def at(self, steps: np.ndarray, name: str) -> np.ndarray:
         """`learning_rate` or `grad_norm` at each of these steps; nan where there is no row."""
         if not len(self.steps):
             return np.full(len(steps), math.nan)
-        values, found = np.array([row[name] for row in self._rows]), np.searchsorted(self.steps, steps)
-        found = np.minimum(found, len(values) - 1)
-        return np.where(self.steps[found] == steps, values[found], math.nan)
+        found = np.minimum(np.searchsorted(self.steps, steps), len(self.steps) - 1)
+        return np.where(self.steps[found] == steps, self._columns[name][found], math.nan)
 
     @cached_property
     def events(self) -> list[Mapping[str, Any]]:

@@ -75,8 +75,9 @@ class Attention:
 
     def scores(self, scores: Tensor, first: int, total: int) -> None:
         """scores (b, n, c, t), -inf where a key is not seen."""
-        self.visible = (scores > float("-inf")).sum(-1)
-        self.largest.append(scores.amax((0, 2, 3)))
+        seen = scores != float("-inf")
+        self.visible = seen.sum(-1)
+        self.largest.append(scores.abs().where(seen, 0.0).amax((0, 2, 3)))
 
     def pattern(self, pattern: Tensor, first: int, total: int) -> None:
         """pattern (b, n, c, t), of the scores shown just before."""

@@ -164,7 +164,10 @@ def moved_alone(e: Evidence) -> Iterator[Cause]:
         usual = np.median(np.abs(np.concatenate(jumps, axis=1)), axis=1, keepdims=True)
         for track, jump in zip(tracks, jumps, strict=True):
             allowed = _allowed(track, e.get("update_ratio", track.where))
-            for row, head in np.argwhere(np.abs(jump) > np.maximum(allowed + math.log(1.5), 4 * usual)).tolist():
+            jumped = np.abs(jump) > np.maximum(allowed + math.log(1.5), 4 * usual)
+            if e.recipe.get("qk_clip") and track.where.endswith((".mixer.q", ".mixer.k")):
+                jumped &= jump > 0  # clipping shrinks them
+            for row, head in np.argwhere(jumped).tolist():
                 heads = track.values.shape[1] > 1
                 what = f"head {head} of {track.where}" if heads else track.where
                 times, most = np.exp(np.minimum(700, (jump[row, head], allowed[row, head])))
@@ -307,7 +310,7 @@ def _sharp_heads(e: Evidence, name: str, confidence: float, above: float, below:
                 name, min(0.95, confidence + 0.05 * math.log10(largest / above)),
                 f"since step {logits.steps[first]} head {head} of layer {logits.layer} has logits up to {largest:.3g} "
                 f"and a normalised entropy of {median(entropy.values[-late:, head]):.2g}",
-                ("+qknorm", "+sigmareparam", f"recipe.learning_rate={_rate(e, 3)}", "recipe.warmup=0.1"),
+                ("+qknorm", "+sigmareparam", "recipe.qk_clip=100", f"recipe.learning_rate={_rate(e, 3)}"),
                 logits.layer, logits.where, "max_attention_logit", head, int(logits.steps[first]),
                 logits.sigmas(first, head),
             )  # fmt: skip
@@ -334,7 +337,7 @@ def rank_collapse(e: Evidence) -> Iterator[Cause]:
             "rank collapse", 0.6 + 0.25 * len(held) / (len(e.layers) - 1),
             f"before {len(held)} of {len(e.layers)} layers, the first of them {layer}, tokens have a mean cosine of "
             f"{median(alike.late()[:, 0]):.3f}, and queries and keys get less than a thousandth of the gradient",
-            ("+pre", "+branch_scale", "+deepnorm", "recipe.warmup=0.1"),
+            ("+pre", "+branch_scale", "+deepnorm", "+gain"),
             layer, alike.where, "token_cosine", None, int(alike.steps[first]), alike.sigmas(first),
         )  # fmt: skip
 

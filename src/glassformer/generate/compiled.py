@@ -22,6 +22,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import glassformer
+from glassformer.capture import sites
 from glassformer.errors import RequestError, WorkError
 from glassformer.folders import cache_folder
 from glassformer.model import Model
@@ -44,6 +45,7 @@ class CompiledStep:
         self.model, self.batch, self.max_len, self.dtype = model, batch, max_len, dtype
         self._keys = torch.arange(max_len, device=model.embedding.weight.device)
         self._run: Callable[..., Tensor] | None = None
+        self._sites = list(sites(model).values())
 
     def init_state(self) -> ModelState:
         state = self.model.init_state(self.batch, self.max_len, self.dtype)
@@ -57,7 +59,9 @@ class CompiledStep:
         if state.rows is None:
             state.spread([state.length] * self.batch)
         seen = self.max_len if self._graph else max(state.length + 1, SHORTEST)
-        if seen == self.max_len and not self._graph:  # the very last token: another case for the compiler
+        watched = any(site.watched for site in self._sites)  # the library does not stop at them
+        # The very last token is another case for the compiler.
+        if watched or (seen == self.max_len and not self._graph):
             return self.model(tokens, state)[:, -1].float()
         logits = self._run(tokens.contiguous(), state.rows, self._keys[:seen], state.tensors())
         state.length += 1  # the rows' own lengths were advanced inside

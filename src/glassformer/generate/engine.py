@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from glassformer.capture import sites
 from glassformer.errors import RequestError
 from glassformer.generate.compiled import CompiledStep
 from glassformer.generate.sampling import Sampling, choose, row_generator
@@ -107,6 +108,7 @@ class Engine:
         self._state = self._new_state(slots)
         self._lengths: list[int] = []
         self._read: tuple[list[int], ModelState, Tensor] | None = None
+        self._sites = list(sites(self.model).values())
 
     def _new_state(self, batch: int) -> ModelState:
         max_len = self.context if self.compiled is None else self.compiled.max_len
@@ -210,7 +212,8 @@ class Engine:
         """The state after the prompt. What it shares with the prompt before is not read again."""
         tokens = torch.tensor([prompt], device=self.model.embedding.weight.device)
         same, state = 0, None
-        if self._read is not None:
+        edited = any(site.edited for site in self._sites)
+        if self._read is not None and not edited:
             read, state, logits = self._read
             if read == prompt:
                 return state, logits
@@ -224,7 +227,9 @@ class Engine:
         if state is None:
             same, state = 0, self._new_state(1)
         logits = prefill(self.model, tokens[:, same:], state, self.chunk)
-        self._read = prompt, state, logits
+        self._read = (
+            None if edited else (prompt, state, logits)
+        )  # what was read while edited is not what the model reads
         return state, logits
 
     def _leave(self, row: int) -> None:

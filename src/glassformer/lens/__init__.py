@@ -21,6 +21,7 @@ from glassformer.lens.heads import (
     induction_scores,
     previous_token_scores,
 )
+from glassformer.lens.inspection import Inspection, inspect
 from glassformer.lens.logit_lens import LogitLens, logit_lens, unembed
 from glassformer.lens.maps import AttentionMap, AttentionMaps, SideBySide, attention_map, attention_maps, side_by_side
 from glassformer.lens.neighbours import Neighbours, embedding_neighbours, nearest
@@ -45,6 +46,7 @@ __all__ = [
     "HeadAblation",
     "HeadScores",
     "IndirectObject",
+    "Inspection",
     "LogitAttribution",
     "LogitLens",
     "MassiveActivation",
@@ -73,6 +75,7 @@ __all__ = [
     "head_scores",
     "indirect_object",
     "induction_scores",
+    "inspect",
     "logit_attribution",
     "logit_lens",
     "massive_activations",

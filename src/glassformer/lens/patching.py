@@ -69,11 +69,13 @@ class ActivationPatching(Reading):
         """A matplotlib figure, by default as large as its grids need."""
         layers = next(iter(self.grids.values())).shape[0]
         columns = sum(max(grid.shape[1], 10) for grid in self.grids.values())
-        return super().figure(width or 0.2 * columns + 1.6, height or min(10, max(3.5, 0.17 * layers + 1.8)))
+        wide, high = min(16.0, max(5.0, 0.2 * columns + 1.6)), min(10.0, max(3.5, 0.17 * layers + 1.8))
+        return super().figure(width or wide, height or high)
 
     def draw(self, figure: Any) -> None:
         said = f"metric {self.clean:.2f} on the clean text, {self.corrupt:.2f} on the corrupt"
-        axes = list(np.atleast_1d(style.axes(figure, 1, len(self.grids), title=said, y="layer", sharey=True)).flat)
+        axes = list(np.atleast_1d(style.axes(figure, 1, len(self.grids), y="layer", sharey=True)).flat)
+        figure.suptitle(said, x=0.01, ha="left", color=style.INK, fontsize=10)
         most = max(1.0, *(float(grid.nan_to_num(0.0).abs().max()) for grid in self.grids.values()))
         for ax, (site, grid) in zip(axes, self.grids.items(), strict=True):
             drawn = draw_table(ax, grid, signed=True, high=most, bar=False)

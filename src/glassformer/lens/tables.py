@@ -45,7 +45,7 @@ def strongest(table: Tensor, count: int, signed: bool = False) -> list[tuple[int
 def figure_size(table: Tensor, tables: int = 1) -> tuple[float, float]:
     """Inches that so many of these tables need side by side."""
     layers, heads = table.shape
-    return tables * max(2.2, 0.22 * heads) + 2.2, min(10, max(3.0, 0.2 * layers + 1.0))
+    return min(16.0, tables * max(2.2, 0.22 * heads) + 2.2), min(10.0, max(3.0, 0.2 * layers + 1.0))
 
 
 def draw_table(ax: Any, table: Tensor, **heat: Any) -> Any:

@@ -20,7 +20,7 @@ class Site(nn.Module):
 
     Its path in the module tree is its public name (`layers.3.mixer.pattern`). Whoever changes the value is a member of
     `edits`, or a forward hook, which comes first; whoever only looks is a member of `looks` and sees it changed. With
-    none of them the call returns at once and costs about 0.1 us.
+    none of them the call returns at once and costs about 0.2 us.
     """
 
     def __init__(self, axes: str = "bsd", name: str | None = None):

@@ -8,8 +8,10 @@
   const state = { ...data.start, shade: "at", measure: "maps" };
   const clamp = (value, low, high) => Math.min(Math.max(value, low), high);
   const finite = (value, digits) => (Number.isFinite(value) ? value.toFixed(digits) : "–");
-  const percent = (share) =>
-    share < 0.0005 ? "< 0.1\u00a0%" : `${share < 0.0995 ? (100 * share).toPrecision(2) : Math.round(100 * share)}\u00a0%`;
+  const percent = (share) => {
+    if (share > 0 && share < 0.001) return "< 0.1\u00a0%";
+    return `${share && share < 0.0995 ? (100 * share).toPrecision(2) : Math.round(100 * share)}\u00a0%`;
+  };
   const depthName = (depth) => (depth ? `layer ${depth - 1}` : "embedding");
 
   const make = (name, className, words) => {
@@ -18,6 +20,7 @@
     if (words !== undefined) element.textContent = words;
     return element;
   };
+  const bare = (words) => words.trim() || "␣";
   const chip = (words) => make("bdi", "chip", words);
 
   // --- Arrays: base64, deflated; shares are codes whose square is the value, bfloat16 is half a float32. ---
@@ -44,15 +47,18 @@
     return new Float32Array(whole.buffer);
   };
 
-  // --- Colours: ramps of the stylesheet as 256 shades, read again when light turns dark. ---
+  // --- Colours: ramps of the stylesheet as 256 shades, read again when light turns dark. `ink` is a shade as the four
+  // bytes of a pixel. ---
   const style = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   const ramp = (name) => {
     const stops = style(name).split(",").map((stop) => [1, 3, 5].map((i) => parseInt(stop.trim().slice(i, i + 2), 16)));
-    return Array.from({ length: 256 }, (_, i) => {
+    const table = Array.from({ length: 256 }, (_, i) => {
       const place = (i / 255) * (stops.length - 1);
       const low = Math.min(Math.floor(place), stops.length - 2);
       return stops[low].map((value, channel) => Math.round(value + (stops[low + 1][channel] - value) * (place - low)));
     });
+    table.ink = new Uint32Array(new Uint8ClampedArray(table.flatMap((colour) => [...colour, 255])).buffer);
+    return table;
   };
   let colours = {};
   const readColours = () => {
@@ -64,10 +70,20 @@
   };
   const css = (colour) => `rgb(${colour.join(" ")})`;
   const shade = (table, value) => table[Math.round(255 * clamp(value || 0, 0, 1))];
+  const drawn = (columns, rows, table, value) => {
+    const picture = make("canvas");
+    [picture.width, picture.height] = [columns, rows];
+    const pixels = new ImageData(columns, rows);
+    const inks = new Uint32Array(pixels.data.buffer);
+    for (let i = 0; i < inks.length; i++) inks[i] = table.ink[Math.round(255 * clamp(value(i) || 0, 0, 1))];
+    picture.getContext("2d").putImageData(pixels, 0, 0);
+    return picture;
+  };
   const dark = (colour) => colour[0] * 0.299 + colour[1] * 0.587 + colour[2] * 0.114 < 140;
 
   // --- Attention: square roots of weights, of one head or of the mean over the heads of a layer. ---
   let arrays = {};
+  const sizes = {};
   const kept = (store, key, compute, most = 64) => {
     if (!store.has(key)) {
       if (store.size >= most) store.delete(store.keys().next().value);
@@ -88,18 +104,18 @@
       return sum.map((value) => Math.sqrt(value / heads));
     }, 8);
   };
+  // The weights of a tile are small: many keys share it. A lower power keeps them in sight.
+  const visibly = (layer) => (data.layers[layer].tile > 1 ? (root) => root ** 0.6 : (root) => root);
   const pictureOf = (layer, head) => kept(pictures, `${layer} ${head}`, () => {
     const { rows, columns } = data.layers[layer];
-    const picture = make("canvas");
-    [picture.width, picture.height] = [columns, rows];
-    const pixels = new ImageData(columns, rows);
-    mapOf(layer, head).forEach((root, i) => pixels.data.set([...shade(colours.look, root), 255], 4 * i));
-    picture.getContext("2d").putImageData(pixels, 0, 0);
-    return picture;
+    const map = mapOf(layer, head);
+    const power = visibly(layer);
+    return drawn(columns, rows, colours.look, (i) => power(map[i]));
   }, 600);
   const span = (tile, size) => [tile * size, Math.min((tile + 1) * size, length) - 1];
 
   // What a token looks at, or what looks at it: a shade for each token, and the strongest by name.
+  const LEAST = 0.001;
   const looks = (token, back) => {
     const shades = new Float32Array(length);
     const named = [];
@@ -112,8 +128,9 @@
     for (let i = 0; i < count; i++) {
       const root = back ? map[i * columns + own] : map[own * columns + i];
       const [first, last] = span(i, tile);
-      shades.fill(tile > 1 ? 0.6 * root : root, first, last + 1);
-      if (root > 0.02) named.push({ first, last, weight: root * root });
+      // Each key of a tile has its share of the weight; twice as dark, and never as dark as a key known by name.
+      shades.fill(tile > 1 ? Math.min(0.4, (2 * root) / Math.sqrt(tile)) : root, first, last + 1);
+      if (root * root >= LEAST) named.push({ first, last, weight: root * root });
     }
     if (keep && state.head >= 0) {
       const keys = arrays[`keys${state.layer}`];
@@ -121,8 +138,8 @@
       const base = state.head * length * keep;
       const take = (at, other) => {
         const weight = shareOf(weights, at);
-        if (weight < 0.0004) return;
-        shades[other] = Math.max(shades[other], Math.sqrt(weight));
+        if (weight < LEAST) return;
+        shades[other] = Math.max(shades[other], 0.2 + 0.8 * Math.sqrt(weight));
         named.push({ first: other, last: other, weight, exact: true });
       };
       if (back) {
@@ -170,7 +187,8 @@
   };
   const paid = (token) => {
     const loss = lossOf(token);
-    return Number.isFinite(loss) ? `cost ${loss.toFixed(2)} nats, given ${percent(Math.exp(-loss))}` : "nothing came before it";
+    if (!Number.isFinite(loss)) return "nothing came before it";
+    return `cost ${loss.toFixed(2)} nats, given ${percent(Math.exp(-loss))}`;
   };
 
   // --- The read-out that follows the pointer, or the place that the arrow keys chose. ---
@@ -200,7 +218,7 @@
     ];
   };
   const named = (first, last) =>
-    first === last ? [chip(data.words[first]), ` ${first}`] : [`tokens ${first} to ${last}`];
+    first === last ? [chip(data.words[first]), ` ${first}`] : [`tokens ${first}–${last}`];
 
   let hovered = -1;
   const hover = (token) => {
@@ -227,7 +245,8 @@
     strip.addEventListener("scroll", hush, { passive: true });
     strip.addEventListener("click", (event) => event.target.index !== undefined && pick({ token: event.target.index }));
     strip.addEventListener("keydown", (event) => {
-      const step = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -10, ArrowDown: 10, PageUp: -100, PageDown: 100 }[event.key];
+      const steps = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -10, ArrowDown: 10, PageUp: -100, PageDown: 100 };
+      const step = steps[event.key];
       const next = { Home: 0, End: length - 1 }[event.key] ?? (step && state.token + step);
       if (next === undefined) return;
       event.preventDefault();
@@ -245,6 +264,8 @@
     pen.textBaseline = "middle";
     return pen;
   };
+  const place = (element, ...box) =>
+    ["left", "top", "width", "height"].forEach((side, i) => (element.style[side] = `${box[i]}px`));
   const cells = (canvas, { grid, lines, pick: chosen, start, moved }) => {
     const holder = canvas.parentElement;
     const cursor = holder.appendChild(make("div", "cursor"));
@@ -254,7 +275,7 @@
       const { left, top, width, height, columns, rows } = grid();
       at = [clamp(column, 0, columns - 1), clamp(row, 0, rows - 1)];
       const [w, h] = [width / columns, height / rows];
-      cursor.style.cssText = `left:${left + at[0] * w}px;top:${top + at[1] * h}px;width:${Math.max(w, 3)}px;height:${Math.max(h, 3)}px`;
+      place(cursor, left + at[0] * w, top + at[1] * h, Math.max(w, 3), Math.max(h, 3));
       cursor.hidden = false;
       return cursor.getBoundingClientRect();
     };
@@ -315,7 +336,7 @@
     const columns = data.layers.length;
     const rows = Math.max(...data.layers.map((layer) => layer?.heads ?? 0));
     const [left, top] = [30, 22];
-    const room = overview.closest(".scroll").clientWidth - left - 2;
+    const room = sizes.overview - left - 2;
     const cell = clamp(Math.min(Math.floor(room / columns), Math.max(14, Math.floor(560 / rows))), 10, 96);
     overviewGrid = { left, top, width: cell * columns, height: cell * rows, columns, rows };
     const pen = scaled(overview, left + cell * columns, top + cell * rows);
@@ -325,7 +346,8 @@
     const every = Math.ceil(20 / cell);
     for (let layer = 0; layer < columns; layer += every) pen.fillText(layer, left + (layer + 0.5) * cell, 10);
     pen.textAlign = "right";
-    for (let head = 0; head < rows; head += Math.ceil(13 / cell)) pen.fillText(head, left - 8, top + (head + 0.5) * cell);
+    const skip = Math.ceil(13 / cell);
+    for (let head = 0; head < rows; head += skip) pen.fillText(head, left - 8, top + (head + 0.5) * cell);
     const index = measureIndex();
     const [low, high] = index < 0 ? [0, 1] : span01(index);
     const gap = cell > 24 ? 3 : cell > 13 ? 2 : 1;
@@ -344,7 +366,7 @@
         pen.strokeRect(place[0] + 0.5, place[1] + 0.5, place[2] - 1, place[3] - 1);
       }
     });
-    $("scale").textContent = index < 0 ? "weight, 0 to 1" : `${data.measures[index][1]}, ${short(low)} to ${short(high)}`;
+    $("scale").textContent = `${index < 0 ? "weight" : data.measures[index][1]}, ${short(low)} to ${short(high)}`;
     markHead();
   };
   const short = (value) => String(Number(value.toPrecision(3)));
@@ -356,19 +378,20 @@
     frame.hidden = state.head < 0 && !data.layers[state.layer];
     const heads = data.layers[state.layer]?.heads ?? 0;
     const [row, count] = state.head < 0 ? [0, heads] : [state.head, 1];
-    frame.style.cssText = `left:${left + state.layer * cell - 2}px;top:${top + row * cell - 2}px;width:${cell + 1}px;height:${count * cell + 1}px`;
+    place(frame, left + state.layer * cell - 2, top + row * cell - 2, cell + 1, count * cell + 1);
     for (const button of document.querySelectorAll("button.pick"))
       button.setAttribute("aria-pressed", +button.dataset.layer === state.layer && +button.dataset.head === state.head);
   };
-  const factLine = (layer, head) => headFacts.get(`${layer} ${head}`)
-    .map((value, i) => `${data.measures[i][1]} ${finite(value, i < 4 ? 2 : 1)}`).join(" · ");
+  const facts = (layer, head) => headFacts.get(`${layer} ${head}`)
+    .map((value, i) => `${data.measures[i][1]} ${finite(value, i < 4 ? 2 : 1)}`);
   const exists = (layer, head) => head < (data.layers[layer]?.heads ?? 0);
   const wireOverview = () => cells(overview, {
     grid: () => overviewGrid,
     start: () => [state.layer, Math.max(state.head, 0)],
-    lines: (layer, head) => (exists(layer, head)
-      ? [[make("strong", "", `Layer ${layer}, head ${head}`)], ...factLine(layer, head).split(" · ").map((fact) => [fact])]
-      : [[`Layer ${layer} has no head ${head} with a map`]]),
+    lines: (layer, head) => {
+      if (!exists(layer, head)) return [[`Layer ${layer} has no head ${head} with a map`]];
+      return [[make("strong", "", `Layer ${layer}, head ${head}`)], ...facts(layer, head).map((fact) => [fact])];
+    },
     pick: (layer, head) => exists(layer, head) && pick({ layer, head }),
   });
 
@@ -379,9 +402,7 @@
     if (!map) return;
     const layer = data.layers[state.layer];
     const wordy = length <= 40;
-    const holder = map.parentElement;
-    const free = window.innerHeight - bench.offsetHeight - 70;
-    const room = Math.min(holder.clientWidth, clamp(free, 380, 640));
+    const room = sizes.map;
     const gutter = wordy ? clamp(room / 6, 46, 92) : 44;
     const side = room - gutter;
     const [rows, columns] = layer ? [layer.rows, layer.columns] : [1, 1];
@@ -400,7 +421,7 @@
     const step = wordy ? Math.ceil(14 / (side / length)) : niceStep(length, side / 56);
     for (let token = 0; token < length; token += step) {
       const place = gutter + ((wordy ? token + 0.5 : token / layer.tile + 0.5) / columns) * side;
-      const words = wordy ? fit(pen, data.words[token].trim(), gutter - 10) : String(token);
+      const words = wordy ? fit(pen, bare(data.words[token]), gutter - 10) : String(token);
       const own = wordy && token === state.token;
       pen.fillStyle = own ? colours.mark : colours.muted;
       pen.textAlign = "right";
@@ -413,8 +434,9 @@
       if (wordy) pen.fillText(words, 0, 0);
       pen.restore();
       if (!wordy) {
-        pen.textAlign = "center";
-        pen.fillText(words, place, gutter - 12);
+        const cut = place + 20 > room;
+        pen.textAlign = cut ? "right" : "center";
+        pen.fillText(words, cut ? room : place, gutter - 12);
       }
     }
     const row = gutter + (Math.floor(state.token / layer.tile) / rows) * side;
@@ -444,7 +466,8 @@
       if (!layer) return [["no map"]];
       const weight = mapOf(state.layer, state.head)[row * layer.columns + column] ** 2;
       const line = [...named(...span(row, layer.tile)), " → ", ...named(...span(column, layer.tile))];
-      return [line, [make("strong", "", percent(weight)), layer.tile > 1 ? " of their attention, in the mean" : " of its attention"]];
+      const whose = layer.tile > 1 ? " of their attention, in the mean" : " of its attention";
+      return [line, [make("strong", "", percent(weight)), whose]];
     },
     pick: (column, row) => pick({ token: span(row, data.layers[state.layer]?.tile ?? 1)[0] }),
     moved: (column, row) => hover(span(row, data.layers[state.layer]?.tile ?? 1)[0]),
@@ -465,8 +488,9 @@
   };
   const drawPanel = () => {
     if (!map) return;
-    $("chosen").textContent = state.head < 0 ? `Layer ${state.layer}, mean of its heads` : `Layer ${state.layer}, head ${state.head}`;
-    $("facts").textContent = exists(state.layer, state.head) && state.head >= 0 ? factLine(state.layer, state.head) : "";
+    const one = state.head >= 0;
+    $("chosen").textContent = `Layer ${state.layer}, ${one ? `head ${state.head}` : "mean of its heads"}`;
+    $("facts").textContent = one && exists(state.layer, state.head) ? facts(state.layer, state.head).join(" · ") : "";
     for (const [side, words] of [["at", " looks at"], ["by", " is looked at by"]]) {
       $(`${side}-title`).replaceChildren(chip(data.words[state.token]), ` ${state.token}${words}`);
       bars($(side), looks(state.token, side === "by").named);
@@ -477,8 +501,18 @@
   const lens = $("lens-map");
   let lensGrid = {};
   const known = (depth, place) => Math.exp(-arrays.loss[depth * length + place]);
+  const lensPicture = (width) => kept(pictures, "lens", () => {
+    const whole = drawn(length, depths, colours.lens, (i) => known(Math.floor(i / length), i % length));
+    if (length <= width) return whole;
+    const narrow = make("canvas");
+    [narrow.width, narrow.height] = [width, depths];
+    const pen = narrow.getContext("2d");
+    pen.imageSmoothingQuality = "high";
+    pen.drawImage(whole, 0, 0, width, depths);
+    return narrow;
+  }, 600);
   const drawLens = () => {
-    const room = lens.parentElement.clientWidth;
+    const room = sizes.lens;
     const left = room > 560 ? 76 : 30;
     const width = room - left;
     const column = width / length;
@@ -497,7 +531,7 @@
       pen.textAlign = "left";
       for (let place = 0; place < length; place++) {
         pen.fillStyle = place === state.token ? colours.mark : colours.muted;
-        pen.fillText(fit(pen, data.words[place].trim(), column - 8), left + place * column + 4, 11);
+        pen.fillText(fit(pen, bare(data.words[place]), column - 8), left + place * column + 4, 11);
       }
       for (let depth = 0; depth < depths; depth++) {
         for (let place = 0; place < length; place++) {
@@ -507,19 +541,12 @@
           pen.fillStyle = css(colour);
           pen.fillRect(x, y, column - 1, line - 1);
           pen.fillStyle = dark(colour) ? "#ffffff" : "#14171b";
-          pen.fillText(fit(pen, best(depth, place).word.trim(), column - 8), x + 4, y + line / 2);
+          pen.fillText(fit(pen, bare(best(depth, place).word), column - 8), x + 4, y + line / 2);
         }
       }
     } else {
-      const picture = make("canvas");
-      [picture.width, picture.height] = [length, depths];
-      const pixels = new ImageData(length, depths);
-      for (let i = 0; i < length * depths; i++)
-        pixels.data.set([...shade(colours.lens, known(Math.floor(i / length), i % length)), 255], 4 * i);
-      picture.getContext("2d").putImageData(pixels, 0, 0);
-      pen.imageSmoothingEnabled = length > width;
-      pen.imageSmoothingQuality = "high";
-      pen.drawImage(picture, left, top, width, line * depths);
+      pen.imageSmoothingEnabled = false;
+      pen.drawImage(lensPicture(Math.round(width)), left, top, width, line * depths);
     }
     pen.strokeStyle = colours.mark;
     pen.lineWidth = 2;
@@ -532,9 +559,10 @@
       const said = best(depth, place);
       const value = known(depth, place);
       const target = data.causal ? place + 1 : place;
-      const lines = [[`${depthName(depth)}, `, ...named(place, place)], ["says ", chip(said.word), ` ${percent(said.share)}`]];
-      if (Number.isFinite(value) && target < length) lines.push(["gives ", chip(data.words[target]), ` ${percent(value)}`]);
-      return lines;
+      const about = [`${depthName(depth)}, `, ...named(place, place)];
+      const likeliest = ["says ", chip(said.word), ` ${percent(said.share)}`];
+      if (!Number.isFinite(value) || target >= length) return [about, likeliest];
+      return [about, likeliest, ["gives ", chip(data.words[target]), ` ${percent(value)}`]];
     },
     pick: (place) => pick({ token: place }),
     moved: (place) => hover(place),
@@ -633,7 +661,9 @@
     fillHeads();
     controls.layer.addEventListener("change", () => pick({ layer: +controls.layer.value }));
     controls.head.addEventListener("change", () => pick({ head: +controls.head.value }));
-    controls.token.addEventListener("input", () => controls.token.value !== "" && pick({ token: +controls.token.value }));
+    controls.token.addEventListener("input", () => {
+      if (controls.token.value !== "") pick({ token: +controls.token.value });
+    });
     $("before").addEventListener("click", () => pick({ token: state.token - 1 }));
     $("after").addEventListener("click", () => pick({ token: state.token + 1 }));
     for (const radio of document.querySelectorAll("input[name=shade]"))
@@ -648,6 +678,10 @@
   };
   const drawAll = () => {
     readColours();
+    const free = window.innerHeight - bench.offsetHeight - 70;
+    sizes.overview = overview?.closest(".scroll").clientWidth;
+    sizes.map = Math.min(map?.parentElement.clientWidth, clamp(free, 380, 640));
+    sizes.lens = lens.parentElement.clientWidth;
     document.documentElement.style.scrollPaddingTop = `${bench.offsetHeight + 18}px`;
     drawOverview();
     pick({});

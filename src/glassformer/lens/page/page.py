@@ -27,6 +27,7 @@ MEASURES = (
     ("self_mass", "itself"),
     ("max_attention_logit", "largest logit"),
 )
+POOLED = " Maps are pooled into tiles: a tile has the weight that its queries give all of its keys, in the mean."
 KINDS = {
     "first token": "Rest on the first token",
     "token before": "Watch the token before",
@@ -75,6 +76,7 @@ def title(seen: Inspection) -> str:
 
 def header(seen: Inspection) -> Markup:
     notice = "Its weights are random: the page shows how the model is made, and nothing it has learned."
+    still = "Maps and predictions are drawn by a script, and this browser runs none."
     return tag(
         "header",
         tag("p", "Glassformer inspection", class_="kicker"),
@@ -82,6 +84,7 @@ def header(seen: Inspection) -> Markup:
         tag("p", finding(seen), class_="finding"),
         None if seen.trained else tag("p", tag("strong", "Not trained. "), notice, class_="notice", role="note"),
         terms(seen),
+        tag("noscript", tag("p", still, class_="notice")),
     )
 
 
@@ -198,7 +201,6 @@ def heads(seen: Inspection) -> Markup:
         return section(
             "heads", "Heads", tag("p", "The mixers of this model have no attention maps.", class_="gf-empty")
         )
-    pooled = any(kept.tile > 1 for kept in seen.attention.values())
     return section(
         "heads",
         "Every head",
@@ -208,13 +210,13 @@ def heads(seen: Inspection) -> Markup:
         tag("p", tag("span", class_="ramp ramp-look", aria_hidden="true"), " ", tag("span", id="scale"),
             class_="legend"),
         notable(seen),
-        caption(
-            "A column is a layer, a cell one of its heads; a click opens it below. In a map, rows are the tokens that "
-            "look and columns those looked at"
-            + (", pooled into tiles: each sums the weight that its queries give its keys, in the mean." if pooled
-               else "."),
-        ),
+        caption("A column is a layer, a cell one of its heads; a click opens it below. In a map, rows are the tokens "
+                "that look and columns those looked at.", POOLED if is_pooled(seen) else None),
     )  # fmt: skip
+
+
+def is_pooled(seen: Inspection) -> bool:
+    return any(kept.tile > 1 for kept in seen.attention.values())
 
 
 def notable(seen: Inspection) -> Markup:
@@ -239,6 +241,12 @@ def _head(one: Head, measure: str) -> Markup:
 def one_map(seen: Inspection) -> Markup:
     if not seen.heads:
         return Markup("")
+    how = "The colour grows with the square root of the weight. Rows look, columns are looked at."
+    if is_pooled(seen):
+        how = (
+            "The colour grows with the 0.3rd power of the weight. Rows look, columns are looked at. In the lists, a "
+            "single token has its exact weight; ranges are means over all the tokens that share the tile."
+        )
     panel = tag(
         "div",
         tag("div", tag("h3", "Looks at", id="at-title"), tag("ol", id="at", class_="bars")),
@@ -252,7 +260,7 @@ def one_map(seen: Inspection) -> Markup:
         tag("h2", "One head", id="chosen", aria_live="polite"),
         tag("p", id="facts", class_="facts"),
         tag("div", picture, panel, class_="beside"),
-        caption("The colour grows with the square root of the weight. Rows look, columns are looked at."),
+        caption(how),
         aria_labelledby="chosen",
     )
 
@@ -280,28 +288,26 @@ def lens(seen: Inspection) -> Markup:
 
 
 def depths(seen: Inspection) -> Markup:
-    losses = seen.depth_loss.nanmean(1).tolist()
     charts = [
-        (losses, "Loss by depth, nats", "linear"),
-        (seen.residual_rms.mean(1).tolist(), "RMS of the residual stream", "log"),
-        (seen.token_cosine.tolist(), "Cosine between tokens", "linear"),
+        _chart(seen.depth_loss.nanmean(1).tolist(), Axis("Loss by depth, nats")),
+        _chart(seen.residual_rms.mean(1).tolist(), Axis("RMS of the residual stream", kind="log")),
+        _chart(seen.token_cosine.tolist(), Axis("Cosine between tokens", high=1.0)),
     ]
-    drawn = [tag("figure", _chart(*chart)) for chart in charts]
     return section(
         "depth",
         "How the stream changes",
-        tag("div", *drawn, class_="charts"),
+        tag("div", *charts, class_="charts"),
         caption(
             "Means over the text; depth 0 is the embedding. A cosine near 1 means that all tokens point the same way."
         ),
     )
 
 
-def _chart(values: list[float], label: str, kind: Any) -> Markup:
+def _chart(values: list[float], y: Axis) -> Markup:
     points = [(float(depth), value) for depth, value in enumerate(values)]
-    x, y = Axis("depth", unit="layers"), Axis(label, kind=kind)
-    told = f"{label}: {fixed(values[0], 2)} at the embedding, {fixed(values[-1], 2)} at the end"
-    return line_chart([Series(label, points)], x, y, told, width=380, height=250, end_labels=False)
+    told = f"{y.label}: {fixed(values[0], 2)} at the embedding, {fixed(values[-1], 2)} at the end"
+    curve = Series(y.label, points)
+    return tag("figure", line_chart([curve], Axis("depth"), y, told, width=380, height=250, end_labels=False))
 
 
 def notes(seen: Inspection) -> Markup:
