@@ -24,8 +24,8 @@ def _alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def read(capsys: pytest.CaptureFixture[str], *arguments: Any, **options: Any) -> dict[str, Any]:
-    show_inspection(*arguments, as_json=True, threads=1, **options)
+def read(capsys: pytest.CaptureFixture[str], name: str, text: str, out: str | None = None) -> dict[str, Any]:
+    show_inspection(name, text, out, as_json=True, threads=1)
     out, err = capsys.readouterr()
     assert err == ""
     return json.loads(out)

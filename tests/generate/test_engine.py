@@ -97,7 +97,7 @@ def test_one_prompt_is_read_once():
     engine = Engine(model, slots=4, context=60)
     long = torch.randint(31, (30,), generator=torch.Generator().manual_seed(0)).tolist()
     read: list[int] = []
-    model.embed.register_forward_hook(lambda module, args, out: read.append(out.shape[1]))
+    model.embed.looks = (lambda x, first, total: read.append(x.shape[1]),)
     samples = [engine.submit(long, 4, seed=1, n=i, temperature=1.5) for i in range(3)]
     other = engine.submit([*long[:20], 7, 8], 4)
     drain(engine)

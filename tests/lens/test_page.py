@@ -11,7 +11,7 @@ import zlib
 from html.parser import HTMLParser
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -183,7 +183,7 @@ def test_pooled_maps_and_their_strongest_keys(monkeypatch: pytest.MonkeyPatch):
 
 def test_hostile_words():
     tokens = list(range(len(HOSTILE)))
-    seen = inspect(loud("llama@1m"), tokens, Spells(), name="</title><script>alert(2)</script>")
+    seen = inspect(loud("llama@1m"), tokens, cast(Any, Spells()), name="</title><script>alert(2)</script>")
     page = Page(seen.page())
     assert page.faults == [] and len(page.scripts) == 2
     assert page.strip == [visible(word).replace("\ud800", "\ufffd") for word in HOSTILE]
