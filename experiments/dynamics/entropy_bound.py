@@ -134,7 +134,7 @@ def run(quick: bool = False) -> Outcome:
         "entropy_bound",
         "The norm of a row's logits, so ||W_Q W_K^T||_2, bounds the entropy of its attention from below; where that "
         "norm runs away, entropy collapses and the loss stalls.",
-        "Zhai et al. 2023, arXiv 2303.06296, theorem 3.1 and figure 1",
+        "Zhai et al. 2023, arXiv 2303.06296, theorem 3.1",
     )
     closed_forms(outcome)
     logs = {name: train(rate, 20 if quick else STEPS) for name, rate in RATES.items()}
