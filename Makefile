@@ -6,7 +6,7 @@ CORE := $(VENV)/.core
 DEV := $(VENV)/.dev
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test test-all lint types bench docs fuzz clean
+.PHONY: demo test test-all lint types bench docs experiments fuzz clean
 
 demo: $(CORE)
 	$(BIN)/glassformer compare gpt2@1m llama@1m bloom@1m falcon@1m --data python-docs --minutes 0.65 --out demo
@@ -23,6 +23,9 @@ lint: $(DEV)
 
 types: $(DEV)
 	$(BIN)/mypy
+
+experiments: $(DEV)
+	$(BIN)/python -m experiments.dynamics all
 
 fuzz: $(DEV)
 	$(BIN)/python -m tests.convert.storage.fuzz --seconds 300

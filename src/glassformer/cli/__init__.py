@@ -348,7 +348,7 @@ def inspect(
     model: Expression,
     /,
     *,
-    text: str | None = None,
+    text: Annotated[str | None, Parameter(allow_leading_hyphen=True)] = None,
     out: str | None = None,
     diff: str | None = None,
     doors: Flag = False,

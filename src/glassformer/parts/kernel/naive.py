@@ -11,7 +11,7 @@ from glassformer.parts.kernel.base import Index, Kernel, KernelConfig, Once, Sco
 from glassformer.parts.precision import wide
 from glassformer.parts.visibility import Visibility
 
-VALUES_PER_BLOCK = 1 << 24
+VALUES_PER_BLOCK = 1 << 22
 
 
 def _same(x: Tensor) -> Tensor:
