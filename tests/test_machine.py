@@ -12,7 +12,8 @@ from glassformer import machine
 from glassformer.errors import RequestError
 
 
-def test_defaults_say_what_they_are_and_why() -> None:
+def test_defaults_say_what_they_are_and_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     how = machine.settings("cpu")
     assert how.dtype == ("bfloat16" if machine.has_fast_bfloat16("cpu") else "float32")
     assert how.threads == machine.available_cores()
@@ -66,3 +67,15 @@ print(before, peak_memory("cpu") - before)
     before, added = map(int, said.split())
     assert 0.9 * (256 << 20) < added < 1.5 * (256 << 20)
     assert before < hold.nbytes
+
+
+def test_threads_are_as_many_as_the_environment_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    for said, threads in (
+        ("3", 3),
+        ("", machine.available_cores()),
+        ("0", machine.available_cores()),
+        ("2,4", machine.available_cores()),
+    ):
+        monkeypatch.setenv("OMP_NUM_THREADS", said)
+        assert machine.settings("cpu").threads == threads
+        assert machine.settings("cpu", threads=5).threads == 5

@@ -53,6 +53,7 @@ def settings(
     fast = has_fast_bfloat16(device)
     chosen = dtype if dtype != "auto" else "bfloat16" if fast else "float32"
     cores = available_cores()
+    asked = threads or _asked_threads() or cores
     if threads is not None and not 1 <= threads <= 4096:
         raise RequestError(f"threads={threads}: a number from 1 up is right; this process may use {cores} cores")
     compiler = can_compile(device)
@@ -61,10 +62,16 @@ def settings(
     use = compiler if compile is None else compile
     reasons = [
         f"{chosen} matrix products" + ("" if fast or chosen == "bfloat16" else " (no fast bfloat16 here)"),
-        f"{threads or cores} threads" if device == "cpu" else "",
+        f"{asked} threads" if device == "cpu" else "",
         "compiled regions" if use else "eager" + ("" if compiler else f" (compiling needs {_needs(device)})"),
     ]
-    return Settings(device, chosen, threads or cores, use, f"on {device}: " + ", ".join(filter(None, reasons)))
+    return Settings(device, chosen, asked, use, f"on {device}: " + ", ".join(filter(None, reasons)))
+
+
+def _asked_threads() -> int | None:
+    """What OMP_NUM_THREADS says, which torch and its libraries follow too."""
+    said = os.environ.get("OMP_NUM_THREADS", "")
+    return int(said) if said.isdecimal() and 1 <= int(said) <= 4096 else None
 
 
 def apply(chosen: Settings) -> None:

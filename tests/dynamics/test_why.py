@@ -170,6 +170,7 @@ SILENT = at("dead_units", "layers.2.ffn.hidden", 1.0)
 NO_FFN_GRADIENT = both(times("gradient_norm", "layers.2.ffn.up", 0.0), times("gradient_norm", "layers.2.ffn.down", 0.0))
 NO_GRADIENT = times("gradient_norm", "layers.2.", 0.0)
 LITTLE_GRADIENT = times("gradient_norm", "layers.2.", 1e-3)
+FALLEN = times("weight_norm", "layers.2.", 0.2)
 AS_IT_CAME = both(
     *(at(name, f"layers.{n}.resid_post", 0.5) for n in (1, 2)
       for name in ("residual_rms", "token_cosine", "relative_residual", "activation_effective_rank"))
@@ -189,9 +190,10 @@ RULES: dict[str, tuple[str, int | None, Change, list[Change]]] = {
     "dead units": ("dead units", 2, both(SILENT, NO_FFN_GRADIENT), [SILENT, NO_FFN_GRADIENT]),
     "dead layer": ("dead layer", 2, NO_GRADIENT, []),
     "dead layer, nearly": ("dead layer", 2, both(LITTLE_GRADIENT, AS_IT_CAME), [LITTLE_GRADIENT, AS_IT_CAME]),
+    "dead layer, revived a little": ("dead layer", 2, both(LITTLE_GRADIENT, FALLEN), []),
     "eps": ("gradient RMS near Adam's eps", None, both(SWALLOWED, SLOW), [SWALLOWED, SLOW]),
     "log Z": ("output-logit divergence", None, both(FAR_LOG_Z, LARGE_HEAD), [FAR_LOG_Z, LARGE_HEAD]),
-    "vanishing": ("gradients vanish", 0, both(FALLING, TINY), [FALLING, TINY]),
+    "vanishing": ("gradients vanish", 0, both(FALLING, TINY), [FALLING]),
     "one head": ("one head's weights moved alone", 2, JUMP, [times("weight_norm", "", 100)]),
     "one matrix": ("one matrix moved alone", 1, times("weight_norm", "layers.1.ffn.down", 0.01), []),
     "learning rate": ("learning rate above", None, both(per_step, BLOWN), [per_step, BLOWN]),

@@ -14,6 +14,7 @@ import torch
 import glassformer as gf
 from glassformer.dynamics.probe import probe
 from glassformer.dynamics.watch import Moment, Watch
+from glassformer.dynamics.weights import named_matrices, spectra
 from glassformer.errors import RequestError
 from glassformer.expression import preset
 from glassformer.model import Model
@@ -283,3 +284,14 @@ def test_the_monitor_refuses_an_interval_of_zero_and_a_damaged_state() -> None:
     for state in (None, [], {}, {"ring": 3}, {"ring": [3]}):
         with pytest.raises(RequestError, match="damaged"):
             Watch(net, every=1).restore(state)
+
+
+def test_the_spectra_are_those_of_what_is_applied() -> None:
+    """A sigma-reparametrised matrix has the norm gamma, however large the one beneath it grows."""
+    net = model("llama@1m+sigmareparam").vary(vocab_size=11, context=CONTEXT).build(seed=0).eval()
+    up = net.layers[1].ffn.up_proj
+    with torch.no_grad():
+        up.weight.mul_(50.0)
+    found = spectra(named_matrices(net))["spectral_norm"]["layers.1.ffn.up"]
+    assert found == pytest.approx(torch.linalg.matrix_norm(up.applied(), 2).item(), rel=1e-4)
+    assert found == pytest.approx(float(up.reparam.gamma), rel=1e-3)

@@ -267,18 +267,22 @@ class Evidence:
         """Steps at which all was looked at, not the norms alone."""
         return np.unique(np.concatenate([np.zeros(0, dtype=np.int64), *(one.steps for one in self.of("update_ratio"))]))
 
-    def gradient(self, layer: int | None, *names: str) -> Track | None:
-        """||dL/dW|| over matrices of a layer together: all, or those named (`mixer.q`). None unless all were recorded
-        at the same steps."""
+    def together(self, statistic: str, layer: int | None, *names: str) -> Track | None:
+        """A norm over matrices of a layer together: all, or those named (`mixer.q`). None unless all were recorded at
+        the same steps."""
         prefix = f"layers.{layer}."
         found = [
-            track for track in self.of("gradient_norm")
+            track for track in self.of(statistic)
             if track.where.startswith(prefix) and (not names or track.where.removeprefix(prefix) in names)
         ]  # fmt: skip
         if not found or any(not np.array_equal(track.steps, found[0].steps) for track in found):
             return None
         total = np.sqrt(np.sum([np.square(track.values).sum(1) for track in found], axis=0))
-        return Track("gradient_norm", f"layers.{layer}", found[0].steps, total[:, None])
+        return Track(statistic, f"layers.{layer}", found[0].steps, total[:, None])
+
+    def gradient(self, layer: int | None, *names: str) -> Track | None:
+        """||dL/dW|| over matrices of a layer together."""
+        return self.together("gradient_norm", layer, *names)
 
     def ask(self, rule: Rule) -> list[Any]:
         """What a rule finds; asked once."""

@@ -25,8 +25,8 @@ class Spikes:
     r_t = phi r_(t-1) + e_t. The next value is expected at line + phi r, give or take std(e); a spike is more than
     `sigma` of those above it. The line follows a falling loss and phi its bend, which a mean and its deviation
     (window 128, sigma 6: OLMo-core's StabilityMonitor) take for noise, so that spikes of the steep part go unseen.
-    Five sigma, as a spike of eight rides on noise that may itself stand three below; noise alone gets there once in
-    a million steps.
+    Five sigma, as a spike of eight rides on noise that may itself stand three below. Gaussian noise gets there once in
+    a million steps; real text did in 4 of 8,000 with batches of 512 tokens, by odd documents, and never to six.
 
     A spike does not enter the window: the next one is measured against the calm before both. Where 16 values in a row
     are spikes the level has moved; they enter the window together, and the alarm ends. Nothing is judged before

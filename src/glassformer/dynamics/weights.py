@@ -97,12 +97,12 @@ def spectra(matrices: Mapping[str, Matrix]) -> Statistics:
     with torch.no_grad():
         for name, matrix in matrices.items():
             if name.startswith("layers."):
-                rows = matrix.within(matrix.parameter).float()
+                rows = matrix.applied().float()
                 note(name, singular_values(rows))
                 made["row_cosine"][name] = _values(row_cosine(rows))
         for name, matrix in matrices.items():
             if name.endswith(".mixer.q") and (key := matrices.get(name[:-1] + "k")):
-                q, k = (one.within(one.parameter).float() for one in (matrix, key))
+                q, k = (one.applied().float() for one in (matrix, key))
                 note(name[:-1] + "qk", product_spectrum(q, k.repeat_interleave(len(q) // len(k), dim=0)))
     return made
 

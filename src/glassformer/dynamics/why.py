@@ -121,10 +121,15 @@ def _rank(cause: Cause) -> tuple[float, float]:
 
 
 def _roots_first(found: Sequence[Cause]) -> list[Cause]:
-    """What a root brings with it is less likely to be the cause."""
+    """What a root brings with it, anywhere, and a dead layer in itself, is less likely to be the cause."""
     root = max((cause.confidence for cause in found if cause.cause in ROOTS), default=0.0)
+    dead = {cause.layer for cause in found if cause.cause == "dead layer"}
+
+    def follows(cause: Cause) -> bool:
+        return (root > 0.6 and cause.cause in FOLLOWS) or (cause.cause in OF_A_DEAD_LAYER and cause.layer in dead)
+
     return [
-        replace(cause, confidence=0.8 * min(cause.confidence, root)) if root > 0.6 and cause.cause in FOLLOWS else cause
+        replace(cause, confidence=0.8 * min(cause.confidence, root or 1.0)) if follows(cause) else cause
         for cause in found
     ]
 
@@ -183,8 +188,8 @@ def moved_alone(e: Evidence) -> Iterator[Cause]:
 
 
 def dead_layer(e: Evidence) -> Iterator[Cause]:
-    """A layer that gets no gradient, next to layers that do: less than 1e-5 of theirs, or less than a tenth while the
-    residual stream leaves it as it came. It is zero, or cut off."""
+    """A layer that gets no gradient, next to layers that do: less than 1e-5 of theirs, or less than a twentieth while
+    the residual stream leaves it as it came, or its weights have fallen. It is zero, or cut off."""
     for layer in e.layers:
         own, beside = e.gradient(layer), [t for n in (layer - 1, layer + 1) if (t := e.gradient(n)) is not None]
         if own is None or not beside or any(not np.array_equal(track.steps, own.steps) for track in beside):
@@ -192,7 +197,8 @@ def dead_layer(e: Evidence) -> Iterator[Cause]:
         at = np.isin(own.steps, e.full)
         steps, values = own.steps[at], own.values[at, 0]
         near = np.min([track.values[at, 0] for track in beside], axis=0)
-        dead = (values < 1e-5 * near) | ((values < 0.1 * near) & _unchanged(e, layer, steps))
+        idle = _unchanged(e, layer, steps) | _fallen(e, layer, steps)
+        dead = (values < 1e-5 * near) | ((values < 0.05 * near) & idle)
         if len(dead) < 3 or not dead[-2:].all():
             continue
         first = _since(dead)
@@ -450,6 +456,7 @@ FOLLOWS = {
     "gradient RMS near Adam's eps", "output-logit divergence", "dead units", "dead layer",
 }  # fmt: skip
 """What a root may bring with it."""
+OF_A_DEAD_LAYER = {"dead units", "one head's weights moved alone", "one matrix moved alone"}
 
 
 def _unknown(e: Evidence, movers: Sequence[tuple[Track, int, int, float]]) -> Cause:
@@ -521,15 +528,24 @@ def _weights_jumped(e: Evidence, step: int) -> bool:
 
 
 def _unchanged(e: Evidence, layer: int, steps: np.ndarray) -> np.ndarray:
-    """Whether the stream's statistics after a layer are those before it, to a thousandth, at each of `steps`."""
+    """Whether the stream's statistics after a layer are those before it, to two per cent, at each of `steps`."""
     same = np.ones(len(steps), dtype=bool)
     for name in ("residual_rms", "token_cosine", "relative_residual", "activation_effective_rank"):
         before, after = (e.get(name, f"layers.{n}.resid_post") for n in (layer - 1, layer))
         if before is None or after is None or not all(np.isin(steps, track.steps).all() for track in (before, after)):
             return np.zeros(len(steps), dtype=bool)
         was, now = (track.values[np.isin(track.steps, steps), 0] for track in (before, after))
-        same &= np.isclose(was, now, rtol=1e-3, atol=0)
+        same &= np.isclose(was, now, rtol=0.02, atol=0)
     return same
+
+
+def _fallen(e: Evidence, layer: int, steps: np.ndarray) -> np.ndarray:
+    """Whether the weights of a layer are less than a third of what they have been, at each of `steps`."""
+    norm = e.together("weight_norm", layer)
+    if norm is None or not np.isin(steps, norm.steps).all():
+        return np.zeros(len(steps), dtype=bool)
+    most = np.maximum.accumulate(norm.values[:, 0])
+    return (norm.values[:, 0] < most / 3)[np.isin(norm.steps, steps)]
 
 
 def _since(holds: np.ndarray) -> int:

@@ -73,17 +73,22 @@ class Matrix:
     first: int
     last: int
     heads: int | None = None
+    linear: Linear | None = None
 
     @classmethod
     def of(cls, linear: Linear, part: int = 0, heads: int | None = None) -> Matrix:
         """Map number `part` of a linear."""
         first = sum(linear.outs[:part])
-        return cls(linear.weight, first, first + linear.outs[part], heads)
+        return cls(linear.weight, first, first + linear.outs[part], heads, linear)
 
     def within(self, values: Tensor) -> Tensor:
         """Its rows in the parameter, in its gradient, or in anything of that shape: (o, i), (heads, o/heads, i)."""
         rows = values[self.first : self.last]
         return rows if self.heads is None else rows.unflatten(0, (self.heads, -1))
+
+    def applied(self) -> Tensor:
+        """What the map does to its input: its rows, or what a reparametrisation makes of them."""
+        return self.within(self.parameter if self.linear is None else self.linear.applied())
 
 
 def linear_params(
