@@ -95,7 +95,7 @@ def run(quick: bool = False) -> Outcome:
         "sigma-reparametrised maps neither happens.",
         "Wortsman et al. 2023, arXiv 2309.14322, section 3.1; Zhai et al. 2023, arXiv 2303.06296",
     )
-    rates, steps, most, least = ((3e-1,), 60, 1e3, 0.05) if quick else (RATES, STEPS, 100, 0.1)
+    rates, steps, most, least = ((3e-1,), 40, 1e3, 0.05) if quick else (RATES, STEPS, 100, 0.1)
     traces = {(arm, rate): train(arm, rate, steps) for rate in rates for arm in ARMS}
     for (arm, rate), trace in traces.items():
         last = {"max logit": trace.logits[-1], "entropy": trace.entropies[-1], "loss": trace.losses[-1]}

@@ -72,7 +72,7 @@ class Watch:
             raise RequestError(f"watch={every} must be at least 1: it is the number of steps between looks")
         self.model, self.every, self.records = model, every, records
         self.autocast, self.decode = autocast, decode
-        self.spikes = {"loss": Spikes(), "grad_norm": Spikes()}
+        self.spikes = {"loss": Spikes(), "grad_norm": Spikes(sigma=6.0, log=True)}  # norms are skewed
         self.matrices = named_matrices(model)
         self.ring: deque[dict[str, Any]] = deque(maxlen=RING)
         self.written: list[int] = []

@@ -27,6 +27,8 @@ NATS_ABOVE, NATS_BACK = 0.3, 1.0
 """A loss that stood so much above its beginning, or in the first steps above its lowest, did not merely fluctuate."""
 LARGE_SPIKE = 12.0
 """Sigma; odd documents of a healthy run reach nine."""
+USUAL_FIRST = 0.3
+"""By how much of itself a step at the peak moves a fresh matrix in healthy runs, 0.15 to 0.5."""
 SHOWN_CAUSES = 6
 
 
@@ -239,14 +241,14 @@ def rate_too_large(e: Evidence) -> Iterator[Cause]:
     shown, peak = _shows(e), _peak(e)
     if not shown:
         return
-    tries = (f"recipe.learning_rate={_rate(e, 10)}", "recipe.warmup=0.1", "+qknorm")
+    more = ("recipe.warmup=0.1", "+qknorm")
     if not e.watched:
         times = peak / _usual_rate(e.config) if e.config else 1.0
         if times >= 10 or e.hump > NATS_ABOVE or e.diverged is not None:
             yield Cause(
                 "learning rate above the stable edge", 0.5 if times >= 10 else 0.35,
                 _joined(shown[:3]) + (f", at {times:.3g} times the rule of thumb by size" if e.config else ""),
-                tries, statistic="loss", step=e.onset,
+                (f"recipe.learning_rate={_rate(e, max(3.0, times))}", *more), statistic="loss", step=e.onset,
             )  # fmt: skip
         return
     moved = [track for track in e.of("update_ratio") if track.layer is not None]
@@ -267,7 +269,8 @@ def rate_too_large(e: Evidence) -> Iterator[Cause]:
         "learning rate above the stable edge", min(0.95, (0.6 if first >= 1 else 0.4) + 0.12 * len(shown)),
         f"{replaced if first >= 1 else ''}updates stay at {median(kept):.2g} of the weights, and "
         f"{_joined(shown[:3])}",
-        tries, worst.layer, worst.where, "update_ratio", None, int(worst.steps[row]), worst.sigmas(row),
+        (f"recipe.learning_rate={_rate(e, first / USUAL_FIRST if first >= 1 else 3)}", *more),
+        worst.layer, worst.where, "update_ratio", None, int(worst.steps[row]), worst.sigmas(row),
     )  # fmt: skip
 
 

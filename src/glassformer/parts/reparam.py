@@ -15,6 +15,10 @@ from glassformer.parts.precision import wide
 _LEAST = 1e-12
 
 
+Vectors = list[tuple[Tensor, Tensor]]
+"""(right, left) singular vectors of maps, or what comes near them."""
+
+
 class Reparam(nn.Module):
     """The matrix applied, made from the one trained: W (o, i), maps stacked by rows, to W_hat (o, i)."""
 
@@ -39,55 +43,65 @@ class SigmaReparam(Reparam):
     """W_hat = (gamma / sigma(W)) W for each of the maps stacked in W (o, i), sigma its largest singular value.
 
     Zhai et al. 2023, 2303.06296: the spectral norm of what is applied is the learned scalar gamma alone, so attention
-    scores cannot grow without it. Every training forward takes one step of power iteration, v <- W u / |W u|,
-    u <- W^T v / |W^T v|, three matrix-vector products per map; sigma = v^T W u carries a gradient to W, u and v none.
-    They are buffers u (maps, i) and v (o,), and so part of a checkpoint.
+    scores cannot grow without it. Every forward takes one step of power iteration, v = W u / |W u| and
+    u' = W^T v / |W^T v|, and sigma = v^T W u': three matrix-vector products per map. The gradient of sigma goes to W;
+    u' and v are constants. While training u' is kept for the next step, in the buffer u (maps, i) that is part of a
+    checkpoint; evaluation keeps nothing.
 
     `gamma`: where it begins; None: at sigma(W_0), which leaves the function of W_0 as it is.
     """
 
     u: Tensor
-    v: Tensor
 
     def __init__(self, in_features: int, outs: tuple[int, ...], gamma: float | None = None):
         super().__init__()
         self.outs, self.begins = outs, gamma
         self.gamma = nn.Parameter(torch.empty(len(outs)))
         self.register_buffer("u", torch.empty(len(outs), in_features))
-        self.register_buffer("v", torch.empty(sum(outs)))
 
     def forward(self, weight: Tensor) -> Tensor:
+        vectors = self.step(weight)
         if self.training:
-            self.iterate(weight)
-        return self.applied(weight)
+            self.keep(vectors)
+        return self._made(weight, vectors)
 
     def applied(self, weight: Tensor) -> Tensor:
-        """W_hat by the u and v of the last iteration."""
-        with torch.autocast(weight.device.type, enabled=False):
-            factors = self.gamma / self.sigmas(weight).clamp(min=_LEAST)
-            parts = zip(factors.unbind(), weight.split(self.outs), strict=True)
-            return torch.cat([(factor * wide(part)).to(weight.dtype) for factor, part in parts])
+        return self._made(weight, self.step(weight))
 
     def sigmas(self, weight: Tensor) -> Tensor:
-        """v^T W u of each map, (maps,), at least fp32."""
-        u, v = wide(self.u.clone()), wide(self.v.clone())  # the iteration goes on before a gradient comes back
-        parts = zip(u, v.split(self.outs), weight.split(self.outs), strict=True)
-        return torch.stack([right.dot(wide(part).mv(left)) for left, right, part in parts])
+        """The estimate of each map's largest singular value, from below: (maps,), at least fp32."""
+        return self._sigmas(weight, self.step(weight))
 
     @torch.no_grad()
-    def iterate(self, weight: Tensor) -> None:
+    def step(self, weight: Tensor) -> Vectors:
+        """(u', v) of each map, at least fp32."""
         with torch.autocast(weight.device.type, enabled=False):
-            for u, v, part in zip(self.u, self.v.split(self.outs), weight.split(self.outs), strict=True):
-                v.copy_(F.normalize(wide(part).mv(wide(u)), dim=0))
-                u.copy_(F.normalize(wide(part).t().mv(wide(v)), dim=0))
+            return [_power_step(wide(part), wide(u)) for part, u in zip(weight.split(self.outs), self.u, strict=True)]
+
+    @torch.no_grad()
+    def keep(self, vectors: Vectors) -> None:
+        self.u.copy_(torch.stack([u for u, _ in vectors]))
 
     @torch.no_grad()
     def begin(self, weight: Tensor) -> None:
         """Takes W as W_0: its leading singular vectors, exactly, and gamma."""
-        for u, v, part in zip(self.u, self.v.split(self.outs), weight.split(self.outs), strict=True):
-            u.copy_(leading_right_vector(wide(part)))
-            v.copy_(F.normalize(wide(part).mv(wide(u)), dim=0))
+        self.u.copy_(torch.stack([leading_right_vector(wide(part)) for part in weight.split(self.outs)]))
         self.gamma.copy_(self.sigmas(weight) if self.begins is None else torch.full_like(self.gamma, self.begins))
+
+    def _sigmas(self, weight: Tensor, vectors: Vectors) -> Tensor:
+        with torch.autocast(weight.device.type, enabled=False):
+            parts = zip(weight.split(self.outs), vectors, strict=True)
+            return torch.stack([v.dot(wide(part).mv(u)) for part, (u, v) in parts])
+
+    def _made(self, weight: Tensor, vectors: Vectors) -> Tensor:
+        factors = self.gamma / self._sigmas(weight, vectors).clamp(min=_LEAST)
+        parts = zip(factors.unbind(), weight.split(self.outs), strict=True)
+        return torch.cat([(factor * wide(part)).to(weight.dtype) for factor, part in parts])
+
+
+def _power_step(weight: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+    v = F.normalize(weight.mv(u), dim=0)
+    return F.normalize(weight.t().mv(v), dim=0), v
 
 
 def leading_right_vector(weight: Tensor) -> Tensor:

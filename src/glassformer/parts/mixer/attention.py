@@ -63,9 +63,9 @@ class Attention(Mixer):
     after the projection (MPT). Sites: q, k, v as the kernel receives them, scores and pattern (b,n,s,t), z, out.
 
     With `gain_control`, z is what attention adds to looking everywhere alike: z_s less the mean of v over the keys that
-    s sees, so that no part of it is common to all tokens (rank collapse). Giorlandino & Goldt, 2505.24333, take the mean
-    of z over the sequence, to which this one tends for many tokens; it needs no later ones, and a cache of values has
-    it. It costs the attention once more. The site z is what is left; pattern and scores are the softmax's own.
+    s sees, so that no part of it is common to all tokens (rank collapse). Giorlandino & Goldt, 2505.24333, take the
+    mean of z over the sequence, to which this one tends for many tokens; it needs no later ones, and a cache of values
+    has it. It costs the attention once more. The site z is what is left; pattern and scores are the softmax's own.
     """
 
     def __init__(
