@@ -32,7 +32,7 @@ PROMPTS = (
 
 @pytest.fixture(scope="module")
 def ours() -> Any:
-    torch.set_num_threads(2)
+    torch.set_num_threads(1)
     return gf.load("smollm2")
 
 
