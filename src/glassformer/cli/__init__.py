@@ -153,6 +153,8 @@ def train(
     warmup: float | None = None,
     weight_decay: float = 0.1,
     clip: float | None = 1.0,
+    adam_eps: float = 1e-8,
+    qk_clip: float | None = None,
     tokenizer: TokenizerName = "auto",
     batch_size: BatchSize = 16,
     micro_batch: int | None = None,
@@ -191,6 +193,10 @@ def train(
         On weights of matrices.
     clip
         Largest gradient norm.
+    adam_eps
+        Of AdamW's denominator.
+    qk_clip
+        Largest attention logit: W_q and W_k of heads that passed it shrink after the step (100, say).
     micro_batch
         Sequences at once; gradients accumulate to --batch-size.
     evaluate_every
@@ -213,7 +219,8 @@ def train(
     plan: dict[str, Any] = {"kind": schedule} if warmup is None else {"kind": schedule, "warmup": warmup}
     recipe = Recipe.of(
         tokens=_whole(tokens), minutes=minutes, flops=flops, seed=seed, learning_rate=lr, schedule=plan,
-        weight_decay=weight_decay, clip=clip, batch_size=batch_size, micro_batch=micro_batch, context=context,
+        weight_decay=weight_decay, clip=clip, adam_eps=adam_eps, qk_clip=qk_clip,
+        batch_size=batch_size, micro_batch=micro_batch, context=context,
         evaluate_every=evaluate_every, checkpoint_seconds=checkpoint_seconds, device=device, dtype=dtype,
         threads=threads, compile=compile, watch=_interval(watch, watch_every), on_spike=on_spike,
     )  # fmt: skip
