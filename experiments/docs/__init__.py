@@ -174,9 +174,9 @@ def index() -> str:
         '```python\nimport torch\n\nimport glassformer as gf\n\nloaded = gf.load("smollm2")\n'
         'tokens = torch.tensor([loaded.tokenizer.encode("When Mary and John went to the store,")])\n'
         "reading = gf.lens.logit_lens(loaded.model, tokens, tokenizer=loaded.tokenizer)\n"
-        "print(reading)                # in words\n"
-        'reading.save("lens.png")      # as a figure; a notebook shows it by itself\n'
-        "reading.to_dict()             # as plain JSON\n```",
+        "print(reading)  # in words\n"
+        'reading.save("lens.png")  # as a figure; a notebook shows it by itself\n'
+        "reading.to_dict()  # as plain JSON\n```",
         "## Readings",
         "| reading | shows |\n|---|---|\n" + rows("readings"),
         "## Statistics",

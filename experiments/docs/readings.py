@@ -133,7 +133,7 @@ def position_picture() -> tuple[Figure, str]:
             ax.set_title(f"{name}: {title}", loc="left", fontsize=9, color=style.INK)
     told = "\n".join(f"{name}: {reading}, {reading.length:,} tokens" for name, reading in readings.items())
     return figure, (
-        f"```python\nprint(gf.lens.position_picture(loaded.model))      # a config will do\n```\n\n```\n{told}\n```\n\n"
+        f"```python\nprint(gf.lens.position_picture(loaded.model))  # a config will do\n```\n\n```\n{told}\n```\n\n"
         "The learned table is that of the healthy run of the [statistics](../statistics/attention_entropy.md), whose "
         "texts are 32 tokens given twice."
     )

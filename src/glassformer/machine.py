@@ -70,7 +70,7 @@ def settings(
 
 def _asked_threads() -> int | None:
     """What OMP_NUM_THREADS says, which torch and its libraries follow too."""
-    said = os.environ.get("OMP_NUM_THREADS", "")
+    said = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()  # one number for each level of nesting
     return int(said) if said.isdecimal() and 1 <= int(said) <= 4096 else None
 
 

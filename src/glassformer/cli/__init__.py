@@ -214,6 +214,7 @@ def train(
     from glassformer.text import prepare
     from glassformer.train import Recipe, Report
     from glassformer.train import train as run
+    from glassformer.train.loop import check_folder
     from glassformer.train.sinks import check_sinks, open_sinks
 
     plan: dict[str, Any] = {"kind": schedule} if warmup is None else {"kind": schedule, "warmup": warmup}
@@ -226,6 +227,7 @@ def train(
     )  # fmt: skip
     config = preset(model)
     check_sinks(log_to or ())
+    check_folder(out, resume)
     with TrainingView(quiet=json) as view:
         text = prepare(data, tokenizer, context, progress=view.progress)
         view.begin(model, config, recipe, text)

@@ -184,6 +184,7 @@ FIELDS = {
     "value": number,
     "sigmas": number,
     "to": lambda value: _is(value, int),
+    "from": lambda value: _is(value, int),
     "why": _text,
     "batch": lambda value: [_text(text) for text in _is(value, list)[:MOST_TEXTS]],
     "batch_losses": lambda value: [number(loss) for loss in _is(value, list)[:MOST_TEXTS]],

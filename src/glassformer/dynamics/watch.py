@@ -32,8 +32,8 @@ DENSE = 16
 """Steps after a spike that are looked at one by one."""
 SPECTRA = 8
 """Spectra of weights are taken every so many looks: they cost the most and move the least."""
-PROBE_TOKENS = 256
-"""Of the batch, in whole sequences and at least one, are run once more to look inside."""
+PROBE_TOKENS, PROBE_LENGTH = 256, 1024
+"""Of the batch, in whole sequences and at least one, are run once more to look inside; of long ones the beginning."""
 SHOWN = 3
 LONGEST_TEXT = 240
 
@@ -79,6 +79,8 @@ class Watch:
         """Steps of the ring whose rows are in the file."""
         self.dense_until = 0
         self.before: dict[int, Tensor] = {}
+        self.spiked: list[dict[str, Any]] = []
+        """What was found in the last step."""
         self.latest: dict[str, Any] | None = None
         """The row of the last look."""
 
@@ -89,6 +91,7 @@ class Watch:
             value = getattr(moment, what)
             if (sigmas := spikes.see(value)) is not None:
                 found.append({"step": moment.step, "event": "spike", "what": what, "value": value, "sigmas": sigmas})
+        self.spiked = found
         if found:
             self.dense_until = moment.step + DENSE
             found[0] |= self._batch(moment)
@@ -111,7 +114,7 @@ class Watch:
             row |= merged(row, spectra(self.matrices))
         rows = max(1, PROBE_TOKENS // moment.inputs.shape[1])
         with self.autocast():
-            row |= merged(row, probe(moment.model, self._here(moment.inputs[:rows])))
+            row |= merged(row, probe(moment.model, self._here(moment.inputs[:rows, :PROBE_LENGTH])))
         self._write(self.ring[-1])
         self.latest = self.ring[-1]
 
@@ -120,9 +123,13 @@ class Watch:
         self.before = {}
         self._write(*self._unwritten(), {"step": moment.step, "event": "skipped"})
 
-    def rolled_back(self, step: int, to: int) -> None:
+    def rolled_back(self, step: int, to: int) -> list[dict[str, Any]]:
+        """The run has gone back from `step` to the checkpoint of `to`, with this monitor's state of then: what came
+        between is no part of it any more, but for the spikes that made it go back. Returns the event."""
         self.before = {}
-        self._write({"step": step, "event": "rolled_back", "to": to})
+        event = {"step": to, "event": "rolled_back", "from": step, "to": to}
+        self._write(*({**one, "step": to, "from": step} for one in self.spiked), event)
+        return [event]
 
     def not_finite(self, moment: Moment) -> dict[str, Any]:
         """Loss or gradient are no numbers: where that begins. Returns the event."""
@@ -130,6 +137,7 @@ class Watch:
         event = {"step": moment.step, "event": "not_finite", "what": what, "value": getattr(moment, what)}
         event["site"] = self._first_not_finite(moment)
         event |= self._batch(moment)
+        self.spiked = [event]
         self._write(*self._unwritten(), event)
         return event
 
@@ -151,14 +159,15 @@ class Watch:
     def restore(self, state: Any) -> None:
         """Goes on where `state()` was taken. Raises RequestError for anything that it cannot have been."""
         rows = state.get("ring") if isinstance(state, dict) else None
-        if not isinstance(rows, list) or not all(isinstance(row, dict) and "step" in row for row in rows):
+        if not isinstance(rows, list) or not all(_is_row(row) for row in rows):
             raise RequestError("the state of the monitor is damaged: it has no ring of rows")
-        if not isinstance(state.get("written"), list) or not isinstance(state.get("dense_until"), int):
+        written = state.get("written")
+        if not isinstance(written, list) or any(type(step) is not int for step in (*written, state.get("dense_until"))):
             raise RequestError("the state of the monitor is damaged: it does not say what is written")
         for what, spikes in self.spikes.items():
             spikes.restore(state.get(what))
         self.ring = deque(rows, maxlen=RING)
-        self.written, self.dense_until = list(state["written"]), int(state["dense_until"])
+        self.written, self.dense_until = written[-RING:], state["dense_until"]
 
     # What is done at the sites
 
@@ -222,6 +231,10 @@ class Watch:
             if grad is not None and not torch.isfinite(matrix.within(grad)).all():
                 return f"{name} (its gradient)"
         return None
+
+
+def _is_row(row: Any) -> bool:
+    return isinstance(row, dict) and type(row.get("step")) is int and isinstance(row.get("statistics"), dict)
 
 
 def merged(row: dict[str, Any], more: dict[str, dict[str, Any]]) -> dict[str, Any]:

@@ -103,7 +103,7 @@ def spectra(matrices: Mapping[str, Matrix]) -> Statistics:
         for name, matrix in matrices.items():
             if name.endswith(".mixer.q") and (key := matrices.get(name[:-1] + "k")):
                 q, k = (one.applied().float() for one in (matrix, key))
-                note(name[:-1] + "qk", product_spectrum(q, k.repeat_interleave(len(q) // len(k), dim=0)))
+                note(name[:-1] + "qk", product_spectrum(q, k))
     return made
 
 

@@ -131,7 +131,7 @@ def train(
     refuse_blind(config)
     refuse_clipping(config, recipe.qk_clip)
     settings(config, recipe)  # refuses a device that is not here before the text is read
-    folder = _check_folder(out, resume)
+    folder = check_folder(out, resume)
     if recipe.on_spike == "roll_back" and folder is None:
         raise RequestError("on_spike=roll_back returns to a checkpoint; name a folder for the run (--out RUN)")
     text = data if isinstance(data, Tokens) else prepare(data, tokenizer, context=recipe.context)
@@ -236,7 +236,7 @@ class _Loop:
         self.rolled_back = 0
         self.moment: Moment | None = None
         self.left_out = 0
-        """Steps left out one after the other."""
+        """Steps that were no numbers, one after the other."""
 
     def run(self, resume: bool) -> Run:
         if resume:
@@ -252,7 +252,7 @@ class _Loop:
                     error = self._one_step()
                     if error:
                         break
-                    if self._evaluation_due(evaluated):
+                    if self._evaluation_due(evaluated) and "validation" not in self.rows[-1]:
                         self._evaluate()
                         evaluated = time.monotonic()
                         if error := self._blown_up():
@@ -328,7 +328,7 @@ class _Loop:
                 observer.after_update(moment)
         else:
             self.watch.skipped(moment)
-        self.left_out = 0 if taken else self.left_out + 1
+        self.left_out = 0 if finite else self.left_out + 1
         self.optimizer.zero_grad(set_to_none=True)
         if self.how.device != "cpu":
             getattr(torch, self.how.device.split(":")[0]).synchronize()
@@ -395,15 +395,14 @@ class _Loop:
         batch, times, seconds = self.step + self.shift, self.rolled_back + 1, self.seconds
         self._restore()
         self.shift, self.rolled_back, self.seconds = batch + 1 - self.step, times, seconds
-        self._open_metrics()
+        self._open_log()
         self.optimizer.zero_grad(set_to_none=True)
-        self.watch.rolled_back(moment.step, self.step)
-        self._notice([{"step": moment.step, "event": "rolled_back", "to": self.step}])
+        self._notice(self.watch.rolled_back(moment.step, self.step))
         return True
 
     def _notice(self, events: list[dict[str, Any]]) -> None:
         """Tells the callback what the watch found."""
-        if events and self.callback and self.rows:
+        if events and self.callback and any("loss" in row for row in self.rows):
             self.callback(self._report(events=events))
 
     def _warm_up(self) -> None:
@@ -478,6 +477,7 @@ class _Loop:
             "data": _identity(self.text),
             "shift": self.shift,
             "rolled_back": self.rolled_back,
+            "left_out": self.left_out,
         }
         checkpoint.save(self.folder, self.step, self.model, self.optimizer, state, self.watch.state())
 
@@ -486,9 +486,12 @@ class _Loop:
         if found is None:
             return
         state = checkpoint.read_state(found)
+        counts = {name: state.get(name, 0) for name in ("step", "shift", "rolled_back", "left_out")}
         missing = {"seconds", "first_loss", "best", "recent", "validation", "data"} - state.keys()
         if missing:
             raise RequestError(f"{found / 'state.json'} lacks {', '.join(sorted(missing))}; it cannot be resumed")
+        if any(type(count) is not int or count < 0 for count in counts.values()):
+            raise RequestError(f"{found / 'state.json'} is damaged: {counts} are not all counts")
         if state["data"] != _identity(self.text):
             raise RequestError(
                 f"{self.folder} was trained on other text or with another tokenizer; name another folder"
@@ -500,13 +503,16 @@ class _Loop:
         self.best = math.inf if state["best"] is None else state["best"]
         self.recent.clear()
         self.recent.extend(state["recent"])
-        self.shift, self.rolled_back = state.get("shift", 0), state.get("rolled_back", 0)
-        self.watch.restore(checkpoint.read_watch(found))
+        self.shift, self.rolled_back, self.left_out = (counts[name] for name in ("shift", "rolled_back", "left_out"))
+        if checkpoint.WATCH in state["sha256"]:
+            self.watch.restore(checkpoint.read_watch(found))
 
     def _open_log(self) -> None:
         """The files of a run that grow, cut back to what the checkpoint knows."""
         if self.folder is not None:
             self._open_metrics()
+            if self.watch.records:
+                self.watch.records.close()
             self.watch.records = Records.open(self.folder, self.step)
 
     def _open_metrics(self) -> None:
@@ -533,7 +539,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
         for line in path.read_text(encoding="utf-8").splitlines():
             try:
                 row = json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 continue
             if isinstance(row, dict) and isinstance(row.get("step"), int):
                 rows.append(row)
@@ -557,7 +563,7 @@ def _identity(text: Tokens) -> list[str]:
     return [text.train.folder.name, text.tokenizer.fingerprint()]
 
 
-def _check_folder(out: str | Path | None, resume: bool) -> Path | None:
+def check_folder(out: str | Path | None, resume: bool) -> Path | None:
     """Refuses what can be refused before the text is read."""
     if out is None:
         if resume:
