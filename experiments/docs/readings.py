@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
@@ -104,6 +105,7 @@ def draw(name: str, function: Callable[..., Any]) -> tuple[Figure, str]:
         text, shown = (PASSAGE, "text") if ask.text is None else (ask.text, f'"{ask.text}"')
         given["tokens"] = smol.tokens(text)
         said.insert(0, "tokens")
+        before += "" if ask.text else f"text = {json.dumps(text, ensure_ascii=False)}\n"
         before += f"tokens = torch.tensor([loaded.tokenizer.encode({shown})])\n"
     if "tokenizer" in known:
         given["tokenizer"] = smol.tokenizer

@@ -71,7 +71,10 @@ def within(given: int | Iterable[int], count: int, what: str, owner: str = "the 
     try:
         indices = [operator.index(given)]  # type: ignore[arg-type]  # or it is no number
     except TypeError:
-        indices = [operator.index(index) for index in given]  # type: ignore[union-attr]
+        try:
+            indices = [operator.index(index) for index in given]  # type: ignore[union-attr]
+        except TypeError:
+            raise RequestError(f"{what}s={given!r}: give a whole number, or several") from None
     if not indices:
         raise RequestError(f"{what}s={given} names none; leave it out for all of them")
     for index in indices:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 import glassformer as gf
 from glassformer.dynamics import sink_mass
+from glassformer.errors import WorkError
 from glassformer.lens.sinks import MassiveActivation
 from glassformer.model import Model
 from glassformer.parts.kernel import naive
@@ -125,3 +126,12 @@ def test_what_was_found_is_told_and_drawn():
     ax = found.figure().axes[0]
     assert "dimensions 7" in ax.get_title(loc="left")
     assert list(ax.lines[0].get_ydata()) == found.largest[:, 0].tolist()
+
+
+def test_a_broken_model_is_not_called_healthy():
+    model = tiny("llama@1m")
+    with torch.no_grad():
+        model.layers[1].mixer.qkv.weight.fill_(float("nan"))
+    for reading in (gf.lens.attention_sinks, gf.lens.massive_activations):
+        with pytest.raises(WorkError, match="not a number"):
+            reading(model, torch.arange(6))

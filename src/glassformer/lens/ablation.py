@@ -12,7 +12,8 @@ from torch import Tensor
 from glassformer.errors import RequestError
 from glassformer.lens import style
 from glassformer.lens.edits import mean_over_tokens
-from glassformer.lens.passes import SAME, Metric, Progress, by_loss, by_metric, outcomes, rows_of
+from glassformer.lens.maps import rows_of
+from glassformer.lens.passes import SAME, Metric, Progress, by_loss, by_metric, outcomes
 from glassformer.lens.reading import Reading
 from glassformer.lens.tables import draw_table, figure_size, heads_of, strongest, table_of
 from glassformer.model import Model

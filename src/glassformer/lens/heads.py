@@ -20,8 +20,7 @@ from torch import Tensor
 from glassformer.capture import eager, looking
 from glassformer.errors import RequestError
 from glassformer.lens import style
-from glassformer.lens.maps import at_rest
-from glassformer.lens.passes import rows_of
+from glassformer.lens.maps import at_rest, rows_of
 from glassformer.lens.reading import Reading
 from glassformer.lens.tables import draw_table, figure_size, heads_of, shared_bar, strongest, table_of
 from glassformer.model import Model

@@ -32,18 +32,30 @@ from glassformer.parts.visibility import BidirectionalConfig, CausalConfig, Visi
 # What all readings of one text share: its tokens, checked, their words, and one run of the model
 
 
-def one_row(model: Model, tokens: Tensor) -> Tensor:
-    """tokens (1, s) of tokens (1, s) or (s,). RequestError where they are no text of this model, or more than one."""
+def rows_of(model: Model, tokens: Any, least: int = 1) -> Tensor:
+    """tokens (b, s) of tokens (b, s) or (s,), a tensor, an array or lists. RequestError where they are no text of this
+    model, or too short."""
+    try:
+        tokens = torch.as_tensor(tokens)
+    except (TypeError, ValueError) as problem:
+        raise RequestError(f"tokens are no rows of ids: {problem}") from None
+    if tokens.dim() not in (1, 2) or tokens.numel() == 0 or tokens.shape[-1] < least:
+        enough = "at least one token" if least == 1 else f"at least {least} in a row"
+        raise RequestError(f"tokens must be (1, length) or (b, s) with {enough}, and are {tuple(tokens.shape)}")
     if tokens.is_floating_point() or tokens.is_complex() or tokens.dtype == torch.bool:
         raise RequestError(f"tokens are {tokens.dtype}; ids are whole numbers")
-    if tokens.dim() not in (1, 2) or tokens.numel() == 0:
-        raise RequestError(f"tokens must be (1, length) with at least one token, and are {tuple(tokens.shape)}")
-    if tokens.dim() == 2 and len(tokens) > 1:
-        raise RequestError(f"tokens has {len(tokens)} rows; a reading is of one text, so give one of them")
     weight = eager(model).embedding.weight
     for token in (int(tokens.min()), int(tokens.max())):
         in_vocabulary(token, len(weight))
-    return tokens.reshape(1, -1).to(weight.device, torch.int64)
+    return tokens.reshape(-1, tokens.shape[-1]).to(weight.device, torch.int64)
+
+
+def one_row(model: Model, tokens: Any) -> Tensor:
+    """tokens (1, s) of tokens (1, s) or (s,). RequestError where they are no text of this model, or more than one."""
+    rows = rows_of(model, tokens)
+    if len(rows) > 1:
+        raise RequestError(f"tokens has {len(rows)} rows; a reading is of one text, so give one of them")
+    return rows
 
 
 def in_vocabulary(token: int, size: int, what: str = "token") -> int:
@@ -64,7 +76,10 @@ def spelled(tokens: Tensor, tokenizer: Any = None, words: Sequence[str] | None =
 
 def spell(token: int, tokenizer: Any = None) -> str:
     """The text of one token; its id where there is no tokenizer, or no text."""
-    return str(token) if tokenizer is None else tokenizer.decode([token]) or f"<{token}>"
+    if tokenizer is None:
+        return str(token)
+    # A model may have more rows than its tokenizer has tokens.
+    return (tokenizer.decode([token]) if token < getattr(tokenizer, "vocab_size", token + 1) else "") or f"<{token}>"
 
 
 @contextmanager

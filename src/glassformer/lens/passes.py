@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from glassformer.capture import eager, edit
-from glassformer.errors import RequestError
-from glassformer.lens.maps import at_rest, in_vocabulary
+from glassformer.lens.maps import at_rest
 from glassformer.model import Model
 from glassformer.parts.site import Edit
 
@@ -27,18 +26,6 @@ SAME: Change = ("embed", lambda x: x)
 """The change that is none."""
 TOKENS_PER_PASS = 4096
 LOGITS_PER_PASS = 1 << 26
-
-
-def rows_of(model: Model, tokens: Tensor, least: int = 1) -> Tensor:
-    """tokens (b, s) of tokens (b, s) or (s,). RequestError where they are no text of this model, or too short."""
-    if tokens.is_floating_point() or tokens.is_complex() or tokens.dtype == torch.bool:
-        raise RequestError(f"tokens are {tokens.dtype}; ids are whole numbers")
-    if tokens.dim() not in (1, 2) or tokens.numel() == 0 or tokens.shape[-1] < least:
-        raise RequestError(f"tokens must be (b, s) with at least {least} in a row, and are {tuple(tokens.shape)}")
-    weight = eager(model).embedding.weight
-    for token in (int(tokens.min()), int(tokens.max())):
-        in_vocabulary(token, len(weight))
-    return tokens.reshape(-1, tokens.shape[-1]).to(weight.device, torch.int64)
 
 
 def by_loss(model: Model) -> Measure:

@@ -23,8 +23,8 @@ from glassformer.capture import capture, choose, eager, head_axis, within
 from glassformer.errors import RequestError
 from glassformer.lens import style
 from glassformer.lens.edits import patch
-from glassformer.lens.maps import at_rest
-from glassformer.lens.passes import SAME, Metric, Progress, by_metric, outcomes, rows_of
+from glassformer.lens.maps import at_rest, rows_of
+from glassformer.lens.passes import SAME, Metric, Progress, by_metric, outcomes
 from glassformer.lens.reading import Reading
 from glassformer.lens.tables import draw_table, shared_bar, strongest, table_of
 from glassformer.model import Model
@@ -123,6 +123,7 @@ def activation_patching(
     if not kinds:
         raise RequestError(f"sites=[] names none; use {', '.join(STREAM)} or others of a layer")
     known = choose(model, [f"layers.*.{kind}" for kind in kinds])
+    kinds = list(dict.fromkeys(name.split(".", 2)[2] for name in known))  # a pattern names several
     with at_rest(model):
         run, other = (capture(model, tokens, list(known), memory=1 << 62) for tokens in (clean, corrupt))
 

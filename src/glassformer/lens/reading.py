@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import base64
+import html
 import io
 import math
 from dataclasses import dataclass, fields
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -41,6 +43,8 @@ class Reading:
         return {one.name: plain(getattr(self, one.name)) for one in fields(self)}
 
     def _repr_html_(self) -> str:
+        if find_spec("matplotlib") is None:
+            return f"<pre>{html.escape(str(self))}</pre>"
         picture = io.BytesIO()
         self.figure().savefig(picture, format="png", dpi=110)
         coded = base64.b64encode(picture.getvalue()).decode("ascii")

@@ -13,8 +13,7 @@ from glassformer.capture import capture, eager, within
 from glassformer.dynamics import relative_residual, token_cosine
 from glassformer.errors import RequestError
 from glassformer.lens import style
-from glassformer.lens.maps import at_rest
-from glassformer.lens.passes import rows_of
+from glassformer.lens.maps import at_rest, rows_of
 from glassformer.lens.reading import Reading
 from glassformer.model import Model
 

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from glassformer.capture import capture, eager, looking
 from glassformer.dynamics import massive
+from glassformer.errors import WorkError
 from glassformer.lens import style
-from glassformer.lens.maps import at_rest
-from glassformer.lens.passes import rows_of
+from glassformer.lens.maps import at_rest, rows_of
 from glassformer.lens.reading import Reading
 from glassformer.lens.tables import draw_table, figure_size, heads_of, strongest, table_of
 from glassformer.model import Model
@@ -75,6 +75,9 @@ def attention_sinks(model: Model, tokens: Int[Tensor, "b s"]) -> AttentionSinks:
     with at_rest(model):
         seen = capture(model, tokens, "layers.*.mixer.pattern", reduce=lambda pattern: pattern[..., 0].double())
     found = [seen.get(f"layers.{at}.mixer.pattern") for at in range(len(counts))]
+    for at, one in enumerate(found):
+        if one is not None and not one.isfinite().all():
+            raise WorkError(f"the attention of layer {at} is not a number: there is nothing to read in this model")
     return AttentionSinks(table_of([None if one is None else one.mean((0, 2)) for one in found]), tokens.shape[1])
 
 
@@ -147,6 +150,8 @@ def massive_activations(model: Model, tokens: Int[Tensor, "b s"]) -> MassiveActi
 
     def look(x: Tensor, first: int, total: int) -> None:
         here, depth = massive(x), len(seen)
+        if not x.isfinite().all():
+            raise WorkError(f"the stream is not a number at depth {depth}: there is nothing to read in this model")
         size = x.double().abs().flatten(1)
         seen.append((size.topk(min(3, size.shape[1])).values.mean(0).cpu(), here.median.double().mean().cpu()))
         for row, position, dimension in here.mask.nonzero().tolist():
