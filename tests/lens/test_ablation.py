@@ -122,7 +122,7 @@ def test_it_is_told_and_drawn():
     ("given", "said"),
     [
         ({"by": "median"}, "by='median': use 'zero' or 'mean'"),
-        ({"tokens": TOKENS[:, :1]}, r"tokens must be \(b, s\) with at least 2 in a row, and are \(2, 1\)"),
+        ({"tokens": TOKENS[:, :1]}, r"or \(b, s\) with at least 2 in a row, and are \(2, 1\)"),
         ({"tokens": TOKENS + 31}, "token 31 is outside the vocabulary of 31|token 6. is outside"),
         ({"tokens": TOKENS.float()}, "tokens are torch.float32; ids are whole numbers"),
         ({"tokens": TOKENS[None]}, r"and are \(1, 2, 10\)"),
