@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from glassformer.cli import app, main
+from glassformer.train import Recipe
 
 TINY = "llama@1m+layers=1+d_model=32+heads=2"
 PLAN = ["--tokens", "768", "--batch-size", "4", "--context", "32", "--threads", "1"]
@@ -183,3 +184,19 @@ def test_ctrl_c_stops_a_comparison_that_can_go_on(source: Path, tmp_path: Path) 
     assert "the same command goes on from here" in said
     assert "Traceback" not in said
     assert list(out.glob("runs/*/run/latest")), "the arm saved before it ended"
+
+
+def test_what_why_says_to_try_can_be_typed(tmp_path: Path) -> None:
+    """+recipe.FIELD=VALUE in an expression changes the recipe; a field that is none is named."""
+    text = tmp_path / "text.txt"
+    text.write_text("abcdefgh " * 2000)
+    wishes = "+recipe.learning_rate=1e-4+recipe.warmup=0.25+recipe.adam_eps=1e-12"
+    run = [
+        "train", f"llama@1m+layers=1+d_model=32+heads=2{wishes}",
+        "--data", str(text), "--tokens", "512", "--batch-size", "4", "--context", "32", "--out", str(tmp_path / "run"),
+    ]  # fmt: skip
+    assert main(run) == 0
+    recipe = Recipe.from_file(tmp_path / "run" / "recipe.yaml")
+    assert (recipe.learning_rate, recipe.adam_eps, recipe.schedule.warmup) == (1e-4, 1e-12, 0.25)
+    run[1] = "llama@1m+recipe.learning_rat=1"
+    assert main(run) == 2

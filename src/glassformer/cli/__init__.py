@@ -175,6 +175,8 @@ def train(
 
     Parameters
     ----------
+    model
+        An expression: NAME[@SIZE][+CHANGE...]; +recipe.FIELD=VALUE changes the recipe.
     out
         The run folder.
     tokens
@@ -217,7 +219,10 @@ def train(
     from glassformer.train.loop import check_folder
     from glassformer.train.sinks import check_sinks, open_sinks
 
-    plan: dict[str, Any] = {"kind": schedule} if warmup is None else {"kind": schedule, "warmup": warmup}
+    model, wishes = _recipe_wishes(model)
+    plan: dict[str, Any] = {"kind": schedule}
+    if (given := wishes.pop("warmup", warmup)) is not None:
+        plan["warmup"] = given
     recipe = Recipe.of(
         tokens=_whole(tokens), minutes=minutes, flops=flops, seed=seed, learning_rate=lr, schedule=plan,
         weight_decay=weight_decay, clip=clip, adam_eps=adam_eps, qk_clip=qk_clip,
@@ -225,6 +230,7 @@ def train(
         evaluate_every=evaluate_every, checkpoint_seconds=checkpoint_seconds, device=device, dtype=dtype,
         threads=threads, compile=compile, watch=_interval(watch, watch_every), on_spike=on_spike,
     )  # fmt: skip
+    recipe = Recipe.of(**{**to_plain(recipe), **wishes})
     config = preset(model)
     check_sinks(log_to or ())
     check_folder(out, resume)
@@ -488,6 +494,14 @@ def bench(
     from glassformer.cli.show import show_bench
 
     show_bench(what, rounds, threads, quick, out, json)
+
+
+def _recipe_wishes(expression: str) -> tuple[str, dict[str, Any]]:
+    """The expression without its +recipe.FIELD=VALUE, and those: as `why` writes what to try."""
+    first, *changes = expression.split("+")
+    wishes = [change.removeprefix("recipe.").partition("=") for change in changes if change.startswith("recipe.")]
+    kept = [change for change in changes if not change.startswith("recipe.")]
+    return "+".join([first, *kept]), {name: value for name, _, value in wishes}
 
 
 def _done(out: str, resume: bool) -> int:

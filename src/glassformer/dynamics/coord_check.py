@@ -138,6 +138,13 @@ def coordinate_check(
         }
         for which in (0, 1)
     )
+    for kind, by_step in changes.items():
+        for step, by_width in enumerate(by_step):
+            if lost := [width for width, value in zip(widths, by_width, strict=True) if not math.isfinite(value)]:
+                raise RequestError(
+                    f"{kind} is not a number at width {lost[0]} after step {step}: nothing can be held against "
+                    f"the width; take a learning rate below {learning_rate:g}, or another model"
+                )
     return CoordinateCheck(tuple(widths), steps, learning_rate, sizes, changes)
 
 

@@ -111,10 +111,27 @@ def _diagnose(e: Evidence) -> Diagnosis:
     found: list[Cause] = [min(by_rule, key=_rank) for rule in RULES if (by_rule := e.ask(rule))]
     if not found and e.onset is not None:
         found = [_unknown(e, movers)]
-    causes = tuple(sorted(_roots_first(found), key=_rank)[:SHOWN_CAUSES])
+    ranked = sorted(_roots_first(found), key=_rank)[:SHOWN_CAUSES]
+    causes = tuple(
+        replace(cause, tries=tuple(change for change in cause.tries if not _is_so(change, e.recipe)))
+        for cause in ranked
+    )
     happened = _happened(e)
     verdict = f"{happened}: {causes[0].cause}" if causes else HEALTHY
     return Diagnosis(verdict, causes, tuple(_story(e, happened, causes, movers)), tuple(e.losses.tolist()))
+
+
+def _is_so(change: str, recipe: Mapping[str, Any]) -> bool:
+    """Whether the recipe has what a change would give it."""
+    name, _, value = change.removeprefix("recipe.").partition("=")
+    schedule = recipe.get("schedule")
+    have = schedule.get("warmup") if name == "warmup" and isinstance(schedule, Mapping) else recipe.get(name)
+    if not change.startswith("recipe.") or have is None:
+        return False
+    try:
+        return float(have) == float(value)
+    except (TypeError, ValueError):
+        return str(have) == value
 
 
 def _rank(cause: Cause) -> tuple[float, float]:

@@ -403,6 +403,8 @@ class Lens:
     def predict(self, depth: int, x: Tensor, seen: Callable[[Tensor], Tensor]) -> None:
         """x (1, s, d), normalised. `seen` is the site that logits pass."""
         rows = max(1, LOGITS_AT_ONCE // self.vocab_size)
+        if self.model.logits.watched:  # whoever edits or looks there means the whole text
+            rows = x.shape[1]
         for first in range(0, x.shape[1], rows):
             part = slice(first, first + rows)
             logits = seen(self.model.head(x[:, part], self.model.embedding.weight))

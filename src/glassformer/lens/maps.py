@@ -337,6 +337,9 @@ def seeing(model: Model, visibility: VisibilityConfig) -> Model:
     with torch.device("meta"):
         other = module.config.vary(stack=tuple(stack)).build(seed=None)
     other.load_state_dict(module.state_dict(), assign=True)
+    there = sites(other)
+    for name, site in sites(module).items():  # what is edited here is edited there
+        there[name].edits = site.edits
     return other
 
 
