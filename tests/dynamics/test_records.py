@@ -197,3 +197,13 @@ def test_a_disk_that_refuses_is_one_sentence(tmp_path: Path):
         Records(tmp_path / NAME).write(ROW)
     with pytest.raises(WorkError, match="could not be written"):
         Records.open(tmp_path, 0)
+
+
+def test_a_file_cannot_name_places_without_end(tmp_path: Path):
+    path = tmp_path / "dynamics.jsonl"
+    with path.open("w") as file:
+        for step in range(70):
+            places = {f"{step}.{i}": 0 for i in range(1000)}
+            file.write(json.dumps({"step": step, "statistics": {"x": places}}) + "\n")
+    with pytest.raises(RequestError, match="names more than 65,536"):
+        read_records(path)

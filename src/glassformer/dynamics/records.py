@@ -23,7 +23,7 @@ MOST_BYTES = 1 << 27
 """Of a file, so much is read: from its end, where what went wrong is found."""
 LINE_BYTES = 1 << 22
 WORDS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
-MOST_HEADS = 1 << 14
+MOST_HEADS, MOST_SERIES = 1 << 14, 1 << 16
 MOST_TEXTS, LONGEST_TEXT, LONGEST_NAME = 16, 2000, 400
 LAST_STEP = 1 << 53
 
@@ -79,7 +79,7 @@ def read_records(path: Path, most_bytes: int = MOST_BYTES) -> Recorded:
 
     No file is no rows: the run was not watched. Lines that are no rows are skipped and counted. Raises RequestError
     where the file cannot be read, or is of another kind."""
-    rows = Recorded()
+    rows, series = Recorded(), set[tuple[str, str]]()
     try:
         with path.open("rb") as file:
             rows.left_out = max(0, os.fstat(file.fileno()).st_size - most_bytes)
@@ -89,8 +89,13 @@ def read_records(path: Path, most_bytes: int = MOST_BYTES) -> Recorded:
             for _, row in _lines(file):
                 if row is None:
                     rows.skipped += 1
-                else:
-                    rows.append(row)
+                    continue
+                rows.append(row)
+                series.update((name, where) for name, places in row.get("statistics", {}).items() for where in places)
+                if len(series) > MOST_SERIES:
+                    raise RequestError(
+                        f"{path} names more than {MOST_SERIES:,} statistics at their places; no model has so many"
+                    )
     except FileNotFoundError:
         return rows
     except OSError as error:

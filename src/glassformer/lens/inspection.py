@@ -72,7 +72,8 @@ class Head:
 
     @property
     def elsewhere(self) -> float:
-        """How far each query looks at something of its own: the mass on none of the four, times 1 - entropy."""
+        """How far each query looks at something of its own: what the four masses leave of 1, times 1 - entropy. They
+        overlap (the first token's look at itself is in two), so of a short text this is the least it can be."""
         rest = 1 - self.sink_mass - self.previous_mass - self.self_mass - self.stripe_mass
         return max(0.0, rest) * (1 - self.attention_entropy) if math.isfinite(rest) else 0.0
 
