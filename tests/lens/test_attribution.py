@@ -25,7 +25,7 @@ from glassformer.parts.residual import Pre
 from glassformer.text import BPETokenizer
 from tests.lens.test_maps import EXPRESSIONS, LENGTH, TOKENS, tiny, written
 
-SIGMA = "llama@1m+untied+reparam=sigma"
+SIGMA = "llama@1m+untied+sigmareparam:2"
 
 
 def summed(found: LogitAttribution) -> float:
@@ -106,7 +106,7 @@ def test_every_part_is_its_gradient_times_itself(expression: str):
         close(found.heads[layer], expected[f"layers.{layer}.mixer.z"], rtol=0, atol=1e-5, check_dtype=False)
         ffn = expected.get(f"layers.{layer}.ffn.out", torch.zeros(()))
         close(found.ffn[layer], ffn, rtol=0, atol=1e-5, check_dtype=False)
-    assert float(found.heads.abs().max()) > 1e-3
+    assert float(found.heads.abs().max()) > 1e-2
 
 
 def test_every_part_of_gpt2_by_plain_products():
