@@ -126,10 +126,40 @@ def test_a_wrong_name_is_refused_with_near_ones(pattern: str, near: str):
     assert not any(site.watched for site in sites(model).values())
 
 
+def test_what_is_kept_holds_nothing_else():
+    """q, k and v are views of one product, a block of a reduction may be one of its map: their memory is their own."""
+    model = tiny(f"llama@1m+layers=1+{TINY}")
+    kept = capture(model, TOKENS, "*") | {"row": capture(model, TOKENS, "*.scores", reduce=lambda x: x[..., :1])}
+    row = kept.pop("row")["layers.0.mixer.scores"]
+    for name, value in {**kept, "row": row}.items():
+        assert value.untyped_storage().nbytes() == value.numel() * value.element_size(), name
+
+
+@pytest.mark.parametrize(
+    ("tokens", "said"),
+    [
+        (torch.zeros(1, 0, dtype=torch.int64), r"at least one token, and are \(1, 0\)"),
+        (torch.zeros(1, 2, 3, dtype=torch.int64), r"\(length,\) or \(b, s\)"),
+        (torch.zeros(1, 2), "ids are whole numbers"),
+        ([[1, 13]], "token 13 is outside the vocabulary of 13: ids are 0 to 12"),
+        ([[-1, 2]], "token -1 is outside"),
+        ("To be", "no rows of ids"),
+    ],
+)
+def test_what_is_no_text_is_refused(tokens: object, said: str):
+    with pytest.raises(RequestError, match=said):
+        capture(tiny(f"llama@1m+layers=1+{TINY}"), tokens, "*")
+
+
+def test_one_text_needs_no_row():
+    model = tiny(f"llama@1m+layers=1+{TINY}")
+    assert torch.equal(capture(model, TOKENS[0], "logits")["logits"], capture(model, TOKENS, "logits")["logits"])
+
+
 def test_hooks_go_when_the_pass_fails():
     model = tiny(f"llama@1m+layers=1+{TINY}")
-    with pytest.raises(IndexError):
-        capture(model, TOKENS + 100, "*")
+    with pytest.raises(ZeroDivisionError):
+        capture(model, TOKENS, "*", reduce=lambda x: 1 / 0)
     assert not any(site.watched for site in sites(model).values())
 
 

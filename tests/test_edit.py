@@ -152,6 +152,8 @@ def test_an_edit_that_returns_something_else_is_refused(function: Callable[[Tens
     model = tiny("llama@1m")
     with pytest.raises(RequestError, match=said), gf.edit(model, {"layers.0.mixer.z": function}):
         logits_of(model)
+    with pytest.raises(RequestError, match=r"the edit at layers.0.mixer.z is Tensor; give a function of the value"):
+        gf.edit(model, {"layers.0.mixer.z": torch.zeros(3)}).__enter__()  # type: ignore[dict-item]
     with pytest.raises(RequestError, match=r"no site is named 'layers.0.mixer.zz'; did you mean 'layers.0.mixer.z'"):
         gf.edit(model, {"layers.0.mixer.zz": function}).__enter__()
     assert untouched(model)
@@ -332,7 +334,9 @@ def test_a_small_map_is_not_pooled_and_a_large_one_says_so(small_blocks: None):
         ({"positions": [0, 12]}, "position 12 is out of range: the text has positions 0 to 11"),
         ({"positions": -13}, "position -13 is out of range"),
         ({"positions": []}, r"positions=\[\] names none"),
-        ({"pool": 0}, "pool=0 must be at least 1"),
+        ({"pool": 0}, "pool=0 must be a whole number of at least 1"),
+        ({"pool": 2.5}, "pool=2.5 must be a whole number of at least 1"),
+        ({"memory": -1}, "memory=-1 must be a whole number of at least 1"),
     ],
 )
 def test_wrong_requests_are_one_sentence(given: dict[str, object], said: str):

@@ -83,9 +83,34 @@ def within(given: int | Iterable[int], count: int, what: str, owner: str = "the 
     return [index % count for index in indices]
 
 
+def rows_of(model: Model, tokens: Any, least: int = 1) -> Tensor:
+    """tokens (b, s) of tokens (b, s) or (s,), a tensor, an array or lists. RequestError where they are no text of this
+    model, or too short."""
+    try:
+        tokens = torch.as_tensor(tokens)
+    except (TypeError, ValueError) as problem:
+        raise RequestError(f"tokens are no rows of ids: {problem}") from None
+    if tokens.dim() not in (1, 2) or tokens.numel() == 0 or tokens.shape[-1] < least:
+        enough = "at least one token" if least == 1 else f"at least {least} in a row"
+        raise RequestError(f"tokens must be (length,) or (b, s) with {enough}, and are {tuple(tokens.shape)}")
+    if tokens.is_floating_point() or tokens.is_complex() or tokens.dtype == torch.bool:
+        raise RequestError(f"tokens are {tokens.dtype}; ids are whole numbers")
+    weight = eager(model).embedding.weight
+    for token in (int(tokens.min()), int(tokens.max())):
+        in_vocabulary(token, len(weight))
+    return tokens.reshape(-1, tokens.shape[-1]).to(weight.device, torch.int64)
+
+
+def in_vocabulary(token: int, size: int, what: str = "token") -> int:
+    """The token. Raises RequestError where the vocabulary has none of that id."""
+    if not 0 <= token < size:
+        raise RequestError(f"{what} {token} is outside the vocabulary of {size}: ids are 0 to {size - 1}")
+    return token
+
+
 def capture(
     model: Model,
-    tokens: Tensor,
+    tokens: Any,
     sites: str | Iterable[str],
     *,
     layers: int | Sequence[int] | None = None,
@@ -96,7 +121,8 @@ def capture(
     memory: int = MEMORY,
     **kwargs: object,
 ) -> dict[str, Tensor]:
-    """{site: value} at every site that one of the shell-style patterns names, of model(tokens, **kwargs).
+    """{site: value} at every site that one of the shell-style patterns names, of model(tokens, **kwargs). `tokens`:
+    (b, s), or (s,) for one text.
 
     `layers`, `heads`, `positions` keep those alone, in the order given; negative ones count from the end. Heads count
     along a site's own axis of heads, and a site without one is kept whole. Positions are those of queries among
@@ -108,9 +134,13 @@ def capture(
     are pooled unasked, with a warning. The fast kernel computes z all the same: logits with and without capture are
     identical.
 
-    Values are detached, and are those after the edits of a `with gf.edit(...)` around this call. Raises RequestError
-    for a pattern that names no site and an index out of range."""
-    chosen = choose(model, sites, layers)
+    Values are detached, and are those after the edits of a `with gf.edit(...)` around this call; sites that hold the
+    same value may share one tensor. Raises RequestError for a pattern that names no site, an index out of range, and
+    tokens that are not (b, s) ids of the vocabulary."""
+    chosen, tokens = choose(model, sites, layers), rows_of(model, tokens)
+    for name, value in (("pool", 1 if pool is None else pool), ("memory", memory)):
+        if not isinstance(value, int) or value < 1:
+            raise RequestError(f"{name}={value!r} must be a whole number of at least 1")
     if heads is not None and not any(head_axis(site.axes) is not None for site in chosen.values()):
         raise RequestError(f"heads={heads}: none of the sites {', '.join(list(chosen)[:3])} has heads")
     share = memory // max(1, sum(site.axes.endswith(MAPS) for site in chosen.values()))
@@ -153,6 +183,8 @@ def edit(model: nn.Module, *edits: Mapping[str, Edit]) -> Iterator[None]:
         undo.enter_context(running_eagerly(model))
         for pattern, function in (pair for given in edits for pair in given.items()):
             for name, site in choose(model, pattern).items():
+                if not callable(function):
+                    raise RequestError(f"the edit at {name} is {type(function).__name__}; give a function of the value")
                 checked = _checked(name, function)
                 site.edits = (*site.edits, checked)
                 undo.callback(_forget, site, "edits", checked)
@@ -229,8 +261,6 @@ class Gather:
         pool: int | None = None,
         memory: int = MEMORY,
     ):
-        if pool is not None and pool < 1:
-            raise RequestError(f"pool={pool} must be at least 1")
         self.name, self.heads, self.positions, self.reduce = name, heads, positions, reduce
         self.pool, self.memory = pool, memory
         self.rows, self.head_axis, self.map = axes.index("s"), head_axis(axes), axes.endswith(MAPS)
@@ -271,7 +301,8 @@ class Gather:
     def _keep(self, x: Tensor, places: list[int], total: int) -> None:
         """Rows of x are those at `places`, which ascend, of `total`."""
         if len(places) == total:
-            self.kept = x
+            alone = x.untyped_storage().nbytes() == x.numel() * x.element_size()
+            self.kept = x if alone else x.clone()  # a view, of q in qkv say, would keep all that it is a part of
             return
         if self.kept is None:
             self.kept = x.new_empty([*x.shape[: self.rows], total, *x.shape[self.rows + 1 :]])

@@ -363,7 +363,7 @@ def test_lookup_finds_the_last_of_the_longest() -> None:
         ({"model": tiny("llama+window:5"), "state": 3}, "windows go back by 3 tokens; make it with rewind=8"),
         ({"model": tiny("llama+bidirectional")}, "sees both ways"),
     ],
-    ids=str,
+    ids=lambda value: value if isinstance(value, str) else "-".join(value),
 )
 def test_wrong_requests_are_refused_in_a_sentence(fields: dict[str, Any], said: str) -> None:
     given: dict[str, Any] = {"model": tiny(), "tokens": prompt(), "proposer": PromptLookup(), **fields}

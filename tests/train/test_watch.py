@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 from collections.abc import Callable
@@ -14,6 +15,7 @@ import torch
 
 import glassformer as gf
 from glassformer.dynamics.probe import probe
+from glassformer.dynamics.records import Records
 from glassformer.dynamics.watch import Moment, Watch
 from glassformer.dynamics.weights import named_matrices, spectra
 from glassformer.errors import RequestError
@@ -226,6 +228,21 @@ def test_a_spike_is_found_and_noted(text: TextData, tmp_path: Path, one_bad_batc
     steps = [row["step"] for row in rows(tmp_path) if "statistics" in row]
     assert set(range(17, 97)) <= set(steps)  # 64 before, all to 16 after
     assert len(steps) == len(set(steps))
+
+
+def test_sequences_of_a_spike_are_chosen_by_their_own_losses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever of them are run together; targets that do not count are left out of the means."""
+    net = model().vary(vocab_size=11, context=CONTEXT).build(seed=0)
+    tokens = torch.randint(0, 11, (5, 16), generator=torch.Generator().manual_seed(0))
+    targets = tokens.roll(-1, 1).index_fill(1, torch.tensor([2, 15]), -100)
+    alone = [net.eval().loss(x, y).item() for x, y in zip(tokens.split(1), targets.split(1), strict=True)]
+    moment = Moment(1, math.nan, 1.0, 0.1, tokens, targets, net, torch.optim.SGD(net.parameters(), lr=0.1))
+    for together in (1, 16, 32, 4096):
+        monkeypatch.setattr("glassformer.dynamics.watch.BATCH_TOKENS", together)
+        (folder := tmp_path / str(together)).mkdir()
+        watch = Watch(net, records=Records.open(folder, 0))
+        assert watch.not_finite(moment)["batch_losses"] == pytest.approx(sorted(alone, reverse=True)[:3], rel=1e-5)
+    assert "batch" not in Watch(net).not_finite(moment)  # nobody keeps it
 
 
 def test_a_spike_is_left_out(text: TextData, tmp_path: Path, one_bad_batch: None) -> None:

@@ -25,6 +25,7 @@ from glassformer.dynamics.spikes import Spikes
 from glassformer.dynamics.weights import named_matrices, pulse, spectra, updates
 from glassformer.errors import RequestError
 from glassformer.model import Model
+from glassformer.parts.loss import IGNORED
 
 RING = 64
 """Steps before a spike whose norms are kept."""
@@ -34,6 +35,8 @@ SPECTRA = 8
 """Spectra of weights are taken every so many looks: they cost the most and move the least."""
 PROBE_TOKENS, PROBE_LENGTH = 256, 1024
 """Of the batch, in whole sequences and at least one, are run once more to look inside; of long ones the beginning."""
+BATCH_TOKENS = 4096
+"""Of the batch of a spike are run at once, to see which of its sequences it is."""
 SHOWN = 3
 LONGEST_TEXT = 240
 
@@ -188,14 +191,17 @@ class Watch:
         return tokens.to(self.model.embedding.weight.device)
 
     def _batch(self, moment: Moment) -> dict[str, Any]:
-        """The sequences of the batch with the largest losses, as text."""
-        losses = []
+        """The sequences of the batch with the largest losses, as text; nothing where nobody keeps it."""
+        if self.records is None:
+            return {}
+        losses: list[float] = []
         trains = moment.model.training
         moment.model.eval()
+        rows = max(1, BATCH_TOKENS // moment.inputs.shape[1])
         with torch.no_grad(), self.autocast():
-            for row in range(len(moment.inputs)):
-                x, y = (self._here(one[row : row + 1]) for one in (moment.inputs, moment.targets))
-                losses.append(float(moment.model.loss(x, y)))
+            for x, y in zip(moment.inputs.split(rows), moment.targets.split(rows), strict=True):
+                nats = moment.model.loss(self._here(x), self._here(y), reduction="none").view(len(y), -1).cpu()
+                losses += (nats.float().sum(1) / (y.cpu() != IGNORED).sum(1)).tolist()
         moment.model.train(trains)
         worst = sorted(range(len(losses)), key=lambda row: -losses[row] if losses[row] == losses[row] else -math.inf)
         texts = [self._text(moment.inputs[row]) for row in worst[:SHOWN]]

@@ -252,7 +252,7 @@ class _Loop:
                     error = self._one_step()
                     if error:
                         break
-                    if self._evaluation_due(evaluated) and "validation" not in self.rows[-1]:
+                    if self._evaluation_due(evaluated) and not self.evaluated:
                         self._evaluate()
                         evaluated = time.monotonic()
                         if error := self._blown_up():
@@ -266,7 +266,7 @@ class _Loop:
                 if error is not None:
                     self.watch.ended(self.step, error)
                 if error is None:
-                    if not self.rows or "validation" not in self.rows[-1]:
+                    if not self.evaluated:
                         self._evaluate()
                     error = self._blown_up()
                 if error is None:
@@ -291,6 +291,11 @@ class _Loop:
             return self.step / self.steps
         assert self.recipe.minutes is not None
         return min(1.0, self.seconds / (60 * self.recipe.minutes))
+
+    @property
+    def evaluated(self) -> bool:
+        """Whether the model as it is has been evaluated."""
+        return bool(self.rows) and "validation" in self.rows[-1]
 
     def _one_step(self) -> str | None:
         """One optimizer step; returns why the run has diverged, if it has."""
