@@ -244,7 +244,7 @@ def opened(path: Path) -> IO[bytes]:
     """A regular file, for reading. Raises RequestError."""
     if not os.path.isfile(path):  # a pipe would block; `isfile` says no to impossible names too
         what = "is no regular file" if os.path.exists(path) else "does not exist"
-        raise RequestError(f"{quoted(str(path))} {what}; give a file of tensors, or a folder")
+        raise RequestError(f"{str(path)!r} {what}; give a file of tensors, or a folder")
     try:
         return open(path, "rb", buffering=0)
     except OSError as problem:
