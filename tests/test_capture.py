@@ -144,6 +144,7 @@ def test_what_is_kept_holds_nothing_else():
         ([[1, 13]], "token 13 is outside the vocabulary of 13: ids are 0 to 12"),
         ([[-1, 2]], "token -1 is outside"),
         ("To be", "no rows of ids"),
+        ([None], "no rows of ids"),
     ],
 )
 def test_what_is_no_text_is_refused(tokens: object, said: str):
@@ -153,7 +154,9 @@ def test_what_is_no_text_is_refused(tokens: object, said: str):
 
 def test_one_text_needs_no_row():
     model = tiny(f"llama@1m+layers=1+{TINY}")
-    assert torch.equal(capture(model, TOKENS[0], "logits")["logits"], capture(model, TOKENS, "logits")["logits"])
+    expected = capture(model, TOKENS, "logits")["logits"]
+    for given in (TOKENS[0], TOKENS[0].tolist(), TOKENS.to(torch.uint16), TOKENS[0].to(torch.uint32).numpy()):
+        assert torch.equal(capture(model, given, "logits")["logits"], expected)
 
 
 def test_hooks_go_when_the_pass_fails():

@@ -8,7 +8,7 @@ The runs: 2 layers, width 64, 2 heads, 64 tokens of a random bigram source whose
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -194,9 +194,25 @@ def draw_run(ax: Any, rows: list[dict[str, Any]], curves: Curves) -> list[float]
     return last
 
 
-def draw_trained(ax: Any, curves: Curves) -> list[float]:
-    """A dot for each head or place of SmolLM2, by layer."""
-    values = []
+RUN_TABLE = ("| | first | last, smallest to largest |", "|---|---|---|")
+
+
+def draw_runs(axes: Iterable[Any], curves: Curves, of: str = "") -> list[str]:
+    """Both runs, in a plot each. Returns their rows of RUN_TABLE."""
+    rows = []
+    for ax, arm in zip(axes, LEARNING_RATES, strict=False):
+        last = draw_run(ax, run(arm).rows, curves)
+        first = [values[0] for _, values in series(run(arm).rows, curves).values()]
+        rows.append(f"| {arm} run{of} | {span(first)} | {span(last)} |")
+        ax.set_title(f"{arm}: learning rate {LEARNING_RATES[arm]:g}", loc="left", fontsize=9, color=style.INK)
+        ax.set_xlabel("step")
+        ax.set_ylabel(curves.y)
+    return rows
+
+
+def draw_trained(ax: Any, curves: Curves, of: str = "") -> str:
+    """A dot for each head or place of SmolLM2, by layer. Returns its row of RUN_TABLE."""
+    values: list[float] = []
     for where, value in trained().get(curves.record, {}).items():
         place = where.rsplit(".", 1)[-1]
         if place in curves.places:
@@ -204,7 +220,11 @@ def draw_trained(ax: Any, curves: Curves) -> list[float]:
             colour = style.COLOURS[5 if one else curves.places.index(place)]
             ax.plot([layer_of(where)] * len(flat(value)), flat(value), ".", color=colour, markersize=3.5, alpha=0.8)
             values += flat(value)
-    return values
+    if not any(values):
+        ax.set_ylim(-0.05, 1)
+    ax.set_title("SmolLM2-135M, trained", loc="left", fontsize=9, color=style.INK)
+    ax.set_xlabel("layer")
+    return f"| SmolLM2-135M, over its layers{of} | | {span(values)} |"
 
 
 def by_step(name: str) -> tuple[Figure, str]:
@@ -213,23 +233,12 @@ def by_step(name: str) -> tuple[Figure, str]:
     columns = 3 if any(one.smollm2 for one in rows) else 2
     figure = blank(3.5 * columns + 0.7, 2.9 * len(rows))
     grid = style.axes(figure, len(rows), columns) if len(rows) * columns > 1 else [[style.axes(figure)]]
-    table = ["| | first | last, smallest to largest |", "|---|---|---|"]
+    table = list(RUN_TABLE)
     for row, curves in zip(grid, rows, strict=True):
         of = f", {curves.record}" if len(rows) > 1 else ""
-        for ax, arm in zip(row, LEARNING_RATES, strict=False):
-            last = draw_run(ax, run(arm).rows, curves)
-            first = [values[0] for _, values in series(run(arm).rows, curves).values()]
-            table.append(f"| {arm} run{of} | {span(first)} | {span(last)} |")
-            ax.set_title(f"{arm}: learning rate {LEARNING_RATES[arm]:g}", loc="left", fontsize=9, color=style.INK)
-            ax.set_xlabel("step")
-            ax.set_ylabel(curves.y)
+        table += draw_runs(row, curves, of)
         if curves.smollm2:
-            values = draw_trained(row[2], curves)
-            if not any(values):
-                row[2].set_ylim(-0.05, 1)
-            table.append(f"| SmolLM2-135M, over its layers{of} | | {span(values)} |")
-            row[2].set_title("SmolLM2-135M, trained", loc="left", fontsize=9, color=style.INK)
-            row[2].set_xlabel("layer")
+            table.append(draw_trained(row[2], curves, of))
         elif columns == 3:
             row[2].set_visible(False)
         share_range(list(row[:2]), curves.log)
@@ -341,23 +350,13 @@ def with_depth(name: str) -> tuple[Figure, str]:
     statistic = getattr(dynamics, name)
     figure = blank(11.2, 5.8)
     grid = style.axes(figure, 2, 2)
-    table = ["| | first | last, smallest to largest |", "|---|---|---|"]
-    for ax, arm in zip(grid[0], LEARNING_RATES, strict=True):
-        last = draw_run(ax, run(arm).rows, curves)
-        first = [values[0] for _, values in series(run(arm).rows, curves).values()]
-        table.append(f"| {arm} run | {span(first)} | {span(last)} |")
-        ax.set_title(f"{arm}: learning rate {LEARNING_RATES[arm]:g}", loc="left", fontsize=9, color=style.INK)
-        ax.set_xlabel("step")
-        ax.set_ylabel(curves.y)
-        if curves.line:
+    table = [*RUN_TABLE, *draw_runs(grid[0], curves), draw_trained(grid[1, 0], curves)]
+    grid[1, 0].set_ylabel(curves.y)
+    if curves.line:
+        for ax in grid[0]:
             style.line(ax, *curves.line)
     share_range(list(grid[0]), False)
     style.legend(grid[0, 0])
-    values = draw_trained(grid[1, 0], curves)
-    grid[1, 0].set_title("SmolLM2-135M, trained", loc="left", fontsize=9, color=style.INK)
-    grid[1, 0].set_xlabel("layer")
-    grid[1, 0].set_ylabel(curves.y)
-    table.append(f"| SmolLM2-135M, over its layers | | {span(values)} |")
     for variant, found in draw_depth(grid[1, 1], statistic, name == "relative_residual").items():
         table.append(f"| {variant}, layers 1 and 24 | {shown(found[0])} | {shown(found[-1])} |")
     return figure, f"{about(False)}\n\n" + "\n".join(table)

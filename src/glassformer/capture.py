@@ -88,7 +88,7 @@ def rows_of(model: Model, tokens: Any, least: int = 1) -> Tensor:
     model, or too short."""
     try:
         tokens = torch.as_tensor(tokens)
-    except (TypeError, ValueError) as problem:
+    except (TypeError, ValueError, RuntimeError) as problem:
         raise RequestError(f"tokens are no rows of ids: {problem}") from None
     if tokens.dim() not in (1, 2) or tokens.numel() == 0 or tokens.shape[-1] < least:
         enough = "at least one token" if least == 1 else f"at least {least} in a row"
@@ -96,9 +96,10 @@ def rows_of(model: Model, tokens: Any, least: int = 1) -> Tensor:
     if tokens.is_floating_point() or tokens.is_complex() or tokens.dtype == torch.bool:
         raise RequestError(f"tokens are {tokens.dtype}; ids are whole numbers")
     weight = eager(model).embedding.weight
+    tokens = tokens.to(weight.device, torch.int64)  # unsigned ones have no smallest
     for token in (int(tokens.min()), int(tokens.max())):
         in_vocabulary(token, len(weight))
-    return tokens.reshape(-1, tokens.shape[-1]).to(weight.device, torch.int64)
+    return tokens.reshape(-1, tokens.shape[-1])
 
 
 def in_vocabulary(token: int, size: int, what: str = "token") -> int:

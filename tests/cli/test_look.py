@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from glassformer.cli import look
+from glassformer.cli import look, show
 from glassformer.cli.look import show_inspection
 from glassformer.errors import RequestError
 from glassformer.expression import load
@@ -46,6 +46,12 @@ def test_a_reading_and_its_page(model: str, capsys: pytest.CaptureFixture[str], 
 def test_the_folder_is_chosen(model: str, capsys: pytest.CaptureFixture[str], tmp_path: Path):
     show_inspection(model, TEXT, out="a/b", threads=1)
     assert (tmp_path / "a/b/inspect.html").is_file() and not (tmp_path / "inspection").exists()
+
+
+def test_an_empty_folder_is_refused(model: str, tmp_path: Path):
+    with pytest.raises(RequestError, match="--out is empty; give a folder"):
+        show_inspection(model, TEXT, out="", threads=1)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_json(model: str, capsys: pytest.CaptureFixture[str], tmp_path: Path):
@@ -104,6 +110,18 @@ def test_a_text_longer_than_the_page_is_cut(
 ):
     monkeypatch.setattr(look, "LONGEST", 10)
     assert read(capsys, model, TEXT)["tokens"] == 10
+
+
+def test_progress_where_there_is_no_terminal(
+    model: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    """Three depths and the end; the clock begins with the first."""
+    show_inspection(model, TEXT, threads=1)
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(show, "PATIENCE", 0.0)
+    show_inspection(model, TEXT, threads=1)
+    assert capsys.readouterr().err.splitlines() == ["reading: 33%", "reading: 67%", "reading: 100%"]
+    assert read(capsys, model, TEXT)["tokens"] == len(TEXT)
 
 
 def test_an_expression_has_random_weights_and_reads_bytes(capsys: pytest.CaptureFixture[str], tmp_path: Path):

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import glassformer as gf
 from glassformer.capture import sites
-from glassformer.errors import RequestError
+from glassformer.errors import RequestError, WorkError
 from glassformer.lens import passes
 from glassformer.model import Model
 
@@ -118,9 +118,21 @@ def test_it_is_told_and_drawn():
     assert "<img" in found._repr_html_()
 
 
+def test_a_broken_model_is_not_measured():
+    model = tiny("llama@1m")
+    with torch.no_grad():
+        model.layers[1].mixer.qkv.weight.fill_(math.nan)
+    with pytest.raises(WorkError, match="the loss of the whole model is nan"):
+        gf.lens.head_ablation(model, TOKENS)
+    with pytest.raises(WorkError, match="the metric of the whole model is nan"):
+        gf.lens.head_ablation(model, TOKENS, last_logit)
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [
+        ({"metric": lambda logits: logits[:, -1]}, r"metric gave shape \(2, 31\) of logits of 2 rows; give a number"),
+        ({"metric": lambda logits: None}, "metric gave NoneType; give a number, or one for each row"),
         ({"by": "median"}, "by='median': use 'zero' or 'mean'"),
         ({"tokens": TOKENS[:, :1]}, r"or \(b, s\) with at least 2 in a row, and are \(2, 1\)"),
         ({"tokens": TOKENS + 31}, "token 31 is outside the vocabulary of 31|token 6. is outside"),

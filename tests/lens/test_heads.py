@@ -11,7 +11,7 @@ from torch import Tensor
 
 import glassformer as gf
 from glassformer.capture import sites
-from glassformer.errors import RequestError
+from glassformer.errors import RequestError, WorkError
 from glassformer.lens.heads import KINDS, repeated_tokens
 from glassformer.model import Model
 from glassformer.parts.kernel import naive
@@ -136,6 +136,20 @@ def test_it_is_told_and_drawn():
         assert ax.get_title(loc="left") == kind
         torch.testing.assert_close(torch.tensor(np.asarray(ax.images[0].get_array())), found.scores[kind].float())
     assert found.to_dict()["scores"]["induction"] == found.scores["induction"].tolist()
+
+
+def test_one_kind_needs_no_list():
+    model = tiny("llama@1m")
+    alone, listed = (gf.lens.head_scores(model, 5, kinds=kinds) for kinds in ("induction", ["induction"]))
+    assert alone.to_dict() == listed.to_dict()
+
+
+def test_a_broken_model_has_no_scores():
+    model = tiny("llama@1m")
+    with torch.no_grad():
+        model.layers[1].mixer.qkv.weight.fill_(float("nan"))
+    with pytest.raises(WorkError, match="the attention of layer 1 is not a number"):
+        gf.lens.head_scores(model, 5)
 
 
 @pytest.mark.parametrize(

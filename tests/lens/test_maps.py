@@ -296,7 +296,7 @@ def test_a_compiled_model_is_read_as_it_is():
         ({"tokens": torch.tensor([[3, -1]])}, "token -1 is outside"),
         ({"tokens": torch.zeros(2, 3, dtype=torch.long)}, "tokens has 2 rows"),
         ({"tokens": torch.zeros(1, 0, dtype=torch.long)}, "at least one token"),
-        ({"tokens": torch.zeros(1, 1, 1, dtype=torch.long)}, "must be \\(1, length\\)"),
+        ({"tokens": torch.zeros(1, 1, 1, dtype=torch.long)}, r"must be \(length,\) or \(b, s\)"),
         ({"tokens": torch.zeros(1, 3)}, "ids are whole numbers"),
         ({"tokens": torch.zeros(1, 65, dtype=torch.long)}, "ends at 64 tokens"),
         ({"pool": 0}, "pool=0"),

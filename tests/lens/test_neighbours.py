@@ -102,7 +102,9 @@ def test_with_a_tokenizer_in_words(model):
     [
         ([101], {}, "token 101 is outside the vocabulary of 101"),
         ([-1], {}, "token -1 is outside the vocabulary"),
-        ([], {}, "tokens is empty"),
+        ([], {}, "at least one token"),
+        ("ab", {}, "no rows of ids"),
+        ([[1], [2, 3]], {}, "no rows of ids"),
         ([1.5], {}, "ids are whole numbers"),
         ([1], {"k": 0}, "k=0 must be between 1 and 100"),
         ([1], {"k": 101}, "k=101 must be between 1 and 100"),

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 
+from glassformer.errors import WorkError
 from glassformer.lens import inspection
 from glassformer.lens.inspection import Inspection, inspect
 from glassformer.lens.page.words import visible
@@ -237,6 +238,16 @@ def test_it_is_written_as_a_whole(seen: Inspection, tmp_path: Path):
     path = seen.save(tmp_path / "deep" / "inspect.html")
     assert path.read_text(encoding="utf-8") == seen.page()
     assert [found.name for found in path.parent.iterdir()] == ["inspect.html"]
+
+
+def test_a_place_that_cannot_be_written_is_named(seen: Inspection, tmp_path: Path):
+    (tmp_path / "file").touch()
+    (tmp_path / "folder.html").mkdir()
+    for path, why in ((tmp_path / "file" / "inspect.html", "."), (tmp_path / "folder.html", "Is a directory")):
+        with pytest.raises(WorkError, match=f"{path} cannot be written \\({why}") as refused:
+            seen.save(path)
+        assert "CACHE" not in str(refused.value)
+    assert {path.name for path in tmp_path.iterdir()} == {"file", "folder.html"}
 
 
 def test_it_shows_itself_in_a_notebook(seen: Inspection):

@@ -151,6 +151,7 @@ def test_it_is_told_and_drawn():
         ({"corrupt": CORRUPT[:, :-1]}, r"clean is \(2, 8\) and corrupt \(2, 7\): .* texts of one length"),
         ({"corrupt": CLEAN}, "the metric is .* on clean and .* on corrupt; it must tell them apart"),
         ({"metric": lambda logits: logits.mean() * float("nan")}, "the metric is nan on clean"),
+        ({"metric": lambda logits: logits[:, :2, 5]}, r"metric gave shape \(2, 2\) of logits of 2 rows"),
         ({"sites": "resid_mida"}, r"no site is named 'layers.\*.resid_mida'; did you mean"),
         ({"sites": []}, r"sites=\[\] names none"),
         ({"positions": 8}, "position 8 is out of range: the text has positions 0 to 7"),

@@ -58,9 +58,17 @@ def test_learned_is_the_table():
 
 def test_a_learned_table_ends_and_is_thinned():
     config = gf.preset("gpt2@1m").vary(context=3000)
-    plot = only(position_picture(config, 100_000))["cosine of positions"]
+    plot = only(position_picture(config))["cosine of positions"]
     assert plot.values.shape == (1000, 1000) and plot.at[1] == 3 and plot.at[-1] < 3000
     assert plot.values.diagonal().allclose(torch.ones(1000))
+    with pytest.raises(RequestError, match=r"length=3,001 is past .* learned positions, which end at 3,000"):
+        position_picture(config, 3001)
+
+
+def test_a_table_shorter_than_the_context_is_drawn_as_long_as_it_is():
+    tree = gf.preset("gpt2@1m").to_dict()
+    tree["embedding"]["position"]["length"] = 40
+    assert position_picture(gf.ModelConfig.from_dict(tree)).length == 40
 
 
 def test_rotary_wavelengths_and_decay():

@@ -9,9 +9,11 @@ from torch import Tensor
 import glassformer as gf
 from glassformer.dynamics import sink_mass
 from glassformer.errors import WorkError
+from glassformer.lens import sinks
 from glassformer.lens.sinks import MassiveActivation
 from glassformer.model import Model
 from glassformer.parts.kernel import naive
+from glassformer.parts.visibility import SlidingWindow
 
 TINY = "layers=3+d_model=32+heads=4+vocab_size=31+context=64"
 FAMILIES = ["gpt2@1m", "llama@1m+gqa:2", "bloom@1m", "falcon@1m", "llama@1m+window:3"]
@@ -41,8 +43,39 @@ def test_a_head_that_looks_at_all_alike_has_the_mass_of_the_harmonic_mean():
     with gf.edit(model, gf.lens.replace("layers.*.mixer.q", 0.0)):
         found = gf.lens.attention_sinks(model, TOKENS)
     harmonic = sum(1 / i for i in range(1, 13)) / 12
-    assert found.uniform == pytest.approx(harmonic) and found.rate == 0
+    assert found.uniform.tolist() == pytest.approx([harmonic] * 3) and found.rate == 0
     torch.testing.assert_close(found.mass, torch.full((3, 4), harmonic, dtype=torch.float64))
+
+
+@pytest.mark.parametrize(
+    ("expression", "seen"),
+    [
+        ("gpt2@1m+bidirectional", [12] * 12),
+        ("llama@1m+window:3", [1, 2, 3, *[0] * 9]),
+        ("llama@1m", list(range(1, 13))),
+    ],
+)
+def test_all_alike_is_among_the_keys_that_are_seen(expression: str, seen: list[int]):
+    """`seen`: how many keys each query sees, 0 where the first token is not among them."""
+    model = tiny(expression)
+    with torch.no_grad():
+        for layer in model.layers:
+            layer.mixer.qkv.weight[:32] = 0  # queries, so that every score is 0
+    found = gf.lens.attention_sinks(model, TOKENS)
+    expected = sum(1 / keys for keys in seen if keys) / 12
+    torch.testing.assert_close(found.mass, torch.full((3, 4), expected, dtype=torch.float64))
+    assert found.uniform.tolist() == pytest.approx([expected] * 3)
+    assert f"(all alike: {expected:.2f})" in str(found) and found.to_dict()["uniform"] == found.uniform.tolist()
+
+
+def test_layers_that_see_differently_are_told_apart(monkeypatch: pytest.MonkeyPatch):
+    model = tiny("llama@1m")
+    model.layers[1].mixer.visibility = SlidingWindow(3)
+    del model.layers[2].mixer.pattern
+    model.layers[2].mixer.pattern = type("No", (), {"edited": False, "looks": ()})()
+    monkeypatch.setattr(sinks, "QUERIES", 5)
+    found = gf.lens.attention_sinks(model, TOKENS)
+    assert "(all alike: 0.26 or 0.15)" in str(found) and found.uniform[2].isnan()
 
 
 def test_the_sink_rate_is_the_share_of_heads_above_three_tenths():

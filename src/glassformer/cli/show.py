@@ -27,6 +27,8 @@ from glassformer.train import Recipe, Report, Run
 from glassformer.train.checkpoint import disk_errors
 from glassformer.train.loop import fit, settings
 
+PATIENCE = 5.0
+"""Seconds between two lines of progress where no bar can be drawn."""
 BYTES = ("B", "kB", "MB", "GB", "TB")
 
 
@@ -71,6 +73,8 @@ class View:
         self.reading: dict[str, TaskID] = {}
         self.plain = not self.console.is_terminal and not quiet
         self.spoke = 0.0
+        self.told: dict[str, float] = {}
+        """When each stage began, or was last told."""
 
     def __enter__(self) -> Any:
         if not self.plain:
@@ -78,10 +82,12 @@ class View:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self.bars.stop()
+        if not self.plain:
+            self.bars.stop()
 
     def progress(self, stage: str, done: int, total: int | None) -> None:
         if self.plain:
+            self._tell(stage, done, total)
             return
         if stage not in self.reading:
             self.reading[stage] = self.bars.add_task(stage, total=total, note="")
@@ -89,6 +95,13 @@ class View:
         self.bars.update(task, completed=done, total=total)
         if total is not None and done >= total:
             self.bars.update(task, visible=False)
+
+    def _tell(self, stage: str, done: int, total: int | None) -> None:
+        """A line for a stage that takes long, every so many seconds."""
+        now = time.monotonic()
+        if now - self.told.setdefault(stage, now) > PATIENCE:
+            self.told[stage] = now
+            self.say(f"{stage}: {done:,}" if total is None else f"{stage}: {done / max(total, 1):.0%}")
 
     def say(self, text: str) -> None:
         self.console.print(text, markup=False, highlight=False)

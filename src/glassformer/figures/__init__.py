@@ -3,14 +3,13 @@
 Nothing of the rest of the package is imported, so a page, a notebook and the studio can draw with it.
 The pictures are complete without JavaScript; `script()` adds reading values by hover and arrow keys,
 switching arms off in a legend, and sorting tables. A page needs `stylesheet()` once, and `script()` if it
-wants those.
+wants those; `document()` is a page that has both.
 """
 
 from __future__ import annotations
 
-from importlib.resources import files
-
 from .chart import Axis
+from .document import document, script, stylesheet, write_document
 from .heat import HeatColumn, HeatScale, Mark, heat_legend, heat_map, heat_scale, is_not_finite
 from .intervals import interval_axis, interval_domain, interval_row
 from .lines import Series, legend, line_chart
@@ -32,6 +31,7 @@ __all__ = [
     "ModelSketch",
     "Series",
     "StageSketch",
+    "document",
     "escape",
     "finite",
     "fixed",
@@ -55,14 +55,5 @@ __all__ = [
     "tag",
     "tick_labels",
     "wiring_drawing",
+    "write_document",
 ]
-
-
-def stylesheet() -> str:
-    """The colours, lines and type of the figures, for light, dark and paper."""
-    return files(__package__).joinpath("figures.css").read_text(encoding="utf-8")
-
-
-def script() -> str:
-    """The one small script: read-outs, legends, sortable tables, the download of embedded data."""
-    return files(__package__).joinpath("interact.js").read_text(encoding="utf-8")

@@ -9,10 +9,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from glassformer.errors import RequestError
+from glassformer.capture import rows_of
+from glassformer.errors import RequestError, WorkError
 from glassformer.lens import style
 from glassformer.lens.edits import mean_over_tokens
-from glassformer.lens.maps import rows_of
 from glassformer.lens.passes import SAME, Metric, Progress, by_loss, by_metric, outcomes
 from glassformer.lens.reading import Reading
 from glassformer.lens.tables import draw_table, figure_size, heads_of, strongest, table_of
@@ -20,7 +20,7 @@ from glassformer.model import Model
 from glassformer.parts.site import Edit
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class HeadAblation(Reading):
     """`change` (layers, heads): the measure with a head taken out, minus `base`, the measure of the whole model. NaN
     where a layer has no such head."""
@@ -77,10 +77,13 @@ def head_ablation(
 
         return edited
 
+    of = "metric" if metric else "loss"
     counts = heads_of(model, "mixer.z")
     changes = [(f"layers.{layer}.mixer.z", without(head)) for layer, n in enumerate(counts) for head in range(n)]
     measure = by_metric(model, metric) if metric else by_loss(model)
     base, *rest = outcomes(model, tokens, [SAME, *changes], measure, progress)
+    if not base.isfinite():
+        raise WorkError(f"the {of} of the whole model is {base:g}: there is nothing to compare with")
     found = iter(torch.stack(rest).split([n for n in counts if n]))
     change = table_of([next(found) - base if n else None for n in counts])
-    return HeadAblation(change, float(base), "metric" if metric else "loss", by)
+    return HeadAblation(change, float(base), of, by)

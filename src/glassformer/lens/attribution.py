@@ -23,11 +23,11 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from glassformer.capture import capture, eager, sites, within
+from glassformer.capture import capture, eager, in_vocabulary, sites, within
 from glassformer.errors import RequestError
 from glassformer.lens import style
 from glassformer.lens.logit_lens import unembed
-from glassformer.lens.maps import at_rest, in_vocabulary, one_row, spell, spelled
+from glassformer.lens.maps import at_rest, one_row, spell, spelled
 from glassformer.lens.reading import Reading
 from glassformer.model import Block, Model
 from glassformer.parts.norm import LayerNorm, RMSNorm
@@ -36,7 +36,7 @@ from glassformer.parts.residual import Parallel, Post, Pre, Residual, ResPost, S
 MOST_BARS = 14
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class LogitAttribution(Reading):
     """Contributions to the logit of `token`, or to its lead over `against`, at a position.
 

@@ -17,18 +17,18 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from glassformer.capture import eager, looking
+from glassformer.capture import eager, looking, rows_of
 from glassformer.errors import RequestError
 from glassformer.lens import style
-from glassformer.lens.maps import at_rest, rows_of
+from glassformer.lens.maps import at_rest
 from glassformer.lens.reading import Reading
-from glassformer.lens.tables import draw_table, figure_size, heads_of, shared_bar, strongest, table_of
+from glassformer.lens.tables import attention_table, draw_table, figure_size, heads_of, shared_bar, strongest
 from glassformer.model import Model
 
 KINDS = ("induction", "previous token", "first token", "duplicate token")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class HeadScores(Reading):
     """`scores`: kind -> (layers, heads), the mean attention at the place in question, 0 to 1. NaN where a layer has no
     such head."""
@@ -92,6 +92,7 @@ def head_scores(
     """All scores of one pass over `batch` rows of `length` random tokens and the same again; maps are never kept.
 
     Raises RequestError for a model without attention heads, a length it cannot read, and a kind that is none."""
+    kinds = [kinds] if isinstance(kinds, str) else list(kinds)
     if length < 2 or batch < 1:
         raise RequestError(f"length={length} and batch={batch}: at least 2 tokens are repeated, in at least 1 row")
     if unknown := [kind for kind in kinds if kind not in KINDS]:
@@ -102,7 +103,7 @@ def head_scores(
     with torch.no_grad(), at_rest(model), looking(model, looks):
         eager(model).read(tokens)
     found = [looks.get(f"layers.{at}.mixer.pattern") for at in range(len(counts))]
-    tables = {kind: table_of([None if one is None else one.means[kind] for one in found]) for kind in kinds}
+    tables = {kind: attention_table([None if one is None else one.means[kind] for one in found]) for kind in kinds}
     return HeadScores(tables, length, batch)
 
 

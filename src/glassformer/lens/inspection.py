@@ -16,12 +16,13 @@ from torch import Tensor
 
 from glassformer.capture import eager, looking, sites
 from glassformer.dynamics import max_attention_logit, token_cosine
-from glassformer.errors import RequestError
+from glassformer.errors import RequestError, WorkError
+from glassformer.figures import write_document
 from glassformer.lens.maps import at_rest, one_row
 from glassformer.lens.page import render
 from glassformer.lens.page.words import spelled_text, speller
 from glassformer.parts.precision import wide
-from glassformer.text.storage import Progress, atomic_file, silent
+from glassformer.text.storage import Progress, silent
 
 if TYPE_CHECKING:
     from glassformer.model import Model
@@ -78,7 +79,7 @@ class Head:
         return max(0.0, rest) * (1 - self.attention_entropy) if math.isfinite(rest) else 0.0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Attention:
     """The maps of one layer: `maps` (n, S, T), and where they are pooled the `strongest` keys of each query.
 
@@ -92,7 +93,7 @@ class Attention:
     weights: Tensor | None = None
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Inspection:
     """What `inspect` found in one text of s tokens and a model of l layers. Depth 0 is the embedding, depth i the
     stream after layer i - 1; in a notebook it shows its page."""
@@ -213,9 +214,11 @@ class Inspection:
 
     def save(self, path: str | Path) -> Path:
         """Writes the page: whoever looks finds the old file or the whole new one. Raises WorkError where it cannot."""
-        with atomic_file(Path(path)) as waiting:
-            waiting.write_text(self.page(), encoding="utf-8", newline="\n")
-        return Path(path)
+        page = self.page()
+        try:
+            return write_document(page, path)
+        except OSError as problem:
+            raise WorkError(f"{path} cannot be written ({problem.strerror}); choose another place") from None
 
     def __repr__(self) -> str:
         cost = f", {self.mean_loss:.3f} nats each" if math.isfinite(self.mean_loss) else ""
@@ -240,7 +243,7 @@ def inspect(
     Memory is bounded: maps come by blocks of queries and are kept pooled, logits by blocks of positions. Without a
     tokenizer, words are ids. Raises RequestError for tokens that are none of this model's, and too many."""
     inner: Any = eager(model)
-    tokens = one_row(model, torch.as_tensor(tokens))
+    tokens = one_row(model, tokens)
     if tokens.shape[1] > LONGEST:
         raise RequestError(f"tokens has {tokens.shape[1]:,} of them; at most {LONGEST:,} can be inspected at once")
     visibilities = [getattr(layer.mixer, "visibility", None) for layer in inner.layers]

@@ -30,7 +30,7 @@ UNKNOWN = -1
 """The id of the token after the text's last one."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class LogitLens(Reading):
     """l layers, s places of the text (all, or those asked for), the k most probable tokens.
 

@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from glassformer.capture import capture, eager, sites, within
+from glassformer.capture import capture, eager, rows_of, sites, within
 from glassformer.config import BlockConfig
 from glassformer.errors import RequestError
 from glassformer.lens import style
@@ -32,36 +32,12 @@ from glassformer.parts.visibility import BidirectionalConfig, CausalConfig, Visi
 # What all readings of one text share: its tokens, checked, their words, and one run of the model
 
 
-def rows_of(model: Model, tokens: Any, least: int = 1) -> Tensor:
-    """tokens (b, s) of tokens (b, s) or (s,), a tensor, an array or lists. RequestError where they are no text of this
-    model, or too short."""
-    try:
-        tokens = torch.as_tensor(tokens)
-    except (TypeError, ValueError) as problem:
-        raise RequestError(f"tokens are no rows of ids: {problem}") from None
-    if tokens.dim() not in (1, 2) or tokens.numel() == 0 or tokens.shape[-1] < least:
-        enough = "at least one token" if least == 1 else f"at least {least} in a row"
-        raise RequestError(f"tokens must be (1, length) or (b, s) with {enough}, and are {tuple(tokens.shape)}")
-    if tokens.is_floating_point() or tokens.is_complex() or tokens.dtype == torch.bool:
-        raise RequestError(f"tokens are {tokens.dtype}; ids are whole numbers")
-    weight = eager(model).embedding.weight
-    for token in (int(tokens.min()), int(tokens.max())):
-        in_vocabulary(token, len(weight))
-    return tokens.reshape(-1, tokens.shape[-1]).to(weight.device, torch.int64)
-
-
 def one_row(model: Model, tokens: Any) -> Tensor:
     """tokens (1, s) of tokens (1, s) or (s,). RequestError where they are no text of this model, or more than one."""
     rows = rows_of(model, tokens)
     if len(rows) > 1:
         raise RequestError(f"tokens has {len(rows)} rows; a reading is of one text, so give one of them")
     return rows
-
-
-def in_vocabulary(token: int, size: int, what: str = "token") -> int:
-    if not 0 <= token < size:
-        raise RequestError(f"{what} {token} is outside the vocabulary of {size}: ids are 0 to {size - 1}")
-    return token
 
 
 def spelled(tokens: Tensor, tokenizer: Any = None, words: Sequence[str] | None = None) -> list[str]:
@@ -115,7 +91,7 @@ def patterns(
     return [seen[name][0].cpu() for name in names], -(-tokens.shape[1] // pool)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class AttentionMap(Reading):
     """One head's map. `weights` (S, T), queries by keys; with `tile` > 1 a cell is the largest weight of
     tile x tile tokens. `words`: of the tokens."""
@@ -130,9 +106,8 @@ class AttentionMap(Reading):
 
     def __str__(self) -> str:
         about = f"layer {self.layer}, head {self.head}: attention of {len(self.words)} tokens{pooled(self.tile)}"
-        row = self.weights[-1]
-        best = [f"{span(self.words, int(i), self.tile)} {row[i]:.2f}" for i in row.topk(min(4, len(row))).indices]
-        return f"{about}\n{span(self.words, len(self.weights) - 1, self.tile)} looks at {', '.join(best)}"
+        last = span(self.words, len(self.weights) - 1, self.tile)
+        return f"{about}\n{last} looks at {heaviest(self.weights[-1], self.words, self.tile)}"
 
     def figure(self, width: float = 6.4, height: float = 5.6) -> Any:
         return super().figure(width, height)
@@ -144,7 +119,7 @@ class AttentionMap(Reading):
         weight_bar(figure, image, ax)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class AttentionMaps(Reading):
     """The maps of all heads of some layers: `weights[i]` (n, S, T) of layer `layers[i]`, cells as in `AttentionMap`."""
 
@@ -218,7 +193,7 @@ class AttentionMaps(Reading):
         weight_bar(figure, image, ax)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class SideBySide(Reading):
     """One head's map under a causal mask and without any, of the same weights. Fields as in `AttentionMap`.
 
@@ -403,3 +378,8 @@ def span(words: Sequence[str], cell: int, tile: int = 1) -> str:
     if tile == 1:
         return f"{words[cell]!r} ({cell})"
     return f"tokens {cell * tile} to {min(len(words), (cell + 1) * tile) - 1}"
+
+
+def heaviest(row: Tensor, words: Sequence[str], tile: int = 1) -> str:
+    """The cells of a row with the largest weights, and how large."""
+    return ", ".join(f"{span(words, int(i), tile)} {row[i]:.2f}" for i in row.topk(min(4, len(row))).indices)

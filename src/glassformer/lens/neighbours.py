@@ -11,10 +11,10 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from glassformer.capture import eager
+from glassformer.capture import eager, rows_of
 from glassformer.errors import RequestError, did_you_mean
 from glassformer.lens import style
-from glassformer.lens.maps import in_vocabulary, spell
+from glassformer.lens.maps import spell
 from glassformer.lens.reading import Reading
 from glassformer.model import Model
 
@@ -23,7 +23,7 @@ CHUNK = 8192
 Measure = Literal["cosine", "dot", "distance"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Neighbours(Reading):
     """The k nearest of each of m tokens, nearest first: ids (m, k) and closeness (m, k), in words too."""
 
@@ -77,18 +77,13 @@ def embedding_neighbours(
     The token itself is left out. Training places tokens that stand in the same contexts near each other (Mikolov et
     al. 2013, 1301.3781). The vocabulary is compared by chunks, so a product (m, v) is never held. With a `tokenizer`
     ids are told as text. Raises RequestError for an id outside the vocabulary, and for k < 1 or k >= v."""
-    table, given = rows_of(model, of), torch.as_tensor(tokens)
-    if given.numel() == 0:
-        raise RequestError("tokens is empty; give at least one token id")
-    if given.is_floating_point() or given.is_complex() or given.dtype == torch.bool:
-        raise RequestError(f"tokens are {given.dtype}; ids are whole numbers")
-    ids = [in_vocabulary(token, len(table)) for token in given.flatten().tolist()]
+    table, ids = table_for(model, of), rows_of(model, tokens).flatten().tolist()
     near, closeness = nearest(table, table[ids], k, by, without=torch.tensor(ids)[:, None])
     words = [[spell(token, tokenizer) for token in row] for row in near.tolist()]
     return Neighbours(of, by, ids, [spell(token, tokenizer) for token in ids], near, closeness, words)
 
 
-def rows_of(model: Model, of: str) -> Float[Tensor, "v d"]:
+def table_for(model: Model, of: str) -> Float[Tensor, "v d"]:
     """A row for each token: of the embedding, or of the head, which may be the same."""
     whole = eager(model)
     if of == "embedding":

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from glassformer.capture import eager, edit
+from glassformer.errors import RequestError
 from glassformer.lens.maps import at_rest
 from glassformer.model import Model
 from glassformer.parts.site import Edit
@@ -43,10 +44,22 @@ def by_metric(model: Model, metric: Metric) -> Measure:
 
     def measure(tokens: Tensor, copies: int) -> Tensor:
         logits = eager(model)(tokens)
-        parts = logits.chunk(copies)
-        return torch.stack([torch.as_tensor(metric(part), dtype=torch.float64, device="cpu").mean() for part in parts])
+        return torch.stack([number(metric(part), len(part)) for part in logits.chunk(copies)])
 
     return measure
+
+
+def number(given: object, rows: int) -> Tensor:
+    """() fp64: the number that a metric gave, or the mean of one for each row. RequestError where it gave neither."""
+    try:
+        found = torch.as_tensor(given, dtype=torch.float64, device="cpu")
+    except (TypeError, ValueError, RuntimeError):
+        raise RequestError(f"metric gave {type(given).__name__}; give a number, or one for each row") from None
+    if found.numel() != 1 and found.shape != (rows,):
+        raise RequestError(
+            f"metric gave shape {tuple(found.shape)} of logits of {rows} rows; give a number, or one for each row"
+        )
+    return found.mean()
 
 
 def outcomes(

@@ -19,11 +19,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from glassformer.capture import capture, choose, eager, head_axis, within
+from glassformer.capture import capture, choose, eager, head_axis, rows_of, within
 from glassformer.errors import RequestError
 from glassformer.lens import style
 from glassformer.lens.edits import patch
-from glassformer.lens.maps import at_rest, rows_of
+from glassformer.lens.maps import at_rest
 from glassformer.lens.passes import SAME, Metric, Progress, by_metric, outcomes
 from glassformer.lens.reading import Reading
 from glassformer.lens.tables import draw_table, shared_bar, strongest, table_of
@@ -36,7 +36,7 @@ LEAST = 1e-6
 """How far apart the metrics of both runs must be, of their size."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class ActivationPatching(Reading):
     """How much of the clean answer each patch brings back: 0, as in the corrupt run, to 1, as in the clean one.
 
@@ -154,7 +154,7 @@ def activation_patching(
 # A task to patch on
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class IndirectObject:
     """n pairs of sentences in which two people meet and one of them gives the other something (Wang et al. 2022,
     2211.00593). The clean one ends "... Paul handed the basket to", and Anna is right; the corrupt one differs in a

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -20,7 +21,7 @@ NONE = "none"
 LARGEST_TABLE = 1 << 28
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class PositionPicture(Reading):
     """`plots`: encoding -> name -> Plot, as the part itself gives them for a text of `length` tokens. `where`:
     encoding -> the layers it acts in, [] for one that is added to the embedding; layers without one are "none"."""
@@ -99,9 +100,12 @@ def position_picture(model: Model | ModelConfig, length: int | None = None) -> P
 
     Layers that differ are told apart. Raises RequestError for a model without positions."""
     made = eager(model) if isinstance(model, nn.Module) else drawn_from(model)
-    length = made.config.context if length is None else length
+    limit = getattr(made.embedding.position, "limit", None) or math.inf
+    length = min(made.config.context, limit) if length is None else length
     if length < 2:
         raise RequestError(f"length={length} must be at least 2")
+    if length > limit:
+        raise RequestError(f"length={length:,} is past this model's learned positions, which end at {limit:,}")
     parts: dict[str, Any] = {}
     where: dict[str, list[int]] = {}
     if made.embedding.position is not None:

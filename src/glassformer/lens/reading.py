@@ -14,16 +14,23 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from glassformer.errors import RequestError
+from glassformer.errors import RequestError, WorkError
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Reading:
     """The base of all readings: a dataclass of tensors, numbers and words. A subclass says how it is drawn and told.
 
-    In a notebook it shows its figure; `print` tells it in words; `to_dict` is plain JSON."""
+    In a notebook it shows its figure; `print` tells it in words; `to_dict` is plain JSON. It equals itself alone."""
 
     title: ClassVar[str] = ""
+
+    def __str__(self) -> str:
+        return self.title
+
+    def __repr__(self) -> str:
+        first, _, _ = str(self).partition("\n")
+        return f"{type(self).__name__}({first})"
 
     def draw(self, figure: Any) -> None:
         """Fills a matplotlib figure."""
@@ -36,8 +43,19 @@ class Reading:
         return made
 
     def save(self, path: str | Path) -> None:
-        """The figure as .png, .svg or .pdf, by the name."""
-        self.figure().savefig(path, dpi=150)
+        """The figure as .png, .svg, .pdf or what else matplotlib knows, by the name.
+
+        Raises RequestError for another suffix and a folder that is not there, WorkError where the disk refuses."""
+        path, figure = Path(path), self.figure()
+        known = [f".{kind}" for kind in figure.canvas.get_supported_filetypes()]
+        if path.suffix.lower() not in known:
+            raise RequestError(f"{str(path)!r} names no kind of picture; it may end in {', '.join(known)}")
+        if not path.parent.is_dir():
+            raise RequestError(f"{str(path)!r} is in a folder that is not there; make {str(path.parent)!r} first")
+        try:
+            figure.savefig(path, dpi=150)
+        except OSError as problem:
+            raise WorkError(f"{path} cannot be written ({problem.strerror}); choose another place") from None
 
     def to_dict(self) -> dict[str, Any]:
         return {one.name: plain(getattr(self, one.name)) for one in fields(self)}

@@ -19,12 +19,23 @@ from torch import Tensor
 from glassformer.capture import Tiles, eager, looking
 from glassformer.errors import RequestError
 from glassformer.lens import style
-from glassformer.lens.maps import at_rest, label, one_row, pattern_of, pooled, shade, span, spelled, weight_bar
+from glassformer.lens.maps import (
+    at_rest,
+    heaviest,
+    label,
+    one_row,
+    pattern_of,
+    pooled,
+    shade,
+    span,
+    spelled,
+    weight_bar,
+)
 from glassformer.lens.reading import Reading
 from glassformer.model import Model
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Rollout(Reading):
     """`flow` (l, S, T): layers, places, input tokens; every row of a layer sums to one. With `tile` > 1 a cell is the
     largest of tile x tile tokens. `last` (l, s) is the row of the last place, never pooled."""
@@ -38,9 +49,7 @@ class Rollout(Reading):
 
     def __str__(self) -> str:
         about = f"attention rollout through {len(self.flow)} layers, {len(self.words)} tokens{pooled(self.tile)}"
-        row = self.last[-1]
-        best = [f"{span(self.words, int(i))} {row[i]:.2f}" for i in row.topk(min(4, len(row))).indices]
-        return f"{about}\n{span(self.words, len(self.words) - 1)} draws on {', '.join(best)}"
+        return f"{about}\n{span(self.words, len(self.words) - 1)} draws on {heaviest(self.last[-1], self.words)}"
 
     def figure(self, width: float = 11.0, height: float = 5.2) -> Any:
         return super().figure(width, height)

@@ -9,16 +9,16 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from glassformer.capture import capture, eager, within
+from glassformer.capture import capture, eager, rows_of, within
 from glassformer.dynamics import relative_residual, token_cosine
 from glassformer.errors import RequestError
 from glassformer.lens import style
-from glassformer.lens.maps import at_rest, rows_of
+from glassformer.lens.maps import at_rest
 from glassformer.lens.reading import Reading
 from glassformer.model import Model
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class TokenSimilarity(Reading):
     """`rho` and `mu` (layers + 1,) by depth: 0 after the embedding, i after layer i - 1; means over rows. `cosines`
     (T, T) at `depth`, of row 0; with `tile` > 1 a cell is the mean over tile x tile pairs of tokens."""

@@ -10,21 +10,24 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from glassformer.capture import capture, eager, looking
+from glassformer.capture import capture, eager, looking, rows_of
 from glassformer.dynamics import massive
 from glassformer.errors import WorkError
 from glassformer.lens import style
-from glassformer.lens.maps import at_rest, rows_of
+from glassformer.lens.maps import at_rest
 from glassformer.lens.reading import Reading
-from glassformer.lens.tables import draw_table, figure_size, heads_of, strongest, table_of
+from glassformer.lens.tables import attention_table, draw_table, figure_size, heads_of, strongest
 from glassformer.model import Model
 from glassformer.parts.site import Look
+from glassformer.parts.visibility import Visibility
 
 ABOVE = 0.3
 """The mass on the first token from which Gu et al. 2024 (2410.10781) call a head a sink."""
+QUERIES = 1024
+"""Whose keys are counted at once."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class AttentionSinks(Reading):
     """`mass` (layers, heads): the mean attention to the first token. NaN where a layer has no such head."""
 
@@ -32,6 +35,9 @@ class AttentionSinks(Reading):
 
     mass: Float[Tensor, "l n"]
     length: int
+    uniform: Float[Tensor, " l"]
+    """The mass of a head of each layer that looks at all that it sees alike: (1/T) Σ_i [i sees 0] / keys that i sees.
+    Causal it is H_T / T, the mean of 1/i; bidirectional 1 / T."""
 
     @property
     def rate(self) -> float:
@@ -39,20 +45,16 @@ class AttentionSinks(Reading):
         known = self.mass[~self.mass.isnan()]
         return float((known > ABOVE).double().mean())
 
-    @property
-    def uniform(self) -> float:
-        """The mass of a causal head that looks at all alike: H_T / T, the mean of 1/i."""
-        return sum(1 / i for i in range(1, self.length + 1)) / self.length
-
     def __str__(self) -> str:
         best = ", ".join(f"layer {layer} head {head} {mass:.2f}" for layer, head, mass in strongest(self.mass, 5))
+        alike = " or ".join(dict.fromkeys(f"{mass:.2f}" for mass in self.uniform.tolist() if mass == mass))
         return (
             f"sink rate {self.rate:.0%}: heads with more than {ABOVE} of their attention on the first of {self.length} "
-            f"tokens (all alike: {self.uniform:.2f})\nstrongest: {best}"
+            f"tokens (all alike: {alike})\nstrongest: {best}"
         )
 
     def to_dict(self) -> dict[str, Any]:
-        return super().to_dict() | {"rate": self.rate, "uniform": self.uniform}
+        return super().to_dict() | {"rate": self.rate}
 
     def figure(self, width: float | None = None, height: float | None = None) -> Any:
         """A matplotlib figure, by default as large as its table needs."""
@@ -75,10 +77,17 @@ def attention_sinks(model: Model, tokens: Int[Tensor, "b s"]) -> AttentionSinks:
     with at_rest(model):
         seen = capture(model, tokens, "layers.*.mixer.pattern", reduce=lambda pattern: pattern[..., 0].double())
     found = [seen.get(f"layers.{at}.mixer.pattern") for at in range(len(counts))]
-    for at, one in enumerate(found):
-        if one is not None and not one.isfinite().all():
-            raise WorkError(f"the attention of layer {at} is not a number: there is nothing to read in this model")
-    return AttentionSinks(table_of([None if one is None else one.mean((0, 2)) for one in found]), tokens.shape[1])
+    mass = attention_table([None if one is None else one.mean((0, 2)) for one in found])
+    length, mixers = tokens.shape[1], [layer.mixer for layer in eager(model).layers]
+    alike = [evenly(mixer.visibility, length) if n else math.nan for mixer, n in zip(mixers, counts, strict=True)]
+    return AttentionSinks(mass, length, torch.tensor(alike, dtype=torch.float64))
+
+
+def evenly(visibility: Visibility, length: int) -> float:
+    """The mean weight of the first token, where each of `length` queries gives all keys that it sees the same."""
+    keys, one = torch.arange(length), torch.tensor(0)
+    seen = (visibility.visible(one, one, queries[:, None], keys) for queries in keys.split(QUERIES))
+    return float(torch.cat([rows[:, 0] / rows.sum(-1).clamp(min=1) for rows in seen]).double().mean())
 
 
 @dataclass(frozen=True)
@@ -94,7 +103,7 @@ class MassiveActivation:
     """|value| over the median of its hidden state."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class MassiveActivations(Reading):
     """`found`: the values that are massive, largest first. `largest` (depths, 3) and `median` (depths,) of |x|, means
     over rows."""

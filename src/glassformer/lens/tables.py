@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from glassformer.capture import eager, sites
-from glassformer.errors import RequestError
+from glassformer.errors import RequestError, WorkError
 from glassformer.lens import style
 from glassformer.model import Model
 
@@ -33,6 +33,14 @@ def table_of(rows: Sequence[Tensor | None]) -> Tensor:
         if row is not None:
             table[at, : len(row)] = row
     return table
+
+
+def attention_table(rows: Sequence[Tensor | None]) -> Tensor:
+    """`table_of` what was measured of attention. WorkError where that is not a number."""
+    for at, row in enumerate(rows):
+        if row is not None and not row.isfinite().all():
+            raise WorkError(f"the attention of layer {at} is not a number: there is nothing to read in this model")
+    return table_of(rows)
 
 
 def strongest(table: Tensor, count: int, signed: bool = False) -> list[tuple[int, int, float]]:

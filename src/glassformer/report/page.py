@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import os
 from collections.abc import Sequence
 from datetime import datetime
 from importlib.resources import files
 from pathlib import Path
 
-from ..figures import Markup, finite, join, script, si, stylesheet, tag
+from ..figures import Markup, document, finite, join, si, tag, write_document
 from .configs import config_section
 from .curves import curve_section, extrapolation_section
 from .dynamics import dynamics_section
@@ -28,27 +26,12 @@ _CONTENTS = (
 
 def write_report(results: dict, path: str | os.PathLike[str]) -> Path:
     """Write the page to `path`: whoever looks finds the old file or the whole new one, never a part."""
-    return _write(render(results), path)
+    return write_document(render(results), path)
 
 
 def write_run(run: dict, path: str | os.PathLike[str]) -> Path:
     """Write the page of one run, an entry of `runs` in results.json, as `write_report` does."""
-    return _write(render_run(run), path)
-
-
-def _write(page: str, path: str | os.PathLike[str]) -> Path:
-    target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    waiting = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    try:
-        with waiting.open("w", encoding="utf-8", newline="\n") as file:
-            file.write(page)
-            file.flush()
-            os.fsync(file.fileno())
-        waiting.replace(target)
-    finally:
-        waiting.unlink(missing_ok=True)
-    return target
+    return write_document(render_run(run), path)
 
 
 def render(results: dict) -> str:
@@ -81,27 +64,8 @@ def render_run(run: dict) -> str:
 
 
 def _document(title: str, main: Markup, results: dict) -> str:
-    code = script()
-    body = tag("body", main, embedded(results), tag("script", Markup(code)))
-    return f"<!doctype html>\n{tag('html', _head(title, code), body, lang='en')}\n"
-
-
-def _head(title: str, code: str) -> Markup:
-    """The head. The policy lets nothing run but our own script and lets nothing be fetched from anywhere."""
-    fingerprint = base64.b64encode(hashlib.sha256(code.encode("utf-8")).digest()).decode("ascii")
-    sources = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{fingerprint}'"
-    policy = f"{sources}; base-uri 'none'; form-action 'none'"
-    style = stylesheet() + files(__package__).joinpath("report.css").read_text(encoding="utf-8")
-    return tag(
-        "head",
-        tag("meta", charset="utf-8"),
-        tag("meta", http_equiv="Content-Security-Policy", content=policy),
-        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        tag("meta", name="color-scheme", content="light dark"),
-        tag("meta", name="generator", content="Glassformer"),
-        tag("title", title),
-        tag("style", Markup(style)),
-    )
+    style = files(__package__).joinpath("report.css").read_text(encoding="utf-8")
+    return document(title, main, embedded(results), style=style)
 
 
 def _title(results: dict, arms: Sequence[Arm]) -> str:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import json
 import math
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
-from glassformer.figures import Axis, Markup, Series, fixed, join, line_chart, script, si, stylesheet, tag
+from glassformer.figures import Axis, Markup, Series, document, fixed, join, line_chart, si, tag
 from glassformer.lens.page.packed import indices, packed, shares, short_floats
 from glassformer.lens.page.words import visible
 
@@ -39,32 +37,12 @@ KINDS = {
 def render(seen: Inspection) -> str:
     """The page as text. Words are never taken for markup, and nothing is fetched."""
     main = tag("main", header(seen), bench(seen), heads(seen), one_map(seen), lens(seen), depths(seen), notes(seen))
-    code = f"{script()}\n{_file('inspect.js')}"
-    body = tag("body", main, embedded(data(seen)), tag("script", Markup(code)))
-    return f"<!doctype html>\n{tag('html', head(f'{title(seen)}, inspected', code), body, lang='en')}\n"
+    style, code = _file("inspect.css"), _file("inspect.js")
+    return document(f"{title(seen)}, inspected", main, embedded(data(seen)), style=style, code=code)
 
 
 def _file(name: str) -> str:
     return files(__package__).joinpath(name).read_text(encoding="utf-8")
-
-
-def head(title: str, code: str) -> Markup:
-    """The policy lets nothing run but our own script, and nothing be fetched from anywhere."""
-    fingerprint = base64.b64encode(hashlib.sha256(code.encode("utf-8")).digest()).decode("ascii")
-    policy = (
-        f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{fingerprint}'; "
-        "base-uri 'none'; form-action 'none'"
-    )
-    return tag(
-        "head",
-        tag("meta", charset="utf-8"),
-        tag("meta", http_equiv="Content-Security-Policy", content=policy),
-        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        tag("meta", name="color-scheme", content="light dark"),
-        tag("meta", name="generator", content="Glassformer"),
-        tag("title", title),
-        tag("style", Markup(stylesheet() + _file("inspect.css"))),
-    )
 
 
 def title(seen: Inspection) -> str:

@@ -1,0 +1,62 @@
+"""A whole page that needs nothing else, and the one move that writes it."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+from importlib.resources import files
+from pathlib import Path
+
+from .markup import Markup, tag
+
+
+def stylesheet() -> str:
+    """The colours, lines and type of the figures, for light, dark and paper."""
+    return files(__package__).joinpath("figures.css").read_text(encoding="utf-8")
+
+
+def script() -> str:
+    """The one small script: read-outs, legends, sortable tables, the download of embedded data."""
+    return files(__package__).joinpath("interact.js").read_text(encoding="utf-8")
+
+
+def document(title: str, *body: Markup, style: str = "", code: str = "") -> str:
+    """The page as text; `style` and `code` come after those of the figures.
+
+    Its policy lets nothing run but this code, and nothing be fetched from anywhere."""
+    code = script() + code
+    fingerprint = base64.b64encode(hashlib.sha256(code.encode("utf-8")).digest()).decode("ascii")
+    policy = (
+        f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{fingerprint}'; "
+        "base-uri 'none'; form-action 'none'"
+    )
+    head = tag(
+        "head",
+        tag("meta", charset="utf-8"),
+        tag("meta", http_equiv="Content-Security-Policy", content=policy),
+        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        tag("meta", name="color-scheme", content="light dark"),
+        tag("meta", name="generator", content="Glassformer"),
+        tag("title", title),
+        tag("style", Markup(stylesheet() + style)),
+    )
+    return f"<!doctype html>\n{tag('html', head, tag('body', *body, tag('script', Markup(code))), lang='en')}\n"
+
+
+def write_document(page: str, path: str | os.PathLike[str]) -> Path:
+    """Writes the page, and its folder where that is missing: whoever looks finds the old file or the whole new one.
+
+    Raises OSError where the disk refuses."""
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    waiting = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    try:
+        with waiting.open("w", encoding="utf-8", newline="\n") as file:
+            file.write(page)
+            file.flush()
+            os.fsync(file.fileno())
+        waiting.replace(target)
+    finally:
+        waiting.unlink(missing_ok=True)
+    return target
