@@ -58,6 +58,7 @@ wool. Below her stood the Petrel, the Good Intent, and a brig without a name who
 HF, HF32, LLAMA = "transformers bf16", "transformers fp32", "llama.cpp Q4_1"
 EAGER = {f"glassformer {kind}": ("decode", "prefill", "eight", "copying", "free") for kind in ("bf16", "int8", "int4")}
 COMPILED = {
+    "glassformer bf16 compiled": ("decode",),
     "glassformer int8 compiled": ("decode",),
     "glassformer int4 compiled": ("decode",),
 }

@@ -314,7 +314,7 @@ def test_ctrl_c_keeps_what_is_there(model: str, more: list[str]):
     command = [sys.executable, "-m", "glassformer", "generate", model, "--prompt", "Once", *more, "--ignore-eos"]
     process = subprocess.Popen(
         [*command, "--max-new-tokens", "100000"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # tests in the background ignore it
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # a background ignores it
     )  # fmt: skip
     assert process.stdout is not None
     shown = ""
