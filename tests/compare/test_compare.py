@@ -187,12 +187,18 @@ def test_an_arm_that_dies_leaves_the_others(source: Path, tmp_path: Path, monkey
     real = package._spawn
 
     def spawn(place: Path, notify: Any) -> Any:
-        return (None, -9) if "gpt2" in place.name else real(place, notify)
+        if "gpt2" not in place.name:
+            return real(place, notify)
+        (place / "run").mkdir()
+        row = {"step": 3, "statistics": {"token_cosine": {"layers.0.resid_post": 0.5}}}
+        (place / "run" / "dynamics.jsonl").write_text(json.dumps(row) + "\n")
+        return None, -9
 
     monkeypatch.setattr(package, "_spawn", spawn)
     results = compare(names, source, out=tmp_path / "out", **PLAN)
     assert [one["status"] for one in results["runs"]] == ["failed", "ok"]
     assert "out of memory" in results["runs"][0]["error"]
+    assert results["runs"][0]["dynamics"]["layers"]["token_cosine"] == [[0.5]]  # what was seen until then
     monkeypatch.setattr(package, "_spawn", real)
     results = compare(names, source, out=tmp_path / "out", **PLAN)
     assert [one["status"] for one in results["runs"]] == ["ok", "ok"]

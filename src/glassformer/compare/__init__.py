@@ -21,6 +21,7 @@ from glassformer.callable_module import make_callable
 from glassformer.compare.request import Match, arms, fairness, recipes
 from glassformer.compare.statistics import verdicts
 from glassformer.config import ModelConfig
+from glassformer.dynamics.summary import summary_of
 from glassformer.errors import RequestError, WorkError
 from glassformer.parts.base import to_plain
 from glassformer.report import write_report
@@ -221,6 +222,7 @@ def _arm(
             **who,
             "parameters": config.num_params(),
             "config": config.to_dict(),
+            "dynamics": summary_of(place / "run"),
             "status": "failed",
             "error": error,
         }

@@ -18,8 +18,7 @@ import torch
 
 from glassformer import machine
 from glassformer.config import ModelConfig
-from glassformer.dynamics import records
-from glassformer.dynamics.summary import event_words, summarise
+from glassformer.dynamics.summary import event_words, summary_of
 from glassformer.errors import RequestError, WorkError
 from glassformer.generate import stream
 from glassformer.text import Tokens
@@ -115,7 +114,7 @@ def describe(name: str, run: Run, peak: int | None) -> dict[str, Any]:
         "validation": run.validation,
         "generation": None,
         "extrapolation": [],
-        "dynamics": {} if run.folder is None else summarise(records.read_records(run.folder / records.NAME)),
+        "dynamics": {} if run.folder is None else summary_of(run.folder),
         "machine": run.how.describe(),
         "status": run.status,
         "error": run.error,

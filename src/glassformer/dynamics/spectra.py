@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from glassformer.parts.precision import wide
+from glassformer.parts.precision import exact, wide
 
 ROWS = 2048
 """Rows of which the pairwise cosines are taken: that many, evenly spaced, stand for a larger table."""
@@ -28,12 +28,12 @@ def singular_values(a: Float[Tensor, "... m n"]) -> Float[Tensor, "... k"]:
     a 384 x 1536 matrix of rank 1 an effective rank of 1.14.
     """
     finite = a.isfinite().all(-1).all(-1)[..., None]
-    b = torch.where(finite[..., None], a, 0.0).double()
+    b = exact(torch.where(finite[..., None], a, 0.0))
     b = b.mT if b.shape[-2] > b.shape[-1] else b
     squares = torch.linalg.eigvalsh(b @ b.mT).flip(-1).clamp(min=0)
     noise = squares[..., :1] * (b.shape[-1] * torch.finfo(torch.float64).eps)
     values = torch.where(squares > noise, squares, 0.0).sqrt()
-    return torch.where(finite, values, torch.nan).to(wide(a).dtype)
+    return torch.where(finite.to(values.device), values, torch.nan).to(wide(a).dtype)
 
 
 def product_spectrum(w_q: Float[Tensor, "... n h d"], w_k: Float[Tensor, "... g h d"]) -> Float[Tensor, "... n h"]:

@@ -11,7 +11,11 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
+
+from glassformer.dynamics import records
+from glassformer.errors import RequestError
 
 WINDOWS = 60
 """Stretches of steps that are told apart, at most."""
@@ -74,6 +78,14 @@ CURVES = (
 )
 """One number for each window; the token cosine is that of the last layer."""
 READ = frozenset(kept.statistic for kept in (*LAYERS, *CURVES))
+
+
+def summary_of(run: Path) -> dict[str, Any]:
+    """`summarise` of a run's folder; nothing where it was not watched, or what was seen cannot be read."""
+    try:
+        return summarise(records.read_records(run / records.NAME))
+    except RequestError:
+        return {}
 
 
 def summarise(records: Iterable[dict[str, Any]]) -> dict[str, Any]:

@@ -11,6 +11,11 @@ def wide(x: Tensor) -> Tensor:
     return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
 
 
+def exact(x: Tensor) -> Tensor:
+    """x in fp64; on the CPU where its device has none (MPS)."""
+    return (x.cpu() if x.device.type == "mps" else x).double()
+
+
 def product_dtype(x: Tensor) -> torch.dtype:
     """The dtype that matrix products of x run in: autocast's, where it is on."""
     kind = x.device.type

@@ -47,7 +47,7 @@ class Site(nn.Module):
     @property
     def watched(self) -> bool:
         """Whether somebody looks: a part may then compute what it would otherwise not hand out."""
-        return self.edited or bool(self.looks)
+        return bool(self.looks or self.edits or self._forward_hooks)  # asked of every site at every token
 
     def show(self, x: Tensor, first: int, total: int) -> None:
         """Rows first, first + 1, ... of `total` to whoever looks."""
