@@ -382,6 +382,17 @@ def test_logits_are_the_same_bits_with_capture_on_and_off(expression: str, kerne
     torch.testing.assert_close(patterns["layers.0.mixer.pattern"], expected)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("expression", ["llama@1m+gqa:2", "bloom@1m", "llama@1m+window:3"])
+def test_so_they_are_where_attention_is_compiled(expression: str):
+    torch._dynamo.reset()
+    model = tiny(f"{expression}+head_dim=16+kernel=flex")
+    plain = logits_of(model)
+    assert torch.equal(gf.capture(model, TOKENS, "*")["logits"], plain)
+    definition = tiny(f"{expression}+head_dim=16+kernel=naive")
+    torch.testing.assert_close(plain, logits_of(definition), rtol=1e-4, atol=1e-5)
+
+
 def test_decoding_is_the_same_with_capture_on_and_off():
     model, states = tiny("llama@1m+window:3"), []
     for watching in (False, True):
