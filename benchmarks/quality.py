@@ -52,6 +52,7 @@ def run(rounds: int = 5, threads: int | None = None, quiet: bool = False) -> dic
 def cached(quiet: bool = False) -> list[dict[str, Any]]:
     """A text of READ tokens, token by token against one pass, and one pass against fp32."""
     loaded = gf.load(MODEL)
+    assert loaded.tokenizer is not None
     text = next(iter(windows_of(loaded.tokenizer, READ, tokens=READ)))[0][:, :READ]
     model, exact, rows = loaded.model, loaded.model(text)[0], []
     for weights, memory in STATES:
