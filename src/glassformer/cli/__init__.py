@@ -46,6 +46,7 @@ def count(type_: Any, tokens: Any) -> float:
 
 
 Count = Annotated[float, Parameter(converter=count)]
+LearningRate = Annotated[float | None, Parameter(name=["--lr", "--learning-rate"])]
 Minutes = Annotated[float | None, Parameter(help="Budget of a run in minutes of training.")]
 Flops = Annotated[float | None, Parameter(converter=count, help="Budget of a run in training FLOPs.")]
 TokenizerName = Annotated[str, Parameter(help="auto, byte, char, bpe:SIZE, or a tokenizer.json.")]
@@ -88,7 +89,7 @@ def compare(
     tokenizer: TokenizerName = "auto",
     batch_size: BatchSize = 16,
     context: Context = 256,
-    lr: float | None = None,
+    lr: LearningRate = None,
     device: Device = "auto",
     dtype: DType = "auto",
     threads: Threads = None,
@@ -148,7 +149,7 @@ def train(
     flops: Flops = None,
     resume: Flag = False,
     seed: int = 0,
-    lr: float | None = None,
+    lr: LearningRate = None,
     schedule: str = "cosine",
     warmup: float | None = None,
     weight_decay: float = 0.1,
