@@ -5,10 +5,11 @@ the rest in bf16), eager or with the compiled step; `transformers` in bf16 and f
 llama.cpp the file itself. Prompts are the same token ids, the likeliest token follows, nothing ends early. Each side is
 warmed up once.
 
-Decode is one stream after a short prompt. `whole call` has the prompt in it; `steps` starts at the first token, and for
-llama.cpp is what it says of itself. Ratios are of whole calls, but those to llama.cpp have its own figure below. `read`
-is what a token needs of memory: all matrices and the head as they are packed (no embedding table), and the state at
-the mean length; its share is that of the bandwidth at which 256 MiB of float32 are summed, measured between rounds.
+Decode is one stream after a short prompt, three times a round. `whole call` has the prompt in it; `steps` starts at the
+first token, and for llama.cpp is what it says of itself. Ratios are of whole calls, but those to llama.cpp have its own
+figure below. `read` is what a token needs of memory: all matrices and the head as they are packed (no embedding table),
+and the state at the mean length; its share is that of the bandwidth at which 256 MiB of float32 are summed, measured
+between rounds.
 Prefill is 1024 tokens up to the logits of the next; llama.cpp's is its own figure. Eight streams have prompts of their
 own of one length, and `factor` is against one stream of the same side. Speculation is by prompt lookup: a prompt that
 repeats itself, and one that does not; `plain` is the same text token by token. The compiled step is built before the
@@ -64,6 +65,8 @@ COMPILED = {
 }
 PEERS = {HF: ("decode", "prefill", "eight"), HF32: ("decode",), LLAMA: ("decode", "prefill")}
 SIDES = {**EAGER, **COMPILED, **PEERS}
+TIMES = {"decode": 3}
+"""How often a round has a task, where once is too short a look at a machine that others use as well."""
 QUICK = ("glassformer bf16", "glassformer int4", HF, LLAMA)
 
 
@@ -312,7 +315,8 @@ def run(rounds: int = 5, threads: int | None = None, quiet: bool = False, quick:
                 tell(f"{side}: ready {workers[side].facts or ''}")
             for turn in range(int(quick), rounds + 1):  # 0 warms up
                 bandwidths.append(read_bandwidth())
-                for task, (method, arguments) in calls.items():
+                for task in (name for name in calls for _ in range(TIMES.get(name, 1))):
+                    method, arguments = calls[task]
                     for side in (side for side, tasks in sides.items() if task in tasks):
                         answer = workers[side].ask(method, **arguments)
                         if turn:

@@ -66,6 +66,7 @@ def test_the_head_and_a_tied_one():
     untied = untied.vary(head=untied.head.vary(tied=False)).build(seed=0)
     mine, heads = embedding_neighbours(untied, [3], 5), embedding_neighbours(untied, [3], 5, of="head")
     assert mine.ids.tolist() != heads.ids.tolist()
+    assert embedding_neighbours(untied, 3, 5).ids.tolist() == mine.ids.tolist()
     torch.testing.assert_close(heads.closeness[0].double(), closeness(untied.head.weight, 3, "cosine")[heads.ids[0]])
     tied = gf.preset("gpt2@1m").vary(vocab_size=40)
     tied = tied.vary(head=tied.head.vary(tied=True)).build(seed=0)

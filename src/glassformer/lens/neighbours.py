@@ -62,7 +62,7 @@ class Neighbours(Reading):
 
 def embedding_neighbours(
     model: Model,
-    tokens: Sequence[int] | Int[Tensor, "..."],
+    tokens: int | Sequence[int] | Int[Tensor, "..."],
     k: int = 10,
     tokenizer: Any = None,
     by: Measure = "cosine",
@@ -77,7 +77,8 @@ def embedding_neighbours(
     The token itself is left out. Training places tokens that stand in the same contexts near each other (Mikolov et
     al. 2013, 1301.3781). The vocabulary is compared by chunks, so a product (m, v) is never held. With a `tokenizer`
     ids are told as text. Raises RequestError for an id outside the vocabulary, and for k < 1 or k >= v."""
-    table, ids = table_for(model, of), rows_of(model, tokens).flatten().tolist()
+    given = [tokens] if isinstance(tokens, int) else tokens
+    table, ids = table_for(model, of), rows_of(model, given).flatten().tolist()
     near, closeness = nearest(table, table[ids], k, by, without=torch.tensor(ids)[:, None])
     words = [[spell(token, tokenizer) for token in row] for row in near.tolist()]
     return Neighbours(of, by, ids, [spell(token, tokenizer) for token in ids], near, closeness, words)
