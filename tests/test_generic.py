@@ -745,7 +745,7 @@ sys.path.insert(0, sys.argv[1])
 from test_generic import CURES, ENCODERS, MATRIX, PUBLISHED, assign, draw
 
 torch.set_num_threads(1)
-broken, cases = [], [*PUBLISHED[:8], *MATRIX[:: int(sys.argv[2])], *ENCODERS[:1], *CURES]
+broken, cases = [], [*PUBLISHED[:8], *MATRIX[::5], *ENCODERS[:1], *CURES]
 for case in cases:
     torch._dynamo.reset()
     model, tokens = assign(case.config(), "layers", "1").build(), draw(2, 9)
@@ -764,14 +764,13 @@ print("BROKEN", broken)
 """
 
 
-@pytest.mark.parametrize("every", [20, pytest.param(5, marks=pytest.mark.slow)])
-def test_no_model_breaks_a_graph(every: int):
+def test_no_model_breaks_a_graph():
     """In a process without the shape checks, which a compiler cannot trace."""
     here = Path(__file__).parent
     environment = {**os.environ, "PYTHONPATH": str(Path(glassformer.__file__).parents[1])}
-    command = [sys.executable, "-c", COMPILE, str(here), str(every)]
+    command = [sys.executable, "-c", COMPILE, str(here)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment, check=False)
-    assert f"COMPILED {8 + len(MATRIX[::every]) + 1 + len(CURES)}" in done.stdout, done.stderr[-2000:]
+    assert f"COMPILED {8 + len(MATRIX[::5]) + 1 + len(CURES)}" in done.stdout, done.stderr[-2000:]
     assert "BROKEN []" in done.stdout, done.stdout[-4000:]
 
 

@@ -137,7 +137,7 @@ def capture(
 
     Values are detached, and are those after the edits of a `with gf.edit(...)` around this call; sites that hold the
     same value may share one tensor. Raises RequestError for a pattern that names no site, an index out of range, and
-    tokens that are not (b, s) ids of the vocabulary."""
+    tokens that are no text of the model."""
     chosen, tokens = choose(model, sites, layers), rows_of(model, tokens)
     for name, value in (("pool", 1 if pool is None else pool), ("memory", memory)):
         if not isinstance(value, int) or value < 1:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from glassformer.cli import look, show
+from glassformer.cli import look, main, show
 from glassformer.cli.look import show_inspection
 from glassformer.errors import RequestError
 from glassformer.expression import load
@@ -48,10 +48,10 @@ def test_the_folder_is_chosen(model: str, capsys: pytest.CaptureFixture[str], tm
     assert (tmp_path / "a/b/inspect.html").is_file() and not (tmp_path / "inspection").exists()
 
 
-def test_an_empty_folder_is_refused(model: str, tmp_path: Path):
-    with pytest.raises(RequestError, match="--out is empty; give a folder"):
-        show_inspection(model, TEXT, out="", threads=1)
-    assert list(tmp_path.iterdir()) == []
+@pytest.mark.parametrize("asked", [["--text", TEXT], ["--coord-check"]])
+def test_an_empty_folder_is_refused(model: str, asked: list[str], capsys: pytest.CaptureFixture[str]):
+    assert main(["inspect", model, *asked, "--out", ""]) == 2
+    assert "--out is empty; give a folder" in capsys.readouterr().err
 
 
 def test_json(model: str, capsys: pytest.CaptureFixture[str], tmp_path: Path):

@@ -404,6 +404,8 @@ def inspect(
         raise RequestError("--data and --tokens are for --quality")
     if out is not None and text is None and not coord_check:
         raise RequestError("--out is for --text and --coord-check: nothing else is written")
+    if out == "":
+        raise RequestError("--out is empty; give a folder, or leave it out for the usual one")
     if text is not None:
         from glassformer.cli.look import show_inspection
 

@@ -42,8 +42,6 @@ def show_inspection(
 
     `text` is the text itself, `@FILE` for that of a file, or `-` for standard input; what is beyond the model's
     context, or 4,096 tokens, is cut off and said. Raises RequestError."""
-    if out == "":
-        raise RequestError("--out is empty; give a folder, or leave it out for the usual one")
     torch.set_num_threads(
         machine.settings("cpu", threads=threads).threads
     )  # freed memory is given back: blocks are large

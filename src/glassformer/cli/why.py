@@ -84,7 +84,7 @@ def sparkline(values: Sequence[float], width: int = WIDTH) -> str:
     width = min(width, len(values))
     edges = [len(values) * i // width for i in range(width + 1)]
     means = [math.fsum(values[a:b]) / (b - a) for a, b in itertools.pairwise(edges)]
-    means = [min(max(mean, -1e300), 1e300) / 4 for mean in means]
+    means = [min(max(mean, -1e300), 1e300) / 4 for mean in means]  # so that no difference of two is infinite
     low, high = min(means), max(means)
     return "".join(BARS[min(7, int(8 * (mean - low) / ((high - low) or 1.0)))] for mean in means)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from glassformer.capture import in_vocabulary
 from glassformer.errors import RequestError
 from glassformer.model import Model
 from glassformer.state import ModelState
@@ -38,5 +39,4 @@ def check_tokens(model: Model, tokens: Tensor) -> None:
         raise RequestError("this model sees both ways; it cannot write on from left to right")
     vocab_size = model.embedding.weight.shape[0]
     for token in (int(tokens.max()), int(tokens.min())):
-        if not 0 <= token < vocab_size:
-            raise RequestError(f"token {token} is outside the vocabulary of {vocab_size}")
+        in_vocabulary(token, vocab_size)

@@ -246,15 +246,15 @@ class _Loop:
         try:
             if self.share < 1:
                 self._warm_up()
-            saved = evaluated = time.monotonic()
+            saved = looked = time.monotonic()
             with _deferred_interrupt() as interrupted:
                 while self.share < 1:
                     error = self._one_step()
                     if error:
                         break
-                    if self._evaluation_due(evaluated) and not self.evaluated:
+                    if self._evaluation_due(looked) and not self.evaluated:
                         self._evaluate()
-                        evaluated = time.monotonic()
+                        looked = time.monotonic()
                         if error := self._blown_up():
                             break
                     if interrupted.is_set():
