@@ -26,7 +26,7 @@ class Anchored(nn.Module):
     def __init__(self, gamma: float, generator: torch.Generator):
         super().__init__()
         self.attention, self.ffn = Attention(WIDTH, 1), Mlp(WIDTH, 4 * WIDTH, bias=False)
-        self.ffn.activation = torch.tanh
+        self.ffn.phi = torch.tanh
         for weight in self.parameters():
             nn.init.normal_(weight, 0.0, WIDTH**-gamma, generator=generator)
         self.embedding, self.position, self.head = (

@@ -109,6 +109,32 @@ def test_half_precision_is_near(activation: str):
         assert (half - exact).norm() < 0.015 * exact.norm()
 
 
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("kind, activation", [(Mlp, name) for name in MLP] + [(Glu, name) for name in GLU])
+def test_reading_ends_products_with_the_activation(kind: type[Mlp] | type[Glu], activation: str, bias: bool):
+    m = filled(kind(48, 64, activation, bias)).bfloat16()
+    x = torch.randn(2, 40, 48).bfloat16()
+    plain, exact = m(x), kind(48, 64, activation, bias)
+    exact.load_state_dict(m.state_dict())
+    exact = (mlp_formula if kind is Mlp else glu_formula)(exact, activation, x.float())
+    site = m.up if kind is Mlp else m.gate
+    with torch.no_grad():
+        read = m(x)
+        assert torch.equal(m(x[0, 0]), m(x[:1, :1])[0, 0])  # one token takes three operations, however it is shaped
+        seen: list[Tensor] = []
+        site.looks = (lambda value, first, total: seen.append(value),)
+        assert torch.equal(m(x), read) and len(seen) == 1
+        site.looks, site.edits = (), (torch.zeros_like,)
+        edited = m(x)
+        site.edits = ()
+    linear = m.up_proj if kind is Mlp else m.gate_proj
+    assert torch.equal(seen[0], F.linear(x, linear.weight, linear.bias))
+    assert not torch.equal(edited, read)
+    for y in (read, plain):
+        assert (y - exact).norm() < 0.006 * exact.norm()
+    assert activation == "relu2" or (kind is Mlp and activation == "relu") or not torch.equal(read, plain)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_compiled_regions_are_the_eager_ones(dtype: torch.dtype):

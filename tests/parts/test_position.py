@@ -14,6 +14,7 @@ from glassformer.errors import RequestError
 from glassformer.parts.base import BuildContext
 from glassformer.parts.position import Alibi, Learned, LearnedConfig, Positions, Rotary, RotaryConfig, Sinusoidal
 from glassformer.parts.position.alibi import alibi_slopes
+from glassformer.parts.position.rotary import Pairing, naive_turn
 
 HEAD = 8
 PAIRINGS = st.sampled_from(["half", "interleaved"])
@@ -286,3 +287,18 @@ def test_what_a_pass_shares_is_made_once():
         3,
         4,
     ]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("pairing", ["half", "interleaved"])
+@pytest.mark.parametrize("dim", [8, 6])
+def test_readers_and_learners_turn_to_the_same_bits(pairing: Pairing, dim: int, dtype: torch.dtype):
+    rotary, q = Rotary(8, dim=dim, pairing=pairing), torch.randn(2, 5, 3, 8).to(dtype)
+    for ids in (torch.arange(5), torch.tensor([[0, 1, 2, 3, 4], [3, 0, 1, 2, 9]])):
+        at = Positions(0, 5, ids=ids)
+        learnt = rotary(q, q, at)[0]
+        with torch.no_grad():
+            read = rotary(q, q, at)[0]
+        assert torch.equal(read, learnt) and read.stride() == learnt.stride()
+        cos, sin = rotary.tables(at)
+        torch.testing.assert_close(read, naive_turn(q, cos, sin, -2 if pairing == "half" else -1), rtol=1e-2, atol=1e-6)

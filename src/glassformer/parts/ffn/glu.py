@@ -12,6 +12,7 @@ from torch.autograd.function import once_differentiable
 
 from glassformer.parts.base import BuildContext
 from glassformer.parts.ffn.base import ACTIVATIONS, Activation, FFNConfig
+from glassformer.parts.ffn.ending import can_end, gated_end
 from glassformer.parts.linear import Linear, Matrix, linear_params
 from glassformer.parts.precision import wide
 from glassformer.parts.region import region
@@ -38,6 +39,7 @@ class Glu(nn.Module):
         self.gate_proj = Linear(d_model, hidden, bias, reparam=reparam)
         self.up_proj = Linear(d_model, hidden, bias, reparam=reparam)
         self.down_proj = Linear(hidden, d_model, bias, role="output", reparam=reparam)
+        self.activation = activation
         self.gating = FUSED.get(activation) or gated(ACTIVATIONS[activation])
         self.gate, self.up, self.hidden, self.out = Site("bsf"), Site("bsf"), Site("bsf"), Site()
 
@@ -46,8 +48,13 @@ class Glu(nn.Module):
         return {"gate": Matrix.of(self.gate_proj), "up": Matrix.of(self.up_proj), "down": Matrix.of(self.down_proj)}
 
     def forward(self, x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b d"]:
-        gate, up = self.gate(self.gate_proj(x)), self.up(self.up_proj(x))
-        return self.out(self.down_proj(self.hidden(self.gating(gate, up))))
+        if can_end(x, self.activation, (self.gate_proj, self.up_proj), (self.gate, self.up)):
+            if self.gate.watched or self.up.watched:  # beside the product, which goes on as if nobody did
+                self.gate(self.gate_proj(x)), self.up(self.up_proj(x))
+            hidden = gated_end(x, self.gate_proj, self.up_proj, self.activation)
+        else:
+            hidden = self.gating(self.gate(self.gate_proj(x)), self.up(self.up_proj(x)))
+        return self.out(self.down_proj(self.hidden(hidden)))
 
 
 def gated(activation: Activation) -> Callable[[Tensor, Tensor], Tensor]:

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from glassformer.parts.base import BuildContext
 from glassformer.parts.ffn.base import ACTIVATIONS, FFNConfig
+from glassformer.parts.ffn.ending import can_end, ended
 from glassformer.parts.linear import Linear, Matrix, linear_params
 from glassformer.parts.reparam import MakeReparam
 from glassformer.parts.site import Site
@@ -29,7 +30,7 @@ class Mlp(nn.Module):
         super().__init__()
         self.up_proj = Linear(d_model, hidden, bias, reparam=reparam)
         self.down_proj = Linear(hidden, d_model, bias, role="output", reparam=reparam)
-        self.activation = ACTIVATIONS[activation]
+        self.activation, self.phi = activation, ACTIVATIONS[activation]
         self.up, self.hidden, self.out = Site("bsf"), Site("bsf"), Site()
 
     def matrices(self) -> dict[str, Matrix]:
@@ -37,8 +38,13 @@ class Mlp(nn.Module):
         return {"up": Matrix.of(self.up_proj), "down": Matrix.of(self.down_proj)}
 
     def forward(self, x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b d"]:
-        hidden = self.hidden(self.activation(self.up(self.up_proj(x))))
-        return self.out(self.down_proj(hidden))
+        if can_end(x, self.activation, (self.up_proj,), (self.up,)):
+            if self.up.watched:  # beside the product, which goes on as if nobody did
+                self.up(self.up_proj(x))
+            hidden = ended(x, self.up_proj, self.activation)
+        else:
+            hidden = self.phi(self.up(self.up_proj(x)))
+        return self.out(self.down_proj(self.hidden(hidden)))
 
 
 class MlpConfig(FFNConfig, kind="mlp"):

@@ -133,14 +133,18 @@ class _Tiles(torch.autograd.Function):
         queries = q.transpose(1, 2) * scale  # (b, n, s, h): scaling them is less work than scaling the scores
         keys, values = (x.transpose(1, 2).reshape(b * g, t, h) for x in (k, v))
         z = q.new_empty(b, s, n, h)
+        learns = any(ctx.needs_input_grad)
         patterns = []
         for begin, end, first, last, since, mask in tiles:
             rows = queries[:, :, begin:end].reshape(b * g, -1, h)
             scores = torch.bmm(rows, keys[:, first:last].transpose(1, 2)).view(b, n, end - begin, last - first)
             if mask is not None:
                 scores[..., since - first :].add_(mask)
-            pattern = torch.softmax(scores, -1).to(scores.dtype)  # CUDA's autocast widens it
-            patterns.append(pattern)
+            if learns:
+                pattern = torch.softmax(scores, -1).to(scores.dtype)  # CUDA's autocast widens it
+                patterns.append(pattern)
+            else:  # in the place of the scores, which the cache still holds
+                pattern = torch.softmax(scores, -1, out=scores)
             made = torch.bmm(pattern.view(b * g, -1, last - first), values[:, first:last])
             z[:, begin:end] = made.view(b, n, end - begin, h).transpose(1, 2)
         ctx.save_for_backward(queries, keys, values, *patterns)

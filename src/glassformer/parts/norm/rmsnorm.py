@@ -54,7 +54,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype | None = 
 def _forward(x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     x = wide(x)
     rate = torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
-    return (x * rate * weight).to(dtype), rate
+    return (x * rate).mul_(weight).to(dtype), rate
 
 
 @region

@@ -101,8 +101,9 @@ def naive_turn(x: Float[Tensor, "b s n h"], cos: Tensor, sin: Tensor, pair_axis:
 
 def turn(x: Float[Tensor, "b s n h"], cos: Tensor, sin: Tensor, pair_axis: int) -> Float[Tensor, "b s n h"]:
     """Equals `naive_turn`; its result lies in memory head by head, as kernels read it."""
-    turned = _Turn.apply if torch.is_grad_enabled() else _turn
-    return turned(x, cos, sin, pair_axis)
+    if torch.is_grad_enabled():
+        return _Turn.apply(x, cos, sin, pair_axis)
+    return (_turn if torch.compiler.is_compiling() else _turn_unfused)(x, cos, sin, pair_axis)
 
 
 @region
@@ -112,6 +113,19 @@ def _turn(x: Tensor, cos: Tensor, sin: Tensor, pair_axis: int) -> Tensor:
     turned = (pairs * cos + pairs.flip(pair_axis) * sin).flatten(-2).to(x.dtype)
     whole = turned if r == x.shape[-1] else torch.cat([turned, x[..., r:]], dim=-1)
     return whole.transpose(1, 2).contiguous().transpose(1, 2)
+
+
+def _turn_unfused(x: Tensor, cos: Tensor, sin: Tensor, pair_axis: int) -> Tensor:
+    """`_turn`, to the bit, in fewer passes: where nothing fuses them."""
+    r = cos.shape[-1] * cos.shape[-2]
+    heads = x.transpose(1, 2)  # (b, n, s, h), as it will lie
+    pairs = wide(heads[..., :r].contiguous()).unflatten(-1, cos.shape[-2:])
+    cos, sin = cos.transpose(-4, -3), sin.transpose(-4, -3)
+    turned = pairs * cos
+    for one, other in ((0, 1), (1, 0)):
+        turned.select(pair_axis, one).add_(pairs.select(pair_axis, other) * sin.select(pair_axis, one))
+    turned = turned.flatten(-2).to(x.dtype)
+    return (turned if r == x.shape[-1] else torch.cat([turned, heads[..., r:]], dim=-1)).transpose(1, 2)
 
 
 @region
