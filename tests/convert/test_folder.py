@@ -10,12 +10,14 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from torch import Tensor
 
 import glassformer as gf
 from glassformer.cli import main
 from glassformer.convert import folder, is_checkpoint
 from glassformer.convert.families import FAMILIES
 from glassformer.convert.programs import VLLM, runs_in
+from glassformer.convert.storage.base import SingleFile
 from glassformer.errors import RequestError, WorkError
 from glassformer.text import ByteTokenizer
 
@@ -52,6 +54,31 @@ def test_the_card_shows_code_that_runs(expression: str, tmp_path: Path, monkeypa
     (code,) = re.findall(r"```python\n(.*?)```", (tmp_path / "README.md").read_text(), re.DOTALL)
     monkeypatch.chdir(tmp_path)
     exec(code, {})
+
+
+@pytest.mark.parametrize("shard", [5e9, 100_000], ids=["one file", "shards"])
+def test_what_is_stacked_is_saved_together_and_mapped_as_one(
+    shard: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By us; `transformers` has other tensors between q, k and v, which are then copied."""
+    copied: list[str] = []
+    read_into = SingleFile.read_into
+
+    def counted(file: SingleFile, name: str, out: Tensor, rows: slice | None = None) -> None:
+        copied.append(name)
+        read_into(file, name, out, rows)
+
+    monkeypatch.setattr(SingleFile, "read_into", counted)
+    monkeypatch.setattr(folder, "SHARD_BYTES", shard)
+    model = gf.preset("llama@1m+gqa:2+stack.0.blocks.0.mixer.bias=true+vocab_size=64").build()
+    gf.save(model, None, tmp_path / "ours")
+    mine, apart = gf.load(tmp_path / "ours").model, len(copied)
+    assert apart == 0 if shard > 1e9 else 0 < apart < 6 * len(model.layers)  # a shard ends between q and v
+    transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "ours").save_pretrained(tmp_path / "theirs")
+    theirs = gf.load(tmp_path / "theirs").model
+    assert len(copied) - apart == 6 * len(model.layers)  # weights and biases
+    for name, weight in model.state_dict().items():
+        assert torch.equal(mine.state_dict()[name], weight) and torch.equal(theirs.state_dict()[name], weight), name
 
 
 def test_a_folder_with_a_config_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

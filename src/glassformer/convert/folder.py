@@ -90,7 +90,7 @@ def write_folder(
     weights, readme = tensors(model, family.names_of(config), dtype), card(config, family, folder.name, trained)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").unlink(missing_ok=True)
-    write_safetensors(folder, weights, max_shard_bytes=SHARD_BYTES)
+    write_safetensors(folder, weights, max_shard_bytes=SHARD_BYTES, by_name=False)
     if tokenizer is not None:
         tokenizer.save(folder)
     ends = {f"{name}_token_id": getattr(tokenizer, f"{name}_id", None) for name in ("bos", "eos", "pad")}

@@ -60,9 +60,11 @@ def fill(
 def _read(
     theirs: _Theirs, pieces: list[Piece], shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
 ) -> Tensor:
-    entry = theirs.entry(pieces[0].name)
-    if pieces[0].whole and DTYPES.get(entry.dtype) == dtype:
-        return theirs.file.tensor(entry.name).to(device)
+    entries = [theirs.entry(piece.name) for piece in pieces]
+    if DTYPES.get(entries[0].dtype) == dtype and as_it_lies(pieces, shape):
+        there = theirs.file.stacked([entry.name for entry in entries], shape)
+        if there is not None:
+            return there.to(device)
     made = torch.empty(shape, dtype=dtype)
     for piece in pieces:
         name = theirs.entry(piece.name).name
@@ -74,6 +76,17 @@ def _read(
         if piece.shift:
             mine -= piece.shift
     return made.to(device)
+
+
+def as_it_lies(pieces: list[Piece], shape: tuple[int, ...]) -> bool:
+    """Whether our tensor is theirs, whole and unchanged, one below the other."""
+    blank, at = torch.empty(shape, device="meta"), 0
+    for piece in pieces:
+        part = piece.ours(blank) if piece.ours else blank
+        if piece.theirs or piece.shift or part.storage_offset() != at or not part.is_contiguous():
+            return False
+        at += part.numel()
+    return at == blank.numel()
 
 
 def common_dtype(file: TensorFile) -> torch.dtype:

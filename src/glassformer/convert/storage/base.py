@@ -11,8 +11,9 @@ import secrets
 import shutil
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import IO, Any, Protocol, Self
 
@@ -116,6 +117,22 @@ class TensorFile(ABC):
         self.read_into(name, out)
         return out
 
+    def stacked(self, names: Sequence[str], shape: tuple[int, ...]) -> Tensor | None:
+        """Plain tensors as one of `shape`, a view as `tensor` gives it; None unless they lie one after the other."""
+        parts = [self.entry(name) for name in names]
+        home, dtype = self.home(parts[0]), DTYPES.get(parts[0].dtype)
+        together = all(
+            one.dtype == after.dtype and one.offset + one.nbytes == after.offset and self.home(after) is home
+            for one, after in pairwise(parts)
+        )
+        if dtype is None or not together:
+            return None
+        return home.bytes(parts[0].dtype, parts[0].offset, sum(one.nbytes for one in parts)).view(dtype).view(shape)
+
+    @abstractmethod
+    def home(self, entry: Entry) -> SingleFile:
+        """The file that has it."""
+
     def entry(self, name: str) -> Entry:
         """Raises RequestError where the file has no such tensor."""
         if name in self.entries:
@@ -161,12 +178,19 @@ class SingleFile(TensorFile):
 
     def packed(self, name: str) -> Packed:
         entry = self.entry(name)
-        if not entry.nbytes:
-            return Packed(entry.dtype, entry.shape, torch.empty(0, dtype=torch.uint8, device="cpu"))
-        data = torch.frombuffer(self._mapping, dtype=torch.uint8, count=entry.nbytes, offset=entry.offset)
-        plain = DTYPES.get(entry.dtype)
+        return Packed(entry.dtype, entry.shape, self.bytes(entry.dtype, entry.offset, entry.nbytes))
+
+    def bytes(self, dtype: str, offset: int, count: int) -> Tensor:
+        """Bytes of the file, of values of this dtype; copied only where it does not allow their address."""
+        if not count:
+            return torch.empty(0, dtype=torch.uint8, device="cpu")
+        data = torch.frombuffer(self._mapping, dtype=torch.uint8, count=count, offset=offset)
+        plain = DTYPES.get(dtype)
         aligned = data.data_ptr() % (plain.itemsize if plain else 2) == 0  # blocks hold half-precision scales
-        return Packed(entry.dtype, entry.shape, data if aligned else data.clone())
+        return data if aligned else data.clone()
+
+    def home(self, entry: Entry) -> SingleFile:
+        return self
 
     def read_into(self, name: str, out: Tensor, rows: slice | None = None) -> None:
         entry = self.entry(name)
@@ -231,6 +255,9 @@ class ManyFiles(TensorFile):
 
     def packed(self, name: str) -> Packed:
         return self._homes[self.entry(name).name].packed(name)
+
+    def home(self, entry: Entry) -> SingleFile:
+        return self._homes[entry.name]
 
     def read_into(self, name: str, out: Tensor, rows: slice | None = None) -> None:
         self._homes[self.entry(name).name].read_into(name, out, rows)

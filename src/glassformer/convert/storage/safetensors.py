@@ -195,14 +195,16 @@ def write_safetensors(
     tensors: Mapping[str, Tensor | Source],
     max_shard_bytes: float = 5e9,
     metadata: Mapping[str, str] | None = None,
+    by_name: bool = True,
 ) -> None:
     """Writes model.safetensors into `folder`, or shards of at most `max_shard_bytes` (or one tensor) and their index,
     cut as Hugging Face cuts them.
 
     Only one tensor is held at a time where sources are given. What the folder held before is replaced at the end, when
     all is written; other weights in Hugging Face's names, which a reader would take for these, are removed.
-    `metadata` defaults to {"format": "pt"}. Raises WorkError where the disk refuses, RequestError for a dtype that
-    the format does not have.
+    Within a file tensors lie by dtype, then `by_name` as Hugging Face has them, or as they are given: what a reader
+    stacks into one matrix is mapped as one where it lies together. `metadata` defaults to {"format": "pt"}. Raises
+    WorkError where the disk refuses, RequestError for a dtype that the format does not have.
     """
     folder = Path(folder)
     metadata = dict(metadata or {"format": "pt"})
@@ -214,7 +216,7 @@ def write_safetensors(
     names = names if len(shards) > 1 else [SINGLE]
     with staged(folder) as temporary:
         for file, shard in zip(names, shards, strict=True):
-            _write_file(temporary / file, {name: tensors[name] for name in shard}, metadata)
+            _write_file(temporary / file, {name: tensors[name] for name in shard}, metadata, by_name)
         if len(shards) > 1:
             homes = {name: file for file, shard in zip(names, shards, strict=True) for name in shard}
             index = {"metadata": {"total_size": sum(_nbytes(source) for source in tensors.values())}}
@@ -248,8 +250,9 @@ def _shards(tensors: Mapping[str, Tensor | Source], limit: float) -> list[list[s
     return [*shards, current] if current or not shards else shards
 
 
-def _write_file(path: Path, tensors: Mapping[str, Tensor | Source], metadata: dict[str, str]) -> None:
-    order = sorted(tensors, key=lambda name: (-ORDER.index(NAMES[tensors[name].dtype]), name))
+def _write_file(path: Path, tensors: Mapping[str, Tensor | Source], metadata: dict[str, str], by_name: bool) -> None:
+    order = sorted(tensors) if by_name else list(tensors)
+    order.sort(key=lambda name: -ORDER.index(NAMES[tensors[name].dtype]))
     header: dict[str, Any] = {"__metadata__": metadata}
     at = 0
     for name in order:
