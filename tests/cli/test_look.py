@@ -12,7 +12,7 @@ import torch
 
 from glassformer.cli import look, main, show
 from glassformer.cli.look import show_inspection
-from glassformer.errors import RequestError
+from glassformer.errors import RequestError, WorkError
 from glassformer.expression import load
 from glassformer.lens.inspection import inspect
 
@@ -153,3 +153,12 @@ def test_one_token(model: str, capsys: pytest.CaptureFixture[str]):
     show_inspection(model, "a", threads=1)
     assert "1 token\n" in capsys.readouterr().out
     assert read(capsys, model, "a")["loss"] is None
+
+
+def test_a_place_that_cannot_be_written_is_said_before_anything_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(look, "inspect", lambda *_, **__: pytest.fail("the text was read"))
+    with pytest.raises(WorkError, match=r"file cannot be written \("):
+        show_inspection("llama@1m", "words", out=str(tmp_path / "file"), threads=1)

@@ -193,5 +193,13 @@ def test_every_position_has_a_picture_that_is_drawn(tmp_path):
         assert picture._repr_html_().startswith('<img alt="Position encodings"')
 
 
+def test_a_model_without_a_config_needs_a_length():
+    model = gf.preset("llama@1m+layers=1+vocab_size=31").build()
+    model.config = None
+    with pytest.raises(RequestError, match="give length="):
+        position_picture(model)
+    assert position_picture(model, 8).length == 8
+
+
 def test_spans():
     assert spans([0]) == "0" and spans([0, 1, 2, 5, 7, 8]) == "0-2, 5, 7-8"

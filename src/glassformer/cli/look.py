@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO
@@ -17,6 +18,7 @@ from rich.text import Text
 from glassformer import machine
 from glassformer.cli.show import View, output, ruled, short, size
 from glassformer.convert import is_checkpoint
+from glassformer.convert.storage.base import disk
 from glassformer.errors import RequestError
 from glassformer.expression import load, parse, preset
 from glassformer.lens.inspection import Head, Inspection, inspect
@@ -48,6 +50,11 @@ def show_inspection(
     words = read_text(text)
     if not words:
         raise RequestError("--text is empty; give at least one character")
+    folder = out if out is not None or as_json else FOLDER
+    if folder is not None:  # before the time is spent
+        with disk(Path(folder)):
+            Path(folder).mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=folder).close()
     with View(quiet=as_json) as view:
         model, tokenizer, trained = opened(name, view.say)
         found = tokenizer.encode(words)
@@ -56,7 +63,6 @@ def show_inspection(
             why = f"{name} has a context of {limit:,}" if limit < LONGEST else "more are not drawn"
             view.say(f"the first {limit:,} of {len(found):,} tokens are read: {why}")
         seen = inspect(model, found[:limit].tolist(), tokenizer, name=name, trained=trained, progress=view.progress)
-    folder = out if out is not None or as_json else FOLDER
     page = None if folder is None else seen.save(Path(folder) / PAGE)
     if as_json:
         print(json.dumps({**seen.to_dict(), "page": None if page is None else str(page)}))

@@ -9,7 +9,7 @@ wants those; `document()` is a page that has both.
 from __future__ import annotations
 
 from .chart import Axis
-from .document import document, script, stylesheet, write_document
+from .document import document, embedded, script, stylesheet, write_document
 from .heat import HeatColumn, HeatScale, Mark, heat_legend, heat_map, heat_scale, is_not_finite
 from .intervals import interval_axis, interval_domain, interval_row
 from .lines import Series, legend, line_chart
@@ -32,6 +32,7 @@ __all__ = [
     "Series",
     "StageSketch",
     "document",
+    "embedded",
     "escape",
     "finite",
     "fixed",

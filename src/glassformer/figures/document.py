@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
 import os
 from importlib.resources import files
 from pathlib import Path
@@ -42,6 +43,14 @@ def document(title: str, *body: Markup, style: str = "", code: str = "") -> str:
         tag("style", Markup(stylesheet() + style)),
     )
     return f"<!doctype html>\n{tag('html', head, tag('body', *body, tag('script', Markup(code))), lang='en')}\n"
+
+
+def embedded(values: object, name: str) -> Markup:
+    """Data in a page, which its script finds by `name`: strict JSON, with nothing in it that could end a script."""
+    text = json.dumps(values, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+    for sign in "<>&":
+        text = text.replace(sign, f"\\u{ord(sign):04x}")
+    return tag("script", Markup(text), type="application/json", id=name)
 
 
 def write_document(page: str, path: str | os.PathLike[str]) -> Path:

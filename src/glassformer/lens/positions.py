@@ -100,6 +100,8 @@ def position_picture(model: Model | ModelConfig, length: int | None = None) -> P
 
     Layers that differ are told apart. Raises RequestError for a model without positions."""
     made = eager(model) if isinstance(model, nn.Module) else drawn_from(model)
+    if length is None and made.config is None:
+        raise RequestError("this model was made without a config, so its context is not known; give length=")
     limit = getattr(made.embedding.position, "limit", None) or math.inf
     length = min(made.config.context, limit) if length is None else length
     if length < 2:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -166,16 +165,8 @@ def _command(results: dict) -> Markup:
     return join([tag("h3", "To reproduce"), line, inside])
 
 
-def embedded(results: object) -> Markup:
-    """results.json in the page: strict JSON (not finite becomes null), nothing that could end a script."""
-    text = json.dumps(plain(results), ensure_ascii=True, allow_nan=False, separators=(",", ":"))
-    for sign in "<>&":
-        text = text.replace(sign, f"\\u{ord(sign):04x}")
-    return tag("script", Markup(text), type="application/json", id="results")
-
-
 def plain(value: Any) -> Any:
-    """The value as JSON knows it."""
+    """The value as strict JSON knows it: a number that is not finite becomes null."""
     if isinstance(value, dict):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -8,11 +8,11 @@ from datetime import datetime
 from importlib.resources import files
 from pathlib import Path
 
-from ..figures import Markup, document, finite, join, si, tag, write_document
+from ..figures import Markup, document, embedded, finite, join, si, tag, write_document
 from .configs import config_section
 from .curves import curve_section, extrapolation_section
 from .dynamics import dynamics_section
-from .facts import cost_section, embedded, facts_section, sample_section
+from .facts import cost_section, facts_section, plain, sample_section
 from .finding import comparisons, sentence
 from .read import Arm, arms_of, dig, mapping
 from .summary import summary
@@ -65,7 +65,7 @@ def render_run(run: dict) -> str:
 
 def _document(title: str, main: Markup, results: dict) -> str:
     style = files(__package__).joinpath("report.css").read_text(encoding="utf-8")
-    return document(title, main, embedded(results), style=style)
+    return document(title, main, embedded(plain(results), "results"), style=style)
 
 
 def _title(results: dict, arms: Sequence[Arm]) -> str:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import math
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
-from glassformer.figures import Axis, Markup, Series, document, fixed, join, line_chart, si, tag
+from glassformer.figures import Axis, Markup, Series, document, embedded, fixed, join, line_chart, si, tag
 from glassformer.lens.page.packed import indices, packed, shares, short_floats
 from glassformer.lens.page.words import visible
 
@@ -38,7 +37,7 @@ def render(seen: Inspection) -> str:
     """The page as text. Words are never taken for markup, and nothing is fetched."""
     main = tag("main", header(seen), bench(seen), heads(seen), one_map(seen), lens(seen), depths(seen), notes(seen))
     style, code = _file("inspect.css"), _file("inspect.js")
-    return document(f"{title(seen)}, inspected", main, embedded(data(seen)), style=style, code=code)
+    return document(f"{title(seen)}, inspected", main, embedded(data(seen), "inspection"), style=style, code=code)
 
 
 def _file(name: str) -> str:
@@ -353,11 +352,3 @@ def _start(seen: Inspection) -> dict[str, int]:
 
 def _number(value: float) -> float | None:
     return float(f"{value:.4g}") if math.isfinite(value) else None
-
-
-def embedded(values: dict[str, Any]) -> Markup:
-    """Strict JSON in the page, with nothing that could end a script."""
-    text = json.dumps(values, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
-    for sign in "<>&":
-        text = text.replace(sign, f"\\u{ord(sign):04x}")
-    return tag("script", Markup(text), type="application/json", id="inspection")
