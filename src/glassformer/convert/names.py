@@ -174,11 +174,12 @@ class Names:
 
         Raises KeyError for a module that the family does not have."""
         mixers = [layer.mixer for layer in model.layers]  # type: ignore[union-attr]
+        modules = dict(model.named_modules())
         for path, parameter in model.named_parameters():
             module, leaf = path.rsplit(".", 1)
             layout, stem = self.layout(module)
             layer = re.match(r"layers\.(\d+)\.", path)
             mixer = mixers[int(layer[1])] if layer else None
-            place = Place(tuple(parameter.shape), leaf, model.get_submodule(module), mixer)
+            place = Place(tuple(parameter.shape), leaf, modules[module], mixer)
             pieces = [replace(piece, name=f"{stem}{piece.name}.{leaf}") for piece in layout.pieces(place)]
             yield path, parameter, pieces

@@ -23,14 +23,18 @@ class Site(nn.Module):
     none of them the call returns at once and costs about 0.2 us.
     """
 
+    axes: str
+    name: str | None
+    # Plain attributes, not hooks: code that somebody compiled around the model is guarded by them.
+    edits: tuple[Edit, ...]
+    looks: tuple[Look, ...]
+
     def __init__(self, axes: str = "bsd", name: str | None = None):
         """`axes`: what the value's dimensions are, in the alphabet of the field. `name` replaces the last step of the
         path, where an attribute of that name stands already."""
         super().__init__()
-        self.axes, self.name = axes, name
-        # Plain attributes, not hooks: code that somebody compiled around the model is guarded by them.
-        self.edits: tuple[Edit, ...] = ()
-        self.looks: tuple[Look, ...] = ()
+        # Half of all modules are sites: a quarter of the time a model takes to build is torch looking for parameters.
+        self.__dict__.update(axes=axes, name=name, edits=(), looks=())
 
     def forward(self, x: Tensor) -> Tensor:
         return x
