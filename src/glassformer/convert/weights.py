@@ -44,7 +44,7 @@ def fill(
     for path, parameter, pieces in list(names.pieces(model)):
         theirs.check(path, pieces)
         module = model.get_submodule(path.rpartition(".")[0])
-        if keep and isinstance(module, Linear) and parameter.dim() == 2 and theirs.quantised(pieces):
+        if keep and isinstance(module, Linear) and module.packable and parameter.dim() == 2 and theirs.quantised(pieces):
             packed[path.rpartition(".")[0]] = [(piece, file.packed(theirs.entry(piece.name).name)) for piece in pieces]
         else:
             value = _read(theirs, pieces, tuple(parameter.shape), dtype, device)

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from glassformer.parts.init import Init, Role
+from glassformer.parts.precision import product_dtype
 from glassformer.parts.reparam import MakeReparam, ReparamConfig
 
 
@@ -22,6 +23,8 @@ class Linear(nn.Module):
     """
 
     decays = True
+    packable = True
+    """Whether its matrix may be kept in a few bits (`parts/quantized.py`)."""
 
     def __init__(
         self,
@@ -63,6 +66,55 @@ class Linear(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{self.in_features} -> {' + '.join(map(str, self.outs))}, bias={self.bias is not None}"
+
+
+class GroupedLinear(Linear):
+    """y_r = W_j x_r + b_j, j the group of row r: every row passes through one of n maps, stacked by rows in W.
+
+    x (r, i) sorted by group, `ends` (n,) int32 where each group ends, W (n o, i), b (n o,), y (r, o). Reads the maps of
+    groups that have rows, and no others.
+    """
+
+    packable = False
+
+    def __init__(
+        self,
+        groups: int,
+        in_features: int,
+        out: int,
+        bias: bool = False,
+        role: Role = "hidden",
+        reparam: MakeReparam | None = None,
+    ):
+        super().__init__(in_features, (out,) * groups, bias, role, reparam)
+
+    def forward(self, x: Float[Tensor, "r i"], ends: Int[Tensor, " n"]) -> Float[Tensor, "r o"]:  # type: ignore[override]
+        dtype = product_dtype(x)
+        y = grouped_product(x.to(dtype), self.maps().to(dtype), ends)
+        if self.bias is None:
+            return y
+        rows = torch.diff(ends, prepend=ends.new_zeros(1)).long()
+        of_groups = self.bias.to(y.dtype).view(len(self.outs), -1)
+        return y + of_groups.repeat_interleave(rows, 0, output_size=len(x))
+
+    def maps(self) -> Float[Tensor, "n o i"]:
+        weight = self.weight if self.reparam is None else self.reparam(self.weight)
+        return weight.view(len(self.outs), -1, self.in_features)
+
+    def extra_repr(self) -> str:
+        return f"{len(self.outs)} x ({self.in_features} -> {self.outs[0]}), bias={self.bias is not None}"
+
+
+def grouped_product(x: Float[Tensor, "r i"], weight: Float[Tensor, "n o i"], ends: Int[Tensor, " n"]) -> Tensor:
+    """(r, o): the rows of x before ends[0] times W_0^T, those up to ends[1] times W_1^T, and so on.
+
+    `F.grouped_mm` wants rows of whole 16 bytes and no fp64; elsewhere a product for each group, which the compiler
+    cannot follow."""
+    whole = all(size * x.element_size() % 16 == 0 for size in weight.shape[1:])
+    if whole and x.dtype != torch.float64 and x.device.type != "mps":
+        return F.grouped_mm(x, weight.transpose(1, 2), offs=ends)
+    parts = x.tensor_split(ends[:-1].tolist())
+    return torch.cat([part @ own.t() for part, own in zip(parts, weight, strict=True)])
 
 
 @dataclass(frozen=True)
