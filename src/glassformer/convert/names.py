@@ -169,7 +169,7 @@ class Names:
         layout = found if isinstance(found, Layout) else Stacked(*found.split())
         return layout, self.layer.replace("*", layer[1]) if layer else ""
 
-    def pieces(self, model: nn.Module) -> Iterator[tuple[str, nn.Parameter, list[Piece]]]:
+    def pieces(self, model: nn.Module) -> Iterator[tuple[str, Tensor, list[Piece]]]:
         """(our name, our parameter, its pieces) for every parameter of the model.
 
         Raises KeyError for a module that the family does not have."""

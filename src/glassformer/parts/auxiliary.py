@@ -1,8 +1,8 @@
 """Losses that arise inside the model, and join the gradient of the loss at its end.
 
-A part says `add(loss)` where its loss arises. Whoever makes the loss of the whole pass opens `gathering()` around it and
-lets it `join`: its value stays what it is, its gradient is that of the sum. Whatever factor the whole loss is multiplied
-by afterwards (a share of a batch that comes in pieces, a scale against underflow) multiplies what joined it as well.
+A part says `add(loss)` where its loss arises. Whoever makes the loss of the whole pass opens `gathering()` around it
+and lets it `join`: its value stays what it is, its gradient is that of the sum. Whatever factor the whole loss is then
+multiplied by (a share of a batch that comes in pieces, a scale against underflow) multiplies what joined it as well.
 """
 
 from __future__ import annotations

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
+from glassformer.parts.grouped import Groups, grouped_product
 from glassformer.parts.init import Init, Role
 from glassformer.parts.precision import product_dtype
 from glassformer.parts.reparam import MakeReparam, ReparamConfig
@@ -71,8 +72,8 @@ class Linear(nn.Module):
 class GroupedLinear(Linear):
     """y_r = W_j x_r + b_j, j the group of row r: every row passes through one of n maps, stacked by rows in W.
 
-    x (r, i) sorted by group, `ends` (n,) int32 where each group ends, W (n o, i), b (n o,), y (r, o). Reads the maps of
-    groups that have rows, and no others.
+    x (r, i), rows in the order of their groups, W (n o, i), b (n o,), y (r, o). Reads the maps of groups that have
+    rows, and no others (`parts/grouped.py`).
     """
 
     packable = False
@@ -88,14 +89,12 @@ class GroupedLinear(Linear):
     ):
         super().__init__(in_features, (out,) * groups, bias, role, reparam)
 
-    def forward(self, x: Float[Tensor, "r i"], ends: Int[Tensor, " n"]) -> Float[Tensor, "r o"]:  # type: ignore[override]
+    def forward(self, x: Float[Tensor, "r i"], groups: Groups) -> Float[Tensor, "r o"]:  # type: ignore[override]
         dtype = product_dtype(x)
-        y = grouped_product(x.to(dtype), self.maps().to(dtype), ends)
+        y = grouped_product(x.to(dtype), self.maps().to(dtype), groups)
         if self.bias is None:
             return y
-        rows = torch.diff(ends, prepend=ends.new_zeros(1)).long()
-        of_groups = self.bias.to(y.dtype).view(len(self.outs), -1)
-        return y + of_groups.repeat_interleave(rows, 0, output_size=len(x))
+        return y + self.bias.to(dtype).view(len(self.outs), -1).index_select(0, groups.of)
 
     def maps(self) -> Float[Tensor, "n o i"]:
         weight = self.weight if self.reparam is None else self.reparam(self.weight)
@@ -103,18 +102,6 @@ class GroupedLinear(Linear):
 
     def extra_repr(self) -> str:
         return f"{len(self.outs)} x ({self.in_features} -> {self.outs[0]}), bias={self.bias is not None}"
-
-
-def grouped_product(x: Float[Tensor, "r i"], weight: Float[Tensor, "n o i"], ends: Int[Tensor, " n"]) -> Tensor:
-    """(r, o): the rows of x before ends[0] times W_0^T, those up to ends[1] times W_1^T, and so on.
-
-    `F.grouped_mm` wants rows of whole 16 bytes and no fp64; elsewhere a product for each group, which the compiler
-    cannot follow."""
-    whole = all(size * x.element_size() % 16 == 0 for size in weight.shape[1:])
-    if whole and x.dtype != torch.float64 and x.device.type != "mps":
-        return F.grouped_mm(x, weight.transpose(1, 2), offs=ends)
-    parts = x.tensor_split(ends[:-1].tolist())
-    return torch.cat([part @ own.t() for part, own in zip(parts, weight, strict=True)])
 
 
 @dataclass(frozen=True)

@@ -219,8 +219,8 @@ QUANTIZED: dict[str, type[QuantizedLinear]] = {"int8": Int8Linear, "int4": Int4L
 
 
 def quantize(model: nn.Module, kind: str, head: str = "int8") -> nn.Module:
-    """Packs every `Linear` of the model in place, and the head; the embedding, which is looked up, stays as it is, and so
-    do routers and the stacked matrices of experts.
+    """Packs every `Linear` of the model in place, and the head; the embedding, which is looked up, stays as it is, and
+    so do routers and the stacked matrices of experts.
 
     The model is then for evaluation alone: no parameter has a gradient. Raises RequestError."""
     if wrong := {kind, head} - set(QUANTIZED):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal, get_args
 
 import torch
@@ -16,6 +17,7 @@ from glassformer.parts.base import BuildContext
 from glassformer.parts.ffn.base import ACTIVATIONS, FFNConfig
 from glassformer.parts.ffn.glu import GluConfig, gating
 from glassformer.parts.ffn.mlp import MlpConfig
+from glassformer.parts.grouped import Groups
 from glassformer.parts.init import Init
 from glassformer.parts.linear import GroupedLinear, Linear, Matrix, linear_params
 from glassformer.parts.precision import full_precision, wide
@@ -35,8 +37,8 @@ class Router(Linear):
     x (b, s, d), W (e, d), p (b, s, e), w and I (b, s, k). Products and p are in fp32 at least: rounding flips choices.
     An expert whose p is 0 is never chosen while there is another.
 
-    What keeps the load level, while training alone; f_i is the share of assignments that expert i receives, P_i the mean
-    of its p (over the sum of p), over the tokens of one pass:
+    What keeps the load level, while training alone; f_i is the share of assignments that expert i receives, P_i the
+    mean of its p (over the sum of p), over the tokens of one pass:
     - `balance_loss` alpha: alpha e sum_i f_i P_i, alpha where all is level. Fedus et al. 2021, 2101.03961, eq. 4.
     - `z_loss`: times the mean of (log sum exp(logits))^2. Zoph et al. 2022, 2202.08906, eq. 5.
     - `balance_rate` gamma: the selection bias c, which no gradient moves: after every optimizer step (`after_step`)
@@ -99,7 +101,7 @@ class Router(Linear):
     @torch.no_grad()
     def after_step(self) -> None:
         """The optimizer has moved the weights: the selection bias moves too."""
-        if self.selection_bias is not None and self.load is not None:
+        if self.balance_rate is not None and self.selection_bias is not None and self.load is not None:
             self.selection_bias += self.balance_rate * torch.sign(self.load.mean() - self.load)
             self.load.zero_()
 
@@ -137,7 +139,7 @@ class Experts(nn.Module):
         self.gate_proj = GroupedLinear(e, d_model, hidden, bias, reparam=reparam) if gated else None
         self.up_proj = GroupedLinear(e, d_model, hidden, bias, reparam=reparam)
         self.down_proj = GroupedLinear(e, hidden, d_model, bias, role="output", reparam=reparam)
-        self.activation = gating(activation) if gated else ACTIVATIONS[activation]
+        self.activation: Callable[..., Tensor] = gating(activation) if gated else ACTIVATIONS[activation]
         self.shared = shared
         self.routing, self.out = Site("bse", name="router"), Site()
 
@@ -165,12 +167,11 @@ class Experts(nn.Module):
     def mix(self, x: Float[Tensor, "n d"], weights: Float[Tensor, "n k"], chosen: Int[Tensor, "n k"]) -> Tensor:
         """(n, d): sum_k w_k E_k(x). The rows of an expert are brought together, so that its maps are read once."""
         by_expert, order = chosen.flatten().sort(stable=True)
-        experts = torch.arange(len(self.up_proj.outs), device=x.device)
-        ends = torch.searchsorted(by_expert, experts, right=True, out_int32=True)
+        groups = Groups.sorted(by_expert, len(self.up_proj.outs))
         rows = x[order // chosen.shape[1]]
-        up = self.up_proj(rows, ends)
-        hidden = self.activation(up) if self.gate_proj is None else self.activation(self.gate_proj(rows, ends), up)
-        y = self.down_proj(hidden, ends)[order.argsort()].view(*chosen.shape, -1)
+        up = self.up_proj(rows, groups)
+        hidden = self.activation(up) if self.gate_proj is None else self.activation(self.gate_proj(rows, groups), up)
+        y = self.down_proj(hidden, groups)[order.argsort()].view(*chosen.shape, -1)
         return (y * weights[..., None]).sum(1).to(y.dtype)
 
     def naive_mix(self, x: Float[Tensor, "n d"], weights: Float[Tensor, "n k"], chosen: Int[Tensor, "n k"]) -> Tensor:
@@ -230,7 +231,7 @@ class ExpertsConfig(FFNConfig, kind="experts"):
     def dense(self, hidden: int | None) -> GluConfig | MlpConfig:
         """A network as the experts are, of another width."""
         kind = GluConfig if self.gated else MlpConfig
-        return kind(hidden=hidden, activation=self.activation, bias=self.bias)  # type: ignore[arg-type]
+        return kind(hidden=hidden, activation=self.activation, bias=self.bias)
 
     def width(self, ctx: BuildContext) -> int:
         return self.hidden or share_of(self.dense(None).width(ctx), self.top_k + self.n_shared)
