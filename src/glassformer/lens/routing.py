@@ -27,8 +27,8 @@ SHOWN = 6
 @dataclass(frozen=True, eq=False, repr=False)
 class ExpertRouting(Reading):
     """`load` (l, e), the share of assignments of each expert, level at 1/e; `entropy` (l,), of the router over log e;
-    `violation` (l,), MaxVio; all rows together, NaN where a layer has no experts. Of row 0 at `layer`: `weights` (s, e),
-    what each expert counts for at each token, 0 where it was not chosen, and the tokens' `words`."""
+    `violation` (l,), MaxVio; all rows together, NaN where a layer has no experts. Of row 0 at `layer`: `weights`
+    (s, e), what each expert counts for at each token, 0 where it was not chosen, and the tokens' `words`."""
 
     title: ClassVar[str] = "Expert routing"
 
