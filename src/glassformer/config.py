@@ -150,10 +150,10 @@ class ModelConfig(Value):
         )
         return inner + (self.embedding.num_params(ctx) + self.head.num_params(ctx) if embeddings else 0)
 
-    def active_params(self) -> int:
+    def active_params(self, embeddings: bool = True) -> int:
         """Those of `num_params` that one token meets: of experts, the chosen ones alone."""
         idle = sum(n * (block.num_params(self.ctx) - block.active_params(self.ctx)) for n, block in self._kinds())
-        return self.num_params() - idle
+        return self.num_params(embeddings) - idle
 
     def flops(self, t: int, full: bool = True) -> float:
         """Forward FLOPs of matrix products per token of a t-token sequence (training takes three times as many).
@@ -404,4 +404,5 @@ def explain(error: ValidationError) -> str:
         return f"field {path} is missing"
     shown = "" if isinstance(first["input"], (dict, list)) else f"={first['input']!r}"[:80]
     message = first["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
-    return f"{path}{shown}: {message[0].lower()}{message[1:]}"
+    where = f"{path}{shown}: " if path or shown else ""
+    return f"{where}{message[0].lower()}{message[1:]}"

@@ -4,9 +4,9 @@
 ...     gf.generate(model, tokens)
 
 Heads, units, experts and positions may be negative, counting from the end. Positions are those of the present pass:
-with a decode state the prompt is one pass (of at most 1,024 tokens, a longer one takes several) and every new token another,
-whose only position is 0, or -1. A pass that lacks a position is refused; to change the prompt alone, read it into a
-state inside the `with` and go on outside. Likewise "mean" is over the tokens of the present pass.
+with a decode state the prompt is one pass (of at most 1,024 tokens, a longer one takes several) and every new token
+another, whose only position is 0, or -1. A pass that lacks a position is refused; to change the prompt alone, read it
+into a state inside the `with` and go on outside. Likewise "mean" is over the tokens of the present pass.
 """
 
 from __future__ import annotations
