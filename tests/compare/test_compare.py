@@ -53,7 +53,7 @@ def test_fewer_weights_by_nature_are_said_not_refused() -> None:
 
 
 def test_experts_count_as_far_as_a_token_meets_them() -> None:
-    (note,) = fairness(arms(["llama@1m", "llama@1m+moe:8:2"]), allow_unmatched=False)
+    note, *_ = fairness(arms(["llama@1m", "llama@1m+moe:8:2"]), allow_unmatched=False)
     held, met = (
         getattr(preset("llama@1m+moe:8:2"), name)(embeddings=False) for name in ("num_params", "active_params")
     )

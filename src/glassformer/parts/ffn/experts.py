@@ -20,7 +20,7 @@ from glassformer.parts.ffn.mlp import MlpConfig
 from glassformer.parts.grouped import Groups
 from glassformer.parts.init import Init
 from glassformer.parts.linear import GroupedLinear, Linear, Matrix, linear_params
-from glassformer.parts.precision import full_precision, wide
+from glassformer.parts.precision import full_precision, product_dtype, wide
 from glassformer.parts.reparam import MakeReparam
 from glassformer.parts.site import Site
 
@@ -168,10 +168,10 @@ class Experts(nn.Module):
         """(n, d): sum_k w_k E_k(x). The rows of an expert are brought together, so that its maps are read once."""
         by_expert, order = chosen.flatten().sort(stable=True)
         groups = Groups.sorted(by_expert, len(self.up_proj.outs))
-        rows = x[order // chosen.shape[1]]
+        rows = x.to(product_dtype(x)).index_select(0, order // chosen.shape[1])
         up = self.up_proj(rows, groups)
         hidden = self.activation(up) if self.gate_proj is None else self.activation(self.gate_proj(rows, groups), up)
-        y = self.down_proj(hidden, groups)[order.argsort()].view(*chosen.shape, -1)
+        y = self.down_proj(hidden, groups).index_select(0, order.argsort()).view(*chosen.shape, -1)
         return (y * weights[..., None]).sum(1).to(y.dtype)
 
     def naive_mix(self, x: Float[Tensor, "n d"], weights: Float[Tensor, "n k"], chosen: Int[Tensor, "n k"]) -> Tensor:
