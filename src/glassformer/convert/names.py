@@ -132,6 +132,19 @@ class EachHead(Layout):
         ]
 
 
+class EachExpert(Layout):
+    """Ours holds the rows of all experts, one below the other, theirs a tensor for each; `#` stands for its number."""
+
+    def pieces(self, at: Place) -> list[Piece]:
+        count = len(at.module.outs)  # type: ignore[arg-type]
+        shape = (at.shape[0] // count, *at.shape[1:])
+
+        def rows(expert: int) -> View:
+            return lambda w: w.unflatten(0, (count, -1))[expert]
+
+        return [Piece(self.names[0].replace("#", str(one)), shape, rows(one)) for one in range(count)]
+
+
 class Paired(Stacked):
     """As `Stacked` for q, k and v, with q and k's rows in the order that turns neighbours: row 2i of a head is our i,
     row 2i+1 our i + h/2 (the rotary order of Meta's Llama, which GGUF keeps for `llama`)."""

@@ -65,6 +65,21 @@ def read_ffn(fields: Fields, activation: str = "silu") -> dict[str, Any]:
     }
 
 
+def read_routing(
+    fields: Fields, hidden: str, n_experts: int, top_k: int, also: str = "num_local_experts"
+) -> dict[str, Any]:
+    """Sizes and activation of experts, the family's own where the fields say nothing. `hidden` is their word for the
+    width of one, `also` an older one for their number."""
+    fields.ignore("router_aux_loss_coef", "router_jitter_noise", "output_router_logits")  # of training alone
+    older = fields.whole(also, n_experts)
+    return {
+        "hidden": fields.whole(hidden),
+        "activation": fields.one_of("hidden_act", ACTIVATIONS, "silu"),
+        "n_experts": fields.whole("num_local_experts", older),
+        "top_k": fields.whole("num_experts_per_tok", top_k),
+    }
+
+
 def read_model(fields: Fields, context: int, block: BlockConfig, head: HeadConfig, **own: Any) -> ModelConfig:
     """Layers of one block, whose norm is the last one too; `head.tied` where the fields say nothing; `own` is what the
     family has instead."""
