@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -174,6 +174,8 @@ class Names:
     """Left out in checkpoints of the bare model, without its head."""
     ignored: str = r"(?!)"
     """Their tensors that hold no weights, a regular expression."""
+    wholes: Mapping[str, str] = field(default_factory=dict)
+    """A part of our layer -> their module that computes all of it, where its weights are in no modules of their own."""
 
     def layout(self, module: str) -> tuple[Layout, str]:
         """The layout of one of our modules, and the stem of its names."""

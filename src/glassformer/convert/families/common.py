@@ -42,6 +42,11 @@ def with_modules(names: Names, modules: Mapping[str, str | Layout]) -> Names:
     return replace(names, modules={**names.modules, **modules})
 
 
+def with_experts(names: Names, modules: Mapping[str, str | Layout]) -> Names:
+    """`with_modules`, of a class that holds all its experts in two parameters of one module, `mlp`."""
+    return replace(with_modules(names, modules), wholes={".ffn": "mlp"})
+
+
 def name_of(network: FFNConfig) -> str:
     """The published name of a network's activation."""
     ours = getattr(network, "activation", network.kind)

@@ -12,7 +12,7 @@ from glassformer.convert.families.common import (
     usual,
     whole_or_none,
     window,
-    with_modules,
+    with_experts,
     within,
 )
 from glassformer.convert.families.llama import NAMES as LLAMA
@@ -24,7 +24,7 @@ from glassformer.parts.head import HeadConfig
 from glassformer.parts.mixer import AttentionConfig
 from glassformer.parts.norm import RMSNormConfig
 
-NAMES = with_modules(
+NAMES = with_experts(
     LLAMA,
     {
         ".ffn.router": "block_sparse_moe.gate",

@@ -13,7 +13,7 @@ from glassformer.convert.families.common import (
     usual,
     whole_or_none,
     window,
-    with_modules,
+    with_experts,
     within,
 )
 from glassformer.convert.family import Family, attention, experts
@@ -24,7 +24,7 @@ from glassformer.parts.head import HeadConfig
 from glassformer.parts.mixer import AttentionConfig, QKNormConfig
 from glassformer.parts.norm import RMSNormConfig
 
-NAMES = with_modules(
+NAMES = with_experts(
     qwen3.NAMES,
     {".ffn.router": "mlp.gate"}
     | {f".ffn.{name}_proj": EachExpert(f"mlp.experts.#.{name}_proj") for name in ("gate", "up", "down")},
