@@ -258,6 +258,23 @@ def test_losses_of_each_token_carry_it_too() -> None:
         close(a, b)
 
 
+@pytest.mark.parametrize("pieces", [None, 3])
+def test_in_a_model_of_transformers_they_join_too(pieces: int | None) -> None:
+    """A piece of a batch, told how many targets all pieces have, has its share of them."""
+    from glassformer.convert.transformers import GlassformerForCausalLM
+
+    model = preset(f"llama@1m+{TINY}+moe:4:2+ffn.balance_loss=0.5").build(seed=0)
+    wrapped, counted = GlassformerForCausalLM.of(model), TOKENS[:, 1:].numel()
+    loss = wrapped(TOKENS, labels=TOKENS, num_items_in_batch=pieces and pieces * counted).loss
+    logits, of_routers = logits_of(model, TOKENS)
+    expected = F.cross_entropy(logits[:, :-1].flatten(0, 1), TOKENS[:, 1:].flatten())
+    close(loss, expected / (pieces or 1))
+    expected = (expected + aux_by_hand(of_routers, 2, 0.5, 0.0)) / (pieces or 1)
+    parameters = list(model.parameters())
+    for a, b in zip(*(torch.autograd.grad(end, parameters) for end in (loss, expected)), strict=True):
+        close(a, b)
+
+
 def test_evaluation_and_other_passes_carry_nothing() -> None:
     model = preset(f"llama@1m+{TINY}+moe:4:2+ffn.balance_loss=0.5+ffn.balance_rate=0.1").build(seed=0)
     plain = preset(f"llama@1m+{TINY}+moe:4:2+ffn.balance_loss=0+ffn.balance_rate=0.1").build(seed=0)
