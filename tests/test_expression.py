@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from glassformer.errors import RequestError
 from glassformer.expression import SIZES, changes, parse, preset
+from glassformer.parts.ffn import ExpertsConfig
 from glassformer.presets import FAMILIES, PRESETS, presets
 
 BLOCK = "stack.0.blocks.0."
@@ -46,6 +47,7 @@ TOUCHES: dict[str, tuple[str, ...]] = {
         ),
         (f"{BLOCK}ffn",),
     ),
+    **dict.fromkeys(("moe:4:2", "moe:8:1:96"), (f"{BLOCK}ffn",)),
     **dict.fromkeys(("bias", "nobias"), (f"{ATTENTION}bias", f"{ATTENTION}out_bias", f"{BLOCK}ffn.bias")),
     **dict.fromkeys(("tied", "untied"), ("head.tied",)),
     **dict.fromkeys(("embednorm", "noembednorm"), ("embedding.norm",)),
@@ -468,3 +470,39 @@ def test_any_words_are_taken_or_refused(expression: str):
 )
 def test_any_changes_are_taken_or_refused(model: str, some: list[str]):
     taken_or_refused("+".join([model, *some]))
+
+
+# Experts
+
+
+@pytest.mark.parametrize("family", ["llama@1m", "gpt2@1m", "gpt2@1m+geglu", "llama@1m+swiglu:512"])
+@pytest.mark.parametrize(("n_experts", "top_k"), [(4, 1), (8, 2), (16, 4)])
+def test_experts_keep_what_the_network_was_and_what_a_token_meets(family: str, n_experts: int, top_k: int) -> None:
+    dense, config = preset(family), preset(f"{family}+moe:{n_experts}:{top_k}")
+    old, ffn = dense.stack[0].blocks[0].ffn, config.stack[0].blocks[0].ffn
+    assert isinstance(ffn, ExpertsConfig) and (ffn.n_experts, ffn.top_k) == (n_experts, top_k)
+    assert (ffn.activation, ffn.bias) == (old.activation, old.bias)  # type: ignore[union-attr]
+    assert ffn.gated == (old.kind == "glu")  # type: ignore[union-attr]
+    whole, part = old.width(dense.ctx), ffn.width(config.ctx)  # type: ignore[union-attr]
+    assert part == whole if top_k == 1 else whole <= top_k * part < whole + 8 * top_k
+    rest = {name: value for name, value in dense.diff(config).items() if ".ffn" not in name}
+    assert not rest
+
+
+def test_the_width_of_experts_can_be_given_and_follows_the_size() -> None:
+    mixtral = preset("llama@1m+moe:8:2:352")
+    assert mixtral.stack[0].blocks[0].ffn.hidden == 352  # type: ignore[union-attr]
+    again = preset("llama@1m+moe:8:2:352+moe:4:1")
+    assert again == preset("llama@1m+moe:4:1")
+    sized, dense = preset("llama@10m+moe:8:2"), preset("llama@10m")
+    assert abs(sized.active_params(embeddings=False) / dense.num_params(embeddings=False) - 1) < 0.02
+    assert preset("llama@1m+moe:8:2+ffn.n_shared=2").stack[0].blocks[0].ffn.width(sized.ctx) == 256  # type: ignore[union-attr]
+
+
+def test_later_changes_reach_experts_and_leave_them_experts() -> None:
+    config = preset("llama@1m+moe:4:2:352+gelu+bias+ffn.score=sigmoid+ffn.z_loss=0.001")
+    ffn = config.stack[0].blocks[0].ffn
+    assert isinstance(ffn, ExpertsConfig)
+    assert (ffn.gated, ffn.activation, ffn.bias, ffn.score, ffn.z_loss) == (False, "gelu", True, "sigmoid", 0.001)
+    assert ffn.hidden == 528 and ffn.n_experts == 4  # two matrices of 3/2 the width for three
+    assert preset("llama@1m+moe:4:2+swiglu:64").stack[0].blocks[0].ffn.hidden == 64  # type: ignore[union-attr]

@@ -18,6 +18,7 @@ import glassformer
 import glassformer.config  # registers every part
 from glassformer.parts.base import _CLASSES, BuildContext, PartConfig
 from glassformer.parts.embedding import EmbeddingConfig
+from glassformer.parts.ffn import Router
 from glassformer.parts.head import HeadConfig
 from glassformer.parts.init import Init, InitConfig
 from glassformer.parts.kernel import KernelConfig
@@ -280,11 +281,13 @@ FROM_THE_MODEL = {
 ELSEWHERE = {
     "attention": {"norm_after_position"},  # a field of its qk_norm
     "rotary": {"dim"},  # `fraction` of the head
+    "experts": {"router", "shared"},  # parts of their own
 }
 NOT_ARGUMENTS = {
     "rotary": {"fraction"},
     "glu": {"multiple_of"},
     "parallel": {"shared_norm"},  # one norm is given, or two
+    "experts": {"n_shared", *inspect.signature(Router).parameters},
 }
 
 
@@ -314,7 +317,7 @@ def test_the_table_of_parts_is_whole():
         "visibility": {"causal", "bidirectional", "sliding_window"},
         "mixer": {"attention"},
         "kernel": {"naive", "sdpa", "flex", "banded", "auto"},
-        "ffn": {"mlp", "glu"},
+        "ffn": {"mlp", "glu", "experts"},
         "residual": {"pre", "post", "sandwich", "res_post", "parallel", "deepnorm"},
         "init": {"gpt2", "xavier", "small", "deepnorm"},
         "reparam": {"sigma"},

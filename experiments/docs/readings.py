@@ -27,6 +27,7 @@ the first page stood the Mary Ellen, a schooner of ninety tons, which carried sa
 wool. Below her stood the Petrel, the Good Intent, and a brig without a name whose captain never answered the lamp.
 """
 STORE = "When Mary and John went to the store, John gave a drink to"
+MIXTURE, MIXTURE_TOKENS = "llama@1m+moe:8:2", 400_000
 TWICE = "Two green owls sat near a pond. Two green owls sat near a"
 
 
@@ -205,8 +206,26 @@ def inspection() -> tuple[Figure, str]:
     return figure, f"```python\n{example}\n```\n\n```\n{shell}\n```\n\n```\n{seen}\n{heads}\n```"
 
 
+def routing() -> tuple[Figure, str]:
+    """Of a small mixture of experts: SmolLM2 has none."""
+    run = gf.train(gf.preset(MIXTURE), "python-docs", {"tokens": MIXTURE_TOKENS, "threads": 1})
+    assert run.validation is not None
+    line = "The list is sorted in place, and the method returns None.\n"
+    reading = lens.expert_routing(run.model, torch.tensor([list(run.tokenizer.encode(line))]), tokenizer=run.tokenizer)
+    command = f"glassformer train {MIXTURE} --data python-docs --tokens {MIXTURE_TOKENS // 1000}k --out run"
+    example = (
+        f'loaded = gf.load("run")\ntokens = torch.tensor([loaded.tokenizer.encode({line!r})])\n'
+        "reading = gf.lens.expert_routing(loaded.model, tokens, tokenizer=loaded.tokenizer)\nprint(reading)"
+    ).replace("'", '"')
+    return reading.figure(height=6.4), (
+        f"```\n{command}\n```\n\n```python\n{example}\n```\n\n```\n{reading}\n```\n\n"
+        f"Its tokens are characters; held-out loss {run.validation['loss']:.3f}."
+    )
+
+
 OWN: dict[str, Callable[[], tuple[Figure, str]]] = {
     "position_picture": position_picture,
     "ablate_heads": edits,
     "inspect": inspection,
+    "expert_routing": routing,
 }

@@ -57,6 +57,10 @@ class BlockConfig(Value):
         wiring = self.residual.wire_params(ctx, self.norm, self.ffn is not None)
         return self.mixer.num_params(ctx) + (self.ffn.num_params(ctx) if self.ffn else 0) + wiring
 
+    def active_params(self, ctx: BuildContext) -> int:
+        parts = [part for part in (self.mixer, self.ffn) if part is not None]
+        return self.num_params(ctx) - sum(part.num_params(ctx) - part.active_params(ctx) for part in parts)
+
     def flops(self, ctx: BuildContext, t: float) -> float:
         return self.mixer.flops(ctx, t) + (self.ffn.flops(ctx, t) if self.ffn else 0)
 
@@ -145,6 +149,11 @@ class ModelConfig(Value):
             self.final_norm.num_params(ctx) if self.final_norm else 0
         )
         return inner + (self.embedding.num_params(ctx) + self.head.num_params(ctx) if embeddings else 0)
+
+    def active_params(self, embeddings: bool = True) -> int:
+        """Those of `num_params` that one token meets: of experts, the chosen ones alone."""
+        idle = sum(n * (block.num_params(self.ctx) - block.active_params(self.ctx)) for n, block in self._kinds())
+        return self.num_params(embeddings) - idle
 
     def flops(self, t: int, full: bool = True) -> float:
         """Forward FLOPs of matrix products per token of a t-token sequence (training takes three times as many).
@@ -395,4 +404,5 @@ def explain(error: ValidationError) -> str:
         return f"field {path} is missing"
     shown = "" if isinstance(first["input"], (dict, list)) else f"={first['input']!r}"[:80]
     message = first["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
-    return f"{path}{shown}: {message[0].lower()}{message[1:]}"
+    where = f"{path}{shown}: " if path or shown else ""
+    return f"{where}{message[0].lower()}{message[1:]}"

@@ -20,7 +20,8 @@ from pydantic import ValidationError
 from glassformer import convert
 from glassformer.config import BlockConfig, ModelConfig, Stage, explain
 from glassformer.errors import RequestError, did_you_mean
-from glassformer.parts.ffn import GluConfig, MlpConfig
+from glassformer.parts.ffn import ExpertsConfig, FFNConfig, GluConfig, MlpConfig
+from glassformer.parts.ffn.experts import share_of
 from glassformer.parts.init import DeepNormInitConfig, Gpt2InitConfig
 from glassformer.parts.mixer import AttentionConfig, QKNormConfig
 from glassformer.parts.mup import Mup
@@ -246,18 +247,47 @@ def _branch_scale(config: ModelConfig) -> ModelConfig:
 
 
 def _ffn(config: ModelConfig, name: str, value: str | None) -> ModelConfig:
-    """Keeps the number of weights: three matrices of 2/3 the width for two, and back."""
+    """Keeps the number of weights: three matrices of 2/3 the width for two, and back. Experts stay experts."""
     gated, activation = _FFN[name]
     size = None if value is None else _whole(name, value)
 
     def swap(block: BlockConfig) -> BlockConfig:
         old = block.ffn
         bias = bool(getattr(old, "bias", False))
-        was_gated, hidden = isinstance(old, GluConfig), old.hidden if old else None
+        was_gated, hidden = _gated(old), old.hidden if old else None
         if hidden is not None and was_gated != gated:
             hidden = -(-2 * hidden // 24) * 8 if gated else round(hidden * 1.5)
+        if isinstance(old, ExpertsConfig):
+            return block.vary(ffn=old.vary(hidden=size or hidden, gated=gated, activation=activation))
         choice: Any = GluConfig if gated else MlpConfig
         return block.vary(ffn=choice(hidden=size or hidden, activation=activation, bias=bias))
+
+    return each_block(config, swap)
+
+
+def _gated(ffn: FFNConfig | None) -> bool:
+    return ffn.gated if isinstance(ffn, ExpertsConfig) else isinstance(ffn, GluConfig)
+
+
+def _experts(config: ModelConfig, value: str) -> ModelConfig:
+    """moe:E:K, of the ffn's kind and activation. A token meets as many weights as before: each of the K experts that it
+    is sent to has 1/K of the width, or the one given (moe:E:K:F)."""
+    if not 2 <= value.count(":") + 1 <= 3:
+        raise RequestError(f"moe:{value}: use moe:experts:chosen, such as moe:8:2, or moe:experts:chosen:hidden")
+    n_experts, top_k, *hidden = (_whole("moe", part) for part in value.split(":"))
+    if not any(block.ffn for block in config.layers()):
+        raise RequestError(f"moe:{value}: this model has no ffn whose kind the experts could have; add one first")
+
+    def swap(block: BlockConfig) -> BlockConfig:
+        old: Any = block.ffn
+        if old is None:
+            return block
+        sizes = {"n_experts": n_experts, "top_k": top_k}
+        if isinstance(old, ExpertsConfig):
+            return block.vary(ffn=old.vary(**sizes, hidden=hidden[0] if hidden else None))
+        width = hidden[0] if hidden else old.hidden and share_of(old.hidden, top_k)
+        fields = {"gated": _gated(old), "activation": old.activation, "bias": old.bias}
+        return block.vary(ffn=ExpertsConfig(**sizes, **fields, hidden=width))
 
     return each_block(config, swap)
 
@@ -354,10 +384,11 @@ VALUED: dict[str, Callable[[ModelConfig, str], ModelConfig]] = {
     "window": lambda c, v: _visibility(c, SlidingWindowConfig(window=_whole("window", v))),
     "softcap": lambda c, v: each_attention(c, lambda mixer: mixer.vary(softcap=_positive("softcap", v))),
     "dropout": _dropout,
+    "moe": _experts,
 }
 """Changes that need a value after a colon: gqa:2."""
 
-_EXAMPLES = {"gqa": "2", "window": "256", "softcap": "50", "dropout": "0.1"}
+_EXAMPLES = {"gqa": "2", "window": "256", "softcap": "50", "dropout": "0.1", "moe": "8:2"}
 
 _FFN = {
     **{name: (False, name) for name in ("relu", "gelu", "gelu_tanh", "silu", "relu2")},

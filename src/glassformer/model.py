@@ -9,6 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from glassformer.errors import RequestError
+from glassformer.parts import auxiliary
 from glassformer.parts.embedding import Embedding
 from glassformer.parts.head import Head
 from glassformer.parts.mixer import Mixer
@@ -83,11 +84,15 @@ class Model(nn.Module):
     ) -> Tensor:
         """Mean cross-entropy in nats; targets of -100 do not count. `reduction="none"` gives (b s,) losses.
 
-        While training, what the head adds to it (`head.z_loss`) is part of it."""
-        x = self.read(tokens, documents=documents)
+        While training, what the head adds to it (`head.z_loss`) is part of it; what other parts add (`balance_loss` of
+        experts) is part of its gradient alone."""
+        with auxiliary.gathering() as added:
+            x = self.read(tokens, documents=documents)
         if self.logits.watched:
-            return self.head.loss_of(self.logits(self.head(x, self.embedding.weight)), targets, reduction)
-        return self.head.loss(x, self.embedding.weight, targets, reduction)
+            loss = self.head.loss_of(self.logits(self.head(x, self.embedding.weight)), targets, reduction)
+        else:
+            loss = self.head.loss(x, self.embedding.weight, targets, reduction)
+        return auxiliary.join(loss, added)
 
     def read(
         self,

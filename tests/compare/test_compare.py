@@ -52,6 +52,16 @@ def test_fewer_weights_by_nature_are_said_not_refused() -> None:
     assert "falcon@1m" in note
 
 
+def test_experts_count_as_far_as_a_token_meets_them() -> None:
+    note, *_ = fairness(arms(["llama@1m", "llama@1m+moe:8:2"]), allow_unmatched=False)
+    held, met = (
+        getattr(preset("llama@1m+moe:8:2"), name)(embeddings=False) for name in ("num_params", "active_params")
+    )
+    assert f"{held:,} parameters, of which a token meets {met:,}" in note and held > 2 * met
+    with pytest.raises(RequestError, match="apart"):
+        fairness(arms(["llama@1m", "llama@1m+moe:8:4:352"]), allow_unmatched=False)
+
+
 def test_every_family_matches_its_size_within_the_bound() -> None:
     names = [f"{family}@10m" for family in ("gpt2", "llama", "bloom", "falcon", "qwen3", "mistral", "gpt-neox", "mpt")]
     fairness(arms(names), allow_unmatched=False)

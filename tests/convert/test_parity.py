@@ -43,8 +43,8 @@ def gradients(model: Model, family: str) -> dict[str, Tensor]:
         for mine, real in zip(ghost.parameters(), model.parameters(), strict=True):
             assert real.grad is not None
             mine.copy_(real.grad)
-    names, renamed = FAMILIES[family].names_of(model.config), CASES[family].renamed
-    return {renamed.get(name, name): source() for name, source in tensors(ghost, names).items()}
+    names, case = FAMILIES[family].names_of(model.config), CASES[family]
+    return case.gather({case.renamed.get(name, name): source() for name, source in tensors(ghost, names).items()})
 
 
 def prove(family: str, fields: dict[str, Any], seed: int) -> dict[str, float]:

@@ -329,9 +329,35 @@ def test_what_cannot_be_right_is_refused_at_once(make: Callable[[], object], sai
         make()
 
 
+def test_ablated_experts_are_asked_by_no_token_while_text_is_generated():
+    """Against a router whose selection bias forbids them."""
+    moe = "llama@1m+moe:4:2+ffn.balance_rate=0"
+    model, other = tiny(moe), tiny(moe)
+    other.layers[1].ffn.router.selection_bias[[0, 3]] = -torch.inf
+    plain, edit = gf.generate(model, TOKENS, max_new_tokens=12), gf.lens.ablate_experts(1, [0, -1])
+    with gf.edit(model, edit):
+        close(model(TOKENS), other(TOKENS))
+        edited = gf.generate(model, TOKENS, max_new_tokens=12)
+    assert torch.equal(edited, gf.generate(other, TOKENS, max_new_tokens=12)) and not torch.equal(edited, plain)
+    assert torch.equal(gf.generate(model, TOKENS, max_new_tokens=12), plain)
+
+
+def test_where_too_few_experts_are_left_those_serve_alone():
+    model = tiny("llama@1m+moe:4:2")
+    seen: list[Tensor] = []
+    model.layers[1].ffn.register_forward_hook(lambda part, given, out: seen.append(given[0]))
+    with gf.edit(model, gf.lens.ablate_experts(1, [0, 1, 2])):
+        out = gf.capture(model, TOKENS, "layers.1.ffn.out")["layers.1.ffn.out"]
+    ffn = model.layers[1].ffn
+    gate, up, down = (linear.maps()[3] for linear in (ffn.gate_proj, ffn.up_proj, ffn.down_proj))
+    close(out, (nn.functional.silu(seen[0] @ gate.T) * (seen[0] @ up.T)) @ down.T)
+    assert not logits_of(model, gf.lens.ablate_experts(1, range(4))).isnan().any()
+
+
 @pytest.mark.parametrize(
     ("edit", "said"),
     [
+        (lambda: gf.lens.ablate_experts(1, 0), "no site is named 'layers.1.ffn.router'"),
         (lambda: gf.lens.ablate_heads(0, [0, 4]), "head 4 is out of range: layers.0.mixer.z has heads 0 to 3"),
         (lambda: gf.lens.ablate_heads(3, 0), "no site is named 'layers.3.mixer.z'; did you mean 'layers.2.mixer.z'"),
         (lambda: gf.lens.ablate_heads(0, []), r"heads=\[\] names none"),

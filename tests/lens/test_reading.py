@@ -16,6 +16,7 @@ TOKENS = (torch.arange(24).view(2, 12) * 7) % 31
 
 def readings() -> list[object]:
     model = gf.preset("llama@1m+layers=2+d_model=32+heads=4+vocab_size=31+context=64").build(seed=0).eval()
+    experts = gf.preset("llama@1m+moe:4:2+layers=2+d_model=32+heads=4+vocab_size=31+context=64").build(seed=0)
     with gf.edit(model, {"embed": lambda x: x * 1e4}):
         return [
             gf.lens.attention_map(model, TOKENS[0], 1, 2),
@@ -32,6 +33,7 @@ def readings() -> list[object]:
             gf.lens.logit_attribution(model, TOKENS[0]),
             gf.lens.embedding_neighbours(model, TOKENS[0]),
             gf.lens.position_picture(model),
+            gf.lens.expert_routing(experts, TOKENS),
             gf.lens.inspect(model, TOKENS[0]),
         ]
 

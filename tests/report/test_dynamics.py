@@ -41,6 +41,8 @@ def short_form(windows: int = 40, layers: int = LAYERS, **changes: Any) -> dict[
             "qk_effective_rank": [c if i % 4 == 3 else [None] * layers for i, c in enumerate(grid(40.0))],
             "gradient_norm": grid(0.9),
             "token_cosine": grid(0.2),
+            "max_violation": grid(0.3),
+            "router_entropy": grid(1.2),
         },
         "curves": {name: [[step, value] for step in steps] for name, value in (
             ("max_attention_logit", 12.0), ("log_z", 8.4), ("attention_entropy_worst", 0.55), ("update_ratio", 1e-3),

@@ -180,6 +180,29 @@ def test_activations_are_measured(name: str) -> None:
 HUNDRED = {**SMALL, "batch_size": 2, "context": 16, "tokens": 100 * 2 * 16, "learning_rate": 1e-3}
 
 
+@pytest.mark.parametrize("score", ["softmax", "sigmoid"])
+def test_routers_are_measured(score: str) -> None:
+    expression = f"llama@1m+moe:4:2+ffn.score={score}+ffn.balance_rate=0.1"
+    net = model(expression).vary(vocab_size=11, context=CONTEXT).build(seed=0).train()
+    for layer in net.layers:
+        layer.ffn.router.weight.data *= 30
+        layer.ffn.router.selection_bias.copy_(torch.tensor([0.0, 0.2, -0.2, 0.0]))
+    tokens = torch.randint(0, 11, (2, 16), generator=torch.Generator().manual_seed(0))
+    found = probe(net, tokens)
+    assert net.training and all(layer.ffn.router.load.sum() == 0 for layer in net.layers)
+    seen = gf.capture(net.eval(), tokens, "layers.*.ffn.router")
+    for where, p in seen.items():
+        counts, entropy = [0] * 4, 0.0
+        for row in p.flatten(0, 1):
+            for expert in (row + torch.tensor([0.0, 0.2, -0.2, 0.0])).argsort()[-2:].tolist():
+                counts[expert] += 1
+            share = row / row.sum()
+            entropy -= float((share * share.log()).sum()) / 32
+        assert found["router_load"][where] == pytest.approx([count / 64 for count in counts])
+        assert found["max_violation"][where] == pytest.approx(max(counts) / 16 - 1)
+        assert found["router_entropy"][where] == pytest.approx(entropy, rel=1e-5)
+
+
 def test_a_step_that_is_no_number_names_its_place(text: TextData, tmp_path: Path) -> None:
     def poke(net: Any) -> None:
         net.layers[1].ffn.up.register_forward_hook(lambda site, args, x: x * float("nan"))

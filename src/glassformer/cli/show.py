@@ -232,7 +232,7 @@ class TrainingView(View):
 
     def begin(self, name: str, config: ModelConfig, recipe: Recipe, text: TextData) -> None:
         how = settings(fit(config, text.tokenizer.vocab_size, recipe.context), recipe)
-        self.say(f"{name}: {config.num_params(embeddings=False):,} parameters in the layers; {how.why}")
+        self.say(f"{name}: {config.num_params(embeddings=False):,} parameters in the layers{met(config)}; {how.why}")
         self.say(
             f"{text.name}: {len(text.train):,} tokens to train on, {len(text.validation):,} held out "
             f"({text.tokenizer_rule})"
@@ -274,6 +274,12 @@ class TrainingView(View):
             print(f"run: {run.folder}")
 
 
+def met(config: ModelConfig) -> str:
+    """How many parameters of the layers a token meets, where that is not all of them."""
+    active = config.active_params(embeddings=False)
+    return "" if active == config.num_params(embeddings=False) else f" ({active:,} for each token)"
+
+
 def show_config(
     name: str, config: ModelConfig, other_name: str | None, other: ModelConfig | None, as_json: bool
 ) -> None:
@@ -281,6 +287,7 @@ def show_config(
         "name": name,
         "parameters": config.num_params(),
         "parameters_without_embeddings": config.num_params(embeddings=False),
+        "active_parameters": config.active_params(),
         "forward_flops_per_token": config.flops(config.context),
         "state_bytes_per_token": config.state_bytes(config.context) / config.context,
         "config": config.to_dict(),
@@ -297,7 +304,8 @@ def show_config(
             table.add_row(path, str(mine), str(theirs))
         Console().print(table if difference else f"{name} and {other_name} are equal")
         return
-    print(f"{name}: {facts['parameters']:,} parameters, {facts['parameters_without_embeddings']:,} without embeddings")
+    inner = f"{facts['parameters_without_embeddings']:,} without embeddings{met(config)}"
+    print(f"{name}: {facts['parameters']:,} parameters, {inner}")
     print(
         f"{facts['forward_flops_per_token']:.4g} FLOPs per token forward at {config.context} tokens, all pairs counted"
     )

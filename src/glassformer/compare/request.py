@@ -33,8 +33,9 @@ def arms(expressions: Sequence[str]) -> dict[str, ModelConfig]:
 def fairness(configs: dict[str, ModelConfig], allow_unmatched: bool) -> list[str]:
     """Notes on how far the arms are from equal; raises RequestError where they are too far.
 
-    Compared are the parameters of the layers, as in scaling laws: those of the vocabulary depend on the text."""
-    sizes = {name: config.num_params(embeddings=False) for name, config in configs.items()}
+    Compared are the parameters of the layers, as in scaling laws: those of the vocabulary depend on the text. Of
+    experts those count that a token meets, which are what it costs; what the others hold is said."""
+    sizes = {name: config.active_params(embeddings=False) for name, config in configs.items()}
     small, large = min(sizes, key=sizes.__getitem__), max(sizes, key=sizes.__getitem__)
     apart = sizes[large] / sizes[small] - 1
     if apart > UNFAIR and not allow_unmatched:
@@ -42,9 +43,14 @@ def fairness(configs: dict[str, ModelConfig], allow_unmatched: bool) -> list[str
             f"{large} has {sizes[large]:,} parameters in its layers and {small} {sizes[small]:,}, {apart:.0%} apart: a "
             f"difference in loss would be a difference in size; give both the same @SIZE, or --allow-unmatched"
         )
-    if apart <= WORTH_SAYING:
-        return []
-    return [f"The layers of {large} have {apart:.0%} more parameters than those of {small}."]
+    notes = [
+        f"The layers of {name} hold {held:,} parameters, of which a token meets {sizes[name]:,}."
+        for name, config in configs.items()
+        if (held := config.num_params(embeddings=False)) > sizes[name]
+    ]
+    if apart > WORTH_SAYING:
+        notes.append(f"The layers of {large} have {apart:.0%} more parameters than those of {small}.")
+    return notes
 
 
 def recipes(

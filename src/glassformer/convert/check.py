@@ -267,7 +267,7 @@ def _published(source: Path) -> Any:
             logging.enable_progress_bar()
 
 
-SITES = {"mixer.output": ("mixer.z", "mixer.out"), "ffn.down_proj": ("ffn.hidden", "ffn.out"),
+SITES = {"mixer.output": ("mixer.z", "mixer.out"), "ffn": ("", "ffn.out"), "ffn.down_proj": ("ffn.hidden", "ffn.out"),
          "ffn.gate_proj": ("", "ffn.gate"), "ffn.up_proj": ("", "ffn.up")}  # fmt: skip
 """Our module in a layer -> the public names of its input and of its output, where they have one."""
 CAUSES = {
@@ -296,6 +296,10 @@ def pairs(model: Model, theirs: nn.Module, names: Names) -> list[Pair]:
     known, layers = dict(theirs.named_modules()), list[Any](model.layers)
     found = []
     for path, module in model.named_modules():
+        _, layer, part = (*path.split(".", 2), "", "")[:3]
+        if f".{part}" in names.wholes:
+            found.append(Pair(path, names.layer.replace("*", layer) + names.wholes[f".{part}"], None, None))
+            continue
         weight = next(module.parameters(recurse=False), None)
         if weight is None or not path.startswith(("layers.", "final_norm")):
             continue

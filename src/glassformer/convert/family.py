@@ -12,7 +12,7 @@ from glassformer.config import BlockConfig, ModelConfig, explain
 from glassformer.convert.fields import Fields
 from glassformer.convert.names import Names
 from glassformer.errors import RequestError
-from glassformer.parts.ffn import FFNConfig
+from glassformer.parts.ffn import ExpertsConfig, FFNConfig
 from glassformer.parts.mixer import AttentionConfig
 
 
@@ -86,4 +86,11 @@ def ffn(block: BlockConfig) -> FFNConfig:
     """The block's feed-forward network. Raises Closed where there is none."""
     if block.ffn is None:
         raise Closed({"ffn": None})
+    return block.ffn
+
+
+def experts(block: BlockConfig) -> ExpertsConfig:
+    """The block's feed-forward network, where it is a mixture of experts. Raises Closed."""
+    if not isinstance(block.ffn, ExpertsConfig):
+        raise Closed({"ffn.kind": block.ffn.kind if block.ffn else None})
     return block.ffn

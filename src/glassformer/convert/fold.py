@@ -15,11 +15,11 @@ def fold(model: Model) -> Model:
     """
     if model.config.reparam is None:
         return model
-    weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    weights = model.state_dict()
     for path, module in model.named_modules():
         if getattr(module, "reparam", None) is not None:
             weights[f"{path}.weight"] = module.applied()
-            for name, _ in module.reparam.named_parameters():
+            for name in module.reparam.state_dict():
                 del weights[f"{path}.reparam.{name}"]
     with torch.device("meta"):
         plain = model.config.vary(reparam=None).build(seed=None)

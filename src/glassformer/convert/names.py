@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -132,6 +132,19 @@ class EachHead(Layout):
         ]
 
 
+class EachExpert(Layout):
+    """Ours holds the rows of all experts, one below the other, theirs a tensor for each; `#` stands for its number."""
+
+    def pieces(self, at: Place) -> list[Piece]:
+        count = len(at.module.outs)  # type: ignore[arg-type]
+        shape = (at.shape[0] // count, *at.shape[1:])
+
+        def rows(expert: int) -> View:
+            return lambda w: w.unflatten(0, (count, -1))[expert]
+
+        return [Piece(self.names[0].replace("#", str(one)), shape, rows(one)) for one in range(count)]
+
+
 class Paired(Stacked):
     """As `Stacked` for q, k and v, with q and k's rows in the order that turns neighbours: row 2i of a head is our i,
     row 2i+1 our i + h/2 (the rotary order of Meta's Llama, which GGUF keeps for `llama`)."""
@@ -161,6 +174,8 @@ class Names:
     """Left out in checkpoints of the bare model, without its head."""
     ignored: str = r"(?!)"
     """Their tensors that hold no weights, a regular expression."""
+    wholes: Mapping[str, str] = field(default_factory=dict)
+    """A part of our layer -> their module that computes all of it, where its weights are in no modules of their own."""
 
     def layout(self, module: str) -> tuple[Layout, str]:
         """The layout of one of our modules, and the stem of its names."""
@@ -169,7 +184,7 @@ class Names:
         layout = found if isinstance(found, Layout) else Stacked(*found.split())
         return layout, self.layer.replace("*", layer[1]) if layer else ""
 
-    def pieces(self, model: nn.Module) -> Iterator[tuple[str, nn.Parameter, list[Piece]]]:
+    def pieces(self, model: nn.Module) -> Iterator[tuple[str, Tensor, list[Piece]]]:
         """(our name, our parameter, its pieces) for every parameter of the model.
 
         Raises KeyError for a module that the family does not have."""

@@ -14,8 +14,9 @@ Format = Literal["hf", "gguf"]
 VLLM = frozenset({
     "BloomForCausalLM", "CohereForCausalLM", "FalconForCausalLM", "GPT2LMHeadModel", "GPTNeoXForCausalLM",
     "Gemma2ForCausalLM", "Gemma3ForCausalLM", "GemmaForCausalLM", "GraniteForCausalLM", "LlamaForCausalLM",
-    "MistralForCausalLM", "MptForCausalLM", "OPTForCausalLM", "Olmo2ForCausalLM", "Phi3ForCausalLM", "PhiForCausalLM",
-    "Qwen2ForCausalLM", "Qwen3ForCausalLM", "StableLmForCausalLM", "Starcoder2ForCausalLM",
+    "MistralForCausalLM", "MixtralForCausalLM", "MptForCausalLM", "OPTForCausalLM", "Olmo2ForCausalLM",
+    "Phi3ForCausalLM", "PhiForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM",
+    "StableLmForCausalLM", "Starcoder2ForCausalLM",
 })  # fmt: skip
 """Classes that vLLM registers for text, of those written here: `_TEXT_GENERATION_MODELS` of its
 vllm/model_executor/models/registry.py at commit 0002bff."""

@@ -27,6 +27,8 @@ from glassformer.config import ModelConfig
 from glassformer.convert.families.own import OWN
 from glassformer.errors import RequestError
 from glassformer.model import Model
+from glassformer.parts import auxiliary
+from glassformer.parts.loss import IGNORED
 from glassformer.register.config import GlassformerConfig
 from glassformer.state import ModelState
 
@@ -186,7 +188,8 @@ class GlassformerForCausalLM(PreTrainedModel, GenerationMixin):
         return_dict: bool | None = None,
         num_items_in_batch: Tensor | int | None = None,
     ) -> CausalLMOutputWithPast | tuple:
-        """logits (b, s, v) of tokens (b, s); with `labels` (b, s), which are shifted here, the mean loss in nats.
+        """logits (b, s, v) of tokens (b, s); with `labels` (b, s), which are shifted here, the mean loss in nats, whose
+        gradient has the share of this piece of a batch in the losses of parts, as the loss itself.
 
         `attention_mask` (b, s), or (b, t) with a cache, is 0 for padding, on either side; positions count its ones.
         Without a cache `position_ids` may say otherwise, and where they begin anew without a mask another text begins.
@@ -200,7 +203,7 @@ class GlassformerForCausalLM(PreTrainedModel, GenerationMixin):
         if past_key_values is None and use_cache:
             past_key_values = GlassformerCache()
         hidden = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
-        with watched(self.model, bool(hidden), bool(output_attentions)) as seen:
+        with watched(self.model, bool(hidden), bool(output_attentions)) as seen, auxiliary.gathering() as added:
             if past_key_values is None:
                 x = self.model.read(input_ids, **placed(input_ids, mask, position_ids))
             else:
@@ -212,6 +215,8 @@ class GlassformerForCausalLM(PreTrainedModel, GenerationMixin):
             loss = self.loss_function(
                 logits, labels, vocab_size=self.config.vocab_size, num_items_in_batch=num_items_in_batch
             )
+            share = 1.0 if num_items_in_batch is None else (labels[:, 1:] != IGNORED).sum() / num_items_in_batch
+            loss = auxiliary.join(loss, [one * share for one in added])
         out = CausalLMOutputWithPast(loss, logits, past_key_values, **seen)
         return out.to_tuple() if return_dict is False else out
 

@@ -44,11 +44,14 @@ def fill(
     for path, parameter, pieces in list(names.pieces(model)):
         theirs.check(path, pieces)
         module = model.get_submodule(path.rpartition(".")[0])
-        if keep and isinstance(module, Linear) and parameter.dim() == 2 and theirs.quantised(pieces):
+        packable = isinstance(module, Linear) and module.packable and parameter.dim() == 2
+        if keep and packable and theirs.quantised(pieces):
             packed[path.rpartition(".")[0]] = [(piece, file.packed(theirs.entry(piece.name).name)) for piece in pieces]
         else:
             value = _read(theirs, pieces, tuple(parameter.shape), dtype, device)
-            module.register_parameter(path.rpartition(".")[2], nn.Parameter(value))
+            setattr(
+                module, path.rpartition(".")[2], nn.Parameter(value) if isinstance(parameter, nn.Parameter) else value
+            )
     theirs.check_all_used(config)
     for path, parts in packed.items():
         linear = model.get_submodule(path)
@@ -136,7 +139,7 @@ class _Theirs:
 class _Gathered:
     def __init__(self, shape: tuple[int, ...], dtype: torch.dtype):
         self.shape, self.dtype = shape, dtype
-        self.parts: list[tuple[Piece, nn.Parameter]] = []
+        self.parts: list[tuple[Piece, Tensor]] = []
 
     def __call__(self) -> Tensor:
         piece, parameter = self.parts[0]

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from glassformer.capture import looking, sites
-from glassformer.dynamics.outputs import dead_units, log_z
+from glassformer.capture import eager, looking, sites
+from glassformer.dynamics.outputs import dead_units, log_z, max_violation, router_entropy, router_load
 from glassformer.dynamics.spectra import effective_rank_of, singular_values, stable_rank_of
 from glassformer.dynamics.tokens import relative_residual, residual_rms, token_cosine
 from glassformer.dynamics.weights import Statistics
 from glassformer.model import Model
+from glassformer.parts.ffn import Router
 from glassformer.parts.site import Look
 
 RANKED = 256
@@ -31,6 +33,8 @@ def probe(model: Model, tokens: Tensor) -> Statistics:
         if site == "scores":
             seen[where] = Attention()
             looks |= {name: seen[where].scores, f"{where}.pattern": seen[where].pattern}
+        elif site == "router":
+            looks[name] = _look(partial(routing, eager(model).get_submodule(where).router), name, found)
         elif site in LOOKS:
             looks[name] = _look(LOOKS[site], name, found)
     trains = model.training
@@ -57,6 +61,16 @@ def stream(x: Tensor) -> dict[str, Tensor]:
         "activation_stable_rank": stable_rank_of(singular).mean(),
         "residual_rms": residual_rms(x).mean(),
         "massive": x.abs().amax() / x.abs().median().clamp_min(torch.finfo(x.dtype).tiny),
+    }
+
+
+def routing(router: Router, p: Tensor) -> dict[str, Tensor]:
+    """Of what a router makes of tokens, p (b, s, e): the load of each expert, (e,), and what it comes to."""
+    load = router_load(router.choose(p)[1], p.shape[-1])
+    return {
+        "router_load": load,
+        "router_entropy": router_entropy(p / p.sum(-1, keepdim=True)),
+        "max_violation": max_violation(load),
     }
 
 

@@ -66,6 +66,8 @@ LAYERS = (
     Kept("qk_effective_rank", "effective_rank", _QK, _mean, _mean),
     Kept("gradient_norm", "gradient_norm", None, _norm, _mean),
     Kept("token_cosine", "token_cosine", "resid_post", _mean, _mean),
+    Kept("max_violation", "max_violation", "ffn.router", max, _mean),
+    Kept("router_entropy", "router_entropy", "ffn.router", _mean, _mean),
 )
 """One number for each layer and window."""
 

@@ -3,6 +3,7 @@
 from glassformer.lens.ablation import HeadAblation, head_ablation
 from glassformer.lens.attribution import LogitAttribution, logit_attribution
 from glassformer.lens.edits import (
+    ablate_experts,
     ablate_ffn,
     ablate_heads,
     ablate_layer,
@@ -29,6 +30,7 @@ from glassformer.lens.patching import ActivationPatching, IndirectObject, activa
 from glassformer.lens.positions import PositionPicture, position_picture
 from glassformer.lens.reading import Reading
 from glassformer.lens.rollout import Rollout, attention_rollout
+from glassformer.lens.routing import ExpertRouting, expert_routing
 from glassformer.lens.similarity import TokenSimilarity, token_similarity
 from glassformer.lens.sinks import (
     AttentionSinks,
@@ -43,6 +45,7 @@ __all__ = [
     "AttentionMap",
     "AttentionMaps",
     "AttentionSinks",
+    "ExpertRouting",
     "HeadAblation",
     "HeadScores",
     "IndirectObject",
@@ -57,6 +60,7 @@ __all__ = [
     "Rollout",
     "SideBySide",
     "TokenSimilarity",
+    "ablate_experts",
     "ablate_ffn",
     "ablate_heads",
     "ablate_layer",
@@ -70,6 +74,7 @@ __all__ = [
     "attention_sinks",
     "duplicate_token_scores",
     "embedding_neighbours",
+    "expert_routing",
     "first_token_scores",
     "head_ablation",
     "head_scores",

@@ -3,10 +3,10 @@
 >>> with gf.edit(model, gf.lens.ablate_heads(2, [0, 3]), gf.lens.scale("layers.4.ffn.out", 0.5)):
 ...     gf.generate(model, tokens)
 
-Heads, units and positions may be negative, counting from the end. Positions are those of the present pass: with a
-decode state the prompt is one pass (of at most 1,024 tokens, a longer one takes several) and every new token another,
-whose only position is 0, or -1. A pass that lacks a position is refused; to change the prompt alone, read it into a
-state inside the `with` and go on outside. Likewise "mean" is over the tokens of the present pass.
+Heads, units, experts and positions may be negative, counting from the end. Positions are those of the present pass:
+with a decode state the prompt is one pass (of at most 1,024 tokens, a longer one takes several) and every new token
+another, whose only position is 0, or -1. A pass that lacks a position is refused; to change the prompt alone, read it
+into a state inside the `with` and go on outside. Likewise "mean" is over the tokens of the present pass.
 """
 
 from __future__ import annotations
@@ -55,6 +55,19 @@ def ablate_neurons(layer: int, units: Indices) -> dict[str, Edit]:
         return hidden.index_fill(-1, _tensor(units, hidden.shape[-1], "unit", site, hidden), 0)
 
     return {site: silence}
+
+
+def ablate_experts(layer: int, experts: Indices) -> dict[str, Edit]:
+    """No token of a layer is sent to these experts: `ffn.router` is 0 there, and others are chosen in their place.
+
+    Where fewer are left than a token is sent to, those that are left serve it alone. Experts that see every token
+    (`ffn.shared`) are none of these; `scale` silences them at `layers.N.ffn.shared.out`."""
+    site = f"{_layer(layer)}.ffn.router"
+
+    def close(p: Tensor) -> Tensor:
+        return p.index_fill(-1, _tensor(experts, p.shape[-1], "expert", site, p), 0)
+
+    return {site: close}
 
 
 def ablate_mixer(layer: int) -> dict[str, Edit]:

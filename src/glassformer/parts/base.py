@@ -156,6 +156,10 @@ class PartConfig(Value):
         """Exact number of trainable values in what `build` returns."""
         return 0
 
+    def active_params(self, ctx: BuildContext) -> int:
+        """Those of `num_params` that one token meets."""
+        return self.num_params(ctx)
+
     def flops(self, ctx: BuildContext, t: float) -> float:
         """Floating-point operations of matrix products (a multiply and an add are two) in the forward pass of
         one token whose query looks at `t` keys."""

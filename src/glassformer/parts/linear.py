@@ -9,7 +9,9 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from glassformer.parts.grouped import Groups, grouped_product
 from glassformer.parts.init import Init, Role
+from glassformer.parts.precision import product_dtype
 from glassformer.parts.reparam import MakeReparam, ReparamConfig
 
 
@@ -22,6 +24,8 @@ class Linear(nn.Module):
     """
 
     decays = True
+    packable = True
+    """Whether its matrix may be kept in a few bits (`parts/quantized.py`)."""
 
     def __init__(
         self,
@@ -63,6 +67,41 @@ class Linear(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{self.in_features} -> {' + '.join(map(str, self.outs))}, bias={self.bias is not None}"
+
+
+class GroupedLinear(Linear):
+    """y_r = W_j x_r + b_j, j the group of row r: every row passes through one of n maps, stacked by rows in W.
+
+    x (r, i), rows in the order of their groups, W (n o, i), b (n o,), y (r, o). Reads the maps of groups that have
+    rows, and no others (`parts/grouped.py`).
+    """
+
+    packable = False
+
+    def __init__(
+        self,
+        groups: int,
+        in_features: int,
+        out: int,
+        bias: bool = False,
+        role: Role = "hidden",
+        reparam: MakeReparam | None = None,
+    ):
+        super().__init__(in_features, (out,) * groups, bias, role, reparam)
+
+    def forward(self, x: Float[Tensor, "r i"], groups: Groups) -> Float[Tensor, "r o"]:  # type: ignore[override]
+        dtype = product_dtype(x)
+        y = grouped_product(x.to(dtype), self.maps().to(dtype), groups)
+        if self.bias is None:
+            return y
+        return y + self.bias.to(dtype).view(len(self.outs), -1).index_select(0, groups.of)
+
+    def maps(self) -> Float[Tensor, "n o i"]:
+        weight = self.weight if self.reparam is None else self.reparam(self.weight)
+        return weight.view(len(self.outs), -1, self.in_features)
+
+    def extra_repr(self) -> str:
+        return f"{len(self.outs)} x ({self.in_features} -> {self.outs[0]}), bias={self.bias is not None}"
 
 
 @dataclass(frozen=True)

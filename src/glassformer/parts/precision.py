@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 from torch import Tensor
 
@@ -21,3 +23,9 @@ def product_dtype(x: Tensor) -> torch.dtype:
     kind = x.device.type
     known = torch.amp.is_autocast_available(kind)  # not on the meta device
     return torch.get_autocast_dtype(kind) if known and torch.is_autocast_enabled(kind) else x.dtype
+
+
+def full_precision(x: Tensor) -> AbstractContextManager[object]:
+    """Inside, autocast leaves the products of x alone."""
+    kind = x.device.type
+    return torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else nullcontext()

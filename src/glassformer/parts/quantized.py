@@ -219,12 +219,14 @@ QUANTIZED: dict[str, type[QuantizedLinear]] = {"int8": Int8Linear, "int4": Int4L
 
 
 def quantize(model: nn.Module, kind: str, head: str = "int8") -> nn.Module:
-    """Packs every `Linear` of the model in place, and the head; the embedding, which is looked up, stays as it is.
+    """Packs every `Linear` of the model in place, and the head; the embedding, which is looked up, stays as it is, and
+    so do routers and the stacked matrices of experts.
 
     The model is then for evaluation alone: no parameter has a gradient. Raises RequestError."""
     if wrong := {kind, head} - set(QUANTIZED):
         raise RequestError(f"quantize={wrong.pop()!r}: use {' or '.join(QUANTIZED)}")
-    linears = [(path, module) for path, module in model.named_modules() if isinstance(module, Linear)]
+    every = [(path, module) for path, module in model.named_modules() if isinstance(module, Linear)]
+    linears = [(path, module) for path, module in every if module.packable]
     if any(isinstance(module, QuantizedLinear) for _, module in linears):
         raise RequestError(f"quantize={kind!r}: the weights of this model are packed already")
     embedding: Tensor = model.embedding.weight  # type: ignore[union-attr, assignment]

@@ -32,7 +32,7 @@ from .curves import extremes, mean_curve, switch
 from .html import arm_label, arm_name, caption, scroll, section
 from .read import Arm, Points, Watched, dig, points, run_status, watched
 
-CELLS = 24_000  # of all maps together, about; beyond them neighbouring columns are drawn as one
+CELLS = 24_000  # of all maps together; beyond them neighbouring columns are drawn as one
 ROWS = 30  # of the table of events
 SMALL = {"width": 340, "height": 236, "end_labels": False}
 LOGIT, ENTROPY = 1000.0, 0.05
@@ -59,6 +59,8 @@ MAPS = (
     Statistic("activation_effective_rank", "rank of activations", "Effective rank of the residual stream", low=1),
     Statistic("qk_effective_rank", "rank of W_Q W_Kᵀ", "Effective rank of W_Q W_Kᵀ, mean over heads", low=1),
     Statistic("gradient_norm", "gradient", "Gradient norm of a layer's matrices, before clipping", "log"),
+    Statistic("max_violation", "busiest expert", "Load of the busiest expert over its share, less 1; 0: level", low=0),
+    Statistic("router_entropy", "router", "Entropy of the router, nats; log e: it does not decide", low=0),
 )  # fmt: skip
 CURVES = (
     Statistic("loss", "", "Training loss, nats per token"),
@@ -173,8 +175,9 @@ def _map_figure(arms: Sequence[Arm], seen: dict[int, list[Watched]], end: float)
     there = [one for one in MAPS if any(w.layers.get(one.name) for _, w in drawn)]
     if not there:
         return None
-    cells = len(there) * sum(w.rows * len(w.steps) for _, w in drawn)
-    panels = [_panel(one, drawn, end, math.ceil(cells / CELLS)) for one in there]
+    fitting = max(1, CELLS // (len(there) * sum(w.rows for _, w in drawn)))
+    merge = math.ceil(max(len(w.steps) for _, w in drawn) / fitting)
+    panels = [_panel(one, drawn, end, merge) for one in there]
     several = any(len(arm.runs) > 1 for arm in arms)
     seeds = " Of several seeds one is drawn: the first, or the first that did not finish." if several else ""
     words = (

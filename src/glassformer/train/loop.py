@@ -26,6 +26,7 @@ from glassformer.dynamics.records import Records
 from glassformer.dynamics.watch import Moment, Watch
 from glassformer.errors import RequestError, WorkError
 from glassformer.model import Model
+from glassformer.parts.ffn.experts import after_step
 from glassformer.parts.mup import parameter_groups
 from glassformer.parts.region import compiled_regions
 from glassformer.text import Batches, Tokenizer, Tokens, prepare
@@ -328,6 +329,7 @@ class _Loop:
             clip(self.model, recipe.clip, norm)
             self.optimizer.step()
             self.qk_clip.after_update()
+            after_step(self.model)
             self.watch.after_update(moment)
             for observer in self.observers:
                 observer.after_update(moment)

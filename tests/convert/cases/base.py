@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import transformers
 from hypothesis import strategies as st
-from torch import nn
+from torch import Tensor, nn
 
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
@@ -30,6 +31,8 @@ class Case:
     """Gain of the matrices; lower where scores grow so sharp that fp32 itself leaves less than the tests' bound."""
     renamed: Mapping[str, str] = field(default_factory=dict)
     """Tensor of the file -> what the class calls it, where `transformers` renames between them."""
+    gather: Callable[[dict[str, Tensor]], dict[str, Tensor]] = lambda named: named
+    """Tensors of the file -> those of the class, where `transformers` joins several."""
 
     def model(self, fields: dict[str, Any], seed: int) -> nn.Module:
         """Their model with random weights in every parameter, norms and biases included."""
@@ -100,3 +103,22 @@ def llama_like(draw: st.DrawFn, **more: st.SearchStrategy[Any]) -> dict[str, Any
         "rope_parameters": {"rope_theta": draw(st.sampled_from([1e4, 5e5])), **draw(ROPES)},
         **{name: draw(strategy) for name, strategy in more.items()},
     }
+
+
+def merged(named: dict[str, Tensor], where: str, gate: str, up: str, down: str) -> dict[str, Tensor]:
+    """Tensors of each expert as the class holds them: gate over up, and down, of all experts."""
+    made: dict[str, Tensor] = {}
+    for name, value in named.items():
+        found = re.fullmatch(rf"(.+\.){re.escape(where)}(?:experts\.(\d+)\.(\w+)|gate)\.weight", name)
+        if found is None:
+            made[name] = value
+        elif found[2] is None:
+            made[f"{found[1]}mlp.gate.weight"] = value
+        elif found[3] == gate:
+            both = torch.cat([value, named[name.replace(f".{gate}.", f".{up}.")]])[None]
+            at = f"{found[1]}mlp.experts.gate_up_proj"
+            made[at] = torch.cat([made[at], both]) if at in made else both
+        elif found[3] == down:
+            at = f"{found[1]}mlp.experts.down_proj"
+            made[at] = torch.cat([made[at], value[None]]) if at in made else value[None]
+    return made

@@ -42,6 +42,11 @@ def with_modules(names: Names, modules: Mapping[str, str | Layout]) -> Names:
     return replace(names, modules={**names.modules, **modules})
 
 
+def with_experts(names: Names, modules: Mapping[str, str | Layout]) -> Names:
+    """`with_modules`, of a class that holds all its experts in two parameters of one module, `mlp`."""
+    return replace(with_modules(names, modules), wholes={".ffn": "mlp"})
+
+
 def name_of(network: FFNConfig) -> str:
     """The published name of a network's activation."""
     ours = getattr(network, "activation", network.kind)
@@ -62,6 +67,21 @@ def read_ffn(fields: Fields, activation: str = "silu") -> dict[str, Any]:
     return {
         "hidden": fields.whole("intermediate_size"),
         "activation": fields.one_of("hidden_act", ACTIVATIONS, activation),
+    }
+
+
+def read_routing(
+    fields: Fields, hidden: str, n_experts: int, top_k: int, also: str = "num_local_experts"
+) -> dict[str, Any]:
+    """Sizes and activation of experts, the family's own where the fields say nothing. `hidden` is their word for the
+    width of one, `also` an older one for their number."""
+    fields.ignore("router_aux_loss_coef", "router_jitter_noise", "output_router_logits")  # of training alone
+    older = fields.whole(also, n_experts)
+    return {
+        "hidden": fields.whole(hidden),
+        "activation": fields.one_of("hidden_act", ACTIVATIONS, "silu"),
+        "n_experts": fields.whole("num_local_experts", older),
+        "top_k": fields.whole("num_experts_per_tok", top_k),
     }
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from glassformer.config import BlockConfig, ModelConfig, stack_of
 from glassformer.convert.families import bloom, gpt_neox
@@ -28,7 +28,7 @@ TWO_NORMS = with_modules(ONE_NORM, {".residual.mixer_norm": "ln_attn", ".residua
 class _Gguf(Names):
     """The first norm is that of the network, and of the attention too where it has none of its own."""
 
-    def pieces(self, model: nn.Module) -> Iterator[tuple[str, nn.Parameter, list[Piece]]]:
+    def pieces(self, model: nn.Module) -> Iterator[tuple[str, Tensor, list[Piece]]]:
         two = any(".ffn_norm." in path for path, _ in model.named_parameters())
         norms = {".residual.mixer_norm": "attn_norm_2" if two else "attn_norm", ".residual.ffn_norm": "attn_norm"}
         yield from Names(self.layer, {**self.modules, **norms}).pieces(model)

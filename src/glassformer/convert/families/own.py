@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from glassformer.config import ModelConfig
 from glassformer.convert.family import Family
@@ -15,11 +15,11 @@ from glassformer.convert.names import Names, Piece
 
 
 class _Same(Names):
-    """Every parameter under its own name."""
+    """Every parameter under its own name, and what is kept beside them."""
 
-    def pieces(self, model: nn.Module) -> Iterator[tuple[str, nn.Parameter, list[Piece]]]:
-        for path, parameter in model.named_parameters():
-            yield path, parameter, [Piece(f"model.{path}", tuple(parameter.shape))]
+    def pieces(self, model: nn.Module) -> Iterator[tuple[str, Tensor, list[Piece]]]:
+        for path, value in model.state_dict(keep_vars=True).items():
+            yield path, value, [Piece(f"model.{path}", tuple(value.shape))]
 
 
 def read(fields: Fields) -> ModelConfig:

@@ -1,7 +1,8 @@
 """Feed-forward networks: what happens inside one token."""
 
 from glassformer.parts.ffn.base import FFNConfig
+from glassformer.parts.ffn.experts import Experts, ExpertsConfig, Router
 from glassformer.parts.ffn.glu import Glu, GluConfig
 from glassformer.parts.ffn.mlp import Mlp, MlpConfig
 
-__all__ = ["FFNConfig", "Glu", "GluConfig", "Mlp", "MlpConfig"]
+__all__ = ["Experts", "ExpertsConfig", "FFNConfig", "Glu", "GluConfig", "Mlp", "MlpConfig", "Router"]

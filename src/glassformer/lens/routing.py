@@ -1,0 +1,112 @@
+"""Which experts the tokens of a text are sent to."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from glassformer.capture import capture, eager, rows_of, sites, within
+from glassformer.dynamics import max_violation, router_entropy, router_load
+from glassformer.errors import RequestError
+from glassformer.lens import style
+from glassformer.lens.maps import at_rest, spelled
+from glassformer.lens.reading import Reading
+from glassformer.lens.tables import draw_table, figure_size, table_of
+from glassformer.model import Model
+
+SHOWN = 6
+"""Tokens told of each expert."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class ExpertRouting(Reading):
+    """`load` (l, e), the share of assignments of each expert, level at 1/e; `entropy` (l,), of the router over log e;
+    `violation` (l,), MaxVio; all rows together, NaN where a layer has no experts. Of row 0 at `layer`: `weights`
+    (s, e), what each expert counts for at each token, 0 where it was not chosen, and the tokens' `words`."""
+
+    title: ClassVar[str] = "Expert routing"
+
+    load: Float[Tensor, "l e"]
+    entropy: Float[Tensor, " l"]
+    violation: Float[Tensor, " l"]
+    weights: Float[Tensor, "s e"]
+    words: list[str]
+    layer: int
+
+    def favourites(self, expert: int) -> list[str]:
+        """The tokens for which the expert counts most, first those for which it counts most of all."""
+        ranked = self.weights[:, expert].argsort(descending=True, stable=True).tolist()
+        words = [self.words[at] for at in ranked if self.weights[at, expert] > 0]
+        return list(dict.fromkeys(words))
+
+    def __str__(self) -> str:
+        told = [at for at, value in enumerate(self.violation.tolist()) if not math.isnan(value)]
+        lines = [f"routing of {len(self.words)} tokens in {len(told)} layers with experts"]
+        for at in told:
+            load, first = self.load[at].nan_to_num(nan=-1.0), int(self.load[at].nan_to_num(nan=-1.0).argmax())
+            lines.append(
+                f"layer {at}: expert {first} has {load[first]:.0%} (MaxVio {self.violation[at]:.2f}), entropy "
+                f"{self.entropy[at]:.2f} of 1"
+            )
+        for expert in range(self.weights.shape[1]):
+            shown = ", ".join(repr(word) for word in self.favourites(expert)[:SHOWN]) or "no token"
+            lines.append(f"layer {self.layer}, expert {expert}: {shown}")
+        return "\n".join(lines)
+
+    def figure(self, width: float | None = None, height: float | None = None) -> Any:
+        wide, high = figure_size(self.load, 2)
+        return super().figure(width or wide + 2.0, height or max(high, 4.0))
+
+    def draw(self, figure: Any) -> None:
+        left, right = style.axes(figure, 1, 2, width_ratios=(1, 1.2)).flat
+        draw_table(left, self.load, label="share of assignments")
+        left.set(xlabel="expert", ylabel="layer")
+        left.set_title("load", loc="left", color=style.INK, fontsize=9)
+        draw_table(right, self.weights, label="weight")
+        style.words(right, self.words, "y")
+        right.set(xlabel="expert")
+        right.set_title(f"layer {self.layer}, token by token", loc="left", color=style.INK, fontsize=9)
+
+
+def expert_routing(
+    model: Model,
+    tokens: Int[Tensor, "b s"],
+    layer: int | None = None,
+    tokenizer: Any = None,
+    words: Sequence[str] | None = None,
+) -> ExpertRouting:
+    """The load of every expert of every layer, whether routers decide, and which tokens go where at one `layer` (the
+    middle one of those with experts).
+
+    Counted as in `gf.dynamics.router_load`, `router_entropy` (of p over its sum) and `max_violation`. An expert that no
+    token of one text chooses may be busy with others: read a few thousand tokens before calling it dead. Raises
+    RequestError for a model without experts, and a layer that has none."""
+    tokens, known = rows_of(model, tokens), sites(model)
+    layers = eager(model).layers
+    routed = [at for at in range(len(layers)) if f"layers.{at}.ffn.router" in known]
+    if not routed:
+        raise RequestError("no layer of this model has experts; llama@1m+moe:4:2 has")
+    shown = routed[len(routed) // 2] if layer is None else within(layer, len(layers), "layer")[0]
+    if shown not in routed:
+        raise RequestError(f"layer {shown} has no experts; those that have are {', '.join(map(str, routed))}")
+    with at_rest(model):
+        seen = capture(model, tokens, [f"layers.{at}.ffn.router" for at in routed])
+    loads: list[Tensor | None] = [None] * len(layers)
+    entropy = torch.full((len(layers),), math.nan, dtype=torch.float64)
+    violation = entropy.clone()
+    for at in routed:
+        router: Any = layers[at].ffn.router
+        p = seen[f"layers.{at}.ffn.router"]
+        weights, chosen = router.choose(p)
+        load = router_load(chosen, p.shape[-1])
+        loads[at], violation[at] = load, max_violation(load).cpu()
+        entropy[at] = router_entropy(p / p.sum(-1, keepdim=True), normalised=True).cpu()
+        if at == shown:
+            of_text = torch.zeros_like(p[0]).scatter(-1, chosen[0], weights[0]).double().cpu()
+    return ExpertRouting(table_of(loads), entropy, violation, of_text, spelled(tokens[:1], tokenizer, words), shown)

@@ -1,0 +1,273 @@
+"""Mixture of experts: many feed-forward networks, of which every token is sent to a few."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal, get_args
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from pydantic import Field, model_validator
+from torch import Tensor, nn
+
+from glassformer.errors import RequestError
+from glassformer.parts import auxiliary
+from glassformer.parts.base import BuildContext
+from glassformer.parts.ffn.base import ACTIVATIONS, FFNConfig
+from glassformer.parts.ffn.glu import GluConfig, gating
+from glassformer.parts.ffn.mlp import MlpConfig
+from glassformer.parts.grouped import Groups
+from glassformer.parts.init import Init
+from glassformer.parts.linear import GroupedLinear, Linear, Matrix, linear_params
+from glassformer.parts.precision import full_precision, product_dtype, wide
+from glassformer.parts.reparam import MakeReparam
+from glassformer.parts.site import Site
+
+Score = Literal["softmax", "sigmoid"]
+
+_SCORES = {"softmax": lambda logits: logits.softmax(-1), "sigmoid": torch.sigmoid}
+
+
+class Router(Linear):
+    """Which experts a token goes to, and how much each of them counts.
+
+        p = softmax(x W^T), or sigmoid      I = the k experts of largest p + c      w_i = scale p_i (/ sum_I p)
+
+    x (b, s, d), W (e, d), p (b, s, e), w and I (b, s, k). Products and p are in fp32 at least: rounding flips choices.
+    An expert whose p is 0 is never chosen while there is another.
+
+    What keeps the load level, while training alone; f_i is the share of assignments that expert i receives, P_i the
+    mean of its p (over the sum of p), over the tokens of one pass:
+    - `balance_loss` alpha: alpha e sum_i f_i P_i, alpha where all is level. Fedus et al. 2021, 2101.03961, eq. 4.
+    - `z_loss`: times the mean of (log sum exp(logits))^2. Zoph et al. 2022, 2202.08906, eq. 5.
+    - `balance_rate` gamma: the selection bias c, which no gradient moves: after every optimizer step (`after_step`)
+      c_i += gamma sign(1/e - f_i), f over the tokens since the last. Wang et al. 2024, 2408.15664. None: no c.
+
+    The two losses join the gradient of `Model.loss` and leave its value (`parts/auxiliary.py`). A batch that comes in
+    pieces has the mean of its pieces' losses, each of which is level by itself.
+    """
+
+    packable = False
+    selection_bias: Tensor | None
+    load: Tensor | None
+
+    def __init__(
+        self,
+        d_model: int,
+        n_experts: int,
+        top_k: int,
+        score: Score = "softmax",
+        normalised: bool = True,
+        scale: float = 1.0,
+        balance_loss: float = 0.0,
+        z_loss: float = 0.0,
+        balance_rate: float | None = None,
+        reparam: MakeReparam | None = None,
+    ):
+        if top_k > n_experts:
+            raise RequestError(f"top_k={top_k} is more than n_experts={n_experts}; use 1 to {n_experts}")
+        super().__init__(d_model, n_experts, reparam=reparam)
+        self.top_k, self.score, self.normalised, self.scale = top_k, _SCORES[score], normalised, scale
+        self.balance_loss, self.z_loss, self.balance_rate = balance_loss, z_loss, balance_rate
+        for name in ("selection_bias", "load"):  # load: assignments since the last step
+            self.register_buffer(name, None if balance_rate is None else torch.zeros(n_experts))
+
+    def forward(self, x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b e"]:
+        """Logits."""
+        with full_precision(x):
+            weight = self.weight if self.reparam is None else self.reparam(self.weight)
+            return F.linear(wide(x), wide(weight))
+
+    def choose(self, p: Float[Tensor, "*b e"]) -> tuple[Float[Tensor, "*b k"], Int[Tensor, "*b k"]]:
+        """w and I."""
+        rank = p.detach() if self.selection_bias is None else p.detach() + self.selection_bias
+        chosen = rank.masked_fill(p <= 0, -torch.inf).topk(self.top_k, dim=-1).indices
+        weights = p.gather(-1, chosen)
+        if self.normalised:
+            weights = weights / weights.sum(-1, keepdim=True).clamp_min(torch.finfo(p.dtype).tiny)
+        return weights * self.scale, chosen
+
+    def balance(self, logits: Float[Tensor, "n e"], p: Float[Tensor, "n e"], counts: Int[Tensor, " e"]) -> None:
+        """Adds the losses of a pass, and its load; `counts`: how many tokens chose each expert."""
+        if self.balance_loss:
+            share, mean = counts / counts.sum(), (p / p.sum(-1, keepdim=True)).mean(0)
+            auxiliary.add(self.balance_loss * len(counts) * (share * mean).sum())
+        if self.z_loss:
+            auxiliary.add(self.z_loss * logits.logsumexp(-1).square().mean())
+        if self.load is not None:
+            self.load += counts
+
+    @torch.no_grad()
+    def after_step(self) -> None:
+        """The optimizer has moved the weights: the selection bias moves too."""
+        if self.balance_rate is not None and self.selection_bias is not None and self.load is not None:
+            self.selection_bias += self.balance_rate * torch.sign(self.load.mean() - self.load)
+            self.load.zero_()
+
+    @torch.no_grad()
+    def init_weights(self, init: Init) -> None:
+        super().init_weights(init)
+        for buffer in self.buffers(recurse=False):
+            buffer.zero_()
+
+
+class Experts(nn.Module):
+    """y = sum over the k chosen experts i of w_i(x) E_i(x) (+ shared(x)). Shazeer et al. 2017, 1701.06538.
+
+    x, y (b, s, d); w and the choice are the `Router`'s. E_i(x) = (phi(x W_gate) * x W_up) W_down if `gated`, else
+    phi(x W_up) W_down, with matrices of e experts stacked by rows: W_gate, W_up (e f, d), W_down (e d, f). Every token
+    is served, however many choose one expert. `shared` sees every token (Dai et al. 2024, 2401.06066).
+
+    Sites: router, the p of every expert, from which the choice is made, so that an edit changes it; out; those of
+    `shared`. Its hidden layers are of other experts at every token, and no site shows them.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        hidden: int,
+        router: Router,
+        gated: bool = True,
+        activation: str = "silu",
+        bias: bool = False,
+        shared: nn.Module | None = None,
+        reparam: MakeReparam | None = None,
+    ):
+        super().__init__()
+        self.router, e = router, router.outs[0]
+        self.gate_proj = GroupedLinear(e, d_model, hidden, bias, reparam=reparam) if gated else None
+        self.up_proj = GroupedLinear(e, d_model, hidden, bias, reparam=reparam)
+        self.down_proj = GroupedLinear(e, hidden, d_model, bias, role="output", reparam=reparam)
+        self.activation: Callable[..., Tensor] = gating(activation) if gated else ACTIVATIONS[activation]
+        self.shared = shared
+        self.routing, self.out = Site("bse", name="router"), Site()
+
+    def matrices(self) -> dict[str, Matrix]:
+        """Its maps by name; those of the experts have one for each."""
+        maps = {"gate": self.gate_proj, "up": self.up_proj, "down": self.down_proj}
+        own = {
+            name: Matrix(linear.weight, 0, len(linear.weight), len(linear.outs), linear)
+            for name, linear in maps.items()
+            if linear is not None
+        }
+        shared = self.shared.matrices() if self.shared is not None else {}  # type: ignore[operator]
+        return {"router": Matrix.of(self.router), **own, **{f"shared.{name}": one for name, one in shared.items()}}
+
+    def forward(self, x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b d"]:
+        logits = self.router(x)
+        p = self.routing(self.router.score(logits))
+        weights, chosen = self.router.choose(p)
+        if self.training and torch.is_grad_enabled():
+            counts = F.one_hot(chosen, p.shape[-1]).flatten(0, -2).sum(0)
+            self.router.balance(logits.flatten(0, -2), p.flatten(0, -2), counts)
+        y = self.mix(x.flatten(0, -2), weights.flatten(0, -2), chosen.flatten(0, -2)).view(x.shape)
+        return self.out(y if self.shared is None else y + self.shared(x))
+
+    def mix(self, x: Float[Tensor, "n d"], weights: Float[Tensor, "n k"], chosen: Int[Tensor, "n k"]) -> Tensor:
+        """(n, d): sum_k w_k E_k(x). The rows of an expert are brought together, so that its maps are read once."""
+        by_expert, order = chosen.flatten().sort(stable=True)
+        groups = Groups.sorted(by_expert, len(self.up_proj.outs))
+        rows = x.to(product_dtype(x)).index_select(0, order // chosen.shape[1])
+        up = self.up_proj(rows, groups)
+        hidden = self.activation(up) if self.gate_proj is None else self.activation(self.gate_proj(rows, groups), up)
+        y = self.down_proj(hidden, groups).index_select(0, order.argsort()).view(*chosen.shape, -1)
+        return (y * weights[..., None]).sum(1).to(y.dtype)
+
+    def naive_mix(self, x: Float[Tensor, "n d"], weights: Float[Tensor, "n k"], chosen: Int[Tensor, "n k"]) -> Tensor:
+        """The definition: every expert computes every token, and counts for nothing where it was not chosen."""
+
+        def every(linear: GroupedLinear, x: Tensor) -> Tensor:
+            """(n, i) or (n, e, i) -> (n, e, o)."""
+            y = torch.einsum("...i,eoi->...eo" if x.dim() == 2 else "...ei,eoi->...eo", x, linear.maps())
+            return y if linear.bias is None else y + linear.bias.view(len(linear.outs), -1)
+
+        up = every(self.up_proj, x)
+        hidden = self.activation(up) if self.gate_proj is None else self.activation(every(self.gate_proj, x), up)
+        y = every(self.down_proj, hidden)
+        all_weights = weights.new_zeros(len(x), y.shape[1]).scatter(1, chosen, weights)
+        return (y * all_weights[..., None]).sum(1).to(y.dtype)
+
+
+def after_step(model: nn.Module) -> None:
+    """To be called after every optimizer step: what follows the load moves (`Router.after_step`)."""
+    for module in model.modules():
+        if isinstance(module, Router):
+            module.after_step()
+
+
+class ExpertsConfig(FFNConfig, kind="experts"):
+    """`hidden` is that of one expert; None: so that those that see a token, shared ones too, have the weights of one
+    dense network together, up to a multiple of 8."""
+
+    n_experts: int = Field(8, gt=0, le=1 << 16)
+    top_k: int = Field(2, gt=0, le=1 << 16)
+    gated: bool = True
+    activation: Literal["sigmoid", "relu", "gelu", "gelu_tanh", "silu", "relu2"] = "silu"
+    bias: bool = False
+    n_shared: int = Field(0, ge=0, le=1 << 16)
+    """Experts that see every token, as one network of n_shared times the width."""
+    score: Score = "softmax"
+    normalised: bool = True
+    """Whether the weights of those chosen sum to `scale`. With softmax this is the softmax over the chosen alone."""
+    scale: float = Field(1.0, gt=0)
+    """Multiplies what the chosen experts add."""
+    balance_loss: float = Field(0.01, ge=0)
+    z_loss: float = Field(0.0, ge=0)
+    balance_rate: float | None = Field(None, ge=0)
+    """Of the selection bias; 0: there is one, and it stays."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> ExpertsConfig:
+        if self.top_k > self.n_experts:
+            raise ValueError(f"top_k={self.top_k} is more than n_experts={self.n_experts}; use 1 to {self.n_experts}")
+        known = get_args((GluConfig if self.gated else MlpConfig).model_fields["activation"].annotation)
+        if self.activation not in known:
+            raise ValueError(
+                f"activation={self.activation} is for experts with gated={not self.gated}; use {', '.join(known)}"
+            )
+        return self
+
+    def dense(self, hidden: int | None) -> GluConfig | MlpConfig:
+        """A network as the experts are, of another width."""
+        kind = GluConfig if self.gated else MlpConfig
+        return kind(hidden=hidden, activation=self.activation, bias=self.bias)
+
+    def width(self, ctx: BuildContext) -> int:
+        return self.hidden or share_of(self.dense(None).width(ctx), self.top_k + self.n_shared)
+
+    def explicit(self, ctx: BuildContext) -> ExpertsConfig:
+        rate = None if self.balance_rate is None else 0.0
+        return self.vary(hidden=self.width(ctx), balance_loss=0.0, z_loss=0.0, balance_rate=rate)
+
+    def build(self, ctx: BuildContext) -> Experts:
+        reparam = ctx.reparam and ctx.reparam.over
+        router = Router(
+            ctx.d_model, self.n_experts, self.top_k, self.score, self.normalised, self.scale, self.balance_loss,
+            self.z_loss, self.balance_rate, reparam,
+        )  # fmt: skip
+        shared = self._shared(ctx).build(ctx) if self.n_shared else None
+        return Experts(ctx.d_model, self.width(ctx), router, self.gated, self.activation, self.bias, shared, reparam)
+
+    def _shared(self, ctx: BuildContext) -> GluConfig | MlpConfig:
+        return self.dense(self.n_shared * self.width(ctx))
+
+    def num_params(self, ctx: BuildContext) -> int:
+        return self._params(ctx, self.n_experts)
+
+    def active_params(self, ctx: BuildContext) -> int:
+        return self._params(ctx, self.top_k)
+
+    def _params(self, ctx: BuildContext, experts: int) -> int:
+        router = linear_params(ctx.d_model, self.n_experts, False, ctx.reparam)
+        shared = self._shared(ctx).num_params(ctx) if self.n_shared else 0
+        return router + experts * self.dense(self.width(ctx)).num_params(ctx) + shared
+
+    def flops(self, ctx: BuildContext, t: float) -> float:
+        one = self.dense(self.width(ctx)).flops(ctx, t)
+        return 2.0 * ctx.d_model * self.n_experts + (self.top_k + self.n_shared) * one
+
+
+def share_of(hidden: int, experts: int) -> int:
+    """The width of each of so many experts that make up a network of this width, up to a multiple of 8."""
+    return hidden if experts == 1 else -(-hidden // (8 * experts)) * 8
