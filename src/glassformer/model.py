@@ -12,7 +12,7 @@ from glassformer.errors import RequestError
 from glassformer.parts.embedding import Embedding
 from glassformer.parts.head import Head
 from glassformer.parts.mixer import Mixer
-from glassformer.parts.position import Positions
+from glassformer.parts.position import Positions, position_in_document
 from glassformer.parts.residual import Residual
 from glassformer.parts.site import Site
 from glassformer.state import ModelState, State
@@ -153,11 +153,3 @@ def locate(
     if positions is not None and documents is None:  # later calls count on from here
         state.offset = positions[..., -1:] - (end - 1)
     return Positions(start, end, tokens.device, positions, documents)
-
-
-def position_in_document(documents: Int[Tensor, "b t"]) -> Int[Tensor, "b t"]:
-    """Each token's distance from the start of its run of equal ids."""
-    slot = torch.arange(documents.shape[1], device=documents.device).expand_as(documents)
-    begins = torch.ones_like(documents, dtype=torch.bool)
-    begins[:, 1:] = documents[:, 1:] != documents[:, :-1]
-    return slot - torch.where(begins, slot, 0).cummax(dim=1).values
