@@ -33,14 +33,14 @@ class ShortConv(nn.Module):
 
     def __init__(self, channels: int, width: int, bias: bool = True):
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(channels, width))
+        self.weight = nn.Parameter(torch.empty(channels, 1, width))
         self.bias = nn.Parameter(torch.empty(channels)) if bias else None
         self.init_weights(Init())
 
     def forward(self, x: Float[Tensor, "b s c"], tail: Tensor | None = None, age: Tensor | None = None) -> Tensor:
-        k, s = self.weight.shape[1], x.shape[1]
+        k, s = self.weight.shape[2], x.shape[1]
         padded = wide(F.pad(x, (0, 0, k - 1, 0)) if tail is None else torch.cat([tail, x], dim=1))
-        weight = wide(self.weight)
+        weight = wide(self.weight).squeeze(1)
         y = padded[:, k - 1 :] * weight[:, -1]
         for i in range(1, k):
             past = padded[:, k - 1 - i : k - 1 - i + s]
@@ -53,23 +53,38 @@ class ShortConv(nn.Module):
     def init_weights(self, init: Init) -> None:
         if self.weight.is_meta:
             return
-        bound = self.weight.shape[1] ** -0.5
+        bound = self.weight.shape[2] ** -0.5
         self.weight.uniform_(-bound, bound, generator=init.generator)
         if self.bias is not None:
             self.bias.zero_()
 
 
 class StepProjection(Linear):
-    """From r values to the step sizes of the channels; begins so that their spread is that of the r values."""
+    """What softplus makes step sizes of: y = x W^T + b, at least fp32, as in bf16 a b of -7 is off by a per cent of the
+    step; x (..., r), y (..., c). Weights begin in +-1/sqrt(r), steps log-uniform between two values."""
+
+    def __init__(
+        self, rank: int, channels: int, steps: tuple[float, float] = (1e-3, 0.1), reparam: MakeReparam | None = None
+    ):
+        self.steps = steps
+        super().__init__(rank, channels, bias=True, reparam=reparam)
+
+    def forward(self, x: Float[Tensor, "... r"]) -> Float[Tensor, "... c"]:
+        assert self.bias is not None
+        return wide(F.linear(x, self.weight if self.reparam is None else self.reparam(self.weight))) + wide(self.bias)
 
     @torch.no_grad()
     def init_weights(self, init: Init) -> None:
-        if self.weight.is_meta:
+        if self.weight.is_meta or self.bias is None:
             return
         bound = self.in_features**-0.5
         self.weight.uniform_(-bound, bound, generator=init.generator)
         if self.reparam is not None:
             self.reparam.begin(self.weight)
+        low, high = map(math.log, self.steps)
+        steps = torch.rand(len(self.bias), generator=init.generator, dtype=torch.float64) * (high - low) + low
+        steps = steps.exp().clamp(min=LEAST_STEP)
+        self.bias.copy_(steps + torch.log(-torch.expm1(-steps)))  # the inverse of softplus
 
 
 class Mamba(Mixer):
@@ -77,7 +92,7 @@ class Mamba(Mixer):
     Gu & Dao 2023, 2312.00752.
 
         x (b,s,d) -> in_proj -> u, gate (b,s,c)         u = silu(conv(u)), conv causal, of d_conv tokens
-        u -> x_proj -> (r), B, C (b,s,p)                dt = softplus(dt_proj(r) + dt_bias) (b,s,c), A = -exp(A_log)
+        u -> x_proj -> (r), B, C (b,s,p)                dt = softplus(dt_proj(r)) (b,s,c), A = -exp(A_log)
         h_t = exp(dt_t A) h_{t-1} + dt_t u_t B_t        z_t = sum_p C_t h_t + D u_t
         out = out_proj(z silu(gate))
 
@@ -105,13 +120,12 @@ class Mamba(Mixer):
         reparam: MakeReparam | None = None,
     ):
         super().__init__()
-        c, r, self.dt_range = expand * d_model, dt_rank or rank_of(d_model), (dt_min, dt_max)
+        c, r = expand * d_model, dt_rank or rank_of(d_model)
         self.d_inner, self.d_state, self.d_conv = c, d_state, d_conv
         self.in_proj = Linear(d_model, (c, c), bias, reparam=reparam)
-        self.conv = ShortConv(c, d_conv, conv_bias)
+        self.conv1d = ShortConv(c, d_conv, conv_bias)
         self.x_proj = Linear(c, (r, d_state, d_state), reparam=reparam)
-        self.dt_proj = StepProjection(r, c, reparam=reparam)
-        self.dt_bias = nn.Parameter(torch.empty(c))  # added in fp32: in bf16 a step of 0.001 would be off by per cents
+        self.dt_proj = StepProjection(r, c, (dt_min, dt_max), reparam)
         self.A_log = nn.Parameter(torch.empty(c, d_state))
         self.D = nn.Parameter(torch.empty(c))
         self.out_proj = Linear(c, d_model, bias, "output", reparam)
@@ -131,9 +145,9 @@ class Mamba(Mixer):
         else:
             tail, h = state.begin(positions, before)
         apart = state is not None or positions.documents is not None
-        u = self.u(F.silu(self.conv(before, tail, positions.age if apart else None)))
+        u = self.u(F.silu(self.conv1d(before, tail, positions.age if apart else None)))
         r, b, c = self.x_proj.split(self.x_proj(u.to(x.dtype)))
-        dt = self.dt(F.softplus(wide(self.dt_proj(r)) + wide(self.dt_bias)))
+        dt = self.dt(F.softplus(wide(self.dt_proj(r))))
         b, c = self.B(wide(b)), self.C(wide(c))
         fresh = None if positions.documents is None else positions.age == 0
         if self._looked_at():
@@ -184,15 +198,11 @@ class Mamba(Mixer):
 
     @torch.no_grad()
     def init_weights(self, init: Init) -> None:
-        """A = -1, ..., -p in every channel (S4D-real, Gu et al. 2022, 2206.11893); steps log-uniform in `dt_range`."""
+        """A = -1, ..., -p in every channel (S4D-real, Gu et al. 2022, 2206.11893)."""
         if self.D.is_meta:
             return
         self.A_log.copy_(torch.arange(1, self.d_state + 1, dtype=torch.float64).log().expand_as(self.A_log))
         self.D.fill_(1.0)
-        low, high = map(math.log, self.dt_range)
-        steps = torch.rand(self.d_inner, generator=init.generator, dtype=torch.float64) * (high - low) + low
-        steps = steps.exp().clamp(min=LEAST_STEP)
-        self.dt_bias.copy_(steps + torch.log(-torch.expm1(-steps)))  # the inverse of softplus
 
 
 def rank_of(d_model: int) -> int:
