@@ -112,8 +112,8 @@ class Model(nn.Module):
     def init_state(self, batch: int, max_len: int, dtype: torch.dtype | None = None, rewind: int = 0) -> ModelState:
         """An empty decode state for `batch` sequences of at most `max_len` tokens, in the weights' dtype.
 
-        `dtype` may be narrower: bf16, or int8 with a scale for each vector. `rewind`: how many tokens `truncate` can
-        take back from a window that is full."""
+        `dtype` may be narrower: bf16, or int8 with a scale for each vector; what a recurrence sums up stays in fp32.
+        `rewind`: how many tokens `truncate` can take back from a window that is full, or from a recurrence."""
         weight = self.embedding.weight
         limit = self.embedding.position.limit if self.embedding.position is not None else None
         if limit is not None and max_len > limit:

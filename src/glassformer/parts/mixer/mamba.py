@@ -194,7 +194,7 @@ class Mamba(Mixer):
     ) -> RecurrentState:
         """Of one size whatever `max_len` is. `dtype` is that of the convolution's tail; h stays in fp32 at least, as
         its rounding would add up from token to token."""
-        return RecurrentState(batch, self.d_conv, self.d_state, self.d_inner, dtype, device, min(rewind, max_len))
+        return RecurrentState(batch, self.d_conv, self.d_state, self.d_inner, dtype, device, rewind)
 
     @torch.no_grad()
     def init_weights(self, init: Init) -> None:

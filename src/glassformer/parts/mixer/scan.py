@@ -71,7 +71,7 @@ def selective_scan(
     mutates_args=(),
     schema="(Tensor dt, Tensor x, Tensor a, Tensor b, Tensor c, Tensor h, Tensor? keep) -> (Tensor, Tensor)",
 )
-def _scan(dt, x, a, b, c, h, keep=None):  # type: ignore[no-untyped-def]
+def _scan(dt, x, a, b, c, h, keep=None):
     """y, and the state before each chunk and after the last."""
     ys, states = [], [h]
     with torch.autocast(dt.device.type, enabled=False):
@@ -83,7 +83,7 @@ def _scan(dt, x, a, b, c, h, keep=None):  # type: ignore[no-untyped-def]
 
 
 @_scan.register_fake
-def _(dt, x, a, b, c, h, keep=None):  # type: ignore[no-untyped-def]
+def _(dt, x, a, b, c, h, keep=None):
     return torch.empty_like(dt), h.new_empty(len(_chunks(dt)) + 1, *h.shape)
 
 
@@ -190,7 +190,7 @@ def effective_attention(
 
         map_c[t, j] = sum_p C_t exp(A (dt_{j+1} + ... + dt_t)) dt_j B_j  for j <= t, else 0
 
-    Ali et al. 2024, 2403.01590. `age` (b or 1, s): how many tokens of its own sequence precede each; older ones weigh 0.
+    Ali et al. 2024, 2403.01590. `age` (b or 1, s): tokens of its own sequence that precede each; older ones weigh 0.
     The decay over a distance is the product of those up to and from the block's start, so every exponent stays <= 0 and
     the keys before the block take one matrix product. Memory: one block."""
     batch, s, channels = dt.shape
