@@ -249,6 +249,19 @@ def head_axis(axes: str) -> int | None:
     return next((i for i, axis in enumerate(axes) if axis in "ng"), None)
 
 
+class OfHeads:
+    """A look at these heads alone of a site that computes for it (`parts.site.Choosy`); elsewhere, at all."""
+
+    def __init__(self, look: Look, heads: list[int]):
+        self.look, self.heads = look, heads
+
+    def __call__(self, x: Tensor, first: int, total: int) -> None:
+        self.look(x, first, total)
+
+    def among(self, heads: int) -> tuple[Look, list[int]]:
+        return self.look, self.heads
+
+
 class Gather:
     """A look that keeps what it is shown, in `kept`: chosen heads and positions, reduced or pooled at the site."""
 
