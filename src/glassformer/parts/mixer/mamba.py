@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from glassformer.errors import RequestError
 from glassformer.parts.base import BuildContext
+from glassformer.parts.ffn.glu import swiglu
 from glassformer.parts.init import Init
 from glassformer.parts.linear import Linear, Matrix, linear_params
 from glassformer.parts.mixer.base import Mixer, MixerConfig
@@ -162,7 +163,7 @@ class Mamba(Mixer):
             if state is not None:
                 state.keep(h, positions, end)
         z = self.z(torch.cat(ys, dim=1) + wide(self.D) * u)
-        return self.out(self.out_proj((z * F.silu(wide(self.gate(gate)))).to(x.dtype)))
+        return self.out(self.out_proj(swiglu(self.gate(gate), z).to(x.dtype)))
 
     def _looked_at(self) -> bool:
         """Whether somebody looks at what is made for those who look alone; RequestError where it is to be edited."""
