@@ -37,15 +37,17 @@ def read(fields: Fields) -> ModelConfig:
     # How weights begin, which of several equal ways computes them, what only 16 bits feel, and sizes said again.
     fields.ignore("time_step_min", "time_step_max", "time_step_floor", "time_step_scale", "time_step_init_scheme")
     fields.ignore("rescale_prenorm_residual", "residual_in_fp32", "fused_add_norm", "pad_vocab_size_multiple")
-    fields.ignore("use_mambapy", "use_associative_scan", "intermediate_size", "d_inner", "d_model", "n_layer")
+    fields.ignore("use_mambapy", "use_associative_scan", "d_inner", "d_model", "n_layer")
     fields.only("hidden_act", "silu", "swish")
     fields.only("rms_norm", True)
     fields.only("ssm_cfg", {})
+    expand = fields.whole("expand", 2)
+    fields.only("intermediate_size", expand * fields.whole("hidden_size"))
     rank = None if fields.get("time_step_rank", "auto") == "auto" else fields.whole("time_step_rank")
     mixer = MambaConfig(
         d_state=fields.whole("state_size", 16),
         d_conv=fields.whole("conv_kernel", 4),
-        expand=fields.whole("expand", 2),
+        expand=expand,
         dt_rank=rank,
         bias=fields.flag("use_bias", False),
         conv_bias=fields.flag("use_conv_bias", True),
