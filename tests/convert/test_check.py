@@ -102,12 +102,12 @@ def test_the_order_is_that_of_the_computation() -> None:
 
 
 def test_a_wrong_decay_is_told_from_the_projections(tmp_path: Path) -> None:
-    """Of a recurrence: its own constants are wrong, not the modules inside it."""
+    """Of a recurrence: its constants are wrong, and no module inside it."""
     model = CASES["mamba"].model({"vocab_size": 61, "hidden_size": 16, "num_hidden_layers": 3, "expand": 2}, 0)
     model.save_pretrained(tmp_path)
     spoilt = gf.load(tmp_path).model
     nudged("layers.1.mixer.A_log")(spoilt)
-    assert {row.site for row in check(spoilt, reference=tmp_path, largest=0).wrong} == {"layers.1.mixer"}
+    assert {row.site for row in check(spoilt, reference=tmp_path, largest=0).wrong} == {"layers.1.mixer.out_proj (input)"}
 
 
 def test_a_model_in_half_precision_is_checked_in_full() -> None:

@@ -273,7 +273,7 @@ SITES = {"mixer.output": ("mixer.z", "mixer.out"), "mixer.out_proj": ("", "mixer
 """Our module in a layer -> the public names of its input and of its output, where they have one."""
 CAUSES = {
     "embed": "the embedding, its scale, norm or positions",
-    "mixer": "the projections agree and this does not: the decay, the skip, or how they are put together",
+    "mixer.out_proj (input)": "the projections agree and this does not: the convolution, the recurrence or its gate",
     "mixer.z": "the projections agree and this does not: position, visibility, scale, softcap or qk_norm",
     "ffn.hidden": "gate and up agree and this does not: the activation, or which of the two it is taken of",
     "resid_mid": "the mixer agrees and the stream after it does not: the residual wiring",
