@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import cache
 from itertools import combinations, product
@@ -18,7 +19,7 @@ from torch import Tensor
 
 import glassformer
 from glassformer.capture import capture, sites
-from glassformer.config import ModelConfig
+from glassformer.config import ModelConfig, Stage
 from glassformer.expression import assign, preset
 from glassformer.model import Model
 from glassformer.parts.mixer import AttentionConfig
@@ -107,22 +108,35 @@ def covering() -> list[Row]:
 
 @dataclass(frozen=True)
 class Case:
-    """One model: an expression, and a rotary scaling, which no expression can add."""
+    """One model: an expression, and what no expression can say: a rotary scaling, and the changes of each of its two
+    layers alone."""
 
     expression: str
     scaling: str = ""
+    layers: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         short = self.expression.replace(f"@1m+{TINY}", "").replace("kernel=", "").replace("init=", "")
-        return short + (f"+{self.scaling}" if self.scaling else "")
+        return "+".join(filter(None, (short, self.scaling, "|".join(self.layers))))
 
     def config(self) -> ModelConfig:
-        return _config(self.expression, self.scaling)
+        return _config(self.expression, self.scaling, self.layers)
+
+    def attends(self) -> list[bool]:
+        """Whether each layer's mixer is attention: its state grows, and it has a kernel and patterns."""
+        return [isinstance(block.mixer, AttentionConfig) for block in self.config().layers()]
+
+    def windowed(self) -> bool:
+        return f"window:{WINDOW}" in (self.expression + "+".join(self.layers))
 
 
 @cache
-def _config(expression: str, scaling: str) -> ModelConfig:
+def _config(expression: str, scaling: str, layers: tuple[str, ...]) -> ModelConfig:
     config = preset(expression)
+    if layers:
+        blocks = tuple(preset(f"{expression}+{change}").stack[0].blocks[0] for change in layers)
+        config = config.vary(stack=(Stage(blocks=blocks),))
+        config.check()
     if scaling:
         tree = config.to_dict()
         for stage in tree["stack"]:
@@ -156,7 +170,9 @@ def sampled() -> list[Case]:
 
 MATRIX = sampled()
 PUBLISHED = [
-    Case(f"{name}@1m+{TINY}") for name in ["gpt2", *FAMILIES, "falcon-40b", "llama-3-8b", "smollm2-135m", "pythia-160m"]
+    Case(f"{name}@1m+{TINY}")
+    for name in ["gpt2", *FAMILIES, "falcon-40b", "llama-3-8b", "smollm2-135m", "pythia-160m"]
+    if name != "mamba"  # which has no heads, and is below
 ]
 ENCODERS = [
     Case(f"gpt2@1m+{TINY}+bidirectional"),
@@ -176,7 +192,15 @@ EXPERTS = [
     Case(f"llama@1m+{TINY}+moe:4:2"),
     Case(f"gpt2@1m+{TINY}+moe:4:2+ffn.score=sigmoid+ffn.balance_rate=0.001+ffn.n_shared=1+ffn.scale=2.5"),
 ]
-DECODERS = [*MATRIX, *PUBLISHED, *CURES, *EXPERTS]
+RECURRENT = [
+    Case(f"mamba@1m+{TINY.replace('+heads=4', '')}"),
+    Case(f"llama@1m+{TINY}+mamba+mixer.d_conv=2+mixer.d_state=5+bias"),
+    Case(f"gpt2@1m+{TINY}+mamba+post+sigmareparam+mixer.conv_bias=false+mixer.dt_rank=5"),
+    Case(f"llama@1m+{TINY}", layers=("gqa:2", "mamba")),
+    Case(f"bloom@1m+{TINY}+kernel=banded", layers=("mamba+mixer.expand=1", f"window:{WINDOW}")),
+    Case(f"llama@1m+{TINY}", layers=("gqa:2+moe:4:2", "mamba")),
+]
+DECODERS = [*MATRIX, *PUBLISHED, *CURES, *EXPERTS, *RECURRENT]
 EVERY = [*DECODERS, *ENCODERS]
 
 every_model = pytest.mark.parametrize("case", EVERY, ids=str)
@@ -234,7 +258,7 @@ def in_chunks(model: Model, tokens: Tensor, state: object, sizes: list[int], doc
 
 
 def with_kernel(case: Case, kernel: str) -> ModelConfig:
-    return assign(case.config(), "kernel", kernel)
+    return assign(case.config(), "kernel", kernel) if any(case.attends()) else case.config()
 
 
 # Shape, gradients, counts, seeds
@@ -303,7 +327,7 @@ def test_a_seed_names_the_weights(case: Case):
     weights, same, different = (dict(model.named_parameters()) for model in (first, again, other))
     assert all(torch.equal(weights[name], same[name]) for name in weights)
     for name, weight in weights.items():
-        if weight.dim() > 1 and "_norm." not in name:  # norms begin at one
+        if weight.dim() > 1 and "_norm." not in name and not name.endswith("A_log"):  # these begin alike
             assert not torch.equal(weight, different[name]), name
 
 
@@ -359,14 +383,19 @@ def test_an_encoder_looks_ahead(case: Case):
 
 @every_decoder
 def test_a_window_forgets_and_nothing_else_does(case: Case):
-    """Two layers of a window of w reach 2 (w - 1) tokens back; without one, the last token sees the first."""
+    """Two layers of a window of w reach 2 (w - 1) tokens back; without one, the last token sees the first. Of what a
+    recurrence saw first, fp32 may round away what is left."""
     model, tokens = built(case), draw(1, LENGTH)
+    if not all(case.attends()):
+        model = deepcopy(model).double()
     changed = tokens.clone()
     changed[0, 0] = (changed[0, 0] + 1) % VOCAB
     with torch.no_grad():
         a, b = model(tokens), model(changed)
-    reach = next(case.config().layers()).mixer.visibility.build(case.config().ctx).reach  # type: ignore[attr-defined]
-    if reach is not None and reach < LENGTH:
+    blocks = zip(case.attends(), case.config().layers(), strict=True)
+    reaches = [block.mixer.visibility.build(case.config().ctx).reach if attends else None for attends, block in blocks]  # type: ignore[attr-defined]
+    reach = reaches[0]
+    if reach is not None and reach < LENGTH and reaches[1] == reach:
         far = 2 * (reach - 1) + 1
         assert torch.equal(a[:, far:], b[:, far:]) and not torch.equal(a[:, far - 1], b[:, far - 1])
     else:
@@ -479,7 +508,8 @@ def test_a_state_can_be_truncated(case: Case, padded: bool, kept: int = 3):
     """Rejected speculation: what was read after the first tokens leaves no trace."""
     model, tokens, other = built(case), draw(2, WINDOW), draw(2, 6, seed=9)
     documents = torch.tensor([[0, 1], [1, 1]]).repeat_interleave(torch.tensor([1, WINDOW - 1]), 1) if padded else None
-    state, fresh = model.init_state(2, 12), model.init_state(2, 12)
+    back = 0 if all(case.attends()) else WINDOW - kept  # keys and values are there until they are overwritten
+    state, fresh = model.init_state(2, 12, rewind=back), model.init_state(2, 12)
     with torch.no_grad():
         model(tokens, state, documents=documents)
         state.truncate(kept)
@@ -513,8 +543,7 @@ def test_truncation_refuses_what_is_not_there(case: Case):
     for length in (11, -1):
         with pytest.raises(ValueError, match=str(length)):
             state.truncate(length)
-    windowed = f"window:{WINDOW}" in case.expression
-    if windowed:  # a ring that has turned cannot turn back
+    if case.windowed() or not all(case.attends()):  # neither a ring that has turned nor a recurrence can turn back
         with pytest.raises(ValueError, match="forgotten"):
             state.truncate(4)
         assert state.length == 10
@@ -562,7 +591,10 @@ def test_a_narrow_state_is_near(case: Case):
         full = model(tokens)
         for dtype in (torch.bfloat16, torch.int8):
             state = model.init_state(2, 16, dtype)
-            assert state.nbytes < model.init_state(2, 16).nbytes * (0.51 if dtype == torch.bfloat16 else 0.6)
+            wide = sum(memory.nbytes for name, memory in state.tensors().items() if name.endswith(".h"))
+            assert (wide > 0) == (not all(case.attends()))  # of recurrences, which stays in fp32
+            narrow = model.init_state(2, 16).nbytes - wide
+            assert state.nbytes - wide < narrow * (0.51 if dtype == torch.bfloat16 else 0.6)
             error = (in_chunks(model, tokens, state, [7, 1, 1, 1, 6]) - full).abs().max() / full.abs().max()
             assert error < 0.05
 
@@ -579,10 +611,13 @@ def test_state_bytes_are_what_is_allocated(case: Case):
 
 
 @every_decoder
-def test_state_grows_with_length_unless_a_window_bounds_it(case: Case):
+def test_the_state_of_attention_grows_with_length_unless_a_window_bounds_it(case: Case):
     model = built(case)
-    short, long = model.init_state(1, 20).nbytes, model.init_state(1, 40).nbytes
-    assert long == (short if f"window:{WINDOW}" in case.expression else 2 * short)
+    growing = [attends and not case.windowed() for attends in case.attends()]
+    short, long = (
+        [layer.nbytes for layer in model.init_state(1, length).layers if layer is not None] for length in (20, 40)
+    )
+    assert long == [2 * size if grows else size for size, grows in zip(short, growing, strict=True)]
     state = model.init_state(1, 20)
     before = state.nbytes
     with torch.no_grad():
@@ -629,6 +664,9 @@ def test_patterns_are_the_softmax_of_scores(case: Case):
     seen = capture(model, tokens, ["layers.*.mixer.*"])
     for layer, block in enumerate(case.config().layers()):
         at = f"layers.{layer}.mixer."
+        if not case.attends()[layer]:
+            assert at + "pattern" not in seen and at + "scores" not in seen
+            continue
         pattern, scores = seen[at + "pattern"], seen[at + "scores"]
         assert pattern.shape == scores.shape == (2, 4, LENGTH, LENGTH)
         close(pattern.sum(-1), torch.ones(2, 4, LENGTH))
@@ -645,6 +683,21 @@ def test_patterns_are_the_softmax_of_scores(case: Case):
 
 
 # Kernels
+
+
+@pytest.mark.parametrize("case", RECURRENT, ids=str)
+def test_effective_attention_is_the_map_of_a_recurrence(case: Case):
+    """z less D u is the map times u, also where documents end; it sees no later token."""
+    model, tokens = built(case), draw(2, LENGTH)
+    documents = torch.tensor([[1] * 4 + [2] * 8, [0] * 3 + [1] * 9])
+    for told in (None, documents):
+        seen = capture(model, tokens, ["layers.*.mixer.*"], documents=told)
+        for layer, attends in enumerate(case.attends()):
+            if not attends:
+                at, mixer = f"layers.{layer}.mixer.", model.layers[layer].mixer
+                u, weights = seen[at + "u"], seen[at + "effective_attention"]
+                close(torch.einsum("bnst,btn->bsn", weights, u) + mixer.D * u, seen[at + "z"])
+                assert not weights.triu(1).any() and weights.tril().any()
 
 
 @pytest.mark.parametrize("kernel", ["auto", "sdpa", "banded"])
@@ -674,7 +727,8 @@ def smooth(config: ModelConfig) -> ModelConfig:
     """Without edges, where a gradient jumps as rounding moves a value across: relu, and the clip of projections."""
     tree = config.to_dict()
     for block in (block for stage in tree["stack"] for block in stage["blocks"]):
-        block["mixer"]["clip"] = None
+        if "clip" in block["mixer"]:
+            block["mixer"]["clip"] = None
         if block["ffn"] is not None and block["ffn"]["activation"] == "relu":
             block["ffn"]["activation"] = "gelu"
     return ModelConfig.from_dict(tree)
@@ -686,7 +740,7 @@ def test_half_precision_is_near_full(case: Case, kernel: str):
     """Under autocast, as models are trained: the loss and the whole gradient, against those in fp32."""
     if kernel == "sdpa" and "softcap:" in case.expression:
         return
-    if kernel != "auto" and case not in PUBLISHED:
+    if kernel != "auto" and case not in [*PUBLISHED, *RECURRENT]:
         return
     model, tokens = smooth(with_kernel(case, kernel)).build(), draw(4, LENGTH)
     targets, parameters = tokens.roll(-1, 1), list(model.parameters())
@@ -710,6 +764,7 @@ HYBRIDS = {
         ["rope", "alibi", "nope", "rope+position.base=100", "alibi+position.max_bias=4"],
     ),
     "heads": ("bloom", ["mha", "mqa", "heads=8", "head_dim=4+gqa:2", f"window:{WINDOW}+heads=2"]),
+    "recurrences": ("llama", ["mamba", "causal", "mamba+mixer.d_conv=2+mixer.expand=1", f"window:{WINDOW}"]),
     "wirings": ("gpt2", ["pre", "post", "parallel", "sandwich+ffn=none", "rmsnorm+swiglu"]),
 }
 """Name -> a model and what its layers do differently: what one makes for a pass must not serve another."""
@@ -717,7 +772,7 @@ HYBRIDS = {
 
 def hybrid(name: str, kernel: str) -> ModelConfig:
     family, layers = HYBRIDS[name]
-    blocks = [preset(f"{family}@1m+{TINY}+{change}+kernel={kernel}").stack[0].blocks[0] for change in layers]
+    blocks = [preset(f"{family}@1m+{TINY}+kernel={kernel}+{change}").stack[0].blocks[0] for change in layers]
     plain = preset(f"{family}@1m+{TINY}").to_dict()
     config = ModelConfig.from_dict(plain | {"stack": [{"repeat": 2, "blocks": blocks}]})
     config.check()
@@ -750,13 +805,14 @@ def test_layers_that_differ_live_in_one_model(name: str, kernel: str):
 COMPILE = """
 import sys, torch
 sys.path.insert(0, sys.argv[1])
-from test_generic import CURES, ENCODERS, EXPERTS, MATRIX, PUBLISHED, assign, draw
+from test_generic import CURES, ENCODERS, EXPERTS, MATRIX, PUBLISHED, RECURRENT, assign, draw
 
 torch.set_num_threads(1)
-broken, cases = [], [*PUBLISHED[:8], *MATRIX[::5], *ENCODERS[:1], *CURES, *EXPERTS]
+broken, cases = [], [*PUBLISHED[:8], *MATRIX[::5], *ENCODERS[:1], *CURES, *EXPERTS, *RECURRENT]
 for case in cases:
     torch._dynamo.reset()
-    model, tokens = assign(case.config(), "layers", "1").build(), draw(2, 9)
+    one = case.config() if case.layers else assign(case.config(), "layers", "1")
+    model, tokens = one.build(), draw(2, 9)
     try:
         run = torch.compile(model, fullgraph=True, backend="eager")
         loss = torch.compile(model.loss, fullgraph=True, backend="eager")
@@ -778,7 +834,8 @@ def test_no_model_breaks_a_graph():
     environment = {**os.environ, "PYTHONPATH": str(Path(glassformer.__file__).parents[1])}
     command = [sys.executable, "-c", COMPILE, str(here)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment, check=False)
-    assert f"COMPILED {8 + len(MATRIX[::5]) + 1 + len(CURES) + len(EXPERTS)}" in done.stdout, done.stderr[-2000:]
+    compiled = 8 + len(MATRIX[::5]) + 1 + len(CURES) + len(EXPERTS) + len(RECURRENT)
+    assert f"COMPILED {compiled}" in done.stdout, done.stderr[-2000:]
     assert "BROKEN []" in done.stdout, done.stdout[-4000:]
 
 

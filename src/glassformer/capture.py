@@ -249,6 +249,19 @@ def head_axis(axes: str) -> int | None:
     return next((i for i, axis in enumerate(axes) if axis in "ng"), None)
 
 
+class OfHeads:
+    """A look at these heads alone of a site that computes for it (`parts.site.Choosy`); elsewhere, at all."""
+
+    def __init__(self, look: Look, heads: list[int]):
+        self.look, self.heads = look, heads
+
+    def __call__(self, x: Tensor, first: int, total: int) -> None:
+        self.look(x, first, total)
+
+    def among(self, heads: int) -> tuple[Look, list[int]]:
+        return self.look, self.heads
+
+
 class Gather:
     """A look that keeps what it is shown, in `kept`: chosen heads and positions, reduced or pooled at the site."""
 
@@ -271,9 +284,20 @@ class Gather:
         self._tiles: Tiles | None = None
 
     def __call__(self, x: Tensor, first: int, total: int) -> None:
-        x, places = x.detach(), list(range(first, first + x.shape[self.rows]))
         if self.heads is not None and self.head_axis is not None:
-            x = _select(x, self.head_axis, within(self.heads, x.shape[self.head_axis], "head", self.name))
+            x = _select(x, self.head_axis, self._among(x.shape[self.head_axis]))
+        self._take(x, first, total)
+
+    def among(self, heads: int) -> tuple[Look, list[int]]:
+        """A look at the chosen heads alone, and which of so many they are."""
+        return self._take, self._among(heads)
+
+    def _among(self, heads: int) -> list[int]:
+        return list(range(heads)) if self.heads is None else within(self.heads, heads, "head", self.name)
+
+    def _take(self, x: Tensor, first: int, total: int) -> None:
+        """What `__call__` is shown, of the chosen heads."""
+        x, places = x.detach(), list(range(first, first + x.shape[self.rows]))
         if self.positions is not None:
             wanted = within(self.positions, total, "position", "the text")
             held = {place: row - first for place, row in enumerate(wanted) if 0 <= row - first < len(places)}
@@ -281,7 +305,7 @@ class Gather:
                 return
             x, places, total = _select(x, self.rows, list(held.values())), list(held), len(wanted)
         if self.reduce is not None:
-            self._keep(self._reduced(self.reduce, x), places, total)
+            self._keep(self._reduced(self.reduce, x, len(places) < total), places, total)
         elif self.map and self._pooled(x, total):
             assert self.pool is not None
             self._tiles = self._tiles or Tiles(x, total, self.pool)
@@ -290,12 +314,12 @@ class Gather:
         else:
             self._keep(x, places, total)
 
-    def _reduced(self, reduce: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    def _reduced(self, reduce: Callable[[Tensor], Tensor], x: Tensor, part: bool) -> Tensor:
         made = reduce(x)
-        if self.map and (made.dim() <= self.rows or made.shape[self.rows] != x.shape[self.rows]):
+        if (self.map or part) and (made.dim() <= self.rows or made.shape[self.rows] != x.shape[self.rows]):
             raise RequestError(
                 f"reduce made {tuple(made.shape)} of a block {tuple(x.shape)} at {self.name}; axis {self.rows} counts "
-                "queries and must stay"
+                f"{'queries' if self.map else 'positions'} and must stay"
             )
         return made
 

@@ -23,7 +23,7 @@ from glassformer.errors import RequestError, did_you_mean
 from glassformer.parts.ffn import ExpertsConfig, FFNConfig, GluConfig, MlpConfig
 from glassformer.parts.ffn.experts import share_of
 from glassformer.parts.init import DeepNormInitConfig, Gpt2InitConfig
-from glassformer.parts.mixer import AttentionConfig, QKNormConfig
+from glassformer.parts.mixer import AttentionConfig, MambaConfig, QKNormConfig
 from glassformer.parts.mup import Mup
 from glassformer.parts.norm import LayerNormConfig, NormConfig, RMSNormConfig
 from glassformer.parts.position import (
@@ -183,6 +183,8 @@ def resize(config: ModelConfig, size: str) -> ModelConfig:
             kv = min(divisors, key=lambda g: (abs(g - n_heads / group), -g)) if mixer.n_kv_heads != 1 else 1
             grouped = None if mixer.n_kv_heads is None else kv
             mixer = mixer.vary(n_heads=n_heads, n_kv_heads=grouped, head_dim=None)
+        elif isinstance(mixer, MambaConfig):
+            mixer = mixer.vary(dt_rank=None)
         return block.vary(mixer=mixer, ffn=ffn.vary(hidden=None) if ffn else None)
 
     each = n_layers / config.n_layers
@@ -300,6 +302,12 @@ def _visibility(config: ModelConfig, choice: VisibilityConfig) -> ModelConfig:
     return each_attention(config, lambda mixer: mixer.vary(visibility=choice))
 
 
+def _mamba(config: ModelConfig) -> ModelConfig:
+    """In every layer. The recurrence knows the order of tokens: positions added to the embedding go."""
+    config = config.vary(embedding=config.embedding.vary(position=None))
+    return each_block(config, lambda block: block.vary(mixer=MambaConfig()))
+
+
 def _qk_norm(config: ModelConfig, value: str | None) -> ModelConfig:
     if value not in (None, "head", "each_head", "full"):
         raise RequestError(f"qknorm:{value}: use qknorm, qknorm:head, qknorm:each_head or qknorm:full")
@@ -311,12 +319,14 @@ def _qk_norm(config: ModelConfig, value: str | None) -> ModelConfig:
 
 
 def _bias(config: ModelConfig, bias: bool) -> ModelConfig:
-    """On the matrices of attention and ffn."""
+    """On the matrices of mixer and ffn."""
 
     def swap(block: BlockConfig) -> BlockConfig:
         mixer, ffn = block.mixer, block.ffn
         if isinstance(mixer, AttentionConfig):
             mixer = mixer.vary(bias=bias, out_bias=None)
+        elif isinstance(mixer, MambaConfig):
+            mixer = mixer.vary(bias=bias)
         return block.vary(mixer=mixer, ffn=ffn.vary(bias=bias) if ffn else None)
 
     return each_block(config, swap)
@@ -326,8 +336,9 @@ def _dropout(config: ModelConfig, value: str) -> ModelConfig:
     p = _number("dropout", value)
     if not 0 <= p < 1:
         raise RequestError(f"dropout:{value}: a probability from 0 up to, not including, 1 is right")
-    config = each_attention(config, lambda mixer: mixer.vary(dropout=p))
     config = each_block(config, lambda block: block.vary(residual=block.residual.vary(dropout=p)))
+    if any(isinstance(block.mixer, AttentionConfig) for block in config.layers()):
+        config = each_attention(config, lambda mixer: mixer.vary(dropout=p))
     return config.vary(embedding=config.embedding.vary(dropout=p))
 
 
@@ -368,6 +379,7 @@ PLAIN: dict[str, Change] = {
     "parallel2": lambda c: _residual(c, ParallelConfig, shared_norm=False),
     "mha": lambda c: _heads(c, None),
     "mqa": lambda c: _heads(c, 1),
+    "mamba": _mamba,
     "causal": lambda c: _visibility(c, CausalConfig()),
     "bidirectional": lambda c: _visibility(c, BidirectionalConfig()),
     "bias": lambda c: _bias(c, True),
@@ -471,7 +483,7 @@ _OF_MIXER = ("position", "visibility", "kernel", "qk_norm")
 
 def assign(config: ModelConfig, path: str, value: str) -> ModelConfig:
     """Sets the value at a path. A path that starts at a part of a block (norm.eps, position.base) sets it in every
-    block; norm also in the final norm and the embedding's."""
+    block that has it; norm also in the final norm and the embedding's."""
     tree = config.to_dict()
     full = _ALIASES.get(path, path)
     first, _, rest = full.partition(".")
@@ -481,11 +493,11 @@ def assign(config: ModelConfig, path: str, value: str) -> ModelConfig:
             raise RequestError("layers= is for a stack of equal blocks; set stack.0.repeat and so on")
         tree["stack"][0]["repeat"] = _value(value)
     elif first in _OF_MIXER:
-        for block in blocks:
+        for block in _having(blocks, "mixer", first):
             _set(block["mixer"], [first, *rest.split(".")] if rest else [first], value, path)
     elif first in _OF_BLOCK:
         steps = [first, *rest.split(".")] if rest else [first]
-        for block in blocks:
+        for block in _having(blocks, *steps[:2]) if rest else blocks:
             _set(block, steps, value, path)
         for holder, name in ((tree, "final_norm"), (tree["embedding"], "norm")):
             if first == "norm" and holder[name] is not None:
@@ -493,6 +505,11 @@ def assign(config: ModelConfig, path: str, value: str) -> ModelConfig:
     else:
         _set(tree, full.split("."), value, path)
     return ModelConfig.from_dict(tree)
+
+
+def _having(blocks: list[Any], part: str, field: str) -> list[Any]:
+    """The blocks whose part has the field, where layers differ; all where none has, for the complaint to name it."""
+    return [block for block in blocks if block[part] is not None and field in block[part]] or blocks
 
 
 def _set(tree: Any, steps: list[str], value: str, path: str) -> None:

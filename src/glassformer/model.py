@@ -13,7 +13,7 @@ from glassformer.parts import auxiliary
 from glassformer.parts.embedding import Embedding
 from glassformer.parts.head import Head
 from glassformer.parts.mixer import Mixer
-from glassformer.parts.position import Positions
+from glassformer.parts.position import Positions, position_in_document
 from glassformer.parts.residual import Residual
 from glassformer.parts.site import Site
 from glassformer.state import ModelState, State
@@ -117,8 +117,8 @@ class Model(nn.Module):
     def init_state(self, batch: int, max_len: int, dtype: torch.dtype | None = None, rewind: int = 0) -> ModelState:
         """An empty decode state for `batch` sequences of at most `max_len` tokens, in the weights' dtype.
 
-        `dtype` may be narrower: bf16, or int8 with a scale for each vector. `rewind`: how many tokens `truncate` can
-        take back from a window that is full."""
+        `dtype` may be narrower: bf16, or int8 with a scale for each vector; what a recurrence sums up stays in fp32.
+        `rewind`: how many tokens `truncate` can take back from a window that is full, or from a recurrence."""
         weight = self.embedding.weight
         limit = self.embedding.position.limit if self.embedding.position is not None else None
         if limit is not None and max_len > limit:
@@ -158,11 +158,3 @@ def locate(
     if positions is not None and documents is None:  # later calls count on from here
         state.offset = positions[..., -1:] - (end - 1)
     return Positions(start, end, tokens.device, positions, documents)
-
-
-def position_in_document(documents: Int[Tensor, "b t"]) -> Int[Tensor, "b t"]:
-    """Each token's distance from the start of its run of equal ids."""
-    slot = torch.arange(documents.shape[1], device=documents.device).expand_as(documents)
-    begins = torch.ones_like(documents, dtype=torch.bool)
-    begins[:, 1:] = documents[:, 1:] != documents[:, :-1]
-    return slot - torch.where(begins, slot, 0).cummax(dim=1).values

@@ -50,6 +50,25 @@ class State(ABC):
         """Forgets every token after the first `length` (rejected speculation)."""
 
 
+class ForgetfulState(State):
+    """A state that drops what it needs no more: `truncate` goes back by `rewind` tokens at most from the furthest ever
+    read."""
+
+    rewind = 0
+    read = 0
+    """Tokens before this one have been read, since the state was empty; going back does not lower it."""
+
+    def go_back(self, length: int, why: str) -> None:
+        """Whether `truncate` may: ValueError that says why not, and 0 tokens are read once none are left."""
+        if length == 0:
+            self.read = 0
+        elif length < self.read - self.rewind:
+            raise ValueError(
+                f"{why} and has forgotten what came before token {self.read - self.rewind}; it cannot go back to "
+                f"{length}"
+            )
+
+
 class ModelState:
     """The states of all layers, the number of tokens read, and which document each token belongs to.
 
@@ -106,9 +125,14 @@ class ModelState:
 
     def spread(self, lengths: Sequence[int]) -> None:
         """From now on rows have lengths of their own, and these. A row whose length goes down forgets what came after;
-        what right-padding a row has read is forgotten so."""
+        what right-padding a row has read is forgotten so, where the layers can still go back (`truncate`)."""
         if self.documents is not None or self.offset is not None:
             raise ValueError("rows that were padded on the left already share one length")
+        if self.rows is None:
+            for shorter in {length for length in lengths if 0 < length < self.length}:
+                for layer in self.layers:
+                    if layer is not None:
+                        layer.truncate(shorter)
         tensors = self.tensors()
         device = next(iter(tensors.values())).device if tensors else None
         self.rows = torch.tensor(list(lengths), device=device)

@@ -27,6 +27,7 @@ OWN_WORDS: dict[str, dict[str, Any]] = {
     "falcon": {name: value for name, value in PLAIN.items() if name != "intermediate_size"},
     "gpt_neox": {**PLAIN, "rotary_pct": 0.5},
     "opt": {name: value for name, value in PLAIN.items() if name != "intermediate_size"} | {"word_embed_proj_dim": 24},
+    "mamba": {"vocab_size": 61, "hidden_size": 24, "num_hidden_layers": 3},
     "stablelm": {**SIZES, "hidden_size": 48},
 }
 

@@ -66,15 +66,18 @@ def test_a_family_sound_and_with_two_wrong_weights(family: str) -> None:
             report = check(folder)
             spoilt = gf.load(folder, dtype=torch.float32).model
             last = f"layers.{len(spoilt.layers) - 1}"
-            nudged(f"{last}.ffn.up_proj.weight", f"{last}.mixer.qkv.weight")(spoilt)
+            nudged(*(f"{last}.{module}.weight" for module in spoil))(spoilt)
             up = "out" if isinstance(spoilt.layers[-1].ffn, Experts) else "up"  # whose maps are no modules there
             wrong = check(spoilt, reference=folder, largest=0).wrong
         assert sound(report)["round trip", "weights"].error == 0.0
         reference = [row for row in report.rows if row.check == "reference"]
-        assert {"embed", "layers.0.mixer.z", "layers.0.resid_post", "logits"} <= {row.site for row in reference}
+        assert {"embed", *within, "layers.0.resid_post", "logits"} <= {row.site for row in reference}
         assert all(row.verdict == "ok" and row.alone is not None and row.alone <= 5e-6 for row in reference)
-        assert {row.site for row in wrong} == {f"{last}.ffn.{up}", f"{last}.mixer.qkv"}
+        assert {row.site for row in wrong} == {f"{last}.{module}".replace("up_proj", up) for module in spoil}
 
+    recurrent = family == "mamba"
+    spoil = ("mixer.in_proj", "mixer.x_proj") if recurrent else ("ffn.up_proj", "mixer.qkv")
+    within = ("layers.0.mixer.out", "layers.0.mixer") if recurrent else ("layers.0.mixer.z",)
     run()
 
 
@@ -98,6 +101,17 @@ def test_the_order_is_that_of_the_computation() -> None:
         "residual.mixer_norm", "mixer.qkv", "mixer.qkv", "mixer.qkv", "mixer.z", "mixer.out", "resid_mid",
         "residual.ffn_norm", "ffn.gate", "ffn.up", "ffn.hidden", "ffn.out", "resid_post",
     )]  # fmt: skip
+
+
+def test_a_wrong_decay_is_told_from_the_projections(tmp_path: Path) -> None:
+    """Of a recurrence: its constants are wrong, and no module inside it."""
+    model = CASES["mamba"].model({"vocab_size": 61, "hidden_size": 16, "num_hidden_layers": 3, "expand": 2}, 0)
+    model.save_pretrained(tmp_path)
+    spoilt = gf.load(tmp_path).model
+    nudged("layers.1.mixer.A_log")(spoilt)
+    assert {row.site for row in check(spoilt, reference=tmp_path, largest=0).wrong} == {
+        "layers.1.mixer.out_proj (input)"
+    }
 
 
 def test_a_model_in_half_precision_is_checked_in_full() -> None:

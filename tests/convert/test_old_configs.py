@@ -168,6 +168,15 @@ PUBLISHED: dict[str, tuple[Json, int]] = {
               layerdrop=0.0, pad_token_id=1, prefix="</s>"),
         125_239_296,
     ),
+    "mamba-130m": (
+        _says("mamba", hidden_size=768, d_model=768, num_hidden_layers=24, n_layer=24, vocab_size=50280, expand=2,
+              d_inner=1536, intermediate_size=1536, state_size=16, conv_kernel=4, time_step_rank=48, ssm_cfg={},
+              time_step_min=0.001, time_step_max=0.1, time_step_floor=0.0001, time_step_scale=1.0, rms_norm=True,
+              time_step_init_scheme="random", rescale_prenorm_residual=False, residual_in_fp32=True,
+              fused_add_norm=True, pad_vocab_size_multiple=8, use_bias=False, use_conv_bias=True, hidden_act="silu",
+              layer_norm_epsilon=1e-5),
+        129_135_360,
+    ),
     "gemma-7b": (
         _llama("gemma", 28, 3072, 24576, 16, 256000, 8192, 1e-6, num_key_value_heads=16, head_dim=256,
                attention_bias=False, rope_scaling=None, rope_theta=10000.0)
@@ -275,7 +284,8 @@ _SIZES = {"vocab_size": 64, "hidden_size": 128, "num_hidden_layers": 2, "num_att
 _NAMED = {"gpt2": {"vocab_size": 64, "n_embd": 128, "n_layer": 2, "n_head": 32},
           "bloom": {"vocab_size": 64, "hidden_size": 128, "n_layer": 2, "n_head": 32},
           "mpt": {"vocab_size": 64, "d_model": 128, "n_layers": 2, "n_heads": 32},
-          "opt": {**_SIZES, "ffn_dim": 256}}  # fmt: skip
+          "opt": {**_SIZES, "ffn_dim": 256},
+          "mamba": {"vocab_size": 64, "hidden_size": 128, "num_hidden_layers": 2}}  # fmt: skip
 MINIMAL = {kind: {"model_type": kind, **_NAMED.get(kind, {**_SIZES, "intermediate_size": 256})} for kind in FAMILIES}
 MINIMAL["falcon"].pop("intermediate_size")
 

@@ -98,7 +98,7 @@ def compare(mine: Model, other: nn.Module, tokens: Tensor, family: str) -> dict[
 def _moving_frequencies(model: Model) -> bool:
     """Frequencies that change with the length make cached keys differ by nature (scaling.py says why)."""
     mixers: list[Any] = [layer.mixer for layer in model.layers]
-    return any(moves_with_length(mixer.position) for mixer in mixers)
+    return any(moves_with_length(getattr(mixer, "position", None)) for mixer in mixers)
 
 
 def same(back: nn.Module, other: nn.Module) -> None:

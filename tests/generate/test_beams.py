@@ -100,7 +100,7 @@ def all_texts(model: Model, tokens: Tensor, count: int, ends: set[int]) -> list[
     return [Beam(list(text), score) for text, score in sorted(found.items(), key=lambda pair: -pair[1])]
 
 
-@pytest.mark.parametrize("expression", ["llama", "llama+window:3", "gpt2", "bloom"])
+@pytest.mark.parametrize("expression", ["llama", "llama+window:3", "gpt2", "bloom", "llama+mamba"])
 def test_a_wide_search_finds_the_likeliest_texts(expression: str) -> None:
     """Width 5^3 keeps every text of five tokens open until its last."""
     model, tokens = tiny(expression), torch.tensor([[1, 4, 2, 0, 3, 3, 1]])

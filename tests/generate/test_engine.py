@@ -36,7 +36,9 @@ def prompts(count: int = 7) -> list[list[int]]:
     return [torch.randint(31, (2 + 3 * i % 8,), generator=draw).tolist() for i in range(count)]
 
 
-@pytest.mark.parametrize("expression", ["llama", "gpt2", "bloom", "mistral+window:5", "gpt2+nope+softcap:5"])
+@pytest.mark.parametrize(
+    "expression", ["llama", "gpt2", "bloom", "mistral+window:5", "gpt2+nope+softcap:5", "llama+mamba"]
+)
 def test_a_row_says_what_it_says_alone(expression: str):
     model = tiny(expression)
     engine = Engine(model, slots=3, context=40)

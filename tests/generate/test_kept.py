@@ -43,7 +43,7 @@ def rest(model: Model, state: ModelState, length: int) -> Tensor:
     return torch.cat([*steps, model(TOKENS[:, length + 4 :], state)], dim=1)
 
 
-CASES = ["llama", "gpt2", "bloom", "mistral+window:6", "qwen3+gqa:2", "llama+alibi+window:6"]
+CASES = ["llama", "gpt2", "bloom", "mistral+window:6", "qwen3+gqa:2", "llama+alibi+window:6", "llama+mamba"]
 
 
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16, torch.int8], ids=str)

@@ -23,6 +23,7 @@ GREEDY = Sampling()
 ARCHITECTURES = [
     "llama",
     "llama+window:5",
+    "llama+mamba",
     "llama+gqa:2+qknorm+kernel=naive+window:3",
     "llama+alibi",
     "llama+nope",
@@ -106,7 +107,7 @@ def test_greedy_is_the_models_own_text(expression: str) -> None:
     assert any(run.accepted < run.proposed for run in runs.values())
 
 
-@pytest.mark.parametrize("expression", ["llama", "llama+window:5", "gpt2"])
+@pytest.mark.parametrize("expression", ["llama", "llama+window:5", "gpt2", "llama+mamba"])
 @pytest.mark.parametrize("length", [1, 2, 23])
 def test_prompts_of_any_length(expression: str, length: int) -> None:
     model, tokens = tiny(expression), prompt(length)
@@ -153,7 +154,7 @@ def test_learned_positions_are_used_to_the_last() -> None:
         speculate(model, tokens, PromptLookup(), 16)
 
 
-@pytest.mark.parametrize("expression", ["llama", "llama+window:5"])
+@pytest.mark.parametrize("expression", ["llama", "llama+window:5", "llama+mamba"])
 def test_a_state_goes_on_wherever_the_loop_was_left(expression: str) -> None:
     """As a chat does: what was given is read but for its last token, and the next turn begins with that."""
     model, tokens = tiny(expression), prompt()
@@ -360,7 +361,7 @@ def test_lookup_finds_the_last_of_the_longest() -> None:
         ({"ahead": 0}, "ahead=0 must be at least 1"),
         ({"sampling": Sampling(logit_bias={VOCAB: 1.0})}, f"logit_bias has the token {VOCAB}"),
         ({"proposer": Draft(tiny(vocab=29))}, "the draft has a vocabulary of 29 and the model one of 31"),
-        ({"model": tiny("llama+window:5"), "state": 3}, "windows go back by 3 tokens; make it with rewind=8"),
+        ({"model": tiny("llama+window:5"), "state": 3}, "goes back by 3 tokens; make it with rewind=8"),
         ({"model": tiny("llama+bidirectional")}, "sees both ways"),
     ],
     ids=lambda value: value if isinstance(value, str) else "-".join(value),

@@ -18,6 +18,7 @@ import glassformer as gf
 from glassformer.config import ModelConfig, Stage
 from glassformer.expression import each_attention
 from glassformer.model import Model
+from glassformer.parts.mixer import AttentionConfig
 from glassformer.parts.visibility import SlidingWindowConfig
 
 transformers.logging.set_verbosity_error()
@@ -100,6 +101,13 @@ _PHI = {
     ".ffn.down_proj": "mlp.fc2",
     "final_norm": "model.final_layernorm",
 }
+_MAMBA = {
+    "embedding": "backbone.embeddings",
+    ".mixer": "mixer",
+    **{f".mixer.{name}": f"mixer.{name}" for name in ("in_proj", "conv1d", "x_proj", "dt_proj", "out_proj")},
+    ".residual.mixer_norm": "norm",
+    "final_norm": "backbone.norm_f",
+}
 _GPT1 = {"embedding": "transformer.tokens_embed", "embedding.position": "transformer.positions_embed"}
 
 FAMILIES: dict[str, Family] = {
@@ -114,6 +122,7 @@ FAMILIES: dict[str, Family] = {
     "MptForCausalLM": Family("transformer.blocks.*.", _MPT),
     "Gemma2ForCausalLM": Family("model.layers.*.", _LLAMA | _GEMMA2),
     "PhiForCausalLM": Family("model.layers.*.", _LLAMA | _PHI),
+    "MambaForCausalLM": Family("backbone.layers.*.", _MAMBA),
     "OpenAIGPTLMHeadModel": Family("transformer.h.*.", _GPT2 | _GPT1, transposed=True),
 }
 
@@ -210,6 +219,11 @@ PUBLISHED: dict[str, Published] = {
         expansion_ratio=4, attn_config={"alibi": True, "alibi_bias_max": 8}, layer_norm_epsilon=1e-5,
         no_bias=True, tie_word_embeddings=True,
     ),
+    "mamba-130m": _says(
+        "MambaForCausalLM", num_hidden_layers=24, hidden_size=768, vocab_size=50280, state_size=16, conv_kernel=4,
+        expand=2, time_step_rank="auto", use_bias=False, use_conv_bias=True, layer_norm_epsilon=1e-5,
+        tie_word_embeddings=True,
+    ),
 }
 
 # Published wirings that the grammar names and no preset has; `theirs` fills in the sizes. The caps are far
@@ -249,6 +263,8 @@ ROLES = {
     **dict.fromkeys(("n_head", "n_heads", "num_attention_heads"), "n"),
     **dict.fromkeys(("num_key_value_heads", "num_kv_heads"), "g"),
     **dict.fromkeys(("n_positions", "max_position_embeddings", "max_seq_len"), "context"),
+    "state_size": "p",
+    "conv_kernel": "conv",
     "head_dim": "h",
     "intermediate_size": "f",
     "sliding_window": "window",
@@ -268,6 +284,8 @@ class Tiny:
     context: int = 64
     window: int = 5
     vocab: int = 97
+    p: int = 16
+    conv: int = 4
 
     @property
     def f(self) -> int:
@@ -290,7 +308,7 @@ def shrink(config: ModelConfig, size: Tiny) -> ModelConfig:
             visibility=SlidingWindowConfig(window=size.window) if windowed else mixer.visibility,
         )
 
-    blocks = tuple(block.vary(ffn=block.ffn.vary(hidden=size.f)) for block in config.stack[0].blocks)
+    blocks = tuple(block.vary(ffn=block.ffn and block.ffn.vary(hidden=size.f)) for block in config.stack[0].blocks)
     assert len(config.stack) == 1
     scale = config.embedding.scale and size.d**0.5
     config = config.vary(
@@ -300,7 +318,7 @@ def shrink(config: ModelConfig, size: Tiny) -> ModelConfig:
         embedding=config.embedding.vary(scale=scale),
         stack=(Stage(repeat=size.layers // len(blocks), blocks=blocks),),
     )
-    return each_attention(config, heads)
+    return each_attention(config, heads) if isinstance(blocks[0].mixer, AttentionConfig) else config
 
 
 def published(name: str, change: str = "") -> ModelConfig:
@@ -340,7 +358,6 @@ def theirs(name: str, size: Tiny, seed: int) -> nn.Module:
 def translate(model: Model, name: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Their weights, or their gradients, under our names; each of theirs is used once."""
     family = FAMILIES[(PUBLISHED | COMPOSED)[name][0]]
-    g, h = model.layers[0].mixer.n_kv_heads, model.layers[0].mixer.head_dim
     made, used = {}, []
     for path, _ in model.named_parameters():
         module, leaf = path.rsplit(".", 1)
@@ -351,7 +368,8 @@ def translate(model: Model, name: str, tensors: dict[str, Tensor]) -> dict[str, 
         if family.transposed and layer:
             parts = [part.T if part.dim() == 2 else part for part in parts]
         if family.grouped and module.endswith("qkv"):
-            fused = parts[0].unflatten(0, (g, -1, h))
+            mixer = model.layers[0].mixer
+            fused = parts[0].unflatten(0, (mixer.n_kv_heads, -1, mixer.head_dim))
             parts = [part.flatten(0, 2) for part in (fused[:, :-2], fused[:, -2:-1], fused[:, -1:])]
         made[path] = torch.cat(parts)
         used += names

@@ -59,12 +59,14 @@ def test_sizes(name: str) -> None:
     have = {
         "layers": config.n_layers,
         "d": config.d_model,
-        "n": mixer.n_heads,
-        "g": mixer.n_kv_heads,
-        "h": mixer.head_dim,
-        "f": block.ffn.width(config.ctx),
+        "n": getattr(mixer, "n_heads", None),
+        "g": getattr(mixer, "n_kv_heads", None),
+        "h": getattr(mixer, "head_dim", None),
+        "p": getattr(mixer, "d_state", None),
+        "conv": getattr(mixer, "d_conv", None),
+        "f": block.ffn and block.ffn.width(config.ctx),
         "context": config.context,
-        "window": getattr(mixer.visibility, "window", None),
+        "window": getattr(getattr(mixer, "visibility", None), "window", None),
         "vocab": config.vocab_size,
     }
     want = {ROLES[key]: value for key, value in PUBLISHED[name][1].items() if key in ROLES}
@@ -97,7 +99,7 @@ def test_kernels(name: str, kernel: str) -> None:
     compare(name, mine, other, tokens_of(size, 2, 22, 5))
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama-3-8b", "bloom-560m", "falcon-40b", "mpt-7b", "gemma-2"])
+@pytest.mark.parametrize("name", ["gpt2", "llama-3-8b", "bloom-560m", "falcon-40b", "mpt-7b", "gemma-2", "mamba-130m"])
 def test_fused_regions(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The bodies that training compiles, run as they stand, with their hand-written gradients."""
     monkeypatch.setattr(region, "__call__", lambda self, *args: self.body(*args))
@@ -129,6 +131,7 @@ def test_fused_regions(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         ("gemma-2", "+norm.unit_offset=false"),
         ("gemma-2", "+softcap:3"),
         ("gemma-2", "+ffn.activation=gelu"),
+        ("mamba-130m", "+norm.eps=1e-6"),
     ],
 )
 def test_a_wrong_wiring_is_seen(name: str, change: str) -> None:
@@ -151,6 +154,7 @@ def test_a_wrong_wiring_is_seen(name: str, change: str) -> None:
         "falcon-40b",
         "pythia-160m",
         "mpt-7b",
+        "mamba-130m",
     ],
 )
 def test_cached_decoding(name: str) -> None:

@@ -16,8 +16,7 @@ from glassformer.cli.options import Chatting
 from glassformer.errors import RequestError
 from glassformer.generate import CompiledStep, Sampling, stream
 from glassformer.generate.speculate import agreeing
-from glassformer.parts.mixer.kv import WindowState
-from glassformer.state import ModelState
+from glassformer.state import ForgetfulState, ModelState
 from glassformer.text.chat import ChatTemplate
 from glassformer.train import Loaded
 
@@ -85,11 +84,11 @@ class Conversation:
         if self.state is not None:
             self.state.rows = None  # there is one, as long as the state
             for layer in self.state.layers:
-                if isinstance(layer, WindowState):  # a compiled step does not note what it reads
+                if isinstance(layer, ForgetfulState):  # a compiled step does not note what it reads
                     layer.read = max(layer.read, self.state.length)
             try:
                 self.state.truncate(min(agreeing(self.text[: self.state.length], ids), len(ids) - 1))
-            except ValueError:  # a window has forgotten
+            except ValueError:  # a window or a recurrence has forgotten
                 self.state = None
         if self.state is None:
             self.state = self.loaded.model.init_state(1, self.context) if self.step is None else self.step.init_state()

@@ -267,11 +267,13 @@ def _published(source: Path) -> Any:
             logging.enable_progress_bar()
 
 
-SITES = {"mixer.output": ("mixer.z", "mixer.out"), "ffn": ("", "ffn.out"), "ffn.down_proj": ("ffn.hidden", "ffn.out"),
+SITES = {"mixer.output": ("mixer.z", "mixer.out"), "mixer.out_proj": ("", "mixer.out"),
+         "ffn": ("", "ffn.out"), "ffn.down_proj": ("ffn.hidden", "ffn.out"),
          "ffn.gate_proj": ("", "ffn.gate"), "ffn.up_proj": ("", "ffn.up")}  # fmt: skip
 """Our module in a layer -> the public names of its input and of its output, where they have one."""
 CAUSES = {
     "embed": "the embedding, its scale, norm or positions",
+    "mixer.out_proj (input)": "the projections agree and this does not: the convolution, the recurrence or its gate",
     "mixer.z": "the projections agree and this does not: position, visibility, scale, softcap or qk_norm",
     "ffn.hidden": "gate and up agree and this does not: the activation, or which of the two it is taken of",
     "resid_mid": "the mixer agrees and the stream after it does not: the residual wiring",
@@ -418,6 +420,7 @@ class _Findings:
                 restart = _aligned(their_input, given)
                 if own := restart is not None and restart.numel() == given.numel():
                     made = self.mine[path](restart.reshape(given.shape))
+                own &= not any(other.ours.startswith(f"{path}.") for other in self.both)  # what is inside is told first
                 site = f"{name}.{out}" if out else path
                 yield self.row(site, self.whole[path][1], made, their_output, pair.theirs, pair, own)
 

@@ -222,7 +222,7 @@ class Engine:
             same = min(same, len(prompt) - 1)
             try:
                 state.truncate(same)
-            except ValueError:  # a window has forgotten
+            except ValueError:  # a window or a recurrence has forgotten
                 state = None
         if state is None:
             same, state = 0, self._new_state(1)

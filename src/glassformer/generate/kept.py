@@ -19,8 +19,7 @@ from torch import Tensor
 
 from glassformer.errors import RequestError, WorkError
 from glassformer.model import Model
-from glassformer.parts.mixer.kv import WindowState
-from glassformer.state import ModelState
+from glassformer.state import ForgetfulState, ModelState
 
 __all__ = ["kept_tokens", "load_state", "save_state"]
 
@@ -47,7 +46,7 @@ def save_state(path: str | Path, state: ModelState, tokens: list[int], model: Mo
         raise RequestError(f"the state has read {state.length} tokens, and {len(tokens)} were given")
     tensors = {name: tensor.contiguous() for name, tensor in _filled(state, state.length).items()}
     dtype = str(next(iter(tensors.values())).dtype).removeprefix("torch.") if tensors else "float32"
-    furthest = max((layer.read for layer in _rings(state)), default=0)
+    furthest = max((layer.read for layer in _forgetful(state)), default=0)
     told = {"format": FORMAT, "model": fingerprint(model), "dtype": dtype, "furthest": str(furthest)}
     path = Path(path)
     try:
@@ -123,7 +122,8 @@ def _fill(state: ModelState, length: int, file: Any, path: str | Path) -> None:
         if (kind, shape) != (NAMES[tensor.dtype], tuple(tensor.shape)):
             raise RequestError(
                 f"{path} does not fit: {name} is {kind} {shape}, and the state of {length} tokens has "
-                f"{NAMES[tensor.dtype]} {tuple(tensor.shape)} there; with windows, rewind must be what it was"
+                f"{NAMES[tensor.dtype]} {tuple(tensor.shape)} there; with windows and recurrences, "
+                "rewind must be what it was"
             )
     for name, tensor in wanted.items():
         tensor.copy_(file.get_tensor(name))
@@ -131,8 +131,8 @@ def _fill(state: ModelState, length: int, file: Any, path: str | Path) -> None:
     if not re.fullmatch(r"[0-9]{1,12}", furthest):
         raise RequestError(f"{path} is damaged: furthest={furthest[:40]!r} is no number of tokens")
     state.length = length
-    for ring in _rings(state):  # says how far back it can be taken
-        ring.read = max(length, int(furthest))
+    for layer in _forgetful(state):  # says how far back it can be taken
+        layer.read = max(length, int(furthest))
 
 
 def _filled(state: ModelState, length: int) -> dict[str, Tensor]:
@@ -140,8 +140,8 @@ def _filled(state: ModelState, length: int) -> dict[str, Tensor]:
     return {f"{i}.{name}": tensor for i, layer in held for name, tensor in layer.upto(length).items()}
 
 
-def _rings(state: ModelState) -> list[WindowState]:
-    return [layer for layer in state.layers if isinstance(layer, WindowState)]
+def _forgetful(state: ModelState) -> list[ForgetfulState]:
+    return [layer for layer in state.layers if isinstance(layer, ForgetfulState)]
 
 
 def fingerprint(model: Model) -> str:

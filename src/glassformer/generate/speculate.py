@@ -158,9 +158,7 @@ class Speculation:
         self.state = state or model.init_state(1, self.max_len, rewind=ahead)
         back = min((getattr(layer, "rewind", ahead) for layer in self.state.layers), default=ahead)
         if back < ahead:
-            raise RequestError(
-                f"the state's windows go back by {back} tokens; make it with rewind={ahead}, or ahead less"
-            )
+            raise RequestError(f"the state goes back by {back} tokens; make it with rewind={ahead}, or ahead less")
         self.proposed = self.accepted = self.passes = 0
         self._prompt, self._start = len(self.text), self.state.length
         self._generator = row_generator(seed, 0, tokens.device)
@@ -243,7 +241,7 @@ def speculate(
     state: ModelState | None = None,
 ) -> Speculation:
     """The tokens that follow, as an iterator that counts: `Speculation`. With a `state`, `tokens` go on from where it
-    stands; windows in it need `rewind=ahead`.
+    stands; windows and recurrences in it need `rewind=ahead`.
 
     At temperature 0 they are those of `stream`, as far as a pass over several tokens rounds as one over a single token
     does. Else a guess x stands with probability min(1, p(x) / q(x)), where p is the model's distribution after all

@@ -30,6 +30,7 @@ from glassformer.lens.logit_lens import unembed
 from glassformer.lens.maps import at_rest, one_row, spell, spelled
 from glassformer.lens.reading import Reading
 from glassformer.model import Block, Model
+from glassformer.parts.mixer import Attention
 from glassformer.parts.norm import LayerNorm, RMSNorm
 from glassformer.parts.residual import Parallel, Post, Pre, Residual, ResPost, Sandwich
 
@@ -40,9 +41,9 @@ MOST_BARS = 14
 class LogitAttribution(Reading):
     """Contributions to the logit of `token`, or to its lead over `against`, at a position.
 
-    `embed`; `heads` (l, n), zero where a layer has fewer; `ffn` (l,), zero where it has none; `biases` (l,), of W_O and
-    of the norms in the layer; `bias`, of the final norm and the head. `total` is their sum, the logit before a soft
-    cap; `logit` is what the model says."""
+    `embed`; `heads` (l, n), zero where a layer has fewer, and a mixer without heads counts as one; `ffn` (l,), zero
+    where it has none; `biases` (l,), of W_O and of the norms in the layer; `bias`, of the final norm and the head.
+    `total` is their sum, the logit before a soft cap; `logit` is what the model says."""
 
     title: ClassVar[str] = "Direct logit attribution"
 
@@ -231,6 +232,8 @@ def _through(block: Block, at: str, seen: dict[str, Tensor], direction: Tensor) 
         ffn = out @ along
     out = seen[f"{at}mixer.out"]
     along, direction, more = _branch(block.residual, "mixer", seen[f"{at}resid_pre"], out, direction)
+    if not isinstance(mixer, Attention):  # without heads, it counts as one
+        return _Layer((out @ along)[None], ffn, biases + more, direction)
     z = seen[f"{at}mixer.z"]  # (n, h)
     heads = (z * (along @ mixer.output.applied().double()).view_as(z)).sum(-1)
     own = 0.0 if mixer.output.bias is None else mixer.output.bias.double() @ along

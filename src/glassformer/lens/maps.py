@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from glassformer.capture import capture, eager, rows_of, sites, within
+from glassformer.capture import OfHeads, Tiles, capture, eager, looking, rows_of, sites, within
 from glassformer.config import BlockConfig
 from glassformer.errors import RequestError
 from glassformer.lens import style
@@ -104,8 +104,12 @@ class AttentionMap(Reading):
     words: list[str]
     tile: int = 1
 
+    @property
+    def what(self) -> str:
+        return f"layer {self.layer}, head {self.head}"
+
     def __str__(self) -> str:
-        about = f"layer {self.layer}, head {self.head}: attention of {len(self.words)} tokens{pooled(self.tile)}"
+        about = f"{self.what}: {self.title.lower().removesuffix(' map')} of {len(self.words)} tokens{pooled(self.tile)}"
         last = span(self.words, len(self.weights) - 1, self.tile)
         return f"{about}\n{last} looks at {heaviest(self.weights[-1], self.words, self.tile)}"
 
@@ -113,10 +117,24 @@ class AttentionMap(Reading):
         return super().figure(width, height)
 
     def draw(self, figure: Any) -> None:
-        ax = style.axes(figure, title=f"layer {self.layer}, head {self.head}{pooled(self.tile)}")
+        ax = style.axes(figure, title=f"{self.what}{pooled(self.tile)}")
         image = shade(ax, self.weights, self.tile)
         label(ax, self.words, self.tile)
         weight_bar(figure, image, ax)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class EffectiveAttentionMap(AttentionMap):
+    """One channel's map of a recurrence (`head` counts channels): how strongly each token's state answers to each
+    earlier one, |weight| over the largest of them, `largest`. Rows do not sum to one."""
+
+    title: ClassVar[str] = "Effective attention map"
+
+    largest: float = 1.0
+
+    @property
+    def what(self) -> str:
+        return f"layer {self.layer}, channel {self.head}, over {self.largest:.3g}"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -241,13 +259,34 @@ def attention_map(
 ) -> AttentionMap:
     """The map of one head for tokens (1, s); pooled to at most pool x pool cells.
 
-    Labels are `words`, or what `tokenizer` says of each token. Raises RequestError for a layer, head or token out of
-    range, and more than one row."""
+    In a layer whose mixer is a recurrence (mamba), that of channel `head`: its effective attention, |weight| over the
+    largest. Labels are `words`, or what `tokenizer` says of each token. Raises RequestError for a layer, head or token
+    out of range, and more than one row."""
     tokens = one_row(model, tokens)
     labels = spelled(tokens, tokenizer, words)
+    (layer,) = within(layer, len(eager(model).layers), "layer")
+    site = f"layers.{layer}.mixer.effective_attention"
+    if site in sites(model):
+        (head,) = within(head, eager(model).layers[layer].mixer.d_inner, "head", site)
+        return EffectiveAttentionMap(layer, head, *_effective(model, tokens, site, head, pool, labels))
     (weights,), tile = patterns(model, tokens, [layer], head, pool)
-    layer, head = within(layer, len(eager(model).layers), "layer")[0], _head(model, layer, head)
-    return AttentionMap(layer, head, weights[0], labels, tile)
+    return AttentionMap(layer, _head(model, layer, head), weights[0], labels, tile)
+
+
+def _effective(
+    model: Model, tokens: Tensor, site: str, channel: int, pool: int, labels: list[str]
+) -> tuple[Tensor, list[str], int, float]:
+    """|weights| over the largest, words, tile, and the largest."""
+    size = tokens.shape[1]
+    tiles = Tiles(torch.empty(1, 1, 1, size), size, min(pool, size))
+
+    def look(x: Tensor, first: int, total: int) -> None:
+        tiles.add(x.abs().float().cpu(), list(range(first, first + x.shape[2])))
+
+    with at_rest(model), looking(model, {site: OfHeads(look, [channel])}), torch.no_grad():
+        eager(model).read(tokens)
+    largest = float(tiles.values.max())
+    return tiles.values[0, 0] / (largest or 1.0), labels, tiles.height, largest
 
 
 def attention_maps(

@@ -16,10 +16,11 @@ from glassformer.model import Model
 
 
 def heads_of(model: Model, site: str) -> list[int]:
-    """How many heads each layer has at `mixer.z` or `mixer.pattern`, 0 where it has no such site. RequestError where
-    none has."""
+    """How many heads each layer has at `mixer.z` or `mixer.pattern`, 0 where it has no such site, or no heads.
+    RequestError where none has."""
     known, layers = sites(model), eager(model).layers
-    counts = [layer.mixer.n_heads if f"layers.{at}.{site}" in known else 0 for at, layer in enumerate(layers)]
+    heads = [getattr(layer.mixer, "n_heads", 0) for layer in layers]
+    counts = [n if f"layers.{at}.{site}" in known else 0 for at, n in enumerate(heads)]
     if not any(counts):
         raise RequestError(f"no layer of this model has a site {site}: it has no attention heads")
     return counts

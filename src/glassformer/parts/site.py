@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
@@ -13,6 +13,14 @@ once."""
 
 Edit = Callable[[Tensor], Tensor]
 """edit(x) -> what stands for x from here on."""
+
+
+@runtime_checkable
+class Choosy(Protocol):
+    """A look that wants some heads alone, which a part that computes for it need not do for the others."""
+
+    def among(self, heads: int) -> tuple[Look, list[int]]:
+        """A look at these heads, and which of so many they are."""
 
 
 class Site(nn.Module):
@@ -57,6 +65,11 @@ class Site(nn.Module):
         """Rows first, first + 1, ... of `total` to whoever looks."""
         for look in self.looks:
             look(x, first, total)
+
+    def lookers(self, heads: int) -> Iterator[tuple[Look, list[int]]]:
+        """Everybody who looks, and which of so many heads to show it: those alone it has asked for, if any."""
+        for look in self.looks:
+            yield look.among(heads) if isinstance(look, Choosy) else (look, list(range(heads)))
 
     def __call__(self, x: Any) -> Any:
         if self._forward_hooks:

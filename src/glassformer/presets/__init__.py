@@ -15,6 +15,7 @@ from glassformer.presets.falcon import falcon_7b, falcon_40b
 from glassformer.presets.gpt2 import gpt2, gpt2_large, gpt2_medium, gpt2_xl
 from glassformer.presets.gpt_neox import gpt_neox_20b, pythia_160m
 from glassformer.presets.llama import llama_2_70b, llama_3_8b, llama_7b, llama_13b, smollm2_135m
+from glassformer.presets.mamba import mamba_130m
 from glassformer.presets.mistral import mistral_7b
 from glassformer.presets.mpt import mpt_7b
 from glassformer.presets.qwen3 import qwen3_0_6b, qwen3_8b
@@ -39,6 +40,7 @@ PRESETS: dict[str, Callable[[], ModelConfig]] = {
     "gpt-neox-20b": gpt_neox_20b,
     "pythia-160m": pythia_160m,
     "mpt-7b": mpt_7b,
+    "mamba-130m": mamba_130m,
 }
 
 FAMILIES: dict[str, str] = {
@@ -49,6 +51,7 @@ FAMILIES: dict[str, str] = {
     "falcon": "falcon-7b",
     "gpt-neox": "gpt-neox-20b",
     "mpt": "mpt-7b",
+    "mamba": "mamba-130m",
 }
 
 

@@ -113,7 +113,7 @@ def count(value: float) -> str:
 
 
 def _mixer_detail(mixer: dict, narrow: bool) -> str:
-    words = _sizes(mixer, ("n_heads", "state_dim", "n_features"), ("{} heads", "state {}", "{} features"))
+    words = _sizes(mixer, ("n_heads", "d_state", "n_features"), ("{} heads", "state {}", "{} features"))
     groups = finite(mixer.get("n_kv_heads"))
     if groups is not None and groups != finite(mixer.get("n_heads")) and not narrow:
         words += f", {count(groups)} kv"

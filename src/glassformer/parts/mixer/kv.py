@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from glassformer.parts.position import Positions
-from glassformer.state import State
+from glassformer.state import ForgetfulState, State
 
 
 class Cells:
@@ -50,11 +50,15 @@ class Cells:
         return x.transpose(1, 2)
 
     def at(self, slots: Tensor, dtype: torch.dtype) -> Tensor:
-        """(b, s, g, h) of slots (s,)."""
-        x = self.values[:, :, slots].to(dtype)
-        if self.scales is not None:
-            x = x * self.scales[:, :, slots].to(dtype)
-        return x.transpose(1, 2)
+        """(b, s, g, h) of slots (s,), or (b, s)."""
+        x = _at(self.values, slots).to(dtype)
+        return x if self.scales is None else x * _at(self.scales, slots).to(dtype)
+
+
+def _at(cells: Tensor, slots: Tensor) -> Tensor:
+    if slots.dim() == 2:
+        return cells[torch.arange(len(slots), device=slots.device)[:, None], :, slots]
+    return cells[:, :, slots].transpose(1, 2)
 
 
 def _put(cells: Tensor, slots: slice | Tensor, x: Tensor) -> None:
@@ -109,13 +113,10 @@ class KVState(State):
         """Nothing to do: slots past the model's length are never read before they are written."""
 
 
-class WindowState(KVState):
+class WindowState(KVState, ForgetfulState):
     """Keys and values of the last tokens that a window needs: a ring, token i in slot i mod its size.
 
     `rewind` slots more than the window let `truncate` go back by as many tokens from the furthest ever read."""
-
-    read = 0
-    """Tokens before this one have been written, since the state was empty; going back does not lower it."""
 
     def __init__(
         self,
@@ -168,11 +169,5 @@ class WindowState(KVState):
         return kept_k, kept_v, torch.cat((past, tokens)) if named else None
 
     def truncate(self, length: int) -> None:
-        if length == 0:
-            self.read = 0
-        elif self.read > self.slots and length < self.read - self.rewind:
-            window = self.slots - self.rewind
-            raise ValueError(
-                f"a window of {window} has forgotten what came before token {self.read - self.rewind}; it cannot go "
-                f"back to {length}"
-            )
+        if length == 0 or self.read > self.slots:  # until the ring has turned, all is there
+            self.go_back(length, f"a window of {self.slots - self.rewind} is full")

@@ -8,6 +8,7 @@ from glassformer.parts.position.base import (
     EmbeddingPositionConfig,
     PositionConfig,
     Positions,
+    position_in_document,
 )
 from glassformer.parts.position.learned import Learned, LearnedConfig
 from glassformer.parts.position.picture import Plot
@@ -32,4 +33,5 @@ __all__ = [
     "RotaryScalingConfig",
     "Sinusoidal",
     "SinusoidalConfig",
+    "position_in_document",
 ]

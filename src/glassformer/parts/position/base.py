@@ -4,6 +4,7 @@ from collections.abc import Callable, Hashable
 from typing import Any
 
 import torch
+from jaxtyping import Int
 from torch import Tensor, nn
 
 from glassformer.parts.base import BuildContext, PartConfig
@@ -54,6 +55,18 @@ class Positions:
 
         return self.once("slots", make)
 
+    @property
+    def age(self) -> Tensor:
+        """How many tokens of its own sequence precede each token, (1, s) or (b, s): counted from where its document
+        begins."""
+
+        def make() -> Tensor:
+            if self.documents is None:
+                return self.slots.reshape(-1, self.tokens)
+            return position_in_document(self.documents)[:, self.start :]
+
+        return self.once("age", make)
+
     def index(self, k_idx: Tensor | None) -> Index | None:
         return None if k_idx is None else (self.slots, k_idx)
 
@@ -62,6 +75,14 @@ class Positions:
         if key not in self._made:
             self._made[key] = make()
         return self._made[key]
+
+
+def position_in_document(documents: Int[Tensor, "b t"]) -> Int[Tensor, "b t"]:
+    """Each token's distance from the start of its run of equal ids."""
+    slot = torch.arange(documents.shape[1], device=documents.device).expand_as(documents)
+    begins = torch.ones_like(documents, dtype=torch.bool)
+    begins[:, 1:] = documents[:, 1:] != documents[:, :-1]
+    return slot - torch.where(begins, slot, 0).cummax(dim=1).values
 
 
 class EmbeddingPosition(nn.Module):

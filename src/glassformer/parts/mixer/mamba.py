@@ -1,0 +1,262 @@
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from pydantic import Field, model_validator
+from torch import Tensor, nn
+
+from glassformer.errors import RequestError
+from glassformer.parts.base import BuildContext
+from glassformer.parts.ffn.glu import swiglu
+from glassformer.parts.init import Init
+from glassformer.parts.linear import Linear, Matrix, linear_params
+from glassformer.parts.mixer.base import Mixer, MixerConfig
+from glassformer.parts.mixer.recurrent import RecurrentState
+from glassformer.parts.mixer.scan import effective_attention, selective_scan, states
+from glassformer.parts.position import Positions
+from glassformer.parts.precision import wide
+from glassformer.parts.reparam import MakeReparam
+from glassformer.parts.site import Site
+
+LEAST_STEP = 1e-4
+"""The smallest step size to begin with."""
+
+
+class ShortConv(nn.Module):
+    """y_t = bias + sum_i w_i x_{t-i}, i < k, channel by channel; x, y (b, s, c), y at least fp32.
+
+    Tokens before the sequence count as zero: those that `age` (s,) or (b, s), the tokens of its own sequence before
+    each, says are of another. `tail` (b, k-1, c): what came before x."""
+
+    def __init__(self, channels: int, width: int, bias: bool = True):
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(channels, 1, width))
+        self.bias = nn.Parameter(torch.empty(channels)) if bias else None
+        self.init_weights(Init())
+
+    def forward(self, x: Float[Tensor, "b s c"], tail: Tensor | None = None, age: Tensor | None = None) -> Tensor:
+        k, s = self.weight.shape[2], x.shape[1]
+        padded = wide(F.pad(x, (0, 0, k - 1, 0)) if tail is None else torch.cat([tail, x], dim=1))
+        weight = wide(self.weight).squeeze(1)
+        y = padded[:, k - 1 :] * weight[:, -1]
+        for i in range(1, k):
+            past = padded[:, k - 1 - i : k - 1 - i + s]
+            if age is not None:
+                past = past.where((age >= i)[..., None], 0.0)
+            y = torch.addcmul(y, past, weight[:, -1 - i])
+        return y if self.bias is None else y + wide(self.bias)
+
+    @torch.no_grad()
+    def init_weights(self, init: Init) -> None:
+        if self.weight.is_meta:
+            return
+        bound = self.weight.shape[2] ** -0.5
+        self.weight.uniform_(-bound, bound, generator=init.generator)
+        if self.bias is not None:
+            self.bias.zero_()
+
+
+class StepProjection(Linear):
+    """What softplus makes step sizes of: y = x W^T + b, at least fp32, as in bf16 a b of -7 is off by a per cent of the
+    step; x (..., r), y (..., c). Weights begin in +-1/sqrt(r), steps log-uniform between two values."""
+
+    def __init__(
+        self, rank: int, channels: int, steps: tuple[float, float] = (1e-3, 0.1), reparam: MakeReparam | None = None
+    ):
+        self.steps = steps
+        super().__init__(rank, channels, bias=True, reparam=reparam)
+
+    def forward(self, x: Float[Tensor, "... r"]) -> Float[Tensor, "... c"]:
+        assert self.bias is not None
+        return wide(F.linear(x, self.weight if self.reparam is None else self.reparam(self.weight))) + wide(self.bias)
+
+    @torch.no_grad()
+    def init_weights(self, init: Init) -> None:
+        if self.weight.is_meta or self.bias is None:
+            return
+        bound = self.in_features**-0.5
+        self.weight.uniform_(-bound, bound, generator=init.generator)
+        if self.reparam is not None:
+            self.reparam.begin(self.weight)
+        low, high = map(math.log, self.steps)
+        steps = torch.rand(len(self.bias), generator=init.generator, dtype=torch.float64) * (high - low) + low
+        steps = steps.exp().clamp(min=LEAST_STEP)
+        self.bias.copy_(steps + torch.log(-torch.expm1(-steps)))  # the inverse of softplus
+
+
+class Mamba(Mixer):
+    """A state space model that chooses what to keep: the recurrence of each channel depends on the token.
+    Gu & Dao 2023, 2312.00752.
+
+        x (b,s,d) -> in_proj -> u, gate (b,s,c)         u = silu(conv(u)), conv causal, of d_conv tokens
+        u -> x_proj -> (r), B, C (b,s,p)                dt = softplus(dt_proj(r)) (b,s,c), A = -exp(A_log)
+        h_t = exp(dt_t A) h_{t-1} + dt_t u_t B_t        z_t = sum_p C_t h_t + D u_t
+        out = out_proj(z silu(gate))
+
+    c = expand d channels with p = d_state states each; dt_rank r = ceil(d / 16) unless given. No positions: the order
+    of tokens is that of the recurrence. Where a document begins, recurrence and convolution begin anew. The recurrence
+    runs in fp32 at least.
+
+    Sites: u (convolved), gate, dt (b,s,c), B, C (b,s,p), z, out; and two that are made only while somebody looks, by
+    blocks of positions, and cannot be edited: state (b,s,c,p), h_t; effective_attention (b,n,s,t), the weight of u_j in
+    z_t less D u_t for each of the n = c channels (Ali et al. 2024, 2403.01590). It is signed and its rows do not sum to
+    one: no softmax pattern. With a decode state its keys are the tokens of the call.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        d_state: int = 16,
+        d_conv: int = 4,
+        expand: int = 2,
+        dt_rank: int | None = None,
+        bias: bool = False,
+        conv_bias: bool = True,
+        dt_min: float = 1e-3,
+        dt_max: float = 0.1,
+        reparam: MakeReparam | None = None,
+    ):
+        super().__init__()
+        c, r = expand * d_model, dt_rank or rank_of(d_model)
+        self.d_inner, self.d_state, self.d_conv = c, d_state, d_conv
+        self.in_proj = Linear(d_model, (c, c), bias, reparam=reparam)
+        self.conv1d = ShortConv(c, d_conv, conv_bias)
+        self.x_proj = Linear(c, (r, d_state, d_state), reparam=reparam)
+        self.dt_proj = StepProjection(r, c, (dt_min, dt_max), reparam)
+        self.A_log = nn.Parameter(torch.empty(c, d_state))
+        self.D = nn.Parameter(torch.empty(c))
+        self.out_proj = Linear(c, d_model, bias, "output", reparam)
+        self.init_weights(Init())
+        self.u, self.gate, self.dt, self.z = Site("bsc"), Site("bsc"), Site("bsc"), Site("bsc")
+        self.B, self.C, self.out = Site("bsp"), Site("bsp"), Site("bsd")
+        self.state, self.effective_attention = Site("bscp"), Site("bnst")
+
+    def forward(
+        self, x: Float[Tensor, "b s d"], positions: Positions | None = None, state: RecurrentState | None = None
+    ) -> Float[Tensor, "b s d"]:
+        positions = positions or Positions.of(x)
+        before, gate = self.in_proj.split(self.in_proj(x))
+        a = -torch.exp(wide(self.A_log)).t().contiguous()  # (p, c)
+        if state is None:
+            tail, h = None, a.new_zeros(len(x), *a.shape)
+        else:
+            tail, h = state.begin(positions, before)
+        apart = state is not None or positions.documents is not None
+        u = self.u(F.silu(self.conv1d(before, tail, positions.age if apart else None)))
+        r, b, c = self.x_proj.split(self.x_proj(u.to(x.dtype)))
+        dt = self.dt(F.softplus(wide(self.dt_proj(r))))
+        b, c = self.B(wide(b)), self.C(wide(c))
+        fresh = None if positions.documents is None else positions.age == 0
+        if self._looked_at():
+            self._show(u, dt, a, b, c, h, fresh, positions)
+        pieces = [u.shape[1]] if state is None else state.pieces(u.shape[1])
+        ys, end = [], 0
+        for size in pieces:
+            at, end = slice(end, end + size), end + size
+            part = None if fresh is None else fresh[:, at]
+            y, h = selective_scan(u[:, at], dt[:, at], a, b[:, at], c[:, at], h, part)
+            ys.append(y)
+            if state is not None:
+                state.keep(h, positions, end)
+        z = self.z(torch.cat(ys, dim=1) + wide(self.D) * u)
+        return self.out(self.out_proj(swiglu(self.gate(gate), z).to(x.dtype)))
+
+    def _looked_at(self) -> bool:
+        """Whether somebody looks at what is made for those who look alone; RequestError where it is to be edited."""
+        for name in ("state", "effective_attention"):
+            if getattr(self, name).edited:
+                raise RequestError(f"mixer.{name} is made only to be looked at; edit mixer.u, dt, B, C or z instead")
+        return bool(self.state.looks or self.effective_attention.looks)
+
+    def _show(
+        self, u: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, h: Tensor, fresh: Tensor | None, at: Positions
+    ) -> None:
+        s = u.shape[1]
+        if self.state.looks:
+            for first, block in states(u, dt, a, b, h, fresh):
+                self.state.show(block, first, s)
+        age = None if at.documents is None else at.age.clamp(max=torch.arange(s, device=u.device))
+        for look, channels in self.effective_attention.lookers(self.d_inner):
+            for first, block in effective_attention(dt[..., channels], a[:, channels], b, c, age):
+                look(block, first, s)
+
+    def matrices(self) -> dict[str, Matrix]:
+        """The maps of this mixer by the names of the sites they make; `rank` is what dt is made of."""
+        ins = {name: Matrix.of(self.in_proj, i) for i, name in enumerate(("u", "gate"))}
+        chosen = {name: Matrix.of(self.x_proj, i) for i, name in enumerate(("rank", "B", "C"))}
+        return {**ins, **chosen, "dt": Matrix.of(self.dt_proj), "out": Matrix.of(self.out_proj)}
+
+    def init_state(
+        self, batch: int, max_len: int, dtype: torch.dtype, device: Any = None, rewind: int = 0
+    ) -> RecurrentState:
+        """Of one size whatever `max_len` is. `dtype` is that of the convolution's tail; h stays in fp32 at least, as
+        its rounding would add up from token to token."""
+        return RecurrentState(batch, self.d_conv, self.d_state, self.d_inner, dtype, device, rewind)
+
+    @torch.no_grad()
+    def init_weights(self, init: Init) -> None:
+        """A = -1, ..., -p in every channel (S4D-real, Gu et al. 2022, 2206.11893)."""
+        if self.D.is_meta:
+            return
+        self.A_log.copy_(torch.arange(1, self.d_state + 1, dtype=torch.float64).log().expand_as(self.A_log))
+        self.D.fill_(1.0)
+
+
+def rank_of(d_model: int) -> int:
+    """r where none is given."""
+    return -(-d_model // 16)
+
+
+class MambaConfig(MixerConfig, kind="mamba"):
+    d_state: int = Field(16, gt=0, le=1 << 12)
+    d_conv: int = Field(4, ge=2, le=1 << 8)
+    expand: int = Field(2, gt=0, le=1 << 8)
+    dt_rank: int | None = Field(None, gt=0, le=1 << 20)
+    """None: ceil(d_model / 16)."""
+    bias: bool = False
+    """Of in_proj and out_proj."""
+    conv_bias: bool = True
+    dt_min: float = Field(1e-3, gt=0)
+    dt_max: float = Field(0.1, gt=0)
+    """Steps begin log-uniform between these two."""
+
+    @model_validator(mode="after")
+    def _ordered(self) -> MambaConfig:
+        if self.dt_min > self.dt_max:
+            raise ValueError(f"dt_min={self.dt_min} is above dt_max={self.dt_max}; give the smaller one first")
+        return self
+
+    def _shape(self, ctx: BuildContext) -> tuple[int, int]:
+        return self.expand * ctx.d_model, self.dt_rank or rank_of(ctx.d_model)
+
+    def build(self, ctx: BuildContext) -> Mamba:
+        if ctx.mup is not None:
+            raise RequestError("mup has no rule for the mixer mamba, whose B, C and dt grow otherwise; leave mup out")
+        return Mamba(ctx.d_model, **self._fields(), reparam=ctx.reparam and ctx.reparam.over)
+
+    def _fields(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in type(self).model_fields}
+
+    def explicit(self, ctx: BuildContext) -> MambaConfig:
+        defaults = {name: type(self).model_fields[name].default for name in ("dt_min", "dt_max")}  # of training alone
+        return self.vary(dt_rank=self._shape(ctx)[1], **defaults)
+
+    def num_params(self, ctx: BuildContext) -> int:
+        c, r = self._shape(ctx)
+        d, p = ctx.d_model, self.d_state
+        ends = linear_params(d, (c, c), self.bias, ctx.reparam) + linear_params(c, d, self.bias, ctx.reparam)
+        chosen = linear_params(c, (r, p, p), False, ctx.reparam) + linear_params(r, c, False, ctx.reparam)
+        return ends + chosen + c * (self.d_conv + self.conv_bias) + c * (p + 2)
+
+    def flops(self, ctx: BuildContext, t: float) -> float:
+        """Of the matrix products; convolution and scan, about 2 d_conv + 9 p operations per channel, have none."""
+        c, r = self._shape(ctx)
+        return 2.0 * c * (3 * ctx.d_model + 2 * r + 2 * self.d_state)
+
+    def state_bytes(self, ctx: BuildContext, t: int, bytes_per_value: int = 2) -> int:
+        c = self._shape(ctx)[0]
+        return c * ((self.d_conv - 1) * bytes_per_value + self.d_state * max(4, bytes_per_value))

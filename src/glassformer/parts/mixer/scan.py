@@ -1,0 +1,216 @@
+"""The selective scan: a linear recurrence whose decay and input depend on the token. Gu & Dao 2023, 2312.00752.
+
+    h_t = exp(dt_t A) h_{t-1} + dt_t u_t B_t        y_t = sum_p C_t h_t
+
+c channels, each with p states of its own: u, dt, y (b, s, c), B, C (b, s, p), A (p, c), negative. States are (b, p, c),
+channels innermost, because a sum over p is then one of rows. Where `fresh` (b, s) holds, a sequence begins: h_{t-1} is
+taken as zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from glassformer.parts.precision import exact
+from glassformer.parts.region import region
+
+CHUNK = 8
+"""Tokens whose states are recomputed together on the way back; one state of each chunk is kept (docs/log.md)."""
+VALUES_PER_BLOCK = 1 << 22
+QUERIES_PER_BLOCK = 128
+
+
+def naive_scan(
+    u: Float[Tensor, "b s c"],
+    dt: Float[Tensor, "b s c"],
+    a: Float[Tensor, "p c"],
+    b: Float[Tensor, "b s p"],
+    c: Float[Tensor, "b s p"],
+    h: Float[Tensor, "b p c"],
+    fresh: Bool[Tensor, "#b s"] | None = None,
+) -> tuple[Float[Tensor, "b s c"], Float[Tensor, "b p c"]]:
+    """y and the last state: the definition, token by token."""
+    ys = []
+    for t in range(u.shape[1]):
+        decay = torch.exp(dt[:, t, None] * a)
+        if fresh is not None:
+            decay = torch.where(fresh[:, t, None, None], 0.0, decay)
+        h = decay * h + (dt[:, t] * u[:, t])[:, None] * b[:, t, :, None]
+        ys.append((c[:, t, :, None] * h).sum(1))
+    return torch.stack(ys, dim=1), h
+
+
+def selective_scan(
+    u: Float[Tensor, "b s c"],
+    dt: Float[Tensor, "b s c"],
+    a: Float[Tensor, "p c"],
+    b: Float[Tensor, "b s p"],
+    c: Float[Tensor, "b s p"],
+    h: Float[Tensor, "b p c"],
+    fresh: Bool[Tensor, "#b s"] | None = None,
+) -> tuple[Float[Tensor, "b s c"], Float[Tensor, "b p c"]]:
+    """Equals `naive_scan`; keeps one state in `CHUNK` for the backward pass, which computes the others again.
+
+    Nothing is divided by a product of decays, and every exponent is dt A <= 0 of one token: no length overflows."""
+    if u.shape[1] == 1:
+        return naive_scan(u, dt, a, b, c, h, fresh)
+    y, states = _scan(dt, dt * u, a, b, c, h, None if fresh is None else (~fresh).to(u.dtype).expand(u.shape[:2]))
+    return y, states[-1]
+
+
+# One operator, so that whoever compiles the model around it does not unroll the tokens into their graph.
+
+
+@torch.library.custom_op(
+    "glassformer::selective_scan",
+    mutates_args=(),
+    schema="(Tensor dt, Tensor x, Tensor a, Tensor b, Tensor c, Tensor h, Tensor? keep) -> (Tensor, Tensor)",
+)
+def _scan(dt, x, a, b, c, h, keep=None):
+    """y, and the state before each chunk and after the last."""
+    ys, states = [], [h]
+    with torch.autocast(dt.device.type, enabled=False):
+        for at in _chunks(dt):
+            y, h = _chunk(h, dt[:, at], x[:, at], a, b[:, at], c[:, at], None if keep is None else keep[:, at])
+            ys.append(y)
+            states.append(h)
+    return torch.cat(ys, dim=1), torch.stack(states)
+
+
+@_scan.register_fake
+def _(dt, x, a, b, c, h, keep=None):
+    return torch.empty_like(dt), h.new_empty(len(_chunks(dt)) + 1, *h.shape)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    ctx.save_for_backward(*inputs, output[1])
+
+
+def _scan_grad(ctx: Any, dy: Tensor | None, dstates: Tensor | None) -> tuple[Tensor | None, ...]:
+    dt, x, a, b, c, h, keep, states = ctx.saved_tensors
+    dy = torch.zeros_like(dt) if dy is None else dy
+    g, da = torch.zeros_like(h), torch.zeros_like(h)
+    parts: list[tuple[Tensor, ...]] = []
+    with torch.autocast(dt.device.type, enabled=False):
+        for i, at in reversed(list(enumerate(_chunks(dt)))):
+            if dstates is not None:
+                g = g + dstates[i + 1]
+            kept = None if keep is None else keep[:, at]
+            g, da, *of_inputs = _chunk_grad(
+                g, da, states[i], dt[:, at], x[:, at], a, b[:, at], c[:, at], kept, dy[:, at]
+            )
+            parts.append(tuple(of_inputs))
+    if dstates is not None:
+        g = g + dstates[0]
+    ddt, dx, db, dc = (torch.cat(pieces, dim=1) for pieces in zip(*reversed(parts), strict=True))
+    return ddt, dx, da.sum(0), db, dc, g, None
+
+
+_scan.register_autograd(_scan_grad, setup_context=_save)
+
+
+def _chunks(dt: Tensor) -> list[slice]:
+    return [slice(first, first + CHUNK) for first in range(0, dt.shape[1], CHUNK)]
+
+
+@region
+def _chunk(
+    h: Tensor, dt: Tensor, x: Tensor, a: Tensor, b: Tensor, c: Tensor, keep: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """y of a chunk and the state after it. Products of one row: what fuses is then all of it."""
+    decay, given, ys = _decay(dt, a, keep), b[..., None] * x[:, :, None], []
+    for t in range(dt.shape[1]):
+        h = torch.addcmul(given[:, t], decay[:, t], h)
+        ys.append(torch.matmul(c[:, t, None], h))
+    return torch.cat(ys, dim=1), h
+
+
+@region
+def _chunk_grad(
+    g: Tensor, da: Tensor, h: Tensor, dt: Tensor, x: Tensor, a: Tensor, b: Tensor, c: Tensor,
+    keep: Tensor | None, dy: Tensor,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    """From g, the gradient of the state after a chunk, and the state h before it: the gradient of h, da (b, p, c) with
+    the chunk's share added, and those of dt, x, b and c."""
+    decay, given, states = _decay(dt, a, keep), b[..., None] * x[:, :, None], [h]
+    for t in range(dt.shape[1]):
+        states.append(torch.addcmul(given[:, t], decay[:, t], states[t]))
+    ddt, dx, db, dc = [], [], [], []
+    for t in reversed(range(dt.shape[1])):
+        g = torch.addcmul(g, c[:, t, :, None], dy[:, t, None])
+        dc.append(torch.matmul(states[t + 1], dy[:, t, :, None]))
+        db.append(torch.matmul(g, x[:, t, :, None]))
+        dx.append(torch.matmul(b[:, t, None], g))
+        g = g * decay[:, t]
+        moved = g * states[t]  # the gradient of dt A
+        ddt.append((moved * a).sum(1, keepdim=True))
+        da = torch.addcmul(da, moved, dt[:, t, None])
+    rows = [torch.cat(pieces[::-1], dim=1) for pieces in (ddt, dx)]
+    return g, da, *rows, *(torch.cat(pieces[::-1], dim=2).transpose(1, 2) for pieces in (db, dc))
+
+
+def _decay(dt: Tensor, a: Tensor, keep: Tensor | None) -> Tensor:
+    """(b, s, p, c)"""
+    decay = torch.exp(dt[:, :, None] * a)
+    return decay if keep is None else decay * keep[:, :, None, None]
+
+
+# Looking inside: what the scan never stores
+
+
+@torch.no_grad()
+def states(
+    u: Tensor, dt: Tensor, a: Tensor, b: Tensor, h: Tensor, fresh: Tensor | None = None
+) -> Iterator[tuple[int, Float[Tensor, "b r c p"]]]:
+    """(first position, h_t of the r positions from there on), in bounded memory."""
+    rows = max(1, VALUES_PER_BLOCK // h.numel())
+    for first in range(0, u.shape[1], rows):
+        made = []
+        for t in range(first, min(first + rows, u.shape[1])):
+            at = slice(t, t + 1)
+            _, h = naive_scan(u[:, at], dt[:, at], a, b[:, at], b[:, at], h, None if fresh is None else fresh[:, at])
+            made.append(h)
+        yield first, torch.stack(made, dim=1).transpose(2, 3)
+
+
+@torch.no_grad()
+def effective_attention(
+    dt: Float[Tensor, "b s c"],
+    a: Float[Tensor, "p c"],
+    b: Float[Tensor, "b s p"],
+    c: Float[Tensor, "b s p"],
+    age: Tensor | None = None,
+) -> Iterator[tuple[int, Float[Tensor, "b c r s"]]]:
+    """(first query, its block of r queries of the map) with y_t = sum_j map[t, j] u_j for a scan that begins at zero:
+
+        map_c[t, j] = sum_p C_t exp(A (dt_{j+1} + ... + dt_t)) dt_j B_j  for j <= t, else 0
+
+    Ali et al. 2024, 2403.01590. `age` (b or 1, s): tokens of its own sequence that precede each; older ones weigh 0.
+    The decay over a distance is the product of those up to and from the block's start, so every exponent stays <= 0 and
+    the keys before the block take one matrix product. Memory: one block."""
+    batch, s, channels = dt.shape
+    place = torch.arange(s, device=dt.device)
+    begins = (place - (place if age is None else age)).expand(batch, s)  # the first token that each one sees
+    clock = exact(dt).cumsum(1).to(dt.device).transpose(1, 2)  # (b, c, s), differences of which are decays' exponents
+    rate, source = a.t()[:, None], (dt[..., None] * b[:, :, None]).transpose(1, 2)  # (c, 1, p), (b, c, s, p)
+    rows = min(QUERIES_PER_BLOCK, max(1, VALUES_PER_BLOCK // (batch * channels * s)))
+    for first in range(0, s, rows):
+        at, last = slice(first, first + rows), min(first + rows, s)
+        now = clock[:, :, at]
+        block = dt.new_zeros(batch, channels, last - first, s)
+        if first:
+            before = clock[:, :, first - 1, None]
+            since = torch.exp((now - before).to(dt.dtype)[..., None] * rate) * c[:, None, at]  # (b, c, r, p)
+            until = torch.exp((before - clock[:, :, :first]).to(dt.dtype)[..., None] * rate) * source[:, :, :first]
+            block[..., :first] = torch.matmul(since, until.transpose(2, 3))
+        gap = (now[..., None] - now[:, :, None]).to(dt.dtype).clamp(min=0)  # (b, c, r, r)
+        for state in range(a.shape[0]):
+            decay = torch.exp(gap * rate[..., state, None])
+            block[..., first:last] += c[:, None, at, None, state] * decay * source[:, :, None, at, state]
+        seen = (place <= place[at, None]) & (place >= begins[:, at, None])  # (b, r, s)
+        yield first, block.where(seen[:, None], 0.0)
