@@ -405,7 +405,7 @@ class _Findings:
         """The modules of one layer, which ran alone on the reference's input."""
         self.broken = False
         mid = alone.get(f"{name}.residual.resid_mid", (None, None))[1]
-        shown = {""}
+        shown, wrong = {""}, list[str]()  # wrong: modules, with what leads to them
         for path, (given, made) in alone.items():
             for pair in (pair for pair in self.both if pair.ours == path):
                 their_input, their_output = self.there[pair.theirs]
@@ -414,15 +414,20 @@ class _Findings:
                 if into not in shown:
                     site = into if into.startswith(name) else f"{name}.{into}"
                     row = self.row(site, self.whole[path][0], given, their_input, pair.theirs)
+                    if row.verdict == "wrong":
+                        wrong.append(path)
                     if not into.startswith(name) or row.verdict == "wrong":
                         yield row
                 shown.add(into)
                 restart = _aligned(their_input, given)
                 if own := restart is not None and restart.numel() == given.numel():
                     made = self.mine[path](restart.reshape(given.shape))
-                own &= not any(other.ours.startswith(f"{path}.") for other in self.both)  # what is inside is told first
+                own &= not any(inner.startswith(f"{path}.") for inner in wrong)  # which explains it
                 site = f"{name}.{out}" if out else path
-                yield self.row(site, self.whole[path][1], made, their_output, pair.theirs, pair, own)
+                row = self.row(site, self.whole[path][1], made, their_output, pair.theirs, pair, own)
+                if row.verdict == "wrong":
+                    wrong.append(path)
+                yield row
 
     def row(
         self,
