@@ -234,6 +234,11 @@ def test_its_state_has_one_size_and_keeps_its_sum_in_fp32():
         memory = model.init_state(1, 10, dtype).tensors()
         assert memory["0.inputs"].dtype == dtype and memory["0.h"].dtype == torch.float32
     assert model.double().init_state(1, 10).tensors()["0.h"].dtype == torch.float64
+    tokens = torch.arange(9)[None]
+    with torch.no_grad():  # a double model may keep less
+        logits = torch.cat([model(part, state) for state in [model.init_state(1, 9, torch.float32)] for part in
+                            tokens.split([5, 1, 3], dim=1)], dim=1)  # fmt: skip
+    torch.testing.assert_close(logits, model(tokens), rtol=1e-4, atol=1e-5)
 
 
 def test_channels_and_positions_are_computed_as_they_are_asked_for(monkeypatch: pytest.MonkeyPatch):

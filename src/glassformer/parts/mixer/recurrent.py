@@ -58,10 +58,12 @@ class RecurrentState(ForgetfulState):
         before = slots[..., :1] + torch.arange(-self.tail, 0, device=x.device)
         tail = self.inputs.at(before % size, x.dtype).squeeze(2)
         self.inputs[slots[..., -size:] % size] = x[:, -size:, None]
+        precise = torch.promote_types(x.dtype, torch.float32)
         if positions.rows is not None:
-            return tail, self.h[self._slot(positions.rows)].masked_fill((positions.rows == 0)[:, None, None], 0.0)
-        h = self.h[self._slot(positions.start)]
-        return tail, h.clone() if positions.start else torch.zeros_like(h)  # `keep` may write where h lies
+            h = self.h[self._slot(positions.rows)].to(precise)
+            return tail, h.masked_fill((positions.rows == 0)[:, None, None], 0.0)
+        h = self.h[self._slot(positions.start)].to(precise, copy=True)  # `keep` may write where it lies
+        return tail, h if positions.start else h.zero_()
 
     def pieces(self, tokens: int) -> list[int]:
         """How many tokens are read at once: those that `truncate` may take back one by one, as the state after each is
