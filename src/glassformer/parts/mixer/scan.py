@@ -60,19 +60,16 @@ def selective_scan(
     follow one another in a loop of small steps, which suits a CPU; on a GPU each is several launches."""
     if u.shape[1] == 1:
         return naive_scan(u, dt, a, b, c, h, fresh)
-    y, states = _scan(dt, dt * u, a, b, c, h, None if fresh is None else (~fresh).to(u.dtype).expand(u.shape[:2]))
+    keep = None if fresh is None else (~fresh).to(u.dtype).expand(u.shape[:2])
+    # The first call of an operator loads torch's whole compiler, which takes longer than a reader would wait.
+    run = _operator if torch.is_grad_enabled() or torch.compiler.is_compiling() else _scan
+    y, states = run(dt, dt * u, a, b, c, h, keep)
     return y, states[-1]
 
 
-# One operator, so that whoever compiles the model around it does not unroll the tokens into their graph.
-
-
-@torch.library.custom_op(
-    "glassformer::selective_scan",
-    mutates_args=(),
-    schema="(Tensor dt, Tensor x, Tensor a, Tensor b, Tensor c, Tensor h, Tensor? keep) -> (Tensor, Tensor)",
-)
-def _scan(dt, x, a, b, c, h, keep=None):
+def _scan(
+    dt: Tensor, x: Tensor, a: Tensor, b: Tensor, c: Tensor, h: Tensor, keep: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """y, and the state before each chunk and after the last."""
     ys, states = [], [h]
     with torch.autocast(dt.device.type, enabled=False):
@@ -83,7 +80,16 @@ def _scan(dt, x, a, b, c, h, keep=None):
     return torch.cat(ys, dim=1), torch.stack(states)
 
 
-@_scan.register_fake
+# One operator, so that whoever compiles the model around it does not unroll the tokens into their graph.
+_operator = torch.library.custom_op(
+    "glassformer::selective_scan",
+    _scan,
+    mutates_args=(),
+    schema="(Tensor dt, Tensor x, Tensor a, Tensor b, Tensor c, Tensor h, Tensor? keep) -> (Tensor, Tensor)",
+)
+
+
+@_operator.register_fake
 def _(dt, x, a, b, c, h, keep=None):
     return torch.empty_like(dt), h.new_empty(len(_chunks(dt)) + 1, *h.shape)
 
@@ -112,7 +118,7 @@ def _scan_grad(ctx: Any, dy: Tensor | None, dstates: Tensor | None) -> tuple[Ten
     return ddt, dx, da.sum(0), db, dc, g, None
 
 
-_scan.register_autograd(_scan_grad, setup_context=_save)
+_operator.register_autograd(_scan_grad, setup_context=_save)
 
 
 def _chunks(dt: Tensor) -> list[slice]:
