@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -285,7 +286,17 @@ def test_evaluation_and_other_passes_carry_nothing() -> None:
     with torch.no_grad():
         model.train()(TOKENS)
     assert all(layer.ffn.router.load.sum() == 0 for layer in model.layers)
-    assert not auxiliary._open
+    assert not auxiliary._open.added
+
+
+def test_passes_of_other_threads_are_their_own() -> None:
+    loss = torch.ones((), requires_grad=True)
+    with auxiliary.gathering() as added:
+        other = threading.Thread(target=auxiliary.add, args=(3 * loss,))
+        other.start()
+        other.join()
+        auxiliary.add(2 * loss)
+    assert torch.autograd.grad(auxiliary.join(loss, added), loss)[0] == 3.0  # 1 + 2
 
 
 @settings(max_examples=10, deadline=None)
@@ -298,7 +309,7 @@ def test_the_balance_loss_is_alpha_where_all_is_level_and_alpha_e_where_one_has_
         (one.float(), one.sum(0), 0.25 * e),
     ):
         with auxiliary.gathering() as added:
-            router.balance(p.log(), p, counts)
+            router.balance(p.log(), p, counts.float())
         assert float(added[0]) == pytest.approx(expected)
 
 

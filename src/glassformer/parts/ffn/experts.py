@@ -88,7 +88,7 @@ class Router(Linear):
             weights = weights / weights.sum(-1, keepdim=True).clamp_min(torch.finfo(p.dtype).tiny)
         return weights * self.scale, chosen
 
-    def balance(self, logits: Float[Tensor, "n e"], p: Float[Tensor, "n e"], counts: Int[Tensor, " e"]) -> None:
+    def balance(self, logits: Float[Tensor, "n e"], p: Float[Tensor, "n e"], counts: Float[Tensor, " e"]) -> None:
         """Adds the losses of a pass, and its load; `counts`: how many tokens chose each expert."""
         if self.balance_loss:
             share, mean = counts / counts.sum(), (p / p.sum(-1, keepdim=True)).mean(0)
@@ -159,7 +159,8 @@ class Experts(nn.Module):
         p = self.routing(self.router.score(logits))
         weights, chosen = self.router.choose(p)
         if self.training and torch.is_grad_enabled():
-            counts = F.one_hot(chosen, p.shape[-1]).flatten(0, -2).sum(0)
+            flat = chosen.flatten()
+            counts = p.new_zeros(p.shape[-1]).index_add(0, flat, torch.ones_like(flat, dtype=p.dtype))
             self.router.balance(logits.flatten(0, -2), p.flatten(0, -2), counts)
         y = self.mix(x.flatten(0, -2), weights.flatten(0, -2), chosen.flatten(0, -2)).view(x.shape)
         return self.out(y if self.shared is None else y + self.shared(x))
