@@ -13,7 +13,6 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-
 BLOCK = 64
 
 
