@@ -32,7 +32,17 @@ def symbols_pass_for_numbers() -> Iterator[None]:
     jaxtyping.config.update("jaxtyping_disable", False)
 
 
-MODELS = ["llama", "gpt2", "bloom", "mistral+window:7", "qwen3+gqa:2", "gpt2+nope+softcap:5", "llama+mamba"]
+MODELS = [
+    "llama",
+    "gpt2",
+    "bloom",
+    "mistral+window:7",
+    "qwen3+gqa:2",
+    "gpt2+nope+softcap:5",
+    "llama+moe:4:2",
+    "gpt2+moe:2:2",
+    "llama+mamba",
+]
 
 
 def tiny(expression: str) -> Model:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from glassformer.model import Model
 from glassformer.parts import auxiliary
 from glassformer.parts.ffn import Experts, ExpertsConfig, Glu, Router
 from glassformer.parts.ffn.experts import after_step
-from glassformer.parts.grouped import Groups, grouped_product, naive_grouped_product
+from glassformer.parts.grouped import BLOCK, Groups, grouped_product, naive_grouped_product, wants_blocks
 from glassformer.parts.quantized import QuantizedLinear, quantize
 
 TINY = "layers=2+d_model=32+heads=4+vocab_size=61+context=64"
@@ -82,6 +83,35 @@ def test_a_grouped_product_is_a_product_for_each_row() -> None:
     groups = Groups.sorted(of, 4)
     assert groups.ends.tolist() == [3, 3, 8, 9]
     close(grouped_product(x, weight, groups), naive_grouped_product(x, weight, groups))
+
+
+@given(of=st.lists(st.integers(0, 4), min_size=1, max_size=40), size=st.integers(1, 9))
+def test_rows_in_blocks_keep_their_groups_and_their_order(of: list[int], size: int) -> None:
+    groups = Groups.sorted(torch.tensor(sorted(of)), 5)
+    blocks, place = groups.in_blocks(size)
+    assert blocks.of[place].tolist() == sorted(of) and place.tolist() == sorted(set(place.tolist()))
+    counts = torch.diff(blocks.ends, prepend=torch.zeros(1)).tolist()
+    assert counts == [-(-of.count(group) // size) * size for group in range(5)] and len(blocks.of) == sum(counts)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_in_blocks_it_is_the_definition_too(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An expert without a token included; what fills the blocks leaves no trace, in gradients neither."""
+    torch.manual_seed(seed)
+    monkeypatch.setattr("glassformer.parts.ffn.experts.wants_blocks", lambda *given: True)
+    monkeypatch.setattr("glassformer.parts.ffn.experts.BLOCK", 4 + seed)
+    part, x, weights = made(16, 24, 5, 2, bias=True).double(), torch.randn(17, 16).double(), torch.rand(17, 2).double()
+    chosen = torch.rand(17, 4).argsort(1)[:, :2]
+    for a, b in zip(
+        results(part.mix, part, x, weights, chosen), results(part.naive_mix, part, x, weights, chosen), strict=True
+    ):
+        close(a, b, 1e-12)
+
+
+def test_blocks_are_for_half_precision_on_a_processor_alone() -> None:
+    x = torch.zeros(1)
+    assert wants_blocks(x.bfloat16(), 4 * BLOCK + 1, 4) and not wants_blocks(x.bfloat16(), 4 * BLOCK, 4)
+    assert not wants_blocks(x, 1 << 20, 4)
 
 
 @pytest.mark.parametrize("rows", [3, 9])
@@ -285,7 +315,17 @@ def test_evaluation_and_other_passes_carry_nothing() -> None:
     with torch.no_grad():
         model.train()(TOKENS)
     assert all(layer.ffn.router.load.sum() == 0 for layer in model.layers)
-    assert not auxiliary._open
+    assert not auxiliary._open.added
+
+
+def test_passes_of_other_threads_are_their_own() -> None:
+    loss = torch.ones((), requires_grad=True)
+    with auxiliary.gathering() as added:
+        other = threading.Thread(target=auxiliary.add, args=(3 * loss,))
+        other.start()
+        other.join()
+        auxiliary.add(2 * loss)
+    assert torch.autograd.grad(auxiliary.join(loss, added), loss)[0] == 3.0  # 1 + 2
 
 
 @settings(max_examples=10, deadline=None)
@@ -298,7 +338,7 @@ def test_the_balance_loss_is_alpha_where_all_is_level_and_alpha_e_where_one_has_
         (one.float(), one.sum(0), 0.25 * e),
     ):
         with auxiliary.gathering() as added:
-            router.balance(p.log(), p, counts)
+            router.balance(p.log(), p, counts.float())
         assert float(added[0]) == pytest.approx(expected)
 
 

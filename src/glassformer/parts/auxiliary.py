@@ -7,6 +7,7 @@ multiplied by (a share of a batch that comes in pieces, a scale against underflo
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -14,25 +15,32 @@ from typing import Any
 import torch
 from torch import Tensor
 
-_open: list[list[Tensor]] = []
-"""What has been added in the passes that are running, the innermost last."""
+
+class _Passes(threading.local):
+    """Of this thread: what has been added in the passes that are running, the innermost last."""
+
+    def __init__(self) -> None:
+        self.added: list[list[Tensor]] = []
+
+
+_open = _Passes()
 
 
 @contextmanager
 def gathering() -> Iterator[list[Tensor]]:
     """The losses that are added inside."""
     added: list[Tensor] = []
-    _open.append(added)
+    _open.added.append(added)
     try:
         yield added
     finally:
-        _open.pop()
+        _open.added.pop()
 
 
 def add(loss: Tensor) -> None:
     """Of a pass whose loss nobody makes here (generation, logits alone) nothing is kept."""
-    if _open:
-        _open[-1].append(loss)
+    if _open.added:
+        _open.added[-1].append(loss)
 
 
 def join(loss: Tensor, added: Sequence[Tensor]) -> Tensor:

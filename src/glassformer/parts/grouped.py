@@ -13,6 +13,8 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
+BLOCK = 64
+
 
 class Groups(NamedTuple):
     """Rows in the order of their groups: `of` (r,), the group of each, and `ends` (n,) int32, where each group ends."""
@@ -25,6 +27,23 @@ class Groups(NamedTuple):
         """`of` ascends."""
         every = torch.arange(count, device=of.device)
         return cls(of, torch.searchsorted(of, every, right=True, out_int32=True))
+
+    def in_blocks(self, size: int) -> tuple[Groups, Int[Tensor, " r"]]:
+        """The groups filled up to whole blocks of `size` rows, and the place of each row in them."""
+        rows = torch.diff(self.ends, prepend=self.ends.new_zeros(1))
+        filled = (rows + size - 1) // size * size
+        ends = filled.cumsum(0)
+        shift = (ends - filled) - (self.ends - rows)
+        place = torch.arange(len(self.of), device=self.of.device) + shift[self.of]
+        of = torch.arange(len(rows), device=self.of.device).repeat_interleave(filled)
+        return Groups(of, ends.int()), place
+
+
+def wants_blocks(x: Tensor, rows: int, groups: int) -> bool:
+    """Whether products of so many rows are to be of whole blocks: oneDNN, which computes those in 16 bits on a
+    processor, writes a program for every number of rows that it meets, and keeps a thousand of them."""
+    half = x.dtype in (torch.bfloat16, torch.float16) and x.device.type == "cpu"
+    return half and rows > groups * BLOCK and not torch.compiler.is_compiling()
 
 
 def grouped_product(x: Float[Tensor, "r i"], weight: Float[Tensor, "n o i"], groups: Groups) -> Float[Tensor, "r o"]:

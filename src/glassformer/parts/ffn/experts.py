@@ -17,7 +17,7 @@ from glassformer.parts.base import BuildContext
 from glassformer.parts.ffn.base import ACTIVATIONS, FFNConfig
 from glassformer.parts.ffn.glu import GluConfig, gating
 from glassformer.parts.ffn.mlp import MlpConfig
-from glassformer.parts.grouped import Groups
+from glassformer.parts.grouped import BLOCK, Groups, wants_blocks
 from glassformer.parts.init import Init
 from glassformer.parts.linear import GroupedLinear, Linear, Matrix, linear_params
 from glassformer.parts.precision import full_precision, product_dtype, wide
@@ -88,7 +88,7 @@ class Router(Linear):
             weights = weights / weights.sum(-1, keepdim=True).clamp_min(torch.finfo(p.dtype).tiny)
         return weights * self.scale, chosen
 
-    def balance(self, logits: Float[Tensor, "n e"], p: Float[Tensor, "n e"], counts: Int[Tensor, " e"]) -> None:
+    def balance(self, logits: Float[Tensor, "n e"], p: Float[Tensor, "n e"], counts: Float[Tensor, " e"]) -> None:
         """Adds the losses of a pass, and its load; `counts`: how many tokens chose each expert."""
         if self.balance_loss:
             share, mean = counts / counts.sum(), (p / p.sum(-1, keepdim=True)).mean(0)
@@ -159,7 +159,8 @@ class Experts(nn.Module):
         p = self.routing(self.router.score(logits))
         weights, chosen = self.router.choose(p)
         if self.training and torch.is_grad_enabled():
-            counts = F.one_hot(chosen, p.shape[-1]).flatten(0, -2).sum(0)
+            flat = chosen.flatten()
+            counts = p.new_zeros(p.shape[-1]).index_add(0, flat, torch.ones_like(flat, dtype=p.dtype))
             self.router.balance(logits.flatten(0, -2), p.flatten(0, -2), counts)
         y = self.mix(x.flatten(0, -2), weights.flatten(0, -2), chosen.flatten(0, -2)).view(x.shape)
         return self.out(y if self.shared is None else y + self.shared(x))
@@ -167,11 +168,15 @@ class Experts(nn.Module):
     def mix(self, x: Float[Tensor, "n d"], weights: Float[Tensor, "n k"], chosen: Int[Tensor, "n k"]) -> Tensor:
         """(n, d): sum_k w_k E_k(x). The rows of an expert are brought together, so that its maps are read once."""
         by_expert, order = chosen.flatten().sort(stable=True)
+        x, tokens, back = x.to(product_dtype(x)), order // chosen.shape[1], order.argsort()
         groups = Groups.sorted(by_expert, len(self.up_proj.outs))
-        rows = x.to(product_dtype(x)).index_select(0, order // chosen.shape[1])
+        if wants_blocks(x, len(order), len(groups.ends)):
+            groups, place = groups.in_blocks(BLOCK)  # filled up with the first token, whose results nobody takes
+            tokens, back = torch.zeros_like(groups.of).scatter(0, place, tokens), place[back]
+        rows = x.index_select(0, tokens)
         up = self.up_proj(rows, groups)
         hidden = self.activation(up) if self.gate_proj is None else self.activation(self.gate_proj(rows, groups), up)
-        y = self.down_proj(hidden, groups).index_select(0, order.argsort()).view(*chosen.shape, -1)
+        y = self.down_proj(hidden, groups).index_select(0, back).view(*chosen.shape, -1)
         return (y * weights[..., None]).sum(1).to(y.dtype)
 
     def naive_mix(self, x: Float[Tensor, "n d"], weights: Float[Tensor, "n k"], chosen: Int[Tensor, "n k"]) -> Tensor:
