@@ -168,6 +168,20 @@ PUBLISHED: dict[str, tuple[Json, int]] = {
               layerdrop=0.0, pad_token_id=1, prefix="</s>"),
         125_239_296,
     ),
+    "mixtral-8x7b": (
+        _llama("mixtral", 32, 4096, 14336, 32, 32000, 32768, 1e-5, num_key_value_heads=8, rope_theta=1000000.0,
+               sliding_window=None, attention_dropout=0.0, num_local_experts=8, num_experts_per_tok=2,
+               output_router_logits=False, router_aux_loss_coef=0.02, tie_word_embeddings=False),
+        46_702_792_704,
+    ),
+    "qwen3-30b-a3b": (
+        _llama("qwen3_moe", 48, 2048, 6144, 32, 151936, 40960, 1e-6, num_key_value_heads=4, head_dim=128,
+               attention_bias=False, attention_dropout=0.0, max_window_layers=48, rope_scaling=None,
+               rope_theta=1000000.0, sliding_window=None, use_sliding_window=False, tie_word_embeddings=False, decoder_sparse_step=1,
+               mlp_only_layers=[], moe_intermediate_size=768, norm_topk_prob=True, num_experts=128,
+               num_experts_per_tok=8, output_router_logits=False, router_aux_loss_coef=0.001),
+        30_532_122_624,
+    ),
     "mamba-130m": (
         _says("mamba", hidden_size=768, d_model=768, num_hidden_layers=24, n_layer=24, vocab_size=50280, expand=2,
               d_inner=1536, intermediate_size=1536, state_size=16, conv_kernel=4, time_step_rank=48, ssm_cfg={},
@@ -285,6 +299,7 @@ _NAMED = {"gpt2": {"vocab_size": 64, "n_embd": 128, "n_layer": 2, "n_head": 32},
           "bloom": {"vocab_size": 64, "hidden_size": 128, "n_layer": 2, "n_head": 32},
           "mpt": {"vocab_size": 64, "d_model": 128, "n_layers": 2, "n_heads": 32},
           "opt": {**_SIZES, "ffn_dim": 256},
+          "qwen3_moe": {**_SIZES, "moe_intermediate_size": 64},
           "mamba": {"vocab_size": 64, "hidden_size": 128, "num_hidden_layers": 2}}  # fmt: skip
 MINIMAL = {kind: {"model_type": kind, **_NAMED.get(kind, {**_SIZES, "intermediate_size": 256})} for kind in FAMILIES}
 MINIMAL["falcon"].pop("intermediate_size")

@@ -253,9 +253,10 @@ class MambaConfig(MixerConfig, kind="mamba"):
         return ends + chosen + c * (self.d_conv + self.conv_bias) + c * (p + 2)
 
     def flops(self, ctx: BuildContext, t: float) -> float:
-        """Of the matrix products; convolution and scan, about 2 d_conv + 9 p operations per channel, have none."""
+        """Of the matrix products, C_t h_t among them; convolution and recurrence, about 2 d_conv + 7 p operations per
+        channel, have no other."""
         c, r = self._shape(ctx)
-        return 2.0 * c * (3 * ctx.d_model + 2 * r + 2 * self.d_state)
+        return 2.0 * c * (3 * ctx.d_model + 2 * r + 3 * self.d_state)
 
     def state_bytes(self, ctx: BuildContext, t: int, bytes_per_value: int = 2) -> int:
         c = self._shape(ctx)[0]
