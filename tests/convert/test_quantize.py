@@ -146,12 +146,16 @@ def test_changes_come_first(checkpoints: dict[str, Path]) -> None:
 
 def test_wrong_requests(checkpoints: dict[str, Path]) -> None:
     for name in ("run", "folder", "Q4_1"):
-        with pytest.raises(RequestError, match=r"quantize='int3': use int8, int4, keep for the packed .*gguf.*or None"):
+        with pytest.raises(
+            RequestError, match=r"quantize='int3': use bf16, int8, int4, keep for the packed .*gguf.*or None"
+        ):
             gf.load(checkpoints[name], quantize="int3")
     for name in ("run", "folder"):
-        with pytest.raises(RequestError, match=r"quantize='keep' is for .* is a folder; use int8 or int4"):
+        with pytest.raises(RequestError, match=r"quantize='keep' is for .* is a folder; use bf16 or int8 or int4"):
             gf.load(checkpoints[name], quantize="keep")
-    with pytest.raises(RequestError, match="quantize='keep': packed weights cannot be changed; use int8 or int4"):
+    with pytest.raises(
+        RequestError, match="quantize='keep': packed weights cannot be changed; use bf16 or int8 or int4"
+    ):
         gf.load(f"{checkpoints['Q4_1']}+window:8", quantize="keep")
 
 

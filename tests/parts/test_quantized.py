@@ -9,19 +9,25 @@ import sys
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import glassformer as gf
+from glassformer.convert.fold import fold
 from glassformer.errors import RequestError
+from glassformer.generate.kept import fingerprint
 from glassformer.model import Model
+from glassformer.parts import quantized
 from glassformer.parts.head import Head
 from glassformer.parts.linear import Linear
+from glassformer.parts.precision import onednn_in_bf16
 from glassformer.parts.quantized import (
     BLOCK,
     GROUP,
     PIECE,
+    Bf16Linear,
     Int4Linear,
     Int8Linear,
     QuantizedLinear,
@@ -339,9 +345,68 @@ def test_nothing_trains_it() -> None:
 def test_wrong_requests() -> None:
     model = gf.preset("llama@1m+layers=1+vocab_size=64").build()
     for arguments in (("int3",), ("int8", "fp8")):
-        with pytest.raises(RequestError, match=f"quantize='{arguments[-1]}': use int8 or int4"):
+        with pytest.raises(RequestError, match=f"quantize='{arguments[-1]}': use bf16 or int8 or int4"):
             quantize(model, *arguments)
     assert not any(isinstance(module, QuantizedLinear) for module in model.modules())
     quantize(model, "int8")
     with pytest.raises(RequestError, match="packed already"):
         quantize(model, "int4")
+
+
+# bf16, laid out
+
+
+@pytest.fixture
+def bf16() -> None:
+    if not onednn_in_bf16():
+        pytest.skip("this processor has no products in bf16")
+
+
+@pytest.mark.parametrize(("o", "i"), [*SHAPES[:5], (1, 1), (5, 3)])
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_layout_changes_no_number(o: int, i: int, bias: bool, bf16: None) -> None:
+    weight, shift = matrix(o, i).bfloat16(), matrix(1, o)[0].bfloat16() if bias else None
+    linear = Bf16Linear(weight, shift, (o,))
+    assert torch.equal(linear.weight, weight.float()) and linear.nbytes == weight.nbytes and linear.outs == (o,)
+    for rows in (1, 3, 40):
+        x = torch.randn(2, rows, i)
+        exact = F.linear(x.bfloat16().double(), weight.double())
+        sizes = F.linear(x.abs().double(), weight.abs().double())  # what rounding a sum is relative to
+        for rows_of in (x, x.bfloat16()):
+            made = linear(rows_of)
+            assert made.dtype == rows_of.dtype
+            shifted = exact if shift is None else exact + shift.double()
+            assert ((made.double() - shifted).abs() <= 2 * U * shifted.abs() + 2 * U * exact.abs() + 1e-6 * sizes).all()
+
+
+def test_a_layout_is_copied_kept_and_stays(bf16: None) -> None:
+    linear = Bf16Linear(matrix(17, 96), None, (17,))
+    x = torch.randn(3, 96)
+    for other in (copy.deepcopy(linear), copy.copy(linear), linear.to(torch.float32).double(), linear.cpu()):
+        assert torch.equal(other(x), linear(x))
+    assert torch.equal(linear.state_dict()["weight"], matrix(17, 96).bfloat16())
+    with pytest.raises(RequestError, match="16 bits were packed for cpu"):
+        linear.to("meta")
+
+
+def test_a_processor_without_bf16_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quantized, "onednn_in_bf16", lambda device="cpu": False)
+    with pytest.raises(RequestError, match="quantize='bf16' is for CPUs whose instructions know bf16"):
+        quantize(gf.preset("llama@1m+layers=1+vocab_size=64").build(), "bf16")
+
+
+CHANGES = ["", "+tied", "+head.bias=true+head.softcap=3", "+moe:4:2", "+mamba", "+sigmareparam"]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("family", ["llama", "gpt2", "falcon"])
+def test_a_model_laid_out_says_the_same(family: str, change: str, bf16: None) -> None:
+    model = loud(gf.preset(f"{family}@1m+layers=2+vocab_size=100+context=64{change}")).bfloat16().eval()
+    like, tokens = fold(model).eval(), torch.arange(40)[None]
+    model = quantize(copy.deepcopy(like), "bf16")
+    assert isinstance(model.head.packed, Bf16Linear) and not any(one.requires_grad for one in model.parameters())
+    with torch.no_grad():
+        for text in (tokens, tokens[:, :3]):
+            expected, made = like(text).float(), model(text).float()
+            assert (made - expected).norm() <= 4 * U * expected.norm()
+    assert fingerprint(model) == fingerprint(like)

@@ -15,6 +15,7 @@ import torch
 from glassformer import machine
 from glassformer.cli.options import Drawing, Writing
 from glassformer.cli.show import size
+from glassformer.convert.fold import fold
 from glassformer.errors import RequestError, WorkError
 from glassformer.expression import load
 from glassformer.generate import CompiledStep, Sampling, prefill, stream
@@ -24,6 +25,8 @@ from glassformer.generate.kept import kept_tokens, load_state, save_state
 from glassformer.generate.speculate import Draft, PromptLookup, Speculation, speculate
 from glassformer.generate.steps import check_tokens
 from glassformer.generate.text import Detokenizer, Stops
+from glassformer.parts.precision import onednn_in_bf16
+from glassformer.parts.quantized import QUANTIZED, quantize
 from glassformer.state import ModelState
 from glassformer.text.documents import utf8
 from glassformer.train import Loaded
@@ -60,8 +63,14 @@ def ready(asked: Drawing) -> Sampling:
 
 
 def fetch(expression: str, asked: Drawing) -> Loaded:
-    dtype = asked.dtype or ("bfloat16" if asked.quantize in ("int8", "int4") else None)
-    return load(expression, dtype=dtype and machine.DTYPES[dtype], quantize=asked.quantize)
+    dtype = asked.dtype or ("bfloat16" if asked.quantize in QUANTIZED else None)
+    loaded = load(expression, dtype=dtype and machine.DTYPES[dtype], quantize=asked.quantize)
+    weight = loaded.model.embedding.weight
+    half = asked.quantize is None and weight.dtype == torch.bfloat16
+    if half and not asked.compile and onednn_in_bf16(weight.device.type):  # the same numbers, read sooner
+        loaded.model = fold(loaded.model)
+        quantize(loaded.model, "bf16")
+    return loaded
 
 
 def compiled_step(loaded: Loaded, max_len: int, batch: int = 1) -> CompiledStep:

@@ -33,10 +33,11 @@ class Drawing:
     """Taken from a token's logit once it is in the answer."""
     seed: int | None = None
     """Of the draws: the same text again."""
-    quantize: Literal["int8", "int4", "keep"] | None = None
-    """Pack the matrices in 8 or 4 bits; keep leaves those of a .gguf file as they are packed there."""
+    quantize: Literal["bf16", "int8", "int4", "keep"] | None = None
+    """Pack the matrices in 8 or 4 bits; keep leaves those of a .gguf file as they are packed there. Weights in bf16 are
+    laid out for the processor's products in it, which changes no number, unless a step is compiled."""
     dtype: Literal["float32", "bfloat16"] | None = None
-    """Of the weights and the state; by default as the checkpoint has it, with int8 and int4 bfloat16."""
+    """Of the weights and the state; by default as the checkpoint has it, with bf16, int8 and int4 bfloat16."""
     threads: int | None = None
     """Threads of the processor; by default as many as it has cores."""
     compile: Flag = False

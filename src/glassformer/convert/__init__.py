@@ -78,10 +78,10 @@ def load(
     """A model with its weights, config and tokenizer: a run folder, a Hugging Face folder, a .gguf file,
     hf:owner/name, or smollm2.
 
-    `dtype=None` keeps what the file has (fp32 for quantised weights). `quantize="int8"` or `"int4"` packs the matrices
-    (`parts/quantized.py`), and `dtype` is then that of all else; `"keep"` leaves those of a .gguf as they are packed
-    there. A model of packed weights can be neither trained nor saved. `config`: another one than the checkpoint's, see
-    `adapt`. Raises RequestError."""
+    `dtype=None` keeps what the file has (fp32 for quantised weights). `quantize="int8"` or `"int4"` packs the matrices,
+    `"bf16"` lays them out for a CPU's products in bf16 (`parts/quantized.py`), and `dtype` is then that of all else;
+    `"keep"` leaves those of a .gguf as they are packed there. A model of packed weights can be neither trained nor
+    saved. `config`: another one than the checkpoint's, see `adapt`. Raises RequestError."""
     if quantize not in (None, "keep", *QUANTIZED):
         kinds = ", ".join(QUANTIZED)
         raise RequestError(f"quantize={quantize!r}: use {kinds}, keep for the packed weights of a .gguf file, or None")

@@ -28,7 +28,7 @@ from glassformer.errors import RequestError, WorkError
 from glassformer.folders import cache_folder
 from glassformer.model import Model
 from glassformer.parts.precision import wide
-from glassformer.parts.quantized import GROUP
+from glassformer.parts.quantized import GROUP, Bf16Linear
 from glassformer.state import ModelState
 
 SHORTEST = 8
@@ -44,6 +44,8 @@ class CompiledStep:
     def __init__(self, model: Model, batch: int, max_len: int, dtype: torch.dtype | None = None):
         if max_len < 2 * SHORTEST:
             raise RequestError(f"a step for {max_len} tokens is not worth compiling; {2 * SHORTEST} are the least")
+        if any(isinstance(module, Bf16Linear) for module in model.modules()):
+            raise RequestError("a compiled step reads weights as they are; load the model without quantize='bf16'")
         self.model, self.batch, self.max_len, self.dtype = model, batch, max_len, dtype
         self._keys = torch.arange(max_len, device=model.embedding.weight.device)
         self._run: Callable[..., Tensor] | None = None

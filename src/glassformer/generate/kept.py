@@ -145,9 +145,13 @@ def _forgetful(state: ModelState) -> list[ForgetfulState]:
 
 
 def fingerprint(model: Model) -> str:
-    """A hash of the config, and of the name, type, shape and some numbers of every weight."""
+    """A hash of the config, and of the name, type, shape and some numbers of every weight; the same however weights in
+    bf16 are laid out."""
     found = hashlib.sha256(json.dumps(model.config.to_dict(), sort_keys=True, default=str).encode())
-    for name, weight in sorted(model.state_dict().items()):
+    weights = {name.replace("head.packed.", "head."): weight for name, weight in model.state_dict().items()}
+    if model.config.head.tied:  # the embedding, once more
+        weights.pop("head.weight", None)
+    for name, weight in sorted(weights.items()):
         found.update(f"{name} {weight.dtype} {tuple(weight.shape)}".encode() + _some(weight))
     return found.hexdigest()
 

@@ -51,6 +51,11 @@ class Linear(nn.Module):
         """The matrix of the map, (o, i): W, or what is made from it."""
         return self.weight if self.reparam is None else self.reparam.applied(self.weight)
 
+    @property
+    def operand(self) -> Tensor | None:
+        """W where it lies ready for a product; None where it is made, or unpacked, at every call."""
+        return self.weight if self.reparam is None else None
+
     def split(self, y: Float[Tensor, "... o"]) -> tuple[Tensor, ...]:
         return y.split(self.outs, dim=-1)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -29,3 +30,10 @@ def full_precision(x: Tensor) -> AbstractContextManager[object]:
     """Inside, autocast leaves the products of x alone."""
     kind = x.device.type
     return torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else nullcontext()
+
+
+@cache
+def onednn_in_bf16(device: str = "cpu") -> bool:
+    """Whether torch has oneDNN's products in bf16 here, and the processor has the instructions for them."""
+    known = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    return device == "cpu" and known and torch.ops.mkldnn._is_mkldnn_bf16_supported()

@@ -5,12 +5,11 @@ For bf16 read on a CPU, where nobody learns. Its result is rounded less often th
 
 from __future__ import annotations
 
-from functools import cache
-
 import torch
 from torch import Tensor
 
 from glassformer.parts.linear import Linear
+from glassformer.parts.precision import onednn_in_bf16
 from glassformer.parts.site import Site
 
 ENDINGS = {
@@ -35,24 +34,19 @@ def can_end(x: Tensor, activation: str, linears: tuple[Linear, ...], sites: tupl
         and x.shape[-2] >= ROWS
         and not torch.is_grad_enabled()
         and not torch.compiler.is_compiling()
-        and all(type(one) is Linear and one.reparam is None and one.weight.dtype == x.dtype for one in linears)
+        and all((w := one.operand) is not None and w.dtype == x.dtype for one in linears)
         and not any(site.edited for site in sites)
-        and _known()
+        and onednn_in_bf16()
     )
-
-
-@cache
-def _known() -> bool:
-    return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
 def ended(x: Tensor, linear: Linear, activation: str) -> Tensor:
     """phi(x W^T + b), x (..., i) -> (..., o)."""
     name, algorithm = ENDINGS[activation]
-    return torch.ops.mkldnn._linear_pointwise(x, linear.weight, linear.bias, name, [], algorithm)
+    return torch.ops.mkldnn._linear_pointwise(x, linear.operand, linear.bias, name, [], algorithm)
 
 
 def gated_end(x: Tensor, gate: Linear, up: Linear, activation: str) -> Tensor:
     """phi(x W_gate^T + b) * (x W_up^T + b), x (..., d) -> (..., f)."""
     opened = ended(x, gate, activation)
-    return torch.ops.mkldnn._linear_pointwise.binary(x, opened, up.weight, up.bias, "mul")
+    return torch.ops.mkldnn._linear_pointwise.binary(x, opened, up.operand, up.bias, "mul")
