@@ -20,8 +20,8 @@ from glassformer.errors import RequestError
 from glassformer.expression import preset
 from glassformer.model import Model
 from glassformer.parts import auxiliary
+from glassformer.parts.base import after_step
 from glassformer.parts.ffn import Experts, ExpertsConfig, Glu, Router
-from glassformer.parts.ffn.experts import after_step
 from glassformer.parts.grouped import BLOCK, Groups, grouped_product, naive_grouped_product, wants_blocks
 from glassformer.parts.quantized import QuantizedLinear, quantize
 

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from glassformer.parts.base import BuildContext
 from glassformer.parts.ffn import Glu, GluConfig, Mlp, MlpConfig
+from glassformer.parts.precision import onednn_in_bf16
 from glassformer.parts.region import compiled_regions
 
 ACTIVATIONS = {
@@ -132,7 +133,10 @@ def test_reading_ends_products_with_the_activation(kind: type[Mlp] | type[Glu], 
     assert not torch.equal(edited, read)
     for y in (read, plain):
         assert (y - exact).norm() < 0.006 * exact.norm()
-    assert activation == "relu2" or (kind is Mlp and activation == "relu") or not torch.equal(read, plain)
+    if activation == "relu2" or not onednn_in_bf16():  # three operations in both
+        assert torch.equal(read, plain)
+    elif (kind, activation) != (Mlp, "relu"):  # which is rounded no differently
+        assert not torch.equal(read, plain)
 
 
 @pytest.mark.slow

@@ -168,3 +168,10 @@ class PartConfig(Value):
     def state_bytes(self, ctx: BuildContext, t: int, bytes_per_value: int = 2) -> int:
         """Bytes of decode state that one sequence of `t` tokens occupies."""
         return 0
+
+
+def after_step(model: nn.Module) -> None:
+    """To be called after every optimizer step: modules with an `after_step()` move what no gradient moves."""
+    for module in model.modules():
+        if (move := getattr(type(module), "after_step", None)) is not None:  # of a module itself torch searches longer
+            move(module)

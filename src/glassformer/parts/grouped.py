@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, library
 
 BLOCK = 64
 
@@ -73,7 +73,7 @@ def _product(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
 # the shapes in bf16 alone.
 
 
-@torch.library.custom_op(
+@library.custom_op(
     "glassformer::grouped_product", mutates_args=(), schema="(Tensor x, Tensor weight, Tensor ends) -> Tensor"
 )
 def _opaque(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
@@ -85,7 +85,7 @@ def _(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
     return x.new_empty(x.shape[0], weight.shape[1])
 
 
-@torch.library.custom_op(
+@library.custom_op(
     "glassformer::grouped_outer", mutates_args=(), schema="(Tensor grad, Tensor x, Tensor ends) -> Tensor"
 )
 def _outer(grad: Tensor, x: Tensor, ends: Tensor) -> Tensor:

@@ -34,6 +34,6 @@ def full_precision(x: Tensor) -> AbstractContextManager[object]:
 
 @cache
 def onednn_in_bf16(device: str = "cpu") -> bool:
-    """Whether torch has oneDNN's products in bf16 here, and the processor has the instructions for them."""
+    """Whether torch has oneDNN's products in bf16 for this processor."""
     known = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
     return device == "cpu" and known and torch.ops.mkldnn._is_mkldnn_bf16_supported()

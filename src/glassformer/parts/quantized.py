@@ -130,7 +130,7 @@ class Bf16Linear(QuantizedLinear):
     def hold(self, weight: Tensor) -> None:
         if not onednn_in_bf16(weight.device.type):
             raise RequestError(
-                "quantize='bf16' is for CPUs whose instructions know bf16 (AVX512_BF16, AMX); leave quantize out"
+                "quantize='bf16' is for CPUs on which torch has oneDNN's products in bf16; leave quantize out"
             )
         self.missing = 0
         # No buffer: what moves, converts or copies buffers cannot do so with opaque ones.

@@ -26,7 +26,7 @@ from glassformer.dynamics.records import Records
 from glassformer.dynamics.watch import Moment, Watch
 from glassformer.errors import RequestError, WorkError
 from glassformer.model import Model
-from glassformer.parts.ffn.experts import after_step
+from glassformer.parts.base import after_step
 from glassformer.parts.mup import parameter_groups
 from glassformer.parts.region import compiled_regions
 from glassformer.text import Batches, Tokenizer, Tokens, prepare

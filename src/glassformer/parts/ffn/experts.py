@@ -194,13 +194,6 @@ class Experts(nn.Module):
         return (y * all_weights[..., None]).sum(1).to(y.dtype)
 
 
-def after_step(model: nn.Module) -> None:
-    """To be called after every optimizer step: what follows the load moves (`Router.after_step`)."""
-    for module in model.modules():
-        if isinstance(module, Router):
-            module.after_step()
-
-
 class ExpertsConfig(FFNConfig, kind="experts"):
     """`hidden` is that of one expert; None: so that those that see a token, shared ones too, have the weights of one
     dense network together, up to a multiple of 8."""

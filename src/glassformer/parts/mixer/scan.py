@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
-from torch import Tensor
+from torch import Tensor, library
 
 from glassformer.parts.precision import exact
 from glassformer.parts.region import region
@@ -81,7 +81,7 @@ def _scan(
 
 
 # One operator, so that whoever compiles the model around it does not unroll the tokens into their graph.
-_operator = torch.library.custom_op(
+_operator = library.custom_op(
     "glassformer::selective_scan",
     _scan,
     mutates_args=(),
