@@ -20,6 +20,7 @@ from glassformer.parts.ffn import FFNConfig
 from glassformer.parts.head import HeadConfig
 from glassformer.parts.init import Gpt2InitConfig, InitConfig, Role
 from glassformer.parts.mixer import MixerConfig
+from glassformer.parts.mould import Mould
 from glassformer.parts.mup import Mup
 from glassformer.parts.norm import NormConfig
 from glassformer.parts.reparam import ReparamConfig
@@ -211,13 +212,9 @@ class ModelConfig(Value):
         device = torch.get_default_device()
         ctx = self.ctx
         with torch.device("meta"):
-            model = Model(
-                self.embedding.build(ctx),
-                [block.build(ctx.at(layer)) for layer, block in enumerate(self.layers())],
-                self.final_norm.build(ctx) if self.final_norm else None,
-                self.head.build(ctx),
-                config=self,
-            )
+            embedding, head = self.embedding.build(ctx), self.head.build(ctx)
+            final_norm = self.final_norm.build(ctx) if self.final_norm else None
+        model = Model(embedding, self._blocks(ctx), final_norm, head, config=self)
         if device.type == "meta":
             return model
         model.to_empty(device="cpu" if seed is not None else device)
@@ -229,6 +226,21 @@ class ModelConfig(Value):
                     init_weights(rule)
             model.to(device)
         return model
+
+    def _blocks(self, ctx: BuildContext) -> list[Block]:
+        """The layers, on the meta device: one of a kind is built, and the others are copies of it."""
+        moulds: dict[int, Mould] = {}
+        blocks: list[Block] = []
+        for layer, config in enumerate(self.layers()):
+            if (mould := moulds.get(id(config))) is not None:
+                blocks.append(mould.make())  # type: ignore[arg-type]
+                continue
+            at = ctx.at(layer)
+            with torch.device("meta"):
+                blocks.append(config.build(at))
+            if not at.asked:
+                moulds[id(config)] = Mould(blocks[-1])
+        return blocks
 
     # Files
 

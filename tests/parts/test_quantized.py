@@ -31,7 +31,7 @@ from glassformer.parts.quantized import (
     Int4Linear,
     Int8Linear,
     QuantizedLinear,
-    _layout,
+    layout,
     quantize,
 )
 from glassformer.presets import FAMILIES
@@ -152,11 +152,11 @@ def test_the_packed_product_says_what_unpacking_must_give(kind: type[QuantizedLi
 
 LAYOUT = """
 import torch
-from glassformer.parts.quantized import Int4Linear, _layout
+from glassformer.parts.quantized import Int4Linear, layout
 torch.set_num_threads(1)
 packed = Int4Linear(torch.randn(200, 96), None, (200,))
 shown = packed.product(torch.eye(96, dtype=torch.bfloat16)).T
-print(torch.backends.cpu.get_cpu_capability(), _layout("cpu"), torch.equal(packed.weight.bfloat16(), shown))
+print(torch.backends.cpu.get_cpu_capability(), layout("cpu"), torch.equal(packed.weight.bfloat16(), shown))
 """
 
 
@@ -170,18 +170,18 @@ def test_lesser_processors_lay_numbers_out_in_other_ways(capability: str, layout
     assert done.stdout.strip() == f"{layout} True"
 
 
-def test_a_layout_that_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_alayout_that_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
     """The product alone reads it, for any number of tokens."""
     known = Int4Linear(matrix(100, 64), None, (100,))
-    monkeypatch.setattr("glassformer.parts.quantized._layout", lambda device: None)
+    monkeypatch.setattr("glassformer.parts.quantized.layout", lambda device: None)
     packed = Int4Linear(matrix(100, 64), None, (100,))
     assert torch.equal(packed.weight, known.weight.bfloat16().float())
     x = torch.randn(known.few + 1, 64).bfloat16()
     assert torch.equal(packed(x), packed.product(x))
 
 
-def test_this_layout_is_known() -> None:
-    assert _layout("cpu") is not None
+def test_thislayout_is_known() -> None:
+    assert layout("cpu") is not None
 
 
 @BOTH
@@ -364,7 +364,7 @@ def bf16() -> None:
 
 @pytest.mark.parametrize(("o", "i"), [*SHAPES[:5], (1, 1), (5, 3)])
 @pytest.mark.parametrize("bias", [True, False])
-def test_a_layout_changes_no_number(o: int, i: int, bias: bool, bf16: None) -> None:
+def test_alayout_changes_no_number(o: int, i: int, bias: bool, bf16: None) -> None:
     weight, shift = matrix(o, i).bfloat16(), matrix(1, o)[0].bfloat16() if bias else None
     linear = Bf16Linear(weight, shift, (o,))
     assert torch.equal(linear.weight, weight.float()) and linear.nbytes == weight.nbytes and linear.outs == (o,)
@@ -379,7 +379,7 @@ def test_a_layout_changes_no_number(o: int, i: int, bias: bool, bf16: None) -> N
             assert ((made.double() - shifted).abs() <= 2 * U * shifted.abs() + 2 * U * exact.abs() + 1e-6 * sizes).all()
 
 
-def test_a_layout_is_copied_kept_and_stays(bf16: None) -> None:
+def test_alayout_is_copied_kept_and_stays(bf16: None) -> None:
     linear = Bf16Linear(matrix(17, 96), None, (17,))
     x = torch.randn(3, 96)
     for other in (copy.deepcopy(linear), copy.copy(linear), linear.to(torch.float32).double(), linear.cpu()):

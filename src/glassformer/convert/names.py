@@ -14,16 +14,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
 View = Callable[[Tensor], Tensor]
 
+LAYER = re.compile(r"layers\.(\d+)(\..+)")
 
-@dataclass(frozen=True)
-class Piece:
+
+class Piece(NamedTuple):
     """Numbers that lie in `ours(our tensor)` and in `theirs(their tensor)`, two views of one shape."""
 
     name: str
@@ -41,8 +42,7 @@ class Piece:
         return self.ours is None and self.theirs is None and not self.shift
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(NamedTuple):
     """One of our parameters, with what a layout may ask about it."""
 
     shape: tuple[int, ...]
@@ -119,7 +119,7 @@ class Shifted(Stacked):
     """Theirs is ours plus one: norms that store w - 1 here and w there (Gemma's in GGUF)."""
 
     def pieces(self, at: Place) -> list[Piece]:
-        return [replace(piece, shift=1.0) for piece in super().pieces(at)]
+        return [piece._replace(shift=1.0) for piece in super().pieces(at)]
 
 
 class EachHead(Layout):
@@ -164,6 +164,16 @@ def _pairs(h: int) -> View:
     return lambda w: w.unflatten(0, (-1, h // 2, 2))
 
 
+def modules_of(module: nn.Module, path: str = "", found: dict[str, nn.Module] | None = None) -> dict[str, nn.Module]:
+    """`dict(module.named_modules())`, in a quarter of the time, of a module that is nowhere twice."""
+    found = {} if found is None else found
+    found[path] = module
+    for name, child in module._modules.items():
+        if child is not None:
+            modules_of(child, f"{path}.{name}" if path else name, found)
+    return found
+
+
 @dataclass(frozen=True)
 class Names:
     """Our module path -> their module path or layout; `layer` is the stem of their layers, with * for its index."""
@@ -179,7 +189,7 @@ class Names:
 
     def layout(self, module: str) -> tuple[Layout, str]:
         """The layout of one of our modules, and the stem of its names."""
-        layer = re.fullmatch(r"layers\.(\d+)(\..+)", module)
+        layer = LAYER.fullmatch(module)
         found = self.modules[layer[2] if layer else module]
         layout = found if isinstance(found, Layout) else Stacked(*found.split())
         return layout, self.layer.replace("*", layer[1]) if layer else ""
@@ -189,12 +199,14 @@ class Names:
 
         Raises KeyError for a module that the family does not have."""
         mixers = [layer.mixer for layer in model.layers]  # type: ignore[union-attr]
-        modules = dict(model.named_modules())
-        for path, parameter in model.named_parameters():
-            module, leaf = path.rsplit(".", 1)
-            layout, stem = self.layout(module)
-            layer = re.match(r"layers\.(\d+)\.", path)
-            mixer = mixers[int(layer[1])] if layer else None
-            place = Place(tuple(parameter.shape), leaf, modules[module], mixer)
-            pieces = [replace(piece, name=f"{stem}{piece.name}.{leaf}") for piece in layout.pieces(place)]
-            yield path, parameter, pieces
+        seen: set[int] = set()
+        for module, owner in modules_of(model).items():
+            for leaf, parameter in owner._parameters.items():
+                if parameter is None or id(parameter) in seen:
+                    continue
+                seen.add(id(parameter))
+                layout, stem = self.layout(module)
+                mixer = mixers[int(module.split(".")[1])] if stem else None
+                place = Place(tuple(parameter.shape), leaf, owner, mixer)
+                pieces = [piece._replace(name=f"{stem}{piece.name}.{leaf}") for piece in layout.pieces(place)]
+                yield f"{module}.{leaf}", parameter, pieces

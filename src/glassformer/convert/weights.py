@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from glassformer.config import ModelConfig
-from glassformer.convert.names import Names, Piece
+from glassformer.convert.names import Names, Piece, modules_of
 from glassformer.convert.packed import PackedLinear
 from glassformer.convert.storage import DTYPES, Packed, Source, TensorFile
 from glassformer.errors import RequestError
@@ -28,36 +28,39 @@ def fill(
 ) -> Model:
     """A model with the file's weights; `dtype=None` keeps the file's own, fp32 for quantised tensors.
 
-    A tensor that lies in the file as the model holds it becomes a parameter where it is, mapped and read when first
-    used; the others are read straight into their place. With `keep`, quantised matrices stay packed and are unpacked
-    at every use. Raises RequestError that names the first tensor that is missing, superfluous, or of another shape."""
+    A tensor that lies in the file as the model holds it becomes a parameter where it is, mapped, and read when first
+    used or by a thread beside; the others are read straight into their place. With `keep`, quantised matrices stay
+    packed and are unpacked at every use. Raises RequestError that names the first tensor that is missing, superfluous,
+    or of another shape."""
     if config.n_layers > len(file.entries):
         raise RequestError(
             f"{file.path} has {len(file.entries)} tensors, and the config asks for {config.n_layers} layers"
         )
+    stored, device = common_dtype(file), torch.device(device or "cpu")
+    dtype = dtype or stored
+    if dtype == stored and device.type == "cpu":
+        file.read_ahead()
     with torch.device("meta"):
         model = config.build(seed=None)
-    dtype = dtype or common_dtype(file)
-    device = torch.device(device or "cpu")
-    theirs = _Theirs(file, names)
+    theirs, modules = _Theirs(file, names), modules_of(model)
+    for module in modules.values():
+        vars(module)["training"] = False  # what `eval` does, in a tenth of the time
     packed: dict[str, list[tuple[Piece, Packed]]] = {}
     for path, parameter, pieces in list(names.pieces(model)):
         theirs.check(path, pieces)
-        module = model.get_submodule(path.rpartition(".")[0])
-        packable = isinstance(module, Linear) and module.packable and parameter.dim() == 2
-        if keep and packable and theirs.quantised(pieces):
-            packed[path.rpartition(".")[0]] = [(piece, file.packed(theirs.entry(piece.name).name)) for piece in pieces]
+        owner, _, leaf = path.rpartition(".")
+        module = modules[owner]
+        if keep and isinstance(module, Linear) and module.packable and leaf == "weight" and theirs.quantised(pieces):
+            packed[owner] = [(piece, file.packed(theirs.entry(piece.name).name)) for piece in pieces]
         else:
-            value = _read(theirs, pieces, tuple(parameter.shape), dtype, device)
-            setattr(
-                module, path.rpartition(".")[2], nn.Parameter(value) if isinstance(parameter, nn.Parameter) else value
-            )
+            value = nn.Parameter(_read(theirs, pieces, tuple(parameter.shape), dtype, device))
+            module._parameters[leaf] = value  # `setattr` of a module takes longer than all that is above
     theirs.check_all_used(config)
     for path, parts in packed.items():
         linear = model.get_submodule(path)
         assert isinstance(linear, Linear)
-        model.set_submodule(path, PackedLinear(linear, parts, dtype))
-    return model.eval()
+        model.set_submodule(path, PackedLinear(linear, parts, dtype).eval())
+    return model
 
 
 def _read(
@@ -83,6 +86,8 @@ def _read(
 
 def as_it_lies(pieces: list[Piece], shape: tuple[int, ...]) -> bool:
     """Whether our tensor is theirs, whole and unchanged, one below the other."""
+    if len(pieces) == 1 and pieces[0].whole:
+        return True
     blank, at = torch.empty(shape, device="meta"), 0
     for piece in pieces:
         part = piece.ours(blank) if piece.ours else blank

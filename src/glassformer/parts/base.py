@@ -7,7 +7,7 @@ itself a `kind` can be written to and read from files as soon as it is imported.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaHandler, model_validator
@@ -26,14 +26,27 @@ class BuildContext:
     context: int
     """Tokens the model is trained to read at once."""
     n_layers: int
-    layer: int = 0
     reparam: Any = None
     """Config of how linear maps hold their matrices (`parts/reparam.py`); None: as they are."""
     mup: Any = None
     """What scales with the width (`parts/mup.py`); None: the standard parametrisation."""
 
+    _layer: int = 0
+    _asked: list[int] = field(default_factory=list, compare=False, repr=False)
+
+    @property
+    def layer(self) -> int:
+        """Which layer of the stack is built; blocks whose parts do not ask are alike where their configs are."""
+        self._asked.append(self._layer)
+        return self._layer
+
+    @property
+    def asked(self) -> bool:
+        """Whether somebody wanted to know which layer this is."""
+        return bool(self._asked)
+
     def at(self, layer: int) -> BuildContext:
-        return replace(self, layer=layer)
+        return replace(self, _layer=layer, _asked=[])
 
 
 class Value(BaseModel):

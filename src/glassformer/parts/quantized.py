@@ -197,7 +197,7 @@ class Int4Linear(QuantizedLinear):
 
     def __init__(self, weight: Tensor, bias: Tensor | None, outs: tuple[int, ...]):
         super().__init__(weight, bias, outs)
-        if _layout(self.packed.device.type) is None:
+        if layout(self.packed.device.type) is None:
             self.few = sys.maxsize
 
     def pack(self, weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -217,12 +217,12 @@ class Int4Linear(QuantizedLinear):
         return torch.cat(packed), scales
 
     def unpacked(self, dtype: torch.dtype, rows: slice) -> Tensor:
-        layout = _layout(self.packed.device.type)
-        if layout is None:  # W = (I W^T)^T
+        found = layout(self.packed.device.type)
+        if found is None:  # W = (I W^T)^T
             one = torch.eye(self.in_features, dtype=torch.bfloat16, device=self.packed.device)
             return self.product_of_few(one)[:, rows].T.to(dtype)
         filled = slice(rows.start, -(-rows.stop // BLOCK) * BLOCK)
-        w = _codes(self.packed[filled], self.in_features + self.missing, layout, dtype).unflatten(0, (-1, GROUP))
+        w = codes(self.packed[filled], self.in_features + self.missing, found, dtype).unflatten(0, (-1, GROUP))
         s, z = (part.to(dtype)[:, None].contiguous() for part in self.scales[:, filled].unbind(-1))
         return torch.addcmul(z, w, s, out=w).flatten(0, 1)[: self.in_features, : rows.stop - rows.start].T
 
@@ -256,17 +256,17 @@ and one of its second, rather than two neighbours."""
 
 
 @cache
-def _layout(device: str) -> Layout | None:
+def layout(device: str) -> Layout | None:
     """What torch does on this processor, found by packing numbers that are known; None: something else."""
     known = torch.randint(16, (BLOCK, GROUP), generator=torch.Generator().manual_seed(0), dtype=torch.int32)
     layouts = [(rows, halves) for rows in (64, 32, 16) for halves in (True, False)] if device == "cpu" else []
     packed = _pack4(known)
-    return next((one for one in layouts if torch.equal(_codes(packed, GROUP, one, torch.int32).T + 8, known)), None)
+    return next((one for one in layouts if torch.equal(codes(packed, GROUP, one, torch.int32).T + 8, known)), None)
 
 
-def _codes(packed: Tensor, inner: int, layout: Layout, dtype: torch.dtype) -> Tensor:
+def codes(packed: Tensor, inner: int, how: Layout, dtype: torch.dtype) -> Tensor:
     """(i, o): the numbers less 8."""
-    rows, halves = layout
+    rows, halves = how
     both = packed.view(-1, inner, rows // 2).transpose(0, 1)
     codes = torch.empty(inner, both.shape[1], rows, dtype=dtype)
     low, high = codes.unflatten(-1, (2, -1)).unbind(-2) if halves else codes.unflatten(-1, (-1, 2)).unbind(-1)

@@ -10,6 +10,7 @@ import os
 import secrets
 import shutil
 import sys
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from torch import Tensor
 
 from glassformer.convert.storage.quants import DTYPES, PIECE, unit, unpack
 from glassformer.errors import RequestError, WorkError
+from glassformer.machine import memory_bytes
 
 NO_RESERVE = 0x4000 if sys.platform == "linux" else 0
 """MAP_NORESERVE, which `mmap` does not name everywhere: without it Linux refuses to map a file larger than memory."""
@@ -78,6 +80,18 @@ class Packed:
         return out
 
 
+WINDOW = 1 << 16
+"""Linux maps so many bytes around one that is touched."""
+
+
+def _touch(mapped: list[Tensor]) -> None:
+    for data in mapped:
+        for part in data.split(1024 * WINDOW):
+            if not threading.main_thread().is_alive():
+                return
+            part[::WINDOW].sum()
+
+
 class TensorFile(ABC):
     """Tensors by name.
 
@@ -111,8 +125,8 @@ class TensorFile(ABC):
         is unpacked to float32.
         """
         entry = self.entry(name)
-        if entry.dtype in DTYPES:
-            return self.packed(name).bytes.view(DTYPES[entry.dtype]).view(entry.shape)
+        if (dtype := DTYPES.get(entry.dtype)) is not None:
+            return self.home(entry).plain(dtype, entry.offset, entry.nbytes).view(entry.shape)
         out = torch.empty(entry.shape, dtype=torch.float32, device="cpu")
         self.read_into(name, out)
         return out
@@ -127,11 +141,26 @@ class TensorFile(ABC):
         )
         if dtype is None or not together:
             return None
-        return home.bytes(parts[0].dtype, parts[0].offset, sum(one.nbytes for one in parts)).view(dtype).view(shape)
+        return home.plain(dtype, parts[0].offset, sum(one.nbytes for one in parts)).view(shape)
 
     @abstractmethod
     def home(self, entry: Entry) -> SingleFile:
         """The file that has it."""
+
+    @property
+    @abstractmethod
+    def files(self) -> list[SingleFile]:
+        """All of them."""
+
+    def read_ahead(self) -> threading.Thread | None:
+        """Begins to read the mapped tensors in a thread that ends with the main one: whoever uses them later finds them
+        there. Not (None) where they take more than half of the machine's memory."""
+        whole = [file.plain(torch.uint8, 0, file.size) for file in self.files]
+        if sum(map(len, whole)) > (memory_bytes() or 0) / 2:
+            return None
+        thread = threading.Thread(target=_touch, args=(whole,), name="read ahead")
+        thread.start()
+        return thread
 
     def entry(self, name: str) -> Entry:
         """Raises RequestError where the file has no such tensor."""
@@ -153,9 +182,9 @@ class SingleFile(TensorFile):
         self.path = Path(path)
         self._file = opened(self.path)
         try:
-            self._size = os.fstat(self._file.fileno()).st_size
-            if self._size < 8:
-                raise RequestError(f"{self.path}: the file has {self._size} bytes, too few for a header")
+            self.size = os.fstat(self._file.fileno()).st_size
+            if self.size < 8:
+                raise RequestError(f"{self.path}: the file has {self.size} bytes, too few for a header")
             with self._map(mmap.MAP_SHARED, mmap.PROT_READ) as data:
                 self.entries, self.metadata = self._header(data)
         except BaseException:
@@ -172,7 +201,7 @@ class SingleFile(TensorFile):
 
     def _map(self, flags: int, prot: int) -> mmap.mmap:
         try:
-            return mmap.mmap(self._file.fileno(), self._size, flags=flags, prot=prot)
+            return mmap.mmap(self._file.fileno(), self.size, flags=flags, prot=prot)
         except (OSError, ValueError) as problem:  # ValueError: it has become shorter
             raise WorkError(f"{self.path} cannot be mapped into memory ({problem})") from problem
 
@@ -189,8 +218,18 @@ class SingleFile(TensorFile):
         aligned = data.data_ptr() % (plain.itemsize if plain else 2) == 0  # blocks hold half-precision scales
         return data if aligned else data.clone()
 
+    def plain(self, dtype: torch.dtype, offset: int, count: int) -> Tensor:
+        """Bytes of the file as values of `dtype`; copied only where it does not allow their address."""
+        if offset % dtype.itemsize or not count:
+            return self.bytes("U8", offset, count).clone().view(dtype)
+        return torch.frombuffer(self._mapping, dtype=dtype, count=count // dtype.itemsize, offset=offset)
+
     def home(self, entry: Entry) -> SingleFile:
         return self
+
+    @property
+    def files(self) -> list[SingleFile]:
+        return [self]
 
     def read_into(self, name: str, out: Tensor, rows: slice | None = None) -> None:
         entry = self.entry(name)
@@ -258,6 +297,10 @@ class ManyFiles(TensorFile):
 
     def home(self, entry: Entry) -> SingleFile:
         return self._homes[entry.name]
+
+    @property
+    def files(self) -> list[SingleFile]:
+        return self._files
 
     def read_into(self, name: str, out: Tensor, rows: slice | None = None) -> None:
         self._homes[self.entry(name).name].read_into(name, out, rows)

@@ -58,6 +58,10 @@ def members(text: bytes, most: int) -> Iterator[tuple[str, bytes]]:
 
 def string(text: bytes) -> str:
     """A JSON string, decoded. Raises BadJSON, also for half a surrogate pair, which no name can hold."""
+    if text.isascii() and text[:1] == text[-1:] == b'"' and b"\\" not in text and len(text) > 1:
+        inner = text[1:-1].decode()
+        if inner.isprintable() and '"' not in inner:  # as it stands there: most names
+            return inner
     value = small(text)
     try:
         value.encode()

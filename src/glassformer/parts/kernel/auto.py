@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import ClassVar
+
 from torch import Tensor
 
 from glassformer.parts.base import BuildContext
@@ -15,8 +17,9 @@ from glassformer.parts.visibility import Visibility
 class Auto(Kernel):
     """The kernel that the measured table (`table.py`) found fastest for this device, dtype, shape and visibility."""
 
-    def __init__(self) -> None:
-        self.kernels: dict[str, Kernel] = {"naive": Naive(), "sdpa": Sdpa(), "banded": Banded(), "direct": Direct()}
+    kernels: ClassVar[dict[str, Kernel]] = {
+        "naive": Naive(), "sdpa": Sdpa(), "banded": Banded(), "direct": Direct(),
+    }  # fmt: skip
 
     def __call__(
         self,
