@@ -1,6 +1,7 @@
 // Products of one row x (i,) with matrices of 4 and 8 bits, for processors with AVX512-VNNI and -VBMI. Each group of 32
-// values of x is rounded to 8 bits with a scale of its own, so that 64 products are one instruction and the matrix is
-// read as fast as memory gives it. `one_row.py` has the definitions; this file is compiled into the decoding step.
+// values of x is rounded to 16 bits with a scale of its own, which are two numbers of 8, so that 64 products are one
+// instruction and the matrix is read as fast as memory gives it. `one_row.py` has the definitions; this file is compiled
+// into the decoding step.
 
 #include <immintrin.h>
 #include <cstdint>
@@ -11,6 +12,7 @@ namespace {
 
 constexpr int64_t GROUP = 32;  // values that share a scale, of x and of a 4-bit matrix
 constexpr int64_t BLOCK = 64;  // rows of a 4-bit matrix that lie together
+constexpr float MOST = 127 * 256;
 
 inline __m512 from_bf16(const uint16_t* x) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)x)), 16));
@@ -23,27 +25,49 @@ inline void to_bf16(uint16_t* y, __m512 value) {  // to the nearest, ties to eve
     _mm256_storeu_si256((__m256i*)y, _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded, 16)));
 }
 
-// x ~ step_g q, q in -127..127; sum_g of the values themselves, count_g of q. Filled up with zeros to pairs of groups.
+// Zeros, where registers of 64 bytes are read at once.
+struct Aligned {
+    std::vector<__m512i> memory;
+    explicit Aligned(int64_t bytes) : memory((bytes + 63) / 64, _mm512_setzero_si512()) {}
+    int8_t* bytes() { return (int8_t*)memory.data(); }
+    const int8_t* bytes() const { return (const int8_t*)memory.data(); }
+};
+
+// x ~ step_g q, q = 256 high + low; sum_g of the values themselves, count_g of q. Zeros after the last group.
 struct Rounded {
-    std::vector<int8_t> q;
+    Aligned high, low;
     std::vector<float> step, sum;
     std::vector<int32_t> count;
 
     Rounded(const uint16_t* x, int64_t inner)
-        : q(inner + GROUP), step(inner / GROUP + 1), sum(inner / GROUP + 1), count(inner / GROUP + 1) {
+        : high(inner), low(inner), step(inner / GROUP), sum(inner / GROUP), count(inner / GROUP) {
         for (int64_t g = 0; g < inner / GROUP; ++g) {
-            const __m512 a = from_bf16(x + GROUP * g), b = from_bf16(x + GROUP * g + 16);
-            const float most = _mm512_reduce_max_ps(_mm512_max_ps(_mm512_abs_ps(a), _mm512_abs_ps(b)));
-            const __m512 over = _mm512_set1_ps(most > 0 ? 127 / most : 0);
-            const __m512i m = _mm512_cvtps_epi32(_mm512_mul_ps(a, over)), n = _mm512_cvtps_epi32(_mm512_mul_ps(b, over));
-            _mm_storeu_si128((__m128i*)&q[GROUP * g], _mm512_cvtepi32_epi8(m));
-            _mm_storeu_si128((__m128i*)&q[GROUP * g + 16], _mm512_cvtepi32_epi8(n));
-            sum[g] = _mm512_reduce_add_ps(_mm512_add_ps(a, b));
-            step[g] = most / 127 + 0 * sum[g];  // of what is no number, none
-            count[g] = _mm512_reduce_add_epi32(_mm512_add_epi32(m, n));
+            const __m512 parts[2] = {from_bf16(x + GROUP * g), from_bf16(x + GROUP * g + 16)};
+            const float most = _mm512_reduce_max_ps(_mm512_max_ps(_mm512_abs_ps(parts[0]), _mm512_abs_ps(parts[1])));
+            const __m512 over = _mm512_set1_ps(most > 0 ? MOST / most : 0);
+            __m512i total = _mm512_setzero_si512();
+            for (int half = 0; half < 2; ++half) {
+                const __m512i q = _mm512_cvtps_epi32(_mm512_mul_ps(parts[half], over));
+                const __m512i h = _mm512_srai_epi32(_mm512_add_epi32(q, _mm512_set1_epi32(128)), 8);
+                const __m512i l = _mm512_sub_epi32(q, _mm512_slli_epi32(h, 8));
+                _mm_storeu_si128((__m128i*)(high.bytes() + GROUP * g + 16 * half), _mm512_cvtepi32_epi8(h));
+                _mm_storeu_si128((__m128i*)(low.bytes() + GROUP * g + 16 * half), _mm512_cvtepi32_epi8(l));
+                total = _mm512_add_epi32(total, q);
+            }
+            sum[g] = _mm512_reduce_add_ps(_mm512_add_ps(parts[0], parts[1]));
+            step[g] = most / MOST + 0 * sum[g];  // of what is no number, none
+            count[g] = _mm512_reduce_add_epi32(total);
         }
     }
 };
+
+inline __m512i dots(__m512i high, __m512i low) { return _mm512_add_epi32(_mm512_slli_epi32(high, 8), low); }
+
+inline __m512i four(const int8_t* x) {
+    int32_t together;
+    std::memcpy(&together, x, 4);
+    return _mm512_set1_epi32(together);
+}
 
 // packed (rows/64, inner, 32): a byte holds a row of the block's first half (low) and one of its second.
 // scales (groups, rows, 2) bf16: s and z; w = (q - 8) s + z.
@@ -62,27 +86,33 @@ void rows_of_4_bits(
         const uint8_t* w = (const uint8_t*)packed + block * inner * (BLOCK / 2);
         __m512 out[4] = {_mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps()};
         for (int64_t g = 0; g < inner / GROUP; ++g) {
-            __m512i dots[4];
-            for (auto& dot : dots) dot = _mm512_set1_epi32(-8 * in.count[g]);
+            __m512i high[4], low[4];
+            for (int part = 0; part < 4; ++part) {
+                high[part] = _mm512_setzero_si512();
+                low[part] = _mm512_set1_epi32(-8 * in.count[g]);
+            }
 #pragma GCC unroll 8
-            for (int64_t k = 0; k < GROUP; k += 4, w += 2 * BLOCK) {
-                int32_t four;
-                std::memcpy(&four, &in.q[GROUP * g + k], 4);
-                const __m512i x4 = _mm512_set1_epi32(four);
+            for (int64_t k = GROUP * g; k < GROUP * (g + 1); k += 4, w += 2 * BLOCK) {
+                const __m512i x_high = four(in.high.bytes() + k), x_low = four(in.low.bytes() + k);
                 const __m512i columns = _mm512_loadu_si512(w), next = _mm512_loadu_si512(w + BLOCK);
                 const __m512i a = _mm512_permutex2var_epi8(columns, upper, next);
                 const __m512i b = _mm512_permutex2var_epi8(columns, lower, next);
-                dots[0] = _mm512_dpbusd_epi32(dots[0], _mm512_and_si512(a, nibble), x4);
-                dots[1] = _mm512_dpbusd_epi32(dots[1], _mm512_and_si512(b, nibble), x4);
-                dots[2] = _mm512_dpbusd_epi32(dots[2], _mm512_and_si512(_mm512_srli_epi16(a, 4), nibble), x4);
-                dots[3] = _mm512_dpbusd_epi32(dots[3], _mm512_and_si512(_mm512_srli_epi16(b, 4), nibble), x4);
+                const __m512i parts[4] = {
+                    _mm512_and_si512(a, nibble), _mm512_and_si512(b, nibble),
+                    _mm512_and_si512(_mm512_srli_epi16(a, 4), nibble), _mm512_and_si512(_mm512_srli_epi16(b, 4), nibble)
+                };
+#pragma GCC unroll 4
+                for (int part = 0; part < 4; ++part) {
+                    high[part] = _mm512_dpbusd_epi32(high[part], parts[part], x_high);
+                    low[part] = _mm512_dpbusd_epi32(low[part], parts[part], x_low);
+                }
             }
             const __m512 step = _mm512_set1_ps(in.step[g]), sum = _mm512_set1_ps(in.sum[g]);
             for (int part = 0; part < 4; ++part) {
                 const __m512i both = _mm512_loadu_si512(scales + 2 * (g * rows + block * BLOCK + 16 * part));
                 const __m512 s = _mm512_castsi512_ps(_mm512_slli_epi32(both, 16));
                 const __m512 z = _mm512_castsi512_ps(_mm512_and_si512(both, left));
-                const __m512 dot = _mm512_mul_ps(_mm512_cvtepi32_ps(dots[part]), step);
+                const __m512 dot = _mm512_mul_ps(_mm512_cvtepi32_ps(dots(high[part], low[part])), step);
                 out[part] = _mm512_fmadd_ps(s, dot, _mm512_fmadd_ps(z, sum, out[part]));
             }
         }
@@ -95,12 +125,13 @@ void rows_of_8_bits(
     const uint16_t* x, const void* packed, const uint16_t* scales, uint16_t* y, int64_t inner, int64_t rows
 ) {
     const Rounded in(x, inner);
-    const int64_t pairs = (inner + BLOCK - 1) / BLOCK;  // of groups: 64 values are 16 lanes of four
-    std::vector<float> step(16 * pairs);
-    std::vector<int32_t> start(16 * pairs);  // the instruction takes q + 128 of W, for which this makes up
-    for (int64_t lane = 0; lane < inner / 4; ++lane) {
-        step[lane] = in.step[lane / 8];
-        for (int k = 0; k < 4; ++k) start[lane] -= 128 * in.q[4 * lane + k];
+    const int8_t *x_high = in.high.bytes(), *x_low = in.low.bytes();
+    Aligned steps(4 * BLOCK * ((inner + BLOCK - 1) / BLOCK)), starts(steps);
+    float* step = (float*)steps.bytes();
+    int32_t* start = (int32_t*)starts.bytes();  // the instruction takes q + 128 of W, for which this makes up
+    for (int64_t k = 0; k < inner; ++k) {
+        step[k / 4] = in.step[k / GROUP];
+        start[k / 4] -= 128 * (256 * x_high[k] + x_low[k]);
     }
     const __m512i sign = _mm512_set1_epi8((char)0x80);
 #pragma omp parallel for schedule(static)
@@ -108,12 +139,14 @@ void rows_of_8_bits(
         const int8_t* w = (const int8_t*)packed + row * inner;
         __m512 out = _mm512_setzero_ps();
         for (int64_t at = 0; at < inner; at += BLOCK) {
-            const bool whole = inner - at >= BLOCK;
-            const __m512i some = whole ? _mm512_loadu_si512(w + at)
-                                       : _mm512_castsi256_si512(_mm256_loadu_si256((const __m256i*)(w + at)));
-            const __m512i dot = _mm512_dpbusd_epi32(
-                _mm512_loadu_si512(&start[at / 4]), _mm512_xor_si512(some, sign), _mm512_loadu_si512(&in.q[at]));
-            out = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot), _mm512_loadu_ps(&step[at / 4]), out);
+            const __m512i some = inner - at >= BLOCK
+                ? _mm512_loadu_si512(w + at)
+                : _mm512_castsi256_si512(_mm256_loadu_si256((const __m256i*)(w + at)));  // the rest meets zeros
+            const __m512i parts = _mm512_xor_si512(some, sign);
+            const __m512i high = _mm512_dpbusd_epi32(_mm512_setzero_si512(), parts, _mm512_load_si512(x_high + at));
+            const __m512i low = _mm512_dpbusd_epi32(
+                _mm512_load_si512(start + at / 4), parts, _mm512_load_si512(x_low + at));
+            out = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dots(high, low)), _mm512_load_ps(step + at / 4), out);
         }
         const uint32_t bits = uint32_t(scales[row]) << 16;
         float s;

@@ -3,14 +3,14 @@
 One token reads every weight once, so what counts is that they are read in order, and that little is done to each:
 
 float, 8 bits   sum_i W_oi x_i, written out: Inductor makes one loop over W as it lies in memory
-8 and 4 bits    with x in 8 bits, too, on processors with AVX512-VNNI, which multiplies 64 of them at once
-                (`one_row.cpp`): x ~ step_g q_g for each group g of 32 values, and
+8 and 4 bits    on processors with AVX512-VNNI, which multiplies 64 numbers of 8 bits at once (`one_row.cpp`): of each
+                group g of 32 values, x ~ step_g q_g with q in 16 bits, which are two of 8, and
 
                     8 bits   y_o = s_o sum_g step_g (W_og . q_g)
                     4 bits   y_o = sum_g s_og step_g ((W_og - 8) . q_g) + z_og sum(x_g)
 
-                where dots are sums of whole numbers and sum(x_g) is of x itself. Rounding x moves y by 0.6 %, where
-                rounding W to 4 bits has moved it by 8 %.
+                where dots are sums of whole numbers and sum(x_g) is of x itself. Rounding x so moves y by less than
+                rounding y to bf16 does.
 """
 
 from __future__ import annotations
@@ -30,6 +30,10 @@ from glassformer.parts.quantized import GROUP, codes, layout
 NEEDED = frozenset({"avx512f", "avx512bw", "avx512vbmi", "avx512_vnni"})
 
 
+MOST = 127 * 256
+"""The largest q: its upper 8 bits are -127..127."""
+
+
 @cache
 def has_vnni() -> bool:
     """Whether `one_row.cpp` runs here, and 4-bit matrices lie as it reads them."""
@@ -37,18 +41,18 @@ def has_vnni() -> bool:
 
 
 def rounded(x: Tensor) -> tuple[Tensor, Tensor]:
-    """x (1, i) -> q (groups, 32) whole numbers in fp32, step (groups, 1): x ~ step q."""
-    groups = x.float().view(-1, GROUP)
-    step = groups.abs().amax(1, keepdim=True) / 127
-    return (groups / step.clamp(min=torch.finfo(torch.float32).tiny)).round(), step
+    """x (1, i) -> q (groups, 32) whole numbers in fp64, step (groups, 1): x ~ step q."""
+    groups = x.double().view(-1, GROUP)
+    step = groups.abs().amax(1, keepdim=True) / MOST
+    return (groups / step.clamp(min=torch.finfo(x.dtype).tiny)).round(), step
 
 
 @library.custom_op("glassformer::row_of_8_bits", mutates_args=())
 def row_of_8_bits(x: Tensor, packed: Tensor, scales: Tensor) -> Tensor:
     """x (1, i) bf16, packed (o, i) int8, scales (o,) -> (1, o) bf16."""
     q, step = rounded(x)
-    dots = (packed.float().view(len(packed), -1, GROUP) * q).sum(-1)
-    return ((dots @ step)[:, 0] * scales.float()).bfloat16()[None]
+    dots = (packed.double().view(len(packed), -1, GROUP) * q).sum(-1)
+    return ((dots @ step)[:, 0] * scales.double()).bfloat16()[None]
 
 
 @library.custom_op("glassformer::row_of_4_bits", mutates_args=())
@@ -57,9 +61,9 @@ def row_of_4_bits(x: Tensor, packed: Tensor, scales: Tensor) -> Tensor:
     q, step = rounded(x)
     found = layout("cpu")
     assert found is not None
-    w = codes(packed, x.shape[1], found, torch.float32).view(-1, GROUP, scales.shape[1])
-    s, z = scales.float().unbind(-1)
-    sums = x.float().view(-1, GROUP).sum(1, keepdim=True)
+    w = codes(packed, x.shape[1], found, torch.float64).view(-1, GROUP, scales.shape[1])
+    s, z = scales.double().unbind(-1)
+    sums = x.double().view(-1, GROUP).sum(1, keepdim=True)
     return (s * step * (w * q[..., None]).sum(1) + z * sums).sum(0).bfloat16()[None]
 
 
