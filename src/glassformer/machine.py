@@ -150,7 +150,7 @@ def machine() -> dict[str, Any]:
     return {
         "processor": _processor(),
         "cores": available_cores(),
-        "memory_bytes": memory_bytes(),
+        "memory_bytes": _memory(),
         "platform": platform.platform(),
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -175,7 +175,7 @@ def _said_of_the_processor(what: str) -> str:
         return ""
 
 
-def memory_bytes() -> int | None:
+def _memory() -> int | None:
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):

@@ -28,20 +28,17 @@ def fill(
 ) -> Model:
     """A model with the file's weights; `dtype=None` keeps the file's own, fp32 for quantised tensors.
 
-    A tensor that lies in the file as the model holds it becomes a parameter where it is, mapped, and read when first
-    used or by a thread beside; the others are read straight into their place. With `keep`, quantised matrices stay
-    packed and are unpacked at every use. Raises RequestError that names the first tensor that is missing, superfluous,
-    or of another shape."""
+    A tensor that lies in the file as the model holds it becomes a parameter where it is, mapped and read when first
+    used; the others are read straight into their place. With `keep`, quantised matrices stay packed and are unpacked
+    at every use. Raises RequestError that names the first tensor that is missing, superfluous, or of another shape."""
     if config.n_layers > len(file.entries):
         raise RequestError(
             f"{file.path} has {len(file.entries)} tensors, and the config asks for {config.n_layers} layers"
         )
-    stored, device = common_dtype(file), torch.device(device or "cpu")
-    dtype = dtype or stored
-    if dtype == stored and device.type == "cpu":
-        file.read_ahead()
     with torch.device("meta"):
         model = config.build(seed=None)
+    dtype = dtype or common_dtype(file)
+    device = torch.device(device or "cpu")
     theirs, modules = _Theirs(file, names), modules_of(model)
     for module in modules.values():
         vars(module)["training"] = False  # what `eval` does, in a tenth of the time

@@ -10,7 +10,6 @@ import os
 import secrets
 import shutil
 import sys
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -23,7 +22,6 @@ from torch import Tensor
 
 from glassformer.convert.storage.quants import DTYPES, PIECE, unit, unpack
 from glassformer.errors import RequestError, WorkError
-from glassformer.machine import memory_bytes
 
 NO_RESERVE = 0x4000 if sys.platform == "linux" else 0
 """MAP_NORESERVE, which `mmap` does not name everywhere: without it Linux refuses to map a file larger than memory."""
@@ -78,18 +76,6 @@ class Packed:
         out = torch.empty(self.shape, dtype=dtype, device="cpu")
         unpack(self.dtype, lambda begin, nbytes: self.bytes[begin : begin + nbytes], out)
         return out
-
-
-WINDOW = 1 << 16
-"""Linux maps so many bytes around one that is touched."""
-
-
-def _touch(mapped: list[Tensor]) -> None:
-    for data in mapped:
-        for part in data.split(1024 * WINDOW):
-            if not threading.main_thread().is_alive():
-                return
-            part[::WINDOW].sum()
 
 
 class TensorFile(ABC):
@@ -147,21 +133,6 @@ class TensorFile(ABC):
     def home(self, entry: Entry) -> SingleFile:
         """The file that has it."""
 
-    @property
-    @abstractmethod
-    def files(self) -> list[SingleFile]:
-        """All of them."""
-
-    def read_ahead(self) -> threading.Thread | None:
-        """Begins to read the mapped tensors in a thread that ends with the main one: whoever uses them later finds them
-        there. Not (None) where they take more than half of the machine's memory."""
-        whole = [file.plain(torch.uint8, 0, file.size) for file in self.files]
-        if sum(map(len, whole)) > (memory_bytes() or 0) / 2:
-            return None
-        thread = threading.Thread(target=_touch, args=(whole,), name="read ahead")
-        thread.start()
-        return thread
-
     def entry(self, name: str) -> Entry:
         """Raises RequestError where the file has no such tensor."""
         if name in self.entries:
@@ -182,9 +153,9 @@ class SingleFile(TensorFile):
         self.path = Path(path)
         self._file = opened(self.path)
         try:
-            self.size = os.fstat(self._file.fileno()).st_size
-            if self.size < 8:
-                raise RequestError(f"{self.path}: the file has {self.size} bytes, too few for a header")
+            self._size = os.fstat(self._file.fileno()).st_size
+            if self._size < 8:
+                raise RequestError(f"{self.path}: the file has {self._size} bytes, too few for a header")
             with self._map(mmap.MAP_SHARED, mmap.PROT_READ) as data:
                 self.entries, self.metadata = self._header(data)
         except BaseException:
@@ -201,7 +172,7 @@ class SingleFile(TensorFile):
 
     def _map(self, flags: int, prot: int) -> mmap.mmap:
         try:
-            return mmap.mmap(self._file.fileno(), self.size, flags=flags, prot=prot)
+            return mmap.mmap(self._file.fileno(), self._size, flags=flags, prot=prot)
         except (OSError, ValueError) as problem:  # ValueError: it has become shorter
             raise WorkError(f"{self.path} cannot be mapped into memory ({problem})") from problem
 
@@ -226,10 +197,6 @@ class SingleFile(TensorFile):
 
     def home(self, entry: Entry) -> SingleFile:
         return self
-
-    @property
-    def files(self) -> list[SingleFile]:
-        return [self]
 
     def read_into(self, name: str, out: Tensor, rows: slice | None = None) -> None:
         entry = self.entry(name)
@@ -297,10 +264,6 @@ class ManyFiles(TensorFile):
 
     def home(self, entry: Entry) -> SingleFile:
         return self._homes[entry.name]
-
-    @property
-    def files(self) -> list[SingleFile]:
-        return self._files
 
     def read_into(self, name: str, out: Tensor, rows: slice | None = None) -> None:
         self._homes[self.entry(name).name].read_into(name, out, rows)
