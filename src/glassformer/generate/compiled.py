@@ -85,7 +85,8 @@ class CompiledStep:
                 source.update(file.read_bytes())
         said = [
             self.model.config.to_dict(), weights, self.batch, self.max_len, str(self.dtype), torch.__version__,
-            torch.get_num_threads(), torch.backends.cpu.get_cpu_capability(), sys.platform, source.hexdigest(),
+            torch.get_num_threads(), torch.backends.cpu.get_cpu_capability(), has_vnni(), sys.platform,
+            source.hexdigest(),
         ]  # fmt: skip
         name = hashlib.sha256(json.dumps(said, sort_keys=True, default=str).encode()).hexdigest()[:24]
         return cache_folder() / "decode" / f"{name}.pt2"
@@ -113,28 +114,17 @@ class CompiledStep:
         self._check(path)
         return self
 
-    @torch.no_grad()
     def _build(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        state = self.init_state()
-        state.spread([0] * self.batch)
-        memory, tokens = state.tensors(), torch.zeros(self.batch, 1, dtype=torch.long)
-        seen = torch.export.Dim("seen", min=SHORTEST, max=self.max_len - 1)
-        shapes: Any = ({}, {}, {0: seen}, {name: {} for name in memory})
-        given = (tokens, state.rows, self._keys[: SHORTEST + 1], memory)
         descriptor, temporary = tempfile.mkstemp(suffix=".pt2", dir=path.parent)
         os.close(descriptor)
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                program = torch.export.export(_Step(self.model, state), given, dynamic_shapes=shapes, strict=False)
-                program = program.run_decompositions(products())
-                save_file(dict(program.constants), path.with_suffix(".safetensors"))
-                options = {
-                    "aot_inductor.package_constants_in_so": False,
-                    "aot_inductor.custom_ops_to_c_shims": shims() if has_vnni() else {},
-                }
-                torch._inductor.aoti_compile_and_package(program, package_path=temporary, inductor_configs=options)
+            try:
+                self._compile(temporary, path.with_suffix(".safetensors"), has_vnni())
+            except Exception:
+                if not has_vnni():
+                    raise
+                self._compile(temporary, path.with_suffix(".safetensors"), False)  # the compiler may be older
             os.replace(temporary, path)
         except Exception as problem:
             first = (str(problem).strip() or type(problem).__name__).splitlines()[0]
@@ -143,6 +133,25 @@ class CompiledStep:
             ) from problem
         finally:
             Path(temporary).unlink(missing_ok=True)
+
+    @torch.no_grad()
+    def _compile(self, library: str, constants: Path, vnni: bool) -> None:
+        state = self.init_state()
+        state.spread([0] * self.batch)
+        memory, tokens = state.tensors(), torch.zeros(self.batch, 1, dtype=torch.long)
+        seen = torch.export.Dim("seen", min=SHORTEST, max=self.max_len - 1)
+        shapes: Any = ({}, {}, {0: seen}, {name: {} for name in memory})
+        given = (tokens, state.rows, self._keys[: SHORTEST + 1], memory)
+        options = {
+            "aot_inductor.package_constants_in_so": False,
+            "aot_inductor.custom_ops_to_c_shims": shims() if vnni else {},
+        }
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            program = torch.export.export(_Step(self.model, state), given, dynamic_shapes=shapes, strict=False)
+            program = program.run_decompositions(products(vnni))
+            save_file(dict(program.constants), constants)
+            torch._inductor.aoti_compile_and_package(program, package_path=library, inductor_configs=options)
 
     @torch.no_grad()
     def _check(self, path: Path) -> None:

@@ -84,14 +84,14 @@ def shims() -> dict[Any, list[str]]:
     return {ops.row_of_4_bits.default: ['"C" {\n' + source + "\n}"], ops.row_of_8_bits.default: []}
 
 
-def products() -> dict[Any, Callable[..., Tensor]]:
+def products(vnni: bool) -> dict[Any, Callable[..., Tensor]]:
     """torch's operation -> what a step of one row computes instead."""
     aten = torch.ops.aten
     found: dict[Any, Callable[..., Tensor]] = {
         aten.linear.default: _linear,
         aten._weight_int8pack_mm.default: _weight_int8pack_mm,
     }
-    if has_vnni():
+    if vnni:
         found[aten._weight_int8pack_mm.default] = _vnni_int8
         found[aten._weight_int4pack_mm_for_cpu.default] = _vnni_int4
     return found
