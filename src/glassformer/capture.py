@@ -152,8 +152,8 @@ def capture(
     if large := [gather for gather in gathers.values() if gather.unasked]:
         warnings.warn(
             f"{len(large)} maps such as {large[0].name} need {sum(gather.unasked for gather in large):,} bytes, more "
-            f"than their share of memory={memory:,}; they are pooled to {large[0].pool} x {large[0].pool}, keeping the "
-            "largest value of every tile"
+            f"than their share of memory={memory:,}; they are pooled to {large[0].size}, keeping the largest "
+            "value of every tile"
         )
     return {name: gather.kept for name, gather in gathers.items() if gather.kept is not None}
 
@@ -287,6 +287,12 @@ class Gather:
         if self.heads is not None and self.head_axis is not None:
             x = _select(x, self.head_axis, self._among(x.shape[self.head_axis]))
         self._take(x, first, total)
+
+    @property
+    def size(self) -> str:
+        """Of the map that is kept, in words. Tiles are whole, so it may be smaller than what memory would allow."""
+        assert self.kept is not None
+        return " x ".join(map(str, self.kept.shape[-2:]))
 
     def among(self, heads: int) -> tuple[Look, list[int]]:
         """A look at the chosen heads alone, and which of so many they are."""
