@@ -106,7 +106,8 @@ def compare(
     Parameters
     ----------
     models
-        Expressions: NAME[@SIZE][+CHANGE...], such as gpt2@10m llama@10m gpt2@10m+rope+rmsnorm+swiglu
+        Expressions: NAME[@SIZE][+CHANGE...], such as gpt2@10m llama@10m gpt2@10m+rope+rmsnorm+swiglu;
+        +recipe.FIELD=VALUE changes how one of them is trained.
     tokens
         Budget of each run in tokens (200k, 5M); or give --minutes or --flops.
     match
@@ -211,7 +212,7 @@ def train(
     """
     from glassformer.cli.show import TrainingView
     from glassformer.compare.arm import describe
-    from glassformer.expression import preset
+    from glassformer.expression import preset, split_recipe, with_recipe
     from glassformer.parts.base import to_plain
     from glassformer.report import write_run
     from glassformer.text import prepare
@@ -220,10 +221,8 @@ def train(
     from glassformer.train.loop import check_folder
     from glassformer.train.sinks import check_sinks, open_sinks
 
-    model, wishes = _recipe_wishes(model)
-    plan: dict[str, Any] = {"kind": schedule}
-    if (given := wishes.pop("warmup", warmup)) is not None:
-        plan["warmup"] = given
+    model, wishes = split_recipe(model)
+    plan: dict[str, Any] = {"kind": schedule, **({} if warmup is None else {"warmup": warmup})}
     recipe = Recipe.of(
         tokens=_whole(tokens), minutes=minutes, flops=flops, seed=seed, learning_rate=lr, schedule=plan,
         weight_decay=weight_decay, clip=clip, adam_eps=adam_eps, qk_clip=qk_clip,
@@ -231,7 +230,7 @@ def train(
         evaluate_every=evaluate_every, checkpoint_seconds=checkpoint_seconds, device=device, dtype=dtype,
         threads=threads, compile=compile, watch=_interval(watch, watch_every), on_spike=on_spike,
     )  # fmt: skip
-    recipe = Recipe.of(**{**to_plain(recipe), **wishes})
+    recipe = with_recipe(recipe, wishes)
     config = preset(model)
     check_sinks(log_to or ())
     check_folder(out, resume)
@@ -497,14 +496,6 @@ def bench(
     from glassformer.cli.show import show_bench
 
     show_bench(what, rounds, threads, quick, out, json)
-
-
-def _recipe_wishes(expression: str) -> tuple[str, dict[str, Any]]:
-    """The expression without its +recipe.FIELD=VALUE, and those: as `why` writes what to try."""
-    first, *changes = expression.split("+")
-    wishes = [change.removeprefix("recipe.").partition("=") for change in changes if change.startswith("recipe.")]
-    kept = [change for change in changes if not change.startswith("recipe.")]
-    return "+".join([first, *kept]), {name: value for name, _, value in wishes}
 
 
 def _done(out: str, resume: bool) -> int:
