@@ -364,6 +364,8 @@ def inspect(
     /,
     *,
     text: Annotated[str | None, Parameter(allow_leading_hyphen=True)] = None,
+    reading: Annotated[list[str] | None, Parameter(negative="")] = None,
+    against: Annotated[str | None, Parameter(allow_leading_hyphen=True)] = None,
     out: str | None = None,
     diff: str | None = None,
     doors: Flag = False,
@@ -380,8 +382,15 @@ def inspect(
     text
         Read this (@FILE: a file's text, -: standard input) and show attention, predictions by depth and surprise, here
         and on a page that opens offline.
+    reading
+        With --text, one reading more, printed and drawn in the folder as NAME.png: attention_rollout, side_by_side,
+        logit_attribution, head_ablation (of the last 256 tokens), activation_patching, head_scores, attention_sinks,
+        massive_activations, token_similarity, position_picture, embedding_neighbours, expert_routing, or all. Give it
+        several times.
+    against
+        For activation_patching: a text of as many tokens that ends otherwise, instead of its own task.
     out
-        Folder of the page (inspect.html) or the figure; by default `inspection`.
+        Folder of the page (inspect.html) and the figures; by default `inspection`.
     diff
         Another expression: show where it differs.
     doors
@@ -399,6 +408,9 @@ def inspect(
              "--diff": diff is not None}  # fmt: skip
     if sum(asked.values()) > 1:
         raise RequestError(f"give one of {' and '.join(name for name, given in asked.items() if given)} at a time")
+    for option, given in (("--reading", reading), ("--against", against)):
+        if given is not None and text is None:
+            raise RequestError(f"{option} is for --text: give what is to be read")
     if not quality and (data is not None or tokens is not None):
         raise RequestError("--data and --tokens are for --quality")
     if out is not None and text is None and not coord_check:
@@ -409,7 +421,7 @@ def inspect(
         from glassformer.cli.look import show_inspection
 
         with standard_input():
-            show_inspection(model, text, out, json)
+            show_inspection(model, text, out, json, readings=reading or (), against=against)
         return
     if coord_check:
         from glassformer.cli.coords import show_coord_check

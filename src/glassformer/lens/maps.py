@@ -326,7 +326,9 @@ def side_by_side(
 ) -> SideBySide:
     """One head's map with every layer causal, beside the one with every layer bidirectional; tokens (1, s).
 
-    Raises RequestError as `attention_map` does, and where the model cannot be built again from its config."""
+    Raises RequestError as `attention_map` does, for a layer without a mask, and where the model cannot be built again
+    from its config."""
+    pattern_of(model, layer)
     causal, bidirectional = (
         attention_map(seeing(model, visibility), tokens, layer, head, tokenizer, pool, words)
         for visibility in (CausalConfig(), BidirectionalConfig())
