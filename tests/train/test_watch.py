@@ -137,6 +137,10 @@ def test_weights_gradients_and_updates_are_measured(text: TextData) -> None:
         share = singular / singular.sum()
         erank = (-(share * share.clamp_min(1e-30).log()).sum()).exp().item()
         assert found["effective_rank"]["layers.1.mixer.qk"][head] == pytest.approx(erank, rel=1e-3)
+        rows = torch.nn.functional.normalize(q[16 * head : 16 * (head + 1)].T @ k, dim=-1)
+        pairs = [abs(float(rows[i] @ rows[j])) for i in range(32) for j in range(i)]
+        mean = sum(pairs) / len(pairs)
+        assert found["row_cosine"]["layers.1.mixer.qk"][head] == pytest.approx(mean, rel=1e-4)
     down = before["layers.0.ffn.down_proj.weight"]
     assert found["weight_norm"]["layers.0.ffn.down"] == pytest.approx(down.norm().item(), rel=1e-5)
     assert found["weight_norm"]["embed"] == pytest.approx(before["embedding.weight"].norm().item(), rel=1e-5)

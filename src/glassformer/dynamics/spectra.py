@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from glassformer.parts.precision import exact, wide
@@ -46,12 +46,29 @@ def product_spectrum(w_q: Float[Tensor, "... n h d"], w_k: Float[Tensor, "... g 
     The bilinear form behind the scores, x W_Q W_K^T x^T / sqrt(h): its norm bounds the entropy from below
     (`entropy_bound`), its effective rank falls when queries and keys collapse (`effective_rank`).
     """
-    n, g = w_q.shape[-3], w_k.shape[-3]
-    w_k = w_k.repeat_interleave(n // g, dim=-3)
-    finite = (w_q.isfinite() & w_k.isfinite()).all(-1).all(-1)[..., None]
+    w_q, w_k, finite = _by_head(w_q, w_k)
     with torch.autocast(w_q.device.type, enabled=False):
-        r_q, r_k = (torch.linalg.qr(torch.where(finite[..., None], wide(w), 0.0).mT, mode="r").R for w in (w_q, w_k))
-        return torch.where(finite, torch.linalg.svdvals(r_q @ r_k.mT), torch.nan)
+        r_q, r_k = (torch.linalg.qr(w.mT, mode="r").R for w in (w_q, w_k))
+        return torch.where(finite[..., None], torch.linalg.svdvals(r_q @ r_k.mT), torch.nan)
+
+
+def product_row_cosine(w_q: Float[Tensor, "... n h d"], w_k: Float[Tensor, "... g h d"]) -> Float[Tensor, "... n"]:
+    """`row_cosine` of W_Q W_K^T of each head, (d, d), which is never formed: with Q R = w_k^T its rows are those of
+    w_q^T R^T, turned by Q, which leaves cosines as they are. Arguments as in `product_spectrum`."""
+    w_q, w_k, finite = _by_head(w_q, w_k)
+    with torch.autocast(w_q.device.type, enabled=False):
+        rows = w_q.mT @ torch.linalg.qr(w_k.mT, mode="r").R.mT
+    return torch.where(finite, row_cosine(rows), torch.nan)
+
+
+def _by_head(
+    w_q: Float[Tensor, "... n h d"], w_k: Float[Tensor, "... g h d"]
+) -> tuple[Float[Tensor, "... n h d"], Float[Tensor, "... n h d"], Bool[Tensor, "... n"]]:
+    """Both with a matrix for each query head, in fp32 at least; and which heads are finite: others are zeros."""
+    w_k = w_k.repeat_interleave(w_q.shape[-3] // w_k.shape[-3], dim=-3)
+    finite = (w_q.isfinite() & w_k.isfinite()).all(-1).all(-1)
+    w_q, w_k = (torch.where(finite[..., None, None], wide(w), 0.0) for w in (w_q, w_k))
+    return w_q, w_k, finite
 
 
 def effective_rank(a: Float[Tensor, "... m n"]) -> Float[Tensor, "..."]:
