@@ -12,10 +12,13 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from glassformer.figures import plain_table
 from glassformer.parts.precision import exact, wide
 
 ROWS = 2048
 """Rows of which the pairwise cosines are taken: that many, evenly spaced, stand for a larger table."""
+ALIKE, SHOWN = 0.9, 12
+"""What a map shows in a notebook: pairs of rows with a larger |cosine|, of so many matrices."""
 
 
 def singular_values(a: Float[Tensor, "... m n"]) -> Float[Tensor, "... k"]:
@@ -145,6 +148,19 @@ class CosineMap(NamedTuple):
     """`cosine_matrix` with rows and columns re-ordered, (..., o, o)."""
     order: Tensor
     """The row of w that stands at each place, (..., o)."""
+
+    def _repr_html_(self) -> str:
+        """In a notebook: how alike the rows of each matrix are, in numbers."""
+        maps = self.cosines.reshape(-1, *self.cosines.shape[-2:]).abs()
+        count, size = max(1, maps.shape[-1] * (maps.shape[-1] - 1)), maps.shape[-1]
+        off = maps.masked_fill(torch.eye(size, dtype=torch.bool, device=maps.device), 0.0)
+        rows = [
+            (str(i), size, f"{float(one.sum()) / count:.3f}", f"{float((one > ALIKE).sum()) / count:.1%}")
+            for i, one in enumerate(off[:SHOWN])
+        ]
+        more = f", the first {SHOWN} of them" if len(maps) > SHOWN else ""
+        headings = ("matrix", "rows", "mean |cos|", f"pairs above {ALIKE}")
+        return plain_table(f"cosines between the rows of {len(maps)} matrices{more}", headings, rows)
 
 
 def cosine_map(w: Float[Tensor, "... o i"]) -> CosineMap:
