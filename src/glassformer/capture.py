@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import operator
+import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -61,9 +62,18 @@ def choose(
         named = {name: site for name, site in known.items() if fnmatchcase(name, pattern)}
         if not named:
             where = "" if layers is None else f" in layers={layers}"
-            raise RequestError(f"no site{where} is named {pattern!r}{did_you_mean(pattern, known)}")
+            why = _no_such_layer(pattern, len(eager(model).layers))
+            raise RequestError(f"{why}no site{where} is named {pattern!r}{did_you_mean(pattern, known)}")
         found |= named
     return found
+
+
+def _no_such_layer(pattern: str, count: int) -> str:
+    """Which layers there are, where a name asks for another."""
+    asked = re.match(r"layers\.(-?\d+)(\.|$)", pattern)
+    if asked is None or 0 <= int(asked[1]) < count:
+        return ""
+    return f"layer {asked[1]} is out of range: the model has layers 0 to {count - 1}, and "
 
 
 def within(given: int | Iterable[int], count: int, what: str, owner: str = "the model") -> list[int]:
