@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from glassformer.callable_module import make_callable
 from glassformer.errors import RequestError, did_you_mean
 from glassformer.model import Model
+from glassformer.parts.region import eager_regions
 from glassformer.parts.site import Edit, Look, Site
 
 MEMORY = 1 << 30
@@ -145,9 +146,10 @@ def capture(
     are pooled unasked, with a warning. The fast kernel computes z all the same: logits with and without capture are
     identical.
 
-    Values are detached, and are those after the edits of a `with gf.edit(...)` around this call; sites that hold the
-    same value may share one tensor. Raises RequestError for a pattern that names no site, an index out of range, and
-    tokens that are no text of the model."""
+    What is compiled of the model runs eagerly meanwhile, and a warning says so: all of it (`torch.compile`), or its
+    elementwise regions. Values are detached, and are those after the edits of a `with gf.edit(...)` around this call;
+    sites that hold the same value may share one tensor. Raises RequestError for a pattern that names no site, an index
+    out of range, and tokens that are no text of the model."""
     chosen, tokens = choose(model, sites, layers), rows_of(model, tokens)
     for name, value in (("pool", 1 if pool is None else pool), ("memory", memory)):
         if not isinstance(value, int) or value < 1:
@@ -236,16 +238,18 @@ _eagerly = False
 
 @contextmanager
 def running_eagerly(model: nn.Module) -> Iterator[None]:
-    """Compiled code does not stop at sites: inside, what was compiled of the model runs as it is written."""
+    """Compiled code does not stop at sites: inside, what was compiled of the model runs as it is written. So do its
+    elementwise regions, which stop at sites but round otherwise: what is seen is what the model is by definition."""
     global _eagerly
     parts = [model, *eager(model).modules()]
     if _eagerly or all(part is eager(part) and part._compiled_call_impl is None for part in parts):
-        yield
+        with eager_regions():
+            yield
         return
     warnings.warn("this model is compiled; looked at or edited, it runs eagerly")
     _eagerly = True
     try:
-        with torch.compiler.set_stance("force_eager"):
+        with eager_regions(), torch.compiler.set_stance("force_eager"):
             yield
     finally:
         _eagerly = False

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import math
 import os
 import signal
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from glassformer.dynamics.weights import named_matrices, spectra
 from glassformer.errors import RequestError
 from glassformer.expression import preset
 from glassformer.model import Model
+from glassformer.parts.region import compiled_regions, region
 from glassformer.text import Batches, TextData
 from glassformer.train import Interrupted, Report, checkpoint, train
 from glassformer.train.loop import read_metrics
@@ -76,6 +79,73 @@ def test_watching_changes_nothing(text: TextData, tmp_path: Path, name: str) -> 
     assert [row.get("loss") for row in alone.metrics] == [row.get("loss") for row in watched.metrics]
     assert not (tmp_path / "alone" / "dynamics.jsonl").exists()
     assert [row["step"] for row in rows(tmp_path / "watched")] == [1, 3, 6, 9]
+
+
+@pytest.fixture
+def marked_regions(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """What `torch.compile` makes of an elementwise region is told from its body: floats are larger by a thousandth."""
+    regions = [one for one in gc.get_objects() if isinstance(one, region)]
+    calls: list[str] = []
+
+    def more(made: Any) -> Any:
+        if isinstance(made, tuple):
+            return tuple(more(one) for one in made)
+        return made * 1.001 if isinstance(made, torch.Tensor) and made.is_floating_point() else made
+
+    def compiled(body: Any, **how: Any) -> Any:
+        def run(*args: Any) -> Any:
+            calls.append(body.__name__)
+            return more(body(*args))
+
+        return run
+
+    monkeypatch.setattr(torch, "compile", compiled)
+    for one in regions:
+        monkeypatch.setattr(one, "fused", None)
+    yield calls
+
+
+@pytest.mark.parametrize("recipe", [{}, {"qk_clip": 0.5}])
+def test_watching_changes_nothing_where_regions_are_compiled(
+    text: TextData, tmp_path: Path, marked_regions: list[str], recipe: dict[str, Any]
+) -> None:
+    """Looks are passes of their own, eager ones; QK-clip looks during the step, which stays compiled."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        train(model(), text, {**TEN, "compile": True, **recipe}, tmp_path / "alone")
+        calls, marked_regions[:] = list(marked_regions), []
+        train(model(), text, {**TEN, "compile": True, "watch": 3, **recipe}, tmp_path / "watched")
+    assert calls == marked_regions and len(set(calls)) > 3
+    assert weights(tmp_path / "alone") == weights(tmp_path / "watched")
+    train(model(), text, {**TEN, **recipe}, tmp_path / "eager")
+    assert weights(tmp_path / "eager") != weights(tmp_path / "alone")  # the mark is seen
+
+
+@pytest.mark.parametrize("name", ["llama@1m", "gpt2@1m"])
+def test_regions_run_eagerly_while_somebody_looks(marked_regions: list[str], name: str) -> None:
+    """And that is said once for each look, whichever of the two contexts is the outer one."""
+    net = model(name).vary(vocab_size=11, context=CONTEXT).build(seed=0).eval()
+    tokens = torch.arange(8)[None]
+    with torch.no_grad():
+        plain = net(tokens)
+        with compiled_regions():
+            assert not torch.equal(net(tokens), plain)
+            marked_regions.clear()
+            with pytest.warns(UserWarning, match="looked at or edited, they run eagerly") as said:
+                assert torch.equal(gf.capture(net, tokens, "*")["logits"], plain)
+            assert len(said) == 1
+            with pytest.warns(UserWarning) as said, gf.edit(net, {"embed": lambda x: x}):
+                assert torch.equal(net(tokens), plain) and torch.equal(net(tokens), plain)
+                assert torch.equal(gf.capture(net, tokens, "logits")["logits"], plain)
+            assert len(said) == 1 and not marked_regions
+            assert not torch.equal(net(tokens), plain) and marked_regions
+        marked_regions.clear()
+        with pytest.warns(UserWarning) as said, gf.edit(net, {"embed": lambda x: x}), compiled_regions():
+            assert torch.equal(net(tokens), plain)
+        assert len(said) == 1 and not marked_regions
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            gf.capture(net, tokens, "*")
 
 
 def test_resuming_goes_on_watching(text: TextData, tmp_path: Path) -> None:
