@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -249,6 +250,58 @@ def test_activations_are_measured(name: str) -> None:
         assert found["residual_rms"][where] == pytest.approx(rms, rel=1e-3)
         assert found["massive"][where] == pytest.approx((x.abs().max() / x.abs().median()).item(), rel=1e-3)
     assert found["log_z"]["logits"] == pytest.approx(seen["logits"].double().logsumexp(-1).mean().item(), rel=1e-5)
+
+
+class Streams:
+    """What every layer puts out, by plain hooks, after the steps that are looked at."""
+
+    def __init__(self, every: int):
+        self.every = every
+        self.seen: dict[int, list[np.ndarray]] = {}
+
+    def before_update(self, moment: Moment) -> None:
+        pass
+
+    def after_update(self, moment: Moment) -> None:
+        if moment.step != 1 and moment.step % self.every:
+            return
+        found: list[np.ndarray] = []
+        hooks = [
+            layer.register_forward_hook(lambda module, given, x: found.append(x.double().numpy()))
+            for layer in moment.model.layers
+        ]
+        with torch.no_grad():
+            moment.model(moment.inputs)
+        for hook in hooks:
+            hook.remove()
+        self.seen[moment.step] = found
+
+
+def test_the_recorded_ranks_are_those_of_the_stream(text: TextData, tmp_path: Path) -> None:
+    """Of what stands in dynamics.jsonl, against singular values that numpy takes of what the layers put out."""
+    streams = Streams(3)
+    config = model().vary(init=gf.preset("gpt2@1m+init.std=0.3").init)  # far from full rank: they can be told apart
+    recipe = {**TEN, "watch": 3, "learning_rate": 0.03, "dtype": "float32"}
+    train(config, text, recipe, tmp_path, observers=[streams])
+    recorded = {
+        row["step"]: row["statistics"] for row in rows(tmp_path) if "activation_stable_rank" in row["statistics"]
+    }
+    assert list(recorded) == list(streams.seen) == [1, 3, 6, 9]
+    values = set()
+    for step, layers in streams.seen.items():
+        for layer, x in enumerate(layers):
+            assert x.shape == (BATCH, CONTEXT, 32)
+            effective = stable = 0.0
+            for sequence in x:
+                singular = np.linalg.svd(sequence, compute_uv=False)
+                share = singular[singular > 0] / singular.sum()
+                effective += math.exp(-float((share * np.log(share)).sum())) / BATCH
+                stable += float((singular**2).sum() / singular[0] ** 2) / BATCH
+            where = f"layers.{layer}.resid_post"
+            assert recorded[step]["activation_effective_rank"][where] == pytest.approx(effective, rel=1e-4)
+            assert recorded[step]["activation_stable_rank"][where] == pytest.approx(stable, rel=1e-4)
+            values |= {round(effective, 3), round(stable, 3)}
+    assert len(values) == 16  # every one of its own
 
 
 HUNDRED = {**SMALL, "batch_size": 2, "context": 16, "tokens": 100 * 2 * 16, "learning_rate": 1e-3}
