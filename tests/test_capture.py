@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from glassformer.capture import capture, sites
+from glassformer.capture import capture, edit, sites
 from glassformer.errors import RequestError
 from glassformer.expression import preset
+from glassformer.lens import ablate_heads
 from glassformer.model import Model
 
 TINY = "d_model=16+heads=2+vocab_size=13+context=16"
@@ -157,6 +158,20 @@ def test_one_text_needs_no_row():
     expected = capture(model, TOKENS, "logits")["logits"]
     for given in (TOKENS[0], TOKENS[0].tolist(), TOKENS.to(torch.uint16), TOKENS[0].to(torch.uint32).numpy()):
         assert torch.equal(capture(model, given, "logits")["logits"], expected)
+
+
+@pytest.mark.parametrize("layer", [2, 99, -1])
+def test_a_layer_that_is_not_there_is_said_with_those_that_are(layer: int):
+    model = tiny(f"llama@1m+layers=2+{TINY}")
+    said = rf"layer {layer} is out of range: the model has layers 0 to 1, and no site is named 'layers.{layer}.mixer.z'"
+    with pytest.raises(RequestError, match=said):
+        capture(model, TOKENS, f"layers.{layer}.mixer.z")
+    edits = {f"layers.{layer}.mixer.z": torch.zeros_like} if layer < 0 else ablate_heads(layer, 0)
+    with pytest.raises(RequestError, match=said), edit(model, edits):
+        pass
+    with pytest.raises(RequestError) as refused:
+        capture(model, TOKENS, "layers.1.mixer.zz")
+    assert "out of range" not in str(refused.value) and "'layers.1.mixer.z'" in str(refused.value)
 
 
 def test_hooks_go_when_the_pass_fails():

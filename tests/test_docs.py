@@ -48,6 +48,20 @@ def test_the_page_is_there_and_fresh(page: Page):
     assert re.search(r"\d", measured), "a figure without a number beside it"
 
 
+@pytest.mark.parametrize("page", [page for page in PAGES if page.room == "readings"], ids=lambda page: page.name)
+def test_a_reading_has_a_source(page: Page):
+    """A paper by its number, or the one who described it first."""
+    text = page.path.read_text(encoding="utf-8")
+    assert re.search(r"\b\d{4}\.\d{5}\b|nostalgebraist 2020", text), "name the paper that it is from"
+
+
+@pytest.mark.parametrize("name", ["expert_routing", "side_by_side", "attention_rollout", "attention_sinks"])
+def test_a_reading_has_its_formula(name: str):
+    text = pages()[name].path.read_text(encoding="utf-8")
+    told = text[text.index(f"gf.lens.{name}(\n" if f"gf.lens.{name}(\n" in text else f"gf.lens.{name}(") :]
+    assert re.search(r"[A-Za-z_)] = .*[/Σ+(]|Σ.* / ", told.partition("## How")[0]), "say what is computed"
+
+
 @every_page
 def test_the_figure_is_there(page: Page):
     data = page.figure.read_bytes()

@@ -325,6 +325,17 @@ def test_a_small_map_is_not_pooled_and_a_large_one_says_so(small_blocks: None):
     assert all(torch.equal(seen[name], F.max_pool2d(whole[name], 2)) for name in whole)
 
 
+@pytest.mark.parametrize("length", [10, 12])
+@pytest.mark.parametrize("size", range(1, 12))
+def test_the_size_that_is_said_is_the_size_that_is_given(length: int, size: int):
+    """What memory allows is a bound: of 12 tokens and room for 11, tiles of two make 6."""
+    model, name = tiny("llama@1m"), "layers.1.mixer.pattern"
+    row = 2 * 4 * 4  # bytes of a cell of every head of both texts
+    with pytest.warns(UserWarning, match="are pooled to") as said:
+        seen = gf.capture(model, TOKENS[:, :length], name, memory=row * min(size, length - 1) ** 2)[name]
+    assert f"pooled to {seen.shape[2]} x {seen.shape[3]}," in str(said[0].message)
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [

@@ -8,7 +8,10 @@ import pytest
 import torch
 
 import glassformer as gf
+from glassformer.dynamics.why import Cause, Diagnosis
 from glassformer.model import Model
+from glassformer.text import ByteTokenizer
+from glassformer.train.run import Loaded
 
 
 def rows(shown: str) -> list[list[str]]:
@@ -49,3 +52,34 @@ def test_a_model_shows_its_config_and_without_one_nothing():
         model = config.build(seed=None)
     assert model._repr_html_() == config._repr_html_()
     assert Model(model.embedding, [], None, model.head)._repr_html_() is None
+
+
+def test_what_is_loaded_shows_its_parts_and_its_tokenizer():
+    config = gf.preset("llama@1m")
+    with torch.device("meta"):
+        model = config.build(seed=None)
+    shown = Loaded(model, config, ByteTokenizer(), fresh=("a", "b"))._repr_html_()
+    assert rows(shown) == rows(config._repr_html_())
+    assert "".join(ET.fromstring(shown)[-1].itertext()) == "ByteTokenizer of 257 tokens; 2 parameters begin anew"
+    assert "<p>no tokenizer</p>" in Loaded(model, config, None)._repr_html_()
+
+
+def test_a_diagnosis_shows_its_causes():
+    cause = Cause("logit growth", 0.85, "q <grew>", ("+qknorm", "recipe.qk_clip=100"), 2, "layers.2.mixer.q",
+                  "max_attention_logit", 1, 1200, 7.25)  # fmt: skip
+    shown = Diagnosis("diverged at step 1300: logit growth", (cause,), ("It <diverged>.", "Try +qknorm."))._repr_html_()
+    assert rows(shown)[1] == ["logit growth", "85%", "layers.2.mixer.q, head 1", "max_attention_logit", "1,200", "+7.2",
+                              "+qknorm, recipe.qk_clip=100"]  # fmt: skip
+    assert "It &lt;diverged&gt;. Try +qknorm." in shown and "diverged at step 1300" in shown
+    healthy = Diagnosis("nothing wrong", (), ("All is well.",))._repr_html_()
+    assert len(rows(healthy)) == 1 and "nothing wrong" in healthy
+
+
+def test_a_cosine_map_shows_how_alike_rows_are():
+    """Three rows on one line and one across: 6 of 12 ordered pairs have |cos| 1."""
+    w = torch.tensor([[1.0, 0.0], [-2.0, 0.0], [3.0, 0.0], [0.0, 1.0]])
+    found = gf.dynamics.cosine_map(torch.stack([w, torch.eye(2).repeat(2, 1)]))
+    assert rows(found._repr_html_())[1:] == [["0", "4", "0.500", "50.0%"], ["1", "4", "0.333", "33.3%"]]
+    many = gf.dynamics.cosine_map(torch.ones(20, 3, 2))._repr_html_()
+    assert len(rows(many)) == 13 and "the first 12" in many
+    assert rows(gf.dynamics.cosine_map(torch.ones(1, 4))._repr_html_())[1] == ["0", "1", "0.000", "0.0%"]

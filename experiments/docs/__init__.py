@@ -22,6 +22,7 @@ from types import ModuleType
 from typing import Any
 
 from glassformer import dynamics, lens
+from glassformer.lens.asking import READINGS
 
 HERE = Path(__file__).parent
 DOCS = HERE.parents[1] / "docs"
@@ -178,6 +179,8 @@ def index() -> str:
         'reading.save("lens.png")  # as a figure; a notebook shows it by itself\n'
         "reading.to_dict()  # as plain JSON\n```",
         "## Readings",
+        '`glassformer inspect EXPR --text "..." --reading NAME --out DIR` prints one and draws DIR/NAME.png '
+        "(several, or `all`): " + ", ".join(f"`{name}`" for name in READINGS) + ".",
         "| reading | shows |\n|---|---|\n" + rows("readings"),
         "## Statistics",
         "`glassformer train ... --watch` records them; `glassformer why RUN` reads the record. An alarm is a "

@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import operator
+import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -21,6 +22,7 @@ from torch import Tensor, nn
 from glassformer.callable_module import make_callable
 from glassformer.errors import RequestError, did_you_mean
 from glassformer.model import Model
+from glassformer.parts.region import eager_regions
 from glassformer.parts.site import Edit, Look, Site
 
 MEMORY = 1 << 30
@@ -61,9 +63,18 @@ def choose(
         named = {name: site for name, site in known.items() if fnmatchcase(name, pattern)}
         if not named:
             where = "" if layers is None else f" in layers={layers}"
-            raise RequestError(f"no site{where} is named {pattern!r}{did_you_mean(pattern, known)}")
+            why = _no_such_layer(pattern, len(eager(model).layers))
+            raise RequestError(f"{why}no site{where} is named {pattern!r}{did_you_mean(pattern, known)}")
         found |= named
     return found
+
+
+def _no_such_layer(pattern: str, count: int) -> str:
+    """Which layers there are, where a name asks for another."""
+    asked = re.match(r"layers\.(-?\d+)(\.|$)", pattern)
+    if asked is None or 0 <= int(asked[1]) < count:
+        return ""
+    return f"layer {asked[1]} is out of range: the model has layers 0 to {count - 1}, and "
 
 
 def within(given: int | Iterable[int], count: int, what: str, owner: str = "the model") -> list[int]:
@@ -135,9 +146,10 @@ def capture(
     are pooled unasked, with a warning. The fast kernel computes z all the same: logits with and without capture are
     identical.
 
-    Values are detached, and are those after the edits of a `with gf.edit(...)` around this call; sites that hold the
-    same value may share one tensor. Raises RequestError for a pattern that names no site, an index out of range, and
-    tokens that are no text of the model."""
+    What is compiled of the model runs eagerly meanwhile, and a warning says so: all of it (`torch.compile`), or its
+    elementwise regions. Values are detached, and are those after the edits of a `with gf.edit(...)` around this call;
+    sites that hold the same value may share one tensor. Raises RequestError for a pattern that names no site, an index
+    out of range, and tokens that are no text of the model."""
     chosen, tokens = choose(model, sites, layers), rows_of(model, tokens)
     for name, value in (("pool", 1 if pool is None else pool), ("memory", memory)):
         if not isinstance(value, int) or value < 1:
@@ -152,8 +164,8 @@ def capture(
     if large := [gather for gather in gathers.values() if gather.unasked]:
         warnings.warn(
             f"{len(large)} maps such as {large[0].name} need {sum(gather.unasked for gather in large):,} bytes, more "
-            f"than their share of memory={memory:,}; they are pooled to {large[0].pool} x {large[0].pool}, keeping the "
-            "largest value of every tile"
+            f"than their share of memory={memory:,}; they are pooled to {large[0].size}, keeping the largest "
+            "value of every tile"
         )
     return {name: gather.kept for name, gather in gathers.items() if gather.kept is not None}
 
@@ -226,16 +238,18 @@ _eagerly = False
 
 @contextmanager
 def running_eagerly(model: nn.Module) -> Iterator[None]:
-    """Compiled code does not stop at sites: inside, what was compiled of the model runs as it is written."""
+    """Compiled code does not stop at sites: inside, what was compiled of the model runs as it is written. So do its
+    elementwise regions, which stop at sites but round otherwise: what is seen is what the model is by definition."""
     global _eagerly
     parts = [model, *eager(model).modules()]
     if _eagerly or all(part is eager(part) and part._compiled_call_impl is None for part in parts):
-        yield
+        with eager_regions():
+            yield
         return
     warnings.warn("this model is compiled; looked at or edited, it runs eagerly")
     _eagerly = True
     try:
-        with torch.compiler.set_stance("force_eager"):
+        with eager_regions(), torch.compiler.set_stance("force_eager"):
             yield
     finally:
         _eagerly = False
@@ -287,6 +301,12 @@ class Gather:
         if self.heads is not None and self.head_axis is not None:
             x = _select(x, self.head_axis, self._among(x.shape[self.head_axis]))
         self._take(x, first, total)
+
+    @property
+    def size(self) -> str:
+        """Of the map that is kept, in words. Tiles are whole, so it may be smaller than what memory would allow."""
+        assert self.kept is not None
+        return " x ".join(map(str, self.kept.shape[-2:]))
 
     def among(self, heads: int) -> tuple[Look, list[int]]:
         """A look at the chosen heads alone, and which of so many they are."""

@@ -12,7 +12,7 @@ import yaml
 from pydantic import Field, ValidationError, field_validator
 
 from glassformer.errors import RequestError
-from glassformer.figures import Markup, join, tag
+from glassformer.figures import plain_table
 from glassformer.model import Block, Model
 from glassformer.parts.base import BuildContext, PartConfig, Value, to_plain
 from glassformer.parts.embedding import EmbeddingConfig
@@ -193,7 +193,7 @@ class ModelConfig(Value):
             rows.append(("final norm", told(self.final_norm), self.final_norm.num_params(ctx)))
         rows.append(("head", told(self.head), self.head.num_params(ctx)))
         size = f"{self.n_layers} layers, width {self.d_model:,}, {self.vocab_size:,} tokens, context {self.context:,}"
-        return table(size, [*rows, ("all", "", self.num_params())])
+        return plain_table(size, ("", "part", "parameters"), [*rows, ("all", "", self.num_params())])
 
     # The module
 
@@ -350,17 +350,6 @@ def told(part: PartConfig) -> str:
             shown = told(value) if isinstance(value, PartConfig) else "none" if value is None else f"{value}"
             words.append(f"{name} {shown}")
     return f"{part.kind} ({', '.join(words)})" if words else part.kind
-
-
-def table(caption: str, rows: Sequence[tuple[str, str, int]]) -> Markup:
-    """Parts, what they are, and their parameters, as HTML that needs no stylesheet."""
-    left, right = "text-align:left", "text-align:right"
-    body = [
-        tag("tr", tag("th", name, style=left), tag("td", words, style=left), tag("td", f"{count:,}", style=right))
-        for name, words, count in rows
-    ]
-    head = tag("tr", *(tag("th", name, style=left) for name in ("", "part")), tag("th", "parameters", style=right))
-    return tag("table", tag("caption", caption, style=left), tag("thead", head), tag("tbody", join(body)))
 
 
 # Reading values that somebody else wrote

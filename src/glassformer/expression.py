@@ -4,13 +4,14 @@
     NAME   := a preset | a .yaml or .json config | a run or checkpoint folder | a .gguf file | hf:owner/name | smollm2
     CHANGE := a short name, with a value after a colon where it takes one | path=value
 
-A change is a function ModelConfig -> ModelConfig that leaves everything else alone.
+A change is a function ModelConfig -> ModelConfig that leaves everything else alone. Where a model is trained, changes
+of the recipe may stand among them: +recipe.FIELD=VALUE, as `glassformer why` writes what to try.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from pydantic import ValidationError
 from glassformer import convert
 from glassformer.config import BlockConfig, ModelConfig, Stage, explain
 from glassformer.errors import RequestError, did_you_mean
+from glassformer.parts.base import to_plain
 from glassformer.parts.ffn import ExpertsConfig, FFNConfig, GluConfig, MlpConfig
 from glassformer.parts.ffn.experts import share_of
 from glassformer.parts.init import DeepNormInitConfig, Gpt2InitConfig
@@ -50,6 +52,7 @@ from glassformer.parts.visibility import (
     VisibilityConfig,
 )
 from glassformer.presets import FAMILIES, PRESETS
+from glassformer.train import Recipe
 
 # size: (layers, d_model, heads). The name counts the layers' own parameters, about 12 L d^2, not the vocabulary's.
 SIZES: dict[str, tuple[int, int, int]] = {
@@ -489,6 +492,8 @@ def assign(config: ModelConfig, path: str, value: str) -> ModelConfig:
     tree = config.to_dict()
     full = _ALIASES.get(path, path)
     first, _, rest = full.partition(".")
+    if first == RECIPE:
+        raise RequestError(f"+{path}={value} is about training, not about the model; train and compare take it")
     blocks = [block for stage in tree["stack"] for block in stage["blocks"]]
     if first == "layers":
         if len(tree["stack"]) != 1 or len(blocks) != 1:
@@ -541,6 +546,35 @@ def _key(tree: Any, step: str, path: str) -> Any:
             f"{path}: no field is named {step!r}{did_you_mean(step, known) or '; known here: ' + ', '.join(tree)}"
         )
     return step
+
+
+# recipe.FIELD=VALUE
+
+RECIPE = "recipe"
+_OF_RECIPE = {"warmup": "schedule.warmup"}
+
+
+def split_recipe(expression: str) -> tuple[str, dict[str, str]]:
+    """The expression without its +recipe.FIELD=VALUE, and those: {field: value}. RequestError for half of one."""
+    name, size, changes = parse(expression)
+    kept, wishes = [f"{name}@{size}" if size else name], {}
+    for change in changes:
+        if not change.startswith(f"{RECIPE}."):
+            kept.append(change)
+            continue
+        field, _, value = (part.strip() for part in change.removeprefix(f"{RECIPE}.").partition("="))
+        if not field or not value:
+            raise RequestError(f"+{change}: use +recipe.FIELD=VALUE, such as +recipe.warmup=0.1")
+        wishes[field] = value
+    return "+".join(kept), wishes
+
+
+def with_recipe(recipe: Recipe, wishes: Mapping[str, str]) -> Recipe:
+    """The recipe with these fields changed; `warmup` is its schedule's. RequestError names one that is none."""
+    tree = to_plain(recipe)
+    for field, value in wishes.items():
+        _set(tree, _OF_RECIPE.get(field, field).split("."), value, f"{RECIPE}.{field}")
+    return Recipe.of(**tree)
 
 
 def _value(text: str) -> Any:

@@ -200,3 +200,15 @@ def test_what_why_says_to_try_can_be_typed(tmp_path: Path) -> None:
     assert (recipe.learning_rate, recipe.adam_eps, recipe.schedule.warmup) == (1e-4, 1e-12, 0.25)
     run[1] = "llama@1m+recipe.learning_rat=1"
     assert main(run) == 2
+
+
+def test_compare_takes_what_train_takes(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out"
+    names = [TINY, f"{TINY}+recipe.learning_rate=1e+0+recipe.on_spike=skip"]
+    assert main(["compare", *names, "--data", str(source), "--out", str(out), *PLAN, "--json"]) == 0
+    results = json.loads(capsys.readouterr().out)
+    assert [run["recipe"]["learning_rate"] for run in results["runs"]][1] == 1.0
+    recipe = Recipe.from_file(next(out.glob("runs/*on_spike*/run/recipe.yaml")))
+    assert (recipe.learning_rate, recipe.on_spike) == (1.0, "skip")
+    assert main(["inspect", names[1]]) == 2
+    assert "about training, not about the model; train and compare take it" in capsys.readouterr().err

@@ -10,11 +10,14 @@ from typing import Any
 import pytest
 import torch
 
-from glassformer.cli import look, main, show
-from glassformer.cli.look import show_inspection
+from glassformer import lens
+from glassformer.cli import app, look, main, show
+from glassformer.cli.look import HEADED, show_inspection
 from glassformer.errors import RequestError, WorkError
 from glassformer.expression import load
+from glassformer.lens.asking import READINGS
 from glassformer.lens.inspection import inspect
+from tests.cli.conftest import saved
 
 TEXT = "the cat sat on the mat, the cat sat on"
 
@@ -162,3 +165,125 @@ def test_a_place_that_cannot_be_written_is_said_before_anything_is_read(
     monkeypatch.setattr(look, "inspect", lambda *_, **__: pytest.fail("the text was read"))
     with pytest.raises(WorkError, match=r"file cannot be written \("):
         show_inspection("llama@1m", "words", out=str(tmp_path / "file"), threads=1)
+
+
+# More readings
+
+
+@pytest.fixture(scope="module")
+def mixture(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return saved(tmp_path_factory.mktemp("model") / "mixture", "llama+moe:4:2")
+
+
+@pytest.mark.filterwarnings("error:Glyph")
+def test_every_reading_is_told_and_drawn(model: str, capsys: pytest.CaptureFixture[str], tmp_path: Path):
+    """A dense model of bytes has no experts, and no names of one token; the others go on."""
+    assert main(["inspect", model, "--text", TEXT, "--reading", "all", "--out", "seen"]) == 0
+    out = capsys.readouterr().out
+    refused = {"expert_routing": "no layer of this model has experts", "activation_patching": "this tokenizer reads 0"}
+    drawn = READINGS.keys() - refused.keys()
+    assert {path.stem for path in (tmp_path / "seen").glob("*.png")} == drawn and len(drawn) == 10
+    for name in drawn:
+        assert f"\n{name}: " in out and f"figure: seen/{name}.png" in out
+        assert (tmp_path / "seen" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+    for name, why in refused.items():
+        assert f"\n{name}: {why}" in out
+    assert "induction " in out and "depth 1 " in out and out.splitlines()[-1].startswith("page: seen/inspect.html")
+
+
+def test_readings_as_json_are_those_of_the_library(model: str, mixture: str, capsys: pytest.CaptureFixture[str]):
+    def asked(name: str, *readings: str) -> dict[str, Any]:
+        show_inspection(name, TEXT, as_json=True, threads=1, readings=readings)
+        return json.loads(capsys.readouterr().out)["readings"]
+
+    loaded = load(model)
+    tokens = torch.tensor([loaded.tokenizer.encode(TEXT).tolist()])  # type: ignore[union-attr]
+    found = asked(model, "attention_sinks", "head_ablation", "attention_sinks", "expert_routing")
+    assert list(found) == ["attention_sinks", "head_ablation", "expert_routing"]
+    assert list(found["expert_routing"]) == ["error"]
+    mass = lens.attention_sinks(loaded.model, tokens).mass
+    torch.testing.assert_close(torch.tensor(found["attention_sinks"]["mass"], dtype=mass.dtype), mass)
+    with torch.no_grad():
+        whole = loaded.model.loss(tokens[:, :-1], tokens[:, 1:])
+    assert found["head_ablation"]["base"] == pytest.approx(float(whole), rel=1e-5)
+    routed = asked(mixture, "expert_routing")["expert_routing"]
+    assert len(routed["weights"]) == len(TEXT) and len(routed["load"][0]) == 4
+
+
+def test_patching_one_text_into_another(model: str, capsys: pytest.CaptureFixture[str]):
+    """The metric is the lead of what follows the first text over what follows the second."""
+    texts = ["abcdefgh", "abcdefgz"]
+    given = {"threads": 1, "readings": ["activation_patching"]}
+    show_inspection(model, texts[0], as_json=True, against=texts[1], **given)
+    found = json.loads(capsys.readouterr().out)["readings"]["activation_patching"]
+    loaded = load(model)
+    with torch.no_grad():
+        last = [loaded.model(torch.tensor([list(text.encode())]))[0, -1] for text in texts]
+    right, other = (int(logits.argmax()) for logits in last)
+    assert right != other
+    for name, logits in zip(("clean", "corrupt"), last, strict=True):
+        assert found[name] == pytest.approx(float(logits[right] - logits[other]), rel=1e-4)
+    assert found["labels"] == list(texts[0]) and len(found["grids"]["resid_pre"]) == 2
+    assert found["grids"]["resid_pre"][0] == pytest.approx([0.0] * 7 + [1.0], abs=1e-5)
+    with pytest.raises(RequestError, match=r"'.+' follows both texts"):
+        show_inspection(model, texts[0], as_json=True, against=texts[0], **given)
+    with pytest.raises(RequestError, match="give texts of one length"):
+        show_inspection(model, texts[0], as_json=True, against="abc", **given)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--text", TEXT, "--reading", "head_score"], "no reading is named 'head_score'; did you mean 'head_scores'"),
+        (["--text", TEXT, "--reading", "?"], "there are attention_rollout,"),
+        (["--reading", "head_scores"], "--reading is for --text"),
+        (["--against", "a"], "--against is for --text"),
+        (["--text", TEXT, "--against", "a"], "--against is for --reading activation_patching"),
+        (["--text", TEXT, "--reading", "all", "--against", ""], "--against is empty"),
+        (["--text", TEXT, "--reading", "all", "--against", "@none"], "--against @none cannot be read"),
+        (["--text", TEXT, "--reading", "expert_routing"], "--reading expert_routing: no layer of this model has exper"),
+    ],
+)
+def test_a_reading_that_cannot_be(arguments: list[str], says: str, model: str, capsys: pytest.CaptureFixture[str]):
+    assert main(["inspect", model, *arguments]) == 2
+    (said,) = capsys.readouterr().err.strip().splitlines()
+    assert says in said
+
+
+def test_the_names_are_in_the_help():
+    arguments = app["inspect"].assemble_argument_collection(parse_docstring=True)
+    (told,) = (argument.parameter.help for argument in arguments if argument.name == "--reading")
+    assert all(name in told for name in READINGS)
+
+
+def test_readings_of_a_model_without_attention(capsys: pytest.CaptureFixture[str]):
+    show_inspection("mamba@1m+layers=1+d_model=32+vocab_size=256", "ab cd", as_json=True, threads=1, readings=["all"])
+    found = json.loads(capsys.readouterr().out)["readings"]
+    given = {name for name, reading in found.items() if "error" not in reading}
+    assert given == {"logit_attribution", "massive_activations", "token_similarity", "embedding_neighbours"}
+    assert all("\n" not in found[name]["error"] for name in found.keys() - given)
+
+
+def test_without_matplotlib_readings_are_told(
+    model: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(look, "find_spec", lambda name: None)
+    show_inspection(model, TEXT, threads=1, readings=["head_scores"])
+    out, err = capsys.readouterr()
+    assert "head_scores: mean attention" in out and "figure:" not in out and "install it: pip" in " ".join(err.split())
+    assert not list(tmp_path.rglob("*.png"))
+
+
+@pytest.mark.parametrize(
+    ("line", "cells"),
+    [
+        ("layer 3, head 1: +0.2", ("layer 3, head 1", "+0.2")),
+        ("' :' and \": '\": 'a: b' 0.9", ("' :' and \": '\"", "'a: b' 0.9")),
+        ("'to' (8) draws on 'a: b' 1.00", (None, "'to' (8) draws on 'a: b' 1.00")),
+        ("L5 H3 +0.2", (None, "L5 H3 +0.2")),
+        ("", (None, "")),
+    ],
+)
+def test_lines_have_heads(line: str, cells: tuple[str | None, str]):
+    found = HEADED.fullmatch(line)
+    assert found is not None and found.groups() == cells

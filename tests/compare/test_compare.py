@@ -98,6 +98,74 @@ def test_a_wrong_budget_is_refused(fields: dict[str, Any], match: Any, says: str
         recipes(arms(["gpt2@1m"]), {**plan, **fields}, match, 50)
 
 
+# Recipes of their own
+
+
+def test_an_arm_can_be_trained_by_a_recipe_of_its_own() -> None:
+    names = ["gpt2@1m", "gpt2@1m+recipe.warmup=0.3", "gpt2@1m+relu+recipe.adam_eps=1e-6+nobias+recipe.clip=none"]
+    configs = arms(names)
+    assert list(configs.values()) == [preset("gpt2@1m"), preset("gpt2@1m"), preset("gpt2@1m+relu+nobias")]
+    plain, warm, other = recipes(configs, PLAN, None, 50).values()
+    assert (plain.schedule.warmup, warm.schedule.warmup) == (0.05, 0.3)
+    assert warm.vary(schedule=plain.schedule) == plain  # and nothing else
+    assert (other.adam_eps, other.clip, other.schedule) == (1e-6, None, plain.schedule)
+    assert (
+        other.learning_rate
+        == recipes(arms(["gpt2@1m+relu+nobias"]), PLAN, None, 50)["gpt2@1m+relu+nobias"].learning_rate
+    )
+    first, second = fairness(configs, allow_unmatched=False)[-2:]
+    assert first == (
+        "gpt2@1m+recipe.warmup=0.3 is trained by a recipe of its own (warmup=0.3): it is the model of gpt2@1m, so what "
+        "differs is the recipe."
+    )
+    assert second.endswith("of its own (adam_eps=1e-6, clip=none).")
+
+
+@pytest.mark.parametrize(
+    ("wish", "says"),
+    [
+        ("recipe.tokens=5", "one arm cannot have tokens for itself; give --tokens to all"),
+        ("recipe.seed=1", "give --seeds to all"),
+        ("recipe.context=8", "give --context to all"),
+        ("recipe.warmpu=1", "recipe.warmpu: no field is named 'warmpu'"),
+        ("recipe.learning_rat=1", "did you mean 'learning_rate'?"),
+        ("recipe.learning_rate=fast", "learning_rate='fast'"),
+        ("recipe.clip=-1", "clip=-1"),
+        ("recipe.warmup", "use +recipe.FIELD=VALUE"),
+        ("recipe.=3", "use +recipe.FIELD=VALUE"),
+        ("recipe=3", "about training, not about the model"),
+    ],
+)
+def test_a_wrong_recipe_of_an_arm_is_one_sentence(source: Path, tmp_path: Path, wish: str, says: str) -> None:
+    with pytest.raises(RequestError) as refused:
+        compare(["gpt2@1m", f"gpt2@1m+{wish}"], source, out=tmp_path / "out", **PLAN)
+    assert says in str(refused.value) and "\n" not in str(refused.value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_two_recipes_of_one_model_are_compared(source: Path, tmp_path: Path) -> None:
+    """Same weights, same text: the losses differ by the recipe, the page names it, and both are kept by content."""
+    model = f"gpt2@1m{TINY}"
+    names, out = [model, f"{model}+recipe.warmup=0.9", f"{model}+recipe.weight_decay=0.1"], tmp_path / "out"
+    results = compare(names, source, out=out, **PLAN)
+    plain, warm, same = results["runs"]
+    assert [one["status"] for one in results["runs"]] == ["ok"] * 3
+    assert plain["validation"]["loss"] != warm["validation"]["loss"]
+    assert plain["train"]["curve"] == same["train"]["curve"]  # the change that is none
+    assert (plain["recipe"]["schedule"]["warmup"], warm["recipe"]["schedule"]["warmup"]) == (0.05, 0.9)
+    assert {**warm["recipe"], "schedule": 0} == {**plain["recipe"], "schedule": 0}
+    assert any("so what differs is the recipe" in note for note in results["budget"]["notes"])
+    page = (out / "report.html").read_text(encoding="utf-8")
+    assert "The configs are the same; what differs is the recipe." in page
+    assert page.replace("<wbr>", "").count(">recipe.schedule.warmup<") == 1
+
+    events: list[dict[str, Any]] = []
+    assert compare(names, source, out=out, on_event=events.append, **PLAN)["runs"] == results["runs"]
+    assert [event["event"] for event in events].count("kept") == 3
+    with pytest.raises(RequestError, match="another recipe"):
+        compare([names[1]], source, out=out, **{**PLAN, "weight_decay": 0.2})
+
+
 # Statistics
 
 

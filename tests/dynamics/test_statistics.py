@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import glassformer as gf
+from glassformer.dynamics.spectra import product_row_cosine
 from glassformer.errors import RequestError
 
 D = gf.dynamics
@@ -373,6 +374,21 @@ def test_product_spectrum_against_the_whole_product(n: int, g: int, h: int, d: i
         close(D.effective_rank_of(mine[head]), numpy_erank(torch.from_numpy(product)), rtol=1e-3)
     w_q[0, 0, 0] = float("nan")
     assert D.product_spectrum(w_q, w_k).isnan().any(-1).tolist() == [True] + [False] * (n - 1)
+
+
+@pytest.mark.parametrize(("n", "g", "h", "d"), [(4, 2, 8, 32), (2, 2, 16, 16), (3, 1, 12, 8)])
+def test_product_row_cosine_against_the_whole_product(n: int, g: int, h: int, d: int):
+    w_q, w_k = gaussian(n, h, d), gaussian(g, h, d, seed=1)
+    w_q[0, :, 3] = 0  # a row of zeros
+    w_q[1] = gaussian(h, 1) * gaussian(1, d, seed=2)  # all rows on one line
+    for one in (w_q, w_q.bfloat16()):
+        mine = product_row_cosine(one, w_k)
+        for head in range(n):
+            product = one[head].double().numpy().T @ w_k[head * g // n].double().numpy()  # W_Q W_K^T, (d, d)
+            close(mine[head], mean_off_diagonal(np.abs(cosines(torch.from_numpy(product)))), rtol=1e-5, atol=1e-5)
+    close(mine[1], 1, atol=1e-2)
+    w_k[0, 0, 0] = float("nan")
+    assert product_row_cosine(w_q, w_k).isnan().tolist() == [head * g // n == 0 for head in range(n)]
 
 
 def test_product_spectrum_of_collapsed_heads():

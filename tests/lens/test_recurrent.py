@@ -67,3 +67,9 @@ def test_what_is_about_softmax_refuses_in_a_sentence(reading):
     with pytest.raises(RequestError, match="attention"):
         reading(model, TOKENS) if reading is not lens.head_scores else reading(model)
     assert "<html" in lens.inspect(model, TOKENS).page()
+
+
+def test_a_recurrence_has_no_mask_to_take_away():
+    model = gf.preset("mamba@1m+layers=1+d_model=32+vocab_size=31").build(seed=0)
+    with pytest.raises(RequestError, match="layer 0 has no attention pattern: its mixer is no softmax attention"):
+        lens.side_by_side(model, torch.arange(5), layer=0, head=0)

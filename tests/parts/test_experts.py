@@ -16,6 +16,7 @@ from torch import Tensor
 
 import glassformer as gf
 from glassformer.convert.fold import fold
+from glassformer.dynamics.probe import probe
 from glassformer.errors import RequestError
 from glassformer.expression import preset
 from glassformer.model import Model
@@ -474,3 +475,112 @@ def test_wrong_requests_get_one_sentence(change: str, words: str) -> None:
 def test_the_router_refuses_more_than_there_are() -> None:
     with pytest.raises(RequestError, match="top_k=3 is more than n_experts=2"):
         Router(8, 2, 3)
+
+
+# What its sites show
+
+
+def by_token(part: Experts, x: Tensor, weights: Tensor, chosen: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+    """gate, up, hidden (b, s, k, f) and the output, one token and one expert after the other."""
+    f = len(part.up_proj.weight) // len(part.up_proj.outs)
+    names = ["up", "hidden"] if part.gate_proj is None else ["gate", "up", "hidden"]
+    seen = {name: torch.empty(*chosen.shape, f) for name in names}
+    y = torch.zeros_like(x)
+    for place in torch.cartesian_prod(*map(torch.arange, chosen.shape)).tolist():
+        *token, _ = at = tuple(place)
+        token, j = tuple(token), int(chosen[at])
+        rows, out = slice(j * f, (j + 1) * f), slice(j * x.shape[-1], (j + 1) * x.shape[-1])
+        up = part.up_proj.weight[rows] @ x[token]
+        hidden = F.gelu(up)
+        if part.gate_proj is not None:
+            seen["gate"][at] = part.gate_proj.weight[rows] @ x[token]
+            hidden = F.silu(seen["gate"][at]) * up
+        seen["up"][at], seen["hidden"][at] = up, hidden
+        y[token] += weights[at] * (part.down_proj.weight[out] @ hidden)
+    return seen, y
+
+
+@pytest.mark.parametrize("gated", [True, False])
+def test_sites_show_the_experts_that_were_chosen(gated: bool) -> None:
+    torch.manual_seed(3)
+    part = made(gated=gated, activation="silu" if gated else "gelu").eval()
+    x = torch.randn(2, 7, 16)
+    with torch.no_grad():
+        p = part.router.score(part.router(x))
+        weights, chosen = part.router.choose(p)
+        expected, y = by_token(part, x, weights, chosen)
+        plain = part(x)
+        shown: dict[str, Tensor] = {}
+        for name in expected:
+            getattr(part, name).looks = (lambda value, first, total, name=name: shown.__setitem__(name, value),)
+        assert torch.equal(part(x), plain)  # to the bit
+        close(plain, y)
+        for name, value in expected.items():
+            assert shown[name].shape == (2, 7, 2, 24)
+            close(shown[name], value)
+        for name in expected:  # an edit of one choice of one token reaches that token alone
+            getattr(part, name).looks = ()
+
+            def silence(value: Tensor) -> Tensor:
+                value[1, 3, 0] = 0
+                return value
+
+            getattr(part, name).edits = (silence,)
+            without = part(x)
+            getattr(part, name).edits = ()
+            lost = weights[1, 3, 0] * (part.down_proj.maps()[chosen[1, 3, 0]] @ expected["hidden"][1, 3, 0])
+            close(without[1, 3], plain[1, 3] - lost)
+            without[1, 3] = plain[1, 3]
+            close(without, plain, 1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_the_sites_of_a_long_text_change_no_bit(dtype: torch.dtype) -> None:
+    """In 16 bits the rows lie in whole blocks, of which some are nobody's."""
+    model = preset(f"llama@1m+moe:4:2+{TINY}+context=512").build(seed=0).eval().to(dtype)
+    tokens = torch.arange(400).view(1, 400) * 7 % 61
+    with torch.no_grad():
+        plain = model(tokens)
+    seen = gf.capture(model, tokens, "*")
+    assert torch.equal(seen["logits"], plain)
+    names = [name for name in seen if name.startswith("layers.1.ffn.")]
+    assert names == [f"layers.1.ffn.{name}" for name in ("router", "out", "gate", "up", "hidden")]
+    hidden = seen["layers.1.ffn.hidden"]
+    assert hidden.shape[:3] == (1, 400, 2)
+    torch.testing.assert_close(F.silu(seen["layers.1.ffn.gate"].float()) * seen["layers.1.ffn.up"].float(),
+                               hidden.float(), rtol=0.02, atol=1e-5)  # fmt: skip
+    some = gf.capture(model, tokens, "layers.1.ffn.hidden", positions=[7, -1])["layers.1.ffn.hidden"]
+    assert torch.equal(some, hidden[:, [7, -1]])
+    with gf.edit(model, {"layers.*.ffn.hidden": torch.zeros_like}), torch.no_grad():
+        assert not gf.capture(model, tokens, "layers.*.ffn.out")["layers.0.ffn.out"].any()
+    with gf.edit(model, {"layers.*.ffn.hidden": lambda hidden: hidden}), torch.no_grad():
+        assert torch.equal(model(tokens), plain)
+
+
+def test_units_of_experts_are_nobodys_neurons() -> None:
+    model = preset(f"llama@1m+moe:4:2+{TINY}").build(seed=0)
+    said = r"layer 1 has experts, each with units of its own; use gf.lens.ablate_experts\(1, ...\)"
+    with gf.edit(model, gf.lens.ablate_neurons(1, 3)), pytest.raises(RequestError, match=said):
+        model(TOKENS)
+
+
+def test_dead_units_of_experts_are_recorded() -> None:
+    """Of the experts that a token was sent to: units of one expert each, whose gate is closed."""
+    model = preset(f"llama@1m+moe:4:2+{TINY}+ffn.hidden=8+reglu").build(seed=0)
+    ffn = model.layers[1].ffn
+    ffn.router.weight.data *= 50
+    ffn.up_proj.weight.data *= 50  # nothing lives that is small
+    ffn.gate_proj.weight.data[[8, 9, 10, 17]] = 0  # three units of expert 1, one of expert 2
+    seen = gf.capture(model.eval(), TOKENS, ["layers.1.ffn.router", "layers.1.ffn.hidden"])
+    chosen = ffn.router.choose(seen["layers.1.ffn.router"])[1]
+    largest = {}
+    for of, hidden in zip(chosen.flatten().tolist(), seen["layers.1.ffn.hidden"].flatten(0, 2), strict=True):
+        largest[of] = torch.maximum(largest.get(of, torch.zeros(8)), hidden.abs())
+    dead = torch.stack([largest[of] for of in sorted(largest)]) <= 1e-3
+    found = probe(model, TOKENS)["dead_units"]
+    assert found["layers.1.ffn.hidden"] == pytest.approx(float(dead.float().mean()))
+    assert len(largest) == 4 and dead.sum() == 4 and found["layers.1.ffn.hidden"] == pytest.approx(4 / 32)
+    ffn.router.weight.data.zero_()  # all alike: two of the four experts get every token
+    only = probe(model, TOKENS)["dead_units"]["layers.1.ffn.hidden"]
+    used = ffn.router.choose(gf.capture(model, TOKENS, "layers.1.ffn.router")["layers.1.ffn.router"])[1].unique()
+    assert len(used) == 2 and only == pytest.approx(sum(3 * (j == 1) + (j == 2) for j in used.tolist()) / 16)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import math
 import os
 import signal
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -21,6 +24,7 @@ from glassformer.dynamics.weights import named_matrices, spectra
 from glassformer.errors import RequestError
 from glassformer.expression import preset
 from glassformer.model import Model
+from glassformer.parts.region import compiled_regions, region
 from glassformer.text import Batches, TextData
 from glassformer.train import Interrupted, Report, checkpoint, train
 from glassformer.train.loop import read_metrics
@@ -76,6 +80,73 @@ def test_watching_changes_nothing(text: TextData, tmp_path: Path, name: str) -> 
     assert [row.get("loss") for row in alone.metrics] == [row.get("loss") for row in watched.metrics]
     assert not (tmp_path / "alone" / "dynamics.jsonl").exists()
     assert [row["step"] for row in rows(tmp_path / "watched")] == [1, 3, 6, 9]
+
+
+@pytest.fixture
+def marked_regions(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """What `torch.compile` makes of an elementwise region is told from its body: floats are larger by a thousandth."""
+    regions = [one for one in gc.get_objects() if isinstance(one, region)]
+    calls: list[str] = []
+
+    def more(made: Any) -> Any:
+        if isinstance(made, tuple):
+            return tuple(more(one) for one in made)
+        return made * 1.001 if isinstance(made, torch.Tensor) and made.is_floating_point() else made
+
+    def compiled(body: Any, **how: Any) -> Any:
+        def run(*args: Any) -> Any:
+            calls.append(body.__name__)
+            return more(body(*args))
+
+        return run
+
+    monkeypatch.setattr(torch, "compile", compiled)
+    for one in regions:
+        monkeypatch.setattr(one, "fused", None)
+    yield calls
+
+
+@pytest.mark.parametrize("recipe", [{}, {"qk_clip": 0.5}])
+def test_watching_changes_nothing_where_regions_are_compiled(
+    text: TextData, tmp_path: Path, marked_regions: list[str], recipe: dict[str, Any]
+) -> None:
+    """Looks are passes of their own, eager ones; QK-clip looks during the step, which stays compiled."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        train(model(), text, {**TEN, "compile": True, **recipe}, tmp_path / "alone")
+        calls, marked_regions[:] = list(marked_regions), []
+        train(model(), text, {**TEN, "compile": True, "watch": 3, **recipe}, tmp_path / "watched")
+    assert calls == marked_regions and len(set(calls)) > 3
+    assert weights(tmp_path / "alone") == weights(tmp_path / "watched")
+    train(model(), text, {**TEN, **recipe}, tmp_path / "eager")
+    assert weights(tmp_path / "eager") != weights(tmp_path / "alone")  # the mark is seen
+
+
+@pytest.mark.parametrize("name", ["llama@1m", "gpt2@1m"])
+def test_regions_run_eagerly_while_somebody_looks(marked_regions: list[str], name: str) -> None:
+    """And that is said once for each look, whichever of the two contexts is the outer one."""
+    net = model(name).vary(vocab_size=11, context=CONTEXT).build(seed=0).eval()
+    tokens = torch.arange(8)[None]
+    with torch.no_grad():
+        plain = net(tokens)
+        with compiled_regions():
+            assert not torch.equal(net(tokens), plain)
+            marked_regions.clear()
+            with pytest.warns(UserWarning, match="looked at or edited, they run eagerly") as said:
+                assert torch.equal(gf.capture(net, tokens, "*")["logits"], plain)
+            assert len(said) == 1
+            with pytest.warns(UserWarning) as said, gf.edit(net, {"embed": lambda x: x}):
+                assert torch.equal(net(tokens), plain) and torch.equal(net(tokens), plain)
+                assert torch.equal(gf.capture(net, tokens, "logits")["logits"], plain)
+            assert len(said) == 1 and not marked_regions
+            assert not torch.equal(net(tokens), plain) and marked_regions
+        marked_regions.clear()
+        with pytest.warns(UserWarning) as said, gf.edit(net, {"embed": lambda x: x}), compiled_regions():
+            assert torch.equal(net(tokens), plain)
+        assert len(said) == 1 and not marked_regions
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            gf.capture(net, tokens, "*")
 
 
 def test_resuming_goes_on_watching(text: TextData, tmp_path: Path) -> None:
@@ -137,6 +208,10 @@ def test_weights_gradients_and_updates_are_measured(text: TextData) -> None:
         share = singular / singular.sum()
         erank = (-(share * share.clamp_min(1e-30).log()).sum()).exp().item()
         assert found["effective_rank"]["layers.1.mixer.qk"][head] == pytest.approx(erank, rel=1e-3)
+        rows = torch.nn.functional.normalize(q[16 * head : 16 * (head + 1)].T @ k, dim=-1)
+        pairs = [abs(float(rows[i] @ rows[j])) for i in range(32) for j in range(i)]
+        mean = sum(pairs) / len(pairs)
+        assert found["row_cosine"]["layers.1.mixer.qk"][head] == pytest.approx(mean, rel=1e-4)
     down = before["layers.0.ffn.down_proj.weight"]
     assert found["weight_norm"]["layers.0.ffn.down"] == pytest.approx(down.norm().item(), rel=1e-5)
     assert found["weight_norm"]["embed"] == pytest.approx(before["embedding.weight"].norm().item(), rel=1e-5)
@@ -175,6 +250,58 @@ def test_activations_are_measured(name: str) -> None:
         assert found["residual_rms"][where] == pytest.approx(rms, rel=1e-3)
         assert found["massive"][where] == pytest.approx((x.abs().max() / x.abs().median()).item(), rel=1e-3)
     assert found["log_z"]["logits"] == pytest.approx(seen["logits"].double().logsumexp(-1).mean().item(), rel=1e-5)
+
+
+class Streams:
+    """What every layer puts out, by plain hooks, after the steps that are looked at."""
+
+    def __init__(self, every: int):
+        self.every = every
+        self.seen: dict[int, list[np.ndarray]] = {}
+
+    def before_update(self, moment: Moment) -> None:
+        pass
+
+    def after_update(self, moment: Moment) -> None:
+        if moment.step != 1 and moment.step % self.every:
+            return
+        found: list[np.ndarray] = []
+        hooks = [
+            layer.register_forward_hook(lambda module, given, x: found.append(x.double().numpy()))
+            for layer in moment.model.layers
+        ]
+        with torch.no_grad():
+            moment.model(moment.inputs)
+        for hook in hooks:
+            hook.remove()
+        self.seen[moment.step] = found
+
+
+def test_the_recorded_ranks_are_those_of_the_stream(text: TextData, tmp_path: Path) -> None:
+    """Of what stands in dynamics.jsonl, against singular values that numpy takes of what the layers put out."""
+    streams = Streams(3)
+    config = model().vary(init=gf.preset("gpt2@1m+init.std=0.3").init)  # far from full rank: they can be told apart
+    recipe = {**TEN, "watch": 3, "learning_rate": 0.03, "dtype": "float32"}
+    train(config, text, recipe, tmp_path, observers=[streams])
+    recorded = {
+        row["step"]: row["statistics"] for row in rows(tmp_path) if "activation_stable_rank" in row["statistics"]
+    }
+    assert list(recorded) == list(streams.seen) == [1, 3, 6, 9]
+    values = set()
+    for step, layers in streams.seen.items():
+        for layer, x in enumerate(layers):
+            assert x.shape == (BATCH, CONTEXT, 32)
+            effective = stable = 0.0
+            for sequence in x:
+                singular = np.linalg.svd(sequence, compute_uv=False)
+                share = singular[singular > 0] / singular.sum()
+                effective += math.exp(-float((share * np.log(share)).sum())) / BATCH
+                stable += float((singular**2).sum() / singular[0] ** 2) / BATCH
+            where = f"layers.{layer}.resid_post"
+            assert recorded[step]["activation_effective_rank"][where] == pytest.approx(effective, rel=1e-4)
+            assert recorded[step]["activation_stable_rank"][where] == pytest.approx(stable, rel=1e-4)
+            values |= {round(effective, 3), round(stable, 3)}
+    assert len(values) == 16  # every one of its own
 
 
 HUNDRED = {**SMALL, "batch_size": 2, "context": 16, "tokens": 100 * 2 * 16, "learning_rate": 1e-3}

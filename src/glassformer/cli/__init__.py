@@ -106,7 +106,8 @@ def compare(
     Parameters
     ----------
     models
-        Expressions: NAME[@SIZE][+CHANGE...], such as gpt2@10m llama@10m gpt2@10m+rope+rmsnorm+swiglu
+        Expressions: NAME[@SIZE][+CHANGE...], such as gpt2@10m llama@10m gpt2@10m+rope+rmsnorm+swiglu;
+        +recipe.FIELD=VALUE changes how one of them is trained.
     tokens
         Budget of each run in tokens (200k, 5M); or give --minutes or --flops.
     match
@@ -211,7 +212,7 @@ def train(
     """
     from glassformer.cli.show import TrainingView
     from glassformer.compare.arm import describe
-    from glassformer.expression import preset
+    from glassformer.expression import preset, split_recipe, with_recipe
     from glassformer.parts.base import to_plain
     from glassformer.report import write_run
     from glassformer.text import prepare
@@ -220,10 +221,8 @@ def train(
     from glassformer.train.loop import check_folder
     from glassformer.train.sinks import check_sinks, open_sinks
 
-    model, wishes = _recipe_wishes(model)
-    plan: dict[str, Any] = {"kind": schedule}
-    if (given := wishes.pop("warmup", warmup)) is not None:
-        plan["warmup"] = given
+    model, wishes = split_recipe(model)
+    plan: dict[str, Any] = {"kind": schedule, **({} if warmup is None else {"warmup": warmup})}
     recipe = Recipe.of(
         tokens=_whole(tokens), minutes=minutes, flops=flops, seed=seed, learning_rate=lr, schedule=plan,
         weight_decay=weight_decay, clip=clip, adam_eps=adam_eps, qk_clip=qk_clip,
@@ -231,7 +230,7 @@ def train(
         evaluate_every=evaluate_every, checkpoint_seconds=checkpoint_seconds, device=device, dtype=dtype,
         threads=threads, compile=compile, watch=_interval(watch, watch_every), on_spike=on_spike,
     )  # fmt: skip
-    recipe = Recipe.of(**{**to_plain(recipe), **wishes})
+    recipe = with_recipe(recipe, wishes)
     config = preset(model)
     check_sinks(log_to or ())
     check_folder(out, resume)
@@ -365,6 +364,8 @@ def inspect(
     /,
     *,
     text: Annotated[str | None, Parameter(allow_leading_hyphen=True)] = None,
+    reading: Annotated[list[str] | None, Parameter(negative="")] = None,
+    against: Annotated[str | None, Parameter(allow_leading_hyphen=True)] = None,
     out: str | None = None,
     diff: str | None = None,
     doors: Flag = False,
@@ -381,8 +382,15 @@ def inspect(
     text
         Read this (@FILE: a file's text, -: standard input) and show attention, predictions by depth and surprise, here
         and on a page that opens offline.
+    reading
+        With --text, one reading more, printed and drawn in the folder as NAME.png: attention_rollout, side_by_side,
+        logit_attribution, head_ablation (of the last 256 tokens), activation_patching, head_scores, attention_sinks,
+        massive_activations, token_similarity, position_picture, embedding_neighbours, expert_routing, or all. Give it
+        several times.
+    against
+        For activation_patching: a text of as many tokens that ends otherwise, instead of its own task.
     out
-        Folder of the page (inspect.html) or the figure; by default `inspection`.
+        Folder of the page (inspect.html) and the figures; by default `inspection`.
     diff
         Another expression: show where it differs.
     doors
@@ -400,6 +408,9 @@ def inspect(
              "--diff": diff is not None}  # fmt: skip
     if sum(asked.values()) > 1:
         raise RequestError(f"give one of {' and '.join(name for name, given in asked.items() if given)} at a time")
+    for option, given in (("--reading", reading), ("--against", against)):
+        if given is not None and text is None:
+            raise RequestError(f"{option} is for --text: give what is to be read")
     if not quality and (data is not None or tokens is not None):
         raise RequestError("--data and --tokens are for --quality")
     if out is not None and text is None and not coord_check:
@@ -410,7 +421,7 @@ def inspect(
         from glassformer.cli.look import show_inspection
 
         with standard_input():
-            show_inspection(model, text, out, json)
+            show_inspection(model, text, out, json, readings=reading or (), against=against)
         return
     if coord_check:
         from glassformer.cli.coords import show_coord_check
@@ -497,14 +508,6 @@ def bench(
     from glassformer.cli.show import show_bench
 
     show_bench(what, rounds, threads, quick, out, json)
-
-
-def _recipe_wishes(expression: str) -> tuple[str, dict[str, Any]]:
-    """The expression without its +recipe.FIELD=VALUE, and those: as `why` writes what to try."""
-    first, *changes = expression.split("+")
-    wishes = [change.removeprefix("recipe.").partition("=") for change in changes if change.startswith("recipe.")]
-    kept = [change for change in changes if not change.startswith("recipe.")]
-    return "+".join([first, *kept]), {name: value for name, _, value in wishes}
 
 
 def _done(out: str, resume: bool) -> int:

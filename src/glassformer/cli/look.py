@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import IO
 
@@ -16,13 +20,17 @@ from rich.table import Table
 from rich.text import Text
 
 from glassformer import machine
+from glassformer.capture import rows_of
 from glassformer.cli.show import View, output, ruled, short, size
+from glassformer.cli.why import printable
 from glassformer.convert import is_checkpoint
 from glassformer.convert.storage.base import disk
-from glassformer.errors import RequestError
+from glassformer.errors import RequestError, WorkError, did_you_mean
 from glassformer.expression import load, parse, preset
+from glassformer.lens.asking import PATCHING, READINGS, Question
 from glassformer.lens.inspection import Head, Inspection, inspect
 from glassformer.lens.page.words import visible
+from glassformer.lens.reading import Reading
 from glassformer.model import Model
 from glassformer.text import ByteTokenizer, Tokenizer
 
@@ -30,26 +38,39 @@ LONGEST = 4096
 """Tokens that are read, at most; the context of the model may be shorter."""
 LONGEST_TEXT = 1_000_000
 """Characters of a file or of standard input that are read."""
-FOLDER, PAGE = "inspection", "inspect.html"
+FOLDER, PAGE, ALL = "inspection", "inspect.html", "all"
 SHOWN_TOKENS, SHOWN_DEPTHS, SHOWN_HEADS, SHOWN_WORDS = 240, 12, 3, 3
 WARM = ("", "black on #fbe4d0", "black on #f7c69c", "black on #ee9d59", "black on #dd7422")
 """Surprise, from none to that of a blind guess."""
 
 
 def show_inspection(
-    name: str, text: str, out: str | None = None, as_json: bool = False, threads: int | None = None
+    name: str,
+    text: str,
+    out: str | None = None,
+    as_json: bool = False,
+    threads: int | None = None,
+    readings: Sequence[str] = (),
+    against: str | None = None,
 ) -> None:
     """Reads `text` with a checkpoint, or with an expression of random weights; prints what is seen and writes
     OUT/inspect.html. With `as_json` the reading is printed as JSON, and the page is written where `out` is given.
 
     `text` is the text itself, `@FILE` for that of a file, or `-` for standard input; what is beyond the model's
-    context, or 4,096 tokens, is cut off and said. Raises RequestError."""
+    context, or 4,096 tokens, is cut off and said. Each of the `readings` ("all": every one) is printed too, drawn in
+    OUT/NAME.png, and stands under its name in the `readings` of the JSON; what the model cannot give is said, and the
+    others go on. `against` is the text that activation_patching puts the values of this one into. Raises RequestError,
+    also where not one of the readings can be given."""
+    asked = chosen(readings)
+    if against is not None and PATCHING not in asked:
+        raise RequestError(f"--against is for --reading {PATCHING}: no other reading has two texts")
     torch.set_num_threads(
         machine.settings("cpu", threads=threads).threads
     )  # freed memory is given back: blocks are large
-    words = read_text(text)
-    if not words:
-        raise RequestError("--text is empty; give at least one character")
+    words, others = read_text(text), None if against is None else read_text(against, "--against")
+    for option, given in (("--text", words), ("--against", others)):
+        if given == "":
+            raise RequestError(f"{option} is empty; give at least one character")
     folder = out if out is not None or as_json else FOLDER
     if folder is not None:  # before the time is spent
         with disk(Path(folder)):
@@ -62,27 +83,72 @@ def show_inspection(
         if len(found) > limit:
             why = f"{name} has a context of {limit:,}" if limit < LONGEST else "more are not drawn"
             view.say(f"the first {limit:,} of {len(found):,} tokens are read: {why}")
-        seen = inspect(model, found[:limit].tolist(), tokenizer, name=name, trained=trained, progress=view.progress)
+        tokens = rows_of(model, found[:limit].tolist())
+        seen = inspect(model, tokens, tokenizer, name=name, trained=trained, progress=view.progress)
+        other = None if others is None else rows_of(model, tokenizer.encode(others)[:limit].tolist())
+        made, refused = ask(asked, Question(model, tokens, tokenizer, seen, other), view)
     page = None if folder is None else seen.save(Path(folder) / PAGE)
+    drawn = {} if folder is None else draw(made, Path(folder), view)
     if as_json:
-        print(json.dumps({**seen.to_dict(), "page": None if page is None else str(page)}))
-        return
-    tell(seen, output())
-    if page is not None:
-        print(f"page: {page} ({size(page.stat().st_size)})")
+        told = {name: one.to_dict() for name, one in made.items()} | {n: {"error": why} for n, why in refused.items()}
+        more = {"readings": told} if asked else {}
+        print(json.dumps({**seen.to_dict(), "page": None if page is None else str(page), **more}))
+    else:
+        console = output()
+        tell(seen, console)
+        for name, one in made.items():
+            tell_reading(name, one, drawn.get(name), console)
+        for name, why in refused.items():
+            console.print(Text(f"\n{name}: ", style="bold").append(printable(why), style="not bold"))
+        if page is not None:
+            print(f"page: {page} ({size(page.stat().st_size)})")
+    if asked and not made:
+        raise RequestError("; ".join(f"--reading {name}: {why}" for name, why in refused.items()))
 
 
-def read_text(text: str) -> str:
+def chosen(readings: Sequence[str]) -> list[str]:
+    """The names, each once. Raises RequestError for one that is none."""
+    for name in readings:
+        if name not in (*READINGS, ALL):
+            near = did_you_mean(name, [*READINGS, ALL]) or f"; there are {', '.join(READINGS)}, and {ALL}"
+            raise RequestError(f"no reading is named {name!r}{near}")
+    return list(READINGS) if ALL in readings else list(dict.fromkeys(readings))
+
+
+def ask(names: Sequence[str], question: Question, view: View) -> tuple[dict[str, Reading], dict[str, str]]:
+    """The readings by name, and why there are no others."""
+    made, refused = {}, {}
+    for name in names:
+        asked = replace(question, progress=partial(view.progress, name))
+        try:
+            made[name] = READINGS[name](asked)
+        except (RequestError, WorkError) as problem:
+            refused[name] = str(problem)
+    return made, refused
+
+
+def draw(readings: Mapping[str, Reading], folder: Path, view: View) -> dict[str, Path]:
+    """The figures, by the name of the reading; none where they cannot be drawn, and that is said."""
+    if readings and find_spec("matplotlib") is None:
+        view.say("figures are drawn by matplotlib; install it: pip install 'glassformer[figures]'")
+        return {}
+    paths = {name: folder / f"{name}.png" for name in readings}
+    for name, path in paths.items():
+        readings[name].save(path)
+    return paths
+
+
+def read_text(text: str, option: str = "--text") -> str:
     """What `--text` names: itself, a file after an @, or standard input."""
     if text == "-":
-        return _read("standard input", lambda: sys.stdin)
+        return _read("standard input", lambda: sys.stdin, option)
     if text.startswith("@"):
         path = Path(text[1:]).expanduser()
-        return _read(str(path), lambda: path.open(encoding="utf-8", newline=""))
+        return _read(str(path), lambda: path.open(encoding="utf-8", newline=""), option)
     return text
 
 
-def _read(what: str, start: Callable[[], IO[str]]) -> str:
+def _read(what: str, start: Callable[[], IO[str]], option: str) -> str:
     try:
         source = start()
         try:
@@ -96,7 +162,7 @@ def _read(what: str, start: Callable[[], IO[str]]) -> str:
     except (OSError, ValueError) as problem:  # ValueError: a name with a null byte
         reason = getattr(problem, "strerror", None) or problem
         raise RequestError(
-            f"--text @{what} cannot be read ({reason}); a text that begins with @ comes through --text -"
+            f"{option} @{what} cannot be read ({reason}); a text that begins with @ comes through {option} -"
         ) from None
 
 
@@ -135,6 +201,24 @@ def tell(seen: Inspection, console: Console) -> None:
     if seen.heads:
         console.print(head_table(seen))
     console.print(prediction_table(seen))
+
+
+def tell_reading(name: str, reading: Reading, figure: Path | None, console: Console) -> None:
+    """What a reading says of itself: its first line, and a row for each other, under what that is of."""
+    first, *lines = map(printable, str(reading).splitlines())
+    console.print(Text(f"\n{name}: ", style="bold").append(first, style="not bold"))
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2))
+    for line in lines:
+        of, value = HEADED.fullmatch(line).groups()  # type: ignore[union-attr]  # it matches any line
+        table.add_row(Text(of or ""), Text(value))
+    if lines:
+        console.print(table)
+    if figure is not None:
+        print(f"  figure: {figure}")
+
+
+HEADED = re.compile(r"""(?:((?:'[^']*'|"[^"]*"|[^'"])*?): )?(.*)""")
+"""`layer 3: what`, where no colon within quotes counts."""
 
 
 def coloured(seen: Inspection) -> Text:

@@ -57,7 +57,8 @@ def compare(
 
     All arms of a seed read the same text in the same order. Arms run one after the other, each with all cores, so
     that speeds are comparable; each in a process of its own, so that one failing leaves the others alone. With the same
-    `out`, what is finished is kept and what is not goes on. Other keywords are fields of the recipe.
+    `out`, what is finished is kept and what is not goes on. Other keywords are fields of the recipe, of all arms;
+    +recipe.FIELD=VALUE in an EXPR is for that arm alone, and the report says what differs.
 
     Raises RequestError before anything is trained: for what names no model, does not fit together, or is unfair.
     """
@@ -77,10 +78,10 @@ def compare(
         config.check()
         refuse_short(config)
     plans = recipes(configs, fields, match, text.tokenizer.vocab_size)
-    # All arms compile or none does: by the longest.
+    # All arms compile or none does: by the longest. What an arm asks for itself, it gets.
     made = [settings(config, plans[name]) for name, config in configs.items()]
     how = next((one for one in made if one.compile), made[0])
-    plans = {name: plan.vary(compile=how.compile) for name, plan in plans.items()}
+    plans = {n: plan.vary(compile=how.compile) if plan.compile is None else plan for n, plan in plans.items()}
     folder = _folder(Path(out))
     requests = {
         (name, seed): _request(name, configs[name], plans[name].vary(seed=fields["seed"] + seed), text)
@@ -222,6 +223,7 @@ def _arm(
             **who,
             "parameters": config.num_params(),
             "config": config.to_dict(),
+            "recipe": request["recipe"],
             "dynamics": summary_of(place / "run"),
             "status": "failed",
             "error": error,

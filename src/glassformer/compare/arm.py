@@ -21,6 +21,7 @@ from glassformer.config import ModelConfig
 from glassformer.dynamics.summary import event_words, summary_of
 from glassformer.errors import RequestError, WorkError
 from glassformer.generate import stream
+from glassformer.parts.base import to_plain
 from glassformer.text import Tokens
 from glassformer.train import Recipe, Report, Run, evaluate, extrapolate, train
 from glassformer.train.checkpoint import latest, read_state, replace_text
@@ -100,6 +101,7 @@ def describe(name: str, run: Run, peak: int | None) -> dict[str, Any]:
         "parameters_without_embeddings": run.config.num_params(embeddings=False),
         "flops_per_token": 3 * run.config.flops(run.recipe.context),
         "config": run.config.to_dict(),
+        "recipe": to_plain(run.recipe),
         "train": {
             "steps": run.steps,
             "tokens": run.tokens,

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from glassformer.config import ModelConfig
 from glassformer.errors import RequestError
-from glassformer.expression import preset
+from glassformer.expression import preset, split_recipe, with_recipe
 from glassformer.train import Recipe, default_learning_rate
 from glassformer.train.loop import fit, refuse_blind
 
@@ -15,23 +15,37 @@ Match = Literal["tokens", "flops", "minutes"]
 UNFAIR = 0.2
 """Largest difference in parameters of the layers that one comparison takes without being told to."""
 WORTH_SAYING = 0.02
+ALIKE = {
+    "tokens": "--tokens", "flops": "--flops", "minutes": "--minutes", "seed": "--seeds", "context": "--context",
+    "evaluation_tokens": "as many",
+}  # fmt: skip
+"""Fields of the recipe that one arm cannot have for itself, and what gives them to all: losses are compared under one
+budget, on the same text, seed by seed."""
 
 
 def arms(expressions: Sequence[str]) -> dict[str, ModelConfig]:
-    """EXPR -> config. Raises RequestError for fewer than one, a repeated one, or one that names no model."""
+    """EXPR -> config; of the model alone, without what an EXPR changes of the recipe. Raises RequestError for fewer
+    than one, a repeated one, one that names no model, and a change of the recipe that must be the same for all."""
     if not expressions:
         raise RequestError("compare needs at least one model, such as gpt2@10m llama@10m")
     found: dict[str, ModelConfig] = {}
     for expression in expressions:
         if expression in found:
             raise RequestError(f"{expression} is named twice; for several runs of one model use --seeds")
-        found[expression] = preset(expression)
+        model, wishes = split_recipe(expression)
+        if shared := [field for field in wishes if field in ALIKE]:
+            field = shared[0]
+            raise RequestError(
+                f"+recipe.{field}={wishes[field]}: one arm cannot have {field} for itself; give {ALIKE[field]} to all"
+            )
+        found[expression] = preset(model)
         refuse_blind(found[expression])
     return found
 
 
 def fairness(configs: dict[str, ModelConfig], allow_unmatched: bool) -> list[str]:
-    """Notes on how far the arms are from equal; raises RequestError where they are too far.
+    """Notes on how far the arms are from equal, in size and in how they are trained; raises RequestError where the
+    sizes are too far apart.
 
     Compared are the parameters of the layers, as in scaling laws: those of the vocabulary depend on the text. Of
     experts those count that a token meets, which are what it costs; what the others hold is said."""
@@ -50,6 +64,18 @@ def fairness(configs: dict[str, ModelConfig], allow_unmatched: bool) -> list[str
     ]
     if apart > WORTH_SAYING:
         notes.append(f"The layers of {large} have {apart:.0%} more parameters than those of {small}.")
+    return notes + _own_recipes(configs)
+
+
+def _own_recipes(configs: dict[str, ModelConfig]) -> list[str]:
+    """Which arms are trained otherwise, and where nothing else tells them from another."""
+    notes = []
+    for name, config in configs.items():
+        if wishes := split_recipe(name)[1]:
+            told = ", ".join(f"{field}={value}" for field, value in wishes.items())
+            twins = [other for other, its in configs.items() if other != name and its == config]
+            same = f": it is the model of {' and '.join(twins)}, so what differs is the recipe" if twins else ""
+            notes.append(f"{name} is trained by a recipe of its own ({told}){same}.")
     return notes
 
 
@@ -62,7 +88,8 @@ def recipes(
     """The recipe of each arm under one budget.
 
     `match` says what is equal: tokens, training FLOPs, or minutes. With `flops` and a budget in tokens, the first arm
-    takes the tokens and the others as many FLOPs as it spends."""
+    takes the tokens and the others as many FLOPs as it spends. What an EXPR changes of the recipe is for its arm
+    alone."""
     given = [name for name in ("tokens", "flops", "minutes") if recipe.get(name) is not None]
     if len(given) != 1:
         raise RequestError(f"give one budget: --tokens, --flops or --minutes; {' and '.join(given) or 'none'} given")
@@ -77,5 +104,6 @@ def recipes(
     made = {}
     for name, config in configs.items():
         rate = rest.get("learning_rate") or default_learning_rate(config)
-        made[name] = Recipe.of(**{**rest, **budget, "learning_rate": rate})
+        shared = Recipe.of(**{**rest, **budget, "learning_rate": rate})
+        made[name] = with_recipe(shared, split_recipe(name)[1])
     return made

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -34,8 +33,10 @@ def probe(model: Model, tokens: Tensor) -> Statistics:
             seen[where] = Attention()
             looks |= {name: seen[where].scores, f"{where}.pattern": seen[where].pattern}
         elif site == "router":
-            looks[name] = _look(partial(routing, eager(model).get_submodule(where).router), name, found)
-        elif site in LOOKS:
+            sent = Sent(eager(model).get_submodule(where).router)
+            looks[name] = _look(sent.routing, name, found)
+            looks[f"{where}.hidden"] = _look(sent.units, f"{where}.hidden", found)
+        elif site in LOOKS and name not in looks:
             looks[name] = _look(LOOKS[site], name, found)
     trains = model.training
     model.eval()
@@ -64,14 +65,28 @@ def stream(x: Tensor) -> dict[str, Tensor]:
     }
 
 
-def routing(router: Router, p: Tensor) -> dict[str, Tensor]:
-    """Of what a router makes of tokens, p (b, s, e): the load of each expert, (e,), and what it comes to."""
-    load = router_load(router.choose(p)[1], p.shape[-1])
-    return {
-        "router_load": load,
-        "router_entropy": router_entropy(p / p.sum(-1, keepdim=True)),
-        "max_violation": max_violation(load),
-    }
+class Sent:
+    """Experts, by what their router makes of tokens and then by what those make that it chose."""
+
+    def __init__(self, router: Router):
+        self.router = router
+        self.chosen = torch.empty(0)
+
+    def routing(self, p: Tensor) -> dict[str, Tensor]:
+        """Of p (b, s, e): the load of each expert, (e,), and what it comes to."""
+        self.chosen = self.router.choose(p)[1]
+        load = router_load(self.chosen, p.shape[-1])
+        return {
+            "router_load": load,
+            "router_entropy": router_entropy(p / p.sum(-1, keepdim=True)),
+            "max_violation": max_violation(load),
+        }
+
+    def units(self, hidden: Tensor) -> dict[str, Tensor]:
+        """Of hidden (b, s, k, f): the dead units among those of the experts that were sent a token."""
+        size, of = hidden.abs().flatten(0, -2), self.chosen.flatten()
+        largest = torch.stack([size[of == expert].amax(0) for expert in of.unique()])
+        return {"dead_units": dead_units(largest.flatten()[None])}
 
 
 LOOKS: dict[str, Callable[[Tensor], dict[str, Tensor]]] = {

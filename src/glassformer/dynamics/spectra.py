@@ -9,13 +9,16 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
+from glassformer.figures import plain_table
 from glassformer.parts.precision import exact, wide
 
 ROWS = 2048
 """Rows of which the pairwise cosines are taken: that many, evenly spaced, stand for a larger table."""
+ALIKE, SHOWN = 0.9, 12
+"""What a map shows in a notebook: pairs of rows with a larger |cosine|, of so many matrices."""
 
 
 def singular_values(a: Float[Tensor, "... m n"]) -> Float[Tensor, "... k"]:
@@ -46,12 +49,29 @@ def product_spectrum(w_q: Float[Tensor, "... n h d"], w_k: Float[Tensor, "... g 
     The bilinear form behind the scores, x W_Q W_K^T x^T / sqrt(h): its norm bounds the entropy from below
     (`entropy_bound`), its effective rank falls when queries and keys collapse (`effective_rank`).
     """
-    n, g = w_q.shape[-3], w_k.shape[-3]
-    w_k = w_k.repeat_interleave(n // g, dim=-3)
-    finite = (w_q.isfinite() & w_k.isfinite()).all(-1).all(-1)[..., None]
+    w_q, w_k, finite = _by_head(w_q, w_k)
     with torch.autocast(w_q.device.type, enabled=False):
-        r_q, r_k = (torch.linalg.qr(torch.where(finite[..., None], wide(w), 0.0).mT, mode="r").R for w in (w_q, w_k))
-        return torch.where(finite, torch.linalg.svdvals(r_q @ r_k.mT), torch.nan)
+        r_q, r_k = (torch.linalg.qr(w.mT, mode="r").R for w in (w_q, w_k))
+        return torch.where(finite[..., None], torch.linalg.svdvals(r_q @ r_k.mT), torch.nan)
+
+
+def product_row_cosine(w_q: Float[Tensor, "... n h d"], w_k: Float[Tensor, "... g h d"]) -> Float[Tensor, "... n"]:
+    """`row_cosine` of W_Q W_K^T of each head, (d, d), which is never formed: with Q R = w_k^T its rows are those of
+    w_q^T R^T, turned by Q, which leaves cosines as they are. Arguments as in `product_spectrum`."""
+    w_q, w_k, finite = _by_head(w_q, w_k)
+    with torch.autocast(w_q.device.type, enabled=False):
+        rows = w_q.mT @ torch.linalg.qr(w_k.mT, mode="r").R.mT
+    return torch.where(finite, row_cosine(rows), torch.nan)
+
+
+def _by_head(
+    w_q: Float[Tensor, "... n h d"], w_k: Float[Tensor, "... g h d"]
+) -> tuple[Float[Tensor, "... n h d"], Float[Tensor, "... n h d"], Bool[Tensor, "... n"]]:
+    """Both with a matrix for each query head, in fp32 at least; and which heads are finite: others are zeros."""
+    w_k = w_k.repeat_interleave(w_q.shape[-3] // w_k.shape[-3], dim=-3)
+    finite = (w_q.isfinite() & w_k.isfinite()).all(-1).all(-1)
+    w_q, w_k = (torch.where(finite[..., None, None], wide(w), 0.0) for w in (w_q, w_k))
+    return w_q, w_k, finite
 
 
 def effective_rank(a: Float[Tensor, "... m n"]) -> Float[Tensor, "..."]:
@@ -128,6 +148,19 @@ class CosineMap(NamedTuple):
     """`cosine_matrix` with rows and columns re-ordered, (..., o, o)."""
     order: Tensor
     """The row of w that stands at each place, (..., o)."""
+
+    def _repr_html_(self) -> str:
+        """In a notebook: how alike the rows of each matrix are, in numbers."""
+        maps = self.cosines.reshape(-1, *self.cosines.shape[-2:]).abs()
+        count, size = max(1, maps.shape[-1] * (maps.shape[-1] - 1)), maps.shape[-1]
+        off = maps.masked_fill(torch.eye(size, dtype=torch.bool, device=maps.device), 0.0)
+        rows = [
+            (str(i), size, f"{float(one.sum()) / count:.3f}", f"{float((one > ALIKE).sum()) / count:.1%}")
+            for i, one in enumerate(off[:SHOWN])
+        ]
+        more = f", the first {SHOWN} of them" if len(maps) > SHOWN else ""
+        headings = ("matrix", "rows", "mean |cos|", f"pairs above {ALIKE}")
+        return plain_table(f"cosines between the rows of {len(maps)} matrices{more}", headings, rows)
 
 
 def cosine_map(w: Float[Tensor, "... o i"]) -> CosineMap:

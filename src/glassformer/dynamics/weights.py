@@ -9,6 +9,7 @@ from torch import Tensor
 
 from glassformer.dynamics.spectra import (
     effective_rank_of,
+    product_row_cosine,
     product_spectrum,
     row_cosine,
     singular_values,
@@ -86,7 +87,7 @@ def updates(matrices: Mapping[str, Matrix], before: Mapping[int, Tensor]) -> Sta
 
 def spectra(matrices: Mapping[str, Matrix]) -> Statistics:
     """Spectral norm, effective and stable rank, and row cosine of every matrix of the layers, by head where it has
-    heads; of W_Q^T W_K by head at `layers.N.mixer.qk`. The vocabulary's matrices are left out: they cost the most."""
+    heads; of W_Q W_K^T by head at `layers.N.mixer.qk`. The vocabulary's matrices are left out: they cost the most."""
     made: Statistics = {"spectral_norm": {}, "effective_rank": {}, "stable_rank": {}, "row_cosine": {}}
 
     def note(name: str, singular: Tensor) -> None:
@@ -104,6 +105,7 @@ def spectra(matrices: Mapping[str, Matrix]) -> Statistics:
             if name.endswith(".mixer.q") and (key := matrices.get(name[:-1] + "k")):
                 q, k = (one.applied().float() for one in (matrix, key))
                 note(name[:-1] + "qk", product_spectrum(q, k))
+                made["row_cosine"][name[:-1] + "qk"] = _values(product_row_cosine(q, k))
     return made
 
 

@@ -18,6 +18,7 @@ import numpy as np
 from glassformer.config import ModelConfig
 from glassformer.dynamics.evidence import BACK, WINDOW, Evidence, Spike, Track, layer_of, median, share
 from glassformer.errors import RequestError
+from glassformer.figures import plain_table, tag
 from glassformer.parts.residual import PostConfig
 
 HEALTHY = "nothing wrong"
@@ -88,6 +89,16 @@ class Diagnosis:
 
     def paragraph(self) -> str:
         return " ".join(self.story)
+
+    def _repr_html_(self) -> str:
+        """In a notebook: the causes side by side, and the paragraph."""
+        rows = [
+            (one.cause, f"{one.confidence:.0%}", one.place, one.statistic or "", "" if one.step is None else one.step,
+             "" if one.sigmas is None else f"{one.sigmas:+.1f}", ", ".join(one.tries))
+            for one in self.causes
+        ]  # fmt: skip
+        headings = ("cause", "sure", "where", "moved", "step", "sigma", "try")
+        return tag("div", plain_table(self.verdict, headings, rows), tag("p", self.paragraph()))
 
 
 def diagnose(

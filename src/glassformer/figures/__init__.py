@@ -17,6 +17,7 @@ from .markup import Markup, escape, join, tag
 from .numbers import finite, fixed, log_ticks, nice_ticks, si, tick_labels
 from .scatter import Dot, scatter_chart
 from .style import swatch
+from .table import plain_table
 from .wiring import BlockSketch, Box, ModelSketch, StageSketch, wiring_drawing
 
 __all__ = [
@@ -48,6 +49,7 @@ __all__ = [
     "line_chart",
     "log_ticks",
     "nice_ticks",
+    "plain_table",
     "scatter_chart",
     "script",
     "si",

@@ -48,10 +48,15 @@ def mean_over_tokens(z: Tensor) -> Tensor:
 
 
 def ablate_neurons(layer: int, units: Indices) -> dict[str, Edit]:
-    """These units of a layer's feed-forward network are 0 (`ffn.hidden`, after activation and gate)."""
+    """These units of a layer's feed-forward network are 0 (`ffn.hidden`, after activation and gate). Experts have no
+    units in common, and are refused when the model runs."""
     site = f"{_layer(layer)}.ffn.hidden"
 
     def silence(hidden: Tensor) -> Tensor:
+        if hidden.dim() > 3:  # (b, s, k, f): a unit is another one wherever another expert was chosen
+            raise RequestError(
+                f"layer {layer} has experts, each with units of its own; use gf.lens.ablate_experts({layer}, ...)"
+            )
         return hidden.index_fill(-1, _tensor(units, hidden.shape[-1], "unit", site, hidden), 0)
 
     return {site: silence}

@@ -326,7 +326,14 @@ def side_by_side(
 ) -> SideBySide:
     """One head's map with every layer causal, beside the one with every layer bidirectional; tokens (1, s).
 
-    Raises RequestError as `attention_map` does, and where the model cannot be built again from its config."""
+        A = softmax(q k^T / sqrt(h) + M)        M_ij = -inf for j > i, and 0 everywhere
+
+    Vig 2019, 1906.05714, draws the maps of GPT-2 and BERT, one of each kind; here both are of one model's weights,
+    whose mask is taken away without training as in the first step of LLM2Vec (BehnamGhader et al. 2024, 2404.05961).
+
+    Raises RequestError as `attention_map` does, for a layer without a mask, and where the model cannot be built again
+    from its config."""
+    pattern_of(model, layer)
     causal, bidirectional = (
         attention_map(seeing(model, visibility), tokens, layer, head, tokenizer, pool, words)
         for visibility in (CausalConfig(), BidirectionalConfig())

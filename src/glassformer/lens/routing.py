@@ -84,7 +84,12 @@ def expert_routing(
     """The load of every expert of every layer, whether routers decide, and which tokens go where at one `layer` (the
     middle one of those with experts).
 
-    Counted as in `gf.dynamics.router_load`, `router_entropy` (of p over its sum) and `max_violation`. An expert that no
+        load_i = assignments of expert i / (b s k)          MaxVio = e max_i load_i - 1
+        entropy = mean over tokens of -Σ_i q_i log q_i / log e,         q = p / Σ_i p_i of the router's p
+        weight_i = scale p_i / Σ_I p_j of the k chosen experts I, 0 of the others
+
+    Load: Fedus et al. 2021, 2101.03961, eq. 5; MaxVio: Wang et al. 2024, 2408.15664; see `gf.dynamics.router_load`,
+    `router_entropy` and `max_violation`. Routers that do not normalise have weight_i = scale p_i. An expert that no
     token of one text chooses may be busy with others: read a few thousand tokens before calling it dead. Raises
     RequestError for a model without experts, and a layer that has none."""
     tokens, known = rows_of(model, tokens), sites(model)

@@ -119,8 +119,10 @@ def words(ax: Any, given: Sequence[str], which: str = "both") -> None:
 
 
 def legible(token: str, most: int = 14) -> str:
-    """A token as a label: white space made visible, cut where long, and no `$` that would begin a formula."""
+    """A token as a label: white space made visible, cut where long, a mark for what no font draws, and no `$` that
+    would begin a formula."""
     shown = token.replace("\n", "⏎").replace("\t", "⇥").replace(" ", "·")
+    shown = "".join(sign if sign.isprintable() else "\ufffd" for sign in shown)
     return (shown if len(shown) <= most else shown[: most - 1] + "…").replace("$", r"\$")
 
 

@@ -1,11 +1,11 @@
-"""The section on how the arms are built: their wiring drawn, and what sets them apart from the first."""
+"""The section on how the arms are built and trained: their wiring drawn, and what sets them apart from the first."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..figures import Markup, tag, wiring_drawing
-from .diff import GROUPS, Difference, differences
+from ..figures import Markup, join, tag, wiring_drawing
+from .diff import GROUPS, RECIPE, Difference, differences
 from .html import arm_label, breakable, caption, scroll, section
 from .read import Arm
 from .sketch import describe, sketch
@@ -36,19 +36,22 @@ def _card(arm: Arm) -> Markup:
 
 def _table(arms: Sequence[Arm]) -> Markup:
     """The differences against the first arm, grouped by axis."""
-    found = differences([arm.config for arm in arms])
+    trees = [arm.config for arm in arms]
+    if all(arm.recipe for arm in arms):
+        trees = [{**arm.config, RECIPE: arm.recipe} for arm in arms]
+    found = differences(trees)
     if len(arms) < 2:
         return tag("p", "There is one config, so there is nothing to compare it with.", class_="gf-empty")
     if not found:
         return tag("p", "The configs are the same.", class_="gf-empty")
+    only = "The configs are the same; what differs is the recipe." if {d.group for d in found} == {RECIPE} else None
     heads = [
         tag("th", "Path in the config", scope="col"),
         *(tag("th", arm_label(arm), scope="col") for arm in arms),
     ]
     bodies = [_group(group, [d for d in found if d.group == group], len(arms)) for group in GROUPS]
-    return scroll("Differences of the configs", tag(
-        "table", tag("thead", tag("tr", *heads)), *(body for body in bodies if body), class_="diff",
-    ))  # fmt: skip
+    table = tag("table", tag("thead", tag("tr", *heads)), *(body for body in bodies if body), class_="diff")
+    return join([caption(only) if only else "", scroll("Differences of the configs", table)])
 
 
 def _group(group: str, found: Sequence[Difference], columns: int) -> Markup | None:

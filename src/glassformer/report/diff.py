@@ -1,4 +1,4 @@
-"""How configs differ: only the parts and leaves that do, by path in the config's own words, by axis."""
+"""How arms differ: only the parts and leaves that do, by path in the config's own words, by axis; the recipe last."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-GROUPS = ("embedding", "position", "mixer", "norm", "ffn", "residual", "head", "size", "other")
-_PARTS = GROUPS[:-2]
+RECIPE = "recipe"
+GROUPS = ("embedding", "position", "mixer", "norm", "ffn", "residual", "head", "size", "other", RECIPE)
+_PARTS = GROUPS[:-3]
 _SIZES = ("vocab_size", "d_model", "context", "max_len", "stack")
 ABSENT = "\0absent"
 _DEEPEST = 30
@@ -31,6 +32,8 @@ def differences(configs: Sequence[dict]) -> list[Difference]:
 
 def group_of(path: Sequence[str]) -> str:
     """The axis of a path: the innermost part named on it; what names no part is size, or other."""
+    if path and path[0] == RECIPE:
+        return RECIPE
     for step in reversed(path):
         for group in _PARTS:
             if step == group or (group == "norm" and step.endswith("norm")):

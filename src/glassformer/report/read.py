@@ -90,7 +90,15 @@ class Arm:
 
     @property
     def config(self) -> dict[str, Any]:
-        return next((c for run in self.runs if (c := mapping(run.get("config")))), {})
+        return self._first("config")
+
+    @property
+    def recipe(self) -> dict[str, Any]:
+        """How its first run was trained."""
+        return self._first("recipe")
+
+    def _first(self, key: str) -> dict[str, Any]:
+        return next((found for run in self.runs if (found := mapping(run.get(key)))), {})
 
     @property
     def trouble(self) -> str:

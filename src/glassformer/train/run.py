@@ -7,6 +7,7 @@ from pathlib import Path
 
 from glassformer.config import ModelConfig
 from glassformer.errors import RequestError
+from glassformer.figures import Markup, tag
 from glassformer.model import Model
 from glassformer.text import Tokenizer, load_tokenizer
 from glassformer.train import checkpoint
@@ -23,6 +24,13 @@ class Loaded:
     """Parameters that the checkpoint does not have: they begin anew."""
     ends: tuple[int, ...] = ()
     """Ids at which an answer ends, where the checkpoint names them."""
+
+    def _repr_html_(self) -> str:
+        """In a notebook: the parts and their parameters, and what reads its text."""
+        read = "no tokenizer" if self.tokenizer is None else type(self.tokenizer).__name__
+        size = "" if self.tokenizer is None else f" of {self.tokenizer.vocab_size:,} tokens"
+        new = f"; {len(self.fresh):,} parameters begin anew" if self.fresh else ""
+        return tag("div", Markup(self.config._repr_html_()), tag("p", f"{read}{size}{new}"))
 
 
 def load(path: str | Path) -> Loaded:

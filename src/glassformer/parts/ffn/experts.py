@@ -120,7 +120,8 @@ class Experts(nn.Module):
     is served, however many choose one expert. `shared` sees every token (Dai et al. 2024, 2401.06066).
 
     Sites: router, the p of every expert, from which the choice is made, so that an edit changes it; out; those of
-    `shared`. Its hidden layers are of other experts at every token, and no site shows them.
+    `shared`; and gate, up and hidden (b,s,k,f), of the k experts that a token was sent to, in the order in which
+    `router.choose(p)` names them. The rows are brought into that order only while somebody looks or edits.
     """
 
     def __init__(
@@ -142,6 +143,8 @@ class Experts(nn.Module):
         self.activation: Callable[..., Tensor] = gating(activation) if gated else ACTIVATIONS[activation]
         self.shared = shared
         self.routing, self.out = Site("bse", name="router"), Site()
+        self.gate = Site("bskf") if gated else None
+        self.up, self.hidden = Site("bskf"), Site("bskf")
 
     def matrices(self) -> dict[str, Matrix]:
         """Its maps by name; those of the experts have one for each."""
@@ -162,22 +165,36 @@ class Experts(nn.Module):
             flat = chosen.flatten()
             counts = p.new_zeros(p.shape[-1]).index_add(0, flat, torch.ones_like(flat, dtype=p.dtype))
             self.router.balance(logits.flatten(0, -2), p.flatten(0, -2), counts)
-        y = self.mix(x.flatten(0, -2), weights.flatten(0, -2), chosen.flatten(0, -2)).view(x.shape)
+        y = self.mix(x, weights, chosen)
         return self.out(y if self.shared is None else y + self.shared(x))
 
-    def mix(self, x: Float[Tensor, "n d"], weights: Float[Tensor, "n k"], chosen: Int[Tensor, "n k"]) -> Tensor:
-        """(n, d): sum_k w_k E_k(x). The rows of an expert are brought together, so that its maps are read once."""
+    def mix(
+        self, x: Float[Tensor, "*b d"], weights: Float[Tensor, "*b k"], chosen: Int[Tensor, "*b k"]
+    ) -> Float[Tensor, "*b d"]:
+        """sum_k w_k E_k(x). The rows of an expert are brought together, so that its maps are read once."""
         by_expert, order = chosen.flatten().sort(stable=True)
-        x, tokens, back = x.to(product_dtype(x)), order // chosen.shape[1], order.argsort()
+        flat, tokens, back = x.flatten(0, -2), order // chosen.shape[-1], order.argsort()
+        flat = flat.to(product_dtype(flat))
         groups = Groups.sorted(by_expert, len(self.up_proj.outs))
         if wants_blocks(x, len(order), len(groups.ends)):
             groups, place = groups.in_blocks(BLOCK)  # filled up with the first token, whose results nobody takes
             tokens, back = torch.zeros_like(groups.of).scatter(0, place, tokens), place[back]
-        rows = x.index_select(0, tokens)
-        up = self.up_proj(rows, groups)
-        hidden = self.activation(up) if self.gate_proj is None else self.activation(self.gate_proj(rows, groups), up)
-        y = self.down_proj(hidden, groups).index_select(0, back).view(*chosen.shape, -1)
-        return (y * weights[..., None]).sum(1).to(y.dtype)
+        rows = flat.index_select(0, tokens)
+
+        def at(site: Site, rows: Tensor) -> Tensor:
+            """`rows` as the site changes them, who sees them (*b, k, f): token by token, in the order of the choice."""
+            if not site.watched:
+                return rows
+            seen = site(rows.index_select(0, back).view(*chosen.shape, -1))
+            return rows.index_copy(0, back, seen.flatten(0, -2)) if site.edited else rows
+
+        up = at(self.up, self.up_proj(rows, groups))
+        if self.gate_proj is None or self.gate is None:
+            hidden = self.activation(up)
+        else:
+            hidden = self.activation(at(self.gate, self.gate_proj(rows, groups)), up)
+        y = self.down_proj(at(self.hidden, hidden), groups).index_select(0, back).view(*chosen.shape, -1)
+        return (y * weights[..., None]).sum(-2).to(y.dtype)
 
     def naive_mix(self, x: Float[Tensor, "n d"], weights: Float[Tensor, "n k"], chosen: Int[Tensor, "n k"]) -> Tensor:
         """The definition: every expert computes every token, and counts for nothing where it was not chosen."""

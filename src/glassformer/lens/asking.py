@@ -1,0 +1,111 @@
+"""What each reading is asked of one text, where nobody says more: what `glassformer inspect --reading` gives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from glassformer.capture import eager
+from glassformer.errors import RequestError
+from glassformer.lens.ablation import head_ablation
+from glassformer.lens.attribution import logit_attribution
+from glassformer.lens.heads import head_scores
+from glassformer.lens.inspection import FINE, Inspection
+from glassformer.lens.maps import at_rest, side_by_side, spell
+from glassformer.lens.neighbours import embedding_neighbours
+from glassformer.lens.passes import Progress
+from glassformer.lens.patching import activation_patching, indirect_object
+from glassformer.lens.positions import position_picture
+from glassformer.lens.reading import Reading
+from glassformer.lens.rollout import attention_rollout
+from glassformer.lens.routing import expert_routing
+from glassformer.lens.similarity import token_similarity
+from glassformer.lens.sinks import attention_sinks, massive_activations
+from glassformer.model import Model
+from glassformer.text import Tokenizer
+
+REPEATED, PAIRS, NEIGHBOURS, MOST_WORDS = 50, 2, 6, 12
+PATCHING = "activation_patching"
+ABLATED = 256
+"""Tokens at the end of the text that every head is ablated on: there is a pass for each few of them."""
+
+
+@dataclass(frozen=True, eq=False)
+class Question:
+    """A model and a text, tokens (1, s), with what `inspect` saw of it; `against` (1, s) is another text, into which
+    the values of this one are patched."""
+
+    model: Model
+    tokens: Tensor
+    tokenizer: Tokenizer
+    seen: Inspection
+    against: Tensor | None = None
+    progress: Progress | None = None
+
+    @property
+    def head(self) -> tuple[int, int]:
+        """The layer and head that look at something in particular more than any other, by what `inspect` saw."""
+        found = self.seen.notable(1)["elsewhere"] or list(self.seen.heads[:1])
+        return (found[0].layer, found[0].head) if found else (0, 0)
+
+
+def _side_by_side(q: Question) -> Reading:
+    return side_by_side(q.model, q.tokens, *q.head, tokenizer=q.tokenizer, pool=FINE)
+
+
+def _patching(q: Question) -> Reading:
+    """Of the text against the other one: the lead of what follows the first over what follows the second. Without
+    another, of the indirect-object task."""
+    if q.against is None:
+        task = indirect_object(q.tokenizer, n=PAIRS)
+        return activation_patching(
+            q.model, task.clean, task.corrupt, task.metric, labels=task.labels, progress=q.progress
+        )
+    right, other = (_follows(q.model, tokens) for tokens in (q.tokens, q.against))
+    if right == other:
+        word = spell(right, q.tokenizer)
+        raise RequestError(f"{word!r} follows both texts: give one that another word follows, to tell them apart by")
+
+    def lead(logits: Tensor) -> Tensor:
+        return logits[:, -1, right] - logits[:, -1, other]
+
+    words = [spell(token, q.tokenizer) for token in q.tokens[0].tolist()]
+    return activation_patching(q.model, q.tokens, q.against, lead, labels=words, progress=q.progress)
+
+
+@torch.no_grad()
+def _follows(model: Model, tokens: Tensor) -> int:
+    """The token that the model puts after a text."""
+    module = eager(model)
+    with at_rest(model):
+        return int(module.head(module.read(tokens)[:, -1:], module.embedding.weight).argmax())
+
+
+def _head_scores(q: Question) -> Reading:
+    return head_scores(q.model, length=max(2, min(REPEATED, eager(q.model).config.context // 2)))
+
+
+def _neighbours(q: Question) -> Reading:
+    some = list(dict.fromkeys(q.tokens[0].tolist()))[:MOST_WORDS]
+    k = min(NEIGHBOURS, len(eager(q.model).embedding.weight) - 1)
+    return embedding_neighbours(q.model, some, k=k, tokenizer=q.tokenizer)
+
+
+READINGS: dict[str, Callable[[Question], Reading]] = {
+    "attention_rollout": lambda q: attention_rollout(q.model, q.tokens, q.tokenizer, pool=FINE),
+    "side_by_side": _side_by_side,
+    "logit_attribution": lambda q: logit_attribution(q.model, q.tokens, tokenizer=q.tokenizer),
+    "head_ablation": lambda q: head_ablation(q.model, q.tokens[:, -ABLATED:], progress=q.progress),
+    PATCHING: _patching,
+    "head_scores": _head_scores,
+    "attention_sinks": lambda q: attention_sinks(q.model, q.tokens),
+    "massive_activations": lambda q: massive_activations(q.model, q.tokens),
+    "token_similarity": lambda q: token_similarity(q.model, q.tokens, pool=FINE),
+    "position_picture": lambda q: position_picture(q.model),
+    "embedding_neighbours": _neighbours,
+    "expert_routing": lambda q: expert_routing(q.model, q.tokens, tokenizer=q.tokenizer),
+}
+"""By the name of the function in `gf.lens`."""
