@@ -7,7 +7,7 @@ all of them map the file and read it late. Peak is the largest resident memory o
 against the size of the weights. Imports are done before the clock starts. `load_file` builds no model and copies
 nothing; we build one. Our folders have q, k and v side by side, so that they are mapped as the one matrix that computes
 them; from a folder with others between them (`by name`, as `save_pretrained` writes it) they are copied. Making the
-modules takes about a millisecond a layer, whatever the size of the weights.
+modules takes time by their number, whatever the size of the weights.
 """
 
 from __future__ import annotations

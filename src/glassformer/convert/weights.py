@@ -50,8 +50,11 @@ def fill(
         if keep and isinstance(module, Linear) and module.packable and leaf == "weight" and theirs.quantised(pieces):
             packed[owner] = [(piece, file.packed(theirs.entry(piece.name).name)) for piece in pieces]
         else:
-            value = nn.Parameter(_read(theirs, pieces, tuple(parameter.shape), dtype, device))
-            module._parameters[leaf] = value  # `setattr` of a module takes longer than all that is above
+            value = _read(theirs, pieces, tuple(parameter.shape), dtype, device)
+            if leaf in module._parameters:  # `setattr` of a module takes longer than all that is above
+                module._parameters[leaf] = nn.Parameter(value)
+            else:
+                module._buffers[leaf] = value
     theirs.check_all_used(config)
     for path, parts in packed.items():
         linear = model.get_submodule(path)
