@@ -32,6 +32,7 @@ from glassformer.model import Model
 from glassformer.parts.base import to_plain
 from glassformer.text import Batches, TextData, prepare
 from glassformer.train import Recipe, loop, train
+from glassformer.train.recipe import WATCH
 
 STEPS, EVERY, LAYERS, HEADS, VOCABULARY, RATE = 200, 10, 4, 2, 65, 1e-3
 CONFIG = preset(f"llama@1m+layers={LAYERS}+d_model=32+heads={HEADS}+vocab_size={VOCABULARY}+context=32")
@@ -56,7 +57,9 @@ def metrics(loss: Callable[[int, float], float] = lambda step, loss: loss, warm:
     ]  # fmt: skip
 
 
-def records(change: Change = same, *events: dict[str, Any], steps: int = STEPS) -> list[dict[str, Any]]:
+def records(
+    change: Change = same, *events: dict[str, Any], steps: int = STEPS, every: int = EVERY
+) -> list[dict[str, Any]]:
     """What a watch would have written."""
     noise = random.Random(0)
 
@@ -65,7 +68,7 @@ def records(change: Change = same, *events: dict[str, Any], steps: int = STEPS) 
         return values if heads > 1 else values[0]
 
     rows = []
-    for step in [1, *range(EVERY, steps + 1, EVERY)]:
+    for step in [1, *range(every, steps + 1, every)]:
         grown = math.sqrt(1 + step / 20)
         found: dict[str, dict[str, Any]] = {}
         for where, heads in [
@@ -322,12 +325,53 @@ def test_a_divergence_without_a_known_cause_names_what_moved_first():
         moved = name == "gradient_norm" and place == "layers.3.ffn.up" and step >= 120
         return value * 50 if moved else value
 
-    found = diagnose(metrics(lambda t, loss: loss + max(0, t - 140) * 0.1), records(change), CONFIG, RECIPE)
+    found = diagnose(RISING, records(change), CONFIG, RECIPE)
     (cause,) = found.causes
     assert cause.cause == "cause unknown"
     assert (cause.layer, cause.site, cause.statistic, cause.step) == (3, "layers.3.ffn.up", "gradient_norm", 120)
     assert "First to move was gradient_norm of layers.3.ffn.up, at step 120" in found.paragraph()
     assert found.verdict.startswith("the loss diverged from step 14")
+
+
+RISING = metrics(lambda t, loss: loss + max(0, t - 140) * 0.1)
+"""The loss leaves its curve from step 140."""
+
+
+@pytest.mark.parametrize("every", [5, 10, 16, 20, WATCH])
+def test_what_moved_first_is_found_at_any_interval(every: int):
+    """At the default one, too, where the steps before a failure hold but a handful of looks."""
+    moved = both(
+        at("attention_entropy", "layers.2.mixer", 0.2, 125, 1), times("max_attention_logit", "layers.2.mixer", 9, 125, 1)
+    )
+    found = diagnose(RISING, records(moved, every=every), CONFIG, RECIPE)
+    (cause,) = found.causes
+    assert (cause.layer, cause.site, cause.head) == (2, "layers.2.mixer", 1), found.paragraph()
+    assert cause.statistic in ("attention_entropy", "max_attention_logit")
+    assert cause.step == -(-125 // every) * every
+    assert cause.sigmas is not None
+    assert abs(cause.sigmas) > 6
+    assert "First to move was" in found.paragraph()
+
+
+@pytest.mark.parametrize("every", [1, 5, WATCH])
+@pytest.mark.parametrize("seed", range(3))
+def test_drift_is_no_move(every: int, seed: int):
+    """Series that drift as weights do, each with noise of its own size, and a failure that none of them announced."""
+    random = np.random.default_rng(seed)
+    slope, size = random.uniform(0, 0.01, 40), 10 ** random.uniform(-4, -2, 40)
+    rows = [
+        {"step": t, "statistics": {"weight_norm": {
+            f"layers.{n}.mixer.q": float(np.exp(slope[n] * t + size[n] * random.normal())) for n in range(40)
+        }}}
+        for t in [1, *range(every, STEPS + 1, every)]
+    ]  # fmt: skip
+    (cause,) = diagnose(RISING, rows, CONFIG, RECIPE).causes
+    assert (cause.cause, cause.site) == ("cause unknown", None), cause
+
+
+def test_a_move_that_did_not_last_is_not_told():
+    passing = both(at("attention_entropy", "layers.2.mixer", 0.2, 125), at("attention_entropy", "layers.2.mixer", 0.7, 145))
+    assert "First to move" not in diagnose(RISING, records(passing), CONFIG, RECIPE).paragraph()
 
 
 def test_rates_far_too_large_show_in_the_loss_alone():

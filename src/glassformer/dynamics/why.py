@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from glassformer.config import ModelConfig
-from glassformer.dynamics.evidence import BACK, WINDOW, Evidence, Spike, Track, layer_of, median, share
+from glassformer.dynamics.evidence import BACK, WINDOW, Evidence, Mover, Spike, Track, layer_of, median, share
 from glassformer.errors import RequestError
 from glassformer.parts.residual import PostConfig
 
@@ -107,8 +107,9 @@ def diagnose(
 def _diagnose(e: Evidence) -> Diagnosis:
     if not len(e.steps) and not e.records:
         raise RequestError("the run has not made a step yet; there is nothing to diagnose")
-    movers = e.movers()
     found: list[Cause] = [min(by_rule, key=_rank) for rule in RULES if (by_rule := e.ask(rule))]
+    around = _around(e, found)
+    movers = e.movers(around) if around is not None else []
     if not found and e.onset is not None:
         found = [_unknown(e, movers)]
     ranked = sorted(_roots_first(found), key=_rank)[:SHOWN_CAUSES]
@@ -193,7 +194,7 @@ def moved_alone(e: Evidence) -> Iterator[Cause]:
                 jumped &= jump > 0  # clipping shrinks them
             for row, head in np.argwhere(jumped).tolist():
                 heads = track.values.shape[1] > 1
-                what = f"head {head} of {track.where}" if heads else track.where
+                what = f"head {head} of {track.where}" if heads else _place(track.where)
                 times, most = np.exp(np.minimum(700, (jump[row, head], allowed[row, head])))
                 yield Cause(
                     "one head's weights moved alone" if heads else "one matrix moved alone",
@@ -479,18 +480,29 @@ FOLLOWS = {
 OF_A_DEAD_LAYER = {"dead units", "one head's weights moved alone", "one matrix moved alone"}
 
 
-def _unknown(e: Evidence, movers: Sequence[tuple[Track, int, int, float]]) -> Cause:
+def _around(e: Evidence, found: Sequence[Cause]) -> int | None:
+    """The step before which something may have moved first: at which the failure showed, the largest spike, or, where
+    the loss knows nothing of it, that of the likeliest cause."""
+    if e.onset is not None or not found:
+        return e.onset
+    if large := [spike for spike in e.spikes if spike.sigmas > LARGE_SPIKE]:
+        return max(large, key=lambda spike: spike.sigmas).step
+    return min(found, key=_rank).step
+
+
+def _unknown(e: Evidence, movers: Sequence[Mover]) -> Cause:
     """The loss failed and no rule knows why: what moved first is all there is to say."""
     tries = (f"recipe.learning_rate={_rate(e, 3)}", "recipe.warmup=0.1", "recipe.clip=1.0")
     if not movers:
         return Cause(
             "cause unknown", 0.2, "no statistic is known to have moved before the loss did", tries, step=e.onset
         )
-    track, row, head, sigmas = movers[0]
+    first = movers[0]
+    track = first.track
     return Cause(
-        "cause unknown", 0.3, f"{_named(track, head)} moved first, and that is no failure known here", tries,
-        track.layer, track.where, track.statistic, head if track.values.shape[1] > 1 else None, int(track.steps[row]),
-        sigmas,
+        "cause unknown", 0.3, f"{_named(first)} moved first, and that is no failure known here", tries,
+        track.layer, track.where, track.statistic, first.head if track.values.shape[1] > 1 else None, first.step,
+        first.sigmas,
     )  # fmt: skip
 
 
@@ -622,14 +634,13 @@ def _happened(e: Evidence) -> str:
 
 
 def _story(
-    e: Evidence, happened: str, causes: Sequence[Cause], movers: Sequence[tuple[Track, int, int, float]]
+    e: Evidence, happened: str, causes: Sequence[Cause], movers: Sequence[Mover]
 ) -> Iterator[str]:
     if causes:
         first = causes[0]
         yield f"{_capital(happened)}."
         if movers:
-            track, row, head, sigmas = movers[0]
-            yield f"First to move was {_named(track, head)}, at step {track.steps[row]}, by {sigmas:+.1f} sigma."
+            yield f"First to move was {_named(movers[0])}, at step {movers[0].step}, by {movers[0].sigmas:+.1f} sigma."
         yield f"The cause is {_sure(first.confidence)} ({first.confidence:.0%}) this: {first.cause}."
         yield f"{_capital(first.why)}."
         if first.tries:
@@ -656,8 +667,14 @@ def _told(spike: Spike, causes: Sequence[Cause]) -> bool:
     return any(cause.step == spike.step for cause in causes)
 
 
-def _named(track: Track, head: int) -> str:
-    return f"{track.statistic} of {track.where}" + (f", head {head}" if track.values.shape[1] > 1 else "")
+def _named(mover: Mover) -> str:
+    track = mover.track
+    return f"{track.statistic} of {_place(track.where)}" + (f", head {mover.head}" if track.values.shape[1] > 1 else "")
+
+
+def _place(where: str) -> str:
+    """What the name of a matrix does not say: `head` is no head of attention."""
+    return "the output matrix (head)" if where == "head" else where
 
 
 def _sure(confidence: float) -> str:
