@@ -108,7 +108,7 @@ def named(diagnosis: Diagnosis, *words: str, layer: int | None = None, among: in
 
 def test_a_healthy_run_has_nothing_wrong():
     found = diagnose(metrics(), records(), CONFIG, RECIPE)
-    assert found.to_dict() == {"verdict": "nothing wrong", "causes": []}
+    assert found.to_dict() == {"verdict": "nothing wrong", "causes": [], "moved": [], "notes": []}
     assert "Nothing wrong was found in 200 steps; the loss went from 4.1" in found.paragraph()
 
 
@@ -128,6 +128,45 @@ def test_a_small_spike_that_passed_is_told_and_blamed_on_nothing():
     found = diagnose(metrics(lambda t, loss: loss + 0.5 * (t == 150)), records(), CONFIG, RECIPE)
     assert found.verdict == "nothing wrong"
     assert "at step 150, passed without a trace" in found.paragraph()
+
+
+NOISY = [
+    {"step": t, "event": "spike", "what": "grad_norm", "value": 50.0, "sigmas": 60.0, "batch": ["x"]}
+    for t in (90, 100, 110, 120, 130)
+]
+"""The gradient norm spiked."""
+
+
+def test_spikes_of_the_gradient_norm_are_told():
+    found = diagnose(metrics(), records(same, *NOISY), CONFIG, RECIPE)
+    assert found.verdict == "nothing wrong"
+    said = "The gradient norm spiked at steps 90, 100, 110, 120 and 130, by up to 60.0 sigma; the loss did not follow."
+    assert said in found.paragraph()
+    assert said in found.to_dict()["notes"]
+    followed = diagnose(metrics(lambda t, loss: loss + 0.5 * (t == 132)), records(same, *NOISY), CONFIG, RECIPE)
+    assert "; the loss followed after 1 of them" in followed.paragraph()
+
+
+def test_spikes_of_the_gradient_norm_count_beside_those_of_the_loss():
+    """Updates as of a learning rate far too large, and three spikes: of the gradient norm alone they prove nothing."""
+    alone = diagnose(metrics(), records(per_step, *NOISY), CONFIG, RECIPE)
+    assert alone.verdict == "nothing wrong"
+    beside = metrics(lambda t, loss: loss + 0.5 * (t == 131))
+    assert diagnose(beside, records(per_step), CONFIG, RECIPE).verdict == "nothing wrong"
+    (cause,) = diagnose(beside, records(per_step, *NOISY), CONFIG, RECIPE).causes
+    assert cause.cause == "learning rate above the stable edge"
+    assert "the gradient norm spiked 5 times" in cause.why
+
+
+def test_the_batch_of_a_spike_that_passed_is_shown():
+    texts = ["the\ncat " * 50, "the dog"]
+    spike = {"step": 150, "event": "spike", "what": "loss", "value": 2.6, "sigmas": 7.5, "batch": texts}
+    found = diagnose(metrics(lambda t, loss: loss + 0.5 * (t == 150)), records(same, spike), CONFIG, RECIPE)
+    assert found.verdict == "nothing wrong"
+    assert 'the largest losses begin "the cat the cat' in found.paragraph()
+    assert '"the dog".' in found.paragraph()
+    assert len(found.paragraph()) < 500
+    assert found.batch == tuple(texts)
 
 
 # Every rule: what it needs together, and each part of that alone
@@ -341,7 +380,8 @@ RISING = metrics(lambda t, loss: loss + max(0, t - 140) * 0.1)
 def test_what_moved_first_is_found_at_any_interval(every: int):
     """At the default one, too, where the steps before a failure hold but a handful of looks."""
     moved = both(
-        at("attention_entropy", "layers.2.mixer", 0.2, 125, 1), times("max_attention_logit", "layers.2.mixer", 9, 125, 1)
+        at("attention_entropy", "layers.2.mixer", 0.2, 125, 1),
+        times("max_attention_logit", "layers.2.mixer", 9, 125, 1),
     )
     found = diagnose(RISING, records(moved, every=every), CONFIG, RECIPE)
     (cause,) = found.causes
@@ -351,6 +391,33 @@ def test_what_moved_first_is_found_at_any_interval(every: int):
     assert cause.sigmas is not None
     assert abs(cause.sigmas) > 6
     assert "First to move was" in found.paragraph()
+    moved = found.to_dict()["moved"]
+    assert {tuple(one[key] for key in ("site", "layer", "head", "statistic")) for one in moved} == {
+        ("layers.2.mixer", 2, 1, "attention_entropy"), ("layers.2.mixer", 2, 1, "max_attention_logit")
+    }  # fmt: skip
+    assert moved[0]["step"] == cause.step
+    assert moved[0]["sigmas"] == pytest.approx(cause.sigmas, abs=0.01)
+
+
+def test_what_moved_is_ranked_by_step_then_by_sigma_and_ten_are_told():
+    changes = [
+        times("gradient_norm", f"layers.{n}.ffn.{name}", factor, since)
+        for n in range(LAYERS)
+        for name, factor, since in (("up", 50, 130), ("down", 9, 120), ("out", 9, 1))
+    ] + [times("gradient_norm", f"layers.{n}.mixer.v", 20, 140) for n in range(LAYERS)]
+    moved = diagnose(RISING, records(both(*changes)), CONFIG, RECIPE).to_dict()["moved"]
+    assert [one["step"] for one in moved] == [120] * 4 + [130] * 4 + [140] * 2
+    assert {one["site"] for one in moved[:4]} == {f"layers.{n}.ffn.down" for n in range(LAYERS)}
+    assert moved[0]["sigmas"] >= moved[1]["sigmas"] >= moved[2]["sigmas"] >= moved[3]["sigmas"] > 6
+
+
+def test_a_cause_without_a_past_of_its_own_has_the_sigma_of_what_moved_in_its_layer():
+    """A value that is no number at a site whose gradient had grown."""
+    event = {"step": 201, "event": "not_finite", "what": "loss", "value": math.nan, "site": "layers.2.ffn.hidden"}
+    grown = times("gradient_norm", "layers.2.ffn.up", 50, 180)
+    cause = diagnose(metrics(), records(grown, event), CONFIG, RECIPE).causes[0]
+    assert cause.to_dict()["sigmas"] > 6
+    assert diagnose(metrics(), records(same, event), CONFIG, RECIPE).causes[0].sigmas is None
 
 
 @pytest.mark.parametrize("every", [1, 5, WATCH])
@@ -370,7 +437,9 @@ def test_drift_is_no_move(every: int, seed: int):
 
 
 def test_a_move_that_did_not_last_is_not_told():
-    passing = both(at("attention_entropy", "layers.2.mixer", 0.2, 125), at("attention_entropy", "layers.2.mixer", 0.7, 145))
+    passing = both(
+        at("attention_entropy", "layers.2.mixer", 0.2, 125), at("attention_entropy", "layers.2.mixer", 0.7, 145)
+    )
     assert "First to move" not in diagnose(RISING, records(passing), CONFIG, RECIPE).paragraph()
 
 

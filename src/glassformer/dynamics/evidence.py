@@ -23,6 +23,10 @@ BASE, BASE_ROWS = 96, 12
 """Steps before those, against which a move is measured; where looks are rare, so many rows, however far back."""
 LEAST = 5
 """Rows without which nothing is said about a move."""
+LEAST_KNOWN = 12
+"""Values around their lines, of a statistic at all its places, without which its spread is not known."""
+CALM = 64
+"""Values of calm steps, without which it is not known how far a statistic wanders either."""
 WINDOW = 50
 NATS = 1.0
 """A loss has diverged where the mean of WINDOW steps is NATS above the lowest before."""
@@ -88,11 +92,13 @@ class Track:
 
     def strayed(self, onset: int, usual: float = 0.0) -> tuple[np.ndarray, np.ndarray]:
         """(rows, sigma (rows, n)): how far the rows within LOOKBACK steps before the onset, and the row after it, stand
-        from the line through the base; none without a base.
+        from the base; none without a base.
 
-        Sigma is the spread around that line, at least `usual`, that of the same statistic at all its places: of some
-        hundreds of series one always has a spread that is small by chance. It grows with the distance from the base as
-        the error of a line does."""
+        That is from the line through it or from its median, whichever is nearer, 0 between the two: a series that
+        drifts leaves the median, one whose drift slows down leaves the line, and neither has moved. Sigma is the spread
+        around that line, at least `usual`, that of the same statistic at all its places: of some hundreds of series one
+        always has a spread that is small by chance. It grows with the distance from the base as the error of a line
+        does."""
         base = self.base(onset)
         rows = np.flatnonzero((self.steps > onset - LOOKBACK) & (self.steps <= onset))
         if not len(base) or not len(rows):
@@ -101,9 +107,12 @@ class Track:
         rows = np.append(rows, np.flatnonzero(self.steps > onset)[:1])
         times, middle = self.steps[rows].astype(float), self.steps[base].mean()
         reach = np.sqrt(1 + 1 / len(base) + (times - middle) ** 2 / np.square(self.steps[base] - middle).sum())
-        away = self._scaled(self.values[rows]) - level - slope * times[:, None]
+        now = self._scaled(self.values[rows])
+        flat, sloped = now - np.median(self._scaled(self.values[base]), axis=0), now - level - slope * times[:, None]
+        away = np.where(flat * sloped > 0, np.sign(flat) * np.minimum(np.abs(flat), np.abs(sloped)), 0.0)
+        away = np.where(np.isfinite(now), away, math.inf)
         away /= np.maximum(np.maximum(spread, usual), FLOOR) * reach[:, None]
-        return rows, np.where(np.isfinite(spread), np.where(np.isfinite(away), away, math.inf), 0.0)
+        return rows, np.where(np.isfinite(spread), away, 0.0)
 
     def first_moved(self, onset: int, usual: float = 0.0, alarm: float = ALARM) -> tuple[int, int, float] | None:
         """(row, head, sigma) of the first move of more than `alarm` sigma before the onset that lasted until it and, if
@@ -147,6 +156,11 @@ class Mover:
     @property
     def step(self) -> int:
         return int(self.track.steps[self.row])
+
+    @property
+    def named_head(self) -> int | None:
+        """The head, where the place has several."""
+        return self.head if self.track.values.shape[1] > 1 else None
 
 
 @dataclass(frozen=True)
@@ -214,6 +228,10 @@ class Evidence:
         """The last event of a kind."""
         return next((event for event in reversed(self.events) if event["event"] == kind), None)
 
+    def batch(self, step: int) -> tuple[str, ...]:
+        """The texts that a monitor kept of a step."""
+        return next((tuple(x["batch"]) for x in self.events if x["step"] == step and x.get("batch")), ())
+
     # What went wrong, if anything did
 
     @cached_property
@@ -259,6 +277,32 @@ class Evidence:
                 passed = len(after) > 0 and bool(np.median(after[-3:]) < expected + 0.25 * (loss - expected))
                 found.append(Spike(int(self.steps[i]), sigmas, expected, loss, passed))
         return found
+
+    @property
+    def worst(self) -> Spike | None:
+        """The largest spike of the loss."""
+        return max(self.spikes, key=lambda spike: spike.sigmas, default=None)
+
+    @cached_property
+    def gradient_spikes(self) -> dict[int, float]:
+        """Step -> sigma of the spikes of the gradient norm that the monitor recorded."""
+        return {
+            event.get("from", event["step"]): event.get("sigmas", math.inf)
+            for event in self.events
+            if event["event"] == "spike" and event.get("what") == "grad_norm"
+        }
+
+    @cached_property
+    def followed(self) -> list[int]:
+        """Those of them that the loss followed: a spike of its own within BACK steps, or the failure."""
+        showed = [*(spike.step for spike in self.spikes), *([] if self.onset is None else [self.onset])]
+        return [step for step in self.gradient_spikes if any(0 <= later - step <= BACK for later in showed)]
+
+    def spiked(self, since: int) -> bool:
+        """Whether loss or gradient norm spiked at a step or within WINDOW of them after it: else no answer to spikes
+        could have acted."""
+        steps = [*(spike.step for spike in self.spikes), *self.gradient_spikes]
+        return any(0 <= step - since <= WINDOW for step in steps)
 
     @cached_property
     def onset(self) -> int | None:
@@ -344,17 +388,20 @@ class Evidence:
 
     def movers(self, onset: int) -> list[Mover]:
         """All that moved before the onset and stayed so, the first first: by ALARM sigma, and twice as far as anything
-        of the same statistic strayed in the LOOKBACK steps before those, when nothing had happened yet. Hundreds of
-        series are asked, and those of a healthy run wander further than noise would."""
+        of the same statistic strayed in the LOOKBACK steps before those, when nothing had happened yet; by half as
+        much again where little is known of then. Hundreds of series are asked, and those of a healthy run wander
+        further than noise would."""
         found = []
         for tracks in self._by_statistic.values():
-            lines = [track.line(base)[2] for track in tracks if len(base := track.base(onset))]
-            usual = median(np.concatenate(lines)) if lines else math.nan
-            if not math.isfinite(usual):
+            bases = [(track, base) for track in tracks if len(base := track.base(onset))]
+            spreads = [track.line(base)[2] for track, base in bases]
+            known = sum(track.values.shape[1] * (len(base) - 2) for track, base in bases)
+            if known < LEAST_KNOWN or not math.isfinite(usual := median(np.concatenate(spreads))):
                 continue
             calm = [np.abs(track.strayed(onset - LOOKBACK, usual)[1][:-1]).ravel() for track in tracks]
             wandered = np.concatenate(calm)
-            alarm = max(ALARM, 2 * wandered[np.isfinite(wandered)].max(initial=0.0))
+            least = ALARM if len(wandered) >= CALM else 1.5 * ALARM
+            alarm = max(least, 2 * wandered[np.isfinite(wandered)].max(initial=0.0))
             moved = ((track, track.first_moved(onset, usual, alarm)) for track in tracks)
             found += [Mover(track, *move) for track, move in moved if move]
         return sorted(found, key=lambda mover: (mover.step, -abs(mover.sigmas)))

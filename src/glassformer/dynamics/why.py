@@ -30,6 +30,9 @@ LARGE_SPIKE = 12.0
 USUAL_FIRST = 0.3
 """By how much of itself a step at the peak moves a fresh matrix in healthy runs, 0.15 to 0.5."""
 SHOWN_CAUSES = 6
+SHOWN_MOVERS = 10
+SHOWN_STEPS = 8
+LONGEST_QUOTE = 60
 
 
 @dataclass(frozen=True)
@@ -48,21 +51,20 @@ class Cause:
     head: int | None = None
     step: int | None = None
     sigmas: float | None = None
-    """How far the statistic moved, where enough was known before."""
+    """How far the statistic moved, where enough was known before; else what moved first at its site or in its layer."""
     batch: tuple[str, ...] = ()
     """The text of the batch, where that is the cause."""
 
     def to_dict(self) -> dict[str, Any]:
         """Sigmas are null where they cannot be counted; a statistic of head 2 is `weight_norm[2]`."""
-        counted = self.sigmas is not None and math.isfinite(self.sigmas)
         return {
             "cause": self.cause,
             "layer": self.layer,
             "site": self.site,
             "statistic": self.statistic if self.head is None else f"{self.statistic}[{self.head}]",
             "step": self.step,
-            "sigmas": round(self.sigmas, 2) if self.sigmas is not None and counted else None,
-            "confidence": round(self.confidence, 2),
+            "sigmas": _counted(self.sigmas),
+            "confidence": round(float(self.confidence), 2),
             "try": list(self.tries),
         }
 
@@ -82,12 +84,34 @@ class Diagnosis:
     """Sentences: what happened, what moved first, the likeliest cause, what to try, what else."""
     losses: tuple[float, ...] = field(default=(), repr=False)
     """Of every step known."""
+    moved: tuple[Mover, ...] = ()
+    """What moved before the failure showed, the first first."""
+    notes: tuple[str, ...] = ()
+    """The sentences of the story that hold whatever the verdict: spikes that passed, steps left out."""
+    batch: tuple[str, ...] = field(default=(), repr=False)
+    """Texts of the batch of the cause, or else of the largest spike."""
 
     def to_dict(self) -> dict[str, Any]:
-        return {"verdict": self.verdict, "causes": [cause.to_dict() for cause in self.causes]}
+        moved = [
+            {
+                "site": mover.track.where,
+                "layer": mover.track.layer,
+                "head": mover.named_head,
+                "statistic": mover.track.statistic,
+                "step": mover.step,
+                "sigmas": _counted(mover.sigmas),
+            }
+            for mover in self.moved
+        ]
+        causes = [cause.to_dict() for cause in self.causes]
+        return {"verdict": self.verdict, "causes": causes, "moved": moved, "notes": list(self.notes)}
 
     def paragraph(self) -> str:
         return " ".join(self.story)
+
+
+def _counted(sigmas: float | None) -> float | None:
+    return round(float(sigmas), 2) if sigmas is not None and math.isfinite(sigmas) else None
 
 
 def diagnose(
@@ -114,12 +138,33 @@ def _diagnose(e: Evidence) -> Diagnosis:
         found = [_unknown(e, movers)]
     ranked = sorted(_roots_first(found), key=_rank)[:SHOWN_CAUSES]
     causes = tuple(
-        replace(cause, tries=tuple(change for change in cause.tries if not _is_so(change, e.recipe)))
+        replace(
+            cause,
+            tries=tuple(change for change in cause.tries if not _is_so(change, e.recipe)),
+            sigmas=_sigmas(e, cause, movers),
+        )
         for cause in ranked
     )
     happened = _happened(e)
-    verdict = f"{happened}: {causes[0].cause}" if causes else HEALTHY
-    return Diagnosis(verdict, causes, tuple(_story(e, happened, causes, movers)), tuple(e.losses.tolist()))
+    notes = tuple(_notes(e, causes))
+    story = (*_story(e, happened, causes, movers), *notes)
+    batch = next((cause.batch for cause in causes if cause.batch), ()) or (
+        e.batch(worst.step) if (worst := e.worst) else ()
+    )
+    return Diagnosis(
+        f"{happened}: {causes[0].cause}" if causes else HEALTHY, causes, story, tuple(e.losses.tolist()),
+        tuple(movers[:SHOWN_MOVERS]), notes, batch,
+    )  # fmt: skip
+
+
+def _sigmas(e: Evidence, cause: Cause, movers: Sequence[Mover]) -> float | None:
+    """Those of the cause; else of the first mover at its site, or in its layer; else of the spike of the loss there."""
+    beside = [
+        *(mover.sigmas for mover in movers if mover.track.where == cause.site),
+        *(mover.sigmas for mover in movers if cause.layer is not None and mover.track.layer == cause.layer),
+        *(spike.sigmas for spike in e.spikes if cause.step is not None and abs(spike.step - cause.step) <= BACK),
+    ]
+    return next((found for found in (cause.sigmas, *beside) if found is not None and math.isfinite(found)), None)
 
 
 def _is_so(change: str, recipe: Mapping[str, Any]) -> bool:
@@ -385,6 +430,7 @@ def vanishing_gradient(e: Evidence) -> Iterator[Cause]:
                 f"the gradient of layer {end.layer} is {apart:.1g} times smaller than that of layer {other.layer}",
                 ("+pre", "+branch_scale", "+deepnorm"),
                 end.layer, end.where, "gradient_norm", None, int(end.steps[-len(end.late())]),
+                end.sigmas(len(end.steps) - len(end.late())),
             )  # fmt: skip
 
 
@@ -398,7 +444,8 @@ def output_divergence(e: Evidence) -> Iterator[Cause]:
     away = np.abs(logz.values[:, 0] - level) > 5
     late = min(2, len(logz.since(e.onset - 1)) or 2) if e.onset is not None else 2
     grown = float(head.values[-1, 0]) / max(float(np.median(head.values[: len(head.steps) // 2 + 1, 0])), 1e-30)
-    trouble = e.diverged is not None or e.not_finite is not None or len(e.spikes) >= 3
+    spiked = len({*e.followed, *(spike.step for spike in e.spikes)}) >= 3
+    trouble = e.diverged is not None or e.not_finite is not None or spiked
     if not (away[-late:].all() and (grown > 2 or trouble)) and not (grown > 10 and trouble):
         return
     first = int(np.argmax(away)) if away.any() else len(away) - 1
@@ -456,14 +503,13 @@ def bad_batch(e: Evidence) -> Iterator[Cause]:
             continue
         if _weights_jumped(e, spike.step):
             continue
-        event = next((x for x in e.events if x["step"] == spike.step and x.get("batch")), {})
-        odd = _odd(event.get("batch", ()))
+        odd = _odd(e.batch(spike.step))
         yield Cause(
             "bad batch", min(0.95, 0.6 + 0.15 * (spike.sigmas > LARGE_SPIKE) + 0.1 * untaught + 0.1 * bool(odd)),
             f"the loss rose from {spike.before:.3g} to {spike.loss:.3g} in one step, with weights as before, and was "
             f"back within {BACK} steps" + (f"; the text {odd}" if odd else ""),
             ("recipe.on_spike=skip", "recipe.clip=1.0"),
-            statistic="loss", step=spike.step, sigmas=spike.sigmas, batch=tuple(event.get("batch", ())),
+            statistic="loss", step=spike.step, sigmas=spike.sigmas, batch=e.batch(spike.step),
         )  # fmt: skip
 
 
@@ -485,8 +531,8 @@ def _around(e: Evidence, found: Sequence[Cause]) -> int | None:
     the loss knows nothing of it, that of the likeliest cause."""
     if e.onset is not None or not found:
         return e.onset
-    if large := [spike for spike in e.spikes if spike.sigmas > LARGE_SPIKE]:
-        return max(large, key=lambda spike: spike.sigmas).step
+    if e.worst and e.worst.sigmas > LARGE_SPIKE:
+        return e.worst.step
     return min(found, key=_rank).step
 
 
@@ -501,8 +547,7 @@ def _unknown(e: Evidence, movers: Sequence[Mover]) -> Cause:
     track = first.track
     return Cause(
         "cause unknown", 0.3, f"{_named(first)} moved first, and that is no failure known here", tries,
-        track.layer, track.where, track.statistic, first.head if track.values.shape[1] > 1 else None, first.step,
-        first.sigmas,
+        track.layer, track.where, track.statistic, first.named_head, first.step, first.sigmas,
     )  # fmt: skip
 
 
@@ -522,6 +567,8 @@ def _shows(e: Evidence) -> list[str]:
         shown.append(f"the loss fell back by {e.relapse:.2g} nats within the first steps")
     if (spikes := sum(not spike.passed or spike.sigmas > LARGE_SPIKE for spike in e.spikes)) >= 3:
         shown.append(f"the loss spiked {spikes} times")
+    if len(e.gradient_spikes) >= 3 and (shown or e.followed):
+        shown.append(f"the gradient norm spiked {len(e.gradient_spikes)} times")
     if sharp := e.ask(logit_growth):
         shown.append(f"attention logits passed 100 in layer {sharp[0].layer}")
     streams = [track for track in e.of("residual_rms") if len(track.steps) >= 3 and track.values[0, 0] > 0]
@@ -625,17 +672,14 @@ def _happened(e: Evidence) -> str:
         return f"the {_what(e)} became {e.not_finite.get('value', math.nan)} at step {e.not_finite['step']}"
     if e.diverged is not None:
         return f"the loss diverged from step {e.onset}"
-    if large := [spike for spike in e.spikes if spike.sigmas > LARGE_SPIKE]:
-        worst = max(large, key=lambda spike: spike.sigmas)
-        return f"the loss spiked at step {worst.step}, by {worst.sigmas:.0f} sigma"
+    if e.worst and e.worst.sigmas > LARGE_SPIKE:
+        return f"the loss spiked at step {e.worst.step}, by {e.worst.sigmas:.0f} sigma"
     if e.hump > NATS_ABOVE:
         return f"the loss rose {e.hump:.2g} nats above its beginning"
     return "the loss neither spiked nor diverged, yet something is wrong"
 
 
-def _story(
-    e: Evidence, happened: str, causes: Sequence[Cause], movers: Sequence[Mover]
-) -> Iterator[str]:
+def _story(e: Evidence, happened: str, causes: Sequence[Cause], movers: Sequence[Mover]) -> Iterator[str]:
     if causes:
         first = causes[0]
         yield f"{_capital(happened)}."
@@ -651,10 +695,25 @@ def _story(
     else:
         fell = f"; the loss went from {e.losses[0]:.3g} to {np.mean(e.losses[-10:]):.3g}" if len(e.losses) else ""
         yield f"Nothing wrong was found in {e.last_step:,} steps{fell}."
+
+
+def _notes(e: Evidence, causes: Sequence[Cause]) -> Iterator[str]:
+    """What else there is to know, whatever the verdict."""
     if passed := [spike for spike in e.spikes if spike.passed and not _told(spike, causes)]:
         worst = max(passed, key=lambda spike: spike.sigmas)
         several = f"{len(passed)} spikes of the loss, the largest" if len(passed) > 1 else "A spike of the loss,"
         yield f"{several} {worst.sigmas:.1f} sigma at step {worst.step}, passed without a trace."
+        if texts := e.batch(worst.step):
+            shown = ", ".join(f'"{" ".join(text[:LONGEST_QUOTE].split())}"' for text in texts)
+            yield f"Of its batch the sequences with the largest losses begin {shown}."
+    if e.gradient_spikes:
+        steps = sorted(e.gradient_spikes)
+        more = [f"{len(steps) - SHOWN_STEPS} more"] if len(steps) > SHOWN_STEPS else []
+        at = _joined([*(f"{step:,}" for step in steps[:SHOWN_STEPS]), *more])
+        several = f"steps {at}" if len(steps) > 1 else f"step {at}"
+        largest = max(e.gradient_spikes.values())
+        followed = f"the loss followed after {len(e.followed)} of them" if e.followed else "the loss did not follow"
+        yield f"The gradient norm spiked at {several}, by up to {largest:.1f} sigma; {followed}."
     if skipped := sum(event["event"] == "skipped" for event in e.events):
         yield f"{skipped} {'step was' if skipped == 1 else 'steps were'} left out."
     if back := sum(event["event"] == "rolled_back" for event in e.events):
@@ -668,8 +727,8 @@ def _told(spike: Spike, causes: Sequence[Cause]) -> bool:
 
 
 def _named(mover: Mover) -> str:
-    track = mover.track
-    return f"{track.statistic} of {_place(track.where)}" + (f", head {mover.head}" if track.values.shape[1] > 1 else "")
+    head = "" if mover.named_head is None else f", head {mover.head}"
+    return f"{mover.track.statistic} of {_place(mover.track.where)}{head}"
 
 
 def _place(where: str) -> str:
