@@ -282,7 +282,7 @@ def test_a_head_that_jumped_is_told_with_its_place_step_and_sigma():
     (cause,) = diagnose(metrics(), records(JUMP), CONFIG, RECIPE).causes
     assert cause.to_dict() | {"confidence": 0, "sigmas": 0} == {
         "cause": "one head's weights moved alone", "layer": 2, "site": "layers.2.mixer.q",
-        "statistic": "weight_norm[1]", "step": 100, "sigmas": 0, "confidence": 0, "try": ["recipe.on_spike=roll_back"],
+        "statistic": "weight_norm[1]", "step": 100, "sigmas": 0, "confidence": 0, "try": ["recipe.seed=1"],
     }  # fmt: skip
     # by hand: the median and the MAD of the logarithms before, each step 1, 10, ..., 90
     norms = [row["statistics"]["weight_norm"]["layers.2.mixer.q"][1] for row in records(JUMP) if row["step"] <= 100]
@@ -290,6 +290,52 @@ def test_a_head_that_jumped_is_told_with_its_place_step_and_sigma():
     middle = np.median(logs[:-1])
     spread = 1.4826 * np.median(np.abs(logs[:-1] - middle))
     assert cause.sigmas == pytest.approx((logs[-1] - middle) / spread)
+
+
+def test_going_back_is_offered_where_a_spike_would_have_made_it_act():
+    for change in (JUMP, NO_GRADIENT):
+        event = {"step": 101, "event": "spike", "what": "grad_norm", "value": 9.0, "sigmas": 20.0}
+        assert "recipe.on_spike=roll_back" not in diagnose(metrics(), records(change), CONFIG, RECIPE).causes[0].tries
+        assert (
+            "recipe.on_spike=roll_back" in diagnose(metrics(), records(change, event), CONFIG, RECIPE).causes[0].tries
+        )
+        late = {**event, "step": 190}
+        assert (
+            "recipe.on_spike=roll_back"
+            not in diagnose(metrics(), records(change, late), CONFIG, RECIPE).causes[0].tries
+        )
+
+
+def test_every_cause_offers_the_same_learning_rate():
+    """Below the edge: first updates of four times the weights at the peak of 1e-3 become the usual 0.3."""
+    sick = records(both(per_step, BLOWN, HUGE, NARROW, LARGE, NARROWER))
+    found = diagnose(metrics(), sick, CONFIG, RECIPE)
+    assert {"learning rate above the stable edge", "attention-entropy collapse", "attention-logit growth"} <= {
+        cause.cause for cause in found.causes
+    }
+    rates = {one for cause in found.causes for one in cause.tries if one.startswith("recipe.learning_rate=")}
+    assert rates == {"recipe.learning_rate=7e-5"}, rates
+
+
+@pytest.mark.parametrize("every", [5, WATCH])
+def test_a_layer_that_outgrows_the_next_is_named_and_not_the_next(every: int):
+    """The ffn of layer 2 grows by 6 % a step from 110 on; layer 3 gets hardly a gradient then, for the stream it adds
+    to is that of layer 2 alone."""
+
+    def grow(name: str, place: str, step: int, head: int, value: float) -> float:
+        times = 1.06 ** max(0, step - 110)
+        if name == "weight_norm" and place.startswith("layers.2.ffn"):
+            return value * times
+        if name == "residual_rms" and place in ("layers.2.resid_post", "layers.3.resid_post"):
+            return 0.4 * times
+        if name in ("token_cosine", "relative_residual", "activation_effective_rank") and step > 125:
+            return 0.5
+        return value * times**-2 if name.startswith("gradient") and place.startswith("layers.3.") else value
+
+    found = diagnose(metrics(), records(grow, every=every), CONFIG, RECIPE)
+    assert found.causes[0].layer == 2, found.paragraph()
+    assert found.causes[0].cause == "one matrix moved alone"
+    assert not named(found, "dead layer")
 
 
 def test_clipping_queries_and_keys_is_no_corruption():
@@ -391,12 +437,10 @@ def test_what_moved_first_is_found_at_any_interval(every: int):
     assert cause.sigmas is not None
     assert abs(cause.sigmas) > 6
     assert "First to move was" in found.paragraph()
-    moved = found.to_dict()["moved"]
-    assert {tuple(one[key] for key in ("site", "layer", "head", "statistic")) for one in moved} == {
-        ("layers.2.mixer", 2, 1, "attention_entropy"), ("layers.2.mixer", 2, 1, "max_attention_logit")
-    }  # fmt: skip
-    assert moved[0]["step"] == cause.step
-    assert moved[0]["sigmas"] == pytest.approx(cause.sigmas, abs=0.01)
+    told = found.to_dict()["moved"]
+    assert {(one["site"], one["layer"], one["head"]) for one in told} == {("layers.2.mixer", 2, 1)}
+    first = {"statistic": cause.statistic, "step": cause.step, "sigmas": round(cause.sigmas, 2)}
+    assert {key: told[0][key] for key in first} == first
 
 
 def test_what_moved_is_ranked_by_step_then_by_sigma_and_ten_are_told():

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from glassformer.config import ModelConfig
-from glassformer.dynamics.evidence import BACK, WINDOW, Evidence, Mover, Spike, Track, layer_of, median, share
+from glassformer.dynamics.evidence import BACK, LOOKBACK, WINDOW, Evidence, Mover, Spike, Track, layer_of, median, share
 from glassformer.errors import RequestError
 from glassformer.parts.residual import PostConfig
 
@@ -72,6 +72,24 @@ class Cause:
     def place(self) -> str:
         """`layers.2.mixer.q, head 1`."""
         return (self.site or "") + (f", head {self.head}" if self.head is not None else "")
+
+
+@dataclass(frozen=True)
+class Leap:
+    """A norm that moved further than updates could have moved it."""
+
+    track: Track
+    before: int
+    row: int
+    """From one row of the series to another."""
+    head: int
+    by: float
+    allowed: float
+    """Of the logarithm."""
+
+    @property
+    def step(self) -> int:
+        return int(self.track.steps[self.row])
 
 
 @dataclass(frozen=True)
@@ -215,46 +233,36 @@ def value_not_finite(e: Evidence) -> Iterator[Cause]:
         0.6 if led_up else 0.95,
         f"the first value that is no number is {f'at {site} {part}'.strip() if site else 'the ' + what + ' itself'}, "
         f"and the loss {'had been rising' if led_up else 'was calm before'}",
-        ("recipe.dtype=float32", f"recipe.learning_rate={_rate(e, 3)}", "recipe.clip=1.0", "recipe.on_spike=skip"),
+        ("recipe.dtype=float32", f"recipe.learning_rate={_rate(e)}", "recipe.clip=1.0", "recipe.on_spike=skip"),
         layer_of(site), site or None, "not_finite",
         step=event["step"], batch=tuple(event.get("batch", ())),
     )  # fmt: skip
 
 
 def moved_alone(e: Evidence) -> Iterator[Cause]:
-    """A matrix or head whose norm jumped as no update could have moved it, four times as far at least as is usual among
-    the others: edited, or corrupted."""
-    groups: dict[tuple[int, ...], list[Track]] = {}
-    for track in e.of("weight_norm"):
-        groups.setdefault(tuple(track.steps.tolist()), []).append(track)
-    for tracks in groups.values():
-        if len(tracks[0].steps) < 2:
-            continue
-        jumps = [_jumps(track) for track in tracks]
-        usual = np.median(np.abs(np.concatenate(jumps, axis=1)), axis=1, keepdims=True)
-        for track, jump in zip(tracks, jumps, strict=True):
-            allowed = _allowed(track, e.get("update_ratio", track.where))
-            jumped = np.abs(jump) > np.maximum(allowed + math.log(1.5), 4 * usual)
-            if e.recipe.get("qk_clip") and track.where.endswith((".mixer.q", ".mixer.k")):
-                jumped &= jump > 0  # clipping shrinks them
-            for row, head in np.argwhere(jumped).tolist():
-                heads = track.values.shape[1] > 1
-                what = f"head {head} of {track.where}" if heads else _place(track.where)
-                times, most = np.exp(np.minimum(700, (jump[row, head], allowed[row, head])))
-                yield Cause(
-                    "one head's weights moved alone" if heads else "one matrix moved alone",
-                    min(0.95, 0.7 + 0.05 * abs(jump[row, head])),
-                    f"the norm of {what} became {times:.3g} times as large between steps {track.steps[row]} and "
-                    f"{track.steps[row + 1]}, where updates allow {most:.3g}: the weights were edited or corrupted",
-                    ("recipe.on_spike=roll_back",),
-                    track.layer, track.where, "weight_norm", head if heads else None, int(track.steps[row + 1]),
-                    track.sigmas(row + 1, head),
-                )  # fmt: skip
+    """A matrix or head whose norm moved as no update could have moved it, at once or within 32 steps, four times as far
+    at least as is usual among the others: edited, or corrupted."""
+    for leap in e.ask(_leaps):
+        track = leap.track
+        head = leap.head if track.values.shape[1] > 1 else None
+        what = _place(track.where) if head is None else f"head {head} of {track.where}"
+        times, most = np.exp(np.minimum(700, (leap.by, leap.allowed)))
+        before, step = int(track.steps[leap.before]), int(track.steps[leap.row])
+        yield Cause(
+            "one matrix moved alone" if head is None else "one head's weights moved alone",
+            min(0.95, 0.7 + 0.05 * abs(leap.by)),
+            f"the norm of {what} became {times:.3g} times as large between steps {before} and {step}, where updates "
+            f"allow {most:.3g}: the weights were edited or corrupted",
+            _again(e, before),
+            track.layer, track.where, "weight_norm", head, step, track.sigmas(leap.row, leap.head),
+        )  # fmt: skip
 
 
 def dead_layer(e: Evidence) -> Iterator[Cause]:
     """A layer that gets no gradient, next to layers that do: less than 1e-5 of theirs, or less than a twentieth while
-    the residual stream leaves it as it came, or its weights have fallen. It is zero, or cut off."""
+    the residual stream leaves it as it came, or its weights have fallen. It is zero, or cut off; unless the weights of
+    another layer ran away before, for then it is drowned, not dead."""
+    grown = [leap for leap in e.ask(_leaps) if leap.by > 0]
     for layer in e.layers:
         own, beside = e.gradient(layer), [t for n in (layer - 1, layer + 1) if (t := e.gradient(n)) is not None]
         if own is None or not beside or any(not np.array_equal(track.steps, own.steps) for track in beside):
@@ -267,11 +275,14 @@ def dead_layer(e: Evidence) -> Iterator[Cause]:
         if len(dead) < 3 or not dead[-2:].all():
             continue
         first = _since(dead)
+        drowned = any(leap.track.layer != layer and leap.step <= steps[first] for leap in grown)
+        if drowned and values[-1] and not _fallen(e, layer, steps)[-1]:
+            continue
         yield Cause(
             "dead layer", 0.95,
             f"since step {steps[first]} layer {layer} gets {values[-1] / near[-1]:.1g} of the gradient of the layers "
             f"beside it: its weights are zero, or what it computes is cut off",
-            ("recipe.on_spike=roll_back", "recipe.seed=1"),
+            _again(e, int(steps[first])),
             layer, f"layers.{layer}", "gradient_norm", None, int(steps[first]),
             own.sigmas(int(np.searchsorted(own.steps, steps[first]))),
         )  # fmt: skip
@@ -293,7 +304,7 @@ def dead_units(e: Evidence) -> Iterator[Cause]:
             "dead units", 0.85,
             f"since step {dead.steps[first]} {dead.values[-1, 0]:.0%} of the hidden units of layer {dead.layer} are "
             f"silent for every token, and their weights get no gradient",
-            ("+swiglu", "+gelu", f"recipe.learning_rate={_rate(e, 3)}", "recipe.warmup=0.1"),
+            ("+swiglu", "+gelu", f"recipe.learning_rate={_rate(e)}", "recipe.warmup=0.1"),
             dead.layer, dead.where, "dead_units", None, int(dead.steps[first]), dead.sigmas(first),
         )  # fmt: skip
 
@@ -306,20 +317,16 @@ def rate_too_large(e: Evidence) -> Iterator[Cause]:
         return
     more = ("recipe.warmup=0.1", "+qknorm")
     if not e.watched:
-        times = peak / _usual_rate(e.config) if e.config else 1.0
+        times = _above_usual(e)
         if times >= 10 or e.hump > NATS_ABOVE or e.diverged is not None:
             yield Cause(
                 "learning rate above the stable edge", 0.5 if times >= 10 else 0.35,
                 _joined(shown[:3]) + (f", at {times:.3g} times the rule of thumb by size" if e.config else ""),
-                (f"recipe.learning_rate={_rate(e, max(3.0, times))}", *more), statistic="loss", step=e.onset,
+                (f"recipe.learning_rate={_rate(e)}", *more), statistic="loss", step=e.onset,
             )  # fmt: skip
         return
     moved = [track for track in e.of("update_ratio") if track.layer is not None]
-    first = median(
-        median(track.values[0]) * peak / e.at(track.steps[:1], "learning_rate")[0]
-        for track in moved
-        if track.steps[0] <= 2
-    )
+    first = _first_update(e)
     high = [track.values[e.at(track.steps, "learning_rate") >= peak / 2] for track in moved]
     kept = [median(values.ravel()) for values in high]
     known = first >= 1 or (not math.isfinite(first) and median(kept) > 2e-2)
@@ -332,7 +339,7 @@ def rate_too_large(e: Evidence) -> Iterator[Cause]:
         "learning rate above the stable edge", min(0.95, (0.6 if first >= 1 else 0.4) + 0.12 * len(shown)),
         f"{replaced if first >= 1 else ''}updates stay at {median(kept):.2g} of the weights, and "
         f"{_joined(shown[:3])}",
-        (f"recipe.learning_rate={_rate(e, first / USUAL_FIRST if first >= 1 else 3)}", *more),
+        (f"recipe.learning_rate={_rate(e)}", *more),
         worst.layer, worst.where, "update_ratio", None, int(worst.steps[row]), worst.sigmas(row),
     )  # fmt: skip
 
@@ -351,7 +358,7 @@ def warmup_missing(e: Evidence) -> Iterator[Cause]:
         "warm-up missing", min(0.9, 0.7 + 0.1 * len(shown)),
         f"norms stand after the residual sum, the learning rate is at its peak from step {e.steps[at_peak]}, and "
         f"{_joined(shown[:3])}",
-        ("recipe.warmup=0.1", "+pre", "+deepnorm", f"recipe.learning_rate={_rate(e, 3)}"),
+        ("recipe.warmup=0.1", "+pre", "+deepnorm", f"recipe.learning_rate={_rate(e)}"),
         last, f"layers.{last}", "gradient_norm", None, int(e.steps[0]),
     )  # fmt: skip
 
@@ -382,7 +389,7 @@ def _sharp_heads(e: Evidence, name: str, confidence: float, above: float, below:
                 name, min(0.95, confidence + 0.05 * math.log10(largest / above)),
                 f"since step {logits.steps[first]} head {head} of layer {logits.layer} has logits up to {largest:.3g} "
                 f"and a normalised entropy of {median(entropy.values[-late:, head]):.2g}",
-                ("+qknorm", "+sigmareparam", "recipe.qk_clip=100", f"recipe.learning_rate={_rate(e, 3)}"),
+                ("+qknorm", "+sigmareparam", "recipe.qk_clip=100", f"recipe.learning_rate={_rate(e)}"),
                 logits.layer, logits.where, "max_attention_logit", head, int(logits.steps[first]),
                 logits.sigmas(first, head),
             )  # fmt: skip
@@ -454,7 +461,7 @@ def output_divergence(e: Evidence) -> Iterator[Cause]:
         f"log Z is {logz.values[-1, 0]:.3g}, where log V is {level:.3g}, and the norm of the output matrix {grown:.3g} "
         f"times that of the first half",
         ("z_loss=1e-4", f"recipe.weight_decay={e.recipe.get('weight_decay') or 0.1}",
-         f"recipe.learning_rate={_rate(e, 3)}"),
+         f"recipe.learning_rate={_rate(e)}"),
         None, "logits", "log_z", None, int(logz.steps[first]), logz.sigmas(first),
     )  # fmt: skip
 
@@ -538,7 +545,7 @@ def _around(e: Evidence, found: Sequence[Cause]) -> int | None:
 
 def _unknown(e: Evidence, movers: Sequence[Mover]) -> Cause:
     """The loss failed and no rule knows why: what moved first is all there is to say."""
-    tries = (f"recipe.learning_rate={_rate(e, 3)}", "recipe.warmup=0.1", "recipe.clip=1.0")
+    tries = (f"recipe.learning_rate={_rate(e)}", "recipe.warmup=0.1", "recipe.clip=1.0")
     if not movers:
         return Cause(
             "cause unknown", 0.2, "no statistic is known to have moved before the loss did", tries, step=e.onset
@@ -579,29 +586,57 @@ def _shows(e: Evidence) -> list[str]:
     return shown
 
 
-def _jumps(track: Track) -> np.ndarray:
-    """log(norm / norm before) of every two rows, (r - 1, n); 0 from a matrix of zeros, which may go anywhere."""
+def _leaps(e: Evidence) -> Iterator[Leap]:
+    """Norms that moved further than updates could have moved them, and four times as far as is usual among the others:
+    half as far again from one row to the next, or three times as far, step by step, within LOOKBACK steps."""
+    groups: dict[tuple[int, ...], list[Track]] = {}
+    for track in e.of("weight_norm"):
+        groups.setdefault(tuple(track.steps.tolist()), []).append(track)
+    for tracks in groups.values():
+        steps, sudden = tracks[0].steps, dict[str, np.ndarray]()
+        for at_once, after in ((True, np.arange(1, len(steps))), (False, np.searchsorted(steps, steps + LOOKBACK))):
+            after = after[after < len(steps)]
+            rows = np.arange(len(after))
+            moves = [_moves(track, rows, after) for track in tracks]
+            usual = np.median(np.abs(np.concatenate(moves, axis=1)), axis=1, keepdims=True)
+            for track, by in zip(tracks, moves, strict=True):
+                allowed = _allowed(track, e.get("update_ratio", track.where), rows, after)
+                leapt = np.abs(by) > np.maximum(allowed + math.log(1.5 if at_once else 3), 4 * usual)
+                if e.recipe.get("qk_clip") and track.where.endswith((".mixer.q", ".mixer.k")):
+                    leapt &= by > 0  # clipping shrinks them
+                if not at_once:  # the first steps of a growth, where it was not sudden
+                    leapt &= (np.cumsum(leapt, axis=0) == 1) & ~sudden[track.where]
+                sudden.setdefault(track.where, leapt.any(0))
+                for row, head in np.argwhere(leapt).tolist():
+                    yield Leap(track, row, int(after[row]), head, float(by[row, head]), float(allowed[row, head]))
+
+
+def _moves(track: Track, rows: np.ndarray, after: np.ndarray) -> np.ndarray:
+    """log(norm / norm before) from each of `rows` to that `after`; 0 from a matrix of zeros, which may go anywhere."""
     norms = np.nan_to_num(np.abs(track.values), posinf=1e300)
-    return np.where(norms[:-1] > 1e-12, np.diff(np.log(np.maximum(norms, 1e-30)), axis=0), 0.0)
+    logs = np.log(np.maximum(norms, 1e-30))
+    return np.where(norms[rows] > 1e-12, logs[after] - logs[rows], 0.0)
 
 
-def _allowed(track: Track, moved: Track | None) -> np.ndarray:
-    """How far log(norm) may go between every two rows, (r - 1, n), three times as fast as the largest update of the
-    last three known."""
+def _allowed(track: Track, moved: Track | None, rows: np.ndarray, after: np.ndarray) -> np.ndarray:
+    """How far log(norm) may go from each of `rows` to that `after`: three times as fast as the largest update of the
+    last three known, and a tenth more."""
     most = np.full((len(track.steps) - 1, track.values.shape[1]), 0.1)
     if moved is not None and moved.values.shape[1] == track.values.shape[1]:
         ratio = np.nan_to_num(moved.values, posinf=1e6)
         recent = np.max([ratio, *(np.vstack([ratio[:1].repeat(n, 0), ratio])[: len(ratio)] for n in (1, 2))], axis=0)
         last = np.searchsorted(moved.steps, track.steps[:-1], side="right") - 1
         most[last >= 0] = recent[last[last >= 0]]
-    return np.log1p(3 * most * np.diff(track.steps)[:, None]) + 0.1
+    each = np.log1p(3 * most * np.diff(track.steps)[:, None])
+    until = np.concatenate([np.zeros_like(each[:1]), np.cumsum(each, axis=0)])
+    return until[after] - until[rows] + 0.1
 
 
 def _weights_jumped(e: Evidence, step: int) -> bool:
     """Whether a matrix moved between the rows around a step as none does in a step."""
     for track in e.of("weight_norm"):
         rows = np.flatnonzero((track.steps >= step - 1) & (track.steps <= step + 1))
-        if len(rows) >= 2 and np.abs(_jumps(track)[rows[:-1]]).max() > math.log(1.5):
+        if len(rows) >= 2 and np.abs(_moves(track, rows[:-1], rows[1:])).max() > math.log(1.5):
             return True
     return False
 
@@ -641,12 +676,38 @@ def _odd(texts: Sequence[str]) -> str:
     return "repeats itself" if kept < 0.15 else "reads like noise" if kept > 0.85 else ""
 
 
+def _again(e: Evidence, since: int) -> tuple[str, ...]:
+    """What to try where weights went wrong by themselves: going back, if a spike would have made it act; once more."""
+    return (*(("recipe.on_spike=roll_back",) if e.spiked(since) else ()), "recipe.seed=1")
+
+
 def _peak(e: Evidence) -> float:
     return float(e.rates.max()) if len(e.rates) else float(e.recipe.get("learning_rate") or 1e-3)
 
 
-def _rate(e: Evidence, times: float) -> str:
-    """The peak of the learning rate, so many times smaller, in one figure."""
+def _first_update(e: Evidence) -> float:
+    """By how much of itself a step at the peak would have moved a fresh matrix; nan where that is not known."""
+    peak = _peak(e)
+    return median(
+        median(track.values[0]) * peak / e.at(track.steps[:1], "learning_rate")[0]
+        for track in e.of("update_ratio")
+        if track.layer is not None and track.steps[0] <= 2
+    )
+
+
+def _above_usual(e: Evidence) -> float:
+    """How many times the rule of thumb by size the peak is; nan without a config."""
+    return _peak(e) / _usual_rate(e.config) if e.config else math.nan
+
+
+def _rate(e: Evidence) -> str:
+    """The learning rate to try, in one figure, the same for all causes: a third of the peak, or less where that would
+    still stand above the edge."""
+    first = _first_update(e)
+    if e.watched:
+        times = first / USUAL_FIRST if first >= 1 else 3.0
+    else:
+        times = max(3.0, above) if (above := _above_usual(e)) >= 10 else 3.0
     return f"{_peak(e) / times:.0e}".replace("e-0", "e-")
 
 
