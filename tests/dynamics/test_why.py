@@ -266,6 +266,16 @@ def test_one_number_alone_is_no_alarm(name: str, part: int):
     assert found.verdict == "nothing wrong", found.paragraph()
 
 
+def test_matrices_that_began_at_zero_are_no_alarm():
+    """Their first update is inf of them."""
+    begun = both(times("update_ratio", "mixer.out", math.inf, 1), times("update_ratio", "ffn.down", math.inf, 1))
+    first = [row for row in records(begun) if row["step"] == 1] + [row for row in records() if row["step"] > 1]
+    assert diagnose(metrics(), first, CONFIG, RECIPE).verdict == "nothing wrong"
+    found = diagnose(metrics(), records(both(per_step, begun, BLOWN)), CONFIG, RECIPE)
+    assert named(found, "learning rate above", among=1)
+    json.dumps(found.to_dict(), allow_nan=False)
+
+
 @pytest.mark.parametrize("until", [60, 120])
 def test_what_passes_early_is_no_collapse(until: int):
     """Tokens alike and starved queries are common in the first third of healthy runs, and in a run just begun."""
@@ -574,6 +584,8 @@ def test_damaged_numbers_do_not_break_it_either(data: st.DataObject):
 
 TRAINED, AT = 240, 150
 """Steps of a run, and the step after which a failure is planted."""
+USUAL = 3e-3
+"""The learning rate."""
 SHAPE = "+layers=4+d_model=48+heads=4"
 
 
@@ -633,7 +645,7 @@ def fit(
 ) -> Diagnosis:
     """Trains, and diagnoses what lies in the folder."""
     recipe = Recipe.of(
-        **{"tokens": steps * 8 * 32, "batch_size": 8, "context": 32, "learning_rate": 3e-3, "watch": 20, "threads": 1,
+        **{"tokens": steps * 8 * 32, "batch_size": 8, "context": 32, "learning_rate": USUAL, "watch": 20, "threads": 1,
            "compile": False, "device": "cpu", "dtype": "float32", "evaluation_tokens": 512, **fields}
     )  # fmt: skip
     run = train(preset(expression), text, recipe, folder, observers=observers)
@@ -661,43 +673,50 @@ def test_a_few_steps_are_diagnosed_too_watched_or_not(tmp_path: Path):
 
 @pytest.mark.slow
 def test_twelve_planted_failures(text: TextData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Cause and layer among the first three, of eleven at least."""
+    """Cause and place (layer, head, step, where the plant has one) among the first three, of eleven at least."""
     llama, gpt2 = f"llama@1m{SHAPE}", f"gpt2@1m{SHAPE}"
     zero = After(lambda model: [p.zero_() for p in model.layers[2].parameters()])
     silent = After(lambda model: model.layers[1].ffn.up_proj.bias.fill_(-20))
     cold = {"schedule": {"kind": "cosine", "warmup": 0}}
-    planted: dict[str, tuple[Callable[[Path], Diagnosis], tuple[str, ...], int | None]] = {
+    one = After(lambda m: scaled(m, "layers.2.mixer.q", 100, 1))
+    planted: dict[str, tuple[Callable[[Path], Diagnosis], tuple[str, ...], dict[str, Any]]] = {
         "learning rate x30": (
-            lambda at: fit(text, at, gpt2, learning_rate=0.06), ("learning rate above",), None),
+            lambda at: fit(text, at, gpt2, learning_rate=30 * USUAL), ("learning rate above",), {}),
         "no warm-up after post-norms": (
-            lambda at: fit(text, at, f"{gpt2}+post+layers=8", learning_rate=1e-2, **cold), ("warm-up missing",), None),
+            lambda at: fit(text, at, f"{gpt2}+post+layers=8", learning_rate=1e-2, **cold), ("warm-up missing",),
+            {"layer": 7}),
         "a head's W_Q x100": (
-            lambda at: fit(text, at, llama, After(lambda m: scaled(m, "layers.2.mixer.q", 100, 1))), ("one head",), 2),
+            lambda at: fit(text, at, llama, one), ("one head",),
+            {"layer": 2, "site": "layers.2.mixer.q", "head": 1}),
         "a batch of noise": (
-            lambda at: fit(text, at, llama), ("bad batch",), None),
+            lambda at: fit(text, at, llama), ("bad batch",), {"step": AT + 1}),
         "a batch of one token": (
-            lambda at: fit(text, at, gpt2), ("bad batch",), None),
+            lambda at: fit(text, at, gpt2), ("bad batch",), {"step": AT + 1}),
         "nan at a site": (
             lambda at: fit(text, at, llama, After(lambda m: not_a_number(m, "layers.1.mixer.z"))),
-            ("not a number at layers.1.mixer.z",), 1),
-        "a layer of zeros": (lambda at: fit(text, at, llama, zero), ("dead layer",), 2),
-        "eps 1e-2": (lambda at: fit(text, at, llama, adam_eps=1e-2), ("eps too large",), None),
-        "silent units": (lambda at: fit(text, at, f"{gpt2}+relu", silent), ("dead units",), 1),
+            ("not a number at layers.1.mixer.z",), {"layer": 1, "step": AT + 1}),
+        "a layer of zeros": (lambda at: fit(text, at, llama, zero), ("dead layer",), {"layer": 2}),
+        "eps 1e-2": (lambda at: fit(text, at, llama, adam_eps=1e-2), ("eps too large",), {"statistic": "gradient_rms"}),
+        "silent units": (lambda at: fit(text, at, f"{gpt2}+relu", silent), ("dead units",), {"layer": 1}),
         "output x50": (
             lambda at: fit(text, at, f"{llama}+untied", After(lambda m: scaled(m, "head", 50))),
-            ("output-logit divergence", "one matrix moved alone"), None),
+            ("one matrix moved alone",), {"site": "head", "step": AT + 1}),
         "growing logits": (
             lambda at: fit(text, at, llama, After(growing, always=True), steps=320),
-            ("logit growth", "entropy collapse"), 2),
+            ("logit growth", "entropy collapse"), {"layer": 2}),
         "deep post-norms": (
-            lambda at: fit(text, at, f"{gpt2}+post+layers=24", steps=150, seed=1), ("rank collapse",), None),
+            lambda at: fit(text, at, f"{gpt2}+post+layers=24", steps=150, seed=1), ("rank collapse",),
+            {"statistic": "token_cosine"}),
     }  # fmt: skip
     corrupted = {"a batch of noise": noise, "a batch of one token": lambda tokens: torch.full_like(tokens, 7)}
     missed = []
-    for name, (run, causes, layer) in planted.items():
+    for name, (run, causes, place) in planted.items():
         with a_batch_of(corrupted.get(name, lambda tokens: tokens), monkeypatch):
             found = run(tmp_path / name)
-        if not named(found, *causes, layer=layer):
+        if not any(
+            any(word in cause.cause for word in causes) and place.items() <= vars(cause).items()
+            for cause in found.causes[:3]
+        ):
             missed.append(f"{name}: {found.verdict}; {[(c.cause, c.layer) for c in found.causes]}")
     assert len(planted) == 12
     assert len(missed) <= 1, missed

@@ -142,6 +142,34 @@ def test_weights_gradients_and_updates_are_measured(text: TextData) -> None:
     assert found["weight_norm"]["embed"] == pytest.approx(before["embedding.weight"].norm().item(), rel=1e-5)
 
 
+def test_a_zero_weight_that_moved_has_moved_by_inf(tmp_path: Path) -> None:
+    """As `update_ratio` says it, in the row, in the file and in the checkpoint; what stays zero has not moved."""
+    net = model().vary(vocab_size=11, context=CONTEXT).build(seed=0)
+    net.layers[0].ffn.down_proj.weight.data.zero_()
+    net.layers[1].ffn.up_proj.weight.data.zero_()
+    net.layers[1].ffn.up_proj.weight.requires_grad_(False)
+    records = Records(tmp_path / "dynamics.jsonl")
+    watch, optimizer = Watch(net, every=1, records=records), torch.optim.SGD(net.parameters(), lr=0.1)
+    tokens = torch.randint(0, 11, (2, 16), generator=torch.Generator().manual_seed(0))
+    net.loss(tokens, tokens).backward()
+    was = net.layers[0].ffn.down_proj.weight.detach().clone()
+    moment = Moment(1, 3.0, 1.0, 0.1, tokens, tokens, net, optimizer)
+    watch.before_update(moment)
+    optimizer.step()
+    watch.after_update(moment)
+    records.close()
+    found = watch.ring[-1]["statistics"]["update_ratio"]
+    moved = net.layers[0].ffn.down_proj.weight.detach() - was
+    assert found["layers.0.ffn.down"] == math.inf == gf.dynamics.update_ratio(moved, was).item()
+    assert found["layers.1.ffn.up"] == 0.0
+    assert rows(tmp_path)[0]["statistics"]["update_ratio"]["layers.0.ffn.down"] == "inf"
+    (kept,) = gf.dynamics.read_records(tmp_path / "dynamics.jsonl")
+    assert kept["statistics"]["update_ratio"]["layers.0.ffn.down"] == math.inf
+    resumed = Watch(net, every=1)
+    resumed.restore(json.loads(json.dumps(watch.state())))
+    assert resumed.state() == watch.state()
+
+
 @pytest.mark.parametrize("name", ["llama@1m+gqa:1", "bloom@1m", "llama@1m+window:5", "falcon@1m"])
 def test_activations_are_measured(name: str) -> None:
     """Each against what capture sees."""

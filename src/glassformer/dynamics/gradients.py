@@ -27,9 +27,13 @@ def gradient_rms(gradient: Float[Tensor, "..."]) -> Float[Tensor, ""]:
 
 
 def update_ratio(update: Float[Tensor, "..."], weight: Float[Tensor, "..."]) -> Float[Tensor, ""]:
-    """||ΔW||_F / ||W||_F of one step. 0 where nothing moved, inf where a zero weight did.
+    """||ΔW||_F / ||W||_F of one step. 0 where nothing moved, inf where a zero weight did ("inf" in dynamics.jsonl).
 
     About 1e-3 is usual (a rule of thumb). Trouble: above 1e-2 for long, the learning rate is too large for this matrix;
     below 1e-5, it hardly learns."""
-    moved, norm = gradient_norm(update), gradient_norm(weight)
+    return share_moved(gradient_norm(update), gradient_norm(weight))
+
+
+def share_moved(moved: Float[Tensor, "..."], norm: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+    """The update ratio from norms that are known: 0 where nothing moved, inf where a zero weight did."""
     return torch.where(moved == 0, 0.0, moved / norm)

@@ -29,6 +29,8 @@ from glassformer.parts.loss import IGNORED
 
 RING = 64
 """Steps before a spike whose norms are kept."""
+GRADIENT_TIMES = 10.0
+"""A gradient norm that is so many times the expected is a spike; a few times it, it is the text's own (see Spikes)."""
 DENSE = 16
 """Steps after a spike that are looked at one by one."""
 SPECTRA = 8
@@ -75,7 +77,7 @@ class Watch:
             raise RequestError(f"watch={every} must be at least 1: it is the number of steps between looks")
         self.model, self.every, self.records = model, every, records
         self.autocast, self.decode = autocast, decode
-        self.spikes = {"loss": Spikes(), "grad_norm": Spikes(sigma=6.0, log=True)}  # norms are skewed
+        self.spikes = {"loss": Spikes(), "grad_norm": Spikes(sigma=6.0, log=True, times=GRADIENT_TIMES)}
         self.matrices = named_matrices(model)
         self.ring: deque[dict[str, Any]] = deque(maxlen=RING)
         self.written: list[int] = []

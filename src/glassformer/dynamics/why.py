@@ -333,7 +333,7 @@ def rate_too_large(e: Evidence) -> Iterator[Cause]:
     if not known or not any(value > 1e-2 for value in (median(v.max(initial=0) for v in high), median(kept))):
         return
     worst = moved[int(np.nanargmax(kept))]
-    row = int(np.argmax(worst.values.max(1)))
+    row = int(np.argmax(np.where(np.isfinite(worst.values), worst.values, 0.0).max(1)))
     replaced = f"at its peak, {peak:.3g}, one step would move the first weights by {first:.2g} of themselves, "
     yield Cause(
         "learning rate above the stable edge", min(0.95, (0.6 if first >= 1 else 0.4) + 0.12 * len(shown)),
