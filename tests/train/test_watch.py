@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import json
 import math
 import os
@@ -14,9 +15,8 @@ import pytest
 import torch
 
 import glassformer as gf
+from glassformer.dynamics import Moment, Records, Watch
 from glassformer.dynamics.probe import probe
-from glassformer.dynamics.records import Records
-from glassformer.dynamics.watch import Moment, Watch
 from glassformer.dynamics.weights import named_matrices, spectra
 from glassformer.errors import RequestError
 from glassformer.expression import preset
@@ -206,6 +206,19 @@ def test_activations_are_measured(name: str) -> None:
 
 
 HUNDRED = {**SMALL, "batch_size": 2, "context": 16, "tokens": 100 * 2 * 16, "learning_rate": 1e-3}
+
+
+def test_a_loop_of_ones_own_can_be_watched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The example of the docstring, which docs/under_glass.md repeats, as it stands."""
+    monkeypatch.chdir(tmp_path)
+    examples = doctest.DocTestParser().get_examples(gf.dynamics.Watch.__doc__ or "")
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        exec("".join(one.source for one in examples), {"gf": gf, "torch": torch, "math": math, "Path": Path})
+    assert capsys.readouterr().out == examples[-1].want == "nothing wrong\n"
+    assert [row["step"] for row in rows(tmp_path) if "statistics" in row] == [1, 25, 50, 75, 100]
 
 
 @pytest.mark.parametrize("score", ["softmax", "sigmoid"])
