@@ -62,6 +62,9 @@ def test_what_moved_is_a_table(run: Path, capsys: pytest.CaptureFixture[str]):
         for step, norm in norms.items()
     ]
     (run / NAME).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    steps = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    steps = [row | {"loss": row["loss"] + 4 * (row["step"] > 150)} for row in steps]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in steps))
     show_why(str(run), as_json=False)
     said = " ".join(capsys.readouterr().out.split())
     _, _, moved = said.partition("what moved first:")

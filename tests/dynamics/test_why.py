@@ -144,7 +144,9 @@ def test_spikes_of_the_gradient_norm_are_told():
     assert said in found.paragraph()
     assert said in found.to_dict()["notes"]
     followed = diagnose(metrics(lambda t, loss: loss + 0.5 * (t == 132)), records(same, *NOISY), CONFIG, RECIPE)
-    assert "; the loss followed after 1 of them" in followed.paragraph()
+    assert "; the loss followed after 1 of them." in followed.paragraph()
+    one = diagnose(metrics(lambda t, loss: loss + 0.5 * (t == 132)), records(same, NOISY[-1]), CONFIG, RECIPE)
+    assert "The gradient norm spiked at step 130, by 60.0 sigma; the loss followed." in one.paragraph()
 
 
 def test_spikes_of_the_gradient_norm_count_beside_those_of_the_loss():
@@ -375,6 +377,7 @@ def test_a_bad_batch_is_shown():
     spike = {"step": 150, "event": "spike", "what": "loss", "value": 7.0, "sigmas": 90.0, "batch": ["@" * 99]}
     found = diagnose(metrics(lambda t, loss: loss + 5 * (t == 150)), records(same, spike), CONFIG, RECIPE)
     (cause,) = found.causes
+    assert not found.moved
     assert (cause.cause, cause.step, cause.batch) == ("bad batch", 150, ("@" * 99,))
     assert cause.sigmas is not None
     assert cause.sigmas > 50
@@ -694,7 +697,7 @@ def test_twelve_planted_failures(text: TextData, tmp_path: Path, monkeypatch: py
             lambda at: fit(text, at, gpt2), ("bad batch",), {"step": AT + 1}),
         "nan at a site": (
             lambda at: fit(text, at, llama, After(lambda m: not_a_number(m, "layers.1.mixer.z"))),
-            ("not a number at layers.1.mixer.z",), {"layer": 1, "step": AT + 1}),
+            ("not a number at layers.1.mixer.z",), {"layer": 1, "site": "layers.1.mixer.z"}),
         "a layer of zeros": (lambda at: fit(text, at, llama, zero), ("dead layer",), {"layer": 2}),
         "eps 1e-2": (lambda at: fit(text, at, llama, adam_eps=1e-2), ("eps too large",), {"statistic": "gradient_rms"}),
         "silent units": (lambda at: fit(text, at, f"{gpt2}+relu", silent), ("dead units",), {"layer": 1}),

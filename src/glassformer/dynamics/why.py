@@ -534,13 +534,12 @@ OF_A_DEAD_LAYER = {"dead units", "one head's weights moved alone", "one matrix m
 
 
 def _around(e: Evidence, found: Sequence[Cause]) -> int | None:
-    """The step before which something may have moved first: at which the failure showed, the largest spike, or, where
-    the loss knows nothing of it, that of the likeliest cause."""
+    """The step before which something may have moved first: at which the failure showed, or, where the loss knows
+    nothing of it, that of the likeliest cause, unless it lies at no site: nothing inside led up to a bad batch."""
     if e.onset is not None or not found:
         return e.onset
-    if e.worst and e.worst.sigmas > LARGE_SPIKE:
-        return e.worst.step
-    return min(found, key=_rank).step
+    likeliest = min(found, key=_rank)
+    return None if likeliest.site is None else likeliest.step
 
 
 def _unknown(e: Evidence, movers: Sequence[Mover]) -> Cause:
@@ -773,8 +772,12 @@ def _notes(e: Evidence, causes: Sequence[Cause]) -> Iterator[str]:
         at = _joined([*(f"{step:,}" for step in steps[:SHOWN_STEPS]), *more])
         several = f"steps {at}" if len(steps) > 1 else f"step {at}"
         largest = max(e.gradient_spikes.values())
-        followed = f"the loss followed after {len(e.followed)} of them" if e.followed else "the loss did not follow"
-        yield f"The gradient norm spiked at {several}, by up to {largest:.1f} sigma; {followed}."
+        many = len(steps) > 1
+        followed = f"the loss followed{f' after {len(e.followed)} of them' if many else ''}"
+        yield (
+            f"The gradient norm spiked at {several}, by {'up to ' if many else ''}{largest:.1f} sigma; "
+            f"{followed if e.followed else 'the loss did not follow'}."
+        )
     if skipped := sum(event["event"] == "skipped" for event in e.events):
         yield f"{skipped} {'step was' if skipped == 1 else 'steps were'} left out."
     if back := sum(event["event"] == "rolled_back" for event in e.events):
