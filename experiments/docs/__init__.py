@@ -16,12 +16,14 @@ import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from doctest import DocTestParser
 from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from glassformer import dynamics, lens
+from glassformer.dynamics.watch import DENSE, RING
 from glassformer.lens.asking import READINGS
 
 HERE = Path(__file__).parent
@@ -186,6 +188,17 @@ def index() -> str:
         "`glassformer train ... --watch` records them; `glassformer why RUN` reads the record. An alarm is a "
         "combination of them, never one number: entropy, rank and cosine all move in healthy training.",
         "| statistic | says | recorded as |\n|---|---|---|\n" + rows("statistics"),
+        "## In a loop of your own",
+        "`glassformer train --watch` calls a `gf.dynamics.Watch` around every step of the optimizer; so can a loop "
+        "written by hand. `Records` writes what `glassformer why` reads, and `diagnose` reads it from Python.",
+        "```python\nimport math\nfrom pathlib import Path\n\nimport torch\n\nimport glassformer as gf\n\n"
+        + "".join(example.source for example in DocTestParser().get_examples(dynamics.Watch.__doc__ or ""))
+        + "```",
+        f"`weight_norm`, `gradient_norm` and `gradient_rms` are kept of every step in a ring of {RING}. At a spike the "
+        f"ring is written whole, and the spike's step and the {DENSE} after it are looked at in full, one by one. "
+        "Everything else (activations, update ratios, spectra) costs a pass or a copy of the weights: *before* a "
+        "spike it is known at the interval alone, so what `why` says moved first is as fine as the interval there, and "
+        "exact to the step for the three norms.",
     ]
     return "\n\n".join(lines) + "\n"
 

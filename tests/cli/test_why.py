@@ -55,10 +55,34 @@ def test_a_paragraph_a_table_a_curve_and_the_batch(run: Path, capsys: pytest.Cap
     assert "--watch" in said
 
 
+def test_what_moved_is_a_table(run: Path, capsys: pytest.CaptureFixture[str]):
+    norms = {step: 1.0 + 0.01 * ((step * 7) % 5) for step in range(2, STEPS + 1, 2)}
+    rows = [
+        {"step": step, "statistics": {"gradient_norm": {"layers.1.ffn.up": norm * (50 if step > 140 else 1)}}}
+        for step, norm in norms.items()
+    ]
+    (run / NAME).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    steps = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    steps = [row | {"loss": row["loss"] + 4 * (row["step"] > 150)} for row in steps]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in steps))
+    show_why(str(run), as_json=False)
+    said = " ".join(capsys.readouterr().out.split())
+    _, _, moved = said.partition("what moved first:")
+    assert "142" in moved
+    assert "gradient_norm" in moved
+    assert "layers.1.ffn.up" in moved
+    show_why(str(run), as_json=True)
+    (first,) = json.loads(capsys.readouterr().out)["moved"]
+    assert (first["site"], first["layer"], first["head"], first["step"]) == ("layers.1.ffn.up", 1, None, 142)
+
+
 def test_json_is_exactly_the_diagnosis(run: Path, capsys: pytest.CaptureFixture[str]):
     show_why(str(run), as_json=True)
     found = json.loads(capsys.readouterr().out)
-    assert set(found) == {"verdict", "causes"}
+    assert set(found) == {"verdict", "causes", "moved", "notes"}
+    assert found["moved"] == []
+    (note,) = found["notes"]
+    assert note.startswith("Without statistics the loss alone was judged")
     (cause,) = found["causes"]
     assert set(cause) == {"cause", "layer", "site", "statistic", "step", "sigmas", "confidence", "try"}
     assert (cause["cause"], cause["step"], cause["layer"]) == ("bad batch", 150, None)
@@ -85,8 +109,11 @@ def test_a_truncated_file_is_read_as_far_as_it_goes(run: Path, capsys: pytest.Ca
         file.write('{"step": 151, "event": "spi')
     show_why(str(run), as_json=True)
     said = capsys.readouterr()
-    assert json.loads(said.out)["causes"]
+    found = json.loads(said.out)
+    assert found["causes"]
     assert "1 lines of" in said.err
+    assert any("1 lines of" in note for note in found["notes"])
+    assert any("Without statistics" in note for note in found["notes"])
 
 
 def test_a_wrong_folder_is_one_sentence(run: Path, tmp_path: Path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +14,9 @@ from hypothesis import strategies as st
 from experiments.dynamics import spikes as experiment
 from glassformer.dynamics.spikes import STAYS, Spikes, forecast
 from glassformer.errors import RequestError
+from glassformer.expression import preset
+from glassformer.text import prepare
+from glassformer.train import Recipe, train
 
 
 def noise(n: int = 400, seed: int = 0) -> np.ndarray:
@@ -87,6 +91,32 @@ def test_a_skewed_series_is_judged_by_its_logarithm():
     assert Spikes(log=True).see(0.0) is None
 
 
+def test_a_spike_of_a_gradient_norm_is_so_many_times_the_expected():
+    """Sigma and the multiple, both: neither alone."""
+    quiet, loud = (np.exp(size * np.random.default_rng(0).normal(size=300)) for size in (0.05, 0.6))
+    for series, last, spikes in ((quiet, 8, False), (quiet, 12, True), (loud, 12, False), (loud, 300, True)):
+        detector = Spikes(sigma=6.0, log=True, times=10)
+        assert not any(detector.see(float(value)) for value in series)
+        assert (detector.see(float(last)) is not None) == spikes, (last, spikes)
+    linear = Spikes(times=3)
+    assert not any(linear.see(float(value)) for value in noise())
+    assert linear.see(8.0) is None, "fifty sigma, and less than three times"
+    assert linear.see(10.0) is not None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [21, 31])
+def test_no_healthy_batch_of_real_text_is_left_out(tmp_path: Path, seed: int):
+    recipe = Recipe.of(
+        tokens=2500 * 512, context=64, batch_size=8, learning_rate=3e-3, seed=seed, on_spike="skip", compile=False,
+        dtype="float32", threads=1, device="cpu",
+    )  # fmt: skip
+    text = prepare("python-docs", "char", context=64, cache_dir=tmp_path / "text")
+    run = train(preset("llama@1m+layers=4+d_model=64+heads=4"), text, recipe)
+    assert run.steps == 2500
+    assert not [row for row in run.metrics if "skipped" in row]
+
+
 def test_a_new_level_ends_the_alarm():
     spikes = Spikes()
     for value in noise():
@@ -136,7 +166,7 @@ def test_a_damaged_state_is_refused(state: object):
     assert spikes.state() == {"calm": [1.0], "raised": []}, "and changes nothing"
 
 
-@pytest.mark.parametrize("fields", [{"least": 7}, {"window": 32}, {"sigma": 0}, {"sigma": math.nan}])
+@pytest.mark.parametrize("fields", [{"least": 7}, {"window": 32}, {"sigma": 0}, {"sigma": math.nan}, {"times": 0.5}])
 def test_a_senseless_detector_is_refused(fields: dict[str, float]):
     with pytest.raises(RequestError, match=next(iter(fields))):
         Spikes(**fields)  # type: ignore[arg-type]

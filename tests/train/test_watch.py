@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import gc
 import json
 import math
@@ -17,9 +18,8 @@ import pytest
 import torch
 
 import glassformer as gf
+from glassformer.dynamics import Moment, Records, Watch
 from glassformer.dynamics.probe import probe
-from glassformer.dynamics.records import Records
-from glassformer.dynamics.watch import Moment, Watch
 from glassformer.dynamics.weights import named_matrices, spectra
 from glassformer.errors import RequestError
 from glassformer.expression import preset
@@ -217,6 +217,34 @@ def test_weights_gradients_and_updates_are_measured(text: TextData) -> None:
     assert found["weight_norm"]["embed"] == pytest.approx(before["embedding.weight"].norm().item(), rel=1e-5)
 
 
+def test_a_zero_weight_that_moved_has_moved_by_inf(tmp_path: Path) -> None:
+    """As `update_ratio` says it, in the row, in the file and in the checkpoint; what stays zero has not moved."""
+    net = model().vary(vocab_size=11, context=CONTEXT).build(seed=0)
+    net.layers[0].ffn.down_proj.weight.data.zero_()
+    net.layers[1].ffn.up_proj.weight.data.zero_()
+    net.layers[1].ffn.up_proj.weight.requires_grad_(False)
+    records = Records(tmp_path / "dynamics.jsonl")
+    watch, optimizer = Watch(net, every=1, records=records), torch.optim.SGD(net.parameters(), lr=0.1)
+    tokens = torch.randint(0, 11, (2, 16), generator=torch.Generator().manual_seed(0))
+    net.loss(tokens, tokens).backward()
+    was = net.layers[0].ffn.down_proj.weight.detach().clone()
+    moment = Moment(1, 3.0, 1.0, 0.1, tokens, tokens, net, optimizer)
+    watch.before_update(moment)
+    optimizer.step()
+    watch.after_update(moment)
+    records.close()
+    found = watch.ring[-1]["statistics"]["update_ratio"]
+    moved = net.layers[0].ffn.down_proj.weight.detach() - was
+    assert found["layers.0.ffn.down"] == math.inf == gf.dynamics.update_ratio(moved, was).item()
+    assert found["layers.1.ffn.up"] == 0.0
+    assert rows(tmp_path)[0]["statistics"]["update_ratio"]["layers.0.ffn.down"] == "inf"
+    (kept,) = gf.dynamics.read_records(tmp_path / "dynamics.jsonl")
+    assert kept["statistics"]["update_ratio"]["layers.0.ffn.down"] == math.inf
+    resumed = Watch(net, every=1)
+    resumed.restore(json.loads(json.dumps(watch.state())))
+    assert resumed.state() == watch.state()
+
+
 @pytest.mark.parametrize("name", ["llama@1m+gqa:1", "bloom@1m", "llama@1m+window:5", "falcon@1m"])
 def test_activations_are_measured(name: str) -> None:
     """Each against what capture sees."""
@@ -305,6 +333,19 @@ def test_the_recorded_ranks_are_those_of_the_stream(text: TextData, tmp_path: Pa
 
 
 HUNDRED = {**SMALL, "batch_size": 2, "context": 16, "tokens": 100 * 2 * 16, "learning_rate": 1e-3}
+
+
+def test_a_loop_of_ones_own_can_be_watched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The example of the docstring, which docs/under_glass.md repeats, as it stands."""
+    monkeypatch.chdir(tmp_path)
+    examples = doctest.DocTestParser().get_examples(gf.dynamics.Watch.__doc__ or "")
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        exec("".join(one.source for one in examples), {"gf": gf, "torch": torch, "math": math, "Path": Path})
+    assert capsys.readouterr().out == examples[-1].want == "nothing wrong\n"
+    assert [row["step"] for row in rows(tmp_path) if "statistics" in row] == [1, 25, 50, 75, 100]
 
 
 @pytest.mark.parametrize("score", ["softmax", "sigmoid"])

@@ -34,12 +34,16 @@ def show_why(run: str, as_json: bool) -> None:
     config, recipe = ModelConfig.from_file(folder / "config.yaml"), Recipe.from_file(folder / "recipe.yaml")
     records = read_records(folder / NAME)
     found = diagnose(read_metrics(folder / METRICS), records, config, to_plain(recipe))
+    notes = []
     if records.skipped:
-        print(f"note: {records.skipped:,} lines of {folder / NAME} are no rows, and were left out", file=sys.stderr)
+        notes.append(f"{records.skipped:,} lines of {folder / NAME} are no rows, and were left out")
     if records.left_out:
-        print(f"note: of {folder / NAME} the first {records.left_out:,} bytes were left out", file=sys.stderr)
+        notes.append(f"of {folder / NAME} the first {records.left_out:,} bytes were left out")
+    for note in notes:
+        print(f"note: {note}", file=sys.stderr)
     if as_json:
-        print(json.dumps(found.to_dict(), allow_nan=False))
+        told = found.to_dict()
+        print(json.dumps({**told, "notes": [*told["notes"], *notes]}, allow_nan=False))
         return
     console = output()
     console.print(Text(f"{folder}: {printable(found.verdict)}", style="bold"))
@@ -53,9 +57,21 @@ def show_why(run: str, as_json: bool) -> None:
         for cause in found.causes:
             table.add_row(*map(Text, row(cause)))
         console.print(table)
-    if batch := next((cause.batch for cause in found.causes if cause.batch), ()):
+    if found.moved:
+        console.print("what moved first:")
+        table = ruled()
+        for heading in ("step", "sigma", "statistic", "where"):
+            table.add_column(heading, overflow="fold")
+        for mover in found.moved:
+            head = "" if mover.named_head is None else f", head {mover.head}"
+            place = printable(mover.track.where) + head
+            table.add_row(
+                *map(Text, (f"{mover.step:,}", f"{mover.sigmas:+.1f}", printable(mover.track.statistic), place))
+            )
+        console.print(table)
+    if found.batch:
         console.print("the batch:")
-        for text in batch:
+        for text in found.batch:
             console.print(Text(f"  {printable(text)}", no_wrap=True, overflow="ellipsis"))
 
 

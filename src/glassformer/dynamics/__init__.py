@@ -11,7 +11,7 @@ from glassformer.dynamics.attention import (
 )
 from glassformer.dynamics.gradients import gradient_norm, gradient_rms, update_ratio
 from glassformer.dynamics.outputs import dead_units, log_z, max_violation, router_entropy, router_load
-from glassformer.dynamics.records import read_records
+from glassformer.dynamics.records import Records, read_records
 from glassformer.dynamics.spectra import (
     CosineMap,
     cosine_map,
@@ -36,6 +36,7 @@ from glassformer.dynamics.tokens import (
     residual_rms,
     token_cosine,
 )
+from glassformer.dynamics.watch import Moment, Watch
 from glassformer.dynamics.why import Cause, Diagnosis, diagnose
 
 __all__ = [
@@ -43,7 +44,10 @@ __all__ = [
     "CosineMap",
     "Diagnosis",
     "Massive",
+    "Moment",
+    "Records",
     "Spikes",
+    "Watch",
     "attention_entropy",
     "causal_counts",
     "composite_norm",

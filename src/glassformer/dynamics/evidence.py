@@ -19,10 +19,14 @@ ALARM = 6.0
 """Robust sigma from which a statistic has moved."""
 LOOKBACK = 32
 """Steps before the onset in which something may have moved first."""
-BASE = 96
-"""Steps before those, against which a move is measured."""
-LEAST = 6
+BASE, BASE_ROWS = 96, 12
+"""Steps before those, against which a move is measured; where looks are rare, so many rows, however far back."""
+LEAST = 5
 """Rows without which nothing is said about a move."""
+LEAST_KNOWN = 12
+"""Values around their lines, of a statistic at all its places, without which its spread is not known."""
+CALM = 64
+"""Values of calm steps, without which it is not known how far a statistic wanders either."""
 WINDOW = 50
 NATS = 1.0
 """A loss has diverged where the mean of WINDOW steps is NATS above the lowest before."""
@@ -68,20 +72,63 @@ class Track:
             return None
         return float(self._away(np.arange(max(0, at - BASE), at), np.array([at]))[0, head])
 
-    def first_moved(self, onset: int) -> tuple[int, int, float] | None:
-        """(row, head, sigma) of the first move within LOOKBACK steps that lasted until the onset; None if none did."""
-        candidates = np.flatnonzero((self.steps > onset - LOOKBACK) & (self.steps <= onset))
-        base = np.flatnonzero((self.steps > onset - LOOKBACK - BASE) & (self.steps <= onset - LOOKBACK))
-        if len(base) < LEAST or not len(candidates):
+    def base(self, onset: int) -> np.ndarray:
+        """The rows against which a move before the onset is measured; none where there are too few."""
+        early = np.flatnonzero(self.steps <= onset - LOOKBACK)
+        within = int((self.steps[early] > onset - LOOKBACK - BASE).sum())
+        rows = early[len(early) - min(len(early), max(within, BASE_ROWS)) :]
+        return rows if len(rows) >= LEAST else rows[:0]
+
+    def line(self, base: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """(slope, level, spread) of each head over the rows `base`: the line of Theil and Sen (the median of the slopes
+        of all pairs, the median of what is left), and the MAD around it, in sigma, for the two numbers of the line."""
+        times, values = self.steps[base].astype(float), self._scaled(self.values[base])
+        early, late = np.triu_indices(len(base), 1)
+        slope = np.median((values[late] - values[early]) / (times[late] - times[early])[:, None], axis=0)
+        left = values - slope * times[:, None]
+        level = np.median(left, axis=0)
+        spread = 1.4826 * np.median(np.abs(left - level), axis=0) * math.sqrt(len(base) / (len(base) - 2))
+        return slope, level, np.nan_to_num(spread, nan=math.inf)
+
+    def strayed(self, onset: int, usual: float = 0.0) -> tuple[np.ndarray, np.ndarray]:
+        """(rows, sigma (rows, n)): how far the rows within LOOKBACK steps before the onset, and the row after it, stand
+        from the base; none without a base.
+
+        That is from the line through it or from its median, whichever is nearer, 0 between the two: a series that
+        drifts leaves the median, one whose drift slows down leaves the line, and neither has moved. Sigma is the spread
+        around that line, at least `usual`, that of the same statistic at all its places: of some hundreds of series one
+        always has a spread that is small by chance. It grows with the distance from the base as the error of a line
+        does."""
+        base = self.base(onset)
+        rows = np.flatnonzero((self.steps > onset - LOOKBACK) & (self.steps <= onset))
+        if not len(base) or not len(rows):
+            return rows[:0], np.zeros((0, self.values.shape[1]))
+        slope, level, spread = self.line(base)
+        rows = np.append(rows, np.flatnonzero(self.steps > onset)[:1])
+        times, middle = self.steps[rows].astype(float), self.steps[base].mean()
+        reach = np.sqrt(1 + 1 / len(base) + (times - middle) ** 2 / np.square(self.steps[base] - middle).sum())
+        now = self._scaled(self.values[rows])
+        flat, sloped = now - np.median(self._scaled(self.values[base]), axis=0), now - level - slope * times[:, None]
+        away = np.where(flat * sloped > 0, np.sign(flat) * np.minimum(np.abs(flat), np.abs(sloped)), 0.0)
+        away = np.where(np.isfinite(now), away, math.inf)
+        away /= np.maximum(np.maximum(spread, usual), FLOOR) * reach[:, None]
+        return rows, np.where(np.isfinite(spread), away, 0.0)
+
+    def first_moved(self, onset: int, usual: float = 0.0, alarm: float = ALARM) -> tuple[int, int, float] | None:
+        """(row, head, sigma) of the first move of more than `alarm` sigma before the onset that lasted until it and, if
+        there is a row beyond, beyond; None if none did."""
+        rows, away = self.strayed(onset, usual)
+        before = int((self.steps[rows] <= onset).sum())
+        away, after = away[:before][::-1], away[before:]  # backwards from the onset
+        if not before:
             return None
-        away = self._away(base, candidates)[::-1]  # backwards from the onset
-        lasting = np.cumprod((np.abs(away) >= ALARM) & (np.sign(away) == np.sign(away[0])), axis=0)
-        length = lasting.sum(0)
+        lasting = np.cumprod((np.abs(away) >= alarm) & (np.sign(away) == np.sign(away[0])), axis=0)
+        length = lasting.sum(0) * (np.abs(after) >= alarm).all(0)
         if not length.any():
             return None
-        largest = np.abs(np.where(lasting, away, 0.0)).max(0)
+        largest = np.where(length > 0, np.abs(np.where(lasting, away, 0.0)).max(0), 0.0)
         head = int(np.lexsort((-largest, -length))[0])
-        return int(candidates[-length[head]]), head, float(largest[head] * np.sign(away[0, head]))
+        return int(rows[before - length[head]]), head, float(largest[head] * np.sign(away[0, head]))
 
     def _away(self, base: np.ndarray, rows: np.ndarray) -> np.ndarray:
         """Robust sigma of each of `rows` from the rows `base`, (rows, n); what is not finite is infinitely far."""
@@ -95,6 +142,25 @@ class Track:
         if self.statistic in LOGARITHMIC:
             return np.log(np.maximum(np.abs(values), 1e-30))
         return np.arcsinh(values) if self.statistic == "max_attention_logit" else values
+
+
+@dataclass(frozen=True)
+class Mover:
+    """What moved before a failure showed: a row of a series."""
+
+    track: Track
+    row: int
+    head: int
+    sigmas: float
+
+    @property
+    def step(self) -> int:
+        return int(self.track.steps[self.row])
+
+    @property
+    def named_head(self) -> int | None:
+        """The head, where the place has several."""
+        return self.head if self.track.values.shape[1] > 1 else None
 
 
 @dataclass(frozen=True)
@@ -162,6 +228,10 @@ class Evidence:
         """The last event of a kind."""
         return next((event for event in reversed(self.events) if event["event"] == kind), None)
 
+    def batch(self, step: int) -> tuple[str, ...]:
+        """The texts that a monitor kept of a step."""
+        return next((tuple(x["batch"]) for x in self.events if x["step"] == step and x.get("batch")), ())
+
     # What went wrong, if anything did
 
     @cached_property
@@ -207,6 +277,32 @@ class Evidence:
                 passed = len(after) > 0 and bool(np.median(after[-3:]) < expected + 0.25 * (loss - expected))
                 found.append(Spike(int(self.steps[i]), sigmas, expected, loss, passed))
         return found
+
+    @property
+    def worst(self) -> Spike | None:
+        """The largest spike of the loss."""
+        return max(self.spikes, key=lambda spike: spike.sigmas, default=None)
+
+    @cached_property
+    def gradient_spikes(self) -> dict[int, float]:
+        """Step -> sigma of the spikes of the gradient norm that the monitor recorded."""
+        return {
+            event.get("from", event["step"]): event.get("sigmas", math.inf)
+            for event in self.events
+            if event["event"] == "spike" and event.get("what") == "grad_norm"
+        }
+
+    @cached_property
+    def followed(self) -> list[int]:
+        """Those of them that the loss followed: a spike of its own within BACK steps, or the failure."""
+        showed = [*(spike.step for spike in self.spikes), *([] if self.onset is None else [self.onset])]
+        return [step for step in self.gradient_spikes if any(0 <= later - step <= BACK for later in showed)]
+
+    def spiked(self, since: int) -> bool:
+        """Whether loss or gradient norm spiked at a step or within WINDOW of them after it: else no answer to spikes
+        could have acted."""
+        steps = [*(spike.step for spike in self.spikes), *self.gradient_spikes]
+        return any(0 <= step - since <= WINDOW for step in steps)
 
     @cached_property
     def onset(self) -> int | None:
@@ -290,13 +386,25 @@ class Evidence:
             self._answers[rule] = list(rule(self))
         return self._answers[rule]
 
-    def movers(self) -> list[tuple[Track, int, int, float]]:
-        """(series, row, head, sigma) of all that moved before the onset and stayed so, the first first."""
-        if self.onset is None:
-            return []
-        found = [(track, moved) for track in self.tracks.values() if (moved := track.first_moved(self.onset))]
-        found.sort(key=lambda pair: (pair[0].steps[pair[1][0]], -abs(pair[1][2])))
-        return [(track, *moved) for track, moved in found]
+    def movers(self, onset: int) -> list[Mover]:
+        """All that moved before the onset and stayed so, the first first: by ALARM sigma, and twice as far as anything
+        of the same statistic strayed in the LOOKBACK steps before those, when nothing had happened yet; by half as
+        much again where little is known of then. Hundreds of series are asked, and those of a healthy run wander
+        further than noise would."""
+        found = []
+        for tracks in self._by_statistic.values():
+            bases = [(track, base) for track in tracks if len(base := track.base(onset))]
+            spreads = [track.line(base)[2] for track, base in bases]
+            known = sum(track.values.shape[1] * (len(base) - 2) for track, base in bases)
+            if known < LEAST_KNOWN or not math.isfinite(usual := median(np.concatenate(spreads))):
+                continue
+            calm = [np.abs(track.strayed(onset - LOOKBACK, usual)[1][:-1]).ravel() for track in tracks]
+            wandered = np.concatenate(calm)
+            least = ALARM if len(wandered) >= CALM else 1.5 * ALARM
+            alarm = max(least, 2 * wandered[np.isfinite(wandered)].max(initial=0.0))
+            moved = ((track, track.first_moved(onset, usual, alarm)) for track in tracks)
+            found += [Mover(track, *move) for track, move in moved if move]
+        return sorted(found, key=lambda mover: (mover.step, -abs(mover.sigmas)))
 
 
 Rule = Callable[[Evidence], Iterator[Any]]

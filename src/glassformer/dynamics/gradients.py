@@ -27,9 +27,15 @@ def gradient_rms(gradient: Float[Tensor, "..."]) -> Float[Tensor, ""]:
 
 
 def update_ratio(update: Float[Tensor, "..."], weight: Float[Tensor, "..."]) -> Float[Tensor, ""]:
-    """||ΔW||_F / ||W||_F of one step. 0 where nothing moved, inf where a zero weight did.
+    """||ΔW||_F / ||W||_F of one step. 0 where nothing moved, inf where a zero weight did ("inf" in dynamics.jsonl).
 
-    About 1e-3 is usual (a rule of thumb). Trouble: above 1e-2 for long, the learning rate is too large for this matrix;
-    below 1e-5, it hardly learns."""
-    moved, norm = gradient_norm(update), gradient_norm(weight)
+    LARS multiplies the rate of each layer by the trust ratio ||W|| / ||dL/dW||, so that all have the same update ratio
+    (You et al. 2017, arXiv 1708.03888). About 1e-3 is usual (a rule of thumb).
+
+    Trouble: above 1e-2 for long, the learning rate is too large for this matrix; below 1e-5, it hardly learns."""
+    return share_moved(gradient_norm(update), gradient_norm(weight))
+
+
+def share_moved(moved: Float[Tensor, "..."], norm: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+    """The update ratio from norms that are known: 0 where nothing moved, inf where a zero weight did."""
     return torch.where(moved == 0, 0.0, moved / norm)

@@ -14,12 +14,13 @@ VALUES_PER_BLOCK = 1 << 24
 
 
 def dead_units(hidden: Float[Tensor, "... f"], threshold: float = 1e-3) -> Float[Tensor, ""]:
-    """The share of the f units with |hidden| <= threshold at every token; 0 without a token.
+    """|{j: max_t |hidden_tj| <= threshold}| / f, the share of the f units silent at every token; 0 without one.
 
     hidden is what the activation (times the gate's partner) gives. ReLU's dead units are exactly 0; those of GELU and
     SiLU only come close, hence the threshold (values of living ones are around 0.1 to 1).
 
-    Trouble: a share that grows after a spike or under a large learning rate: such units get no gradient and stay dead.
+    Trouble: a share that grows after a spike or under a large learning rate: such units get no gradient and stay dead
+    (Lu et al. 2019, arXiv 1903.06733, on ReLU; at init already where a net is deep and narrow).
     """
     size = wide(hidden).abs().flatten(0, -2)
     if not size.numel():
@@ -42,9 +43,10 @@ def log_z(logits: Float[Tensor, "... v"]) -> Float[Tensor, ""]:
 
 
 def router_load(experts: Int[Tensor, "... k"], n_experts: int) -> Float[Tensor, "e"]:
-    """The share of assignments that each of `n_experts` receives, summing to 1: from the experts chosen per token.
+    """f_i = 1/(n k) Σ_t |{j: experts_tj = i}|, the share of the assignments that each of the e = `n_experts` receives,
+    from the k experts chosen for each of n tokens. They sum to 1.
 
-    Zeros without a token. Level is 1/e. Fedus et al. 2021, arXiv 2101.03961 (f_i of the balance loss)."""
+    Zeros without a token. Level is 1/e. Fedus et al. 2021, arXiv 2101.03961 (f_i of the balance loss, k = 1)."""
     chosen = experts.flatten().long()
     counts = torch.zeros(n_experts, device=experts.device).index_add_(0, chosen, torch.ones_like(chosen).float())
     return counts / max(1, chosen.numel())
@@ -52,6 +54,9 @@ def router_load(experts: Int[Tensor, "... k"], n_experts: int) -> Float[Tensor, 
 
 def router_entropy(probabilities: Float[Tensor, "... e"], normalised: bool = False) -> Float[Tensor, ""]:
     """-Σ_i p_i log p_i of the router's probabilities in nats, the mean over tokens; `normalised` by log e. 0 of none.
+
+    p = softmax(W x) of Shazeer et al. 2017, arXiv 1701.06538, who found that a gate left to itself comes to favour the
+    same few experts; Fedus et al. 2021, arXiv 2101.03961, balance it by its mean.
 
     Trouble: near 0 early (the router decided before it learned), or at log e for long (it does not decide at all)."""
     entropy = torch.special.entr(wide(probabilities)).sum(-1)

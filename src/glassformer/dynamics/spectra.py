@@ -164,7 +164,8 @@ class CosineMap(NamedTuple):
 
 
 def cosine_map(w: Float[Tensor, "... o i"]) -> CosineMap:
-    """The cosines between rows, re-ordered by the entries of their top eigenvector: condensed rows form a block.
+    """C_ab = S_{o(a) o(b)} with S_ij = cos(w_i, w_j), where the order o sorts the entries of the top eigenvector of S:
+    condensed rows form a block.
 
     The picture of condensation in Chen & Luo 2025, arXiv 2510.06954, figures 1 to 3; to be drawn from -1 to 1."""
     cosines = cosine_matrix(w)

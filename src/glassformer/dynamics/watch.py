@@ -1,9 +1,11 @@
 """The monitor of a training run: statistics at an interval, spikes at every step, and what was going on around them.
 
 Watching changes nothing: values come from a pass of its own over a few sequences of the batch, in the mode of
-evaluation and without gradients, and from the gradients and weights that are there. The norms of weights and gradients
-go into a ring at every step; around a spike the ring is written whole, and the steps that follow are looked at one by
-one. Windows and ring are part of the checkpoint.
+evaluation and without gradients, and from the gradients and weights that are there. `weight_norm`, `gradient_norm` and
+`gradient_rms` go into a ring at every step. At a spike the ring is written whole, so that these three are known of each
+of the RING steps before it; the step of the spike and the DENSE steps after it are looked at in full, one by one.
+Activations, updates and spectra are not in the ring, as they cost a pass: before a spike they are known at the interval
+alone. Windows and ring are part of the checkpoint.
 """
 
 from __future__ import annotations
@@ -29,6 +31,8 @@ from glassformer.parts.loss import IGNORED
 
 RING = 64
 """Steps before a spike whose norms are kept."""
+GRADIENT_TIMES = 10.0
+"""A gradient norm that is so many times the expected is a spike; a few times it, it is the text's own (see Spikes)."""
 DENSE = 16
 """Steps after a spike that are looked at one by one."""
 SPECTRA = 8
@@ -61,7 +65,33 @@ class Watch:
     """Looks at a run from inside: call `before_update` and `after_update` around every step of the optimizer.
 
     `every`: steps between looks; None looks for spikes alone. `records` takes what is found; without it events are
-    only returned. `autocast` is the context the run computes in, `decode` turns tokens into text."""
+    only returned. `autocast` is the context the run computes in, `decode` turns tokens into text. A step whose loss or
+    gradient norm is no number goes to `not_finite`, one that is not taken to `skipped` in place of `after_update`.
+
+    >>> config = gf.preset("llama@1m+layers=2+d_model=32+heads=2+vocab_size=65+context=32")
+    >>> model = config.build(seed=0)
+    >>> optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    >>> records = gf.dynamics.Records(Path("dynamics.jsonl"))
+    >>> watch, metrics = gf.dynamics.Watch(model, every=25, records=records), []
+    >>> for step in range(1, 101):
+    ...     tokens = torch.randint(65, (4, 33))
+    ...     inputs, targets = tokens[:, :-1], tokens[:, 1:]
+    ...     loss = model.loss(inputs, targets)
+    ...     loss.backward()
+    ...     norm = float(torch.nn.utils.clip_grad_norm_(model.parameters(), math.inf))  # measured, not clipped
+    ...     moment = gf.dynamics.Moment(step, loss.item(), norm, 1e-3, inputs, targets, model, optimizer)
+    ...     for event in watch.before_update(moment):
+    ...         print(event)  # a spike
+    ...     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    ...     optimizer.step()
+    ...     watch.after_update(moment)
+    ...     optimizer.zero_grad()
+    ...     metrics.append({"step": step, "loss": loss.item(), "grad_norm": norm, "learning_rate": 1e-3})
+    >>> records.close()
+    >>> found = gf.dynamics.diagnose(metrics, gf.dynamics.read_records(records.path), config)
+    >>> print(found.verdict)
+    nothing wrong
+    """
 
     def __init__(
         self,
@@ -75,7 +105,7 @@ class Watch:
             raise RequestError(f"watch={every} must be at least 1: it is the number of steps between looks")
         self.model, self.every, self.records = model, every, records
         self.autocast, self.decode = autocast, decode
-        self.spikes = {"loss": Spikes(), "grad_norm": Spikes(sigma=6.0, log=True)}  # norms are skewed
+        self.spikes = {"loss": Spikes(), "grad_norm": Spikes(sigma=6.0, log=True, times=GRADIENT_TIMES)}
         self.matrices = named_matrices(model)
         self.ring: deque[dict[str, Any]] = deque(maxlen=RING)
         self.written: list[int] = []

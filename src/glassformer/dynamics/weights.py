@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
+from glassformer.dynamics.gradients import share_moved
 from glassformer.dynamics.spectra import (
     effective_rank_of,
     product_row_cosine,
@@ -76,12 +77,10 @@ def pulse(matrices: Mapping[str, Matrix]) -> Statistics:
 
 
 def updates(matrices: Mapping[str, Matrix], before: Mapping[int, Tensor]) -> Statistics:
-    """||dW|| / ||W||, W before the step; `before` holds each parameter as it was, by its id."""
+    """||dW|| / ||W|| as in `update_ratio`, W before the step; `before` holds each parameter as it was, by its id."""
     moved = norms(matrices, lambda parameter: parameter.detach() - before[id(parameter)])
     was = norms(matrices, lambda parameter: before[id(parameter)])
-    ratio = {
-        name: [d / w if w else 0.0 for d, w in zip(moved[name], was[name], strict=True)] for name in moved
-    }  # a matrix of zeros has not moved by any share of itself
+    ratio = {name: share_moved(torch.tensor(moved[name]), torch.tensor(was[name])).tolist() for name in moved}
     return {"update_ratio": {name: _one(values, matrices[name]) for name, values in ratio.items()}}
 
 

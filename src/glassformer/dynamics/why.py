@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from glassformer.config import ModelConfig
-from glassformer.dynamics.evidence import BACK, WINDOW, Evidence, Spike, Track, layer_of, median, share
+from glassformer.dynamics.evidence import BACK, LOOKBACK, WINDOW, Evidence, Mover, Spike, Track, layer_of, median, share
 from glassformer.errors import RequestError
 from glassformer.figures import plain_table, tag
 from glassformer.parts.residual import PostConfig
@@ -31,6 +31,9 @@ LARGE_SPIKE = 12.0
 USUAL_FIRST = 0.3
 """By how much of itself a step at the peak moves a fresh matrix in healthy runs, 0.15 to 0.5."""
 SHOWN_CAUSES = 6
+SHOWN_MOVERS = 10
+SHOWN_STEPS = 8
+LONGEST_QUOTE = 60
 
 
 @dataclass(frozen=True)
@@ -49,21 +52,20 @@ class Cause:
     head: int | None = None
     step: int | None = None
     sigmas: float | None = None
-    """How far the statistic moved, where enough was known before."""
+    """How far the statistic moved, where enough was known before; else what moved first at its site or in its layer."""
     batch: tuple[str, ...] = ()
     """The text of the batch, where that is the cause."""
 
     def to_dict(self) -> dict[str, Any]:
         """Sigmas are null where they cannot be counted; a statistic of head 2 is `weight_norm[2]`."""
-        counted = self.sigmas is not None and math.isfinite(self.sigmas)
         return {
             "cause": self.cause,
             "layer": self.layer,
             "site": self.site,
             "statistic": self.statistic if self.head is None else f"{self.statistic}[{self.head}]",
             "step": self.step,
-            "sigmas": round(self.sigmas, 2) if self.sigmas is not None and counted else None,
-            "confidence": round(self.confidence, 2),
+            "sigmas": _counted(self.sigmas),
+            "confidence": round(float(self.confidence), 2),
             "try": list(self.tries),
         }
 
@@ -71,6 +73,24 @@ class Cause:
     def place(self) -> str:
         """`layers.2.mixer.q, head 1`."""
         return (self.site or "") + (f", head {self.head}" if self.head is not None else "")
+
+
+@dataclass(frozen=True)
+class Leap:
+    """A norm that moved further than updates could have moved it."""
+
+    track: Track
+    before: int
+    row: int
+    """From one row of the series to another."""
+    head: int
+    by: float
+    allowed: float
+    """Of the logarithm."""
+
+    @property
+    def step(self) -> int:
+        return int(self.track.steps[self.row])
 
 
 @dataclass(frozen=True)
@@ -83,9 +103,27 @@ class Diagnosis:
     """Sentences: what happened, what moved first, the likeliest cause, what to try, what else."""
     losses: tuple[float, ...] = field(default=(), repr=False)
     """Of every step known."""
+    moved: tuple[Mover, ...] = ()
+    """What moved before the failure showed, the first first."""
+    notes: tuple[str, ...] = ()
+    """The sentences of the story that hold whatever the verdict: spikes that passed, steps left out."""
+    batch: tuple[str, ...] = field(default=(), repr=False)
+    """Texts of the batch of the cause, or else of the largest spike."""
 
     def to_dict(self) -> dict[str, Any]:
-        return {"verdict": self.verdict, "causes": [cause.to_dict() for cause in self.causes]}
+        moved = [
+            {
+                "site": mover.track.where,
+                "layer": mover.track.layer,
+                "head": mover.named_head,
+                "statistic": mover.track.statistic,
+                "step": mover.step,
+                "sigmas": _counted(mover.sigmas),
+            }
+            for mover in self.moved
+        ]
+        causes = [cause.to_dict() for cause in self.causes]
+        return {"verdict": self.verdict, "causes": causes, "moved": moved, "notes": list(self.notes)}
 
     def paragraph(self) -> str:
         return " ".join(self.story)
@@ -99,6 +137,10 @@ class Diagnosis:
         ]  # fmt: skip
         headings = ("cause", "sure", "where", "moved", "step", "sigma", "try")
         return tag("div", plain_table(self.verdict, headings, rows), tag("p", self.paragraph()))
+
+
+def _counted(sigmas: float | None) -> float | None:
+    return round(float(sigmas), 2) if sigmas is not None and math.isfinite(sigmas) else None
 
 
 def diagnose(
@@ -118,18 +160,40 @@ def diagnose(
 def _diagnose(e: Evidence) -> Diagnosis:
     if not len(e.steps) and not e.records:
         raise RequestError("the run has not made a step yet; there is nothing to diagnose")
-    movers = e.movers()
     found: list[Cause] = [min(by_rule, key=_rank) for rule in RULES if (by_rule := e.ask(rule))]
+    around = _around(e, found)
+    movers = e.movers(around) if around is not None else []
     if not found and e.onset is not None:
         found = [_unknown(e, movers)]
     ranked = sorted(_roots_first(found), key=_rank)[:SHOWN_CAUSES]
     causes = tuple(
-        replace(cause, tries=tuple(change for change in cause.tries if not _is_so(change, e.recipe)))
+        replace(
+            cause,
+            tries=tuple(change for change in cause.tries if not _is_so(change, e.recipe)),
+            sigmas=_sigmas(e, cause, movers),
+        )
         for cause in ranked
     )
     happened = _happened(e)
-    verdict = f"{happened}: {causes[0].cause}" if causes else HEALTHY
-    return Diagnosis(verdict, causes, tuple(_story(e, happened, causes, movers)), tuple(e.losses.tolist()))
+    notes = tuple(_notes(e, causes))
+    story = (*_story(e, happened, causes, movers), *notes)
+    batch = next((cause.batch for cause in causes if cause.batch), ()) or (
+        e.batch(worst.step) if (worst := e.worst) else ()
+    )
+    return Diagnosis(
+        f"{happened}: {causes[0].cause}" if causes else HEALTHY, causes, story, tuple(e.losses.tolist()),
+        tuple(movers[:SHOWN_MOVERS]), notes, batch,
+    )  # fmt: skip
+
+
+def _sigmas(e: Evidence, cause: Cause, movers: Sequence[Mover]) -> float | None:
+    """Those of the cause; else of the first mover at its site, or in its layer; else of the spike of the loss there."""
+    beside = [
+        *(mover.sigmas for mover in movers if mover.track.where == cause.site),
+        *(mover.sigmas for mover in movers if cause.layer is not None and mover.track.layer == cause.layer),
+        *(spike.sigmas for spike in e.spikes if cause.step is not None and abs(spike.step - cause.step) <= BACK),
+    ]
+    return next((found for found in (cause.sigmas, *beside) if found is not None and math.isfinite(found)), None)
 
 
 def _is_so(change: str, recipe: Mapping[str, Any]) -> bool:
@@ -180,46 +244,36 @@ def value_not_finite(e: Evidence) -> Iterator[Cause]:
         0.6 if led_up else 0.95,
         f"the first value that is no number is {f'at {site} {part}'.strip() if site else 'the ' + what + ' itself'}, "
         f"and the loss {'had been rising' if led_up else 'was calm before'}",
-        ("recipe.dtype=float32", f"recipe.learning_rate={_rate(e, 3)}", "recipe.clip=1.0", "recipe.on_spike=skip"),
+        ("recipe.dtype=float32", f"recipe.learning_rate={_rate(e)}", "recipe.clip=1.0", "recipe.on_spike=skip"),
         layer_of(site), site or None, "not_finite",
         step=event["step"], batch=tuple(event.get("batch", ())),
     )  # fmt: skip
 
 
 def moved_alone(e: Evidence) -> Iterator[Cause]:
-    """A matrix or head whose norm jumped as no update could have moved it, four times as far at least as is usual among
-    the others: edited, or corrupted."""
-    groups: dict[tuple[int, ...], list[Track]] = {}
-    for track in e.of("weight_norm"):
-        groups.setdefault(tuple(track.steps.tolist()), []).append(track)
-    for tracks in groups.values():
-        if len(tracks[0].steps) < 2:
-            continue
-        jumps = [_jumps(track) for track in tracks]
-        usual = np.median(np.abs(np.concatenate(jumps, axis=1)), axis=1, keepdims=True)
-        for track, jump in zip(tracks, jumps, strict=True):
-            allowed = _allowed(track, e.get("update_ratio", track.where))
-            jumped = np.abs(jump) > np.maximum(allowed + math.log(1.5), 4 * usual)
-            if e.recipe.get("qk_clip") and track.where.endswith((".mixer.q", ".mixer.k")):
-                jumped &= jump > 0  # clipping shrinks them
-            for row, head in np.argwhere(jumped).tolist():
-                heads = track.values.shape[1] > 1
-                what = f"head {head} of {track.where}" if heads else track.where
-                times, most = np.exp(np.minimum(700, (jump[row, head], allowed[row, head])))
-                yield Cause(
-                    "one head's weights moved alone" if heads else "one matrix moved alone",
-                    min(0.95, 0.7 + 0.05 * abs(jump[row, head])),
-                    f"the norm of {what} became {times:.3g} times as large between steps {track.steps[row]} and "
-                    f"{track.steps[row + 1]}, where updates allow {most:.3g}: the weights were edited or corrupted",
-                    ("recipe.on_spike=roll_back",),
-                    track.layer, track.where, "weight_norm", head if heads else None, int(track.steps[row + 1]),
-                    track.sigmas(row + 1, head),
-                )  # fmt: skip
+    """A matrix or head whose norm moved as no update could have moved it, at once or within 32 steps, four times as far
+    at least as is usual among the others: edited, or corrupted."""
+    for leap in e.ask(_leaps):
+        track = leap.track
+        head = leap.head if track.values.shape[1] > 1 else None
+        what = _place(track.where) if head is None else f"head {head} of {track.where}"
+        times, most = np.exp(np.minimum(700, (leap.by, leap.allowed)))
+        before, step = int(track.steps[leap.before]), int(track.steps[leap.row])
+        yield Cause(
+            "one matrix moved alone" if head is None else "one head's weights moved alone",
+            min(0.95, 0.7 + 0.05 * abs(leap.by)),
+            f"the norm of {what} became {times:.3g} times as large between steps {before} and {step}, where updates "
+            f"allow {most:.3g}: the weights were edited or corrupted",
+            _again(e, before),
+            track.layer, track.where, "weight_norm", head, step, track.sigmas(leap.row, leap.head),
+        )  # fmt: skip
 
 
 def dead_layer(e: Evidence) -> Iterator[Cause]:
     """A layer that gets no gradient, next to layers that do: less than 1e-5 of theirs, or less than a twentieth while
-    the residual stream leaves it as it came, or its weights have fallen. It is zero, or cut off."""
+    the residual stream leaves it as it came, or its weights have fallen. It is zero, or cut off; unless the weights of
+    another layer ran away before, for then it is drowned, not dead."""
+    grown = [leap for leap in e.ask(_leaps) if leap.by > 0]
     for layer in e.layers:
         own, beside = e.gradient(layer), [t for n in (layer - 1, layer + 1) if (t := e.gradient(n)) is not None]
         if own is None or not beside or any(not np.array_equal(track.steps, own.steps) for track in beside):
@@ -232,11 +286,14 @@ def dead_layer(e: Evidence) -> Iterator[Cause]:
         if len(dead) < 3 or not dead[-2:].all():
             continue
         first = _since(dead)
+        drowned = any(leap.track.layer != layer and leap.step <= steps[first] for leap in grown)
+        if drowned and values[-1] and not _fallen(e, layer, steps)[-1]:
+            continue
         yield Cause(
             "dead layer", 0.95,
             f"since step {steps[first]} layer {layer} gets {values[-1] / near[-1]:.1g} of the gradient of the layers "
             f"beside it: its weights are zero, or what it computes is cut off",
-            ("recipe.on_spike=roll_back", "recipe.seed=1"),
+            _again(e, int(steps[first])),
             layer, f"layers.{layer}", "gradient_norm", None, int(steps[first]),
             own.sigmas(int(np.searchsorted(own.steps, steps[first]))),
         )  # fmt: skip
@@ -258,7 +315,7 @@ def dead_units(e: Evidence) -> Iterator[Cause]:
             "dead units", 0.85,
             f"since step {dead.steps[first]} {dead.values[-1, 0]:.0%} of the hidden units of layer {dead.layer} are "
             f"silent for every token, and their weights get no gradient",
-            ("+swiglu", "+gelu", f"recipe.learning_rate={_rate(e, 3)}", "recipe.warmup=0.1"),
+            ("+swiglu", "+gelu", f"recipe.learning_rate={_rate(e)}", "recipe.warmup=0.1"),
             dead.layer, dead.where, "dead_units", None, int(dead.steps[first]), dead.sigmas(first),
         )  # fmt: skip
 
@@ -271,33 +328,29 @@ def rate_too_large(e: Evidence) -> Iterator[Cause]:
         return
     more = ("recipe.warmup=0.1", "+qknorm")
     if not e.watched:
-        times = peak / _usual_rate(e.config) if e.config else 1.0
+        times = _above_usual(e)
         if times >= 10 or e.hump > NATS_ABOVE or e.diverged is not None:
             yield Cause(
                 "learning rate above the stable edge", 0.5 if times >= 10 else 0.35,
                 _joined(shown[:3]) + (f", at {times:.3g} times the rule of thumb by size" if e.config else ""),
-                (f"recipe.learning_rate={_rate(e, max(3.0, times))}", *more), statistic="loss", step=e.onset,
+                (f"recipe.learning_rate={_rate(e)}", *more), statistic="loss", step=e.onset,
             )  # fmt: skip
         return
     moved = [track for track in e.of("update_ratio") if track.layer is not None]
-    first = median(
-        median(track.values[0]) * peak / e.at(track.steps[:1], "learning_rate")[0]
-        for track in moved
-        if track.steps[0] <= 2
-    )
+    first = _first_update(e)
     high = [track.values[e.at(track.steps, "learning_rate") >= peak / 2] for track in moved]
     kept = [median(values.ravel()) for values in high]
     known = first >= 1 or (not math.isfinite(first) and median(kept) > 2e-2)
     if not known or not any(value > 1e-2 for value in (median(v.max(initial=0) for v in high), median(kept))):
         return
     worst = moved[int(np.nanargmax(kept))]
-    row = int(np.argmax(worst.values.max(1)))
+    row = int(np.argmax(np.where(np.isfinite(worst.values), worst.values, 0.0).max(1)))
     replaced = f"at its peak, {peak:.3g}, one step would move the first weights by {first:.2g} of themselves, "
     yield Cause(
         "learning rate above the stable edge", min(0.95, (0.6 if first >= 1 else 0.4) + 0.12 * len(shown)),
         f"{replaced if first >= 1 else ''}updates stay at {median(kept):.2g} of the weights, and "
         f"{_joined(shown[:3])}",
-        (f"recipe.learning_rate={_rate(e, first / USUAL_FIRST if first >= 1 else 3)}", *more),
+        (f"recipe.learning_rate={_rate(e)}", *more),
         worst.layer, worst.where, "update_ratio", None, int(worst.steps[row]), worst.sigmas(row),
     )  # fmt: skip
 
@@ -316,7 +369,7 @@ def warmup_missing(e: Evidence) -> Iterator[Cause]:
         "warm-up missing", min(0.9, 0.7 + 0.1 * len(shown)),
         f"norms stand after the residual sum, the learning rate is at its peak from step {e.steps[at_peak]}, and "
         f"{_joined(shown[:3])}",
-        ("recipe.warmup=0.1", "+pre", "+deepnorm", f"recipe.learning_rate={_rate(e, 3)}"),
+        ("recipe.warmup=0.1", "+pre", "+deepnorm", f"recipe.learning_rate={_rate(e)}"),
         last, f"layers.{last}", "gradient_norm", None, int(e.steps[0]),
     )  # fmt: skip
 
@@ -347,7 +400,7 @@ def _sharp_heads(e: Evidence, name: str, confidence: float, above: float, below:
                 name, min(0.95, confidence + 0.05 * math.log10(largest / above)),
                 f"since step {logits.steps[first]} head {head} of layer {logits.layer} has logits up to {largest:.3g} "
                 f"and a normalised entropy of {median(entropy.values[-late:, head]):.2g}",
-                ("+qknorm", "+sigmareparam", "recipe.qk_clip=100", f"recipe.learning_rate={_rate(e, 3)}"),
+                ("+qknorm", "+sigmareparam", "recipe.qk_clip=100", f"recipe.learning_rate={_rate(e)}"),
                 logits.layer, logits.where, "max_attention_logit", head, int(logits.steps[first]),
                 logits.sigmas(first, head),
             )  # fmt: skip
@@ -395,6 +448,7 @@ def vanishing_gradient(e: Evidence) -> Iterator[Cause]:
                 f"the gradient of layer {end.layer} is {apart:.1g} times smaller than that of layer {other.layer}",
                 ("+pre", "+branch_scale", "+deepnorm"),
                 end.layer, end.where, "gradient_norm", None, int(end.steps[-len(end.late())]),
+                end.sigmas(len(end.steps) - len(end.late())),
             )  # fmt: skip
 
 
@@ -408,7 +462,8 @@ def output_divergence(e: Evidence) -> Iterator[Cause]:
     away = np.abs(logz.values[:, 0] - level) > 5
     late = min(2, len(logz.since(e.onset - 1)) or 2) if e.onset is not None else 2
     grown = float(head.values[-1, 0]) / max(float(np.median(head.values[: len(head.steps) // 2 + 1, 0])), 1e-30)
-    trouble = e.diverged is not None or e.not_finite is not None or len(e.spikes) >= 3
+    spiked = len({*e.followed, *(spike.step for spike in e.spikes)}) >= 3
+    trouble = e.diverged is not None or e.not_finite is not None or spiked
     if not (away[-late:].all() and (grown > 2 or trouble)) and not (grown > 10 and trouble):
         return
     first = int(np.argmax(away)) if away.any() else len(away) - 1
@@ -417,7 +472,7 @@ def output_divergence(e: Evidence) -> Iterator[Cause]:
         f"log Z is {logz.values[-1, 0]:.3g}, where log V is {level:.3g}, and the norm of the output matrix {grown:.3g} "
         f"times that of the first half",
         ("z_loss=1e-4", f"recipe.weight_decay={e.recipe.get('weight_decay') or 0.1}",
-         f"recipe.learning_rate={_rate(e, 3)}"),
+         f"recipe.learning_rate={_rate(e)}"),
         None, "logits", "log_z", None, int(logz.steps[first]), logz.sigmas(first),
     )  # fmt: skip
 
@@ -466,14 +521,13 @@ def bad_batch(e: Evidence) -> Iterator[Cause]:
             continue
         if _weights_jumped(e, spike.step):
             continue
-        event = next((x for x in e.events if x["step"] == spike.step and x.get("batch")), {})
-        odd = _odd(event.get("batch", ()))
+        odd = _odd(e.batch(spike.step))
         yield Cause(
             "bad batch", min(0.95, 0.6 + 0.15 * (spike.sigmas > LARGE_SPIKE) + 0.1 * untaught + 0.1 * bool(odd)),
             f"the loss rose from {spike.before:.3g} to {spike.loss:.3g} in one step, with weights as before, and was "
             f"back within {BACK} steps" + (f"; the text {odd}" if odd else ""),
             ("recipe.on_spike=skip", "recipe.clip=1.0"),
-            statistic="loss", step=spike.step, sigmas=spike.sigmas, batch=tuple(event.get("batch", ())),
+            statistic="loss", step=spike.step, sigmas=spike.sigmas, batch=e.batch(spike.step),
         )  # fmt: skip
 
 
@@ -490,18 +544,27 @@ FOLLOWS = {
 OF_A_DEAD_LAYER = {"dead units", "one head's weights moved alone", "one matrix moved alone"}
 
 
-def _unknown(e: Evidence, movers: Sequence[tuple[Track, int, int, float]]) -> Cause:
+def _around(e: Evidence, found: Sequence[Cause]) -> int | None:
+    """The step before which something may have moved first: at which the failure showed, or, where the loss knows
+    nothing of it, that of the likeliest cause, unless it lies at no site: nothing inside led up to a bad batch."""
+    if e.onset is not None or not found:
+        return e.onset
+    likeliest = min(found, key=_rank)
+    return None if likeliest.site is None else likeliest.step
+
+
+def _unknown(e: Evidence, movers: Sequence[Mover]) -> Cause:
     """The loss failed and no rule knows why: what moved first is all there is to say."""
-    tries = (f"recipe.learning_rate={_rate(e, 3)}", "recipe.warmup=0.1", "recipe.clip=1.0")
+    tries = (f"recipe.learning_rate={_rate(e)}", "recipe.warmup=0.1", "recipe.clip=1.0")
     if not movers:
         return Cause(
             "cause unknown", 0.2, "no statistic is known to have moved before the loss did", tries, step=e.onset
         )
-    track, row, head, sigmas = movers[0]
+    first = movers[0]
+    track = first.track
     return Cause(
-        "cause unknown", 0.3, f"{_named(track, head)} moved first, and that is no failure known here", tries,
-        track.layer, track.where, track.statistic, head if track.values.shape[1] > 1 else None, int(track.steps[row]),
-        sigmas,
+        "cause unknown", 0.3, f"{_named(first)} moved first, and that is no failure known here", tries,
+        track.layer, track.where, track.statistic, first.named_head, first.step, first.sigmas,
     )  # fmt: skip
 
 
@@ -521,6 +584,8 @@ def _shows(e: Evidence) -> list[str]:
         shown.append(f"the loss fell back by {e.relapse:.2g} nats within the first steps")
     if (spikes := sum(not spike.passed or spike.sigmas > LARGE_SPIKE for spike in e.spikes)) >= 3:
         shown.append(f"the loss spiked {spikes} times")
+    if len(e.gradient_spikes) >= 3 and (shown or e.followed):
+        shown.append(f"the gradient norm spiked {len(e.gradient_spikes)} times")
     if sharp := e.ask(logit_growth):
         shown.append(f"attention logits passed 100 in layer {sharp[0].layer}")
     streams = [track for track in e.of("residual_rms") if len(track.steps) >= 3 and track.values[0, 0] > 0]
@@ -531,29 +596,57 @@ def _shows(e: Evidence) -> list[str]:
     return shown
 
 
-def _jumps(track: Track) -> np.ndarray:
-    """log(norm / norm before) of every two rows, (r - 1, n); 0 from a matrix of zeros, which may go anywhere."""
+def _leaps(e: Evidence) -> Iterator[Leap]:
+    """Norms that moved further than updates could have moved them, and four times as far as is usual among the others:
+    half as far again from one row to the next, or three times as far, step by step, within LOOKBACK steps."""
+    groups: dict[tuple[int, ...], list[Track]] = {}
+    for track in e.of("weight_norm"):
+        groups.setdefault(tuple(track.steps.tolist()), []).append(track)
+    for tracks in groups.values():
+        steps, sudden = tracks[0].steps, dict[str, np.ndarray]()
+        for at_once, after in ((True, np.arange(1, len(steps))), (False, np.searchsorted(steps, steps + LOOKBACK))):
+            after = after[after < len(steps)]
+            rows = np.arange(len(after))
+            moves = [_moves(track, rows, after) for track in tracks]
+            usual = np.median(np.abs(np.concatenate(moves, axis=1)), axis=1, keepdims=True)
+            for track, by in zip(tracks, moves, strict=True):
+                allowed = _allowed(track, e.get("update_ratio", track.where), rows, after)
+                leapt = np.abs(by) > np.maximum(allowed + math.log(1.5 if at_once else 3), 4 * usual)
+                if e.recipe.get("qk_clip") and track.where.endswith((".mixer.q", ".mixer.k")):
+                    leapt &= by > 0  # clipping shrinks them
+                if not at_once:  # the first steps of a growth, where it was not sudden
+                    leapt &= (np.cumsum(leapt, axis=0) == 1) & ~sudden[track.where]
+                sudden.setdefault(track.where, leapt.any(0))
+                for row, head in np.argwhere(leapt).tolist():
+                    yield Leap(track, row, int(after[row]), head, float(by[row, head]), float(allowed[row, head]))
+
+
+def _moves(track: Track, rows: np.ndarray, after: np.ndarray) -> np.ndarray:
+    """log(norm / norm before) from each of `rows` to that `after`; 0 from a matrix of zeros, which may go anywhere."""
     norms = np.nan_to_num(np.abs(track.values), posinf=1e300)
-    return np.where(norms[:-1] > 1e-12, np.diff(np.log(np.maximum(norms, 1e-30)), axis=0), 0.0)
+    logs = np.log(np.maximum(norms, 1e-30))
+    return np.where(norms[rows] > 1e-12, logs[after] - logs[rows], 0.0)
 
 
-def _allowed(track: Track, moved: Track | None) -> np.ndarray:
-    """How far log(norm) may go between every two rows, (r - 1, n), three times as fast as the largest update of the
-    last three known."""
+def _allowed(track: Track, moved: Track | None, rows: np.ndarray, after: np.ndarray) -> np.ndarray:
+    """How far log(norm) may go from each of `rows` to that `after`: three times as fast as the largest update of the
+    last three known, and a tenth more."""
     most = np.full((len(track.steps) - 1, track.values.shape[1]), 0.1)
     if moved is not None and moved.values.shape[1] == track.values.shape[1]:
         ratio = np.nan_to_num(moved.values, posinf=1e6)
         recent = np.max([ratio, *(np.vstack([ratio[:1].repeat(n, 0), ratio])[: len(ratio)] for n in (1, 2))], axis=0)
         last = np.searchsorted(moved.steps, track.steps[:-1], side="right") - 1
         most[last >= 0] = recent[last[last >= 0]]
-    return np.log1p(3 * most * np.diff(track.steps)[:, None]) + 0.1
+    each = np.log1p(3 * most * np.diff(track.steps)[:, None])
+    until = np.concatenate([np.zeros_like(each[:1]), np.cumsum(each, axis=0)])
+    return until[after] - until[rows] + 0.1
 
 
 def _weights_jumped(e: Evidence, step: int) -> bool:
     """Whether a matrix moved between the rows around a step as none does in a step."""
     for track in e.of("weight_norm"):
         rows = np.flatnonzero((track.steps >= step - 1) & (track.steps <= step + 1))
-        if len(rows) >= 2 and np.abs(_jumps(track)[rows[:-1]]).max() > math.log(1.5):
+        if len(rows) >= 2 and np.abs(_moves(track, rows[:-1], rows[1:])).max() > math.log(1.5):
             return True
     return False
 
@@ -593,12 +686,38 @@ def _odd(texts: Sequence[str]) -> str:
     return "repeats itself" if kept < 0.15 else "reads like noise" if kept > 0.85 else ""
 
 
+def _again(e: Evidence, since: int) -> tuple[str, ...]:
+    """What to try where weights went wrong by themselves: going back, if a spike would have made it act; once more."""
+    return (*(("recipe.on_spike=roll_back",) if e.spiked(since) else ()), "recipe.seed=1")
+
+
 def _peak(e: Evidence) -> float:
     return float(e.rates.max()) if len(e.rates) else float(e.recipe.get("learning_rate") or 1e-3)
 
 
-def _rate(e: Evidence, times: float) -> str:
-    """The peak of the learning rate, so many times smaller, in one figure."""
+def _first_update(e: Evidence) -> float:
+    """By how much of itself a step at the peak would have moved a fresh matrix; nan where that is not known."""
+    peak = _peak(e)
+    return median(
+        median(track.values[0]) * peak / e.at(track.steps[:1], "learning_rate")[0]
+        for track in e.of("update_ratio")
+        if track.layer is not None and track.steps[0] <= 2
+    )
+
+
+def _above_usual(e: Evidence) -> float:
+    """How many times the rule of thumb by size the peak is; nan without a config."""
+    return _peak(e) / _usual_rate(e.config) if e.config else math.nan
+
+
+def _rate(e: Evidence) -> str:
+    """The learning rate to try, in one figure, the same for all causes: a third of the peak, or less where that would
+    still stand above the edge."""
+    first = _first_update(e)
+    if e.watched:
+        times = first / USUAL_FIRST if first >= 1 else 3.0
+    else:
+        times = max(3.0, above) if (above := _above_usual(e)) >= 10 else 3.0
     return f"{_peak(e) / times:.0e}".replace("e-0", "e-")
 
 
@@ -624,23 +743,19 @@ def _happened(e: Evidence) -> str:
         return f"the {_what(e)} became {e.not_finite.get('value', math.nan)} at step {e.not_finite['step']}"
     if e.diverged is not None:
         return f"the loss diverged from step {e.onset}"
-    if large := [spike for spike in e.spikes if spike.sigmas > LARGE_SPIKE]:
-        worst = max(large, key=lambda spike: spike.sigmas)
-        return f"the loss spiked at step {worst.step}, by {worst.sigmas:.0f} sigma"
+    if e.worst and e.worst.sigmas > LARGE_SPIKE:
+        return f"the loss spiked at step {e.worst.step}, by {e.worst.sigmas:.0f} sigma"
     if e.hump > NATS_ABOVE:
         return f"the loss rose {e.hump:.2g} nats above its beginning"
     return "the loss neither spiked nor diverged, yet something is wrong"
 
 
-def _story(
-    e: Evidence, happened: str, causes: Sequence[Cause], movers: Sequence[tuple[Track, int, int, float]]
-) -> Iterator[str]:
+def _story(e: Evidence, happened: str, causes: Sequence[Cause], movers: Sequence[Mover]) -> Iterator[str]:
     if causes:
         first = causes[0]
         yield f"{_capital(happened)}."
         if movers:
-            track, row, head, sigmas = movers[0]
-            yield f"First to move was {_named(track, head)}, at step {track.steps[row]}, by {sigmas:+.1f} sigma."
+            yield f"First to move was {_named(movers[0])}, at step {movers[0].step}, by {movers[0].sigmas:+.1f} sigma."
         yield f"The cause is {_sure(first.confidence)} ({first.confidence:.0%}) this: {first.cause}."
         yield f"{_capital(first.why)}."
         if first.tries:
@@ -651,10 +766,29 @@ def _story(
     else:
         fell = f"; the loss went from {e.losses[0]:.3g} to {np.mean(e.losses[-10:]):.3g}" if len(e.losses) else ""
         yield f"Nothing wrong was found in {e.last_step:,} steps{fell}."
+
+
+def _notes(e: Evidence, causes: Sequence[Cause]) -> Iterator[str]:
+    """What else there is to know, whatever the verdict."""
     if passed := [spike for spike in e.spikes if spike.passed and not _told(spike, causes)]:
         worst = max(passed, key=lambda spike: spike.sigmas)
         several = f"{len(passed)} spikes of the loss, the largest" if len(passed) > 1 else "A spike of the loss,"
         yield f"{several} {worst.sigmas:.1f} sigma at step {worst.step}, passed without a trace."
+        if texts := e.batch(worst.step):
+            shown = ", ".join(f'"{" ".join(text[:LONGEST_QUOTE].split())}"' for text in texts)
+            yield f"Of its batch the sequences with the largest losses begin {shown}."
+    if e.gradient_spikes:
+        steps = sorted(e.gradient_spikes)
+        more = [f"{len(steps) - SHOWN_STEPS} more"] if len(steps) > SHOWN_STEPS else []
+        at = _joined([*(f"{step:,}" for step in steps[:SHOWN_STEPS]), *more])
+        several = f"steps {at}" if len(steps) > 1 else f"step {at}"
+        largest = max(e.gradient_spikes.values())
+        many = len(steps) > 1
+        followed = f"the loss followed{f' after {len(e.followed)} of them' if many else ''}"
+        yield (
+            f"The gradient norm spiked at {several}, by {'up to ' if many else ''}{largest:.1f} sigma; "
+            f"{followed if e.followed else 'the loss did not follow'}."
+        )
     if skipped := sum(event["event"] == "skipped" for event in e.events):
         yield f"{skipped} {'step was' if skipped == 1 else 'steps were'} left out."
     if back := sum(event["event"] == "rolled_back" for event in e.events):
@@ -667,8 +801,14 @@ def _told(spike: Spike, causes: Sequence[Cause]) -> bool:
     return any(cause.step == spike.step for cause in causes)
 
 
-def _named(track: Track, head: int) -> str:
-    return f"{track.statistic} of {track.where}" + (f", head {head}" if track.values.shape[1] > 1 else "")
+def _named(mover: Mover) -> str:
+    head = "" if mover.named_head is None else f", head {mover.head}"
+    return f"{mover.track.statistic} of {_place(mover.track.where)}{head}"
+
+
+def _place(where: str) -> str:
+    """What the name of a matrix does not say: `head` is no head of attention."""
+    return "the output matrix (head)" if where == "head" else where
 
 
 def _sure(confidence: float) -> str:
