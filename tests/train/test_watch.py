@@ -106,6 +106,7 @@ def marked_regions(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     yield calls
 
 
+@pytest.mark.slow  # a compiler runs
 @pytest.mark.parametrize("recipe", [{}, {"qk_clip": 0.5}])
 def test_watching_changes_nothing_where_regions_are_compiled(
     text: TextData, tmp_path: Path, marked_regions: list[str], recipe: dict[str, Any]
