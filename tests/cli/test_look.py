@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import io
 import json
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 
+import glassformer as gf
 from glassformer import lens
 from glassformer.cli import app, look, main, show
 from glassformer.cli.look import HEADED, show_inspection
@@ -165,6 +168,55 @@ def test_a_place_that_cannot_be_written_is_said_before_anything_is_read(
     monkeypatch.setattr(look, "inspect", lambda *_, **__: pytest.fail("the text was read"))
     with pytest.raises(WorkError, match=r"file cannot be written \("):
         show_inspection("llama@1m", "words", out=str(tmp_path / "file"), threads=1)
+
+
+# Ablation
+
+
+@pytest.mark.parametrize(
+    ("named", "edits"),
+    [
+        (["layers.1.heads.0,2"], [lens.ablate_heads(1, [0, 2])]),
+        (["layers.0.mixer", "layers.1.neurons.3"], [lens.ablate_mixer(0), lens.ablate_neurons(1, [3])]),
+        (["layers.1", "layers.0.ffn"], [lens.ablate_layer(1), lens.ablate_ffn(0)]),
+        (["layers.0.heads.1", "layers.0.heads.2"], [lens.ablate_heads(0, [1]), lens.ablate_heads(0, [2])]),
+    ],
+    ids=lambda value: "+".join(value) if isinstance(value[0], str) else "",
+)
+def test_what_is_named_is_taken_away(
+    model: str, named: list[str], edits: list[Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = [word for one in named for word in ("--ablate", one)]
+    assert main(["inspect", model, "--text", TEXT, *flags, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    loaded = gf.load(model)
+    tokens = torch.tensor([loaded.tokenizer.encode(TEXT).tolist()])
+    with torch.no_grad(), ExitStack() as edited:
+        for one in edits:
+            edited.enter_context(gf.edit(loaded.model, one))
+        loss = F.cross_entropy(loaded.model(tokens)[0, :-1].double(), tokens[0, 1:])
+    assert found["loss"] == pytest.approx(float(loss), rel=1e-5)
+    assert abs(found["loss"] - read(capsys, model, TEXT)["loss"]) > 1e-3
+    assert found["name"].endswith(f" without {', '.join(named)}")
+
+
+@pytest.mark.parametrize(
+    ("named", "sentence"),
+    [
+        ("heads.1", "use layers.2, layers.2.mixer"),
+        ("layers.1.heads", "use layers.2, layers.2.mixer"),
+        ("layers.9.ffn", "layer 9 is out of range"),
+        ("layers.0.heads.9", "head 9"),
+        ("layers.0.experts.0", "no site is named"),
+    ],
+)
+def test_what_cannot_be_taken_away_is_refused(
+    model: str, named: str, sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["inspect", model, "--text", TEXT, "--ablate", named]) == 2
+    assert sentence in capsys.readouterr().err
+    assert main(["inspect", model, "--ablate", named]) == 2
+    assert "--ablate is for --text" in capsys.readouterr().err
 
 
 # More readings

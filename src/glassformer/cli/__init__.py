@@ -366,6 +366,7 @@ def inspect(
     text: Annotated[str | None, Parameter(allow_leading_hyphen=True)] = None,
     reading: Annotated[list[str] | None, Parameter(negative="")] = None,
     against: Annotated[str | None, Parameter(allow_leading_hyphen=True)] = None,
+    ablate: Annotated[list[str] | None, Parameter(negative="")] = None,
     out: str | None = None,
     diff: str | None = None,
     doors: Flag = False,
@@ -389,6 +390,9 @@ def inspect(
         several times.
     against
         For activation_patching: a text of as many tokens that ends otherwise, instead of its own task.
+    ablate
+        With --text, what is taken away from the model meanwhile: layers.2, layers.2.mixer, layers.2.ffn,
+        layers.2.heads.1,3, neurons or experts alike. Give it several times.
     out
         Folder of the page (inspect.html) and the figures; by default `inspection`.
     diff
@@ -408,7 +412,7 @@ def inspect(
              "--diff": diff is not None}  # fmt: skip
     if sum(asked.values()) > 1:
         raise RequestError(f"give one of {' and '.join(name for name, given in asked.items() if given)} at a time")
-    for option, given in (("--reading", reading), ("--against", against)):
+    for option, given in (("--reading", reading), ("--against", against), ("--ablate", ablate)):
         if given is not None and text is None:
             raise RequestError(f"{option} is for --text: give what is to be read")
     if not quality and (data is not None or tokens is not None):
@@ -421,7 +425,7 @@ def inspect(
         from glassformer.cli.look import show_inspection
 
         with standard_input():
-            show_inspection(model, text, out, json, readings=reading or (), against=against)
+            show_inspection(model, text, out, json, readings=reading or (), against=against, ablate=ablate or ())
         return
     if coord_check:
         from glassformer.cli.coords import show_coord_check

@@ -8,6 +8,7 @@ import re
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
@@ -20,14 +21,14 @@ from rich.table import Table
 from rich.text import Text
 
 from glassformer import machine
-from glassformer.capture import rows_of
+from glassformer.capture import edit, rows_of
 from glassformer.cli.show import View, output, ruled, short, size
 from glassformer.cli.why import printable
 from glassformer.convert import is_checkpoint
 from glassformer.convert.storage.base import disk
 from glassformer.errors import RequestError, WorkError, did_you_mean
 from glassformer.expression import load, parse, preset
-from glassformer.lens.asking import PATCHING, READINGS, Question
+from glassformer.lens.asking import PATCHING, READINGS, Question, ablation
 from glassformer.lens.inspection import Head, Inspection, inspect
 from glassformer.lens.page.words import visible
 from glassformer.lens.reading import Reading
@@ -52,6 +53,7 @@ def show_inspection(
     threads: int | None = None,
     readings: Sequence[str] = (),
     against: str | None = None,
+    ablate: Sequence[str] = (),
 ) -> None:
     """Reads `text` with a checkpoint, or with an expression of random weights; prints what is seen and writes
     OUT/inspect.html. With `as_json` the reading is printed as JSON, and the page is written where `out` is given.
@@ -59,9 +61,10 @@ def show_inspection(
     `text` is the text itself, `@FILE` for that of a file, or `-` for standard input; what is beyond the model's
     context, or 4,096 tokens, is cut off and said. Each of the `readings` ("all": every one) is printed too, drawn in
     OUT/NAME.png, and stands under its name in the `readings` of the JSON; what the model cannot give is said, and the
-    others go on. `against` is the text that activation_patching puts the values of this one into. Raises RequestError,
-    also where not one of the readings can be given."""
-    asked = chosen(readings)
+    others go on. `against` is the text that activation_patching puts the values of this one into. What `ablate` names
+    (`lens.asking.ablation`) is taken away from the model meanwhile, and the page says so. Raises RequestError, also
+    where not one of the readings can be given."""
+    asked, edits = chosen(readings), [ablation(one) for one in ablate]
     if against is not None and PATCHING not in asked:
         raise RequestError(f"--against is for --reading {PATCHING}: no other reading has two texts")
     torch.set_num_threads(
@@ -76,15 +79,18 @@ def show_inspection(
         with disk(Path(folder)):
             Path(folder).mkdir(parents=True, exist_ok=True)
             tempfile.TemporaryFile(dir=folder).close()
-    with View(quiet=as_json) as view:
+    with View(quiet=as_json) as view, ExitStack() as edited:
         model, tokenizer, trained = opened(name, view.say)
+        for gone in edits:
+            edited.enter_context(edit(model, gone))
         found = tokenizer.encode(words)
         limit = min(LONGEST, model.config.context)
         if len(found) > limit:
             why = f"{name} has a context of {limit:,}" if limit < LONGEST else "more are not drawn"
             view.say(f"the first {limit:,} of {len(found):,} tokens are read: {why}")
         tokens = rows_of(model, found[:limit].tolist())
-        seen = inspect(model, tokens, tokenizer, name=name, trained=trained, progress=view.progress)
+        title = f"{name} without {', '.join(ablate)}" if ablate else name
+        seen = inspect(model, tokens, tokenizer, name=title, trained=trained, progress=view.progress)
         other = None if others is None else rows_of(model, tokenizer.encode(others)[:limit].tolist())
         made, refused = ask(asked, Question(model, tokens, tokenizer, seen, other), view)
     page = None if folder is None else seen.save(Path(folder) / PAGE)

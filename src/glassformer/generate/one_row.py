@@ -81,7 +81,7 @@ def shims() -> dict[Any, list[str]]:
     """What Inductor is to call for these operations: it writes `extern ...;` into a step's source for each text."""
     source = Path(__file__).with_suffix(".cpp").read_text(encoding="utf-8")
     ops = torch.ops.glassformer
-    return {ops.row_of_4_bits.default: ['"C" {\n' + source + "\n}"], ops.row_of_8_bits.default: []}
+    return {ops.row_of_4_bits.default: ['"C" {\n' + source + "\n}"], ops.row_of_8_bits.default: []}  # both are in it
 
 
 def products(vnni: bool) -> dict[Any, Callable[..., Tensor]]:

@@ -1,9 +1,12 @@
-"""What each reading is asked of one text, where nobody says more: what `glassformer inspect --reading` gives."""
+"""What each reading is asked of one text, where nobody says more: what `glassformer inspect --reading` gives, and what
+its `--ablate` takes away."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,6 +15,14 @@ from glassformer.capture import eager
 from glassformer.errors import RequestError
 from glassformer.lens.ablation import head_ablation
 from glassformer.lens.attribution import logit_attribution
+from glassformer.lens.edits import (
+    ablate_experts,
+    ablate_ffn,
+    ablate_heads,
+    ablate_layer,
+    ablate_mixer,
+    ablate_neurons,
+)
 from glassformer.lens.heads import head_scores
 from glassformer.lens.inspection import FINE, Inspection
 from glassformer.lens.maps import at_rest, side_by_side, spell
@@ -25,6 +36,7 @@ from glassformer.lens.routing import expert_routing
 from glassformer.lens.similarity import token_similarity
 from glassformer.lens.sinks import attention_sinks, massive_activations
 from glassformer.model import Model
+from glassformer.parts.site import Edit
 from glassformer.text import Tokenizer
 
 REPEATED, PAIRS, NEIGHBOURS, MOST_WORDS = 50, 2, 6, 12
@@ -109,3 +121,25 @@ READINGS: dict[str, Callable[[Question], Reading]] = {
     "expert_routing": lambda q: expert_routing(q.model, q.tokens, tokenizer=q.tokenizer),
 }
 """By the name of the function in `gf.lens`."""
+
+_ABLATED: dict[str | None, Callable[..., dict[str, Edit]]] = {
+    None: ablate_layer, "mixer": ablate_mixer, "ffn": ablate_ffn,
+    "heads": ablate_heads, "neurons": ablate_neurons, "experts": ablate_experts,
+}  # fmt: skip
+_NAMED = re.compile(r"layers\.(\d{1,9})(?:\.(mixer|ffn)|\.(heads|neurons|experts)\.(\d{1,9}(?:,\d{1,9})*))?")
+
+
+def ablation(named: str) -> dict[str, Edit]:
+    """The edit that takes away what is named: layers.2, layers.2.mixer, layers.2.ffn, layers.2.heads.1,3 and neurons or
+    experts in the same way. Raises RequestError for a name of another kind."""
+    found = re.fullmatch(
+        r"layers\.(\d{1,9})(?:\.(mixer|ffn)|\.(heads|neurons|experts)\.(\d{1,9}(?:,\d{1,9})*))?", named
+    )
+    if found is None:
+        raise RequestError(
+            f"--ablate {named!r}: use layers.2, layers.2.mixer, layers.2.ffn, layers.2.heads.1,3, and neurons or "
+            "experts in the same way"
+        )
+    layer, whole, several, indices = found.groups()
+    chosen: tuple[Any, ...] = ([int(index) for index in indices.split(",")],) if several else ()
+    return _ABLATED[whole or several](int(layer), *chosen)
