@@ -182,7 +182,9 @@ def index() -> str:
         "reading.to_dict()  # as plain JSON\n```",
         "## Readings",
         '`glassformer inspect EXPR --text "..." --reading NAME --out DIR` prints one and draws DIR/NAME.png '
-        "(several, or `all`): " + ", ".join(f"`{name}`" for name in READINGS) + ".",
+        "(several, or `all`): " + ", ".join(f"`{name}`" for name in READINGS) + ". "
+        "`--ablate layers.18.heads.6` (or `layers.18`, `layers.18.mixer`, `layers.18.ffn`, `.neurons.7`, `.experts.0`) "
+        "takes something away from the model while it reads.",
         "| reading | shows |\n|---|---|\n" + rows("readings"),
         "## Statistics",
         "`glassformer train ... --watch` records them; `glassformer why RUN` reads the record. An alarm is a "
