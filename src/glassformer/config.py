@@ -199,28 +199,31 @@ class ModelConfig(Value):
 
     def check(self) -> None:
         """Builds the modules without allocating anything: raises RequestError where parts do not fit together."""
+        self.outline()
+
+    def outline(self) -> Model:
+        """The model on the meta device: its modules and shapes, and nothing allocated."""
+        if (params := self.num_params()) > MAX_PARAMETERS:
+            raise RequestError(f"{params:,} parameters are more than the {MAX_PARAMETERS:,} allowed")
+        ctx = self.ctx
         with torch.device("meta"):
-            self.build(seed=None)
+            embedding, head = self.embedding.build(ctx), self.head.build(ctx)
+            final_norm = self.final_norm.build(ctx) if self.final_norm else None
+        return Model(embedding, self._blocks(ctx), final_norm, head, config=self)
 
     def build(self, seed: int | None = 0) -> Model:
         """The model, on torch's current device, in torch's current dtype.
 
         Weights are drawn from `seed` alone, on any machine the same; `seed=None` leaves them unfilled (to be loaded).
         """
-        if (params := self.num_params()) > MAX_PARAMETERS:
-            raise RequestError(f"{params:,} parameters are more than the {MAX_PARAMETERS:,} allowed")
-        device = torch.get_default_device()
-        ctx = self.ctx
-        with torch.device("meta"):
-            embedding, head = self.embedding.build(ctx), self.head.build(ctx)
-            final_norm = self.final_norm.build(ctx) if self.final_norm else None
-        model = Model(embedding, self._blocks(ctx), final_norm, head, config=self)
+        device, model = torch.get_default_device(), self.outline()
         if device.type == "meta":
             return model
         model.to_empty(device="cpu" if seed is not None else device)
         if seed is not None:
             generator = torch.Generator("cpu").manual_seed(seed)
-            rule = self.mup.rule(self.init, ctx, generator) if self.mup else self.init.rule(ctx, generator)
+            begin, ctx = self.init, self.ctx
+            rule = self.mup.rule(begin, ctx, generator) if self.mup else begin.rule(ctx, generator)
             for module in model.modules():
                 if callable(init_weights := getattr(module, "init_weights", None)):
                     init_weights(rule)

@@ -312,14 +312,15 @@ def pairs(model: Model, theirs: nn.Module, names: Names) -> list[Pair]:
         mixer = layers[int(path.split(".")[1])].mixer if path.startswith("layers.") else None
         features = (sum(module.outs),) if hasattr(module, "outs") else tuple(weight.shape)
         for piece in layout.pieces(Place(features, "weight", module, mixer)):
-            views = ((piece.ours, features), (piece.theirs, piece.shape))
-            mine, other = (
-                None if view is None else view(torch.arange(torch.Size(shape).numel()).view(shape)).flatten()
-                for view, shape in views
-            )
+            mine = None if piece.ours is None and piece.row is None else piece.mine(_counted(features)).flatten()
+            other = None if piece.theirs is None else piece.theirs(_counted(piece.shape)).flatten()
             if stem + piece.name in known:
                 found.append(Pair(path, stem + piece.name, mine, other))
     return found
+
+
+def _counted(shape: tuple[int, ...]) -> Tensor:
+    return torch.arange(torch.Size(shape).numel()).view(shape)
 
 
 Seen = dict[str, tuple[Tensor, Tensor]]

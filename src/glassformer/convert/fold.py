@@ -21,7 +21,6 @@ def fold(model: Model) -> Model:
             weights[f"{path}.weight"] = module.applied()
             for name in module.reparam.state_dict():
                 del weights[f"{path}.reparam.{name}"]
-    with torch.device("meta"):
-        plain = model.config.vary(reparam=None).build(seed=None)
+    plain = model.config.vary(reparam=None).outline()
     plain.load_state_dict(weights, assign=True)
     return plain.train(model.training)

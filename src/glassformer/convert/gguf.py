@@ -210,8 +210,7 @@ def llama_cpp(config: ModelConfig) -> Door:
 def _through(config: ModelConfig, door: Door) -> Door:
     gguf = door.family.gguf
     assert gguf is not None
-    with torch.device("meta"):
-        model = config.build(seed=None)
+    model = config.outline()
     factors = _factors(config)
     try:
         made: dict[str, Source | Tensor] = {**tensors(model, gguf.names), **factors}

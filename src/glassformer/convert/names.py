@@ -15,6 +15,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
@@ -36,10 +37,22 @@ class Piece(NamedTuple):
     """None: the whole tensor."""
     shift: float = 0.0
     """Theirs is ours plus this."""
+    row: int | None = None
+    """Where theirs is some rows of ours, whole: the first of them."""
 
     @property
     def whole(self) -> bool:
-        return self.ours is None and self.theirs is None and not self.shift
+        return self.ours is None and self.theirs is None and self.row is None and not self.shift
+
+    def mine(self, ours: Tensor) -> Tensor:
+        """The view of our tensor."""
+        if self.row is not None:
+            return ours[self.row : self.row + self.shape[0]]
+        return self.ours(ours) if self.ours else ours
+
+    def their(self, theirs: Tensor) -> Tensor:
+        """The view of their tensor."""
+        return self.theirs(theirs) if self.theirs else theirs
 
 
 class Place(NamedTuple):
@@ -68,7 +81,7 @@ class Stacked(Layout):
             return [Piece(self.names[0], at.shape)]
         rows, start, made = getattr(at.module, "outs", ()), 0, []
         for name, n in zip(self.names, rows, strict=True):
-            made.append(Piece(name, (n, *at.shape[1:]), lambda w, a=start, b=start + n: w[a:b]))  # type: ignore[misc]
+            made.append(Piece(name, (n, *at.shape[1:]), row=start))
             start += n
         return made
 
@@ -137,12 +150,9 @@ class EachExpert(Layout):
 
     def pieces(self, at: Place) -> list[Piece]:
         count = len(at.module.outs)  # type: ignore[arg-type]
-        shape = (at.shape[0] // count, *at.shape[1:])
-
-        def rows(expert: int) -> View:
-            return lambda w: w.unflatten(0, (count, -1))[expert]
-
-        return [Piece(self.names[0].replace("#", str(one)), shape, rows(one)) for one in range(count)]
+        n = at.shape[0] // count
+        shape = (n, *at.shape[1:])
+        return [Piece(self.names[0].replace("#", str(one)), shape, row=one * n) for one in range(count)]
 
 
 class Paired(Stacked):
@@ -152,12 +162,12 @@ class Paired(Stacked):
     def pieces(self, at: Place) -> list[Piece]:
         h = at.mixer.head_dim
         q, k, v = super().pieces(at)
-        return [*(Piece(p.name, p.shape, _halves(p.ours, h), _pairs(h)) for p in (q, k)), v]
+        return [*(Piece(p.name, p.shape, _halves(p.mine, h), _pairs(h)) for p in (q, k)), v]
 
 
-def _halves(rows: View | None, h: int) -> View:
+def _halves(rows: View, h: int) -> View:
     """(heads h, ...) -> (heads, h/2, 2, ...): values i and i + h/2 side by side."""
-    return lambda w: (rows(w) if rows else w).unflatten(0, (-1, 2, h // 2)).transpose(1, 2)
+    return lambda w: rows(w).unflatten(0, (-1, 2, h // 2)).transpose(1, 2)
 
 
 def _pairs(h: int) -> View:
@@ -189,18 +199,24 @@ class Names:
 
     def layout(self, module: str) -> tuple[Layout, str]:
         """The layout of one of our modules, and the stem of its names."""
-        layer = LAYER.fullmatch(module)
-        found = self.modules[layer[2] if layer else module]
-        layout = found if isinstance(found, Layout) else Stacked(*found.split())
-        return layout, self.layer.replace("*", layer[1]) if layer else ""
+        if (layer := LAYER.fullmatch(module)) is None:
+            return self._layouts[module], ""
+        return self._layouts[layer[2]], self.layer.replace("*", layer[1])
 
-    def pieces(self, model: nn.Module) -> Iterator[tuple[str, Tensor, list[Piece]]]:
-        """(our name, our parameter, its pieces) for every parameter of the model.
+    @cached_property
+    def _layouts(self) -> dict[str, Layout]:
+        return {
+            module: named if isinstance(named, Layout) else Stacked(*named.split())
+            for module, named in self.modules.items()
+        }
+
+    def pieces(self, modules: Mapping[str, nn.Module]) -> Iterator[tuple[str, Tensor, list[Piece]]]:
+        """(our name, our parameter, its pieces) for every parameter of the model, given `modules_of` it.
 
         Raises KeyError for a module that the family does not have."""
-        mixers = [layer.mixer for layer in model.layers]  # type: ignore[union-attr]
+        mixers = [layer.mixer for layer in modules["layers"]]  # type: ignore[attr-defined]
         seen: set[int] = set()
-        for module, owner in modules_of(model).items():
+        for module, owner in modules.items():
             for leaf, parameter in owner._parameters.items():
                 if parameter is None or id(parameter) in seen:
                     continue
@@ -208,5 +224,8 @@ class Names:
                 layout, stem = self.layout(module)
                 mixer = mixers[int(module.split(".")[1])] if stem else None
                 place = Place(tuple(parameter.shape), leaf, owner, mixer)
-                pieces = [piece._replace(name=f"{stem}{piece.name}.{leaf}") for piece in layout.pieces(place)]
+                pieces = [
+                    Piece(f"{stem}{p.name}.{leaf}", p.shape, p.ours, p.theirs, p.shift, p.row)  # `_replace` takes 1 us
+                    for p in layout.pieces(place)
+                ]
                 yield f"{module}.{leaf}", parameter, pieces

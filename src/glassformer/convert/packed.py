@@ -30,8 +30,7 @@ class PackedLinear(Linear):
         made = torch.empty(sum(self.outs), self.in_features, dtype=self.dtype)
         for piece, packed in self.packed:
             value = packed.dequantize(self.dtype)
-            mine = piece.ours(made) if piece.ours else made
-            mine.copy_(piece.theirs(value) if piece.theirs else value)
+            piece.mine(made).copy_(piece.their(value))
         return made
 
     def train(self, mode: bool = True) -> PackedLinear:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -18,6 +20,19 @@ from glassformer.model import Model
 from glassformer.parts.linear import Linear
 
 
+@contextmanager
+def _nothing_collected() -> Iterator[None]:
+    """Python's garbage collector goes through young objects again and again while thousands are made that stay."""
+    on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if on:
+            gc.enable()
+
+
+@_nothing_collected()
 def fill(
     config: ModelConfig,
     names: Names,
@@ -35,15 +50,14 @@ def fill(
         raise RequestError(
             f"{file.path} has {len(file.entries)} tensors, and the config asks for {config.n_layers} layers"
         )
-    with torch.device("meta"):
-        model = config.build(seed=None)
+    model = config.outline()
     dtype = dtype or common_dtype(file)
     device = torch.device(device or "cpu")
     theirs, modules = _Theirs(file, names), modules_of(model)
     for module in modules.values():
         vars(module)["training"] = False  # what `eval` does, in a tenth of the time
     packed: dict[str, list[tuple[Piece, Packed]]] = {}
-    for path, parameter, pieces in list(names.pieces(model)):
+    for path, parameter, pieces in list(names.pieces(modules)):
         theirs.check(path, pieces)
         owner, _, leaf = path.rpartition(".")
         module = modules[owner]
@@ -68,13 +82,13 @@ def _read(
 ) -> Tensor:
     entries = [theirs.entry(piece.name) for piece in pieces]
     if DTYPES.get(entries[0].dtype) == dtype and as_it_lies(pieces, shape):
-        there = theirs.file.stacked([entry.name for entry in entries], shape)
+        there = theirs.file.stacked(entries, shape)
         if there is not None:
-            return there.to(device)
+            return there if there.device == device else there.to(device)
     made = torch.empty(shape, dtype=dtype)
     for piece in pieces:
         name = theirs.entry(piece.name).name
-        mine = piece.ours(made) if piece.ours else made
+        mine = piece.mine(made)
         if piece.theirs is None:
             theirs.file.read_into(name, mine)
         else:
@@ -88,13 +102,12 @@ def as_it_lies(pieces: list[Piece], shape: tuple[int, ...]) -> bool:
     """Whether our tensor is theirs, whole and unchanged, one below the other."""
     if len(pieces) == 1 and pieces[0].whole:
         return True
-    blank, at = torch.empty(shape, device="meta"), 0
+    at = 0
     for piece in pieces:
-        part = piece.ours(blank) if piece.ours else blank
-        if piece.theirs or piece.shift or part.storage_offset() != at or not part.is_contiguous():
+        if piece.row != at or piece.ours or piece.theirs or piece.shift:
             return False
-        at += part.numel()
-    return at == blank.numel()
+        at += piece.shape[0]
+    return at == shape[0]
 
 
 def common_dtype(file: TensorFile) -> torch.dtype:
@@ -153,8 +166,8 @@ class _Gathered:
         made = torch.empty(self.shape, dtype=self.dtype)
         for piece, parameter in self.parts:
             value = parameter.detach()
-            theirs = piece.theirs(made) if piece.theirs else made
-            theirs.copy_(piece.ours(value) if piece.ours else value)
+            theirs = piece.their(made)
+            theirs.copy_(piece.mine(value))
             if piece.shift:
                 theirs += piece.shift
         return made
@@ -166,7 +179,7 @@ def tensors(model: Model, names: Names, dtype: torch.dtype | None = None) -> Map
     if any(isinstance(module, Linear) and not isinstance(module.weight, nn.Parameter) for module in model.modules()):
         raise RequestError("packed weights are not written; load the model without quantize and save that")
     found: dict[str, _Gathered] = {}
-    for _, parameter, pieces in names.pieces(model):
+    for _, parameter, pieces in names.pieces(modules_of(model)):
         for piece in pieces:
             source = found.setdefault(piece.name, _Gathered(piece.shape, dtype or parameter.dtype))
             source.parts.append((piece, parameter))

@@ -355,8 +355,7 @@ def seeing(model: Model, visibility: VisibilityConfig) -> Model:
         return block.vary(mixer=block.mixer.vary(visibility=visibility, kernel=AutoConfig()))
 
     stack = [stage.vary(blocks=tuple(change(block) for block in stage.blocks)) for stage in module.config.stack]
-    with torch.device("meta"):
-        other = module.config.vary(stack=tuple(stack)).build(seed=None)
+    other = module.config.vary(stack=tuple(stack)).outline()
     other.load_state_dict(module.state_dict(), assign=True)
     there = sites(other)
     for name, site in sites(module).items():  # what is edited here is edited there

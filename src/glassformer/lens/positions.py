@@ -131,8 +131,7 @@ def position_picture(model: Model | ModelConfig, length: int | None = None) -> P
 
 def drawn_from(config: ModelConfig) -> Model:
     """The model on the meta device, with the weights of its positions alone."""
-    with torch.device("meta"):
-        model = config.build(seed=None)
+    model = config.outline()
     position: Any = model.embedding.position
     if position is not None and (values := sum(p.numel() for p in position.parameters())):
         if values > LARGEST_TABLE:

@@ -21,35 +21,37 @@ class Mould:
     torch's `nn.Module.__init__` and `__setattr__` do not run again."""
 
     def __init__(self, module: nn.Module):
-        self._root = module
+        self._root = id(module)
         self._forms = [_Form(one) for one in module.modules()]
 
     def make(self) -> nn.Module:
-        memo: dict[int, Any] = {id(form.module): object.__new__(type(form.module)) for form in self._forms}
+        memo: dict[int, Any] = {form.id: object.__new__(form.kind) for form in self._forms}
         for form in self._forms:
-            made = memo[id(form.module)].__dict__
+            made = memo[form.id].__dict__
             made.update(form.shared)
             for name, kind in form.empty:
                 made[name] = kind()
             for name, tensors in form.tensors:
                 made[name] = {key: _like(tensor, memo) for key, tensor in tensors.items()}
-            made["_modules"] = {key: memo.get(id(child)) for key, child in form.module._modules.items()}
+            if form.children:
+                made["_modules"] = {key: memo.get(child) for key, child in form.children}
             for name, value in form.others:
                 made[name] = copy.deepcopy(value, memo)
-        return memo[id(self._root)]
+        return memo[self._root]
 
 
 class _Form:
     """What one module holds, by how it is copied."""
 
     def __init__(self, module: nn.Module):
-        self.module = module
+        self.module, self.id, self.kind = module, id(module), type(module)
+        self.children = [(key, id(child)) for key, child in module._modules.items()]
         self.shared: dict[str, Any] = {}
         self.empty: list[tuple[str, type]] = []
         self.tensors: list[tuple[str, dict[str, Tensor | None]]] = []
         self.others: list[tuple[str, Any]] = []
         for name, value in module.__dict__.items():
-            if name == "_modules":
+            if name == "_modules" and value:
                 continue
             if _never_changes(value):
                 self.shared[name] = value

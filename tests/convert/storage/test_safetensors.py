@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from glassformer.convert.storage import DTYPES, SafetensorsFile, open_folder, open_tensors, write_safetensors
+from glassformer.convert.storage.join import PAGE
 from glassformer.convert.storage.quants import PIECE
 from glassformer.errors import RequestError, WorkError
 
@@ -91,6 +92,45 @@ def test_a_tensor_is_a_view_whose_changes_stay_in_memory(tmp_path: Path):
         assert tensor.untyped_storage().nbytes() == 64  # and no more than its own: it can be saved alone
     assert torch.equal(tensor, torch.full((4, 4), 7.0))  # lives on when the file is closed
     assert (tmp_path / "model.safetensors").read_bytes() == before
+
+
+def test_tensors_that_lie_apart_are_mapped_as_one(tmp_path: Path):
+    """Whole pages of each, and pages in which two meet; what is written there does not reach the file."""
+    rows = {"q": 640, "k": 320, "v": 320}
+    for dtype in (torch.float32, torch.bfloat16):
+        tensors = {f"{name}.weight": counted(dtype, (n, 512), n) for name, n in rows.items()}
+        between = {f"{name}.then": counted(dtype, (PAGE,), 1) for name in rows}
+        safetensors.torch.save_file({**tensors, **between}, tmp_path / "model.safetensors")
+        before = (tmp_path / "model.safetensors").read_bytes()
+        with open_tensors(tmp_path) as file:
+            parts = [file.entry(name) for name in tensors]
+            one = file.stacked(parts, (1280, 512))
+        assert one is not None and same(one, torch.cat(list(tensors.values())))
+        assert any(part.offset % PAGE for part in parts), "no page would be shared"
+        one.view(torch.uint8).fill_(7)
+        assert (tmp_path / "model.safetensors").read_bytes() == before
+
+
+def test_tensors_of_several_files_are_mapped_as_one(tmp_path: Path):
+    tensors = {name: counted(torch.float32, (512, 512), seed) for seed, name in enumerate("qkv")}
+    write_safetensors(tmp_path, tensors, max_shard_bytes=1 << 20)
+    with open_folder(tmp_path) as file:
+        one = file.stacked([file.entry(name) for name in "qkv"], (1536, 512))
+    assert one is not None and same(one, torch.cat(list(tensors.values())))
+
+
+def test_tensors_that_pages_do_not_join_are_left_to_be_copied(tmp_path: Path):
+    """Those that lie otherwise in their pages, and those too small to be worth it."""
+    tensors = {
+        "a": counted(torch.float32, (512, 512)),
+        "b": counted(torch.float32, (3,)),
+        "c": counted(torch.float32, (512, 512)),
+    }
+    tensors |= {"d": counted(torch.float32, (PAGE,)), "e": counted(torch.float32, (4, 4))}
+    safetensors.torch.save_file(tensors, tmp_path / "model.safetensors")
+    with open_folder(tmp_path) as file:
+        assert file.stacked([file.entry("a"), file.entry("c")], (1024, 512)) is None
+        assert file.stacked([file.entry("e"), file.entry("e")], (8, 4)) is None
 
 
 def test_a_file_larger_than_memory_is_mapped(tmp_path: Path):

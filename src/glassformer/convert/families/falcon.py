@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -28,10 +28,10 @@ TWO_NORMS = with_modules(ONE_NORM, {".residual.mixer_norm": "ln_attn", ".residua
 class _Gguf(Names):
     """The first norm is that of the network, and of the attention too where it has none of its own."""
 
-    def pieces(self, model: nn.Module) -> Iterator[tuple[str, Tensor, list[Piece]]]:
-        two = any(".ffn_norm." in path for path, _ in model.named_parameters())
+    def pieces(self, modules: Mapping[str, nn.Module]) -> Iterator[tuple[str, Tensor, list[Piece]]]:
+        two = any(path.endswith(".ffn_norm") for path in modules)
         norms = {".residual.mixer_norm": "attn_norm_2" if two else "attn_norm", ".residual.ffn_norm": "attn_norm"}
-        yield from Names(self.layer, {**self.modules, **norms}).pieces(model)
+        yield from Names(self.layer, {**self.modules, **norms}).pieces(modules)
 
 
 GGUF = _Gguf("blk.*.", gpt_neox.GGUF.modules)

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -17,8 +17,8 @@ from glassformer.convert.names import Names, Piece
 class _Same(Names):
     """Every parameter under its own name, and what is kept beside them."""
 
-    def pieces(self, model: nn.Module) -> Iterator[tuple[str, Tensor, list[Piece]]]:
-        for path, value in model.state_dict(keep_vars=True).items():
+    def pieces(self, modules: Mapping[str, nn.Module]) -> Iterator[tuple[str, Tensor, list[Piece]]]:
+        for path, value in modules[""].state_dict(keep_vars=True).items():
             yield path, value, [Piece(f"model.{path}", tuple(value.shape))]
 
 

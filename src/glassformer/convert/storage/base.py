@@ -9,26 +9,22 @@ import mmap
 import os
 import secrets
 import shutil
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import IO, Any, Protocol, Self
+from typing import IO, Any, NamedTuple, Protocol, Self
 
 import torch
 from torch import Tensor
 
+from glassformer.convert.storage.join import NO_RESERVE, Stretch, joined
 from glassformer.convert.storage.quants import DTYPES, PIECE, unit, unpack
 from glassformer.errors import RequestError, WorkError
 
-NO_RESERVE = 0x4000 if sys.platform == "linux" else 0
-"""MAP_NORESERVE, which `mmap` does not name everywhere: without it Linux refuses to map a file larger than memory."""
 
-
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(NamedTuple):
     """One tensor of a file: `shape` counts rows first, `offset` counts from the beginning of the file."""
 
     name: str
@@ -117,17 +113,17 @@ class TensorFile(ABC):
         self.read_into(name, out)
         return out
 
-    def stacked(self, names: Sequence[str], shape: tuple[int, ...]) -> Tensor | None:
-        """Plain tensors as one of `shape`, a view as `tensor` gives it; None unless they lie one after the other."""
-        parts = [self.entry(name) for name in names]
+    def stacked(self, parts: Sequence[Entry], shape: tuple[int, ...]) -> Tensor | None:
+        """Plain tensors as one of `shape`, a view as `tensor` gives it; None where they cannot be mapped as one.
+
+        They can where they lie one after the other, and most can where they do not: see `join.py`."""
         home, dtype = self.home(parts[0]), DTYPES.get(parts[0].dtype)
-        together = all(
-            one.dtype == after.dtype and one.offset + one.nbytes == after.offset and self.home(after) is home
-            for one, after in pairwise(parts)
-        )
-        if dtype is None or not together:
+        if dtype is None or any(part.dtype != parts[0].dtype for part in parts):
             return None
-        return home.plain(dtype, parts[0].offset, sum(one.nbytes for one in parts)).view(shape)
+        if all(one.offset + one.nbytes == after.offset and self.home(after) is home for one, after in pairwise(parts)):
+            return home.plain(dtype, parts[0].offset, sum(one.nbytes for one in parts)).view(shape)
+        found = joined([self.home(part).stretch(part) for part in parts], dtype)
+        return None if found is None else found.view(shape)
 
     @abstractmethod
     def home(self, entry: Entry) -> SingleFile:
@@ -197,6 +193,9 @@ class SingleFile(TensorFile):
 
     def home(self, entry: Entry) -> SingleFile:
         return self
+
+    def stretch(self, entry: Entry) -> Stretch:
+        return Stretch(self._file.fileno(), entry.offset, entry.nbytes)
 
     def read_into(self, name: str, out: Tensor, rows: slice | None = None) -> None:
         entry = self.entry(name)

@@ -42,10 +42,7 @@ def members(text: bytes, most: int) -> Iterator[tuple[str, bytes]]:
         raise BadJSON("it is not a JSON object")
     at = opening.end()
     seen: set[str] = set()
-    while not _CLOSE.match(text, at):
-        member = _MEMBER.match(text, at)
-        if not member:
-            raise BadJSON(f"the JSON is damaged at byte {at}")
+    while member := _MEMBER.match(text, at):
         if len(member[1]) > LONGEST_NAME:
             raise BadJSON(f"the JSON has a name of {len(member[1])} bytes")
         name = string(member[1])
@@ -54,6 +51,8 @@ def members(text: bytes, most: int) -> Iterator[tuple[str, bytes]]:
         seen.add(name)
         yield name, member[2]
         at = member.end()
+    if not _CLOSE.match(text, at):
+        raise BadJSON(f"the JSON is damaged at byte {at}")
 
 
 def string(text: bytes) -> str:

@@ -16,6 +16,7 @@ import json
 import math
 import mmap
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,12 @@ LARGEST_EXTRA = 1 << 16  # bytes of what an index says besides its weight_map
 SINGLE = "model.safetensors"
 INDEX = f"{SINGLE}.index.json"
 
+_COUNT = rb"(?:0|[1-9][0-9]{0,17}+)"
+PLAIN = re.compile(
+    rb'\{"dtype":"([A-Z0-9_]++)","shape":\[((?:%b(?:,%b){0,7}+)?)\],"data_offsets":\[(%b),(%b)\]\}' % ((_COUNT,) * 4)
+)
+"""A tensor's part of the header, as the reference writes it."""
+
 ORDER = [
     *("BOOL", "F4", "F6_E2M3", "F6_E3M2", "U8", "I8", "F8_E5M2", "F8_E4M3", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"),
     *("I16", "U16", "F16", "BF16", "I32", "U32", "F32", "C64", "F64", "I64", "U64"),
@@ -85,23 +92,36 @@ class SafetensorsFile(SingleFile):
 
 def _entry(name: str, text: bytes, start: int) -> Entry:
     """One tensor of the header; `start` is where the data begin."""
+    if (plain := PLAIN.fullmatch(text)) is not None:
+        dtype, begin, end = plain[1].decode(), int(plain[3]), int(plain[4])
+        shape = tuple(map(int, plain[2].split(b","))) if plain[2] else ()
+    else:
+        dtype, shape, begin, end = _described(name, text)
+    if dtype not in DTYPES:
+        known = ", ".join(DTYPES)
+        raise BadJSON(f"tensor {quoted(name)} has dtype {quoted(dtype)}; known are {known}")
+    if len(shape) > MAX_DIMENSIONS or math.prod(filter(None, shape)) > MAX_ELEMENTS:
+        raise BadJSON(f"tensor {quoted(name)} has shape {quoted(str([*shape]))}, which is no shape of a tensor")
+    if begin > end:
+        raise BadJSON(f"tensor {quoted(name)} has data_offsets {quoted(str([begin, end]))}; they must be [begin, end]")
+    if end - begin != (nbytes := math.prod(shape) * DTYPES[dtype].itemsize):
+        raise BadJSON(f"tensor {quoted(name)} has {end - begin} bytes, and {dtype} {shape} needs {nbytes}")
+    return Entry(name, dtype, shape, start + begin, nbytes)
+
+
+def _described(name: str, text: bytes) -> tuple[str, tuple[int, ...], int, int]:
+    """(dtype, shape, begin, end) from any JSON."""
     if len(text) > LARGEST_DESCRIPTION or not text.startswith(b"{"):
         raise BadJSON(f"tensor {quoted(name)} is not described by a small object")
     said = small(text)
     if said.keys() != {"dtype", "shape", "data_offsets"}:
         raise BadJSON(f"tensor {quoted(name)} must have dtype, shape and data_offsets and nothing else")
     dtype, shape, offsets = said["dtype"], said["shape"], said["data_offsets"]
-    if not isinstance(dtype, str) or dtype not in DTYPES:
-        known = ", ".join(DTYPES)
-        raise BadJSON(f"tensor {quoted(name)} has dtype {quoted(str(dtype))}; known are {known}")
-    if not _counts(shape) or len(shape) > MAX_DIMENSIONS or math.prod(max(n, 1) for n in shape) > MAX_ELEMENTS:
+    if not _counts(shape):
         raise BadJSON(f"tensor {quoted(name)} has shape {quoted(str(shape))}, which is no shape of a tensor")
-    if not _counts(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
+    if not _counts(offsets) or len(offsets) != 2:
         raise BadJSON(f"tensor {quoted(name)} has data_offsets {quoted(str(offsets))}; they must be [begin, end]")
-    begin, end = offsets
-    if end - begin != (nbytes := math.prod(shape) * DTYPES[dtype].itemsize):
-        raise BadJSON(f"tensor {quoted(name)} has {end - begin} bytes, and {dtype} {tuple(shape)} needs {nbytes}")
-    return Entry(name, dtype, tuple(shape), start + begin, nbytes)
+    return dtype if isinstance(dtype, str) else str(dtype), tuple(shape), *offsets
 
 
 def _counts(values: object) -> bool:

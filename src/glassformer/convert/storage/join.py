@@ -1,0 +1,87 @@
+"""Parts of files that lie apart, side by side in memory without a copy: q, k and v of a layer as the one matrix that
+computes them.
+
+The system maps files in pages, at any address that is free. The pages of each part are mapped where those of the part
+before it end; a page in which two parts meet is made here and filled from both. That needs parts that lie in their
+pages as they would one after the other: the sizes of matrices are multiples of a page almost always, and those of a
+layer then do.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import sys
+from collections.abc import Sequence
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+PAGE = mmap.PAGESIZE
+NO_RESERVE = 0x4000 if sys.platform == "linux" else 0
+"""MAP_NORESERVE, which `mmap` does not name everywhere: without it Linux refuses to map a file larger than memory."""
+FIXED = 0x10
+"""MAP_FIXED of Linux and macOS: what is mapped at the address is replaced."""
+
+LEAST = 16 * PAGE
+"""What is smaller is copied in less time than it is mapped."""
+MOST = 8
+"""Parts of one tensor: a process may have some 65,000 mappings."""
+
+
+class Stretch(NamedTuple):
+    """`nbytes` of an open file."""
+
+    descriptor: int
+    offset: int
+    nbytes: int
+
+
+def joined(parts: Sequence[Stretch], dtype: torch.dtype) -> Tensor | None:
+    """The values of all parts (n,), private to this process as a mapping of one file is; None where pages or the system
+    do not allow it."""
+    start = parts[0].offset % PAGE
+    if len(parts) > MOST or start % dtype.itemsize or any(part.nbytes < LEAST for part in parts) or _map() is None:
+        return None
+    ends = [start]
+    for part in parts:
+        if (part.offset - ends[-1]) % PAGE:
+            return None
+        ends.append(ends[-1] + part.nbytes)
+    memory = mmap.mmap(-1, ends[-1], flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | NO_RESERVE)
+    base = torch.frombuffer(memory, dtype=torch.uint8).data_ptr()
+    for part, at, end in zip(parts, ends, ends[1:], strict=False):
+        first, last = -(-at // PAGE) * PAGE, end // PAGE * PAGE
+        if not _lay(base + first, last - first, part.descriptor, part.offset + first - at):
+            return None
+        for begin, stop in ((at, first), (last, end)):
+            if not _read(part.descriptor, memory, begin, stop, part.offset + begin - at):
+                return None
+    count = (ends[-1] - start) // dtype.itemsize
+    return torch.frombuffer(memory, dtype=dtype, count=count, offset=start)
+
+
+def _lay(address: int, count: int, descriptor: int, offset: int) -> bool:
+    """Maps pages of a file over memory of ours."""
+    protection, flags = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | FIXED | NO_RESERVE
+    return _map()(address, count, protection, flags, descriptor, offset) == address
+
+
+def _read(descriptor: int, memory: mmap.mmap, begin: int, stop: int, offset: int) -> bool:
+    with memoryview(memory)[begin:stop] as view:
+        return os.preadv(descriptor, [view], offset) == stop - begin
+
+
+@cache
+def _map() -> Any:
+    """The C library's `mmap`, which unlike Python's takes an address; None where there is none."""
+    if sys.platform not in ("linux", "darwin") or sys.maxsize < 1 << 32:
+        return None
+    function = ctypes.CDLL(None).mmap
+    function.restype = ctypes.c_void_p
+    sizes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64)
+    function.argtypes = sizes
+    return function
