@@ -805,6 +805,7 @@ def test_layers_that_differ_live_in_one_model(name: str, kernel: str):
 COMPILE = """
 import sys, torch
 sys.path.insert(0, sys.argv[1])
+from glassformer.generate import decode, prefill
 from test_generic import CURES, ENCODERS, EXPERTS, MATRIX, PUBLISHED, RECURRENT, assign, draw
 
 torch.set_num_threads(1)
@@ -823,6 +824,16 @@ for case in cases:
             broken.append(f"{case}: compiled differs")
     except Exception as error:
         broken.append(f"{case}: {type(error).__name__}: {' '.join(str(error).split())[:300]}")
+for case in [*PUBLISHED[:4], *RECURRENT[:1]]:
+    torch._dynamo.reset()
+    model, tokens, graphs = case.config().build().eval(), draw(1, 9), []
+    step = torch.compile(decode, fullgraph=True, backend=lambda graph, _: graphs.append(graph) or graph)
+    state = model.init_state(1, 9)
+    with torch.inference_mode():
+        prefill(model, tokens[:, :3], state)
+        said = torch.stack([step(model, tokens[:, i : i + 1], state) for i in range(3, 9)], dim=1)
+        if (said - model(tokens)[:, 3:]).abs().max() > 1e-4 or len(graphs) > 2:  # one length, then any
+            broken.append(f"{case}: {len(graphs)} graphs of decode, or another result")
 print(f"COMPILED {len(cases)}")
 print("BROKEN", broken)
 """

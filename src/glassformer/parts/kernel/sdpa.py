@@ -44,7 +44,7 @@ class Sdpa(Kernel):
         plain = visibility.only_order and near and bias is None and index is None
         # Causal with one query, or no order at all: everything is visible. Causal from the start: the kernel knows.
         see_all = plain and (not visibility.causal or s == 1)
-        see_past = plain and visibility.causal and s == t and not see_all
+        see_past = plain and visibility.causal and not see_all and bool(s == t)  # lengths are symbols to a compiler
         mask = None
         if not (see_all or see_past):
             key = ("mask", visibility.key, bias and bias.key, s, t, q.dtype)
