@@ -604,10 +604,11 @@ def test_state_bytes_are_what_is_allocated(case: Case):
     model, config = built(case), case.config()
     for max_len in (3, WINDOW, 16, 40):
         state = model.init_state(2, max_len)
-        assert state.nbytes == 2 * config.state_bytes(max_len, 4)
+        assert state.nbytes == 2 * config.state_bytes(max_len, torch.float32)
         assert state.nbytes == sum(value.untyped_storage().nbytes() for value in state.tensors().values())
-    half = model.init_state(2, 16, torch.bfloat16)
-    assert half.nbytes == 2 * config.state_bytes(16, 2)
+    for dtype in (torch.bfloat16, torch.int8):
+        cost = glassformer.plan(config, context=16, batch=2, state_dtype=dtype)
+        assert model.init_state(2, 16, dtype).nbytes == 2 * cost.state_bytes == cost.bytes - cost.weight_bytes
 
 
 @every_decoder
@@ -793,7 +794,7 @@ def test_layers_that_differ_live_in_one_model(name: str, kernel: str):
         close(model(tokens, documents=documents), full)
         close(full[:1, 3:], naive(tokens[:1, 3:]))
         state = model.init_state(2, 16)
-        assert state.nbytes == 2 * config.state_bytes(16, 4)
+        assert state.nbytes == 2 * config.state_bytes(16, torch.float32)
         first = model(tokens[:, :7], state, documents=documents[:, :7])
         steps = [model(part, state) for part in tokens[:, 7:].split([1, 1, 4, 1, 2], dim=1)]
     close(torch.cat([first, *steps], dim=1)[:, 3:], full[:, 3:])

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from glassformer.expression import preset as preset
     from glassformer.generate import generate as generate
     from glassformer.generate import stream as stream
+    from glassformer.plan import plan as plan
     from glassformer.presets import presets as presets
     from glassformer.train import train as train
 
@@ -35,6 +36,7 @@ _HOMES = {
     "generate": "generate",
     "lens": "lens",
     "load": "expression",
+    "plan": "plan",
     "preset": "expression",
     "presets": "presets",
     "stream": "generate",
@@ -50,6 +52,7 @@ __all__ = [
     "generate",
     "lens",
     "load",
+    "plan",
     "preset",
     "presets",
     "save",

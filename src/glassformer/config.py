@@ -27,6 +27,7 @@ from glassformer.parts.reparam import ReparamConfig
 from glassformer.parts.residual import PreConfig, ResidualConfig
 
 MAX_FILE_BYTES = 4 << 20
+MAX_CONTEXT = 1 << 28
 MAX_LAYERS = 4096
 MAX_PARAMETERS = 1 << 44
 SHOWN_BLOCKS = 12
@@ -65,8 +66,8 @@ class BlockConfig(Value):
     def flops(self, ctx: BuildContext, t: float) -> float:
         return self.mixer.flops(ctx, t) + (self.ffn.flops(ctx, t) if self.ffn else 0)
 
-    def state_bytes(self, ctx: BuildContext, t: int, bytes_per_value: int = 2) -> int:
-        return self.mixer.state_bytes(ctx, t, bytes_per_value)
+    def state_bytes(self, ctx: BuildContext, t: int, dtype: torch.dtype = torch.bfloat16) -> int:
+        return self.mixer.state_bytes(ctx, t, dtype)
 
 
 class Stage(Value):
@@ -85,7 +86,7 @@ class ModelConfig(Value):
 
     vocab_size: int = Field(gt=0, le=1 << 28)
     d_model: int = Field(gt=0, le=1 << 20)
-    context: int = Field(gt=0, le=1 << 28)
+    context: int = Field(gt=0, le=MAX_CONTEXT)
     """Tokens the model is trained to read at once."""
     embedding: EmbeddingConfig = EmbeddingConfig()
     stack: tuple[Stage, ...] = Field(min_length=1)
@@ -168,9 +169,9 @@ class ModelConfig(Value):
             total += n * block.flops(ctx, float(seen))
         return total
 
-    def state_bytes(self, t: int, bytes_per_value: int = 2) -> int:
-        """Bytes of decode state that one sequence of t tokens needs."""
-        return sum(n * block.state_bytes(self.ctx, t, bytes_per_value) for n, block in self._kinds())
+    def state_bytes(self, t: int, dtype: torch.dtype = torch.bfloat16) -> int:
+        """Bytes of decode state in `dtype` that one sequence of t tokens needs: those that `init_state` allocates."""
+        return sum(n * block.state_bytes(self.ctx, t, dtype) for n, block in self._kinds())
 
     def _kinds(self) -> Iterator[tuple[int, BlockConfig]]:
         for stage in self.stack:

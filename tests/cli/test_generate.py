@@ -59,7 +59,7 @@ def test_json_of_one_text_has_its_fields_at_the_top(model: str, capsys: Said):
     text = {"prompt": PROMPT, "text": BYTES.decode(greedy(model, PROMPT, 20)), "tokens": 20, "finish": "length"}
     assert {name: found[name] for name in text} == text and found["texts"] == [text]
     assert found["tokens_per_second"] > 0 and found["seconds_to_first_token"] > 0
-    assert found["state_bytes"] == gf.load(model).config.state_bytes(36, 4)
+    assert found["state_bytes"] == gf.load(model).config.state_bytes(36, torch.float32)
 
 
 def test_several_prompts_say_what_each_says_alone(model: str, capsys: Said):
@@ -195,7 +195,7 @@ def test_logprobs_are_the_models_own(model: str, capsys: Said):
 def test_packed_weights(model: str, kind: str, capsys: Said):
     """In 16 bits beside: the state is half as large."""
     found = made(capsys, model, "--prompt", PROMPT, "--quantize", kind, "--max-new-tokens", "4")
-    assert found["tokens"] and found["state_bytes"] == gf.load(model).config.state_bytes(20, 2)
+    assert found["tokens"] and found["state_bytes"] == gf.load(model).config.state_bytes(20, torch.bfloat16)
     wide = made(capsys, model, "--prompt", PROMPT, "--quantize", kind, "--max-new-tokens", "4", "--dtype", "float32")
     assert wide["state_bytes"] == 2 * found["state_bytes"]
 

@@ -229,7 +229,11 @@ def test_right_padding_is_taken_back_or_refused():
 
 def test_its_state_has_one_size_and_keeps_its_sum_in_fp32():
     model = tiny()
-    assert model.init_state(1, 10).nbytes == model.init_state(1, 10_000).nbytes == model.config.state_bytes(7, 4)
+    assert (
+        model.init_state(1, 10).nbytes
+        == model.init_state(1, 10_000).nbytes
+        == model.config.state_bytes(7, torch.float32)
+    )
     for dtype in (torch.bfloat16, torch.int8):
         memory = model.init_state(1, 10, dtype).tensors()
         assert memory["0.inputs"].dtype == dtype and memory["0.h"].dtype == torch.float32

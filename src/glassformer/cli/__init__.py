@@ -464,6 +464,37 @@ def why(run: str, /, *, json: Json = False) -> None:
 
 
 @app.command
+def plan(
+    models: Annotated[list[str], Parameter(negative="")],
+    /,
+    *,
+    context: Annotated[Count | None, Parameter(converter=count)] = None,
+    batch: int = 1,
+    dtype: Literal["float32", "bfloat16"] = "bfloat16",
+    state_dtype: Literal["float32", "bfloat16", "int8"] | None = None,
+    json: Json = False,
+) -> None:
+    """What generating with these models takes: weights, decode state and FLOPs, exactly, before anything is built.
+
+    Parameters
+    ----------
+    models
+        Expressions: NAME[@SIZE][+CHANGE...].
+    context
+        Tokens of a sequence; by default all that the model is trained to read.
+    batch
+        Sequences at once.
+    dtype
+        What the weights are kept in.
+    state_dtype
+        What the state is kept in; by default as the weights.
+    """
+    from glassformer.cli.costs import show_plans
+
+    show_plans(models, _whole(context), batch, dtype, state_dtype, json)
+
+
+@app.command
 def presets(*, json: Json = False) -> None:
     """List the published models, the sizes, and the changes."""
     from glassformer.cli.show import show_presets

@@ -379,7 +379,7 @@ class Writer:
         return Stops(self.asked.stop) if self.asked.stop else None
 
     def _row_bytes(self) -> int:
-        return self.loaded.config.state_bytes(self.max_len, self.model.embedding.weight.element_size())
+        return self.loaded.config.state_bytes(self.max_len, self.model.embedding.weight.dtype)
 
     def _timed(self) -> None:
         self.first = self.first or time.perf_counter()

@@ -72,7 +72,7 @@ def load_state(
     with _opened(path, model) as (file, ids, kept):
         if dtype not in (None, kept):
             raise RequestError(f"{path} was kept in {kept}, and dtype={dtype} was asked for")
-        if model.config.state_bytes(len(ids), bytes_per_value=1) > os.path.getsize(path):  # asked before memory is
+        if model.config.state_bytes(len(ids), kept) > os.path.getsize(path):  # asked before memory is
             raise RequestError(f"{path} is damaged: it is smaller than the state of {len(ids)} tokens")
         max_len = max(model.config.context, len(ids)) if max_len is None else max_len
         if max_len < len(ids):

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
+import torch
 from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaHandler, model_validator
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 from torch import nn
@@ -178,8 +179,8 @@ class PartConfig(Value):
         one token whose query looks at `t` keys."""
         return 0.0
 
-    def state_bytes(self, ctx: BuildContext, t: int, bytes_per_value: int = 2) -> int:
-        """Bytes of decode state that one sequence of `t` tokens occupies."""
+    def state_bytes(self, ctx: BuildContext, t: int, dtype: torch.dtype = torch.bfloat16) -> int:
+        """Bytes of decode state in `dtype` that one sequence of `t` tokens occupies."""
         return 0
 
 

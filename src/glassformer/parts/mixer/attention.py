@@ -23,7 +23,7 @@ from glassformer.parts.kernel import (
 )
 from glassformer.parts.linear import Linear, Matrix, linear_params
 from glassformer.parts.mixer.base import Mixer, MixerConfig
-from glassformer.parts.mixer.kv import KVState, WindowState
+from glassformer.parts.mixer.kv import KVState, WindowState, vector_bytes
 from glassformer.parts.norm import NormConfig, RMSNormConfig
 from glassformer.parts.position import AttentionPosition, AttentionPositionConfig, Positions
 from glassformer.parts.reparam import MakeReparam
@@ -243,10 +243,10 @@ class AttentionConfig(MixerConfig, kind="attention"):
         n, g, h = self._shape(ctx)
         return 2.0 * ctx.d_model * (2 * n + 2 * g) * h + 4 * n * h * t * (2 if self.gain_control else 1)
 
-    def state_bytes(self, ctx: BuildContext, t: int, bytes_per_value: int = 2) -> int:
+    def state_bytes(self, ctx: BuildContext, t: int, dtype: torch.dtype = torch.bfloat16) -> int:
         _, g, h = self._shape(ctx)
         reach = self.visibility.build(ctx).reach
-        return 2 * g * h * min(t, reach or t) * bytes_per_value
+        return 2 * g * min(t, reach or t) * vector_bytes(h, dtype)
 
 
 def head_shape(d_model: int, n: int, g: int | None, h: int | None) -> tuple[int, int, int]:

@@ -12,18 +12,26 @@ from torch import Tensor
 from glassformer.parts.position import Positions
 from glassformer.state import ForgetfulState, State
 
+SCALE = torch.bfloat16
+"""What the scale of an int8 vector is kept in."""
+
+
+def vector_bytes(width: int, dtype: torch.dtype) -> int:
+    """What `Cells` take for one vector."""
+    return width * dtype.itemsize + (SCALE.itemsize if dtype == torch.int8 else 0)
+
 
 class Cells:
     """A vector per sequence, head and slot: (b, g, slots, h), kept as `dtype`.
 
-    int8 keeps each vector as whole numbers times the vector's largest value over 127, which is rounded to bf16 first.
+    int8 keeps each vector as whole numbers times the vector's largest value over 127, rounded to `SCALE` first.
     """
 
     def __init__(self, batch: int, slots: int, heads: int, width: int, dtype: torch.dtype, device: Any = None):
         self.values = torch.zeros(batch, heads, slots, width, dtype=dtype, device=device)
         self.scales = None
         if dtype == torch.int8:
-            self.scales = torch.zeros(batch, heads, slots, 1, dtype=torch.bfloat16, device=device)
+            self.scales = torch.zeros(batch, heads, slots, 1, dtype=SCALE, device=device)
 
     def tensors(self) -> list[Tensor]:
         return [self.values] if self.scales is None else [self.values, self.scales]

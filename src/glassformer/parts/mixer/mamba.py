@@ -15,6 +15,7 @@ from glassformer.parts.ffn.glu import swiglu
 from glassformer.parts.init import Init
 from glassformer.parts.linear import Linear, Matrix, linear_params
 from glassformer.parts.mixer.base import Mixer, MixerConfig
+from glassformer.parts.mixer.kv import vector_bytes
 from glassformer.parts.mixer.recurrent import RecurrentState
 from glassformer.parts.mixer.scan import effective_attention, selective_scan, states
 from glassformer.parts.position import Positions
@@ -258,6 +259,7 @@ class MambaConfig(MixerConfig, kind="mamba"):
         c, r = self._shape(ctx)
         return 2.0 * c * (3 * ctx.d_model + 2 * r + 3 * self.d_state)
 
-    def state_bytes(self, ctx: BuildContext, t: int, bytes_per_value: int = 2) -> int:
+    def state_bytes(self, ctx: BuildContext, t: int, dtype: torch.dtype = torch.bfloat16) -> int:
         c = self._shape(ctx)[0]
-        return c * ((self.d_conv - 1) * bytes_per_value + self.d_state * max(4, bytes_per_value))
+        precise = torch.promote_types(dtype, torch.float32)
+        return (self.d_conv - 1) * vector_bytes(c, dtype) + c * self.d_state * precise.itemsize

@@ -1,0 +1,61 @@
+"""What a plan says is what building the model takes; that of every state is in `test_generic.py`."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import glassformer as gf
+from glassformer.errors import RequestError
+
+
+def test_weights_are_those_of_the_model():
+    for name in ("gpt2@1m", "llama@1m+untied", "bloom@1m", "llama@1m+moe:4:2"):
+        cost = gf.plan(gf.preset(name))
+        model = gf.preset(name).outline().bfloat16()
+        assert cost.weight_bytes == sum(weight.nbytes for weight in model.parameters())
+        assert cost.bytes_read <= cost.bytes
+
+
+def test_fewer_heads_cost_less_and_a_window_stops_growing():
+    """SmolLM2 has a third of the heads; figures of published configs by hand: 2 layers heads h bytes."""
+    third, full = (gf.plan(gf.preset(name)) for name in ("smollm2-135m", "smollm2-135m+mha"))
+    assert 3 * third.state_bytes_per_token == full.state_bytes_per_token == 2 * 30 * 9 * 64 * 2
+    window = gf.plan(gf.preset("smollm2-135m+window:256"))
+    assert window.next_token_bytes == 0 and window.state_bytes == 256 * third.state_bytes_per_token
+    assert third.next_token_bytes == third.state_bytes_per_token
+    assert gf.plan(gf.preset("llama-2-70b")).state_bytes_per_token == 2 * 80 * 8 * 128 * 2
+    assert gf.plan(gf.preset("mamba-130m")).next_token_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("asked", "sentence"),
+    [
+        ({"context": 0}, "context=0: give a number of tokens from 1 to"),
+        ({"context": 1 << 40}, "give a number of tokens from 1 to"),
+        ({"batch": 0}, "batch=0: give a number of sequences from 1 up"),
+        ({"context": 1025}, "context=1025 is past this model's learned positions, which end at 1024"),
+    ],
+)
+def test_what_cannot_be_is_one_sentence(asked: dict[str, int], sentence: str):
+    with pytest.raises(RequestError, match=sentence):
+        gf.plan(gf.preset("gpt2"), **asked)  # type: ignore[operator]
+
+
+def test_the_verb_says_what_the_function_does(tmp_path: Path):
+    command = [sys.executable, "-m", "glassformer", "plan", "llama-7b", "gpt2@1m+gqa:2", "--batch", "3"]
+    told, facts = (
+        subprocess.run([*command, *more], capture_output=True, text=True, check=True, cwd=tmp_path).stdout
+        for more in ([], ["--state-dtype", "int8", "--json"])
+    )
+    assert "6,738,415,616" in told and "3 sequences" in told
+    first, second = json.loads(facts)
+    assert first["name"] == "llama-7b" and first["weight_bytes"] == 2 * 6_738_415_616
+    config = gf.preset("gpt2@1m+gqa:2")
+    assert second["state_bytes"] == config.state_bytes(config.context, torch.int8)
+    assert second["bytes"] == second["weight_bytes"] + 3 * second["state_bytes"]
