@@ -3,6 +3,8 @@
 All sides train models of one shape (6 layers, width 384, 6 heads, 65 characters, 16 x 256 tokens, no dropout) in one
 process, step by step in turn, with fused AdamW and gradients clipped at 1. Reported are medians, ratios of medians,
 the share of the machine's bf16 matrix-product peak, and the memory each side adds in a process of its own.
+
+Beside them the step's matrix products alone, in the same rounds: what remains of a step when everything else is free.
 """
 
 from __future__ import annotations
@@ -12,15 +14,18 @@ import statistics
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
 from glassformer import machine
 from glassformer.config import ModelConfig
 from glassformer.expression import preset
+from glassformer.parts.linear import Linear
 from glassformer.parts.region import compiled_regions
 from glassformer.train import Recipe
 from glassformer.train.loop import clip, gradient_norm, make_optimizer
@@ -114,6 +119,37 @@ def peak_flops(dtype: torch.dtype, seconds: float = 1.0) -> float:
     return 2 * BATCH * CONTEXT * 384 * 1536 / statistics.median(took)
 
 
+def products(family: str) -> Callable[[], float]:
+    """The seconds of a step's matrix products in bf16, each by itself with its operands at hand: of every linear map
+    and the head forward and both ways backward, of attention two forward and four backward, half of their pairs."""
+    size, rows = config(family), BATCH * CONTEXT
+    model = size.outline()
+    matrices = [one.weight for one in model.modules() if isinstance(one, Linear)]
+    maps = Counter([*((weight.shape[0], weight.shape[1]) for weight in matrices), (VOCAB, size.d_model)])
+    mixer: Any = model.layers[0].mixer
+
+    def some(*shape: int) -> torch.Tensor:
+        return torch.randn(shape).to(torch.bfloat16)
+
+    linear = [(n, some(rows, i), some(o, i), some(rows, o)) for (o, i), n in maps.items()]
+    q = some(BATCH * mixer.n_heads, CONTEXT, mixer.head_dim)
+    pattern = some(BATCH * mixer.n_heads, CONTEXT, CONTEXT)
+
+    def once() -> float:
+        seconds = 0.0
+        for n, x, w, g in linear:
+            began = time.perf_counter()
+            F.linear(x, w), g @ w, g.T @ x
+            seconds += n * (time.perf_counter() - began)
+        began = time.perf_counter()
+        for _ in range(2):
+            q @ q.mT, pattern @ q, pattern.mT @ q
+        return seconds + size.n_layers * (time.perf_counter() - began) / 2
+
+    once()
+    return once
+
+
 def memory(family: str, side: str) -> int:
     """Bytes that three steps add to a process of its own."""
     call = [sys.executable, "-m", "benchmarks.train", family, side]
@@ -142,16 +178,17 @@ def run(rounds: int = 5, threads: int | None = None, quiet: bool = False) -> dic
             if not quiet:
                 print(f"{family}: {name}: first step {first:.1f} s", file=sys.stderr, flush=True)
         took: dict[str, list[float]] = {name: [] for name in steps}
-        peaks = []
+        peaks, bare, alone = [], products(family), []
         for _ in range(rounds):
             peaks.append(peak_flops(torch.bfloat16, 0.3))
+            alone.append(bare())
             for name, step in steps.items():
                 began = time.perf_counter()
                 step(inputs, targets)
                 took[name].append(time.perf_counter() - began)
         medians = {name: statistics.median(values) for name, values in took.items()}
         peak = statistics.median(peaks)
-        result["families"][family] = found = summary(family, medians, peak)
+        result["families"][family] = found = summary(family, medians, peak, statistics.median(alone))
         found["seconds"] = took
         found["memory_bytes"] = {
             name: memory(family, name) for name in (BEST, "transformers bf16 sdpa", "transformers bf16 eager")
@@ -164,7 +201,7 @@ def run(rounds: int = 5, threads: int | None = None, quiet: bool = False) -> dic
 BEST = "glassformer bf16 compiled"
 
 
-def summary(family: str, medians: dict[str, float], peak: float) -> dict[str, Any]:
+def summary(family: str, medians: dict[str, float], peak: float, alone: float) -> dict[str, Any]:
     tokens = BATCH * CONTEXT
     size = config(family)
     work = 6 * size.num_params() + 12 * size.n_layers * size.d_model * CONTEXT  # per token, causal pairs in full
@@ -176,6 +213,9 @@ def summary(family: str, medians: dict[str, float], peak: float) -> dict[str, An
         "against_transformers_fp32": fp32 / medians[BEST],
         "bf16_peak_gflops": peak / 1e9,
         "share_of_peak": work * tokens / medians[BEST] / peak,
+        "products_seconds": alone,
+        "products_against_transformers_bf16": bf16 / alone,
+        "products_against_transformers_fp32": fp32 / alone,
     }
 
 
@@ -195,6 +235,10 @@ def table(family: str, medians: dict[str, float], found: dict[str, Any]) -> list
         f"{found['against_transformers_bf16']:.2f} times transformers bf16 (its better attention), "
         f"{found['against_transformers_fp32']:.2f} times its fp32; {found['share_of_peak']:.0%} of the bf16 product "
         f"peak of {found['bf16_peak_gflops']:.0f} GFLOP/s (6 N + 12 L d t per token)",
+        "",
+        f"The products of such a step alone take {1000 * found['products_seconds']:.0f} ms: with everything else free "
+        f"that would be {found['products_against_transformers_bf16']:.2f} times transformers bf16 and "
+        f"{found['products_against_transformers_fp32']:.2f} times its fp32",
         "",
     ]
     return lines
