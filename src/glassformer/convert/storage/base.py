@@ -12,7 +12,6 @@ import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import IO, Any, NamedTuple, Protocol, Self
 
@@ -117,11 +116,17 @@ class TensorFile(ABC):
         """Plain tensors as one of `shape`, a view as `tensor` gives it; None where they cannot be mapped as one.
 
         They can where they lie one after the other, and most can where they do not: see `join.py`."""
-        home, dtype = self.home(parts[0]), DTYPES.get(parts[0].dtype)
-        if dtype is None or any(part.dtype != parts[0].dtype for part in parts):
+        first = parts[0]
+        home, dtype, end, together = self.home(first), DTYPES.get(first.dtype), first.offset, True
+        for part in parts:
+            if part.dtype != first.dtype:
+                return None
+            together = together and part.offset == end and self.home(part) is home
+            end = part.offset + part.nbytes
+        if dtype is None:
             return None
-        if all(one.offset + one.nbytes == after.offset and self.home(after) is home for one, after in pairwise(parts)):
-            return home.plain(dtype, parts[0].offset, sum(one.nbytes for one in parts)).view(shape)
+        if together:
+            return home.plain(dtype, first.offset, end - first.offset).view(shape)
         found = joined([self.home(part).stretch(part) for part in parts], dtype)
         return None if found is None else found.view(shape)
 
