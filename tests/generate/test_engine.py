@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
@@ -78,13 +80,16 @@ def test_cancelling_harms_nobody():
         assert request.tokens == alone.tolist()
 
 
-def test_logits_that_are_no_numbers_end_one_row():
-    model = tiny()
+def harmful(expression: str, value: float) -> Model:
+    """Who reads token 30 is lost."""
+    model = tiny(f"{expression}+untied")
     with torch.no_grad():
-        model.embedding.weight[30] = float("nan")  # who reads token 30 is lost
-        if model.head.weight is not None:
-            model.head.weight.nan_to_num_()
-    engine = Engine(model, slots=3, context=40)
+        model.embedding.weight[30] = value
+    return model
+
+
+def test_logits_that_are_no_numbers_end_one_row():
+    engine = Engine(harmful("llama", math.nan), slots=3, context=40)
     good, bad = engine.submit([1, 2], 5, logit_bias={30: -100}), engine.submit([3, 30], 5)
     drain(engine)
     assert bad.finish == "failed" and bad.error and "not numbers" in bad.error and "\n" not in bad.error
@@ -92,6 +97,41 @@ def test_logits_that_are_no_numbers_end_one_row():
     after = engine.submit([3, 4], 5, logit_bias={30: -100})  # begins as the lost one did
     drain(engine)
     assert after.finish == "length"
+
+
+@pytest.mark.parametrize(
+    ("expression", "value"),
+    [
+        *((name, math.nan) for name in ("llama", "gpt2", "bloom", "mistral+window:5", "llama+mamba", "gpt2+moe:4:2")),
+        ("llama", math.inf),
+        ("llama+mamba", -math.inf),
+    ],
+)
+def test_who_takes_the_row_of_one_that_failed_is_unharmed(expression: str, value: float):
+    """A longer neighbour makes all look at slots that the one before has filled."""
+    model = harmful(expression, value)
+    engine = Engine(model, slots=2, context=60)
+    rule = {"logit_bias": {30: -100}}
+    long = engine.submit(list(range(1, 15)), 18, **rule)
+    bad = engine.submit([*range(3, 11), 30], 5)
+    for _ in range(3):
+        engine.step()
+    short = engine.submit([1, 2], 6, **rule)
+    drain(engine)
+    assert bad.finish == "failed"
+    for request in (long, short):
+        alone = generate(model, torch.tensor([request.prompt]), request.max_new_tokens, **rule)
+        assert request.error is None and request.tokens == alone[0, len(request.prompt) :].tolist()
+
+
+def test_a_state_leaves_nothing_behind():
+    """Whatever is not a number: a row is empty again once its request has left it, moved or not."""
+    for expression in ("llama", "mistral+window:5", "llama+mamba"):
+        engine = Engine(tiny(expression), slots=3, context=40, dtype=torch.int8 if expression == "llama" else None)
+        requests = [engine.submit(ids, 3 + i) for i, ids in enumerate(prompts(3))]
+        requests[1].cancel()
+        drain(engine)
+        assert not any(bool(tensor.any()) for tensor in engine._state.tensors().values())
 
 
 def test_one_prompt_is_read_once():
@@ -106,6 +146,53 @@ def test_one_prompt_is_read_once():
     assert sorted(n for n in read if n > 1) == [2, 30]
     assert len({tuple(one.tokens) for one in samples}) == 3
     assert other.tokens == generate(tiny(), torch.tensor([other.prompt]), 4)[0, 22:].tolist()
+
+
+def test_who_leaves_is_told_once_with_all_its_text():
+    model = tiny(vocab_size=257)
+    engine = Engine(model, BYTES, slots=2, context=60)
+    free = engine.submit("Once", 12)
+    drain(engine)
+    stop = free.text[1:] + "zz"  # all but the first character may be the beginning of it
+    held, late = engine.submit("Once", 12, stop=stop), engine.submit("Twice", 30)
+    for _ in range(9):
+        engine.step()
+    assert held.text == free.text[:1] and len(held.tokens) == 9
+    held.cancel()
+    waiting = engine.submit("Thrice", 3)
+    waiting.cancel()
+    told = list(engine)
+    assert held.text == BYTES.decode(held.tokens) and held.piece == held.text[1:]
+    assert held in told[0] and waiting in told[0]
+    assert sum(held in changed for changed in told) == sum(waiting in changed for changed in told) == 1
+    assert late in told[-1] and late.finish == "length" and len(late.tokens) == 30
+    assert engine.step() == []
+
+
+def test_a_request_cancelled_while_others_are_told_ends_in_the_loop():
+    engine = Engine(tiny(vocab_size=257), BYTES, slots=2, context=60)
+    only = engine.submit("Once", 12)
+    shown, ends = "", []
+    for changed in engine:
+        assert changed == [only]
+        shown += only.piece
+        ends.append(only.finish)
+        if len(only.tokens) == 4:
+            only.cancel()
+    assert ends == [None] * 4 + ["cancelled"] and shown == only.text == BYTES.decode(only.tokens)
+
+
+def test_a_row_that_fails_shows_what_was_held_back():
+    model = tiny(vocab_size=257)
+    engine = Engine(model, BYTES, slots=2, context=60)
+    free = engine.submit("Once", 12)
+    drain(engine)
+    held = engine.submit("Once", 12, stop=free.text[1:] + "zz")
+    for _ in range(6):
+        engine.step()
+    with edit(model, {"logits": lambda logits: logits * math.nan}):
+        assert engine.step() == [held]
+    assert held.finish == "failed" and held.piece and held.text == BYTES.decode(held.tokens)
 
 
 def test_text_stops_and_is_whole():

@@ -41,7 +41,7 @@ class Request:
     text: str = ""
     """Of the new tokens, as far as it can be shown: whole characters, nothing of a stop string."""
     piece: str = ""
-    """What the last step added to `text`."""
+    """What was added to `text` since it was last told."""
     logprobs: list[float] = field(default_factory=list)
     top_logprobs: list[dict[int, float]] = field(default_factory=list)
     finish: str | None = None
@@ -63,15 +63,22 @@ class Request:
         stopped = False
         if self.stops is not None:
             piece, stopped = self.stops.feed(piece)
-        self.finish = "stop" if ended or stopped else "length" if len(self.tokens) >= self.max_new_tokens else None
-        if self.finish and not stopped and self.detokenizer is not None:
-            rest = self.detokenizer.flush()
-            if self.stops is not None:
-                shown, stopped = self.stops.feed(rest)
-                rest = shown if stopped else shown + self.stops.flush()
-                self.finish = "stop" if stopped else self.finish
-            piece += rest
-        self.piece = piece
+        self._show(piece)
+        finish = "stop" if ended or stopped else "length" if len(self.tokens) >= self.max_new_tokens else None
+        self.finish = self.finish or finish
+
+    def _close(self) -> None:
+        """Nothing follows: what was held back can be shown."""
+        rest, stopped = "" if self.detokenizer is None else self.detokenizer.flush(), False
+        if self.stops is not None:
+            rest, stopped = self.stops.feed(rest)
+            rest += self.stops.flush()
+        self._show(rest)
+        if stopped and self.finish == "length":
+            self.finish = "stop"
+
+    def _show(self, piece: str) -> None:
+        self.piece += piece
         self.text += piece
 
 
@@ -107,6 +114,8 @@ class Engine:
         """In the order of their rows."""
         self._state = self._new_state(slots)
         self._lengths: list[int] = []
+        self._changed: dict[Request, None] = {}
+        """Requests whose change no step has told yet, in order."""
         self._read: tuple[list[int], ModelState, Tensor] | None = None
         self._sites = list(sites(self.model).values())
 
@@ -173,20 +182,41 @@ class Engine:
 
     @torch.inference_mode()
     def step(self) -> list[Request]:
-        """Frees rows, lets waiting requests join, and decodes one token for all others. Empty: nothing to do."""
+        """Frees the rows of those cancelled, decodes one token for the others, and lets waiting requests join. What
+        ends is told once. Empty: nothing to do."""
+        self._let_go()
+        for one in self.waiting:
+            if one.finish:
+                self._end(one)
+        self.waiting = deque(one for one in self.waiting if not one.finish)
+        if self.running:
+            tokens = [[one.tokens[-1]] for one in self.running]
+            logits = self._decode(torch.tensor(tokens, device=self.model.embedding.weight.device))
+            self._lengths = [length + 1 for length in self._lengths]
+            self._choose(self.running, logits)
+            self._let_go()
+        for _ in range(min(len(self.waiting), self.slots - len(self.running))):
+            self._join(self.waiting.popleft())
+        self._let_go()
+        changed, self._changed = list(self._changed), {}
+        return changed
+
+    def _note(self, request: Request) -> None:
+        """The next step that returns tells of it."""
+        if request not in self._changed:
+            request.piece = ""
+            self._changed[request] = None
+
+    def _let_go(self) -> None:
+        """Those that have ended leave."""
         for row in reversed(range(len(self.running))):
             if self.running[row].finish:
+                self._end(self.running[row])
                 self._leave(row)
-        changed = [one for one in self.waiting if one.finish]
-        self.waiting = deque(one for one in self.waiting if not one.finish)
-        old = list(self.running)
-        if old:
-            tokens = torch.tensor([[one.tokens[-1]] for one in old], device=self.model.embedding.weight.device)
-            self._choose(old, self._decode(tokens))
-            self._lengths = [length + 1 for length in self._lengths]
-        while self.waiting and len(self.running) < self.slots:
-            changed.append(self._join(self.waiting.popleft()))
-        return old + changed
+
+    def _end(self, request: Request) -> None:
+        self._note(request)
+        request._close()
 
     def _decode(self, tokens: Tensor) -> Tensor:
         k = len(tokens)
@@ -198,7 +228,7 @@ class Engine:
         filled = torch.cat([tokens, tokens.new_zeros(self.slots - k, 1)])
         return self.compiled(filled, self._state)[:k]
 
-    def _join(self, request: Request) -> Request:
+    def _join(self, request: Request) -> None:
         alone, logits = self._prefilled(request.prompt)
         self._state.put(len(self.running), alone)
         self.running.append(request)
@@ -206,7 +236,6 @@ class Engine:
         self._choose([request], logits)
         if request.error:  # what is not a number spreads through all that was read with it
             self._read = None
-        return request
 
     def _prefilled(self, prompt: list[int]) -> tuple[ModelState, Tensor]:
         """The state after the prompt. What it shares with the prompt before is not read again."""
@@ -233,12 +262,13 @@ class Engine:
         return state, logits
 
     def _leave(self, row: int) -> None:
-        """The last row takes its place."""
+        """The last row takes its place, and leaves nothing behind."""
         last = len(self.running) - 1
         if row != last:
             for tensor in self._state.tensors().values():
                 tensor[row] = tensor[last]
-            self.running[row], self._lengths[row] = self.running[last], self._lengths[last]
+        self._state.clear(last, self._lengths[last])
+        self.running[row], self._lengths[row] = self.running[last], self._lengths[last]
         self.running.pop()
         self._lengths.pop()
 
@@ -260,8 +290,9 @@ class Engine:
         for row, one in enumerate(requests):
             if one.finish:  # cancelled while it was computed
                 continue
+            self._note(one)
             if bad[row]:
-                one.finish, one.piece = "failed", ""
+                one.finish = "failed"
                 one.error = f"the model's logits are not numbers after {len(one.prompt) + len(one.tokens)} tokens"
                 continue
             if one.top and chosen.logprobs is not None:
