@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import pytest
 import torch
 
-from glassformer.capture import edit
+from glassformer.capture import edit, sites
 from glassformer.errors import RequestError
 from glassformer.expression import preset
 from glassformer.generate import generate
@@ -31,6 +34,11 @@ def drain(engine: Engine) -> None:
         if not engine.step():
             return
     raise AssertionError("the engine never ends")
+
+
+def alone(model: Model, request: Request, **rule: Any) -> list[int]:
+    whole = generate(model, torch.tensor([request.prompt]), request.max_new_tokens, **rule)
+    return whole[0, len(request.prompt) :].tolist()
 
 
 def prompts(count: int = 7) -> list[list[int]]:
@@ -120,8 +128,7 @@ def test_who_takes_the_row_of_one_that_failed_is_unharmed(expression: str, value
     drain(engine)
     assert bad.finish == "failed"
     for request in (long, short):
-        alone = generate(model, torch.tensor([request.prompt]), request.max_new_tokens, **rule)
-        assert request.error is None and request.tokens == alone[0, len(request.prompt) :].tolist()
+        assert request.error is None and request.tokens == alone(model, request, **rule)
 
 
 def test_a_state_leaves_nothing_behind():
@@ -193,6 +200,125 @@ def test_a_row_that_fails_shows_what_was_held_back():
     with edit(model, {"logits": lambda logits: logits * math.nan}):
         assert engine.step() == [held]
     assert held.finish == "failed" and held.piece and held.text == BYTES.decode(held.tokens)
+
+
+@contextmanager
+def interrupted(model: Model, site: str) -> Iterator[None]:
+    """Ctrl-C in the middle of a pass of the model."""
+
+    def strike(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    found = sites(model)[site]
+    found.looks = (strike,)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            yield
+    finally:
+        found.looks = ()
+
+
+@pytest.mark.parametrize("expression", ["llama", "mistral+window:5", "llama+mamba"])
+@pytest.mark.parametrize("site", ["embed", "layers.1.resid_post"])
+def test_an_interrupt_loses_nobody(expression: str, site: str):
+    """Neither while a prompt is read nor while a token is decoded."""
+    model = tiny(expression)
+    engine = Engine(model, slots=2, context=60)
+    a, b = list(range(1, 21)), [1, 2, 3, 4, 5, 25, 26, 27]
+    first = engine.submit(a, 12, temperature=1.0, seed=3)
+    engine.step()
+    joining = engine.submit(b, 6)
+    with interrupted(model, site):
+        engine.step()  # decodes
+    with interrupted(model, site):
+        engine.step()  # reads again what was running
+    for _ in range(2):
+        engine.step()
+    with interrupted(model, site):
+        engine.step()
+    again = engine.submit(a, 6)
+    drain(engine)
+    assert first.tokens == alone(model, first, temperature=1.0, seed=3)
+    for request in (joining, again):
+        assert request.finish == "length" and request.tokens == alone(model, request)
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+def test_an_interrupted_prompt_is_not_taken_for_read(cancelled: bool):
+    model = tiny()
+    engine = Engine(model, slots=2, context=60)
+    a, b = list(range(1, 21)), [1, 2, 3, 4, 5, 25, 26, 27]
+    engine.submit(a, 3)
+    drain(engine)
+    joining = engine.submit(b, 3)
+    with interrupted(model, "layers.0.resid_post"):
+        engine.step()
+    assert joining.finish is None and engine.requests == [joining]
+    again = engine.submit(a, 6)
+    if cancelled:
+        joining.cancel()
+    drain(engine)
+    for request in (again,) if cancelled else (joining, again):
+        assert request.finish == "length" and request.tokens == alone(model, request)
+
+
+def test_an_interrupt_between_rows_draws_nothing_twice(monkeypatch: pytest.MonkeyPatch):
+    """Struck once tokens are drawn, after the first of three rows has its own."""
+    model = tiny()
+    engine = Engine(model, slots=3, context=60)
+    requests = [engine.submit(ids, 8, temperature=1.0, seed=i) for i, ids in enumerate(prompts(3))]
+    for _ in range(3):
+        engine.step()
+    note = Engine._note
+
+    def strike(self: Engine, one: Request) -> None:
+        if one is requests[1]:
+            raise KeyboardInterrupt
+        note(self, one)
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(Engine, "_note", strike)
+        engine.step()
+    assert [len(one.tokens) for one in requests] == [4, 3, 3]
+    drain(engine)
+    for seed, request in enumerate(requests):
+        assert request.tokens == alone(model, request, temperature=1.0, seed=seed)
+
+
+def test_what_ended_in_an_interrupted_step_is_told_by_the_next():
+    model = tiny(vocab_size=257)
+    engine = Engine(model, BYTES, slots=2, context=60)
+    short, held = engine.submit("Once", 2), engine.submit("Twice", 5)
+    engine.step()
+    joining = engine.submit("Thrice", 3)
+    first = short.piece
+
+    def strike(x: torch.Tensor, *_: object) -> None:
+        if x.shape[1] > 1:  # a prompt
+            raise KeyboardInterrupt
+
+    model.embed.looks = (strike,)
+    with pytest.raises(KeyboardInterrupt):
+        engine.step()
+    model.embed.looks = ()
+    assert short.finish == "length" and held.finish is None
+    told = engine.step()
+    assert set(told) == {short, held, joining} and first + short.piece == short.text
+    drain(engine)
+    assert held.text == BYTES.decode(held.tokens) and held.tokens == alone(model, held)
+
+
+def test_a_token_that_has_no_text_ends_one_row():
+    """A vocabulary of weights is often padded beyond the tokenizer's."""
+    model = tiny(vocab_size=300)
+    engine = Engine(model, BYTES, slots=3, context=60)
+    others = [engine.submit("Once", 8, logit_bias=dict.fromkeys(range(257, 300), -100)) for _ in range(2)]
+    bad = engine.submit("Twice", 8, logit_bias={299: 100})
+    others.append(engine.submit("Thrice", 8, logit_bias=dict.fromkeys(range(257, 300), -100)))
+    drain(engine)
+    assert bad.finish == "failed" and bad.error and "299" in bad.error and "\n" not in bad.error
+    for one in others:
+        assert one.tokens == alone(model, one, logit_bias=dict.fromkeys(range(257, 300), -100))
 
 
 def test_text_stops_and_is_whole():

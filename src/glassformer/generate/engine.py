@@ -67,6 +67,9 @@ class Request:
         finish = "stop" if ended or stopped else "length" if len(self.tokens) >= self.max_new_tokens else None
         self.finish = self.finish or finish
 
+    def _fail(self, why: str) -> None:
+        self.finish, self.error = "failed", why
+
     def _close(self) -> None:
         """Nothing follows: what was held back can be shown."""
         rest, stopped = "" if self.detokenizer is None else self.detokenizer.flush(), False
@@ -183,7 +186,18 @@ class Engine:
     @torch.inference_mode()
     def step(self) -> list[Request]:
         """Frees the rows of those cancelled, decodes one token for the others, and lets waiting requests join. What
-        ends is told once. Empty: nothing to do."""
+        ends is told once. Empty: nothing to do.
+
+        An exception, such as an interrupt, loses nobody: the next step reads again what is running, and goes on."""
+        try:
+            self._step()
+        except BaseException:
+            self._start_again()
+            raise
+        changed, self._changed = list(self._changed), {}
+        return changed
+
+    def _step(self) -> None:
         self._let_go()
         for one in self.waiting:
             if one.finish:
@@ -196,10 +210,16 @@ class Engine:
             self._choose(self.running, logits)
             self._let_go()
         for _ in range(min(len(self.waiting), self.slots - len(self.running))):
-            self._join(self.waiting.popleft())
+            self._join(self.waiting[0])
+            self.waiting.popleft()
         self._let_go()
-        changed, self._changed = list(self._changed), {}
-        return changed
+
+    def _start_again(self) -> None:
+        """What the rows have read is not known: those that run wait again, before the others."""
+        self.waiting = deque(dict.fromkeys([*self.running, *self.waiting]))
+        self.running, self._lengths = [], []
+        for tensor in self._state.tensors().values():
+            tensor.zero_()
 
     def _note(self, request: Request) -> None:
         """The next step that returns tells of it."""
@@ -229,10 +249,11 @@ class Engine:
         return self.compiled(filled, self._state)[:k]
 
     def _join(self, request: Request) -> None:
-        alone, logits = self._prefilled(request.prompt)
+        text = request.prompt + request.tokens  # it may have run before
+        alone, logits = self._prefilled(text)
         self._state.put(len(self.running), alone)
         self.running.append(request)
-        self._lengths.append(len(request.prompt))
+        self._lengths.append(len(text))
         self._choose([request], logits)
         if request.error:  # what is not a number spreads through all that was read with it
             self._read = None
@@ -246,6 +267,7 @@ class Engine:
             read, state, logits = self._read
             if read == prompt:
                 return state, logits
+            self._read = None
             pairs = zip(read, prompt, strict=False)
             same = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(read), len(prompt) - 1))
             same = min(same, len(prompt) - 1)
@@ -273,14 +295,23 @@ class Engine:
         self._lengths.pop()
 
     def _choose(self, requests: list[Request], logits: Tensor) -> None:
-        penalized = [one.sampling.penalizes for one in requests]
+        before = [(one, len(one.tokens), one.generator.get_state()) for one in requests if one.sampling.temperature]
+        try:
+            self._draw(requests, logits)
+        except BaseException:
+            for one, count, state in before:
+                if len(one.tokens) == count:  # what it draws next it may have drawn already
+                    one.generator.set_state(state)
+            raise
+
+    def _draw(self, requests: list[Request], logits: Tensor) -> None:
         empty = torch.empty(0, dtype=torch.long, device=logits.device)
         chosen = choose(
             logits,
             [one.sampling for one in requests],
             [
-                torch.tensor(one.prompt + one.tokens, device=logits.device) if past else empty
-                for one, past in zip(requests, penalized, strict=True)
+                torch.tensor(one.prompt + one.tokens, device=logits.device) if one.sampling.penalizes else empty
+                for one in requests
             ],
             [len(one.prompt) for one in requests],
             [one.generator for one in requests],
@@ -292,12 +323,18 @@ class Engine:
                 continue
             self._note(one)
             if bad[row]:
-                one.finish = "failed"
-                one.error = f"the model's logits are not numbers after {len(one.prompt) + len(one.tokens)} tokens"
+                one._fail(f"the model's logits are not numbers after {len(one.prompt) + len(one.tokens)} tokens")
                 continue
             if one.top and chosen.logprobs is not None:
                 assert chosen.top_ids is not None and chosen.top_logprobs is not None
                 one.logprobs.append(float(chosen.logprobs[row]))
                 pairs = zip(chosen.top_ids[row, : one.top].tolist(), chosen.top_logprobs[row].tolist(), strict=False)
                 one.top_logprobs.append(dict(pairs))
-            one._take(tokens[row])
+            try:
+                one._take(tokens[row])
+            except BaseException as problem:  # its text may be half told; those of others are not
+                why = " ".join(str(problem).split()) or type(problem).__name__
+                one.detokenizer = None
+                one._fail(f"the token {tokens[row]} cannot be shown: {why}")
+                if not isinstance(problem, Exception):
+                    raise
