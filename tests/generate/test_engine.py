@@ -202,6 +202,52 @@ def test_a_row_that_fails_shows_what_was_held_back():
     assert held.finish == "failed" and held.piece and held.text == BYTES.decode(held.tokens)
 
 
+@pytest.mark.parametrize("start", [[], [30]])  # what all prompts begin with
+def test_several_beginnings_are_read_once(start: list[int]):
+    model = tiny()
+    engine = Engine(model, slots=2, context=60)
+    draw = torch.Generator().manual_seed(0)
+    a, b = ([*start, *torch.randint(30, (20,), generator=draw).tolist()] for _ in range(2))
+    read: list[int] = []
+    model.embed.looks = (lambda x, first, total: read.append(x.shape[1]),)
+    requests = [engine.submit([*prompt, last], 1) for last in (1, 2, 3) for prompt in (a, b)]
+    drain(engine)
+    n = len(a) + 1
+    assert read == [n, n - len(start), 1, 1, 1, 1]
+    model.embed.looks = ()
+    for request in requests:
+        assert request.tokens == alone(model, request)
+
+
+@pytest.mark.parametrize("expression", ["llama", "mistral+window:5", "llama+mamba"])
+@pytest.mark.parametrize("dtype", [None, torch.int8])
+def test_prompts_that_share_beginnings(expression: str, dtype: torch.dtype | None):
+    """Any order of prompts that are beginnings of each other: as read anew, each on an engine of its own."""
+    model = tiny(expression)
+    draw = torch.Generator().manual_seed(0)
+    long = torch.randint(31, (24,), generator=draw).tolist()
+    asked = [[*long[:n], *last] for n in (4, 24, 3, 12, 20, 8, 24) for last in ([], [7], [8, 9])]
+    engine = Engine(model, slots=2, context=40, dtype=dtype)
+    got = [engine.submit(prompt, 3) for prompt in asked]
+    drain(engine)
+    for request in got:
+        fresh = Engine(model, slots=1, context=40, dtype=dtype)
+        once = fresh.submit(request.prompt, 3)
+        drain(fresh)
+        assert request.tokens == once.tokens
+
+
+def test_what_is_kept_of_prompts_is_bounded(monkeypatch: pytest.MonkeyPatch):
+    engine = Engine(tiny(), slots=1, context=40)
+    bytes_of_one = engine._new_state(1).nbytes
+    for allowed, kept in ((1 << 30, 4), (2 * bytes_of_one, 2), (bytes_of_one - 1, 1)):
+        monkeypatch.setattr("glassformer.generate.engine.MOST_READ_BYTES", allowed)
+        for first in range(8):
+            engine.submit([first, 1, 2], 1)
+        drain(engine)
+        assert 1 + len(engine._earlier) == kept
+
+
 @contextmanager
 def interrupted(model: Model, site: str) -> Iterator[None]:
     """Ctrl-C in the middle of a pass of the model."""

@@ -15,6 +15,7 @@ from glassformer.capture import sites
 from glassformer.errors import RequestError
 from glassformer.generate.compiled import CompiledStep
 from glassformer.generate.sampling import Sampling, choose, row_generator
+from glassformer.generate.speculate import agreeing
 from glassformer.generate.steps import CHUNK, check_tokens, decode, prefill
 from glassformer.generate.text import Detokenizer, Stops
 from glassformer.model import Model
@@ -22,6 +23,14 @@ from glassformer.state import ModelState
 
 LONGEST_PROMPT = 10_000_000
 """Characters: a text that no model here reads is refused before it is tokenised."""
+
+MOST_READ = 4
+"""Prompts whose states are kept for those that begin alike,"""
+MOST_READ_BYTES = 1 << 30
+"""as long as they fit into this, and one in any case."""
+
+Read = tuple[list[int], ModelState, Tensor]
+"""Tokens, the state after them, and the logits of the next."""
 
 
 @dataclass(eq=False)
@@ -119,7 +128,10 @@ class Engine:
         self._lengths: list[int] = []
         self._changed: dict[Request, None] = {}
         """Requests whose change no step has told yet, in order."""
-        self._read: tuple[list[int], ModelState, Tensor] | None = None
+        self._read: Read | None = None
+        """What was read last,"""
+        self._earlier: list[Read] = []
+        """and before it, the latest first."""
         self._sites = list(sites(self.model).values())
 
     def _new_state(self, batch: int) -> ModelState:
@@ -259,29 +271,38 @@ class Engine:
             self._read = None
 
     def _prefilled(self, prompt: list[int]) -> tuple[ModelState, Tensor]:
-        """The state after the prompt. What it shares with the prompt before is not read again."""
-        tokens = torch.tensor([prompt], device=self.model.embedding.weight.device)
-        same, state = 0, None
-        edited = any(site.edited for site in self._sites)
-        if self._read is not None and not edited:
-            read, state, logits = self._read
-            if read == prompt:
-                return state, logits
-            self._read = None
-            pairs = zip(read, prompt, strict=False)
-            same = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(read), len(prompt) - 1))
-            same = min(same, len(prompt) - 1)
+        """The state after the prompt. What it shares with one of the last few is not read again."""
+        if any(site.edited for site in self._sites):  # this is not what the model itself reads
+            state = self._new_state(1)
+            return state, self._go_on(prompt, state)
+        known = [self._read, *self._earlier] if self._read is not None else self._earlier
+        same = next((one for one in known if one[0] == prompt), None)
+        if same is None:
+            state = self._begun(prompt, known)
+            same = prompt, state, self._go_on(prompt, state)
+        most = max(1, min(MOST_READ, MOST_READ_BYTES // max(1, same[1].nbytes)))
+        self._read, self._earlier = same, [one for one in known if one is not same][: most - 1]
+        return same[1:]
+
+    def _begun(self, prompt: list[int], known: list[Read]) -> ModelState:
+        """One that has read as much of the prompt, short of its last token, as one of these can give."""
+        shared = [(agreeing(read, prompt[:-1]), -len(read), state) for read, state, _ in known]
+        for length, _, given in sorted(shared, key=lambda one: one[:2], reverse=True):
+            if length == 0:
+                break
+            state = self._new_state(1)
+            state.put(0, given)
+            state.length = given.length
             try:
-                state.truncate(same)
+                state.truncate(length)
             except ValueError:  # a window or a recurrence has forgotten
-                state = None
-        if state is None:
-            same, state = 0, self._new_state(1)
-        logits = prefill(self.model, tokens[:, same:], state, self.chunk)
-        self._read = (
-            None if edited else (prompt, state, logits)
-        )  # what was read while edited is not what the model reads
-        return state, logits
+                continue
+            return state
+        return self._new_state(1)
+
+    def _go_on(self, prompt: list[int], state: ModelState) -> Tensor:
+        tokens = torch.tensor([prompt[state.length :]], device=self.model.embedding.weight.device)
+        return prefill(self.model, tokens, state, self.chunk)
 
     def _leave(self, row: int) -> None:
         """The last row takes its place, and leaves nothing behind."""
