@@ -15,6 +15,7 @@ from glassformer.errors import RequestError
 from glassformer.expression import preset
 from glassformer.generate import generate
 from glassformer.generate.engine import Engine, Request
+from glassformer.generate.sampling import Sampling
 from glassformer.model import Model
 from glassformer.text import ByteTokenizer
 
@@ -426,6 +427,17 @@ def test_wrong_requests_are_refused_at_once(prompt: object, options: dict, names
         engine.submit(prompt, **options)  # type: ignore[arg-type]
     assert names in str(refused.value) and "\n" not in str(refused.value)
     assert not engine.step()
+
+
+def test_a_sampling_is_looked_up_not_searched(monkeypatch: pytest.MonkeyPatch):
+    """However many requests are open; equal ones share an object, and are warped together."""
+    engine = Engine(tiny(), slots=1, context=40)
+    compared: list[object] = []
+    monkeypatch.setattr(Sampling, "__eq__", lambda self, other: compared.append(other) or self is other)
+    requests = [engine.submit([1], 1, temperature=1 + i % 10 / 10, logit_bias={3: i % 2}) for i in range(60)]
+    assert not compared
+    assert len({id(one.sampling) for one in requests}) == 10
+    assert requests[3].sampling is requests[13].sampling and requests[13].sampling.temperature == 1.3
 
 
 def test_a_request_is_what_was_asked():

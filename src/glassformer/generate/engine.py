@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
@@ -132,6 +133,8 @@ class Engine:
         """What was read last,"""
         self._earlier: list[Read] = []
         """and before it, the latest first."""
+        self._samplings: WeakValueDictionary[str, Sampling] = WeakValueDictionary()
+        """Those of requests that anyone still holds."""
         self._sites = list(sites(self.model).values())
 
     def _new_state(self, batch: int) -> ModelState:
@@ -174,7 +177,7 @@ class Engine:
             raise RequestError("stop strings need a tokenizer, and this model has none")
         request = Request(
             ids,
-            next((one.sampling for one in self.requests if one.sampling == rule), rule),  # equal ones warp together
+            self._samplings.setdefault(rule.model_dump_json(), rule),  # equal ones warp together
             min(max_new_tokens, self.context - len(ids)),
             self.ends if stop_at_eos else frozenset(),
             row_generator(seed, n, self.model.embedding.weight.device),
