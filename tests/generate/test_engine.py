@@ -313,7 +313,7 @@ def test_an_interrupt_between_rows_draws_nothing_twice(monkeypatch: pytest.Monke
     """Struck once tokens are drawn, after the first of three rows has its own."""
     model = tiny()
     engine = Engine(model, slots=3, context=60)
-    requests = [engine.submit(ids, 8, temperature=1.0, seed=i) for i, ids in enumerate(prompts(3))]
+    requests = [engine.submit(ids, 8, i, temperature=1.0, logprobs=True) for i, ids in enumerate(prompts(3))]
     for _ in range(3):
         engine.step()
     note = Engine._note
@@ -329,7 +329,7 @@ def test_an_interrupt_between_rows_draws_nothing_twice(monkeypatch: pytest.Monke
     assert [len(one.tokens) for one in requests] == [4, 3, 3]
     drain(engine)
     for seed, request in enumerate(requests):
-        assert request.tokens == alone(model, request, temperature=1.0, seed=seed)
+        assert request.tokens == alone(model, request, temperature=1.0, seed=seed) and len(request.logprobs) == 8
 
 
 def test_what_ended_in_an_interrupted_step_is_told_by_the_next():
@@ -389,9 +389,13 @@ def test_text_stops_and_is_whole():
 
 def test_log_probabilities_are_the_models_own():
     model = tiny()
-    engine = Engine(model, slots=2, context=40)
+    engine = Engine(model, slots=3, context=40)
     request = engine.submit([1, 2, 3], 5, temperature=0.7, seed=0, top_logprobs=3)
+    chosen = engine.submit([1, 2, 3], 5, temperature=0.7, seed=0, logprobs=True)  # alone
+    silent = engine.submit([1, 2, 3], 5)
     drain(engine)
+    assert chosen.tokens == request.tokens and chosen.logprobs == request.logprobs and len(chosen.logprobs) == 5
+    assert chosen.top_logprobs == silent.logprobs == silent.top_logprobs == []
     with torch.no_grad():
         every = model(torch.tensor([request.prompt + request.tokens])).log_softmax(-1)[0]
     for i, token in enumerate(request.tokens):
@@ -407,7 +411,21 @@ def test_log_probabilities_are_the_models_own():
     ("prompt", "options", "names"),
     [
         ("", {}, "empty"),
-        ([], {}, "empty"),
+        ([], {}, "at least one token"),
+        (["a"], {}, "no rows of ids"),
+        ([1.7], {}, "whole numbers"),
+        ([True], {}, "whole numbers"),
+        (None, {}, "no rows of ids"),
+        (5, {}, "tokens"),
+        ([[1, 2], [3, 4]], {}, "2 rows"),
+        ([-1], {}, "token -1"),
+        ([2**70], {}, "no rows of ids"),
+        (torch.tensor([1.0]), {}, "whole numbers"),
+        ([1], {"max_new_tokens": None}, "max_new_tokens=None"),
+        ([1], {"max_new_tokens": 2.5}, "max_new_tokens=2.5"),
+        ([1], {"top_logprobs": 1.5}, "top_logprobs=1.5"),
+        ([1], {"n": "2"}, "n='2'"),
+        ([1], {"stop": [3]}, "stop[0]=3"),
         ([1] * 40, {}, "40 tokens"),
         ([999], {}, "token 999"),
         ("x" * 10_000_001, {}, "10,000,001"),
@@ -427,6 +445,12 @@ def test_wrong_requests_are_refused_at_once(prompt: object, options: dict, names
         engine.submit(prompt, **options)  # type: ignore[arg-type]
     assert names in str(refused.value) and "\n" not in str(refused.value)
     assert not engine.step()
+
+
+def test_an_engine_of_no_size_is_refused():
+    for wrong in ({"slots": 0}, {"slots": 1.5}, {"context": 1}, {"context": None}, {"chunk": 0}):
+        with pytest.raises(RequestError, match=next(iter(wrong))):
+            Engine(tiny(), **wrong)  # type: ignore[arg-type]
 
 
 def test_a_sampling_is_looked_up_not_searched(monkeypatch: pytest.MonkeyPatch):

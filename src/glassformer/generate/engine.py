@@ -12,8 +12,8 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor
 
-from glassformer.capture import sites
-from glassformer.errors import RequestError
+from glassformer.capture import rows_of, sites
+from glassformer.errors import RequestError, check_whole
 from glassformer.generate.compiled import CompiledStep
 from glassformer.generate.sampling import Sampling, choose, row_generator
 from glassformer.generate.speculate import agreeing
@@ -43,7 +43,8 @@ class Request:
     max_new_tokens: int
     ends: frozenset[int]
     generator: torch.Generator
-    top: int = 0
+    top: int | None = None
+    """How many likeliest tokens are told beside the chosen one's log-probability; None: neither is."""
     stops: Stops | None = None
     detokenizer: Detokenizer | None = None
     tokens: list[int] = field(default_factory=list)
@@ -53,7 +54,9 @@ class Request:
     piece: str = ""
     """What was added to `text` since it was last told."""
     logprobs: list[float] = field(default_factory=list)
+    """Of the new tokens, where asked for: the model's own, before any warper (`Chosen`)."""
     top_logprobs: list[dict[int, float]] = field(default_factory=list)
+    """Of the likeliest tokens in place of each, best first."""
     finish: str | None = None
     """None while it runs; then stop, length, cancelled or failed."""
     error: str | None = None
@@ -117,8 +120,8 @@ class Engine:
         chunk: int = CHUNK,
         compiled: bool = False,
     ):
-        if slots < 1 or context < 2:
-            raise RequestError(f"slots={slots} and context={context}: an engine needs 1 slot and 2 tokens at least")
+        for name, value, least in (("slots", slots, 1), ("context", context, 2), ("chunk", chunk, 1)):
+            check_whole(name, value, least)
         self.model, self.tokenizer, self.ends = model.eval(), tokenizer, frozenset(ends)
         self.slots, self.context, self.dtype, self.chunk = slots, context, dtype, chunk
         self.compiled = CompiledStep(model, slots, context, dtype).load() if compiled else None
@@ -150,9 +153,11 @@ class Engine:
         stop: str | Sequence[str] = (),
         top_logprobs: int = 0,
         stop_at_eos: bool = True,
+        logprobs: bool = False,
         **sampling: Any,
     ) -> Request:
         """One more request; it starts when a row is free. `n` is which of several samples of one prompt it is.
+        `logprobs` asks for those of what is chosen, `top_logprobs` for those of so many likeliest tokens too.
 
         Raises RequestError, before anything is computed, for what cannot be served."""
         if isinstance(prompt, str):
@@ -161,16 +166,21 @@ class Engine:
             if len(prompt) > LONGEST_PROMPT:
                 raise RequestError(f"the prompt has {len(prompt):,} characters; at most {LONGEST_PROMPT:,} are read")
             prompt = self.tokenizer.encode(prompt).tolist()
-        ids = [int(token) for token in prompt]
-        if not ids:
-            raise RequestError("the prompt is empty; give at least one token")
-        if max_new_tokens < 1:
-            raise RequestError(f"max_new_tokens={max_new_tokens} must be at least 1")
+            if not prompt:
+                raise RequestError("the prompt is empty; give at least one token")
+        for name, value, least in (
+            ("max_new_tokens", max_new_tokens, 1),
+            ("n", n, 0),
+            ("top_logprobs", top_logprobs, 0),
+        ):
+            check_whole(name, value, least)
+        rows = rows_of(self.model, prompt)
+        if len(rows) != 1:
+            raise RequestError(f"the prompt has {len(rows)} rows; submit each as a request of its own")
+        check_tokens(self.model, rows)
+        ids = rows[0].tolist()
         if len(ids) + 1 > self.context:
             raise RequestError(f"the prompt has {len(ids):,} tokens, and prompt and answer may have {self.context:,}")
-        if top_logprobs < 0:
-            raise RequestError(f"top_logprobs={top_logprobs} must be 0 or more")
-        check_tokens(self.model, torch.tensor([ids]))
         rule = Sampling(**sampling)
         rule.check(self.model.embedding.weight.shape[0])
         if stop and self.tokenizer is None:
@@ -181,7 +191,7 @@ class Engine:
             min(max_new_tokens, self.context - len(ids)),
             self.ends if stop_at_eos else frozenset(),
             row_generator(seed, n, self.model.embedding.weight.device),
-            top_logprobs,
+            top_logprobs if logprobs or top_logprobs else None,
             Stops(stop) if stop else None,
             Detokenizer(self.tokenizer) if self.tokenizer is not None else None,
         )
@@ -319,13 +329,14 @@ class Engine:
         self._lengths.pop()
 
     def _choose(self, requests: list[Request], logits: Tensor) -> None:
-        before = [(one, len(one.tokens), one.generator.get_state()) for one in requests if one.sampling.temperature]
+        before = [(one, len(one.tokens), one.generator.get_state()) for one in requests]
         try:
             self._draw(requests, logits)
         except BaseException:
             for one, count, state in before:
-                if len(one.tokens) == count:  # what it draws next it may have drawn already
+                if len(one.tokens) == count:  # it may have drawn, and draws again
                     one.generator.set_state(state)
+                    del one.logprobs[count:], one.top_logprobs[count:]
             raise
 
     def _draw(self, requests: list[Request], logits: Tensor) -> None:
@@ -339,7 +350,8 @@ class Engine:
             ],
             [len(one.prompt) for one in requests],
             [one.generator for one in requests],
-            top=max(one.top for one in requests),
+            top=max(one.top or 0 for one in requests),
+            logprobs=any(one.top is not None for one in requests),
         )
         bad, tokens = chosen.bad.tolist(), chosen.tokens.tolist()
         for row, one in enumerate(requests):
@@ -349,9 +361,9 @@ class Engine:
             if bad[row]:
                 one._fail(f"the model's logits are not numbers after {len(one.prompt) + len(one.tokens)} tokens")
                 continue
-            if one.top and chosen.logprobs is not None:
-                assert chosen.top_ids is not None and chosen.top_logprobs is not None
+            if one.top is not None and chosen.logprobs is not None:
                 one.logprobs.append(float(chosen.logprobs[row]))
+            if one.top and chosen.top_ids is not None and chosen.top_logprobs is not None:
                 pairs = zip(chosen.top_ids[row, : one.top].tolist(), chosen.top_logprobs[row].tolist(), strict=False)
                 one.top_logprobs.append(dict(pairs))
             try:
