@@ -163,3 +163,36 @@ def test_nothing_is_generated_before_the_request_is_judged():
     with pytest.raises(RequestError):
         next(stream(model, prompt(), 0))
     assert model.training
+
+
+@pytest.mark.parametrize("options", [{}, {"temperature": 0.8, "seed": 3, "top_k": 9, "repetition_penalty": 1.3}])
+@pytest.mark.parametrize("k", [0, 1, 4, 1000])
+def test_log_probabilities_are_those_of_the_uncached_model(k: int, options: dict):
+    """Of what was chosen and of the likeliest, before any warper; asking for them changes no token."""
+    model, tokens = tiny(context=64).eval(), prompt(3, 5)
+    steps = list(stream(model, tokens, 7, logprobs=k, **options))
+    text = torch.cat([tokens, torch.stack([one.tokens for one in steps], dim=1)], dim=1)
+    assert torch.equal(text, generate(model, tokens, 7, **options))
+    with torch.no_grad():
+        every = model(text).log_softmax(-1)[:, 4:-1]
+    for i, one in enumerate(steps):
+        wanted = every[:, i].gather(1, one.tokens[:, None])[:, 0]
+        torch.testing.assert_close(one.logprobs, wanted, atol=2e-5, rtol=0)
+        assert not one.logprobs.is_inference() and not one.bad.any()
+        if k == 0:
+            assert one.top_ids is None and one.top_logprobs is None
+            continue
+        best = every[:, i].topk(min(k, VOCAB))
+        assert torch.equal(one.top_ids[:, :4], best.indices[:, :4])
+        torch.testing.assert_close(one.top_logprobs, best.values, atol=2e-5, rtol=0)
+
+
+@pytest.mark.parametrize("k", [-1, 1.5, "2"])
+def test_wrong_numbers_of_log_probabilities_are_refused(k: object):
+    with pytest.raises(RequestError, match="logprobs="):
+        next(stream(tiny(), prompt(), 4, logprobs=k))  # type: ignore[arg-type]
+
+
+def test_generate_gives_no_log_probabilities():
+    with pytest.raises(RequestError, match="stream"):
+        generate(tiny(), prompt(), 4, logprobs=2)

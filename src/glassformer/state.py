@@ -45,6 +45,11 @@ class State(ABC):
         for name, mine in self.upto(length).items():
             mine[row] = given[name][0]
 
+    def clear(self, row: int, length: int) -> None:
+        """Row `row`, which has read `length` tokens, holds zeros again."""
+        for tensor in self.upto(length).values():
+            tensor[row].zero_()
+
     @abstractmethod
     def truncate(self, length: int) -> None:
         """Forgets every token after the first `length` (rejected speculation)."""
@@ -57,6 +62,10 @@ class ForgetfulState(State):
     rewind = 0
     read = 0
     """Tokens before this one have been read, since the state was empty; going back does not lower it."""
+
+    def put(self, row: int, other: State, length: int) -> None:
+        super().put(row, other, length)
+        self.read = max(self.read, getattr(other, "read", 0))
 
     def go_back(self, length: int, why: str) -> None:
         """Whether `truncate` may: ValueError that says why not, and 0 tokens are read once none are left."""
@@ -144,6 +153,13 @@ class ModelState:
         for mine, theirs in zip(self.layers, other.layers, strict=True):
             if mine is not None and theirs is not None:
                 mine.put(row, theirs, other.length)
+
+    def clear(self, row: int, length: int) -> None:
+        """Row `row`, which has read `length` tokens, holds zeros again: what is no number would reach whoever has the
+        row next, as 0 * NaN is NaN and masked slots are multiplied by 0."""
+        for layer in self.layers:
+            if layer is not None:
+                layer.clear(row, length)
 
     def reorder(self, index: Tensor) -> None:
         for layer in self.layers:

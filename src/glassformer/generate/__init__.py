@@ -15,7 +15,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from glassformer.callable_module import make_callable
-from glassformer.errors import RequestError, WorkError
+from glassformer.errors import RequestError, WorkError, check_whole
 from glassformer.generate.compiled import CompiledStep
 from glassformer.generate.sampling import Sampling, choose, row_generator
 from glassformer.generate.steps import CHUNK, check_tokens, decode, prefill
@@ -35,9 +35,13 @@ def stream(
     state: ModelState | None = None,
     compiled: CompiledStep | None = None,
     chunk: int = CHUNK,
+    logprobs: int | None = None,
     **sampling: Any,
-) -> Iterator[Int[Tensor, "b"]]:
-    """Yields the next token of every row, one step at a time. With a `state`, `tokens` go on from where it stands.
+) -> Iterator[Any]:
+    """Yields the next token of every row (b,), one step at a time. With a `state`, `tokens` go on from where it stands.
+
+    With `logprobs`, each step is a `Chosen` instead: its `tokens` (b,), their `logprobs` (b,), and where `logprobs` is
+    k > 0 the `top_ids` and `top_logprobs` (b, k) of the likeliest; in nats, of the model's own distribution.
 
     `sampling`: top_p, min_p, typical_p, penalties, logit_bias (`Sampling`). Row i draws from a generator of (seed, i),
     so its text does not depend on its neighbours. Raises RequestError for what cannot be generated, WorkError where
@@ -45,6 +49,8 @@ def stream(
     check_tokens(model, tokens)
     if max_new_tokens < 1:
         raise RequestError(f"max_new_tokens={max_new_tokens} must be at least 1")
+    if logprobs is not None:
+        check_whole("logprobs", logprobs, 0)
     rule = Sampling(temperature=temperature, top_k=top_k, **sampling)
     b, s = tokens.shape
     rule.check(model.embedding.weight.shape[0])
@@ -61,13 +67,16 @@ def stream(
                     logits = prefill(model, tokens, state, chunk)
                 else:
                     logits = compiled(tokens, state) if compiled else decode(model, tokens, state)
-                chosen = choose(logits, [rule] * b, list(past), [s] * b, generators)
+                chosen = choose(
+                    logits, [rule] * b, list(past), [s] * b, generators, logprobs or 0, logprobs is not None
+                )
             if bool(chosen.bad.any()):
                 raise WorkError(f"the model's logits are not numbers after {past.shape[1]} tokens")
-            token = chosen.tokens.clone()  # an ordinary tensor
+            chosen = chosen.clone()  # ordinary tensors
+            token = chosen.tokens
             if rule.penalizes:
                 past = torch.cat([past, token[:, None]], dim=1)
-            yield token
+            yield token if logprobs is None else chosen
             tokens = token[:, None]
     finally:
         model.train(was_training)
@@ -86,7 +95,9 @@ def generate(
 ) -> Int[Tensor, "b t"]:
     """tokens (b, s) followed by the new ones. A row that has reached `eos_id` repeats it; all rows there, it stops.
 
-    `more` as for `stream`."""
+    `more` as for `stream`, but for `logprobs`: what is returned are tokens."""
+    if more.get("logprobs") is not None:
+        raise RequestError("generate returns tokens alone; stream(..., logprobs=k) gives their log-probabilities")
     eos_id = eos_id if stop_at_eos else None  # without one known, nothing stops early
     new: list[Tensor] = []
     done = torch.zeros(tokens.shape[0], dtype=torch.bool, device=tokens.device)

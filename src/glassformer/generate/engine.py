@@ -7,14 +7,16 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
 
-from glassformer.capture import sites
-from glassformer.errors import RequestError
+from glassformer.capture import rows_of, sites
+from glassformer.errors import RequestError, check_whole
 from glassformer.generate.compiled import CompiledStep
 from glassformer.generate.sampling import Sampling, choose, row_generator
+from glassformer.generate.speculate import agreeing
 from glassformer.generate.steps import CHUNK, check_tokens, decode, prefill
 from glassformer.generate.text import Detokenizer, Stops
 from glassformer.model import Model
@@ -22,6 +24,14 @@ from glassformer.state import ModelState
 
 LONGEST_PROMPT = 10_000_000
 """Characters: a text that no model here reads is refused before it is tokenised."""
+
+MOST_READ = 4
+"""Prompts whose states are kept for those that begin alike,"""
+MOST_READ_BYTES = 1 << 30
+"""as long as they fit into this, and one in any case."""
+
+Read = tuple[list[int], ModelState, Tensor]
+"""Tokens, the state after them, and the logits of the next."""
 
 
 @dataclass(eq=False)
@@ -33,7 +43,8 @@ class Request:
     max_new_tokens: int
     ends: frozenset[int]
     generator: torch.Generator
-    top: int = 0
+    top: int | None = None
+    """How many likeliest tokens are told beside the chosen one's log-probability; None: neither is."""
     stops: Stops | None = None
     detokenizer: Detokenizer | None = None
     tokens: list[int] = field(default_factory=list)
@@ -41,9 +52,11 @@ class Request:
     text: str = ""
     """Of the new tokens, as far as it can be shown: whole characters, nothing of a stop string."""
     piece: str = ""
-    """What the last step added to `text`."""
+    """What was added to `text` since it was last told."""
     logprobs: list[float] = field(default_factory=list)
+    """Of the new tokens, where asked for: the model's own, before any warper (`Chosen`)."""
     top_logprobs: list[dict[int, float]] = field(default_factory=list)
+    """Of the likeliest tokens in place of each, best first."""
     finish: str | None = None
     """None while it runs; then stop, length, cancelled or failed."""
     error: str | None = None
@@ -63,15 +76,25 @@ class Request:
         stopped = False
         if self.stops is not None:
             piece, stopped = self.stops.feed(piece)
-        self.finish = "stop" if ended or stopped else "length" if len(self.tokens) >= self.max_new_tokens else None
-        if self.finish and not stopped and self.detokenizer is not None:
-            rest = self.detokenizer.flush()
-            if self.stops is not None:
-                shown, stopped = self.stops.feed(rest)
-                rest = shown if stopped else shown + self.stops.flush()
-                self.finish = "stop" if stopped else self.finish
-            piece += rest
-        self.piece = piece
+        self._show(piece)
+        finish = "stop" if ended or stopped else "length" if len(self.tokens) >= self.max_new_tokens else None
+        self.finish = self.finish or finish
+
+    def _fail(self, why: str) -> None:
+        self.finish, self.error = "failed", why
+
+    def _close(self) -> None:
+        """Nothing follows: what was held back can be shown."""
+        rest, stopped = "" if self.detokenizer is None else self.detokenizer.flush(), False
+        if self.stops is not None:
+            rest, stopped = self.stops.feed(rest)
+            rest += self.stops.flush()
+        self._show(rest)
+        if stopped and self.finish == "length":
+            self.finish = "stop"
+
+    def _show(self, piece: str) -> None:
+        self.piece += piece
         self.text += piece
 
 
@@ -97,8 +120,8 @@ class Engine:
         chunk: int = CHUNK,
         compiled: bool = False,
     ):
-        if slots < 1 or context < 2:
-            raise RequestError(f"slots={slots} and context={context}: an engine needs 1 slot and 2 tokens at least")
+        for name, value, least in (("slots", slots, 1), ("context", context, 2), ("chunk", chunk, 1)):
+            check_whole(name, value, least)
         self.model, self.tokenizer, self.ends = model.eval(), tokenizer, frozenset(ends)
         self.slots, self.context, self.dtype, self.chunk = slots, context, dtype, chunk
         self.compiled = CompiledStep(model, slots, context, dtype).load() if compiled else None
@@ -107,7 +130,14 @@ class Engine:
         """In the order of their rows."""
         self._state = self._new_state(slots)
         self._lengths: list[int] = []
-        self._read: tuple[list[int], ModelState, Tensor] | None = None
+        self._changed: dict[Request, None] = {}
+        """Requests whose change no step has told yet, in order."""
+        self._read: Read | None = None
+        """What was read last,"""
+        self._earlier: list[Read] = []
+        """and before it, the latest first."""
+        self._samplings: WeakValueDictionary[str, Sampling] = WeakValueDictionary()
+        """Those of requests that anyone still holds."""
         self._sites = list(sites(self.model).values())
 
     def _new_state(self, batch: int) -> ModelState:
@@ -123,9 +153,11 @@ class Engine:
         stop: str | Sequence[str] = (),
         top_logprobs: int = 0,
         stop_at_eos: bool = True,
+        logprobs: bool = False,
         **sampling: Any,
     ) -> Request:
         """One more request; it starts when a row is free. `n` is which of several samples of one prompt it is.
+        `logprobs` asks for those of what is chosen, `top_logprobs` for those of so many likeliest tokens too.
 
         Raises RequestError, before anything is computed, for what cannot be served."""
         if isinstance(prompt, str):
@@ -134,27 +166,32 @@ class Engine:
             if len(prompt) > LONGEST_PROMPT:
                 raise RequestError(f"the prompt has {len(prompt):,} characters; at most {LONGEST_PROMPT:,} are read")
             prompt = self.tokenizer.encode(prompt).tolist()
-        ids = [int(token) for token in prompt]
-        if not ids:
-            raise RequestError("the prompt is empty; give at least one token")
-        if max_new_tokens < 1:
-            raise RequestError(f"max_new_tokens={max_new_tokens} must be at least 1")
+            if not prompt:
+                raise RequestError("the prompt is empty; give at least one token")
+        for name, value, least in (
+            ("max_new_tokens", max_new_tokens, 1),
+            ("n", n, 0),
+            ("top_logprobs", top_logprobs, 0),
+        ):
+            check_whole(name, value, least)
+        rows = rows_of(self.model, prompt)
+        if len(rows) != 1:
+            raise RequestError(f"the prompt has {len(rows)} rows; submit each as a request of its own")
+        check_tokens(self.model, rows)
+        ids = rows[0].tolist()
         if len(ids) + 1 > self.context:
             raise RequestError(f"the prompt has {len(ids):,} tokens, and prompt and answer may have {self.context:,}")
-        if top_logprobs < 0:
-            raise RequestError(f"top_logprobs={top_logprobs} must be 0 or more")
-        check_tokens(self.model, torch.tensor([ids]))
         rule = Sampling(**sampling)
         rule.check(self.model.embedding.weight.shape[0])
         if stop and self.tokenizer is None:
             raise RequestError("stop strings need a tokenizer, and this model has none")
         request = Request(
             ids,
-            next((one.sampling for one in self.requests if one.sampling == rule), rule),  # equal ones warp together
+            self._samplings.setdefault(rule.model_dump_json(), rule),  # equal ones warp together
             min(max_new_tokens, self.context - len(ids)),
             self.ends if stop_at_eos else frozenset(),
             row_generator(seed, n, self.model.embedding.weight.device),
-            top_logprobs,
+            top_logprobs if logprobs or top_logprobs else None,
             Stops(stop) if stop else None,
             Detokenizer(self.tokenizer) if self.tokenizer is not None else None,
         )
@@ -173,20 +210,58 @@ class Engine:
 
     @torch.inference_mode()
     def step(self) -> list[Request]:
-        """Frees rows, lets waiting requests join, and decodes one token for all others. Empty: nothing to do."""
+        """Frees the rows of those cancelled, decodes one token for the others, and lets waiting requests join. What
+        ends is told once. Empty: nothing to do.
+
+        An exception, such as an interrupt, loses nobody: the next step reads again what is running, and goes on."""
+        try:
+            self._step()
+        except BaseException:
+            self._start_again()
+            raise
+        changed, self._changed = list(self._changed), {}
+        return changed
+
+    def _step(self) -> None:
+        self._let_go()
+        for one in self.waiting:
+            if one.finish:
+                self._end(one)
+        self.waiting = deque(one for one in self.waiting if not one.finish)
+        if self.running:
+            tokens = [[one.tokens[-1]] for one in self.running]
+            logits = self._decode(torch.tensor(tokens, device=self.model.embedding.weight.device))
+            self._lengths = [length + 1 for length in self._lengths]
+            self._choose(self.running, logits)
+            self._let_go()
+        for _ in range(min(len(self.waiting), self.slots - len(self.running))):
+            self._join(self.waiting[0])
+            self.waiting.popleft()
+        self._let_go()
+
+    def _start_again(self) -> None:
+        """What the rows have read is not known: those that run wait again, before the others."""
+        self.waiting = deque(dict.fromkeys([*self.running, *self.waiting]))
+        self.running, self._lengths = [], []
+        for tensor in self._state.tensors().values():
+            tensor.zero_()
+
+    def _note(self, request: Request) -> None:
+        """The next step that returns tells of it."""
+        if request not in self._changed:
+            request.piece = ""
+            self._changed[request] = None
+
+    def _let_go(self) -> None:
+        """Those that have ended leave."""
         for row in reversed(range(len(self.running))):
             if self.running[row].finish:
+                self._end(self.running[row])
                 self._leave(row)
-        changed = [one for one in self.waiting if one.finish]
-        self.waiting = deque(one for one in self.waiting if not one.finish)
-        old = list(self.running)
-        if old:
-            tokens = torch.tensor([[one.tokens[-1]] for one in old], device=self.model.embedding.weight.device)
-            self._choose(old, self._decode(tokens))
-            self._lengths = [length + 1 for length in self._lengths]
-        while self.waiting and len(self.running) < self.slots:
-            changed.append(self._join(self.waiting.popleft()))
-        return old + changed
+
+    def _end(self, request: Request) -> None:
+        self._note(request)
+        request._close()
 
     def _decode(self, tokens: Tensor) -> Tensor:
         k = len(tokens)
@@ -198,75 +273,104 @@ class Engine:
         filled = torch.cat([tokens, tokens.new_zeros(self.slots - k, 1)])
         return self.compiled(filled, self._state)[:k]
 
-    def _join(self, request: Request) -> Request:
-        alone, logits = self._prefilled(request.prompt)
+    def _join(self, request: Request) -> None:
+        text = request.prompt + request.tokens  # it may have run before
+        alone, logits = self._prefilled(text)
         self._state.put(len(self.running), alone)
         self.running.append(request)
-        self._lengths.append(len(request.prompt))
+        self._lengths.append(len(text))
         self._choose([request], logits)
         if request.error:  # what is not a number spreads through all that was read with it
             self._read = None
-        return request
 
     def _prefilled(self, prompt: list[int]) -> tuple[ModelState, Tensor]:
-        """The state after the prompt. What it shares with the prompt before is not read again."""
-        tokens = torch.tensor([prompt], device=self.model.embedding.weight.device)
-        same, state = 0, None
-        edited = any(site.edited for site in self._sites)
-        if self._read is not None and not edited:
-            read, state, logits = self._read
-            if read == prompt:
-                return state, logits
-            pairs = zip(read, prompt, strict=False)
-            same = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(read), len(prompt) - 1))
-            same = min(same, len(prompt) - 1)
+        """The state after the prompt. What it shares with one of the last few is not read again."""
+        if any(site.edited for site in self._sites):  # this is not what the model itself reads
+            state = self._new_state(1)
+            return state, self._go_on(prompt, state)
+        known = [self._read, *self._earlier] if self._read is not None else self._earlier
+        same = next((one for one in known if one[0] == prompt), None)
+        if same is None:
+            state = self._begun(prompt, known)
+            same = prompt, state, self._go_on(prompt, state)
+        most = max(1, min(MOST_READ, MOST_READ_BYTES // max(1, same[1].nbytes)))
+        self._read, self._earlier = same, [one for one in known if one is not same][: most - 1]
+        return same[1:]
+
+    def _begun(self, prompt: list[int], known: list[Read]) -> ModelState:
+        """One that has read as much of the prompt, short of its last token, as one of these can give."""
+        shared = [(agreeing(read, prompt[:-1]), -len(read), state) for read, state, _ in known]
+        for length, _, given in sorted(shared, key=lambda one: one[:2], reverse=True):
+            if length == 0:
+                break
+            state = self._new_state(1)
+            state.put(0, given)
+            state.length = given.length
             try:
-                state.truncate(same)
+                state.truncate(length)
             except ValueError:  # a window or a recurrence has forgotten
-                state = None
-        if state is None:
-            same, state = 0, self._new_state(1)
-        logits = prefill(self.model, tokens[:, same:], state, self.chunk)
-        self._read = (
-            None if edited else (prompt, state, logits)
-        )  # what was read while edited is not what the model reads
-        return state, logits
+                continue
+            return state
+        return self._new_state(1)
+
+    def _go_on(self, prompt: list[int], state: ModelState) -> Tensor:
+        tokens = torch.tensor([prompt[state.length :]], device=self.model.embedding.weight.device)
+        return prefill(self.model, tokens, state, self.chunk)
 
     def _leave(self, row: int) -> None:
-        """The last row takes its place."""
+        """The last row takes its place, and leaves nothing behind."""
         last = len(self.running) - 1
         if row != last:
             for tensor in self._state.tensors().values():
                 tensor[row] = tensor[last]
-            self.running[row], self._lengths[row] = self.running[last], self._lengths[last]
+        self._state.clear(last, self._lengths[last])
+        self.running[row], self._lengths[row] = self.running[last], self._lengths[last]
         self.running.pop()
         self._lengths.pop()
 
     def _choose(self, requests: list[Request], logits: Tensor) -> None:
-        penalized = [one.sampling.penalizes for one in requests]
+        before = [(one, len(one.tokens), one.generator.get_state()) for one in requests]
+        try:
+            self._draw(requests, logits)
+        except BaseException:
+            for one, count, state in before:
+                if len(one.tokens) == count:  # it may have drawn, and draws again
+                    one.generator.set_state(state)
+                    del one.logprobs[count:], one.top_logprobs[count:]
+            raise
+
+    def _draw(self, requests: list[Request], logits: Tensor) -> None:
         empty = torch.empty(0, dtype=torch.long, device=logits.device)
         chosen = choose(
             logits,
             [one.sampling for one in requests],
             [
-                torch.tensor(one.prompt + one.tokens, device=logits.device) if past else empty
-                for one, past in zip(requests, penalized, strict=True)
+                torch.tensor(one.prompt + one.tokens, device=logits.device) if one.sampling.penalizes else empty
+                for one in requests
             ],
             [len(one.prompt) for one in requests],
             [one.generator for one in requests],
-            top=max(one.top for one in requests),
+            top=max(one.top or 0 for one in requests),
+            logprobs=any(one.top is not None for one in requests),
         )
         bad, tokens = chosen.bad.tolist(), chosen.tokens.tolist()
         for row, one in enumerate(requests):
             if one.finish:  # cancelled while it was computed
                 continue
+            self._note(one)
             if bad[row]:
-                one.finish, one.piece = "failed", ""
-                one.error = f"the model's logits are not numbers after {len(one.prompt) + len(one.tokens)} tokens"
+                one._fail(f"the model's logits are not numbers after {len(one.prompt) + len(one.tokens)} tokens")
                 continue
-            if one.top and chosen.logprobs is not None:
-                assert chosen.top_ids is not None and chosen.top_logprobs is not None
+            if one.top is not None and chosen.logprobs is not None:
                 one.logprobs.append(float(chosen.logprobs[row]))
+            if one.top and chosen.top_ids is not None and chosen.top_logprobs is not None:
                 pairs = zip(chosen.top_ids[row, : one.top].tolist(), chosen.top_logprobs[row].tolist(), strict=False)
                 one.top_logprobs.append(dict(pairs))
-            one._take(tokens[row])
+            try:
+                one._take(tokens[row])
+            except BaseException as problem:  # its text may be half told; those of others are not
+                why = " ".join(str(problem).split()) or type(problem).__name__
+                one.detokenizer = None
+                one._fail(f"the token {tokens[row]} cannot be shown: {why}")
+                if not isinstance(problem, Exception):
+                    raise

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Annotated, Any
 
@@ -200,6 +200,10 @@ class Chosen:
     logprobs: Float[Tensor, "b"] | None = None
     top_ids: Int[Tensor, "b k"] | None = None
     top_logprobs: Float[Tensor, "b k"] | None = None
+
+    def clone(self) -> Chosen:
+        given = {one.name: getattr(self, one.name) for one in fields(self)}
+        return Chosen(**{name: tensor.clone() for name, tensor in given.items() if tensor is not None})
 
 
 def choose(

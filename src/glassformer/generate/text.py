@@ -34,6 +34,9 @@ class Stops:
         strings = [strings] if isinstance(strings, str) else list(strings)
         if len(strings) > MOST_STOPS:
             raise RequestError(f"stop has {len(strings)} strings; give at most {MOST_STOPS}")
+        for i, string in enumerate(strings):
+            if not isinstance(string, str):
+                raise RequestError(f"stop[{i}]={string!r} must be text")
         if "" in strings:
             raise RequestError(f"stop[{strings.index('')}]='' is empty; a stop string has at least one character")
         if (total := sum(map(len, strings))) > LONGEST_STOPS:
