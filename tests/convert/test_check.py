@@ -241,6 +241,53 @@ def test_sabotage_is_named(name: str, tmp_path: Path, monkeypatch: pytest.Monkey
         assert rows[-1].verdict in ("inherited", "wrong")  # the logits
 
 
+def spoilt_by(value: float, name: str) -> Callable[[Model], None]:
+    def change(model: Model) -> None:
+        model.get_parameter(name).data.view(-1)[5] = value
+
+    return change
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize(
+    ("name", "site"),
+    [
+        ("layers.2.mixer.qkv.weight", "layers.2.mixer.qkv"),
+        ("layers.1.ffn.down_proj.weight", "layers.1.ffn.out"),
+        ("head.weight", "logits"),
+    ],
+)
+def test_what_is_no_number_is_wrong(name: str, site: str, value: float, tmp_path: Path) -> None:
+    model = loud("llama@1m")
+    gf.save(model, None, tmp_path)
+    spoilt_by(value, name)(model)
+    report = check(model, reference=tmp_path)
+    assert not report.ok
+    assert [row.site for row in report.wrong if row.check == "reference"] == [site]
+    assert {row.site for row in report.wrong if row.check == "decoding"} == {"cached", "padded", "padded and cached"}
+    row = next(row for row in report.wrong if row.site == site)
+    assert row.error == row.relative == row.alone == float("inf")
+    assert json.loads(json.dumps(report.to_dict(), allow_nan=False))["ok"] is False
+
+
+def test_no_number_in_the_reference_is_wrong_too(tmp_path: Path) -> None:
+    """Also where both have it, and what comes after it is at least not well."""
+    model = loud("llama@1m")
+    spoilt = copy.deepcopy(model)
+    spoilt_by(float("nan"), "layers.1.mixer.output.weight")(spoilt)
+    gf.save(spoilt, None, tmp_path)
+    for one in (model, spoilt):
+        rows = {row.site: row for row in check(one, reference=tmp_path).rows if row.check == "reference"}
+        assert rows["layers.1.mixer.out"].verdict == "wrong"
+        assert rows["layers.0.resid_post"].verdict == "ok" and rows["logits"].verdict != "ok"
+
+
+@pytest.mark.parametrize("tolerance", [float("nan"), float("inf"), 0.0, -1e-5])
+def test_a_tolerance_that_tells_nothing_is_refused(tolerance: float) -> None:
+    with pytest.raises(RequestError, match=f"tolerance={tolerance}: a positive, finite number is right"):
+        next(checks(loud("llama@1m"), tolerance=tolerance))
+
+
 def test_a_cache_that_forgets_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     from glassformer.parts.mixer.kv import KVState
 

@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import re
 import shutil
 import tempfile
@@ -44,7 +45,8 @@ Verdict = Literal["ok", "wrong", "inherited", "skipped"]
 
 @dataclass(frozen=True)
 class Row:
-    """One comparison. Errors are the largest difference, `relative` to the largest expected value.
+    """One comparison. Errors are the largest difference, `relative` to the largest expected value; infinite where a NaN
+    or an infinity was compared.
 
     `wrong` is what differs by its own doing; `inherited` is what differs because something before it does."""
 
@@ -74,7 +76,9 @@ class CheckReport:
         return not self.wrong
 
     def to_dict(self) -> dict[str, Any]:
-        return {"ok": self.ok, "rows": [asdict(row) for row in self.rows]}
+        """Plain values; an infinite error is the word `inf`, since JSON has no number for it."""
+        rows = [{key: "inf" if value == math.inf else value for key, value in asdict(row).items()} for row in self.rows]
+        return {"ok": self.ok, "rows": rows}
 
 
 def check(model: Model | str | Path, **options: Any) -> CheckReport:
@@ -98,6 +102,8 @@ def checks(
     a published class can hold it; `reference` names another folder or .gguf file. Nothing above `largest` bytes of
     weights is written to disk. Raises RequestError before anything is computed where the request is wrong.
     Reparametrised matrices are taken as they are applied."""
+    if not 0 < tolerance < math.inf:
+        raise RequestError(f"tolerance={tolerance}: a positive, finite number is right, as {TOLERANCE}")
     loaded, source = _load(model, reference)
     ours = fold(loaded.model)
     tokens = _tokens(loaded, text, seed)
@@ -152,9 +158,11 @@ def _tokens(loaded: Loaded, text: str | None, seed: int) -> Tensor:
 
 
 def errors(actual: Tensor, expected: Tensor) -> tuple[float, float]:
-    """(largest difference, the same relative to the largest expected value)."""
+    """(largest difference, the same relative to the largest expected value), infinite where either is no number: any
+    comparison with a NaN is false, and a maximum may pass it over."""
     error = float((actual - expected).abs().max())
-    return error, error / max(float(expected.abs().max()), 1e-12)
+    relative = error / max(float(expected.abs().max()), 1e-12)
+    return (error, relative) if math.isfinite(relative) else (math.inf, math.inf)
 
 
 # Decoding and disk
