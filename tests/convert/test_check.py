@@ -380,7 +380,7 @@ def test_a_reference_that_does_not_load(tmp_path: Path, monkeypatch: pytest.Monk
         with pytest.raises(RequestError, match=f"^reference={tmp_path}: transformers does not load {tmp_path.name}: "):
             check(model, reference=tmp_path)
     (tmp_path / "config.json").unlink()
-    with pytest.raises(RequestError, match="a folder with a config.json, a .gguf file or a run is right"):
+    with pytest.raises(RequestError, match=r"a folder with a config\.json, a \.gguf file or a run is right"):
         next(checks(model, reference=tmp_path))
     monkeypatch.setattr(proof, "find_spec", lambda name: None)
     with pytest.raises(RequestError, match=r"glassformer\[hf\]"):

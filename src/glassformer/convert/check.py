@@ -100,9 +100,9 @@ def checks(
     """Compares cached, uncached and padded logits, saves and loads, and compares with `transformers` site by site.
 
     The reference is the checkpoint itself where `model` names one of a published family, else what `save` writes, where
-    a published class can hold it; `reference` names another folder, .gguf file or run, and one of our own is computed by
-    us. Nothing above `largest` bytes of weights is written to disk. Raises RequestError where the request is wrong, as by a reference that cannot be
-    had. Reparametrised matrices are taken as they are applied."""
+    a published class can hold it; `reference` names another folder, .gguf file or run, and one that only we can compute
+    is computed by us. Nothing above `largest` bytes of weights is written to disk. Reparametrised matrices are taken as
+    they are applied. Raises RequestError where the request is wrong, or a reference that was named cannot be had."""
     if not 0 < tolerance < math.inf:
         raise RequestError(f"tolerance={tolerance}: a positive, finite number is right, as {TOLERANCE}")
     loaded, source = _load(model, reference)
