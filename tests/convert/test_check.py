@@ -129,13 +129,15 @@ def test_a_model_stays_as_it_was() -> None:
     assert model.training and hooks == sum(len(module._forward_hooks) for module in model.modules()) == 0
 
 
-def test_a_gguf_file(tmp_path: Path) -> None:
+def test_a_gguf_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("gguf")
     tokenizer = BPETokenizer.train(["the cat sat on the mat. " * 9], 270)
     model = loud("llama@1m+gqa:1", tokenizer.vocab_size)
     gguf.write(model, tokenizer, tmp_path / "model.gguf", "F32")
+    capsys.readouterr()
     rows = sound(check(tmp_path / "model.gguf"))
     assert ("reference", "layers.1.mixer.z") in rows
+    assert capsys.readouterr().err == ""  # no bars of another library
 
 
 # Sabotage
@@ -241,6 +243,53 @@ def test_sabotage_is_named(name: str, tmp_path: Path, monkeypatch: pytest.Monkey
         assert rows[-1].verdict in ("inherited", "wrong")  # the logits
 
 
+def spoilt_by(value: float, name: str) -> Callable[[Model], None]:
+    def change(model: Model) -> None:
+        model.get_parameter(name).data.view(-1)[5] = value
+
+    return change
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize(
+    ("name", "site"),
+    [
+        ("layers.2.mixer.qkv.weight", "layers.2.mixer.qkv"),
+        ("layers.1.ffn.down_proj.weight", "layers.1.ffn.out"),
+        ("head.weight", "logits"),
+    ],
+)
+def test_what_is_no_number_is_wrong(name: str, site: str, value: float, tmp_path: Path) -> None:
+    model = loud("llama@1m")
+    gf.save(model, None, tmp_path)
+    spoilt_by(value, name)(model)
+    report = check(model, reference=tmp_path)
+    assert not report.ok
+    assert [row.site for row in report.wrong if row.check == "reference"] == [site]
+    assert {row.site for row in report.wrong if row.check == "decoding"} == {"cached", "padded", "padded and cached"}
+    row = next(row for row in report.wrong if row.site == site)
+    assert row.error == row.relative == row.alone == float("inf")
+    assert json.loads(json.dumps(report.to_dict(), allow_nan=False))["ok"] is False
+
+
+def test_no_number_in_the_reference_is_wrong_too(tmp_path: Path) -> None:
+    """Also where both have it, and what comes after it is at least not well."""
+    model = loud("llama@1m")
+    spoilt = copy.deepcopy(model)
+    spoilt_by(float("nan"), "layers.1.mixer.output.weight")(spoilt)
+    gf.save(spoilt, None, tmp_path)
+    for one in (model, spoilt):
+        rows = {row.site: row for row in check(one, reference=tmp_path).rows if row.check == "reference"}
+        assert rows["layers.1.mixer.out"].verdict == "wrong"
+        assert rows["layers.0.resid_post"].verdict == "ok" and rows["logits"].verdict != "ok"
+
+
+@pytest.mark.parametrize("tolerance", [float("nan"), float("inf"), 0.0, -1e-5])
+def test_a_tolerance_that_tells_nothing_is_refused(tolerance: float) -> None:
+    with pytest.raises(RequestError, match=f"tolerance={tolerance}: a positive, finite number is right"):
+        next(checks(loud("llama@1m"), tolerance=tolerance))
+
+
 def test_a_cache_that_forgets_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     from glassformer.parts.mixer.kv import KVState
 
@@ -313,15 +362,63 @@ def test_what_moves_with_the_length(scaling: Any, moves: bool) -> None:
     assert moves_with_length(mixer.position) is moves
 
 
-def test_a_reference_that_does_not_load_is_skipped(tmp_path: Path) -> None:
+def test_a_reference_that_does_not_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was only tried is skipped; what the user named is a wrong request."""
     model = loud("llama@1m")
     gf.save(model, None, tmp_path)
+
+    def broken(source: Path) -> Any:
+        raise OSError("its disk is gone\nand more")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(proof, "_published", broken)
+        assert skipped(check(tmp_path))["reference"] == f"transformers does not load {tmp_path.name}: its disk is gone"
     said = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(said | {"hidden_size": 15}))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        note = skipped(check(model, reference=tmp_path))["reference"]
-    assert note.startswith("transformers does not load")
+        with pytest.raises(RequestError, match=f"^reference={tmp_path}: transformers does not load {tmp_path.name}: "):
+            check(model, reference=tmp_path)
+    (tmp_path / "config.json").unlink()
+    with pytest.raises(RequestError, match=r"a folder with a config\.json, a \.gguf file or a run is right"):
+        next(checks(model, reference=tmp_path))
+    monkeypatch.setattr(proof, "find_spec", lambda name: None)
+    with pytest.raises(RequestError, match=r"glassformer\[hf\]"):
+        gf.save(model, None, tmp_path)
+        check(model, reference=tmp_path)
+
+
+def test_a_reference_of_our_own_is_compared_site_by_site(tmp_path: Path) -> None:
+    """No published class holds it, and the user named it: Glassformer against Glassformer."""
+    model = loud("llama@1m+alibi+softcap:30")
+    assert gf.save(model, None, tmp_path).model_type == "glassformer"
+    rows = sound(check(tmp_path, reference=tmp_path))
+    assert rows["reference", "layers.1.mixer.z"].error == rows["reference", "logits"].error == 0.0
+    nudged("layers.1.ffn.down_proj.weight", "layers.2.mixer.qkv.weight")(model)
+    report = check(model, reference=tmp_path)
+    assert {row.site for row in report.wrong} == {"layers.1.ffn.out", "layers.2.mixer.qkv"}
+    other = loud("llama@1m")  # whose parts the reference has otherwise
+    assert {row.site for row in check(other, reference=tmp_path).wrong} == {f"layers.{i}.mixer.z" for i in range(3)}
+
+
+def test_experts_of_our_own_are_compared(tmp_path: Path) -> None:
+    model = loud("llama@1m+alibi+moe:4:2")
+    gf.save(model, None, tmp_path)
+    sound(check(model, reference=tmp_path))
+    for path in ("layers.1.ffn.down_proj", "layers.2.ffn.router"):
+        nudged(f"{path}.weight")(model)
+    assert {row.site for row in check(model, reference=tmp_path).wrong} == {"layers.1.ffn.out", "layers.2.ffn.out"}
+
+
+def test_a_run_is_a_reference(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    (tmp_path / "text.txt").write_text("the cat sat on a mat. " * 99)
+    config = gf.preset("llama@1m+layers=1+d_model=16+heads=2+context=16")
+    gf.train(config, str(tmp_path / "text.txt"), {"tokens": 64, "batch_size": 2, "context": 16}, out=run)
+    model = gf.load(run).model
+    assert sound(check(model, reference=run))["reference", "logits"].error == 0.0
+    nudged("layers.0.mixer.output.weight")(model)
+    assert {row.site for row in check(model, reference=run).wrong} == {"layers.0.mixer.out"}
 
 
 def test_another_model_is_no_reference(tmp_path: Path) -> None:

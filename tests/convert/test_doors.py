@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import glassformer as gf
 from glassformer.config import ModelConfig
 from glassformer.convert.doors import Door, door, doors, family_of
 from glassformer.convert.families import FAMILIES
+from glassformer.convert.fields import Fields
 from glassformer.errors import RequestError
 from glassformer.model import Model
 from glassformer.presets import PRESETS
@@ -93,10 +95,55 @@ def test_every_preset_leaves_as_what_it_is(name: str) -> None:
         ("llama@1m+window:64", "llama", {"mixer.visibility": ("sliding_window", "causal")}),
         ("llama@1m+softcap:30", "llama", {"mixer.softcap": (30.0, None)}),
         ("bloom@1m+noembednorm", "bloom", {"embedding.norm": (None, "layernorm")}),
+        ("bloom@1m+ffn.hidden=344", "bloom", {"ffn.hidden": (344, 512)}),
     ],
 )
 def test_what_closes_a_door_is_named(expression: str, family: str, closers: dict[str, tuple[object, object]]) -> None:
     assert door(gf.preset(expression), FAMILIES[family]).closers == closers
+
+
+def test_no_family_refuses_its_own_words() -> None:
+    """What a family cannot say it leaves out, so that the part that closes its door has a name."""
+    found = 0
+    for base in BASES[1::4]:
+        for change in (*CHANGES, "softcap:5+rmsnorm", "gqa:2+parallel", "head_dim=12+qknorm", "swiglu+mqa", "moe:4:2"):
+            if (config := config_of(f"{base}+{change}" if change else base)) is None:
+                continue
+            found += 1
+            refused = [one.closed_by for one in doors(config) if "config" in one.closed_by]
+            assert not refused, f"{base}+{change}"
+    assert found > 90
+
+
+def test_the_doors_of_a_llama_with_alibi() -> None:
+    seen = doors(gf.preset("llama@1m+alibi"))
+    closers = {one.family.model_type: one.closers for one in seen}
+    assert closers["bloom"].keys() > {"norm", "ffn", "embedding.norm"}
+    assert list(closers).index("bloom") > 10
+    assert [one.whole for one in seen] == sorted((one.whole for one in seen), reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("change", "family", "path", "both"),
+    [
+        ("softcap:5", "gemma3_text", "mixer.softcap", (5.0, None)),
+        ("gqa:2", "falcon", "mixer.n_kv_heads", (2, 4)),
+        ("head_dim=12", "stablelm", "mixer.head_dim", (12, 8)),
+    ],
+)
+def test_a_part_among_many_is_named(change: str, family: str, path: str, both: tuple[object, object]) -> None:
+    assert door(gf.preset(f"gpt2@1m+{TINY}+{change}"), FAMILIES[family]).closers[path] == both
+
+
+def test_a_refusal_comes_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    def read(fields: Fields) -> ModelConfig:
+        raise fields.refuse("n", 3, "2 is right")
+
+    monkeypatch.setitem(FAMILIES, "llama", replace(FAMILIES["llama"], read=read))
+    seen = doors(gf.preset("llama@1m+alibi"))
+    index = next(i for i, one in enumerate(seen) if one.family.model_type == "llama")
+    assert seen[index].closers == {"config": ("config.json: n='3': 2 is right", None)}
+    assert index > max(i for i, one in enumerate(seen) if one.whole)
 
 
 def test_a_closed_door_refuses(tmp_path: Path) -> None:

@@ -343,7 +343,7 @@ def check(
     model
         A run, a Hugging Face folder, a .gguf file, hf:owner/name, smollm2; or an expression, with random weights.
     reference
-        Another folder or .gguf file to compare with; by default the checkpoint itself, read by transformers.
+        Another folder, run or .gguf file to compare with; by default the checkpoint itself, read by transformers.
     text
         What to read; by default random tokens of the seed.
     tolerance

@@ -10,11 +10,13 @@
 from __future__ import annotations
 
 import copy
+import io
+import math
 import re
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,9 +25,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from glassformer.convert import load, locate, save
+from glassformer.convert import is_checkpoint, load, locate, save
 from glassformer.convert.doors import doors
-from glassformer.convert.families import FAMILIES
+from glassformer.convert.families import FAMILIES, own
 from glassformer.convert.fold import fold
 from glassformer.convert.folder import is_folder, read_config
 from glassformer.convert.names import Names, Place
@@ -44,7 +46,8 @@ Verdict = Literal["ok", "wrong", "inherited", "skipped"]
 
 @dataclass(frozen=True)
 class Row:
-    """One comparison. Errors are the largest difference, `relative` to the largest expected value.
+    """One comparison. Errors are the largest difference, `relative` to the largest expected value; infinite where a NaN
+    or an infinity was compared.
 
     `wrong` is what differs by its own doing; `inherited` is what differs because something before it does."""
 
@@ -74,7 +77,9 @@ class CheckReport:
         return not self.wrong
 
     def to_dict(self) -> dict[str, Any]:
-        return {"ok": self.ok, "rows": [asdict(row) for row in self.rows]}
+        """Plain values; an infinite error is the word `inf`, since JSON has no number for it."""
+        rows = [{key: "inf" if value == math.inf else value for key, value in asdict(row).items()} for row in self.rows]
+        return {"ok": self.ok, "rows": rows}
 
 
 def check(model: Model | str | Path, **options: Any) -> CheckReport:
@@ -95,9 +100,11 @@ def checks(
     """Compares cached, uncached and padded logits, saves and loads, and compares with `transformers` site by site.
 
     The reference is the checkpoint itself where `model` names one of a published family, else what `save` writes, where
-    a published class can hold it; `reference` names another folder or .gguf file. Nothing above `largest` bytes of
-    weights is written to disk. Raises RequestError before anything is computed where the request is wrong.
-    Reparametrised matrices are taken as they are applied."""
+    a published class can hold it; `reference` names another folder, .gguf file or run, and one that only we can compute
+    is computed by us. Nothing above `largest` bytes of weights is written to disk. Reparametrised matrices are taken as
+    they are applied. Raises RequestError where the request is wrong, or a reference that was named cannot be had."""
+    if not 0 < tolerance < math.inf:
+        raise RequestError(f"tolerance={tolerance}: a positive, finite number is right, as {TOLERANCE}")
     loaded, source = _load(model, reference)
     ours = fold(loaded.model)
     tokens = _tokens(loaded, text, seed)
@@ -115,7 +122,8 @@ def checks(
             else:
                 save(ours, None, folder)
                 yield _round_trip(ours, folder, size)
-            yield from _reference(ours, tokens, source or (None if kept else Path(folder)), kept, tolerance)
+            lies = source or (None if kept else Path(folder))
+            yield from _reference(ours, tokens, lies, reference is not None, kept, tolerance)
     finally:
         ours.train(trains)
 
@@ -123,6 +131,8 @@ def checks(
 def _load(model: Model | str | Path, reference: str | Path | None) -> tuple[Loaded, Path | None]:
     """(the model in fp32, where the reference lies if it is not to be written)."""
     source = None if reference is None else locate(str(reference))
+    if source is not None and not is_checkpoint(str(source)):
+        raise RequestError(f"reference={reference}: a folder with a config.json, a .gguf file or a run is right")
     if isinstance(model, nn.Module):
         mine = model if all(w.dtype == torch.float32 for w in model.parameters()) else copy.deepcopy(model).float()
         return Loaded(mine, mine.config, None), source
@@ -152,9 +162,11 @@ def _tokens(loaded: Loaded, text: str | None, seed: int) -> Tensor:
 
 
 def errors(actual: Tensor, expected: Tensor) -> tuple[float, float]:
-    """(largest difference, the same relative to the largest expected value)."""
+    """(largest difference, the same relative to the largest expected value), infinite where either is no number: any
+    comparison with a NaN is false, and a maximum may pass it over."""
     error = float((actual - expected).abs().max())
-    return error, error / max(float(expected.abs().max()), 1e-12)
+    relative = error / max(float(expected.abs().max()), 1e-12)
+    return (error, relative) if math.isfinite(relative) else (math.inf, math.inf)
 
 
 # Decoding and disk
@@ -224,47 +236,61 @@ def _round_trip(model: Model, folder: str, size: int) -> Row:
 # The published model
 
 
-def _reference(model: Model, tokens: Tensor, source: Path | None, kept: str, tolerance: float) -> Iterator[Row]:
-    if why := _no_reference(model, source, kept):
+def _reference(
+    model: Model, tokens: Tensor, source: Path | None, named: bool, kept: str, tolerance: float
+) -> Iterator[Row]:
+    """`named`: the user did, and is told where it cannot be had; what was only tried is skipped."""
+    theirs, family, why = None, None, _no_reference(model, source, named, kept)
+    if not why:
+        assert source is not None
+        try:
+            theirs = (_computed_by_us if _is_ours(source) else _published)(source).to(tokens.device)
+            family = {**FAMILIES, own.OWN.model_type: own.OWN}.get(theirs.config.model_type)
+            why = "" if family else f"model_type={theirs.config.model_type!r} is no family known here"
+        except RequestError:
+            raise
+        except Exception as problem:  # another library's, of whatever kind
+            said = (str(problem).splitlines() or [type(problem).__name__])[0][:200]
+            why = f"transformers does not load {source.name}: {said}"
+    if why and named:
+        raise RequestError(f"reference={source}: {why}")
+    if theirs is None or family is None:
         yield Row("reference", "logits", "skipped", note=why)
-        return
-    assert source is not None
-    try:
-        theirs = _published(source).to(tokens.device)
-    except Exception as problem:  # another library's, of whatever kind
-        said = (str(problem).splitlines() or [type(problem).__name__])[0][:200]
-        yield Row("reference", "logits", "skipped", note=f"transformers does not load {source.name}: {said}")
-        return
-    family = FAMILIES[theirs.config.model_type]
-    yield from compare(model, theirs, family.names_of(model.config), tokens, tolerance)
+    else:
+        yield from compare(model, theirs, family.names_of(model.config), tokens, tolerance)
 
 
-def _no_reference(model: Model, source: Path | None, kept: str) -> str:
+def _no_reference(model: Model, source: Path | None, named: bool, kept: str) -> str:
     """Why there is nothing to compare with, or nothing."""
     if source is None:
         return kept
     if find_spec("transformers") is None:
         return "the reference is transformers: pip install 'glassformer[hf]'"
-    if is_folder(source) and read_config(source)[0].model_type not in FAMILIES:
+    if not named and _is_ours(source):
         nearest = doors(model.config)[0]
         closed = ", ".join(nearest.closed_by)
         return f"no published class holds this model; {nearest.family.architecture} comes nearest, closed by {closed}"
     return ""
 
 
+def _is_ours(source: Path) -> bool:
+    """Whether `source` is a run, or a folder that no published class loads."""
+    return source.is_dir() and not (is_folder(source) and read_config(source)[0].model_type in FAMILIES)
+
+
+def _computed_by_us(source: Path) -> Any:
+    from glassformer.convert.transformers import GlassformerForCausalLM
+
+    return GlassformerForCausalLM.of(fold(load(source, dtype=torch.float32).model))
+
+
 def _published(source: Path) -> Any:
     from transformers import AutoModelForCausalLM
-    from transformers.utils import logging
 
     where, file = (source, {}) if source.is_dir() else (source.parent, {"gguf_file": source.name})
     how = {**file, "dtype": torch.float32, "attn_implementation": "eager"}
-    bars = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
+    with redirect_stderr(io.StringIO()):  # its bars, of which not all can be switched off
         return AutoModelForCausalLM.from_pretrained(where, **how).eval()
-    finally:
-        if bars:
-            logging.enable_progress_bar()
 
 
 SITES = {"mixer.output": ("mixer.z", "mixer.out"), "mixer.out_proj": ("", "mixer.out"),

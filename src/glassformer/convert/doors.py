@@ -22,6 +22,8 @@ class Door:
     """Path in the config -> (its value, the value that the family would have)."""
     fields: dict[str, Any] = field(default_factory=dict)
     """Of config.json; empty where closed."""
+    whole: bool = True
+    """Whether `closed_by` is all that closes it; where a part has no words at all in the family, no more is seen."""
 
     @property
     def open(self) -> bool:
@@ -50,16 +52,17 @@ def door(config: ModelConfig, family: Family) -> Door:
         fields = family.write(mine)
         theirs = family.config(Fields(fields)).explicit()
     except Closed as reason:
-        return Door(family, {path: (value, None) for path, value in reason.parts.items()})
+        return Door(family, {path: (value, None) for path, value in reason.parts.items()}, whole=False)
     except RequestError as reason:
-        return Door(family, {"config": (str(reason).splitlines()[0], None)})
+        return Door(family, {"config": (str(reason).splitlines()[0], None)}, whole=False)
     closed_by = mine.diff(theirs)
     return Door(family, closed_by, {} if closed_by else fields)
 
 
 def doors(config: ModelConfig) -> list[Door]:
-    """Every family's door, open ones first, then by how little closes them."""
-    return sorted((door(config, family) for family in FAMILIES.values()), key=lambda one: len(one.closers))
+    """Every family's door, open ones first, then by how little closes them; last, where not all of that is known."""
+    seen = (door(config, family) for family in FAMILIES.values())
+    return sorted(seen, key=lambda one: (not one.whole, len(one.closers)))
 
 
 def family_of(config: ModelConfig) -> Door | None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from glassformer.errors import RequestError
+from glassformer.text import patterns
 from glassformer.text.documents import mended, utf8
 from glassformer.text.growth import LARGEST_GROWTH, PARTS, check, growth
 from glassformer.text.storage import Progress, atomic_file, silent
@@ -284,7 +285,14 @@ def _parsed(data: bytes, path: Path) -> Library:
             check(part)
         # The library's own words for them, before it prepares anything by them.
         empty = {"version": "1.0", "added_tokens": [], "model": {"type": "BPE", "vocab": {}, "merges": []}}
-        times = growth(json.loads(Library.from_str(json.dumps({**empty, **parts})).to_str()))
+        described = json.loads(Library.from_str(json.dumps({**empty, **parts})).to_str())
+        times = growth(described)
+    for pattern in patterns.patterns(described):
+        try:
+            patterns.check(pattern)
+        except (ValueError, RecursionError) as problem:
+            shown = " ".join(f"{pattern[:80]!r}".split())
+            raise RequestError(f"{path} has the pattern {shown}, which may take too long: {problem}") from None
     if times > LARGEST_GROWTH:
         raise RequestError(
             f"{path} may make {times:.3g} characters or tokens of one; more than {LARGEST_GROWTH} are refused"
@@ -302,6 +310,10 @@ def one_sentence(what: str, instead: str) -> Iterator[None]:
         raise
     except BaseException as problem:  # the library can panic, and a panic is no Exception
         detail = (str(problem).splitlines() or [type(problem).__name__])[0][:200]
+        if not isinstance(problem, Exception):
+            raise RequestError(
+                f"{what}: the library that does it broke off ({detail}); use another tokenizer"
+            ) from None
         raise RequestError(f"{what} ({detail}); {instead}") from None
 
 

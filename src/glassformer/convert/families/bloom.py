@@ -7,7 +7,7 @@ from typing import Any
 from glassformer.config import BlockConfig, ModelConfig, stack_of
 from glassformer.convert.families import gpt_neox
 from glassformer.convert.families.common import with_modules
-from glassformer.convert.family import Family, Gguf, attention, ffn
+from glassformer.convert.family import Family, Gguf, attention
 from glassformer.convert.fields import Fields
 from glassformer.convert.names import Grouped, Names
 from glassformer.parts.embedding import EmbeddingConfig
@@ -69,7 +69,7 @@ def write(config: ModelConfig) -> dict[str, Any]:
     return {
         "vocab_size": config.vocab_size,
         "hidden_size": config.d_model,
-        "n_inner": ffn(block).hidden,
+        "n_inner": 4 * config.d_model,  # it has no other
         "n_layer": config.n_layers,
         "n_head": attention(block).n_heads,
         "seq_length": config.context,

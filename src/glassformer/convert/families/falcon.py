@@ -82,19 +82,20 @@ def read(fields: Fields) -> ModelConfig:
 
 
 def write(config: ModelConfig) -> dict[str, Any]:
-    """In the old architecture's words where they suffice."""
+    """In the old architecture's words where they suffice; those know one key/value head, or as many as queries."""
     block = next(config.layers())
     mixer, network = attention(block), ffn(block)
     parallel = isinstance(block.residual, ParallelConfig)
     two = names(config) is TWO_NORMS
-    new = two or (parallel and mixer.n_kv_heads not in (1, mixer.n_heads))
+    some = mixer.n_kv_heads not in (1, mixer.n_heads)
+    new = two or (parallel and some)
     return {
         "vocab_size": config.vocab_size,
         "hidden_size": config.d_model,
         "ffn_hidden_size": network.hidden,
         "num_hidden_layers": config.n_layers,
         "num_attention_heads": mixer.n_heads,
-        "num_kv_heads": mixer.n_kv_heads,
+        "num_kv_heads": mixer.n_heads if some and not new else mixer.n_kv_heads,
         "max_position_embeddings": config.context,
         "new_decoder_architecture": new,
         "multi_query": mixer.n_kv_heads == 1,

@@ -78,7 +78,8 @@ def _positions(fields: Fields) -> dict[str, RotaryConfig]:
 
 
 def write(config: ModelConfig) -> dict[str, Any]:
-    said, kinds, n = gemma2.written(config), layer_types(config), config.n_layers
+    said = gemma2.written(config) | {"attn_logit_softcapping": None}  # it caps no scores
+    kinds, n = layer_types(config), config.n_layers
     if periods := [every for every in range(1, n + 2) if _kinds(every, n) == kinds]:
         said["sliding_window_pattern"] = periods[0]
     of = dict(zip(kinds, map(attention, config.layers()), strict=True))

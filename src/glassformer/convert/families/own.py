@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from glassformer.config import ModelConfig
 from glassformer.convert.family import Family
 from glassformer.convert.fields import Fields
-from glassformer.convert.names import Names, Piece
+from glassformer.convert.names import Layout, Names, Piece, Stacked
+from glassformer.parts.ffn import ExpertsConfig
 
 
 class _Same(Names):
@@ -20,6 +21,11 @@ class _Same(Names):
     def pieces(self, modules: Mapping[str, nn.Module]) -> Iterator[tuple[str, Tensor, list[Piece]]]:
         for path, value in modules[""].state_dict(keep_vars=True).items():
             yield path, value, [Piece(f"model.{path}", tuple(value.shape))]
+
+    def layout(self, module: str) -> tuple[Layout, str]:
+        if any(f"{whole}." in module for whole in self.wholes):  # which is compared as one
+            raise KeyError(module)
+        return Stacked(f"model.{module}"), ""
 
 
 def read(fields: Fields) -> ModelConfig:
@@ -38,4 +44,9 @@ def write(config: ModelConfig) -> dict[str, Any]:
     }
 
 
-OWN = Family("glassformer", "GlassformerForCausalLM", _Same("", {}, prefix="model."), read, write)
+def names(config: ModelConfig) -> Names:
+    mixed = any(isinstance(block.ffn, ExpertsConfig) for block in config.layers())
+    return _Same("model.layers.*.", {}, prefix="model.", wholes={".ffn": "ffn"} if mixed else {})
+
+
+OWN = Family("glassformer", "GlassformerForCausalLM", names, read, write)

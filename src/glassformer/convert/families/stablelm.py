@@ -62,6 +62,7 @@ def write(config: ModelConfig) -> dict[str, Any]:
     mixer = attention(block)
     return {
         **usual(config, "partial_rotary_factor"),
+        "head_dim": config.d_model // mixer.n_heads,
         "layer_norm_eps": block.norm.eps,
         "use_qkv_bias": mixer.bias,
         "qk_layernorm": mixer.qk_norm is not None,
