@@ -57,7 +57,7 @@ def read_folder(folder: Path, dtype: torch.dtype | None = None, device: Any = No
     said = fields.get("dtype") or fields.get("torch_dtype")
     with open_folder(folder) as file:
         model = fill(config, family.names_of(config), file, dtype or DTYPES.get(str(said)), device)
-    return Loaded(model, config, _tokenizer(folder), ends=_ends(folder, fields))
+    return Loaded(model, model.config, _tokenizer(folder), ends=_ends(folder, fields))
 
 
 def _tokenizer(folder: Path) -> Tokenizer | None:

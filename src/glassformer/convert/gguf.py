@@ -83,7 +83,7 @@ def read_gguf(path: Path, dtype: torch.dtype | None = None, device: Any = None, 
         tokenizer = tokenizer_from_gguf(file.metadata) if "tokenizer.ggml.model" in file.metadata else None
         model = fill(config, family.gguf.names, file, dtype, device, keep)
     ends = (tokenizer.eos_id,) if tokenizer is not None and tokenizer.eos_id is not None else ()
-    return Loaded(model, config, tokenizer, ends=ends)
+    return Loaded(model, model.config, tokenizer, ends=ends)
 
 
 def _config(file: TensorFile) -> tuple[Family, ModelConfig]:
