@@ -10,6 +10,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -19,7 +20,11 @@ import glassformer as gf
 from glassformer.convert import read_config
 from glassformer.convert.families import FAMILIES
 from glassformer.convert.fields import Fields
+from glassformer.convert.gguf import write as write_model
+from glassformer.convert.storage import open_tensors, write_gguf
 from glassformer.errors import RequestError
+from glassformer.model import Model
+from glassformer.text import ByteTokenizer
 
 from .cases import CASES
 from .test_words import LONG, SHORT, SIZES
@@ -204,3 +209,37 @@ def test_the_hub_offline(monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(RequestError) as problem:
             gf.load(name)
         assert name in sentence(problem)
+
+
+def gguf_file(place: Path, **changes: Any) -> tuple[Model, Path]:
+    """A sound tiny llama as a GGUF, with some of its metadata changed."""
+    model = gf.preset("llama@1m+layers=2+d_model=32+heads=4+kv_heads=2+vocab_size=257").build(seed=3)
+    write_model(model, ByteTokenizer(), place / "sound.gguf", "F32")
+    with open_tensors(place / "sound.gguf") as file:
+        metadata, tensors = file.metadata, {name: file.tensor(name).clone() for name in file.entries}
+    write_gguf(place / "model.gguf", {**metadata, **changes}, tensors)
+    return model, place / "model.gguf"
+
+
+@pytest.mark.parametrize("kind", [list, np.array])
+def test_a_gguf_may_give_a_value_for_each_layer_where_they_are_equal(kind: Any, tmp_path: Path) -> None:
+    model, path = gguf_file(tmp_path, **{"llama.attention.head_count_kv": kind([2, 2])})
+    tokens = torch.arange(16)[None]
+    with torch.no_grad():
+        torch.testing.assert_close(gf.load(path).model(tokens), model(tokens))
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("attention.head_count_kv", [2, 4]),
+        ("feed_forward_length", np.array([], dtype="<u4")),
+        ("rope.scaling.type", ["yarn", "none"]),
+        ("rope.freq_base", [2.0] * 5000),
+    ],
+)
+def test_a_gguf_whose_layers_differ_is_refused_by_the_name_of_the_key(key: str, value: Any, tmp_path: Path) -> None:
+    _, path = gguf_file(tmp_path, **{f"llama.{key}": value})
+    with pytest.raises(RequestError) as problem:
+        gf.load(path)
+    assert f"llama.{key}=" in sentence(problem) and "one value for all layers" in sentence(problem)

@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from glassformer.config import ModelConfig, flatten
+from glassformer.config import MAX_LAYERS, ModelConfig, flatten
 from glassformer.convert.doors import Door, doors
 from glassformer.convert.families import FAMILIES
-from glassformer.convert.family import Family, Gguf
+from glassformer.convert.family import Family, Gguf, complaints
 from glassformer.convert.fields import Fields
 from glassformer.convert.fold import fold
 from glassformer.convert.rope import write_scaling
@@ -90,18 +90,36 @@ def _config(file: TensorFile) -> tuple[Family, ModelConfig]:
     name = file.metadata.get("general.architecture")
     family = ARCHITECTURES.get(name) if isinstance(name, str) else None
     if family is None or family.gguf is None:
-        near = did_you_mean(str(name), ARCHITECTURES) or f"; known are {', '.join(ARCHITECTURES)}"
-        raise RequestError(f"{file.path}: general.architecture={str(name)[:80]!r} is no family known here{near}")
+        shown = name[:80] if isinstance(name, str) else type(name).__name__
+        near = did_you_mean(shown, ARCHITECTURES) or f"; known are {', '.join(ARCHITECTURES)}"
+        raise RequestError(f"{file.path}: general.architecture={shown!r} is no family known here{near}")
     shapes = {name: entry.shape for name, entry in file.entries.items()}
-    fields = _fields(family.gguf, file.metadata, shapes, file.tensor)
+    prefix = f"{name}."
+    with complaints(str(file.path)):
+        said = {
+            key.removeprefix(prefix): _scalar(f"{file.path}: {key}", value)
+            for key, value in file.metadata.items()
+            if key.startswith(prefix)
+        }
+        fields = _fields(family.gguf, said, shapes, file.tensor)
     return family, family.config(Fields(fields, str(file.path)))
 
 
+def _scalar(where: str, value: Any) -> Any:
+    """What is given for each layer where all are equal. Raises RequestError where they are not."""
+    if isinstance(value, (list, np.ndarray)):
+        each = [*value[: MAX_LAYERS + 1]]
+        if not 0 < len(each) <= MAX_LAYERS or not all(np.isscalar(one) and one == each[0] for one in each):
+            shown = f"{', '.join(str(one)[:20] for one in each[:4])}{', ...' if len(value) > 4 else ''}"
+            raise RequestError(f"{where}={f'[{shown}]'!r}: only one value for all layers can be computed")
+        value = each[0].item() if isinstance(each[0], np.generic) else each[0]
+    return _shortest(value)
+
+
 def _fields(
-    gguf: Gguf, metadata: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], tensor: Callable[[str], Tensor]
+    gguf: Gguf, said: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], tensor: Callable[[str], Tensor]
 ) -> dict[str, Any]:
     """The metadata, and what the tensors' presence says, in the words of config.json."""
-    said = {key.removeprefix(f"{gguf.architecture}."): _shortest(value) for key, value in metadata.items()}
     fields: dict[str, Any] = {}
     for theirs, key in {**USUAL, **gguf.fields}.items():
         if said.get(key) not in (None, 0) or said.get(key) is False:  # 0 is llama.cpp's word for none
@@ -125,6 +143,10 @@ def _fields(
     scaling = {theirs: said[key] for key, theirs in SCALING.items() if key in said}
     kind = said.get("rope.scaling.type", "none")
     if FREQS in shapes and _whole(turned):
+        if [2 * n for n in shapes[FREQS]] != [turned]:
+            raise RequestError(
+                f"{FREQS} has shape {shapes[FREQS]}, and rope.dimension_count={turned} asks for half of it"
+            )
         fields["rope_scaling"] = _llama3(tensor(FREQS), fields.get("rope_theta", 1e4), turned)
     elif SHORT in shapes and LONG in shapes:
         both = {
@@ -221,7 +243,8 @@ def _through(config: ModelConfig, door: Door) -> Door:
         return Door(door.family, {"mixer.position.scaling.kind": (getattr(_scaling(config), "kind", None), None)})
     try:
         said = _metadata(config, door.fields, gguf)
-        heeded = {key: value for key, value in said.items() if key.partition(".")[2] not in gguf.unheeded}
+        read = {key.partition(".")[2]: _shortest(value) for key, value in said.items()}
+        heeded = {key: value for key, value in read.items() if key not in gguf.unheeded}
         fields = _fields(gguf, heeded, shapes, lambda name: factors[name])
         theirs = door.family.config(Fields(fields)).explicit()
     except RequestError as reason:
