@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from pathlib import Path
 from typing import Any
 
+import gguf
 import pytest
 import torch
 import transformers
@@ -13,6 +15,8 @@ from safetensors.torch import load_file, save_file
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import glassformer as gf
+from glassformer.cli import main
+from glassformer.text import ByteTokenizer
 
 SHAPE = "layers=2+d_model=32+heads=2+vocab_size=64+context=32"
 FAMILIES = {"llama": "model.embed_tokens.weight", "gpt2": "transformer.wte.weight"}
@@ -90,3 +94,59 @@ def test_comparing_copies_no_whole_tensor(tmp_path: Path) -> None:
     with Converted() as converted:
         assert gf.load(tmp_path, dtype=torch.float32).config.head.tied
     assert sum(converted.sizes) >= 2 * v * d and max(converted.sizes) <= v * d // 4
+
+
+SAID = {
+    "bos_token_id": 5, "pad_token_id": 6, "do_sample": True, "temperature": 0.6, "top_p": 0.9, "top_k": 40,
+    "repetition_penalty": 1.1, "max_new_tokens": 20,
+}  # fmt: skip
+
+
+def talking(place: Path, **said: Any) -> Path:
+    """A folder with a tokenizer, whose generation_config.json is this."""
+    gf.save(gf.preset(f"llama@1m+{SHAPE}+vocab_size=257").build(), ByteTokenizer(), place)
+    (place / "generation_config.json").write_text(json.dumps(said))
+    return place
+
+
+@pytest.mark.parametrize("ends", [[1, 2, 3], [7], 7])
+def test_what_ends_and_draws_an_answer_is_written_again(ends: Any, tmp_path: Path) -> None:
+    source = talking(tmp_path / "source", eos_token_id=ends, **SAID)
+    loaded = gf.load(source)
+    assert loaded.ends == tuple(ends if isinstance(ends, list) else [ends]) and loaded.generation == SAID
+    settings = {"ends": loaded.ends, "generation": loaded.generation}
+    gf.save(loaded.model, loaded.tokenizer, tmp_path / "saved", **settings)
+    assert main(["convert", str(source), str(tmp_path / "converted")]) == 0
+    for place in (tmp_path / "saved", tmp_path / "converted"):
+        theirs = transformers.GenerationConfig.from_pretrained(place)
+        assert theirs.eos_token_id == (loaded.ends[0] if len(loaded.ends) == 1 else ends)
+        assert {name: getattr(theirs, name) for name in SAID} == SAID
+        assert gf.load(place).ends == loaded.ends and gf.load(place).generation == SAID
+        made = transformers.AutoModelForCausalLM.from_pretrained(place).generation_config
+        assert (made.eos_token_id, made.temperature) == (theirs.eos_token_id, 0.6)
+
+
+def test_only_known_plain_settings_travel(tmp_path: Path) -> None:
+    """A stranger's file: neither what has another type, nor what nobody knows."""
+    wrong = {"temperature": "hot", "do_sample": 1, "top_k": -1, "top_p": float("nan"), "num_beams": True, "x\ny": 1}
+    source = talking(tmp_path / "source", eos_token_id=[1, -2, True, 10**30, "x"], min_p=0.1, **wrong)
+    loaded = gf.load(source)
+    assert loaded.ends == (1,) and loaded.generation == {"min_p": 0.1}
+
+
+def test_without_a_word_the_tokenizer_says_where_an_answer_ends(tmp_path: Path) -> None:
+    gf.save(gf.preset(f"llama@1m+{SHAPE}+vocab_size=257").build(), ByteTokenizer(), tmp_path)
+    assert transformers.GenerationConfig.from_pretrained(tmp_path).eos_token_id == 256
+    assert gf.load(tmp_path).ends == (256,) and gf.load(tmp_path).generation == {}
+
+
+def test_a_gguf_names_the_ends_that_it_has_room_for(tmp_path: Path) -> None:
+    """llama.cpp ends an answer at eos, eot and eom."""
+    source = talking(tmp_path / "source", eos_token_id=[9, 256, 8])
+    assert main(["convert", str(source), str(tmp_path / "model.gguf")]) == 0
+    fields = gguf.GGUFReader(tmp_path / "model.gguf").fields
+    said = [int(fields[f"tokenizer.ggml.{name}_token_id"].parts[-1][0]) for name in ("eos", "eot", "eom")]
+    assert said == [256, 9, 8]
+    assert gf.load(tmp_path / "model.gguf").ends == (256, 9, 8)
+    assert main(["convert", str(tmp_path / "model.gguf"), str(tmp_path / "back")]) == 0
+    assert transformers.GenerationConfig.from_pretrained(tmp_path / "back").eos_token_id == [256, 9, 8]

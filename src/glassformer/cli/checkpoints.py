@@ -58,10 +58,13 @@ def convert_checkpoint(source: str, out: str, to: Format | None, dtype: str | No
     loaded = load(source)
     if kind == "gguf":
         file_type = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "q8_0": "Q8_0"}[dtype or "float16"]
-        family = write_gguf(loaded.model, loaded.tokenizer, Path(out), file_type)
+        family = write_gguf(loaded.model, loaded.tokenizer, Path(out), file_type, ends=loaded.ends)
     else:
         kept = getattr(torch, dtype) if dtype else None
-        family = save(loaded.model, loaded.tokenizer, out, dtype=kept, trained=training_of(source))
+        family = save(
+            loaded.model, loaded.tokenizer, out, dtype=kept, trained=training_of(source),
+            ends=loaded.ends, generation=loaded.generation,
+        )  # fmt: skip
     written = [Path(out)] if kind == "gguf" else [path for path in sorted(Path(out).iterdir()) if path.is_file()]
     total = sum(path.stat().st_size for path in written)
     if as_json:

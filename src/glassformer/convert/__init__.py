@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -139,7 +141,7 @@ def adapt(loaded: Loaded, config: ModelConfig) -> Loaded:
             if f"{path}.weight" in fitting:
                 begun |= {f"{path}.reparam.{name}" for name, _ in reparam.named_parameters()}
     fresh = tuple(name for name, _ in model.named_parameters() if name not in {*fitting, *begun})
-    return Loaded(model.eval(), config, loaded.tokenizer, fresh, loaded.ends)
+    return replace(loaded, model=model.eval(), config=config, fresh=fresh)
 
 
 def training_of(name: str) -> dict[str, Any] | None:
@@ -160,13 +162,17 @@ def save(
     dtype: torch.dtype | None = None,
     trained: dict[str, Any] | None = None,
     family: str | None = None,
+    ends: Sequence[int] = (),
+    generation: Mapping[str, Any] | None = None,
 ) -> Family:
     """Writes the folder that `AutoModelForCausalLM.from_pretrained` loads, as `family` (a model_type) or the first that
     can hold the model; returns which.
 
     A model that no published class can hold is written as our own, which `transformers` loads once `glassformer` is
-    imported. Reparametrised matrices are written as they are applied. `trained` goes into the model card."""
-    return write_folder(fold(model), tokenizer, Path(folder), dtype, trained, family)
+    imported. Reparametrised matrices are written as they are applied. `trained` goes into the model card. `ends` are
+    the ids at which an answer ends, the tokenizer's own where none is given, and `generation` how it is drawn, both as
+    `load` gives them."""
+    return write_folder(fold(model), tokenizer, Path(folder), dtype, trained, family, ends, generation)
 
 
 def _is_gguf(path: Path) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -61,6 +61,8 @@ FRACTIONS = frozenset({
 """Keys that llama.cpp reads as 32-bit fractions, whatever config.json makes of them."""
 FREQS, SHORT, LONG = "rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight"
 ARCHITECTURES: dict[str, Family] = {family.gguf.architecture: family for family in FAMILIES.values() if family.gguf}
+ENDS = ("tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
+"""Ids at which an answer ends, besides that which ends a text."""
 FILE_TYPES = {"F32": 0, "F16": 1, "Q8_0": 7, "BF16": 32}
 """general.file_type, by the type of the matrices."""
 
@@ -82,8 +84,10 @@ def read_gguf(path: Path, dtype: torch.dtype | None = None, device: Any = None, 
         # The tokenizer first: what building it takes for a moment is then free for the weights.
         tokenizer = tokenizer_from_gguf(file.metadata) if "tokenizer.ggml.model" in file.metadata else None
         model = fill(config, family.gguf.names, file, dtype, device, keep)
-    ends = (tokenizer.eos_id,) if tokenizer is not None and tokenizer.eos_id is not None else ()
-    return Loaded(model, model.config, tokenizer, ends=ends)
+        said = [file.metadata.get(key) for key in ENDS]
+    ids = [tokenizer.eos_id, *said] if tokenizer is not None else []
+    ends = (one for one in ids if isinstance(one, int) and 0 <= one < model.config.vocab_size)
+    return Loaded(model, model.config, tokenizer, ends=tuple(dict.fromkeys(ends)))
 
 
 def _config(file: TensorFile) -> tuple[Family, ModelConfig]:
@@ -193,9 +197,17 @@ def _whole(value: Any) -> TypeGuard[int]:
 # Writing
 
 
-def write(model: Model, tokenizer: Tokenizer | None, path: Path, kind: str = "F16", name: str | None = None) -> Family:
+def write(
+    model: Model,
+    tokenizer: Tokenizer | None,
+    path: Path,
+    kind: str = "F16",
+    name: str | None = None,
+    ends: Sequence[int] = (),
+) -> Family:
     """Writes what llama.cpp runs; `kind` (F32, F16, BF16, Q8_0) is that of the matrices, vectors stay fp32.
-    Reparametrised matrices are written as they are applied.
+    Reparametrised matrices are written as they are applied. An answer ends where the tokenizer says that a text does,
+    and at the first two others of `ends`: a GGUF has room for these.
 
     Raises RequestError that names the part for which llama.cpp has no family, or what its tokenizers lack."""
     if kind not in FILE_TYPES:
@@ -207,7 +219,7 @@ def write(model: Model, tokenizer: Tokenizer | None, path: Path, kind: str = "F1
     if not door.open or door.family.gguf is None:
         closed = ", ".join(f"{path}={mine}" for path, (mine, _) in list(door.closers.items())[:3])
         raise RequestError(f"llama.cpp cannot hold this model; {door.family.model_type} is nearest, closed by {closed}")
-    gguf = door.family.gguf
+    gguf, others = door.family.gguf, (one for one in ends if tokenizer.eos_id != one < model.config.vocab_size)
     metadata: dict[str, Any] = {
         "general.architecture": gguf.architecture,
         "general.name": name or path.stem,
@@ -215,6 +227,7 @@ def write(model: Model, tokenizer: Tokenizer | None, path: Path, kind: str = "F1
         "general.quantization_version": 2,
         **_metadata(model.config, door.fields, gguf),
         **tokenizer_to_gguf(tokenizer, vocab_size=model.config.vocab_size),
+        **dict(zip(ENDS, others, strict=False)),
     }
     written: dict[str, Source | Tensor] = {**tensors(model, gguf.names, torch.float32), **_factors(model.config)}
     write_gguf(path, metadata, written, {name: _type(kind, source.shape) for name, source in written.items()})
