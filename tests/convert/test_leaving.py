@@ -16,7 +16,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import glassformer as gf
 from glassformer.cli import main
-from glassformer.text import ByteTokenizer
+from glassformer.errors import RequestError
+from glassformer.text import BPETokenizer, ByteTokenizer, CharTokenizer, FileTokenizer
 
 SHAPE = "layers=2+d_model=32+heads=2+vocab_size=64+context=32"
 FAMILIES = {"llama": "model.embed_tokens.weight", "gpt2": "transformer.wte.weight"}
@@ -150,3 +151,37 @@ def test_a_gguf_names_the_ends_that_it_has_room_for(tmp_path: Path) -> None:
     assert gf.load(tmp_path / "model.gguf").ends == (256, 9, 8)
     assert main(["convert", str(tmp_path / "model.gguf"), str(tmp_path / "back")]) == 0
     assert transformers.GenerationConfig.from_pretrained(tmp_path / "back").eos_token_id == [256, 9, 8]
+
+
+def test_a_folder_has_the_tokenizer_that_was_saved_last(tmp_path: Path) -> None:
+    model = gf.preset(f"llama@1m+{SHAPE}+vocab_size=300").build()
+    ours, theirs = CharTokenizer("abc", separator=True), BPETokenizer.train(["to be or not to be"], 258)
+    templated = FileTokenizer.read(saved(theirs, tmp_path / "templated", chat_template="{{ messages }}"))
+    for tokenizer in (ByteTokenizer(), theirs, ours, templated, theirs, ByteTokenizer()):
+        gf.save(model, tokenizer, tmp_path / "model")
+        again = gf.load(tmp_path / "model").tokenizer
+        assert again is not None and again.fingerprint() == tokenizer.fingerprint()
+        assert (tmp_path / "model" / "chat_template.jinja").is_file() == (tokenizer is templated)
+        other = transformers.AutoTokenizer.from_pretrained(tmp_path / "model")
+        assert other("abc")["input_ids"] == tokenizer.encode("abc").tolist()
+    (tmp_path / "model" / "notes.txt").write_text("mine")
+    gf.save(model, None, tmp_path / "model")
+    assert gf.load(tmp_path / "model").tokenizer is None
+    names = {"README.md", "config.json", "generation_config.json", "model.safetensors", "notes.txt"}
+    assert {path.name for path in (tmp_path / "model").iterdir()} == names
+
+
+def saved(tokenizer: FileTokenizer, place: Path, **settings: Any) -> Path:
+    place.mkdir()
+    tokenizer.save(place)
+    path = place / "tokenizer_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **settings}))
+    return place / "tokenizer.json"
+
+
+def test_a_tokenizer_of_more_tokens_than_the_model_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    gf.save(gf.preset(f"llama@1m+{SHAPE}+vocab_size=257").build(), ByteTokenizer(), tmp_path)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    with pytest.raises(RequestError, match="vocab_size=256 of the model is less than the 257 tokens"):
+        gf.save(gf.preset(f"llama@1m+{SHAPE}+vocab_size=256").build(), ByteTokenizer(), tmp_path)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before

@@ -22,7 +22,7 @@ from glassformer.convert.storage import open_folder, write_safetensors
 from glassformer.convert.weights import fill, tensors
 from glassformer.errors import RequestError, did_you_mean
 from glassformer.model import Model
-from glassformer.text import Tokenizer, load_tokenizer
+from glassformer.text import Tokenizer, load_tokenizer, replace_tokenizer
 from glassformer.text.storage import atomic_file
 from glassformer.train import Loaded
 
@@ -81,14 +81,18 @@ def write_folder(
 
     config.json goes first and comes last: a folder that has one is whole."""
     config: ModelConfig = model.config
+    if tokenizer is not None and tokenizer.vocab_size > config.vocab_size:
+        raise RequestError(
+            f"vocab_size={config.vocab_size} of the model is less than the {tokenizer.vocab_size} tokens of its "
+            "tokenizer; save it with the one it was trained with"
+        )
     family, fields = _chosen(config, kind)
     dtype = dtype or next(model.parameters()).dtype
     weights, readme = tensors(model, family.names_of(config), dtype), card(config, family, folder.name, trained)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").unlink(missing_ok=True)
     write_safetensors(folder, weights, max_shard_bytes=SHARD_BYTES, by_name=False)
-    if tokenizer is not None:
-        tokenizer.save(folder)
+    replace_tokenizer(tokenizer, folder)
     ids = answers.special_ids(tokenizer, ends)
     _write_json(folder / answers.FILE, answers.written(ids, ends, generation or {}))
     with atomic_file(folder / "README.md") as temporary:
