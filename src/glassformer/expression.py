@@ -162,8 +162,10 @@ def _named(name: str) -> ModelConfig:
     if _exists(name) and path.is_dir():
         if (path / "config.yaml").is_file():
             return ModelConfig.from_file(path / "config.yaml")
+        convert.refuse_weights(path)
         raise RequestError(f"the folder {name} holds no config; name a run, a checkpoint or a config file")
     if _exists(name) and path.is_file():
+        convert.refuse_weights(path)
         return ModelConfig.from_file(path)
     if _looks_like_path(name):
         raise RequestError(f"there is no file {name}")

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -17,7 +17,7 @@ from glassformer.convert.fold import fold
 from glassformer.convert.folder import is_folder, read_folder, write_folder
 from glassformer.convert.folder import read_config as read_folder_config
 from glassformer.convert.hub import snapshot
-from glassformer.convert.storage import open_tensors
+from glassformer.convert.storage import is_gguf, means_weights, open_tensors, writable
 from glassformer.errors import RequestError
 from glassformer.model import Model
 from glassformer.parts.quantized import QUANTIZED
@@ -36,7 +36,7 @@ def is_checkpoint(name: str) -> bool:
         return True
     path = Path(name)
     try:
-        return is_folder(path) or (path / "latest").is_file() or (path.is_file() and _is_gguf(path))
+        return is_folder(path) or (path / "latest").is_file() or (is_gguf(path))
     except (OSError, ValueError):  # too long, or no name at all
         return False
 
@@ -110,15 +110,26 @@ def _load(path: Path, dtype: torch.dtype | None, device: Any, keep: bool) -> Loa
     if path.is_dir():
         if is_folder(path):
             return read_folder(path, dtype, device)
+        refuse_weights(path)
         loaded = load_run(path)
         loaded.model.to(device=device, dtype=dtype)
         return loaded
-    if not _is_gguf(path):
-        with open_tensors(path):  # says what it is, where it is something known
-            raise RequestError(f"{path} holds tensors and no config; give the folder that has the config.json too")
+    if not is_gguf(path):
+        _refuse(path)
     from glassformer.convert.gguf import read_gguf
 
     return read_gguf(path, dtype, device, keep)
+
+
+def refuse_weights(path: Path) -> None:
+    """Raises RequestError for a file or folder of weights from which no config can be read, which it names."""
+    if not (path / "config.yaml").is_file() and means_weights(path):
+        _refuse(path)
+
+
+def _refuse(path: Path) -> NoReturn:
+    with open_tensors(path):  # says what it is, where it is something known
+        raise RequestError(f"{path} holds tensors and no config; give the folder that has the config.json too")
 
 
 def adapt(loaded: Loaded, config: ModelConfig) -> Loaded:
@@ -172,9 +183,4 @@ def save(
     imported. Reparametrised matrices are written as they are applied. `trained` goes into the model card. `ends` are
     the ids at which an answer ends, the tokenizer's own where none is given, and `generation` how it is drawn, both as
     `load` gives them."""
-    return write_folder(fold(model), tokenizer, Path(folder), dtype, trained, family, ends, generation)
-
-
-def _is_gguf(path: Path) -> bool:
-    with path.open("rb") as file:
-        return file.read(4) == b"GGUF"
+    return write_folder(fold(model), tokenizer, writable(folder, file=False), dtype, trained, family, ends, generation)

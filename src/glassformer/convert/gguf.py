@@ -18,7 +18,7 @@ from glassformer.convert.family import Family, Gguf, complaints
 from glassformer.convert.fields import Fields
 from glassformer.convert.fold import fold
 from glassformer.convert.rope import write_scaling
-from glassformer.convert.storage import Source, TensorFile, open_tensors, write_gguf
+from glassformer.convert.storage import Source, TensorFile, open_tensors, writable, write_gguf
 from glassformer.convert.weights import fill, tensors
 from glassformer.errors import RequestError, did_you_mean
 from glassformer.model import Model
@@ -214,6 +214,7 @@ def write(
         raise RequestError(f"a GGUF is written as {', '.join(FILE_TYPES)}, not as {kind!r}")
     if tokenizer is None:
         raise RequestError("a GGUF holds its tokenizer, and this model has none")
+    writable(path, file=True)
     model = fold(model)
     door = llama_cpp(model.config)
     if not door.open or door.family.gguf is None:
