@@ -260,13 +260,13 @@ class ModelConfig(Value):
         path.write_text(text, encoding="utf-8")
 
     @classmethod
-    def from_dict(cls, value: Any) -> ModelConfig:
-        """Raises RequestError that names the field, the value, and what would be right."""
-        return validated(cls, value, "config")
+    def from_dict(cls, value: Any, where: str = "") -> ModelConfig:
+        """Raises RequestError that names the field, the value, and what would be right, and the file if it is said."""
+        return validated(cls, value, "config", where)
 
     @classmethod
     def from_file(cls, path: str | Path) -> ModelConfig:
-        return cls.from_dict(read_tree(path))
+        return cls.from_dict(read_tree(path), str(path))
 
     @classmethod
     def json_schema(cls) -> dict[str, Any]:
@@ -386,16 +386,17 @@ def read_tree(path: str | Path) -> Any:
         raise RequestError(f"{path} is not a valid {path.suffix.lstrip('.') or 'yaml'} file: {reason}") from None
 
 
-def validated(cls: Any, value: Any, what: str) -> Any:
-    """cls from a plain tree; every complaint becomes one sentence."""
+def validated(cls: Any, value: Any, what: str, where: str = "") -> Any:
+    """cls from a plain tree; every complaint becomes one sentence, which begins with the file where it is said."""
+    file = f"{where}: " if where else ""
     if not isinstance(value, dict):
-        raise RequestError(f"a {what} is a mapping of fields, and this is {type(value).__name__}")
+        raise RequestError(f"{file}a {what} is a mapping of fields, and this is {type(value).__name__}")
     try:
         return cls.model_validate(value)
     except ValidationError as error:
-        raise RequestError(explain(error)) from None
+        raise RequestError(f"{file}{explain(error)}") from None
     except RecursionError:
-        raise RequestError(f"the {what} is nested too deeply") from None
+        raise RequestError(f"{file}the {what} is nested too deeply") from None
 
 
 def explain(error: ValidationError) -> str:

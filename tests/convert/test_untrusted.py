@@ -19,6 +19,8 @@ from hypothesis import strategies as st
 import glassformer as gf
 from glassformer.convert import read_config
 from glassformer.convert.families import FAMILIES
+from glassformer.convert.families.own import OWN
+from glassformer.convert.family import complaints
 from glassformer.convert.fields import Fields
 from glassformer.convert.gguf import write as write_model
 from glassformer.convert.storage import open_tensors, write_gguf
@@ -63,12 +65,88 @@ def test_configs(family: str) -> None:
             config = FAMILIES[family].config(said)
             config.num_params()
             config.explicit()
+            config.outline()
             assert not any("\n" in name for name in said.unread())
         except RequestError as problem:
             assert "\n" not in str(problem)
         assert time.monotonic() - begun < 2
 
     run()
+
+
+OWN_BASES = [
+    gf.preset(f"{name}+layers=2").to_dict()
+    for name in ("llama@1m+alibi+moe:4:2", "gpt2@1m+deepnorm+sigmareparam", "llama@1m+mamba", "qwen3@1m+window:8+mup")
+]
+
+
+@settings(max_examples=250, deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(tree=st.sampled_from(OWN_BASES), data=st.data())
+def test_own_configs(tree: dict[str, Any], data: st.DataObject) -> None:
+    """The same of our own format, a tree of parts: a model that can be built, or one sentence that names the file."""
+    tree = copy.deepcopy(tree)
+    for _ in range(data.draw(st.integers(1, 3))):
+        place: Any = tree
+        while True:
+            names = sorted(place) if isinstance(place, dict) else range(len(place))
+            name = data.draw(st.sampled_from(names))
+            if not isinstance(place[name], (dict, list)) or not place[name] or data.draw(st.integers(0, 5)) == 0:
+                break
+            place = place[name]
+        if isinstance(place, dict):
+            name = data.draw(st.sampled_from([name, name, "x\ny", "kind"]))
+        place[name] = copy.deepcopy(data.draw(NASTY | st.sampled_from(["x\ny" * 300, {"kind": "x\ny"}, {"x\ny": 1}])))
+    begun, said = time.monotonic(), Fields({"model_type": "glassformer", "glassformer": tree}, "our/config.json")
+    try:
+        with complaints(said.where):
+            config = OWN.config(said)
+            config.num_params()
+            config.explicit()
+            config.outline()
+    except RequestError as problem:
+        text = str(problem)
+        assert text.startswith("our/config.json: ") and "\n" not in text and len(text) < 700
+    assert time.monotonic() - begun < 2
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda tree: tree["stack"][0].update({"x\ny": 1}), "stack.0: unknown field x y; known here"),
+        (lambda tree: tree["stack"][0]["blocks"][0]["mixer"].update(n_heads=7), "n_heads=7 does not divide"),
+        (lambda tree: tree.update(d_model="wide"), "d_model='wide'"),
+        (lambda tree: tree.pop("vocab_size"), "field vocab_size is missing"),
+    ],
+)
+def test_what_is_wrong_in_an_own_config_names_its_file(change: Any, says: str, tmp_path: Path) -> None:
+    gf.save(gf.preset("llama@1m+alibi+layers=1+vocab_size=257").build(), ByteTokenizer(), tmp_path)
+    path = tmp_path / "config.json"
+    fields = json.loads(path.read_text())
+    change(fields["glassformer"])
+    path.write_text(json.dumps(fields))
+    with pytest.raises(RequestError) as problem:
+        gf.load(tmp_path)
+    assert sentence(problem).startswith(f"{path}: {says}")
+    plain = tmp_path / "plain.yaml"
+    plain.write_text(json.dumps(fields["glassformer"]))
+    with pytest.raises(RequestError) as problem:
+        gf.preset(str(plain))
+    assert says in sentence(problem)
+    if "n_heads" not in says:
+        assert sentence(problem).startswith(f"{plain}: ")
+
+
+@pytest.mark.parametrize(
+    ("said", "says"), [({"alphabet": ""}, "needs an alphabet"), ({"alphabet": "a\ud800"}, "lone surrogate")]
+)
+def test_what_is_wrong_in_an_own_tokenizer_names_its_file(said: dict[str, str], says: str, tmp_path: Path) -> None:
+    gf.save(gf.preset("llama@1m+layers=1+vocab_size=257").build(), ByteTokenizer(), tmp_path)
+    path = tmp_path / "glassformer_tokenizer.json"
+    base = {"glassformer_tokenizer": 1, "kind": "char", "unknown": False, "separator": False}
+    path.write_text(json.dumps({**base, **said}))
+    with pytest.raises(RequestError) as problem:
+        gf.load(tmp_path)
+    assert sentence(problem).startswith(f"{path}: ") and says in sentence(problem)
 
 
 def folder(place: Path, **changes: Any) -> Path:

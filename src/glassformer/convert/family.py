@@ -12,12 +12,9 @@ from pydantic import ValidationError
 from glassformer.config import BlockConfig, ModelConfig, explain
 from glassformer.convert.fields import Fields
 from glassformer.convert.names import Names
-from glassformer.errors import RequestError
+from glassformer.errors import RequestError, shown
 from glassformer.parts.ffn import ExpertsConfig, FFNConfig
 from glassformer.parts.mixer import AttentionConfig
-
-LONGEST = 160
-"""Characters of what Python says about a stranger's value."""
 
 
 @contextmanager
@@ -25,13 +22,13 @@ def complaints(where: str) -> Iterator[None]:
     """Turns all that reading a stranger's config may raise into one sentence that names the file."""
     try:
         yield
-    except RequestError:
-        raise
+    except RequestError as problem:
+        named = str(problem).startswith(where)
+        raise problem if named else RequestError(f"{where}: {problem}") from None
     except ValidationError as problem:
         raise RequestError(f"{where}: {explain(problem)}") from None
     except (ArithmeticError, ValueError, TypeError, LookupError, AttributeError) as problem:
-        reason = " ".join(str(problem)[:LONGEST].split())
-        raise RequestError(f"{where} describes no model ({reason})") from None
+        raise RequestError(f"{where} describes no model ({shown(problem, 160)})") from None
 
 
 @dataclass(frozen=True)

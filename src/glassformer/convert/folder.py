@@ -58,7 +58,7 @@ def read_folder(folder: Path, dtype: torch.dtype | None = None, device: Any = No
     family, config, fields = read_config(folder)
     said = fields.get("dtype") or fields.get("torch_dtype")
     with open_folder(folder) as file:
-        model = fill(config, family.names_of(config), file, dtype or DTYPES.get(str(said)), device)
+        model = fill(config, family.names_of(config), file, dtype or DTYPES.get(str(said)), device, where=fields.where)
     ends, settings = answers.read(folder, fields.get("eos_token_id"))
     return Loaded(model, model.config, _tokenizer(folder), ends=ends, generation=settings)
 

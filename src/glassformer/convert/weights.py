@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from glassformer.config import ModelConfig
+from glassformer.convert.family import complaints
 from glassformer.convert.names import Names, Piece, modules_of
 from glassformer.convert.packed import PackedLinear
 from glassformer.convert.storage import DTYPES, Packed, Source, TensorFile
@@ -42,21 +43,23 @@ def fill(
     dtype: torch.dtype | None = None,
     device: Any = None,
     keep: bool = False,
+    where: str | None = None,
 ) -> Model:
     """A model with the file's weights; `dtype=None` keeps the file's own, fp32 for quantised tensors.
 
     A tensor that lies in the file as the model holds it becomes a parameter where it is, mapped and read when first
     used; the others are read straight into their place. With `keep`, quantised matrices stay packed and are unpacked
     at every use. The model's own config is another one than `config` where that ties a head which the file has twice
-    and differently. Raises RequestError that names the first tensor that is missing, superfluous, or of another shape.
-    """
+    and differently. `where` names the file of the config, if it is another one. Raises RequestError that names the
+    first tensor that is missing, superfluous, or of another shape."""
     if config.n_layers > len(file.entries):
         raise RequestError(
             f"{file.path} has {len(file.entries)} tensors, and the config asks for {config.n_layers} layers"
         )
     theirs, dtype, device = _Theirs(file, names), dtype or common_dtype(file), torch.device(device or "cpu")
     config = theirs.with_its_head(config, dtype)
-    model = config.outline()
+    with complaints(where or str(file.path)):
+        model = config.outline()
     modules = modules_of(model)
     for module in modules.values():
         vars(module)["training"] = False  # what `eval` does, in a tenth of the time
