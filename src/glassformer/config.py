@@ -221,7 +221,7 @@ class ModelConfig(Value):
             return model
         model.to_empty(device="cpu" if seed is not None else device)
         if seed is not None:
-            generator = torch.Generator("cpu").manual_seed(seed)
+            generator = generator_of(seed)
             begin, ctx = self.init, self.ctx
             rule = self.mup.rule(begin, ctx, generator) if self.mup else begin.rule(ctx, generator)
             for module in model.modules():
@@ -307,6 +307,13 @@ class ModelConfig(Value):
         mine, theirs = flatten(self.to_dict()), flatten(other.to_dict())
         paths = [*mine, *(path for path in theirs if path not in mine)]
         return {path: (mine.get(path), theirs.get(path)) for path in paths if mine.get(path) != theirs.get(path)}
+
+
+def generator_of(seed: int) -> torch.Generator:
+    """On the CPU. Raises RequestError for a seed of more than 63 bits."""
+    if abs(seed) >= 1 << 63:
+        raise RequestError(f"seed={str(seed)[:40]}: a whole number from 0 up to, not including, 2^63 is right")
+    return torch.Generator("cpu").manual_seed(seed)
 
 
 def stack_of(blocks: Sequence[BlockConfig]) -> tuple[Stage, ...]:
