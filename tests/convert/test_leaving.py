@@ -51,6 +51,18 @@ def test_a_head_that_differs_from_the_embedding_it_is_tied_to_is_kept(family: st
         torch.testing.assert_close(mine.model(tokens), theirs(tokens).logits)
 
 
+def test_a_head_of_its_own_stays_where_something_else_is_changed(tmp_path: Path) -> None:
+    place = tied("llama", tmp_path, "another")
+    with pytest.warns(UserWarning, match="untied"):
+        plain, changed = gf.load(place), gf.load(f"{place}+window:64")
+    assert not changed.config.head.tied and not changed.fresh
+    tokens = torch.arange(24).view(2, 12)
+    with torch.no_grad():
+        torch.testing.assert_close(changed.model(tokens), plain.model(tokens))
+    with pytest.warns(UserWarning, match="untied"):
+        assert gf.load(f"{place}+tied").config.head.tied
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_head_that_repeats_the_embedding_is_dropped(family: str, tmp_path: Path) -> None:
     place = tied(family, tmp_path, "same", bare=family == "gpt2")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from importlib.util import find_spec
@@ -75,7 +75,7 @@ def load(
     dtype: torch.dtype | None = None,
     device: Any = None,
     quantize: str | None = None,
-    config: ModelConfig | None = None,
+    change: Callable[[ModelConfig], ModelConfig] | None = None,
 ) -> Loaded:
     """A model with its weights, config and tokenizer: a run folder, a Hugging Face folder, a .gguf file,
     hf:owner/name, or smollm2.
@@ -83,11 +83,11 @@ def load(
     `dtype=None` keeps what the file has (fp32 for quantised weights). `quantize="int8"` or `"int4"` packs the matrices,
     `"bf16"` lays them out for a CPU's products in bf16 (`parts/quantized.py`), and `dtype` is then that of all else;
     `"keep"` leaves those of a .gguf as they are packed there. A model of packed weights can be neither trained nor
-    saved. `config`: another one than the checkpoint's, see `adapt`. Raises RequestError."""
+    saved. `change`: the checkpoint's config -> the one that is wanted, see `adapt`. Raises RequestError."""
     if quantize not in (None, "keep", *QUANTIZED):
         kinds = ", ".join(QUANTIZED)
         raise RequestError(f"quantize={quantize!r}: use {kinds}, keep for the packed weights of a .gguf file, or None")
-    if quantize == "keep" and config is not None:
+    if quantize == "keep" and change is not None:
         raise RequestError(f"quantize='keep': packed weights cannot be changed; use {' or '.join(QUANTIZED)}")
     path = locate(str(name))
     if quantize == "keep" and path.is_dir():
@@ -96,9 +96,9 @@ def load(
             f"use {' or '.join(QUANTIZED)}"
         )
     packing = quantize in QUANTIZED  # from the numbers that the file has, each matrix of a .gguf unpacked by itself
-    loaded = _load(path, None if packing else dtype, device, keep=quantize == "keep" or (packing and config is None))
-    if config is not None:
-        loaded = adapt(loaded, config)
+    loaded = _load(path, None if packing else dtype, device, keep=quantize == "keep" or (packing and change is None))
+    if change is not None:
+        loaded = adapt(loaded, change(loaded.config))
     if quantize in QUANTIZED:
         loaded.model = fold(loaded.model)
         loaded.config = loaded.model.config
