@@ -222,7 +222,7 @@ class ModelConfig(Value):
             return model
         model.to_empty(device="cpu" if seed is not None else device)
         if seed is not None:
-            generator = torch.Generator("cpu").manual_seed(seed)
+            generator = generator_of(seed)
             begin, ctx = self.init, self.ctx
             rule = self.mup.rule(begin, ctx, generator) if self.mup else begin.rule(ctx, generator)
             for module in model.modules():
@@ -261,13 +261,13 @@ class ModelConfig(Value):
         path.write_text(text, encoding="utf-8")
 
     @classmethod
-    def from_dict(cls, value: Any) -> ModelConfig:
-        """Raises RequestError that names the field, the value, and what would be right."""
-        return validated(cls, value, "config")
+    def from_dict(cls, value: Any, where: str = "") -> ModelConfig:
+        """Raises RequestError that names the field, the value, and what would be right, and the file if it is said."""
+        return validated(cls, value, "config", where)
 
     @classmethod
     def from_file(cls, path: str | Path) -> ModelConfig:
-        return cls.from_dict(read_tree(path))
+        return cls.from_dict(read_tree(path), str(path))
 
     @classmethod
     def json_schema(cls) -> dict[str, Any]:
@@ -308,6 +308,13 @@ class ModelConfig(Value):
         mine, theirs = flatten(self.to_dict()), flatten(other.to_dict())
         paths = [*mine, *(path for path in theirs if path not in mine)]
         return {path: (mine.get(path), theirs.get(path)) for path in paths if mine.get(path) != theirs.get(path)}
+
+
+def generator_of(seed: int) -> torch.Generator:
+    """On the CPU. Raises RequestError for a seed of more than 63 bits."""
+    if abs(seed) >= 1 << 63:
+        raise RequestError(f"seed={str(seed)[:40]}: a whole number from 0 up to, not including, 2^63 is right")
+    return torch.Generator("cpu").manual_seed(seed)
 
 
 def stack_of(blocks: Sequence[BlockConfig]) -> tuple[Stage, ...]:
@@ -387,16 +394,17 @@ def read_tree(path: str | Path) -> Any:
         raise RequestError(f"{path} is not a valid {path.suffix.lstrip('.') or 'yaml'} file: {reason}") from None
 
 
-def validated(cls: Any, value: Any, what: str) -> Any:
-    """cls from a plain tree; every complaint becomes one sentence."""
+def validated(cls: Any, value: Any, what: str, where: str = "") -> Any:
+    """cls from a plain tree; every complaint becomes one sentence, which begins with the file where it is said."""
+    file = f"{where}: " if where else ""
     if not isinstance(value, dict):
-        raise RequestError(f"a {what} is a mapping of fields, and this is {type(value).__name__}")
+        raise RequestError(f"{file}a {what} is a mapping of fields, and this is {type(value).__name__}")
     try:
         return cls.model_validate(value)
     except ValidationError as error:
-        raise RequestError(explain(error)) from None
+        raise RequestError(f"{file}{explain(error)}") from None
     except RecursionError:
-        raise RequestError(f"the {what} is nested too deeply") from None
+        raise RequestError(f"{file}the {what} is nested too deeply") from None
 
 
 def explain(error: ValidationError) -> str:

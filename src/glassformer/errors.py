@@ -27,9 +27,18 @@ def check_whole(name: str, value: object, least: int = 1) -> None:
         raise RequestError(f"{name}={value} must be at least {least}")
 
 
+LONGEST = 80
+"""Characters of a stranger's word in a sentence of ours."""
+
+
+def shown(word: object, most: int = LONGEST) -> str:
+    """A stranger's word in a sentence of ours: at most so many characters, on one line."""
+    return " ".join(str(word)[:most].split())
+
+
 def did_you_mean(word: str, known: Iterable[str], limit: int = 3) -> str:
     """`; did you mean "x" or "y"?`, or an empty string where nothing is near."""
-    options = sorted(set(known))
+    options, word = sorted(set(known)), word[:LONGEST]
     near = difflib.get_close_matches(word, options, n=limit, cutoff=0.6)
     near = near or [name for name in options if word.lower() in name.lower()][:limit]
     return f"; did you mean {' or '.join(repr(name) for name in near)}?" if near else ""

@@ -11,7 +11,7 @@ of the recipe may stand among them: +recipe.FIELD=VALUE, as `glassformer why` wr
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -83,8 +83,10 @@ def preset(expression: str) -> ModelConfig:
     Raises RequestError with the nearest names, the field, or the reason two parts do not fit."""
     name, size, changes = parse(expression)
     config = _named(name)
-    if size:
-        config = resize(config, size)
+    return _changed(resize(config, size) if size else config, changes)
+
+
+def _changed(config: ModelConfig, changes: Sequence[str]) -> ModelConfig:
     for change in changes:
         try:
             config = _change(change)(config)
@@ -110,8 +112,10 @@ def load(
         raise RequestError(f"{name} is a config without weights; name a run, a checkpoint, or hf:owner/name")
     if size:
         raise RequestError(f"{expression}: a checkpoint keeps its size; leave @{size} out")
-    config = preset(str(expression)) if wanted else None
-    return convert.load(name, dtype=dtype, device=device, quantize=quantize, config=config)
+    if wanted:
+        preset(str(expression))  # what is wrong is said before weights are read
+    change = partial(_changed, changes=wanted) if wanted else None
+    return convert.load(name, dtype=dtype, device=device, quantize=quantize, change=change)
 
 
 def parse(expression: str) -> tuple[str, str | None, list[str]]:
@@ -162,8 +166,10 @@ def _named(name: str) -> ModelConfig:
     if _exists(name) and path.is_dir():
         if (path / "config.yaml").is_file():
             return ModelConfig.from_file(path / "config.yaml")
+        convert.refuse_weights(path)
         raise RequestError(f"the folder {name} holds no config; name a run, a checkpoint or a config file")
     if _exists(name) and path.is_file():
+        convert.refuse_weights(path)
         return ModelConfig.from_file(path)
     if _looks_like_path(name):
         raise RequestError(f"there is no file {name}")

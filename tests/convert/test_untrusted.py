@@ -10,6 +10,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -18,8 +19,14 @@ from hypothesis import strategies as st
 import glassformer as gf
 from glassformer.convert import read_config
 from glassformer.convert.families import FAMILIES
+from glassformer.convert.families.own import OWN
+from glassformer.convert.family import complaints
 from glassformer.convert.fields import Fields
+from glassformer.convert.gguf import write as write_model
+from glassformer.convert.storage import open_tensors, write_gguf
 from glassformer.errors import RequestError
+from glassformer.model import Model
+from glassformer.text import ByteTokenizer
 
 from .cases import CASES
 from .test_words import LONG, SHORT, SIZES
@@ -58,12 +65,88 @@ def test_configs(family: str) -> None:
             config = FAMILIES[family].config(said)
             config.num_params()
             config.explicit()
+            config.outline()
             assert not any("\n" in name for name in said.unread())
         except RequestError as problem:
             assert "\n" not in str(problem)
         assert time.monotonic() - begun < 2
 
     run()
+
+
+OWN_BASES = [
+    gf.preset(f"{name}+layers=2").to_dict()
+    for name in ("llama@1m+alibi+moe:4:2", "gpt2@1m+deepnorm+sigmareparam", "llama@1m+mamba", "qwen3@1m+window:8+mup")
+]
+
+
+@settings(max_examples=250, deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(tree=st.sampled_from(OWN_BASES), data=st.data())
+def test_own_configs(tree: dict[str, Any], data: st.DataObject) -> None:
+    """The same of our own format, a tree of parts: a model that can be built, or one sentence that names the file."""
+    tree = copy.deepcopy(tree)
+    for _ in range(data.draw(st.integers(1, 3))):
+        place: Any = tree
+        while True:
+            names = sorted(place) if isinstance(place, dict) else range(len(place))
+            name = data.draw(st.sampled_from(names))
+            if not isinstance(place[name], (dict, list)) or not place[name] or data.draw(st.integers(0, 5)) == 0:
+                break
+            place = place[name]
+        if isinstance(place, dict):
+            name = data.draw(st.sampled_from([name, name, "x\ny", "kind"]))
+        place[name] = copy.deepcopy(data.draw(NASTY | st.sampled_from(["x\ny" * 300, {"kind": "x\ny"}, {"x\ny": 1}])))
+    begun, said = time.monotonic(), Fields({"model_type": "glassformer", "glassformer": tree}, "our/config.json")
+    try:
+        with complaints(said.where):
+            config = OWN.config(said)
+            config.num_params()
+            config.explicit()
+            config.outline()
+    except RequestError as problem:
+        text = str(problem)
+        assert text.startswith("our/config.json: ") and "\n" not in text and len(text) < 700
+    assert time.monotonic() - begun < 2
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda tree: tree["stack"][0].update({"x\ny": 1}), "stack.0: unknown field x y; known here"),
+        (lambda tree: tree["stack"][0]["blocks"][0]["mixer"].update(n_heads=7), "n_heads=7 does not divide"),
+        (lambda tree: tree.update(d_model="wide"), "d_model='wide'"),
+        (lambda tree: tree.pop("vocab_size"), "field vocab_size is missing"),
+    ],
+)
+def test_what_is_wrong_in_an_own_config_names_its_file(change: Any, says: str, tmp_path: Path) -> None:
+    gf.save(gf.preset("llama@1m+alibi+layers=1+vocab_size=257").build(), ByteTokenizer(), tmp_path)
+    path = tmp_path / "config.json"
+    fields = json.loads(path.read_text())
+    change(fields["glassformer"])
+    path.write_text(json.dumps(fields))
+    with pytest.raises(RequestError) as problem:
+        gf.load(tmp_path)
+    assert sentence(problem).startswith(f"{path}: {says}")
+    plain = tmp_path / "plain.yaml"
+    plain.write_text(json.dumps(fields["glassformer"]))
+    with pytest.raises(RequestError) as problem:
+        gf.preset(str(plain))
+    assert says in sentence(problem)
+    if "n_heads" not in says:
+        assert sentence(problem).startswith(f"{plain}: ")
+
+
+@pytest.mark.parametrize(
+    ("said", "says"), [({"alphabet": ""}, "needs an alphabet"), ({"alphabet": "a\ud800"}, "lone surrogate")]
+)
+def test_what_is_wrong_in_an_own_tokenizer_names_its_file(said: dict[str, str], says: str, tmp_path: Path) -> None:
+    gf.save(gf.preset("llama@1m+layers=1+vocab_size=257").build(), ByteTokenizer(), tmp_path)
+    path = tmp_path / "glassformer_tokenizer.json"
+    base = {"glassformer_tokenizer": 1, "kind": "char", "unknown": False, "separator": False}
+    path.write_text(json.dumps({**base, **said}))
+    with pytest.raises(RequestError) as problem:
+        gf.load(tmp_path)
+    assert sentence(problem).startswith(f"{path}: ") and says in sentence(problem)
 
 
 def folder(place: Path, **changes: Any) -> Path:
@@ -204,3 +287,37 @@ def test_the_hub_offline(monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(RequestError) as problem:
             gf.load(name)
         assert name in sentence(problem)
+
+
+def gguf_file(place: Path, **changes: Any) -> tuple[Model, Path]:
+    """A sound tiny llama as a GGUF, with some of its metadata changed."""
+    model = gf.preset("llama@1m+layers=2+d_model=32+heads=4+kv_heads=2+vocab_size=257").build(seed=3)
+    write_model(model, ByteTokenizer(), place / "sound.gguf", "F32")
+    with open_tensors(place / "sound.gguf") as file:
+        metadata, tensors = file.metadata, {name: file.tensor(name).clone() for name in file.entries}
+    write_gguf(place / "model.gguf", {**metadata, **changes}, tensors)
+    return model, place / "model.gguf"
+
+
+@pytest.mark.parametrize("kind", [list, np.array])
+def test_a_gguf_may_give_a_value_for_each_layer_where_they_are_equal(kind: Any, tmp_path: Path) -> None:
+    model, path = gguf_file(tmp_path, **{"llama.attention.head_count_kv": kind([2, 2])})
+    tokens = torch.arange(16)[None]
+    with torch.no_grad():
+        torch.testing.assert_close(gf.load(path).model(tokens), model(tokens))
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("attention.head_count_kv", [2, 4]),
+        ("feed_forward_length", np.array([], dtype="<u4")),
+        ("rope.scaling.type", ["yarn", "none"]),
+        ("rope.freq_base", [2.0] * 5000),
+    ],
+)
+def test_a_gguf_whose_layers_differ_is_refused_by_the_name_of_the_key(key: str, value: Any, tmp_path: Path) -> None:
+    _, path = gguf_file(tmp_path, **{f"llama.{key}": value})
+    with pytest.raises(RequestError) as problem:
+        gf.load(path)
+    assert f"llama.{key}=" in sentence(problem) and "one value for all layers" in sentence(problem)

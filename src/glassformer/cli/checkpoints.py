@@ -20,6 +20,7 @@ from glassformer.convert.doors import doors
 from glassformer.convert.gguf import write as write_gguf
 from glassformer.convert.programs import Format, runs_in
 from glassformer.convert.quality import TOKENS, Quality, qualities
+from glassformer.convert.storage import writable
 from glassformer.errors import RequestError, WorkError
 from glassformer.expression import load, preset
 
@@ -55,13 +56,17 @@ def convert_checkpoint(source: str, out: str, to: Format | None, dtype: str | No
     kind: Format = to or ("gguf" if out.endswith(".gguf") else "hf")
     if kind == "hf" and dtype == "q8_0":
         raise RequestError("dtype=q8_0 is for gguf; a Hugging Face folder takes float32, float16 or bfloat16")
+    writable(out, file=kind == "gguf")
     loaded = load(source)
     if kind == "gguf":
         file_type = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "q8_0": "Q8_0"}[dtype or "float16"]
-        family = write_gguf(loaded.model, loaded.tokenizer, Path(out), file_type)
+        family = write_gguf(loaded.model, loaded.tokenizer, Path(out), file_type, ends=loaded.ends)
     else:
         kept = getattr(torch, dtype) if dtype else None
-        family = save(loaded.model, loaded.tokenizer, out, dtype=kept, trained=training_of(source))
+        family = save(
+            loaded.model, loaded.tokenizer, out, dtype=kept, trained=training_of(source),
+            ends=loaded.ends, generation=loaded.generation,
+        )  # fmt: skip
     written = [Path(out)] if kind == "gguf" else [path for path in sorted(Path(out).iterdir()) if path.is_file()]
     total = sum(path.stat().st_size for path in written)
     if as_json:

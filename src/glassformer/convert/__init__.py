@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -15,7 +17,7 @@ from glassformer.convert.fold import fold
 from glassformer.convert.folder import is_folder, read_folder, write_folder
 from glassformer.convert.folder import read_config as read_folder_config
 from glassformer.convert.hub import snapshot
-from glassformer.convert.storage import open_tensors
+from glassformer.convert.storage import is_gguf, means_weights, open_tensors, writable
 from glassformer.errors import RequestError
 from glassformer.model import Model
 from glassformer.parts.quantized import QUANTIZED
@@ -34,7 +36,7 @@ def is_checkpoint(name: str) -> bool:
         return True
     path = Path(name)
     try:
-        return is_folder(path) or (path / "latest").is_file() or (path.is_file() and _is_gguf(path))
+        return is_folder(path) or (path / "latest").is_file() or (is_gguf(path))
     except (OSError, ValueError):  # too long, or no name at all
         return False
 
@@ -73,7 +75,7 @@ def load(
     dtype: torch.dtype | None = None,
     device: Any = None,
     quantize: str | None = None,
-    config: ModelConfig | None = None,
+    change: Callable[[ModelConfig], ModelConfig] | None = None,
 ) -> Loaded:
     """A model with its weights, config and tokenizer: a run folder, a Hugging Face folder, a .gguf file,
     hf:owner/name, or smollm2.
@@ -81,11 +83,11 @@ def load(
     `dtype=None` keeps what the file has (fp32 for quantised weights). `quantize="int8"` or `"int4"` packs the matrices,
     `"bf16"` lays them out for a CPU's products in bf16 (`parts/quantized.py`), and `dtype` is then that of all else;
     `"keep"` leaves those of a .gguf as they are packed there. A model of packed weights can be neither trained nor
-    saved. `config`: another one than the checkpoint's, see `adapt`. Raises RequestError."""
+    saved. `change`: the checkpoint's config -> the one that is wanted, see `adapt`. Raises RequestError."""
     if quantize not in (None, "keep", *QUANTIZED):
         kinds = ", ".join(QUANTIZED)
         raise RequestError(f"quantize={quantize!r}: use {kinds}, keep for the packed weights of a .gguf file, or None")
-    if quantize == "keep" and config is not None:
+    if quantize == "keep" and change is not None:
         raise RequestError(f"quantize='keep': packed weights cannot be changed; use {' or '.join(QUANTIZED)}")
     path = locate(str(name))
     if quantize == "keep" and path.is_dir():
@@ -94,9 +96,9 @@ def load(
             f"use {' or '.join(QUANTIZED)}"
         )
     packing = quantize in QUANTIZED  # from the numbers that the file has, each matrix of a .gguf unpacked by itself
-    loaded = _load(path, None if packing else dtype, device, keep=quantize == "keep" or (packing and config is None))
-    if config is not None:
-        loaded = adapt(loaded, config)
+    loaded = _load(path, None if packing else dtype, device, keep=quantize == "keep" or (packing and change is None))
+    if change is not None:
+        loaded = adapt(loaded, change(loaded.config))
     if quantize in QUANTIZED:
         loaded.model = fold(loaded.model)
         loaded.config = loaded.model.config
@@ -108,15 +110,26 @@ def _load(path: Path, dtype: torch.dtype | None, device: Any, keep: bool) -> Loa
     if path.is_dir():
         if is_folder(path):
             return read_folder(path, dtype, device)
+        refuse_weights(path)
         loaded = load_run(path)
         loaded.model.to(device=device, dtype=dtype)
         return loaded
-    if not _is_gguf(path):
-        with open_tensors(path):  # says what it is, where it is something known
-            raise RequestError(f"{path} holds tensors and no config; give the folder that has the config.json too")
+    if not is_gguf(path):
+        _refuse(path)
     from glassformer.convert.gguf import read_gguf
 
     return read_gguf(path, dtype, device, keep)
+
+
+def refuse_weights(path: Path) -> None:
+    """Raises RequestError for a file or folder of weights from which no config can be read, which it names."""
+    if not (path / "config.yaml").is_file() and means_weights(path):
+        _refuse(path)
+
+
+def _refuse(path: Path) -> NoReturn:
+    with open_tensors(path):  # says what it is, where it is something known
+        raise RequestError(f"{path} holds tensors and no config; give the folder that has the config.json too")
 
 
 def adapt(loaded: Loaded, config: ModelConfig) -> Loaded:
@@ -139,7 +152,7 @@ def adapt(loaded: Loaded, config: ModelConfig) -> Loaded:
             if f"{path}.weight" in fitting:
                 begun |= {f"{path}.reparam.{name}" for name, _ in reparam.named_parameters()}
     fresh = tuple(name for name, _ in model.named_parameters() if name not in {*fitting, *begun})
-    return Loaded(model.eval(), config, loaded.tokenizer, fresh, loaded.ends)
+    return replace(loaded, model=model.eval(), config=config, fresh=fresh)
 
 
 def training_of(name: str) -> dict[str, Any] | None:
@@ -160,15 +173,14 @@ def save(
     dtype: torch.dtype | None = None,
     trained: dict[str, Any] | None = None,
     family: str | None = None,
+    ends: Sequence[int] = (),
+    generation: Mapping[str, Any] | None = None,
 ) -> Family:
     """Writes the folder that `AutoModelForCausalLM.from_pretrained` loads, as `family` (a model_type) or the first that
     can hold the model; returns which.
 
     A model that no published class can hold is written as our own, which `transformers` loads once `glassformer` is
-    imported. Reparametrised matrices are written as they are applied. `trained` goes into the model card."""
-    return write_folder(fold(model), tokenizer, Path(folder), dtype, trained, family)
-
-
-def _is_gguf(path: Path) -> bool:
-    with path.open("rb") as file:
-        return file.read(4) == b"GGUF"
+    imported. Reparametrised matrices are written as they are applied. `trained` goes into the model card. `ends` are
+    the ids at which an answer ends, the tokenizer's own where none is given, and `generation` how it is drawn, both as
+    `load` gives them."""
+    return write_folder(fold(model), tokenizer, writable(folder, file=False), dtype, trained, family, ends, generation)

@@ -25,6 +25,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from glassformer.config import generator_of
 from glassformer.convert import is_checkpoint, load, locate, save
 from glassformer.convert.doors import doors
 from glassformer.convert.families import FAMILIES, own
@@ -150,7 +151,7 @@ def _tokens(loaded: Loaded, text: str | None, seed: int) -> Tensor:
     while length > 1 and length in {getattr(mixer, "n_heads", 0) for mixer in mixers}:
         length -= 1
     vocab, device = loaded.config.vocab_size, loaded.model.embedding.weight.device
-    tokens = torch.randint(vocab, (2, length), generator=torch.Generator().manual_seed(seed)).to(device)
+    tokens = torch.randint(vocab, (2, length), generator=generator_of(seed)).to(device)
     if text is None:
         return tokens
     if loaded.tokenizer is None:

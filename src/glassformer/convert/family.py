@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,9 +12,23 @@ from pydantic import ValidationError
 from glassformer.config import BlockConfig, ModelConfig, explain
 from glassformer.convert.fields import Fields
 from glassformer.convert.names import Names
-from glassformer.errors import RequestError
+from glassformer.errors import RequestError, shown
 from glassformer.parts.ffn import ExpertsConfig, FFNConfig
 from glassformer.parts.mixer import AttentionConfig
+
+
+@contextmanager
+def complaints(where: str) -> Iterator[None]:
+    """Turns all that reading a stranger's config may raise into one sentence that names the file."""
+    try:
+        yield
+    except RequestError as problem:
+        named = str(problem).startswith(where)
+        raise problem if named else RequestError(f"{where}: {problem}") from None
+    except ValidationError as problem:
+        raise RequestError(f"{where}: {explain(problem)}") from None
+    except (ArithmeticError, ValueError, TypeError, LookupError, AttributeError) as problem:
+        raise RequestError(f"{where} describes no model ({shown(problem, 160)})") from None
 
 
 @dataclass(frozen=True)
@@ -53,14 +68,8 @@ class Family:
 
     def config(self, fields: Fields) -> ModelConfig:
         """`read`, with every complaint in one sentence that names the file. Raises RequestError."""
-        try:
+        with complaints(fields.where):
             return self.read(fields)
-        except RequestError:
-            raise
-        except ValidationError as problem:
-            raise RequestError(f"{fields.where}: {explain(problem)}") from None
-        except (ArithmeticError, ValueError, TypeError, LookupError, AttributeError) as problem:
-            raise RequestError(f"{fields.where} describes no model ({problem})") from None
 
     def names_of(self, config: ModelConfig) -> Names:
         """Most families have one set of names; some choose by the config."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from glassformer.config import MAX_LAYERS
-from glassformer.errors import RequestError
+from glassformer.errors import RequestError, shown
 
 T = TypeVar("T")
 _REQUIRED: Any = object()
@@ -159,14 +159,9 @@ class Fields:
         self.seen.update(names)
 
     def refuse(self, name: str, value: Any, right: str) -> RequestError:
-        return RequestError(f"{self.where}: {_shown(name)}={str(value)[:80]!r}: {right}")
+        return RequestError(f"{self.where}: {shown(name)}={str(value)[:80]!r}: {right}")
 
     def unread(self) -> list[str]:
         """Fields that nobody looked at and that may matter, those inside a field with its name and a dot before."""
-        mine = [_shown(name) for name in self.values if name not in self.seen and name not in HARMLESS]
+        mine = [shown(name) for name in self.values if name not in self.seen and name not in HARMLESS]
         return sorted(mine + [f"{name}.{one}" for name, said in self.inner.items() for one in said.unread()])
-
-
-def _shown(name: Any) -> str:
-    """A stranger's name for a field, on one line."""
-    return " ".join(str(name)[:80].split())

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import warnings
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from glassformer.config import ModelConfig, read_tree
+from glassformer.convert import answers
 from glassformer.convert.card import card
 from glassformer.convert.doors import door, family_of
 from glassformer.convert.families import FAMILIES
@@ -20,7 +22,7 @@ from glassformer.convert.storage import open_folder, write_safetensors
 from glassformer.convert.weights import fill, tensors
 from glassformer.errors import RequestError, did_you_mean
 from glassformer.model import Model
-from glassformer.text import Tokenizer, load_tokenizer
+from glassformer.text import Tokenizer, load_tokenizer, replace_tokenizer
 from glassformer.text.storage import atomic_file
 from glassformer.train import Loaded
 
@@ -56,21 +58,13 @@ def read_folder(folder: Path, dtype: torch.dtype | None = None, device: Any = No
     family, config, fields = read_config(folder)
     said = fields.get("dtype") or fields.get("torch_dtype")
     with open_folder(folder) as file:
-        model = fill(config, family.names_of(config), file, dtype or DTYPES.get(str(said)), device)
-    return Loaded(model, config, _tokenizer(folder), ends=_ends(folder, fields))
+        model = fill(config, family.names_of(config), file, dtype or DTYPES.get(str(said)), device, where=fields.where)
+    ends, settings = answers.read(folder, fields.get("eos_token_id"))
+    return Loaded(model, model.config, _tokenizer(folder), ends=ends, generation=settings)
 
 
 def _tokenizer(folder: Path) -> Tokenizer | None:
     return load_tokenizer(folder) if (folder / "tokenizer.json").is_file() else None
-
-
-def _ends(folder: Path, fields: Fields) -> tuple[int, ...]:
-    """The ids at which the folder says that generation stops."""
-    said = read_tree(path) if (path := folder / "generation_config.json").is_file() else {}
-    value = said.get("eos_token_id") if isinstance(said, dict) else None
-    value = fields.get("eos_token_id") if value is None else value
-    ids = value if isinstance(value, list) else [value]
-    return tuple(one for one in ids[:64] if isinstance(one, int) and 0 <= one < 1 << 31)
 
 
 def write_folder(
@@ -80,21 +74,27 @@ def write_folder(
     dtype: torch.dtype | None = None,
     trained: dict[str, Any] | None = None,
     kind: str | None = None,
+    ends: Sequence[int] = (),
+    generation: Mapping[str, Any] | None = None,
 ) -> Family:
     """Writes what `from_pretrained(folder)` loads, as the family `kind` or the first that holds it; says which.
 
     config.json goes first and comes last: a folder that has one is whole."""
     config: ModelConfig = model.config
+    if tokenizer is not None and tokenizer.vocab_size > config.vocab_size:
+        raise RequestError(
+            f"vocab_size={config.vocab_size} of the model is less than the {tokenizer.vocab_size} tokens of its "
+            "tokenizer; save it with the one it was trained with"
+        )
     family, fields = _chosen(config, kind)
     dtype = dtype or next(model.parameters()).dtype
     weights, readme = tensors(model, family.names_of(config), dtype), card(config, family, folder.name, trained)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").unlink(missing_ok=True)
     write_safetensors(folder, weights, max_shard_bytes=SHARD_BYTES, by_name=False)
-    if tokenizer is not None:
-        tokenizer.save(folder)
-    ends = {f"{name}_token_id": getattr(tokenizer, f"{name}_id", None) for name in ("bos", "eos", "pad")}
-    _write_json(folder / "generation_config.json", {"_from_model_config": True, **ends})
+    replace_tokenizer(tokenizer, folder)
+    ids = answers.special_ids(tokenizer, ends)
+    _write_json(folder / answers.FILE, answers.written(ids, ends, generation or {}))
     with atomic_file(folder / "README.md") as temporary:
         temporary.write_text(readme, encoding="utf-8")
     said = {
@@ -102,7 +102,7 @@ def write_folder(
         "model_type": family.model_type,
         **fields,
         "torch_dtype": str(dtype).removeprefix("torch."),
-        **ends,
+        **ids,
     }
     _write_json(folder / "config.json", said)
     return family

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -11,14 +11,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from glassformer.config import ModelConfig, flatten
+from glassformer.config import MAX_LAYERS, ModelConfig, flatten
 from glassformer.convert.doors import Door, doors
 from glassformer.convert.families import FAMILIES
-from glassformer.convert.family import Family, Gguf
+from glassformer.convert.family import Family, Gguf, complaints
 from glassformer.convert.fields import Fields
 from glassformer.convert.fold import fold
 from glassformer.convert.rope import write_scaling
-from glassformer.convert.storage import Source, TensorFile, open_tensors, write_gguf
+from glassformer.convert.storage import Source, TensorFile, open_tensors, writable, write_gguf
 from glassformer.convert.weights import fill, tensors
 from glassformer.errors import RequestError, did_you_mean
 from glassformer.model import Model
@@ -61,6 +61,8 @@ FRACTIONS = frozenset({
 """Keys that llama.cpp reads as 32-bit fractions, whatever config.json makes of them."""
 FREQS, SHORT, LONG = "rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight"
 ARCHITECTURES: dict[str, Family] = {family.gguf.architecture: family for family in FAMILIES.values() if family.gguf}
+ENDS = ("tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
+"""Ids at which an answer ends, besides that which ends a text."""
 FILE_TYPES = {"F32": 0, "F16": 1, "Q8_0": 7, "BF16": 32}
 """general.file_type, by the type of the matrices."""
 
@@ -82,26 +84,46 @@ def read_gguf(path: Path, dtype: torch.dtype | None = None, device: Any = None, 
         # The tokenizer first: what building it takes for a moment is then free for the weights.
         tokenizer = tokenizer_from_gguf(file.metadata) if "tokenizer.ggml.model" in file.metadata else None
         model = fill(config, family.gguf.names, file, dtype, device, keep)
-    ends = (tokenizer.eos_id,) if tokenizer is not None and tokenizer.eos_id is not None else ()
-    return Loaded(model, config, tokenizer, ends=ends)
+        said = [file.metadata.get(key) for key in ENDS]
+    ids = [tokenizer.eos_id, *said] if tokenizer is not None else []
+    ends = (one for one in ids if isinstance(one, int) and 0 <= one < model.config.vocab_size)
+    return Loaded(model, model.config, tokenizer, ends=tuple(dict.fromkeys(ends)))
 
 
 def _config(file: TensorFile) -> tuple[Family, ModelConfig]:
     name = file.metadata.get("general.architecture")
     family = ARCHITECTURES.get(name) if isinstance(name, str) else None
     if family is None or family.gguf is None:
-        near = did_you_mean(str(name), ARCHITECTURES) or f"; known are {', '.join(ARCHITECTURES)}"
-        raise RequestError(f"{file.path}: general.architecture={str(name)[:80]!r} is no family known here{near}")
+        shown = name[:80] if isinstance(name, str) else type(name).__name__
+        near = did_you_mean(shown, ARCHITECTURES) or f"; known are {', '.join(ARCHITECTURES)}"
+        raise RequestError(f"{file.path}: general.architecture={shown!r} is no family known here{near}")
     shapes = {name: entry.shape for name, entry in file.entries.items()}
-    fields = _fields(family.gguf, file.metadata, shapes, file.tensor)
+    prefix = f"{name}."
+    with complaints(str(file.path)):
+        said = {
+            key.removeprefix(prefix): _scalar(f"{file.path}: {key}", value)
+            for key, value in file.metadata.items()
+            if key.startswith(prefix)
+        }
+        fields = _fields(family.gguf, said, shapes, file.tensor)
     return family, family.config(Fields(fields, str(file.path)))
 
 
+def _scalar(where: str, value: Any) -> Any:
+    """What is given for each layer where all are equal. Raises RequestError where they are not."""
+    if isinstance(value, (list, np.ndarray)):
+        each = [*value[: MAX_LAYERS + 1]]
+        if not 0 < len(each) <= MAX_LAYERS or not all(np.isscalar(one) and one == each[0] for one in each):
+            shown = f"{', '.join(str(one)[:20] for one in each[:4])}{', ...' if len(value) > 4 else ''}"
+            raise RequestError(f"{where}={f'[{shown}]'!r}: only one value for all layers can be computed")
+        value = each[0].item() if isinstance(each[0], np.generic) else each[0]
+    return _shortest(value)
+
+
 def _fields(
-    gguf: Gguf, metadata: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], tensor: Callable[[str], Tensor]
+    gguf: Gguf, said: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], tensor: Callable[[str], Tensor]
 ) -> dict[str, Any]:
     """The metadata, and what the tensors' presence says, in the words of config.json."""
-    said = {key.removeprefix(f"{gguf.architecture}."): _shortest(value) for key, value in metadata.items()}
     fields: dict[str, Any] = {}
     for theirs, key in {**USUAL, **gguf.fields}.items():
         if said.get(key) not in (None, 0) or said.get(key) is False:  # 0 is llama.cpp's word for none
@@ -125,6 +147,10 @@ def _fields(
     scaling = {theirs: said[key] for key, theirs in SCALING.items() if key in said}
     kind = said.get("rope.scaling.type", "none")
     if FREQS in shapes and _whole(turned):
+        if [2 * n for n in shapes[FREQS]] != [turned]:
+            raise RequestError(
+                f"{FREQS} has shape {shapes[FREQS]}, and rope.dimension_count={turned} asks for half of it"
+            )
         fields["rope_scaling"] = _llama3(tensor(FREQS), fields.get("rope_theta", 1e4), turned)
     elif SHORT in shapes and LONG in shapes:
         both = {
@@ -171,21 +197,30 @@ def _whole(value: Any) -> TypeGuard[int]:
 # Writing
 
 
-def write(model: Model, tokenizer: Tokenizer | None, path: Path, kind: str = "F16", name: str | None = None) -> Family:
+def write(
+    model: Model,
+    tokenizer: Tokenizer | None,
+    path: Path,
+    kind: str = "F16",
+    name: str | None = None,
+    ends: Sequence[int] = (),
+) -> Family:
     """Writes what llama.cpp runs; `kind` (F32, F16, BF16, Q8_0) is that of the matrices, vectors stay fp32.
-    Reparametrised matrices are written as they are applied.
+    Reparametrised matrices are written as they are applied. An answer ends where the tokenizer says that a text does,
+    and at the first two others of `ends`: a GGUF has room for these.
 
     Raises RequestError that names the part for which llama.cpp has no family, or what its tokenizers lack."""
     if kind not in FILE_TYPES:
         raise RequestError(f"a GGUF is written as {', '.join(FILE_TYPES)}, not as {kind!r}")
     if tokenizer is None:
         raise RequestError("a GGUF holds its tokenizer, and this model has none")
+    writable(path, file=True)
     model = fold(model)
     door = llama_cpp(model.config)
     if not door.open or door.family.gguf is None:
         closed = ", ".join(f"{path}={mine}" for path, (mine, _) in list(door.closers.items())[:3])
         raise RequestError(f"llama.cpp cannot hold this model; {door.family.model_type} is nearest, closed by {closed}")
-    gguf = door.family.gguf
+    gguf, others = door.family.gguf, (one for one in ends if tokenizer.eos_id != one < model.config.vocab_size)
     metadata: dict[str, Any] = {
         "general.architecture": gguf.architecture,
         "general.name": name or path.stem,
@@ -193,6 +228,7 @@ def write(model: Model, tokenizer: Tokenizer | None, path: Path, kind: str = "F1
         "general.quantization_version": 2,
         **_metadata(model.config, door.fields, gguf),
         **tokenizer_to_gguf(tokenizer, vocab_size=model.config.vocab_size),
+        **dict(zip(ENDS, others, strict=False)),
     }
     written: dict[str, Source | Tensor] = {**tensors(model, gguf.names, torch.float32), **_factors(model.config)}
     write_gguf(path, metadata, written, {name: _type(kind, source.shape) for name, source in written.items()})
@@ -221,7 +257,8 @@ def _through(config: ModelConfig, door: Door) -> Door:
         return Door(door.family, {"mixer.position.scaling.kind": (getattr(_scaling(config), "kind", None), None)})
     try:
         said = _metadata(config, door.fields, gguf)
-        heeded = {key: value for key, value in said.items() if key.partition(".")[2] not in gguf.unheeded}
+        read = {key.partition(".")[2]: _shortest(value) for key, value in said.items()}
+        heeded = {key: value for key, value in read.items() if key not in gguf.unheeded}
         fields = _fields(gguf, heeded, shapes, lambda name: factors[name])
         theirs = door.family.config(Fields(fields)).explicit()
     except RequestError as reason:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import re
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -12,9 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from glassformer.config import ModelConfig
+from glassformer.convert.family import complaints
 from glassformer.convert.names import Names, Piece, modules_of
 from glassformer.convert.packed import PackedLinear
 from glassformer.convert.storage import DTYPES, Packed, Source, TensorFile
+from glassformer.convert.storage.base import pieces as by_rows
 from glassformer.errors import RequestError
 from glassformer.model import Model
 from glassformer.parts.linear import Linear
@@ -40,20 +43,24 @@ def fill(
     dtype: torch.dtype | None = None,
     device: Any = None,
     keep: bool = False,
+    where: str | None = None,
 ) -> Model:
     """A model with the file's weights; `dtype=None` keeps the file's own, fp32 for quantised tensors.
 
     A tensor that lies in the file as the model holds it becomes a parameter where it is, mapped and read when first
     used; the others are read straight into their place. With `keep`, quantised matrices stay packed and are unpacked
-    at every use. Raises RequestError that names the first tensor that is missing, superfluous, or of another shape."""
+    at every use. The model's own config is another one than `config` where that ties a head which the file has twice
+    and differently. `where` names the file of the config, if it is another one. Raises RequestError that names the
+    first tensor that is missing, superfluous, or of another shape."""
     if config.n_layers > len(file.entries):
         raise RequestError(
             f"{file.path} has {len(file.entries)} tensors, and the config asks for {config.n_layers} layers"
         )
-    model = config.outline()
-    dtype = dtype or common_dtype(file)
-    device = torch.device(device or "cpu")
-    theirs, modules = _Theirs(file, names), modules_of(model)
+    theirs, dtype, device = _Theirs(file, names), dtype or common_dtype(file), torch.device(device or "cpu")
+    config = theirs.with_its_head(config, dtype)
+    with complaints(where or str(file.path)):
+        model = config.outline()
+    modules = modules_of(model)
     for module in modules.values():
         vars(module)["training"] = False  # what `eval` does, in a tenth of the time
     packed: dict[str, list[tuple[Piece, Packed]]] = {}
@@ -69,7 +76,7 @@ def fill(
                 module._parameters[leaf] = nn.Parameter(value)
             else:
                 module._buffers[leaf] = value
-    theirs.check_all_used(config)
+    theirs.check_all_used()
     for path, parts in packed.items():
         linear = model.get_submodule(path)
         assert isinstance(linear, Linear)
@@ -146,10 +153,31 @@ class _Theirs:
                 )
             self.used.add(name)
 
-    def check_all_used(self, config: ModelConfig) -> None:
-        head = self.names.modules.get("head")
-        tied = {f"{head}.weight"} if config.head.tied and isinstance(head, str) else set()  # a copy of the embedding
-        for name in self.file.entries.keys() - self.used - tied:
+    def with_its_head(self, config: ModelConfig, dtype: torch.dtype) -> ModelConfig:
+        """`config`, untied where the file has a head besides the embedding that differs from it, as `transformers`
+        decides it; one that is equal counts as used."""
+        if not config.head.tied or "head" not in self.names.modules:
+            return config
+        head, embedding = (f"{self.names.modules[module]}.weight" for module in ("head", "embedding"))
+        if head not in self.file.entries:
+            return config
+        if self._equal(head, embedding.removeprefix(self.cut), dtype):
+            self.used.add(head)
+            return config
+        warnings.warn(
+            f"{self.file.path} has a {head} that differs from {embedding}, and the config ties them: they are loaded "
+            "untied; set tie_word_embeddings to false there"
+        )
+        return config.vary(head=config.head.vary(tied=False))
+
+    def _equal(self, one: str, other: str, dtype: torch.dtype) -> bool:
+        """Whether two tensors have the same values in `dtype`; looked at piece by piece, where they lie."""
+        pairs = zip(*(by_rows(self.file.tensor(name)) for name in (one, other)), strict=True)
+        same = self.file.entry(one).shape == self.file.entry(other).shape
+        return same and all(torch.equal(mine.to(dtype), theirs.to(dtype)) for mine, theirs in pairs)
+
+    def check_all_used(self) -> None:
+        for name in self.file.entries.keys() - self.used:
             if not re.fullmatch(self.names.ignored, self.cut + name):
                 raise RequestError(f"{self.file.path} has a tensor {name} that the config's model does not have")
 

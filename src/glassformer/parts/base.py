@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaH
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 from torch import nn
 
-from glassformer.errors import did_you_mean
+from glassformer.errors import did_you_mean, shown
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Value(BaseModel):
             if name not in cls.model_fields:
                 near = did_you_mean(str(name), cls.model_fields)
                 raise PydanticCustomError("unknown_field", "unknown field {name}{near}",
-                    {"name": name, "near": near or f"; known here: {', '.join(cls.model_fields)}"})  # fmt: skip
+                    {"name": shown(name), "near": near or f"; known here: {', '.join(cls.model_fields)}"})  # fmt: skip
         return value
 
     def vary(self, **changes: Any) -> Any:
@@ -130,7 +130,7 @@ class PartConfig(Value):
         if isinstance(value, dict) and "kind" in value:
             if value["kind"] != cls.kind:
                 raise PydanticCustomError("kind", "kind is {given} where {kind} is meant",
-                                          {"given": value["kind"], "kind": cls.kind})  # fmt: skip
+                                          {"given": shown(value["kind"]), "kind": cls.kind})  # fmt: skip
             value = {name: field for name, field in value.items() if name != "kind"}
         return value
 
@@ -150,7 +150,7 @@ class PartConfig(Value):
         if found is None:
             raise PydanticCustomError(
                 "part", "{kind} cannot stand here as a {axis}; known here: {known}{near}",
-                {"kind": kind, "axis": cls.axis, "known": ", ".join(sorted(choices)),
+                {"kind": shown(kind), "axis": cls.axis, "known": ", ".join(sorted(choices)),
                  "near": did_you_mean(kind, choices)},
             )  # fmt: skip
         return found

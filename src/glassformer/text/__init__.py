@@ -37,6 +37,7 @@ from glassformer.text.tokenizers import (
     load_tokenizer,
     make_tokenizer,
     parse_spec,
+    replace_tokenizer,
 )
 
 __all__ = [
@@ -63,6 +64,7 @@ __all__ = [
     "make_tokenizer",
     "open_corpus",
     "prepare",
+    "replace_tokenizer",
     "split",
     "token_shards",
 ]

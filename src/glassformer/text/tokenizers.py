@@ -12,7 +12,14 @@ from glassformer.errors import RequestError, did_you_mean
 from glassformer.folders import cache_folder
 from glassformer.text.documents import Document
 from glassformer.text.storage import Progress, atomic_folder, digest, silent
-from glassformer.text.subword import LARGEST_SETTINGS, BPETokenizer, FileTokenizer, bounded
+from glassformer.text.subword import (
+    LARGEST_SETTINGS,
+    SETTINGS_FILE,
+    TEMPLATE_FILE,
+    BPETokenizer,
+    FileTokenizer,
+    bounded,
+)
 from glassformer.text.vocabulary import OWN_FILE, ByteTokenizer, CharTokenizer, Tokenizer, from_fields
 
 __all__ = [
@@ -24,10 +31,15 @@ __all__ = [
     "load_tokenizer",
     "make_tokenizer",
     "parse_spec",
+    "replace_tokenizer",
 ]
 
 DEFAULT_BPE = 4096
 VERSION = 1  # counts the changes of how a tokenizer is trained; part of what names it in the cache
+
+FILES = (OWN_FILE, "tokenizer.json", SETTINGS_FILE, TEMPLATE_FILE, "special_tokens_map.json", "added_tokens.json",
+         "tokenizer.model", "vocab.json", "merges.txt")  # fmt: skip
+"""In which a tokenizer is looked for, here or by `transformers`."""
 
 Documents = Callable[[], Iterable[Document]]
 
@@ -53,6 +65,14 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     except (ValueError, RecursionError) as problem:
         raise RequestError(f"{path} is not JSON ({problem})") from None
     return from_fields(fields, path)
+
+
+def replace_tokenizer(tokenizer: Tokenizer | None, folder: Path) -> None:
+    """Saves it; every other one that `folder` held, which a reader would take for it, is removed."""
+    for name in FILES:
+        (folder / name).unlink(missing_ok=True)
+    if tokenizer is not None:
+        tokenizer.save(folder)
 
 
 def parse_spec(spec: str) -> tuple[str, int | None]:

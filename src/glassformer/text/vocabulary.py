@@ -187,7 +187,10 @@ def from_fields(fields: Any, path: Path) -> Tokenizer:
             return ByteTokenizer()
         alphabet, flags = fields.get("alphabet"), (fields.get("unknown"), fields.get("separator"))
         if fields.get("kind") == "char" and isinstance(alphabet, str) and all(isinstance(flag, bool) for flag in flags):
-            return CharTokenizer(alphabet, bool(flags[0]), bool(flags[1]))
+            try:
+                return CharTokenizer(alphabet, bool(flags[0]), bool(flags[1]))
+            except RequestError as problem:
+                raise RequestError(f"{path}: {problem}") from None
     raise RequestError(
         f"{path} is no Glassformer tokenizer of version 1; give a tokenizer.json, or byte, char or bpe:SIZE"
     )

@@ -87,7 +87,7 @@ class Recipe(Value):
 
     @classmethod
     def from_file(cls, path: Path) -> Recipe:
-        return validated(cls, read_tree(path), "recipe")
+        return validated(cls, read_tree(path), "recipe", str(path))
 
     @classmethod
     def of(cls, **fields: object) -> Recipe:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from glassformer.config import ModelConfig
 from glassformer.errors import RequestError
@@ -24,6 +26,8 @@ class Loaded:
     """Parameters that the checkpoint does not have: they begin anew."""
     ends: tuple[int, ...] = ()
     """Ids at which an answer ends, where the checkpoint names them."""
+    generation: Mapping[str, Any] = field(default_factory=dict)
+    """How it says that an answer is drawn, in the words of a generation_config.json."""
 
     def _repr_html_(self) -> str:
         """In a notebook: the parts and their parameters, and what reads its text."""

@@ -1,4 +1,5 @@
-"""Damaged containers by the thousand: whatever the bytes, the readers may only answer or raise RequestError.
+"""Damaged containers, and models whose metadata lie, by the thousand: whatever the bytes, the readers may only answer
+or raise RequestError.
 
 `python -m tests.convert.storage.fuzz --seconds 60` tries each format for a minute and prints what it found.
 """
@@ -22,14 +23,20 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import safetensors
 import torch
 
-from glassformer.convert.storage import DTYPES, TensorFile, open_folder, open_tensors
+from glassformer.convert.gguf import write as write_model
+from glassformer.convert.storage import DTYPES, TensorFile, open_folder, open_tensors, write_gguf
 from glassformer.convert.storage.quants import FORMATS, unit
 from glassformer.errors import RequestError
+from glassformer.expression import each_attention, load, preset
+from glassformer.parts.position import RotaryConfig
+from glassformer.parts.position.scaling import Llama3ScalingConfig
+from glassformer.text import ByteTokenizer
 
 SLOW = 2.0  # seconds
 LARGE = 200_000  # KiB
@@ -194,11 +201,31 @@ def fuzz_index(data: bytes) -> None:
         _use(file, 1 << 20)
 
 
-FORMAT: dict[str, tuple[Callable[[bytes], None], Callable[[], list[bytes]]]] = {
-    "gguf": (fuzz_gguf, gguf_corpus),
-    "safetensors": (fuzz_safetensors, safetensors_corpus),
-    "index": (fuzz_index, index_corpus),
-}
+MODELS = ["llama@1m", "llama@1m+gqa:2+layers=3", "bloom@1m", "gpt2@1m", "qwen3@1m"]
+TINY = "+layers=2+d_model=16+heads=2+hidden=64+vocab_size=264+context=16"
+
+
+def model_corpus() -> list[bytes]:
+    """Whole models, of a few of llama.cpp's families."""
+    found = []
+    for seed, name in enumerate(MODELS):
+        config = preset(f"{name}{TINY}")
+        if seed == 1:
+            rotary = RotaryConfig(scaling=Llama3ScalingConfig(factor=8.0, original_context=8))
+            config = each_attention(config, lambda mixer, rotary=rotary: mixer.vary(position=rotary))
+        path = _written("model.gguf", b"")
+        write_model(config.build(seed), ByteTokenizer(), path, "F32")
+        found.append(path.read_bytes())
+    return found
+
+
+def fuzz_model(data: bytes) -> None:
+    loaded = load(_written("model.gguf", data))
+    assert loaded.model.config == loaded.config
+    assert all(one >= 0 for one in loaded.ends)
+    if loaded.tokenizer is not None:
+        loaded.tokenizer.decode(loaded.tokenizer.encode("a b"))
+
 
 # Many inputs
 
@@ -256,6 +283,62 @@ def mutate(data: bytes, others: list[bytes], rng: random.Random) -> bytes:
     return bytes(mutant)
 
 
+KEYS = ["rope.dimension_count", "rope.scaling.type", "rope.scaling.factor", "rope.freq_base", "vocab_size",
+        "attention.sliding_window", "attention.sliding_window_pattern", "attention.scale", "logit_scale"]  # fmt: skip
+"""What a model may say besides, after its architecture's name."""
+
+
+def odd_value(rng: random.Random) -> Any:
+    """A value that GGUF holds: a number, a flag, a text, or a list of one of these."""
+    one: list[Callable[[], Any]] = [
+        lambda: np.uint64(rng.choice(NUMBERS)),
+        lambda: rng.choice([0, 1, 2, 4, 8, 16, 32, -1, -(2**31)]),
+        lambda: rng.choice([0.0, -1.0, 0.5, 1e-5, 1e4, 1e38, math.inf, -math.inf, math.nan]),
+        lambda: rng.random() < 0.5,
+        lambda: rng.choice(["", "llama", "gpt2", "none", "linear", "yarn", "longrope", "x\ny", "x" * 5000, "\udcff"]),
+    ]
+    make = rng.choice(one)
+    if rng.random() < 0.6:
+        return make()
+    first, many = make(), rng.choice([0, 1, 2, 3, 5000])
+    return [first if rng.random() < 0.9 else make() for _ in range(many)]
+
+
+def mutate_values(data: bytes, others: list[bytes], rng: random.Random) -> bytes:
+    """One to three of the metadata of a whole model are others, or away; most of them about its shape."""
+    with open_tensors(_written("seed.gguf", data)) as file:
+        metadata, tensors = dict(file.metadata), {name: file.tensor(name).clone() for name in file.entries}
+    architecture = metadata["general.architecture"]
+    while True:
+        changed = dict(metadata)
+        for _ in range(rng.choice([1, 1, 2, 3])):
+            key = rng.choice([*metadata, *(f"{architecture}.{key}" for key in KEYS)])
+            changed[key] = odd_value(rng)
+            if rng.random() < 0.1:
+                del changed[key]
+        try:
+            write_gguf(path := FOLDER[0] / "mutant.gguf", changed, tensors)
+        except RequestError:  # a list of several kinds
+            continue
+        return path.read_bytes()
+
+
+class Format(NamedTuple):
+    fuzz_one: Callable[[bytes], None]
+    corpus: Callable[[], list[bytes]]
+    mutate: Callable[[bytes, list[bytes], random.Random], bytes] = mutate
+    inputs: int = 3000
+    """Of a short run."""
+
+
+FORMAT: dict[str, Format] = {
+    "gguf": Format(fuzz_gguf, gguf_corpus),
+    "safetensors": Format(fuzz_safetensors, safetensors_corpus),
+    "index": Format(fuzz_index, index_corpus),
+    "model": Format(fuzz_model, model_corpus, mutate_values, 400),
+}
+
+
 @dataclass
 class Result:
     tried: int = 0
@@ -268,7 +351,7 @@ class Result:
 
 def run(name: str, seed: int, inputs: int | None = None, seconds: float = math.inf) -> Result:
     """Tries `inputs` mutants of the corpus, or as many as `seconds` allow; the same seed makes the same ones."""
-    fuzz_one, corpus = FORMAT[name]
+    fuzz_one, corpus, mutate, _ = FORMAT[name]
     seeds, rng, result = corpus(), random.Random(f"{name} {seed}"), Result()
     started = time.monotonic()
     while result.tried != inputs and time.monotonic() - started < seconds:

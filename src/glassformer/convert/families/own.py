@@ -30,7 +30,7 @@ class _Same(Names):
 
 def read(fields: Fields) -> ModelConfig:
     fields.ignore(*(name for name in fields.values if name != "glassformer"))  # they repeat it for other tools
-    return ModelConfig.from_dict(fields.get("glassformer"))
+    return ModelConfig.from_dict(fields.get("glassformer"), fields.where)
 
 
 def write(config: ModelConfig) -> dict[str, Any]:

@@ -15,10 +15,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from glassformer.convert.storage.base import Entry, Packed, Source, TensorFile, opened
+from glassformer.convert.storage.base import Entry, Packed, Source, TensorFile, opened, writable
 from glassformer.convert.storage.gguf import GGUFFile, open_gguf, write_gguf
 from glassformer.convert.storage.quants import DTYPES
-from glassformer.convert.storage.safetensors import SafetensorsFile, open_folder, pickled, write_safetensors
+from glassformer.convert.storage.safetensors import WEIGHTS, SafetensorsFile, open_folder, pickled, write_safetensors
 from glassformer.errors import RequestError
 
 __all__ = [
@@ -29,8 +29,11 @@ __all__ = [
     "SafetensorsFile",
     "Source",
     "TensorFile",
+    "is_gguf",
+    "means_weights",
     "open_folder",
     "open_tensors",
+    "writable",
     "write_gguf",
     "write_safetensors",
 ]
@@ -41,6 +44,27 @@ FOREIGN = {
     b"fmgg": "is in GGMF, a format before GGUF; convert the model again with a newer llama.cpp",
     b"tjgg": "is in GGJT, a format before GGUF; convert the model again with a newer llama.cpp",
 }
+PICKLE = (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
+
+
+def _start(path: Path) -> bytes:
+    with opened(path) as file:
+        return file.read(32)
+
+
+def is_gguf(path: Path) -> bool:
+    """Whether it is a file that begins as one. Nothing else is opened."""
+    return path.is_file() and _start(path).startswith(b"GGUF")
+
+
+def means_weights(path: Path) -> bool:
+    """Whether a file or folder is meant to hold weights, by its first bytes or its name (of a folder, those of its
+    files), readable here or not: no text begins so."""
+    if path.is_dir():
+        return any(file.suffix in WEIGHTS for file in path.iterdir())
+    start = _start(path)
+    safetensors = start[7:9] == b"\0{"
+    return path.suffix in WEIGHTS or safetensors or start.startswith((b"GGUF", *PICKLE, *FOREIGN))
 
 
 def open_tensors(path: str | Path) -> TensorFile:
@@ -50,11 +74,10 @@ def open_tensors(path: str | Path) -> TensorFile:
     path = Path(path)
     if os.path.isdir(path):
         return open_folder(path)
-    with opened(path) as file:
-        start = file.read(32)
+    start = _start(path)
     if start.startswith(b"GGUF"):
         return open_gguf(path)
-    if start.startswith((b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")) and start[8:9] != b"{":
+    if start.startswith(PICKLE) and start[8:9] != b"{":
         raise RequestError(pickled(path))
     for magic, sentence in FOREIGN.items():
         if start.startswith(magic):

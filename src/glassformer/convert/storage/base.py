@@ -9,6 +9,7 @@ import mmap
 import os
 import secrets
 import shutil
+import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -335,6 +336,32 @@ def disk(folder: Path) -> Iterator[None]:
             f"{folder} cannot be written ({problem.strerror}); "
             "choose a folder of your own on a disk with enough free space"
         ) from problem
+
+
+def writable(name: str | Path, file: bool) -> Path:
+    """Where a file or a folder can be written; tried out, without a trace. Raises RequestError."""
+    path = Path(name)
+    if not str(name):
+        raise RequestError("the name of what is to be written is empty; name a folder, or a file that ends in .gguf")
+    try:
+        if file and path.exists() and not path.is_file():
+            what = "a folder" if path.is_dir() else "no regular file"
+            raise RequestError(f"{path} is {what}; name a file that is new or may be replaced")
+        folder = path.parent if file else path
+        new = [one for one in (folder, *folder.parents) if not one.exists()]
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=folder):
+                return path
+        finally:
+            for one in new:
+                with contextlib.suppress(OSError):
+                    one.rmdir()
+    except (FileExistsError, NotADirectoryError):
+        raise RequestError(f"{path} is a file, or lies in one; name a folder") from None
+    except (OSError, ValueError) as problem:
+        why = getattr(problem, "strerror", None) or problem
+        raise RequestError(f"{str(path)!r} cannot be written ({why}); choose a place of your own") from None
 
 
 @contextlib.contextmanager

@@ -52,6 +52,10 @@ LARGEST_EXTRA = 1 << 16  # bytes of what an index says besides its weight_map
 
 SINGLE = "model.safetensors"
 INDEX = f"{SINGLE}.index.json"
+READ = (".safetensors", ".gguf")
+PICKLED = (".bin", ".pt", ".pth", ".ckpt")
+WEIGHTS = frozenset((*READ, *PICKLED))
+"""How the names of files of weights end."""
 
 _COUNT = rb"(?:0|[1-9][0-9]{0,17}+)"
 PLAIN = re.compile(
@@ -195,9 +199,9 @@ def _nothing_in(folder: Path) -> str:
         names = sorted(file.name for file in folder.iterdir())
     except OSError as problem:
         return f"{folder} cannot be read as a folder ({problem.strerror})"
-    if files := [name for name in names if name.endswith((".safetensors", ".gguf"))]:
+    if files := [name for name in names if name.endswith(READ)]:
         return f"{folder} holds no {SINGLE}; give {quoted(files[0])}, which lies in it, by its own name"
-    if pickles := [name for name in names if name.endswith((".bin", ".pt", ".pth", ".ckpt"))]:
+    if pickles := [name for name in names if name.endswith(PICKLED)]:
         return pickled(folder / pickles[0])
     return f"{folder} holds no {SINGLE}"
 

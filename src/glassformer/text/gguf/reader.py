@@ -220,10 +220,9 @@ def _settings(vocabulary: Vocabulary) -> dict[str, Any]:
 def _byte_level(vocabulary: Vocabulary) -> dict[str, Any]:
     name = vocabulary.fields.text("pre") or "default"
     if name not in BY_NAME:
-        raise RequestError(
-            f"{PREFIX}pre={name[:60]!r} names no way to cut text that is known here; known are "
-            f"{', '.join(BY_NAME)}{did_you_mean(name, BY_NAME)}"
-        )
+        few, more = list(BY_NAME)[:8], len(BY_NAME) - 8
+        near = did_you_mean(name, BY_NAME) or f"; known are {', '.join(few)} and {more} more"
+        raise RequestError(f"{PREFIX}pre={name[:60]!r} names no way to cut text that is known here{near}")
     merges = vocabulary.merges()
     if merges is None:
         raise RequestError(f"{PREFIX}merges is missing; byte-level BPE has a list of them, empty if it is bytes")

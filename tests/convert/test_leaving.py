@@ -1,0 +1,199 @@
+"""A folder comes in and leaves with all that it said: its own head, where an answer ends, how it is drawn."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import gguf
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import glassformer as gf
+from glassformer.cli import main
+from glassformer.errors import RequestError
+from glassformer.text import BPETokenizer, ByteTokenizer, CharTokenizer, FileTokenizer
+
+SHAPE = "layers=2+d_model=32+heads=2+vocab_size=64+context=32"
+FAMILIES = {"llama": "model.embed_tokens.weight", "gpt2": "transformer.wte.weight"}
+"""Preset -> what the family calls its embedding."""
+
+
+def tied(family: str, place: Path, head: str, bare: bool = False) -> Path:
+    """A folder whose config ties the head, and whose file has one besides the embedding."""
+    gf.save(gf.preset(f"{family}@1m+{SHAPE}+tied").build(seed=1), None, place)
+    weights = load_file(place / "model.safetensors")
+    weights["lm_head.weight"] = weights[FAMILIES[family]].clone()
+    if head == "another":
+        weights["lm_head.weight"][-1, -1] += 0.5
+    if bare:
+        weights = {name.removeprefix("transformer."): weight for name, weight in weights.items()}
+    save_file(weights, place / "model.safetensors", {"format": "pt"})
+    return place
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_head_that_differs_from_the_embedding_it_is_tied_to_is_kept(family: str, tmp_path: Path) -> None:
+    place = tied(family, tmp_path, "another")
+    with pytest.warns(UserWarning, match="untied") as said:
+        mine = gf.load(place)
+    assert len(said) == 1 and "lm_head.weight" in str(said[0].message)
+    assert not mine.config.head.tied and mine.model.config == mine.config
+    assert mine.model.head.weight is not None and not torch.equal(mine.model.head.weight, mine.model.embedding.weight)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(place)
+    tokens = torch.arange(24).view(2, 12)
+    with torch.no_grad():
+        torch.testing.assert_close(mine.model(tokens), theirs(tokens).logits)
+
+
+def test_a_head_of_its_own_stays_where_something_else_is_changed(tmp_path: Path) -> None:
+    place = tied("llama", tmp_path, "another")
+    with pytest.warns(UserWarning, match="untied"):
+        plain, changed = gf.load(place), gf.load(f"{place}+window:64")
+    assert not changed.config.head.tied and not changed.fresh
+    tokens = torch.arange(24).view(2, 12)
+    with torch.no_grad():
+        torch.testing.assert_close(changed.model(tokens), plain.model(tokens))
+    with pytest.warns(UserWarning, match="untied"):
+        assert gf.load(f"{place}+tied").config.head.tied
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_head_that_repeats_the_embedding_is_dropped(family: str, tmp_path: Path) -> None:
+    place = tied(family, tmp_path, "same", bare=family == "gpt2")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        mine = gf.load(place)
+    assert mine.config.head.tied and mine.model.head.weight is None
+
+
+def test_a_difference_below_the_dtype_is_none(tmp_path: Path) -> None:
+    """`transformers` compares what it has read, in the dtype it was asked for."""
+    place = tied("llama", tmp_path, "same")
+    weights = load_file(place / "model.safetensors")
+    weights["lm_head.weight"] *= 1 + 1e-6
+    save_file(weights, place / "model.safetensors", {"format": "pt"})
+    assert gf.load(place, dtype=torch.bfloat16).config.head.tied
+    with pytest.warns(UserWarning, match="untied"):
+        assert not gf.load(place).config.head.tied
+
+
+class Converted(TorchDispatchMode):
+    """The sizes of what is converted to another dtype."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes: list[int] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        if "_to_copy" in str(func):
+            self.sizes.append(made.numel())
+        return made
+
+
+def test_comparing_copies_no_whole_tensor(tmp_path: Path) -> None:
+    """bf16 weights asked for in fp32: the pieces that are compared are converted, never a matrix."""
+    v, d = 1 << 16, 128
+    gf.save(gf.preset(f"llama@1m+vocab_size={v}+layers=1+tied").build(), None, tmp_path, dtype=torch.bfloat16)
+    weights = load_file(tmp_path / "model.safetensors")
+    weights["lm_head.weight"] = weights["model.embed_tokens.weight"].clone()
+    save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
+    with Converted() as converted:
+        assert gf.load(tmp_path, dtype=torch.float32).config.head.tied
+    assert sum(converted.sizes) >= 2 * v * d and max(converted.sizes) <= v * d // 4
+
+
+SAID = {
+    "bos_token_id": 5, "pad_token_id": 6, "do_sample": True, "temperature": 0.6, "top_p": 0.9, "top_k": 40,
+    "repetition_penalty": 1.1, "max_new_tokens": 20,
+}  # fmt: skip
+
+
+def talking(place: Path, **said: Any) -> Path:
+    """A folder with a tokenizer, whose generation_config.json is this."""
+    gf.save(gf.preset(f"llama@1m+{SHAPE}+vocab_size=257").build(), ByteTokenizer(), place)
+    (place / "generation_config.json").write_text(json.dumps(said))
+    return place
+
+
+@pytest.mark.parametrize("ends", [[1, 2, 3], [7], 7])
+def test_what_ends_and_draws_an_answer_is_written_again(ends: Any, tmp_path: Path) -> None:
+    source = talking(tmp_path / "source", eos_token_id=ends, **SAID)
+    loaded = gf.load(source)
+    assert loaded.ends == tuple(ends if isinstance(ends, list) else [ends]) and loaded.generation == SAID
+    settings = {"ends": loaded.ends, "generation": loaded.generation}
+    gf.save(loaded.model, loaded.tokenizer, tmp_path / "saved", **settings)
+    assert main(["convert", str(source), str(tmp_path / "converted")]) == 0
+    for place in (tmp_path / "saved", tmp_path / "converted"):
+        theirs = transformers.GenerationConfig.from_pretrained(place)
+        assert theirs.eos_token_id == (loaded.ends[0] if len(loaded.ends) == 1 else ends)
+        assert {name: getattr(theirs, name) for name in SAID} == SAID
+        assert gf.load(place).ends == loaded.ends and gf.load(place).generation == SAID
+        made = transformers.AutoModelForCausalLM.from_pretrained(place).generation_config
+        assert (made.eos_token_id, made.temperature) == (theirs.eos_token_id, 0.6)
+
+
+def test_only_known_plain_settings_travel(tmp_path: Path) -> None:
+    """A stranger's file: neither what has another type, nor what nobody knows."""
+    wrong = {"temperature": "hot", "do_sample": 1, "top_k": -1, "top_p": float("nan"), "num_beams": True, "x\ny": 1}
+    source = talking(tmp_path / "source", eos_token_id=[1, -2, True, 10**30, "x"], min_p=0.1, **wrong)
+    loaded = gf.load(source)
+    assert loaded.ends == (1,) and loaded.generation == {"min_p": 0.1}
+
+
+def test_without_a_word_the_tokenizer_says_where_an_answer_ends(tmp_path: Path) -> None:
+    gf.save(gf.preset(f"llama@1m+{SHAPE}+vocab_size=257").build(), ByteTokenizer(), tmp_path)
+    assert transformers.GenerationConfig.from_pretrained(tmp_path).eos_token_id == 256
+    assert gf.load(tmp_path).ends == (256,) and gf.load(tmp_path).generation == {}
+
+
+def test_a_gguf_names_the_ends_that_it_has_room_for(tmp_path: Path) -> None:
+    """llama.cpp ends an answer at eos, eot and eom."""
+    source = talking(tmp_path / "source", eos_token_id=[9, 256, 8])
+    assert main(["convert", str(source), str(tmp_path / "model.gguf")]) == 0
+    fields = gguf.GGUFReader(tmp_path / "model.gguf").fields
+    said = [int(fields[f"tokenizer.ggml.{name}_token_id"].parts[-1][0]) for name in ("eos", "eot", "eom")]
+    assert said == [256, 9, 8]
+    assert gf.load(tmp_path / "model.gguf").ends == (256, 9, 8)
+    assert main(["convert", str(tmp_path / "model.gguf"), str(tmp_path / "back")]) == 0
+    assert transformers.GenerationConfig.from_pretrained(tmp_path / "back").eos_token_id == [256, 9, 8]
+
+
+def test_a_folder_has_the_tokenizer_that_was_saved_last(tmp_path: Path) -> None:
+    model = gf.preset(f"llama@1m+{SHAPE}+vocab_size=300").build()
+    ours, theirs = CharTokenizer("abc", separator=True), BPETokenizer.train(["to be or not to be"], 258)
+    templated = FileTokenizer.read(saved(theirs, tmp_path / "templated", chat_template="{{ messages }}"))
+    for tokenizer in (ByteTokenizer(), theirs, ours, templated, theirs, ByteTokenizer()):
+        gf.save(model, tokenizer, tmp_path / "model")
+        again = gf.load(tmp_path / "model").tokenizer
+        assert again is not None and again.fingerprint() == tokenizer.fingerprint()
+        assert (tmp_path / "model" / "chat_template.jinja").is_file() == (tokenizer is templated)
+        other = transformers.AutoTokenizer.from_pretrained(tmp_path / "model")
+        assert other("abc")["input_ids"] == tokenizer.encode("abc").tolist()
+    (tmp_path / "model" / "notes.txt").write_text("mine")
+    gf.save(model, None, tmp_path / "model")
+    assert gf.load(tmp_path / "model").tokenizer is None
+    names = {"README.md", "config.json", "generation_config.json", "model.safetensors", "notes.txt"}
+    assert {path.name for path in (tmp_path / "model").iterdir()} == names
+
+
+def saved(tokenizer: FileTokenizer, place: Path, **settings: Any) -> Path:
+    place.mkdir()
+    tokenizer.save(place)
+    path = place / "tokenizer_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **settings}))
+    return place / "tokenizer.json"
+
+
+def test_a_tokenizer_of_more_tokens_than_the_model_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    gf.save(gf.preset(f"llama@1m+{SHAPE}+vocab_size=257").build(), ByteTokenizer(), tmp_path)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    with pytest.raises(RequestError, match="vocab_size=256 of the model is less than the 257 tokens"):
+        gf.save(gf.preset(f"llama@1m+{SHAPE}+vocab_size=256").build(), ByteTokenizer(), tmp_path)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
