@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from numbers import Integral
 
 
 class RequestError(ValueError):
@@ -16,6 +17,14 @@ class WorkError(RuntimeError):
     """The request was right but the work failed: one sentence that says what failed and what to do (exit 1)."""
 
     exit_status = 1
+
+
+def check_whole(name: str, value: object, least: int = 1) -> None:
+    """RequestError where the value is no whole number, or less than the least."""
+    if not isinstance(value, Integral):
+        raise RequestError(f"{name}={value!r} must be a whole number from {least} up")
+    if int(value) < least:
+        raise RequestError(f"{name}={value} must be at least {least}")
 
 
 def did_you_mean(word: str, known: Iterable[str], limit: int = 3) -> str:

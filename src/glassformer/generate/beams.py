@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from glassformer.errors import RequestError, WorkError
+from glassformer.errors import RequestError, WorkError, check_whole
 from glassformer.generate.steps import check_tokens, decode, prefill
 from glassformer.model import Model
 
@@ -45,12 +45,11 @@ def beams(
     at any length it may reach. Choices, scores and ends are those of `transformers`' generate(num_beams=width).
 
     Raises RequestError for what cannot be generated, WorkError where the model's logits are not numbers."""
-    check_tokens(model, tokens)
+    tokens = check_tokens(model, tokens)
     if len(tokens) != 1:
         raise RequestError(f"beams continue one text at a time; tokens have {len(tokens)} rows")
     for name, value in (("width", width), ("max_new_tokens", max_new_tokens), ("n", n)):
-        if value < 1:
-            raise RequestError(f"{name}={value} must be at least 1")
+        check_whole(name, value)
     if n > width:
         raise RequestError(f"n={n} is more than width={width}: so many texts are not kept")
     if not abs(length_penalty) <= LARGEST_PENALTY:
