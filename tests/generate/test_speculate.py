@@ -174,12 +174,9 @@ def test_a_state_goes_on_wherever_the_loop_was_left(expression: str) -> None:
 
 def test_a_state_that_is_full_is_not_passed() -> None:
     model, tokens = tiny(), prompt(4)
-    state = model.init_state(1, 10)
-    run = speculate(model, tokens, Draft(model), 20, state=state)
-    given: list[int] = []
-    with pytest.raises(RequestError, match="the state holds 10 tokens and 11 were given"):
-        given.extend(run)
-    assert given == written(model, tokens, 7)
+    assert list(speculate(model, tokens, Draft(model), 20, state=model.init_state(1, 23))) == written(model, tokens, 20)
+    with pytest.raises(RequestError, match="the state holds max_len=22 tokens and 23 are asked for"):
+        speculate(model, tokens, Draft(model), 20, state=model.init_state(1, 22))
 
 
 def test_a_model_in_training_is_as_it_was() -> None:
