@@ -20,6 +20,8 @@ from glassformer.state import ModelState
 __all__ = ["Draft", "PromptLookup", "Proposal", "Proposer", "Speculation", "speculate"]
 
 FIRST = 4
+AHEAD = 8
+"""Tokens guessed at once, at most."""
 LONGEST_REST = 16
 WORTH_IT = 0.6
 """Tokens that must stand in the mean: a pass over a few tokens takes longer than one over a single token by about so
@@ -238,7 +240,7 @@ def speculate(
     max_new_tokens: int = 100,
     sampling: Sampling = Sampling(),  # noqa: B008  # frozen
     seed: int | None = None,
-    ahead: int = 8,
+    ahead: int = AHEAD,
     state: ModelState | None = None,
 ) -> Speculation:
     """The tokens that follow, as an iterator that counts: `Speculation`. With a `state`, `tokens` go on from where it
