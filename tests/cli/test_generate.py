@@ -467,7 +467,7 @@ def test_ctrl_c_before_the_first_token(
         found = json.loads(out)
         assert (found["finish"], found["seconds_to_first_token"]) == ("cancelled", None)
     else:
-        assert err.startswith("16 tokens read; 0 written")
+        assert err.startswith("16 tokens given; 0 written; state")
 
 
 def test_ctrl_c_while_the_model_is_loaded(model: str, capsys: Said, monkeypatch: pytest.MonkeyPatch):

@@ -495,9 +495,10 @@ class Writer:
             guesses = {"guesses": self.guesses} if self.guesses else {}
             print(json.dumps({**alone, "texts": self.texts, **figures, "state_bytes": self.state_bytes, **guesses}))
         else:
-            waited = f", the first after {first - self.began:.2f} s" if self.first else ""
-            parts = [f"{sum(map(len, self.ids)):,} tokens read{waited}",
-                     f"{new:,} written, {speed:.1f} tokens/s", f"state {size(self.state_bytes)}"]  # fmt: skip
+            read = f"read, the first after {first - self.began:.2f} s" if self.first else "given"
+            rate = f", {speed:.1f} tokens/s" if new else ""
+            parts = [f"{sum(map(len, self.ids)):,} tokens {read}",
+                     f"{new:,} written{rate}", f"state {size(self.state_bytes)}"]  # fmt: skip
             if self.guesses and self.guesses["proposed"]:
                 share = self.guesses["accepted"] / self.guesses["proposed"]
                 parts.append(f"{share:.0%} of {self.guesses['proposed']:,} guesses accepted")
