@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 
 from glassformer.errors import RequestError
 from glassformer.expression import preset
-from glassformer.generate import generate, stream
+from glassformer.generate import generate, prefill, stream
 from glassformer.model import Model
+from glassformer.state import ModelState
 
 VOCAB = 31
 
 
 def tiny(expression: str = "llama", context: int = 32) -> Model:
-    config = preset(
-        f"{expression}@1m+layers=2+d_model=32+heads=4+vocab_size={VOCAB}+context={context}+init=gpt2+init.std=0.2"
-    )
+    name, *changes = expression.split("+")
+    small = f"layers=2+d_model=32+heads=4+vocab_size={VOCAB}+context={context}+init=gpt2+init.std=0.2"
+    config = preset("+".join([f"{name}@1m", small, *changes]))
     return config.build(seed=1)
 
 
@@ -196,3 +199,159 @@ def test_wrong_numbers_of_log_probabilities_are_refused(k: object):
 def test_generate_gives_no_log_probabilities():
     with pytest.raises(RequestError, match="stream"):
         generate(tiny(), prompt(), 4, logprobs=2)
+
+
+RAGGED = [[5, 9, 2, 30, 11, 7, 7, 1, 19], [4], [8, 8, 3, 12]]
+
+
+@pytest.mark.parametrize(
+    "expression",
+    ["llama", "gpt2", "bloom", "mistral+window:5", "llama+mamba", "gpt2+sinusoidal", "llama+moe:4:2", "qwen3"],
+)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_rows_of_unequal_length_go_on_as_each_does_alone(expression: str, temperature: float):
+    """Attention, a window, recurrences, learned positions, biases; each row draws from a generator of its own."""
+    model, before = tiny(expression).eval(), [list(row) for row in RAGGED]
+    more = {"temperature": temperature, "seed": 3}
+    out = generate(model, RAGGED, 12, repetition_penalty=1.3, frequency_penalty=0.2, **more)
+    assert before == RAGGED and [row[: len(own)] for row, own in zip(out, RAGGED, strict=True)] == RAGGED
+    for i, row in enumerate(RAGGED):
+        beside = [row] * (i + 1) if temperature else [row]  # so that it is row i here too
+        alone = generate(model, torch.tensor(beside), 12, repetition_penalty=1.3, frequency_penalty=0.2, **more)
+        assert out[i] == alone[-1].tolist()
+
+
+def test_rows_of_unequal_length_without_a_penalty_are_the_uncached_loop():
+    model = tiny("mistral+window:5").eval()
+    for row, out in zip(RAGGED, generate(model, RAGGED, 10), strict=True):
+        assert out == greedy(model, torch.tensor([row]), 10)[0].tolist()
+    for row, out in zip(RAGGED, generate(model, RAGGED, 10, chunk=2), strict=True):
+        assert out == greedy(model, torch.tensor([row]), 10)[0].tolist()
+
+
+def test_rows_padded_by_hand_go_on_with_their_documents():
+    """Whatever the padding is, and where a document went before."""
+    model = tiny().eval()
+    tokens = torch.tensor([[30, 30, 30, 5, 9, 2], [7, 3, 3, 3, 1, 4], [6, 5, 8, 8, 3, 12]])
+    documents = torch.tensor([[0, 0, 0, 1, 1, 1], [2] * 6, [9, 9, 4, 4, 4, 4]])
+    out = generate(model, tokens, 8, documents=documents, presence_penalty=0.5, repetition_penalty=1.5)
+    assert torch.equal(out[:, :6], tokens)
+    for row, start in enumerate((3, 0, 2)):
+        alone = generate(model, tokens[row : row + 1, start:], 8, presence_penalty=0.5, repetition_penalty=1.5)
+        assert out[row, start:].tolist() == alone[0].tolist()
+    state = model.init_state(3, 6)
+    with torch.no_grad():
+        logits = prefill(model, tokens, state, chunk=4, documents=documents)
+        torch.testing.assert_close(logits[2], model(tokens[2:, 2:])[0, -1], atol=1e-5, rtol=1e-5)
+
+
+def test_each_row_of_a_list_ends_at_its_own_end():
+    model = tiny().eval()
+    free = [row[len(own) :] for row, own in zip(generate(model, RAGGED, 12), RAGGED, strict=True)]
+    eos = free[0][3]
+    ended = generate(model, RAGGED, 12, eos_id=eos)
+    for own, row, out in zip(RAGGED, free, ended, strict=True):
+        assert out == own + (row[: row.index(eos) + 1] if eos in row else row)
+    assert [len(row) for row in generate(model, ((1, 2), (3, 4)), 3)] == [5, 5]
+    assert generate(model, [torch.tensor([1, 2]), torch.tensor([3])], 3)[1][0] == 3
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int32])
+def test_ids_of_any_whole_type_are_taken(dtype: torch.dtype):
+    model = tiny().eval()
+    out = generate(model, prompt().to(dtype), 5)
+    assert out.dtype == torch.int64 and torch.equal(out, generate(model, prompt(), 5))
+
+
+def fits(batch: int = 2, max_len: int = 20, expression: str = "llama", **more: Any) -> ModelState:
+    return tiny(expression).init_state(batch, max_len, **more)
+
+
+READ = fits()
+with torch.no_grad():
+    tiny()(prompt(), READ)
+
+
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        ({"state": fits(1)}, "the state has batch=1 and the tokens have 2 rows"),
+        ({"state": fits(3)}, "the state has batch=3 and the tokens have 2 rows"),
+        ({"state": fits(expression="llama+layers=1")}, "the state is that of another model"),
+        ({"state": fits(expression="llama+layers=3")}, "the state is that of another model"),
+        ({"state": fits(expression="llama+kv_heads=1")}, "the state is that of another model"),
+        ({"state": fits(expression="llama+kv_heads=1", dtype=torch.int8)}, "the state is that of another model"),
+        ({"state": fits(expression="llama+mamba")}, "the state is that of another model"),
+        ({"state": fits(expression="llama+window:5")}, "the state is that of another model"),
+        ({"state": fits(max_len=12)}, "the state holds max_len=12 tokens and 13 are asked for"),
+        ({"state": READ, "max_new_tokens": 14}, "the state holds max_len=20 tokens and 21 are asked for"),
+        ({"state": READ, "tokens": [[1], [1, 2]]}, "rows of one length"),
+        ({"compiled": object(), "tokens": [[1], [1, 2]]}, "do not go with a compiled step"),
+        ({"tokens": prompt().float()}, "tokens are torch.float32; give ids, in torch.int64"),
+        ({"tokens": prompt().bool()}, "tokens are torch.bool"),
+        ({"tokens": [[1.0], [2.0]]}, "tokens are torch.float32"),
+        ({"tokens": [[1], []]}, "row 1 of tokens is empty"),
+        ({"tokens": []}, "rows of token ids such as [[1, 2, 3], [4]]"),
+        ({"tokens": [1, 2]}, "rows of token ids such as [[1, 2, 3], [4]]"),
+        ({"tokens": ["ab"]}, "rows of token ids such as [[1, 2, 3], [4]]"),
+        ({"tokens": None}, "rows of token ids such as [[1, 2, 3], [4]]"),
+        ({"tokens": [[1], [2, VOCAB]]}, f"token {VOCAB}"),
+        ({"tokens": [[1], [2, 3]], "documents": torch.ones(2, 2)}, "documents are of tokens in a tensor"),
+        ({"documents": torch.ones(2, 3, dtype=torch.long)}, "documents are torch.int64 of shape (2, 3)"),
+        ({"documents": torch.ones(2, 4)}, "documents are torch.float32 of shape (2, 4)"),
+        ({"max_new_tokens": 2.5}, "max_new_tokens=2.5 must be a whole number from 1 up"),
+        ({"max_new_tokens": None}, "max_new_tokens=None must be a whole number from 1 up"),
+        ({"chunk": 0}, "chunk=0 must be at least 1"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_tensors_and_states_that_do_not_fit_are_refused_before_anything_is_read(
+    asked: dict, says: str, monkeypatch: pytest.MonkeyPatch
+):
+    def read(*_: Any, **__: Any) -> None:
+        raise AssertionError("read")
+
+    model = tiny()
+    monkeypatch.setattr(Model, "read", read)
+    with pytest.raises(RequestError) as refused:
+        generate(model, **{"tokens": prompt(), "max_new_tokens": 10, **asked})
+    assert says in str(refused.value) and "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("expression", ["llama", "mistral+window:5", "llama+mamba"])
+@pytest.mark.parametrize("more", [{}, {"rewind": 3}, {"dtype": torch.int8}, {"dtype": torch.bfloat16}], ids=str)
+def test_a_state_of_just_the_right_length_is_taken(expression: str, more: dict):
+    model = tiny(expression).eval()
+    state = model.init_state(2, 9, **more)
+    assert sum(one.shape[0] for one in stream(model, prompt(), 6, state=state)) == 12 and state.length == 9
+
+
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        ({"max_len": -1}, "max_len=-1 must be at least 1"),
+        ({"batch": 0}, "batch=0 must be at least 1"),
+        ({"rewind": -3}, "rewind=-3 must be at least 0"),
+        ({"dtype": torch.int16}, "dtype=torch.int16 cannot keep a state; use torch.float64, "),
+        ({"dtype": torch.bool}, "torch.bfloat16 or torch.int8"),
+    ],
+    ids=str,
+)
+def test_a_state_that_cannot_be_is_refused(asked: dict, says: str):
+    with pytest.raises(RequestError) as refused:
+        tiny().init_state(**{"batch": 1, "max_len": 8, **asked})
+    assert says in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_a_state_on_no_device_says_what_it_would_take():
+    for expression in ("llama", "mistral+window:5", "llama+mamba"):
+        for dtype in (None, torch.bfloat16, torch.int8):
+            like = tiny(expression).init_state(3, 20, dtype, device="meta")
+            assert like.nbytes == tiny(expression).init_state(3, 20, dtype).nbytes
+
+
+@pytest.mark.parametrize("index", [torch.tensor([0]), torch.tensor(1), torch.ones(3), torch.zeros(4, dtype=torch.long)])
+def test_a_state_is_reordered_by_a_row_number_for_each_row(index: Tensor):
+    state = tiny().init_state(3, 8)
+    with pytest.raises(ValueError, match=r"a state of 3 rows is reordered by \(3,\) row numbers in torch.int64"):
+        state.reorder(index)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import subprocess
 import sys
 
@@ -67,6 +68,34 @@ print(before, peak_memory("cpu") - before)
     before, added = map(int, said.split())
     assert 0.9 * (256 << 20) < added < 1.5 * (256 << 20)
     assert before < hold.nbytes
+
+
+@pytest.mark.parametrize(
+    ("files", "found"),
+    [
+        ({}, 8000),
+        ({"/proc/meminfo": "MemTotal: 9 kB\nMemAvailable: 5 kB\n"}, 5120),
+        ({"/proc/meminfo": "MemTotal: 9 kB\nMemAvailable: 5 kB\n", "/sys/fs/cgroup/memory.max": "max\n"}, 5120),
+        ({"/proc/meminfo": "MemAvailable: 5 kB\n", "/sys/fs/cgroup/memory.max": "4096\n"}, 4096),
+        ({"/sys/fs/cgroup/memory/memory.limit_in_bytes": "700\n"}, 700),
+        ({"/proc/meminfo": "MemAvailable:\n"}, 8000),
+    ],
+)
+def test_free_memory_is_what_the_least_of_the_bounds_leaves(
+    files: dict[str, str], found: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def opened(path: str, **_: str) -> io.StringIO:
+        if path not in files:
+            raise FileNotFoundError(path)
+        return io.StringIO(files[path])
+
+    here = machine.free_memory()
+    assert here is None or 0 < here <= (machine.machine()["memory_bytes"] or here)
+    monkeypatch.setattr("builtins.open", opened)
+    monkeypatch.setattr(machine, "_memory", lambda: 8000)
+    assert machine.free_memory() == found
+    monkeypatch.setattr(machine, "_memory", lambda: None)
+    assert machine.free_memory() == (None if found == 8000 else found)
 
 
 def test_threads_are_as_many_as_the_environment_says(monkeypatch: pytest.MonkeyPatch) -> None:

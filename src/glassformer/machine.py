@@ -182,6 +182,24 @@ def _memory() -> int | None:
         return None
 
 
+def free_memory() -> int | None:
+    """Bytes that can still be taken before the system ends a process: what Linux says is available, within the limit of
+    the control group; elsewhere all there are. None where nobody says."""
+    found = [_memory()]
+    try:
+        with open("/proc/meminfo", encoding="ascii") as file:
+            found += [int(line.split()[1]) * 1024 for line in file if line.startswith("MemAvailable:")]
+    except (OSError, ValueError, IndexError):
+        pass
+    for limit in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        try:
+            with open(limit, encoding="ascii") as file:
+                found.append(int(file.read()))
+        except (OSError, ValueError):  # not there, or "max"
+            pass
+    return min((number for number in found if number), default=None)
+
+
 def peak_memory(device: str) -> int:
     """The most bytes this process has held: on the device if it has memory of its own, else resident."""
     if device.startswith("cuda"):

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from glassformer.errors import RequestError
+from glassformer.errors import RequestError, check_whole
 from glassformer.parts import auxiliary
 from glassformer.parts.embedding import Embedding
 from glassformer.parts.head import Head
@@ -17,6 +17,9 @@ from glassformer.parts.position import Positions, position_in_document
 from glassformer.parts.residual import Residual
 from glassformer.parts.site import Site
 from glassformer.state import ModelState, State
+
+STATE_DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int8)
+"""What a state can be kept in."""
 
 
 class Block(nn.Module):
@@ -114,18 +117,27 @@ class Model(nn.Module):
         """In a notebook: the table of its config; without one, what `print` says."""
         return None if self.config is None else self.config._repr_html_()
 
-    def init_state(self, batch: int, max_len: int, dtype: torch.dtype | None = None, rewind: int = 0) -> ModelState:
+    def init_state(
+        self, batch: int, max_len: int, dtype: torch.dtype | None = None, rewind: int = 0, device: Any = None
+    ) -> ModelState:
         """An empty decode state for `batch` sequences of at most `max_len` tokens, in the weights' dtype.
 
         `dtype` may be narrower: bf16, or int8 with a scale for each vector; what a recurrence sums up stays in fp32.
-        `rewind`: how many tokens `truncate` can take back from a window that is full, or from a recurrence."""
+        `rewind`: how many tokens `truncate` can take back from a window that is full, or from a recurrence. `device`
+        is that of the weights; on "meta" nothing is allocated, and `nbytes` says what would be."""
+        for name, value, least in (("batch", batch, 1), ("max_len", max_len, 1), ("rewind", rewind, 0)):
+            check_whole(name, value, least)
         weight = self.embedding.weight
+        dtype, device = dtype or weight.dtype, device or weight.device
+        if dtype not in STATE_DTYPES:
+            *most, last = map(str, STATE_DTYPES)
+            raise RequestError(f"dtype={dtype} cannot keep a state; use {', '.join(most)} or {last}")
         limit = self.embedding.position.limit if self.embedding.position is not None else None
         if limit is not None and max_len > limit:
             raise RequestError(f"max_len={max_len} is past this model's learned positions, which end at {limit}")
         mixers: list[Any] = [layer.mixer for layer in self.layers]
-        layers = [mixer.init_state(batch, max_len, dtype or weight.dtype, weight.device, rewind) for mixer in mixers]
-        return ModelState(layers, batch, max_len)
+        layers = [mixer.init_state(batch, max_len, dtype, device, rewind) for mixer in mixers]
+        return ModelState(layers, batch, max_len, rewind)
 
 
 def locate(

@@ -85,14 +85,16 @@ class ModelState:
     length     tokens read so far; of the longest row, where they differ
     rows       (b,) tokens read by each row, once rows go on at lengths of their own (`spread`)
     seen       with `rows`: queries look at so many slots, filled or not, so that compiled code meets few shapes
+    rewind     how many tokens a window or a recurrence can be taken back
     documents  (b, max_len) ids, present once a call has named documents
     offset     (b, 1): a row's first true position minus its slot, non-zero for left-padded rows
     """
 
-    def __init__(self, layers: Sequence[State | None], batch: int, max_len: int):
+    def __init__(self, layers: Sequence[State | None], batch: int, max_len: int, rewind: int = 0):
         self.layers = list(layers)
         self.batch = batch
         self.max_len = max_len
+        self.rewind = rewind
         self.length = 0
         self.rows: Tensor | None = None
         self.seen: int | None = None
@@ -162,6 +164,12 @@ class ModelState:
                 layer.clear(row, length)
 
     def reorder(self, index: Tensor) -> None:
+        """Row i becomes what row index[i] was; index (b,) of whole numbers."""
+        if index.shape != (self.batch,) or index.dtype not in (torch.int64, torch.int32):  # else it is spread silently
+            raise ValueError(
+                f"index is {index.dtype} of shape {tuple(index.shape)}; a state of {self.batch} rows is reordered by "
+                f"({self.batch},) row numbers in torch.int64"
+            )
         for layer in self.layers:
             if layer is not None:
                 layer.reorder(index)

@@ -173,6 +173,77 @@ def test_turns_from_standard_input(talker: str, monkeypatch: pytest.MonkeyPatch,
     assert messages[2] == {"role": "assistant", "content": answer(talker, messages[:2])}
 
 
+def test_a_turn_that_is_refused_leaves_no_trace(
+    talker: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """A byte that is no text, a template that says no, Ctrl-C while it is rendered: the next turn is as if alone."""
+    options = ["--temperature", "0", "--max-new-tokens", "10", "--threads", "1", "--json"]
+    alone = answer(talker, [{"role": "user", "content": "Say hi"}])
+    messages = [{"role": "user", "content": "Say hi"}, {"role": "assistant", "content": alone}]
+    monkeypatch.setattr("sys.stdin", io.StringIO("bad \udcff byte\nSay hi\n"))
+    assert main(["chat", talker, *options]) == 0
+    said = capsys.readouterr()
+    assert json.loads(said.out)["messages"] == messages and said.err.count("lone surrogate") == 1
+
+    render = chat.ChatTemplate.render
+    for problem in (RequestError("the template says no"), KeyboardInterrupt()):
+
+        def rendered(self: Any, given: Any, problem: BaseException = problem) -> str:
+            if given[-1]["content"] == "bad":
+                raise problem
+            return render(self, given)
+
+        monkeypatch.setattr(chat.ChatTemplate, "render", rendered)
+        monkeypatch.setattr("sys.stdin", io.StringIO("bad\nSay hi\n"))
+        assert main(["chat", talker, *options]) == 0
+        assert json.loads(capsys.readouterr().out)["messages"] == messages
+
+
+def test_ctrl_c_at_the_prompt_says_how_to_leave_and_then_leaves(
+    talker: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    stop, hint = KeyboardInterrupt, "Ctrl-C again, Ctrl-D or /quit ends"
+    for lines, turns, hints in (
+        ([stop, "Hi!", stop, stop, "never"], 1, 2),  # an answer between the two begins anew
+        ([stop, stop, "never"], 0, 1),
+        (["Hi!", stop, "Hi!", EOFError], 2, 1),
+    ):
+        given = iter(lines)
+
+        def line(_: str = "", given: Iterator[Any] = given) -> str:
+            found = next(given)
+            if isinstance(found, str):
+                return found
+            raise found
+
+        monkeypatch.setattr("builtins.input", line)
+        assert main(["chat", talker, "--max-new-tokens", "3", "--threads", "1"]) == 0
+        said = capsys.readouterr()
+        assert (said.err.count("tokens/s"), said.err.count(hint)) == (turns, hints)
+        assert list(given) == (["never"] if "never" in lines else [])
+
+
+def test_a_context_that_does_not_fit_is_refused_before_it_is_made(
+    talker: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    wanted = gf.load(talker).model.init_state(1, 256).nbytes
+    monkeypatch.setattr("sys.stdin", io.StringIO("Hi!\n"))
+    monkeypatch.setattr(machine, "free_memory", lambda: wanted - 1)
+    assert main(["chat", talker, "--threads", "1"]) == 2
+    assert "the state of 256 tokens in 1 row takes 131 kB, and this machine has 131 kB" in capsys.readouterr().err
+    monkeypatch.setattr(machine, "free_memory", lambda: wanted)
+    assert main(["chat", talker, "--threads", "1", "--max-new-tokens", "2"]) == 0
+    assert main(["chat", talker, "--threads", "1", "--logit-bias", "257=1"]) == 2
+    assert "logit_bias has the token 257" in capsys.readouterr().err
+
+
+def test_a_narrow_state_and_a_bias(talker: str):
+    loaded = gf.load(talker)
+    talk = chat.Conversation(loaded, Chatting(max_new_tokens=10, state_dtype="int8"), Sampling(logit_bias={113: 100.0}))
+    assert "".join(talk.answer("Hi!")) == "q" * 10
+    assert talk.state.nbytes == loaded.model.init_state(1, 256, torch.int8).nbytes
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [

@@ -21,7 +21,7 @@ from glassformer import machine
 from glassformer.cli import app, main
 from glassformer.generate.beams import beams
 from glassformer.model import Model
-from glassformer.text import ByteTokenizer
+from glassformer.text import ByteTokenizer, CharTokenizer
 
 BYTES = ByteTokenizer()
 PROMPT = "Once upon a time"
@@ -43,8 +43,8 @@ def run(capsys: Said, *arguments: str, status: int = 0) -> tuple[str, str]:
     return said.out, said.err
 
 
-def made(capsys: Said, *arguments: str) -> dict[str, Any]:
-    return json.loads(run(capsys, *arguments, "--json")[0])
+def made(capsys: Said, *arguments: str, status: int = 0) -> dict[str, Any]:
+    return json.loads(run(capsys, *arguments, "--json", status=status)[0])
 
 
 def test_the_likeliest_text(model: str, capsys: Said):
@@ -169,6 +169,20 @@ def test_a_draft_of_another_vocabulary_is_refused(model: str, tmp_path: Path, ca
     assert "vocabulary of 300 and the model one of 257" in err and out == ""
 
 
+def test_a_draft_whose_tokens_are_others_is_refused(model: str, tmp_path: Path, capsys: Said):
+    """Of the same number: their ids alone would agree."""
+    chars = CharTokenizer([chr(0x4E00 + i) for i in range(256)], unknown=True)
+    assert chars.vocab_size == BYTES.vocab_size
+    gf.save(gf.load(model).model, chars, tmp_path / "other")
+    out, err = run(capsys, model, "--prompt", PROMPT, "--draft", str(tmp_path / "other"), status=2)
+    assert "in the model; give a draft of the same vocabulary" in err and out == "" and len(err.splitlines()) == 1
+
+
+def test_a_draft_whose_tokenizer_is_only_written_otherwise_is_taken(talker: str, model: str, capsys: Said):
+    found = made(capsys, model, "--prompt", PROMPT, "--temperature", "0", "--max-new-tokens", "20", "--draft", talker)
+    assert found["guesses"]["accepted"] > 0
+
+
 def test_beams(model: str, capsys: Said):
     options = ["--prompt", PROMPT, "--beams", "3", "--max-new-tokens", "8"]
     best = beams(gf.load(model).model, torch.tensor([BYTES.encode(PROMPT).tolist()]), 3, 8, (256,), n=2)
@@ -230,7 +244,93 @@ def test_prompts_from_files_and_standard_input(
     assert "0xff; utf-8 text is right" in run(capsys, model, "--prompt-file", str(tmp_path / "text"), status=2)[1]
 
 
+def test_the_ends_of_lines_are_as_the_file_has_them(
+    model: str, tmp_path: Path, capsys: Said, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "text").write_bytes(b"one\r\ntwo\rthree\n")
+    found = made(capsys, model, "--prompt-file", str(tmp_path / "text"), "--max-new-tokens", "1")
+    assert found["prompt"] == "one\r\ntwo\rthree\n"
+
+
+def test_a_state_that_does_not_fit_is_refused_before_it_is_made(
+    model: str, capsys: Said, monkeypatch: pytest.MonkeyPatch
+):
+    """One that just fits is made."""
+    bound, made_of = 100_000, gf.load(model).model.init_state(1, 26).nbytes
+    monkeypatch.setattr(machine, "free_memory", lambda: bound)
+    whole = Model.init_state
+
+    def small(self: Model, *given: Any, **more: Any) -> Any:
+        state = whole(self, *given, **more)
+        assert more.get("device") == "meta" or state.nbytes <= bound
+        return state
+
+    monkeypatch.setattr(Model, "init_state", small)
+    for more in (["--max-new-tokens", "100000"], ["--max-new-tokens", "60", "--n", "1000"],
+                 ["--max-new-tokens", "60", "--beams", "40"]):  # fmt: skip
+        out, err = run(capsys, model, "--prompt", PROMPT, *more, status=2)
+        assert out == "" and "100 kB of memory free; lower max_new_tokens, n or beams" in err, err
+    bound = made_of
+    assert made(capsys, model, "--prompt", PROMPT, "--max-new-tokens", "10")["state_bytes"] == made_of
+    assert "of memory free" in run(capsys, model, "--prompt", PROMPT, "--max-new-tokens", "11", status=2)[1]
+
+
+def test_a_state_may_be_narrower_than_the_weights(model: str, tmp_path: Path, capsys: Said, draft: str):
+    options = ["--prompt", PROMPT, "--temperature", "0", "--max-new-tokens", "10", "--ignore-eos"]
+    loaded, tokens = gf.load(model), torch.tensor([BYTES.encode(PROMPT).tolist()])
+    kept = ["--state", str(tmp_path / "kept")]
+    for kind, dtype in (("float32", torch.float32), ("bfloat16", torch.bfloat16), ("int8", torch.int8)):
+        wanted = gf.generate(loaded.model, tokens, 10, state=loaded.model.init_state(1, 26, dtype))[0, 16:].tolist()
+        for way in ([], ["--logprobs", "1"], ["--speculate"], ["--draft", draft]):
+            found = made(capsys, model, *options, "--state-dtype", kind, *way)
+            assert found["text"] == BYTES.decode(wanted)
+            if way != ["--speculate"]:
+                assert found["state_bytes"] == loaded.model.init_state(1, 26, dtype).nbytes
+    best = beams(loaded.model, tokens, 3, 8, (256,), dtype=torch.int8)[0]
+    found = made(capsys, model, "--prompt", PROMPT, "--beams", "3", "--max-new-tokens", "8", "--state-dtype", "int8")
+    assert found["score"] == pytest.approx(best.score)
+    assert found["state_bytes"] == loaded.model.init_state(3, 24, torch.int8).nbytes
+    for _ in range(2):
+        assert made(capsys, model, *options, "--state-dtype", "int8", *kept)["text"] == BYTES.decode(wanted)
+    assert "was kept in torch.int8" in run(capsys, model, *options, "--state-dtype", "bfloat16", *kept, status=2)[1]
+
+
+def test_a_bias_on_tokens(model: str, capsys: Said):
+    options = ["--prompt", PROMPT, "--temperature", "0", "--max-new-tokens", "8", "--ignore-eos"]
+    first, second = greedy(model, PROMPT, 2)
+    tokens = torch.tensor([BYTES.encode(PROMPT).tolist()])
+    bias = {first: -100.0, second: -100.0, ord("q"): 2.5}
+    wanted = gf.generate(gf.load(model).model, tokens, 8, logit_bias=bias)[0, 16:].tolist()
+    given = [word for token, value in bias.items() for word in ("--logit-bias", f"{token}={value}")]
+    assert made(capsys, model, *options, *given)["text"] == BYTES.decode(wanted)
+    assert made(capsys, model, *options, "--logit-bias", f"{ord('q')}=100")["text"] == "q" * 8
+    for way in ([], ["--n", "2"], ["--speculate"]):
+        asked = ["--prompt", PROMPT, "--logit-bias", "257=1", *way]
+        out, err = run(capsys, model, *asked, status=2)
+        assert "logit_bias has the token 257; this vocabulary of 257 ends before it" in err and out == ""
+
+
+def test_a_prompt_far_too_long_is_refused_by_its_beginning(model: str, capsys: Said, monkeypatch: pytest.MonkeyPatch):
+    lengths: list[int] = []
+    encode = ByteTokenizer.encode
+
+    def noted(self: ByteTokenizer, text: str) -> Any:
+        lengths.append(len(text))
+        return encode(self, text)
+
+    monkeypatch.setattr(ByteTokenizer, "encode", noted)
+    out, err = run(capsys, model, "--prompt", "a" * 5_000_000, status=2)
+    assert "the prompt has over 8,192 tokens, and this model reads 256; add +context=TOKENS" in err and out == ""
+    assert lengths == [64 * 256]
+
+
 WRONG = [
+    (["--logit-bias", "3"], "logit_bias='3': write ID=VALUE, such as 42=-100"),
+    (["--logit-bias", "a=3"], "logit_bias='a=3': write"),
+    (["--logit-bias", "3=nan"], "nan"),
+    (["--logit-bias", "3=101"], "101"),
+    (["--logit-bias", "3=1", "--beams", "2"], "--beams searches"),
+    (["--state-dtype", "int4"], "int4"),
     (["--top-p", "0"], "top_p=0.0"),
     (["--temperature", "-1"], "temperature=-1.0"),
     (["--temperature", "nan"], "temperature=nan"),
@@ -288,7 +388,12 @@ def test_logits_that_are_no_numbers(model: str, capsys: Said, monkeypatch: pytes
     options = ["--temperature", "0", "--max-new-tokens", "5", "--ignore-eos"]
     assert "not numbers after 2 tokens" in run(capsys, model, "--prompt", "xy", *options, status=1)[1]
     both = ["--prompt", "xy", "--prompt", "xz", *options]
-    found = made(capsys, model, *both)["texts"]
+    one = made(capsys, model, "--prompt", "xy", *options, status=1)
+    assert (one["finish"], one["tokens"], one["seconds_to_first_token"]) == ("failed", 0, None)
+    assert "not numbers after 2 tokens" in one["error"]
+    searched = made(capsys, model, "--prompt", "xy", "--beams", "2", "--max-new-tokens", "5", status=1)
+    assert searched["finish"] == "failed" and "not numbers after 2 tokens" in searched["error"]
+    found = made(capsys, model, *both, status=1)["texts"]
     assert [one["finish"] for one in found] == ["failed", "length"] and "not numbers" in found[0]["error"]
     out, err = run(capsys, model, *both, status=1)
     assert f"xz{found[1]['text']}\n" in out and "not numbers" in err
@@ -332,6 +437,45 @@ def test_ctrl_c_keeps_what_is_there(model: str, more: list[str]):
         assert found["finish"] == "cancelled" and 0 < found["tokens"] < 100_000
     else:
         assert "tokens/s" in err
+
+
+@pytest.mark.parametrize(
+    "more",
+    [[], ["--json"], ["--state"], ["--compile"], ["--n", "2"], ["--beams", "2"], ["--speculate"], ["--draft"]],
+    ids=str,
+)
+def test_ctrl_c_before_the_first_token(
+    model: str, more: list[str], tmp_path: Path, capsys: Said, monkeypatch: pytest.MonkeyPatch
+):
+    """While the prompt is read, a step is compiled, a draft is loaded: nothing is said of a first token."""
+    module = import_module("glassformer.cli.generate")
+
+    def stopped(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    if more == ["--compile"]:
+        monkeypatch.setattr(machine, "can_compile", lambda _: True)
+        monkeypatch.setattr(module, "compiled_step", stopped)
+    elif more == ["--draft"]:
+        monkeypatch.setattr(module.Writer, "_speculation", stopped)
+    else:
+        monkeypatch.setattr(Model, "read", stopped)
+    values = {"--state": [str(tmp_path / "kept")], "--draft": [model]}
+    out, err = run(capsys, model, "--prompt", PROMPT, *more, *values.get(" ".join(more), []), status=130)
+    assert "the first after" not in err and list(tmp_path.iterdir()) == []
+    if more == ["--json"]:
+        found = json.loads(out)
+        assert (found["finish"], found["seconds_to_first_token"]) == ("cancelled", None)
+    else:
+        assert err.startswith("16 tokens given; 0 written; state")
+
+
+def test_ctrl_c_while_the_model_is_loaded(model: str, capsys: Said, monkeypatch: pytest.MonkeyPatch):
+    def stopped(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(import_module("glassformer.cli.generate"), "load", stopped)
+    assert run(capsys, model, "--prompt", PROMPT, status=130) == ("", "stopped\n")
 
 
 @pytest.mark.slow

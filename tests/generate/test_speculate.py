@@ -174,12 +174,9 @@ def test_a_state_goes_on_wherever_the_loop_was_left(expression: str) -> None:
 
 def test_a_state_that_is_full_is_not_passed() -> None:
     model, tokens = tiny(), prompt(4)
-    state = model.init_state(1, 10)
-    run = speculate(model, tokens, Draft(model), 20, state=state)
-    given: list[int] = []
-    with pytest.raises(RequestError, match="the state holds 10 tokens and 11 were given"):
-        given.extend(run)
-    assert given == written(model, tokens, 7)
+    assert list(speculate(model, tokens, Draft(model), 20, state=model.init_state(1, 23))) == written(model, tokens, 20)
+    with pytest.raises(RequestError, match="the state holds max_len=22 tokens and 23 are asked for"):
+        speculate(model, tokens, Draft(model), 20, state=model.init_state(1, 22))
 
 
 def test_a_model_in_training_is_as_it_was() -> None:
@@ -208,7 +205,7 @@ class Table(nn.Module):
     def init_state(self, batch: int, max_len: int, rewind: int = 0) -> ModelState:
         return ModelState([], batch, max_len)
 
-    def read(self, tokens: Tensor, state: ModelState | None = None) -> Tensor:
+    def read(self, tokens: Tensor, state: ModelState | None = None, **_: None) -> Tensor:
         start = state.length if state else 0
         if state:
             state.advance(start + tokens.shape[1], tokens.shape[1])
@@ -362,6 +359,9 @@ def test_lookup_finds_the_last_of_the_longest() -> None:
         ({"sampling": Sampling(logit_bias={VOCAB: 1.0})}, f"logit_bias has the token {VOCAB}"),
         ({"proposer": Draft(tiny(vocab=29))}, "the draft has a vocabulary of 29 and the model one of 31"),
         ({"model": tiny("llama+window:5"), "state": 3}, "goes back by 3 tokens; make it with rewind=8"),
+        ({"model": tiny(), "state": 8}, "the state holds max_len=64 tokens and"),
+        ({"tokens": torch.tensor([[1.0]])}, "tokens are torch.float32"),
+        ({"max_new_tokens": 2.5}, "max_new_tokens=2.5 must be a whole number from 1 up"),
         ({"model": tiny("llama+bidirectional")}, "sees both ways"),
     ],
     ids=lambda value: value if isinstance(value, str) else "-".join(value),

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from glassformer.cli.generate import Text, compiled_step, fetch, ready, show
+from glassformer.cli.generate import Text, check_memory, compiled_step, fetch, ready, show, state_dtype
 from glassformer.cli.options import Chatting
 from glassformer.errors import RequestError
 from glassformer.generate import CompiledStep, Sampling, stream
@@ -34,7 +34,10 @@ class Conversation:
         self.loaded, self.template, self.asked, self.rule = loaded, template, asked, rule
         self.tokenizer: Any = loaded.tokenizer
         self.context = min(loaded.config.context, STATE_TOKENS)
-        self.step: CompiledStep | None = compiled_step(loaded, self.context) if asked.compile else None
+        self.dtype = state_dtype(asked)
+        rule.check(len(loaded.model.embedding.weight))
+        check_memory(loaded, 1, self.context, self.dtype, "add +context=TOKENS to the name of the model to keep fewer")
+        self.step: CompiledStep | None = compiled_step(loaded, self.context, self.dtype) if asked.compile else None
         self.begin()
 
     def begin(self) -> None:
@@ -47,21 +50,23 @@ class Conversation:
         self.new = 0
         """Tokens of the last answer."""
 
-    def ids(self) -> list[int]:
-        return self.tokenizer.encode(self.template.render(self.messages), parse_specials=True).tolist()
+    def ids(self, *more: dict[str, str]) -> list[int]:
+        """Of the conversation, and of further messages."""
+        text = self.template.render([*self.messages, *more])
+        return self.tokenizer.encode(text, parse_specials=True).tolist()
 
     def answer(self, text: str) -> Iterator[str]:
         """The answer to `text` in pieces that are whole characters; stopped early, it keeps what was said."""
-        self.messages.append({"role": "user", "content": text})
-        ids = self.ids()
+        asked = {"role": "user", "content": text}
+        ids = self.ids(asked)
         room = self.context - len(ids)
         if room <= 1:
-            del self.messages[-1]
             raise RequestError(
                 f"this conversation has {len(ids)} tokens and {self.context} are kept; begin anew with /new"
             )
         state = self._at(ids)
         said, self.text = Text(self.tokenizer, self.loaded.ends), ids
+        self.messages.append(asked)  # not before: what cannot be rendered would be in the way of every later turn
         tokens = stream(
             self.loaded.model, torch.tensor([ids[state.length :]]), min(self.asked.max_new_tokens, room),
             seed=self.asked.seed, state=state, compiled=self.step, **self.rule.model_dump(),
@@ -91,7 +96,8 @@ class Conversation:
             except ValueError:  # a window or a recurrence has forgotten
                 self.state = None
         if self.state is None:
-            self.state = self.loaded.model.init_state(1, self.context) if self.step is None else self.step.init_state()
+            model, step = self.loaded.model, self.step
+            self.state = model.init_state(1, self.context, self.dtype) if step is None else step.init_state()
         return self.state
 
 
@@ -102,17 +108,24 @@ def converse(expression: str, asked: Chatting, as_json: bool) -> None:
     person = sys.stdin.isatty()
     if person:
         console.print("Ctrl-C stops an answer, /new begins anew, Ctrl-D or /quit ends", style="dim", highlight=False)
+    told = False
     while True:
         try:
             text = input("\n> " if person else "").strip()
-        except (EOFError, KeyboardInterrupt):
+            told = False
+            if text in ("/quit", "/exit"):
+                break
+            if text == "/new":
+                talk.begin()
+            elif text:
+                _turn(talk, console, text, as_json)
+        except EOFError:
             break
-        if text in ("/quit", "/exit"):
-            break
-        if text == "/new":
-            talk.begin()
-        elif text:
-            _turn(talk, console, text, as_json)
+        except KeyboardInterrupt:  # at the prompt, or one that came as an answer ended
+            if told:
+                break
+            told = True
+            console.print("\nCtrl-C again, Ctrl-D or /quit ends", style="dim", highlight=False)
     if as_json:
         print(json.dumps({"messages": talk.messages}))
 

@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -22,7 +22,7 @@ from glassformer.generate import CompiledStep, Sampling, prefill, stream
 from glassformer.generate.beams import beams
 from glassformer.generate.engine import LONGEST_PROMPT, Engine, Request
 from glassformer.generate.kept import kept_tokens, load_state, save_state
-from glassformer.generate.speculate import Draft, PromptLookup, Speculation, speculate
+from glassformer.generate.speculate import AHEAD, Draft, PromptLookup, Proposer, Speculation, speculate
 from glassformer.generate.steps import check_tokens
 from glassformer.generate.text import Detokenizer, Stops
 from glassformer.parts.precision import onednn_in_bf16
@@ -35,6 +35,9 @@ NEW_TOKENS = 200
 TOP_K = 40
 SLOTS = 8
 """Texts written side by side; more wait."""
+CHARACTERS = 64
+"""Of a token, in the mean, that no text has: so many for each token of the context show that a prompt is too long."""
+STATE_DTYPES = {**machine.DTYPES, "int8": torch.int8}
 COMPILED_ROOM = 512
 """A compiled step is made for so many tokens, or twice, four times, ... as many, so that few are made."""
 LIMITS = {"n": (1, 1000), "beams": (1, 256), "logprobs": (0, 100), "max_new_tokens": (1, 1_000_000)}
@@ -59,7 +62,34 @@ def ready(asked: Drawing) -> Sampling:
     rules = {name: getattr(asked, name) for name in Sampling.model_fields if hasattr(asked, name)}
     if all(rules[name] is None for name in ("top_k", "top_p", "min_p", "typical_p")):
         rules["top_k"] = TOP_K
+    rules["logit_bias"] = biases(asked.logit_bias or ())
     return Sampling(**rules)
+
+
+def biases(given: Iterable[str]) -> dict[int, float]:
+    found = {}
+    for text in given:
+        token, _, value = text.partition("=")
+        try:
+            found[int(token)] = float(value)
+        except ValueError:
+            raise RequestError(f"logit_bias={text!r}: write ID=VALUE, such as 42=-100") from None
+    return found
+
+
+def state_dtype(asked: Drawing) -> torch.dtype | None:
+    """None: that of the weights."""
+    return None if asked.state_dtype is None else STATE_DTYPES[asked.state_dtype]
+
+
+def check_memory(loaded: Loaded, rows: int, max_len: int, dtype: torch.dtype | None, instead: str) -> None:
+    """RequestError where so large a state does not fit, before it is made."""
+    wanted, free = loaded.model.init_state(rows, max_len, dtype, device="meta").nbytes, machine.free_memory()
+    if free is not None and wanted > free:
+        raise RequestError(
+            f"the state of {max_len:,} tokens in {rows} row{'s' * (rows > 1)} takes {size(wanted)}, and this machine "
+            f"has {size(free)} of memory free; {instead}"
+        )
 
 
 def fetch(expression: str, asked: Drawing) -> Loaded:
@@ -73,9 +103,9 @@ def fetch(expression: str, asked: Drawing) -> Loaded:
     return loaded
 
 
-def compiled_step(loaded: Loaded, max_len: int, batch: int = 1) -> CompiledStep:
+def compiled_step(loaded: Loaded, max_len: int, dtype: torch.dtype | None, batch: int = 1) -> CompiledStep:
     """Says when it has to be built."""
-    step = CompiledStep(loaded.model, batch, max_len)
+    step = CompiledStep(loaded.model, batch, max_len, dtype)
     if not step.ready:
         say("building the compiled step: about a minute, once; it is kept")
     return step.load()
@@ -130,13 +160,17 @@ def write(expression: str, asked: Writing, as_json: bool) -> None:
     rule = ready(asked)
     check(asked, rule, as_json)
     prompts = read_prompts(asked)
-    run = Writer(fetch(expression, asked), asked, rule, prompts, as_json)
-    if asked.beams:
-        run.search()
-    elif run.count > 1 or asked.logprobs is not None or (asked.state is not None and rule.repetition_penalty != 1):
-        run.together()
-    else:
-        run.alone()
+    try:
+        run = Writer(fetch(expression, asked), asked, rule, prompts, as_json)
+        if asked.beams:
+            run.search()
+        elif run.batched:
+            run.together()
+        else:
+            run.alone()
+    except KeyboardInterrupt:  # before there was anything to show
+        say("stopped")
+        raise SystemExit(INTERRUPTED) from None
     run.finish()
 
 
@@ -185,7 +219,7 @@ def read_prompts(asked: Writing) -> list[str]:
 
 def read_file(path: str) -> str:
     try:
-        with open(path, encoding="utf-8") as file:
+        with open(path, encoding="utf-8", newline="") as file:
             return file.read(LONGEST_PROMPT + 1)
     except UnicodeDecodeError as problem:
         raise RequestError(f"{path} holds the byte {problem.object[problem.start]:#04x}; utf-8 text is right") from None
@@ -200,28 +234,52 @@ class Writer:
         if loaded.tokenizer is None:
             raise RequestError("this model has no tokenizer; it cannot read text")
         self.loaded, self.asked, self.rule, self.prompts, self.as_json = loaded, asked, rule, prompts, as_json
-        self.model, self.tokenizer = loaded.model, loaded.tokenizer
-        self.ids = [self.tokenizer.encode(prompt).tolist() for prompt in prompts]
+        self.model, self.tokenizer, self.dtype = loaded.model, loaded.tokenizer, state_dtype(asked)
+        rule.check(len(self.model.embedding.weight))
+        self.ids = [self._tokens(prompt) for prompt in prompts]
         for ids in self.ids:
             check_tokens(self.model, torch.tensor([ids]))
         self.count = len(prompts) * (1 if asked.beams else asked.n)
         ends = () if asked.ignore_eos else (*loaded.ends, self.tokenizer.eos_id)
         self.ends = {token for token in ends if token is not None}
         self.new, self.max_len = self._room(max(map(len, self.ids)))
+        penalized = asked.state is not None and rule.repetition_penalty != 1
+        self.batched = not asked.beams and (self.count > 1 or asked.logprobs is not None or penalized)
+        self.slots = min(SLOTS, self.count)
+        if asked.compile:
+            self.slots = 1 << (self.slots - 1).bit_length()
+        rows = (asked.beams or self.slots) + bool(asked.beams or self.batched)  # that of the prompt is one more
+        check_memory(loaded, rows, self.max_len, self.dtype, "lower max_new_tokens, n or beams")
         self.texts: list[dict[str, Any]] = []
         self.interrupted = False
         self.state_bytes = 0
         self.guesses: dict[str, int] | None = None
         self.first: float | None = None
+        self.failed: WorkError | None = None
         self.began = time.perf_counter()
+
+    def _tokens(self, prompt: str) -> list[int]:
+        """Of one far too long the beginning is enough to refuse it."""
+        enough = CHARACTERS * self.loaded.config.context
+        if len(prompt) > enough:
+            read = len(self.tokenizer.encode(prompt[:enough]))
+            if read > 2 * self.loaded.config.context:  # the cut may have parted a few
+                self._refuse(f"over {read // 2:,}")
+        return self.tokenizer.encode(prompt).tolist()
+
+    def _refuse(self, tokens: str) -> NoReturn:
+        position = self.model.embedding.position
+        learned = position is not None and position.limit
+        further = "" if learned else "; add +context=TOKENS to the name of the model to go further"
+        context = self.loaded.config.context
+        raise RequestError(f"the prompt has {tokens} tokens, and this model reads {context:,}{further}")
 
     def _room(self, longest: int) -> tuple[int, int]:
         """New tokens of each text; tokens that a state has room for."""
         position, context = self.model.embedding.position, self.loaded.config.context
         limit = position.limit if position is not None else None
         if longest > context or longest == limit:
-            further = "" if limit else "; add +context=TOKENS to the name of the model to go further"
-            raise RequestError(f"the prompt has {longest:,} tokens, and this model reads {context:,}{further}")
+            self._refuse(f"{longest:,}")
         new = self.asked.max_new_tokens or min(NEW_TOKENS, limit - longest if limit else NEW_TOKENS)
         if limit and longest + new > limit:
             raise RequestError(
@@ -238,27 +296,33 @@ class Writer:
 
     def alone(self) -> None:
         """One text, token by token."""
-        run = self._speculation() if self.asked.speculate or self.asked.draft is not None else None
-        source = self._stream() if run is None else run
-        text = Text(self.tokenizer, self.ends, self._stops())
-        self._show(self.prompts[0])
+        run, text = None, Text(self.tokenizer, self.ends, self._stops())
         try:
-            for token in source:
-                self._timed()
-                self._show(text.take(int(token)))
-                if text.finish:
-                    break
+            run = self._speculation() if self.asked.speculate or self.asked.draft is not None else None
+            source = self._stream() if run is None else run
+            self._show(self.prompts[0])
+            try:
+                for token in source:
+                    self._timed()
+                    self._show(text.take(int(token)))
+                    if text.finish:
+                        break
+            except WorkError as problem:
+                self.failed, text.finish = problem, "failed"
+            finally:
+                self._show(text.close() + "\n")
         except KeyboardInterrupt:
             self.interrupted, text.finish = True, "cancelled"
-        finally:
-            self._show(text.close() + "\n")
         if run is not None:
             self.state_bytes = run.state.nbytes
             self.guesses = {"proposed": run.proposed, "accepted": run.accepted, "passes": run.passes}
-        self._add(self.prompts[0], text.text, len(text.tokens), text.finish or "length")
+        self._add(self.prompts[0], text.text, len(text.tokens), text.finish or "length", **self._error())
+
+    def _error(self) -> dict[str, str]:
+        return {} if self.failed is None else {"error": str(self.failed)}
 
     def _stream(self) -> Iterator[Any]:
-        step = compiled_step(self.loaded, self.max_len) if self.asked.compile else None
+        step = compiled_step(self.loaded, self.max_len, self.dtype) if self.asked.compile else None
         self.began = time.perf_counter()
         state, read = self._begin(self.ids[0])
         self.state_bytes = state.nbytes
@@ -268,9 +332,28 @@ class Writer:
         )  # fmt: skip
 
     def _speculation(self) -> Speculation:
-        proposer = PromptLookup() if self.asked.draft is None else Draft(fetch(self.asked.draft, self.asked).model)
+        proposer: Proposer = PromptLookup()
+        if self.asked.draft is not None:
+            draft = fetch(self.asked.draft, self.asked)
+            self._check_draft(draft.tokenizer)
+            proposer = Draft(draft.model)
         self.began = time.perf_counter()
-        return speculate(self.model, torch.tensor(self.ids), proposer, self.new, self.rule, self.asked.seed)
+        state = self.model.init_state(1, self.max_len, self.dtype, rewind=AHEAD)
+        return speculate(
+            self.model, torch.tensor(self.ids), proposer, self.new, self.rule, self.asked.seed, AHEAD, state
+        )  # fmt: skip
+
+    def _check_draft(self, theirs: Any) -> None:
+        """RequestError where a token of the draft is another text than the model's: its guesses would mean nothing."""
+        mine = self.tokenizer
+        if theirs is None or theirs.fingerprint() == mine.fingerprint():
+            return
+        for i in range(min(mine.vocab_size, theirs.vocab_size)):
+            if (a := mine.decode([i])) != (b := theirs.decode([i])):
+                raise RequestError(
+                    f"--draft {self.asked.draft}: token {i} is {b[:40]!r} there and {a[:40]!r} in the model; give a "
+                    "draft of the same vocabulary"
+                )
 
     def _begin(self, ids: list[int]) -> tuple[ModelState, int]:
         """The state to go on from, and how many tokens of the prompt it has read: all but the last, where it is kept,
@@ -279,9 +362,9 @@ class Writer:
         if kept is not None and kept.exists():
             read = kept_tokens(kept, self.model)
             if len(read) < len(ids) and ids[: len(read)] == read:
-                return load_state(kept, self.model, self.max_len)[0], len(read)
+                return load_state(kept, self.model, self.max_len, self.dtype)[0], len(read)
             say(f"{kept} has not the beginning of this prompt; it is written anew")
-        state = self.model.init_state(1, self.max_len)
+        state = self.model.init_state(1, self.max_len, self.dtype)
         if kept is None or len(ids) == 1:
             return state, 0
         with torch.inference_mode():
@@ -291,12 +374,13 @@ class Writer:
 
     def together(self) -> None:
         """Several texts in a batch, or one of which more is asked than text."""
-        slots = min(SLOTS, self.count)
+        slots = self.slots
         if self.asked.compile:
-            slots = 1 << (slots - 1).bit_length()
-            compiled_step(self.loaded, self.max_len, slots)
+            compiled_step(self.loaded, self.max_len, self.dtype, slots)
         top = 0 if self.asked.logprobs is None else max(self.asked.logprobs, 1)
-        engine = Engine(self.model, self.tokenizer, self.ends, slots, self.max_len, compiled=self.asked.compile)
+        engine = Engine(
+            self.model, self.tokenizer, self.ends, slots, self.max_len, self.dtype, compiled=self.asked.compile
+        )
         requests = [
             engine.submit(
                 ids, self.new, self.asked.seed, sample, self.asked.stop or (), top,
@@ -332,8 +416,7 @@ class Writer:
             self._add(self.prompts[i // self.asked.n], one.text, len(one.tokens) - bool(self.ends & {*one.tokens[-1:]}),
                       str(one.finish), **self._facts(one))  # fmt: skip
         failed = next((one for one in requests if one.error), None)
-        if failed is not None and not self.as_json:
-            raise WorkError(str(failed.error))
+        self.failed = WorkError(str(failed.error)) if failed is not None else None
 
     def _facts(self, one: Request) -> dict[str, Any]:
         """What the engine knows beyond the text."""
@@ -357,10 +440,15 @@ class Writer:
         ids, self.began = self.ids[0], time.perf_counter()
         self.state_bytes = self.asked.beams * self._row_bytes()
         try:
-            found = beams(self.model, torch.tensor([ids]), self.asked.beams, self.new, self.ends, n=self.asked.n)
+            found = beams(
+                self.model, torch.tensor([ids]), self.asked.beams, self.new, self.ends, n=self.asked.n, dtype=self.dtype
+            )
+            self._timed()
         except KeyboardInterrupt:  # a search has nothing to show before it is over
             self.interrupted, found = True, []
-        self._timed()
+        except WorkError as problem:
+            self.failed, found = problem, []
+            self._add(self.prompts[0], "", 0, "failed", **self._error())
         self.count = len(found)
         for i, beam in enumerate(found):
             text = Text(self.tokenizer, self.ends, self._stops())
@@ -379,7 +467,7 @@ class Writer:
         return Stops(self.asked.stop) if self.asked.stop else None
 
     def _row_bytes(self) -> int:
-        return self.loaded.config.state_bytes(self.max_len, self.model.embedding.weight.dtype)
+        return self.model.init_state(1, self.max_len, self.dtype, device="meta").nbytes
 
     def _timed(self) -> None:
         self.first = self.first or time.perf_counter()
@@ -396,22 +484,26 @@ class Writer:
         self.texts.append({"prompt": prompt, "text": text, "tokens": tokens, "finish": finish, **more})
 
     def finish(self) -> None:
-        """The figures; ends the program where Ctrl-C did."""
+        """The figures; ends the program as Ctrl-C did, or what failed."""
         now, new = time.perf_counter(), sum(one["tokens"] for one in self.texts)
         first = self.first or now
         since, counted = (first, new - 1) if new > 1 and not self.asked.beams else (self.began, new)
         speed = counted / max(now - since, 1e-9)
         if self.as_json:
             alone = self.texts[0] if len(self.texts) == 1 else {}
-            figures = {"tokens_per_second": speed, "seconds_to_first_token": first - self.began}
+            figures = {"tokens_per_second": speed, "seconds_to_first_token": self.first and first - self.began}
             guesses = {"guesses": self.guesses} if self.guesses else {}
             print(json.dumps({**alone, "texts": self.texts, **figures, "state_bytes": self.state_bytes, **guesses}))
         else:
-            parts = [f"{sum(map(len, self.ids)):,} tokens read, the first after {first - self.began:.2f} s",
-                     f"{new:,} written, {speed:.1f} tokens/s", f"state {size(self.state_bytes)}"]  # fmt: skip
+            read = f"read, the first after {first - self.began:.2f} s" if self.first else "given"
+            rate = f", {speed:.1f} tokens/s" if new else ""
+            parts = [f"{sum(map(len, self.ids)):,} tokens {read}",
+                     f"{new:,} written{rate}", f"state {size(self.state_bytes)}"]  # fmt: skip
             if self.guesses and self.guesses["proposed"]:
                 share = self.guesses["accepted"] / self.guesses["proposed"]
                 parts.append(f"{share:.0%} of {self.guesses['proposed']:,} guesses accepted")
             say("; ".join(parts))
         if self.interrupted:
             raise SystemExit(INTERRUPTED)
+        if self.failed is not None:
+            raise self.failed

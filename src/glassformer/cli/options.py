@@ -31,6 +31,8 @@ class Drawing:
     """Taken from a token's logit for each time it is in the answer."""
     presence_penalty: float = 0.0
     """Taken from a token's logit once it is in the answer."""
+    logit_bias: Annotated[list[str] | None, Parameter(negative="")] = None
+    """ID=VALUE: added to the logit of this token; may be given several times."""
     seed: int | None = None
     """Of the draws: the same text again."""
     quantize: Literal["bf16", "int8", "int4", "keep"] | None = None
@@ -38,6 +40,8 @@ class Drawing:
     laid out for the processor's products in it, which changes no number, unless a step is compiled."""
     dtype: Literal["float32", "bfloat16"] | None = None
     """Of the weights and the state; by default as the checkpoint has it, with bf16, int8 and int4 bfloat16."""
+    state_dtype: Literal["float32", "bfloat16", "int8"] | None = None
+    """Of the state alone, which may be narrower than the weights; int8 keeps a scale for each vector."""
     threads: int | None = None
     """Threads of the processor; by default as many as it has cores."""
     compile: Flag = False

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from glassformer.errors import RequestError, WorkError
+from glassformer.errors import RequestError, WorkError, check_whole
 from glassformer.generate.steps import check_tokens, decode, prefill
 from glassformer.model import Model
 
@@ -37,20 +37,21 @@ def beams(
     length_penalty: float = 1.0,
     n: int = 1,
     early_stopping: bool | Literal["never"] = False,
+    dtype: torch.dtype | None = None,
 ) -> list[Beam]:
     """The n best continuations that were found, best first; fewer where there are no more.
 
     A text is complete with a token of `ends`, or at max_new_tokens. The search is over when `width` texts are, and
     early_stopping=True: at once; False: no open text would, at its present length, beat the worst of them; "never": nor
-    at any length it may reach. Choices, scores and ends are those of `transformers`' generate(num_beams=width).
+    at any length it may reach. Choices, scores and ends are those of `transformers`' generate(num_beams=width). `dtype`
+    is that of the state.
 
     Raises RequestError for what cannot be generated, WorkError where the model's logits are not numbers."""
-    check_tokens(model, tokens)
+    tokens = check_tokens(model, tokens)
     if len(tokens) != 1:
         raise RequestError(f"beams continue one text at a time; tokens have {len(tokens)} rows")
     for name, value in (("width", width), ("max_new_tokens", max_new_tokens), ("n", n)):
-        if value < 1:
-            raise RequestError(f"{name}={value} must be at least 1")
+        check_whole(name, value)
     if n > width:
         raise RequestError(f"n={n} is more than width={width}: so many texts are not kept")
     if not abs(length_penalty) <= LARGEST_PENALTY:
@@ -60,7 +61,7 @@ def beams(
     was_training = model.training
     model.eval()
     try:
-        return _search(model, tokens, width, max_new_tokens, set(ends), length_penalty, early_stopping)[:n]
+        return _search(model, tokens, width, max_new_tokens, set(ends), length_penalty, early_stopping, dtype)[:n]
     finally:
         model.train(was_training)
 
@@ -74,8 +75,9 @@ def _search(
     ends: set[int],
     length_penalty: float,
     early_stopping: bool | str,
+    dtype: torch.dtype | None,
 ) -> list[Beam]:
-    state = model.init_state(1, tokens.shape[1] + max_new_tokens)
+    state = model.init_state(1, tokens.shape[1] + max_new_tokens, dtype)
     logits = prefill(model, tokens, state).expand(width, -1)
     state = state.over({name: tensor.repeat_interleave(width, 0) for name, tensor in state.tensors().items()})
     state.batch = width

@@ -11,15 +11,17 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from glassformer.errors import RequestError, WorkError
+from glassformer.errors import RequestError, WorkError, check_whole
 from glassformer.generate.sampling import Sampling, choose, draw, row_generator, warp
-from glassformer.generate.steps import check_tokens, prefill
+from glassformer.generate.steps import check_state, check_tokens, prefill
 from glassformer.model import Model
 from glassformer.state import ModelState
 
 __all__ = ["Draft", "PromptLookup", "Proposal", "Proposer", "Speculation", "speculate"]
 
 FIRST = 4
+AHEAD = 8
+"""Tokens guessed at once, at most."""
 LONGEST_REST = 16
 WORTH_IT = 0.6
 """Tokens that must stand in the mean: a pass over a few tokens takes longer than one over a single token by about so
@@ -145,12 +147,11 @@ class Speculation:
         ahead: int,
         state: ModelState | None,
     ):
-        check_tokens(model, tokens)
+        tokens = check_tokens(model, tokens)
         if len(tokens) != 1:
             raise RequestError(f"speculation writes one text at a time; tokens have {len(tokens)} rows")
         for name, value in (("max_new_tokens", max_new_tokens), ("ahead", ahead)):
-            if value < 1:
-                raise RequestError(f"{name}={value} must be at least 1")
+            check_whole(name, value)
         sampling.check(len(model.embedding.weight))
         self.model, self.proposer, self.sampling, self.seed, self.ahead = model, proposer, sampling, seed, ahead
         self.text: list[int] = tokens[0].tolist()
@@ -159,6 +160,8 @@ class Speculation:
         back = min((getattr(layer, "rewind", ahead) for layer in self.state.layers), default=ahead)
         if back < ahead:
             raise RequestError(f"the state goes back by {back} tokens; make it with rewind={ahead}, or ahead less")
+        if state is not None:
+            check_state(model, state, 1, self.max_len - 1)
         self.proposed = self.accepted = self.passes = 0
         self._prompt, self._start = len(self.text), self.state.length
         self._generator = row_generator(seed, 0, tokens.device)
@@ -237,7 +240,7 @@ def speculate(
     max_new_tokens: int = 100,
     sampling: Sampling = Sampling(),  # noqa: B008  # frozen
     seed: int | None = None,
-    ahead: int = 8,
+    ahead: int = AHEAD,
     state: ModelState | None = None,
 ) -> Speculation:
     """The tokens that follow, as an iterator that counts: `Speculation`. With a `state`, `tokens` go on from where it

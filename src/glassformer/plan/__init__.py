@@ -14,8 +14,6 @@ from glassformer.callable_module import make_callable
 from glassformer.config import MAX_CONTEXT, ModelConfig
 from glassformer.errors import RequestError
 
-STATE_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int8)
-
 
 @dataclass(frozen=True)
 class Plan:
