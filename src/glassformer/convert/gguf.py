@@ -83,8 +83,9 @@ def read_gguf(path: Path, dtype: torch.dtype | None = None, device: Any = None, 
         assert family.gguf is not None
         # The tokenizer first: what building it takes for a moment is then free for the weights.
         tokenizer = tokenizer_from_gguf(file.metadata) if "tokenizer.ggml.model" in file.metadata else None
-        model = fill(config, family.gguf.names, file, dtype, device, keep)
         said = [file.metadata.get(key) for key in ENDS]
+        file.metadata.clear()  # strings by the vocabulary: a hundredth of a small model
+        model = fill(config, family.gguf.names, file, dtype, device, keep)
     ids = [tokenizer.eos_id, *said] if tokenizer is not None else []
     ends = (one for one in ids if isinstance(one, int) and 0 <= one < model.config.vocab_size)
     return Loaded(model, model.config, tokenizer, ends=tuple(dict.fromkeys(ends)))

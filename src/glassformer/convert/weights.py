@@ -16,11 +16,15 @@ from glassformer.config import ModelConfig
 from glassformer.convert.family import complaints
 from glassformer.convert.names import Names, Piece, modules_of
 from glassformer.convert.packed import PackedLinear
-from glassformer.convert.storage import DTYPES, Packed, Source, TensorFile
+from glassformer.convert.storage import DTYPES, Entry, Packed, Source, TensorFile
 from glassformer.convert.storage.base import pieces as by_rows
 from glassformer.errors import RequestError
 from glassformer.model import Model
 from glassformer.parts.linear import Linear
+
+NEIGHBOURS = 1 << 20
+"""A file is mapped by some 64 kB at once: a small tensor among others that are not used where they lie would bring them
+into memory for nothing, and is copied."""
 
 
 @contextmanager
@@ -56,8 +60,8 @@ def fill(
         raise RequestError(
             f"{file.path} has {len(file.entries)} tensors, and the config asks for {config.n_layers} layers"
         )
-    theirs, dtype, device = _Theirs(file, names), dtype or common_dtype(file), torch.device(device or "cpu")
-    config = theirs.with_its_head(config, dtype)
+    theirs = _Theirs(file, names, dtype or common_dtype(file), torch.device(device or "cpu"))
+    config = theirs.with_its_head(config)
     with complaints(where or str(file.path)):
         model = config.outline()
     modules = modules_of(model)
@@ -65,13 +69,14 @@ def fill(
         vars(module)["training"] = False  # what `eval` does, in a tenth of the time
     packed: dict[str, list[tuple[Piece, Packed]]] = {}
     for path, parameter, pieces in list(names.pieces(modules)):
-        theirs.check(path, pieces)
+        entries = theirs.entries(path, pieces)
         owner, _, leaf = path.rpartition(".")
         module = modules[owner]
-        if keep and isinstance(module, Linear) and module.packable and leaf == "weight" and theirs.quantised(pieces):
-            packed[owner] = [(piece, file.packed(theirs.entry(piece.name).name)) for piece in pieces]
+        quantised = keep and all(entry.dtype not in DTYPES for entry in entries)
+        if quantised and isinstance(module, Linear) and module.packable and leaf == "weight":
+            packed[owner] = [(piece, file.packed(entry.name)) for piece, entry in zip(pieces, entries, strict=True)]
         else:
-            value = _read(theirs, pieces, tuple(parameter.shape), dtype, device)
+            value = theirs.read(pieces, entries, tuple(parameter.shape))
             if leaf in module._parameters:  # `setattr` of a module takes longer than all that is above
                 module._parameters[leaf] = nn.Parameter(value)
             else:
@@ -80,29 +85,8 @@ def fill(
     for path, parts in packed.items():
         linear = model.get_submodule(path)
         assert isinstance(linear, Linear)
-        model.set_submodule(path, PackedLinear(linear, parts, dtype).eval())
+        model.set_submodule(path, PackedLinear(linear, parts, theirs.dtype).eval())
     return model
-
-
-def _read(
-    theirs: _Theirs, pieces: list[Piece], shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
-) -> Tensor:
-    entries = [theirs.entry(piece.name) for piece in pieces]
-    if DTYPES.get(entries[0].dtype) == dtype and as_it_lies(pieces, shape):
-        there = theirs.file.stacked(entries, shape)
-        if there is not None:
-            return there if there.device == device else there.to(device)
-    made = torch.empty(shape, dtype=dtype)
-    for piece in pieces:
-        name = theirs.entry(piece.name).name
-        mine = piece.mine(made)
-        if piece.theirs is None:
-            theirs.file.read_into(name, mine)
-        else:
-            mine.copy_(piece.theirs(theirs.file.tensor(name)))
-        if piece.shift:
-            mine -= piece.shift
-    return made.to(device)
 
 
 def as_it_lies(pieces: list[Piece], shape: tuple[int, ...]) -> bool:
@@ -130,30 +114,49 @@ def common_dtype(file: TensorFile) -> torch.dtype:
 class _Theirs:
     """The tensors of a file under the names that its family uses, and which of them were used."""
 
-    def __init__(self, file: TensorFile, names: Names):
-        self.file, self.names = file, names
+    def __init__(self, file: TensorFile, names: Names, dtype: torch.dtype, device: torch.device):
+        self.file, self.names, self.dtype, self.device = file, names, dtype, device
         self.used: set[str] = set()
+        alone = any(DTYPES.get(entry.dtype) != dtype for entry in file.entries.values())
+        self.least = NEIGHBOURS if alone else 0
+        """Bytes from which on a tensor is mapped."""
         bare = names.prefix and not any(name.startswith(names.prefix) for name in file.entries)
         self.cut = names.prefix if bare else ""
 
-    def entry(self, name: str) -> Any:
-        return self.file.entries[name.removeprefix(self.cut)]
-
-    def quantised(self, pieces: list[Piece]) -> bool:
-        return all(self.entry(piece.name).dtype not in DTYPES for piece in pieces)
-
-    def check(self, path: str, pieces: list[Piece]) -> None:
+    def entries(self, path: str, pieces: list[Piece]) -> list[Entry]:
+        """Where the pieces of one of our parameters lie, which are then used."""
+        found = []
         for piece in pieces:
             name = piece.name.removeprefix(self.cut)
-            if name not in self.file.entries:
+            entry = self.file.entries.get(name)
+            if entry is None:
                 raise RequestError(f"{self.file.path} has no tensor {name}, which is to become {path}")
-            if (shape := tuple(self.file.entries[name].shape)) != piece.shape:
+            if entry.shape != piece.shape:
                 raise RequestError(
-                    f"{self.file.path}: {name} has shape {shape}, and the config asks for {piece.shape} ({path})"
+                    f"{self.file.path}: {name} has shape {entry.shape}, and the config asks for {piece.shape} ({path})"
                 )
             self.used.add(name)
+            found.append(entry)
+        return found
 
-    def with_its_head(self, config: ModelConfig, dtype: torch.dtype) -> ModelConfig:
+    def read(self, pieces: list[Piece], entries: list[Entry], shape: tuple[int, ...]) -> Tensor:
+        first = entries[0]
+        if DTYPES.get(first.dtype) == self.dtype and first.nbytes >= self.least and as_it_lies(pieces, shape):
+            there = self.file.stacked(entries, shape)
+            if there is not None:
+                return there if there.device == self.device else there.to(self.device)
+        made = torch.empty(shape, dtype=self.dtype)
+        for piece, entry in zip(pieces, entries, strict=True):
+            mine = piece.mine(made)
+            if piece.theirs is None:
+                self.file.read_into(entry.name, mine)
+            else:
+                mine.copy_(piece.theirs(self.file.tensor(entry.name)))
+            if piece.shift:
+                mine -= piece.shift
+        return made.to(self.device)
+
+    def with_its_head(self, config: ModelConfig) -> ModelConfig:
         """`config`, untied where the file has a head besides the embedding that differs from it, as `transformers`
         decides it; one that is equal counts as used."""
         if not config.head.tied or "head" not in self.names.modules:
@@ -161,7 +164,7 @@ class _Theirs:
         head, embedding = (f"{self.names.modules[module]}.weight" for module in ("head", "embedding"))
         if head not in self.file.entries:
             return config
-        if self._equal(head, embedding.removeprefix(self.cut), dtype):
+        if self._equal(head, embedding.removeprefix(self.cut)):
             self.used.add(head)
             return config
         warnings.warn(
@@ -170,8 +173,9 @@ class _Theirs:
         )
         return config.vary(head=config.head.vary(tied=False))
 
-    def _equal(self, one: str, other: str, dtype: torch.dtype) -> bool:
-        """Whether two tensors have the same values in `dtype`; looked at piece by piece, where they lie."""
+    def _equal(self, one: str, other: str) -> bool:
+        """Whether two tensors have the same values, as they are loaded; looked at piece by piece, where they lie."""
+        dtype = self.dtype
         pairs = zip(*(by_rows(self.file.tensor(name)) for name in (one, other)), strict=True)
         same = self.file.entry(one).shape == self.file.entry(other).shape
         return same and all(torch.equal(mine.to(dtype), theirs.to(dtype)) for mine, theirs in pairs)
