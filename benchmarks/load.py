@@ -6,8 +6,8 @@ and beside `from_pretrained`. `ready` is the time until the call returns, `read`
 all of them map the file and read it late. Peak is the largest resident memory of the process above what it had before,
 against the size of the weights. Imports are done before the clock starts. `load_file` builds no model and copies
 nothing; we build one. Our folders have q, k and v side by side, so that they are mapped as the one matrix that computes
-them; from a folder with others between them (`by name`, as `save_pretrained` writes it) they are copied. Making the
-modules takes time by their number, whatever the size of the weights.
+them; of a folder with others between them (`by name`, as `save_pretrained` writes it) their pages are mapped one after
+the other. Making the modules takes time by their number, whatever the size of the weights.
 """
 
 from __future__ import annotations

@@ -394,7 +394,7 @@ class Writer:
         try:
             if self.asked.state is not None:
                 state, read = self._begin(self.ids[0])
-                engine._read = self.ids[0][:read], state, torch.empty(0)  # never all of the prompt: no logits needed
+                engine.remember(self.ids[0][:read], state)
             for changed in engine:
                 self._timed()
                 for one in changed:
@@ -404,11 +404,15 @@ class Writer:
                         self._show_whole(requests.index(one), one.text)
         except KeyboardInterrupt:
             self.interrupted = True
-            for i, one in enumerate(requests):
-                if one.finish is None:
-                    one.cancel()
-                    if one.tokens and self.count > 1:
-                        self._show_whole(i, one.text)
+            ended = [one for one in requests if one.finish is None]
+            for one in ended:
+                one.cancel()
+            engine.step()  # shows what was held back in case a stop string followed
+            for one in ended:
+                if self.count == 1:
+                    self._show(one.piece)
+                elif one.tokens:
+                    self._show_whole(requests.index(one), one.text)
         if self.count == 1:
             self._show("\n")
         self.state_bytes = slots * self._row_bytes()

@@ -30,8 +30,8 @@ MOST_READ = 4
 MOST_READ_BYTES = 1 << 30
 """as long as they fit into this, and one in any case."""
 
-Read = tuple[list[int], ModelState, Tensor]
-"""Tokens, the state after them, and the logits of the next."""
+Read = tuple[list[int], ModelState, Tensor | None]
+"""Tokens, the state after them, and the logits of the next where they are known."""
 
 
 @dataclass(eq=False)
@@ -203,6 +203,11 @@ class Engine:
         """Those that run and those that wait."""
         return [*self.running, *self.waiting]
 
+    def remember(self, tokens: Sequence[int], state: ModelState) -> None:
+        """A state of one row that has read these tokens: prompts that begin with them, and go on, need not read them
+        again."""
+        self._read = list(tokens), state, None
+
     def __iter__(self) -> Iterator[list[Request]]:
         """Steps until nothing is left to do; each gives the requests that changed."""
         while changed := self.step():
@@ -290,12 +295,11 @@ class Engine:
             return state, self._go_on(prompt, state)
         known = [self._read, *self._earlier] if self._read is not None else self._earlier
         same = next((one for one in known if one[0] == prompt), None)
-        if same is None:
-            state = self._begun(prompt, known)
-            same = prompt, state, self._go_on(prompt, state)
-        most = max(1, min(MOST_READ, MOST_READ_BYTES // max(1, same[1].nbytes)))
-        self._read, self._earlier = same, [one for one in known if one is not same][: most - 1]
-        return same[1:]
+        state = self._begun(prompt, known) if same is None or same[2] is None else same[1]
+        logits = self._go_on(prompt, state) if same is None or same[2] is None else same[2]
+        most = max(1, min(MOST_READ, MOST_READ_BYTES // max(1, state.nbytes)))
+        self._read, self._earlier = (prompt, state, logits), [one for one in known if one is not same][: most - 1]
+        return state, logits
 
     def _begun(self, prompt: list[int], known: list[Read]) -> ModelState:
         """One that has read as much of the prompt, short of its last token, as one of these can give."""
