@@ -136,8 +136,10 @@ def test_where_no_checkpoint_is_whole_that_is_said(folder: Path, text: TextData)
     ids=lambda line: line[:40],
 )  # fmt: skip
 def test_what_is_no_row_is_left_out(folder: Path, text: TextData, straight: Run, line: str) -> None:
+    whole = read_metrics(folder / "metrics.jsonl")
     with (folder / "metrics.jsonl").open("a") as file:
         file.write(line + "\n")
+    assert read_metrics(folder / "metrics.jsonl") == whole
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         run = resume(folder, text)
