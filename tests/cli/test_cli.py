@@ -212,3 +212,78 @@ def test_compare_takes_what_train_takes(source: Path, tmp_path: Path, capsys: py
     assert (recipe.learning_rate, recipe.on_spike) == (1.0, "skip")
     assert main(["inspect", names[1]]) == 2
     assert "about training, not about the model; train and compare take it" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("ends", "seeds", "says"),
+    [
+        ({("a", 0): "ok", ("b", 0): "diverged"}, "1", ""),
+        ({("a", 0): "diverged", ("b", 0): "failed"}, "1", "1 of 2 runs failed: b: the disk is full; the report is at "),
+        ({("a", 0): "failed", ("b", 0): "failed"}, "1", "2 of 2 runs failed: a: the disk is full; the report is at "),
+        ({("a", 0): "ok", ("a", 1): "failed"}, "2", "1 of 2 runs failed: a seed 1: the disk is full; the report is "),
+    ],
+)
+@pytest.mark.parametrize("json_", [[], ["--json"]], ids=["table", "json"])
+def test_a_comparison_in_which_a_run_failed_is_shown_and_ends_with_status_1(
+    ends: dict[tuple[str, int], str], seeds: str, says: str, json_: list[str], tmp_path: Path,
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """One that diverged is a result."""
+    measured = {
+        "validation": {"loss": 2.0, "bits_per_byte": 1.0}, "extrapolation": [],
+        "generation": {"seconds_per_token": 0.1, "state_bytes_per_token": 8.0},
+        "train": {"tokens_per_second": 10.0, "peak_memory_bytes": 5},
+    }  # fmt: skip
+    runs = [
+        {"name": name, "seed": seed, "parameters": 7, "status": status, "error": "the disk is full", **measured}
+        for (name, seed), status in ends.items()
+    ]
+    results = {"data": {"name": "text"}, "budget": {"seeds": int(seeds)}, "runs": runs, "verdicts": []}
+    monkeypatch.setattr(import_module("glassformer.compare"), "compare", lambda *_, **__: results)
+    out = tmp_path / "out"
+    arguments = ["compare", "a", "b", "--data", "x", "--tokens", "1k", "--seeds", seeds, "--out", str(out), *json_]
+    assert main(arguments) == bool(says)
+    shown, said = capsys.readouterr()
+    assert says in said and len(said.splitlines()) == bool(says)
+    if says:
+        assert said.endswith(f"report is at {out / 'report.html'}\n")
+    assert json.loads(shown) == results if json_ else f"report: {out / 'report.html'}" in shown
+
+
+def test_a_failed_comparison_leaves_its_report(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(import_module("glassformer.compare"), "_spawn", lambda *_: ("betas are wrong", 1))
+    out = tmp_path / "out"
+    assert main(["compare", TINY, "--data", str(source), "--out", str(out), *PLAN, "--json"]) == 1
+    shown, said = capsys.readouterr()
+    assert json.loads(shown) == json.loads((out / "results.json").read_text())
+    assert "betas are wrong" in (out / "report.html").read_text(encoding="utf-8")
+    assert said == f"glassformer: 1 of 1 runs failed: {TINY}: betas are wrong; the report is at {out / 'report.html'}\n"
+
+
+def stopped(*_: object, **__: object) -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(("verb", "resume"), [("train", []), ("train", ["--resume"]), ("compare", [])])
+def test_ctrl_c_while_the_text_is_read(
+    verb: str, resume: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("glassformer.text.prepare", stopped)
+    monkeypatch.setattr(import_module("glassformer.compare"), "prepare", stopped)
+    monkeypatch.setattr("glassformer.train.loop.check_folder", lambda *_: None)
+    arguments = [verb, TINY, "--data", "python-source", "--out", str(tmp_path / "out"), *PLAN, *resume]
+    assert main(arguments) == 130
+    stands = "; the step that was saved before stands" if resume else ""
+    assert capsys.readouterr() == ("", f"stopped{stands}\n")
+
+
+def test_ctrl_c_while_torch_is_imported(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("raise KeyboardInterrupt")
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    done = subprocess.run(
+        [sys.executable, "-m", "glassformer", "inspect", "llama@1m"], capture_output=True, text=True, timeout=60,
+        env={**os.environ, "PYTHONPATH": path},
+    )  # fmt: skip
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "stopped\n")

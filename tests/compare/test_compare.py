@@ -10,7 +10,8 @@ import pytest
 
 import glassformer.compare as package
 from glassformer.compare import compare
-from glassformer.compare.request import arms, fairness, recipes
+from glassformer.compare.request import arms, fairness, likeness, recipes
+from glassformer.compare.result import read_result
 from glassformer.compare.statistics import paired_interval, student_t, verdicts
 from glassformer.errors import RequestError, WorkError
 from glassformer.expression import preset
@@ -113,7 +114,7 @@ def test_an_arm_can_be_trained_by_a_recipe_of_its_own() -> None:
         other.learning_rate
         == recipes(arms(["gpt2@1m+relu+nobias"]), PLAN, None, 50)["gpt2@1m+relu+nobias"].learning_rate
     )
-    first, second = fairness(configs, allow_unmatched=False)[-2:]
+    first, second = likeness(configs, recipes(configs, PLAN, None, 50))
     assert first == (
         "gpt2@1m+recipe.warmup=0.3 is trained by a recipe of its own (warmup=0.3): it is the model of gpt2@1m, so what "
         "differs is the recipe."
@@ -301,6 +302,12 @@ def test_a_diverging_arm_is_marked_and_the_comparison_goes_on(source: Path, tmp_
         (["gpt2@1m"], {"context": 100_000}, "context=100000"),
         (["gpt2@1m"], {"dtype": "int3"}, "dtype"),
         (["gpt2@1m"], {"bach_size": 3}, "did you mean 'batch_size'"),
+        (
+            ["gpt2@1m", "mamba@1m+recipe.qk_clip=3"],
+            {"allow_unmatched": True},
+            "qk_clip=3: qk_clip=3 is about attention",
+        ),
+        (["mamba@1m"], {"qk_clip": 3.0}, "mamba@1m: qk_clip=3 is about attention"),
     ],
 )
 def test_wrong_requests_are_refused_before_anything_is_trained(
@@ -316,3 +323,82 @@ def test_an_out_that_is_a_file_is_refused(source: Path, tmp_path: Path) -> None:
     (tmp_path / "out").write_text("")
     with pytest.raises((RequestError, WorkError), match="is a file"):
         compare(["gpt2@1m"], source, out=tmp_path / "out", **PLAN)
+
+
+def test_the_same_model_in_two_spellings_is_said_to_be_one() -> None:
+    """Also where a change of the recipe is none; not where it is one, or the model another."""
+    names = ["llama@1m", "llama@1m+rope", "llama@1m+recipe.clip=1.0", "llama@1m+recipe.clip=2.0", "gpt2@1m"]
+    configs = arms(names)
+    notes = likeness(configs, recipes(configs, PLAN, None, 50))
+    assert [note for note in notes if "same model" in note] == [
+        "llama@1m and llama@1m+rope and llama@1m+recipe.clip=1.0 are the same model, trained alike: what differs "
+        "between them is chance."
+    ]
+    others = arms(["llama@1m", "gpt2@1m"])
+    assert not likeness(others, recipes(others, PLAN, None, 50))
+
+
+def test_a_second_comparison_in_one_folder_is_refused(source: Path, tmp_path: Path) -> None:
+    fcntl = pytest.importorskip("fcntl")
+    out = tmp_path / "out"
+    out.mkdir()
+    events: list[dict[str, Any]] = []
+    with (out / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(RequestError, match="is being written by another process"):
+            compare([f"gpt2@1m{TINY}"], source, out=out, on_event=events.append, **PLAN)
+    assert events == [] and not (out / "runs").exists() and not (out / "results.json").exists()
+
+
+def test_a_result_that_the_arm_cannot_have_left_is_none(source: Path, tmp_path: Path) -> None:
+    """It is trained again, or rather gone on with from its last checkpoint, which is its end."""
+    names, out = [f"gpt2@1m{TINY}"], tmp_path / "out"
+    (whole,) = compare(names, source, out=out, **PLAN)["runs"]
+    (place,) = (out / "runs").iterdir()
+    request = json.loads((place / "request.json").read_text())
+    assert read_result(place, request) == whole
+
+    def without(*path: str) -> dict[str, Any]:
+        copy = json.loads(json.dumps(whole))
+        inner = copy
+        for key in path[:-1]:
+            inner = inner[key]
+        del inner[path[-1]]
+        return copy
+
+    damaged: list[Any] = [
+        {"status": "ok"}, {"status": "ok", "name": names[0]}, {"status": "ok", "name": names[0], "seed": 0}, [], 3,
+        {**whole, "name": "another"}, {**whole, "seed": 1}, {**whole, "status": "failed"},
+        {**whole, "validation": None}, {**whole, "validation": {}},
+        {**whole, "validation": {**whole["validation"], "loss": float("nan")}},
+        {**whole, "validation": {**whole["validation"], "loss": "2"}}, {**whole, "generation": None},
+        {**whole, "parameters": None}, {**whole, "parameters": 10**30}, {**whole, "extrapolation": [{"context": 3}]},
+        {**whole, "train": {**whole["train"], "curve": [[1]]}}, {**whole, "more": float("inf")},
+        {**whole, "recipe": {**whole["recipe"], "seed": 3}}, {**whole, "config": {}}, {**whole, "machine": None},
+        without("train", "tokens_per_second"), without("train", "peak_memory_bytes"),
+        without("generation", "seconds_per_token"), without("dynamics"), without("error"),
+    ]  # fmt: skip
+    for result in damaged:
+        (place / "result.json").write_text(json.dumps(result))
+        assert read_result(place, request) is None, result
+    for words in ("", "{", "[" * 100_000, "\x00"):
+        (place / "result.json").write_text(words)
+        assert read_result(place, request) is None
+    events: list[dict[str, Any]] = []
+    (again,) = compare(names, source, out=out, on_event=events.append, **PLAN)["runs"]
+    assert [event["event"] for event in events if event["event"] in ("kept", "start")] == ["start"]
+    assert (again["validation"], again["train"]["curve"]) == (whole["validation"], whole["train"]["curve"])
+
+
+def test_where_every_arm_fails_that_is_the_result(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In Python nothing is raised, and the report is there; an arm whose result cannot be read has failed too."""
+    said = iter([("the disk is full", 1), (None, 0)])
+    monkeypatch.setattr(package, "_spawn", lambda place, notify: next(said))
+    results = compare([f"gpt2@1m{TINY}", f"llama@1m{TINY}"], source, out=tmp_path / "out", **PLAN)
+    assert [one["status"] for one in results["runs"]] == ["failed", "failed"]
+    assert results["runs"][0]["error"] == "the disk is full"
+    assert results["runs"][1]["error"].endswith("result.json is not what a trained arm leaves")
+    assert json.loads((tmp_path / "out" / "results.json").read_text()) == results
+    assert "the disk is full" in (tmp_path / "out" / "report.html").read_text(encoding="utf-8")

@@ -32,6 +32,7 @@ from glassformer.model import Model
 from glassformer.parts.base import to_plain
 from glassformer.text import Batches, TextData, prepare
 from glassformer.train import Recipe, loop, train
+from glassformer.train.progress import read_metrics
 from glassformer.train.recipe import WATCH
 
 STEPS, EVERY, LAYERS, HEADS, VOCABULARY, RATE = 200, 10, 4, 2, 65, 1e-3
@@ -653,7 +654,7 @@ def fit(
     )  # fmt: skip
     run = train(preset(expression), text, recipe, folder, observers=observers)
     return diagnose(
-        loop.read_metrics(folder / "metrics.jsonl"),
+        read_metrics(folder / "metrics.jsonl"),
         read_records(folder / "dynamics.jsonl"),
         run.config,
         to_plain(recipe),

@@ -14,7 +14,8 @@ from glassformer.errors import RequestError, WorkError
 from glassformer.expression import preset
 from glassformer.text import TextData, prepare
 from glassformer.train import Interrupted, Recipe, Report, checkpoint, loop, train
-from glassformer.train.loop import _Loop, fit, make_optimizer, read_metrics, settings
+from glassformer.train.loop import _Loop, fit, make_optimizer, settings
+from glassformer.train.progress import read_metrics
 
 SMALL = "+layers=2+d_model=32+heads=2"
 BATCH, CONTEXT = 4, 32

@@ -18,7 +18,7 @@ from glassformer.errors import RequestError
 from glassformer.expression import preset
 from glassformer.text import TextData
 from glassformer.train import Report, sinks, train
-from glassformer.train.loop import read_metrics
+from glassformer.train.progress import read_metrics
 from glassformer.train.sinks import SINKS, Logger, check_sinks, flat, open_sinks
 
 Written = list[tuple[int, dict[str, float]]]

@@ -27,7 +27,7 @@ from glassformer.model import Model
 from glassformer.parts.region import compiled_regions, region
 from glassformer.text import Batches, TextData
 from glassformer.train import Interrupted, Report, checkpoint, train
-from glassformer.train.loop import read_metrics
+from glassformer.train.progress import read_metrics
 
 BATCH, CONTEXT = 4, 32
 SMALL = {"batch_size": BATCH, "context": CONTEXT, "compile": False, "threads": 1}

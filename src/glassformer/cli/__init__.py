@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
+import signal
 import sys
 import traceback
 from collections.abc import Iterator
@@ -23,6 +24,7 @@ app = App(
     help="Transformers under glass: compose any of them, train it, run it, look inside it, and know what it costs.",
     version=glassformer.__version__,
     help_format="markdown",
+    suppress_keyboard_interrupt=False,  # main says that it has stopped
 )
 
 Expression = Annotated[str, Parameter(help="An expression: NAME[@SIZE][+CHANGE...].")]
@@ -136,6 +138,13 @@ def compare(
             log_to=log_to or (),
         )  # fmt: skip
     view.finish(results, out, json)
+    if failed := [one for one in results["runs"] if one["status"] == "failed"]:
+        first = failed[0]
+        name = first["name"] if seeds == 1 else f"{first['name']} seed {first['seed']}"
+        raise WorkError(
+            f"{len(failed)} of {len(results['runs'])} runs failed: {name}: {first['error']}; "
+            f"the report is at {Path(out) / 'report.html'}"
+        )
 
 
 @app.command
@@ -589,7 +598,7 @@ MOST_WORDS = 1000
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Exit status: 0 done, 1 the work failed, 2 the request was wrong."""
+    """Exit status: 0 done; 1 the work failed, or a run was stopped and saved; 2 the request was wrong; 130 Ctrl-C."""
     arguments = sys.argv[1:] if arguments is None else arguments
     trace = "--traceback" in arguments
     arguments = [argument for argument in arguments if argument != "--traceback"]
@@ -604,8 +613,9 @@ def main(arguments: list[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         status = 0
     except KeyboardInterrupt:
-        print("\nglassformer: stopped", file=sys.stderr)
-        status = 1
+        stands = "; the step that was saved before stands" if "--resume" in arguments else ""
+        print(f"stopped{stands}", file=sys.stderr)
+        status = 128 + signal.SIGINT
     except (RequestError, WorkError, CycloptsError) as error:
         if trace:
             traceback.print_exc()

@@ -17,7 +17,7 @@ from glassformer.dynamics.records import NAME, read_records
 from glassformer.dynamics.why import Cause, diagnose
 from glassformer.errors import RequestError
 from glassformer.parts.base import to_plain
-from glassformer.train.loop import read_metrics
+from glassformer.train.progress import read_metrics
 from glassformer.train.recipe import Recipe
 
 METRICS = "metrics.jsonl"

@@ -18,17 +18,18 @@ from typing import Any
 
 from glassformer import machine
 from glassformer.callable_module import make_callable
-from glassformer.compare.request import Match, arms, fairness, recipes
+from glassformer.compare.request import Match, arms, fairness, likeness, recipes
+from glassformer.compare.result import read_result
 from glassformer.compare.statistics import verdicts
 from glassformer.config import ModelConfig
 from glassformer.dynamics.summary import summary_of
-from glassformer.errors import RequestError, WorkError
+from glassformer.errors import RequestError
 from glassformer.parts.base import to_plain
 from glassformer.report import write_report
 from glassformer.text import Progress, TextData, prepare
 from glassformer.train import Interrupted, Recipe
 from glassformer.train.checkpoint import disk_errors, replace_text
-from glassformer.train.loop import fit, refuse_short, settings
+from glassformer.train.loop import fit, only_writer, refuse_short, settings
 from glassformer.train.sinks import check_sinks
 
 __all__ = ["compare"]
@@ -60,7 +61,11 @@ def compare(
     `out`, what is finished is kept and what is not goes on. Other keywords are fields of the recipe, of all arms;
     +recipe.FIELD=VALUE in an EXPR is for that arm alone, and the report says what differs.
 
-    Raises RequestError before anything is trained: for what names no model, does not fit together, or is unfair.
+    The `status` of a run is "ok", "diverged", or "failed" with the reason in `error`: what failed is returned among the
+    others, even where nothing else is, and tried again when the same is asked again.
+
+    Raises RequestError before anything is trained: for what names no model, does not fit together, or is unfair, and
+    where another process writes the same folder. Raises Interrupted on Ctrl-C.
     """
     notify = on_event or (lambda event: None)
     check_sinks(log_to)
@@ -78,6 +83,7 @@ def compare(
         config.check()
         refuse_short(config)
     plans = recipes(configs, fields, match, text.tokenizer.vocab_size)
+    notes += likeness(configs, plans)
     # All arms compile or none does: by the longest. What an arm asks for itself, it gets.
     made = [settings(config, plans[name]) for name, config in configs.items()]
     how = next((one for one in made if one.compile), made[0])
@@ -106,16 +112,10 @@ def compare(
         "runs": [],
         "verdicts": [],
     }
-    notify(
-        {
-            "event": "begin",
-            "runs": [[name, seed] for seed in range(seeds) for name in configs],
-            "how": how.why,
-            "notes": notes,
-        }
-    )
+    begin = {"runs": [[name, seed] for name, seed in requests], "how": how.why, "notes": notes}
     try:
-        with _terminated_as_interrupted():
+        with only_writer(folder), _terminated_as_interrupted():
+            notify({"event": "begin", **begin})
             for (name, _), request in requests.items():
                 given = {"text": text.places(folder / "tokenizer"), "log_to": list(log_to)}
                 run = _arm(_place(folder, request), request, configs[name], given, notify)
@@ -128,8 +128,6 @@ def compare(
         raise Interrupted(
             f"stopped; {done} finished runs are in {folder}; the same command goes on from here"
         ) from None
-    if all(run["status"] == "failed" for run in results["runs"]):
-        raise WorkError(f"every run failed; the first said: {results['runs'][0]['error']}")
     return results
 
 
@@ -209,15 +207,17 @@ def _arm(
     with disk_errors(place):
         place.mkdir(parents=True, exist_ok=True)
         replace_text(place / "request.json", json.dumps({**request, **given}))
-    if (done := _result(place)) is not None:
+    if (done := read_result(place, request)) is not None:
         notify({**who, "event": "kept"})
         return done
     notify({**who, "event": "start"})
     error, status = _spawn(place, lambda message: notify({**who, **message}))
-    result = _result(place)
+    result = read_result(place, request)
     if result is None:
         if status in (-signal.SIGINT, -signal.SIGTERM):
             raise KeyboardInterrupt
+        if status == 0:
+            error = f"{place / 'result.json'} is not what a trained arm leaves"
         error = error or f"the process ended with status {status}" + (" (out of memory?)" if status == -9 else "")
         result = {
             **who,
@@ -283,14 +283,6 @@ def _message(line: str) -> dict[str, Any]:
     except ValueError:
         return {}
     return message if isinstance(message, dict) and "event" in message else {}
-
-
-def _result(place: Path) -> dict[str, Any] | None:
-    try:
-        result = json.loads((place / "result.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return result if isinstance(result, dict) and "status" in result else None
 
 
 def _write(folder: Path, results: dict[str, Any]) -> None:

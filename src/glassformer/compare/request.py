@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from glassformer.config import ModelConfig
+from glassformer.dynamics.qk_clip import refuse_clipping
 from glassformer.errors import RequestError
 from glassformer.expression import preset, split_recipe, with_recipe
 from glassformer.train import Recipe, default_learning_rate
@@ -44,8 +45,7 @@ def arms(expressions: Sequence[str]) -> dict[str, ModelConfig]:
 
 
 def fairness(configs: dict[str, ModelConfig], allow_unmatched: bool) -> list[str]:
-    """Notes on how far the arms are from equal, in size and in how they are trained; raises RequestError where the
-    sizes are too far apart.
+    """Notes on how far the arms are from equal in size; raises RequestError where they are too far apart.
 
     Compared are the parameters of the layers, as in scaling laws: those of the vocabulary depend on the text. Of
     experts those count that a token meets, which are what it costs; what the others hold is said."""
@@ -64,18 +64,25 @@ def fairness(configs: dict[str, ModelConfig], allow_unmatched: bool) -> list[str
     ]
     if apart > WORTH_SAYING:
         notes.append(f"The layers of {large} have {apart:.0%} more parameters than those of {small}.")
-    return notes + _own_recipes(configs)
+    return notes
 
 
-def _own_recipes(configs: dict[str, ModelConfig]) -> list[str]:
-    """Which arms are trained otherwise, and where nothing else tells them from another."""
+def likeness(configs: dict[str, ModelConfig], plans: dict[str, Recipe]) -> list[str]:
+    """Notes on which arms are trained otherwise, where nothing else tells them from another, and which arms nothing
+    tells apart."""
     notes = []
     for name, config in configs.items():
         if wishes := split_recipe(name)[1]:
             told = ", ".join(f"{field}={value}" for field, value in wishes.items())
-            twins = [other for other, its in configs.items() if other != name and its == config]
-            same = f": it is the model of {' and '.join(twins)}, so what differs is the recipe" if twins else ""
-            notes.append(f"{name} is trained by a recipe of its own ({told}){same}.")
+            twins = [other for other, its in configs.items() if its == config and plans[other] != plans[name]]
+            but = f": it is the model of {' and '.join(twins)}, so what differs is the recipe" if twins else ""
+            notes.append(f"{name} is trained by a recipe of its own ({told}){but}.")
+    for name in configs:
+        same = [other for other in configs if (configs[other], plans[other]) == (configs[name], plans[name])]
+        if len(same) > 1 and same[0] == name:
+            notes.append(
+                f"{' and '.join(same)} are the same model, trained alike: what differs between them is chance."
+            )
     return notes
 
 
@@ -89,7 +96,7 @@ def recipes(
 
     `match` says what is equal: tokens, training FLOPs, or minutes. With `flops` and a budget in tokens, the first arm
     takes the tokens and the others as many FLOPs as it spends. What an EXPR changes of the recipe is for its arm
-    alone."""
+    alone. Raises RequestError where a recipe is wrong, or is not for the model of its arm."""
     given = [name for name in ("tokens", "flops", "minutes") if recipe.get(name) is not None]
     if len(given) != 1:
         raise RequestError(f"give one budget: --tokens, --flops or --minutes; {' and '.join(given) or 'none'} given")
@@ -106,4 +113,8 @@ def recipes(
         rate = rest.get("learning_rate") or default_learning_rate(config)
         shared = Recipe.of(**{**rest, **budget, "learning_rate": rate})
         made[name] = with_recipe(shared, split_recipe(name)[1])
+        try:
+            refuse_clipping(config, made[name].qk_clip)
+        except RequestError as error:
+            raise RequestError(f"{name}: {error}") from None
     return made

@@ -41,7 +41,7 @@ def save(
     watch: dict[str, Any] | None = None,
 ) -> Path:
     """Writes the checkpoint of `step` and makes it the latest; keeps the last two. Raises WorkError."""
-    final = run / "checkpoints" / f"step_{step:08d}"
+    final = run / "checkpoints" / _folder_name(step)
     if latest(run) == final:  # saved before, and a checkpoint that is named is never taken away
         return final
     temporary = final.with_name(f".{final.name}.tmp")
@@ -88,41 +88,29 @@ def latest(run: Path) -> Path | None:
         raise RequestError(f"{pointer} cannot be read: {error}") from None
     found = run / "checkpoints" / name
     if "/" in name or "\\" in name or not name.startswith("step_") or not (found / "state.json").is_file():
-        raise RequestError(f"{pointer} names {name!r}, which is no checkpoint in {run / 'checkpoints'}")
+        wrong = f"{pointer} names {name!r}, which is no checkpoint in {run / 'checkpoints'}"
+        raise RequestError(wrong + _way_on(run, name))
     return found
 
 
 def read_state(checkpoint: Path) -> dict[str, Any]:
     """state.json. Raises RequestError."""
-    path = checkpoint / "state.json"
-    try:
-        if path.stat().st_size > _STATE_BYTES:
-            raise RequestError(f"{path} is too large to be a checkpoint's state")
-        state = json.loads(path.read_text(encoding="utf-8"))
-        if (
-            not isinstance(state, dict)
-            or not isinstance(state.get("step"), int)
-            or not isinstance(state.get("sha256"), dict)
-        ):
-            raise RequestError(f"{path} is not a checkpoint's state")
-        return state
-    except (OSError, ValueError, RecursionError) as error:
-        if isinstance(error, RequestError):
-            raise
-        raise RequestError(f"{path} cannot be read: {error}") from None
+    with way_on(checkpoint):
+        return _state(checkpoint)
 
 
 def read_watch(checkpoint: Path) -> dict[str, Any]:
     """What the monitor kept. Raises RequestError where it is missing or damaged."""
     path = checkpoint / WATCH
-    try:
-        if path.stat().st_size > _WATCH_BYTES or _hash(path) != read_state(checkpoint)["sha256"].get(WATCH):
-            raise RequestError(f"{path} is damaged: its SHA-256 is not the one in state.json")
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        if isinstance(error, RequestError):
-            raise
-        raise RequestError(f"{path} cannot be read: {error}") from None
+    with way_on(checkpoint):
+        try:
+            if path.stat().st_size > _WATCH_BYTES or _hash(path) != _state(checkpoint)["sha256"].get(WATCH):
+                raise RequestError(f"{path} is damaged: its SHA-256 is not the one in state.json")
+            return json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError) as error:
+            if isinstance(error, RequestError):
+                raise
+            raise RequestError(f"{path} cannot be read: {error}") from None
 
 
 def load_model(checkpoint: Path, model: nn.Module) -> None:
@@ -145,6 +133,57 @@ def load_optimizer(checkpoint: Path, model: nn.Module, optimizer: torch.optim.Op
             for part in ("step", "exp_avg", "exp_avg_sq")
             if f"{part}.{name}" in tensors
         }
+
+
+@contextlib.contextmanager
+def way_on(checkpoint: Path) -> Iterator[None]:
+    """Around what finds it damaged: the sentence then ends with what can be done."""
+    try:
+        yield
+    except RequestError as error:
+        raise RequestError(f"{error}{_way_on(checkpoint.parents[1], checkpoint.name)}") from None
+
+
+def _way_on(run: Path, damaged: str) -> str:
+    """Names the newest other checkpoint that is whole. Its files are read to see that, so only where one is damaged."""
+    for other in sorted((run / "checkpoints").glob("step_*"), reverse=True):
+        if other.name != damaged and _is_whole(other):
+            return f"; {other.name} is whole: to go on from there, write {other.name} into {run / 'latest'}"
+    return "; no other checkpoint of this run is whole, so begin anew in another folder"
+
+
+def _is_whole(checkpoint: Path) -> bool:
+    try:
+        hashes = _state(checkpoint)["sha256"]
+        files = ["model.safetensors", "optimizer.safetensors", *([WATCH] if WATCH in hashes else [])]
+        return all(_hash(checkpoint / name) == hashes.get(name) for name in files)
+    except (OSError, RequestError):
+        return False
+
+
+def _state(checkpoint: Path) -> dict[str, Any]:
+    path = checkpoint / "state.json"
+    try:
+        if path.stat().st_size > _STATE_BYTES:
+            raise RequestError(f"{path} is too large to be a checkpoint's state")
+        state = json.loads(path.read_text(encoding="utf-8"))
+        if (
+            not isinstance(state, dict)
+            or not isinstance(state.get("step"), int)
+            or not isinstance(state.get("sha256"), dict)
+        ):
+            raise RequestError(f"{path} is not a checkpoint's state")
+        if checkpoint.name != (name := _folder_name(state["step"])):
+            raise RequestError(f"{path} is of {name}, which is another checkpoint")
+        return state
+    except (OSError, ValueError, RecursionError) as error:
+        if isinstance(error, RequestError):
+            raise
+        raise RequestError(f"{path} cannot be read: {error}") from None
+
+
+def _folder_name(step: int) -> str:
+    return f"step_{step:08d}"
 
 
 def model_tensors(model: nn.Module) -> dict[str, Tensor]:
@@ -174,13 +213,14 @@ def _match(wanted: dict[str, Tensor], given: dict[str, Tensor], where: Path) -> 
 
 def _load(checkpoint: Path, name: str) -> dict[str, Tensor]:
     path = checkpoint / name
-    expected = read_state(checkpoint)["sha256"].get(name)
-    try:
-        if _hash(path) != expected:
-            raise RequestError(f"{path} is damaged: its SHA-256 is not the one in state.json")
-        return load_file(path)
-    except (OSError, SafetensorError) as error:
-        raise RequestError(f"{path} cannot be read: {error}") from None
+    with way_on(checkpoint):
+        expected = _state(checkpoint)["sha256"].get(name)
+        try:
+            if _hash(path) != expected:
+                raise RequestError(f"{path} is damaged: its SHA-256 is not the one in state.json")
+            return load_file(path)
+        except (OSError, SafetensorError) as error:
+            raise RequestError(f"{path} cannot be read: {error}") from None
 
 
 def _hash(path: Path) -> str:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from glassformer import machine
-from glassformer.config import ModelConfig
+from glassformer.config import ModelConfig, validated
 from glassformer.dynamics.qk_clip import QKClip, refuse_clipping
 from glassformer.dynamics.records import Records
 from glassformer.dynamics.watch import Moment, Watch
@@ -32,6 +32,7 @@ from glassformer.parts.region import compiled_regions
 from glassformer.text import Batches, Tokenizer, Tokens, prepare
 from glassformer.train import checkpoint
 from glassformer.train.evaluate import evaluate
+from glassformer.train.progress import Progress, read_metrics
 from glassformer.train.recipe import Recipe, default_learning_rate
 
 EVALUATIONS = 8
@@ -141,7 +142,7 @@ def train(
     config.check()
     refuse_short(config)
     machine.apply(how)
-    with _only_writer(folder):
+    with only_writer(folder):
         _open_folder(folder, config, recipe, text, resume)
         return _Loop(config, recipe, text, how, folder, callback, observers).run(resume)
 
@@ -243,6 +244,8 @@ class _Loop:
         if resume:
             self._restore()
         self._open_log()
+        if resume:
+            self._warn_of_gaps()
         error: str | None = None
         try:
             if self.share < 1:
@@ -492,27 +495,34 @@ class _Loop:
         found = checkpoint.latest(self.folder) if self.folder else None
         if found is None:
             return
-        state = checkpoint.read_state(found)
-        counts = {name: state.get(name, 0) for name in ("step", "shift", "rolled_back", "left_out")}
-        missing = {"seconds", "first_loss", "best", "recent", "validation", "data"} - state.keys()
-        if missing:
-            raise RequestError(f"{found / 'state.json'} lacks {', '.join(sorted(missing))}; it cannot be resumed")
-        if any(type(count) is not int or count < 0 for count in counts.values()):
-            raise RequestError(f"{found / 'state.json'} is damaged: {counts} are not all counts")
-        if state["data"] != _identity(self.text):
+        state = self._progress(found)
+        if state.data != _identity(self.text):
             raise RequestError(
                 f"{self.folder} was trained on other text or with another tokenizer; name another folder"
             )
         checkpoint.load_model(found, self.model)
         checkpoint.load_optimizer(found, self.model, self.optimizer)
-        self.step, self.seconds = state["step"], float(state["seconds"])
-        self.first_loss, self.validation = state["first_loss"], state["validation"]
-        self.best = math.inf if state["best"] is None else state["best"]
+        self.step, self.seconds, self.first_loss = state.step, state.seconds, state.first_loss
+        self.validation = None if state.validation is None else state.validation.model_dump()
+        self.best = math.inf if state.best is None else state.best
         self.recent.clear()
-        self.recent.extend(state["recent"])
-        self.shift, self.rolled_back, self.left_out = (counts[name] for name in ("shift", "rolled_back", "left_out"))
-        if checkpoint.WATCH in state["sha256"]:
+        self.recent.extend(state.recent)
+        self.shift, self.rolled_back, self.left_out = state.shift, state.rolled_back, state.left_out
+        if checkpoint.WATCH in state.sha256:
             self.watch.restore(checkpoint.read_watch(found))
+
+    def _progress(self, found: Path) -> Progress:
+        """Where the checkpoint says that the run stands. Raises RequestError for where it cannot have stood."""
+        path, plain = found / "state.json", checkpoint.read_state(found)
+        with checkpoint.way_on(found):
+            state = validated(Progress, plain, "state", str(path))
+            most = {"rolled_back": ROLL_BACKS, "left_out": LEFT_OUT}
+            if self.steps is not None:  # going back leaves out a run's length at most
+                most |= {"step": self.steps, "shift": state.rolled_back * self.steps}
+            for name, limit in most.items():
+                if getattr(state, name) > limit:
+                    raise RequestError(f"{path}: {name}={getattr(state, name)} is more than the {limit} it can be")
+        return state
 
     def _open_log(self) -> None:
         """The files of a run that grow, cut back to what the checkpoint knows."""
@@ -528,33 +538,25 @@ class _Loop:
             self.log.close()
         path = self.folder / "metrics.jsonl"
         self.rows = [row for row in read_metrics(path) if row["step"] <= self.step] if self.step else []
-        self.validation = next((row["validation"] for row in reversed(self.rows) if "validation" in row), None)
+        measured = [row["validation"] for row in self.rows if "validation" in row]
+        self.validation = measured[-1] if measured else self.validation
         with checkpoint.disk_errors(path):
             checkpoint.replace_text(path, "".join(json.dumps(row) + "\n" for row in self.rows))
             self.log = path.open("a", encoding="utf-8")
+
+    def _warn_of_gaps(self) -> None:
+        """Every step leaves one row; where rows are gone, weights and moments are not, but the curves have a gap."""
+        lost = self.step - len({row["step"] for row in self.rows if "validation" not in row})
+        if self.folder is not None and lost > 0:
+            warnings.warn(
+                f"{self.folder / 'metrics.jsonl'} lacks {lost:,} of the {self.step:,} steps so far: the run goes on as "
+                f"it would have, but its curves have a gap"
+            )
 
     def _how_to_go_on(self) -> str:
         if self.folder is None:
             return f"stopped at step {self.step}; nothing was saved, as no folder was named (--out)"
         return f"stopped at step {self.step} and saved in {self.folder}; go on with --out {self.folder} --resume"
-
-
-def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Rows of a metrics.jsonl; a last line cut by a crash is left out."""
-    rows = []
-    try:
-        for line in path.read_text(encoding="utf-8").splitlines():
-            try:
-                row = json.loads(line)
-            except (ValueError, RecursionError):
-                continue
-            if isinstance(row, dict) and isinstance(row.get("step"), int):
-                rows.append(row)
-    except FileNotFoundError:
-        pass
-    except (OSError, UnicodeDecodeError) as error:
-        raise RequestError(f"{path} cannot be read: {error}") from None
-    return rows
 
 
 def _mix(seed: int, step: int) -> int:
@@ -618,7 +620,7 @@ def _same_run(folder: Path, config: ModelConfig, recipe: Recipe) -> None:
 
 
 @contextmanager
-def _only_writer(folder: Path | None) -> Iterator[None]:
+def only_writer(folder: Path | None) -> Iterator[None]:
     """Refuses a second process that would write the same run."""
     if folder is None:
         yield

@@ -1,0 +1,88 @@
+"""What a run writes down of how far it came, and how much of it is believed when it is read back.
+
+checkpoints/step_00001000/state.json    `Progress`
+metrics.jsonl                           a line for each step, taken or skipped, and for each validation
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from glassformer.errors import RequestError
+
+Count = Annotated[int, Field(ge=0, lt=1 << 53)]
+Length = Annotated[float, Field(ge=0)]
+
+
+class Written(BaseModel):
+    """Part of a file of our own: types are exact, numbers finite; keys that are not named here are not read."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True, strict=True, allow_inf_nan=False)
+
+
+class Measures(Written):
+    """What `evaluate` says of held-out text."""
+
+    loss: float
+    perplexity: float
+    bits_per_byte: float
+    tokens: Count
+
+
+class Progress(Written):
+    """Where a run stands at a checkpoint, besides weights and moments."""
+
+    step: Count
+    seconds: Length
+    first_loss: float | None
+    best: float | None
+    recent: list[float]
+    validation: Measures | None
+    data: list[str]
+    shift: Count = 0
+    rolled_back: Count = 0
+    left_out: Count = 0
+    sha256: dict[str, str]
+
+
+class _Row(Written):
+    step: Count
+    tokens: Count
+    seconds: Length
+
+
+class _Taken(_Row):
+    loss: float
+    learning_rate: float
+    grad_norm: float
+    tokens_per_second: float
+
+
+class _Skipped(_Row):
+    skipped: float | str
+
+
+class _Validated(_Row):
+    validation: Measures
+
+
+_ROWS: TypeAdapter[Any] = TypeAdapter(_Taken | _Skipped | _Validated)
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """Rows of a metrics.jsonl; a last line cut by a crash, and any other that is no row, is left out."""
+    rows = []
+    try:
+        for line in path.read_text(encoding="utf-8").splitlines():
+            try:
+                rows.append(_ROWS.validate_json(line).model_dump())
+            except ValidationError:
+                continue
+    except FileNotFoundError:
+        pass
+    except (OSError, UnicodeDecodeError) as error:
+        raise RequestError(f"{path} cannot be read: {error}") from None
+    return rows
