@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from glassformer.cli import app, main
+from glassformer.config import ModelConfig
 from glassformer.train import Recipe
 
 TINY = "llama@1m+layers=1+d_model=32+heads=2"
@@ -212,3 +213,110 @@ def test_compare_takes_what_train_takes(source: Path, tmp_path: Path, capsys: py
     assert (recipe.learning_rate, recipe.on_spike) == (1.0, "skip")
     assert main(["inspect", names[1]]) == 2
     assert "about training, not about the model; train and compare take it" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("verb", ["train", "compare"])
+def test_a_dash_is_standard_input(
+    verb: str, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(source.read_bytes()), encoding="utf-8"))
+    assert main([verb, TINY, "--data", "-", "--out", str(tmp_path / "out"), *PLAN, "--json"]) == 0
+    json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize(
+    ("changes", "options", "context"),
+    [
+        ("", [], 256),
+        ("+context=64", [], 64),
+        ("+recipe.context=64", [], 64),
+        ("+context=64+recipe.context=64", ["--context", "64"], 64),
+        ("", ["--context", "64"], 64),
+        ("+context=64", ["--context", "32"], None),
+        ("+recipe.context=64", ["--context", "256"], None),
+        ("+context=32+recipe.context=64", [], None),
+    ],
+)
+def test_the_context_of_the_expression_is_that_of_the_run(
+    changes: str,
+    options: list[str],
+    context: int | None,
+    source: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run = tmp_path / "run"
+    plan = ["--tokens", "256", "--batch-size", "1", "--threads", "1", *options]
+    status = main(["train", TINY + changes, "--data", str(source), "--out", str(run), *plan])
+    if context is None:
+        said = capsys.readouterr().err
+        assert status == 2 and "are both asked for; give one of them" in said and not run.exists()
+    else:
+        assert status == 0
+        assert (ModelConfig.from_file(run / "config.yaml").context, recipe_of(run).context) == (context, context)
+
+
+def recipe_of(run: Path) -> Recipe:
+    return Recipe.from_file(run / "recipe.yaml")
+
+
+def test_a_vocabulary_that_the_expression_names_pads_the_tokenizers(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And what is drawn of the rows that stand for no token has no text."""
+    train = ["--data", str(source), *PLAN, "--json"]
+    assert main(["train", TINY, *train, "--out", str(tmp_path / "plain")]) == 0
+    tokens = ModelConfig.from_file(tmp_path / "plain" / "config.yaml").vocab_size
+    for size, status in ((tokens, 0), (4 * tokens, 0), (tokens - 1, 2)):
+        run = tmp_path / f"run{size}"
+        capsys.readouterr()
+        assert main(["train", f"{TINY}+vocab_size={size}", *train, "--out", str(run)]) == status
+        if status:
+            assert f"vocab_size={size} is less than the {tokens} tokens" in capsys.readouterr().err
+            assert not run.exists()
+        else:
+            assert ModelConfig.from_file(run / "config.yaml").vocab_size == size
+    run = tmp_path / f"run{4 * tokens}"
+    assert main(["train", f"{TINY}+vocab_size={4 * tokens}", *train, "--out", str(run), "--resume"]) == 0
+    capsys.readouterr()
+    draw = ["--prompt", "line", "--max-new-tokens", "60", "--temperature", "5", "--top-k", "1000", "--seed", "0"]
+    assert main(["generate", str(run), *draw, "--logprobs", "1", "--json"]) == 0
+    made = json.loads(capsys.readouterr().out)
+    assert max(one["id"] for one in made["logprobs"]) >= tokens and len(made["text"]) < 60
+    assert main(["generate", str(run), *draw]) == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "options", "says"),
+    [
+        ("", ["--device", "cuda:99"], "device='cuda:99' is not on this machine"),
+        ("+bidirectional", [], "visibility=bidirectional"),
+        ("+mamba", ["--qk-clip", "100"], "qk_clip=100 is about attention"),
+        ("+learned+embedding.position.length=8", [], "embedding.position.length=8 is shorter than context=32"),
+        ("", ["--out", ""], "--out is empty"),
+    ],
+)
+def test_what_can_be_refused_is_refused_before_the_text_is_read(
+    changes: str,
+    options: list[str],
+    says: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(import_module("glassformer.text"), "prepare", lambda *_, **__: pytest.fail("read the text"))
+    options = options if "--out" in options else [*options, "--out", "run"]
+    assert main(["train", TINY + changes, "--data", "python-docs", *PLAN, *options]) == 2
+    assert says in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_context_longer_than_the_text_is_refused_before_the_run(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    plan = ["--tokens", "200k", "--batch-size", "1", "--threads", "1"]
+    assert main(["train", f"{TINY}+recipe.context=8000", "--data", str(source), "--out", str(run), *plan]) == 2
+    assert "context=8000 needs at least 8001 tokens, and the held-out text" in capsys.readouterr().err
+    assert not run.exists()
