@@ -305,7 +305,7 @@ class Counting:
     """A tokenizer that counts the tokens it is asked to decode."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        self.tokenizer, self.decoded, self.vocab_size = tokenizer, 0, tokenizer.vocab_size
+        self.tokenizer, self.decoded = tokenizer, 0
 
     def ids(self) -> dict[str, int]:
         return self.tokenizer.ids() if isinstance(self.tokenizer, FileTokenizer) else {}
@@ -328,7 +328,9 @@ def test_a_token_costs_the_same_at_the_end_of_a_long_text(name: str) -> None:
         assert counting.decoded <= 256 + len(tokens) * (WINDOW + CONTEXT + 4)
 
 
-def test_a_row_that_pads_the_vocabulary_has_no_text() -> None:
+def test_a_token_outside_the_vocabulary() -> None:
     detokenizer = Detokenizer(BPE)
-    tokens = [BPE.encode("a")[0], BPE.vocab_size, BPE.vocab_size + 7, BPE.encode("b")[0]]
-    assert [detokenizer.feed(token) for token in tokens] == ["a", "", "", "b"]
+    detokenizer.feed(BPE.encode("a")[0])
+    with pytest.raises(RequestError, match=f"token id {BPE.vocab_size} is outside"):
+        detokenizer.feed(BPE.vocab_size)
+    assert detokenizer.feed(BPE.encode("b")[0]) == "b"

@@ -432,7 +432,7 @@ class Writer:
         }  # fmt: skip
 
     def _named(self, token: int) -> dict[str, Any]:
-        return {"id": token, "token": self.tokenizer.decode([token]) if token < self.tokenizer.vocab_size else ""}
+        return {"id": token, "token": self.tokenizer.decode([token])}
 
     def search(self) -> None:
         """The likeliest texts, best first."""

@@ -114,8 +114,6 @@ class Stops:
 class Decodes(Protocol):
     """A tokenizer."""
 
-    vocab_size: int
-
     def decode(self, ids: Any) -> str: ...
 
     def __hash__(self) -> int: ...
@@ -130,15 +128,13 @@ class Detokenizer:
     """
 
     def __init__(self, tokenizer: Decodes) -> None:
-        self._decode, self._vocab_size = tokenizer.decode, tokenizer.vocab_size
+        self._decode = tokenizer.decode
         self._byte_ids = _byte_ids(tokenizer)
         self._window: list[int] = []  # the last tokens that have text
         self._shown = 0  # characters of the window's text
 
     def feed(self, token: int) -> str:
-        """What can be shown now: of a row that pads the model's vocabulary, nothing."""
-        if token >= self._vocab_size:
-            return ""
+        """What can be shown now. RequestError for an id outside the vocabulary."""
         if not self._decode([token, token]):  # no text; once alone, it might be the space left out before a text
             return ""
         self._window.append(token)
