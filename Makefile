@@ -12,7 +12,7 @@ demo: $(CORE)
 	$(BIN)/glassformer compare gpt2@1m llama@1m bloom@1m falcon@1m --data python-docs --minutes 0.65 --out demo
 
 test: lint types
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+	$(BIN)/python -m pytest -n 2 --dist worksteal --durations 40 --durations-min 2
 
 test-all: lint types
 	$(BIN)/python -m pytest -m "slow or not slow"

@@ -9,9 +9,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from glassformer.errors import RequestError
-from glassformer.expression import SIZES, changes, parse, preset
-from glassformer.parts.ffn import ExpertsConfig
+from glassformer.expression import SIZES, changes, load, parse, preset, with_recipe
+from glassformer.parts.base import _CLASSES
+from glassformer.parts.ffn import ExpertsConfig, MlpConfig
 from glassformer.presets import FAMILIES, PRESETS, presets
+from glassformer.train import NoamConfig, Recipe, WsdConfig
 
 BLOCK = "stack.0.blocks.0."
 EMBEDDED = ("embedding.position",)
@@ -233,6 +235,12 @@ def test_published_counts():
         ("visibility=bidirectional", f"{ATTENTION}visibility.kind", "bidirectional"),
         ("context=64", "context", 64),
         ("init=xavier+init.gain=2", "init.gain", 2.0),
+        ("norm.eps=1e-3+norm.kind=rmsnorm", "final_norm.eps", 1e-3),
+        ("norm.kind=layernorm+norm.kind=rmsnorm", f"{BLOCK}norm.unit_offset", False),
+        ("hidden=96+ffn.kind=glu", f"{BLOCK}ffn.hidden", 96),
+        ("ffn.kind=glu", f"{BLOCK}ffn.activation", "gelu_tanh"),
+        ("init.kind=xavier", "init.gain", 1.0),
+        ("rope+mixer.position.kind=alibi", f"{ATTENTION}position.kind", "alibi"),
     ],
 )
 def test_paths_set_values(text: str, path: str, value: object):
@@ -250,6 +258,15 @@ def test_paths_set_values(text: str, path: str, value: object):
         ("gtp2", "'gpt2'"),
         ("lama@1m", "'llama'"),
         ("zzzz", "known:"),
+        ("@1m", "'@1m' names no model; begin with one, such as llama@10m"),
+        ("+rope", "'+rope' names no model"),
+        ("llama@1m+é", "'+é' is no change"),
+        ("llama@1m+ rope", "'+ rope' is no change"),
+        ("llama+é", "'+é' is no change"),
+        ("llama@1m+layers=true", "stack.0.repeat=True: a number is right here"),
+        ("llama@1m+norm.eps=false", "norm.eps=False: a number is right here"),
+        ("llama@1m+head_dim=true", "head_dim=True: a number is right here"),
+        ("llama@1m+norm.kind=batchnorm", "batchnorm cannot stand here as a norm"),
         ("gpt2@", "size"),
         ("gpt2@2m", "sizes are 1m"),
         ("gpt2@1m+", "plus"),
@@ -323,6 +340,66 @@ def test_a_run_folder_is_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     (tmp_path / "gpt2").mkdir()  # a folder does not hide a preset
     assert preset("gpt2@1m") == PRESETS_GPT2
     assert preset("run+1@x+mqa") == preset("llama@1m+mqa")
+
+
+def test_a_folder_does_not_hide_what_names_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("gpt2@1m", "gpt2@1m+rope", "gpt2@1m-seed0", "gpt2@1m+run2"):
+        (tmp_path / name).mkdir()
+        preset("llama@1m").save(tmp_path / name / "config.yaml")
+    for name in ("gpt2@1m", "gpt2@1m+rope"):
+        assert preset(name).vocab_size == 50257 and preset(f"./{name}") == preset("llama@1m")
+    for name in ("gpt2@1m-seed0", "gpt2@1m+run2"):  # that name nothing else
+        assert preset(name) == preset("llama@1m") and preset(f"{name}+mqa") == preset("llama@1m+mqa")
+    with pytest.raises(RequestError, match=r"the folder here is \./gpt2@1m$"):
+        load("gpt2@1m")
+
+
+@pytest.mark.parametrize("name", ["@1m", "+rope", "@1m+rope"])
+def test_an_empty_name_is_not_the_current_folder(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    preset("llama@1m").save(tmp_path / "config.yaml")
+    with pytest.raises(RequestError, match="names no model"):
+        preset(name)
+    assert preset(".") == preset("llama@1m")
+
+
+def test_another_kind_of_a_part_keeps_what_both_have():
+    llama = preset("llama@1m+norm.eps=1e-3+norm.kind=layernorm")
+    assert llama == preset("llama@1m+norm.eps=1e-3+layernorm")
+    assert preset("llama@1m+ffn.kind=mlp").stack[0].blocks[0].ffn == MlpConfig(activation="silu", bias=False)
+    assert preset("llama@1m+norm.kind=rmsnorm+ffn.kind=glu+init.kind=gpt2") == preset("llama@1m")
+    assert preset("llama@1m+init.kind=xavier") == preset("llama@1m+init=xavier")
+
+
+def test_kinds_are_told_apart_by_their_fields():
+    """`of_kind` finds the axis of a plain part by its kind and fields."""
+    seen = [(known.kind, frozenset(known.model_fields)) for known in _CLASSES]
+    axes = {}
+    for known, key in zip(_CLASSES, seen, strict=True):
+        assert axes.setdefault(key, known.axis) == known.axis
+
+
+# What an EXPR says of the training
+
+
+def test_a_schedule_comes_with_its_own_fields():
+    plain = Recipe.of(tokens=1)
+    noam = with_recipe(plain, {"schedule": "noam", "warmup": "100"})
+    assert noam.schedule == NoamConfig(warmup=100) and noam.vary(schedule=plain.schedule) == plain
+    assert with_recipe(plain, {"warmup": "100", "schedule.kind": "noam"}) == noam
+    assert with_recipe(plain, {"schedule": "wsd", "schedule.decay": "0.3"}).schedule == WsdConfig(decay=0.3)
+    assert with_recipe(plain, {"tokens": "none", "minutes": "2"}).minutes == 2
+    with pytest.raises(RequestError, match=r"cosin cannot stand here as a schedule.*did you mean 'cosine'"):
+        with_recipe(plain, {"schedule": "cosin", "schedule.floor": "0"})
+
+
+@pytest.mark.parametrize("wish", [{"betas.0": "2"}, {"betas.0": "-1"}, {"betas.1": "1"}, {"betas.1": "true"}])
+def test_betas_are_bounded(wish: dict[str, str]):
+    (path,) = wish
+    with pytest.raises(RequestError, match=f"^{path}="):
+        with_recipe(Recipe.of(tokens=1), wish)
+    assert with_recipe(Recipe.of(tokens=1), {"betas.0": "0", "betas.1": "0.999"}).betas == (0, 0.999)
 
 
 PRESETS_GPT2 = preset("gpt2@1m")

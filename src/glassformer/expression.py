@@ -20,8 +20,9 @@ from pydantic import ValidationError
 
 from glassformer import convert
 from glassformer.config import BlockConfig, ModelConfig, Stage, explain
+from glassformer.errors import LONGEST as SHOWN
 from glassformer.errors import RequestError, did_you_mean
-from glassformer.parts.base import to_plain
+from glassformer.parts.base import of_kind, to_plain
 from glassformer.parts.ffn import ExpertsConfig, FFNConfig, GluConfig, MlpConfig
 from glassformer.parts.ffn.experts import share_of
 from glassformer.parts.init import DeepNormInitConfig, Gpt2InitConfig
@@ -73,6 +74,8 @@ SIZES: dict[str, tuple[int, int, int]] = {
 }
 
 LONGEST = 4096
+CHANGES = re.compile(r"\+(?=[A-Za-z_])")
+"""What parts one from the next."""
 
 Change = Callable[[ModelConfig], ModelConfig]
 
@@ -109,7 +112,8 @@ def load(
     RequestError."""
     name, size, wanted = parse(str(expression))
     if name in PRESETS or name in FAMILIES:
-        raise RequestError(f"{name} is a config without weights; name a run, a checkpoint, or hf:owner/name")
+        here = f"; the folder here is ./{expression}" if _exists(str(expression)) else ""
+        raise RequestError(f"{name} is a config without weights; name a run, a checkpoint, or hf:owner/name{here}")
     if size:
         raise RequestError(f"{expression}: a checkpoint keeps its size; leave @{size} out")
     if wanted:
@@ -119,30 +123,52 @@ def load(
 
 
 def parse(expression: str) -> tuple[str, str | None, list[str]]:
-    """(name, size, changes). A change begins with a letter, so `base=1e+6` is one and paths may hold a plus."""
+    """(name, size, changes). A change begins with a letter, so `base=1e+6` is one and paths may hold a plus.
+
+    What names a model means that model, whatever lies in the current folder; ./NAME is the folder. Raises RequestError
+    where the name is empty, or a change could be none."""
     expression = expression.strip()
     if not expression:
         raise RequestError("an expression is empty; name a model such as llama@10m")
     if len(expression) > LONGEST:
         raise RequestError(f"an expression has at most {LONGEST} characters, and this one has {len(expression):,}")
     path = _leading_path(expression)
-    first, *changes = re.split(r"\+(?=[A-Za-z_])", expression[len(path) :])
+    first, *changes = CHANGES.split(expression[len(path) :])
     name, at, size = first.partition("@")
     if at and not size:
         raise RequestError(f"{expression!r} has an @ without a size; use one of {', '.join(SIZES)}")
     if first.endswith("+"):
         raise RequestError(f"{expression!r} ends with a plus; a change follows it, such as +rope")
+    if not path + name:
+        raise RequestError(f"{expression[:SHOWN]!r} names no model; begin with one, such as llama@10m")
+    _, plus, rest = first.partition("+")
+    if plus and (path or not _looks_like_path(first)):
+        raise RequestError(f"{'+' + rest[:SHOWN]!r} is no change: one begins with a letter, such as +rope")
     return path + name, size or None, changes
 
 
 def _leading_path(expression: str) -> str:
-    """The longest leading piece that names a file or folder and no preset, or nothing."""
+    """The longest leading piece that names a file or folder and no model, or nothing."""
     cuts = [len(expression), *(match.start() for match in re.finditer(r"[+@]", expression))]
     for cut in sorted(cuts, reverse=True):
         piece = expression[:cut]
-        if piece and piece not in PRESETS and piece not in FAMILIES and _exists(piece) and _looks_like_path(piece):
+        if piece and _exists(piece) and _looks_like_path(piece) and not _names_a_model(piece):
             return piece
     return ""
+
+
+def _names_a_model(piece: str) -> bool:
+    """Whether it is NAME[@SIZE][+CHANGE...] of a model that has a name here: a folder called so does not hide it."""
+    first, *wanted = CHANGES.split(piece)
+    name, at, size = first.partition("@")
+    if not (name in PRESETS or name in FAMILIES or name in convert.PACKAGED) or (at and size.lower() not in SIZES):
+        return False
+    try:
+        for change in wanted:
+            _change(change)
+    except RequestError:
+        return False
+    return True
 
 
 def _exists(name: str) -> bool:
@@ -531,8 +557,13 @@ def _set(tree: Any, steps: list[str], value: str, path: str) -> None:
         tree = _step(tree, step, path)
         if tree is None:
             raise RequestError(f"{path}={value}: there is no {step} here to change; add it first")
-    key = _key(tree, last, path)
-    tree[key] = _value(value)
+    key, new = _key(tree, last, path), _value(value)
+    if key == "kind" and isinstance(new, str):
+        part = of_kind(tree, new)
+        tree.clear()
+        tree.update(part)
+    else:
+        tree[key] = new
 
 
 def _step(tree: Any, step: str, path: str) -> Any:
@@ -557,7 +588,7 @@ def _key(tree: Any, step: str, path: str) -> Any:
 # recipe.FIELD=VALUE
 
 RECIPE = "recipe"
-_OF_RECIPE = {"warmup": "schedule.warmup"}
+_OF_RECIPE = {"warmup": "schedule.warmup", "schedule.kind": "schedule"}
 
 
 def split_recipe(expression: str) -> tuple[str, dict[str, str]]:
@@ -576,11 +607,21 @@ def split_recipe(expression: str) -> tuple[str, dict[str, str]]:
 
 
 def with_recipe(recipe: Recipe, wishes: Mapping[str, str]) -> Recipe:
-    """The recipe with these fields changed; `warmup` is its schedule's. RequestError names one that is none."""
+    """The recipe with these fields changed; `warmup` is its schedule's, and another schedule comes with its own
+    defaults. RequestError names one that is none."""
+    paths = {field: _OF_RECIPE.get(field, field) for field in wishes}
     tree = to_plain(recipe)
-    for field, value in wishes.items():
-        _set(tree, _OF_RECIPE.get(field, field).split("."), value, f"{RECIPE}.{field}")
+    for field in sorted(wishes, key=lambda field: paths[field] != "schedule"):  # it first, so that its fields are there
+        _set(tree, paths[field].split("."), wishes[field], f"{RECIPE}.{field}")
+        if paths[field] == "schedule":
+            tree = to_plain(Recipe.of(**{**to_plain(recipe), "schedule": tree["schedule"]}))
     return Recipe.of(**tree)
+
+
+def own_value(expression: str, config: ModelConfig, field: str) -> Any:
+    """The config's value of a field where a change of its EXPR sets it, else None."""
+    named = {change.partition("=")[0].strip() for change in parse(expression)[2]}
+    return getattr(config, field) if field in named else None
 
 
 def _value(text: str) -> Any:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from glassformer.cli import app, main
+from glassformer.config import ModelConfig
 from glassformer.train import Recipe
 
 TINY = "llama@1m+layers=1+d_model=32+heads=2"
@@ -287,3 +288,103 @@ def test_ctrl_c_while_torch_is_imported(tmp_path: Path) -> None:
         env={**os.environ, "PYTHONPATH": path},
     )  # fmt: skip
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "stopped\n")
+
+
+@pytest.mark.parametrize("verb", ["train", "compare"])
+def test_a_dash_is_standard_input(
+    verb: str, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(source.read_bytes()), encoding="utf-8"))
+    assert main([verb, TINY, "--data", "-", "--out", str(tmp_path / "out"), *PLAN, "--json"]) == 0
+    json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize(
+    ("changes", "options", "context"),
+    [
+        ("", [], 256),
+        ("+context=64", [], 64),
+        ("+recipe.context=64", [], 64),
+        ("+context=64+recipe.context=64", ["--context", "64"], 64),
+        ("", ["--context", "64"], 64),
+        ("+context=64", ["--context", "32"], None),
+        ("+recipe.context=64", ["--context", "256"], None),
+        ("+context=32+recipe.context=64", [], None),
+    ],
+)
+def test_the_context_of_the_expression_is_that_of_the_run(
+    changes: str,
+    options: list[str],
+    context: int | None,
+    source: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run = tmp_path / "run"
+    plan = ["--tokens", "256", "--batch-size", "1", "--threads", "1", *options]
+    status = main(["train", TINY + changes, "--data", str(source), "--out", str(run), *plan])
+    if context is None:
+        said = capsys.readouterr().err
+        assert status == 2 and "are both asked for; give one of them" in said and not run.exists()
+    else:
+        assert status == 0
+        assert (ModelConfig.from_file(run / "config.yaml").context, recipe_of(run).context) == (context, context)
+
+
+def recipe_of(run: Path) -> Recipe:
+    return Recipe.from_file(run / "recipe.yaml")
+
+
+def test_a_vocabulary_that_the_expression_names_pads_the_tokenizers(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train = ["--data", str(source), *PLAN, "--json"]
+    assert main(["train", TINY, *train, "--out", str(tmp_path / "plain")]) == 0
+    tokens = ModelConfig.from_file(tmp_path / "plain" / "config.yaml").vocab_size
+    for size, status in ((tokens, 0), (4 * tokens, 0), (tokens - 1, 2)):
+        run = tmp_path / f"run{size}"
+        capsys.readouterr()
+        assert main(["train", f"{TINY}+vocab_size={size}", *train, "--out", str(run)]) == status
+        if status:
+            assert f"vocab_size={size} is less than the {tokens} tokens" in capsys.readouterr().err
+            assert not run.exists()
+        else:
+            assert ModelConfig.from_file(run / "config.yaml").vocab_size == size
+    run = tmp_path / f"run{4 * tokens}"
+    assert main(["train", f"{TINY}+vocab_size={4 * tokens}", *train, "--out", str(run), "--resume"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "options", "says"),
+    [
+        ("", ["--device", "cuda:99"], "device='cuda:99' is not on this machine"),
+        ("+bidirectional", [], "visibility=bidirectional"),
+        ("+mamba", ["--qk-clip", "100"], "qk_clip=100 is about attention"),
+        ("+learned+embedding.position.length=8", [], "embedding.position.length=8 is shorter than context=32"),
+        ("", ["--out", ""], "--out is empty"),
+    ],
+)
+def test_what_can_be_refused_is_refused_before_the_text_is_read(
+    changes: str,
+    options: list[str],
+    says: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(import_module("glassformer.text"), "prepare", lambda *_, **__: pytest.fail("read the text"))
+    options = options if "--out" in options else [*options, "--out", "run"]
+    assert main(["train", TINY + changes, "--data", "python-docs", *PLAN, *options]) == 2
+    assert says in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_context_longer_than_the_text_is_refused_before_the_run(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    plan = ["--tokens", "200k", "--batch-size", "1", "--threads", "1"]
+    assert main(["train", f"{TINY}+recipe.context=8000", "--data", str(source), "--out", str(run), *plan]) == 2
+    assert "context=8000 needs at least 8001 tokens, and the held-out text" in capsys.readouterr().err
+    assert not run.exists()

@@ -10,7 +10,7 @@ import pytest
 
 import glassformer.compare as package
 from glassformer.compare import compare
-from glassformer.compare.request import arms, fairness, likeness, recipes
+from glassformer.compare.request import arms, common_context, fairness, likeness, recipes
 from glassformer.compare.result import read_result
 from glassformer.compare.statistics import paired_interval, student_t, verdicts
 from glassformer.errors import RequestError, WorkError
@@ -317,6 +317,59 @@ def test_wrong_requests_are_refused_before_anything_is_trained(
         compare(names, source, out=tmp_path / "out", **{**PLAN, **fields})
     assert says in str(refused.value)
     assert not (tmp_path / "out" / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("names", "context"),
+    [
+        (["gpt2@1m+context=16", "llama@1m+context=999"], 32),
+        (["gpt2@1m+context=16", "llama@1m+context=999"], None),
+        (["gpt2@1m+context=16", "llama@1m"], None),
+        (["gpt2@1m", "llama@1m+context=16"], 32),
+    ],
+)
+def test_a_context_of_one_arm_is_refused(source: Path, tmp_path: Path, names: list[str], context: int | None) -> None:
+    with pytest.raises(RequestError, match=r"one arm cannot have context=.* for itself; give --context to all"):
+        compare(names, source, out=tmp_path / "out", **{**PLAN, "context": context})
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("names", "given", "context"),
+    [
+        (["gpt2@1m+context=64", "llama@1m+context=64"], None, 64),
+        (["gpt2@1m+context=64", "llama@1m"], 64, 64),
+        (["gpt2@1m+context=256", "llama@1m"], None, 256),
+        (["gpt2@1m", "llama@1m"], None, 256),
+        (["gpt2@1m", "llama@1m"], 8, 8),
+    ],
+)
+def test_a_context_of_all_arms_is_taken(names: list[str], given: int | None, context: int) -> None:
+    assert common_context(arms(names), given) == context
+
+
+def test_a_padded_vocabulary_is_trained_and_written_with(source: Path, tmp_path: Path) -> None:
+    """Rows that stand for no token are drawn from as others are."""
+    names = [f"gpt2@1m{TINY}", f"gpt2@1m{TINY}+vocab_size=2000"]
+    plain, padded = compare(names, source, out=tmp_path / "out", **PLAN)["runs"]
+    assert (plain["status"], padded["status"]) == ("ok", "ok"), padded["error"]
+    assert plain["config"]["vocab_size"] < 100 and padded["config"]["vocab_size"] == 2000
+    with pytest.raises(RequestError, match="vocab_size=3 is less than"):
+        compare(["gpt2@1m+vocab_size=3"], source, out=tmp_path / "other", **PLAN)
+
+
+def test_flops_are_matched_with_the_padded_vocabulary() -> None:
+    name = "gpt2@1m+vocab_size=5000"
+    config = arms([name])[name]
+    (plan,) = recipes({name: config}, {**PLAN, "tokens": 1000}, "flops", 50).values()
+    assert plan.flops == 3.0 * config.vary(context=32).flops(32) * 1000
+
+
+def test_an_empty_out_is_refused(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RequestError, match="--out is empty"):
+        compare(["gpt2@1m"], source, out="", **PLAN)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_an_out_that_is_a_file_is_refused(source: Path, tmp_path: Path) -> None:

@@ -265,3 +265,68 @@ def test_a_climb_after_learning_is_divergence(text: TextData, monkeypatch: pytes
     run = train(model(), text, {**TEN, "tokens": 250 * BATCH * CONTEXT})
     assert run.status == "diverged"
     assert 81 < run.steps < 140
+
+
+HELD = ("config.yaml", "config.json", "tokenizer.json", "tokenizer_config.json", "metrics.jsonl",
+        "model-00001-of-00002.safetensors")  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HELD)
+def test_a_folder_of_something_else_is_left_alone(text: TextData, tmp_path: Path, name: str) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / name).write_text("mine")
+    with pytest.raises(RequestError, match=f"mine holds {name}, and is no run"):
+        train(model(), text, TEN, tmp_path / "mine")
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == [name]
+    assert (tmp_path / "mine" / name).read_text() == "mine"
+
+
+def test_a_folder_of_other_files_is_written_to(text: TextData, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "notes.txt").write_text("mine")
+    assert train(model(), text, TEN, tmp_path / "run").steps == 10
+    assert (tmp_path / "run" / "notes.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize("crash", ["model", "tokenizer", "loop"])
+def test_a_run_that_ended_before_its_first_checkpoint_begins_again(
+    text: TextData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, crash: str
+) -> None:
+    def die(*args: object, **kwargs: object) -> None:
+        raise KeyboardInterrupt
+
+    place = {"model": (gf.ModelConfig, "save"), "tokenizer": (type(text.tokenizer), "save"), "loop": (_Loop, "run")}
+    with monkeypatch.context() as patch:
+        patch.setattr(*place[crash], die)
+        with pytest.raises(KeyboardInterrupt):
+            train(model(), text, TEN, tmp_path / "run")
+    assert (tmp_path / "run" / "recipe.yaml").exists()
+    assert train(model(), text, TEN, tmp_path / "run").steps == 10
+
+
+def test_a_refused_run_leaves_no_folder(text: TextData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    out = tmp_path / "a" / "b"
+    for context, says in ((100_000, "training text has"), (len(text.validation), "held-out text has")):
+        with pytest.raises(RequestError, match=says):
+            train(model(), text, {**TEN, "context": context}, out)
+    with pytest.raises(RequestError, match="vocab_size=3 is less than"):
+        train(model(), text, TEN, out, vocab_size=3)
+    with pytest.raises(RequestError, match="--out is empty"):
+        train(model(), text, TEN, "")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_out_within_a_file_is_refused(text: TextData, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(RequestError, match=r"file/a/b: \S*file is a file; name a folder"):
+        train(model(), text, TEN, tmp_path / "file" / "a" / "b")
+
+
+def test_what_no_text_could_mend_is_refused_before_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "prepare", lambda *_, **__: pytest.fail("read the text"))
+    for change, says in (("+bidirectional", "bidirectional"), ("+learned+embedding.position.length=8", "shorter than")):
+        with pytest.raises(RequestError, match=says):
+            train(preset(f"llama@1m{SMALL}{change}"), "python-docs", TEN)
+    with pytest.raises(RequestError, match="qk_clip=100"):
+        train(preset("mamba@1m"), "python-docs", {**TEN, "qk_clip": 100})

@@ -29,7 +29,11 @@ app = App(
 
 Expression = Annotated[str, Parameter(help="An expression: NAME[@SIZE][+CHANGE...].")]
 Data = Annotated[
-    str, Parameter(help="A text file, a folder, - for stdin, hf:owner/name, python-docs or python-source.")
+    str,
+    Parameter(
+        help="A text file, a folder, - for stdin, hf:owner/name, python-docs or python-source.",
+        allow_leading_hyphen=True,
+    ),
 ]
 Json = Annotated[bool, Parameter(name="--json", negative="", help="Print the result as JSON on standard output.")]
 
@@ -53,7 +57,9 @@ Minutes = Annotated[float | None, Parameter(help="Budget of a run in minutes of 
 Flops = Annotated[float | None, Parameter(converter=count, help="Budget of a run in training FLOPs.")]
 TokenizerName = Annotated[str, Parameter(help="auto, byte, char, bpe:SIZE, or a tokenizer.json.")]
 BatchSize = Annotated[int, Parameter(help="Sequences of one optimizer step.")]
-Context = Annotated[int, Parameter(help="Tokens of one sequence.")]
+Context = Annotated[
+    int | None, Parameter(help="Tokens of one sequence; by default what the expression says (+context=N), or 256.")
+]
 Device = Annotated[str, Parameter(help="auto, cpu, cuda, mps.")]
 DType = Annotated[str, Parameter(help="auto, float32, bfloat16.")]
 Threads = Annotated[int | None, Parameter(help="Threads of the processor; by default as many as it has cores.")]
@@ -90,7 +96,7 @@ def compare(
     out: str = "comparison",
     tokenizer: TokenizerName = "auto",
     batch_size: BatchSize = 16,
-    context: Context = 256,
+    context: Context = None,
     lr: LearningRate = None,
     device: Device = "auto",
     dtype: DType = "auto",
@@ -169,7 +175,7 @@ def train(
     tokenizer: TokenizerName = "auto",
     batch_size: BatchSize = 16,
     micro_batch: int | None = None,
-    context: Context = 256,
+    context: Context = None,
     evaluate_every: int | None = None,
     checkpoint_seconds: float = 60.0,
     device: Device = "auto",
@@ -221,30 +227,37 @@ def train(
     """
     from glassformer.cli.show import TrainingView
     from glassformer.compare.arm import describe
-    from glassformer.expression import preset, split_recipe, with_recipe
+    from glassformer.expression import own_value, preset, split_recipe, with_recipe
     from glassformer.parts.base import to_plain
     from glassformer.report import write_run
     from glassformer.text import prepare
     from glassformer.train import Recipe, Report
     from glassformer.train import train as run
-    from glassformer.train.loop import check_folder
+    from glassformer.train.loop import check_folder, fit, refuse_early
     from glassformer.train.sinks import check_sinks, open_sinks
 
     model, wishes = split_recipe(model)
+    config = preset(model)
+    contexts = [c for c in (context, own_value(model, config, "context")) if c is not None]
     plan: dict[str, Any] = {"kind": schedule, **({} if warmup is None else {"warmup": warmup})}
     recipe = Recipe.of(
         tokens=_whole(tokens), minutes=minutes, flops=flops, seed=seed, learning_rate=lr, schedule=plan,
         weight_decay=weight_decay, clip=clip, adam_eps=adam_eps, qk_clip=qk_clip,
-        batch_size=batch_size, micro_batch=micro_batch, context=context,
+        batch_size=batch_size, micro_batch=micro_batch, **({"context": contexts[0]} if contexts else {}),
         evaluate_every=evaluate_every, checkpoint_seconds=checkpoint_seconds, device=device, dtype=dtype,
         threads=threads, compile=compile, watch=_interval(watch, watch_every), on_spike=on_spike,
     )  # fmt: skip
     recipe = with_recipe(recipe, wishes)
-    config = preset(model)
+    for asked in contexts:
+        if asked != recipe.context:
+            raise RequestError(f"context={asked} and context={recipe.context} are both asked for; give one of them")
     check_sinks(log_to or ())
     check_folder(out, resume)
+    refuse_early(config, recipe)
+    vocab_size = own_value(model, config, "vocab_size")
     with TrainingView(quiet=json) as view:
-        text = prepare(data, tokenizer, context, progress=view.progress)
+        text = prepare(data, tokenizer, recipe.context, progress=view.progress)
+        config = fit(config, text.tokenizer.vocab_size, recipe.context, vocab_size)
         view.begin(model, config, recipe, text)
         described = {"model": config.to_dict(), "recipe": to_plain(recipe)}
         with open_sinks(log_to or (), Path(out), model, described, _done(out, resume)) as log:
@@ -253,7 +266,7 @@ def train(
                 log(report)
                 view.step(report)
 
-            done = run(config, text, recipe, out, resume, callback=tell)
+            done = run(config, text, recipe, out, resume, callback=tell, vocab_size=vocab_size)
     if recipe.watch:
         write_run(describe(model, done, None), Path(out) / "dynamics.html")
     view.finish(done, json)

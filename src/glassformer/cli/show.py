@@ -25,7 +25,7 @@ from glassformer.presets import FAMILIES, PRESETS
 from glassformer.text import TextData
 from glassformer.train import Recipe, Report, Run
 from glassformer.train.checkpoint import disk_errors
-from glassformer.train.loop import fit, settings
+from glassformer.train.loop import settings
 
 PATIENCE = 5.0
 """Seconds between two lines of progress where no bar can be drawn."""
@@ -231,7 +231,7 @@ class TrainingView(View):
     task: TaskID | None = None
 
     def begin(self, name: str, config: ModelConfig, recipe: Recipe, text: TextData) -> None:
-        how = settings(fit(config, text.tokenizer.vocab_size, recipe.context), recipe)
+        how = settings(config, recipe)
         self.say(f"{name}: {config.num_params(embeddings=False):,} parameters in the layers{met(config)}; {how.why}")
         self.say(
             f"{text.name}: {len(text.train):,} tokens to train on, {len(text.validation):,} held out "

@@ -18,12 +18,13 @@ from typing import Any
 
 from glassformer import machine
 from glassformer.callable_module import make_callable
-from glassformer.compare.request import Match, arms, fairness, likeness, recipes
+from glassformer.compare.request import Match, arms, common_context, fairness, likeness, recipes
 from glassformer.compare.result import read_result
 from glassformer.compare.statistics import verdicts
 from glassformer.config import ModelConfig
 from glassformer.dynamics.summary import summary_of
 from glassformer.errors import RequestError
+from glassformer.expression import own_value
 from glassformer.parts.base import to_plain
 from glassformer.report import write_report
 from glassformer.text import Progress, TextData, prepare
@@ -69,16 +70,22 @@ def compare(
     """
     notify = on_event or (lambda event: None)
     check_sinks(log_to)
+    if not str(out):
+        raise RequestError("--out is empty; name a folder")
     if seeds < 1:
         raise RequestError(f"seeds={seeds} must be at least 1")
     configs = arms(expressions)
     notes = fairness(configs, allow_unmatched)
     fields = {**_recipe_defaults(), **recipe, "tokens": tokens, "minutes": minutes, "flops": flops}
+    fields["context"] = common_context(configs, recipe.get("context"))
     machine.settings(fields["device"], fields["dtype"], fields["threads"], fields["compile"])  # refuses early
-    recipes(configs, fields, match, vocab_size=256)  # refuses a wrong recipe before the text is read
+    recipes(configs, fields, match, vocab_size=1)  # refuses a wrong recipe before the text is read
     _not_a_file(Path(out))
     text = data if isinstance(data, TextData) else prepare(data, tokenizer, fields["context"], progress=on_progress)
-    configs = {name: fit(config, text.tokenizer.vocab_size, fields["context"]) for name, config in configs.items()}
+    configs = {
+        name: fit(config, text.tokenizer.vocab_size, fields["context"], own_value(name, config, "vocab_size"))
+        for name, config in configs.items()
+    }
     for config in configs.values():
         config.check()
         refuse_short(config)

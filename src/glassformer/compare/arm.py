@@ -84,7 +84,7 @@ def measure(folder: Path, request: dict[str, Any]) -> dict[str, Any]:
     name, step = f"{request['name']}-seed{recipe.seed}", read_state(found)["step"] if found else 0
     what = {"model": request["config"], "recipe": request["recipe"]}
     with open_sinks(request.get("log_to", ()), run_folder, name, what, step) as logger:
-        run = train(config, text, recipe, run_folder, resume=found is not None, callback=watch)
+        run = train(config, text, recipe, run_folder, found is not None, watch, vocab_size=config.vocab_size)
     peak = machine.peak_memory(run.how.device)
     say({"event": "measuring"})
     added = None if not trained else peak - before if run.how.device == "cpu" else peak
@@ -153,7 +153,7 @@ def generation(run: Run, text: Tokens) -> dict[str, Any]:
         "state_bytes_per_token": state.nbytes / context,
         "sample": {
             "prompt": decode(prompt[0].tolist()),
-            "text": decode(ids),
+            "text": decode([token for token in ids if token < text.tokenizer.vocab_size]),  # not of a padded row
             "temperature": TEMPERATURE,
             "top_k": TOP_K,
         },

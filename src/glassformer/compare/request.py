@@ -8,7 +8,7 @@ from typing import Any, Literal
 from glassformer.config import ModelConfig
 from glassformer.dynamics.qk_clip import refuse_clipping
 from glassformer.errors import RequestError
-from glassformer.expression import preset, split_recipe, with_recipe
+from glassformer.expression import own_value, preset, split_recipe, with_recipe
 from glassformer.train import Recipe, default_learning_rate
 from glassformer.train.loop import fit, refuse_blind
 
@@ -42,6 +42,20 @@ def arms(expressions: Sequence[str]) -> dict[str, ModelConfig]:
         found[expression] = preset(model)
         refuse_blind(found[expression])
     return found
+
+
+def common_context(configs: dict[str, ModelConfig], given: int | None) -> int:
+    """The context of all arms: the one given, or the one that every EXPR sets, or the recipe's default. Raises
+    RequestError for an EXPR that sets another."""
+    own = {name: own_value(name, config, "context") for name, config in configs.items()}
+    default = next(iter(own.values())) if len(set(own.values())) == 1 else None
+    context = next(c for c in (given, default, Recipe.model_fields["context"].default) if c is not None)
+    for name, its in own.items():
+        if its not in (None, context):
+            raise RequestError(
+                f"{name}: one arm cannot have context={its} for itself; give {ALIKE['context']} to all, without it"
+            )
+    return context
 
 
 def fairness(configs: dict[str, ModelConfig], allow_unmatched: bool) -> list[str]:
@@ -103,7 +117,8 @@ def recipes(
     budget: dict[str, Any] = {given[0]: recipe[given[0]]}
     match = match or given[0]  # type: ignore[assignment]
     if match == "flops" and given == ["tokens"]:
-        first = fit(next(iter(configs.values())), vocab_size, recipe["context"])
+        name, config = next(iter(configs.items()))
+        first = fit(config, vocab_size, recipe["context"], own_value(name, config, "vocab_size"))
         budget = {"flops": 3.0 * first.flops(recipe["context"]) * recipe["tokens"]}
     elif match != given[0]:
         raise RequestError(f"--match {match} needs --{match}; --{given[0]} was given")

@@ -60,8 +60,8 @@ def stream(
     Who pads by hand says so in `documents`, as for the model: each row goes on with the document it ends in.
 
     `sampling`: top_p, min_p, typical_p, penalties, logit_bias (`Sampling`). Row i draws from a generator of (seed, i),
-    so its text does not depend on its neighbours (where products round alike: in fp32). Raises RequestError for what cannot be generated, before anything is
-    computed, and WorkError where the model's logits are not numbers."""
+    so its text does not depend on its neighbours (where products round alike: in fp32). Raises RequestError for what
+    cannot be generated, before anything is computed, and WorkError where the model's logits are not numbers."""
     if not isinstance(tokens, Tensor):
         if documents is not None:
             raise RequestError("documents are of tokens in a tensor; rows in lists are padded here")

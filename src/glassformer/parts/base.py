@@ -8,10 +8,10 @@ itself a `kind` can be written to and read from files as soon as it is imported.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_args
 
 import torch
-from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaHandler, model_validator
+from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaHandler, field_validator, model_validator
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 from torch import nn
 
@@ -65,6 +65,17 @@ class Value(BaseModel):
                     {"name": shown(name), "near": near or f"; known here: {', '.join(cls.model_fields)}"})  # fmt: skip
         return value
 
+    @field_validator("*", mode="before")
+    @classmethod
+    def _refuse_truth_for_a_number(cls, value: Any, info: Any) -> Any:
+        """To Python, True is 1."""
+        if isinstance(value, bool):
+            annotation = cls.model_fields[info.field_name].annotation
+            kinds = [annotation, *get_args(annotation)]
+            if bool not in kinds and (int in kinds or float in kinds):
+                raise ValueError("a number is right here, not true or false")
+        return value
+
     def vary(self, **changes: Any) -> Any:
         """A validated copy with some fields changed."""
         return type(self)(**{name: getattr(self, name) for name in type(self).model_fields} | changes)
@@ -83,6 +94,16 @@ def to_plain(value: Any) -> Any:
 
 
 _CLASSES: list[type[PartConfig]] = []
+
+
+def of_kind(part: dict[str, Any], kind: str) -> dict[str, Any]:
+    """A part, as `to_plain` gives it, as another kind of its axis, with the fields that both have. One that its axis
+    does not have is left for validation to refuse."""
+    fields = part.keys() - {"kind"}
+    axes = {known.axis for known in _CLASSES if known.kind == part["kind"] and known.model_fields.keys() == fields}
+    chosen = next((known for known in _CLASSES if known.kind == kind and known.axis in axes), None)
+    kept = part if chosen is None else {name: part[name] for name in chosen.model_fields if name in part}
+    return {**kept, "kind": kind}
 
 
 class PartConfig(Value):

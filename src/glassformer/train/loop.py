@@ -11,7 +11,7 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any, Protocol
@@ -30,6 +30,7 @@ from glassformer.parts.base import after_step
 from glassformer.parts.mup import parameter_groups
 from glassformer.parts.region import compiled_regions
 from glassformer.text import Batches, Tokenizer, Tokens, prepare
+from glassformer.text.batches import refuse_long
 from glassformer.train import checkpoint
 from glassformer.train.evaluate import evaluate
 from glassformer.train.progress import Progress, read_metrics
@@ -42,6 +43,8 @@ ROLL_BACKS = 10
 LEFT_OUT = 10
 DIVERGENCE_WINDOW = 50
 DIVERGENCE_NATS = 1.0
+HELD = ("config.yaml", "config.json", "*tokenizer*", "metrics.jsonl", "model*.safetensors")
+"""What a run would write over, or what would no longer belong together."""
 
 
 class Interrupted(WorkError):
@@ -121,8 +124,10 @@ def train(
     callback: Callback | None = None,
     tokenizer: str = "auto",
     observers: Sequence[Observer] = (),
+    vocab_size: int | None = None,
 ) -> Run:
-    """Trains `config` on DATA by `recipe`; vocabulary and context come from the tokenizer and the recipe.
+    """Trains `config` on DATA by `recipe`; vocabulary and context come from the tokenizer and the recipe. `vocab_size`
+    pads the vocabulary to more than the tokenizer's.
 
     With `out` a run folder is written: config.yaml, recipe.yaml, tokenizer, metrics.jsonl, checkpoints. `resume`
     goes on from its latest checkpoint, bit for bit as if it had not stopped. Raises RequestError before anything is
@@ -130,17 +135,16 @@ def train(
     the run with `status="diverged"`. `recipe.watch` writes dynamics.jsonl; `observers` are called around every update.
     """
     recipe = recipe if isinstance(recipe, Recipe) else Recipe.of(**recipe)
-    refuse_blind(config)
-    refuse_clipping(config, recipe.qk_clip)
-    settings(config, recipe)  # refuses a device that is not here before the text is read
+    refuse_early(config, recipe)
     folder = check_folder(out, resume)
     if recipe.on_spike == "roll_back" and folder is None:
         raise RequestError("on_spike=roll_back returns to a checkpoint; name a folder for the run (--out RUN)")
     text = data if isinstance(data, Tokens) else prepare(data, tokenizer, context=recipe.context)
-    config = fit(config, text.tokenizer.vocab_size, recipe.context)
+    for name, side in (("training", text.train), ("held-out", text.validation)):
+        refuse_long(recipe.context, len(side), f"{name} text")
+    config = fit(config, text.tokenizer.vocab_size, recipe.context, vocab_size)
     how = settings(config, recipe)
     config.check()
-    refuse_short(config)
     machine.apply(how)
     with only_writer(folder):
         _open_folder(folder, config, recipe, text, resume)
@@ -153,9 +157,25 @@ def settings(config: ModelConfig, recipe: Recipe) -> machine.Settings:
     return machine.settings(recipe.device, recipe.dtype, recipe.threads, compile)
 
 
-def fit(config: ModelConfig, vocab_size: int, context: int) -> ModelConfig:
-    """The config with the text's vocabulary and the training context."""
-    return config.vary(vocab_size=vocab_size, context=context)
+def fit(config: ModelConfig, vocab_size: int, context: int, padded: int | None = None) -> ModelConfig:
+    """The config with the text's vocabulary, or one `padded` to more, and the training context. Raises RequestError
+    where that is less."""
+    if padded is not None and padded < vocab_size:
+        raise RequestError(
+            f"vocab_size={padded} is less than the {vocab_size} tokens of the text's tokenizer; leave it out, or give "
+            f"{vocab_size} or more"
+        )
+    return config.vary(vocab_size=padded or vocab_size, context=context)
+
+
+def refuse_early(config: ModelConfig, recipe: Recipe) -> None:
+    """What can be refused of a run before the text is read, which may take minutes. Raises RequestError."""
+    config = config.vary(context=recipe.context)
+    config.check()
+    refuse_short(config)
+    refuse_blind(config)
+    refuse_clipping(config, recipe.qk_clip)
+    settings(config, recipe)
 
 
 def refuse_blind(config: ModelConfig) -> None:
@@ -573,21 +593,34 @@ def _identity(text: Tokens) -> list[str]:
 
 
 def check_folder(out: str | Path | None, resume: bool) -> Path | None:
-    """Refuses what can be refused before the text is read."""
+    """Refuses what can be refused before the text is read, and leaves nothing there."""
     if out is None:
         if resume:
             raise RequestError("resume needs the run's folder (--out RUN)")
         return None
+    if not str(out):
+        raise RequestError("--out is empty; name a folder")
     folder = Path(out)
-    if folder.exists() and not folder.is_dir():
-        raise RequestError(f"--out {folder} is a file; name a folder")
+    new = [place for place in (folder, *folder.parents) if not place.is_dir()]
+    for place in new:
+        if place.exists():
+            raise RequestError(f"--out {folder}: {place} is a file; name a folder")
     found = checkpoint.latest(folder)
     if found is not None and not resume:
         raise RequestError(f"{folder} already holds a run; go on with --resume, or name another folder")
     if found is None and resume:
         raise RequestError(f"{folder} has no checkpoint to resume from; leave out --resume to begin")
-    with checkpoint.disk_errors(folder):
-        folder.mkdir(parents=True, exist_ok=True)
+    held = sorted(path.name for pattern in HELD for path in folder.glob(pattern))
+    begun = (folder / "recipe.yaml").is_file()  # a run, though it may have ended before its first checkpoint
+    if found is None and held and not begun:
+        raise RequestError(f"{folder} holds {', '.join(held[:5])}, and is no run; name a folder of its own")
+    try:
+        with checkpoint.disk_errors(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+    finally:
+        for place in new:
+            with suppress(OSError):
+                place.rmdir()
     return folder
 
 
@@ -599,8 +632,8 @@ def _open_folder(folder: Path | None, config: ModelConfig, recipe: Recipe, text:
         _same_run(folder, config, recipe)
         return
     with checkpoint.disk_errors(folder):
+        recipe.save(folder / "recipe.yaml")  # first: it says that the others are a run's
         config.save(folder / "config.yaml")
-        recipe.save(folder / "recipe.yaml")
         text.tokenizer.save(folder)
 
 
@@ -621,10 +654,12 @@ def _same_run(folder: Path, config: ModelConfig, recipe: Recipe) -> None:
 
 @contextmanager
 def only_writer(folder: Path | None) -> Iterator[None]:
-    """Refuses a second process that would write the same run."""
+    """Makes the folder; refuses a second process that would write the same run."""
     if folder is None:
         yield
         return
+    with checkpoint.disk_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
     try:
         import fcntl
     except ImportError:  # Windows: the folder is not guarded there

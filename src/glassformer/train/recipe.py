@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import yaml
 from pydantic import Field, model_validator
@@ -15,6 +15,9 @@ from glassformer.train.schedule import CosineConfig, ScheduleConfig
 
 WATCH = 25
 """Steps between looks where none are named: below 3 % of a step (docs/benchmarks/watch.md)."""
+
+
+Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 class Recipe(Value):
@@ -39,7 +42,7 @@ class Recipe(Value):
     schedule: ScheduleConfig = CosineConfig()
     weight_decay: float = Field(0.1, ge=0)
     """On weights of matrices; never on norms, biases or embeddings."""
-    betas: tuple[float, float] = (0.9, 0.95)
+    betas: tuple[Beta, Beta] = (0.9, 0.95)
     adam_eps: float = Field(1e-8, gt=0)
     clip: float | None = Field(1.0, gt=0)
     """Largest gradient norm."""
