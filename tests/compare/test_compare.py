@@ -144,6 +144,7 @@ def test_a_wrong_recipe_of_an_arm_is_one_sentence(source: Path, tmp_path: Path, 
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_two_recipes_of_one_model_are_compared(source: Path, tmp_path: Path) -> None:
     """Same weights, same text: the losses differ by the recipe, the page names it, and both are kept by content."""
     model = f"gpt2@1m{TINY}"

@@ -59,7 +59,15 @@ def loud(config: ModelConfig) -> Model:
     return model.eval()
 
 
-@pytest.mark.parametrize("base", BASES, ids=lambda name: name.split("@")[0])
+QUICK = 3
+"""Families whose doors are gone through in every run of the tests."""
+
+
+@pytest.mark.parametrize(
+    "base",
+    [*BASES[:QUICK], *(pytest.param(base, marks=pytest.mark.slow) for base in BASES[QUICK:])],
+    ids=lambda name: name.split("@")[0],
+)
 def test_open_doors_are_open(base: str, tmp_path: Path) -> None:
     """One change at a time to each published wiring, and every family that then claims to hold it."""
     tokens = torch.randint(61, (2, 23), generator=torch.Generator().manual_seed(0))

@@ -567,6 +567,7 @@ def test_no_rows_break_the_diagnosis(rows: list[dict[str, Any]], recorded: list[
 WHOLE = json.dumps(records())
 
 
+@pytest.mark.slow
 @settings(max_examples=100, suppress_health_check=[HealthCheck.too_slow])
 @given(st.data())
 def test_damaged_numbers_do_not_break_it_either(data: st.DataObject):

@@ -96,6 +96,7 @@ def test_no_step_is_too_long_and_none_too_short():
     assert all(x.grad is not None and x.grad.isfinite().all() for x in given.values())
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not machine.can_compile("cpu"), reason="no compiler here")
 def test_fused_it_is_the_definition(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("glassformer.parts.mixer.scan.CHUNK", 3)  # of one length, short: they compile in seconds

@@ -46,8 +46,10 @@ def interrupt_at(step: int) -> Any:
         ("llama@1m", {}),
         ("gpt2@1m+dropout:0.1", {"micro_batch": 2}),
         ("bloom@1m", {"schedule": "wsd", "dtype": "bfloat16"}),
-        ("llama@1m+sigmareparam", {"micro_batch": 2}),
-        ("llama@1m+moe:4:2+ffn.balance_rate=0.01+ffn.n_shared=1", {"micro_batch": 2}),
+        pytest.param("llama@1m+sigmareparam", {"micro_batch": 2}, marks=pytest.mark.slow),
+        pytest.param(
+            "llama@1m+moe:4:2+ffn.balance_rate=0.01+ffn.n_shared=1", {"micro_batch": 2}, marks=pytest.mark.slow
+        ),
     ],
 )
 def test_resuming_is_bit_for_bit(text: TextData, tmp_path: Path, name: str, extra: dict[str, Any]) -> None:

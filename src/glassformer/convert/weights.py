@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import gc
 import re
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -16,7 +14,7 @@ from glassformer.config import ModelConfig
 from glassformer.convert.family import complaints
 from glassformer.convert.names import Names, Piece, modules_of
 from glassformer.convert.packed import PackedLinear
-from glassformer.convert.storage import DTYPES, Entry, Packed, Source, TensorFile
+from glassformer.convert.storage import DTYPES, Entry, Packed, Source, TensorFile, nothing_collected
 from glassformer.convert.storage.base import pieces as by_rows
 from glassformer.errors import RequestError
 from glassformer.model import Model
@@ -27,19 +25,7 @@ NEIGHBOURS = 1 << 20
 into memory for nothing, and is copied."""
 
 
-@contextmanager
-def _nothing_collected() -> Iterator[None]:
-    """Python's garbage collector goes through young objects again and again while thousands are made that stay."""
-    on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if on:
-            gc.enable()
-
-
-@_nothing_collected()
+@nothing_collected()
 def fill(
     config: ModelConfig,
     names: Names,

@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from glassformer.convert.storage.base import Entry, Packed, Source, TensorFile, opened, writable
+from glassformer.convert.storage.base import Entry, Packed, Source, TensorFile, nothing_collected, opened, writable
 from glassformer.convert.storage.gguf import GGUFFile, open_gguf, write_gguf
 from glassformer.convert.storage.quants import DTYPES
 from glassformer.convert.storage.safetensors import WEIGHTS, SafetensorsFile, open_folder, pickled, write_safetensors
@@ -29,6 +29,7 @@ __all__ = [
     "SafetensorsFile",
     "Source",
     "TensorFile",
+    "nothing_collected",
     "is_gguf",
     "means_weights",
     "open_folder",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import math
 import mmap
 import os
@@ -32,6 +33,18 @@ class Entry(NamedTuple):
     shape: tuple[int, ...]
     offset: int
     nbytes: int
+
+
+@contextlib.contextmanager
+def nothing_collected() -> Iterator[None]:
+    """Python's garbage collector goes through young objects again and again while thousands are made that stay."""
+    on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if on:
+            gc.enable()
 
 
 def quoted(text: str) -> str:
@@ -158,7 +171,7 @@ class SingleFile(TensorFile):
             self._size = os.fstat(self._file.fileno()).st_size
             if self._size < 8:
                 raise RequestError(f"{self.path}: the file has {self._size} bytes, too few for a header")
-            with self._map(mmap.MAP_SHARED, mmap.PROT_READ) as data:
+            with nothing_collected(), self._map(mmap.MAP_SHARED, mmap.PROT_READ) as data:
                 self.entries, self.metadata = self._header(data)
         except BaseException:
             self.close()
