@@ -22,6 +22,7 @@ from glassformer.capture import capture, sites
 from glassformer.config import ModelConfig, Stage
 from glassformer.expression import assign, preset
 from glassformer.model import Model
+from glassformer.parts.ffn import Experts
 from glassformer.parts.mixer import AttentionConfig
 from glassformer.presets import FAMILIES
 
@@ -362,14 +363,21 @@ def test_weights_survive_their_names(case: Case):
 
 @every_decoder
 def test_no_token_changes_the_past(case: Case):
+    """To the bit, but for experts: how many tokens choose one decides the order of its products' sums. They are judged
+    in fp64, where what leaks is much larger than that."""
     model, tokens = built(case), draw(1, LENGTH)
+    experts = any(isinstance(module, Experts) for module in model.modules())
+    if experts:
+        model = deepcopy(model).double()
     with torch.no_grad():
         before = model(tokens)
         for j in (0, 1, LENGTH // 2, LENGTH - 1):
             changed = tokens.clone()
             changed[0, j] = (changed[0, j] + 1) % VOCAB
             after = model(changed)
-            assert torch.equal(after[:, :j], before[:, :j]), j
+            if experts:
+                torch.testing.assert_close(after[:, :j], before[:, :j], rtol=1e-13, atol=1e-13)
+            assert experts or torch.equal(after[:, :j], before[:, :j]), j
             assert not torch.equal(after[:, j], before[:, j]), j
 
 

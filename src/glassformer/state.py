@@ -128,6 +128,14 @@ class ModelState:
         other.batch = count
         return other
 
+    def row(self, i: int) -> ModelState:
+        """Row i, in the same memory; `put` says what it has read."""
+        if self.documents is not None or self.offset is not None:
+            raise ValueError("rows that were padded on the left do not go on alone")
+        other = self.over({name: tensor[i : i + 1] for name, tensor in self.tensors().items()})
+        other.batch, other.length = 1, self.length if self.rows is None else int(self.rows[i])
+        return other
+
     def advance(self, end: int, tokens: int) -> None:
         """Every row has read `tokens` more; the longest now ends at `end`."""
         self.length = end

@@ -21,11 +21,12 @@ from glassformer.generate.sampling import Sampling, choose, row_generator
 from glassformer.generate.steps import (
     CHUNK,
     check_documents,
+    check_rows,
     check_state,
     check_tokens,
     decode,
-    left_padded,
     prefill,
+    prefill_rows,
 )
 from glassformer.model import Model
 from glassformer.state import ModelState
@@ -56,37 +57,42 @@ def stream(
     With `logprobs`, each step is a `Chosen` instead: its `tokens` (b,), their `logprobs` (b,), and where `logprobs` is
     k > 0 the `top_ids` and `top_logprobs` (b, k) of the likeliest; in nats, of the model's own distribution.
 
-    Rows given as lists may differ in length, and each is continued as it would be alone: they are padded on the left.
-    Who pads by hand says so in `documents`, as for the model: each row goes on with the document it ends in.
+    Rows given as lists may differ in length, and each is read alone. Who pads a tensor on the left says so in
+    `documents`, as for the model: each row goes on with the document it ends in.
 
     `sampling`: top_p, min_p, typical_p, penalties, logit_bias (`Sampling`). Row i draws from a generator of (seed, i),
-    so its text does not depend on its neighbours (where products round alike: in fp32). Raises RequestError for what
+    and its text does not depend on its neighbours (docs/decisions.md says where it does). Raises RequestError for what
     cannot be generated, before anything is computed, and WorkError where the model's logits are not numbers."""
-    if not isinstance(tokens, Tensor):
+    if isinstance(tokens, Tensor):
+        tokens = check_tokens(model, tokens)
+        rows = list(tokens)
+    else:
         if documents is not None:
-            raise RequestError("documents are of tokens in a tensor; rows in lists are padded here")
-        tokens, documents = left_padded(tokens, model.embedding.weight.device)
-        if documents is not None and state is not None and state.length:
-            raise RequestError("a state that has read tokens goes on with rows of one length; give as many ids in each")
-    tokens = check_tokens(model, tokens)
+            raise RequestError("documents are of tokens in a tensor; rows in lists are not padded")
+        rows = check_rows(model, tokens)
     check_whole("max_new_tokens", max_new_tokens)
     check_whole("chunk", chunk)
     if logprobs is not None:
         check_whole("logprobs", logprobs, 0)
     rule = Sampling(temperature=temperature, top_k=top_k, **sampling)
-    b, s = tokens.shape
+    b, s = len(rows), max(map(len, rows))
     rule.check(model.embedding.weight.shape[0])
     if documents is not None:
-        check_documents(documents, tokens)
+        check_documents(documents, torch.stack(rows))
         if compiled is not None or (state is not None and state.rows is not None):
             raise RequestError("padded rows and documents do not go with a compiled step, or rows that were spread")
+    padded = documents is not None or (state is not None and (state.documents is not None or state.offset is not None))
+    together = len({len(row) for row in rows}) == 1 and (b == 1 or padded or not _rounds_to_16_bits(model))
+    if padded and not together:
+        raise RequestError("a state of padded rows goes on with rows of one length; give as many ids in each")
     if state is not None:
         check_state(model, state, b, s + max_new_tokens - 1)
-    generators = [] if rule.temperature == 0 else [row_generator(seed, row, tokens.device) for row in range(b)]
-    past = list(tokens)
+    generators = [] if rule.temperature == 0 else [row_generator(seed, row, rows[0].device) for row in range(b)]
+    past = rows
     if documents is not None:
-        past = [row[ids == ids[-1]] for row, ids in zip(tokens, documents, strict=True)]
+        past = [row[ids == ids[-1]] for row, ids in zip(rows, documents, strict=True)]
     given = [len(row) for row in past]
+    token = rows[0].new_empty(0)
     was_training = model.training
     model.eval()
     try:
@@ -95,10 +101,12 @@ def stream(
             check_state(model, state, b, s + max_new_tokens - 1)
         for step in range(max_new_tokens):
             with torch.inference_mode():
-                if step == 0:
-                    logits = prefill(model, tokens, state, chunk, documents)
+                if step == 0 and together:
+                    logits = prefill(model, torch.stack(rows), state, chunk, documents)
+                elif step == 0:
+                    logits = prefill_rows(model, rows, state, chunk)
                 else:
-                    logits = compiled(tokens, state) if compiled else decode(model, tokens, state)
+                    logits = compiled(token[:, None], state) if compiled else decode(model, token[:, None], state)
                 chosen = choose(logits, [rule] * b, past, given, generators, logprobs or 0, logprobs is not None)
             if bool(chosen.bad.any()):
                 raise WorkError(f"the model's logits are not numbers after {s + step} tokens")
@@ -107,9 +115,14 @@ def stream(
             if rule.penalizes:
                 past = [torch.cat([row, new]) for row, new in zip(past, token[:, None], strict=True)]
             yield token if logprobs is None else chosen
-            tokens = token[:, None]
     finally:
         model.train(was_training)
+
+
+def _rounds_to_16_bits(model: Model) -> bool:
+    """Whether a prompt read beside others may round otherwise than alone, by enough to be seen."""
+    weight = model.embedding.weight
+    return weight.dtype.itemsize < 4 and weight.device.type == "cpu"
 
 
 def generate(

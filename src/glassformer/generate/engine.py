@@ -6,7 +6,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 import torch
@@ -30,8 +30,24 @@ MOST_READ = 4
 MOST_READ_BYTES = 1 << 30
 """as long as they fit into this, and one in any case."""
 
-Read = tuple[list[int], ModelState, Tensor | None]
-"""Tokens, the state after them, and the logits of the next where they are known."""
+STEP, REST = 128, 32
+"""In 16 bits a prompt goes on from so many tokens of another, or from twice, three times as many, and at least `REST`
+are read: kernels tile from there on as they would from the beginning, and every bit is as if all had been read."""
+
+
+class Read(NamedTuple):
+    tokens: list[int]
+    state: ModelState
+    """After them."""
+    logits: Tensor | None
+    """Of the next, where they are known."""
+    any_length: bool = False
+    """Whether somebody asked to go on from it wherever it ends."""
+
+    def shared(self, prompt: list[int], step: int, rest: int) -> int:
+        """With how many of its tokens a prompt can begin, so as to go on from there."""
+        length = agreeing(self.tokens, prompt[:-1])
+        return length if self.any_length else min(length, max(0, len(prompt) - rest)) // step * step
 
 
 @dataclass(eq=False)
@@ -206,7 +222,7 @@ class Engine:
     def remember(self, tokens: Sequence[int], state: ModelState) -> None:
         """A state of one row that has read these tokens: prompts that begin with them, and go on, need not read them
         again."""
-        self._read = list(tokens), state, None
+        self._read = Read(list(tokens), state, None, any_length=True)
 
     def __iter__(self) -> Iterator[list[Request]]:
         """Steps until nothing is left to do; each gives the requests that changed."""
@@ -294,16 +310,19 @@ class Engine:
             state = self._new_state(1)
             return state, self._go_on(prompt, state)
         known = [self._read, *self._earlier] if self._read is not None else self._earlier
-        same = next((one for one in known if one[0] == prompt), None)
-        state = self._begun(prompt, known) if same is None or same[2] is None else same[1]
-        logits = self._go_on(prompt, state) if same is None or same[2] is None else same[2]
+        same = next((one for one in known if one.tokens == prompt and one.logits is not None), None)
+        state = self._begun(prompt, known) if same is None else same.state
+        logits = self._go_on(prompt, state) if same is None or same.logits is None else same.logits
         most = max(1, min(MOST_READ, MOST_READ_BYTES // max(1, state.nbytes)))
-        self._read, self._earlier = (prompt, state, logits), [one for one in known if one is not same][: most - 1]
+        self._read, self._earlier = Read(prompt, state, logits), [one for one in known if one is not same][: most - 1]
         return state, logits
 
     def _begun(self, prompt: list[int], known: list[Read]) -> ModelState:
         """One that has read as much of the prompt, short of its last token, as one of these can give."""
-        shared = [(agreeing(read, prompt[:-1]), -len(read), state) for read, state, _ in known]
+        step, rest = (STEP, REST) if self.model.embedding.weight.dtype.itemsize < 4 else (1, 1)
+        if self.chunk % step:
+            step = self.chunk
+        shared = [(one.shared(prompt, step, rest), -len(one.tokens), one.state) for one in known]
         for length, _, given in sorted(shared, key=lambda one: one[:2], reverse=True):
             if length == 0:
                 break

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from glassformer.capture import in_vocabulary
 from glassformer.errors import RequestError
@@ -29,11 +28,28 @@ def prefill(
     padding on the left is a document of its own."""
     if chunk < 1:
         raise RequestError(f"chunk={chunk} must be at least 1")
-    parts = tokens.split(chunk, dim=1)
-    told = [None] * len(parts) if documents is None else documents.split(chunk, dim=1)
-    for part, ids in zip(parts, told, strict=True):
+    first = min(chunk - state.length % chunk, tokens.shape[1])  # pieces end where they would end from the beginning on
+    whole, rest = divmod(tokens.shape[1] - first, chunk)
+    sizes = [first, *[chunk] * whole, *[rest] * bool(rest)]
+    told = [None] * len(sizes) if documents is None else documents.split(sizes, dim=1)
+    for part, ids in zip(tokens.split(sizes, dim=1), told, strict=True):
         x = model.read(part, state, documents=ids)
     return model.logits(model.head(x[:, -1:], model.embedding.weight))[:, -1]
+
+
+def prefill_rows(
+    model: Model, rows: Sequence[Int[Tensor, " s"]], state: ModelState, chunk: int = CHUNK
+) -> Float[Tensor, "b v"]:
+    """Reads a prompt in each row, of any length, as if it were the only one; from then on rows have lengths of their
+    own. Logits of the token after each."""
+    logits, lengths = [], []
+    for i, tokens in enumerate(rows):
+        alone = state.row(i)
+        logits.append(prefill(model, tokens[None], alone, chunk))
+        state.put(i, alone)
+        lengths.append(alone.length)
+    state.spread(lengths)
+    return torch.cat(logits)
 
 
 def decode(model: Model, tokens: Int[Tensor, "b 1"], state: ModelState) -> Float[Tensor, "b v"]:
@@ -41,11 +57,9 @@ def decode(model: Model, tokens: Int[Tensor, "b 1"], state: ModelState) -> Float
     return model(tokens, state)[:, -1]
 
 
-def left_padded(
-    rows: Sequence[Sequence[int]], device: torch.device
-) -> tuple[Int[Tensor, "b s"], Int[Tensor, "b s"] | None]:
-    """Rows of token ids as one tensor that ends where they do, and its documents: 0 for padding, 1 for text; None where
-    nothing is padded."""
+def check_rows(model: Model, rows: Sequence[Sequence[int]]) -> list[Int[Tensor, " s"]]:
+    """Rows of token ids as tensors; RequestError where they cannot be continued by this model."""
+    device = model.embedding.weight.device
     try:
         read = [torch.as_tensor(row, device=device) for row in rows]
     except (TypeError, ValueError, RuntimeError):
@@ -55,11 +69,7 @@ def left_padded(
     for i, row in enumerate(read):
         if not len(row):
             raise RequestError(f"row {i} of tokens is empty; give at least one token in each row")
-        read[i] = _whole(row)
-    tokens = pad_sequence(read, batch_first=True, padding_side="left")
-    if len({len(row) for row in read}) == 1:
-        return tokens, None
-    return tokens, pad_sequence([torch.ones_like(row) for row in read], batch_first=True, padding_side="left")
+    return [check_tokens(model, row[None])[0] for row in read]
 
 
 def check_tokens(model: Model, tokens: Tensor) -> Int[Tensor, "b s"]:

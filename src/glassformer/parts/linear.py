@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from glassformer.parts.grouped import Groups, grouped_product
 from glassformer.parts.init import Init, Role
-from glassformer.parts.precision import product_dtype
+from glassformer.parts.precision import as_among_others, product_dtype
 from glassformer.parts.reparam import MakeReparam, ReparamConfig
 
 
@@ -45,7 +45,8 @@ class Linear(nn.Module):
         self.init_weights(Init())
 
     def forward(self, x: Float[Tensor, "... i"]) -> Float[Tensor, "... o"]:
-        return F.linear(x, self.weight if self.reparam is None else self.reparam(self.weight), self.bias)
+        weight = self.weight if self.reparam is None else self.reparam(self.weight)
+        return as_among_others(lambda x: F.linear(x, weight, self.bias), x)
 
     def applied(self) -> Tensor:
         """The matrix of the map, (o, i): W, or what is made from it."""

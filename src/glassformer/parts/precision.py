@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 
@@ -30,6 +31,18 @@ def full_precision(x: Tensor) -> AbstractContextManager[object]:
     """Inside, autocast leaves the products of x alone."""
     kind = x.device.type
     return torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else nullcontext()
+
+
+LONGEST_ALONE = 1024
+
+
+def as_among_others(product: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """product(x), x (..., i), with the bits that a row has beside other rows: oneDNN adds up a row of more than
+    `LONGEST_ALONE` numbers of 16 bits in another order where it is the only one. Two take as long as one."""
+    half = x.dtype in (torch.bfloat16, torch.float16) and x.device.type == "cpu"
+    if not half or x.shape[-1] <= LONGEST_ALONE or torch.compiler.is_compiling() or x.numel() != x.shape[-1]:
+        return product(x)
+    return product(x.reshape(1, -1).expand(2, -1))[:1].view(*x.shape[:-1], -1)
 
 
 @cache

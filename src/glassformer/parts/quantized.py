@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from glassformer.errors import RequestError
 from glassformer.parts.linear import Linear
-from glassformer.parts.precision import onednn_in_bf16
+from glassformer.parts.precision import as_among_others, onednn_in_bf16
 
 GROUP = 32
 """Rows are filled up to whole groups: torch's products read past the end of others."""
@@ -159,7 +159,7 @@ class Bf16Linear(QuantizedLinear):
         return self.packed.to_dense()[rows].to(dtype)
 
     def product(self, x: Tensor) -> Tensor:
-        return torch.ops.mkldnn._linear_pointwise(x, self.packed, None, "none", [], "")
+        return as_among_others(lambda x: torch.ops.mkldnn._linear_pointwise(x, self.packed, None, "none", [], ""), x)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> QuantizedLinear:
         if (here := fn(torch.empty(0, device="cpu")).device.type) != "cpu":

@@ -15,14 +15,16 @@ CPU_BANDED_OTHER = (256, 4096)
 
 
 CPU_DIRECT = 4
-"""CPU, forward alone: as many queries are better served by two products, but for one row in fp32 without a mask."""
+"""CPU, forward alone: as many queries after others are better served by two products, but for one row in fp32 without a
+mask. How many keys there are does not matter: a row of a batch may meet more of them than it does alone."""
 
 
 def fastest(q: Tensor, k: Tensor, visibility: Visibility, additive: bool, plain: bool = True) -> str:
     """Name of the kernel for these shapes; q (b, s, n, h), k (b, t, g, h). SDPA cannot bend scores, blocks can.
 
     `plain`: no bias, and the keys are the last t tokens."""
-    if q.device.type == "cpu" and q.shape[1] <= CPU_DIRECT < k.shape[1]:
+    goes_on = q.shape[1] < k.shape[1] or q.shape[1] == 1
+    if q.device.type == "cpu" and q.shape[1] <= CPU_DIRECT and goes_on:
         alone = q.shape[0] == 1 and q.dtype == torch.float32 and plain and k.shape[1] < 1024
         return "sdpa" if alone else "direct"
     if not additive:
