@@ -18,10 +18,10 @@ class Direct(Kernel):
     Decoding reads every key for one query per head, so memory decides: repeating keys for grouped queries, or tiling
     over queries that are not there, only costs.
 
-    Keys come in blocks of one size, the last filled up with zeros, and sums go over the blocks in order. So keys that
-    a row does not see add zeros at the end and change no bit of it, however many they are: in a batch of sequences a
-    row's z depends on its own alone. (A product of another length would add in another order. In 16 bits that is
-    enough to part two texts within a few words.)
+    Keys come in blocks of one size, the last filled up with zeros, and values are added up block by block. So keys
+    that a row does not see add zeros at the end and change no bit of it, however many they are: in a batch of
+    sequences a row's z depends on its own alone. (Products of another length would add in another order. In 16 bits
+    that is enough to part two texts within a few words.)
     """
 
     def __call__(
@@ -37,39 +37,48 @@ class Direct(Kernel):
         once: Once = anew,
     ) -> Tensor:
         (b, s, n, h), (t, g) = q.shape, k.shape[1:3]
-        blocks = (t + BLOCK - 1) // BLOCK
+        compiling = torch.compiler.is_compiling()  # how many blocks there are would be compiled in
+        size, blocks = (t, 1) if compiling else (BLOCK, (t + BLOCK - 1) // BLOCK)
+        end = size * blocks
         rows = (wide(q) * (scale or h**-0.5)).transpose(1, 2).reshape(b * g, 1, n // g * s, h)
-        keys, values = _in_blocks(k, blocks), _in_blocks(v, blocks)
-        scores = (rows @ keys.transpose(-1, -2)).transpose(1, 2).reshape(b, n, s, blocks * BLOCK)
+        keys, values = (_filled(x, end).view(b * g * blocks, size, h) for x in (k, v))
+        scores = torch.bmm(rows.expand(-1, blocks, -1, -1).reshape(len(keys), -1, h), keys.transpose(1, 2))
+        scores = scores.view(b * g, blocks, -1, size).transpose(1, 2).reshape(b, n, s, end)
         near = visibility.reach is None or visibility.reach >= t
         plain = visibility.only_order and near and bias is None and index is None
-        filled = (0, blocks * BLOCK - t)
-        if plain and not (visibility.causal and s > 1):
-            scores = F.pad(scores[..., :t], filled, value=float("-inf"))
-        elif bias is None or bias.additive:
-            key = ("direct", visibility.key, bias and bias.key)  # layers that see alike keep as many tokens
-            mask = once(
-                key, lambda: F.pad(additive_mask(wide(q), k, visibility, bias, index), filled, value=float("-inf"))
-            )
-            scores = scores + mask
-        else:
-            at = indices(q, k, index)
-            scores = bias(scores[..., :t], *at).masked_fill(~visibility.visible(*at), float("-inf"))
-            scores = F.pad(scores, filled, value=float("-inf"))
-        largest = scores.detach().amax(-1, keepdim=True)
-        if not visibility.sees_itself or index is not None:
-            largest = largest.clamp(min=torch.finfo(scores.dtype).min)  # zero for a row without keys
-        e = torch.exp(scores - largest).view(b * g, n // g * s, blocks, BLOCK).transpose(1, 2)
-        total = e.sum(-1, keepdim=True).cumsum(1)[:, -1]
-        z = (F.dropout(e, dropout, dropout > 0) @ values).cumsum(1)[:, -1] / total.clamp(min=1e-30)
-        return z.view(b, n, s, h).transpose(1, 2).to(q.dtype)
+        if not plain or (visibility.causal and s > 1):
+            if bias is None or bias.additive:
+                key = ("direct", visibility.key, bias and bias.key)  # layers that see alike keep as many tokens
+                scores = scores + once(key, lambda: _hidden(additive_mask(wide(q), k, visibility, bias, index), end))
+            else:
+                at = indices(q, k, index)
+                scores = bias(scores[..., :t], *at).masked_fill(~visibility.visible(*at), float("-inf"))
+                scores = _hidden(scores, end)
+        elif end > t:
+            scores = scores + once(("direct", t), lambda: _hidden(scores.new_zeros(t), end))
+        seeing = visibility.sees_itself and index is None
+        softmax = torch.softmax if seeing else torch.ops.aten._safe_softmax  # zero for a row without keys
+        pattern = F.dropout(softmax(scores, -1), dropout, dropout > 0)
+        pattern = pattern.view(b * g, -1, blocks, size).transpose(1, 2).reshape(len(values), -1, size)
+        z = torch.bmm(pattern, values).view(b * g, blocks, -1, h)
+        z = z[:, 0] if blocks == 1 else z.cumsum(1)[:, -1]  # first to last; `sum` would choose an order by the size
+        return z.reshape(b, n, s, h).transpose(1, 2).to(q.dtype)
 
 
-def _in_blocks(x: Tensor, blocks: int) -> Tensor:
-    """(b, t, g, h) -> (b g, blocks, BLOCK, h), in fp32 at least."""
-    b, t, g, h = x.shape
-    filled = F.pad(wide(x).transpose(1, 2), (0, 0, 0, blocks * BLOCK - t))
-    return filled.reshape(b * g, blocks, BLOCK, h)
+def _filled(x: Tensor, end: int) -> Tensor:
+    """(b, t, g, h) -> (b, g, end, h), in fp32 at least, zeros behind the last."""
+    x = x.transpose(1, 2)
+    if x.shape[2] == end:
+        return wide(x).contiguous()
+    made = x.new_empty(*x.shape[:2], end, x.shape[3], dtype=wide(x[:0]).dtype)
+    made[:, :, : x.shape[2]] = x
+    made[:, :, x.shape[2] :] = 0
+    return made
+
+
+def _hidden(scores: Tensor, end: int) -> Tensor:
+    """Scores of the slots up to `end` too, which hold no key."""
+    return F.pad(scores, (0, end - scores.shape[-1]), value=float("-inf"))
 
 
 class DirectConfig(KernelConfig, kind="direct"):
