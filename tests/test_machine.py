@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -21,6 +23,33 @@ def test_defaults_say_what_they_are_and_why(monkeypatch: pytest.MonkeyPatch) -> 
     assert how.dtype in how.why
     assert str(how.threads) in how.why
     assert machine.settings("cpu", "float32", 1, False).why.endswith("eager")
+
+
+@pytest.mark.parametrize(("gain", "dtype"), [(2.0, "bfloat16"), (0.5, "float32")])
+def test_bf16_is_the_default_where_it_pays(gain: float, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True)
+    monkeypatch.setattr(machine, "bfloat16_gain", lambda: gain)
+    assert machine.settings("cpu").dtype == dtype
+    assert machine.settings("cpu", "bfloat16").dtype == "bfloat16"
+
+
+@pytest.mark.parametrize("there", ["", "{", "[]", '{"x": 1}', "\0" * 70_000])
+def test_what_is_measured_is_kept(there: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GLASSFORMER_CACHE", str(tmp_path))
+    file = tmp_path / "products.json"
+    file.write_text(there, encoding="utf-8")
+    machine.bfloat16_gain.cache_clear()
+    gain = machine.bfloat16_gain()
+    assert 0.01 < gain < 100 and gain in json.loads(file.read_text()).values()
+    monkeypatch.setattr(machine, "_measured_gain", lambda: 3.0)
+    machine.bfloat16_gain.cache_clear()
+    assert machine.bfloat16_gain() == gain
+    file.write_text(file.read_text().replace(str(gain), '"fast"'), encoding="utf-8")
+    machine.bfloat16_gain.cache_clear()
+    assert machine.bfloat16_gain() == 3.0
+    monkeypatch.undo()
+    machine.bfloat16_gain.cache_clear()
 
 
 @pytest.mark.parametrize(
