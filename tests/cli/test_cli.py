@@ -203,6 +203,7 @@ def test_what_why_says_to_try_can_be_typed(tmp_path: Path) -> None:
     assert main(run) == 2
 
 
+@pytest.mark.slow
 def test_compare_takes_what_train_takes(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out"
     names = [TINY, f"{TINY}+recipe.learning_rate=1e+0+recipe.on_spike=skip"]

@@ -349,6 +349,7 @@ def test_a_context_of_all_arms_is_taken(names: list[str], given: int | None, con
     assert common_context(arms(names), given) == context
 
 
+@pytest.mark.slow
 def test_a_padded_vocabulary_is_trained_and_written_with(source: Path, tmp_path: Path) -> None:
     """Rows that stand for no token are drawn from as others are."""
     names = [f"gpt2@1m{TINY}", f"gpt2@1m{TINY}+vocab_size=2000"]
@@ -404,6 +405,7 @@ def test_a_second_comparison_in_one_folder_is_refused(source: Path, tmp_path: Pa
     assert events == [] and not (out / "runs").exists() and not (out / "results.json").exists()
 
 
+@pytest.mark.slow
 def test_a_result_that_the_arm_cannot_have_left_is_none(source: Path, tmp_path: Path) -> None:
     """It is trained again, or rather gone on with from its last checkpoint, which is its end."""
     names, out = [f"gpt2@1m{TINY}"], tmp_path / "out"

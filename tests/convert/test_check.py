@@ -25,6 +25,7 @@ from glassformer.expression import preset
 from glassformer.model import Model
 from glassformer.parts.ffn import Experts
 from glassformer.text import BPETokenizer, ByteTokenizer
+from tests.quick import one_in, quickly
 
 from .cases import CASES
 
@@ -53,7 +54,7 @@ def loud(expression: str, vocab_size: int = 61) -> Model:
 # Sound models
 
 
-@pytest.mark.parametrize("family", sorted(CASES))
+@pytest.mark.parametrize("family", quickly(sorted(CASES), one_in(3)))
 def test_a_family_sound_and_with_two_wrong_weights(family: str) -> None:
     """Whatever its layouts: nothing is found in a sound model, and two values changed by one are found."""
 

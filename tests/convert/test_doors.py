@@ -59,7 +59,7 @@ def loud(config: ModelConfig) -> Model:
     return model.eval()
 
 
-QUICK = 3
+QUICK = 1
 """Families whose doors are gone through in every run of the tests."""
 
 
@@ -110,6 +110,7 @@ def test_what_closes_a_door_is_named(expression: str, family: str, closers: dict
     assert door(gf.preset(expression), FAMILIES[family]).closers == closers
 
 
+@pytest.mark.slow
 def test_no_family_refuses_its_own_words() -> None:
     """What a family cannot say it leaves out, so that the part that closes its door has a name."""
     found = 0

@@ -164,8 +164,10 @@ print(type(AutoModelForCausalLM.from_pretrained(sys.argv[1])).__name__)
 
 @pytest.mark.parametrize(
     ("before", "after"),
-    [("", "import transformers.modeling_utils"), ("from transformers import AutoConfig", "")],
-    ids=["before", "after"],
+    [
+        pytest.param("", "import transformers.modeling_utils", id="before", marks=pytest.mark.slow),
+        pytest.param("from transformers import AutoConfig", "", id="after"),
+    ],
 )
 def test_the_hook_costs_nothing_and_registers(before: str, after: str, tmp_path: Path):
     gf.save(loud("gpt2@1m+alibi"), None, tmp_path)

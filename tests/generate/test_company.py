@@ -19,7 +19,7 @@ from glassformer.parts.quantized import quantize
 
 torch.set_num_threads(1)
 VOCAB = 64
-LENGTHS = (1, 2, 5, 17, 64, 70)
+LENGTHS = (1, 5, 64, 70)
 """Short ones, and on both sides of a block of keys."""
 KINDS = ["llama", "gpt2", "bloom", "mistral+window:20", "llama+nope+softcap:5", "llama+mamba", "llama+moe:4:2"]
 
@@ -68,11 +68,14 @@ def written(model: Model, asked: list[list[int]], **more: Any) -> list[Request]:
     return requests
 
 
-@pytest.mark.parametrize("bits", ["", "bf16", "int8", "int4"])
-@pytest.mark.parametrize("expression", KINDS)
+@pytest.mark.parametrize(
+    ("expression", "bits"),
+    [
+        *((name, "") for name in KINDS),
+        *((name, bits) for name in ("llama", "gpt2") for bits in ("bf16", "int8", "int4")),
+    ],
+)
 def test_an_engine_writes_what_it_writes_for_one(expression: str, bits: str):
-    if bits and ("moe" in expression or "mamba" in expression):
-        bits = ""
     model = built(expression, bits)
     together = written(model, prompts(), temperature=1.0)
     for ids, request in zip(prompts(), together, strict=True):
@@ -84,11 +87,11 @@ def test_an_engine_writes_what_it_writes_for_one(expression: str, bits: str):
 def test_rows_are_continued_as_one_is(expression: str):
     """`stream` and `generate`, with rows of one length and of several."""
     model = built(expression)
-    together = [step.logprobs for step in stream(model, prompts(), 8, logprobs=0)]
+    together = [step.logprobs for step in stream(model, prompts(), 6, logprobs=0)]
     for i, ids in enumerate(prompts()):
-        alone = [step.logprobs for step in stream(model, torch.tensor([ids]), 8, logprobs=0)]
+        alone = [step.logprobs for step in stream(model, torch.tensor([ids]), 6, logprobs=0)]
         assert [float(step[i]) for step in together] == [float(step[0]) for step in alone]
-    equal = torch.tensor([ids[-5:] for ids in prompts()[2:]])
+    equal = torch.tensor([ids[-5:] for ids in prompts()[1:]])
     for row, ids in zip(generate(model, equal, 8), equal, strict=True):
         assert torch.equal(row, generate(model, ids[None], 8)[0])
 
