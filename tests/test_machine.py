@@ -42,7 +42,7 @@ def test_what_is_measured_is_kept(there: str, tmp_path: Path, monkeypatch: pytes
     machine.bfloat16_gain.cache_clear()
     gain = machine.bfloat16_gain()
     assert 0.01 < gain < 100 and gain in json.loads(file.read_text()).values()
-    monkeypatch.setattr(machine, "_measured_gain", lambda: 3.0)
+    monkeypatch.setattr(machine, "bf16_gain", lambda: 3.0)
     machine.bfloat16_gain.cache_clear()
     assert machine.bfloat16_gain() == gain
     file.write_text(file.read_text().replace(str(gain), '"fast"'), encoding="utf-8")

@@ -10,7 +10,6 @@ import shutil
 import sys
 import sysconfig
 import tempfile
-import time
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -20,6 +19,7 @@ import torch
 
 from glassformer.errors import RequestError
 from glassformer.folders import cache_folder
+from glassformer.parts.precision import bf16_gain
 
 DType = Literal["auto", "float32", "bfloat16"]
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -123,10 +123,7 @@ LEAST_GAIN = 1.1
 
 @cache
 def bfloat16_gain() -> float:
-    """How many times as fast as in fp32 torch multiplies matrices in bf16 on this processor. That it has instructions
-    for them does not say so: a Xeon with AVX512-BF16 and without AMX was measured at 0.5, a Zen 4 at 2.1.
-
-    Measured once for a processor, and kept on disk: every run on one machine has the same defaults."""
+    """`bf16_gain`, measured once for a processor and kept on disk: every run on one machine has the same defaults."""
     kept = cache_folder() / "products.json"
     key = f"{_processor()}, {len(processor_flags())} flags, torch {torch.__version__}"
     try:
@@ -136,7 +133,7 @@ def bfloat16_gain() -> float:
     known = known if isinstance(known, dict) else {}
     gain = known.get(key)
     if not isinstance(gain, float) or not 0.01 < gain < 100:
-        gain = _measured_gain()
+        gain = bf16_gain()
         try:
             kept.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.NamedTemporaryFile("w", dir=kept.parent, delete=False, encoding="utf-8") as file:
@@ -145,19 +142,6 @@ def bfloat16_gain() -> float:
         except OSError:  # measured again next time
             pass
     return gain
-
-
-def _measured_gain(size: int = 512, rounds: int = 7) -> float:
-    """The best of several, in turn: what else runs here slows both."""
-    best = dict.fromkeys(DTYPES.values(), float("inf"))
-    pairs = {dtype: torch.ones(2, size, size, dtype=dtype).unbind() for dtype in best}
-    for i in range(rounds + 1):
-        for dtype, (a, b) in pairs.items():
-            began = time.perf_counter()
-            a @ b
-            if i:  # the first makes a program for it
-                best[dtype] = min(best[dtype], time.perf_counter() - began)
-    return best[torch.float32] / best[torch.bfloat16]
 
 
 def can_compile(device: str) -> bool:

@@ -365,3 +365,17 @@ def test_flex_is_the_definition(visibility: Visibility, bent: str):
         case = case._replace(bias=ScoreBias.chain(softcap(3.0), Alibi(4).bias(Positions(60, 130))))
     with torch.no_grad():
         torch.testing.assert_close(case.run(Flex()), case.run(Naive()), rtol=1e-4, atol=1e-5)
+
+
+def test_auto_reads_in_fp32_where_bf16_is_slow(monkeypatch: pytest.MonkeyPatch):
+    draw = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, 150, n, 16, generator=draw).bfloat16() for n in (4, 2, 2))
+    exact = Naive()(q.double(), k.double(), v.double(), Causal())
+    errors = []
+    for slow in (True, False):
+        monkeypatch.setattr("glassformer.parts.kernel.auto.slow_in_bf16", lambda device, slow=slow: slow)
+        with torch.no_grad():
+            z = Auto()(q, k, v, Causal())
+        assert z.dtype == torch.bfloat16
+        errors.append(float((z.double() - exact).norm() / exact.norm()))
+    assert errors[0] < 0.003 < 0.004 < errors[1] < 0.02

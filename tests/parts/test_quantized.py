@@ -410,3 +410,19 @@ def test_a_model_laid_out_says_the_same(family: str, change: str, bf16: None) ->
             expected, made = like(text).float(), model(text).float()
             assert (made - expected).norm() <= 4 * U * expected.norm()
     assert fingerprint(model) == fingerprint(like)
+
+
+@pytest.mark.parametrize("slow", [True, False])
+@pytest.mark.parametrize("kind", [Bf16Linear, Int8Linear, Int4Linear])
+def test_many_rows_are_multiplied_in_what_is_quick_here(
+    kind: type[QuantizedLinear], slow: bool, monkeypatch: pytest.MonkeyPatch
+):
+    """In fp32 where bf16 is slow: rounded once, at the end."""
+    monkeypatch.setattr("glassformer.parts.quantized.slow_in_bf16", lambda device: slow)
+    draw = torch.Generator().manual_seed(0)
+    weight, x = torch.randn(96, 64, generator=draw), torch.randn(200, 64, generator=draw).bfloat16()
+    linear = kind(weight, None, (96,))
+    exact = x.double() @ linear.weight.double().T
+    error = float((linear(x).double() - exact).norm() / exact.norm())
+    assert linear(x).dtype == torch.bfloat16 and error < (0.002 if slow else 0.005)
+    assert torch.allclose(linear(x[:3]).double(), exact[:3], rtol=0.05, atol=0.05)

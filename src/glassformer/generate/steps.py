@@ -40,15 +40,18 @@ def prefill(
 def prefill_rows(
     model: Model, rows: Sequence[Int[Tensor, " s"]], state: ModelState, chunk: int = CHUNK
 ) -> Float[Tensor, "b v"]:
-    """Reads a prompt in each row, of any length, as if it were the only one; from then on rows have lengths of their
-    own. Logits of the token after each."""
+    """Reads a prompt in each row, of any length, as if it were the only one; where lengths differ, rows have lengths of
+    their own from then on. Logits of the token after each."""
     logits, lengths = [], []
     for i, tokens in enumerate(rows):
         alone = state.row(i)
         logits.append(prefill(model, tokens[None], alone, chunk))
         state.put(i, alone)
         lengths.append(alone.length)
-    state.spread(lengths)
+    if state.rows is None and len(set(lengths)) == 1:
+        state.length = lengths[0]
+    else:
+        state.spread(lengths)
     return torch.cat(logits)
 
 

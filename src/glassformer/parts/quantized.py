@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from glassformer.errors import RequestError
 from glassformer.parts.linear import Linear
-from glassformer.parts.precision import as_among_others, onednn_in_bf16
+from glassformer.parts.precision import as_among_others, onednn_in_bf16, slow_in_bf16
 
 GROUP = 32
 """Rows are filled up to whole groups: torch's products read past the end of others."""
@@ -31,6 +31,8 @@ BLOCK = 64
 """A 4-bit matrix has whole blocks of rows, the last one filled up: as many as torch lays out together, at most."""
 PIECE = 1 << 19
 """Values packed at once, by way of fp32, which then stay in the cache; of bf16, four times as many are unpacked."""
+OF_SLOW_BF16 = 64
+"""More rows than these are multiplied in fp32 by a processor that is slow in bf16."""
 TINY = 1e-30
 UNTRAINED = "packed weights cannot be trained; load the model without quantize"
 
@@ -54,6 +56,7 @@ class QuantizedLinear(Linear):
         self.roles, self.reparam = (), None
         self.missing = -self.in_features % GROUP
         self.bias = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
+        self.slow = slow_in_bf16(weight.device.type)
         self.hold(weight.detach())
 
     def hold(self, weight: Tensor) -> None:
@@ -76,10 +79,11 @@ class QuantizedLinear(Linear):
         raise NotImplementedError
 
     def product_of_many(self, x: Tensor) -> Tensor:
-        y = x.new_empty(x.shape[0], self.rows)
+        dtype = torch.float32 if self.slow else x.dtype
+        many, y = x.to(dtype), x.new_empty(x.shape[0], self.rows, dtype=dtype)
         for rows in _pieces(self.rows, self.in_features, 4 * PIECE):
-            torch.mm(x, self.unpacked(x.dtype, rows).T, out=y[:, rows])
-        return y
+            torch.mm(many, self.unpacked(dtype, rows).T, out=y[:, rows])
+        return y.to(x.dtype)
 
     @property
     def weight(self) -> Tensor:  # type: ignore[override]
@@ -133,6 +137,8 @@ class Bf16Linear(QuantizedLinear):
                 "quantize='bf16' is for CPUs on which torch has oneDNN's products in bf16; leave quantize out"
             )
         self.missing = 0
+        if self.slow:
+            self.few = OF_SLOW_BF16
         # No buffer: what moves, converts or copies buffers cannot do so with opaque ones.
         self.packed = torch.ops.mkldnn._reorder_linear_weight(weight.bfloat16().contiguous())
 
@@ -148,8 +154,8 @@ class Bf16Linear(QuantizedLinear):
         self.hold(self.packed)
 
     @property
-    def operand(self) -> Tensor:
-        return self.packed
+    def operand(self) -> Tensor | None:
+        return self.packed if self.few == sys.maxsize else None
 
     @property
     def nbytes(self) -> int:
@@ -157,6 +163,9 @@ class Bf16Linear(QuantizedLinear):
 
     def unpacked(self, dtype: torch.dtype, rows: slice) -> Tensor:
         return self.packed.to_dense()[rows].to(dtype)
+
+    def product_of_many(self, x: Tensor) -> Tensor:
+        return F.linear(x.float(), self.packed.to_dense().float()).to(x.dtype)  # where that is quicker
 
     def product(self, x: Tensor) -> Tensor:
         return as_among_others(lambda x: torch.ops.mkldnn._linear_pointwise(x, self.packed, None, "none", [], ""), x)
