@@ -378,4 +378,4 @@ def test_auto_reads_in_fp32_where_bf16_is_slow(monkeypatch: pytest.MonkeyPatch):
             z = Auto()(q, k, v, Causal())
         assert z.dtype == torch.bfloat16
         errors.append(float((z.double() - exact).norm() / exact.norm()))
-    assert errors[0] < 0.003 < 0.004 < errors[1] < 0.02
+    assert errors[0] < 0.0022 < 0.0028 < errors[1] < 0.02  # rounded once, and more often
