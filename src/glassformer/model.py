@@ -85,7 +85,7 @@ class Model(nn.Module):
         documents: Int[Tensor, "b s"] | None = None,
         reduction: str = "mean",
     ) -> Tensor:
-        """Mean cross-entropy in nats; targets of -100 do not count. `reduction="none"` gives (b s,) losses.
+        """Mean cross-entropy in nats; targets of -100 do not count. `reduction="none"` gives (b, s) losses.
 
         While training, what the head adds to it (`head.z_loss`) is part of it; what other parts add (`balance_loss` of
         experts) is part of its gradient alone."""

@@ -162,7 +162,7 @@ def test_a_run_folder_and_letters(tmp_path: Path):
     loaded = gf.load(tmp_path / "run")
     tokens = torch.tensor([loaded.tokenizer.encode("the cat").tolist()])
     losses = loaded.model.loss(tokens[:, :-1], tokens[:, 1:], reduction="none")
-    assert likely == pytest.approx(-float(losses[-4:].sum().detach()), rel=1e-5)
+    assert likely == pytest.approx(-float(losses[0, -4:].sum().detach()), rel=1e-5)
 
 
 def test_refusals(folders: dict[str, Path], tmp_path: Path):
