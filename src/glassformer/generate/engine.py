@@ -310,9 +310,12 @@ class Engine:
             state = self._new_state(1)
             return state, self._go_on(prompt, state)
         known = [self._read, *self._earlier] if self._read is not None else self._earlier
-        same = next((one for one in known if one.tokens == prompt and one.logits is not None), None)
-        state = self._begun(prompt, known) if same is None else same.state
-        logits = self._go_on(prompt, state) if same is None or same.logits is None else same.logits
+        same = next((one for one in known if one.tokens == prompt), None)
+        if same is not None and same.logits is not None:
+            state, logits = same.state, same.logits
+        else:
+            state = self._begun(prompt, known)
+            logits = self._go_on(prompt, state)
         most = max(1, min(MOST_READ, MOST_READ_BYTES // max(1, state.nbytes)))
         self._read, self._earlier = Read(prompt, state, logits), [one for one in known if one is not same][: most - 1]
         return state, logits
