@@ -129,7 +129,7 @@ class ModelState:
         return other
 
     def row(self, i: int) -> ModelState:
-        """Row i alone, in the same memory; `put` then says what it has read. Raises ValueError where rows were padded."""
+        """Row i alone, in the same memory; `put` then says what it has read. ValueError where rows were padded."""
         if self.documents is not None or self.offset is not None:
             raise ValueError("rows that were padded on the left do not go on alone")
         other = self.over({name: tensor[i : i + 1] for name, tensor in self.tensors().items()})
