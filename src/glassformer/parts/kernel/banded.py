@@ -124,27 +124,27 @@ class Banded(Kernel):
 class _Tiles(torch.autograd.Function):
     """Attention over tiles. Every query sees itself here, so no row of a pattern is empty.
 
-    Grouped heads become rows: the n/g query heads that share keys stand below each other in one product."""
+    Grouped heads become rows: the n/g query heads that share keys stand below each other in one product. Scores become
+    the pattern, and its gradient theirs, in the place where they lie: the cache still holds them."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, scale: float, tiles: list[Tile]) -> Tensor:
         b, s, n, h = q.shape
         t, g = k.shape[1], k.shape[2]
-        queries = q.transpose(1, 2) * scale  # (b, n, s, h): scaling them is less work than scaling the scores
+        queries = q.transpose(1, 2)  # (b, n, s, h)
         keys, values = (x.transpose(1, 2).reshape(b * g, t, h) for x in (k, v))
         z = q.new_empty(b, s, n, h)
         learns = any(ctx.needs_input_grad)
         patterns = []
         for begin, end, first, last, since, mask in tiles:
             rows = queries[:, :, begin:end].reshape(b * g, -1, h)
-            scores = torch.bmm(rows, keys[:, first:last].transpose(1, 2)).view(b, n, end - begin, last - first)
+            scores = scaled_product(rows, keys[:, first:last].transpose(1, 2), scale)
+            scores = scores.view(b, n, end - begin, last - first)
             if mask is not None:
                 scores[..., since - first :].add_(mask)
+            pattern = torch.softmax(scores, -1, out=scores)
             if learns:
-                pattern = torch.softmax(scores, -1).to(scores.dtype)  # CUDA's autocast widens it
                 patterns.append(pattern)
-            else:  # in the place of the scores, which the cache still holds
-                pattern = torch.softmax(scores, -1, out=scores)
             made = torch.bmm(pattern.view(b * g, -1, last - first), values[:, first:last])
             z[:, begin:end] = made.view(b, n, end - begin, h).transpose(1, 2)
         ctx.save_for_backward(queries, keys, values, *patterns)
@@ -158,22 +158,41 @@ class _Tiles(torch.autograd.Function):
         b, n, _s, h = queries.shape
         g, t = ctx.groups, keys.shape[1]
         grad_z = grads[0].transpose(1, 2)
-        grad_q = torch.empty_like(queries)
-        grad_k, grad_v = torch.zeros_like(keys), torch.zeros_like(values)
-        for (begin, end, first, last, _, _), pattern in zip(ctx.tiles, patterns, strict=True):
+        grad_q = queries.new_empty(queries.shape)
+        grad_k, grad_v = Sum(keys), Sum(values)
+        for (begin, end, first, last, _, _), pattern in zip(reversed(ctx.tiles), reversed(patterns), strict=True):
             rows = grad_z[:, :, begin:end].reshape(b * g, -1, h)
             flat = pattern.view(b * g, -1, last - first)
-            grad_v[:, first:last].add_(torch.bmm(flat.transpose(1, 2), rows))
-            grad_pattern = torch.bmm(rows, values[:, first:last].transpose(1, 2)).view_as(pattern)
-            grad_scores = torch.ops.aten._softmax_backward_data(grad_pattern, pattern, -1, pattern.dtype)
-            grad_scores = grad_scores.view_as(flat)
-            made = torch.bmm(grad_scores, keys[:, first:last])
-            grad_q[:, :, begin:end] = made.view(b, n, end - begin, h)
-            grad_k[:, first:last].add_(
-                torch.bmm(grad_scores.transpose(1, 2), queries[:, :, begin:end].reshape(b * g, -1, h))
-            )
-        grad_k, grad_v = (x.view(b, g, t, h).transpose(1, 2) for x in (grad_k, grad_v))
-        return grad_q.mul_(ctx.scale).transpose(1, 2), grad_k, grad_v, None, None
+            grad_v.add(first, last, torch.bmm(flat.transpose(1, 2), rows))
+            grad = torch.bmm(rows, values[:, first:last].transpose(1, 2)).view_as(pattern)
+            torch.ops.aten._softmax_backward_data.out(grad, pattern, -1, pattern.dtype, grad_input=grad)
+            flat = grad.view_as(flat)
+            grad_q[:, :, begin:end] = scaled_product(flat, keys[:, first:last], ctx.scale).view(b, n, end - begin, h)
+            rows = queries[:, :, begin:end].reshape(b * g, -1, h)
+            grad_k.add(first, last, scaled_product(flat.transpose(1, 2), rows, ctx.scale))
+        by_token = (x.total.view(b, g, t, h).transpose(1, 2) for x in (grad_k, grad_v))
+        return grad_q.transpose(1, 2), *by_token, None, None
+
+
+def scaled_product(x: Tensor, y: Tensor, scale: float) -> Tensor:
+    """scale x y, x (B, r, i), y (B, i, c): scaled as it is written, not in a pass of its own."""
+    return torch.baddbmm(x.new_empty(x.shape[0], x.shape[1], y.shape[2]), x, y, beta=0, alpha=scale)
+
+
+class Sum:
+    """Adds up parts (B, last - first, h) into (B, t, h); one that covers everything and comes first is not copied."""
+
+    def __init__(self, like: Tensor):
+        self.like = like
+        self.total: Tensor = None  # type: ignore[assignment]
+
+    def add(self, first: int, last: int, part: Tensor) -> None:
+        if self.total is None and part.shape == self.like.shape:
+            self.total = part
+            return
+        if self.total is None:
+            self.total = torch.zeros_like(self.like)
+        self.total[:, first:last].add_(part)
 
 
 class BandedConfig(KernelConfig, kind="banded"):
