@@ -6,6 +6,7 @@ the share of the machine's bf16 matrix-product peak, and the memory each side ad
 of our side as the defaults choose it: in bf16 where its products are faster than in fp32 here, compiled.
 
 Beside them the step's matrix products alone, in the same rounds: what remains of a step when everything else is free.
+Which dtype is the faster one depends on the processor: train.md and train_zen4.md are two of them.
 """
 
 from __future__ import annotations
@@ -206,10 +207,14 @@ def summary(family: str, best: str, medians: dict[str, float], peak: float, alon
     tokens = BATCH * CONTEXT
     size = config(family)
     work = 6 * size.num_params() + 12 * size.n_layers * size.d_model * CONTEXT  # per token, causal pairs in full
-    bf16 = min(value for name, value in medians.items() if name.startswith("transformers bf16"))
-    fp32 = min(value for name, value in medians.items() if name.startswith("transformers fp32"))
+    peers = {}
+    for dtype in SHORT.values():
+        them = [name for name in medians if name.startswith(f"transformers {dtype}")]
+        peers[dtype] = min(them, key=lambda name: medians[name])
+    bf16, fp32 = medians[peers["bf16"]], medians[peers["fp32"]]
     return {
         "ours": best,
+        "peers": peers,
         "tokens_per_second": {name: tokens / value for name, value in medians.items()},
         "against_transformers_bf16": bf16 / medians[best],
         "against_transformers_fp32": fp32 / medians[best],
@@ -232,10 +237,12 @@ def table(family: str, medians: dict[str, float], found: dict[str, Any]) -> list
     for name, value in medians.items():
         added = f"{memory[name] / 1e6:,.0f} MB"
         lines.append(f"| {name} | {BATCH * CONTEXT / value:,.0f} | {1000 * value:.0f} | {added} |")
+    ours, bf16, fp32 = (memory[name] / 1e6 for name in (found["ours"], *found["peers"].values()))
     lines += [
         "",
-        f"{found['ours']}: {found['against_transformers_bf16']:.2f} times transformers bf16 (its better attention), "
-        f"{found['against_transformers_fp32']:.2f} times its fp32; {found['share_of_peak']:.0%} of the bf16 product "
+        f"{found['ours']}: {found['against_transformers_bf16']:.2f} times {found['peers']['bf16']}, "
+        f"{found['against_transformers_fp32']:.2f} times {found['peers']['fp32']}, each with its faster attention; "
+        f"adds {ours:,.0f} MB, these two {bf16:,.0f} and {fp32:,.0f}; {found['share_of_peak']:.0%} of the bf16 product "
         f"peak of {found['bf16_peak_gflops']:.0f} GFLOP/s (6 N + 12 L d t per token)",
         "",
         f"The products of such a step alone take {1000 * found['products_seconds']:.0f} ms: with everything else free "
