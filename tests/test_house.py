@@ -197,7 +197,7 @@ def python(code: str, *args: str) -> subprocess.CompletedProcess[str]:
 HELP = """
 import sys
 import tempfile
-from glassformer.cli import entry
+from glassformer.__main__ import entry
 sys.argv = ["glassformer", *sys.argv[1:]]
 try:
     entry()

@@ -281,8 +281,9 @@ def test_ctrl_c_while_the_text_is_read(
     assert capsys.readouterr() == ("", f"stopped{stands}\n")
 
 
-def test_ctrl_c_while_torch_is_imported(tmp_path: Path) -> None:
-    (tmp_path / "torch.py").write_text("raise KeyboardInterrupt")
+@pytest.mark.parametrize("module", ["cyclopts", "torch"])
+def test_ctrl_c_while_something_is_imported(module: str, tmp_path: Path) -> None:
+    (tmp_path / f"{module}.py").write_text("raise KeyboardInterrupt")
     path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
     done = subprocess.run(
         [sys.executable, "-m", "glassformer", "inspect", "llama@1m"], capture_output=True, text=True, timeout=60,

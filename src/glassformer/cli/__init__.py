@@ -645,7 +645,3 @@ def main(arguments: list[str] | None = None) -> int:
             print(f"glassformer: {' '.join(reason.split())}", file=sys.stderr)
         status = 1
     return status
-
-
-def entry() -> None:
-    sys.exit(main())
