@@ -86,7 +86,7 @@ def test_watching_changes_nothing(text: TextData, tmp_path: Path, name: str) -> 
 @pytest.fixture
 def marked_regions(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """What `torch.compile` makes of an elementwise region is told from its body: floats are larger by a thousandth."""
-    regions = [one for one in gc.get_objects() if isinstance(one, region)]
+    regions = [one for one in gc.get_objects() if type(one) is region]  # a dead proxy answers no isinstance
     calls: list[str] = []
 
     def more(made: Any) -> Any:
