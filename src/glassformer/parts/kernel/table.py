@@ -9,8 +9,8 @@ from torch import Tensor
 from glassformer.parts.visibility import Visibility
 
 # CPU, forward and backward: numbers of queries s for which blocks beat SDPA, from <= s < to. Under a window they go on
-# winning. From 8192 the patterns that blocks keep for the backward pass outgrow what speed is worth. At 2048 in fp32 they
-# win by 7 % on one processor and lose by 6 % on another (docs/log.md).
+# winning. From 8192 the patterns that blocks keep for the backward pass outgrow what speed is worth. At 2048 in fp32
+# they win by 7 % on one processor and lose by 6 % on another (docs/log.md).
 CPU_BANDED = {torch.float32: (256, 4096), torch.bfloat16: (2, 8192)}
 CPU_BANDED_OTHER = (256, 4096)
 
