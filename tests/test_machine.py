@@ -7,12 +7,15 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from glassformer import machine
 from glassformer.errors import RequestError
+from glassformer.parts.precision import bf16_gain
 
 
 def test_defaults_say_what_they_are_and_why(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -32,6 +35,31 @@ def test_bf16_is_the_default_where_it_pays(gain: float, dtype: str, monkeypatch:
     monkeypatch.setattr(machine, "bfloat16_gain", lambda: gain)
     assert machine.settings("cpu").dtype == dtype
     assert machine.settings("cpu", "bfloat16").dtype == "bfloat16"
+
+
+class Threads(TorchDispatchMode):
+    """How many threads each product may use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[int] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.mm.default:
+            self.seen.append(torch.get_num_threads())
+        return func(*args, **(kwargs or {}))
+
+
+def test_bf16_is_measured_by_one_thread() -> None:
+    """Several wait for each other while something else has the cores; afterwards there are as many as before."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with Threads() as threads:
+            assert 0.01 < bf16_gain.__wrapped__() < 100
+        assert threads.seen and set(threads.seen) == {1} and torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("there", ["", "{", "[]", '{"x": 1}', "\0" * 70_000])

@@ -125,7 +125,7 @@ LEAST_GAIN = 1.1
 def bfloat16_gain() -> float:
     """`bf16_gain`, measured once for a processor and kept on disk: every run on one machine has the same defaults."""
     kept = cache_folder() / "products.json"
-    key = f"{_processor()}, {len(processor_flags())} flags, torch {torch.__version__}"
+    key = f"{_processor()}, {len(processor_flags())} flags, one thread, torch {torch.__version__}"
     try:
         known = json.loads(kept.read_text(encoding="utf-8")) if kept.stat().st_size < 1 << 16 else {}
     except (OSError, ValueError):

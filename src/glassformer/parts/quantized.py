@@ -155,7 +155,7 @@ class Bf16Linear(QuantizedLinear):
 
     @property
     def operand(self) -> Tensor | None:
-        return self.packed if self.few == sys.maxsize else None
+        return None if self.slow else self.packed
 
     @property
     def nbytes(self) -> int:
@@ -165,7 +165,8 @@ class Bf16Linear(QuantizedLinear):
         return self.packed.to_dense()[rows].to(dtype)
 
     def product_of_many(self, x: Tensor) -> Tensor:
-        return F.linear(x.float(), self.packed.to_dense().float()).to(x.dtype)  # where that is quicker
+        """By a processor that is slow in bf16: all of it is widened at once, as what is opaque has no pieces."""
+        return F.linear(x.float(), self.packed.to_dense().float()).to(x.dtype)
 
     def product(self, x: Tensor) -> Tensor:
         return as_among_others(lambda x: torch.ops.mkldnn._linear_pointwise(x, self.packed, None, "none", [], ""), x)

@@ -184,15 +184,18 @@ class Sum:
 
     def __init__(self, like: Tensor):
         self.like = like
-        self.total: Tensor = None  # type: ignore[assignment]
+        self.made: Tensor | None = None
 
     def add(self, first: int, last: int, part: Tensor) -> None:
-        if self.total is None and part.shape == self.like.shape:
-            self.total = part
+        if self.made is None and part.shape == self.like.shape:
+            self.made = part
             return
-        if self.total is None:
-            self.total = torch.zeros_like(self.like)
-        self.total[:, first:last].add_(part)
+        self.made = self.total
+        self.made[:, first:last].add_(part)
+
+    @property
+    def total(self) -> Tensor:
+        return torch.zeros_like(self.like) if self.made is None else self.made
 
 
 class BandedConfig(KernelConfig, kind="banded"):
