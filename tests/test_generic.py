@@ -839,6 +839,8 @@ for case in cases:
         value.backward()
         if difference > 1e-5 or abs(value.item() - model.loss(tokens, tokens.roll(-1, 1)).item()) > 1e-5:
             broken.append(f"{case}: compiled differs")
+        with torch.no_grad():
+            torch.compile(model.bfloat16(), fullgraph=True, backend="eager")(tokens)
     except Exception as error:
         broken.append(f"{case}: {type(error).__name__}: {' '.join(str(error).split())[:300]}")
 for case in [*PUBLISHED[: 4 if sys.argv[2] == "all" else 1], *RECURRENT[:1]]:

@@ -37,27 +37,29 @@ def test_bf16_is_the_default_where_it_pays(gain: float, dtype: str, monkeypatch:
     assert machine.settings("cpu", "bfloat16").dtype == "bfloat16"
 
 
-class Threads(TorchDispatchMode):
-    """How many threads each product may use."""
+class Products(TorchDispatchMode):
+    """The dtype of each product, and how many threads it may use."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.seen: list[int] = []
+        self.seen: set[tuple[torch.dtype, int]] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.aten.mm.default:
-            self.seen.append(torch.get_num_threads())
+            self.seen.add((args[0].dtype, torch.get_num_threads()))
         return func(*args, **(kwargs or {}))
 
 
-def test_bf16_is_measured_by_one_thread() -> None:
+@pytest.mark.parametrize("autocast", [False, True])
+def test_bf16_is_measured_beside_fp32_by_one_thread(autocast: bool) -> None:
     """Several wait for each other while something else has the cores; afterwards there are as many as before."""
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        with Threads() as threads:
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast), Products() as products:
             assert 0.01 < bf16_gain.__wrapped__() < 100
-        assert threads.seen and set(threads.seen) == {1} and torch.get_num_threads() == 2
+        assert products.seen == {(torch.float32, 1), (torch.bfloat16, 1)}
+        assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
 
