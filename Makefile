@@ -15,7 +15,7 @@ test: lint types
 	$(BIN)/python -m pytest -n 2 --dist worksteal --durations 40 --durations-min 2
 
 test-all: lint types
-	$(BIN)/python -m pytest -m "slow or not slow"
+	$(BIN)/python -m pytest -n 2 --dist worksteal --durations 40 --durations-min 2 -m "slow or not slow"
 
 lint: $(DEV)
 	$(BIN)/ruff check .

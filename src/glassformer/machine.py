@@ -87,21 +87,18 @@ def apply(chosen: Settings) -> None:
 
 
 def _device(device: str) -> str:
-    here = ["cpu", *(["cuda"] if torch.cuda.is_available() else []), *(["mps"] if _has_mps() else [])]
+    own = torch.accelerator.current_accelerator(check_available=True)
+    here = ["cpu"] if own is None else ["cpu", own.type]
     if device == "auto":
         return here[-1]
     try:
         asked = torch.device(device)
     except RuntimeError:
         asked = torch.device("meta")
-    most = torch.cuda.device_count() if asked.type == "cuda" else 1
+    most = 1 if asked.type == "cpu" else torch.accelerator.device_count()
     if asked.type not in here or (asked.index or 0) >= most:
         raise RequestError(f"device={device!r} is not on this machine; here: {', '.join(here)}")
-    return str(asked) if asked.type == "cuda" else asked.type
-
-
-def _has_mps() -> bool:
-    return torch.backends.mps.is_available()
+    return asked.type if asked.type in ("cpu", "mps") else str(asked)
 
 
 def has_fast_bfloat16(device: str) -> bool:

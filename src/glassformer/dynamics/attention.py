@@ -11,7 +11,7 @@ from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from glassformer.errors import RequestError
-from glassformer.parts.precision import wide
+from glassformer.parts.precision import exact, wide
 
 
 def attention_entropy(
@@ -98,8 +98,8 @@ def entropy_bound(s: Tensor | float, keys: Tensor | int) -> Tensor:
     Attained by one large logit and the rest alike; about T s e^-s for large s. Zhai et al. 2023, arXiv 2303.06296,
     theorem 3.1, with s = ||W_Q W_K^T||_2 ||X X^T||_2 / sqrt(h): a bounded spectral norm keeps attention from collapse.
     """
-    s = torch.as_tensor(s, dtype=torch.float64).clamp(max=1e3)  # past that the bound is 0, and inf * 0 would be NaN
-    others = torch.as_tensor(keys, dtype=torch.float64, device=s.device) - 1
+    s = exact(torch.as_tensor(s)).clamp(max=1e3)  # past that the bound is 0, and inf * 0 would be NaN
+    others = exact(torch.as_tensor(keys)).to(s.device) - 1
     gap = s * (1 + 1 / others.clamp(min=1)).sqrt()  # between the large logit and the others
     weight = others * torch.exp(-gap)
     return torch.log1p(weight) + gap * weight / (1 + weight)

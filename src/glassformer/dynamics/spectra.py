@@ -36,7 +36,7 @@ def singular_values(a: Float[Tensor, "... m n"]) -> Float[Tensor, "... k"]:
     squares = torch.linalg.eigvalsh(b @ b.mT).flip(-1).clamp(min=0)
     noise = squares[..., :1] * (b.shape[-1] * torch.finfo(torch.float64).eps)
     values = torch.where(squares > noise, squares, 0.0).sqrt()
-    return torch.where(finite.to(values.device), values, torch.nan).to(wide(a).dtype)
+    return torch.where(finite.to(values.device), values, torch.nan).to(wide(a))
 
 
 def product_spectrum(w_q: Float[Tensor, "... n h d"], w_k: Float[Tensor, "... g h d"]) -> Float[Tensor, "... n h"]:

@@ -21,6 +21,7 @@ from torch import Tensor
 from glassformer.config import explain
 from glassformer.errors import RequestError
 from glassformer.parts.base import Value
+from glassformer.parts.precision import exact_device
 
 __all__ = ["Chosen", "Sampling", "choose", "row_generator", "warp"]
 
@@ -138,14 +139,15 @@ def keep_typical(logits: Float[Tensor, "b v"], p: float) -> Float[Tensor, "b v"]
 def _least_of(rank: Float[Tensor, "b v"], probabilities: Float[Tensor, "b v"], mass: float) -> Float[Tensor, "b 1"]:
     """The rank of the last of the fewest best-ranked tokens whose probabilities reach the mass."""
     vocab_size = rank.shape[-1]
+    probabilities = probabilities.to(exact_device(rank.device))
     enough = probabilities.sum(-1, keepdim=True, dtype=torch.float64) - (1 - mass)
     k = min(FIRST_LOOK, vocab_size)
     while True:
         best = rank.topk(k)
-        reached = probabilities.gather(-1, best.indices).cumsum(-1, dtype=torch.float64)
+        reached = probabilities.gather(-1, best.indices.to(probabilities.device)).cumsum(-1, dtype=torch.float64)
         if k == vocab_size or bool((reached[:, -1:] >= enough).all()):
             last = (reached < enough).sum(-1, keepdim=True).clamp_(max=k - 1)
-            return best.values.gather(-1, last)
+            return best.values.gather(-1, last.to(rank.device))
         k = min(16 * k, vocab_size)
 
 
@@ -249,17 +251,18 @@ def choose(
 def draw(logits: Float[Tensor, "b v"], generators: Sequence[torch.Generator | None]) -> Int[Tensor, "b"]:
     """One token of each row from softmax(logits), by one number from its generator: the first whose cumulative
     probability reaches u, 0 < u <= 1, so that one of probability 0 is never drawn."""
-    below_1 = logits.new_empty(len(logits), 1, dtype=torch.float64)
+    reached = logits.softmax(-1).to(exact_device(logits.device)).cumsum(-1, dtype=torch.float64)
+    below_1 = reached.new_empty(len(logits), 1)
     for number, generator in zip(below_1, generators, strict=True):
         number.uniform_(generator=generator)
-    reached = logits.softmax(-1).cumsum(-1, dtype=torch.float64)
     drawn = torch.searchsorted(reached, (1 - below_1) * reached[:, -1:])
-    return drawn[:, 0].clamp_(max=logits.shape[-1] - 1)  # NaN lies beyond the last
+    return drawn[:, 0].clamp_(max=logits.shape[-1] - 1).to(logits.device)  # NaN lies beyond the last
 
 
 def row_generator(seed: int | None, row: int, device: torch.device | str) -> torch.Generator:
-    """A generator for a row of a batch that depends on (seed, row) alone; without a seed, on torch's own generator."""
-    generator = torch.Generator(device)
+    """A generator for a row of a batch that depends on (seed, row) alone; without a seed, on torch's own generator. It
+    is on the device where numbers of fp64 are drawn for `device`."""
+    generator = torch.Generator(exact_device(device))
     if seed is None:
         seed = int(torch.randint(1 << 62, ()))
     digest = hashlib.blake2b(f"{seed} {row}".encode(), digest_size=8).digest()

@@ -15,6 +15,7 @@ from glassformer.errors import RequestError, WorkError, check_whole
 from glassformer.generate.sampling import Sampling, choose, draw, row_generator, warp
 from glassformer.generate.steps import check_state, check_tokens, prefill
 from glassformer.model import Model
+from glassformer.parts.precision import exact, exact_device
 from glassformer.state import ModelState
 
 __all__ = ["Draft", "PromptLookup", "Proposal", "Proposer", "Speculation", "speculate"]
@@ -105,7 +106,8 @@ class Draft:
         state.truncate(min(state.length, self._text + stood, len(text) - 1))
         unread = list(text[state.length :])
         while len(guess) < most:
-            logits = prefill(self.model, torch.tensor([unread], device=self._generator.device), state)
+            unread_here = torch.tensor([unread], device=self.model.embedding.weight.device)
+            logits = prefill(self.model, unread_here, state)
             if not logits.max().isfinite():
                 break
             past = [torch.tensor([*text, *guess], device=logits.device)] if self._rule.penalizes else []
@@ -164,7 +166,7 @@ class Speculation:
             check_state(model, state, 1, self.max_len - 1)
         self.proposed = self.accepted = self.passes = 0
         self._prompt, self._start = len(self.text), self.state.length
-        self._generator = row_generator(seed, 0, tokens.device)
+        self._device, self._generator = tokens.device, row_generator(seed, 0, tokens.device)
         self._most, self._gain, self._rest, self._resting = min(FIRST, ahead), 1.0, 0, 0
         proposer.begin(self)
 
@@ -191,7 +193,7 @@ class Speculation:
         if len(unread) > 1 or self._resting:
             most, self._resting = 0, max(self._resting - 1, 0)
         guess, drawn_from = self.proposer.propose(self.text, most) if most > 0 else NOTHING
-        tokens = torch.tensor([unread + guess], device=self._generator.device)
+        tokens = torch.tensor([unread + guess], device=self._device)
         logits = self.model(tokens, self.state)[0] if len(unread) == 1 else prefill(self.model, tokens, self.state)
         kept, token = self._check(logits, guess, drawn_from)
         if not logits[: kept + 1].max(-1).values.isfinite().all():
@@ -216,8 +218,8 @@ class Speculation:
         p = warp(logits, self.sampling, past, [self._prompt] * rows).softmax(-1)
         guessed = torch.tensor(guess, dtype=torch.long, device=p.device)[:, None]
         q = F.one_hot(guessed[:, 0], p.shape[-1]).to(p) if drawn_from is None else drawn_from.to(p)
-        u = torch.rand(len(guess), 1, generator=self._generator, device=p.device, dtype=torch.float64)
-        stands = u * q.gather(1, guessed) < p[:-1].gather(1, guessed)  # with probability min(1, p / q)
+        u = torch.rand(len(guess), 1, generator=self._generator, device=exact_device(p.device), dtype=torch.float64)
+        stands = u * exact(q.gather(1, guessed)) < exact(p[:-1].gather(1, guessed))  # with probability min(1, p / q)
         kept = int(stands.cumprod(0).sum())
         if kept < len(guess) and (rest := (p[kept] - q[kept]).clamp(min=0)).any():  # none is left where rounding alone
             return kept, int(draw(rest.log()[None], [self._generator]))  # made p less than q

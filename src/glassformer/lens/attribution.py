@@ -32,6 +32,7 @@ from glassformer.lens.reading import Reading
 from glassformer.model import Block, Model
 from glassformer.parts.mixer import Attention
 from glassformer.parts.norm import LayerNorm, RMSNorm
+from glassformer.parts.precision import exact
 from glassformer.parts.residual import Parallel, Post, Pre, Residual, ResPost, Sandwich
 
 MOST_BARS = 14
@@ -129,11 +130,11 @@ def logit_attribution(
         wanted = ["embed", *(name for name in sites(model) if name.endswith(sums))]
         seen = {name: value[0, 0] for name, value in capture(model, tokens, wanted, positions=at).items()}
         last = seen[f"layers.{len(module.layers) - 1}.resid_post"]
-        logits = unembed(model, last[None, None])[0, 0].double()
+        logits = exact(unembed(model, last[None, None])[0, 0])
         token = int(logits.argmax()) if token is None else token
         if token == against:
             raise RequestError(f"against={against} is the token itself; leave it out for the logit alone")
-        found = _attribute(module, {name: value.double() for name, value in seen.items()}, token, against)
+        found = _attribute(module, {name: exact(value) for name, value in seen.items()}, token, against)
     return LogitAttribution(
         at, labels[at], token, spell(token, tokenizer),
         against, None if against is None else spell(against, tokenizer), **found,
@@ -171,8 +172,8 @@ def _reads(module: Model, token: int) -> tuple[Tensor, Tensor]:
         weight, bias = head.matrix(module.embedding.weight), head.bias
     else:
         weight, bias = head.packed.applied(), head.packed.bias
-    direction = weight[token].double() * head.scale
-    return direction, direction.new_zeros(()) if bias is None else bias[token].double()
+    direction = exact(weight[token]) * head.scale
+    return direction, direction.new_zeros(()) if bias is None else exact(bias[token])
 
 
 @singledispatch
@@ -190,14 +191,14 @@ def _(norm: None, x: Tensor, direction: Tensor) -> tuple[Tensor, Tensor]:
 
 @held.register
 def _(norm: LayerNorm, x: Tensor, direction: Tensor) -> tuple[Tensor, Tensor]:
-    below = direction * norm.weight / (x.var(correction=0) + norm.eps).sqrt()
-    constant = direction.new_zeros(()) if norm.bias is None else direction @ norm.bias.double()
+    below = direction * exact(norm.weight) / (x.var(correction=0) + norm.eps).sqrt()
+    constant = direction.new_zeros(()) if norm.bias is None else direction @ exact(norm.bias)
     return below - below.mean(), constant
 
 
 @held.register
 def _(norm: RMSNorm, x: Tensor, direction: Tensor) -> tuple[Tensor, Tensor]:
-    weight = norm.weight.double() + (1.0 if norm.unit_offset else 0.0)
+    weight = exact(norm.weight) + (1.0 if norm.unit_offset else 0.0)
     return direction * weight / (x.square().mean() + norm.eps).sqrt(), direction.new_zeros(())
 
 
@@ -235,8 +236,8 @@ def _through(block: Block, at: str, seen: dict[str, Tensor], direction: Tensor) 
     if not isinstance(mixer, Attention):  # without heads, it counts as one
         return _Layer((out @ along)[None], ffn, biases + more, direction)
     z = seen[f"{at}mixer.z"]  # (n, h)
-    heads = (z * (along @ mixer.output.applied().double()).view_as(z)).sum(-1)
-    own = 0.0 if mixer.output.bias is None else mixer.output.bias.double() @ along
+    heads = (z * (exact(mixer.output.applied()).mT @ along).view_as(z)).sum(-1)
+    own = 0.0 if mixer.output.bias is None else exact(mixer.output.bias) @ along
     return _Layer(heads, ffn, biases + more + own, direction)
 
 

@@ -24,6 +24,7 @@ from glassformer.lens.maps import at_rest
 from glassformer.lens.reading import Reading
 from glassformer.lens.tables import attention_table, draw_table, figure_size, heads_of, shared_bar, strongest
 from glassformer.model import Model
+from glassformer.parts.precision import exact
 
 KINDS = ("induction", "previous token", "first token", "duplicate token")
 
@@ -132,5 +133,5 @@ class Masses:
             since = max(0, least - first)
             rows = x[:, :, since:]  # queries first + since, ...
             there = rows[..., 0] if back is None else rows.diagonal(first + since - back, 2, 3)
-            mass = there.double().sum((0, 2)) / (len(x) * (total - least))
+            mass = exact(there).sum((0, 2)) / (len(x) * (total - least))
             self.means[kind] = self.means.get(kind, 0) + mass

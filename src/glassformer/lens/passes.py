@@ -82,7 +82,7 @@ def outcomes(
             of_site.setdefault(site, []).append((slice(copy * b, (copy + 1) * b), change))
         edits = {site: _each(pairs) for site, pairs in of_site.items()}
         with torch.no_grad(), at_rest(model), edit(model, edits):
-            found.append(measure(tokens.repeat(len(some), 1), len(some)).double().cpu())
+            found.append(measure(tokens.repeat(len(some), 1), len(some)).cpu().double())
         if progress is not None:
             progress(first + len(some), len(changes))
     return torch.cat(found)

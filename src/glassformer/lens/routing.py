@@ -113,5 +113,5 @@ def expert_routing(
         loads[at], violation[at] = load, max_violation(load).cpu()
         entropy[at] = router_entropy(p / p.sum(-1, keepdim=True), normalised=True).cpu()
         if at == shown:
-            of_text = torch.zeros_like(p[0]).scatter(-1, chosen[0], weights[0]).double().cpu()
+            of_text = torch.zeros_like(p[0]).scatter(-1, chosen[0], weights[0]).cpu().double()
     return ExpertRouting(table_of(loads), entropy, violation, of_text, spelled(tokens[:1], tokenizer, words), shown)

@@ -16,6 +16,7 @@ from glassformer.lens import style
 from glassformer.lens.maps import at_rest
 from glassformer.lens.reading import Reading
 from glassformer.model import Model
+from glassformer.parts.precision import exact
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -73,11 +74,11 @@ def token_similarity(
     names = ["embed", *(f"layers.{at}.resid_post" for at in range(count - 1))]
 
     def both(x: Tensor) -> Tensor:
-        return torch.stack([token_cosine(x.double()), relative_residual(x.double())]).mean(-1)
+        return torch.stack([token_cosine(exact(x)), relative_residual(exact(x))]).mean(-1)
 
     with at_rest(model):
         found = capture(model, tokens, names, reduce=both)
-        x = capture(model, tokens[:1], names[depth])[names[depth]][0].double()
+        x = exact(capture(model, tokens[:1], names[depth])[names[depth]][0])
     rho, mu = torch.stack([found[name] for name in names], dim=1).cpu()
     units = torch.nn.functional.normalize(x, dim=-1)
     tile = -(-len(x) // pool)

@@ -18,6 +18,7 @@ from glassformer.lens.maps import at_rest
 from glassformer.lens.reading import Reading
 from glassformer.lens.tables import attention_table, draw_table, figure_size, heads_of, strongest
 from glassformer.model import Model
+from glassformer.parts.precision import exact
 from glassformer.parts.site import Look
 from glassformer.parts.visibility import Visibility
 
@@ -75,7 +76,7 @@ def attention_sinks(model: Model, tokens: Int[Tensor, "b s"]) -> AttentionSinks:
     tokens = rows_of(model, tokens)
     counts = heads_of(model, "mixer.pattern")
     with at_rest(model):
-        seen = capture(model, tokens, "layers.*.mixer.pattern", reduce=lambda pattern: pattern[..., 0].double())
+        seen = capture(model, tokens, "layers.*.mixer.pattern", reduce=lambda pattern: exact(pattern[..., 0]))
     found = [seen.get(f"layers.{at}.mixer.pattern") for at in range(len(counts))]
     mass = attention_table([None if one is None else one.mean((0, 2)) for one in found])
     length, mixers = tokens.shape[1], [layer.mixer for layer in eager(model).layers]
@@ -161,8 +162,8 @@ def massive_activations(model: Model, tokens: Int[Tensor, "b s"]) -> MassiveActi
         here, depth = massive(x), len(seen)
         if not x.isfinite().all():
             raise WorkError(f"the stream is not a number at depth {depth}: there is nothing to read in this model")
-        size = x.double().abs().flatten(1)
-        seen.append((size.topk(min(3, size.shape[1])).values.mean(0).cpu(), here.median.double().mean().cpu()))
+        size = exact(x).abs().flatten(1)
+        seen.append((size.topk(min(3, size.shape[1])).values.mean(0).cpu(), here.median.cpu().double().mean()))
         for row, position, dimension in here.mask.nonzero().tolist():
             value = float(x[row, position, dimension])
             ratio = abs(value) / float(here.median[row]) if here.median[row] else math.inf

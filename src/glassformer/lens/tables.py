@@ -28,7 +28,7 @@ def heads_of(model: Model, site: str) -> list[int]:
 
 def table_of(rows: Sequence[Tensor | None]) -> Tensor:
     """(layers, heads) fp64 of each layer's (heads,); NaN where a layer has no such head."""
-    known = [row.double().cpu() for row in rows if row is not None]
+    known = [row.cpu().double() for row in rows if row is not None]
     table = torch.full((len(rows), max(len(row) for row in known)), math.nan, dtype=torch.float64)
     for at, row in enumerate(rows):
         if row is not None:

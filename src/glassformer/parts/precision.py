@@ -19,9 +19,19 @@ def wide(x: Tensor) -> Tensor:
     return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
 
 
+WITHOUT_FP64 = {"mps"}
+"""Kinds of device that have no numbers of 64 bits."""
+
+
+def exact_device(device: torch.device | str) -> torch.device:
+    """The device, or the CPU where that has no fp64."""
+    device = torch.device(device)
+    return torch.device("cpu") if device.type in WITHOUT_FP64 else device
+
+
 def exact(x: Tensor) -> Tensor:
-    """x in fp64; on the CPU where its device has none (MPS)."""
-    return (x.cpu() if x.device.type == "mps" else x).double()
+    """x in fp64, on its `exact_device`."""
+    return x.to(exact_device(x.device)).double()
 
 
 def product_dtype(x: Tensor) -> torch.dtype:

@@ -203,7 +203,7 @@ def effective_attention(
     batch, s, channels = dt.shape
     place = torch.arange(s, device=dt.device)
     begins = (place - (place if age is None else age)).expand(batch, s)  # the first token that each one sees
-    clock = exact(dt).cumsum(1).to(dt.device).transpose(1, 2)  # (b, c, s), differences of which are decays' exponents
+    clock = exact(dt).cumsum(1).transpose(1, 2)  # (b, c, s), differences of which are decays' exponents
     rate, source = a.t()[:, None], (dt[..., None] * b[:, :, None]).transpose(1, 2)  # (c, 1, p), (b, c, s, p)
     rows = min(QUERIES_PER_BLOCK, max(1, VALUES_PER_BLOCK // (batch * channels * s)))
     for first in range(0, s, rows):
@@ -212,10 +212,10 @@ def effective_attention(
         block = dt.new_zeros(batch, channels, last - first, s)
         if first:
             before = clock[:, :, first - 1, None]
-            since = torch.exp((now - before).to(dt.dtype)[..., None] * rate) * c[:, None, at]  # (b, c, r, p)
-            until = torch.exp((before - clock[:, :, :first]).to(dt.dtype)[..., None] * rate) * source[:, :, :first]
+            since = torch.exp((now - before).to(dt)[..., None] * rate) * c[:, None, at]  # (b, c, r, p)
+            until = torch.exp((before - clock[:, :, :first]).to(dt)[..., None] * rate) * source[:, :, :first]
             block[..., :first] = torch.matmul(since, until.transpose(2, 3))
-        gap = (now[..., None] - now[:, :, None]).to(dt.dtype).clamp(min=0)  # (b, c, r, r)
+        gap = (now[..., None] - now[:, :, None]).to(dt).clamp(min=0)  # (b, c, r, r)
         for state in range(a.shape[0]):
             decay = torch.exp(gap * rate[..., state, None])
             block[..., first:last] += c[:, None, at, None, state] * decay * source[:, :, None, at, state]
