@@ -125,6 +125,7 @@ SAFETENSORS = {
     "objects in each other": (container(b'{"a":' * 200_000 + b"}" * 200_000), "damaged"),
     "lists in each other": (container(b'{"a":{"dtype":' + b"[" * 3000 + b"}}"), "damaged"),
     "lists in each other, closed": (container(b'{"a":{"dtype":' + b"[" * 1900 + b"]" * 1900 + b"}}"), "damaged"),
+    "101 lists in each other": (container(b'{"a":{"dtype":' + b"[" * 101 + b"]" * 101 + b"}}"), "damaged"),
 }
 
 

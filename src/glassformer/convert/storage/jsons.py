@@ -10,9 +10,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from itertools import accumulate
 from typing import Any
 
 LONGEST_NAME = 4096
+DEEPEST = 100
+"""Lists and objects in each other. The interpreter has a limit too, but whoever compiles a model raises it."""
 STRING = rb'"(?:[^"\\]++|\\.)*+"'
 
 
@@ -27,6 +30,7 @@ _CLOSE = re.compile(_SPACE + rb"\}" + _SPACE + rb"\Z")
 _MEMBER = re.compile(
     b"(" + STRING + b")" + _SPACE + b":" + _SPACE + b"(" + _VALUE + b")" + _SPACE + b"(?:," + _SPACE + rb'(?=")|(?=\}))'
 )
+_BRACKETS = re.compile(STRING + rb"|[\[\]{}]")
 
 
 class BadJSON(ValueError):
@@ -72,9 +76,19 @@ def string(text: bytes) -> str:
 def small(text: bytes) -> Any:
     """Any JSON value that the caller knows to be small or flat, decoded; a name given twice counts as damage."""
     try:
+        if _depth(text) > DEEPEST:
+            raise ValueError
         return _DECODER.decode(text.decode("utf-8"))
-    except (ValueError, RecursionError):
+    except ValueError:
         raise BadJSON(f"the JSON is damaged at {text[:40]!r}") from None
+
+
+def _depth(text: bytes) -> int:
+    """How deep lists and objects lie in each other; 0 also where there are too few to matter."""
+    if text.count(b"[") + text.count(b"{") <= DEEPEST:
+        return 0
+    steps = ((found[0] in b"[{") - (found[0] in b"]}") for found in _BRACKETS.finditer(text))
+    return max(accumulate(steps), default=0)
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
