@@ -22,6 +22,9 @@ from glassformer.config import MAX_FILE_BYTES, ModelConfig, flatten, read_tree
 from glassformer.errors import RequestError
 from glassformer.expression import preset
 from glassformer.parts import base
+from glassformer.parts.base import BuildContext
+from glassformer.parts.ffn import FFNConfig
+from glassformer.parts.init import Init
 from glassformer.parts.norm import LayerNormConfig, Norm, NormConfig, RMSNormConfig
 from glassformer.presets import PRESETS
 
@@ -574,7 +577,11 @@ class Doubled(Norm):
 
     def __init__(self, gain: float = 2.0):
         super().__init__()
-        self.gain = nn.Parameter(torch.tensor(gain))
+        self.start, self.gain = gain, nn.Parameter(torch.empty(()))
+
+    @torch.no_grad()
+    def init_weights(self, init: Init) -> None:
+        self.gain.fill_(self.start)
 
     def forward(self, x: Tensor) -> Tensor:
         return x * self.gain
@@ -606,12 +613,49 @@ def test_a_part_from_outside_is_usable_by_its_kind(doubled: type[NormConfig], tm
     config = ModelConfig.from_dict(tree)
     assert config.final_norm == doubled(gain=3.0)
     model = config.build()
-    assert isinstance(model.final_norm, Doubled) and config.num_params() == sum(p.numel() for p in model.parameters())
+    assert isinstance(model.final_norm, Doubled) and model.final_norm.gain == 3.0
+    assert config.num_params() == sum(p.numel() for p in model.parameters())
     config.save(tmp_path / "model.yaml")
     assert ModelConfig.from_file(tmp_path / "model.yaml") == config
     assert preset(f"{tmp_path / 'model.yaml'}+final_norm.gain=4").final_norm.gain == 4.0  # type: ignore[union-attr]
     assert "'gain'" in refusal(changed("final_norm", {"kind": "doubled", "gian": 3.0}))
     assert "'doubled'" in refusal(changed("final_norm", {"kind": "double", "gain": 3.0}))
+
+
+def test_what_a_part_from_outside_leaves_unfilled_is_filled_by_torch_or_refused(registry: None):
+    """Never left as the allocator gave it."""
+
+    class Plain(nn.Module):
+        def __init__(self, d: int, spare: bool):
+            super().__init__()
+            self.up, self.down = nn.Linear(d, 3 * d), nn.Linear(3 * d, d)
+            self.spare = nn.Parameter(torch.empty(2)) if spare else None
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.down(self.up(x).relu())
+
+    class PlainConfig(FFNConfig, kind="plain"):
+        spare: bool = False
+
+        def build(self, ctx: BuildContext) -> Plain:
+            return Plain(ctx.d_model, self.spare)
+
+        def num_params(self, ctx: BuildContext) -> int:
+            return (2 * 3 * ctx.d_model + 4) * ctx.d_model
+
+    config = preset("llama@1m+layers=2+d_model=32+heads=4+vocab_size=61+ffn=plain")
+    state = torch.get_rng_state()
+    weights = [dict(config.build(seed=seed).named_parameters()) for seed in (0, 0, 1)]
+    assert torch.equal(state, torch.get_rng_state())
+    for name, weight in weights[0].items():
+        assert torch.equal(weight, weights[1][name]) and weight.abs().max() <= 1.0, name
+        if ".ffn." in name:
+            assert weight.abs().max() <= 32**-0.5 and not torch.equal(weight, weights[2][name]), name
+    assert not torch.equal(weights[0]["layers.0.ffn.up.weight"], weights[0]["layers.1.ffn.up.weight"])
+    bare = preset("llama@1m+layers=2+d_model=32+heads=4+vocab_size=61+ffn=plain+ffn.spare=true")
+    with pytest.raises(RequestError, match=r"nothing fills layers\.0\.ffn\.spare, layers\.1.*: .*init_weights"):
+        bare.build(seed=0)
+    bare.build(seed=None)  # to be loaded
 
 
 def test_a_part_from_outside_is_in_the_schema(doubled: type[NormConfig]):

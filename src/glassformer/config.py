@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -225,9 +226,10 @@ class ModelConfig(Value):
             generator = generator_of(seed)
             begin, ctx = self.init, self.ctx
             rule = self.mup.rule(begin, ctx, generator) if self.mup else begin.rule(ctx, generator)
-            for module in model.modules():
-                if callable(init_weights := getattr(module, "init_weights", None)):
-                    init_weights(rule)
+            with _all_filled(model, generator):
+                for module in model.modules():
+                    if callable(init_weights := getattr(module, "init_weights", None)):
+                        init_weights(rule)
             model.to(device)
         return model
 
@@ -308,6 +310,28 @@ class ModelConfig(Value):
         mine, theirs = flatten(self.to_dict()), flatten(other.to_dict())
         paths = [*mine, *(path for path in theirs if path not in mine)]
         return {path: (mine.get(path), theirs.get(path)) for path in paths if mine.get(path) != theirs.get(path)}
+
+
+@contextmanager
+def _all_filled(model: Model, generator: torch.Generator) -> Iterator[None]:
+    """What the block inside leaves as the allocator gave it is filled by torch's own `reset_parameters`, drawn from the
+    generator. Raises RequestError where a module has none."""
+    held = [*model.named_parameters(), *model.named_buffers()]
+    before = {name: tensor._version for name, tensor in held}
+    yield
+    left = {name for name, tensor in held if tensor.numel() and tensor._version == before[name]}
+    for path, module in model.named_modules() if left else ():
+        named = (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))
+        own = {f"{path}.{name}" for name, _ in named}
+        if own & left and callable(reset := getattr(module, "reset_parameters", None)):
+            with torch.random.fork_rng(devices=[]), torch.no_grad():
+                torch.manual_seed(int(torch.randint(1 << 62, (), generator=generator)))
+                reset()
+            left -= own
+    if left:
+        raise RequestError(
+            f"nothing fills {', '.join(sorted(left)[:4])}: the module needs an init_weights(init) or reset_parameters()"
+        )
 
 
 def generator_of(seed: int) -> torch.Generator:

@@ -349,6 +349,13 @@ def test_flex_says_that_it_cannot_train_here():
     case = long_case(Causal(), 4, 4)
     with pytest.raises(RequestError, match="backward"):
         case._replace(q=case.q.requires_grad_()).run(Flex())
+    Flex().check_training("cuda")
+
+
+def test_flex_says_that_it_needs_a_compiler(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(RequestError, match=r"kernel=flex needs a C\+\+ compiler on the CPU .*use kernel=auto"):
+        long_case(Causal(), 4, 4).run(Flex())
 
 
 @pytest.mark.slow

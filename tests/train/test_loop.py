@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import glassformer as gf
+from glassformer import machine
 from glassformer.errors import RequestError, WorkError
 from glassformer.expression import preset
 from glassformer.text import TextData, prepare
@@ -103,6 +104,8 @@ def test_accumulation_equals_the_whole_batch(text: TextData) -> None:
     parts = train(model(), text, {**TEN, "dtype": "float32", "micro_batch": 1})
     for (name, one), other in zip(whole.model.named_parameters(), parts.model.parameters(), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-3, atol=2e-4, msg=name)
+    norms = [[row["grad_norm"] for row in run.metrics if "loss" in row] for run in (whole, parts)]
+    assert norms[1] == pytest.approx(norms[0], rel=1e-3)  # Adam and clipping hide how large gradients are
 
 
 def test_decay_is_on_matrices_alone() -> None:
@@ -267,6 +270,39 @@ def test_a_climb_after_learning_is_divergence(text: TextData, monkeypatch: pytes
     run = train(model(), text, {**TEN, "tokens": 250 * BATCH * CONTEXT})
     assert run.status == "diverged"
     assert 81 < run.steps < 140
+
+
+@pytest.mark.parametrize(("losses", "status"), [([4.2] + [9.0] * 9, "diverged"), ([4.2, 9.0, 9.0] + [4.0] * 7, "ok")])
+def test_a_run_shorter_than_a_window_can_diverge(
+    text: TextData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, losses: list[float], status: str
+) -> None:
+    fake = iter(losses)
+    monkeypatch.setattr(_Loop, "_backward", lambda self, inputs, targets: next(fake))
+    monkeypatch.setattr(_Loop, "_warm_up", lambda self: None)
+    monkeypatch.setattr(loop, "gradient_norm", lambda model: 1.0)
+    run = train(model(), text, TEN, tmp_path / "run")
+    assert (run.status, run.steps) == (status, 10)
+    if status == "diverged":
+        assert run.error is not None and "the last 5 steps is 9.000, more than 1 nat above" in run.error
+
+
+@pytest.mark.parametrize("began", ["bfloat16", "float32"])
+def test_what_auto_chose_stays_when_a_run_is_resumed(
+    text: TextData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, began: str
+) -> None:
+    """A machine that now measures something else would go on in another dtype."""
+    monkeypatch.setattr(machine, "has_fast_bfloat16", lambda device: began == "bfloat16")
+    recipe = {name: value for name, value in TEN.items() if name != "dtype"}
+    with pytest.raises(Interrupted):
+        train(model(), text, recipe, tmp_path / "run", callback=interrupt_at(2))
+    monkeypatch.setattr(machine, "has_fast_bfloat16", lambda device: began != "bfloat16")
+    assert train(model(), text, recipe, tmp_path / "run", resume=True).how.dtype == began
+
+
+def test_a_kernel_without_a_backward_pass_is_refused_before_a_folder_is_written(text: TextData, tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match="kernel=flex has no backward pass on the CPU"):
+        train(preset(f"llama@1m{SMALL}+kernel=flex"), text, TEN, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 HELD = ("config.yaml", "config.json", "tokenizer.json", "tokenizer_config.json", "metrics.jsonl",

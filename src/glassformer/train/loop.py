@@ -143,7 +143,7 @@ def train(
     for name, side in (("training", text.train), ("held-out", text.validation)):
         refuse_long(recipe.context, len(side), f"{name} text")
     config = fit(config, text.tokenizer.vocab_size, recipe.context, vocab_size)
-    how = settings(config, recipe)
+    how = settings(config, _as_it_began(recipe, folder) if resume else recipe)
     config.check()
     machine.apply(how)
     with only_writer(folder):
@@ -175,7 +175,7 @@ def refuse_early(config: ModelConfig, recipe: Recipe) -> None:
     refuse_short(config)
     refuse_blind(config)
     refuse_clipping(config, recipe.qk_clip)
-    settings(config, recipe)
+    refuse_untrained(config, settings(config, recipe).device)
 
 
 def refuse_blind(config: ModelConfig) -> None:
@@ -187,6 +187,13 @@ def refuse_blind(config: ModelConfig) -> None:
                 f"layer {layer} has visibility={visibility.kind}: it would see the token it is to predict; "
                 f"use causal or window"
             )
+
+
+def refuse_untrained(config: ModelConfig, device: str) -> None:
+    """Raises RequestError for a kernel that has no backward pass on the device."""
+    for block in config.layers():
+        if (kernel := getattr(block.mixer, "kernel", None)) is not None:
+            kernel.build(config.ctx).check_training(device)
 
 
 def refuse_short(config: ModelConfig) -> None:
@@ -293,6 +300,8 @@ class _Loop:
                     if not self.evaluated:
                         self._evaluate()
                     error = self._blown_up()
+                    if error is None and (error := self._climbed_before_a_window()):
+                        self.watch.ended(self.step, error)
                 if error is None:
                     self._save()
                     if interrupted.is_set():
@@ -386,13 +395,25 @@ class _Loop:
             return None
         mean = sum(self.recent) / len(self.recent)
         self.best = min(self.best, mean)
-        if mean > min(self.best, self.first_loss) + DIVERGENCE_NATS:
-            return (
-                f"the loss diverged: the mean of the last {DIVERGENCE_WINDOW} steps is {mean:.3f}, more than "
-                f"{DIVERGENCE_NATS:g} nat above the lowest before, {min(self.best, self.first_loss):.3f}, at step "
-                f"{self.step}"
-            )
-        return None
+        return self._climbed(mean, len(self.recent))
+
+    def _climbed(self, mean: float, steps: int) -> str | None:
+        """Why the run has diverged, if the mean loss of its last `steps` steps says so."""
+        assert self.first_loss is not None
+        lowest = min(self.best, self.first_loss)
+        if mean <= lowest + DIVERGENCE_NATS:
+            return None
+        return (
+            f"the loss diverged: the mean of the last {steps} steps is {mean:.3f}, more than {DIVERGENCE_NATS:g} nat "
+            f"above the lowest before, {lowest:.3f}, at step {self.step}"
+        )
+
+    def _climbed_before_a_window(self) -> str | None:
+        """Why a run that ended before its first whole window has diverged, by the later half of its steps."""
+        later = list(self.recent)[len(self.recent) // 2 :]
+        if math.isfinite(self.best) or not later:
+            return None
+        return self._climbed(sum(later) / len(later), len(later))
 
     def _blown_up(self) -> str | None:
         """Why the run has diverged, if the last evaluation shows it."""
@@ -508,6 +529,7 @@ class _Loop:
             "shift": self.shift,
             "rolled_back": self.rolled_back,
             "left_out": self.left_out,
+            "dtype": self.how.dtype,
         }
         checkpoint.save(self.folder, self.step, self.model, self.optimizer, state, self.watch.state())
 
@@ -635,6 +657,14 @@ def _open_folder(folder: Path | None, config: ModelConfig, recipe: Recipe, text:
         recipe.save(folder / "recipe.yaml")  # first: it says that the others are a run's
         config.save(folder / "config.yaml")
         text.tokenizer.save(folder)
+
+
+def _as_it_began(recipe: Recipe, folder: Path | None) -> Recipe:
+    """The recipe with the dtype that the run has been computed in: what `auto` chose stays, though the machine or what
+    it measures may have changed."""
+    found = checkpoint.latest(folder) if folder and recipe.dtype == "auto" else None
+    begun = None if found is None else checkpoint.read_state(found).get("dtype")
+    return recipe.vary(dtype=begun) if begun in machine.DTYPES else recipe
 
 
 def _same_run(folder: Path, config: ModelConfig, recipe: Recipe) -> None:

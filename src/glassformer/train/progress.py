@@ -7,7 +7,7 @@ metrics.jsonl                           a line for each step, taken or skipped, 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
@@ -45,6 +45,7 @@ class Progress(Written):
     shift: Count = 0
     rolled_back: Count = 0
     left_out: Count = 0
+    dtype: Literal["float32", "bfloat16"] | None = None
     sha256: dict[str, str]
 
 

@@ -64,6 +64,9 @@ class Kernel:
 
         Raises RequestError with the field and what would serve."""
 
+    def check_training(self, device: str) -> None:
+        """Refuses, before anything is computed, to train on a device where there is no backward pass."""
+
     def __call__(
         self,
         q: Tensor,

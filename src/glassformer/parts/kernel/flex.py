@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import os
+import shutil
 from functools import lru_cache
 from typing import Any
 
@@ -29,6 +31,10 @@ class Flex(Kernel):
         if dropout:
             refuse("flex", "dropout", dropout, "naive, banded or sdpa")
 
+    def check_training(self, device: str) -> None:
+        if device == "cpu":
+            raise RequestError("kernel=flex has no backward pass on the CPU; train with kernel=banded, sdpa or auto")
+
     def __call__(
         self,
         q: Tensor,
@@ -41,8 +47,10 @@ class Flex(Kernel):
         index: Index | None = None,
         once: Once = anew,
     ) -> Tensor:
-        if q.device.type == "cpu" and torch.is_grad_enabled() and q.requires_grad:
-            raise RequestError("kernel=flex has no backward pass on the CPU; train with kernel=banded, sdpa or auto")
+        if torch.is_grad_enabled() and q.requires_grad:
+            self.check_training(q.device.type)
+        if q.device.type == "cpu" and shutil.which(os.environ.get("CXX", "g++")) is None:
+            raise RequestError("kernel=flex needs a C++ compiler on the CPU (g++, or CXX); use kernel=auto")
         create_block_mask, flex_attention = _flex()
         q_idx, k_idx = index or (
             torch.arange(k.shape[1] - q.shape[1], k.shape[1], device=q.device),
