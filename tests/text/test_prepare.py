@@ -113,8 +113,9 @@ def test_a_wrong_request_is_one_sentence(arguments: dict, message: str, path: Pa
 
 def test_a_misspelt_tokenizer_is_refused_before_the_text_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("glassformer.text.open_corpus", lambda *_: pytest.fail("the text was opened"))
-    with pytest.raises(RequestError, match="bpe"):
-        prepare("python-docs", "bep:300")
+    for wrong in ("bep:300", "bpe:0", "bpe:256", "bpe:1000001"):
+        with pytest.raises(RequestError, match="bpe"):
+            prepare("python-docs", wrong)
 
 
 def test_progress_names_its_stages(path: Path) -> None:

@@ -193,11 +193,7 @@ class BPETokenizer(FileTokenizer):
         from tokenizers import Tokenizer as Library
         from tokenizers import decoders, models, pre_tokenizers, trainers
 
-        low, high = BPE_SIZES
-        if not low <= vocab_size <= high:
-            raise RequestError(
-                f"tokenizer bpe:{vocab_size}: the size must lie between {low} (the bytes, an end) and {high}"
-            )
+        bpe_size(vocab_size)
         library = Library(models.BPE())
         library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         library.decoder = decoders.ByteLevel()
@@ -209,6 +205,14 @@ class BPETokenizer(FileTokenizer):
         )
         library.train_from_iterator(_sample(texts, total_bytes, progress), trainer)
         return cls(library)
+
+
+def bpe_size(size: int) -> int:
+    """`size`, if a byte-level BPE can have so many tokens. RequestError if not."""
+    low, high = BPE_SIZES
+    if not low <= size <= high:
+        raise RequestError(f"tokenizer bpe:{size}: the size must lie between {low} (the bytes, an end) and {high}")
+    return size
 
 
 def _sample(texts: Iterable[str], total: int | None, progress: Progress) -> Iterator[str]:
