@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from glassformer.errors import RequestError, WorkError
-from glassformer.text import embedded, files, hub
+from glassformer.text import corpora, embedded, files, hub
 from glassformer.text.corpora import open_corpus
 from glassformer.text.documents import Corpus
 
@@ -100,6 +101,63 @@ def test_a_folder_is_read_in_order_and_says_what_it_skipped(tmp_path: Path) -> N
     assert open_corpus(tmp_path).fingerprint == corpus.fingerprint
     (tmp_path / "bb.txt").write_text("changed")
     assert open_corpus(tmp_path).fingerprint != corpus.fingerprint
+
+
+def locked(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody may list or enter `folder`, root neither."""
+    real = {name: getattr(os, name) for name in ("scandir", "stat")}
+
+    def refuse(name: str, inside: bool):
+        def call(path: object = ".", *arguments: object, **options: object) -> object:
+            where = Path(os.fspath(path)) if isinstance(path, (str, os.PathLike)) else None
+            if where is not None and (folder in where.parents or (where == folder and not inside)):
+                raise PermissionError(errno.EACCES, "Permission denied", str(where))
+            return real[name](path, *arguments, **options)
+
+        return call
+
+    for name in real:
+        monkeypatch.setattr(os, name, refuse(name, inside=name != "scandir"))
+
+
+def test_folders_that_cannot_be_read_are_counted_or_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.txt").write_text("text")
+    (tmp_path / "secret").mkdir()
+    (tmp_path / "secret" / "b.txt").write_text("more")
+    locked(tmp_path / "secret", monkeypatch)
+    corpus = open_corpus(tmp_path)
+    assert texts(corpus) == ["text"] and corpus.describe()["skipped"] == {"unreadable folders": 1}
+    for name in ("secret", "secret/b.txt"):
+        with pytest.raises(RequestError, match=rf"data='.*{name}' cannot be read \(Permission denied\)"):
+            open_corpus(tmp_path / name)
+
+
+def test_a_pipe_that_cannot_be_read_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    os.mkfifo(tmp_path / "pipe")
+
+    def refuse(*_: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(corpora, "open", refuse, raising=False)
+    with pytest.raises(RequestError, match=r"pipe' cannot be read \(Permission denied\)"):
+        open_corpus(tmp_path / "pipe")
+
+
+def test_links_to_folders_are_followed_and_loops_end(tmp_path: Path) -> None:
+    for name in ("data/sub", "elsewhere/deep"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "data" / "sub" / "a.txt").write_text("here")
+    (tmp_path / "elsewhere" / "deep" / "b.txt").write_text("there")
+    (tmp_path / "data" / "linked").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "data" / "twice").symlink_to(tmp_path / "data" / "sub")
+    (tmp_path / "data" / "sub" / "loop").symlink_to(tmp_path / "data")
+    (tmp_path / "elsewhere" / "deep" / "back").symlink_to(tmp_path / "elsewhere")
+    corpus = open_corpus(tmp_path / "data")
+    assert [(document.name, document.text) for document in corpus.documents()] == [
+        ("linked/deep/b.txt", "there"),
+        ("sub/a.txt", "here"),
+    ]
+    assert corpus.describe()["skipped"] == {}
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import json
 import os
 from array import array
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -182,7 +182,13 @@ def open_folder(folder: Path) -> Corpus:
     skipped: Counter[str] = Counter()
     files: list[tuple[Path, Scan, str]] = []
     sha = hashlib.sha256(b"folder")
-    for path in _walk(folder):
+
+    def unlisted(problem: OSError) -> None:
+        if problem.filename == str(folder):
+            raise RequestError(f"data={str(folder)!r} cannot be read ({problem.strerror or problem})") from problem
+        skipped["unreadable folders"] += 1
+
+    for path in _walk(folder, unlisted):
         if path.suffix and path.suffix.lower() not in TEXT_SUFFIXES:
             skipped["other suffixes"] += 1
             continue
@@ -216,11 +222,20 @@ def open_folder(folder: Path) -> Corpus:
     return refuse_empty(corpus, f"data={str(folder)!r}", why)
 
 
-def _walk(folder: Path) -> Iterator[Path]:
+def _walk(folder: Path, unlisted: Callable[[OSError], None]) -> Iterator[Path]:
     """The files below `folder` in an order that no file system decides; hidden files and folders are left
     out.
+
+    Links to folders are followed, and no folder is read twice, so that a loop of links ends. `unlisted` is
+    told of each folder that cannot be read.
     """
-    for root, folders, names in os.walk(folder):
+    seen: set[tuple[int, int]] = set()
+    for root, folders, names in os.walk(folder, onerror=unlisted, followlinks=True):
+        about = os.stat(root)
+        if (about.st_dev, about.st_ino) in seen:
+            folders.clear()
+            continue
+        seen.add((about.st_dev, about.st_ino))
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in sorted(names):
             if not name.startswith("."):
