@@ -91,6 +91,15 @@ def lengthen(folder: Path) -> None:
     (folder / "tokens.bin").write_bytes((folder / "tokens.bin").read_bytes() + b"\0\0")
 
 
+def put(name: str, at: int, content: bytes):
+    def apply(folder: Path) -> None:
+        with open(folder / name, "r+b") as file:
+            file.seek(at)
+            file.write(content)
+
+    return apply
+
+
 def edit(**fields: object):
     def apply(folder: Path) -> None:
         path = folder / "shards.json"
@@ -120,6 +129,10 @@ DAMAGES = {
     "a foreign type": edit(dtype="object"),
     "another type": edit(dtype="uint32"),
     "ids outside": edit(vocab_size=50),
+    "another id of the vocabulary": put("tokens.bin", 10, b"\5\0"),
+    "a later beginning": put("documents.bin", 8, b"\x0b"),
+    "no hashes": edit(sha256=None),
+    "hashes that are none": edit(sha256={"tokens.bin": 1}),
     "documents out of order": overwrite("documents.bin", np.array([0, 9, 4], "<u8").tobytes()),
     "documents beyond the end": overwrite("documents.bin", np.array([0, 9, 4000], "<u8").tobytes()),
     "documents not from the beginning": overwrite("documents.bin", np.array([1, 2, 3], "<u8").tobytes()),
@@ -140,6 +153,17 @@ def test_damage_is_seen_refused_and_repaired(damage: str) -> None:
     with pytest.warns(UserWarning, match="written again"):
         assert token_shards(source, BYTE, "f").tokens.tolist() == expected
     assert TokenShards.open(good.folder).tokens.tolist() == expected
+
+
+def test_damage_in_the_middle_of_a_long_text_is_repaired() -> None:
+    def source() -> list[Document]:
+        return documents("x" * 300_000)
+
+    good = token_shards(source, BYTE, "f")
+    expected = good.tokens.tolist()
+    put("tokens.bin", 300_000, b"\xff" * 1000)(good.folder)  # ids of 65535, far from both ends
+    with pytest.warns(UserWarning, match=r"written again \(.*tokens\.bin is not as it was written"):
+        assert token_shards(source, BYTE, "f").tokens.tolist() == expected
 
 
 class FullDisk:
