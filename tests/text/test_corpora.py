@@ -42,6 +42,43 @@ def test_bytes_that_are_not_utf8_are_replaced(tmp_path: Path) -> None:
     assert texts(open_corpus(path)) == ["caf\ufffd"]
 
 
+RUSSIAN = "Все счастливые семьи похожи друг на друга, каждая несчастливая семья несчастлива по-своему.\n" * 20
+
+
+@pytest.mark.parametrize("chunk", [7, 256 * 1024])
+def test_bytes_that_are_not_utf8_are_counted(chunk: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "CHUNK", chunk)  # characters of several bytes lie across reads
+    path = tmp_path / "a.txt"
+    for right in (RUSSIAN, "\ufeff" + RUSSIAN, RUSSIAN + "\ufffd \U0001f600"):  # U+FFFD itself is text
+        path.write_text(right)
+        assert open_corpus(path).describe().get("replaced_bytes") is None
+    path.write_bytes(RUSSIAN.encode() + "naïve café ".encode("latin-1") + b"\xed\xa0\x80 " + "я".encode()[:1])
+    assert open_corpus(path).describe()["replaced_bytes"] == 2 + 3 + 1
+
+
+def test_another_encoding_is_refused_and_skipped_in_a_folder(tmp_path: Path, cache: Path) -> None:
+    (tmp_path / "b.txt").write_bytes(RUSSIAN.encode("cp1251"))
+    wrong = len(RUSSIAN) - sum(map(RUSSIAN.count, " ,-.\n"))
+    with pytest.raises(RequestError, match=rf"b.txt' is not UTF-8: {wrong:,} of its {len(RUSSIAN):,} bytes are not"):
+        open_corpus(tmp_path / "b.txt")
+    with pytest.raises(RequestError, match=r"holds no text; files skipped: 1 not UTF-8"):
+        open_corpus(tmp_path)
+    (tmp_path / "a.txt").write_bytes("some café".encode("latin-1"))
+    (tmp_path / "c.txt").write_bytes("a naïve café".encode("latin-1"))
+    corpus = open_corpus(tmp_path)
+    assert [document.name for document in corpus.documents()] == ["a.txt", "c.txt"]
+    assert corpus.describe()["skipped"] == {"not UTF-8": 1} and corpus.describe()["replaced_bytes"] == 3
+
+
+def test_one_byte_in_a_hundred_may_be_wrong(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"\xe9" * 100 + b"e" * 9900)
+    assert open_corpus(path).describe()["replaced_bytes"] == 100
+    path.write_bytes(b"\xe9" * 101 + b"e" * 9899)
+    with pytest.raises(RequestError, match="101 of its 10,000 bytes"):
+        open_corpus(path)
+
+
 def test_separators_cut_a_file_wherever_a_read_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "stories.txt"
     path.write_text("one\n<|endoftext|>\n\ntwo é\n<|endoftext|><|endoftext|>three\n<|endoftext|>\n")

@@ -21,7 +21,8 @@ def open_corpus(data: str | Path, cache_dir: str | Path | None = None, progress:
 
     A file: JSON lines (`.jsonl`, field `text`), else text, cut at `<|endoftext|>` where it has that, else one
     document. A folder: every text file below it is a document, behind links too. `-`: standard input, kept in
-    the cache. `hf:`: see `text/hub.py`. Text is UTF-8; bytes that are not become U+FFFD, a byte-order mark is
+    the cache. `hf:`: see `text/hub.py`. Text is UTF-8, for every tokenizer: a few bytes that are not become
+    U+FFFD and are counted in `notes`, a file with more is refused, or skipped in a folder. A byte-order mark is
     dropped, line ends stay as they are.
 
     Raises RequestError where there is nothing of that name, or nothing in it that is text.
