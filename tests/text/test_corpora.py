@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from glassformer.errors import RequestError, WorkError
-from glassformer.text import embedded, files, hub
+from glassformer.text import corpora, embedded, files, hub
 from glassformer.text.corpora import open_corpus
 from glassformer.text.documents import Corpus
 
@@ -39,6 +40,43 @@ def test_bytes_that_are_not_utf8_are_replaced(tmp_path: Path) -> None:
     path = tmp_path / "latin.txt"
     path.write_bytes("café".encode("latin-1"))
     assert texts(open_corpus(path)) == ["caf\ufffd"]
+
+
+RUSSIAN = "Все счастливые семьи похожи друг на друга, каждая несчастливая семья несчастлива по-своему.\n" * 20
+
+
+@pytest.mark.parametrize("chunk", [7, 256 * 1024])
+def test_bytes_that_are_not_utf8_are_counted(chunk: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "CHUNK", chunk)  # characters of several bytes lie across reads
+    path = tmp_path / "a.txt"
+    for right in (RUSSIAN, "\ufeff" + RUSSIAN, RUSSIAN + "\ufffd \U0001f600"):  # U+FFFD itself is text
+        path.write_text(right)
+        assert open_corpus(path).describe().get("replaced_bytes") is None
+    path.write_bytes(RUSSIAN.encode() + "naïve café ".encode("latin-1") + b"\xed\xa0\x80 " + "я".encode()[:1])
+    assert open_corpus(path).describe()["replaced_bytes"] == 2 + 3 + 1
+
+
+def test_another_encoding_is_refused_and_skipped_in_a_folder(tmp_path: Path, cache: Path) -> None:
+    (tmp_path / "b.txt").write_bytes(RUSSIAN.encode("cp1251"))
+    wrong = len(RUSSIAN) - sum(map(RUSSIAN.count, " ,-.\n"))
+    with pytest.raises(RequestError, match=rf"b.txt' is not UTF-8: {wrong:,} of its {len(RUSSIAN):,} bytes are not"):
+        open_corpus(tmp_path / "b.txt")
+    with pytest.raises(RequestError, match=r"holds no text; files skipped: 1 not UTF-8"):
+        open_corpus(tmp_path)
+    (tmp_path / "a.txt").write_bytes("some café".encode("latin-1"))
+    (tmp_path / "c.txt").write_bytes("a naïve café".encode("latin-1"))
+    corpus = open_corpus(tmp_path)
+    assert [document.name for document in corpus.documents()] == ["a.txt", "c.txt"]
+    assert corpus.describe()["skipped"] == {"not UTF-8": 1} and corpus.describe()["replaced_bytes"] == 3
+
+
+def test_one_byte_in_a_hundred_may_be_wrong(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"\xe9" * 100 + b"e" * 9900)
+    assert open_corpus(path).describe()["replaced_bytes"] == 100
+    path.write_bytes(b"\xe9" * 101 + b"e" * 9899)
+    with pytest.raises(RequestError, match="101 of its 10,000 bytes"):
+        open_corpus(path)
 
 
 def test_separators_cut_a_file_wherever_a_read_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,6 +138,63 @@ def test_a_folder_is_read_in_order_and_says_what_it_skipped(tmp_path: Path) -> N
     assert open_corpus(tmp_path).fingerprint == corpus.fingerprint
     (tmp_path / "bb.txt").write_text("changed")
     assert open_corpus(tmp_path).fingerprint != corpus.fingerprint
+
+
+def locked(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody may list or enter `folder`, root neither."""
+    real = {name: getattr(os, name) for name in ("scandir", "stat")}
+
+    def refuse(name: str, inside: bool):
+        def call(path: object = ".", *arguments: object, **options: object) -> object:
+            where = Path(os.fspath(path)) if isinstance(path, (str, os.PathLike)) else None
+            if where is not None and (folder in where.parents or (where == folder and not inside)):
+                raise PermissionError(errno.EACCES, "Permission denied", str(where))
+            return real[name](path, *arguments, **options)
+
+        return call
+
+    for name in real:
+        monkeypatch.setattr(os, name, refuse(name, inside=name != "scandir"))
+
+
+def test_folders_that_cannot_be_read_are_counted_or_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.txt").write_text("text")
+    (tmp_path / "secret").mkdir()
+    (tmp_path / "secret" / "b.txt").write_text("more")
+    locked(tmp_path / "secret", monkeypatch)
+    corpus = open_corpus(tmp_path)
+    assert texts(corpus) == ["text"] and corpus.describe()["skipped"] == {"unreadable folders": 1}
+    for name in ("secret", "secret/b.txt"):
+        with pytest.raises(RequestError, match=rf"data='.*{name}' cannot be read \(Permission denied\)"):
+            open_corpus(tmp_path / name)
+
+
+def test_a_pipe_that_cannot_be_read_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    os.mkfifo(tmp_path / "pipe")
+
+    def refuse(*_: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(corpora, "open", refuse, raising=False)
+    with pytest.raises(RequestError, match=r"pipe' cannot be read \(Permission denied\)"):
+        open_corpus(tmp_path / "pipe")
+
+
+def test_links_to_folders_are_followed_and_loops_end(tmp_path: Path) -> None:
+    for name in ("data/sub", "elsewhere/deep"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "data" / "sub" / "a.txt").write_text("here")
+    (tmp_path / "elsewhere" / "deep" / "b.txt").write_text("there")
+    (tmp_path / "data" / "linked").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "data" / "twice").symlink_to(tmp_path / "data" / "sub")
+    (tmp_path / "data" / "sub" / "loop").symlink_to(tmp_path / "data")
+    (tmp_path / "elsewhere" / "deep" / "back").symlink_to(tmp_path / "elsewhere")
+    corpus = open_corpus(tmp_path / "data")
+    assert [(document.name, document.text) for document in corpus.documents()] == [
+        ("linked/deep/b.txt", "there"),
+        ("sub/a.txt", "here"),
+    ]
+    assert corpus.describe()["skipped"] == {}
 
 
 @pytest.mark.parametrize(

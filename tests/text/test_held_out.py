@@ -66,6 +66,28 @@ def test_a_giant_among_small_ones_is_never_held_out() -> None:
         assert validation and all(len(text) < 20 for text in validation)
 
 
+def test_a_book_among_notes_is_divided_with_them() -> None:
+    book = "".join(f"line {number} of a book\n" for number in range(5000))
+    notes = [f"note number {number}: buy milk, eggs and {number} apples\n" * 2 for number in range(12)]
+    parts = split(corpus([book, *notes]), 0.1)
+    train, validation = read(parts.train), read(parts.validation)
+    assert [head + tail for head, tail in zip(train, validation, strict=True)] == [book, *notes]
+    assert len(validation[0]) / len(book) == pytest.approx(0.1, rel=0.01)
+    assert parts.describe()["held_out"] == "the last 0.1 of each document"
+
+
+def test_the_rule_says_what_it_came_to() -> None:
+    texts = [f"{number:02}" + "x" * 98 for number in range(25)]
+    parts = split(corpus(texts), 0.11)  # 2.75 documents of 100 bytes
+    assert parts.describe()["held_out"] == "whole documents, 0.12 of the bytes (0.11 asked for)"
+    assert len(read(parts.validation)) == 3
+    parts = split(corpus(["book " * 200, *(f"small {number}" for number in range(10))]), 0.1)
+    assert parts.describe()["held_out"] == "whole documents, 0.065 of the bytes (0.1 asked for)"
+    assert (
+        split(corpus(["line\n" * 10]), 0.12).describe()["held_out"] == "the last 0.1 of each document (0.12 asked for)"
+    )
+
+
 def test_few_documents_are_divided_at_a_line_end() -> None:
     text = "".join(f"line {number}\n" for number in range(1000))
     parts = split(corpus([text]), 0.1)

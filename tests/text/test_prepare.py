@@ -41,6 +41,23 @@ def test_describe_is_plain_and_complete(path: Path, story: str) -> None:
     assert total == len(story)
 
 
+def test_what_was_not_read_is_said(path: Path, tmp_path: Path) -> None:
+    assert prepare(path).notes == []
+    (tmp_path / "image.png").write_bytes(b"png")
+    (tmp_path / "other.txt").write_bytes("Чехов и другие писатели".encode("cp1251"))
+    (tmp_path / "latin.txt").write_bytes("café".encode("latin-1"))
+    data = prepare(tmp_path)
+    assert data.notes == [
+        f"Not UTF-8, and read as U+FFFD: 1 of the bytes of {tmp_path.name}.",
+        f"Some files of {tmp_path.name} were skipped: 1 not UTF-8, 1 other suffixes.",
+    ]
+    assert data.describe()["replaced_bytes"] == 1 and data.describe()["skipped"] == {
+        "not UTF-8": 1,
+        "other suffixes": 1,
+    }
+    assert prepare(tmp_path).notes == data.notes  # from the cache as from the text
+
+
 def test_a_second_time_reads_no_document(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = prepare(path, "bpe:300")
     monkeypatch.setattr("glassformer.text.held_out._plan", lambda *_: pytest.fail("the text was divided again"))
@@ -113,8 +130,9 @@ def test_a_wrong_request_is_one_sentence(arguments: dict, message: str, path: Pa
 
 def test_a_misspelt_tokenizer_is_refused_before_the_text_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("glassformer.text.open_corpus", lambda *_: pytest.fail("the text was opened"))
-    with pytest.raises(RequestError, match="bpe"):
-        prepare("python-docs", "bep:300")
+    for wrong in ("bep:300", "bpe:0", "bpe:256", "bpe:1000001"):
+        with pytest.raises(RequestError, match="bpe"):
+            prepare("python-docs", wrong)
 
 
 def test_progress_names_its_stages(path: Path) -> None:

@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer
 
 from glassformer.errors import RequestError, WorkError
 from glassformer.text import shards, storage
 from glassformer.text.documents import Document
 from glassformer.text.shards import TokenShards, token_shards
-from glassformer.text.tokenizers import BPETokenizer, ByteTokenizer, CharTokenizer
+from glassformer.text.tokenizers import BPETokenizer, ByteTokenizer, CharTokenizer, FileTokenizer
 
 BYTE = ByteTokenizer()
 
@@ -91,6 +92,15 @@ def lengthen(folder: Path) -> None:
     (folder / "tokens.bin").write_bytes((folder / "tokens.bin").read_bytes() + b"\0\0")
 
 
+def put(name: str, at: int, content: bytes):
+    def apply(folder: Path) -> None:
+        with open(folder / name, "r+b") as file:
+            file.seek(at)
+            file.write(content)
+
+    return apply
+
+
 def edit(**fields: object):
     def apply(folder: Path) -> None:
         path = folder / "shards.json"
@@ -120,6 +130,10 @@ DAMAGES = {
     "a foreign type": edit(dtype="object"),
     "another type": edit(dtype="uint32"),
     "ids outside": edit(vocab_size=50),
+    "another id of the vocabulary": put("tokens.bin", 10, b"\5\0"),
+    "a later beginning": put("documents.bin", 8, b"\x0b"),
+    "no hashes": edit(sha256=None),
+    "hashes that are none": edit(sha256={"tokens.bin": 1}),
     "documents out of order": overwrite("documents.bin", np.array([0, 9, 4], "<u8").tobytes()),
     "documents beyond the end": overwrite("documents.bin", np.array([0, 9, 4000], "<u8").tobytes()),
     "documents not from the beginning": overwrite("documents.bin", np.array([1, 2, 3], "<u8").tobytes()),
@@ -140,6 +154,53 @@ def test_damage_is_seen_refused_and_repaired(damage: str) -> None:
     with pytest.warns(UserWarning, match="written again"):
         assert token_shards(source, BYTE, "f").tokens.tolist() == expected
     assert TokenShards.open(good.folder).tokens.tolist() == expected
+
+
+def test_damage_in_the_middle_of_a_long_text_is_repaired() -> None:
+    def source() -> list[Document]:
+        return documents("x" * 300_000)
+
+    good = token_shards(source, BYTE, "f")
+    expected = good.tokens.tolist()
+    put("tokens.bin", 300_000, b"\xff" * 1000)(good.folder)  # ids of 65535, far from both ends
+    with pytest.warns(UserWarning, match=r"written again \(.*tokens\.bin is not as it was written"):
+        assert token_shards(source, BYTE, "f").tokens.tolist() == expected
+
+
+def words(vocabulary: dict[str, int], split: dict, **parts: object) -> FileTokenizer:
+    """A tokenizer.json of whole words."""
+    model = {"type": "WordLevel", "vocab": vocabulary, "unk_token": "[UNK]"}
+    return FileTokenizer(
+        Tokenizer.from_str(json.dumps({"version": "1.0", "pre_tokenizer": split, "model": model, **parts}))
+    )
+
+
+THE_AND = {"[UNK]": 0, "the": 1, "and": 2, " ": 3}
+WHITESPACE = {"type": "Whitespace"}
+SPACES_KEPT = {"type": "Split", "pattern": {"String": " "}, "behavior": "Isolated", "invert": False}
+
+
+def test_a_tokenizer_that_loses_text_is_refused(cache: Path) -> None:
+    for tokenizer, text, message in (
+        (words(THE_AND, WHITESPACE), "the cat and the dog " * 50, "of 750 characters 300 do not come back"),
+        (words(THE_AND, WHITESPACE), "the and " * 50, "its tokens stand for 300 of 400 bytes"),
+        (words(THE_AND, SPACES_KEPT, normalizer={"type": "Lowercase"}), "The and " * 50, "of 300 characters 50 do not"),
+        (CharTokenizer("ab", unknown=True), "ab" * 400 + "c", "of 801 characters 1 do not come back"),
+    ):
+        with pytest.raises(RequestError, match=rf"this \w+ tokenizer loses part of the text \({message}") as caught:
+            token_shards(lambda: documents(text), tokenizer, "f")  # noqa: B023 - called at once
+        assert "\n" not in str(caught.value)
+    assert list((cache / "shards").iterdir()) == []
+
+
+def test_a_tokenizer_that_keeps_the_text_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "the and the " * 50
+    tokenizer = words(THE_AND, SPACES_KEPT)
+    found = token_shards(lambda: documents(text), tokenizer, "f")
+    assert tokenizer.token_bytes().tolist() == [0, 3, 3, 1]
+    assert tokenizer.token_bytes()[found.tokens].sum() == found.bytes == len(text)
+    rare = "the and " * 1000 + "cat"  # a character in a thousand is let pass, so that one accent stops nobody
+    assert len(token_shards(lambda: documents(rare), tokenizer, "g")) == 4001
 
 
 class FullDisk:

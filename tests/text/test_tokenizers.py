@@ -290,6 +290,7 @@ def test_a_malformed_file_of_our_own(fields: str, tmp_path: Path) -> None:
         ("bpe:4k", "whole number"),
         ("bpe:", "whole number"),
         ("bpe:10", "between 257"),
+        ("bpe:0", "bpe:0: the size must lie between 257"),
         ("byte:2", "not byte, char"),
         ("/nowhere/tokenizer.json", "path of a tokenizer.json"),
     ],

@@ -237,6 +237,8 @@ class TrainingView(View):
             f"{text.name}: {len(text.train):,} tokens to train on, {len(text.validation):,} held out "
             f"({text.tokenizer_rule})"
         )
+        for note in text.notes:
+            self.say(f"note: {note}")
         self.task = self.bars.add_task(name, total=1.0, note="starting")
 
     def step(self, report: Report) -> None:

@@ -90,7 +90,7 @@ def compare(
         config.check()
         refuse_short(config)
     plans = recipes(configs, fields, match, text.tokenizer.vocab_size)
-    notes += likeness(configs, plans)
+    notes += text.notes + likeness(configs, plans)
     # All arms compile or none does: by the longest. What an arm asks for itself, it gets.
     made = [settings(config, plans[name]) for name, config in configs.items()]
     how = next((one for one in made if one.compile), made[0])

@@ -109,6 +109,17 @@ class TextData(Tokens):
     def name(self) -> str:
         return self.corpus.name
 
+    @property
+    def notes(self) -> list[str]:
+        """What was not read as it lies there, a sentence each."""
+        found, told = self.corpus.notes, []
+        if wrong := found.get("replaced_bytes"):
+            told.append(f"Not UTF-8, and read as U+FFFD: {wrong:,} of the bytes of {self.name}.")
+        if isinstance(skipped := found.get("skipped"), dict) and skipped:
+            kinds = ", ".join(f"{count:,} {kind}" for kind, count in skipped.items())
+            told.append(f"Some files of {self.name} were skipped: {kinds}.")
+        return told
+
     def describe(self) -> dict[str, object]:
         """Plain values for the field `data` of results.json."""
         return {

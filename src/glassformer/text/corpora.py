@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import stat
 import sys
 from pathlib import Path
 
@@ -19,9 +20,10 @@ def open_corpus(data: str | Path, cache_dir: str | Path | None = None, progress:
     """Opens `data`, and reads it once to know its fingerprint.
 
     A file: JSON lines (`.jsonl`, field `text`), else text, cut at `<|endoftext|>` where it has that, else one
-    document. A folder: every text file below it is a document. `-`: standard input, kept in the cache. `hf:`:
-    see `text/hub.py`. Text is UTF-8; bytes that are not become U+FFFD, a byte-order mark is dropped, line
-    ends stay as they are.
+    document. A folder: every text file below it is a document, behind links too. `-`: standard input, kept in
+    the cache. `hf:`: see `text/hub.py`. Text is UTF-8, for every tokenizer: a few bytes that are not become
+    U+FFFD and are counted in `notes`, a file with more is refused, or skipped in a folder. A byte-order mark is
+    dropped, line ends stay as they are.
 
     Raises RequestError where there is nothing of that name, or nothing in it that is text.
     """
@@ -39,14 +41,22 @@ def open_corpus(data: str | Path, cache_dir: str | Path | None = None, progress:
 
         return open_hub(data, cache, progress)
     path = Path(data).expanduser()
-    if path.is_dir():
+    try:
+        mode = path.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: a NUL byte in the name
+        raise RequestError(_unknown(data, path)) from None
+    except OSError as problem:  # it may lie in a folder that may not be entered
+        raise RequestError(f"data={data!r} cannot be read ({problem.strerror or problem})") from problem
+    if stat.S_ISDIR(mode):
         return open_folder(path)
-    if path.is_file():
+    if stat.S_ISREG(mode):
         return open_file(path)
-    if path.exists():  # a pipe, as in <(zcat text.gz)
-        with open(path, "rb") as stream:
-            return spool(stream, path.name, data, cache)
-    raise RequestError(_unknown(data, path))
+    try:
+        stream = open(path, "rb")  # noqa: SIM115 - a pipe, as in <(zcat text.gz)
+    except OSError as problem:
+        raise RequestError(f"data={data!r} cannot be read ({problem.strerror or problem})") from problem
+    with stream:
+        return spool(stream, path.name, data, cache)
 
 
 def _unknown(data: str, path: Path) -> str:

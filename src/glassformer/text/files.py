@@ -9,7 +9,7 @@ import json
 import os
 from array import array
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -22,6 +22,8 @@ from glassformer.text.storage import temporary_file
 CHUNK = 256 * 1024  # bytes read at once
 WHOLE = 4 * 1024 * 1024  # a document up to this many bytes is held as one string; a larger one is streamed
 LONGEST_LINE = 256 * 1024 * 1024  # of a JSONL file
+STRAY_BYTES = 16  # and WRONG_SHARE of a file may be no UTF-8: one with more is in another encoding, or no text
+WRONG_SHARE = 0.01
 SEPARATOR = b"<|endoftext|>"
 JSONL_SUFFIXES = frozenset({".jsonl", ".ndjson"})
 _SUFFIXES = """
@@ -35,8 +37,8 @@ TEXT_SUFFIXES = JSONL_SUFFIXES | {f".{suffix}" for suffix in _SUFFIXES.split()}
 
 @dataclass(frozen=True)
 class Scan:
-    """One pass over a file: its hash, size, first NUL byte (-1: none), byte-order mark, and where its
-    separators are.
+    """One pass over a file: its hash, size, first NUL byte (-1: none), byte-order mark, where its separators
+    are, and how many of its bytes are no UTF-8.
     """
 
     sha256: str
@@ -44,19 +46,27 @@ class Scan:
     nul: int
     begin: int  # 3 after a UTF-8 byte-order mark, else 0
     separators: array[int]
+    wrong: int
+
+    @property
+    def foreign(self) -> bool:
+        """Whether it is in another encoding than UTF-8."""
+        return self.wrong > max(STRAY_BYTES, WRONG_SHARE * self.size)
 
 
 def scan_file(path: Path) -> Scan:
     """Reads `path` once, in chunks. Raises OSError as reading does."""
     sha = hashlib.sha256()
     separators = array("Q")
-    size, nul, begin = 0, -1, 0
+    size, nul, begin, right = 0, -1, 0, 0
+    decoder = codecs.getincrementaldecoder("utf-8")("ignore")
     tail = b""  # the end of the chunk before: a separator may lie across the border
     with open(path, "rb") as file:
         while chunk := file.read(CHUNK):
             if size == 0 and chunk.startswith(codecs.BOM_UTF8):
                 begin = len(codecs.BOM_UTF8)
             sha.update(chunk)
+            right += len(decoder.decode(chunk).encode())
             if nul < 0 and (at := chunk.find(b"\0")) >= 0:
                 nul = size + at
             window = tail + chunk
@@ -67,7 +77,7 @@ def scan_file(path: Path) -> Scan:
             # One byte less than a separator: what was found cannot be found again.
             tail = window[-(len(SEPARATOR) - 1) :]
             size += len(chunk)
-    return Scan(sha.hexdigest(), size, nul, begin, separators)
+    return Scan(sha.hexdigest(), size, nul, begin, separators, size - right)
 
 
 @contextlib.contextmanager
@@ -170,8 +180,14 @@ def open_file(path: Path, name: str | None = None, data: str | None = None) -> C
             f"data={data!r} is not text: it has a NUL byte at offset {scan.nul}; "
             + (f"pass hf:{path.parent} to read its tables" if tabular else "give UTF-8 text, unpacked")
         )
+    if scan.foreign:
+        raise RequestError(
+            f"data={data!r} is not UTF-8: {scan.wrong:,} of its {scan.size:,} bytes are not; "
+            "give UTF-8 text, which `iconv -f CP1252 -t UTF-8` makes of a file in the encoding CP1252"
+        )
     fingerprint = hashlib.sha256(f"{_format(path)}:{scan.sha256}".encode()).hexdigest()
-    corpus = Corpus(name, fingerprint, lambda: read_file(path, scan, name), scan.size)
+    notes = {"replaced_bytes": scan.wrong} if scan.wrong else {}
+    corpus = Corpus(name, fingerprint, lambda: read_file(path, scan, name), scan.size, notes)
     return refuse_empty(corpus, f"data={data!r}")
 
 
@@ -182,7 +198,13 @@ def open_folder(folder: Path) -> Corpus:
     skipped: Counter[str] = Counter()
     files: list[tuple[Path, Scan, str]] = []
     sha = hashlib.sha256(b"folder")
-    for path in _walk(folder):
+
+    def unlisted(problem: OSError) -> None:
+        if problem.filename == str(folder):
+            raise RequestError(f"data={str(folder)!r} cannot be read ({problem.strerror or problem})") from problem
+        skipped["unreadable folders"] += 1
+
+    for path in _walk(folder, unlisted):
         if path.suffix and path.suffix.lower() not in TEXT_SUFFIXES:
             skipped["other suffixes"] += 1
             continue
@@ -198,6 +220,8 @@ def open_folder(folder: Path) -> Corpus:
             skipped["binary"] += 1
         elif scan.size == scan.begin:
             skipped["empty"] += 1
+        elif scan.foreign:
+            skipped["not UTF-8"] += 1
         else:
             files.append((path, scan, path.relative_to(folder).as_posix()))
             sha.update(f"{_format(path)}:{scan.sha256}".encode())
@@ -206,7 +230,9 @@ def open_folder(folder: Path) -> Corpus:
         for path, scan, name in files:
             yield from read_file(path, scan, name)
 
-    notes = {"files": len(files), "skipped": dict(sorted(skipped.items()))}
+    notes: dict[str, object] = {"files": len(files), "skipped": dict(sorted(skipped.items()))}
+    if wrong := sum(scan.wrong for _, scan, _ in files):
+        notes["replaced_bytes"] = wrong
     size = sum(scan.size for _, scan, _ in files)
     corpus = Corpus(folder.resolve().name, sha.hexdigest(), documents, size, notes)
     why = ""
@@ -216,11 +242,20 @@ def open_folder(folder: Path) -> Corpus:
     return refuse_empty(corpus, f"data={str(folder)!r}", why)
 
 
-def _walk(folder: Path) -> Iterator[Path]:
+def _walk(folder: Path, unlisted: Callable[[OSError], None]) -> Iterator[Path]:
     """The files below `folder` in an order that no file system decides; hidden files and folders are left
     out.
+
+    Links to folders are followed, and no folder is read twice, so that a loop of links ends. `unlisted` is
+    told of each folder that cannot be read.
     """
-    for root, folders, names in os.walk(folder):
+    seen: set[tuple[int, int]] = set()
+    for root, folders, names in os.walk(folder, onerror=unlisted, followlinks=True):
+        about = os.stat(root)
+        if (about.st_dev, about.st_ino) in seen:
+            folders.clear()
+            continue
+        seen.add((about.st_dev, about.st_ino))
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in sorted(names):
             if not name.startswith("."):

@@ -2,7 +2,8 @@
 
 Where there are enough documents, whole documents are held out, chosen by a keyed hash of their content: the
 choice depends on neither the order of reading nor the machine, and equal documents fall on the same side.
-Where there are few, the end of each is held out, cut at a line (the split of nanoGPT's shakespeare_char).
+Where there are few, or a few hold nearly all of the text, the end of each is held out, cut at a line (the split
+of nanoGPT's shakespeare_char).
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ from glassformer.text.documents import Corpus, Document
 from glassformer.text.storage import Progress, digest, silent
 
 FEW = 10  # below this many different documents, each is divided
+LEAST = 1 / 3  # of what is to be held out: where whole documents make less than this, each is divided too
 LOOKAHEAD = 64 * 1024  # characters searched for a line end after the place where a cut would fall
-VERSION = 1  # counts the changes of the rule; part of every fingerprint
+VERSION = 2  # counts the changes of the rule; part of every fingerprint
 
 
 @dataclass(frozen=True)
@@ -60,12 +62,14 @@ class Split:
         return _plan(self)
 
     def describe(self) -> dict[str, object]:
-        cut = self.plan.cuts is not None
-        rule = (
-            f"the last {self.fraction:g} of each document"
-            if cut
-            else f"whole documents, {self.fraction:g} of the bytes"
-        )
+        """The rule, with the share that it came to where that is another than was asked for: lines and documents
+        are not cut."""
+        size = self.plan.bytes
+        share = size["validation"] / sum(size.values())
+        near = abs(share - self.fraction) < 0.05 * self.fraction
+        told = f"{self.fraction:g}" if near else f"{share:.2g}"
+        rule = f"the last {told} of each document" if self.plan.cuts else f"whole documents, {told} of the bytes"
+        rule += "" if near else f" ({self.fraction:g} asked for)"
         return {"held_out": rule, "documents": self.plan.documents, "split_seed": self.seed}
 
 
@@ -140,7 +144,8 @@ def _plan(parts: Split) -> Plan:
     weight = np.bincount(group.reshape(-1), weights=np.frombuffer(sizes, np.uint64)).astype(np.int64)
     # A document larger than all that is to be held out stays in training, where it belongs.
     fits = weight <= budget
-    if len(rank_of) < FEW or not fits.any():
+    # Where the others are next to nothing, they would say nothing of the text: the large ones have to be cut.
+    if len(rank_of) < FEW or weight[fits].sum() < LEAST * budget:
         return _divide(parts, len(ranks), total)
     held = np.cumsum(weight[fits])
     last = int(np.abs(held - budget).argmin())

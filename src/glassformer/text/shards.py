@@ -1,18 +1,21 @@
 """Tokenised text on disk: a flat file of ids that is mapped into memory, never loaded.
 
 A folder of the cache holds
-    tokens.bin      ids, little-endian uint16 (vocabulary up to 65536) or uint32 documents.bin   little-endian
-    uint64: the index of the first token of each document shards.json     counts, dtype and fingerprints;
-    written last, and checked against the sizes of the two files
+    tokens.bin      ids, little-endian uint16 (vocabulary up to 65536) or uint32
+    documents.bin   little-endian uint64: the index of the first token of each document
+    shards.json     counts, dtype, fingerprints and the hashes of the two files; written last, and checked
+                    against them whenever they are opened
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
 import warnings
 from array import array
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,10 +29,13 @@ from glassformer.text.documents import PIECE, Document
 from glassformer.text.storage import Progress, atomic_folder, digest, silent
 from glassformer.text.vocabulary import Tokenizer
 
-VERSION = 1
+VERSION = 2
 BATCH = 4 * PIECE  # characters encoded by one call; with the library's bookkeeping some 100 MB
 LARGEST_SIDECAR = 1 << 20
 SAMPLE = 1 << 16  # tokens at each end whose ids are compared with the vocabulary
+CHECKED = (16, 4096)  # of each batch so many texts are decoded again, and so many characters of each
+LOST = 0.001  # of the characters that may not come back: a normaliser that unites accents is no loss
+DROPPED = 0.05  # of the bytes that no token may stand for: what is counted is exact for byte-level BPE alone
 DTYPES = {"uint16": "<u2", "uint32": "<u4"}
 
 
@@ -56,11 +62,15 @@ class TokenShards:
 
     @classmethod
     def open(cls, folder: str | Path) -> TokenShards:
-        """Maps a folder of shards. RequestError if sizes, types or ids contradict each other."""
+        """Maps a folder of shards. RequestError if they are not what was written there, or if sizes, types or ids
+        contradict each other.
+
+        Each file is read once for its hash, a second or two for a GB, as the text is for its fingerprint.
+        """
         folder = Path(folder)
         info = _sidecar(folder)
-        tokens = _mapped(folder / "tokens.bin", DTYPES[info["dtype"]], info["tokens"])
-        starts = _mapped(folder / "documents.bin", "<u8", info["documents"])
+        tokens = _mapped(folder / "tokens.bin", DTYPES[info["dtype"]], info["tokens"], info["sha256"])
+        starts = _mapped(folder / "documents.bin", "<u8", info["documents"], info["sha256"])
         if starts[0] != 0 or int(starts[-1]) >= len(tokens) or (np.diff(starts.astype(np.int64)) <= 0).any():
             raise RequestError(f"{folder}/documents.bin: the beginnings of documents are not in order")
         largest = max(int(tokens[:SAMPLE].max()), int(tokens[-SAMPLE:].max()))
@@ -86,18 +96,24 @@ def _sidecar(folder: Path) -> dict[str, Any]:
     counts = ("tokens", "documents", "bytes", "vocab_size")
     if info.get("dtype") not in DTYPES or not all(type(info.get(key)) is int and info[key] >= 0 for key in counts):
         raise RequestError(f"{path} lacks a dtype or one of the counts {', '.join(counts)}")
+    if not isinstance(info.get("sha256"), dict):
+        raise RequestError(f"{path} lacks the hashes of the two files")
     return info
 
 
-def _mapped(path: Path, dtype: str, count: int) -> np.ndarray:
-    """`count` numbers mapped from `path`, if the file is exactly that long."""
+def _mapped(path: Path, dtype: str, count: int, hashes: dict[str, Any]) -> np.ndarray:
+    """`count` numbers mapped from `path`, if the file is exactly that long and has that hash."""
     expected = count * np.dtype(dtype).itemsize
     try:
         size = path.stat().st_size
+        if size != expected or not count:
+            raise RequestError(f"{path} has {size} bytes where {count} numbers of type {dtype} take {expected}")
+        with open(path, "rb") as file:  # read, not mapped: what is mapped counts as memory of the process
+            found = hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as problem:
         raise RequestError(f"{path} cannot be read ({problem.strerror or problem})") from problem
-    if size != expected or not count:
-        raise RequestError(f"{path} has {size} bytes where {count} numbers of type {dtype} take {expected}")
+    if found != hashes.get(path.name):
+        raise RequestError(f"{path} is not as it was written: its hash is not the one in shards.json")
     return np.memmap(path, dtype=dtype, mode="r")
 
 
@@ -117,7 +133,7 @@ def token_shards(
     `fingerprint` names the stream; together with the tokenizer's it names the folder. `notes()` and
     `total_bytes()` (the length, for `progress`) are asked only if there is something to write. Memory does
     not grow with the text. A damaged folder of the cache is written again, with a warning. RequestError if
-    the documents hold no token.
+    the documents hold no token, or the tokenizer loses part of them.
     """
     folder = cache_folder(cache_dir) / "shards" / digest(VERSION, fingerprint, tokenizer.fingerprint())
     if folder.exists():
@@ -149,10 +165,13 @@ def _write(
     name = "uint16" if tokenizer.vocab_size <= 1 << 16 else "uint32"
     end = [] if tokenizer.eos_id is None else [tokenizer.eos_id]
     tokens = count = size = 0
+    ids_hash, starts_hash = hashlib.sha256(), hashlib.sha256()
+    token_bytes, kept = tokenizer.token_bytes(), _Kept()
     begins = True
     with open(folder / "tokens.bin", "wb") as ids_file, open(folder / "documents.bin", "wb") as starts_file:
         for batch in _batched(documents):
             starts = array("Q")
+            kept.check(tokenizer, [text for text, _ in batch])
             for (text, ends), ids in zip(batch, tokenizer.encode_batch([text for text, _ in batch]), strict=True):
                 # A piece may encode to nothing (a normaliser that strips); the document then begins with its
                 # next one.
@@ -161,11 +180,16 @@ def _write(
                     starts.append(tokens)
                     begins = False
                 # write(), not tofile(): the latter hides that the disk is full
-                ids_file.write(np.asarray(written).astype(DTYPES[name]).tobytes())
+                data = np.asarray(written).astype(DTYPES[name]).tobytes()
+                ids_hash.update(data)
+                ids_file.write(data)
                 tokens += len(written)
                 size += len(text.encode())
+                kept.bytes += int(token_bytes[ids].sum())
                 begins = begins or ends
-            starts_file.write(np.asarray(starts, "<u8").tobytes())
+            data = np.asarray(starts, "<u8").tobytes()
+            starts_hash.update(data)
+            starts_file.write(data)
             count += len(starts)
             progress(stage, size, total)
         for file in (ids_file, starts_file):
@@ -173,14 +197,45 @@ def _write(
             os.fsync(file.fileno())
     if not tokens:
         raise RequestError("there is no text to tokenize")
+    kept.refuse_loss(tokenizer, size)
     described = {
         "dtype": name,
         "tokens": tokens,
         "documents": count,
         "bytes": size,
         "vocab_size": tokenizer.vocab_size,
+        "sha256": {"tokens.bin": ids_hash.hexdigest(), "documents.bin": starts_hash.hexdigest()},
     }
     (folder / "shards.json").write_text(json.dumps({"glassformer_shards": VERSION, **described, **info}))
+
+
+@dataclass
+class _Kept:
+    """How much of a text its tokens hold. Where they do not hold it all, bits per byte mean nothing."""
+
+    read: int = 0  # characters that were decoded again, spaces left out: they are counted by `bytes`
+    lost: int = 0
+    bytes: int = 0  # that the tokens stand for
+
+    def check(self, tokenizer: Tokenizer, texts: list[str]) -> None:
+        many, long = CHECKED
+        for text in texts[:: max(1, len(texts) // many)]:
+            there = Counter("".join(text[:long].split()))
+            back = Counter(tokenizer.decode(tokenizer.encode(text[:long])))
+            self.read += there.total()
+            self.lost += (there - back).total()
+
+    def refuse_loss(self, tokenizer: Tokenizer, size: int) -> None:
+        if self.lost > LOST * self.read:
+            what = f"of {self.read:,} characters {self.lost:,} do not come back"
+        elif self.bytes < (1 - DROPPED) * size:
+            what = f"its tokens stand for {self.bytes:,} of {size:,} bytes"
+        else:
+            return
+        raise RequestError(
+            f"this {tokenizer.kind} tokenizer loses part of the text ({what}), and bits per byte would be wrong; "
+            "use one that keeps it all, as byte, char or bpe:4096"
+        )
 
 
 def _batched(documents: Iterable[Document]) -> Iterator[list[tuple[str, bool]]]:

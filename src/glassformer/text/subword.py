@@ -128,18 +128,19 @@ class FileTokenizer(Tokenizer):
         """(vocab_size,) int64. Exact for byte-level BPE (GPT-2, Llama 3, Qwen, those trained here).
 
         Best effort elsewhere: `<0xE2>` is 1 byte where the file has byte fallback, U+2581 is a space of 1
-        byte (also one that the file puts before each text), the continuation mark of WordPiece is 0, and
-        anything else is the UTF-8 length of the token.
+        byte (also one that the file puts before each text), the continuation mark of WordPiece is 0, as is the
+        token for what is unknown, and anything else is the UTF-8 length of the token.
         """
         steps = [self._description.get(key) for key in ("pre_tokenizer", "decoder")]
         byte_level = '"ByteLevel"' in json.dumps(steps)
         prefix = (self._model.get("continuing_subword_prefix") or "##") if self.kind == "wordpiece" else ""
         fallback = bool(self._model.get("byte_fallback"))
         alphabet = frozenset(byte_alphabet()) if byte_level else frozenset[str]()
+        unknown = (self.unk_id, self._model.get("unk_id"))  # of the settings, of a unigram model
         added = {i: token.content for i, token in self._library.get_added_tokens_decoder().items()}
 
         def length(index: int, token: str) -> int:
-            if index in self.special_ids:
+            if index in self.special_ids or index in unknown or token == self._model.get("unk_token"):
                 return 0
             if index in added:  # matched in the text as it is spelled, before any alphabet applies
                 return len(token.encode())
@@ -193,11 +194,7 @@ class BPETokenizer(FileTokenizer):
         from tokenizers import Tokenizer as Library
         from tokenizers import decoders, models, pre_tokenizers, trainers
 
-        low, high = BPE_SIZES
-        if not low <= vocab_size <= high:
-            raise RequestError(
-                f"tokenizer bpe:{vocab_size}: the size must lie between {low} (the bytes, an end) and {high}"
-            )
+        bpe_size(vocab_size)
         library = Library(models.BPE())
         library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         library.decoder = decoders.ByteLevel()
@@ -209,6 +206,14 @@ class BPETokenizer(FileTokenizer):
         )
         library.train_from_iterator(_sample(texts, total_bytes, progress), trainer)
         return cls(library)
+
+
+def bpe_size(size: int) -> int:
+    """`size`, if a byte-level BPE can have so many tokens. RequestError if not."""
+    low, high = BPE_SIZES
+    if not low <= size <= high:
+        raise RequestError(f"tokenizer bpe:{size}: the size must lie between {low} (the bytes, an end) and {high}")
+    return size
 
 
 def _sample(texts: Iterable[str], total: int | None, progress: Progress) -> Iterator[str]:

@@ -19,6 +19,7 @@ from glassformer.text.subword import (
     BPETokenizer,
     FileTokenizer,
     bounded,
+    bpe_size,
 )
 from glassformer.text.vocabulary import OWN_FILE, ByteTokenizer, CharTokenizer, Tokenizer, from_fields
 
@@ -85,7 +86,7 @@ def parse_spec(spec: str) -> tuple[str, int | None]:
             return "bpe", DEFAULT_BPE
         if not size.isdecimal():
             raise RequestError(f"tokenizer {spec!r}: the size must be a whole number, as in bpe:4096")
-        return "bpe", int(size)
+        return "bpe", bpe_size(int(size))
     if Path(spec).expanduser().exists():
         return "path", None
     hint = did_you_mean(kind, ("byte", "char", "bpe", "auto"))
@@ -120,7 +121,7 @@ def make_tokenizer(
         if kind == "char":
             return _alphabet((all_documents or documents)(), total_bytes, progress)
         pieces = (piece for document in documents() for piece in document.pieces())
-        return BPETokenizer.train(pieces, size or DEFAULT_BPE, total_bytes, progress)
+        return BPETokenizer.train(pieces, DEFAULT_BPE if size is None else size, total_bytes, progress)
 
     if fingerprint is None:
         return train()
