@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from glassformer.errors import RequestError
-from glassformer.text import Batches, ByteTokenizer, choose_tokenizer, open_corpus, prepare
+from glassformer.text import Batches, ByteTokenizer, CharTokenizer, choose_tokenizer, open_corpus, prepare
 
 
 @pytest.fixture
@@ -181,3 +181,9 @@ def test_a_text_of_any_size_takes_the_same_memory(tmp_path: Path) -> None:
         return int(done.stdout) // 1024
 
     assert peak(64) < peak(4) + 40
+
+
+def test_lost_text_is_said(path: Path) -> None:
+    data = prepare(path, CharTokenizer("the cat\n", unknown=True))
+    assert not data.token_bytes.any() and len(data.notes) == 1
+    assert data.notes[0].startswith("The char tokenizer loses part of the held-out text (of ")

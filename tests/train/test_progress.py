@@ -154,3 +154,11 @@ def test_lost_rows_are_told_of(folder: Path, text: TextData, straight: Run) -> N
         run = resume(folder, text)
     assert len(told_of) == 1 and "\n" not in str(told_of[0].message)
     assert told(run) == told(straight)[STOPPED:] and run.validation == straight.validation
+
+
+def test_what_has_no_bits_per_byte_is_read_back(tmp_path: Path) -> None:
+    """A tokenizer that loses text has a loss all the same."""
+    found = {"loss": 1.0, "perplexity": 2.7, "bits_per_byte": None, "tokens": 3}
+    row = {"step": 3, "tokens": 96, "seconds": 1.0, "validation": found}
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(row) + "\n")
+    assert read_metrics(tmp_path / "metrics.jsonl") == [row]

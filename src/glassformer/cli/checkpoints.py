@@ -12,7 +12,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from glassformer.cli.show import View, output, ruled, size
+from glassformer.cli.show import View, decimals, output, ruled, size
 from glassformer.config import ModelConfig
 from glassformer.convert import is_checkpoint, save, training_of
 from glassformer.convert.check import CheckReport, Row, checks
@@ -144,6 +144,6 @@ def quality_table(rows: list[Quality]) -> Table:
     for row in rows:
         table.add_row(
             row.weights, row.head, size(row.bytes), size(row.bytes_per_token), f"{row.perplexity:.4f}",
-            f"{row.bits_per_byte:.4f}", f"{100 * row.change:+.3f}",
+            decimals(row.bits_per_byte), f"{100 * row.change:+.3f}",
         )  # fmt: skip
     return table

@@ -205,7 +205,7 @@ def comparison_tables(results: dict[str, Any]) -> list[Table]:
             continue
         found, made = run["validation"], run["generation"]
         summary.add_row(
-            name, short(run["parameters"]), f"{found['loss']:.4f}", f"{found['bits_per_byte']:.4f}",
+            name, short(run["parameters"]), f"{found['loss']:.4f}", decimals(found["bits_per_byte"]),
             f"{run['train']['tokens_per_second']:,.0f}", size(run["train"]["peak_memory_bytes"]),
             f"{1000 * made['seconds_per_token']:.2f}", size(made["state_bytes_per_token"]),
         )  # fmt: skip
@@ -217,6 +217,11 @@ def comparison_tables(results: dict[str, Any]) -> list[Table]:
 
 def _longest(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return max((run.get("extrapolation") or [] for run in runs), key=len, default=[])
+
+
+def decimals(value: float | None) -> str:
+    """Four, or `no` for what could not be measured."""
+    return "no" if value is None else f"{value:.4f}"
 
 
 def short(count: int) -> str:
@@ -253,7 +258,8 @@ class TrainingView(View):
         if report.validation:
             found = report.validation
             self.say(
-                f"step {report.step}: held-out loss {found['loss']:.4f}, {found['bits_per_byte']:.4f} bits per byte"
+                f"step {report.step}: held-out loss {found['loss']:.4f}, "
+                f"{decimals(found['bits_per_byte'])} bits per byte"
             )
         elif self.plain and time.monotonic() - self.spoke > 10:
             self.spoke = time.monotonic()
@@ -271,7 +277,7 @@ class TrainingView(View):
             print(
                 f"{run.tokens:,} tokens in {clock(run.seconds)}, {run.tokens_per_second:,.0f} tokens/s; held-out loss "
                 f"{run.validation['loss']:.4f}, perplexity {run.validation['perplexity']:.2f}, "
-                f"{run.validation['bits_per_byte']:.4f} bits per byte"
+                f"{decimals(run.validation['bits_per_byte'])} bits per byte"
             )
             print(f"run: {run.folder}")
 

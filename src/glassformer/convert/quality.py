@@ -46,7 +46,7 @@ class Quality:
     """Of those that decoding reads for a token: all but a table that is only looked up."""
     loss: float
     perplexity: float
-    bits_per_byte: float
+    bits_per_byte: float | None
     change: float
 
 
@@ -72,7 +72,9 @@ def windows_of(
         progress=progress,
     )
     # One window at a time: a packed head makes all of its logits.
-    return evaluation_windows(held_out, min(CONTEXT, context), tokens, token_bytes=tokenizer.token_bytes(), batch=1)
+    return evaluation_windows(
+        held_out, min(CONTEXT, context), tokens, token_bytes=held_out.token_bytes(tokenizer), batch=1
+    )
 
 
 def qualities(

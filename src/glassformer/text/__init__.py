@@ -80,13 +80,14 @@ class Tokens:
     tokenizer: Tokenizer
     train: TokenShards
     validation: TokenShards
-    token_bytes: np.ndarray  # (vocab_size,) int64
+    token_bytes: np.ndarray  # (vocab_size,) int64; all 0 where the tokenizer loses part of the held-out text
 
     @classmethod
     def open(cls, tokenizer: str, train: str, validation: str) -> Tokens:
         """From the folders that `places` names, as another process does. RequestError where one is damaged."""
         made = load_tokenizer(tokenizer)
-        return cls(made, TokenShards.open(train), TokenShards.open(validation), made.token_bytes())
+        sides = TokenShards.open(train), TokenShards.open(validation)
+        return cls(made, *sides, sides[1].token_bytes(made))
 
     def places(self, tokenizer: str | Path) -> dict[str, str]:
         """Saves the tokenizer to this folder; the arguments of `open`."""
@@ -118,6 +119,10 @@ class TextData(Tokens):
         if isinstance(skipped := found.get("skipped"), dict) and skipped:
             kinds = ", ".join(f"{count:,} {kind}" for kind, count in skipped.items())
             told.append(f"Some files of {self.name} were skipped: {kinds}.")
+        if lost := self.validation.lost:
+            told.append(
+                f"The {self.tokenizer.kind} tokenizer loses part of the held-out text ({lost}): no bits per byte."
+            )
         return told
 
     def describe(self) -> dict[str, object]:
@@ -205,9 +210,8 @@ def prepare(
             progress=progress,
         )
 
-    found = TextData(
-        made, shards("train"), shards("validation"), made.token_bytes(), corpus=corpus, tokenizer_rule=rule
-    )
+    train, validation = shards("train"), shards("validation")
+    found = TextData(made, train, validation, validation.token_bytes(made), corpus=corpus, tokenizer_rule=rule)
     for name, side in (("training", found.train), ("held-out", found.validation)):
         if context is not None:
             refuse_long(context, len(side), f"{name} text of {corpus.name} ({made.kind} tokenizer)")

@@ -60,6 +60,15 @@ class TokenShards:
         """UTF-8 bytes of the text that these tokens stand for."""
         return int(self.info["bytes"])
 
+    @property
+    def lost(self) -> str | None:
+        """How much of the text the tokens do not hold, in words: bits per byte would be wrong."""
+        return self.info.get("lost")
+
+    def token_bytes(self, tokenizer: Tokenizer) -> np.ndarray:
+        """Those of the tokenizer that made these tokens; zeros where it lost part of the text."""
+        return tokenizer.token_bytes() * (self.lost is None)
+
     @classmethod
     def open(cls, folder: str | Path) -> TokenShards:
         """Maps a folder of shards. RequestError if they are not what was written there, or if sizes, types or ids
@@ -133,7 +142,7 @@ def token_shards(
     `fingerprint` names the stream; together with the tokenizer's it names the folder. `notes()` and
     `total_bytes()` (the length, for `progress`) are asked only if there is something to write. Memory does
     not grow with the text. A damaged folder of the cache is written again, with a warning. RequestError if
-    the documents hold no token, or the tokenizer loses part of them.
+    the documents hold no token.
     """
     folder = cache_folder(cache_dir) / "shards" / digest(VERSION, fingerprint, tokenizer.fingerprint())
     if folder.exists():
@@ -197,13 +206,13 @@ def _write(
             os.fsync(file.fileno())
     if not tokens:
         raise RequestError("there is no text to tokenize")
-    kept.refuse_loss(tokenizer, size)
     described = {
         "dtype": name,
         "tokens": tokens,
         "documents": count,
         "bytes": size,
         "vocab_size": tokenizer.vocab_size,
+        "lost": kept.loss(size),
         "sha256": {"tokens.bin": ids_hash.hexdigest(), "documents.bin": starts_hash.hexdigest()},
     }
     (folder / "shards.json").write_text(json.dumps({"glassformer_shards": VERSION, **described, **info}))
@@ -225,17 +234,13 @@ class _Kept:
             self.read += there.total()
             self.lost += (there - back).total()
 
-    def refuse_loss(self, tokenizer: Tokenizer, size: int) -> None:
+    def loss(self, size: int) -> str | None:
+        """What is lost, in words; None where that is next to nothing."""
         if self.lost > LOST * self.read:
-            what = f"of {self.read:,} characters {self.lost:,} do not come back"
+            return f"of {self.read:,} characters {self.lost:,} do not come back"
         elif self.bytes < (1 - DROPPED) * size:
-            what = f"its tokens stand for {self.bytes:,} of {size:,} bytes"
-        else:
-            return
-        raise RequestError(
-            f"this {tokenizer.kind} tokenizer loses part of the text ({what}), and bits per byte would be wrong; "
-            "use one that keeps it all, as byte, char or bpe:4096"
-        )
+            return f"its tokens stand for {self.bytes:,} of {size:,} bytes"
+        return None
 
 
 def _batched(documents: Iterable[Document]) -> Iterator[list[tuple[str, bool]]]:

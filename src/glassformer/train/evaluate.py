@@ -19,7 +19,7 @@ def evaluate(
     model: Model, text: Tokens, context: int, how: Settings, max_tokens: int = 65536, batch: int = 8
 ) -> dict[str, Any]:
     """Mean loss in nats per token, perplexity exp(loss), and bits per byte of text, over held-out windows of
-    `context` tokens that lie evenly and do not overlap."""
+    `context` tokens that lie evenly and do not overlap. None bits per byte where the tokenizer loses text."""
     windows = evaluation_windows(text.validation, context, max_tokens, token_bytes=text.token_bytes, batch=batch)
     return score(model, windows, how)
 
@@ -43,7 +43,7 @@ def score(model: Model, windows: EvaluationWindows, how: Settings) -> dict[str, 
     return {
         "loss": loss,
         "perplexity": math.exp(min(loss, 700.0)),
-        "bits_per_byte": bits_per_byte(nats, size),
+        "bits_per_byte": bits_per_byte(nats, size) if size else None,
         "tokens": tokens,
     }
 

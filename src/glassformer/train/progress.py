@@ -28,7 +28,7 @@ class Measures(Written):
 
     loss: float
     perplexity: float
-    bits_per_byte: float
+    bits_per_byte: float | None
     tokens: Count
 
 

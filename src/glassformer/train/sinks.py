@@ -125,7 +125,8 @@ class Logger:
     def __call__(self, report: Report) -> None:
         """The numbers of a step, of a validation, or of the events in it."""
         if report.validation:
-            self.write(report.step, {f"validation/{name}": value for name, value in report.validation.items()})
+            found = {name: value for name, value in report.validation.items() if value is not None}
+            self.write(report.step, {f"validation/{name}": value for name, value in found.items()})
         elif report.events:
             for event in report.events:
                 self.record(event)
