@@ -213,9 +213,16 @@ def _memory() -> int | None:
         return None
 
 
-def free_memory() -> int | None:
-    """Bytes that can still be taken before the system ends a process: what Linux says is available, within the limit of
-    the control group; elsewhere all there are. None where nobody says."""
+def free_memory(device: torch.device | str = "cpu") -> int | None:
+    """Bytes that can still be taken on the device. On the CPU before the system ends a process: what Linux says is
+    available, within the limit of the control group; elsewhere all there are. None where nobody says."""
+    kind = torch.device(device).type
+    if kind == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    if kind == "mps":
+        return torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory()
+    if kind != "cpu":
+        return None
     found = [_memory()]
     try:
         with open("/proc/meminfo", encoding="ascii") as file:

@@ -228,10 +228,10 @@ def test_a_context_that_does_not_fit_is_refused_before_it_is_made(
 ):
     wanted = gf.load(talker).model.init_state(1, 256).nbytes
     monkeypatch.setattr("sys.stdin", io.StringIO("Hi!\n"))
-    monkeypatch.setattr(machine, "free_memory", lambda: wanted - 1)
+    monkeypatch.setattr(machine, "free_memory", lambda device: wanted - 1)
     assert main(["chat", talker, "--threads", "1"]) == 2
     assert "the state of 256 tokens in 1 row takes 131 kB, and this machine has 131 kB" in capsys.readouterr().err
-    monkeypatch.setattr(machine, "free_memory", lambda: wanted)
+    monkeypatch.setattr(machine, "free_memory", lambda device: wanted)
     assert main(["chat", talker, "--threads", "1", "--max-new-tokens", "2"]) == 0
     assert main(["chat", talker, "--threads", "1", "--logit-bias", "257=1"]) == 2
     assert "logit_bias has the token 257" in capsys.readouterr().err

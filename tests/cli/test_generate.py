@@ -22,6 +22,7 @@ from glassformer.cli import app, main
 from glassformer.generate.beams import beams
 from glassformer.model import Model
 from glassformer.text import ByteTokenizer, CharTokenizer
+from tests import elsewhere
 
 BYTES = ByteTokenizer()
 PROMPT = "Once upon a time"
@@ -257,7 +258,7 @@ def test_a_state_that_does_not_fit_is_refused_before_it_is_made(
 ):
     """One that just fits is made."""
     bound, made_of = 100_000, gf.load(model).model.init_state(1, 26).nbytes
-    monkeypatch.setattr(machine, "free_memory", lambda: bound)
+    monkeypatch.setattr(machine, "free_memory", lambda device: bound)
     whole = Model.init_state
 
     def small(self: Model, *given: Any, **more: Any) -> Any:
@@ -516,3 +517,42 @@ def test_help_imports_no_torch(verb: str):
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "False"
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        [],
+        ["--prompt", "And then"],
+        ["--beams", "3"],
+        ["--speculate"],
+        ["--logprobs", "2"],
+        ["--quantize", "int8"],
+        ["--state", "kept"],
+        ["--temperature", "1", "--top-p", "0.9", "--seed", "3"],
+    ],
+    ids=" ".join,
+)
+def test_a_device_says_the_same(model: str, capsys: Said, tmp_path: Path, more: list[str], monkeypatch: Any):
+    """On one made in Python, without fp64 (tests/elsewhere.py), which `auto` takes where it is."""
+    monkeypatch.chdir(tmp_path)
+    if "--temperature" not in more:
+        more = [*more, "--temperature", "0"]
+    asked = [model, "--prompt", PROMPT, "--max-new-tokens", "12", *more]
+    here = made(capsys, *asked, "--device", "cpu")
+    Path("kept").unlink(missing_ok=True)
+    with elsewhere.device(double=False) as name:
+        out, err = run(capsys, *asked, "--json")
+        again = made(capsys, *asked) if "--state" in more else None
+    there = json.loads(out)
+    assert err.startswith(f"on {name}\n") and [text["text"] for text in there["texts"]] == [
+        text["text"] for text in here["texts"]
+    ]
+    assert again is None or again["texts"] == there["texts"]
+
+
+def test_a_device_that_is_not_here_is_refused(model: str, capsys: Said):
+    assert (
+        "device='cuda:9' is not on this machine; here: cpu"
+        in run(capsys, model, "--prompt", PROMPT, "--device", "cuda:9", status=2)[1]
+    )

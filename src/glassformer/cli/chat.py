@@ -8,9 +8,9 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-import torch
 from rich.console import Console
 
+from glassformer.capture import rows_of
 from glassformer.cli.generate import Text, check_memory, compiled_step, fetch, ready, show, state_dtype
 from glassformer.cli.options import Chatting
 from glassformer.errors import RequestError
@@ -68,7 +68,7 @@ class Conversation:
         said, self.text = Text(self.tokenizer, self.loaded.ends), ids
         self.messages.append(asked)  # not before: what cannot be rendered would be in the way of every later turn
         tokens = stream(
-            self.loaded.model, torch.tensor([ids[state.length :]]), min(self.asked.max_new_tokens, room),
+            self.loaded.model, rows_of(self.loaded.model, ids[state.length :]), min(self.asked.max_new_tokens, room),
             seed=self.asked.seed, state=state, compiled=self.step, **self.rule.model_dump(),
         )  # fmt: skip
         try:

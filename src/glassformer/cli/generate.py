@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 import torch
 
 from glassformer import machine
+from glassformer.capture import rows_of
 from glassformer.cli.options import Drawing, Writing
 from glassformer.cli.show import size
 from glassformer.convert.fold import fold
@@ -52,7 +53,10 @@ def ready(asked: Drawing) -> Sampling:
     """Sets the process up as asked; RequestError for numbers that cannot be."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # what cannot show a character shows another
-    machine.apply(machine.settings("cpu", threads=asked.threads, compile=asked.compile))
+    chosen = machine.settings(asked.device, threads=asked.threads, compile=asked.compile)
+    machine.apply(chosen)
+    if chosen.device != "cpu":
+        say(f"on {chosen.device}")
     if asked.seed is None:
         torch.seed()
     for name, (low, high) in LIMITS.items():
@@ -84,17 +88,20 @@ def state_dtype(asked: Drawing) -> torch.dtype | None:
 
 def check_memory(loaded: Loaded, rows: int, max_len: int, dtype: torch.dtype | None, instead: str) -> None:
     """RequestError where so large a state does not fit, before it is made."""
-    wanted, free = loaded.model.init_state(rows, max_len, dtype, device="meta").nbytes, machine.free_memory()
+    device = loaded.model.embedding.weight.device
+    wanted, free = loaded.model.init_state(rows, max_len, dtype, device="meta").nbytes, machine.free_memory(device)
     if free is not None and wanted > free:
+        where = "this machine" if device.type == "cpu" else str(device)
         raise RequestError(
-            f"the state of {max_len:,} tokens in {rows} row{'s' * (rows > 1)} takes {size(wanted)}, and this machine "
+            f"the state of {max_len:,} tokens in {rows} row{'s' * (rows > 1)} takes {size(wanted)}, and {where} "
             f"has {size(free)} of memory free; {instead}"
         )
 
 
 def fetch(expression: str, asked: Drawing) -> Loaded:
     dtype = asked.dtype or ("bfloat16" if asked.quantize in QUANTIZED else None)
-    loaded = load(expression, dtype=dtype and machine.DTYPES[dtype], quantize=asked.quantize)
+    device = machine.settings(asked.device).device
+    loaded = load(expression, dtype=dtype and machine.DTYPES[dtype], device=device, quantize=asked.quantize)
     weight = loaded.model.embedding.weight
     half = asked.quantize is None and weight.dtype == torch.bfloat16
     if half and not asked.compile and onednn_in_bf16(weight.device.type):  # the same numbers, read sooner
@@ -238,7 +245,7 @@ class Writer:
         rule.check(len(self.model.embedding.weight))
         self.ids = [self._tokens(prompt) for prompt in prompts]
         for ids in self.ids:
-            check_tokens(self.model, torch.tensor([ids]))
+            check_tokens(self.model, rows_of(self.model, ids))
         self.count = len(prompts) * (1 if asked.beams else asked.n)
         ends = () if asked.ignore_eos else (*loaded.ends, self.tokenizer.eos_id)
         self.ends = {token for token in ends if token is not None}
@@ -327,8 +334,8 @@ class Writer:
         state, read = self._begin(self.ids[0])
         self.state_bytes = state.nbytes
         return stream(
-            self.model, torch.tensor([self.ids[0][read:]]), self.new, seed=self.asked.seed, state=state, compiled=step,
-            **self.rule.model_dump(),
+            self.model, rows_of(self.model, self.ids[0][read:]), self.new, seed=self.asked.seed, state=state,
+            compiled=step, **self.rule.model_dump(),
         )  # fmt: skip
 
     def _speculation(self) -> Speculation:
@@ -340,7 +347,7 @@ class Writer:
         self.began = time.perf_counter()
         state = self.model.init_state(1, self.max_len, self.dtype, rewind=AHEAD)
         return speculate(
-            self.model, torch.tensor(self.ids), proposer, self.new, self.rule, self.asked.seed, AHEAD, state
+            self.model, rows_of(self.model, self.ids[0]), proposer, self.new, self.rule, self.asked.seed, AHEAD, state
         )  # fmt: skip
 
     def _check_draft(self, theirs: Any) -> None:
@@ -368,7 +375,7 @@ class Writer:
         if kept is None or len(ids) == 1:
             return state, 0
         with torch.inference_mode():
-            prefill(self.model, torch.tensor([ids[:-1]]), state)
+            prefill(self.model, rows_of(self.model, ids[:-1]), state)
         save_state(kept, state, ids[:-1], self.model)
         return state, len(ids) - 1
 
@@ -445,8 +452,9 @@ class Writer:
         self.state_bytes = self.asked.beams * self._row_bytes()
         try:
             found = beams(
-                self.model, torch.tensor([ids]), self.asked.beams, self.new, self.ends, n=self.asked.n, dtype=self.dtype
-            )
+                self.model, rows_of(self.model, ids), self.asked.beams, self.new, self.ends, n=self.asked.n,
+                dtype=self.dtype,
+            )  # fmt: skip
             self._timed()
         except KeyboardInterrupt:  # a search has nothing to show before it is over
             self.interrupted, found = True, []

@@ -42,6 +42,8 @@ class Drawing:
     """Of the weights and the state; by default as the checkpoint has it, with bf16, int8 and int4 bfloat16."""
     state_dtype: Literal["float32", "bfloat16", "int8"] | None = None
     """Of the state alone, which may be narrower than the weights; int8 keeps a scale for each vector."""
+    device: str = "auto"
+    """auto, cpu, cuda, mps: where the model runs; auto takes the graphics card that is there."""
     threads: int | None = None
     """Threads of the processor; by default as many as it has cores."""
     compile: Flag = False

@@ -159,6 +159,6 @@ def fingerprint(model: Model) -> str:
 def _some(weight: Tensor) -> bytes:
     if not weight.numel():
         return b""
-    places = torch.linspace(0, weight.numel() - 1, SAMPLES, device=weight.device, dtype=torch.float64).long()
+    places = torch.linspace(0, weight.numel() - 1, SAMPLES, dtype=torch.float64).long().to(weight.device)
     numbers = weight[torch.unravel_index(places, weight.shape)] if weight.dim() else weight[None]
     return numbers.cpu().contiguous().view(torch.uint8).numpy().tobytes()
