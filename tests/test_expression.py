@@ -96,6 +96,52 @@ def test_a_change_touches_its_axis_alone(model: str, change: str):
     assert preset(f"{model}+{change}+{change}") == preset(f"{model}+{change}")
 
 
+OWN_NUMBERS = {
+    "llama-3-8b": ("rope", "rmsnorm", "swiglu"),
+    "gpt-neox@1m": ("rope", "layernorm", "parallel2", "gelu"),
+    "llama@1m+position.pairing=interleaved+position.base=5e5": ("rope",),
+    "mpt@1m+position.max_bias=4": ("alibi",),
+    "gpt2@1m+embedding.position.length=2048+embedding.position.offset=2": ("learned",),
+    "gpt2@1m+sinusoidal+embedding.position.base=100": ("sinusoidal",),
+    "mamba@1m+mixer.d_state=32+mixer.expand=1": ("mamba",),
+    "mpt@1m+norm.bias=false": ("layernorm",),
+    "llama@1m+norm.unit_offset=true": ("rmsnorm",),
+    "bloom@1m+embedding.norm.eps=1e-3": ("embednorm", "layernorm"),
+    "bloom@1m+embedding.norm=rmsnorm": ("embednorm",),
+    "qwen3@1m+qk_norm.norm=layernorm+qk_norm.after_position=true": ("qknorm", "qknorm:head"),
+    "llama@1m+qknorm:full": ("qknorm", "qknorm:full"),
+    "llama@1m+ffn.multiple_of=64": ("swiglu", "geglu", "glu"),
+    "llama@1m+hidden=300": ("swiglu", "reglu"),
+    "gpt2@1m+hidden=300": ("gelu", "relu2"),
+    "llama@1m+deepnorm+residual.alpha=3+init.beta=0.5": ("deepnorm",),
+    "falcon@1m+residual.scale=0.5": ("parallel", "branch_scale"),
+    "llama@1m+window:16": ("window:16",),
+    "llama@1m+moe:4:2+ffn.n_shared=1+ffn.score=sigmoid": ("swiglu", "geglu", "moe:4:2"),
+    "llama@1m+mup:64+mup.base_head_dim=8": ("mup:64", "mup:32"),
+}
+"""Models whose numbers are not the defaults, and changes that name a part which is there already."""
+
+NAMED = {
+    **dict.fromkeys(("geglu", "glu", "reglu", "gelu", "relu2"), f"{BLOCK}ffn.activation"),
+    "branch_scale": f"{BLOCK}residual.depth_scaled",
+    "mup:32": "mup.base_width",
+}
+"""The one number that such a change may set; the others set none."""
+
+
+@pytest.mark.parametrize(("model", "change"), [(model, one) for model, some in OWN_NUMBERS.items() for one in some])
+def test_a_part_that_is_there_keeps_its_numbers(model: str, change: str):
+    assert touched(model, change) <= {NAMED.get(change)}
+
+
+def test_what_a_change_says_of_a_part_that_is_there_is_heard():
+    full = preset("llama@1m+qknorm+qk_norm.norm=layernorm+qknorm:full").stack[0].blocks[0].mixer.qk_norm
+    assert (full.over, full.norm.kind) == ("full", "layernorm")
+    assert touched("qwen3@1m", "qknorm:full") == {f"{ATTENTION}qk_norm.over"}
+    assert touched("llama-3-8b", "swiglu:4096") == {f"{BLOCK}ffn.hidden"}
+    assert touched("falcon@1m", "parallel2") == {f"{BLOCK}residual.shared_norm"}
+
+
 def test_changes_are_the_last_word():
     for pair in (
         ("rope", "alibi"),

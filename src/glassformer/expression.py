@@ -4,8 +4,9 @@
     NAME   := a preset | a .yaml or .json config | a run or checkpoint folder | a .gguf file | hf:owner/name | smollm2
     CHANGE := a short name, with a value after a colon where it takes one | path=value
 
-A change is a function ModelConfig -> ModelConfig that leaves everything else alone. Where a model is trained, changes
-of the recipe may stand among them: +recipe.FIELD=VALUE, as `glassformer why` writes what to try.
+A change is a function ModelConfig -> ModelConfig that leaves everything else alone: a part that is already of the kind
+named keeps its numbers. Where a model is trained, changes of the recipe may stand among them: +recipe.FIELD=VALUE, as
+`glassformer why` writes what to try.
 """
 
 from __future__ import annotations
@@ -250,14 +251,20 @@ def each_attention(config: ModelConfig, change: Callable[[AttentionConfig], Atte
     return each_block(config, fit)
 
 
+def _kept(old: Any, new: Any) -> Any:
+    """What is there, with its numbers, where it is of the kind that is wanted; else the new one."""
+    return old if type(old) is type(new) else new
+
+
 def _position(config: ModelConfig, embedding: PositionConfig | None, attention: PositionConfig | None) -> ModelConfig:
-    config = config.vary(embedding=config.embedding.vary(position=embedding))
-    return each_attention(config, lambda mixer: mixer.vary(position=attention))
+    added = _kept(config.embedding.position, embedding)
+    config = config.vary(embedding=config.embedding.vary(position=added))
+    return each_attention(config, lambda mixer: mixer.vary(position=_kept(mixer.position, attention)))
 
 
 def _norm(config: ModelConfig, choice: type[NormConfig]) -> ModelConfig:
     def swap(norm: NormConfig | None) -> NormConfig | None:
-        return None if norm is None else norm if type(norm) is choice else choice(eps=norm.eps)
+        return None if norm is None else _kept(norm, choice(eps=norm.eps))
 
     config = each_block(config, lambda block: block.vary(norm=swap(block.norm)))
     embedding = config.embedding.vary(norm=swap(config.embedding.norm))
@@ -270,13 +277,14 @@ def _residual(config: ModelConfig, choice: type[ResidualConfig], **fields: Any) 
     norm = next(config.layers()).norm
 
     def rewired(old: ResidualConfig) -> ResidualConfig:
-        return choice(dropout=old.dropout, scale=old.scale, depth_scaled=old.depth_scaled, **fields)
+        new = choice(dropout=old.dropout, scale=old.scale, depth_scaled=old.depth_scaled)
+        return _kept(old, new).vary(**fields)
 
     config = each_block(config, lambda block: block.vary(residual=rewired(block.residual)))
     init = Gpt2InitConfig() if isinstance(config.init, DeepNormInitConfig) else config.init
     return config.vary(
         final_norm=None if choice.ends_in_norm else config.final_norm or norm,
-        init=DeepNormInitConfig() if choice is DeepNormConfig else init,
+        init=_kept(config.init, DeepNormInitConfig()) if choice is DeepNormConfig else init,
     )
 
 
@@ -298,7 +306,8 @@ def _ffn(config: ModelConfig, name: str, value: str | None) -> ModelConfig:
         if isinstance(old, ExpertsConfig):
             return block.vary(ffn=old.vary(hidden=size or hidden, gated=gated, activation=activation))
         choice: Any = GluConfig if gated else MlpConfig
-        return block.vary(ffn=choice(hidden=size or hidden, activation=activation, bias=bias))
+        new = choice(bias=bias)
+        return block.vary(ffn=_kept(old, new).vary(hidden=size or hidden, activation=activation))
 
     return each_block(config, swap)
 
@@ -342,17 +351,15 @@ def _mamba(config: ModelConfig) -> ModelConfig:
     """In every layer. The recurrence knows the order of tokens: positions added to the embedding go. With
     its own `expand` of 2 a mixer has some 6 tenths more weights than attention, with `mixer.expand=1` 2 tenths less."""
     config = config.vary(embedding=config.embedding.vary(position=None))
-    return each_block(config, lambda block: block.vary(mixer=MambaConfig()))
+    return each_block(config, lambda block: block.vary(mixer=_kept(block.mixer, MambaConfig())))
 
 
 def _qk_norm(config: ModelConfig, value: str | None) -> ModelConfig:
     if value not in (None, "head", "each_head", "full"):
         raise RequestError(f"qknorm:{value}: use qknorm, qknorm:head, qknorm:each_head or qknorm:full")
-    eps = next(config.layers()).norm.eps
-    return each_attention(
-        config,
-        lambda mixer: mixer.vary(qk_norm=QKNormConfig(norm=RMSNormConfig(eps=eps), over=value or "head")),
-    )
+    new = QKNormConfig(norm=RMSNormConfig(eps=next(config.layers()).norm.eps))
+    over = {"over": value} if value else {}
+    return each_attention(config, lambda mixer: mixer.vary(qk_norm=(mixer.qk_norm or new).vary(**over)))
 
 
 def _bias(config: ModelConfig, bias: bool) -> ModelConfig:
@@ -385,7 +392,7 @@ def _sigma_reparam(config: ModelConfig, value: str | None) -> ModelConfig:
 
 
 def _mup(config: ModelConfig, value: str | None) -> ModelConfig:
-    return config.vary(mup=Mup() if value is None else Mup(base_width=_whole("mup", value)))
+    return config.vary(mup=Mup() if value is None else (config.mup or Mup()).vary(base_width=_whole("mup", value)))
 
 
 def _tied(config: ModelConfig, tied: bool) -> ModelConfig:
@@ -393,8 +400,8 @@ def _tied(config: ModelConfig, tied: bool) -> ModelConfig:
 
 
 def _embedding_norm(config: ModelConfig, on: bool) -> ModelConfig:
-    norm = next(config.layers()).norm if on else None
-    return config.vary(embedding=config.embedding.vary(norm=norm))
+    norm = config.embedding.norm or next(config.layers()).norm
+    return config.vary(embedding=config.embedding.vary(norm=norm if on else None))
 
 
 PLAIN: dict[str, Change] = {
