@@ -315,6 +315,59 @@ def test_a_scaling_without_meaning_is_refused_before_it_divides_by_zero(scaling:
     assert logits.isfinite().all()
 
 
+LONGROPE = {"kind": "longrope", "factor": 2.0, "short": [1.0] * 4, "long": [2.0] * 4}
+POSITION = "stack.0.blocks.0.mixer.position"
+
+
+@pytest.mark.parametrize(
+    ("scaling", "words"),
+    [
+        *[({"kind": kind, "factor": 1e300}, "scaling.factor=1e+300") for kind in ("linear", "ntk", "dynamic_ntk")],
+        *[({"kind": kind, "factor": 1e-300}, "scaling.factor=1e-300") for kind in ("linear", "ntk", "yarn", "llama3")],
+        ({"kind": "yarn", "factor": 2.0, "beta_fast": 1e308}, "beta_fast=1e+308"),
+        ({"kind": "yarn", "factor": 2.0, "beta_slow": 1e-320}, "beta_slow="),
+        (
+            {"kind": "yarn", "factor": 2.0, "beta_fast": 1.0, "beta_slow": 32.0},
+            "beta_fast=1 must be at least beta_slow",
+        ),
+        ({"kind": "yarn", "factor": 2.0, "attention_factor": 1e308}, "attention_factor=1e+308"),
+        ({"kind": "yarn", "factor": 2.0, "attention_factor": True}, "a number is right here"),
+        ({"kind": "llama3", "factor": 2.0, "low_freq_factor": 4.0, "high_freq_factor": 1.0}, "must be less than high"),
+        ({"kind": "llama3", "factor": 2.0, "low_freq_factor": 4.0, "high_freq_factor": 4.0}, "must be less than high"),
+        ({"kind": "llama3", "factor": 2.0, "low_freq_factor": 1e-320}, "low_freq_factor="),
+        (LONGROPE | {"original_context": 1}, "original_context, and that is 1"),
+        (LONGROPE | {"short": [0.0] * 4}, "short.0=0.0"),
+        (LONGROPE | {"long": [1.0, True, 1.0, 1.0]}, "long.1=True: a number is right here"),
+        (LONGROPE | {"long": [1.0, 1e300, 1.0, 1.0]}, "long.1=1e+300"),
+        (LONGROPE | {"attention_factor": 1e308}, "attention_factor=1e+308"),
+    ],
+)
+def test_numbers_of_a_scaling_are_bounded(scaling: dict, words: str):
+    message = refusal(changed(f"{POSITION}.scaling", scaling))
+    assert words in message and "scaling" in message
+
+
+def test_longrope_from_a_context_of_one_token():
+    """The magnitude is then the one given, or that of no growth: nothing divides by ln 1."""
+    for more in ({"factor": 1.0}, {"attention_factor": 1.2}):
+        config = ModelConfig.from_dict(changed(f"{POSITION}.scaling", LONGROPE | {"original_context": 1} | more))
+        assert config.explicit().explicit() == config.explicit()
+        assert config.build()(torch.arange(8)[None]).isfinite().all()
+    tree = changed(f"{POSITION}.scaling", LONGROPE)
+    assert "original_context, and that is 1" in refusal(tree | {"context": 1})
+
+
+@pytest.mark.parametrize("kind", ["linear", "ntk", "dynamic_ntk", "yarn", "llama3", "longrope"])
+@pytest.mark.parametrize("factor", [1e-3, 1.0, 1e6, float(1 << 28)])
+def test_every_factor_that_is_taken_can_be_computed(kind: str, factor: float):
+    scaling = {"kind": kind, "factor": factor, "original_context": 4}
+    if kind == "longrope":
+        scaling |= {"short": [1e-3] * 4, "long": [1e38] * 4}
+    config = ModelConfig.from_dict(changed(f"{POSITION}.scaling", scaling))
+    with torch.no_grad():
+        assert config.build()(torch.arange(61)[None]).isfinite().all()
+
+
 # Files
 
 
