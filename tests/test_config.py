@@ -368,6 +368,18 @@ def test_every_factor_that_is_taken_can_be_computed(kind: str, factor: float):
         assert config.build()(torch.arange(61)[None]).isfinite().all()
 
 
+STRANGE = "a\ud800\x1b[31mb\u202e"
+
+
+@pytest.mark.parametrize(
+    "path", [STRANGE, f"head.{STRANGE}", "final_norm", "d_model", f"{POSITION}.pairing", "init.std"]
+)
+@pytest.mark.parametrize("value", [STRANGE, {STRANGE: 1}, {"kind": STRANGE}, {"kind": "rmsnorm", STRANGE: 1}])
+def test_what_a_terminal_would_obey_is_escaped(path: str, value: Any):
+    message = refusal(changed(path, value))
+    assert message.isprintable() and message.encode()
+
+
 # Files
 
 

@@ -11,7 +11,7 @@ import torch
 import yaml
 from pydantic import Field, ValidationError, field_validator
 
-from glassformer.errors import RequestError
+from glassformer.errors import RequestError, shown
 from glassformer.figures import plain_table
 from glassformer.model import Block, Model
 from glassformer.parts.base import BuildContext, PartConfig, Value, to_plain
@@ -358,8 +358,8 @@ def told(part: PartConfig) -> str:
     for name, field in type(part).model_fields.items():
         value = getattr(part, name)
         if value != field.get_default(call_default_factory=True):
-            shown = told(value) if isinstance(value, PartConfig) else "none" if value is None else f"{value}"
-            words.append(f"{name} {shown}")
+            said = told(value) if isinstance(value, PartConfig) else "none" if value is None else f"{value}"
+            words.append(f"{name} {said}")
     return f"{part.kind} ({', '.join(words)})" if words else part.kind
 
 
@@ -390,7 +390,7 @@ def read_tree(path: str | Path) -> Any:
     except (OSError, UnicodeDecodeError) as error:
         raise RequestError(f"{path} cannot be read: {error}") from None
     except (ValueError, yaml.YAMLError, RecursionError, LookupError, AttributeError, TypeError) as error:
-        reason = " ".join(str(error).split())[:200]
+        reason = shown(error, 200)
         raise RequestError(f"{path} is not a valid {path.suffix.lstrip('.') or 'yaml'} file: {reason}") from None
 
 
@@ -415,7 +415,7 @@ def explain(error: ValidationError) -> str:
         return f"{path}: {first['msg']}" if path else first["msg"]
     if first["type"] == "missing":
         return f"field {path} is missing"
-    shown = "" if isinstance(first["input"], (dict, list)) else f"={first['input']!r}"[:80]
+    given = "" if isinstance(first["input"], (dict, list)) else f"={first['input']!r}"[:80]
     message = first["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
-    where = f"{path}{shown}: " if path or shown else ""
+    where = f"{path}{given}: " if path or given else ""
     return f"{where}{message[0].lower()}{message[1:]}"

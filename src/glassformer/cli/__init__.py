@@ -17,7 +17,7 @@ from cyclopts import App, CycloptsError, Parameter
 
 import glassformer
 from glassformer.cli.options import Chatting, Flag, Writing
-from glassformer.errors import RequestError, WorkError
+from glassformer.errors import RequestError, WorkError, printable
 
 app = App(
     name="glassformer",
@@ -633,7 +633,7 @@ def main(arguments: list[str] | None = None) -> int:
         if trace:
             traceback.print_exc()
         else:
-            print(f"glassformer: {' '.join(str(error).split())}", file=sys.stderr)
+            print(f"glassformer: {printable(' '.join(str(error).split()))}", file=sys.stderr)
         status = getattr(error, "exit_status", 2)
     except (OSError, MemoryError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and "memory" not in str(error):
