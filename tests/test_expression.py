@@ -321,6 +321,11 @@ def test_paths_set_values(text: str, path: str, value: object):
         ("gpt2@1m+rope:3", "takes no value"),
         ("gpt2@1m+gqa", "gqa:2"),
         ("gpt2@1m+gqa:", "gqa:2"),
+        ("gpt2@1m+qknorm:", "+qknorm: has a colon without a value"),
+        ("gpt2@1m+swiglu:", "+swiglu: has a colon without a value"),
+        ("gpt2@1m+layers.foo=3", "layers.foo=3: layers is a number"),
+        ("gpt2@1m+layers.=3", "layers.=3: layers is a number"),
+        ("gpt2@1m+position.=none", "position."),
         ("gpt2@1m+gqa:0", "from 1 up"),
         ("gpt2@1m+gqa:3", "n_kv_heads=3 does not divide n_heads=4; use 1, 2 or 4"),
         ("gpt2@1m+gqa:x", "gqa:x"),
@@ -372,6 +377,15 @@ def test_a_file_is_a_name(tmp_path: Path):
         assert preset(str(tmp_path / name)) == config
         assert preset(f"{tmp_path / name}+qknorm") == preset("gpt2@1m+rope+qknorm")
         assert preset(f"{tmp_path / name}@3m+swiglu") == preset("gpt2@3m+rope+swiglu")
+
+
+def test_a_path_is_a_name_and_nothing_else_is(tmp_path: Path):
+    preset("gpt2@1m").save(tmp_path / "with+plus.json")
+    assert preset(tmp_path / "with+plus.json") == preset("gpt2@1m")
+    for wrong in (None, 5, b"gpt2", preset("gpt2@1m"), ["gpt2"]):
+        for read in (preset, load):
+            with pytest.raises(RequestError, match="named by text or a path"):
+                read(wrong)  # type: ignore[arg-type]
 
 
 def test_a_run_folder_is_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

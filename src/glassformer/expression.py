@@ -22,7 +22,7 @@ from pydantic import ValidationError
 from glassformer import convert
 from glassformer.config import BlockConfig, ModelConfig, Stage, explain
 from glassformer.errors import LONGEST as SHOWN
-from glassformer.errors import RequestError, did_you_mean
+from glassformer.errors import RequestError, did_you_mean, shown
 from glassformer.parts.base import of_kind, to_plain
 from glassformer.parts.ffn import ExpertsConfig, FFNConfig, GluConfig, MlpConfig
 from glassformer.parts.ffn.experts import share_of
@@ -81,8 +81,8 @@ CHANGES = re.compile(r"\+(?=[A-Za-z_])")
 Change = Callable[[ModelConfig], ModelConfig]
 
 
-def preset(expression: str) -> ModelConfig:
-    """The model that an EXPR names.
+def preset(expression: str | Path) -> ModelConfig:
+    """The model that an EXPR, or the path of a config, names.
 
     Raises RequestError with the nearest names, the field, or the reason two parts do not fit."""
     name, size, changes = parse(expression)
@@ -111,7 +111,7 @@ def load(
     `"bf16"` lays them out for a CPU's products in it, and `dtype` is then that of all else; `"keep"` leaves those of a
     .gguf file as they are packed there. A model of packed weights can be neither trained nor saved. Raises
     RequestError."""
-    name, size, wanted = parse(str(expression))
+    name, size, wanted = parse(expression)
     if name in PRESETS or name in FAMILIES:
         here = f"; the folder here is ./{expression}" if _exists(str(expression)) else ""
         raise RequestError(f"{name} is a config without weights; name a run, a checkpoint, or hf:owner/name{here}")
@@ -123,12 +123,14 @@ def load(
     return convert.load(name, dtype=dtype, device=device, quantize=quantize, change=change)
 
 
-def parse(expression: str) -> tuple[str, str | None, list[str]]:
+def parse(expression: str | Path) -> tuple[str, str | None, list[str]]:
     """(name, size, changes). A change begins with a letter, so `base=1e+6` is one and paths may hold a plus.
 
     What names a model means that model, whatever lies in the current folder; ./NAME is the folder. Raises RequestError
     where the name is empty, or a change could be none."""
-    expression = expression.strip()
+    if not isinstance(expression, (str, Path)):
+        raise RequestError(f"a model is named by text or a path, such as 'llama@10m', and not by {shown(expression)}")
+    expression = str(expression).strip()
     if not expression:
         raise RequestError("an expression is empty; name a model such as llama@10m")
     if len(expression) > LONGEST:
@@ -482,6 +484,8 @@ def _change(text: str) -> Change:
             raise RequestError(f"+{name} needs a value, such as +{name}:{_EXAMPLES[name]}")
         return lambda config: VALUED[name](config, value)
     if name in OPTIONAL:
+        if colon and not value:
+            raise RequestError(f"+{name}: has a colon without a value; give one, or leave the colon out")
         return lambda config: OPTIONAL[name](config, value or None)
     known = changes()
     raise RequestError(
@@ -530,26 +534,27 @@ def assign(config: ModelConfig, path: str, value: str) -> ModelConfig:
     block that has it; norm also in the final norm and the embedding's."""
     tree = config.to_dict()
     full = _ALIASES.get(path, path)
-    first, _, rest = full.partition(".")
+    first, *rest = steps = full.split(".")
     if first == RECIPE:
         raise RequestError(f"+{path}={value} is about training, not about the model; train and compare take it")
     blocks = [block for stage in tree["stack"] for block in stage["blocks"]]
     if first == "layers":
+        if rest:
+            raise RequestError(f"{path}={value}: layers is a number and has no fields; use layers={value}")
         if len(tree["stack"]) != 1 or len(blocks) != 1:
             raise RequestError("layers= is for a stack of equal blocks; set stack.0.repeat and so on")
         tree["stack"][0]["repeat"] = _value(value)
     elif first in _OF_MIXER:
         for block in _having(blocks, "mixer", first):
-            _set(block["mixer"], [first, *rest.split(".")] if rest else [first], value, path)
+            _set(block["mixer"], steps, value, path)
     elif first in _OF_BLOCK:
-        steps = [first, *rest.split(".")] if rest else [first]
         for block in _having(blocks, *steps[:2]) if rest else blocks:
             _set(block, steps, value, path)
         for holder, name in ((tree, "final_norm"), (tree["embedding"], "norm")):
             if first == "norm" and holder[name] is not None:
                 _set(holder, [name, *steps[1:]], value, path)
     else:
-        _set(tree, full.split("."), value, path)
+        _set(tree, steps, value, path)
     return ModelConfig.from_dict(tree)
 
 
