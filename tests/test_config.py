@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -138,6 +139,17 @@ def test_a_build_is_in_torchs_current_dtype():
         assert {p.dtype for p in LLAMA.build().parameters()} == {torch.bfloat16}
     finally:
         torch.set_default_dtype(before)
+
+
+@pytest.mark.parametrize("seed", [1.5, "a", [1], 1 << 63, float("nan"), torch.tensor(1.5)], ids=repr)
+def test_a_seed_is_a_whole_number(seed: Any):
+    with pytest.raises(RequestError, match=r"^seed=.*: a whole number from 0 up"):
+        LLAMA.build(seed=seed)
+
+
+def test_a_seed_may_come_from_an_array():
+    one, other = LLAMA.build(seed=7), LLAMA.build(seed=np.int64(7))  # type: ignore[arg-type]
+    assert all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
 
 
 # What is refused
@@ -479,6 +491,20 @@ def test_broken_yaml_is_refused(tmp_path: Path, text: str):
 )
 def test_broken_json_is_refused(tmp_path: Path, text: str):
     refused_file(write(tmp_path, text, "model.json"))
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("model.json", '{"d_model": 64, "context": 8, "d_model": 128}'),
+        ("model.json", '{"head": {"d_model": 1, "d_model": 1}}'),
+        ("model.yaml", "d_model: 64\ncontext: 8\nd_model: 128"),
+        ("model.yaml", 'head: {d_model: 1, "d_model": 1}'),
+        ("model.yml", "a: [{d_model: 1, d_model: 2}]"),
+    ],
+)
+def test_a_key_that_is_given_twice_is_refused(tmp_path: Path, name: str, text: str):
+    assert "d_model is given twice" in refused_file(write(tmp_path, text, name))
 
 
 def test_what_is_no_text_is_refused(tmp_path: Path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -311,10 +312,10 @@ class ModelConfig(Value):
 
 
 def generator_of(seed: int) -> torch.Generator:
-    """On the CPU. Raises RequestError for a seed of more than 63 bits."""
-    if abs(seed) >= 1 << 63:
-        raise RequestError(f"seed={str(seed)[:40]}: a whole number from 0 up to, not including, 2^63 is right")
-    return torch.Generator("cpu").manual_seed(seed)
+    """On the CPU. Raises RequestError for a seed that is no whole number, or has more than 63 bits."""
+    if not isinstance(seed, Integral) or abs(seed) >= 1 << 63:
+        raise RequestError(f"seed={shown(seed, 40)}: a whole number from 0 up to, not including, 2^63 is right")
+    return torch.Generator("cpu").manual_seed(int(seed))
 
 
 def stack_of(blocks: Sequence[BlockConfig]) -> tuple[Stage, ...]:
@@ -366,6 +367,16 @@ def told(part: PartConfig) -> str:
 # Reading values that somebody else wrote
 
 
+def _once(pairs: Sequence[tuple[Any, Any]]) -> dict[Any, Any]:
+    """A mapping of them, which takes no key twice: one of two values would silently count."""
+    made: dict[Any, Any] = {}
+    for key, value in pairs:
+        if key in made:
+            raise ValueError(f"{shown(key)} is given twice")
+        made[key] = value
+    return made
+
+
 class _NoAliases(yaml.SafeLoader):
     """Refuses anchors: a small file must not unfold into a large tree."""
 
@@ -373,6 +384,10 @@ class _NoAliases(yaml.SafeLoader):
         if self.check_event(yaml.events.AliasEvent):
             raise yaml.YAMLError("aliases are not allowed")
         return super().compose_node(parent, index)
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+        _once([(key.value, value) for key, value in node.value if isinstance(key, yaml.ScalarNode)])
+        return super().construct_mapping(node, deep)
 
 
 def read_tree(path: str | Path) -> Any:
@@ -382,7 +397,7 @@ def read_tree(path: str | Path) -> Any:
         if path.stat().st_size > MAX_FILE_BYTES:
             raise RequestError(f"{path} has {path.stat().st_size:,} bytes; a config has at most {MAX_FILE_BYTES:,}")
         text = path.read_text(encoding="utf-8")
-        return json.loads(text) if path.suffix == ".json" else yaml.load(text, _NoAliases)
+        return json.loads(text, object_pairs_hook=_once) if path.suffix == ".json" else yaml.load(text, _NoAliases)
     except RequestError:
         raise
     except FileNotFoundError:
