@@ -637,6 +637,40 @@ def test_the_schema_takes_what_is_written(name: str):
 @pytest.mark.parametrize(
     ("path", "value"),
     [
+        ("stack.0.blocks.0.mixer.kernel", "naive"),
+        ("stack.0.blocks.0.mixer.position", "rotary"),
+        ("stack.0.blocks.0.mixer.position", None),
+        ("stack.0.blocks.0.mixer.visibility", "sliding_window"),
+        ("stack.0.blocks.0.mixer.visibility", {}),
+        ("stack.0.blocks.0.mixer.visibility", {"window": 16}),
+        ("stack.0.blocks.0.ffn", {"multiple_of": 8}),
+        ("stack.0.blocks.0.mixer.visibility", "Causal"),
+        ("stack.0.blocks.0.mixer", "attention"),
+        ("stack.0.blocks.0.mixer", "mamba"),
+        ("stack.0.blocks.0.mixer.position.scaling", "linear"),
+        ("final_norm", "rmsnorm"),
+        ("final_norm", "nope"),
+        ("final_norm", {"eps": 1e-5}),
+        ("final_norm", {"kind": "layernorm"}),
+        ("embedding.position", "learned"),
+        ("head", "head"),
+        ("init", "xavier"),
+    ],
+)
+def test_the_schema_takes_what_the_loader_takes(path: str, value: Any):
+    """A part by its kind alone where no field is needed; a mapping only with its kind."""
+    tree = changed(path, value)
+    try:
+        ModelConfig.from_dict(tree)
+    except RequestError:
+        assert fits(SCHEMA, tree, SCHEMA["$defs"]) is not None
+    else:
+        assert fits(SCHEMA, tree, SCHEMA["$defs"]) is None
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
         ("d_model", "x"),
         ("final_norm", {"kind": "nope"}),
         ("head.tide", True),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -83,6 +84,12 @@ def touched(before: str, change: str) -> set[str]:
 
 def test_every_short_name_is_tried():
     assert {name.partition(":")[0] for name in TOUCHES if "=" not in name} == set(changes())
+
+
+def test_the_readme_names_them_all():
+    text = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+    rows = re.search(r"^CHANGE := (.*?)^ *\| path=value", text, re.DOTALL | re.MULTILINE)[1].splitlines()  # type: ignore[index]
+    assert set(changes()) <= {word for row in rows for word in re.findall(r"\w+", row)}
 
 
 @pytest.mark.parametrize("change", TOUCHES)

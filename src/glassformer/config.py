@@ -281,21 +281,23 @@ class ModelConfig(Value):
             if not isinstance(schema, dict):
                 return schema
             if "x-axis" in schema:
-                return {"oneOf": [{"$ref": f"#/$defs/{name}"} for name in add_choices(schema["x-axis"])]}
+                return {"oneOf": choices_of(schema["x-axis"])}
             definitions.update({name: inline(body) for name, body in schema.pop("$defs", {}).items()})
             return {key: inline(item) for key, item in schema.items()}
 
-        def add_choices(axis_class: str) -> list[str]:
+        def choices_of(axis_class: str) -> list[dict[str, Any]]:
+            """A mapping for each choice, and the bare kinds of those that need no field."""
             base = next(known for known in _descendants(PartConfig) if known.__name__ == axis_class)
-            names = []
-            for _, choice in sorted(base.choices().items()):
-                names.append(choice.__name__)
+            choices = sorted(base.choices().items())
+            bare = [kind for kind, one in choices if not any(f.is_required() for f in one.model_fields.values())]
+            for _, choice in choices:
                 if choice.__name__ not in definitions:
                     definitions[choice.__name__] = {}  # a choice may contain its own axis
                     body = inline(choice.model_json_schema())
                     body["required"] = ["kind", *body.get("required", [])]
                     definitions[choice.__name__] = body
-            return names
+            refs: list[dict[str, Any]] = [{"$ref": f"#/$defs/{choice.__name__}"} for _, choice in choices]
+            return [*refs, {"enum": bare}] if bare else refs
 
         schema = inline(cls.model_json_schema())
         return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "$defs": definitions}

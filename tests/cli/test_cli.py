@@ -142,7 +142,9 @@ def test_presets_and_schema_are_json(capsys: pytest.CaptureFixture[str]) -> None
     assert main(["presets", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["presets"]["gpt2"] == 124_439_808
     assert main(["schema"]) == 0
-    assert json.loads(capsys.readouterr().out)["$defs"]["RMSNormConfig"]["properties"]["kind"] == {"const": "rmsnorm"}
+    plain = capsys.readouterr().out
+    assert json.loads(plain)["$defs"]["RMSNormConfig"]["properties"]["kind"] == {"const": "rmsnorm"}
+    assert main(["schema", "--json"]) == 0 and capsys.readouterr().out == plain
 
 
 def test_counts_take_suffixes(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

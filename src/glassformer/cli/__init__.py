@@ -525,13 +525,13 @@ def presets(*, json: Json = False) -> None:
 
 
 @app.command
-def schema() -> None:
-    """Print the JSON Schema of the config files."""
-    import json
+def schema(*, json: Json = False) -> None:
+    """Print the JSON Schema of the config files, which is JSON with --json and without."""
+    from json import dumps
 
     from glassformer.config import ModelConfig
 
-    print(json.dumps(ModelConfig.json_schema(), indent=2))
+    print(dumps(ModelConfig.json_schema(), indent=2))
 
 
 @app.command
