@@ -225,6 +225,49 @@ def test_sizes_mean_what_they_say(model: str, size: str):
     )  # type: ignore[attr-defined]
 
 
+PUBLISHED_SHAPES = {
+    "124m": (12, 768, 12),  # GPT-2, table 2, with the heads of its checkpoints: 64 wide
+    "350m": (24, 1024, 16),
+    "774m": (36, 1280, 20),
+    "1.5b": (48, 1600, 25),
+    "7b": (32, 4096, 32),  # LLaMA, table 2
+    "13b": (40, 5120, 40),
+    "30b": (60, 6656, 52),
+    "70b": (80, 8192, 64),  # Llama 2
+}
+
+
+def test_sizes_are_those_of_published_models_and_heads_are_as_wide_as_theirs():
+    assert {size: SIZES[size] for size in PUBLISHED_SHAPES} == PUBLISHED_SHAPES
+    widths = {size: d_model / n_heads for size, (_, d_model, n_heads) in SIZES.items()}
+    large = dict.fromkeys(("3b", "7b", "13b", "30b", "70b"), 128)
+    assert widths == {**dict.fromkeys(SIZES, 64), "1m": 32, **large}
+
+
+@pytest.mark.parametrize(
+    ("model", "groups"),
+    [
+        ("llama-3-8b@10m", 2),  # 32 heads in 8 groups, so 6 in 1.5: 1 and 2 are as near
+        ("llama-2-70b@124m", 2),  # 64 in 8: 12 in 1.5
+        ("llama-3-8b@60m", 2),  # 10 in 2.5: 2, and 5 is farther
+        ("llama-3-8b@124m", 3),
+        ("llama-3-8b@1.5b", 5),  # 25 in 6.25
+        ("llama@1m+mqa", 1),
+    ],
+)
+def test_a_size_keeps_the_share_of_groups_and_of_two_as_near_the_more(model: str, groups: int):
+    assert preset(model).stack[0].blocks[0].mixer.n_kv_heads == groups  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("hidden", [96, 100, 300, 1000, 1001, 3072])
+def test_a_width_that_was_given_is_rounded_by_the_least(hidden: int):
+    """Two thirds up to a multiple of 8 with a gate, the nearest whole number to three halves without."""
+    gated = preset(f"gpt2@1m+hidden={hidden}+swiglu").stack[0].blocks[0].ffn.hidden  # type: ignore[union-attr]
+    assert gated % 8 == 0 and 0 <= gated - hidden * 2 / 3 < 8  # type: ignore[operator]
+    plain = preset(f"llama@1m+hidden={hidden}+relu").stack[0].blocks[0].ffn.hidden  # type: ignore[union-attr]
+    assert plain == {96: 144, 100: 150, 300: 450, 1000: 1500, 1001: 1502, 3072: 4608}[hidden]
+
+
 @pytest.mark.parametrize("name", [*PRESETS, *FAMILIES])
 @pytest.mark.parametrize("size", ["1m", "10m", "3b"])
 def test_every_name_takes_every_size_and_keeps_its_parts(name: str, size: str):

@@ -188,6 +188,20 @@ def test_scalings_agree_with_the_published_code():
         assert length == pytest.approx(magnitude, rel=1e-5)
 
 
+@pytest.mark.parametrize(("head", "fraction"), [(64, 0.29), (40, 0.47), (100, 0.29), (80, 0.4), (96, 0.25)])
+def test_a_share_of_the_head_is_cut_as_in_the_published_code(head: int, fraction: float):
+    rope, transformers = pytest.importorskip("transformers.modeling_rope_utils"), pytest.importorskip("transformers")
+    config = transformers.GPTNeoXConfig(
+        hidden_size=head, num_attention_heads=1,
+        rope_parameters={"rope_type": "linear", "factor": 1.0, "rope_theta": 1e4, "partial_rotary_factor": fraction},
+    )  # fmt: skip
+    theirs, _ = rope.ROPE_INIT_FUNCTIONS["linear"](config, torch.device("cpu"))
+    ctx = BuildContext(d_model=head, vocab_size=2, context=CONTEXT, n_layers=1)
+    rotary = RotaryConfig(fraction=fraction).for_heads(1, head, ctx)
+    assert rotary.dim == 2 * len(theirs)
+    near(rotary.frequencies(1), theirs)
+
+
 # The others
 
 
