@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -141,6 +142,17 @@ def test_a_build_is_in_torchs_current_dtype():
         assert {p.dtype for p in LLAMA.build().parameters()} == {torch.bfloat16}
     finally:
         torch.set_default_dtype(before)
+
+
+@pytest.mark.parametrize("seed", [1.5, "a", [1], 1 << 63, float("nan"), torch.tensor(1.5)], ids=repr)
+def test_a_seed_is_a_whole_number(seed: Any):
+    with pytest.raises(RequestError, match=r"^seed=.*: a whole number from 0 up"):
+        LLAMA.build(seed=seed)
+
+
+def test_a_seed_may_come_from_an_array():
+    one, other = LLAMA.build(seed=7), LLAMA.build(seed=np.int64(7))  # type: ignore[arg-type]
+    assert all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
 
 
 # What is refused
@@ -318,6 +330,71 @@ def test_a_scaling_without_meaning_is_refused_before_it_divides_by_zero(scaling:
     assert logits.isfinite().all()
 
 
+LONGROPE = {"kind": "longrope", "factor": 2.0, "short": [1.0] * 4, "long": [2.0] * 4}
+POSITION = "stack.0.blocks.0.mixer.position"
+
+
+@pytest.mark.parametrize(
+    ("scaling", "words"),
+    [
+        *[({"kind": kind, "factor": 1e300}, "scaling.factor=1e+300") for kind in ("linear", "ntk", "dynamic_ntk")],
+        *[({"kind": kind, "factor": 1e-300}, "scaling.factor=1e-300") for kind in ("linear", "ntk", "yarn", "llama3")],
+        ({"kind": "yarn", "factor": 2.0, "beta_fast": 1e308}, "beta_fast=1e+308"),
+        ({"kind": "yarn", "factor": 2.0, "beta_slow": 1e-320}, "beta_slow="),
+        (
+            {"kind": "yarn", "factor": 2.0, "beta_fast": 1.0, "beta_slow": 32.0},
+            "beta_fast=1 must be at least beta_slow",
+        ),
+        ({"kind": "yarn", "factor": 2.0, "attention_factor": 1e308}, "attention_factor=1e+308"),
+        ({"kind": "yarn", "factor": 2.0, "attention_factor": True}, "a number is right here"),
+        ({"kind": "llama3", "factor": 2.0, "low_freq_factor": 4.0, "high_freq_factor": 1.0}, "must be less than high"),
+        ({"kind": "llama3", "factor": 2.0, "low_freq_factor": 4.0, "high_freq_factor": 4.0}, "must be less than high"),
+        ({"kind": "llama3", "factor": 2.0, "low_freq_factor": 1e-320}, "low_freq_factor="),
+        (LONGROPE | {"original_context": 1}, "original_context, and that is 1"),
+        (LONGROPE | {"short": [0.0] * 4}, "short.0=0.0"),
+        (LONGROPE | {"long": [1.0, True, 1.0, 1.0]}, "long.1=True: a number is right here"),
+        (LONGROPE | {"long": [1.0, 1e300, 1.0, 1.0]}, "long.1=1e+300"),
+        (LONGROPE | {"attention_factor": 1e308}, "attention_factor=1e+308"),
+    ],
+)
+def test_numbers_of_a_scaling_are_bounded(scaling: dict, words: str):
+    message = refusal(changed(f"{POSITION}.scaling", scaling))
+    assert words in message and "scaling" in message
+
+
+def test_longrope_from_a_context_of_one_token():
+    """The magnitude is then the one given, or that of no growth: nothing divides by ln 1."""
+    for more in ({"factor": 1.0}, {"attention_factor": 1.2}):
+        config = ModelConfig.from_dict(changed(f"{POSITION}.scaling", LONGROPE | {"original_context": 1} | more))
+        assert config.explicit().explicit() == config.explicit()
+        assert config.build()(torch.arange(8)[None]).isfinite().all()
+    tree = changed(f"{POSITION}.scaling", LONGROPE)
+    assert "original_context, and that is 1" in refusal(tree | {"context": 1})
+
+
+@pytest.mark.parametrize("kind", ["linear", "ntk", "dynamic_ntk", "yarn", "llama3", "longrope"])
+@pytest.mark.parametrize("factor", [1e-3, 1.0, 1e6, float(1 << 28)])
+def test_every_factor_that_is_taken_can_be_computed(kind: str, factor: float):
+    scaling = {"kind": kind, "factor": factor, "original_context": 4}
+    if kind == "longrope":
+        scaling |= {"short": [1e-3] * 4, "long": [1e38] * 4}
+    config = ModelConfig.from_dict(changed(f"{POSITION}.scaling", scaling))
+    with torch.no_grad():
+        assert config.build()(torch.arange(61)[None]).isfinite().all()
+
+
+STRANGE = "a\ud800\x1b[31mb\u202e"
+
+
+@pytest.mark.parametrize(
+    "path", [STRANGE, f"head.{STRANGE}", "final_norm", "d_model", f"{POSITION}.pairing", "init.std"]
+)
+@pytest.mark.parametrize("value", [STRANGE, {STRANGE: 1}, {"kind": STRANGE}, {"kind": "rmsnorm", STRANGE: 1}])
+def test_what_a_terminal_would_obey_is_escaped(path: str, value: Any):
+    message = refusal(changed(path, value))
+    assert message.isprintable() and message.encode()
+
+
 # Files
 
 
@@ -417,6 +494,20 @@ def test_broken_yaml_is_refused(tmp_path: Path, text: str):
 )
 def test_broken_json_is_refused(tmp_path: Path, text: str):
     refused_file(write(tmp_path, text, "model.json"))
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("model.json", '{"d_model": 64, "context": 8, "d_model": 128}'),
+        ("model.json", '{"head": {"d_model": 1, "d_model": 1}}'),
+        ("model.yaml", "d_model: 64\ncontext: 8\nd_model: 128"),
+        ("model.yaml", 'head: {d_model: 1, "d_model": 1}'),
+        ("model.yml", "a: [{d_model: 1, d_model: 2}]"),
+    ],
+)
+def test_a_key_that_is_given_twice_is_refused(tmp_path: Path, name: str, text: str):
+    assert "d_model is given twice" in refused_file(write(tmp_path, text, name))
 
 
 def test_what_is_no_text_is_refused(tmp_path: Path):
@@ -544,6 +635,40 @@ def test_the_schema_is_whole():
 @pytest.mark.parametrize("name", list(PRESETS))
 def test_the_schema_takes_what_is_written(name: str):
     assert fits(SCHEMA, PRESETS[name]().to_dict(), SCHEMA["$defs"]) is None
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("stack.0.blocks.0.mixer.kernel", "naive"),
+        ("stack.0.blocks.0.mixer.position", "rotary"),
+        ("stack.0.blocks.0.mixer.position", None),
+        ("stack.0.blocks.0.mixer.visibility", "sliding_window"),
+        ("stack.0.blocks.0.mixer.visibility", {}),
+        ("stack.0.blocks.0.mixer.visibility", {"window": 16}),
+        ("stack.0.blocks.0.ffn", {"multiple_of": 8}),
+        ("stack.0.blocks.0.mixer.visibility", "Causal"),
+        ("stack.0.blocks.0.mixer", "attention"),
+        ("stack.0.blocks.0.mixer", "mamba"),
+        ("stack.0.blocks.0.mixer.position.scaling", "linear"),
+        ("final_norm", "rmsnorm"),
+        ("final_norm", "nope"),
+        ("final_norm", {"eps": 1e-5}),
+        ("final_norm", {"kind": "layernorm"}),
+        ("embedding.position", "learned"),
+        ("head", "head"),
+        ("init", "xavier"),
+    ],
+)
+def test_the_schema_takes_what_the_loader_takes(path: str, value: Any):
+    """A part by its kind alone where no field is needed; a mapping only with its kind."""
+    tree = changed(path, value)
+    try:
+        ModelConfig.from_dict(tree)
+    except RequestError:
+        assert fits(SCHEMA, tree, SCHEMA["$defs"]) is not None
+    else:
+        assert fits(SCHEMA, tree, SCHEMA["$defs"]) is None
 
 
 @pytest.mark.parametrize(

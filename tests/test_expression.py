@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -85,6 +86,12 @@ def test_every_short_name_is_tried():
     assert {name.partition(":")[0] for name in TOUCHES if "=" not in name} == set(changes())
 
 
+def test_the_readme_names_them_all():
+    text = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+    rows = re.search(r"^CHANGE := (.*?)^ *\| path=value", text, re.DOTALL | re.MULTILINE)[1].splitlines()  # type: ignore[index]
+    assert set(changes()) <= {word for row in rows for word in re.findall(r"\w+", row)}
+
+
 @pytest.mark.parametrize("change", TOUCHES)
 @pytest.mark.parametrize("model", ["gpt2@1m", "llama@1m"])
 def test_a_change_touches_its_axis_alone(model: str, change: str):
@@ -94,6 +101,52 @@ def test_a_change_touches_its_axis_alone(model: str, change: str):
     assert not outside
     assert bool(paths) == (change not in REPEATS[model]), paths
     assert preset(f"{model}+{change}+{change}") == preset(f"{model}+{change}")
+
+
+OWN_NUMBERS = {
+    "llama-3-8b": ("rope", "rmsnorm", "swiglu"),
+    "gpt-neox@1m": ("rope", "layernorm", "parallel2", "gelu"),
+    "llama@1m+position.pairing=interleaved+position.base=5e5": ("rope",),
+    "mpt@1m+position.max_bias=4": ("alibi",),
+    "gpt2@1m+embedding.position.length=2048+embedding.position.offset=2": ("learned",),
+    "gpt2@1m+sinusoidal+embedding.position.base=100": ("sinusoidal",),
+    "mamba@1m+mixer.d_state=32+mixer.expand=1": ("mamba",),
+    "mpt@1m+norm.bias=false": ("layernorm",),
+    "llama@1m+norm.unit_offset=true": ("rmsnorm",),
+    "bloom@1m+embedding.norm.eps=1e-3": ("embednorm", "layernorm"),
+    "bloom@1m+embedding.norm=rmsnorm": ("embednorm",),
+    "qwen3@1m+qk_norm.norm=layernorm+qk_norm.after_position=true": ("qknorm", "qknorm:head"),
+    "llama@1m+qknorm:full": ("qknorm", "qknorm:full"),
+    "llama@1m+ffn.multiple_of=64": ("swiglu", "geglu", "glu"),
+    "llama@1m+hidden=300": ("swiglu", "reglu"),
+    "gpt2@1m+hidden=300": ("gelu", "relu2"),
+    "llama@1m+deepnorm+residual.alpha=3+init.beta=0.5": ("deepnorm",),
+    "falcon@1m+residual.scale=0.5": ("parallel", "branch_scale"),
+    "llama@1m+window:16": ("window:16",),
+    "llama@1m+moe:4:2+ffn.n_shared=1+ffn.score=sigmoid": ("swiglu", "geglu", "moe:4:2"),
+    "llama@1m+mup:64+mup.base_head_dim=8": ("mup:64", "mup:32"),
+}
+"""Models whose numbers are not the defaults, and changes that name a part which is there already."""
+
+NAMED = {
+    **dict.fromkeys(("geglu", "glu", "reglu", "gelu", "relu2"), f"{BLOCK}ffn.activation"),
+    "branch_scale": f"{BLOCK}residual.depth_scaled",
+    "mup:32": "mup.base_width",
+}
+"""The one number that such a change may set; the others set none."""
+
+
+@pytest.mark.parametrize(("model", "change"), [(model, one) for model, some in OWN_NUMBERS.items() for one in some])
+def test_a_part_that_is_there_keeps_its_numbers(model: str, change: str):
+    assert touched(model, change) <= {NAMED.get(change)}
+
+
+def test_what_a_change_says_of_a_part_that_is_there_is_heard():
+    full = preset("llama@1m+qknorm+qk_norm.norm=layernorm+qknorm:full").stack[0].blocks[0].mixer.qk_norm
+    assert (full.over, full.norm.kind) == ("full", "layernorm")
+    assert touched("qwen3@1m", "qknorm:full") == {f"{ATTENTION}qk_norm.over"}
+    assert touched("llama-3-8b", "swiglu:4096") == {f"{BLOCK}ffn.hidden"}
+    assert touched("falcon@1m", "parallel2") == {f"{BLOCK}residual.shared_norm"}
 
 
 def test_changes_are_the_last_word():
@@ -170,6 +223,49 @@ def test_sizes_mean_what_they_say(model: str, size: str):
         d_model,
         heads,
     )  # type: ignore[attr-defined]
+
+
+PUBLISHED_SHAPES = {
+    "124m": (12, 768, 12),  # GPT-2, table 2, with the heads of its checkpoints: 64 wide
+    "350m": (24, 1024, 16),
+    "774m": (36, 1280, 20),
+    "1.5b": (48, 1600, 25),
+    "7b": (32, 4096, 32),  # LLaMA, table 2
+    "13b": (40, 5120, 40),
+    "30b": (60, 6656, 52),
+    "70b": (80, 8192, 64),  # Llama 2
+}
+
+
+def test_sizes_are_those_of_published_models_and_heads_are_as_wide_as_theirs():
+    assert {size: SIZES[size] for size in PUBLISHED_SHAPES} == PUBLISHED_SHAPES
+    widths = {size: d_model / n_heads for size, (_, d_model, n_heads) in SIZES.items()}
+    large = dict.fromkeys(("3b", "7b", "13b", "30b", "70b"), 128)
+    assert widths == {**dict.fromkeys(SIZES, 64), "1m": 32, **large}
+
+
+@pytest.mark.parametrize(
+    ("model", "groups"),
+    [
+        ("llama-3-8b@10m", 2),  # 32 heads in 8 groups, so 6 in 1.5: 1 and 2 are as near
+        ("llama-2-70b@124m", 2),  # 64 in 8: 12 in 1.5
+        ("llama-3-8b@60m", 2),  # 10 in 2.5: 2, and 5 is farther
+        ("llama-3-8b@124m", 3),
+        ("llama-3-8b@1.5b", 5),  # 25 in 6.25
+        ("llama@1m+mqa", 1),
+    ],
+)
+def test_a_size_keeps_the_share_of_groups_and_of_two_as_near_the_more(model: str, groups: int):
+    assert preset(model).stack[0].blocks[0].mixer.n_kv_heads == groups  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("hidden", [96, 100, 300, 1000, 1001, 3072])
+def test_a_width_that_was_given_is_rounded_by_the_least(hidden: int):
+    """Two thirds up to a multiple of 8 with a gate, the nearest whole number to three halves without."""
+    gated = preset(f"gpt2@1m+hidden={hidden}+swiglu").stack[0].blocks[0].ffn.hidden  # type: ignore[union-attr]
+    assert gated % 8 == 0 and 0 <= gated - hidden * 2 / 3 < 8  # type: ignore[operator]
+    plain = preset(f"llama@1m+hidden={hidden}+relu").stack[0].blocks[0].ffn.hidden  # type: ignore[union-attr]
+    assert plain == {96: 144, 100: 150, 300: 450, 1000: 1500, 1001: 1502, 3072: 4608}[hidden]
 
 
 @pytest.mark.parametrize("name", [*PRESETS, *FAMILIES])
@@ -275,6 +371,11 @@ def test_paths_set_values(text: str, path: str, value: object):
         ("gpt2@1m+rope:3", "takes no value"),
         ("gpt2@1m+gqa", "gqa:2"),
         ("gpt2@1m+gqa:", "gqa:2"),
+        ("gpt2@1m+qknorm:", "+qknorm: has a colon without a value"),
+        ("gpt2@1m+swiglu:", "+swiglu: has a colon without a value"),
+        ("gpt2@1m+layers.foo=3", "layers.foo=3: layers is a number"),
+        ("gpt2@1m+layers.=3", "layers.=3: layers is a number"),
+        ("gpt2@1m+position.=none", "position."),
         ("gpt2@1m+gqa:0", "from 1 up"),
         ("gpt2@1m+gqa:3", "n_kv_heads=3 does not divide n_heads=4; use 1, 2 or 4"),
         ("gpt2@1m+gqa:x", "gqa:x"),
@@ -326,6 +427,15 @@ def test_a_file_is_a_name(tmp_path: Path):
         assert preset(str(tmp_path / name)) == config
         assert preset(f"{tmp_path / name}+qknorm") == preset("gpt2@1m+rope+qknorm")
         assert preset(f"{tmp_path / name}@3m+swiglu") == preset("gpt2@3m+rope+swiglu")
+
+
+def test_a_path_is_a_name_and_nothing_else_is(tmp_path: Path):
+    preset("gpt2@1m").save(tmp_path / "with+plus.json")
+    assert preset(tmp_path / "with+plus.json") == preset("gpt2@1m")
+    for wrong in (None, 5, b"gpt2", preset("gpt2@1m"), ["gpt2"]):
+        for read in (preset, load):
+            with pytest.raises(RequestError, match="named by text or a path"):
+                read(wrong)  # type: ignore[arg-type]
 
 
 def test_a_run_folder_is_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

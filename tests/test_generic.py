@@ -496,6 +496,22 @@ def test_given_positions_are_kept_while_decoding(case: Case):
 
 
 @every_other_decoder
+def test_given_positions_may_leave_gaps(case: Case):
+    """A state knows where its tokens stood: in one pass and in pieces, told at once, only at first, or later."""
+    model, tokens = built(case), draw(2, LENGTH)
+    gaps = torch.tensor([[0, 1, 2, 3, 4, 9, 12, 13, 14, 15, 16, 17], [3, 4, 5, 6, 8, 9, 10, 11, 12, 13, 14, 15]])
+    with torch.no_grad():
+        full = model(tokens, positions=gaps)
+        told, counted, late = (model.init_state(2, LENGTH) for _ in range(3))
+        pieces = [slice(0, 2), slice(2, 7), slice(7, 8), slice(8, 12)]
+        close(torch.cat([model(tokens[:, at], told, positions=gaps[:, at]) for at in pieces], dim=1), full)
+        first = model(tokens[:, :7], counted, positions=gaps[:, :7])
+        close(torch.cat([first, model(tokens[:, 7:], counted)], dim=1), full)
+        plain, rest = model(tokens[:, :5], late), model(tokens[:, 5:], late, positions=gaps[:1, 5:].expand(2, -1))
+        close(torch.cat([plain, rest], dim=1)[:1], full[:1])
+
+
+@every_other_decoder
 @pytest.mark.parametrize("padded", [False, True])
 def test_a_state_can_be_reordered(case: Case, padded: bool):
     """Beam search: row i goes on as what row index[i] was."""

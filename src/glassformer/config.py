@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 import yaml
 from pydantic import Field, ValidationError, field_validator
 
-from glassformer.errors import RequestError
+from glassformer.errors import RequestError, shown
 from glassformer.figures import plain_table
 from glassformer.model import Block, Model
 from glassformer.parts.base import BuildContext, PartConfig, Value, to_plain
@@ -282,21 +283,23 @@ class ModelConfig(Value):
             if not isinstance(schema, dict):
                 return schema
             if "x-axis" in schema:
-                return {"oneOf": [{"$ref": f"#/$defs/{name}"} for name in add_choices(schema["x-axis"])]}
+                return {"oneOf": choices_of(schema["x-axis"])}
             definitions.update({name: inline(body) for name, body in schema.pop("$defs", {}).items()})
             return {key: inline(item) for key, item in schema.items()}
 
-        def add_choices(axis_class: str) -> list[str]:
+        def choices_of(axis_class: str) -> list[dict[str, Any]]:
+            """A mapping for each choice, and the bare kinds of those that need no field."""
             base = next(known for known in _descendants(PartConfig) if known.__name__ == axis_class)
-            names = []
-            for _, choice in sorted(base.choices().items()):
-                names.append(choice.__name__)
+            choices = sorted(base.choices().items())
+            bare = [kind for kind, one in choices if not any(f.is_required() for f in one.model_fields.values())]
+            for _, choice in choices:
                 if choice.__name__ not in definitions:
                     definitions[choice.__name__] = {}  # a choice may contain its own axis
                     body = inline(choice.model_json_schema())
                     body["required"] = ["kind", *body.get("required", [])]
                     definitions[choice.__name__] = body
-            return names
+            refs: list[dict[str, Any]] = [{"$ref": f"#/$defs/{choice.__name__}"} for _, choice in choices]
+            return [*refs, {"enum": bare}] if bare else refs
 
         schema = inline(cls.model_json_schema())
         return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "$defs": definitions}
@@ -335,10 +338,10 @@ def _all_filled(model: Model, generator: torch.Generator) -> Iterator[None]:
 
 
 def generator_of(seed: int) -> torch.Generator:
-    """On the CPU. Raises RequestError for a seed of more than 63 bits."""
-    if abs(seed) >= 1 << 63:
-        raise RequestError(f"seed={str(seed)[:40]}: a whole number from 0 up to, not including, 2^63 is right")
-    return torch.Generator("cpu").manual_seed(seed)
+    """On the CPU. Raises RequestError for a seed that is no whole number, or has more than 63 bits."""
+    if not isinstance(seed, Integral) or abs(seed) >= 1 << 63:
+        raise RequestError(f"seed={shown(seed, 40)}: a whole number from 0 up to, not including, 2^63 is right")
+    return torch.Generator("cpu").manual_seed(int(seed))
 
 
 def stack_of(blocks: Sequence[BlockConfig]) -> tuple[Stage, ...]:
@@ -382,12 +385,22 @@ def told(part: PartConfig) -> str:
     for name, field in type(part).model_fields.items():
         value = getattr(part, name)
         if value != field.get_default(call_default_factory=True):
-            shown = told(value) if isinstance(value, PartConfig) else "none" if value is None else f"{value}"
-            words.append(f"{name} {shown}")
+            said = told(value) if isinstance(value, PartConfig) else "none" if value is None else f"{value}"
+            words.append(f"{name} {said}")
     return f"{part.kind} ({', '.join(words)})" if words else part.kind
 
 
 # Reading values that somebody else wrote
+
+
+def _once(pairs: Sequence[tuple[Any, Any]]) -> dict[Any, Any]:
+    """A mapping of them, which takes no key twice: one of two values would silently count."""
+    made: dict[Any, Any] = {}
+    for key, value in pairs:
+        if key in made:
+            raise ValueError(f"{shown(key)} is given twice")
+        made[key] = value
+    return made
 
 
 class _NoAliases(yaml.SafeLoader):
@@ -398,6 +411,10 @@ class _NoAliases(yaml.SafeLoader):
             raise yaml.YAMLError("aliases are not allowed")
         return super().compose_node(parent, index)
 
+    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+        _once([(key.value, value) for key, value in node.value if isinstance(key, yaml.ScalarNode)])
+        return super().construct_mapping(node, deep)
+
 
 def read_tree(path: str | Path) -> Any:
     """The plain tree in a .yaml or .json file. Raises RequestError."""
@@ -406,7 +423,7 @@ def read_tree(path: str | Path) -> Any:
         if path.stat().st_size > MAX_FILE_BYTES:
             raise RequestError(f"{path} has {path.stat().st_size:,} bytes; a config has at most {MAX_FILE_BYTES:,}")
         text = path.read_text(encoding="utf-8")
-        return json.loads(text) if path.suffix == ".json" else yaml.load(text, _NoAliases)
+        return json.loads(text, object_pairs_hook=_once) if path.suffix == ".json" else yaml.load(text, _NoAliases)
     except RequestError:
         raise
     except FileNotFoundError:
@@ -414,7 +431,7 @@ def read_tree(path: str | Path) -> Any:
     except (OSError, UnicodeDecodeError) as error:
         raise RequestError(f"{path} cannot be read: {error}") from None
     except (ValueError, yaml.YAMLError, RecursionError, LookupError, AttributeError, TypeError) as error:
-        reason = " ".join(str(error).split())[:200]
+        reason = shown(error, 200)
         raise RequestError(f"{path} is not a valid {path.suffix.lstrip('.') or 'yaml'} file: {reason}") from None
 
 
@@ -439,7 +456,7 @@ def explain(error: ValidationError) -> str:
         return f"{path}: {first['msg']}" if path else first["msg"]
     if first["type"] == "missing":
         return f"field {path} is missing"
-    shown = "" if isinstance(first["input"], (dict, list)) else f"={first['input']!r}"[:80]
+    given = "" if isinstance(first["input"], (dict, list)) else f"={first['input']!r}"[:80]
     message = first["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
-    where = f"{path}{shown}: " if path or shown else ""
+    where = f"{path}{given}: " if path or given else ""
     return f"{where}{message[0].lower()}{message[1:]}"

@@ -32,8 +32,13 @@ LONGEST = 80
 
 
 def shown(word: object, most: int = LONGEST) -> str:
-    """A stranger's word in a sentence of ours: at most so many characters, on one line."""
-    return " ".join(str(word)[:most].split())
+    """A stranger's word in a sentence of ours: at most so many characters, on one line, none of them unprintable."""
+    return printable(" ".join(str(word)[:most].split()))[:most]
+
+
+def printable(text: str) -> str:
+    """The text with what a terminal would obey rather than print, and what no encoding has, as Python escapes it."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def did_you_mean(word: str, known: Iterable[str], limit: int = 3) -> str:

@@ -4,8 +4,9 @@
     NAME   := a preset | a .yaml or .json config | a run or checkpoint folder | a .gguf file | hf:owner/name | smollm2
     CHANGE := a short name, with a value after a colon where it takes one | path=value
 
-A change is a function ModelConfig -> ModelConfig that leaves everything else alone. Where a model is trained, changes
-of the recipe may stand among them: +recipe.FIELD=VALUE, as `glassformer why` writes what to try.
+A change is a function ModelConfig -> ModelConfig that leaves everything else alone: a part that is already of the kind
+named keeps its numbers. Where a model is trained, changes of the recipe may stand among them: +recipe.FIELD=VALUE, as
+`glassformer why` writes what to try.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from pydantic import ValidationError
 from glassformer import convert
 from glassformer.config import BlockConfig, ModelConfig, Stage, explain
 from glassformer.errors import LONGEST as SHOWN
-from glassformer.errors import RequestError, did_you_mean
+from glassformer.errors import RequestError, did_you_mean, shown
 from glassformer.parts.base import of_kind, to_plain
 from glassformer.parts.ffn import ExpertsConfig, FFNConfig, GluConfig, MlpConfig
 from glassformer.parts.ffn.experts import share_of
@@ -80,8 +81,8 @@ CHANGES = re.compile(r"\+(?=[A-Za-z_])")
 Change = Callable[[ModelConfig], ModelConfig]
 
 
-def preset(expression: str) -> ModelConfig:
-    """The model that an EXPR names.
+def preset(expression: str | Path) -> ModelConfig:
+    """The model that an EXPR, or the path of a config, names.
 
     Raises RequestError with the nearest names, the field, or the reason two parts do not fit."""
     name, size, changes = parse(expression)
@@ -110,7 +111,7 @@ def load(
     `"bf16"` lays them out for a CPU's products in it, and `dtype` is then that of all else; `"keep"` leaves those of a
     .gguf file as they are packed there. A model of packed weights can be neither trained nor saved. Raises
     RequestError."""
-    name, size, wanted = parse(str(expression))
+    name, size, wanted = parse(expression)
     if name in PRESETS or name in FAMILIES:
         here = f"; the folder here is ./{expression}" if _exists(str(expression)) else ""
         raise RequestError(f"{name} is a config without weights; name a run, a checkpoint, or hf:owner/name{here}")
@@ -122,12 +123,14 @@ def load(
     return convert.load(name, dtype=dtype, device=device, quantize=quantize, change=change)
 
 
-def parse(expression: str) -> tuple[str, str | None, list[str]]:
+def parse(expression: str | Path) -> tuple[str, str | None, list[str]]:
     """(name, size, changes). A change begins with a letter, so `base=1e+6` is one and paths may hold a plus.
 
     What names a model means that model, whatever lies in the current folder; ./NAME is the folder. Raises RequestError
     where the name is empty, or a change could be none."""
-    expression = expression.strip()
+    if not isinstance(expression, (str, Path)):
+        raise RequestError(f"a model is named by text or a path, such as 'llama@10m', and not by {shown(expression)}")
+    expression = str(expression).strip()
     if not expression:
         raise RequestError("an expression is empty; name a model such as llama@10m")
     if len(expression) > LONGEST:
@@ -250,14 +253,20 @@ def each_attention(config: ModelConfig, change: Callable[[AttentionConfig], Atte
     return each_block(config, fit)
 
 
+def _kept(old: Any, new: Any) -> Any:
+    """What is there, with its numbers, where it is of the kind that is wanted; else the new one."""
+    return old if type(old) is type(new) else new
+
+
 def _position(config: ModelConfig, embedding: PositionConfig | None, attention: PositionConfig | None) -> ModelConfig:
-    config = config.vary(embedding=config.embedding.vary(position=embedding))
-    return each_attention(config, lambda mixer: mixer.vary(position=attention))
+    added = _kept(config.embedding.position, embedding)
+    config = config.vary(embedding=config.embedding.vary(position=added))
+    return each_attention(config, lambda mixer: mixer.vary(position=_kept(mixer.position, attention)))
 
 
 def _norm(config: ModelConfig, choice: type[NormConfig]) -> ModelConfig:
     def swap(norm: NormConfig | None) -> NormConfig | None:
-        return None if norm is None else norm if type(norm) is choice else choice(eps=norm.eps)
+        return None if norm is None else _kept(norm, choice(eps=norm.eps))
 
     config = each_block(config, lambda block: block.vary(norm=swap(block.norm)))
     embedding = config.embedding.vary(norm=swap(config.embedding.norm))
@@ -270,13 +279,14 @@ def _residual(config: ModelConfig, choice: type[ResidualConfig], **fields: Any) 
     norm = next(config.layers()).norm
 
     def rewired(old: ResidualConfig) -> ResidualConfig:
-        return choice(dropout=old.dropout, scale=old.scale, depth_scaled=old.depth_scaled, **fields)
+        new = choice(dropout=old.dropout, scale=old.scale, depth_scaled=old.depth_scaled)
+        return _kept(old, new).vary(**fields)
 
     config = each_block(config, lambda block: block.vary(residual=rewired(block.residual)))
     init = Gpt2InitConfig() if isinstance(config.init, DeepNormInitConfig) else config.init
     return config.vary(
         final_norm=None if choice.ends_in_norm else config.final_norm or norm,
-        init=DeepNormInitConfig() if choice is DeepNormConfig else init,
+        init=_kept(config.init, DeepNormInitConfig()) if choice is DeepNormConfig else init,
     )
 
 
@@ -298,7 +308,8 @@ def _ffn(config: ModelConfig, name: str, value: str | None) -> ModelConfig:
         if isinstance(old, ExpertsConfig):
             return block.vary(ffn=old.vary(hidden=size or hidden, gated=gated, activation=activation))
         choice: Any = GluConfig if gated else MlpConfig
-        return block.vary(ffn=choice(hidden=size or hidden, activation=activation, bias=bias))
+        new = choice(bias=bias)
+        return block.vary(ffn=_kept(old, new).vary(hidden=size or hidden, activation=activation))
 
     return each_block(config, swap)
 
@@ -342,17 +353,15 @@ def _mamba(config: ModelConfig) -> ModelConfig:
     """In every layer. The recurrence knows the order of tokens: positions added to the embedding go. With
     its own `expand` of 2 a mixer has some 6 tenths more weights than attention, with `mixer.expand=1` 2 tenths less."""
     config = config.vary(embedding=config.embedding.vary(position=None))
-    return each_block(config, lambda block: block.vary(mixer=MambaConfig()))
+    return each_block(config, lambda block: block.vary(mixer=_kept(block.mixer, MambaConfig())))
 
 
 def _qk_norm(config: ModelConfig, value: str | None) -> ModelConfig:
     if value not in (None, "head", "each_head", "full"):
         raise RequestError(f"qknorm:{value}: use qknorm, qknorm:head, qknorm:each_head or qknorm:full")
-    eps = next(config.layers()).norm.eps
-    return each_attention(
-        config,
-        lambda mixer: mixer.vary(qk_norm=QKNormConfig(norm=RMSNormConfig(eps=eps), over=value or "head")),
-    )
+    new = QKNormConfig(norm=RMSNormConfig(eps=next(config.layers()).norm.eps))
+    over = {"over": value} if value else {}
+    return each_attention(config, lambda mixer: mixer.vary(qk_norm=(mixer.qk_norm or new).vary(**over)))
 
 
 def _bias(config: ModelConfig, bias: bool) -> ModelConfig:
@@ -385,7 +394,7 @@ def _sigma_reparam(config: ModelConfig, value: str | None) -> ModelConfig:
 
 
 def _mup(config: ModelConfig, value: str | None) -> ModelConfig:
-    return config.vary(mup=Mup() if value is None else Mup(base_width=_whole("mup", value)))
+    return config.vary(mup=Mup() if value is None else (config.mup or Mup()).vary(base_width=_whole("mup", value)))
 
 
 def _tied(config: ModelConfig, tied: bool) -> ModelConfig:
@@ -393,8 +402,8 @@ def _tied(config: ModelConfig, tied: bool) -> ModelConfig:
 
 
 def _embedding_norm(config: ModelConfig, on: bool) -> ModelConfig:
-    norm = next(config.layers()).norm if on else None
-    return config.vary(embedding=config.embedding.vary(norm=norm))
+    norm = config.embedding.norm or next(config.layers()).norm
+    return config.vary(embedding=config.embedding.vary(norm=norm if on else None))
 
 
 PLAIN: dict[str, Change] = {
@@ -475,6 +484,8 @@ def _change(text: str) -> Change:
             raise RequestError(f"+{name} needs a value, such as +{name}:{_EXAMPLES[name]}")
         return lambda config: VALUED[name](config, value)
     if name in OPTIONAL:
+        if colon and not value:
+            raise RequestError(f"+{name}: has a colon without a value; give one, or leave the colon out")
         return lambda config: OPTIONAL[name](config, value or None)
     known = changes()
     raise RequestError(
@@ -523,26 +534,27 @@ def assign(config: ModelConfig, path: str, value: str) -> ModelConfig:
     block that has it; norm also in the final norm and the embedding's."""
     tree = config.to_dict()
     full = _ALIASES.get(path, path)
-    first, _, rest = full.partition(".")
+    first, *rest = steps = full.split(".")
     if first == RECIPE:
         raise RequestError(f"+{path}={value} is about training, not about the model; train and compare take it")
     blocks = [block for stage in tree["stack"] for block in stage["blocks"]]
     if first == "layers":
+        if rest:
+            raise RequestError(f"{path}={value}: layers is a number and has no fields; use layers={value}")
         if len(tree["stack"]) != 1 or len(blocks) != 1:
             raise RequestError("layers= is for a stack of equal blocks; set stack.0.repeat and so on")
         tree["stack"][0]["repeat"] = _value(value)
     elif first in _OF_MIXER:
         for block in _having(blocks, "mixer", first):
-            _set(block["mixer"], [first, *rest.split(".")] if rest else [first], value, path)
+            _set(block["mixer"], steps, value, path)
     elif first in _OF_BLOCK:
-        steps = [first, *rest.split(".")] if rest else [first]
         for block in _having(blocks, *steps[:2]) if rest else blocks:
             _set(block, steps, value, path)
         for holder, name in ((tree, "final_norm"), (tree["embedding"], "norm")):
             if first == "norm" and holder[name] is not None:
                 _set(holder, [name, *steps[1:]], value, path)
     else:
-        _set(tree, full.split("."), value, path)
+        _set(tree, steps, value, path)
     return ModelConfig.from_dict(tree)
 
 

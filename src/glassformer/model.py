@@ -73,6 +73,9 @@ class Model(nn.Module):
     ) -> Float[Tensor, "b s v"]:
         """Logits of the token after each. With a state, continues where it stands and advances it.
 
+        `positions` says where the tokens stand instead of one after the other: learned, sinusoidal and rotary positions
+        are those, ALiBi's distances are between them, and later calls count on from the last. What a window or a causal
+        mask hides goes by the order of the tokens, as before.
         `documents` names the document of each token: tokens of different ids do not see each other, and positions
         count from the start of each run of equal ids. Padding is a document of its own.
         """
@@ -149,24 +152,31 @@ def locate(
     """Where the new tokens (b, s) stand, given what the state has read."""
     start = state.length if state is not None else 0
     end = start + tokens.shape[1]
+    given = None if positions is None else positions.expand(tokens.shape)
     if state is None:
         if documents is not None and positions is None:
             positions = position_in_document(documents)
-        return Positions(start, end, tokens.device, positions, documents)
+        return Positions(start, end, tokens.device, positions, documents, given=given)
     if end > state.max_len:
         raise RequestError(
             f"the state holds {state.max_len} tokens and {end} were given; make it with max_len={end} or more"
         )
     if state.rows is not None and documents is None:
+        if given is not None:
+            raise RequestError("rows that go on at lengths of their own count their own positions; give none")
         return Positions(start, state.seen or end, tokens.device, positions, rows=state.rows, tokens=tokens.shape[1])
+    if positions is None and documents is None and state.positions is not None and start:  # count on from the last
+        positions = state.positions[:, start - 1 : start] + torch.arange(1, tokens.shape[1] + 1, device=tokens.device)
     if documents is None and state.documents is not None:  # a row goes on with its last document
         documents = state.documents[:, start - 1 : start].expand_as(tokens)
     if documents is not None:
         documents = state.record_documents(documents)
         if positions is None:
             positions = position_in_document(documents)[:, start:]
-    elif positions is None and state.offset is not None:
-        positions = torch.arange(start, end, device=tokens.device) + state.offset
-    if positions is not None and documents is None:  # later calls count on from here
+    if positions is not None and (given is not None or state.positions is not None):
+        slots = torch.arange(start, device=tokens.device)
+        before = slots if documents is None else position_in_document(documents)[:, :start]
+        given = state.record_positions(positions, before)
+    if positions is not None and documents is None:
         state.offset = positions[..., -1:] - (end - 1)
-    return Positions(start, end, tokens.device, positions, documents)
+    return Positions(start, end, tokens.device, positions, documents, given=given)

@@ -87,6 +87,7 @@ class ModelState:
     seen       with `rows`: queries look at so many slots, filled or not, so that compiled code meets few shapes
     rewind     how many tokens a window or a recurrence can be taken back
     documents  (b, max_len) ids, present once a call has named documents
+    positions  (b, max_len) true positions, present once a call has given some
     offset     (b, 1): a row's first true position minus its slot, non-zero for left-padded rows
     """
 
@@ -99,6 +100,7 @@ class ModelState:
         self.rows: Tensor | None = None
         self.seen: int | None = None
         self.documents: Tensor | None = None
+        self.positions: Tensor | None = None
         self.offset: Tensor | None = None
 
     @property
@@ -183,6 +185,8 @@ class ModelState:
                 layer.reorder(index)
         if self.documents is not None:
             self.documents = self.documents[index]
+        if self.positions is not None:
+            self.positions = self.positions[index]
         if self.offset is not None:
             self.offset = self.offset[index]
         if self.rows is not None:
@@ -198,7 +202,7 @@ class ModelState:
         if self.rows is not None:
             self.rows.clamp_(max=length)
         if length == 0:
-            self.documents = self.offset = None
+            self.documents = self.positions = self.offset = None
 
     def record_documents(self, documents: Tensor) -> Tensor:
         """Stores the ids (b, s) of the tokens about to be read; returns those of all tokens so far (b, t)."""
@@ -207,3 +211,13 @@ class ModelState:
             self.documents = documents.new_zeros(documents.shape[0], self.max_len)
         self.documents[:, self.length : end] = documents
         return self.documents[:, :end]
+
+    def record_positions(self, positions: Tensor, before: Tensor) -> Tensor:
+        """Stores the true positions (b, s) of the tokens about to be read, and those of the tokens `before` where none
+        were stored; returns those of all tokens so far (b, t)."""
+        end = self.length + positions.shape[-1]
+        if self.positions is None:
+            self.positions = positions.new_zeros(self.batch, self.max_len)
+            self.positions[:, : self.length] = before
+        self.positions[:, self.length : end] = positions
+        return self.positions[:, :end]

@@ -14,6 +14,7 @@ import pytest
 
 from glassformer.cli import app, main
 from glassformer.config import ModelConfig
+from glassformer.expression import preset
 from glassformer.train import Recipe
 
 TINY = "llama@1m+layers=1+d_model=32+heads=2"
@@ -127,11 +128,23 @@ def test_generate_continues_a_prompt_on_the_terminal(
     assert "empty" in capsys.readouterr().err
 
 
+def test_what_a_terminal_would_obey_is_not_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for strange in ({"\x1b[31mred": 1}, {"final_norm": "\x1b]0;title\x07"}, {"\ud800": 1}):
+        (tmp_path / "model.json").write_text(json.dumps(preset(TINY).to_dict() | strange))
+        assert main(["inspect", str(tmp_path / "model.json")]) == 2
+        said = capsys.readouterr().err
+        assert said.rstrip("\n").isprintable() and "\\" in said
+    assert main(["inspect", "no/\x1b[31m.yaml"]) == 2
+    assert "no/\\x1b[31m.yaml" in capsys.readouterr().err
+
+
 def test_presets_and_schema_are_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["presets", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["presets"]["gpt2"] == 124_439_808
     assert main(["schema"]) == 0
-    assert json.loads(capsys.readouterr().out)["$defs"]["RMSNormConfig"]["properties"]["kind"] == {"const": "rmsnorm"}
+    plain = capsys.readouterr().out
+    assert json.loads(plain)["$defs"]["RMSNormConfig"]["properties"]["kind"] == {"const": "rmsnorm"}
+    assert main(["schema", "--json"]) == 0 and capsys.readouterr().out == plain
 
 
 def test_counts_take_suffixes(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -180,3 +180,13 @@ def test_where_they_are_not_declared_the_door_is_closed(family: str) -> None:
     sizes = {name: value for name, value in SIZES.items() if family != "gpt_neox" or name != "num_key_value_heads"}
     config = FAMILIES[family].config(Fields({**sizes, "rope_scaling": LLAMA3}))
     assert not llama_cpp(config).open
+
+
+@pytest.mark.parametrize("family", taking_llama3())
+def test_a_pair_that_does_not_turn_is_read(family: str, tmp_path: Path) -> None:
+    """llama.cpp's word for it is a divisor of 1e30, more than a context can grow by."""
+    path = tmp_path / "model.gguf"
+    written(family, config_of(family, 24, **LLAMA3), path)
+    changed(path, "rope_freqs.weight", 7, 1e30)
+    scaling = gf.load(path).config.stack[0].blocks[0].mixer.position.scaling  # type: ignore[attr-defined]
+    assert scaling.kind == "longrope" and scaling.long[7] == scaling.short[7] > 1e30

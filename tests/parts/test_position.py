@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from glassformer.errors import RequestError
+from glassformer.expression import preset
 from glassformer.parts.base import BuildContext
 from glassformer.parts.position import Alibi, Learned, LearnedConfig, Positions, Rotary, RotaryConfig, Sinusoidal
 from glassformer.parts.position.alibi import alibi_slopes
@@ -187,6 +188,20 @@ def test_scalings_agree_with_the_published_code():
         assert length == pytest.approx(magnitude, rel=1e-5)
 
 
+@pytest.mark.parametrize(("head", "fraction"), [(64, 0.29), (40, 0.47), (100, 0.29), (80, 0.4), (96, 0.25)])
+def test_a_share_of_the_head_is_cut_as_in_the_published_code(head: int, fraction: float):
+    rope, transformers = pytest.importorskip("transformers.modeling_rope_utils"), pytest.importorskip("transformers")
+    config = transformers.GPTNeoXConfig(
+        hidden_size=head, num_attention_heads=1,
+        rope_parameters={"rope_type": "linear", "factor": 1.0, "rope_theta": 1e4, "partial_rotary_factor": fraction},
+    )  # fmt: skip
+    theirs, _ = rope.ROPE_INIT_FUNCTIONS["linear"](config, torch.device("cpu"))
+    ctx = BuildContext(d_model=head, vocab_size=2, context=CONTEXT, n_layers=1)
+    rotary = RotaryConfig(fraction=fraction).for_heads(1, head, ctx)
+    assert rotary.dim == 2 * len(theirs)
+    near(rotary.frequencies(1), theirs)
+
+
 # The others
 
 
@@ -272,6 +287,41 @@ def test_alibi_penalises_distance():
     torch.testing.assert_close(found, score - slopes * (q - k).abs())
     x = torch.randn(1, 3, 4, 2)
     assert Alibi(4)(x, x, Positions(0, 3)) == (x, x) or torch.equal(Alibi(4)(x, x, Positions(0, 3))[0], x)
+
+
+def test_alibi_follows_given_positions():
+    """As rotary does: -m |p_q - p_k| of what the caller gave."""
+    ids = torch.tensor([[0, 1, 5, 6], [2, 9, 9, 10]])
+    bias = Alibi(2).bias(Positions(0, 4, ids=ids, given=ids))
+    b, n = torch.arange(2).view(2, 1, 1, 1), torch.arange(2).view(1, 2, 1, 1)
+    q, k = torch.arange(4).view(4, 1), torch.arange(4).view(1, 4)
+    expected = -torch.tensor([2.0**-4, 2.0**-8]).view(1, 2, 1, 1) * (ids[:, :, None] - ids[:, None, :]).abs()[:, None]
+    assert bias is not None
+    torch.testing.assert_close(bias(torch.zeros(()), b, n, q, k), expected)
+
+
+@pytest.mark.parametrize("change", ["rope", "alibi", "sinusoidal", "learned", "alibi+kernel=banded", "alibi+window:3"])
+def test_positions_that_leave_gaps_are_seen(change: str):
+    model, tokens = preset(f"llama@1m+layers=1+context=64+{change}").build().eval(), torch.arange(8)[None]
+    gaps = torch.tensor([[0, 1, 2, 3, 20, 21, 22, 23]])
+    with torch.no_grad():
+        plain, apart = model(tokens), model(tokens, positions=gaps)
+        assert torch.equal(model(tokens, positions=torch.arange(8)[None]), plain)
+        state = model.init_state(1, 8)
+        pieces = [model(tokens[:, at], state, positions=gaps[:, at]) for at in (slice(5), slice(5, 8))]
+        torch.testing.assert_close(torch.cat(pieces, dim=1), apart, rtol=1e-4, atol=1e-5)
+    assert torch.equal(apart[:, :4], plain[:, :4]) and not torch.allclose(apart[:, 4:6], plain[:, 4:6], atol=1e-4)
+
+
+@pytest.mark.parametrize("wrong", [64, -1, 1 << 40])
+def test_learned_names_a_position_that_it_does_not_know(wrong: int):
+    model = preset("gpt2@1m+layers=1+context=64").build()
+    with pytest.raises(RequestError, match=f"^position=learned knows positions 0 to 63, and {wrong} was given$"):
+        model(torch.arange(2)[None], positions=torch.tensor([[0, wrong]]))
+    state = model.init_state(1, 8)
+    model(torch.arange(2)[None], state, positions=torch.tensor([[62, 63]]))
+    with pytest.raises(RequestError, match="and 64 was given"):
+        model(torch.arange(1)[None], state)
 
 
 def test_what_a_pass_shares_is_made_once():

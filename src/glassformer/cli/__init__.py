@@ -17,7 +17,7 @@ from cyclopts import App, CycloptsError, Parameter
 
 import glassformer
 from glassformer.cli.options import Chatting, Flag, Writing
-from glassformer.errors import RequestError, WorkError
+from glassformer.errors import RequestError, WorkError, printable
 
 app = App(
     name="glassformer",
@@ -525,13 +525,13 @@ def presets(*, json: Json = False) -> None:
 
 
 @app.command
-def schema() -> None:
-    """Print the JSON Schema of the config files."""
-    import json
+def schema(*, json: Json = False) -> None:
+    """Print the JSON Schema of the config files, which is JSON with --json and without."""
+    from json import dumps
 
     from glassformer.config import ModelConfig
 
-    print(json.dumps(ModelConfig.json_schema(), indent=2))
+    print(dumps(ModelConfig.json_schema(), indent=2))
 
 
 @app.command
@@ -633,7 +633,7 @@ def main(arguments: list[str] | None = None) -> int:
         if trace:
             traceback.print_exc()
         else:
-            print(f"glassformer: {' '.join(str(error).split())}", file=sys.stderr)
+            print(f"glassformer: {printable(' '.join(str(error).split()))}", file=sys.stderr)
         status = getattr(error, "exit_status", 2)
     except (OSError, MemoryError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and "memory" not in str(error):

@@ -24,7 +24,12 @@ from glassformer.errors import RequestError, did_you_mean
 from glassformer.model import Model
 from glassformer.parts.mixer import AttentionConfig
 from glassformer.parts.position import RotaryConfig
-from glassformer.parts.position.scaling import Llama3ScalingConfig, LongRopeScalingConfig, RotaryScalingConfig
+from glassformer.parts.position.scaling import (
+    MAX_FACTOR,
+    Llama3ScalingConfig,
+    LongRopeScalingConfig,
+    RotaryScalingConfig,
+)
 from glassformer.text import Tokenizer
 from glassformer.text.gguf import tokenizer_from_gguf, tokenizer_to_gguf
 from glassformer.train import Loaded
@@ -172,7 +177,8 @@ def _llama3(divisors: Tensor, base: Any, dim: int) -> dict[str, Any]:
     factor = float(divisors.max())
     plain = float(base) ** -(torch.arange(0, dim, 2, dtype=torch.float64) / dim)
     ramp = (1 / divisors.double() - 1 / factor) / (1 - 1 / factor) if factor > 1 else divisors.double()
-    for i in torch.nonzero((ramp > 0.01) & (ramp < 0.99)).flatten().tolist():
+    between = (ramp > 0.01) & (ramp < 0.99) & (factor <= MAX_FACTOR)
+    for i in torch.nonzero(between).flatten().tolist():
         context = round(float((1 + 3 * ramp[i]) * 2 * math.pi / plain[i]))
         guess = Llama3ScalingConfig(factor=factor, original_context=context)
         if torch.allclose(_divisors(guess, base, dim), divisors.float(), rtol=1e-4):

@@ -44,7 +44,7 @@ def save_state(path: str | Path, state: ModelState, tokens: list[int], model: Mo
         raise RequestError("a state is kept of one row, without padding or documents")
     if len(tokens) != state.length or not tokens:
         raise RequestError(f"the state has read {state.length} tokens, and {len(tokens)} were given")
-    tensors = {name: tensor.contiguous() for name, tensor in _filled(state, state.length).items()}
+    tensors = {name: tensor.cpu().contiguous() for name, tensor in _filled(state, state.length).items()}
     dtype = str(next(iter(tensors.values())).dtype).removeprefix("torch.") if tensors else "float32"
     furthest = max((layer.read for layer in _forgetful(state)), default=0)
     told = {"format": FORMAT, "model": fingerprint(model), "dtype": dtype, "furthest": str(furthest)}

@@ -50,6 +50,13 @@ class BuildContext:
         return replace(self, _layer=layer, _asked=[])
 
 
+def refuse_truth(value: Any) -> Any:
+    """For a validator of numbers: to Python, True is 1."""
+    if isinstance(value, bool):
+        raise ValueError("a number is right here, not true or false")
+    return value
+
+
 class Value(BaseModel):
     """A frozen tree of plain values; unknown keys are refused."""
 
@@ -68,13 +75,9 @@ class Value(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _refuse_truth_for_a_number(cls, value: Any, info: Any) -> Any:
-        """To Python, True is 1."""
-        if isinstance(value, bool):
-            annotation = cls.model_fields[info.field_name].annotation
-            kinds = [annotation, *get_args(annotation)]
-            if bool not in kinds and (int in kinds or float in kinds):
-                raise ValueError("a number is right here, not true or false")
-        return value
+        annotation = cls.model_fields[info.field_name].annotation
+        kinds = [annotation, *get_args(annotation)]
+        return refuse_truth(value) if bool not in kinds and (int in kinds or float in kinds) else value
 
     def vary(self, **changes: Any) -> Any:
         """A validated copy with some fields changed."""

@@ -147,7 +147,8 @@ class WindowState(KVState, ForgetfulState):
             if end <= size:  # not full yet: slot i holds token i
                 return super().append(k, v, positions)
             if s > 1:
-                return self._append_many(k, v, tokens, start, positions.documents is not None)
+                named = positions.documents is not None or positions.given is not None
+                return self._append_many(k, v, tokens, start, named)
         elif s > 1:
             kept, keys, values = self._held(tokens[:, :1] - 1, tokens[:, -1:] + 1), k, v
             k = torch.cat((self.k.upto(size, k.dtype), k), dim=1)

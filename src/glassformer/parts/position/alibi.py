@@ -25,7 +25,9 @@ def alibi_slopes(n_heads: int, max_bias: float = 8.0) -> list[float]:
 
 
 class Alibi(AttentionPosition):
-    """score - m_n |q - k|: a head-specific linear penalty on distance, no weights. Press et al. 2022, 2108.12409."""
+    """score - m_n |q - k|: a head-specific linear penalty on distance, no weights. Press et al. 2022, 2108.12409.
+
+    The distance is that between slots, or between the positions that a caller gave."""
 
     def __init__(self, n_heads: int, max_bias: float = 8.0):
         super().__init__()
@@ -33,9 +35,11 @@ class Alibi(AttentionPosition):
 
     def bias(self, positions: Positions) -> ScoreBias:
         def make() -> ScoreBias:
-            slopes = torch.tensor(self.slopes, device=positions.ids.device)
+            slopes, given = torch.tensor(self.slopes, device=positions.ids.device), positions.given
 
             def penalise(score: Tensor, b: Tensor, n: Tensor, q_idx: Tensor, k_idx: Tensor) -> Tensor:
+                if given is not None:
+                    q_idx, k_idx = given[b, q_idx], given[b, k_idx]
                 return score - slopes[n] * (q_idx - k_idx).abs()
 
             return ScoreBias(penalise, True, ("alibi", *self.slopes))

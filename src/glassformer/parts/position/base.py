@@ -20,6 +20,8 @@ class Positions:
     documents   (b, t) ids of all tokens so far, or None when each row is one document
     rows        (b,) tokens that each row had read, where they differ; start is then the longest row's, and end is the
                 number of slots that queries look at
+    given       (b, t) true positions of all tokens so far, where a caller gave them; None: within a document they go up
+                by one from slot to slot
     """
 
     def __init__(
@@ -31,13 +33,14 @@ class Positions:
         documents: Tensor | None = None,
         rows: Tensor | None = None,
         tokens: int | None = None,
+        given: Tensor | None = None,
     ):
         self.start, self.end, self.rows = start, end, rows
         self.tokens = end - start if tokens is None else tokens
         self._made: dict[Hashable, Any] = {}
         self._device = device if ids is None else ids.device
         self.ids = self.slots if ids is None else ids
-        self.documents = documents
+        self.documents, self.given = documents, given
 
     @classmethod
     def of(cls, x: Tensor) -> Positions:

@@ -33,6 +33,11 @@ class Learned(EmbeddingPosition):
                 f"position=learned ends at {self.limit} tokens and {positions.end} were asked for; use at most "
                 f"{self.limit}, or a position that goes on (rope, alibi, sinusoidal)"
             )
+        if positions.given is not None and positions.ids.numel():
+            least, most = (int(end) for end in positions.ids.aminmax())
+            if least < 0 or most >= self.limit:
+                wrong = least if least < 0 else most
+                raise RequestError(f"position=learned knows positions 0 to {self.limit - 1}, and {wrong} was given")
         return F.embedding(positions.ids + self.offset if self.offset else positions.ids, self.weight)
 
     @torch.no_grad()

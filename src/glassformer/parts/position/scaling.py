@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable
-from typing import Any
+from typing import Annotated, Any
 
 import torch
-from pydantic import Field
+from pydantic import BeforeValidator, Field, model_validator
 from torch import Tensor
 
 from glassformer.errors import RequestError
-from glassformer.parts.base import BuildContext, PartConfig
+from glassformer.parts.base import BuildContext, PartConfig, refuse_truth
+
+MAX_FACTOR = 1 << 28
+"""A context has no more tokens than this: it grows by no more, and no pair turns more often within it."""
+
+Turns = Annotated[float, Field(ge=1e-3, le=MAX_FACTOR)]
+Divisor = Annotated[float, BeforeValidator(refuse_truth), Field(ge=1e-3, le=1e38)]
+"""Of one pair's frequency; 1e30 is llama.cpp's word for a pair that does not turn."""
 
 
 class Scaling:
@@ -34,7 +41,7 @@ class Scaling:
 
 
 class RotaryScalingConfig(PartConfig, axis="rotary_scaling"):
-    factor: float = Field(gt=0)
+    factor: float = Field(ge=1e-3, le=MAX_FACTOR)
     """By how much the context grows."""
     original_context: int | None = Field(None, gt=0, le=1 << 28)
     """The context the frequencies were trained for; None takes the model's."""
@@ -137,12 +144,18 @@ class YarnScalingConfig(RotaryScalingConfig, kind="yarn"):
     """Pairs that turn more than beta_fast times within the context stay, those below beta_slow are interpolated, a
     ramp lies between; logits are sharpened by (0.1 ln factor + 1)^2. Peng et al. 2023, 2309.00071, section 3."""
 
-    beta_fast: float = Field(32.0, gt=0)
-    beta_slow: float = Field(1.0, gt=0)
-    attention_factor: float | None = Field(None, gt=0)
+    beta_fast: Turns = 32.0
+    beta_slow: Turns = 1.0
+    attention_factor: float | None = Field(None, ge=1e-3, le=1e3)
     """Multiplies cos and sin; None is 0.1 ln(factor) + 1."""
     whole_pairs: bool = True
     """Round the ramp's ends to whole pairs."""
+
+    @model_validator(mode="after")
+    def _ramps(self) -> YarnScalingConfig:
+        if self.beta_fast < self.beta_slow:
+            raise ValueError(f"beta_fast={self.beta_fast:g} must be at least beta_slow={self.beta_slow:g}")
+        return self
 
     def over(self, context: int) -> Scaling:
         return Yarn(self, context)
@@ -153,8 +166,15 @@ class LongRope(_Bound):
 
     def __init__(self, config: LongRopeScalingConfig, context: int):
         super().__init__(config, context)
-        grown = math.sqrt(1 + math.log(config.factor) / math.log(self.context)) if config.factor > 1 else 1.0
-        self.magnitude = grown if config.attention_factor is None else config.attention_factor
+        if config.attention_factor is not None:
+            self.magnitude = config.attention_factor
+        elif config.factor > 1:
+            if self.context == 1:
+                raise RequestError(
+                    "scaling=longrope divides by the logarithm of its original_context, and that is 1; use 2 or more, "
+                    "or give an attention_factor"
+                )
+            self.magnitude = math.sqrt(1 + math.log(config.factor) / math.log(self.context))
 
     def check(self, dim: int) -> None:
         for name in ("short", "long"):
@@ -173,9 +193,9 @@ class LongRopeScalingConfig(RotaryScalingConfig, kind="longrope"):
     As with dynamic NTK, keys cached before c was passed keep the frequencies of then.
     """
 
-    short: tuple[float, ...] = Field(max_length=1 << 12)
-    long: tuple[float, ...] = Field(max_length=1 << 12)
-    attention_factor: float | None = Field(None, gt=0)
+    short: tuple[Divisor, ...] = Field(max_length=1 << 12)
+    long: tuple[Divisor, ...] = Field(max_length=1 << 12)
+    attention_factor: float | None = Field(None, ge=1e-3, le=1e3)
 
     def explicit(self, ctx: BuildContext) -> LongRopeScalingConfig:
         """With its magnitude, which is all that the factor tells."""
@@ -201,8 +221,15 @@ class Llama3ScalingConfig(RotaryScalingConfig, kind="llama3"):
     """As YaRN's parts, with a ramp over the number of turns: below low_freq_factor turns theta/factor, above
     high_freq_factor theta (Llama 3.1, 2407.21783)."""
 
-    low_freq_factor: float = Field(1.0, gt=0)
-    high_freq_factor: float = Field(4.0, gt=0)
+    low_freq_factor: Turns = 1.0
+    high_freq_factor: Turns = 4.0
+
+    @model_validator(mode="after")
+    def _ramps(self) -> Llama3ScalingConfig:
+        low, high = self.low_freq_factor, self.high_freq_factor
+        if low >= high:
+            raise ValueError(f"low_freq_factor={low:g} must be less than high_freq_factor={high:g}")
+        return self
 
     def over(self, context: int) -> Scaling:
         return Llama3(self, context)
