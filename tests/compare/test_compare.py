@@ -262,6 +262,14 @@ def test_a_comparison_from_end_to_end(source: Path, tmp_path: Path) -> None:
         compare(names, source, seeds=2, out=tmp_path / "out", **{**PLAN, "learning_rate": 1e-2})
 
 
+def test_files_named_like_modules_are_not_run(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("random", "statistics", "torch", "glassformer"):
+        Path(f"{name}.py").write_text("raise SystemExit('this is a file of mine')")
+    (one,) = compare([f"gpt2@1m{TINY}"], source, **{**PLAN, "tokens": 128})["runs"]
+    assert (one["status"], one["error"]) == ("ok", None)
+
+
 def test_an_arm_that_dies_leaves_the_others(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names = [f"gpt2@1m{TINY}", f"llama@1m{TINY}"]
     real = package._spawn

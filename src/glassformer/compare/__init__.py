@@ -243,7 +243,8 @@ def _spawn(place: Path, notify: Event) -> tuple[str | None, int]:
     """Runs the arm; (its last error sentence, exit status).
 
     Its session is its own, so that Ctrl-C in a terminal comes here alone: it is passed on once, and the arm saves."""
-    command = [sys.executable, "-m", "glassformer.compare.arm", str(place)]
+    # -P: the folder one happens to be in holds the user's files, and one may be called as a module is, random.py say.
+    command = [sys.executable, "-P", "-m", "glassformer.compare.arm", str(place)]
     error, stopped = None, False
     with (place / "stderr.txt").open("wb") as complaints:
         process = subprocess.Popen(
