@@ -23,7 +23,7 @@ from glassformer.compare.result import read_result
 from glassformer.compare.statistics import verdicts
 from glassformer.config import ModelConfig
 from glassformer.dynamics.summary import summary_of
-from glassformer.errors import RequestError
+from glassformer.errors import RequestError, check_whole
 from glassformer.expression import own_value
 from glassformer.parts.base import to_plain
 from glassformer.report import write_report
@@ -34,6 +34,9 @@ from glassformer.train.loop import fit, only_writer, refuse_short, settings
 from glassformer.train.sinks import check_sinks
 
 __all__ = ["compare"]
+
+MOST_SEEDS = 1000
+"""Intervals narrow with the root of it: ten are many."""
 
 Event = Callable[[dict[str, Any]], None]
 
@@ -72,8 +75,9 @@ def compare(
     check_sinks(log_to)
     if not str(out):
         raise RequestError("--out is empty; name a folder")
-    if seeds < 1:
-        raise RequestError(f"seeds={seeds} must be at least 1")
+    check_whole("seeds", seeds)
+    if seeds > MOST_SEEDS:
+        raise RequestError(f"seeds={seeds} is more than the {MOST_SEEDS:,} runs of a model that one comparison takes")
     configs = arms(expressions)
     notes = fairness(configs, allow_unmatched)
     fields = {**_recipe_defaults(), **recipe, "tokens": tokens, "minutes": minutes, "flops": flops}

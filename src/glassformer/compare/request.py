@@ -115,8 +115,9 @@ def recipes(
     if len(given) != 1:
         raise RequestError(f"give one budget: --tokens, --flops or --minutes; {' and '.join(given) or 'none'} given")
     budget: dict[str, Any] = {given[0]: recipe[given[0]]}
-    match = match or given[0]  # type: ignore[assignment]
+    match = given[0] if match is None else match  # type: ignore[assignment]
     if match == "flops" and given == ["tokens"]:
+        Recipe.of(tokens=recipe["tokens"])  # named as it was given, should it be wrong
         name, config = next(iter(configs.items()))
         first = fit(config, vocab_size, recipe["context"], own_value(name, config, "vocab_size"))
         budget = {"flops": 3.0 * first.flops(recipe["context"]) * recipe["tokens"]}
@@ -125,7 +126,8 @@ def recipes(
     rest = {name: value for name, value in recipe.items() if name not in ("tokens", "flops", "minutes")}
     made = {}
     for name, config in configs.items():
-        rate = rest.get("learning_rate") or default_learning_rate(config)
+        rate = rest.get("learning_rate")
+        rate = default_learning_rate(config) if rate is None else rate
         shared = Recipe.of(**{**rest, **budget, "learning_rate": rate})
         made[name] = with_recipe(shared, split_recipe(name)[1])
         try:
