@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -9,13 +10,18 @@ from typing import Any
 import pytest
 
 import glassformer.compare as package
+from glassformer.cli import main
 from glassformer.compare import compare
+from glassformer.compare.command import command_of
 from glassformer.compare.request import arms, common_context, fairness, likeness, recipes
 from glassformer.compare.result import read_result
 from glassformer.compare.statistics import paired_interval, student_t, verdicts
 from glassformer.errors import RequestError, WorkError
 from glassformer.expression import preset
+from glassformer.parts.base import to_plain
+from glassformer.train import Recipe
 from glassformer.train.loop import fit
+from glassformer.train.schedule import CosineConfig
 
 TINY = "+layers=1+d_model=32+heads=2"
 PLAN: dict[str, Any] = {
@@ -204,6 +210,41 @@ def test_verdicts_name_the_better_arm_and_doubt() -> None:
     assert not any(v["b"] == "d" for v in verdicts(lost))
 
 
+# How it is asked for again
+
+ASKED: dict[str, Any] = {
+    "tokens": 768, "match": "flops", "tokenizer": "bpe:300", "batch_size": 4, "context": 32, "learning_rate": 3e-5,
+    "device": "cpu", "dtype": "float32", "threads": 1, "watch": 10, "on_spike": "skip", "compile": False,
+    "allow_unmatched": True, "seeds": 2, "out": "a folder; of 'mine'",
+}  # fmt: skip
+
+
+def test_the_command_of_a_comparison_asks_for_the_same_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The words, read by the command line, are the keywords that were given."""
+    asked: dict[str, Any] = {}
+
+    def take(models: list[str], data: str, **keywords: Any) -> dict[str, Any]:
+        asked.update(keywords, models=models, data=data)
+        raise RequestError("enough")
+
+    monkeypatch.setattr(package, "compare", take)
+    _, *words = shlex.split(command_of(["gpt2@1m+relu", "llama@1m"], "my text.txt", ASKED))
+    assert main(words) == 2
+    assert {name: asked[name] for name in ASKED} == ASKED
+    assert (asked["models"], asked["data"]) == (["gpt2@1m+relu", "llama@1m"], "my text.txt")
+
+
+@pytest.mark.parametrize("more", [{"weight_decay": 0.3, "seed": 7}, {"schedule": CosineConfig(warmup=0.5)}])
+def test_what_no_option_says_is_asked_for_in_python(more: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: dict[str, Any] = {}
+    monkeypatch.setattr(package, "compare", lambda models, data, **keywords: asked.update(keywords, models=models))
+    exec(command_of(["gpt2@1m"], Path("text.txt"), {**ASKED, **more}), {})
+    plain = {name: to_plain(value) for name, value in more.items()}
+    assert asked == {**ASKED, **plain, "models": ["gpt2@1m"]}
+    assert Recipe.of(tokens=1, **plain) == Recipe.of(tokens=1, **more)
+    assert "gf.compare(['gpt2@1m'], data, seeds=3)  # data: text" in command_of(["gpt2@1m"], object(), {"seeds": 3})
+
+
 # The whole job
 
 
@@ -250,6 +291,10 @@ def test_a_comparison_from_end_to_end(source: Path, tmp_path: Path) -> None:
     parser.feed(page)
     assert parser.fetched == []
     assert all(name.replace("+", "+") in page for name in names)
+    assert results["command"] == shlex.join(
+        f"glassformer compare {' '.join(names)} --data {source} --tokens 768 --batch-size 4 --context 32 --threads 1 "
+        f"--dtype float32 --seeds 2 --out {tmp_path / 'out'}".split()
+    )
     kinds = [event["event"] for event in events]
     assert kinds[0] == "begin"
     assert kinds.count("start") == 4

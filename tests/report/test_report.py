@@ -154,6 +154,12 @@ def test_one_seed_is_said_to_prove_nothing_and_three_are_not() -> None:
 def test_the_notice_asks_for_three_seeds_in_the_command_that_asked_for_one() -> None:
     made = results(1) | {"command": "glassformer compare a b --seeds 1 --tokens 5k"}
     assert "glassformer compare a b --seeds 3 --tokens 5k" in Page(render(made)).text
+    made["command"] = "glassformer compare a --data 'my  text' --seeds=1"
+    assert ": glassformer compare a --data 'my  text' --seeds=3" in render(made).replace("<code>", "").replace(
+        "&#x27;", "'"
+    )
+    made["command"] = "import glassformer as gf; gf.compare(['a'], 'b', seeds=1, out='c')"
+    assert "gf.compare(['a'], 'b', seeds=3, out='c')" in Page(render(made)).text
 
 
 def test_arms_are_sorted_by_validation_loss_and_the_unfinished_stay_visible() -> None:

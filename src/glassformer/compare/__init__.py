@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import shlex
 import signal
 import subprocess
 import sys
@@ -18,6 +17,7 @@ from typing import Any
 
 from glassformer import machine
 from glassformer.callable_module import make_callable
+from glassformer.compare.command import command_of
 from glassformer.compare.request import Match, arms, common_context, fairness, likeness, recipes
 from glassformer.compare.result import read_result
 from glassformer.compare.statistics import verdicts
@@ -80,7 +80,12 @@ def compare(
         raise RequestError(f"seeds={seeds} is more than the {MOST_SEEDS:,} runs of a model that one comparison takes")
     configs = arms(expressions)
     notes = fairness(configs, allow_unmatched)
-    fields = {**_recipe_defaults(), **recipe, "tokens": tokens, "minutes": minutes, "flops": flops}
+    budgets = {"tokens": tokens, "minutes": minutes, "flops": flops}
+    usual = {**_recipe_defaults(), "match": None, "tokenizer": "auto", "allow_unmatched": False}
+    given = {**budgets, "match": match, "tokenizer": tokenizer, "allow_unmatched": allow_unmatched, **recipe}
+    given = {name: value for name, value in given.items() if value != usual.get(name)}
+    given |= {"seeds": seeds, "out": str(out)}
+    fields = {**_recipe_defaults(), **recipe, **budgets}
     fields["context"] = common_context(configs, recipe.get("context"))
     machine.settings(fields["device"], fields["dtype"], fields["threads"], fields["compile"])  # refuses early
     recipes(configs, fields, match, vocab_size=1)  # refuses a wrong recipe before the text is read
@@ -116,7 +121,7 @@ def compare(
     results: dict[str, Any] = {
         "schema": 1,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": command or _command(expressions, data, budget, out),
+        "command": command or command_of(expressions, data, given),
         "data": text.describe(),
         "budget": budget,
         "machine": how.describe(),
@@ -128,8 +133,8 @@ def compare(
         with only_writer(folder), _terminated_as_interrupted():
             notify({"event": "begin", **begin})
             for (name, _), request in requests.items():
-                given = {"text": text.places(folder / "tokenizer"), "log_to": list(log_to)}
-                run = _arm(_place(folder, request), request, configs[name], given, notify)
+                besides = {"text": text.places(folder / "tokenizer"), "log_to": list(log_to)}
+                run = _arm(_place(folder, request), request, configs[name], besides, notify)
                 notes += [note for note in _other_machine(run, how) if note not in notes]
                 results["runs"].append(run)
                 results["verdicts"] = verdicts(results["runs"])
@@ -210,14 +215,14 @@ def _terminated_as_interrupted() -> Iterator[None]:
 
 
 def _arm(
-    place: Path, request: dict[str, Any], config: ModelConfig, given: dict[str, Any], notify: Event
+    place: Path, request: dict[str, Any], config: ModelConfig, besides: dict[str, Any], notify: Event
 ) -> dict[str, Any]:
-    """The result of one arm: read, if it was finished before; else trained, from where it stopped. `given` is what the
-    arm needs to know besides, and does not make it another."""
+    """The result of one arm: read, if it was finished before; else trained, from where it stopped. `besides` is what
+    the arm needs to know and does not make it another."""
     who = {"name": request["name"], "seed": request["recipe"]["seed"]}
     with disk_errors(place):
         place.mkdir(parents=True, exist_ok=True)
-        replace_text(place / "request.json", json.dumps({**request, **given}))
+        replace_text(place / "request.json", json.dumps({**request, **besides}))
     if (done := read_result(place, request)) is not None:
         notify({**who, "event": "kept"})
         return done
@@ -307,15 +312,6 @@ def _slug(name: str) -> str:
     """A folder name for an EXPR: readable, and different for different names."""
     plain = re.sub(r"[^A-Za-z0-9.@+_=-]+", "_", name)[:80]
     return plain if plain == name else f"{plain}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
-
-
-def _command(expressions: Sequence[str], data: Any, budget: dict[str, Any], out: str | Path) -> str:
-    limits = [f"--{name} {budget[name]}" for name in ("tokens", "flops", "minutes") if budget[name] is not None]
-    return (
-        shlex.join(["glassformer", "compare", *expressions, "--data", str(getattr(data, "name", data))])
-        + " "
-        + " ".join([*limits, f"--seeds {budget['seeds']}", f"--out {out}"])
-    )
 
 
 make_callable(__name__)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from datetime import datetime
 from importlib.resources import files
@@ -126,15 +127,12 @@ def _seed_notice(results: dict, arms: Sequence[Arm]) -> Markup | None:
 
 
 def _with_seeds(results: dict) -> str:
-    """The recorded command with `--seeds 3`; without one, the option alone."""
+    """The recorded command, or call in Python, with three seeds; without one, the option alone."""
     command = results.get("command")
     if not isinstance(command, str) or not command.strip() or len(command) > 400:
         return "--seeds 3"
-    words = command.split(" ")
-    if "--seeds" in words[:-1]:
-        words[words.index("--seeds") + 1] = "3"
-        return " ".join(words)
-    return f"{command} --seeds 3"
+    asked, found = re.subn(r"( --seeds[ =]|, seeds=)\d+(?=[\s,)]|$)", r"\g<1>3", command)
+    return asked if found else f"{command} --seeds 3"
 
 
 def _terms(results: dict, arms: Sequence[Arm]) -> Markup:
