@@ -13,9 +13,9 @@ import glassformer.compare as package
 from glassformer.cli import main
 from glassformer.compare import compare
 from glassformer.compare.command import command_of
-from glassformer.compare.request import arms, common_context, fairness, likeness, recipes
+from glassformer.compare.request import arms, common_context, fairness, likeness, recipes, spending, unequal
 from glassformer.compare.result import read_result
-from glassformer.compare.statistics import paired_interval, student_t, verdicts
+from glassformer.compare.statistics import paired_interval, stand_in, student_t, verdicts
 from glassformer.errors import RequestError, WorkError
 from glassformer.expression import preset
 from glassformer.parts.base import to_plain
@@ -103,6 +103,36 @@ def test_a_wrong_budget_is_refused(fields: dict[str, Any], match: Any, says: str
     plan = {name: value for name, value in PLAN.items() if name != "tokens"}
     with pytest.raises(RequestError, match=says):
         recipes(arms(["gpt2@1m"]), {**plan, **fields}, match, 50)
+
+
+@pytest.mark.parametrize(
+    ("names", "plan", "match", "says"),
+    [
+        (["gpt2@1m", "llama@1m", "falcon@1m"], {"tokens": 1000, "batch_size": 16}, "flops", "more training FLOPs than"),
+        (
+            ["gpt2@1m+recipe.batch_size=64", "gpt2@1m+recipe.batch_size=4"],
+            {"tokens": 3000},
+            None,
+            "33% more tokens than",
+        ),
+        (["gpt2@1m", "llama@1m"], {"tokens": 1000}, None, None),
+        (["gpt2@1m", "llama@1m"], {"minutes": 1.0, "tokens": None}, None, None),
+        (["gpt2@1m", "falcon@1m"], {"tokens": 100_000}, "flops", None),
+    ],
+)
+def test_what_whole_steps_keep_from_being_equal_is_said(
+    names: list[str], plan: dict[str, Any], match: Any, says: str | None
+) -> None:
+    """The note tells what the steps of the runs come to."""
+    configs = {name: fit(config, 50, 32) for name, config in arms(names).items()}
+    plans = recipes(configs, {**PLAN, **plan}, match, 50)
+    unit = match or "tokens"
+    spent = spending(configs, plans, unit)
+    notes = unequal(spent, unit)
+    assert len(notes) == bool(says)
+    if says:
+        assert says in notes[0] and f"{max(spent.values()) / min(spent.values()) - 1:.0%} more" in notes[0]
+        assert max(spent, key=spent.__getitem__) in notes[0] and min(spent, key=spent.__getitem__) in notes[0]
 
 
 # Recipes of their own
@@ -243,6 +273,19 @@ def test_what_no_option_says_is_asked_for_in_python(more: dict[str, Any], monkey
     assert asked == {**ASKED, **plain, "models": ["gpt2@1m"]}
     assert Recipe.of(tokens=1, **plain) == Recipe.of(tokens=1, **more)
     assert "gf.compare(['gpt2@1m'], data, seeds=3)  # data: text" in command_of(["gpt2@1m"], object(), {"seeds": 3})
+
+
+def test_verdicts_are_against_the_first_arm_that_finished() -> None:
+    """And it is said; the first arm has no verdict, as it has no two losses."""
+    ends = {"a": ["diverged", "ok", "diverged"], "b": ["ok"] * 3, "c": ["ok"] * 3}
+    runs = [run(name, seed, 2.0 + seed / 100, ends[name][seed]) for seed in range(3) for name in ends]
+    found = verdicts(runs)
+    assert [(v["a"], v["b"], v["seeds"]) for v in found] == [("b", "c", 3)]
+    assert stand_in(runs, found) == [
+        "a has not finished two seeds: the verdicts are against b, the first arm that has."
+    ]
+    whole = [one | {"status": "ok"} for one in runs]
+    assert stand_in(whole, verdicts(whole)) == [] and stand_in(runs, []) == []
 
 
 # The whole job

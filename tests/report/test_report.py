@@ -162,6 +162,15 @@ def test_the_notice_asks_for_three_seeds_in_the_command_that_asked_for_one() -> 
     assert "gf.compare(['a'], 'b', seeds=3, out='c')" in Page(render(made)).text
 
 
+def test_what_is_not_equal_is_not_called_matched() -> None:
+    made = results(1)
+    assert "Matched1M tokens per arm" in Page(render(made)).text
+    made["budget"]["spent"] = {"a": 1.0e6, "b": 1.01e6}
+    assert "Matched1M tokens per arm" in Page(render(made)).text
+    made["budget"]["spent"] = {"a": 1.0e6, "b": 1.41e6}
+    assert "Roughly matched1M to 1.41M tokens per arm" in Page(render(made)).text
+
+
 def test_arms_are_sorted_by_validation_loss_and_the_unfinished_stay_visible() -> None:
     text = render(results(3))
     table = text[text.index("<tbody>") : text.index("</tbody>")]

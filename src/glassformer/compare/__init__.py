@@ -13,14 +13,24 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from glassformer import machine
 from glassformer.callable_module import make_callable
 from glassformer.compare.command import command_of
-from glassformer.compare.request import Match, arms, common_context, fairness, likeness, recipes
+from glassformer.compare.request import (
+    Match,
+    arms,
+    common_context,
+    fairness,
+    likeness,
+    recipes,
+    spending,
+    unequal,
+)
 from glassformer.compare.result import read_result
-from glassformer.compare.statistics import verdicts
+from glassformer.compare.statistics import stand_in, verdicts
 from glassformer.config import ModelConfig
 from glassformer.dynamics.summary import summary_of
 from glassformer.errors import RequestError, check_whole
@@ -100,6 +110,9 @@ def compare(
         refuse_short(config)
     plans = recipes(configs, fields, match, text.tokenizer.vocab_size)
     notes += likeness(configs, plans)
+    matched = match or next(name for name, amount in budgets.items() if amount is not None)
+    spent = spending(configs, plans, matched)
+    notes += unequal(spent, matched)
     # All arms compile or none does: by the longest. What an arm asks for itself, it gets.
     made = [settings(config, plans[name]) for name, config in configs.items()]
     how = next((one for one in made if one.compile), made[0])
@@ -113,8 +126,7 @@ def compare(
     for request in requests.values():
         _refuse_other(_place(folder, request), request)
     budget = {
-        "match": match or next(name for name in ("tokens", "flops", "minutes") if fields[name] is not None),
-        "tokens": tokens, "flops": flops, "minutes": minutes, "seeds": seeds,
+        "match": matched, "tokens": tokens, "flops": flops, "minutes": minutes, "spent": spent, "seeds": seeds,
         "batch_size": fields["batch_size"], "context": fields["context"],
         "learning_rates": {name: plan.learning_rate for name, plan in plans.items()}, "notes": notes,
     }  # fmt: skip
@@ -135,9 +147,8 @@ def compare(
             for (name, _), request in requests.items():
                 besides = {"text": text.places(folder / "tokenizer"), "log_to": list(log_to)}
                 run = _arm(_place(folder, request), request, configs[name], besides, notify)
-                notes += [note for note in _other_machine(run, how) if note not in notes]
                 results["runs"].append(run)
-                results["verdicts"] = verdicts(results["runs"])
+                _conclude(results, notes, how)
                 _write(folder, results)
     except (KeyboardInterrupt, Interrupted):
         done = len(results["runs"])
@@ -184,6 +195,22 @@ def _refuse_other(place: Path, request: dict[str, Any]) -> None:
     changed = [key for key in request if not isinstance(was, dict) or was.get(key) != request[key]]
     if changed:
         raise RequestError(f"{place} holds a run with another {changed[0]}; use another --out, or remove it")
+
+
+def _conclude(results: dict[str, Any], notes: list[str], how: machine.Settings) -> None:
+    """What follows from the runs so far: verdicts, and what is to be said besides what was clear before."""
+    runs, budget = results["runs"], results["budget"]
+    results["verdicts"] = verdicts(runs)
+    late = stand_in(runs, results["verdicts"])
+    if budget["match"] == "minutes":
+        seconds: dict[str, list[float]] = {}
+        for run in runs:
+            if run["status"] == "ok":
+                seconds.setdefault(run["name"], []).append(run["train"]["seconds"])
+        budget["spent"] = {name: fmean(values) / 60 for name, values in seconds.items()}
+        late += unequal(budget["spent"], "minutes")
+    late += [note for run in runs for note in _other_machine(run, how)]
+    budget["notes"] = [*notes, *late]
 
 
 def _other_machine(run: dict[str, Any], how: machine.Settings) -> list[str]:

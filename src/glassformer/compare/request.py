@@ -100,6 +100,29 @@ def likeness(configs: dict[str, ModelConfig], plans: dict[str, Recipe]) -> list[
     return notes
 
 
+def spending(configs: dict[str, ModelConfig], plans: dict[str, Recipe], match: str) -> dict[str, float]:
+    """What each arm will spend of what is matched, in whole steps; nothing where the clock decides."""
+    spent = {}
+    for name, config in configs.items():
+        plan = plans[name]
+        if (steps := plan.steps(config)) is not None:
+            each = 3.0 * config.flops(plan.context) if match == "flops" else 1
+            spent[name] = steps * plan.tokens_per_step * each
+    return spent
+
+
+def unequal(spent: dict[str, float], match: str) -> list[str]:
+    """A note where arms spend more than others of what is matched, as every run ends with a whole step."""
+    if not spent or not min(spent.values()):
+        return []
+    least, most = min(spent, key=spent.__getitem__), max(spent, key=spent.__getitem__)
+    apart = spent[most] / spent[least] - 1
+    if apart <= WORTH_SAYING:
+        return []
+    unit = {"flops": "training FLOPs", "minutes": "time"}.get(match, match)
+    return [f"Runs end with a whole step, so {most} spends {apart:.0%} more {unit} than {least}."]
+
+
 def recipes(
     configs: dict[str, ModelConfig],
     recipe: dict[str, Any],

@@ -23,6 +23,8 @@ _CONTENTS = (
     ("summary", "Summary"), ("verdicts", "Verdicts"), ("curves", "Curves"), ("dynamics", "Dynamics"),
     ("contexts", "Contexts"), ("configs", "Configs"), ("samples", "Samples"), ("cost", "Cost"), ("setup", "Setup"),
 )  # fmt: skip
+ROUGHLY = 1.02
+"""From here on what two arms spent is not called matched."""
 
 
 def write_report(results: dict, path: str | os.PathLike[str]) -> Path:
@@ -137,15 +139,12 @@ def _with_seeds(results: dict) -> str:
 
 def _terms(results: dict, arms: Sequence[Arm]) -> Markup:
     """The terms of the comparison: what was matched, how often, on what, where."""
-    match = dig(results, "budget.match")
-    amount = finite(dig(results, f"budget.{match}")) if isinstance(match, str) else None
-    unit = {"flops": "FLOPs"}.get(str(match), str(match))
     counts = sorted({len(arm.runs) for arm in arms})
     parameters = sorted(p for arm in arms if (p := arm.mean("parameters")) is not None)
     size = dict.fromkeys(si(p) for p in (parameters[:1] + parameters[-1:]))
     device = filter(None, (dig(results, f"machine.{key}") for key in ("processor", "device", "dtype")))
     facts = [
-        ("Matched", f"{si(amount)} {unit} per arm" if amount is not None else unit if match else ""),
+        _matched(results),
         ("Seeds per arm", " to ".join(str(n) for n in (counts[:1] + counts[1:][-1:]))),
         ("Parameters", " to ".join(size)),
         ("Data", str(dig(results, "data.name") or "")),
@@ -153,3 +152,14 @@ def _terms(results: dict, arms: Sequence[Arm]) -> Markup:
     ]
     shown = [tag("div", tag("dt", name), tag("dd", words)) for name, words in facts if words]
     return tag("dl", *shown, class_="terms") if shown else Markup("")
+
+
+def _matched(results: dict) -> tuple[str, str]:
+    """What was matched; where whole steps kept it from being equal, what it came to."""
+    match = dig(results, "budget.match")
+    amount = finite(dig(results, f"budget.{match}")) if isinstance(match, str) else None
+    unit = {"flops": "FLOPs"}.get(str(match), str(match))
+    spent = [number for value in mapping(dig(results, "budget.spent")).values() if (number := finite(value))]
+    if spent and max(spent) > ROUGHLY * min(spent) > 0:
+        return "Roughly matched", f"{si(min(spent))} to {si(max(spent))} {unit} per arm"
+    return "Matched", f"{si(amount)} {unit} per arm" if amount is not None else unit if match else ""
