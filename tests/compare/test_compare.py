@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import math
 import shlex
+import shutil
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from glassformer.compare.command import command_of
 from glassformer.compare.request import arms, common_context, fairness, likeness, recipes, spending, unequal
 from glassformer.compare.result import read_result
 from glassformer.compare.statistics import paired_interval, stand_in, student_t, verdicts
+from glassformer.config import ModelConfig
 from glassformer.errors import RequestError, WorkError
 from glassformer.expression import preset
 from glassformer.parts.base import to_plain
@@ -358,6 +360,98 @@ def test_files_named_like_modules_are_not_run(source: Path, tmp_path: Path, monk
     assert (one["status"], one["error"]) == ("ok", None)
 
 
+def trained_at_once(place: Path, notify: Any) -> tuple[None, int]:
+    """In place of an arm's process: a result as one leaves it, with a loss that its name decides."""
+    request = json.loads((place / "request.json").read_text())
+    config = ModelConfig.from_dict(request["config"])
+    loss = 1.0 + len(request["name"]) / 100 + request["recipe"]["seed"] ** 2 / 1000
+    result = {
+        "name": request["name"], "seed": request["recipe"]["seed"], "parameters": config.num_params(),
+        "flops_per_token": 1.0, "config": request["config"], "recipe": request["recipe"], "dynamics": {}, "machine": {},
+        "train": {
+            "steps": 1, "tokens": 128, "seconds": 1.0, "tokens_per_second": 128.0, "peak_memory_bytes": None,
+            "learning_rate": 1e-3, "curve": [[128, loss]], "curve_seconds": [[1.0, loss]], "validation_curve": [],
+        },
+        "validation": {"loss": loss, "perplexity": math.exp(loss), "bits_per_byte": loss, "tokens": 5},
+        "generation": {
+            "tokens_per_second": 1.0, "seconds_per_token": 1.0, "state_bytes_per_token": 1.0, "sample": {"text": "x"},
+        },
+        "extrapolation": [], "status": "ok", "error": None,
+    }  # fmt: skip
+    (place / "result.json").write_text(json.dumps(result))
+    return None, 0
+
+
+A, B, C = (f"{family}@1m{TINY}" for family in ("gpt2", "llama", "bloom"))
+
+
+def held_in(folder: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != ".lock"}
+
+
+@pytest.mark.parametrize(
+    ("names", "other", "fields", "says"),
+    [
+        ([C], False, {}, "holds a comparison of gpt2@1m"),
+        ([A, B], True, {}, "holds a comparison with another text, on text.txt"),
+        ([A, B], False, {"tokenizer": "byte"}, "holds a comparison with another tokenizer"),
+        ([A, B], False, {"tokens": 640}, "another budget: tokens was 768 and is now 640"),
+        ([A, C], False, {"batch_size": 2}, "another budget: batch_size was 4 and is now 2"),
+        ([A, B], False, {"weight_decay": 0.2}, "another recipe: weight_decay was 0.1 and is now 0.2"),
+        ([A, B], False, {"seed": 5, "schedule": {"kind": "cosine", "warmup": 0.5}}, "recipe: schedule.warmup was 0.05"),
+        ([A, B], False, {"learning_rate": 0.5}, "another recipe: learning_rate was"),
+    ],
+)
+@pytest.mark.parametrize("runs", [True, False], ids=["runs", "results alone"])
+def test_another_comparison_in_the_folder_is_not_written_over(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names: list[str], other: bool,
+    fields: dict[str, Any], says: str, runs: bool,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(package, "_spawn", trained_at_once)
+    out = tmp_path / "out"
+    compare([A, B], source, out=out, **PLAN)
+    if not runs:
+        shutil.rmtree(out / "runs")
+    before = held_in(out)
+    if other:
+        source = tmp_path / "other.txt"
+        source.write_text("\n".join(f"line {n} of other text about cats and trees" for n in range(400)))
+    with pytest.raises(RequestError) as refused:
+        compare(names, source, out=out, **{**PLAN, **fields})
+    assert f"--out {out}" in str(refused.value) and says in str(refused.value) and "\n" not in str(refused.value)
+    assert held_in(out) == before
+
+
+def test_arms_and_seeds_are_added_to_a_comparison(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(package, "_spawn", trained_at_once)
+    out, events = tmp_path / "out", list[dict[str, Any]]()
+
+    def trained(names: list[str], **fields: Any) -> list[tuple[str, int]]:
+        events.clear()
+        compare(names, source, out=out, on_event=events.append, **{**PLAN, **fields})
+        return [(event["name"], event["seed"]) for event in events if event["event"] == "start"]
+
+    assert trained([A, B]) == [(A, 0), (B, 0)]
+    assert trained([A, B]) == []
+    assert trained([C, A, B], seeds=2) == [(C, 0), (C, 1), (A, 1), (B, 1)]
+    assert trained([A, C]) == []
+    (out / "results.json").unlink()  # as where a comparison was stopped before there was one
+    assert trained([A, B], seeds=2) == []
+
+
+@pytest.mark.parametrize("name", ["results.json", "report.html", "tokenizer/tokenizer.json"])
+def test_a_folder_that_is_no_comparison_is_refused(source: Path, tmp_path: Path, name: str) -> None:
+    """Before the text is read; whatever else lies there is no matter."""
+    out = tmp_path / "out"
+    (out / name).parent.mkdir(parents=True)
+    (out / name).write_text('{"mine": 1}')
+    with pytest.raises(RequestError, match=rf"--out .*out holds .*{name.split('/')[0]}.* no"):
+        compare([A], tmp_path / "nowhere.txt", out=out, **PLAN)
+    assert list(held_in(out).values()) == [b'{"mine": 1}']
+
+
 def test_an_arm_that_dies_leaves_the_others(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names = [f"gpt2@1m{TINY}", f"llama@1m{TINY}"]
     real = package._spawn
@@ -473,6 +567,12 @@ def test_an_empty_out_is_refused(source: Path, tmp_path: Path, monkeypatch: pyte
     with pytest.raises(RequestError, match="--out is empty"):
         compare(["gpt2@1m"], source, out="", **PLAN)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_out_below_a_file_is_refused_before_the_text_is_read(tmp_path: Path) -> None:
+    (tmp_path / "out").write_text("")
+    with pytest.raises(RequestError, match=r"--out .*x/y: .*out is a file; name a folder"):
+        compare(["gpt2@1m"], tmp_path / "nowhere.txt", out=tmp_path / "out" / "x" / "y", **PLAN)
 
 
 def test_an_out_that_is_a_file_is_refused(source: Path, tmp_path: Path) -> None:

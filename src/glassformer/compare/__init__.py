@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import re
 import signal
 import subprocess
 import sys
@@ -19,6 +17,7 @@ from typing import Any
 from glassformer import machine
 from glassformer.callable_module import make_callable
 from glassformer.compare.command import command_of
+from glassformer.compare.folder import check_folder, check_runs, place_of
 from glassformer.compare.request import (
     Match,
     arms,
@@ -99,7 +98,11 @@ def compare(
     fields["context"] = common_context(configs, recipe.get("context"))
     machine.settings(fields["device"], fields["dtype"], fields["threads"], fields["compile"])  # refuses early
     recipes(configs, fields, match, vocab_size=1)  # refuses a wrong recipe before the text is read
-    _not_a_file(Path(out))
+    matched: str = match or next(name for name, amount in budgets.items() if amount is not None)
+    budget = {
+        "match": matched, **budgets, "seeds": seeds, "batch_size": fields["batch_size"], "context": fields["context"],
+    }  # fmt: skip
+    check_folder(Path(out), list(configs), budget)
     text = data if isinstance(data, TextData) else prepare(data, tokenizer, fields["context"], progress=on_progress)
     configs = {
         name: fit(config, text.tokenizer.vocab_size, fields["context"], own_value(name, config, "vocab_size"))
@@ -110,25 +113,21 @@ def compare(
         refuse_short(config)
     plans = recipes(configs, fields, match, text.tokenizer.vocab_size)
     notes += likeness(configs, plans)
-    matched = match or next(name for name, amount in budgets.items() if amount is not None)
     spent = spending(configs, plans, matched)
     notes += unequal(spent, matched)
     # All arms compile or none does: by the longest. What an arm asks for itself, it gets.
     made = [settings(config, plans[name]) for name, config in configs.items()]
     how = next((one for one in made if one.compile), made[0])
     plans = {n: plan.vary(compile=how.compile) if plan.compile is None else plan for n, plan in plans.items()}
-    folder = _folder(Path(out))
     requests = {
         (name, seed): _request(name, configs[name], plans[name].vary(seed=fields["seed"] + seed), text)
         for seed in range(seeds)  # seed by seed: when stopped early, every arm has the same seeds
         for name in configs
     }
-    for request in requests.values():
-        _refuse_other(_place(folder, request), request)
-    budget = {
-        "match": matched, "tokens": tokens, "flops": flops, "minutes": minutes, "spent": spent, "seeds": seeds,
-        "batch_size": fields["batch_size"], "context": fields["context"],
-        "learning_rates": {name: plan.learning_rate for name, plan in plans.items()}, "notes": notes,
+    check_runs(Path(out), requests.values(), text.describe())
+    folder = _folder(Path(out))
+    budget |= {
+        "spent": spent, "learning_rates": {name: plan.learning_rate for name, plan in plans.items()}, "notes": notes,
     }  # fmt: skip
     results: dict[str, Any] = {
         "schema": 1,
@@ -146,7 +145,7 @@ def compare(
             notify({"event": "begin", **begin})
             for (name, _), request in requests.items():
                 besides = {"text": text.places(folder / "tokenizer"), "log_to": list(log_to)}
-                run = _arm(_place(folder, request), request, configs[name], besides, notify)
+                run = _arm(place_of(folder, name, request["recipe"]["seed"]), request, configs[name], besides, notify)
                 results["runs"].append(run)
                 _conclude(results, notes, how)
                 _write(folder, results)
@@ -163,11 +162,6 @@ def _recipe_defaults() -> dict[str, Any]:
     return {name: Recipe.model_fields[name].get_default() for name in names - {"tokens", "minutes", "flops"}}
 
 
-def _not_a_file(folder: Path) -> None:
-    if folder.exists() and not folder.is_dir():
-        raise RequestError(f"--out {folder} is a file; name a folder")
-
-
 def _folder(folder: Path) -> Path:
     with disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -178,23 +172,6 @@ def _request(name: str, config: ModelConfig, recipe: Recipe, text: TextData) -> 
     """What decides a run: with another one, it is another run."""
     tokens = [text.train.folder.name, text.validation.folder.name, text.tokenizer.fingerprint()]
     return {"name": name, "config": config.to_dict(), "recipe": to_plain(recipe), "tokens": tokens}
-
-
-def _place(folder: Path, request: dict[str, Any]) -> Path:
-    return folder / "runs" / f"{_slug(request['name'])}-seed{request['recipe']['seed']}"
-
-
-def _refuse_other(place: Path, request: dict[str, Any]) -> None:
-    """Raises RequestError where the place holds a run of another request."""
-    try:
-        was = json.loads((place / "request.json").read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return
-    except (OSError, ValueError) as error:
-        raise RequestError(f"{place / 'request.json'} cannot be read: {error}; use another --out") from None
-    changed = [key for key in request if not isinstance(was, dict) or was.get(key) != request[key]]
-    if changed:
-        raise RequestError(f"{place} holds a run with another {changed[0]}; use another --out, or remove it")
 
 
 def _conclude(results: dict[str, Any], notes: list[str], how: machine.Settings) -> None:
@@ -333,12 +310,6 @@ def _write(folder: Path, results: dict[str, Any]) -> None:
     with disk_errors(folder):
         replace_text(folder / "results.json", json.dumps(results, indent=1, allow_nan=False))
         write_report(results, folder / "report.html")
-
-
-def _slug(name: str) -> str:
-    """A folder name for an EXPR: readable, and different for different names."""
-    plain = re.sub(r"[^A-Za-z0-9.@+_=-]+", "_", name)[:80]
-    return plain if plain == name else f"{plain}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
 
 
 make_callable(__name__)
