@@ -422,6 +422,38 @@ def test_another_comparison_in_the_folder_is_not_written_over(
     assert held_in(out) == before
 
 
+def test_what_is_finished_is_in_the_results_at_any_time(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A and C are trained, B fails; when B is tried again and stopped, A and C are still told of."""
+    out = tmp_path / "out"
+
+    def told() -> tuple[list[str], str]:
+        results = json.loads((out / "results.json").read_text())
+        page = (out / "report.html").read_text(encoding="utf-8")
+        assert (results["status"] != "complete") == (f">{results['status']}. <" in page)
+        return [run["name"] for run in results["runs"]], results["status"]
+
+    def b_fails(place: Path, notify: Any) -> tuple[str | None, int]:
+        assert told()[1] == f"{len(told()[0])} of 3 runs so far"
+        return ("the disk is full", 1) if "llama" in place.name else trained_at_once(place, notify)
+
+    def stopped(place: Path, notify: Any) -> tuple[str | None, int]:
+        assert told() == ([A, C], "2 of 3 runs so far")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(package, "_spawn", b_fails)
+    assert compare([A, B, C], source, out=out, **PLAN)["status"] == "complete"
+    assert told() == ([A, B, C], "complete")
+    monkeypatch.setattr(package, "_spawn", stopped)
+    with pytest.raises(WorkError, match=r"stopped; 2 of 3 runs are finished, in .*; the same command goes on"):
+        compare([A, B, C], source, out=out, **PLAN)
+    assert told() == ([A, C], "2 of 3 runs so far")
+    monkeypatch.setattr(package, "_spawn", trained_at_once)
+    compare([C, B, A], source, out=out, **PLAN)
+    assert told() == ([C, B, A], "complete")
+
+
 def test_arms_and_seeds_are_added_to_a_comparison(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -230,6 +230,31 @@ def test_the_finding_claims_a_lead_only_where_the_verdict_does() -> None:
     assert "no interval was computed" in _finding(made | {"verdicts": []})
 
 
+def test_seeds_are_counted_as_they_are_there() -> None:
+    """Five runs of six: one arm has three seeds, the pair two."""
+    made = results(3, diverge=False)
+    ahead, behind = "llama@10m", "gpt2@10m+rope"
+    made["runs"] = [r for r in made["runs"] if r["name"] == ahead or (r["name"] == behind and r["seed"] < 2)]
+    made["verdicts"] = [v for v in made["verdicts"] if {v["a"], v["b"]} == {ahead, behind}]
+    made["verdicts"][0]["seeds"] = 2
+    assert "over 3 seeds" in _finding(made) and "on the 2 seeds that both finished, more than chance" in _finding(made)
+    made["verdicts"][0]["seeds"] = 3
+    assert "both finished" not in _finding(made)
+
+
+def test_what_is_still_to_come_is_said() -> None:
+    made = results(2, diverge=False)
+    made["asked"] = [[run["name"], run["seed"]] for run in made["runs"]]
+    assert "so far" not in Page(render(made)).text
+    made["runs"] = [run for run in made["runs"] if run["seed"] == 0]
+    text = Page(render(made)).text
+    assert "4 of 8 runs so far. " in text and "Still to come: gpt2@10m seed 1, gpt2@10m+rope seed 1, " in text
+    assert "run three seeds" not in text  # more are on their way
+    made["runs"] = []
+    text = Page(render(made)).text
+    assert "0 of 8 runs so far. " in text and " and 2 more." in text and "4 language models compared" in text
+
+
 def test_the_finding_of_special_cases() -> None:
     assert _finding({}).startswith("This file holds no runs")
     assert _finding({"runs": results(1)["runs"][-1:]}) == "No arm finished: gpt2@10m+post diverged after 328k tokens."

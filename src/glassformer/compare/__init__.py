@@ -75,7 +75,8 @@ def compare(
     +recipe.FIELD=VALUE in an EXPR is for that arm alone, and the report says what differs.
 
     The `status` of a run is "ok", "diverged", or "failed" with the reason in `error`: what failed is returned among the
-    others, even where nothing else is, and tried again when the same is asked again.
+    others, even where nothing else is, and tried again when the same is asked again. The `status` of the results is
+    "complete", or says how many runs there are so far: those of `asked` that finished are in results.json at any time.
 
     Raises RequestError before anything is trained: for what names no model, does not fit together, or is unfair, and
     where another process writes the same folder. Raises Interrupted on Ctrl-C.
@@ -119,9 +120,10 @@ def compare(
     made = [settings(config, plans[name]) for name, config in configs.items()]
     how = next((one for one in made if one.compile), made[0])
     plans = {n: plan.vary(compile=how.compile) if plan.compile is None else plan for n, plan in plans.items()}
+    seeded = range(fields["seed"], fields["seed"] + seeds)
     requests = {
-        (name, seed): _request(name, configs[name], plans[name].vary(seed=fields["seed"] + seed), text)
-        for seed in range(seeds)  # seed by seed: when stopped early, every arm has the same seeds
+        (name, seed): _request(name, configs[name], plans[name].vary(seed=seed), text)
+        for seed in seeded  # seed by seed: when stopped early, every arm has the same seeds
         for name in configs
     }
     check_runs(Path(out), requests.values(), text.describe())
@@ -136,23 +138,26 @@ def compare(
         "data": text.describe(),
         "budget": budget,
         "machine": how.describe(),
-        "runs": [],
-        "verdicts": [],
+        "asked": [[name, seed] for name, seed in requests],
     }
-    begin = {"runs": [[name, seed] for name, seed in requests], "how": how.why, "notes": notes}
+    runs: dict[tuple[str, int], dict[str, Any]] = {}
     try:
         with only_writer(folder), _terminated_as_interrupted():
-            notify({"event": "begin", **begin})
-            for (name, _), request in requests.items():
-                besides = {"text": text.places(folder / "tokenizer"), "log_to": list(log_to)}
-                run = _arm(place_of(folder, name, request["recipe"]["seed"]), request, configs[name], besides, notify)
-                results["runs"].append(run)
-                _conclude(results, notes, how)
-                _write(folder, results)
+            notify({"event": "begin", "runs": results["asked"], "how": how.why, "notes": notes})
+            for (name, seed), request in requests.items():
+                if (done := read_result(place_of(folder, name, seed), request)) is not None:
+                    runs[name, seed] = done
+                    notify({"name": name, "seed": seed, "event": "kept"})
+            _write(folder, results, runs, notes, how)  # first of all: it says whose folder this is
+            for (name, seed), request in requests.items():
+                if (name, seed) not in runs:
+                    besides = {"text": text.places(folder / "tokenizer"), "log_to": list(log_to)}
+                    runs[name, seed] = _arm(place_of(folder, name, seed), request, configs[name], besides, notify)
+                    _write(folder, results, runs, notes, how)
     except (KeyboardInterrupt, Interrupted):
-        done = len(results["runs"])
+        finished = sum(run["status"] != "failed" for run in runs.values())
         raise Interrupted(
-            f"stopped; {done} finished runs are in {folder}; the same command goes on from here"
+            f"stopped; {finished} of {len(requests)} runs are finished, in {folder}; the same command goes on from here"
         ) from None
     return results
 
@@ -172,22 +177,6 @@ def _request(name: str, config: ModelConfig, recipe: Recipe, text: TextData) -> 
     """What decides a run: with another one, it is another run."""
     tokens = [text.train.folder.name, text.validation.folder.name, text.tokenizer.fingerprint()]
     return {"name": name, "config": config.to_dict(), "recipe": to_plain(recipe), "tokens": tokens}
-
-
-def _conclude(results: dict[str, Any], notes: list[str], how: machine.Settings) -> None:
-    """What follows from the runs so far: verdicts, and what is to be said besides what was clear before."""
-    runs, budget = results["runs"], results["budget"]
-    results["verdicts"] = verdicts(runs)
-    late = stand_in(runs, results["verdicts"])
-    if budget["match"] == "minutes":
-        seconds: dict[str, list[float]] = {}
-        for run in runs:
-            if run["status"] == "ok":
-                seconds.setdefault(run["name"], []).append(run["train"]["seconds"])
-        budget["spent"] = {name: fmean(values) / 60 for name, values in seconds.items()}
-        late += unequal(budget["spent"], "minutes")
-    late += [note for run in runs for note in _other_machine(run, how)]
-    budget["notes"] = [*notes, *late]
 
 
 def _other_machine(run: dict[str, Any], how: machine.Settings) -> list[str]:
@@ -221,15 +210,12 @@ def _terminated_as_interrupted() -> Iterator[None]:
 def _arm(
     place: Path, request: dict[str, Any], config: ModelConfig, besides: dict[str, Any], notify: Event
 ) -> dict[str, Any]:
-    """The result of one arm: read, if it was finished before; else trained, from where it stopped. `besides` is what
-    the arm needs to know and does not make it another."""
+    """The result of one arm, trained from where it stopped. `besides` is what the arm needs to know and does not make
+    it another."""
     who = {"name": request["name"], "seed": request["recipe"]["seed"]}
     with disk_errors(place):
         place.mkdir(parents=True, exist_ok=True)
         replace_text(place / "request.json", json.dumps({**request, **besides}))
-    if (done := read_result(place, request)) is not None:
-        notify({**who, "event": "kept"})
-        return done
     notify({**who, "event": "start"})
     error, status = _spawn(place, lambda message: notify({**who, **message}))
     result = read_result(place, request)
@@ -306,7 +292,30 @@ def _message(line: str) -> dict[str, Any]:
     return message if isinstance(message, dict) and "event" in message else {}
 
 
-def _write(folder: Path, results: dict[str, Any]) -> None:
+def _write(
+    folder: Path,
+    results: dict[str, Any],
+    found: dict[tuple[str, int], dict[str, Any]],
+    notes: list[str],
+    how: machine.Settings,
+) -> None:
+    """Puts the runs `found` so far into the results, in the order in which they were asked for, and what follows from
+    them; writes the results and the report."""
+    asked, budget = results["asked"], results["budget"]
+    runs = [found[name, seed] for name, seed in asked if (name, seed) in found]
+    given = verdicts(runs)
+    late = stand_in(runs, given)
+    if budget["match"] == "minutes":
+        seconds: dict[str, list[float]] = {}
+        for run in runs:
+            if run["status"] == "ok":
+                seconds.setdefault(run["name"], []).append(run["train"]["seconds"])
+        budget["spent"] = {name: fmean(values) / 60 for name, values in seconds.items()}
+        late += unequal(budget["spent"], "minutes")
+    late += [note for run in runs for note in _other_machine(run, how)]
+    budget["notes"] = [*notes, *late]
+    status = "complete" if len(runs) == len(asked) else f"{len(runs)} of {len(asked)} runs so far"
+    results |= {"status": status, "runs": runs, "verdicts": given}
     with disk_errors(folder):
         replace_text(folder / "results.json", json.dumps(results, indent=1, allow_nan=False))
         write_report(results, folder / "report.html")

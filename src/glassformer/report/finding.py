@@ -142,6 +142,9 @@ def _many(opening: Markup, first: Arm, second: Arm, gap: float, verdicts: Sequen
     pair = next((v for v in verdicts if {v.a, v.b} == {first.name, second.name} and v.metric in (LOSS, "loss")), None)
     seeds = f" over {len(first.finished)} seeds"
     gap = abs(pair.difference) if pair and pair.difference is not None else gap
+    both = len({str(run.get("seed")) for run in first.finished} & {str(run.get("seed")) for run in second.finished})
+    both = both if pair is None or pair.seeds is None else pair.seeds
+    shared = "" if both in (0, len(first.finished)) else f" on the {both} seeds that both finished"
     if pair is None:
         return join([opening, seeds, ", ", _loss(first), ", ", fixed(gap), " below ", arm_name(second),
                      "; no interval was computed for this difference."])  # fmt: skip
@@ -159,6 +162,7 @@ def _many(opening: Markup, first: Arm, second: Arm, gap: float, verdicts: Sequen
                 fixed(gap),
                 " over ",
                 arm_name(second),
+                shared,
                 " is not larger than chance allows",
                 _interval(pair),
                 shown,
@@ -168,9 +172,9 @@ def _many(opening: Markup, first: Arm, second: Arm, gap: float, verdicts: Sequen
         )
     if pair.winner == first.name:
         return join([opening, seeds, ", ", _loss(first), ": ", fixed(gap), " below ", arm_name(second),
-                     ", more than chance explains", _interval(pair), "."])  # fmt: skip
+                     shared, ", more than chance explains", _interval(pair), "."])  # fmt: skip
     return join([opening, seeds, ", ", _loss(first), ", but the paired verdict favours ", arm_name(second),
-                 _interval(pair), "."])  # fmt: skip
+                 shared, _interval(pair), "."])  # fmt: skip
 
 
 def _named(name: str) -> Markup:
