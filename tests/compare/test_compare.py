@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import glassformer.compare as package
 from glassformer.cli import main
-from glassformer.compare import compare
+from glassformer.compare import arm, compare
 from glassformer.compare.command import command_of
 from glassformer.compare.request import arms, common_context, fairness, likeness, recipes, spending, unequal
 from glassformer.compare.result import read_result
@@ -482,6 +483,30 @@ def test_a_folder_that_is_no_comparison_is_refused(source: Path, tmp_path: Path,
     with pytest.raises(RequestError, match=rf"--out .*out holds .*{name.split('/')[0]}.* no"):
         compare([A], tmp_path / "nowhere.txt", out=out, **PLAN)
     assert list(held_in(out).values()) == [b'{"mine": 1}']
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("[enforce fail at alloc_cpu.cpp:117] err == 0. DefaultCPUAllocator: can't allocate memory"),
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB"),
+        MemoryError(),
+    ],
+)
+def test_an_arm_without_memory_says_so(
+    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def measure(*_: Any) -> None:
+        raise error
+
+    (tmp_path / "request.json").write_text("{}")
+    monkeypatch.setattr("sys.argv", ["arm", str(tmp_path)])
+    monkeypatch.setattr(arm, "measure", measure)
+    assert arm.main() == 1
+    assert json.loads(capsys.readouterr().out)["error"] == "this needs more memory than the machine has"
+    error = RuntimeError("shapes differ")
+    with pytest.raises(RuntimeError, match="shapes differ"):
+        arm.main()
 
 
 def test_an_arm_that_dies_leaves_the_others(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -142,12 +142,10 @@ def _many(opening: Markup, first: Arm, second: Arm, gap: float, verdicts: Sequen
     pair = next((v for v in verdicts if {v.a, v.b} == {first.name, second.name} and v.metric in (LOSS, "loss")), None)
     seeds = f" over {len(first.finished)} seeds"
     gap = abs(pair.difference) if pair and pair.difference is not None else gap
-    both = len({str(run.get("seed")) for run in first.finished} & {str(run.get("seed")) for run in second.finished})
-    both = both if pair is None or pair.seeds is None else pair.seeds
-    shared = "" if both in (0, len(first.finished)) else f" on the {both} seeds that both finished"
     if pair is None:
         return join([opening, seeds, ", ", _loss(first), ", ", fixed(gap), " below ", arm_name(second),
                      "; no interval was computed for this difference."])  # fmt: skip
+    shared = "" if pair.seeds in (None, len(first.finished)) else f" on the {pair.seeds} seeds that both finished"
     if pair.winner is None:
         beaten = [v for v in verdicts if v.winner == first.name and v.metric in (LOSS, "loss")]
         shown = "; it does beat " if beaten else ""
