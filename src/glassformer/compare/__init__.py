@@ -134,6 +134,7 @@ def compare(
     results: dict[str, Any] = {
         "schema": 1,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "status": "",
         "command": command or command_of(expressions, data, given),
         "data": text.describe(),
         "budget": budget,
