@@ -85,6 +85,7 @@ class Page(HTMLParser):
 CASES = {
     "one seed": lambda: results(1), "three seeds": lambda: results(3), "hostile": hostile, "empty": dict,
     "one arm": lambda: {"runs": results(1, diverge=False)["runs"][:1]},
+    "partial": lambda: results(1) | {"asked": [[run["name"], run["seed"]] for run in results(2)["runs"]]},
     "nothing finished": lambda: {"runs": results(2)["runs"][-2:]},
 }  # fmt: skip
 
@@ -407,6 +408,7 @@ def _small() -> dict[str, Any]:
     """Two seeds of two arms and one that diverged, with short curves."""
     made = results(2)
     made["runs"] = made["runs"][:4] + made["runs"][-1:]
+    made["asked"] = [[run["name"], run["seed"]] for run in made["runs"]] + [["gpt2@10m+post", 2]]
     for run in made["runs"]:
         for key in ("curve", "curve_seconds"):
             run["train"][key] = run["train"][key][::24]

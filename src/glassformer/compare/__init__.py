@@ -88,6 +88,7 @@ def compare(
     check_whole("seeds", seeds)
     if seeds > MOST_SEEDS:
         raise RequestError(f"seeds={seeds} is more than the {MOST_SEEDS:,} runs of a model that one comparison takes")
+    seeds = int(seeds)
     configs = arms(expressions)
     notes = fairness(configs, allow_unmatched)
     budgets = {"tokens": tokens, "minutes": minutes, "flops": flops}
