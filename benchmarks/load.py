@@ -128,7 +128,7 @@ def measured(title: str, ours: str, peer: str, path: str, rounds: int, threads: 
 
 
 def _probe(what: str, path: str, threads: int) -> dict[str, float]:
-    done = subprocess.run([sys.executable, "-c", PROBE, what, path, str(threads)], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-P", "-c", PROBE, what, path, str(threads)], capture_output=True, text=True)
     if done.returncode:
         raise WorkError(f"{what} cannot load {path}: {(done.stderr.splitlines() or ['no reason given'])[-1][:300]}")
     return json.loads(done.stdout.splitlines()[-1])

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from glassformer.cli import app, main
+from glassformer.cli.show import ComparisonView
 from glassformer.config import ModelConfig
 from glassformer.expression import preset
 from glassformer.train import Recipe
@@ -263,6 +264,25 @@ def test_a_comparison_in_which_a_run_failed_is_shown_and_ends_with_status_1(
     if says:
         assert said.endswith(f"report is at {out / 'report.html'}\n")
     assert json.loads(shown) == results if json_ else f"report: {out / 'report.html'}" in shown
+
+
+def test_a_comparison_tells_what_was_noted_while_it_ran(capsys: pytest.CaptureFixture[str]) -> None:
+    """At its end; what it had said before it began is not said twice."""
+    results = {"data": {}, "budget": {"seeds": 2, "notes": ["known", "found out"]}, "runs": [], "verdicts": []}
+    view = ComparisonView()
+    view.event({"event": "begin", "how": "on cpu", "notes": ["known"], "runs": []})
+    assert "note: known" in capsys.readouterr().err
+    view.finish(results, "out", as_json=False)
+    shown = capsys.readouterr().out
+    assert "note: found out\n" in shown and "known" not in shown
+
+
+def test_an_out_below_a_file_is_a_wrong_request(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Told before the text is looked for."""
+    (tmp_path / "file").write_text("")
+    out = tmp_path / "file" / "x"
+    assert main(["compare", TINY, "--data", str(tmp_path / "nowhere"), "--out", str(out), *PLAN]) == 2
+    assert capsys.readouterr().err == f"glassformer: --out {out}: {tmp_path / 'file'} is a file; name a folder\n"
 
 
 def test_a_failed_comparison_leaves_its_report(

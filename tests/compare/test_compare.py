@@ -2,20 +2,29 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
+import shutil
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import glassformer.compare as package
-from glassformer.compare import compare
-from glassformer.compare.request import arms, common_context, fairness, likeness, recipes
+from glassformer.cli import main
+from glassformer.compare import arm, compare
+from glassformer.compare.command import command_of
+from glassformer.compare.request import arms, common_context, fairness, likeness, recipes, spending, unequal
 from glassformer.compare.result import read_result
-from glassformer.compare.statistics import paired_interval, student_t, verdicts
+from glassformer.compare.statistics import paired_interval, stand_in, student_t, verdicts
+from glassformer.config import ModelConfig
 from glassformer.errors import RequestError, WorkError
 from glassformer.expression import preset
+from glassformer.parts.base import to_plain
+from glassformer.train import Recipe
 from glassformer.train.loop import fit
+from glassformer.train.schedule import CosineConfig
 
 TINY = "+layers=1+d_model=32+heads=2"
 PLAN: dict[str, Any] = {
@@ -97,6 +106,36 @@ def test_a_wrong_budget_is_refused(fields: dict[str, Any], match: Any, says: str
     plan = {name: value for name, value in PLAN.items() if name != "tokens"}
     with pytest.raises(RequestError, match=says):
         recipes(arms(["gpt2@1m"]), {**plan, **fields}, match, 50)
+
+
+@pytest.mark.parametrize(
+    ("names", "plan", "match", "says"),
+    [
+        (["gpt2@1m", "llama@1m", "falcon@1m"], {"tokens": 1000, "batch_size": 16}, "flops", "more training FLOPs than"),
+        (
+            ["gpt2@1m+recipe.batch_size=64", "gpt2@1m+recipe.batch_size=4"],
+            {"tokens": 3000},
+            None,
+            "33% more tokens than",
+        ),
+        (["gpt2@1m", "llama@1m"], {"tokens": 1000}, None, None),
+        (["gpt2@1m", "llama@1m"], {"minutes": 1.0, "tokens": None}, None, None),
+        (["gpt2@1m", "falcon@1m"], {"tokens": 100_000}, "flops", None),
+    ],
+)
+def test_what_whole_steps_keep_from_being_equal_is_said(
+    names: list[str], plan: dict[str, Any], match: Any, says: str | None
+) -> None:
+    """The note tells what the steps of the runs come to."""
+    configs = {name: fit(config, 50, 32) for name, config in arms(names).items()}
+    plans = recipes(configs, {**PLAN, **plan}, match, 50)
+    unit = match or "tokens"
+    spent = spending(configs, plans, unit)
+    notes = unequal(spent, unit)
+    assert len(notes) == bool(says)
+    if says:
+        assert says in notes[0] and f"{max(spent.values()) / min(spent.values()) - 1:.0%} more" in notes[0]
+        assert max(spent, key=spent.__getitem__) in notes[0] and min(spent, key=spent.__getitem__) in notes[0]
 
 
 # Recipes of their own
@@ -204,6 +243,54 @@ def test_verdicts_name_the_better_arm_and_doubt() -> None:
     assert not any(v["b"] == "d" for v in verdicts(lost))
 
 
+# How it is asked for again
+
+ASKED: dict[str, Any] = {
+    "tokens": 768, "match": "flops", "tokenizer": "bpe:300", "batch_size": 4, "context": 32, "learning_rate": 3e-5,
+    "device": "cpu", "dtype": "float32", "threads": 1, "watch": 10, "on_spike": "skip", "compile": False,
+    "allow_unmatched": True, "seeds": 2, "out": "a folder; of 'mine'",
+}  # fmt: skip
+
+
+def test_the_command_of_a_comparison_asks_for_the_same_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The words, read by the command line, are the keywords that were given."""
+    asked: dict[str, Any] = {}
+
+    def take(models: list[str], data: str, **keywords: Any) -> dict[str, Any]:
+        asked.update(keywords, models=models, data=data)
+        raise RequestError("enough")
+
+    monkeypatch.setattr(package, "compare", take)
+    _, *words = shlex.split(command_of(["gpt2@1m+relu", "llama@1m"], "my text.txt", ASKED))
+    assert main(words) == 2
+    assert {name: asked[name] for name in ASKED} == ASKED
+    assert (asked["models"], asked["data"]) == (["gpt2@1m+relu", "llama@1m"], "my text.txt")
+
+
+@pytest.mark.parametrize("more", [{"weight_decay": 0.3, "seed": 7}, {"schedule": CosineConfig(warmup=0.5)}])
+def test_what_no_option_says_is_asked_for_in_python(more: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: dict[str, Any] = {}
+    monkeypatch.setattr(package, "compare", lambda models, data, **keywords: asked.update(keywords, models=models))
+    exec(command_of(["gpt2@1m"], Path("text.txt"), {**ASKED, **more}), {})
+    plain = {name: to_plain(value) for name, value in more.items()}
+    assert asked == {**ASKED, **plain, "models": ["gpt2@1m"]}
+    assert Recipe.of(tokens=1, **plain) == Recipe.of(tokens=1, **more)
+    assert "gf.compare(['gpt2@1m'], data, seeds=3)  # data: text" in command_of(["gpt2@1m"], object(), {"seeds": 3})
+
+
+def test_verdicts_are_against_the_first_arm_that_finished() -> None:
+    """And it is said; the first arm has no verdict, as it has no two losses."""
+    ends = {"a": ["diverged", "ok", "diverged"], "b": ["ok"] * 3, "c": ["ok"] * 3}
+    runs = [run(name, seed, 2.0 + seed / 100, ends[name][seed]) for seed in range(3) for name in ends]
+    found = verdicts(runs)
+    assert [(v["a"], v["b"], v["seeds"]) for v in found] == [("b", "c", 3)]
+    assert stand_in(runs, found) == [
+        "a has not finished two seeds: the verdicts are against b, the first arm that has."
+    ]
+    whole = [one | {"status": "ok"} for one in runs]
+    assert stand_in(whole, verdicts(whole)) == [] and stand_in(runs, []) == []
+
+
 # The whole job
 
 
@@ -250,6 +337,10 @@ def test_a_comparison_from_end_to_end(source: Path, tmp_path: Path) -> None:
     parser.feed(page)
     assert parser.fetched == []
     assert all(name.replace("+", "+") in page for name in names)
+    assert results["command"] == shlex.join(
+        f"glassformer compare {' '.join(names)} --data {source} --tokens 768 --batch-size 4 --context 32 --threads 1 "
+        f"--dtype float32 --seeds 2 --out {tmp_path / 'out'}".split()
+    )
     kinds = [event["event"] for event in events]
     assert kinds[0] == "begin"
     assert kinds.count("start") == 4
@@ -260,6 +351,162 @@ def test_a_comparison_from_end_to_end(source: Path, tmp_path: Path) -> None:
     assert [event["event"] for event in events].count("kept") == 4
     with pytest.raises(RequestError, match="another recipe"):
         compare(names, source, seeds=2, out=tmp_path / "out", **{**PLAN, "learning_rate": 1e-2})
+
+
+def test_files_named_like_modules_are_not_run(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("random", "statistics", "torch", "glassformer"):
+        Path(f"{name}.py").write_text("raise SystemExit('this is a file of mine')")
+    (one,) = compare([f"gpt2@1m{TINY}"], source, **{**PLAN, "tokens": 128})["runs"]
+    assert (one["status"], one["error"]) == ("ok", None)
+
+
+def trained_at_once(place: Path, notify: Any) -> tuple[None, int]:
+    """In place of an arm's process: a result as one leaves it, with a loss that its name decides."""
+    request = json.loads((place / "request.json").read_text())
+    config = ModelConfig.from_dict(request["config"])
+    loss = 1.0 + len(request["name"]) / 100 + request["recipe"]["seed"] ** 2 / 1000
+    result = {
+        "name": request["name"], "seed": request["recipe"]["seed"], "parameters": config.num_params(),
+        "flops_per_token": 1.0, "config": request["config"], "recipe": request["recipe"], "dynamics": {}, "machine": {},
+        "train": {
+            "steps": 1, "tokens": 128, "seconds": 1.0, "tokens_per_second": 128.0, "peak_memory_bytes": None,
+            "learning_rate": 1e-3, "curve": [[128, loss]], "curve_seconds": [[1.0, loss]], "validation_curve": [],
+        },
+        "validation": {"loss": loss, "perplexity": math.exp(loss), "bits_per_byte": loss, "tokens": 5},
+        "generation": {
+            "tokens_per_second": 1.0, "seconds_per_token": 1.0, "state_bytes_per_token": 1.0, "sample": {"text": "x"},
+        },
+        "extrapolation": [], "status": "ok", "error": None,
+    }  # fmt: skip
+    (place / "result.json").write_text(json.dumps(result))
+    return None, 0
+
+
+A, B, C = (f"{family}@1m{TINY}" for family in ("gpt2", "llama", "bloom"))
+
+
+def held_in(folder: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != ".lock"}
+
+
+@pytest.mark.parametrize(
+    ("names", "other", "fields", "says"),
+    [
+        ([C], False, {}, "holds a comparison of gpt2@1m"),
+        ([A, B], True, {}, "holds a comparison with another text, on text.txt"),
+        ([A, B], False, {"tokenizer": "byte"}, "holds a comparison with another tokenizer"),
+        ([A, B], False, {"tokens": 640}, "another budget: tokens was 768 and is now 640"),
+        ([A, C], False, {"batch_size": 2}, "another budget: batch_size was 4 and is now 2"),
+        ([A, B], False, {"weight_decay": 0.2}, "another recipe: weight_decay was 0.1 and is now 0.2"),
+        ([A, B], False, {"seed": 5, "schedule": {"kind": "cosine", "warmup": 0.5}}, "recipe: schedule.warmup was 0.05"),
+        ([A, B], False, {"learning_rate": 0.5}, "another recipe: learning_rate was"),
+    ],
+)
+@pytest.mark.parametrize("runs", [True, False], ids=["runs", "results alone"])
+def test_another_comparison_in_the_folder_is_not_written_over(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names: list[str], other: bool,
+    fields: dict[str, Any], says: str, runs: bool,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(package, "_spawn", trained_at_once)
+    out = tmp_path / "out"
+    compare([A, B], source, out=out, **PLAN)
+    if not runs:
+        shutil.rmtree(out / "runs")
+    before = held_in(out)
+    if other:
+        source = tmp_path / "other.txt"
+        source.write_text("\n".join(f"line {n} of other text about cats and trees" for n in range(400)))
+    with pytest.raises(RequestError) as refused:
+        compare(names, source, out=out, **{**PLAN, **fields})
+    assert f"--out {out}" in str(refused.value) and says in str(refused.value) and "\n" not in str(refused.value)
+    assert held_in(out) == before
+
+
+def test_what_is_finished_is_in_the_results_at_any_time(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A and C are trained, B fails; when B is tried again and stopped, A and C are still told of."""
+    out = tmp_path / "out"
+
+    def told() -> tuple[list[str], str]:
+        results = json.loads((out / "results.json").read_text())
+        page = (out / "report.html").read_text(encoding="utf-8")
+        assert (results["status"] != "complete") == (f">{results['status']}. <" in page)
+        return [run["name"] for run in results["runs"]], results["status"]
+
+    def b_fails(place: Path, notify: Any) -> tuple[str | None, int]:
+        assert told()[1] == f"{len(told()[0])} of 3 runs so far"
+        return ("the disk is full", 1) if "llama" in place.name else trained_at_once(place, notify)
+
+    def stopped(place: Path, notify: Any) -> tuple[str | None, int]:
+        assert told() == ([A, C], "2 of 3 runs so far")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(package, "_spawn", b_fails)
+    assert compare([A, B, C], source, out=out, **PLAN)["status"] == "complete"
+    assert told() == ([A, B, C], "complete")
+    monkeypatch.setattr(package, "_spawn", stopped)
+    with pytest.raises(WorkError, match=r"stopped; 2 of 3 runs are finished, in .*; the same command goes on"):
+        compare([A, B, C], source, out=out, **PLAN)
+    assert told() == ([A, C], "2 of 3 runs so far")
+    monkeypatch.setattr(package, "_spawn", trained_at_once)
+    compare([C, B, A], source, out=out, **PLAN)
+    assert told() == ([C, B, A], "complete")
+
+
+def test_arms_and_seeds_are_added_to_a_comparison(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(package, "_spawn", trained_at_once)
+    out, events = tmp_path / "out", list[dict[str, Any]]()
+
+    def trained(names: list[str], **fields: Any) -> list[tuple[str, int]]:
+        events.clear()
+        compare(names, source, out=out, on_event=events.append, **{**PLAN, **fields})
+        return [(event["name"], event["seed"]) for event in events if event["event"] == "start"]
+
+    assert trained([A, B]) == [(A, 0), (B, 0)]
+    assert trained([A, B]) == []
+    assert trained([C, A, B], seeds=2) == [(C, 0), (C, 1), (A, 1), (B, 1)]
+    assert trained([A, C]) == []
+    (out / "results.json").unlink()  # as where a comparison was stopped before there was one
+    assert trained([A, B], seeds=2) == []
+
+
+@pytest.mark.parametrize("name", ["results.json", "report.html", "tokenizer/tokenizer.json"])
+def test_a_folder_that_is_no_comparison_is_refused(source: Path, tmp_path: Path, name: str) -> None:
+    """Before the text is read; whatever else lies there is no matter."""
+    out = tmp_path / "out"
+    (out / name).parent.mkdir(parents=True)
+    (out / name).write_text('{"mine": 1}')
+    with pytest.raises(RequestError, match=rf"--out .*out holds .*{name.split('/')[0]}.* no"):
+        compare([A], tmp_path / "nowhere.txt", out=out, **PLAN)
+    assert list(held_in(out).values()) == [b'{"mine": 1}']
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("[enforce fail at alloc_cpu.cpp:117] err == 0. DefaultCPUAllocator: can't allocate memory"),
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB"),
+        MemoryError(),
+    ],
+)
+def test_an_arm_without_memory_says_so(
+    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def measure(*_: Any) -> None:
+        raise error
+
+    (tmp_path / "request.json").write_text("{}")
+    monkeypatch.setattr("sys.argv", ["arm", str(tmp_path)])
+    monkeypatch.setattr(arm, "measure", measure)
+    assert arm.main() == 1
+    assert json.loads(capsys.readouterr().out)["error"] == "this needs more memory than the machine has"
+    error = RuntimeError("shapes differ")
+    with pytest.raises(RuntimeError, match="shapes differ"):
+        arm.main()
 
 
 def test_an_arm_that_dies_leaves_the_others(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -297,6 +544,11 @@ def test_a_diverging_arm_is_marked_and_the_comparison_goes_on(source: Path, tmp_
     [
         (["gtp2@1m"], {}, "did you mean"),
         (["gpt2@1m"], {"seeds": 0}, "seeds=0"),
+        (["gpt2@1m"], {"seeds": 1001}, "seeds=1001 is more than the 1,000 runs"),
+        (["gpt2@1m"], {"seeds": 99999999999999999999}, "seeds=99999999999999999999 is more"),
+        (["gpt2@1m"], {"seeds": 1.5}, "seeds=1.5 must be a whole number"),
+        (["gpt2@1m"], {"learning_rate": 0.0}, "learning_rate=0.0"),
+        (["gpt2@1m"], {"match": "flops", "tokens": 0}, "tokens=0"),
         (["gpt2@1m", "gpt2@1m+bidirectional"], {}, "visibility=bidirectional"),
         (["gpt2@1m+embedding.position.length=16"], {}, "shorter than context=32"),
         (["gpt2@1m"], {"batch_size": 0}, "batch_size=0"),
@@ -372,6 +624,12 @@ def test_an_empty_out_is_refused(source: Path, tmp_path: Path, monkeypatch: pyte
     with pytest.raises(RequestError, match="--out is empty"):
         compare(["gpt2@1m"], source, out="", **PLAN)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_out_below_a_file_is_refused_before_the_text_is_read(tmp_path: Path) -> None:
+    (tmp_path / "out").write_text("")
+    with pytest.raises(RequestError, match=r"--out .*x/y: .*out is a file; name a folder"):
+        compare(["gpt2@1m"], tmp_path / "nowhere.txt", out=tmp_path / "out" / "x" / "y", **PLAN)
 
 
 def test_an_out_that_is_a_file_is_refused(source: Path, tmp_path: Path) -> None:

@@ -85,6 +85,7 @@ class Page(HTMLParser):
 CASES = {
     "one seed": lambda: results(1), "three seeds": lambda: results(3), "hostile": hostile, "empty": dict,
     "one arm": lambda: {"runs": results(1, diverge=False)["runs"][:1]},
+    "partial": lambda: results(1) | {"asked": [[run["name"], run["seed"]] for run in results(2)["runs"]]},
     "nothing finished": lambda: {"runs": results(2)["runs"][-2:]},
 }  # fmt: skip
 
@@ -154,6 +155,21 @@ def test_one_seed_is_said_to_prove_nothing_and_three_are_not() -> None:
 def test_the_notice_asks_for_three_seeds_in_the_command_that_asked_for_one() -> None:
     made = results(1) | {"command": "glassformer compare a b --seeds 1 --tokens 5k"}
     assert "glassformer compare a b --seeds 3 --tokens 5k" in Page(render(made)).text
+    made["command"] = "glassformer compare a --data 'my  text' --seeds=1"
+    assert ": glassformer compare a --data 'my  text' --seeds=3" in render(made).replace("<code>", "").replace(
+        "&#x27;", "'"
+    )
+    made["command"] = "import glassformer as gf; gf.compare(['a'], 'b', seeds=1, out='c')"
+    assert "gf.compare(['a'], 'b', seeds=3, out='c')" in Page(render(made)).text
+
+
+def test_what_is_not_equal_is_not_called_matched() -> None:
+    made = results(1)
+    assert "Matched1M tokens per arm" in Page(render(made)).text
+    made["budget"]["spent"] = {"a": 1.0e6, "b": 1.01e6}
+    assert "Matched1M tokens per arm" in Page(render(made)).text
+    made["budget"]["spent"] = {"a": 1.0e6, "b": 1.41e6}
+    assert "Roughly matched1M to 1.41M tokens per arm" in Page(render(made)).text
 
 
 def test_arms_are_sorted_by_validation_loss_and_the_unfinished_stay_visible() -> None:
@@ -213,6 +229,31 @@ def test_the_finding_claims_a_lead_only_where_the_verdict_does() -> None:
         verdict |= {"verdict": "no difference shown", "low": -0.3, "high": 0.2}
     assert "not larger than chance allows" in _finding(made)
     assert "no interval was computed" in _finding(made | {"verdicts": []})
+
+
+def test_seeds_are_counted_as_they_are_there() -> None:
+    """Five runs of six: one arm has three seeds, the pair two."""
+    made = results(3, diverge=False)
+    ahead, behind = "llama@10m", "gpt2@10m+rope"
+    made["runs"] = [r for r in made["runs"] if r["name"] == ahead or (r["name"] == behind and r["seed"] < 2)]
+    made["verdicts"] = [v for v in made["verdicts"] if {v["a"], v["b"]} == {ahead, behind}]
+    made["verdicts"][0]["seeds"] = 2
+    assert "over 3 seeds" in _finding(made) and "on the 2 seeds that both finished, more than chance" in _finding(made)
+    made["verdicts"][0]["seeds"] = 3
+    assert "both finished" not in _finding(made)
+
+
+def test_what_is_still_to_come_is_said() -> None:
+    made = results(2, diverge=False)
+    made["asked"] = [[run["name"], run["seed"]] for run in made["runs"]]
+    assert "so far" not in Page(render(made)).text
+    made["runs"] = [run for run in made["runs"] if run["seed"] == 0]
+    text = Page(render(made)).text
+    assert "4 of 8 runs so far. " in text and "Still to come: gpt2@10m seed 1, gpt2@10m+rope seed 1, " in text
+    assert "run three seeds" not in text  # more are on their way
+    made["runs"] = []
+    text = Page(render(made)).text
+    assert "0 of 8 runs so far. " in text and " and 2 more." in text and "4 language models compared" in text
 
 
 def test_the_finding_of_special_cases() -> None:
@@ -367,6 +408,7 @@ def _small() -> dict[str, Any]:
     """Two seeds of two arms and one that diverged, with short curves."""
     made = results(2)
     made["runs"] = made["runs"][:4] + made["runs"][-1:]
+    made["asked"] = [[run["name"], run["seed"]] for run in made["runs"]] + [["gpt2@10m+post", 2]]
     for run in made["runs"]:
         for key in ("curve", "curve_seconds"):
             run["train"][key] = run["train"][key][::24]

@@ -124,7 +124,7 @@ def compare(
     seeds
         Runs of each model, with the same text in the same order for all models of a seed.
     out
-        Folder of the comparison. The same command goes on where it stopped.
+        Folder of the comparison. The same command goes on where it stopped; more models or seeds are added.
     lr
         Peak learning rate of every run; by default a rule by size.
     allow_unmatched

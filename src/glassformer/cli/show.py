@@ -114,6 +114,7 @@ class ComparisonView(View):
         super().__init__(quiet)
         self.tasks: dict[tuple[str, int], TaskID] = {}
         self.several = False
+        self.noted: list[str] = []
 
     def event(self, event: dict[str, Any]) -> None:
         kind = event["event"]
@@ -121,6 +122,7 @@ class ComparisonView(View):
             for stage in self.reading.values():
                 self.bars.update(stage, visible=False)
             self.say(event["how"])
+            self.noted = event["notes"]
             for note in event["notes"]:
                 self.say(f"note: {note}")
             self.several = any(seed for _, seed in event["runs"])
@@ -176,6 +178,9 @@ class ComparisonView(View):
                 f"{verdict['high']:+.4f}, {verdict['seeds']} seeds",
                 markup=False, highlight=False,
             )  # fmt: skip
+        for note in results["budget"].get("notes", ()):
+            if note not in self.noted:
+                console.print(f"note: {note}", markup=False, highlight=False)
         if results["budget"]["seeds"] == 1:
             console.print("One seed proves nothing: the order of the arms may be luck. --seeds 3 gives intervals.")
         print(f"report: {Path(out) / 'report.html'}")

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import re
-import shlex
 import signal
 import subprocess
 import sys
@@ -14,16 +11,28 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from glassformer import machine
 from glassformer.callable_module import make_callable
-from glassformer.compare.request import Match, arms, common_context, fairness, likeness, recipes
+from glassformer.compare.command import command_of
+from glassformer.compare.folder import check_folder, check_runs, place_of
+from glassformer.compare.request import (
+    Match,
+    arms,
+    common_context,
+    fairness,
+    likeness,
+    recipes,
+    spending,
+    unequal,
+)
 from glassformer.compare.result import read_result
-from glassformer.compare.statistics import verdicts
+from glassformer.compare.statistics import stand_in, verdicts
 from glassformer.config import ModelConfig
 from glassformer.dynamics.summary import summary_of
-from glassformer.errors import RequestError
+from glassformer.errors import RequestError, check_whole
 from glassformer.expression import own_value
 from glassformer.parts.base import to_plain
 from glassformer.report import write_report
@@ -34,6 +43,9 @@ from glassformer.train.loop import fit, only_writer, refuse_short, settings
 from glassformer.train.sinks import check_sinks
 
 __all__ = ["compare"]
+
+MOST_SEEDS = 1000
+"""Intervals narrow with the root of it: ten are many."""
 
 Event = Callable[[dict[str, Any]], None]
 
@@ -63,7 +75,8 @@ def compare(
     +recipe.FIELD=VALUE in an EXPR is for that arm alone, and the report says what differs.
 
     The `status` of a run is "ok", "diverged", or "failed" with the reason in `error`: what failed is returned among the
-    others, even where nothing else is, and tried again when the same is asked again.
+    others, even where nothing else is, and tried again when the same is asked again. The `status` of the results is
+    "complete", or says how many runs there are so far: those of `asked` that finished are in results.json at any time.
 
     Raises RequestError before anything is trained: for what names no model, does not fit together, or is unfair, and
     where another process writes the same folder. Raises Interrupted on Ctrl-C.
@@ -72,15 +85,26 @@ def compare(
     check_sinks(log_to)
     if not str(out):
         raise RequestError("--out is empty; name a folder")
-    if seeds < 1:
-        raise RequestError(f"seeds={seeds} must be at least 1")
+    check_whole("seeds", seeds)
+    if seeds > MOST_SEEDS:
+        raise RequestError(f"seeds={seeds} is more than the {MOST_SEEDS:,} runs of a model that one comparison takes")
+    seeds = int(seeds)
     configs = arms(expressions)
     notes = fairness(configs, allow_unmatched)
-    fields = {**_recipe_defaults(), **recipe, "tokens": tokens, "minutes": minutes, "flops": flops}
+    budgets = {"tokens": tokens, "minutes": minutes, "flops": flops}
+    usual = {**_recipe_defaults(), "match": None, "tokenizer": "auto", "allow_unmatched": False}
+    given = {**budgets, "match": match, "tokenizer": tokenizer, "allow_unmatched": allow_unmatched, **recipe}
+    given = {name: value for name, value in given.items() if value != usual.get(name)}
+    given |= {"seeds": seeds, "out": str(out)}
+    fields = {**_recipe_defaults(), **recipe, **budgets}
     fields["context"] = common_context(configs, recipe.get("context"))
     machine.settings(fields["device"], fields["dtype"], fields["threads"], fields["compile"])  # refuses early
     recipes(configs, fields, match, vocab_size=1)  # refuses a wrong recipe before the text is read
-    _not_a_file(Path(out))
+    matched: str = match or next(name for name, amount in budgets.items() if amount is not None)
+    budget = {
+        "match": matched, **budgets, "seeds": seeds, "batch_size": fields["batch_size"], "context": fields["context"],
+    }  # fmt: skip
+    check_folder(Path(out), list(configs), budget)
     text = data if isinstance(data, TextData) else prepare(data, tokenizer, fields["context"], progress=on_progress)
     configs = {
         name: fit(config, text.tokenizer.vocab_size, fields["context"], own_value(name, config, "vocab_size"))
@@ -91,49 +115,51 @@ def compare(
         refuse_short(config)
     plans = recipes(configs, fields, match, text.tokenizer.vocab_size)
     notes += text.notes + likeness(configs, plans)
+    spent = spending(configs, plans, matched)
+    notes += unequal(spent, matched)
     # All arms compile or none does: by the longest. What an arm asks for itself, it gets.
     made = [settings(config, plans[name]) for name, config in configs.items()]
     how = next((one for one in made if one.compile), made[0])
     plans = {n: plan.vary(compile=how.compile) if plan.compile is None else plan for n, plan in plans.items()}
-    folder = _folder(Path(out))
+    seeded = range(fields["seed"], fields["seed"] + seeds)
     requests = {
-        (name, seed): _request(name, configs[name], plans[name].vary(seed=fields["seed"] + seed), text)
-        for seed in range(seeds)  # seed by seed: when stopped early, every arm has the same seeds
+        (name, seed): _request(name, configs[name], plans[name].vary(seed=seed), text)
+        for seed in seeded  # seed by seed: when stopped early, every arm has the same seeds
         for name in configs
     }
-    for request in requests.values():
-        _refuse_other(_place(folder, request), request)
-    budget = {
-        "match": match or next(name for name in ("tokens", "flops", "minutes") if fields[name] is not None),
-        "tokens": tokens, "flops": flops, "minutes": minutes, "seeds": seeds,
-        "batch_size": fields["batch_size"], "context": fields["context"],
-        "learning_rates": {name: plan.learning_rate for name, plan in plans.items()}, "notes": notes,
+    check_runs(Path(out), requests.values(), text.describe())
+    folder = _folder(Path(out))
+    budget |= {
+        "spent": spent, "learning_rates": {name: plan.learning_rate for name, plan in plans.items()}, "notes": notes,
     }  # fmt: skip
     results: dict[str, Any] = {
         "schema": 1,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": command or _command(expressions, data, budget, out),
+        "status": "",
+        "command": command or command_of(expressions, data, given),
         "data": text.describe(),
         "budget": budget,
         "machine": how.describe(),
-        "runs": [],
-        "verdicts": [],
+        "asked": [[name, seed] for name, seed in requests],
     }
-    begin = {"runs": [[name, seed] for name, seed in requests], "how": how.why, "notes": notes}
+    runs: dict[tuple[str, int], dict[str, Any]] = {}
     try:
         with only_writer(folder), _terminated_as_interrupted():
-            notify({"event": "begin", **begin})
-            for (name, _), request in requests.items():
-                given = {"text": text.places(folder / "tokenizer"), "log_to": list(log_to)}
-                run = _arm(_place(folder, request), request, configs[name], given, notify)
-                notes += [note for note in _other_machine(run, how) if note not in notes]
-                results["runs"].append(run)
-                results["verdicts"] = verdicts(results["runs"])
-                _write(folder, results)
+            notify({"event": "begin", "runs": results["asked"], "how": how.why, "notes": notes})
+            for (name, seed), request in requests.items():
+                if (done := read_result(place_of(folder, name, seed), request)) is not None:
+                    runs[name, seed] = done
+                    notify({"name": name, "seed": seed, "event": "kept"})
+            _write(folder, results, runs, notes, how)  # first of all: it says whose folder this is
+            for (name, seed), request in requests.items():
+                if (name, seed) not in runs:
+                    besides = {"text": text.places(folder / "tokenizer"), "log_to": list(log_to)}
+                    runs[name, seed] = _arm(place_of(folder, name, seed), request, configs[name], besides, notify)
+                    _write(folder, results, runs, notes, how)
     except (KeyboardInterrupt, Interrupted):
-        done = len(results["runs"])
+        finished = sum(run["status"] != "failed" for run in runs.values())
         raise Interrupted(
-            f"stopped; {done} finished runs are in {folder}; the same command goes on from here"
+            f"stopped; {finished} of {len(requests)} runs are finished, in {folder}; the same command goes on from here"
         ) from None
     return results
 
@@ -141,11 +167,6 @@ def compare(
 def _recipe_defaults() -> dict[str, Any]:
     names = set(Recipe.model_fields)
     return {name: Recipe.model_fields[name].get_default() for name in names - {"tokens", "minutes", "flops"}}
-
-
-def _not_a_file(folder: Path) -> None:
-    if folder.exists() and not folder.is_dir():
-        raise RequestError(f"--out {folder} is a file; name a folder")
 
 
 def _folder(folder: Path) -> Path:
@@ -158,23 +179,6 @@ def _request(name: str, config: ModelConfig, recipe: Recipe, text: TextData) -> 
     """What decides a run: with another one, it is another run."""
     tokens = [text.train.folder.name, text.validation.folder.name, text.tokenizer.fingerprint()]
     return {"name": name, "config": config.to_dict(), "recipe": to_plain(recipe), "tokens": tokens}
-
-
-def _place(folder: Path, request: dict[str, Any]) -> Path:
-    return folder / "runs" / f"{_slug(request['name'])}-seed{request['recipe']['seed']}"
-
-
-def _refuse_other(place: Path, request: dict[str, Any]) -> None:
-    """Raises RequestError where the place holds a run of another request."""
-    try:
-        was = json.loads((place / "request.json").read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return
-    except (OSError, ValueError) as error:
-        raise RequestError(f"{place / 'request.json'} cannot be read: {error}; use another --out") from None
-    changed = [key for key in request if not isinstance(was, dict) or was.get(key) != request[key]]
-    if changed:
-        raise RequestError(f"{place} holds a run with another {changed[0]}; use another --out, or remove it")
 
 
 def _other_machine(run: dict[str, Any], how: machine.Settings) -> list[str]:
@@ -206,17 +210,14 @@ def _terminated_as_interrupted() -> Iterator[None]:
 
 
 def _arm(
-    place: Path, request: dict[str, Any], config: ModelConfig, given: dict[str, Any], notify: Event
+    place: Path, request: dict[str, Any], config: ModelConfig, besides: dict[str, Any], notify: Event
 ) -> dict[str, Any]:
-    """The result of one arm: read, if it was finished before; else trained, from where it stopped. `given` is what the
-    arm needs to know besides, and does not make it another."""
+    """The result of one arm, trained from where it stopped. `besides` is what the arm needs to know and does not make
+    it another."""
     who = {"name": request["name"], "seed": request["recipe"]["seed"]}
     with disk_errors(place):
         place.mkdir(parents=True, exist_ok=True)
-        replace_text(place / "request.json", json.dumps({**request, **given}))
-    if (done := read_result(place, request)) is not None:
-        notify({**who, "event": "kept"})
-        return done
+        replace_text(place / "request.json", json.dumps({**request, **besides}))
     notify({**who, "event": "start"})
     error, status = _spawn(place, lambda message: notify({**who, **message}))
     result = read_result(place, request)
@@ -243,7 +244,8 @@ def _spawn(place: Path, notify: Event) -> tuple[str | None, int]:
     """Runs the arm; (its last error sentence, exit status).
 
     Its session is its own, so that Ctrl-C in a terminal comes here alone: it is passed on once, and the arm saves."""
-    command = [sys.executable, "-m", "glassformer.compare.arm", str(place)]
+    # -P: the folder one happens to be in holds the user's files, and one may be called as a module is, random.py say.
+    command = [sys.executable, "-P", "-m", "glassformer.compare.arm", str(place)]
     error, stopped = None, False
     with (place / "stderr.txt").open("wb") as complaints:
         process = subprocess.Popen(
@@ -292,25 +294,33 @@ def _message(line: str) -> dict[str, Any]:
     return message if isinstance(message, dict) and "event" in message else {}
 
 
-def _write(folder: Path, results: dict[str, Any]) -> None:
+def _write(
+    folder: Path,
+    results: dict[str, Any],
+    found: dict[tuple[str, int], dict[str, Any]],
+    notes: list[str],
+    how: machine.Settings,
+) -> None:
+    """Puts the runs `found` so far into the results, in the order in which they were asked for, and what follows from
+    them; writes the results and the report."""
+    asked, budget = results["asked"], results["budget"]
+    runs = [found[name, seed] for name, seed in asked if (name, seed) in found]
+    given = verdicts(runs)
+    late = stand_in(runs, given)
+    if budget["match"] == "minutes":
+        seconds: dict[str, list[float]] = {}
+        for run in runs:
+            if run["status"] == "ok":
+                seconds.setdefault(run["name"], []).append(run["train"]["seconds"])
+        budget["spent"] = {name: fmean(values) / 60 for name, values in seconds.items()}
+        late += unequal(budget["spent"], "minutes")
+    late += [note for run in runs for note in _other_machine(run, how)]
+    budget["notes"] = [*notes, *late]
+    status = "complete" if len(runs) == len(asked) else f"{len(runs)} of {len(asked)} runs so far"
+    results |= {"status": status, "runs": runs, "verdicts": given}
     with disk_errors(folder):
         replace_text(folder / "results.json", json.dumps(results, indent=1, allow_nan=False))
         write_report(results, folder / "report.html")
-
-
-def _slug(name: str) -> str:
-    """A folder name for an EXPR: readable, and different for different names."""
-    plain = re.sub(r"[^A-Za-z0-9.@+_=-]+", "_", name)[:80]
-    return plain if plain == name else f"{plain}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
-
-
-def _command(expressions: Sequence[str], data: Any, budget: dict[str, Any], out: str | Path) -> str:
-    limits = [f"--{name} {budget[name]}" for name in ("tokens", "flops", "minutes") if budget[name] is not None]
-    return (
-        shlex.join(["glassformer", "compare", *expressions, "--data", str(getattr(data, "name", data))])
-        + " "
-        + " ".join([*limits, f"--seeds {budget['seeds']}", f"--out {out}"])
-    )
 
 
 make_callable(__name__)

@@ -11,6 +11,7 @@ import json
 import math
 import sys
 import time
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,12 @@ def main() -> int:
     except (RequestError, WorkError) as error:
         say({"event": "error", "error": str(error)})
         return error.exit_status
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "memory" not in str(error):
+            raise  # a defect of ours: its traceback goes to stderr.txt
+        traceback.print_exc()
+        say({"event": "error", "error": "this needs more memory than the machine has"})
+        return WorkError.exit_status
     replace_text(folder / "result.json", json.dumps(finite(result), allow_nan=False))
     say({"event": "result"})
     return 0

@@ -100,6 +100,29 @@ def likeness(configs: dict[str, ModelConfig], plans: dict[str, Recipe]) -> list[
     return notes
 
 
+def spending(configs: dict[str, ModelConfig], plans: dict[str, Recipe], match: str) -> dict[str, float]:
+    """What each arm will spend of what is matched, in whole steps; nothing where the clock decides."""
+    spent = {}
+    for name, config in configs.items():
+        plan = plans[name]
+        if (steps := plan.steps(config)) is not None:
+            each = 3.0 * config.flops(plan.context) if match == "flops" else 1
+            spent[name] = steps * plan.tokens_per_step * each
+    return spent
+
+
+def unequal(spent: dict[str, float], match: str) -> list[str]:
+    """A note where arms spend more than others of what is matched, as every run ends with a whole step."""
+    if not spent or not min(spent.values()):
+        return []
+    least, most = min(spent, key=spent.__getitem__), max(spent, key=spent.__getitem__)
+    apart = spent[most] / spent[least] - 1
+    if apart <= WORTH_SAYING:
+        return []
+    unit = {"flops": "training FLOPs", "minutes": "time"}.get(match, match)
+    return [f"Runs end with a whole step, so {most} spends {apart:.0%} more {unit} than {least}."]
+
+
 def recipes(
     configs: dict[str, ModelConfig],
     recipe: dict[str, Any],
@@ -115,8 +138,9 @@ def recipes(
     if len(given) != 1:
         raise RequestError(f"give one budget: --tokens, --flops or --minutes; {' and '.join(given) or 'none'} given")
     budget: dict[str, Any] = {given[0]: recipe[given[0]]}
-    match = match or given[0]  # type: ignore[assignment]
+    match = given[0] if match is None else match  # type: ignore[assignment]
     if match == "flops" and given == ["tokens"]:
+        Recipe.of(tokens=recipe["tokens"])  # named as it was given, should it be wrong
         name, config = next(iter(configs.items()))
         first = fit(config, vocab_size, recipe["context"], own_value(name, config, "vocab_size"))
         budget = {"flops": 3.0 * first.flops(recipe["context"]) * recipe["tokens"]}
@@ -125,7 +149,8 @@ def recipes(
     rest = {name: value for name, value in recipe.items() if name not in ("tokens", "flops", "minutes")}
     made = {}
     for name, config in configs.items():
-        rate = rest.get("learning_rate") or default_learning_rate(config)
+        rate = rest.get("learning_rate")
+        rate = default_learning_rate(config) if rate is None else rate
         shared = Recipe.of(**{**rest, **budget, "learning_rate": rate})
         made[name] = with_recipe(shared, split_recipe(name)[1])
         try:

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from glassformer.errors import RequestError
 from glassformer.train.progress import Count, Length, Measures, Written
 
 Point = Annotated[list[float | None], Field(min_length=2, max_length=2)]
@@ -60,6 +61,40 @@ class Result(Written):
         if self.status == "ok" and (self.validation is None or self.generation is None):
             raise ValueError("an arm that was trained to its end has been measured")
         return self
+
+
+class _Entry(Written):
+    name: str
+    config: dict[str, Any] = {}
+    recipe: dict[str, Any] = {}
+
+
+class Results(Written):
+    """What a results.json must have to be one of a comparison, and what tells comparisons apart."""
+
+    version: Literal[1] = Field(alias="schema")
+    data: dict[str, Any]
+    budget: dict[str, Any]
+    runs: list[_Entry]
+    asked: list[tuple[str, int]] = []
+
+    @property
+    def names(self) -> list[str]:
+        """The models, in their order."""
+        return list(dict.fromkeys([*(name for name, _ in self.asked), *(run.name for run in self.runs)]))
+
+
+def read_results(folder: Path) -> Results | None:
+    """The results.json of a folder, if there is one. Raises RequestError where it is not of a comparison."""
+    path = folder / "results.json"
+    if not path.exists():
+        return None
+    try:
+        return Results.model_validate_json(path.read_bytes())
+    except (OSError, ValueError):  # of pydantic, too
+        raise RequestError(
+            f"--out {folder} holds a results.json that is not of a comparison; name another folder"
+        ) from None
 
 
 def read_result(place: Path, request: dict[str, Any]) -> dict[str, Any] | None:

@@ -41,7 +41,7 @@ def student_t(p: float, df: int) -> float:
 
 
 def verdicts(runs: list[dict[str, Any]], confidence: float = 0.95) -> list[dict[str, Any]]:
-    """Every later arm against the first, by validation loss, over the seeds both finished.
+    """Every other arm against the first that finished two seeds, by validation loss, over the seeds both finished.
 
     difference = loss(b) - loss(a), so a positive one favours a. One seed gives none: nothing can be said."""
     names = list(dict.fromkeys(run["name"] for run in runs))
@@ -51,7 +51,8 @@ def verdicts(runs: list[dict[str, Any]], confidence: float = 0.95) -> list[dict[
         if run["status"] == "ok" and run.get("validation")
     }
     found = []
-    for a, b in ((names[0], name) for name in names[1:]):
+    a = next((name for name in names if sum(name == other for other, _ in losses) > 1), None)
+    for b in (name for name in names if a is not None and name != a):
         seeds = sorted(seed for name, seed in losses if name == a and (b, seed) in losses)
         if len(seeds) < 2:
             continue
@@ -62,3 +63,10 @@ def verdicts(runs: list[dict[str, Any]], confidence: float = 0.95) -> list[dict[
              "confidence": confidence, "seeds": len(seeds), "verdict": verdict}
         )  # fmt: skip
     return found
+
+
+def stand_in(runs: list[dict[str, Any]], found: list[dict[str, Any]]) -> list[str]:
+    """A note where the verdicts `found` are not against the first arm."""
+    if not found or (a := found[0]["a"]) == (first := runs[0]["name"]):
+        return []
+    return [f"{first} has not finished two seeds: the verdicts are against {a}, the first arm that has."]

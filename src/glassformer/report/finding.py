@@ -145,6 +145,7 @@ def _many(opening: Markup, first: Arm, second: Arm, gap: float, verdicts: Sequen
     if pair is None:
         return join([opening, seeds, ", ", _loss(first), ", ", fixed(gap), " below ", arm_name(second),
                      "; no interval was computed for this difference."])  # fmt: skip
+    shared = "" if pair.seeds in (None, len(first.finished)) else f" on the {pair.seeds} seeds that both finished"
     if pair.winner is None:
         beaten = [v for v in verdicts if v.winner == first.name and v.metric in (LOSS, "loss")]
         shown = "; it does beat " if beaten else ""
@@ -159,6 +160,7 @@ def _many(opening: Markup, first: Arm, second: Arm, gap: float, verdicts: Sequen
                 fixed(gap),
                 " over ",
                 arm_name(second),
+                shared,
                 " is not larger than chance allows",
                 _interval(pair),
                 shown,
@@ -168,9 +170,9 @@ def _many(opening: Markup, first: Arm, second: Arm, gap: float, verdicts: Sequen
         )
     if pair.winner == first.name:
         return join([opening, seeds, ", ", _loss(first), ": ", fixed(gap), " below ", arm_name(second),
-                     ", more than chance explains", _interval(pair), "."])  # fmt: skip
+                     shared, ", more than chance explains", _interval(pair), "."])  # fmt: skip
     return join([opening, seeds, ", ", _loss(first), ", but the paired verdict favours ", arm_name(second),
-                 _interval(pair), "."])  # fmt: skip
+                 shared, _interval(pair), "."])  # fmt: skip
 
 
 def _named(name: str) -> Markup:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from datetime import datetime
 from importlib.resources import files
@@ -14,7 +15,7 @@ from .curves import curve_section, extrapolation_section
 from .dynamics import dynamics_section
 from .facts import cost_section, facts_section, plain, sample_section
 from .finding import comparisons, sentence
-from .read import Arm, arms_of, dig, mapping
+from .read import Arm, arms_of, dig, mapping, sequence
 from .summary import summary
 from .verdicts import verdict_section
 
@@ -22,6 +23,10 @@ _CONTENTS = (
     ("summary", "Summary"), ("verdicts", "Verdicts"), ("curves", "Curves"), ("dynamics", "Dynamics"),
     ("contexts", "Contexts"), ("configs", "Configs"), ("samples", "Samples"), ("cost", "Cost"), ("setup", "Setup"),
 )  # fmt: skip
+NAMED = 6
+"""So many of the runs that are still to come."""
+ROUGHLY = 1.02
+"""From here on what two arms spent is not called matched."""
 
 
 def write_report(results: dict, path: str | os.PathLike[str]) -> Path:
@@ -69,16 +74,16 @@ def _document(title: str, main: Markup, results: dict) -> str:
 
 
 def _title(results: dict, arms: Sequence[Arm]) -> str:
-    """The given title, or the names of the arms and the data."""
+    """The given title, or the names of the arms, those to come as well, and the data."""
     given = results.get("title")
     if isinstance(given, str) and given.strip():
         return given
     data = dig(results, "data.name")
     where = f" on {data}" if data else ""
-    if not arms:
+    names = list(dict.fromkeys([*(arm.name for arm in arms), *(name for name, _ in _asked(results))]))
+    if not names:
         return f"A comparison{where}"
-    names = " and ".join(arm.name for arm in arms) if len(arms) < 3 else f"{len(arms)} language models compared"
-    return f"{names}{where}"
+    return (" and ".join(names) if len(names) < 3 else f"{len(names)} language models compared") + where
 
 
 def _header(results: dict, arms: Sequence[Arm], finding: Markup) -> Markup:
@@ -89,6 +94,7 @@ def _header(results: dict, arms: Sequence[Arm], finding: Markup) -> Markup:
         tag("p", "Glassformer comparison", _when(results), class_="kicker"),
         tag("h1", _title(results, arms)),
         tag("p", finding, class_="finding"),
+        _progress_notice(results, arms),
         _seed_notice(results, arms),
         _terms(results, arms),
         tag("nav", tag("ul", *links), aria_label="Sections"),
@@ -108,11 +114,42 @@ def _when(results: dict) -> Markup | None:
     return join([" · ", tag("time", words, datetime=created)])
 
 
+def _asked(results: dict) -> list[tuple[str, str]]:
+    """(name, seed) of the runs that were asked for."""
+    pairs = [pair for pair in map(sequence, sequence(results.get("asked"))) if len(pair) == 2]
+    return [(str(name), str(seed)) for name, seed in pairs]
+
+
+def _missing(results: dict, arms: Sequence[Arm]) -> list[tuple[str, str]]:
+    """Those that are not there yet."""
+    there = {(arm.name, str(run.get("seed"))) for arm in arms for run in arm.runs}
+    return [one for one in _asked(results) if one not in there]
+
+
+def _progress_notice(results: dict, arms: Sequence[Arm]) -> Markup | None:
+    """Said while runs are still to come."""
+    asked, missing = _asked(results), _missing(results, arms)
+    if not missing:
+        return None
+    several = len({seed for _, seed in asked}) > 1
+    names = [f"{name} seed {seed}" if several else name for name, seed in missing[:NAMED]]
+    more = f" and {len(missing) - NAMED} more" if len(missing) > NAMED else ""
+    return tag(
+        "p",
+        tag("strong", f"{len(asked) - len(missing)} of {len(asked)} runs so far. "),
+        f"What is said here is of these alone and may change. Still to come: {', '.join(names)}{more}.",
+        class_="notice",
+        role="note",
+    )
+
+
 def _seed_notice(results: dict, arms: Sequence[Arm]) -> Markup | None:
     """Said plainly wherever chance was not measured."""
     alone = [arm for arm in arms if len(arm.runs) < 2]
     if not alone:
         return None
+    if any(arm.name == name for arm in alone for name, _ in _missing(results, arms)):
+        return None  # more seeds are on their way
     who = "every arm was" if len(alone) == len(arms) else f"{', '.join(arm.name for arm in alone)} was"
     return tag(
         "p",
@@ -126,28 +163,22 @@ def _seed_notice(results: dict, arms: Sequence[Arm]) -> Markup | None:
 
 
 def _with_seeds(results: dict) -> str:
-    """The recorded command with `--seeds 3`; without one, the option alone."""
+    """The recorded command, or call in Python, with three seeds; without one, the option alone."""
     command = results.get("command")
     if not isinstance(command, str) or not command.strip() or len(command) > 400:
         return "--seeds 3"
-    words = command.split(" ")
-    if "--seeds" in words[:-1]:
-        words[words.index("--seeds") + 1] = "3"
-        return " ".join(words)
-    return f"{command} --seeds 3"
+    asked, found = re.subn(r"( --seeds[ =]|, seeds=)\d+(?=[\s,)]|$)", r"\g<1>3", command)
+    return asked if found else f"{command} --seeds 3"
 
 
 def _terms(results: dict, arms: Sequence[Arm]) -> Markup:
     """The terms of the comparison: what was matched, how often, on what, where."""
-    match = dig(results, "budget.match")
-    amount = finite(dig(results, f"budget.{match}")) if isinstance(match, str) else None
-    unit = {"flops": "FLOPs"}.get(str(match), str(match))
     counts = sorted({len(arm.runs) for arm in arms})
     parameters = sorted(p for arm in arms if (p := arm.mean("parameters")) is not None)
     size = dict.fromkeys(si(p) for p in (parameters[:1] + parameters[-1:]))
     device = filter(None, (dig(results, f"machine.{key}") for key in ("processor", "device", "dtype")))
     facts = [
-        ("Matched", f"{si(amount)} {unit} per arm" if amount is not None else unit if match else ""),
+        _matched(results),
         ("Seeds per arm", " to ".join(str(n) for n in (counts[:1] + counts[1:][-1:]))),
         ("Parameters", " to ".join(size)),
         ("Data", str(dig(results, "data.name") or "")),
@@ -155,3 +186,14 @@ def _terms(results: dict, arms: Sequence[Arm]) -> Markup:
     ]
     shown = [tag("div", tag("dt", name), tag("dd", words)) for name, words in facts if words]
     return tag("dl", *shown, class_="terms") if shown else Markup("")
+
+
+def _matched(results: dict) -> tuple[str, str]:
+    """What was matched; where whole steps kept it from being equal, what it came to."""
+    match = dig(results, "budget.match")
+    amount = finite(dig(results, f"budget.{match}")) if isinstance(match, str) else None
+    unit = {"flops": "FLOPs"}.get(str(match), str(match))
+    spent = [number for value in mapping(dig(results, "budget.spent")).values() if (number := finite(value))]
+    if spent and max(spent) > ROUGHLY * min(spent) > 0:
+        return "Roughly matched", f"{si(min(spent))} to {si(max(spent))} {unit} per arm"
+    return "Matched", f"{si(amount)} {unit} per arm" if amount is not None else unit if match else ""

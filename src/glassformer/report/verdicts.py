@@ -20,7 +20,7 @@ _UNITS = {
 def verdict_section(verdicts: Sequence[Comparison], arms: Sequence[Arm]) -> Markup:
     """The section, or why there is none to show."""
     if not verdicts:
-        alone = all(len(arm.runs) < 2 for arm in arms)
+        alone = bool(arms) and all(len(arm.runs) < 2 for arm in arms)
         words = (
             "None: with one seed per arm there is no measure of chance, so no interval can be given."
             if alone
