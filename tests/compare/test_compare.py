@@ -57,6 +57,12 @@ def test_sizes_far_apart_are_refused_with_the_reason() -> None:
     assert fairness(arms(["gpt2@1m", "gpt2@3m"]), allow_unmatched=True)
 
 
+def test_an_arm_that_cannot_train_here_is_refused_before_any_is_trained(source: Path, tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match="kernel=flex has no backward pass on the CPU"):
+        compare([f"gpt2@1m{TINY}", f"gpt2@1m{TINY}+kernel=flex"], source, out=tmp_path / "out", device="cpu", **PLAN)
+    assert not (tmp_path / "out").exists()
+
+
 def test_fewer_weights_by_nature_are_said_not_refused() -> None:
     (note,) = fairness(arms(["gpt2@1m", "falcon@1m"]), allow_unmatched=False)
     assert "falcon@1m" in note

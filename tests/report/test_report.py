@@ -207,6 +207,16 @@ def test_cannot_is_said_with_its_reason() -> None:
     assert ("cannot", "learned positions end at 256") not in page.attributes
 
 
+def test_where_no_arm_has_bits_per_byte_quality_is_the_loss() -> None:
+    made = results(1)
+    assert "Bits per byte against training speed" in render(made)
+    for run in made["runs"]:
+        if run.get("validation"):
+            run["validation"]["bits_per_byte"] = None
+    page = render(made)
+    assert "Nats per token against training speed" in page and "Bits per byte against" not in page
+
+
 def test_missing_numbers_have_reasons() -> None:
     text = Page(render(results(1))).text
     assert "–not a number" in text and "–infinite" in text and "–diverged" in text

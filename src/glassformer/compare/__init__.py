@@ -39,7 +39,7 @@ from glassformer.report import write_report
 from glassformer.text import Progress, TextData, prepare
 from glassformer.train import Interrupted, Recipe
 from glassformer.train.checkpoint import disk_errors, replace_text
-from glassformer.train.loop import fit, only_writer, refuse_short, settings
+from glassformer.train.loop import fit, only_writer, refuse_short, refuse_untrained, settings
 from glassformer.train.sinks import check_sinks
 
 __all__ = ["compare"]
@@ -98,7 +98,9 @@ def compare(
     given |= {"seeds": seeds, "out": str(out)}
     fields = {**_recipe_defaults(), **recipe, **budgets}
     fields["context"] = common_context(configs, recipe.get("context"))
-    machine.settings(fields["device"], fields["dtype"], fields["threads"], fields["compile"])  # refuses early
+    here = machine.settings(fields["device"], fields["dtype"], fields["threads"], fields["compile"])  # refuses early
+    for config in configs.values():
+        refuse_untrained(config, here.device)
     recipes(configs, fields, match, vocab_size=1)  # refuses a wrong recipe before the text is read
     matched: str = match or next(name for name, amount in budgets.items() if amount is not None)
     budget = {

@@ -15,16 +15,18 @@ SAMPLE = 3000  # characters of a sample that are shown
 
 def cost_section(arms: Sequence[Arm]) -> Markup:
     """Speed of training against quality."""
-    quality, speed = "validation.bits_per_byte", "train.tokens_per_second"
+    quality, named, speed = "validation.bits_per_byte", "bits per byte", "train.tokens_per_second"
+    if not any(arm.stat(quality) for arm in arms):  # the tokenizer loses part of the text
+        quality, named = "validation.loss", "nats per token"
     dots = []
     for arm in arms:
         x, y = arm.stat(speed), arm.stat(quality)
         if x and y and arm.finished:
-            title = f"{arm.name}: {si(x.mean)} tokens/s, {fixed(y.mean)} bits per byte"
+            title = f"{arm.name}: {si(x.mean)} tokens/s, {fixed(y.mean)} {named}"
             dots.append(Dot(arm.name, x.mean, y.mean, arm.index, x.range, y.range, title))
     left_out = [arm.name for arm in arms if arm.name not in {dot.label for dot in dots}]
-    axes = Axis("Training tokens per second"), Axis("Validation, bits per byte")
-    title = "Bits per byte against training speed. " + "; ".join(dot.title for dot in dots)
+    axes = Axis("Training tokens per second"), Axis(f"Validation, {named}")
+    title = f"{named.capitalize()} against training speed. " + "; ".join(dot.title for dot in dots)
     corner = ("bottom right", "faster and better ↘")
     wide = scatter_chart(dots, *axes, title, corner=corner, height=360)
     narrow = scatter_chart(dots, *axes, title, width=372, height=300, corner=corner)
