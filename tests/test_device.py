@@ -110,7 +110,7 @@ def test_it_is_there_only_while_a_test_asks_for_it():
 # Models
 
 
-@pytest.mark.parametrize("case", quickly(EVERY, one_in(6)), ids=str)
+@pytest.mark.parametrize("case", quickly(EVERY, one_in(12)), ids=str)
 def test_models_and_gradients(case: Case, device: str):
     model, tokens = built(case), draw(2, LENGTH)
     other = deepcopy(model).to(device)
@@ -123,7 +123,7 @@ def test_models_and_gradients(case: Case, device: str):
         alike(a.grad, b[1].grad)
 
 
-@pytest.mark.parametrize("case", quickly(DECODERS, one_in(6)), ids=str)
+@pytest.mark.parametrize("case", quickly(DECODERS, one_in(12)), ids=str)
 def test_states_and_rows_of_unequal_length(case: Case, device: str):
     model, tokens = built(case), draw(2, LENGTH)
     documents = torch.ones_like(tokens)

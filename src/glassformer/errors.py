@@ -19,6 +19,14 @@ class WorkError(RuntimeError):
     exit_status = 1
 
 
+NO_MEMORY = "this needs more memory than the machine has"
+
+
+def no_memory(error: BaseException) -> bool:
+    """Whether the error is of an allocation that failed, which torch tells as a RuntimeError."""
+    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "memory" in str(error))
+
+
 def check_whole(name: str, value: object, least: int = 1) -> None:
     """RequestError where the value is no whole number, or less than the least."""
     if not isinstance(value, Integral):

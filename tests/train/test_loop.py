@@ -299,6 +299,22 @@ def test_what_auto_chose_stays_when_a_run_is_resumed(
     assert train(model(), text, recipe, tmp_path / "run", resume=True).how.dtype == began
 
 
+def test_resuming_names_the_field_of_a_schedule_and_writes_a_tokenizer_that_is_gone(
+    text: TextData, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    with pytest.raises(Interrupted):
+        train(model(), text, TEN, folder, callback=interrupt_at(2))
+    with pytest.raises(RequestError, match=r"begun with schedule\.kind=cosine, and schedule\.kind=wsd was asked for"):
+        train(model(), text, {**TEN, "schedule": "wsd"}, folder, resume=True)
+    files = sorted(path.name for path in folder.iterdir())
+    for gone in [*folder.glob("*tokenizer.json")]:
+        gone.unlink()
+    train(model(), text, TEN, folder, resume=True)
+    assert set(files) <= {path.name for path in folder.iterdir()}
+    assert gf.load(folder).tokenizer.fingerprint() == text.tokenizer.fingerprint()
+
+
 def test_a_kernel_without_a_backward_pass_is_refused_before_a_folder_is_written(text: TextData, tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="kernel=flex has no backward pass on the CPU"):
         train(preset(f"llama@1m{SMALL}+kernel=flex"), text, TEN, tmp_path / "run")

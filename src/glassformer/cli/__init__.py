@@ -17,7 +17,7 @@ from cyclopts import App, CycloptsError, Parameter
 
 import glassformer
 from glassformer.cli.options import Chatting, Flag, Writing
-from glassformer.errors import RequestError, WorkError, printable
+from glassformer.errors import NO_MEMORY, RequestError, WorkError, no_memory, printable
 
 app = App(
     name="glassformer",
@@ -636,12 +636,12 @@ def main(arguments: list[str] | None = None) -> int:
             print(f"glassformer: {printable(' '.join(str(error).split()))}", file=sys.stderr)
         status = getattr(error, "exit_status", 2)
     except (OSError, MemoryError, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and "memory" not in str(error):
+        if not isinstance(error, OSError) and not no_memory(error):
             raise  # a defect of ours: its traceback is what helps
         if trace:
             traceback.print_exc()
         else:
-            reason = str(error) if isinstance(error, OSError) else "this needs more memory than the machine has"
+            reason = str(error) if isinstance(error, OSError) else NO_MEMORY
             print(f"glassformer: {' '.join(reason.split())}", file=sys.stderr)
         status = 1
     return status

@@ -20,7 +20,7 @@ import torch
 from glassformer import machine
 from glassformer.config import ModelConfig
 from glassformer.dynamics.summary import event_words, summary_of
-from glassformer.errors import RequestError, WorkError
+from glassformer.errors import NO_MEMORY, RequestError, WorkError, no_memory
 from glassformer.generate import stream
 from glassformer.parts.base import to_plain
 from glassformer.text import Tokens
@@ -43,10 +43,10 @@ def main() -> int:
         say({"event": "error", "error": str(error)})
         return error.exit_status
     except (MemoryError, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and "memory" not in str(error):
+        if not no_memory(error):
             raise  # a defect of ours: its traceback goes to stderr.txt
         traceback.print_exc()
-        say({"event": "error", "error": "this needs more memory than the machine has"})
+        say({"event": "error", "error": NO_MEMORY})
         return WorkError.exit_status
     replace_text(folder / "result.json", json.dumps(finite(result), allow_nan=False))
     say({"event": "result"})

@@ -21,7 +21,7 @@ from glassformer.text.subword import (
     bounded,
     bpe_size,
 )
-from glassformer.text.vocabulary import OWN_FILE, ByteTokenizer, CharTokenizer, Tokenizer, from_fields
+from glassformer.text.vocabulary import OWN_FILE, TOKENIZER_FILES, ByteTokenizer, CharTokenizer, Tokenizer, from_fields
 
 __all__ = [
     "BPETokenizer",
@@ -38,7 +38,7 @@ __all__ = [
 DEFAULT_BPE = 4096
 VERSION = 1  # counts the changes of how a tokenizer is trained; part of what names it in the cache
 
-FILES = (OWN_FILE, "tokenizer.json", SETTINGS_FILE, TEMPLATE_FILE, "special_tokens_map.json", "added_tokens.json",
+FILES = (*TOKENIZER_FILES, SETTINGS_FILE, TEMPLATE_FILE, "special_tokens_map.json", "added_tokens.json",
          "tokenizer.model", "vocab.json", "merges.txt")  # fmt: skip
 """In which a tokenizer is looked for, here or by `transformers`."""
 
@@ -51,7 +51,7 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     """
     path = Path(path).expanduser()
     if path.is_dir():
-        for name in (OWN_FILE, "tokenizer.json"):
+        for name in TOKENIZER_FILES:
             if (path / name).is_file():
                 return load_tokenizer(path / name)
         raise RequestError(f"the folder {path} holds no tokenizer.json and no {OWN_FILE}")

@@ -18,6 +18,8 @@ from glassformer.text.storage import atomic_file
 END_OF_TEXT = "<|endoftext|>"
 UNKNOWN = "<unk>"
 OWN_FILE = "glassformer_tokenizer.json"
+TOKENIZER_FILES = (OWN_FILE, "tokenizer.json")
+"""A saved tokenizer is one of these, and more beside it."""
 
 Ids = np.ndarray
 """Token ids, (n,) int32."""

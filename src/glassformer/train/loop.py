@@ -20,17 +20,18 @@ import torch
 from torch import Tensor, nn
 
 from glassformer import machine
-from glassformer.config import ModelConfig, validated
+from glassformer.config import ModelConfig, flatten, validated
 from glassformer.dynamics.qk_clip import QKClip, refuse_clipping
 from glassformer.dynamics.records import Records
 from glassformer.dynamics.watch import Moment, Watch
 from glassformer.errors import RequestError, WorkError
 from glassformer.model import Model
-from glassformer.parts.base import after_step
+from glassformer.parts.base import after_step, to_plain
 from glassformer.parts.mup import parameter_groups
 from glassformer.parts.region import compiled_regions
 from glassformer.text import Batches, Tokenizer, Tokens, prepare
 from glassformer.text.batches import refuse_long
+from glassformer.text.vocabulary import TOKENIZER_FILES
 from glassformer.train import checkpoint
 from glassformer.train.evaluate import evaluate
 from glassformer.train.progress import Progress, read_metrics
@@ -542,6 +543,10 @@ class _Loop:
             raise RequestError(
                 f"{self.folder} was trained on other text or with another tokenizer; name another folder"
             )
+        assert self.folder is not None
+        if not any((self.folder / name).exists() for name in TOKENIZER_FILES):  # gone; the text's is the same
+            with checkpoint.disk_errors(self.folder):
+                self.text.tokenizer.save(self.folder)
         checkpoint.load_model(found, self.model)
         checkpoint.load_optimizer(found, self.model, self.optimizer)
         self.step, self.seconds, self.first_loss = state.step, state.seconds, state.first_loss
@@ -672,13 +677,13 @@ def _same_run(folder: Path, config: ModelConfig, recipe: Recipe) -> None:
     if difference := ModelConfig.from_file(folder / "config.yaml").diff(config):
         path, (was, now) = next(iter(difference.items()))
         raise RequestError(f"{folder} holds another model: {path} was {was} and is now {now}")
-    old = Recipe.from_file(folder / "recipe.yaml")
     free = {"device", "threads", "compile", "checkpoint_seconds", "watch"}
-    for name in Recipe.model_fields:
-        was, now = getattr(old, name), getattr(recipe, name)
-        if name not in free and was != now:
+    begun, asked = (flatten(to_plain(one)) for one in (Recipe.from_file(folder / "recipe.yaml"), recipe))
+    for path in dict.fromkeys((*begun, *asked)):
+        was, now = begun.get(path), asked.get(path)
+        if path.partition(".")[0] not in free and was != now:
             raise RequestError(
-                f"{folder} was begun with {name}={was}, and {name}={now} was asked for; name another folder"
+                f"{folder} was begun with {path}={was}, and {path}={now} was asked for; name another folder"
             )
 
 
