@@ -805,6 +805,12 @@ def test_a_part_of_another_axis_is_refused(doubled: type[NormConfig]):
     assert "ffn" in refusal(changed("stack.0.blocks.0.ffn", doubled()))
 
 
+def test_a_key_that_is_given_the_same_value_twice_is_let_pass(tmp_path: Path):
+    """As published files have it, now and then."""
+    text = json.dumps(LLAMA.to_dict()).replace('"d_model":', f'"d_model": {LLAMA.d_model}, "d_model":', 1)
+    assert text.count('"d_model"') == 2 and ModelConfig.from_file(write(tmp_path, text, "model.json")) == LLAMA
+
+
 def test_limits_are_those_of_the_file_format():
     """Loosening them is a decision, not an accident."""
     assert (module.MAX_FILE_BYTES, module.MAX_LAYERS, module.MAX_PARAMETERS) == (4 << 20, 4096, 1 << 44)

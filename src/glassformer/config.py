@@ -394,10 +394,10 @@ def told(part: PartConfig) -> str:
 
 
 def _once(pairs: Sequence[tuple[Any, Any]]) -> dict[Any, Any]:
-    """A mapping of them, which takes no key twice: one of two values would silently count."""
+    """A mapping of them, which takes no key with two values: one of them would silently count."""
     made: dict[Any, Any] = {}
     for key, value in pairs:
-        if key in made:
+        if key in made and made[key] != value:
             raise ValueError(f"{shown(key)} is given twice")
         made[key] = value
     return made
