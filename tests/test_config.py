@@ -500,7 +500,7 @@ def test_broken_json_is_refused(tmp_path: Path, text: str):
     ("name", "text"),
     [
         ("model.json", '{"d_model": 64, "context": 8, "d_model": 128}'),
-        ("model.json", '{"head": {"d_model": 1, "d_model": 1}}'),
+        ("model.json", '{"head": {"d_model": 1, "d_model": 2}}'),
         ("model.yaml", "d_model: 64\ncontext: 8\nd_model: 128"),
         ("model.yaml", 'head: {d_model: 1, "d_model": 1}'),
         ("model.yml", "a: [{d_model: 1, d_model: 2}]"),
