@@ -320,15 +320,21 @@ def _all_filled(model: Model, generator: torch.Generator) -> Iterator[None]:
     """What the block inside leaves as the allocator gave it is filled by torch's own `reset_parameters`, drawn from the
     generator. Raises RequestError where a module has none."""
     held = [*model.named_parameters(), *model.named_buffers()]
+    with torch.no_grad():
+        for _, tensor in held:
+            if tensor.is_floating_point():
+                tensor.fill_(torch.nan)
     before = {name: tensor._version for name, tensor in held}
     yield
-    left = {name for name, tensor in held if tensor.numel() and tensor._version == before[name]}
+    # What `.data` was filled through has no other version, but is a number now.
+    same = [(name, tensor) for name, tensor in held if tensor.numel() and tensor._version == before[name]]
+    left = {name for name, tensor in same if not tensor.is_floating_point() or tensor.isnan().any()}
     for path, module in model.named_modules() if left else ():
         named = (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))
         own = {f"{path}.{name}" for name, _ in named}
         if own & left and callable(reset := getattr(module, "reset_parameters", None)):
             with torch.random.fork_rng(devices=[]), torch.no_grad():
-                torch.manual_seed(int(torch.randint(1 << 62, (), generator=generator)))
+                torch.default_generator.manual_seed(int(torch.randint(1 << 62, (), generator=generator)))
                 reset()
             left -= own
     if left:

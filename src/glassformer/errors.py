@@ -24,12 +24,15 @@ NO_MEMORY = "this needs more memory than the machine has"
 
 def no_memory(error: BaseException) -> bool:
     """Whether the error is of an allocation that failed, which torch tells as a RuntimeError."""
-    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "memory" in str(error))
+    told = ("out of memory", "can't allocate memory", "not enough memory", "Cannot allocate memory")
+    return isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError) and any(words in str(error) for words in told)
+    )
 
 
 def check_whole(name: str, value: object, least: int = 1) -> None:
     """RequestError where the value is no whole number, or less than the least."""
-    if not isinstance(value, Integral):
+    if not isinstance(value, Integral) or isinstance(value, bool):
         raise RequestError(f"{name}={value!r} must be a whole number from {least} up")
     if int(value) < least:
         raise RequestError(f"{name}={value} must be at least {least}")

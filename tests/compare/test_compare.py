@@ -475,7 +475,11 @@ def test_arms_and_seeds_are_added_to_a_comparison(
     assert trained([A, B]) == [(A, 0), (B, 0)]
     assert trained([A, B]) == []
     assert trained([C, A, B], seeds=2) == [(C, 0), (C, 1), (A, 1), (B, 1)]
-    assert trained([A, C]) == []
+    for fewer in ({}, {"seeds": 1}):
+        names = [A, C] if not fewer else [A, B, C]
+        with pytest.raises(RequestError, match=r"--out .*out also holds .*, seed [01], which would be missing from"):
+            trained(names, **fewer)
+    assert [run["name"] for run in json.loads((out / "results.json").read_text())["runs"]] == [C, A, B] * 2
     (out / "results.json").unlink()  # as where a comparison was stopped before there was one
     assert trained([A, B], seeds=2) == []
 

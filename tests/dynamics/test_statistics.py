@@ -168,6 +168,8 @@ def test_no_row_falls_below_its_bound(seed: int, keys: int, s: float):
 def test_entropy_bound_at_its_ends():
     assert D.entropy_bound(0.0, 16).item() == pytest.approx(math.log(16))
     assert D.entropy_bound(5.0, 1).item() == 0
+    for s in (12.3, 300.7):  # a number of Python's has no fewer digits than a tensor's
+        assert D.entropy_bound(s, 64) == D.entropy_bound(torch.tensor(s, dtype=torch.float64), 64)
     assert D.entropy_bound(float("inf"), 16).item() == 0
     assert D.entropy_bound(20.0, 16).item() == pytest.approx(
         20 * 4 * 15**0.5 * math.exp(-20 * (16 / 15) ** 0.5), rel=0.1

@@ -16,6 +16,7 @@ from glassformer.errors import RequestError, WorkError
 from glassformer.text import shards, storage
 from glassformer.text.documents import Document
 from glassformer.text.shards import TokenShards, token_shards
+from glassformer.text.storage import digest
 from glassformer.text.tokenizers import BPETokenizer, ByteTokenizer, CharTokenizer, FileTokenizer
 
 BYTE = ByteTokenizer()
@@ -178,6 +179,19 @@ def words(vocabulary: dict[str, int], split: dict, **parts: object) -> FileToken
 THE_AND = {"[UNK]": 0, "the": 1, "and": 2, " ": 3}
 WHITESPACE = {"type": "Whitespace"}
 SPACES_KEPT = {"type": "Split", "pattern": {"String": " "}, "behavior": "Isolated", "invert": False}
+
+
+def test_shards_of_an_earlier_format_are_written_again_under_their_name() -> None:
+    """By the name a run knows its text: another one, and no run begun before could go on."""
+    first = token_shards(lambda: documents("some text"), BYTE, "f")
+    assert first.folder.name == digest(1, "f", BYTE.fingerprint())
+    described = json.loads((first.folder / "shards.json").read_text())
+    described |= {"glassformer_shards": 1}
+    described.pop("sha256")
+    (first.folder / "shards.json").write_text(json.dumps(described))
+    with pytest.warns(UserWarning, match="or of an earlier version, and are written again"):
+        again = token_shards(lambda: documents("some text"), BYTE, "f")
+    assert again.folder == first.folder and again.tokens.tolist() == first.tokens.tolist()
 
 
 def test_a_tokenizer_that_loses_text_counts_no_bytes() -> None:

@@ -299,6 +299,16 @@ def test_what_auto_chose_stays_when_a_run_is_resumed(
     assert train(model(), text, recipe, tmp_path / "run", resume=True).how.dtype == began
 
 
+def test_a_damaged_dtype_of_a_checkpoint_is_one_sentence(text: TextData, tmp_path: Path) -> None:
+    with pytest.raises(Interrupted):
+        train(model(), text, TEN, tmp_path / "run", callback=interrupt_at(2))
+    path = checkpoint.latest(tmp_path / "run") / "state.json"  # type: ignore[operator]
+    for wrong in (["a"], {}, 5, "float64"):
+        path.write_text(json.dumps({**json.loads(path.read_text()), "dtype": wrong}))
+        with pytest.raises(RequestError, match="dtype"):
+            train(model(), text, TEN, tmp_path / "run", resume=True)
+
+
 def test_resuming_names_the_field_of_a_schedule_and_writes_a_tokenizer_that_is_gone(
     text: TextData, tmp_path: Path
 ) -> None:

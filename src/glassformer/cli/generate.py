@@ -17,7 +17,7 @@ from glassformer.capture import rows_of
 from glassformer.cli.options import Drawing, Writing
 from glassformer.cli.show import size
 from glassformer.convert.fold import fold
-from glassformer.errors import RequestError, WorkError
+from glassformer.errors import RequestError, WorkError, no_memory
 from glassformer.expression import load
 from glassformer.generate import CompiledStep, Sampling, prefill, stream
 from glassformer.generate.beams import beams
@@ -53,7 +53,7 @@ def ready(asked: Drawing) -> Sampling:
     """Sets the process up as asked; RequestError for numbers that cannot be."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # what cannot show a character shows another
-    chosen = machine.settings(asked.device, threads=asked.threads, compile=asked.compile)
+    chosen = machine.settings(device_of(asked), threads=asked.threads, compile=asked.compile)
     machine.apply(chosen)
     if chosen.device != "cpu":
         say(f"on {chosen.device}")
@@ -98,10 +98,22 @@ def check_memory(loaded: Loaded, rows: int, max_len: int, dtype: torch.dtype | N
         )
 
 
+def device_of(asked: Drawing) -> str:
+    """The device asked for; `auto` stays on the CPU with what only that can do."""
+    chosen = machine.settings(asked.device).device
+    only_here = asked.quantize == "bf16" or (asked.compile and not machine.can_compile(chosen))
+    return "cpu" if asked.device == "auto" and only_here else chosen
+
+
 def fetch(expression: str, asked: Drawing) -> Loaded:
     dtype = asked.dtype or ("bfloat16" if asked.quantize in QUANTIZED else None)
-    device = machine.settings(asked.device).device
-    loaded = load(expression, dtype=dtype and machine.DTYPES[dtype], device=device, quantize=asked.quantize)
+    device = device_of(asked)
+    try:
+        loaded = load(expression, dtype=dtype and machine.DTYPES[dtype], device=device, quantize=asked.quantize)
+    except RuntimeError as error:
+        if device == "cpu" or not no_memory(error):
+            raise
+        raise WorkError(f"{expression} does not fit into the memory of {device}; --device cpu has another") from None
     weight = loaded.model.embedding.weight
     half = asked.quantize is None and weight.dtype == torch.bfloat16
     if half and not asked.compile and onednn_in_bf16(weight.device.type):  # the same numbers, read sooner

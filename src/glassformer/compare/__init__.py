@@ -17,7 +17,7 @@ from typing import Any
 from glassformer import machine
 from glassformer.callable_module import make_callable
 from glassformer.compare.command import command_of
-from glassformer.compare.folder import check_folder, check_runs, place_of
+from glassformer.compare.folder import check_folder, check_runs, compiled_before, place_of
 from glassformer.compare.request import (
     Match,
     arms,
@@ -46,6 +46,15 @@ __all__ = ["compare"]
 
 MOST_SEEDS = 1000
 """Intervals narrow with the root of it: ten are many."""
+
+START = """
+import sys
+if (root := sys.argv.pop(1)) not in sys.path:
+    sys.path.insert(0, root)
+from glassformer.compare.arm import main
+sys.exit(main())
+"""
+"""An arm runs the code that its parent runs, wherever that was imported from."""
 
 Event = Callable[[dict[str, Any]], None]
 
@@ -119,7 +128,9 @@ def compare(
     notes += text.notes + likeness(configs, plans)
     spent = spending(configs, plans, matched)
     notes += unequal(spent, matched)
-    # All arms compile or none does: by the longest. What an arm asks for itself, it gets.
+    # All arms compile or none does: as those here did, else by the longest. What an arm asks for itself, it gets.
+    before = compiled_before(Path(out))
+    plans = {n: plan.vary(compile=before) if plan.compile is None else plan for n, plan in plans.items()}
     made = [settings(config, plans[name]) for name, config in configs.items()]
     how = next((one for one in made if one.compile), made[0])
     plans = {n: plan.vary(compile=how.compile) if plan.compile is None else plan for n, plan in plans.items()}
@@ -247,7 +258,7 @@ def _spawn(place: Path, notify: Event) -> tuple[str | None, int]:
 
     Its session is its own, so that Ctrl-C in a terminal comes here alone: it is passed on once, and the arm saves."""
     # -P: the folder one happens to be in holds the user's files, and one may be called as a module is, random.py say.
-    command = [sys.executable, "-P", "-m", "glassformer.compare.arm", str(place)]
+    command = [sys.executable, "-P", "-c", START, str(Path(machine.__file__).parents[1]), str(place)]
     error, stopped = None, False
     with (place / "stderr.txt").open("wb") as complaints:
         process = subprocess.Popen(

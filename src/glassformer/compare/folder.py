@@ -69,6 +69,19 @@ def check_runs(folder: Path, requests: Collection[dict[str, Any]], text: dict[st
             change = first_change(run[key], request[key]) if key in request and run.get(key) else None
             if change is not None:
                 raise _another(f"--out {folder} holds a run of {run['name']} with another {key}", change)
+    wanted = {(request["name"], request["recipe"]["seed"]) for request in requests}
+    for entry in [] if held is None else held.runs:
+        if entry.status != "failed" and (entry.name, entry.seed) not in wanted:
+            raise RequestError(
+                f"--out {folder} also holds {shown(entry.name)}, seed {entry.seed}, which would be missing from the "
+                f"report; ask for it as well, or name another folder"
+            )
+
+
+def compiled_before(folder: Path) -> bool | None:
+    """Whether the runs that lie there were compiled; None where there are none, or it is not said."""
+    found = (request.get("recipe") for request in _begun(folder, {}))
+    return next((recipe["compile"] for recipe in found if isinstance(recipe, dict) and "compile" in recipe), None)
 
 
 def _begun(folder: Path, places: dict[Path, str]) -> Iterator[dict[str, Any]]:

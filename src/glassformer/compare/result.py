@@ -67,6 +67,8 @@ class _Entry(Written):
     name: str
     config: dict[str, Any] = {}
     recipe: dict[str, Any] = {}
+    seed: int = 0
+    status: str = "ok"
 
 
 class Results(Written):

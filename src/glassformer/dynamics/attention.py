@@ -98,8 +98,9 @@ def entropy_bound(s: Tensor | float, keys: Tensor | int) -> Tensor:
     Attained by one large logit and the rest alike; about T s e^-s for large s. Zhai et al. 2023, arXiv 2303.06296,
     theorem 3.1, with s = ||W_Q W_K^T||_2 ||X X^T||_2 / sqrt(h): a bounded spectral norm keeps attention from collapse.
     """
-    s = exact(torch.as_tensor(s)).clamp(max=1e3)  # past that the bound is 0, and inf * 0 would be NaN
-    others = exact(torch.as_tensor(keys)).to(s.device) - 1
+    s, keys = (x if isinstance(x, Tensor) else torch.tensor(x, dtype=torch.float64) for x in (s, keys))
+    s = exact(s).clamp(max=1e3)  # past that the bound is 0, and inf * 0 would be NaN
+    others = exact(keys).to(s.device) - 1
     gap = s * (1 + 1 / others.clamp(min=1)).sqrt()  # between the large logit and the others
     weight = others * torch.exp(-gap)
     return torch.log1p(weight) + gap * weight / (1 + weight)

@@ -23,7 +23,7 @@ from glassformer.text.storage import Progress, digest, silent
 FEW = 10  # below this many different documents, each is divided
 LEAST = 1 / 3  # of what is to be held out: where whole documents make less than this, each is divided too
 LOOKAHEAD = 64 * 1024  # characters searched for a line end after the place where a cut would fall
-VERSION = 2  # counts the changes of the rule; part of every fingerprint
+VERSION = 1  # counts the changes of the rule; part of every fingerprint
 
 
 @dataclass(frozen=True)

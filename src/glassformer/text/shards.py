@@ -29,7 +29,8 @@ from glassformer.text.documents import PIECE, Document
 from glassformer.text.storage import Progress, atomic_folder, digest, silent
 from glassformer.text.vocabulary import Tokenizer
 
-VERSION = 2
+VERSION = 1  # of what names the folders, and so the text of runs begun before
+FORMAT = 2  # of the files in them
 BATCH = 4 * PIECE  # characters encoded by one call; with the library's bookkeeping some 100 MB
 LARGEST_SIDECAR = 1 << 20
 SAMPLE = 1 << 16  # tokens at each end whose ids are compared with the vocabulary
@@ -100,8 +101,8 @@ def _sidecar(folder: Path) -> dict[str, Any]:
         raise RequestError(f"{path} cannot be read ({problem.strerror or problem})") from problem
     except (ValueError, RecursionError) as problem:
         raise RequestError(f"{path} is not JSON ({problem})") from None
-    if not isinstance(info, dict) or info.get("glassformer_shards") != VERSION:
-        raise RequestError(f"{path} does not describe token shards of version {VERSION}")
+    if not isinstance(info, dict) or info.get("glassformer_shards") != FORMAT:
+        raise RequestError(f"{path} does not describe token shards of version {FORMAT}")
     counts = ("tokens", "documents", "bytes", "vocab_size")
     if info.get("dtype") not in DTYPES or not all(type(info.get(key)) is int and info[key] >= 0 for key in counts):
         raise RequestError(f"{path} lacks a dtype or one of the counts {', '.join(counts)}")
@@ -149,7 +150,7 @@ def token_shards(
         try:
             return TokenShards.open(folder)
         except RequestError as problem:
-            warnings.warn(f"the cached tokens are damaged and are written again ({problem})")
+            warnings.warn(f"the cached tokens are damaged, or of an earlier version, and are written again ({problem})")
             shutil.rmtree(folder, ignore_errors=True)
     info = {"corpus": fingerprint, "tokenizer": tokenizer.fingerprint(), "notes": notes()}
     with atomic_folder(folder) as temporary:
@@ -215,7 +216,7 @@ def _write(
         "lost": kept.loss(size),
         "sha256": {"tokens.bin": ids_hash.hexdigest(), "documents.bin": starts_hash.hexdigest()},
     }
-    (folder / "shards.json").write_text(json.dumps({"glassformer_shards": VERSION, **described, **info}))
+    (folder / "shards.json").write_text(json.dumps({"glassformer_shards": FORMAT, **described, **info}))
 
 
 @dataclass

@@ -669,7 +669,7 @@ def _as_it_began(recipe: Recipe, folder: Path | None) -> Recipe:
     it measures may have changed."""
     found = checkpoint.latest(folder) if folder and recipe.dtype == "auto" else None
     begun = None if found is None else checkpoint.read_state(found).get("dtype")
-    return recipe.vary(dtype=begun) if begun in machine.DTYPES else recipe
+    return recipe.vary(dtype=begun) if isinstance(begun, str) and begun in machine.DTYPES else recipe
 
 
 def _same_run(folder: Path, config: ModelConfig, recipe: Recipe) -> None:

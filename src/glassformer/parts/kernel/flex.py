@@ -21,6 +21,11 @@ def _flex() -> tuple[Any, Any]:
     return create_block_mask, torch.compile(flex_attention, dynamic=False)
 
 
+@lru_cache
+def _found(compiler: str) -> bool:
+    return shutil.which(compiler) is not None
+
+
 class Flex(Kernel):
     """FlexAttention: the visibility and the bias are compiled into one tiled kernel, blocks nobody sees are skipped.
 
@@ -49,7 +54,7 @@ class Flex(Kernel):
     ) -> Tensor:
         if torch.is_grad_enabled() and q.requires_grad:
             self.check_training(q.device.type)
-        if q.device.type == "cpu" and shutil.which(os.environ.get("CXX", "g++")) is None:
+        if q.device.type == "cpu" and not torch.compiler.is_compiling() and not _found(os.environ.get("CXX", "g++")):
             raise RequestError("kernel=flex needs a C++ compiler on the CPU (g++, or CXX); use kernel=auto")
         create_block_mask, flex_attention = _flex()
         q_idx, k_idx = index or (

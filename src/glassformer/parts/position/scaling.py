@@ -227,8 +227,8 @@ class Llama3ScalingConfig(RotaryScalingConfig, kind="llama3"):
     @model_validator(mode="after")
     def _ramps(self) -> Llama3ScalingConfig:
         low, high = self.low_freq_factor, self.high_freq_factor
-        if low >= high:
-            raise ValueError(f"low_freq_factor={low:g} must be less than high_freq_factor={high:g}")
+        if low > high:
+            raise ValueError(f"low_freq_factor={low:g} must be at most high_freq_factor={high:g}")
         return self
 
     def over(self, context: int) -> Scaling:
