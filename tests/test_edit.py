@@ -216,6 +216,7 @@ with torch.no_grad():
 """
 
 
+@pytest.mark.slow
 def test_compiled_models_are_looked_at_and_edited_eagerly_and_say_so_once():
     alone(COMPILED)
 

@@ -177,6 +177,4 @@ def locate(
         slots = torch.arange(start, device=tokens.device)
         before = slots if documents is None else position_in_document(documents)[:, :start]
         given = state.record_positions(positions, before)
-    if positions is not None and documents is None:
-        state.offset = positions[..., -1:] - (end - 1)
     return Positions(start, end, tokens.device, positions, documents, given=given)

@@ -88,7 +88,6 @@ class ModelState:
     rewind     how many tokens a window or a recurrence can be taken back
     documents  (b, max_len) ids, present once a call has named documents
     positions  (b, max_len) true positions, present once a call has given some
-    offset     (b, 1): a row's first true position minus its slot, non-zero for left-padded rows
     """
 
     def __init__(self, layers: Sequence[State | None], batch: int, max_len: int, rewind: int = 0):
@@ -101,7 +100,6 @@ class ModelState:
         self.seen: int | None = None
         self.documents: Tensor | None = None
         self.positions: Tensor | None = None
-        self.offset: Tensor | None = None
 
     @property
     def nbytes(self) -> int:
@@ -132,7 +130,7 @@ class ModelState:
 
     def row(self, i: int) -> ModelState:
         """Row i alone, in the same memory; `put` then says what it has read. ValueError where rows were padded."""
-        if self.documents is not None or self.offset is not None:
+        if self.documents is not None or self.positions is not None:
             raise ValueError("rows that were padded on the left do not go on alone")
         other = self.over({name: tensor[i : i + 1] for name, tensor in self.tensors().items()})
         other.batch, other.length = 1, self.length if self.rows is None else int(self.rows[i])
@@ -147,7 +145,7 @@ class ModelState:
     def spread(self, lengths: Sequence[int]) -> None:
         """From now on rows have lengths of their own, and these. A row whose length goes down forgets what came after;
         what right-padding a row has read is forgotten so, where the layers can still go back (`truncate`)."""
-        if self.documents is not None or self.offset is not None:
+        if self.documents is not None or self.positions is not None:
             raise ValueError("rows that were padded on the left already share one length")
         if self.rows is None:
             for shorter in {length for length in lengths if 0 < length < self.length}:
@@ -187,8 +185,6 @@ class ModelState:
             self.documents = self.documents[index]
         if self.positions is not None:
             self.positions = self.positions[index]
-        if self.offset is not None:
-            self.offset = self.offset[index]
         if self.rows is not None:
             self.rows = self.rows[index]
 
@@ -202,7 +198,7 @@ class ModelState:
         if self.rows is not None:
             self.rows.clamp_(max=length)
         if length == 0:
-            self.documents = self.positions = self.offset = None
+            self.documents = self.positions = None
 
     def record_documents(self, documents: Tensor) -> Tensor:
         """Stores the ids (b, s) of the tokens about to be read; returns those of all tokens so far (b, t)."""

@@ -165,6 +165,7 @@ def test_check_is_as_wide_as_its_output(capsys: pytest.CaptureFixture[str], monk
     assert "are more than largest=1,000" in " ".join(said.split())
 
 
+@pytest.mark.slow
 def test_doors_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["inspect", "llama@1m+alibi", "--doors"]) == 0
     said = capsys.readouterr().out

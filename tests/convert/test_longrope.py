@@ -42,6 +42,7 @@ def turns(config: LongRopeScalingConfig) -> list[tuple[float, ...]]:
     return [(scaling.magnitude, *table.tolist()) for table in tables]
 
 
+@pytest.mark.slow
 @settings(max_examples=400, deadline=None)
 @given(one=CONFIGS, other=CONFIGS)
 def test_explicit_is_what_it_computes(one: LongRopeScalingConfig, other: LongRopeScalingConfig) -> None:

@@ -23,6 +23,7 @@ def noise(n: int = 400, seed: int = 0) -> np.ndarray:
     return 3 + 0.1 * np.random.default_rng(seed).normal(size=n)
 
 
+@pytest.mark.slow
 def test_the_experiment_holds():
     outcome = experiment.run(quick=True)
     assert outcome.passed, outcome.sentences

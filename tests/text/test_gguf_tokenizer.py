@@ -156,6 +156,7 @@ def theirs() -> Any:
     return made
 
 
+@pytest.mark.slow
 @real_file
 def test_a_real_file_encodes_and_decodes_as_transformers_does() -> None:
     ours, hf, texts = tokenizer_from_gguf(smollm2_metadata()), theirs(), corpus(5000)

@@ -161,6 +161,7 @@ def test_text_is_prepared_without_torch(path: Path, cache: Path) -> None:
     subprocess.run([sys.executable, "-c", code, path], check=True, env=environment)
 
 
+@pytest.mark.slow
 def test_a_text_of_any_size_takes_the_same_memory(tmp_path: Path) -> None:
     """The whole way in a process of its own, whose peak is measured: 64 MB of text within 40 MB more than 4
     MB take.

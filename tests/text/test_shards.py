@@ -306,7 +306,7 @@ def test_progress_counts_the_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [done for _, done, _ in seen] == sorted(done for _, done, _ in seen)
 
 
-@pytest.mark.parametrize("kind", ["byte", "bpe"])
+@pytest.mark.parametrize("kind", ["byte", pytest.param("bpe", marks=pytest.mark.slow)])
 def test_memory_does_not_grow_with_the_text(kind: str) -> None:
     tokenizer = BYTE if kind == "byte" else BPETokenizer.train(["the cat sat on the mat\n"] * 9, 300)
     count = 12 if kind == "byte" else 6

@@ -438,6 +438,7 @@ def test_sequences_of_a_spike_are_chosen_by_their_own_losses(tmp_path: Path, mon
     assert "batch" not in Watch(net).not_finite(moment)  # nobody keeps it
 
 
+@pytest.mark.slow
 def test_a_spike_is_left_out(text: TextData, tmp_path: Path, one_bad_batch: None) -> None:
     run = train(model(), text, {**HUNDRED, "on_spike": "skip"}, tmp_path)
     assert run.steps == 100
@@ -446,6 +447,7 @@ def test_a_spike_is_left_out(text: TextData, tmp_path: Path, one_bad_batch: None
     assert [row["step"] for row in rows(tmp_path) if row.get("event") == "skipped"] == skipped
 
 
+@pytest.mark.slow
 def test_a_run_goes_back_before_a_spike(text: TextData, tmp_path: Path, one_bad_batch: None) -> None:
     recipe = {**HUNDRED, "on_spike": "roll_back"}
     with pytest.raises(Interrupted):  # which saves

@@ -9,13 +9,13 @@ from glassformer.config import ModelConfig
 from glassformer.dynamics.qk_clip import refuse_clipping
 from glassformer.errors import RequestError
 from glassformer.expression import own_value, preset, split_recipe, with_recipe
+from glassformer.report.page import WORTH_SAYING
 from glassformer.train import Recipe, default_learning_rate
 from glassformer.train.loop import fit, refuse_blind
 
 Match = Literal["tokens", "flops", "minutes"]
 UNFAIR = 0.2
 """Largest difference in parameters of the layers that one comparison takes without being told to."""
-WORTH_SAYING = 0.02
 ALIKE = {
     "tokens": "--tokens", "flops": "--flops", "minutes": "--minutes", "seed": "--seeds", "context": "--context",
     "evaluation_tokens": "as many",

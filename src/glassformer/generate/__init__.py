@@ -81,7 +81,9 @@ def stream(
         check_documents(documents, torch.stack(rows))
         if compiled is not None or (state is not None and state.rows is not None):
             raise RequestError("padded rows and documents do not go with a compiled step, or rows that were spread")
-    padded = documents is not None or (state is not None and (state.documents is not None or state.offset is not None))
+    padded = documents is not None or (
+        state is not None and (state.documents is not None or state.positions is not None)
+    )
     together = len({len(row) for row in rows}) == 1 and (b == 1 or padded or not _rounds_to_16_bits(model))
     if padded and not together:
         raise RequestError("a state of padded rows goes on with rows of one length; give as many ids in each")

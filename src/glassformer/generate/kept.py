@@ -40,7 +40,7 @@ def save_state(path: str | Path, state: ModelState, tokens: list[int], model: Mo
 
     The file is complete or not there. Raises RequestError for a state of several rows or of other tokens, WorkError
     where the disk refuses."""
-    if state.batch != 1 or state.documents is not None or state.offset is not None:
+    if state.batch != 1 or state.documents is not None or state.positions is not None:
         raise RequestError("a state is kept of one row, without padding or documents")
     if len(tokens) != state.length or not tokens:
         raise RequestError(f"the state has read {state.length} tokens, and {len(tokens)} were given")

@@ -25,8 +25,8 @@ _CONTENTS = (
 )  # fmt: skip
 NAMED = 6
 """So many of the runs that are still to come."""
-ROUGHLY = 1.02
-"""From here on what two arms spent is not called matched."""
+WORTH_SAYING = 0.02
+"""What two arms have or spend is called equal up to this difference."""
 
 
 def write_report(results: dict, path: str | os.PathLike[str]) -> Path:
@@ -194,6 +194,6 @@ def _matched(results: dict) -> tuple[str, str]:
     amount = finite(dig(results, f"budget.{match}")) if isinstance(match, str) else None
     unit = {"flops": "FLOPs"}.get(str(match), str(match))
     spent = [number for value in mapping(dig(results, "budget.spent")).values() if (number := finite(value))]
-    if spent and max(spent) > ROUGHLY * min(spent) > 0:
+    if spent and max(spent) > (1 + WORTH_SAYING) * min(spent) > 0:
         return "Roughly matched", f"{si(min(spent))} to {si(max(spent))} {unit} per arm"
     return "Matched", f"{si(amount)} {unit} per arm" if amount is not None else unit if match else ""
