@@ -842,7 +842,7 @@ from test_generic import CURES, ENCODERS, EXPERTS, MATRIX, PUBLISHED, RECURRENT,
 torch.set_num_threads(1)
 broken, cases = [], [*PUBLISHED[:8], *MATRIX, *ENCODERS[:1], *CURES, *EXPERTS, *RECURRENT]
 if sys.argv[2] == "some":
-    cases = [*PUBLISHED[:1], *ENCODERS[:1], *EXPERTS[:1], *RECURRENT[:1]]
+    cases = [*PUBLISHED[:1], *EXPERTS[:1]]
 for case in cases:
     torch._dynamo.reset()
     one = case.config() if case.layers else assign(case.config(), "layers", "1")
@@ -882,7 +882,7 @@ def test_no_model_breaks_a_graph(which: str):
     command = [sys.executable, "-c", COMPILE, str(here), which]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment, check=False)
     every = 8 + len(MATRIX) + 1 + len(CURES) + len(EXPERTS) + len(RECURRENT)
-    compiled = every if which == "all" else 4
+    compiled = every if which == "all" else 2
     assert f"COMPILED {compiled}" in done.stdout, done.stderr[-2000:]
     assert "BROKEN []" in done.stdout, done.stdout[-4000:]
 

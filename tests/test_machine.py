@@ -113,6 +113,7 @@ def test_autocast_changes_products_alone() -> None:
         assert (x @ x).dtype == torch.float32
 
 
+@pytest.mark.slow
 def test_peak_memory_sees_what_was_touched_and_nothing_of_the_parent() -> None:
     """A process of its own that touches 256 MB and frees them; this process has held far more than an idle one."""
     script = """

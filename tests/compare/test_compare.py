@@ -541,6 +541,7 @@ def test_an_arm_that_dies_leaves_the_others(source: Path, tmp_path: Path, monkey
     assert [one["status"] for one in results["runs"]] == ["ok", "ok"]
 
 
+@pytest.mark.slow
 def test_a_diverging_arm_is_marked_and_the_comparison_goes_on(source: Path, tmp_path: Path) -> None:
     plan = {**PLAN, "tokens": 120 * 4 * 32, "learning_rate": 50.0}
     results = compare([f"gpt2@1m{TINY}", f"llama@1m{TINY}"], source, out=tmp_path / "out", **plan)

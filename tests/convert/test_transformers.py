@@ -166,7 +166,7 @@ print(type(AutoModelForCausalLM.from_pretrained(sys.argv[1])).__name__)
     ("before", "after"),
     [
         pytest.param("", "import transformers.modeling_utils", id="before", marks=pytest.mark.slow),
-        pytest.param("from transformers import AutoConfig", "", id="after"),
+        pytest.param("from transformers import AutoConfig", "", id="after", marks=pytest.mark.slow),
     ],
 )
 def test_the_hook_costs_nothing_and_registers(before: str, after: str, tmp_path: Path):

@@ -230,6 +230,7 @@ def test_nor_in_its_header(field: str, value: str | None, tmp_path: Path):
         load_state(path, model)
 
 
+@pytest.mark.slow
 @settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_damage_is_found_or_does_no_harm(data: st.DataObject, tmp_path: Path):

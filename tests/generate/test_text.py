@@ -262,6 +262,7 @@ def test_pieces_of_any_bytes_make_up_the_whole(name: str, data: bytes, text: str
     assert "".join(pieces_of(tokenizer, tokens)) == tokenizer.decode(tokens)
 
 
+@pytest.mark.slow
 @given(st.one_of(st.text(st.characters(exclude_categories=["Cs"])), st.sampled_from(TEXTS)), st.randoms())
 @settings(max_examples=100, deadline=None)
 def test_pieces_of_a_real_tokenizer_make_up_the_whole(text: str, random: Any) -> None:

@@ -181,6 +181,7 @@ def test_refusals():
         position_picture(gf.preset("llama@1m"), 1)
 
 
+@pytest.mark.slow
 def test_every_position_has_a_picture_that_is_drawn(tmp_path):
     pytest.importorskip("matplotlib")
     configs = ["gpt2@1m", "gpt2@1m+sinusoidal", "llama@1m", "bloom@1m"]
