@@ -207,16 +207,16 @@ def _run(op: Any, *args: Any, **kwargs: Any) -> Any:
     return tree_map_only(Tensor, back, out)
 
 
-_fallback = torch.library.Library("_", "IMPL")
-_fallback.fallback(_run, "PrivateUse1")
-_made = torch.library.Library("aten", "IMPL")
+_every = torch._C._dispatch_library("IMPL", "_", "", __file__, 0)  # operations of any name
+_every.fallback("PrivateUse1", _run, False)
+_own = torch._C._dispatch_library("IMPL", "aten", "", __file__, 0)
 for _name in (
     "empty.memory_format", "empty_strided", "_to_copy", "arange", "arange.start", "arange.start_step", "linspace",
     "logspace", "eye", "eye.m", "randperm", "randperm.generator",
 ):  # fmt: skip
     _packet, _, _overload = _name.partition(".")
     _op = getattr(getattr(torch.ops.aten, _packet), _overload or "default")
-    _made.impl(_name, partial(_run, _op), "PrivateUse1")
+    _own.impl(_name, "PrivateUse1", partial(_run, _op), False)
 
 
 @contextmanager
