@@ -36,9 +36,9 @@ import glassformer as gf
 from glassformer import machine
 from glassformer.convert import locate
 from glassformer.errors import WorkError
-from glassformer.generate import CompiledStep, prefill, stream
-from glassformer.generate.engine import Engine
-from glassformer.generate.speculate import PromptLookup, speculate
+from glassformer.generation import CompiledStep, prefill, stream
+from glassformer.generation.engine import Engine
+from glassformer.generation.speculate import PromptLookup, speculate
 from glassformer.model import Model
 from glassformer.parts.linear import Linear
 from glassformer.parts.precision import onednn_in_bf16

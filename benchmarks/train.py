@@ -29,8 +29,8 @@ from glassformer.config import ModelConfig
 from glassformer.expression import preset
 from glassformer.parts.linear import Linear
 from glassformer.parts.region import compiled_regions
-from glassformer.train import Recipe
-from glassformer.train.loop import clip, gradient_norm, make_optimizer
+from glassformer.training import Recipe
+from glassformer.training.loop import clip, gradient_norm, make_optimizer
 
 BATCH, CONTEXT, VOCAB = 16, 256, 65
 ROOT = Path(__file__).resolve().parents[1]

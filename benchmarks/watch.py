@@ -20,9 +20,9 @@ from glassformer import machine
 from glassformer.dynamics.records import Records
 from glassformer.dynamics.watch import SPECTRA, Moment, Watch
 from glassformer.parts.region import compiled_regions
-from glassformer.train import Recipe
-from glassformer.train.loop import clip, gradient_norm, make_optimizer
-from glassformer.train.recipe import WATCH
+from glassformer.training import Recipe
+from glassformer.training.loop import clip, gradient_norm, make_optimizer
+from glassformer.training.recipe import WATCH
 
 KINDS = {"norms": WATCH + 1, "look": 2 * WATCH, "spectra": SPECTRA * WATCH}
 """What the monitor does, and the number of a step at which it does that."""

@@ -19,6 +19,7 @@ from pydantic import ValidationError
 from torch import Tensor, nn
 
 from glassformer import config as module
+from glassformer.architectures import PRESETS
 from glassformer.config import MAX_FILE_BYTES, ModelConfig, flatten, read_tree
 from glassformer.errors import RequestError
 from glassformer.expression import preset
@@ -27,7 +28,6 @@ from glassformer.parts.base import BuildContext
 from glassformer.parts.ffn import FFNConfig
 from glassformer.parts.init import Init
 from glassformer.parts.norm import LayerNormConfig, Norm, NormConfig, RMSNormConfig
-from glassformer.presets import PRESETS
 
 TINY = "layers=2+d_model=32+heads=4+vocab_size=61+context=64"
 LLAMA = preset(f"llama@1m+{TINY}")

@@ -17,27 +17,27 @@ import torch
 from torch import Tensor
 
 from glassformer import dynamics, lens, machine
-from glassformer.capture import capture, edit
-from glassformer.compare.arm import after
+from glassformer.comparison.arm import after
 from glassformer.convert.check import check
 from glassformer.errors import RequestError
 from glassformer.expression import preset
-from glassformer.generate import Sampling, generate, prefill
-from glassformer.generate.beams import beams
-from glassformer.generate.engine import Engine
-from glassformer.generate.speculate import Draft, PromptLookup, speculate
+from glassformer.generation import Sampling, generate, prefill
+from glassformer.generation.beams import beams
+from glassformer.generation.engine import Engine
+from glassformer.generation.speculate import Draft, PromptLookup, speculate
+from glassformer.introspection import capture, edit
 from glassformer.lens.asking import READINGS, Question
 from glassformer.model import Model
 from glassformer.parts.quantized import quantize
 from glassformer.text import ByteTokenizer, TextData
-from glassformer.train import Interrupted, checkpoint, train
+from glassformer.training import Interrupted, checkpoint, train
 from tests import elsewhere
 from tests.quick import one_in, quickly
 from tests.test_generate import prompt, tiny
 from tests.test_generic import DECODERS, EVERY, LENGTH, Case, built, draw
-from tests.train.conftest import text as text  # the fixture
-from tests.train.test_loop import BATCH, CONTEXT, TEN, interrupt_at
-from tests.train.test_loop import model as config_of
+from tests.training.conftest import text as text  # the fixture
+from tests.training.test_loop import BATCH, CONTEXT, TEN, interrupt_at
+from tests.training.test_loop import model as config_of
 
 CUDA_LIKE = pytest.param(True, marks=pytest.mark.slow, id="fp64")
 MPS_LIKE = pytest.param(False, id="no fp64")

@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import glassformer as gf
-from glassformer.capture import looking, sites
 from glassformer.errors import RequestError
+from glassformer.introspection import looking, sites
 from glassformer.model import Model
 from glassformer.parts.kernel import naive
 from tests.quick import one_in, quickly

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from glassformer.architectures import FAMILIES, PRESETS, presets
 from glassformer.errors import RequestError
 from glassformer.expression import SIZES, changes, load, parse, preset, with_recipe
 from glassformer.parts.base import _CLASSES
 from glassformer.parts.ffn import ExpertsConfig, MlpConfig
-from glassformer.presets import FAMILIES, PRESETS, presets
-from glassformer.train import NoamConfig, Recipe, WsdConfig
+from glassformer.training import NoamConfig, Recipe, WsdConfig
 
 BLOCK = "stack.0.blocks.0."
 EMBEDDED = ("embedding.position",)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from glassformer.errors import RequestError
 from glassformer.expression import preset
-from glassformer.generate import generate, prefill, stream
+from glassformer.generation import generate, prefill, stream
 from glassformer.model import Model
 from glassformer.state import ModelState
 

@@ -18,13 +18,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import glassformer
-from glassformer.capture import capture, sites
+from glassformer.architectures import FAMILIES
 from glassformer.config import ModelConfig, Stage
 from glassformer.expression import assign, preset
+from glassformer.introspection import capture, sites
 from glassformer.model import Model
 from glassformer.parts.ffn import Experts
 from glassformer.parts.mixer import AttentionConfig
-from glassformer.presets import FAMILIES
 from tests.quick import one_in, quickly
 
 VOCAB, CONTEXT, LENGTH, WINDOW = 61, 64, 12, 5
@@ -836,7 +836,7 @@ def test_layers_that_differ_live_in_one_model(name: str, kernel: str):
 COMPILE = """
 import sys, torch
 sys.path.insert(0, sys.argv[1])
-from glassformer.generate import decode, prefill
+from glassformer.generation import decode, prefill
 from test_generic import CURES, ENCODERS, EXPERTS, MATRIX, PUBLISHED, RECURRENT, assign, draw
 
 torch.set_num_threads(1)

@@ -33,25 +33,25 @@ from glassformer.parts.visibility import SlidingWindowConfig, VisibilityConfig
 SRC = Path(glassformer.__file__).parent
 
 LEVELS: list[set[str]] = [
-    {"errors", "callable_module", "folders", "state", "figures", "register"},
+    {"errors", "version", "folders", "state", "figures", "register"},
     {"parts"},
     {"model"},
-    {"config", "capture", "machine"},
-    {"presets", "text", "generate", "dynamics"},
-    {"train", "lens", "plan", "parallel"},
+    {"config", "introspection", "machine"},
+    {"architectures", "text", "generation", "dynamics"},
+    {"training", "lens", "planning", "parallel"},
     {"convert"},
     {"expression"},
     {"report"},
-    {"compare"},
+    {"comparison"},
     {"claims", "studio"},
     {"cli"},
     {"__main__"},
 ]
-"""A room may use its own files and rooms above it here. `compare` writes the page: `report` comes first."""
+"""A room may use its own files and rooms above it here. `comparison` writes the page: `report` comes first."""
 
 ONLY: dict[str, set[str]] = {
     "errors": set(),
-    "callable_module": set(),
+    "version": set(),
     "figures": set(),
     "parts": {"errors", "state"},
     "model": {"errors", "state", "parts"},
@@ -141,8 +141,8 @@ def test_arrows_go_one_way(path: Path):
 @pytest.mark.parametrize(
     "line",
     [
-        "from glassformer.train import train",
-        "from ..train import train",
+        "from glassformer.training import train",
+        "from ..training import train",
         "import glassformer.cli",
         "import glassformer as gf; gf.train",
         "import glassformer; glassformer.ModelConfig",

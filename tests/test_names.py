@@ -1,4 +1,4 @@
-"""The names that other programs call work in whatever order things are imported."""
+"""The names that other programs call are plain functions, in whatever order things are imported."""
 
 from __future__ import annotations
 
@@ -12,18 +12,20 @@ import glassformer as gf
 
 CHECK = """
 import inspect
+import pickle
 {first}
 import glassformer as gf
-for name in ("preset", "presets", "generate", "stream", "capture", "load", "train", "compare"):
-    assert callable(getattr(gf, name)), name
+for name in ("preset", "presets", "generate", "stream", "capture", "load", "train", "compare", "plan", "edit"):
+    function = getattr(gf, name)
+    assert inspect.isfunction(function) and function.__doc__ and pickle.loads(pickle.dumps(function)) is function, name
 assert "gpt2" in gf.presets()
 assert "recipe" in inspect.signature(gf.train).parameters
-import glassformer.train.loop, glassformer.compare.arm
-assert glassformer.train.loop.train and glassformer.compare.arm.measure
+import glassformer.training.loop, glassformer.comparison.arm
+assert glassformer.training.loop.train and glassformer.comparison.arm.measure
 """
 
 
-@pytest.mark.parametrize("first", ["", "from glassformer.train import Recipe", "import glassformer.compare"])
+@pytest.mark.parametrize("first", ["", "from glassformer.training import Recipe", "import glassformer.comparison"])
 def test_functions_are_not_hidden_by_the_folders_they_live_in(first: str) -> None:
     subprocess.run([sys.executable, "-c", CHECK.format(first=first)], check=True)
 

@@ -11,7 +11,7 @@ import glassformer as gf
 from glassformer.dynamics.why import Cause, Diagnosis
 from glassformer.model import Model
 from glassformer.text import ByteTokenizer
-from glassformer.train.run import Loaded
+from glassformer.training.run import Loaded
 
 
 def rows(shown: str) -> list[list[str]]:

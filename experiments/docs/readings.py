@@ -16,7 +16,7 @@ from torch import Tensor
 import glassformer as gf
 from experiments.docs import call
 from glassformer import lens
-from glassformer.capture import edit
+from glassformer.introspection import edit
 from glassformer.lens import style
 from glassformer.lens.positions import draw_plot
 from glassformer.lens.reading import blank

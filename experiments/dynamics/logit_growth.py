@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from experiments.dynamics.common import COLOURS, Outcome, canvas
 from glassformer import dynamics, preset
-from glassformer.capture import capture
 from glassformer.dynamics.qk_clip import QKClip
+from glassformer.introspection import capture
 from glassformer.parts.mup import parameter_groups
 
 VOCABULARY, TOKENS, BATCH = 64, 64, 32

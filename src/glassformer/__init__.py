@@ -12,36 +12,37 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from glassformer.capture import capture as capture
-    from glassformer.capture import edit as edit
-    from glassformer.compare import compare as compare
+    from glassformer.architectures import presets as presets
+    from glassformer.comparison import compare as compare
     from glassformer.config import ModelConfig as ModelConfig
     from glassformer.convert import save as save
     from glassformer.expression import load as load
     from glassformer.expression import preset as preset
-    from glassformer.generate import generate as generate
-    from glassformer.generate import stream as stream
-    from glassformer.plan import plan as plan
-    from glassformer.presets import presets as presets
-    from glassformer.train import train as train
-
-__version__ = "0.1.0"
+    from glassformer.generation import generate as generate
+    from glassformer.generation import stream as stream
+    from glassformer.introspection import capture as capture
+    from glassformer.introspection import edit as edit
+    from glassformer.planning import plan as plan
+    from glassformer.training import train as train
+    from glassformer.version import __version__ as __version__
 
 _HOMES = {
     "ModelConfig": "config",
-    "capture": "capture",
-    "compare": "compare",
+    "__version__": "version",
+    "capture": "introspection",
+    "compare": "comparison",
     "dynamics": "dynamics",
-    "edit": "capture",
-    "generate": "generate",
+    "edit": "introspection",
+    "generate": "generation",
     "lens": "lens",
     "load": "expression",
-    "plan": "plan",
+    "plan": "planning",
     "preset": "expression",
-    "presets": "presets",
-    "stream": "generate",
-    "train": "train",
+    "presets": "architectures",
+    "stream": "generation",
+    "train": "training",
 }
+"""Where each public name is defined. No name of a function is the name of a module: both could not be attributes."""
 
 __all__ = [
     "ModelConfig",
@@ -72,7 +73,7 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'glassformer' has no attribute {name!r}")
     home = import_module(f"glassformer.{_HOMES[name]}")
-    value = home if _HOMES[name] == name else getattr(home, name)  # a module called by its own name is callable
+    value = home if _HOMES[name] == name else getattr(home, name)
     globals()[name] = value
     return value
 

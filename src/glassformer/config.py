@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from numbers import Integral
 from pathlib import Path
@@ -376,6 +376,16 @@ def flatten(tree: Any, prefix: str = "") -> dict[str, Any]:
     return flat
 
 
+def first_difference(was: Any, now: Any, besides: Collection[str] = ()) -> tuple[str, Any, Any] | None:
+    """(path, old value, new value) of the first leaf in which two plain trees differ, fields of the names `besides`
+    apart; None where there is none."""
+    old, new = (flatten({"": tree}) for tree in (was, now))
+    for path in dict.fromkeys((*new, *old)):
+        if old.get(path) != new.get(path) and not set(path.split(".")) & set(besides):
+            return path.removeprefix("."), old.get(path), new.get(path)
+    return None
+
+
 def _descendants(cls: type[PartConfig]) -> Iterator[type[PartConfig]]:
     for child in cls.__subclasses__():
         yield child
@@ -449,14 +459,31 @@ def validated(cls: Any, value: Any, what: str, where: str = "") -> Any:
     try:
         return cls.model_validate(value)
     except ValidationError as error:
-        raise RequestError(f"{file}{explain(error)}") from None
+        raise request_error(error, file) from None
     except RecursionError:
         raise RequestError(f"{file}the {what} is nested too deeply") from None
 
 
+def first_problem(error: ValidationError) -> Any:
+    """The first thing wrong, unknown keys first: a misspelt key often explains the rest."""
+    return min(error.errors(), key=lambda one: one["type"] != "unknown_field")
+
+
+def request_error(error: ValidationError, where: str = "") -> RequestError:
+    """The RequestError that says what pydantic found; its sentence begins with `where`."""
+    first = first_problem(error)
+    path = ".".join(str(step) for step in first["loc"])
+    field = ".".join(filter(None, (path, str(first.get("ctx", {}).get("name", "")))))
+    unknown = first["type"] == "unknown_field"
+    return RequestError(
+        f"{where}{explain(error)}", code="unknown" if unknown else first["type"], field=field if unknown else path,
+        value=None if first["type"] == "missing" else first["input"], expected=first["msg"],
+    )  # fmt: skip
+
+
 def explain(error: ValidationError) -> str:
-    """One sentence about the first thing wrong, unknown keys first: a misspelt key often explains the rest."""
-    first = min(error.errors(), key=lambda one: one["type"] != "unknown_field")
+    """One sentence about the first thing wrong."""
+    first = first_problem(error)
     path = ".".join(str(step) for step in first["loc"])
     if first["type"] == "unknown_field":
         return f"{path}: {first['msg']}" if path else first["msg"]

@@ -8,9 +8,26 @@ from numbers import Integral
 
 
 class RequestError(ValueError):
-    """The request was wrong: one sentence that names the field, the value, and what would be right (exit 2)."""
+    """The request was wrong: one sentence that names the field, the value, and what would be right (exit status 2).
+
+    >>> RequestError(code="range", field="seed", value=-1, expected="an integer in [0, 2**63)")
+    RequestError('seed must be an integer in [0, 2**63), got -1')
+
+    code      what is wrong, for programs: "range", "unknown", "conflict", "missing", ...; "request" where nothing says
+    field     path of the field or option at fault, such as "mixer.n_heads"
+    value     the value that was given
+    expected  what would be right, as text
+
+    A `message` replaces the sentence made of them.
+    """
 
     exit_status = 2
+
+    def __init__(
+        self, message: str = "", *, code: str = "request", field: str = "", value: object = None, expected: str = ""
+    ):
+        super().__init__(message or f"{field} must be {expected}, got {shown(repr(value))}")
+        self.code, self.field, self.value, self.expected = code, field, value, expected
 
 
 class WorkError(RuntimeError):
@@ -31,11 +48,13 @@ def no_memory(error: BaseException) -> bool:
 
 
 def check_whole(name: str, value: object, least: int = 1) -> None:
-    """RequestError where the value is no whole number, or less than the least."""
+    """Raises RequestError unless the value is an integer of at least `least`."""
     if not isinstance(value, Integral) or isinstance(value, bool):
-        raise RequestError(f"{name}={value!r} must be a whole number from {least} up")
+        message = f"{name}={value!r} must be a whole number from {least} up"
+        raise RequestError(message, code="type", field=name, value=value, expected=f"an integer >= {least}")
     if int(value) < least:
-        raise RequestError(f"{name}={value} must be at least {least}")
+        message = f"{name}={value} must be at least {least}"
+        raise RequestError(message, code="range", field=name, value=value, expected=f"an integer >= {least}")
 
 
 LONGEST = 80

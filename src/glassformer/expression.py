@@ -20,6 +20,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from glassformer import convert
+from glassformer.architectures import FAMILIES, PRESETS
 from glassformer.config import BlockConfig, ModelConfig, Stage, explain
 from glassformer.errors import LONGEST as SHOWN
 from glassformer.errors import RequestError, did_you_mean, shown
@@ -53,8 +54,7 @@ from glassformer.parts.visibility import (
     SlidingWindowConfig,
     VisibilityConfig,
 )
-from glassformer.presets import FAMILIES, PRESETS
-from glassformer.train import Recipe
+from glassformer.training import Recipe
 
 # size: (layers, d_model, heads). The name counts the layers' own parameters, about 12 L d^2, not the vocabulary's.
 SIZES: dict[str, tuple[int, int, int]] = {

@@ -20,6 +20,7 @@ import torch
 from glassformer.errors import RequestError
 from glassformer.folders import cache_folder
 from glassformer.parts.precision import bf16_gain
+from glassformer.version import __version__
 
 DType = Literal["auto", "float32", "bfloat16"]
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -52,7 +53,7 @@ def settings(
     """Sane defaults by device, each of which can be overruled.
 
     Raises RequestError for a device that is not here or a dtype it does not have."""
-    device = _device(device)
+    device = device_named(device)
     if dtype not in ("auto", *DTYPES):
         raise RequestError(f"dtype={dtype!r}: use auto, {' or '.join(DTYPES)}")
     fast = has_fast_bfloat16(device)
@@ -86,7 +87,8 @@ def apply(chosen: Settings) -> None:
         keep_freed_memory()
 
 
-def _device(device: str) -> str:
+def device_named(device: str) -> str:
+    """The device of that name, of `auto` the best one here. Raises RequestError where it is not on this machine."""
     own = torch.accelerator.current_accelerator(check_available=True)
     here = ["cpu"] if own is None else ["cpu", own.type]
     if device == "auto":
@@ -176,8 +178,6 @@ def keep_freed_memory() -> bool:
 
 def machine() -> dict[str, Any]:
     """Processor, memory and versions, for reports."""
-    import glassformer
-
     return {
         "processor": _processor(),
         "cores": available_cores(),
@@ -185,7 +185,7 @@ def machine() -> dict[str, Any]:
         "platform": platform.platform(),
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "glassformer": glassformer.__version__,
+        "glassformer": __version__,
     }
 
 

@@ -20,7 +20,7 @@ from glassformer import machine
 from glassformer.cli import main
 from glassformer.cli.options import Chatting
 from glassformer.errors import RequestError
-from glassformer.generate import Sampling
+from glassformer.generation import Sampling
 from glassformer.model import Model
 from glassformer.text import ByteTokenizer
 

@@ -16,7 +16,7 @@ from glassformer.cli import app, main
 from glassformer.cli.show import ComparisonView
 from glassformer.config import ModelConfig
 from glassformer.expression import preset
-from glassformer.train import Recipe
+from glassformer.training import Recipe
 
 TINY = "llama@1m+layers=1+d_model=32+heads=2"
 PLAN = ["--tokens", "768", "--batch-size", "4", "--context", "32", "--threads", "1"]
@@ -255,7 +255,7 @@ def test_a_comparison_in_which_a_run_failed_is_shown_and_ends_with_status_1(
         for (name, seed), status in ends.items()
     ]
     results = {"data": {"name": "text"}, "budget": {"seeds": int(seeds)}, "runs": runs, "verdicts": []}
-    monkeypatch.setattr(import_module("glassformer.compare"), "compare", lambda *_, **__: results)
+    monkeypatch.setattr(import_module("glassformer.comparison"), "compare", lambda *_, **__: results)
     out = tmp_path / "out"
     arguments = ["compare", "a", "b", "--data", "x", "--tokens", "1k", "--seeds", seeds, "--out", str(out), *json_]
     assert main(arguments) == bool(says)
@@ -288,7 +288,7 @@ def test_an_out_below_a_file_is_a_wrong_request(tmp_path: Path, capsys: pytest.C
 def test_a_failed_comparison_leaves_its_report(
     source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(import_module("glassformer.compare"), "_spawn", lambda *_: ("betas are wrong", 1))
+    monkeypatch.setattr(import_module("glassformer.comparison"), "_spawn", lambda *_: ("betas are wrong", 1))
     out = tmp_path / "out"
     assert main(["compare", TINY, "--data", str(source), "--out", str(out), *PLAN, "--json"]) == 1
     shown, said = capsys.readouterr()
@@ -306,8 +306,8 @@ def test_ctrl_c_while_the_text_is_read(
     verb: str, resume: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("glassformer.text.prepare", stopped)
-    monkeypatch.setattr(import_module("glassformer.compare"), "prepare", stopped)
-    monkeypatch.setattr("glassformer.train.loop.check_folder", lambda *_: None)
+    monkeypatch.setattr(import_module("glassformer.comparison"), "prepare", stopped)
+    monkeypatch.setattr("glassformer.training.loop.check_folder", lambda *_: None)
     arguments = [verb, TINY, "--data", "python-source", "--out", str(tmp_path / "out"), *PLAN, *resume]
     assert main(arguments) == 130
     stands = "; the step that was saved before stands" if resume else ""

@@ -19,7 +19,7 @@ import torch
 import glassformer as gf
 from glassformer import machine
 from glassformer.cli import app, main
-from glassformer.generate.beams import beams
+from glassformer.generation.beams import beams
 from glassformer.model import Model
 from glassformer.text import ByteTokenizer, CharTokenizer
 from tests import elsewhere

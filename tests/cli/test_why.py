@@ -12,7 +12,7 @@ from glassformer.cli.why import BARS, printable, show_why, sparkline
 from glassformer.dynamics.records import NAME
 from glassformer.errors import RequestError
 from glassformer.expression import preset
-from glassformer.train import Recipe
+from glassformer.training import Recipe
 
 STEPS = 200
 

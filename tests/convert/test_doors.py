@@ -11,13 +11,13 @@ import torch
 import transformers
 
 import glassformer as gf
+from glassformer.architectures import PRESETS
 from glassformer.config import ModelConfig
 from glassformer.convert.doors import Door, door, doors, family_of
 from glassformer.convert.families import FAMILIES
 from glassformer.convert.fields import Fields
 from glassformer.errors import RequestError
 from glassformer.model import Model
-from glassformer.presets import PRESETS
 
 torch.set_num_threads(1)
 

@@ -19,7 +19,7 @@ from glassformer.errors import RequestError
 from glassformer.expression import preset
 from glassformer.model import Model
 from glassformer.text import prepare
-from glassformer.train import train
+from glassformer.training import train
 
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()

@@ -19,7 +19,7 @@ from glassformer.errors import RequestError
 from glassformer.parts.quantized import quantize
 from glassformer.text import prepare
 from glassformer.text.subword import BPETokenizer
-from glassformer.train import Loaded
+from glassformer.training import Loaded
 
 torch.set_num_threads(1)
 

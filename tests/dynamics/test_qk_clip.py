@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 
 import glassformer.dynamics.qk_clip as module
-from glassformer.capture import capture
 from glassformer.dynamics.qk_clip import QKClip, clip_heads, largest_logits, largest_possible
 from glassformer.errors import RequestError
 from glassformer.expression import preset
+from glassformer.introspection import capture
 from glassformer.model import Model
 from glassformer.parts.mixer import Attention
 from glassformer.text import TextData, prepare
-from glassformer.train import Interrupted, Report, checkpoint, train
+from glassformer.training import Interrupted, Report, checkpoint, train
 
 TINY = "layers=2+d_model=32+heads=4+vocab_size=61+context=64"
 TOKENS = torch.randint(0, 61, (3, 12), generator=torch.Generator().manual_seed(0))

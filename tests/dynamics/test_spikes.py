@@ -16,7 +16,7 @@ from glassformer.dynamics.spikes import STAYS, Spikes, forecast
 from glassformer.errors import RequestError
 from glassformer.expression import preset
 from glassformer.text import prepare
-from glassformer.train import Recipe, train
+from glassformer.training import Recipe, train
 
 
 def noise(n: int = 400, seed: int = 0) -> np.ndarray:

@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from glassformer.cli.show import ComparisonView, TrainingView
-from glassformer.compare.arm import describe
+from glassformer.comparison.arm import describe
 from glassformer.dynamics.records import NAME, read_records
 from glassformer.dynamics.summary import BANDS, EVENTS, WINDOWS, event_words, summarise
 from glassformer.expression import preset
 from glassformer.text import prepare
-from glassformer.train import Report, train
+from glassformer.training import Report, train
 
 
 def row(step: int, **statistics: Any) -> dict[str, Any]:

@@ -21,19 +21,19 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from glassformer.capture import sites
 from glassformer.dynamics.records import LAST_STEP, read_records
 from glassformer.dynamics.watch import Moment
 from glassformer.dynamics.weights import named_matrices
 from glassformer.dynamics.why import Diagnosis, diagnose
 from glassformer.errors import RequestError
 from glassformer.expression import preset
+from glassformer.introspection import sites
 from glassformer.model import Model
 from glassformer.parts.base import to_plain
 from glassformer.text import Batches, TextData, prepare
-from glassformer.train import Recipe, loop, train
-from glassformer.train.progress import read_metrics
-from glassformer.train.recipe import WATCH
+from glassformer.training import Recipe, loop, train
+from glassformer.training.progress import read_metrics
+from glassformer.training.recipe import WATCH
 
 STEPS, EVERY, LAYERS, HEADS, VOCABULARY, RATE = 200, 10, 4, 2, 65, 1e-3
 CONFIG = preset(f"llama@1m+layers={LAYERS}+d_model=32+heads={HEADS}+vocab_size={VOCABULARY}+context=32")

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import glassformer as gf
-from glassformer.capture import sites
 from glassformer.errors import RequestError, WorkError
+from glassformer.introspection import sites
 from glassformer.lens import passes
 from glassformer.model import Model
 

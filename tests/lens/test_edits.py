@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 import glassformer as gf
-from glassformer.capture import sites
 from glassformer.errors import RequestError
+from glassformer.introspection import sites
 from glassformer.lens.edits import AXES
 from glassformer.model import Model
 
@@ -275,9 +275,9 @@ def test_edits_hold_while_text_is_generated(expression: str):
 
 
 def test_edits_hold_in_a_running_batch_and_in_speculation():
-    from glassformer.generate.beams import beams
-    from glassformer.generate.engine import Engine
-    from glassformer.generate.speculate import PromptLookup, speculate
+    from glassformer.generation.beams import beams
+    from glassformer.generation.engine import Engine
+    from glassformer.generation.speculate import PromptLookup, speculate
 
     model, other = tiny("llama@1m"), tiny("llama@1m")
     with torch.no_grad():

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 import glassformer as gf
-from glassformer.capture import sites
 from glassformer.errors import RequestError, WorkError
+from glassformer.introspection import sites
 from glassformer.lens.heads import KINDS, repeated_tokens
 from glassformer.model import Model
 from glassformer.parts.kernel import naive

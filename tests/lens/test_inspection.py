@@ -17,9 +17,9 @@ from transformers import AutoModelForCausalLM
 
 import glassformer as gf
 from glassformer import dynamics
-from glassformer.capture import capture, sites
 from glassformer.errors import RequestError
 from glassformer.expression import preset
+from glassformer.introspection import capture, sites
 from glassformer.lens import inspection
 from glassformer.lens.inspection import Inspection, inspect, largest
 from glassformer.lens.page.words import spelled_text, speller, visible

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 import glassformer as gf
-from glassformer.capture import sites
 from glassformer.errors import RequestError
+from glassformer.introspection import sites
 from glassformer.lens import passes
 from glassformer.lens.patching import LABELS, NAMES, SENTENCES
 from glassformer.model import Model

@@ -7,11 +7,11 @@ import torch
 
 import glassformer as gf
 from glassformer import lens
-from glassformer.capture import capture
 from glassformer.config import Stage
 from glassformer.dynamics.probe import probe
 from glassformer.dynamics.weights import named_matrices
 from glassformer.errors import RequestError
+from glassformer.introspection import capture
 from glassformer.model import Model
 
 SIZE = "layers=2+d_model=32+heads=4+vocab_size=61+context=64"

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from glassformer.architectures import PRESETS
 from glassformer.expression import assign
 from glassformer.parts.mixer import AttentionConfig
-from glassformer.presets import PRESETS
 
 from .families import COMPOSED, PUBLISHED, TINY, published, shrink
 

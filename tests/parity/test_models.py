@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import glassformer as gf
+from glassformer.architectures import PRESETS
 from glassformer.model import Model
 from glassformer.parts.region import compiled_regions, region
-from glassformer.presets import PRESETS
 
 from .families import COMPOSED, PUBLISHED, ROLES, TINY, Tiny, close, pair, translate
 

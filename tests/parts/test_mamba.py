@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 import glassformer as gf
 from glassformer import machine
-from glassformer.capture import capture, edit
 from glassformer.config import ModelConfig
 from glassformer.errors import RequestError
+from glassformer.introspection import capture, edit
 from glassformer.model import Model
 from glassformer.parts.mixer import Mamba, MambaConfig
 from glassformer.parts.mixer.mamba import ShortConv

@@ -15,8 +15,8 @@ from glassformer.config import ModelConfig
 from glassformer.expression import preset
 from glassformer.parts.linear import Linear
 from glassformer.parts.mup import Mup, parameter_groups
-from glassformer.train.loop import make_optimizer
-from glassformer.train.recipe import Recipe, default_learning_rate
+from glassformer.training.loop import make_optimizer
+from glassformer.training.recipe import Recipe, default_learning_rate
 
 transformers.logging.set_verbosity_error()
 TINY = "layers=2+heads=4+vocab_size=61+context=64"
@@ -111,7 +111,7 @@ def test_the_default_rate_is_that_of_the_base_width():
 def test_a_run_scales_each_group_by_the_schedule(tmp_path: Path):
     """Rates after a step of the loop: the schedule's, times the group's own."""
     from glassformer.text import prepare
-    from glassformer.train import train
+    from glassformer.training import train
 
     (tmp_path / "text.txt").write_text("the cat sat on the mat. " * 300)
     seen: list[list[tuple[float, float]]] = []

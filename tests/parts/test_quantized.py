@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import glassformer as gf
+from glassformer.architectures import FAMILIES
 from glassformer.convert.fold import fold
 from glassformer.errors import RequestError
-from glassformer.generate.kept import fingerprint
+from glassformer.generation.kept import fingerprint
 from glassformer.model import Model
 from glassformer.parts import quantized
 from glassformer.parts.head import Head
@@ -34,7 +35,6 @@ from glassformer.parts.quantized import (
     layout,
     quantize,
 )
-from glassformer.presets import FAMILIES
 
 torch.set_num_threads(1)
 

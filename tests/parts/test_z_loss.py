@@ -6,9 +6,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from glassformer.capture import looking
 from glassformer.errors import RequestError
 from glassformer.expression import preset
+from glassformer.introspection import looking
 from glassformer.parts.head import Head
 from glassformer.parts.loss import linear_cross_entropy, naive_linear_cross_entropy
 

@@ -133,7 +133,7 @@ def compare(
         Look inside while it trains: statistics by layer and head in dynamics.jsonl, for the report and for `why`.
     """
     from glassformer.cli.show import ComparisonView
-    from glassformer.compare import compare as run
+    from glassformer.comparison import compare as run
 
     with ComparisonView(quiet=json) as view:
         results = run(
@@ -226,15 +226,15 @@ def train(
         Look inside while it trains: statistics by layer and head in dynamics.jsonl, for the report and for `why`.
     """
     from glassformer.cli.show import TrainingView
-    from glassformer.compare.arm import describe
+    from glassformer.comparison.arm import describe
     from glassformer.expression import own_value, preset, split_recipe, with_recipe
     from glassformer.parts.base import to_plain
     from glassformer.report import write_run
     from glassformer.text import prepare
-    from glassformer.train import Recipe, Report
-    from glassformer.train import train as run
-    from glassformer.train.loop import check_folder, fit, refuse_early
-    from glassformer.train.sinks import check_sinks, open_sinks
+    from glassformer.training import Recipe, Report
+    from glassformer.training import train as run
+    from glassformer.training.loop import check_folder, fit, refuse_early
+    from glassformer.training.sinks import check_sinks, open_sinks
 
     model, wishes = split_recipe(model)
     config = preset(model)
@@ -569,7 +569,7 @@ def bench(
 
 def _done(out: str, resume: bool) -> int:
     """Steps that the run in `out` has behind it, where it is to go on."""
-    from glassformer.train import checkpoint
+    from glassformer.training import checkpoint
 
     found = checkpoint.latest(Path(out)) if resume else None
     return checkpoint.read_state(found)["step"] if found else 0
@@ -579,7 +579,7 @@ def _interval(watch: bool, every: int | None) -> int | None:
     """Steps between looks, None for a run that is not watched."""
     if every is None and not watch:
         return None
-    from glassformer.train.recipe import WATCH
+    from glassformer.training.recipe import WATCH
 
     if every is not None and every < 1:
         raise RequestError(f"watch_every={every} must be at least 1: it is the number of steps between looks")

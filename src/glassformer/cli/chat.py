@@ -10,15 +10,15 @@ from typing import Any
 
 from rich.console import Console
 
-from glassformer.capture import rows_of
 from glassformer.cli.generate import Text, check_memory, compiled_step, fetch, ready, show, state_dtype
 from glassformer.cli.options import Chatting
 from glassformer.errors import RequestError
-from glassformer.generate import CompiledStep, Sampling, stream
-from glassformer.generate.speculate import agreeing
+from glassformer.generation import CompiledStep, Sampling, stream
+from glassformer.generation.speculate import agreeing
+from glassformer.introspection import rows_of
 from glassformer.state import ForgetfulState, ModelState
 from glassformer.text.chat import ChatTemplate
-from glassformer.train import Loaded
+from glassformer.training import Loaded
 
 STATE_TOKENS = 4096
 """A state for a whole conversation is made once, at most this long."""

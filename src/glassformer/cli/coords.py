@@ -9,7 +9,7 @@ from glassformer import machine
 from glassformer.cli.show import output, ruled
 from glassformer.dynamics.coord_check import LEVEL, coordinate_check
 from glassformer.expression import preset
-from glassformer.train.checkpoint import disk_errors
+from glassformer.training.checkpoint import disk_errors
 
 FOLDER, PICTURE = "inspection", "coord-check.png"
 

@@ -13,24 +13,24 @@ from typing import Any, NoReturn
 import torch
 
 from glassformer import machine
-from glassformer.capture import rows_of
 from glassformer.cli.options import Drawing, Writing
 from glassformer.cli.show import size
 from glassformer.convert.fold import fold
 from glassformer.errors import RequestError, WorkError, no_memory
 from glassformer.expression import load
-from glassformer.generate import CompiledStep, Sampling, prefill, stream
-from glassformer.generate.beams import beams
-from glassformer.generate.engine import LONGEST_PROMPT, Engine, Request
-from glassformer.generate.kept import kept_tokens, load_state, save_state
-from glassformer.generate.speculate import AHEAD, Draft, PromptLookup, Proposer, Speculation, speculate
-from glassformer.generate.steps import check_tokens
-from glassformer.generate.text import Detokenizer, Stops
+from glassformer.generation import CompiledStep, Sampling, prefill, stream
+from glassformer.generation.beams import beams
+from glassformer.generation.engine import LONGEST_PROMPT, Engine, Request
+from glassformer.generation.kept import kept_tokens, load_state, save_state
+from glassformer.generation.speculate import AHEAD, Draft, PromptLookup, Proposer, Speculation, speculate
+from glassformer.generation.steps import check_tokens
+from glassformer.generation.text import Detokenizer, Stops
+from glassformer.introspection import rows_of
 from glassformer.parts.precision import onednn_in_bf16
 from glassformer.parts.quantized import QUANTIZED, quantize
 from glassformer.state import ModelState
 from glassformer.text.documents import utf8
-from glassformer.train import Loaded
+from glassformer.training import Loaded
 
 NEW_TOKENS = 200
 TOP_K = 40
@@ -100,7 +100,7 @@ def check_memory(loaded: Loaded, rows: int, max_len: int, dtype: torch.dtype | N
 
 def device_of(asked: Drawing) -> str:
     """The device asked for; `auto` stays on the CPU with what only that can do."""
-    chosen = machine.settings(asked.device).device
+    chosen = machine.device_named(asked.device)
     only_here = asked.quantize == "bf16" or (asked.compile and not machine.can_compile(chosen))
     return "cpu" if asked.device == "auto" and only_here else chosen
 
@@ -113,7 +113,7 @@ def fetch(expression: str, asked: Drawing) -> Loaded:
     except RuntimeError as error:
         if device == "cpu" or not no_memory(error):
             raise
-        raise WorkError(f"{expression} does not fit into the memory of {device}; --device cpu has another") from None
+        raise WorkError(f"{expression} does not fit into the memory of {device}; use --device cpu") from None
     weight = loaded.model.embedding.weight
     half = asked.quantize is None and weight.dtype == torch.bfloat16
     if half and not asked.compile and onednn_in_bf16(weight.device.type):  # the same numbers, read sooner

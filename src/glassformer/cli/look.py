@@ -21,13 +21,13 @@ from rich.table import Table
 from rich.text import Text
 
 from glassformer import machine
-from glassformer.capture import edit, rows_of
 from glassformer.cli.show import View, output, ruled, short, size
 from glassformer.cli.why import printable
 from glassformer.convert import is_checkpoint
 from glassformer.convert.storage.base import disk
 from glassformer.errors import RequestError, WorkError, did_you_mean
 from glassformer.expression import load, parse, preset
+from glassformer.introspection import edit, rows_of
 from glassformer.lens.asking import PATCHING, READINGS, Question, ablation
 from glassformer.lens.inspection import Head, Inspection, inspect
 from glassformer.lens.page.words import visible

@@ -17,15 +17,15 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.table import Table
 
+from glassformer.architectures import FAMILIES, PRESETS
 from glassformer.config import ModelConfig
 from glassformer.dynamics.summary import event_words
 from glassformer.errors import RequestError
 from glassformer.expression import SIZES, changes
-from glassformer.presets import FAMILIES, PRESETS
 from glassformer.text import TextData
-from glassformer.train import Recipe, Report, Run
-from glassformer.train.checkpoint import disk_errors
-from glassformer.train.loop import settings
+from glassformer.training import Recipe, Report, Run
+from glassformer.training.checkpoint import disk_errors
+from glassformer.training.loop import settings
 
 PATIENCE = 5.0
 """Seconds between two lines of progress where no bar can be drawn."""

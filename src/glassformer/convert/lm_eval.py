@@ -20,8 +20,8 @@ from torch import Tensor
 from glassformer.convert import load
 from glassformer.convert.folder import DTYPES
 from glassformer.errors import RequestError, WorkError
-from glassformer.generate.engine import Engine
-from glassformer.generate.steps import check_tokens
+from glassformer.generation.engine import Engine
+from glassformer.generation.steps import check_tokens
 from glassformer.text import FileTokenizer
 from glassformer.text.chat import ChatTemplate
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from glassformer.errors import RequestError
-from glassformer.generate.steps import check_tokens
+from glassformer.generation.steps import check_tokens
 from glassformer.machine import Settings
 from glassformer.model import Model
 from glassformer.parts.quantized import quantize
@@ -23,8 +23,8 @@ from glassformer.text import (
     token_shards,
 )
 from glassformer.text.storage import silent
-from glassformer.train import Loaded
-from glassformer.train.evaluate import score
+from glassformer.training import Loaded
+from glassformer.training.evaluate import score
 
 CONTEXT = 512
 TOKENS = 20_000

@@ -22,10 +22,10 @@ from transformers.generation import GenerationMixin
 from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.modeling_utils import PreTrainedModel
 
-from glassformer.capture import sites
 from glassformer.config import ModelConfig
 from glassformer.convert.families.own import OWN
 from glassformer.errors import RequestError
+from glassformer.introspection import sites
 from glassformer.model import Model
 from glassformer.parts import auxiliary
 from glassformer.parts.loss import IGNORED

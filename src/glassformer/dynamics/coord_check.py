@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from glassformer.capture import capture
 from glassformer.config import BlockConfig, ModelConfig
 from glassformer.errors import RequestError
+from glassformer.introspection import capture
 from glassformer.model import Model
 from glassformer.parts.mixer import AttentionConfig
 from glassformer.parts.mup import parameter_groups

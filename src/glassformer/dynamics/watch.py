@@ -20,12 +20,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from glassformer.capture import looking, sites
 from glassformer.dynamics.probe import probe
 from glassformer.dynamics.records import Records
 from glassformer.dynamics.spikes import Spikes
 from glassformer.dynamics.weights import named_matrices, pulse, spectra, updates
 from glassformer.errors import RequestError
+from glassformer.introspection import looking, sites
 from glassformer.model import Model
 from glassformer.parts.loss import IGNORED
 

@@ -9,8 +9,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from glassformer.capture import rows_of
 from glassformer.errors import RequestError, WorkError
+from glassformer.introspection import rows_of
 from glassformer.lens import style
 from glassformer.lens.edits import mean_over_tokens
 from glassformer.lens.passes import SAME, Metric, Progress, by_loss, by_metric, outcomes

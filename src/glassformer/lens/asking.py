@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from glassformer.capture import eager
 from glassformer.errors import RequestError
+from glassformer.introspection import eager
 from glassformer.lens.ablation import head_ablation
 from glassformer.lens.attribution import logit_attribution
 from glassformer.lens.edits import (

@@ -23,8 +23,8 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from glassformer.capture import capture, eager, in_vocabulary, sites, within
 from glassformer.errors import RequestError
+from glassformer.introspection import capture, eager, in_vocabulary, sites, within
 from glassformer.lens import style
 from glassformer.lens.logit_lens import unembed
 from glassformer.lens.maps import at_rest, one_row, spell, spelled

@@ -18,8 +18,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from glassformer.capture import head_axis, within
 from glassformer.errors import RequestError, did_you_mean
+from glassformer.introspection import head_axis, within
 from glassformer.parts.site import Edit
 
 Indices = int | Sequence[int]

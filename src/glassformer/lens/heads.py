@@ -17,8 +17,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from glassformer.capture import eager, looking, rows_of
 from glassformer.errors import RequestError
+from glassformer.introspection import eager, looking, rows_of
 from glassformer.lens import style
 from glassformer.lens.maps import at_rest
 from glassformer.lens.reading import Reading

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from glassformer.capture import eager, looking, sites
 from glassformer.dynamics import max_attention_logit, token_cosine
 from glassformer.errors import RequestError, WorkError
 from glassformer.figures import write_document
+from glassformer.introspection import eager, looking, sites
 from glassformer.lens.maps import at_rest, one_row
 from glassformer.lens.page import render
 from glassformer.lens.page.words import spelled_text, speller

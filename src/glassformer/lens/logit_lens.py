@@ -17,8 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from glassformer.capture import capture, eager, within
 from glassformer.errors import RequestError
+from glassformer.introspection import capture, eager, within
 from glassformer.lens import style
 from glassformer.lens.maps import at_rest, one_row, spell, spelled
 from glassformer.lens.reading import Reading

@@ -19,9 +19,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from glassformer.capture import OfHeads, Tiles, capture, eager, looking, rows_of, sites, within
 from glassformer.config import BlockConfig
 from glassformer.errors import RequestError
+from glassformer.introspection import OfHeads, Tiles, capture, eager, looking, rows_of, sites, within
 from glassformer.lens import style
 from glassformer.lens.reading import Reading
 from glassformer.model import Model

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from glassformer.capture import eager, rows_of
 from glassformer.errors import RequestError, did_you_mean
+from glassformer.introspection import eager, rows_of
 from glassformer.lens import style
 from glassformer.lens.maps import spell
 from glassformer.lens.reading import Reading

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from glassformer.capture import eager, edit
 from glassformer.errors import RequestError
+from glassformer.introspection import eager, edit
 from glassformer.lens.maps import at_rest
 from glassformer.model import Model
 from glassformer.parts.site import Edit

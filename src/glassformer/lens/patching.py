@@ -19,8 +19,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from glassformer.capture import capture, choose, eager, head_axis, rows_of, within
 from glassformer.errors import RequestError
+from glassformer.introspection import capture, choose, eager, head_axis, rows_of, within
 from glassformer.lens import style
 from glassformer.lens.edits import patch
 from glassformer.lens.maps import at_rest

@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from glassformer.capture import eager
 from glassformer.config import ModelConfig
 from glassformer.errors import RequestError
+from glassformer.introspection import eager
 from glassformer.lens import style
 from glassformer.lens.reading import Reading, plain
 from glassformer.model import Model

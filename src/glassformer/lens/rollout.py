@@ -16,8 +16,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from glassformer.capture import Tiles, eager, looking
 from glassformer.errors import RequestError
+from glassformer.introspection import Tiles, eager, looking
 from glassformer.lens import style
 from glassformer.lens.maps import (
     at_rest,

@@ -11,9 +11,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from glassformer.capture import capture, eager, rows_of, sites, within
 from glassformer.dynamics import max_violation, router_entropy, router_load
 from glassformer.errors import RequestError
+from glassformer.introspection import capture, eager, rows_of, sites, within
 from glassformer.lens import style
 from glassformer.lens.maps import at_rest, spelled
 from glassformer.lens.reading import Reading

@@ -9,9 +9,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from glassformer.capture import capture, eager, rows_of, within
 from glassformer.dynamics import relative_residual, token_cosine
 from glassformer.errors import RequestError
+from glassformer.introspection import capture, eager, rows_of, within
 from glassformer.lens import style
 from glassformer.lens.maps import at_rest
 from glassformer.lens.reading import Reading

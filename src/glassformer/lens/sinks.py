@@ -10,9 +10,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from glassformer.capture import capture, eager, looking, rows_of
 from glassformer.dynamics import massive
 from glassformer.errors import WorkError
+from glassformer.introspection import capture, eager, looking, rows_of
 from glassformer.lens import style
 from glassformer.lens.maps import at_rest
 from glassformer.lens.reading import Reading

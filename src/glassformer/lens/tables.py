@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from glassformer.capture import eager, sites
 from glassformer.errors import RequestError, WorkError
+from glassformer.introspection import eager, sites
 from glassformer.lens import style
 from glassformer.model import Model
 

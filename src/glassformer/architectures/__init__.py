@@ -1,0 +1,59 @@
+"""Published models, as functions that return a `ModelConfig`.
+
+A family name (`llama`, `bloom`) is one of its members, for use with a size: `llama@10m` is LLaMA's wiring at ten
+million parameters. What the published model does stands here, not what is said of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from glassformer.architectures.bloom import bloom_7b1, bloom_560m
+from glassformer.architectures.falcon import falcon_7b, falcon_40b
+from glassformer.architectures.gpt2 import gpt2, gpt2_large, gpt2_medium, gpt2_xl
+from glassformer.architectures.gpt_neox import gpt_neox_20b, pythia_160m
+from glassformer.architectures.llama import llama_2_70b, llama_3_8b, llama_7b, llama_13b, smollm2_135m
+from glassformer.architectures.mamba import mamba_130m
+from glassformer.architectures.mistral import mistral_7b
+from glassformer.architectures.mpt import mpt_7b
+from glassformer.architectures.qwen3 import qwen3_0_6b, qwen3_8b
+from glassformer.config import ModelConfig
+
+PRESETS: dict[str, Callable[[], ModelConfig]] = {
+    "gpt2": gpt2,
+    "gpt2-medium": gpt2_medium,
+    "gpt2-large": gpt2_large,
+    "gpt2-xl": gpt2_xl,
+    "llama-7b": llama_7b,
+    "llama-13b": llama_13b,
+    "llama-2-70b": llama_2_70b,
+    "llama-3-8b": llama_3_8b,
+    "smollm2-135m": smollm2_135m,
+    "mistral-7b": mistral_7b,
+    "qwen3-0.6b": qwen3_0_6b,
+    "qwen3-8b": qwen3_8b,
+    "bloom-560m": bloom_560m,
+    "bloom-7b1": bloom_7b1,
+    "falcon-7b": falcon_7b,
+    "falcon-40b": falcon_40b,
+    "gpt-neox-20b": gpt_neox_20b,
+    "pythia-160m": pythia_160m,
+    "mpt-7b": mpt_7b,
+    "mamba-130m": mamba_130m,
+}
+
+FAMILIES: dict[str, str] = {
+    "llama": "llama-7b",
+    "mistral": "mistral-7b",
+    "qwen3": "qwen3-8b",
+    "bloom": "bloom-7b1",
+    "falcon": "falcon-7b",
+    "gpt-neox": "gpt-neox-20b",
+    "mpt": "mpt-7b",
+    "mamba": "mamba-130m",
+}
+
+
+def presets() -> list[str]:
+    """Names of the published models."""
+    return list(PRESETS)

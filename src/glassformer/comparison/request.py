@@ -1,0 +1,160 @@
+"""What is asked of a comparison, and whether it would be fair."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from glassformer.config import ModelConfig
+from glassformer.dynamics.qk_clip import refuse_clipping
+from glassformer.errors import RequestError
+from glassformer.expression import own_value, preset, split_recipe, with_recipe
+from glassformer.report.page import WORTH_SAYING
+from glassformer.training import Recipe, default_learning_rate
+from glassformer.training.loop import fit, refuse_blind
+
+Match = Literal["tokens", "flops", "minutes"]
+UNFAIR = 0.2
+"""Largest difference in parameters of the layers that one comparison takes without being told to."""
+ALIKE = {
+    "tokens": "--tokens", "flops": "--flops", "minutes": "--minutes", "seed": "--seeds", "context": "--context",
+    "evaluation_tokens": "as many",
+}  # fmt: skip
+"""Fields of the recipe that one arm cannot have for itself, and what gives them to all: losses are compared under one
+budget, on the same text, seed by seed."""
+
+
+def arms(expressions: Sequence[str]) -> dict[str, ModelConfig]:
+    """EXPR -> config; of the model alone, without what an EXPR changes of the recipe. Raises RequestError for fewer
+    than one, a repeated one, one that names no model, and a change of the recipe that must be the same for all."""
+    if not expressions:
+        raise RequestError("compare needs at least one model, such as gpt2@10m llama@10m")
+    found: dict[str, ModelConfig] = {}
+    for expression in expressions:
+        if expression in found:
+            raise RequestError(f"{expression} is named twice; for several runs of one model use --seeds")
+        model, wishes = split_recipe(expression)
+        if shared := [field for field in wishes if field in ALIKE]:
+            field = shared[0]
+            raise RequestError(
+                f"+recipe.{field}={wishes[field]}: one arm cannot have {field} for itself; give {ALIKE[field]} to all"
+            )
+        found[expression] = preset(model)
+        refuse_blind(found[expression])
+    return found
+
+
+def common_context(configs: dict[str, ModelConfig], given: int | None) -> int:
+    """The context of all arms: the one given, or the one that every EXPR sets, or the recipe's default. Raises
+    RequestError for an EXPR that sets another."""
+    own = {name: own_value(name, config, "context") for name, config in configs.items()}
+    default = next(iter(own.values())) if len(set(own.values())) == 1 else None
+    context = next(c for c in (given, default, Recipe.model_fields["context"].default) if c is not None)
+    for name, its in own.items():
+        if its not in (None, context):
+            raise RequestError(
+                f"{name}: one arm cannot have context={its} for itself; give {ALIKE['context']} to all, without it"
+            )
+    return context
+
+
+def fairness(configs: dict[str, ModelConfig], allow_unmatched: bool) -> list[str]:
+    """Notes on how far the arms are from equal in size; raises RequestError where they are too far apart.
+
+    Compared are the parameters of the layers, as in scaling laws: those of the vocabulary depend on the text. Of
+    experts those count that a token meets, which are what it costs; what the others hold is said."""
+    sizes = {name: config.active_params(embeddings=False) for name, config in configs.items()}
+    small, large = min(sizes, key=sizes.__getitem__), max(sizes, key=sizes.__getitem__)
+    apart = sizes[large] / sizes[small] - 1
+    if apart > UNFAIR and not allow_unmatched:
+        raise RequestError(
+            f"{large} has {sizes[large]:,} parameters in its layers and {small} {sizes[small]:,}, {apart:.0%} apart: a "
+            f"difference in loss would be a difference in size; give both the same @SIZE, or --allow-unmatched"
+        )
+    notes = [
+        f"The layers of {name} hold {held:,} parameters, of which a token meets {sizes[name]:,}."
+        for name, config in configs.items()
+        if (held := config.num_params(embeddings=False)) > sizes[name]
+    ]
+    if apart > WORTH_SAYING:
+        notes.append(f"The layers of {large} have {apart:.0%} more parameters than those of {small}.")
+    return notes
+
+
+def likeness(configs: dict[str, ModelConfig], plans: dict[str, Recipe]) -> list[str]:
+    """Notes on which arms are trained otherwise, where nothing else tells them from another, and which arms nothing
+    tells apart."""
+    notes = []
+    for name, config in configs.items():
+        if wishes := split_recipe(name)[1]:
+            told = ", ".join(f"{field}={value}" for field, value in wishes.items())
+            twins = [other for other, its in configs.items() if its == config and plans[other] != plans[name]]
+            but = f": it is the model of {' and '.join(twins)}, so what differs is the recipe" if twins else ""
+            notes.append(f"{name} is trained by a recipe of its own ({told}){but}.")
+    for name in configs:
+        same = [other for other in configs if (configs[other], plans[other]) == (configs[name], plans[name])]
+        if len(same) > 1 and same[0] == name:
+            notes.append(
+                f"{' and '.join(same)} are the same model, trained alike: what differs between them is chance."
+            )
+    return notes
+
+
+def spending(configs: dict[str, ModelConfig], plans: dict[str, Recipe], match: str) -> dict[str, float]:
+    """What each arm will spend of what is matched, in whole steps; nothing where the clock decides."""
+    spent = {}
+    for name, config in configs.items():
+        plan = plans[name]
+        if (steps := plan.steps(config)) is not None:
+            each = 3.0 * config.flops(plan.context) if match == "flops" else 1
+            spent[name] = steps * plan.tokens_per_step * each
+    return spent
+
+
+def unequal(spent: dict[str, float], match: str) -> list[str]:
+    """A note where arms spend more than others of what is matched, as every run ends with a whole step."""
+    if not spent or not min(spent.values()):
+        return []
+    least, most = min(spent, key=spent.__getitem__), max(spent, key=spent.__getitem__)
+    apart = spent[most] / spent[least] - 1
+    if apart <= WORTH_SAYING:
+        return []
+    unit = {"flops": "training FLOPs", "minutes": "time"}.get(match, match)
+    return [f"Runs end with a whole step, so {most} spends {apart:.0%} more {unit} than {least}."]
+
+
+def recipes(
+    configs: dict[str, ModelConfig],
+    recipe: dict[str, Any],
+    match: Match | None,
+    vocab_size: int,
+) -> dict[str, Recipe]:
+    """The recipe of each arm under one budget.
+
+    `match` says what is equal: tokens, training FLOPs, or minutes. With `flops` and a budget in tokens, the first arm
+    takes the tokens and the others as many FLOPs as it spends. What an EXPR changes of the recipe is for its arm
+    alone. Raises RequestError where a recipe is wrong, or is not for the model of its arm."""
+    given = [name for name in ("tokens", "flops", "minutes") if recipe.get(name) is not None]
+    if len(given) != 1:
+        raise RequestError(f"give one budget: --tokens, --flops or --minutes; {' and '.join(given) or 'none'} given")
+    budget: dict[str, Any] = {given[0]: recipe[given[0]]}
+    match = given[0] if match is None else match  # type: ignore[assignment]
+    if match == "flops" and given == ["tokens"]:
+        Recipe.of(tokens=recipe["tokens"])  # named as it was given, should it be wrong
+        name, config = next(iter(configs.items()))
+        first = fit(config, vocab_size, recipe["context"], own_value(name, config, "vocab_size"))
+        budget = {"flops": 3.0 * first.flops(recipe["context"]) * recipe["tokens"]}
+    elif match != given[0]:
+        raise RequestError(f"--match {match} needs --{match}; --{given[0]} was given")
+    rest = {name: value for name, value in recipe.items() if name not in ("tokens", "flops", "minutes")}
+    made = {}
+    for name, config in configs.items():
+        rate = rest.get("learning_rate")
+        rate = default_learning_rate(config) if rate is None else rate
+        shared = Recipe.of(**{**rest, **budget, "learning_rate": rate})
+        made[name] = with_recipe(shared, split_recipe(name)[1])
+        try:
+            refuse_clipping(config, made[name].qk_clip)
+        except RequestError as error:
+            raise RequestError(f"{name}: {error}") from None
+    return made

@@ -1,0 +1,164 @@
+"""From logits to text: a prompt is read once, then one token at a time. Needs only `init_state` and `forward`.
+
+stream, generate   rows side by side, as a tensor or as lists of ids of any lengths
+Engine             requests of any length, as text or tokens, that join and leave a running batch
+speculate, beams   the same text in fewer passes; the likeliest text among several
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, TypeVar
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from glassformer.errors import RequestError, WorkError, check_whole
+from glassformer.generation.compiled import CompiledStep
+from glassformer.generation.sampling import Sampling, choose, row_generator
+from glassformer.generation.steps import (
+    CHUNK,
+    check_documents,
+    check_rows,
+    check_state,
+    check_tokens,
+    decode,
+    prefill,
+    prefill_rows,
+)
+from glassformer.model import Model
+from glassformer.state import ModelState
+
+__all__ = ["CompiledStep", "Sampling", "choose", "decode", "generate", "prefill", "stream"]
+
+
+Rows = TypeVar("Rows", Tensor, list[list[int]])
+"""Tokens (b, s), or a list of ids for each row, of any lengths."""
+
+
+def stream(
+    model: Model,
+    tokens: Int[Tensor, "b s"] | list[list[int]],
+    max_new_tokens: int = 100,
+    temperature: float = 0.0,
+    top_k: int | None = None,
+    seed: int | None = None,
+    state: ModelState | None = None,
+    compiled: CompiledStep | None = None,
+    chunk: int = CHUNK,
+    logprobs: int | None = None,
+    documents: Int[Tensor, "b s"] | None = None,
+    **sampling: Any,
+) -> Iterator[Any]:
+    """Yields the next token of every row (b,), one step at a time. With a `state`, `tokens` go on from where it stands.
+
+    With `logprobs`, each step is a `Chosen` instead: its `tokens` (b,), their `logprobs` (b,), and where `logprobs` is
+    k > 0 the `top_ids` and `top_logprobs` (b, k) of the likeliest; in nats, of the model's own distribution.
+
+    Rows given as lists may differ in length, and each is read alone. Who pads a tensor on the left says so in
+    `documents`, as for the model: each row goes on with the document it ends in.
+
+    `sampling`: top_p, min_p, typical_p, penalties, logit_bias (`Sampling`). Row i draws from a generator of (seed, i),
+    and its text does not depend on its neighbours (docs/decisions.md says where it does). Raises RequestError for what
+    cannot be generated, before anything is computed, and WorkError where the model's logits are not numbers."""
+    if isinstance(tokens, Tensor):
+        tokens = check_tokens(model, tokens)
+        rows = list(tokens)
+    else:
+        if documents is not None:
+            raise RequestError("documents are of tokens in a tensor; rows in lists are not padded")
+        rows = check_rows(model, tokens)
+    check_whole("max_new_tokens", max_new_tokens)
+    check_whole("chunk", chunk)
+    if logprobs is not None:
+        check_whole("logprobs", logprobs, 0)
+    rule = Sampling(temperature=temperature, top_k=top_k, **sampling)
+    b, s = len(rows), max(map(len, rows))
+    rule.check(model.embedding.weight.shape[0])
+    if documents is not None:
+        check_documents(documents, torch.stack(rows))
+        if compiled is not None or (state is not None and state.rows is not None):
+            raise RequestError("padded rows and documents do not go with a compiled step, or rows that were spread")
+    padded = documents is not None or (
+        state is not None and (state.documents is not None or state.positions is not None)
+    )
+    together = len({len(row) for row in rows}) == 1 and (b == 1 or padded or not _rounds_to_16_bits(model))
+    if padded and not together:
+        raise RequestError("a state of padded rows goes on with rows of one length; give as many ids in each")
+    if state is not None:
+        check_state(model, state, b, s + max_new_tokens - 1)
+    generators = [] if rule.temperature == 0 else [row_generator(seed, row, rows[0].device) for row in range(b)]
+    past = rows
+    if documents is not None:
+        past = [row[ids == ids[-1]] for row, ids in zip(rows, documents, strict=True)]
+    given = [len(row) for row in past]
+    token = rows[0].new_empty(0)
+    was_training = model.training
+    model.eval()
+    try:
+        if state is None:
+            state = model.init_state(b, s + max_new_tokens) if compiled is None else compiled.init_state()
+            check_state(model, state, b, s + max_new_tokens - 1)
+        for step in range(max_new_tokens):
+            with torch.inference_mode():
+                if step == 0 and together:
+                    logits = prefill(model, torch.stack(rows), state, chunk, documents)
+                elif step == 0:
+                    logits = prefill_rows(model, rows, state, chunk)
+                else:
+                    logits = compiled(token[:, None], state) if compiled else decode(model, token[:, None], state)
+                chosen = choose(logits, [rule] * b, past, given, generators, logprobs or 0, logprobs is not None)
+            if bool(chosen.bad.any()):
+                raise WorkError(f"the model's logits are not numbers after {s + step} tokens")
+            chosen = chosen.clone()  # ordinary tensors
+            token = chosen.tokens
+            if rule.penalizes:
+                past = [torch.cat([row, new]) for row, new in zip(past, token[:, None], strict=True)]
+            yield token if logprobs is None else chosen
+    finally:
+        model.train(was_training)
+
+
+def _rounds_to_16_bits(model: Model) -> bool:
+    """Whether a prompt read beside others may round otherwise than alone, by enough to be seen."""
+    weight = model.embedding.weight
+    return weight.dtype.itemsize < 4 and weight.device.type == "cpu"
+
+
+def generate(
+    model: Model,
+    tokens: Rows,
+    max_new_tokens: int = 100,
+    temperature: float = 0.0,
+    top_k: int | None = None,
+    seed: int | None = None,
+    stop_at_eos: bool = True,
+    eos_id: int | None = None,
+    **more: Any,
+) -> Rows:
+    """tokens (b, s) followed by the new ones (b, s + t). A row that has reached `eos_id` repeats it; all rows there, it
+    stops. Lists of ids, of any lengths, give lists: each row followed by its own new tokens, up to its `eos_id`.
+
+    >>> gf.generate(model, [[1, 2, 3], [4]], max_new_tokens=5)
+
+    `more` as for `stream`, but for `logprobs`: what is returned are tokens."""
+    if more.get("logprobs") is not None:
+        raise RequestError("generate returns tokens alone; stream(..., logprobs=k) gives their log-probabilities")
+    eos_id = eos_id if stop_at_eos else None  # without one known, nothing stops early
+    new: list[Tensor] = []
+    for token in stream(model, tokens, max_new_tokens, temperature, top_k, seed, **more):
+        if eos_id is not None and new:
+            token = torch.where(new[-1] == eos_id, eos_id, token)
+        new.append(token)
+        if eos_id is not None and bool((token == eos_id).all()):
+            break
+    added = torch.stack(new, dim=1)
+    if isinstance(tokens, Tensor):
+        return torch.cat([tokens, added], dim=1)
+    return [_joined(row, ids, eos_id) for row, ids in zip(tokens, added.tolist(), strict=True)]
+
+
+def _joined(row: list[int], new: list[int], eos_id: int | None) -> list[int]:
+    end = new.index(eos_id) + 1 if eos_id in new else len(new)
+    return [*map(int, row), *new[:end]]

@@ -1,0 +1,114 @@
+"""Beam search: the likeliest texts among the `width` that are kept open at each length."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from glassformer.errors import RequestError, WorkError, check_whole
+from glassformer.generation.steps import check_tokens, decode, prefill
+from glassformer.model import Model
+
+__all__ = ["Beam", "beams"]
+
+LARGEST_PENALTY = 10
+
+
+@dataclass(frozen=True)
+class Beam:
+    """The new tokens, with the one that ended them, and their log-probability over length ** length_penalty."""
+
+    tokens: list[int]
+    score: float
+
+
+def beams(
+    model: Model,
+    tokens: Int[Tensor, "1 s"],
+    width: int,
+    max_new_tokens: int = 100,
+    ends: Iterable[int] = (),
+    length_penalty: float = 1.0,
+    n: int = 1,
+    early_stopping: bool | Literal["never"] = False,
+    dtype: torch.dtype | None = None,
+) -> list[Beam]:
+    """The n best continuations that were found, best first; fewer where there are no more.
+
+    A text is complete with a token of `ends`, or at max_new_tokens. The search is over when `width` texts are, and
+    early_stopping=True: at once; False: no open text would, at its present length, beat the worst of them; "never": nor
+    at any length it may reach. Choices, scores and ends are those of `transformers`' generate(num_beams=width). `dtype`
+    is that of the state.
+
+    Raises RequestError for what cannot be generated, WorkError where the model's logits are not numbers."""
+    tokens = check_tokens(model, tokens)
+    if len(tokens) != 1:
+        raise RequestError(f"beams continue one text at a time; tokens have {len(tokens)} rows")
+    for name, value in (("width", width), ("max_new_tokens", max_new_tokens), ("n", n)):
+        check_whole(name, value)
+    if n > width:
+        raise RequestError(f"n={n} is more than width={width}: so many texts are not kept")
+    if not abs(length_penalty) <= LARGEST_PENALTY:
+        raise RequestError(f"length_penalty={length_penalty} must be from {-LARGEST_PENALTY} to {LARGEST_PENALTY}")
+    if early_stopping not in (True, False, "never"):
+        raise RequestError(f"early_stopping={early_stopping!r} must be True, False or 'never'")
+    was_training = model.training
+    model.eval()
+    try:
+        return _search(model, tokens, width, max_new_tokens, set(ends), length_penalty, early_stopping, dtype)[:n]
+    finally:
+        model.train(was_training)
+
+
+@torch.inference_mode()
+def _search(
+    model: Model,
+    tokens: Tensor,
+    width: int,
+    max_new_tokens: int,
+    ends: set[int],
+    length_penalty: float,
+    early_stopping: bool | str,
+    dtype: torch.dtype | None,
+) -> list[Beam]:
+    state = model.init_state(1, tokens.shape[1] + max_new_tokens, dtype)
+    logits = prefill(model, tokens, state).expand(width, -1)
+    state = state.over({name: tensor.repeat_interleave(width, 0) for name, tensor in state.tensors().items()})
+    state.batch = width
+    scores = torch.full((width,), -math.inf, device=logits.device)  # -inf: this row is no text
+    scores[0] = 0  # all rows hold the prompt, one counts
+    texts: list[list[int]] = [[]] * width
+    complete: list[Beam] = []
+    vocab_size = logits.shape[1]
+    ending = torch.tensor(sorted(ends), dtype=torch.long, device=logits.device)
+    candidates = min(max(2, 1 + len(ends)) * width, width * vocab_size)  # `width` of them at least go on
+    for length in range(1, max_new_tokens + 1):
+        if not logits.max(-1).values.isfinite().all():
+            raise WorkError(f"the model's logits are not numbers after {tokens.shape[1] + length - 1} tokens")
+        total = scores[:, None] + logits.float().log_softmax(-1)
+        found, index = total.flatten().topk(candidates)
+        rows, new = index // vocab_size, index % vocab_size
+        ended = torch.isin(new, ending) | (length == max_new_tokens)
+        complete += [
+            Beam([*texts[int(rows[i])], int(new[i])], float(found[i]) / length**length_penalty)
+            for i in range(width)
+            if ended[i] and found[i] > -math.inf
+        ]
+        complete = sorted(complete, key=lambda beam: -beam.score)[:width]
+        scores, going = found.masked_fill(ended, -math.inf).topk(width)
+        reach = max_new_tokens if early_stopping == "never" and length_penalty > 0 else length
+        best = float(scores[0]) / reach**length_penalty
+        full = len(complete) == width
+        if best == -math.inf or (full and (early_stopping is True or best <= complete[-1].score)):
+            break
+        rows, new = rows[going], new[going]
+        texts = [[*texts[row], token] for row, token in zip(rows.tolist(), new.tolist(), strict=True)]
+        state.reorder(rows)
+        logits = decode(model, new[:, None], state)
+    return complete

@@ -1,0 +1,181 @@
+"""One decoding step as machine code, kept on disk.
+
+Eagerly a step of a small model spends more time between its operations than in them. `torch.export` and AOTInductor
+turn the same `forward` into a library once (about a minute), which later processes load in a moment; weights stay
+outside it. Attention reads the filled part of the state only, so one library serves every length. Products of one row
+have code of their own (`one_row.py`), which reads weights two to four times as fast as torch's kernels for many rows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from glassformer.errors import RequestError, WorkError
+from glassformer.folders import cache_folder
+from glassformer.generation.one_row import has_vnni, products, shims
+from glassformer.introspection import sites
+from glassformer.model import Model
+from glassformer.parts.quantized import GROUP, Bf16Linear
+from glassformer.state import ModelState
+
+SHORTEST = 8
+"""Slots looked at at least: one size is one case for the compiler, and so is a single key."""
+
+
+class CompiledStep:
+    """step(tokens (b, 1), state) -> logits (b, v) of the token after each, equal to `model(tokens, state)[:, -1]`.
+
+    For `batch` rows and states of `init_state` here. On a GPU it is recorded as a CUDA graph in each process, which
+    looks at all slots at every step; that path has not been run on one yet."""
+
+    def __init__(self, model: Model, batch: int, max_len: int, dtype: torch.dtype | None = None):
+        if max_len < 2 * SHORTEST:
+            raise RequestError(f"a step for {max_len} tokens is not worth compiling; {2 * SHORTEST} are the least")
+        if any(isinstance(module, Bf16Linear) for module in model.modules()):
+            raise RequestError("a compiled step reads weights as they are; load the model without quantize='bf16'")
+        self.model, self.batch, self.max_len, self.dtype = model, batch, max_len, dtype
+        self._keys = torch.arange(max_len, device=model.embedding.weight.device)
+        self._run: Callable[..., Tensor] | None = None
+        self._sites = list(sites(model).values())
+
+    def init_state(self) -> ModelState:
+        state = self.model.init_state(self.batch, self.max_len, self.dtype)
+        if self._graph:
+            for tensor in state.tensors().values():
+                torch._dynamo.mark_static_address(tensor)  # or a graph would copy the memory at every step
+        return state
+
+    def __call__(self, tokens: Tensor, state: ModelState) -> Tensor:
+        assert self._run is not None, "load() it first"
+        if state.rows is None:
+            state.spread([state.length] * self.batch)
+        seen = self.max_len if self._graph else max(state.length + 1, SHORTEST)
+        watched = any(site.watched for site in self._sites)  # the library does not stop at them
+        # The very last token is another case for the compiler.
+        if watched or (seen == self.max_len and not self._graph):
+            return self.model(tokens, state)[:, -1].float()
+        logits = self._run(tokens.contiguous(), state.rows, self._keys[:seen], state.tensors())
+        state.length += 1  # the rows' own lengths were advanced inside
+        return logits
+
+    @property
+    def _graph(self) -> bool:
+        return self._keys.device.type == "cuda"
+
+    @property
+    def path(self) -> Path:
+        """Where the library lies, named by all it depends on but the weights."""
+        weights = {name: [str(w.dtype), *w.shape] for name, w in _constants(self.model).items()}
+        source = hashlib.sha256()
+        for file in sorted(Path(__file__).parents[1].rglob("*.[pc][yp]*")):
+            if {"parts", "state.py", "model.py", "compiled.py", "one_row.py", "one_row.cpp"} & set(file.parts):
+                source.update(file.read_bytes())
+        said = [
+            self.model.config.to_dict(), weights, self.batch, self.max_len, str(self.dtype), torch.__version__,
+            torch.get_num_threads(), torch.backends.cpu.get_cpu_capability(), has_vnni(), sys.platform,
+            source.hexdigest(),
+        ]  # fmt: skip
+        name = hashlib.sha256(json.dumps(said, sort_keys=True, default=str).encode()).hexdigest()[:24]
+        return cache_folder() / "decode" / f"{name}.pt2"
+
+    @property
+    def ready(self) -> bool:
+        return self.path.is_file()
+
+    def load(self) -> CompiledStep:
+        """Takes the library from the disk, building it where it is not there yet (`ready` says)."""
+        if self._graph:
+            step = _Step(self.model, self.init_state())
+            self._run = torch.compile(step, mode="reduce-overhead", fullgraph=True, dynamic=False)
+            return self
+        path = self.path
+        if not path.is_file():
+            self._build(path)
+        package: Any = torch._inductor.aoti_load_package(str(path))
+        held, names = {f"model.{name}": w for name, w in _constants(self.model).items()}, package.get_constant_fqns()
+        held |= load_file(path.with_suffix(".safetensors"))
+        group = torch.tensor(GROUP)  # what the 4-bit product is told, the only other constant
+        self._constants = {name: held.get(name, group) for name in names}  # the package has their addresses alone
+        package.load_constants(self._constants, check_full_update=True, user_managed=True)
+        self._run = package
+        self._check(path)
+        return self
+
+    def _build(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        descriptor, temporary = tempfile.mkstemp(suffix=".pt2", dir=path.parent)
+        os.close(descriptor)
+        try:
+            try:
+                self._compile(temporary, path.with_suffix(".safetensors"), has_vnni())
+            except Exception:
+                if not has_vnni():
+                    raise
+                self._compile(temporary, path.with_suffix(".safetensors"), False)  # the compiler may be older
+            os.replace(temporary, path)
+        except Exception as problem:
+            first = (str(problem).strip() or type(problem).__name__).splitlines()[0]
+            raise WorkError(
+                f"this model's step cannot be compiled here ({first[:200]}); leave --compile out"
+            ) from problem
+        finally:
+            Path(temporary).unlink(missing_ok=True)
+
+    @torch.no_grad()
+    def _compile(self, library: str, constants: Path, vnni: bool) -> None:
+        state = self.init_state()
+        state.spread([0] * self.batch)
+        memory, tokens = state.tensors(), torch.zeros(self.batch, 1, dtype=torch.long)
+        seen = torch.export.Dim("seen", min=SHORTEST, max=self.max_len - 1)
+        shapes: Any = ({}, {}, {0: seen}, {name: {} for name in memory})
+        given = (tokens, state.rows, self._keys[: SHORTEST + 1], memory)
+        options = {
+            "aot_inductor.package_constants_in_so": False,
+            "aot_inductor.custom_ops_to_c_shims": shims() if vnni else {},
+        }
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            program = torch.export.export(_Step(self.model, state), given, dynamic_shapes=shapes, strict=False)
+            program = program.run_decompositions(products(vnni))
+            save_file(dict(program.constants), constants)
+            torch._inductor.aoti_compile_and_package(program, package_path=library, inductor_configs=options)
+
+    @torch.no_grad()
+    def _check(self, path: Path) -> None:
+        """The library against the model itself: it depends on more than its name can say. What is wrong is wrong by as
+        much as it is large; in bf16 right ones differ by some per cent, as other sums round otherwise."""
+        vocab_size = self.model.embedding.weight.shape[0]
+        mine, theirs = self.init_state(), self.init_state()
+        for token in (1 % vocab_size, 2 % vocab_size):
+            tokens = torch.full((self.batch, 1), token)
+            a, b = self(tokens, mine), self.model(tokens, theirs)[:, -1].float()
+            if not float((a - b).norm()) <= 0.3 * float(b.norm()):
+                path.unlink(missing_ok=True)
+                raise WorkError("the compiled step does not compute what the model does; it was deleted, try again")
+
+
+class _Step(nn.Module):
+    def __init__(self, model: Model, like: ModelState):
+        super().__init__()
+        self.model, self.like = model, like
+
+    def forward(self, tokens: Tensor, rows: Tensor, keys: Tensor, memory: dict[str, Tensor]) -> Tensor:
+        state = self.like.over(memory, rows)
+        state.seen = keys.shape[0]
+        return self.model(tokens, state)[:, -1].float()
+
+
+def _constants(model: nn.Module) -> dict[str, Tensor]:
+    return {**dict(model.named_parameters(remove_duplicate=False)), **dict(model.named_buffers())}

@@ -1,0 +1,262 @@
+"""Speculative decoding: several tokens are guessed, the model checks them in one pass and keeps those it would have
+written. What is written has exactly the model's own distribution: Leviathan et al. 2023, 2211.17192."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, Protocol
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from glassformer.errors import RequestError, WorkError, check_whole
+from glassformer.generation.sampling import Sampling, choose, draw, row_generator, warp
+from glassformer.generation.steps import check_state, check_tokens, prefill
+from glassformer.model import Model
+from glassformer.parts.precision import exact, exact_device
+from glassformer.state import ModelState
+
+__all__ = ["Draft", "PromptLookup", "Proposal", "Proposer", "Speculation", "speculate"]
+
+FIRST = 4
+AHEAD = 8
+"""Tokens guessed at once, at most."""
+LONGEST_REST = 16
+WORTH_IT = 0.6
+"""Tokens that must stand in the mean: a pass over a few tokens takes longer than one over a single token by about so
+much of it, on a CPU; on a GPU it is less."""
+
+
+class Proposal(NamedTuple):
+    """k tokens, and the probabilities (k, v) that each was drawn from; None where they were not drawn."""
+
+    tokens: list[int]
+    probabilities: Tensor | None = None
+
+
+NOTHING = Proposal([])
+
+
+class Proposer(Protocol):
+    """Guesses how a text goes on. Good guesses save passes; no guess changes what is written."""
+
+    def begin(self, run: Speculation) -> None:
+        """Called once for each text, before its first guess."""
+
+    def propose(self, text: Sequence[int], most: int) -> Proposal:
+        """At most so many tokens to follow the text, which goes on from the text of the call before."""
+
+
+class PromptLookup:
+    """What followed when the text's last n tokens stood there before, the last time; n = max_ngram, else fewer. Past
+    the end of the text, the guess repeats itself. Saxena 2023, github.com/apoorvumang/prompt-lookup-decoding."""
+
+    def __init__(self, max_ngram: int = 3, min_ngram: int = 1):
+        if not 1 <= min_ngram <= max_ngram:
+            raise RequestError(f"min_ngram={min_ngram} and max_ngram={max_ngram} must be 1 <= min_ngram <= max_ngram")
+        self.sizes = range(max_ngram, min_ngram - 1, -1)
+
+    def begin(self, run: Speculation) -> None:
+        self._after: dict[tuple[int, ...], int] = {}
+        """Where the text goes on after these tokens."""
+        self._indexed = 0
+
+    def propose(self, text: Sequence[int], most: int) -> Proposal:
+        for end in range(self._indexed + 1, len(text)):
+            self._after.update({tuple(text[end - n : end]): end for n in self.sizes if n <= end})
+        self._indexed = len(text) - 1
+        places = (self._after.get(tuple(text[-n:])) for n in self.sizes)
+        start = next((place for place in places if place is not None), None)
+        if start is None:
+            return NOTHING
+        return Proposal([text[start + i % (len(text) - start)] for i in range(most)])
+
+
+class Draft:
+    """A smaller model of the same vocabulary guesses: by the Sampling asked of the large one, or by one of its own
+    (`Sampling()` is greedy). RequestError where the vocabularies differ in size."""
+
+    def __init__(self, model: Model, sampling: Sampling | None = None):
+        self.model, self.sampling = model.eval(), sampling
+
+    def begin(self, run: Speculation) -> None:
+        weight, position = self.model.embedding.weight, self.model.embedding.position
+        if len(weight) != (wanted := len(run.model.embedding.weight)):
+            raise RequestError(
+                f"the draft has a vocabulary of {len(weight)} and the model one of {wanted}; they differ"
+            )
+        limit = position.limit if position is not None else None
+        max_len = run.max_len if limit is None else min(limit, run.max_len)
+        self._state = self.model.init_state(1, max_len, rewind=run.ahead)
+        self._rule = self.sampling or run.sampling
+        self._prompt = len(run.text)
+        self._generator = row_generator(run.seed, 1, weight.device)
+        self._text, self._guess = 0, list[int]()  # the length of the last text, what was guessed to follow it
+
+    @torch.inference_mode()
+    def propose(self, text: Sequence[int], most: int) -> Proposal:
+        """Fewer where its positions end, or its logits are not numbers."""
+        state, guess, drawn_from = self._state, list[int](), list[Tensor]()
+        most = min(most, state.max_len - len(text) + 1)
+        if most < 1:
+            return NOTHING
+        stood = agreeing(self._guess, text[self._text :])
+        state.truncate(min(state.length, self._text + stood, len(text) - 1))
+        unread = list(text[state.length :])
+        while len(guess) < most:
+            unread_here = torch.tensor([unread], device=self.model.embedding.weight.device)
+            logits = prefill(self.model, unread_here, state)
+            if not logits.max().isfinite():
+                break
+            past = [torch.tensor([*text, *guess], device=logits.device)] if self._rule.penalizes else []
+            logits = warp(logits, self._rule, past, [self._prompt])
+            if self._rule.temperature == 0:
+                unread = [int(logits.argmax())]
+            else:
+                unread = [int(draw(logits, [self._generator]))]
+                drawn_from.append(logits.softmax(-1))
+            guess += unread
+        self._text, self._guess = len(text), guess
+        return Proposal(guess, torch.cat(drawn_from) if drawn_from else None)
+
+
+def agreeing(a: Sequence[int], b: Sequence[int]) -> int:
+    """How many tokens the two have in common from the start."""
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
+class Speculation:
+    """Gives the new tokens, one at a time.
+
+    proposed, accepted  tokens guessed; those of them that stood
+    passes              of the model, the one over the prompt among them
+    text                the prompt and the tokens given so far
+    max_len             what its length will be at most
+    state               when the loop over the tokens is left, at its end or before, it has read the text but for the
+                        last token
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        tokens: Int[Tensor, "1 s"],
+        proposer: Proposer,
+        max_new_tokens: int,
+        sampling: Sampling,
+        seed: int | None,
+        ahead: int,
+        state: ModelState | None,
+    ):
+        tokens = check_tokens(model, tokens)
+        if len(tokens) != 1:
+            raise RequestError(f"speculation writes one text at a time; tokens have {len(tokens)} rows")
+        for name, value in (("max_new_tokens", max_new_tokens), ("ahead", ahead)):
+            check_whole(name, value)
+        sampling.check(len(model.embedding.weight))
+        self.model, self.proposer, self.sampling, self.seed, self.ahead = model, proposer, sampling, seed, ahead
+        self.text: list[int] = tokens[0].tolist()
+        self.max_len = len(self.text) + max_new_tokens
+        self.state = state or model.init_state(1, self.max_len, rewind=ahead)
+        back = min((getattr(layer, "rewind", ahead) for layer in self.state.layers), default=ahead)
+        if back < ahead:
+            raise RequestError(f"the state goes back by {back} tokens; make it with rewind={ahead}, or ahead less")
+        if state is not None:
+            check_state(model, state, 1, self.max_len - 1)
+        self.proposed = self.accepted = self.passes = 0
+        self._prompt, self._start = len(self.text), self.state.length
+        self._device, self._generator = tokens.device, row_generator(seed, 0, tokens.device)
+        self._most, self._gain, self._rest, self._resting = min(FIRST, ahead), 1.0, 0, 0
+        proposer.begin(self)
+
+    def __iter__(self) -> Iterator[int]:
+        was_training = self.model.training
+        self.model.eval()
+        try:
+            while len(self.text) < self.max_len:
+                new = self._pass()
+                try:
+                    for token in new:
+                        self.text.append(token)
+                        yield token
+                finally:
+                    self.state.truncate(self._start + len(self.text) - 1)
+        finally:
+            self.model.train(was_training)
+
+    @torch.inference_mode()
+    def _pass(self) -> list[int]:
+        """The next tokens: as many of those guessed as stand, and one more."""
+        unread = self.text[self.state.length - self._start :]
+        most = min(self._most, self.max_len - len(self.text) - 1, self.state.max_len - self.state.length - 1)
+        if len(unread) > 1 or self._resting:
+            most, self._resting = 0, max(self._resting - 1, 0)
+        guess, drawn_from = self.proposer.propose(self.text, most) if most > 0 else NOTHING
+        tokens = torch.tensor([unread + guess], device=self._device)
+        logits = self.model(tokens, self.state)[0] if len(unread) == 1 else prefill(self.model, tokens, self.state)
+        kept, token = self._check(logits, guess, drawn_from)
+        if not logits[: kept + 1].max(-1).values.isfinite().all():
+            raise WorkError(f"the model's logits are not numbers after {len(self.text) + kept} tokens")
+        self.passes += 1
+        self.proposed += len(guess)
+        self.accepted += kept
+        if guess:
+            self._adapt(len(guess), kept)
+        return [*guess[:kept], token]
+
+    def _check(self, logits: Float[Tensor, "k+1 v"], guess: list[int], drawn_from: Tensor | None) -> tuple[int, int]:
+        """How many guesses stand, and the token that follows them."""
+        rows, past = len(logits), list[Tensor]()
+        if self.sampling.penalizes:
+            text = torch.tensor(self.text + guess, device=logits.device)
+            past = [text[: len(self.text) + i] for i in range(rows)]
+        if self.sampling.temperature == 0:
+            chosen = choose(logits, [self.sampling] * rows, past, [self._prompt] * rows).tokens.tolist()
+            kept = agreeing(guess, chosen)
+            return kept, chosen[kept]
+        p = warp(logits, self.sampling, past, [self._prompt] * rows).softmax(-1)
+        guessed = torch.tensor(guess, dtype=torch.long, device=p.device)[:, None]
+        q = F.one_hot(guessed[:, 0], p.shape[-1]).to(p) if drawn_from is None else drawn_from.to(p)
+        u = torch.rand(len(guess), 1, generator=self._generator, device=exact_device(p.device), dtype=torch.float64)
+        stands = u * exact(q.gather(1, guessed)) < exact(p[:-1].gather(1, guessed))  # with probability min(1, p / q)
+        kept = int(stands.cumprod(0).sum())
+        if kept < len(guess) and (rest := (p[kept] - q[kept]).clamp(min=0)).any():  # none is left where rounding alone
+            return kept, int(draw(rest.log()[None], [self._generator]))  # made p less than q
+        return kept, int(draw(p[kept].log()[None], [self._generator]))
+
+    def _adapt(self, proposed: int, accepted: int) -> None:
+        self._gain += (accepted - self._gain) / 4
+        stood = accepted == proposed
+        self._most = min(2 * self._most, self.ahead) if stood else max(self._most // 2, accepted + 1)
+        if self._gain >= WORTH_IT:
+            self._rest = 0
+        elif not stood:
+            self._resting = self._rest = min(max(4 * self._rest, 1), LONGEST_REST)
+
+
+def speculate(
+    model: Model,
+    tokens: Int[Tensor, "1 s"],
+    proposer: Proposer,
+    max_new_tokens: int = 100,
+    sampling: Sampling = Sampling(),  # noqa: B008  # frozen
+    seed: int | None = None,
+    ahead: int = AHEAD,
+    state: ModelState | None = None,
+) -> Speculation:
+    """The tokens that follow, as an iterator that counts: `Speculation`. With a `state`, `tokens` go on from where it
+    stands; windows and recurrences in it need `rewind=ahead`.
+
+    At temperature 0 they are those of `stream`, as far as a pass over several tokens rounds as one over a single token
+    does. Else a guess x stands with probability min(1, p(x) / q(x)), where p is the model's distribution after all
+    warpers and q the one x was drawn from; at the first that falls, a token is drawn from max(p - q, 0), normalised. So
+    each token has the distribution p, though a seed gives another text than `stream` makes of it.
+
+    At most `ahead` tokens are guessed at once: 4 at first; after all stood twice as many, else half as many, or one
+    more than stood where that is more. Where fewer than 0.6 tokens stood in the mean of about the last four guesses, a
+    guess that falls is followed by 1 pass without a guess, then 4, then 16 each time: a proposer that is never right is
+    soon asked for one token in 17 passes.
+
+    Raises RequestError for what cannot be generated, WorkError where the model's logits are not numbers."""
+    return Speculation(model, tokens, proposer, max_new_tokens, sampling, seed, ahead, state)

@@ -1,0 +1,121 @@
+"""The two things that are computed: a prompt is read, and one more token is. And what is asked of their tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from glassformer.errors import RequestError
+from glassformer.introspection import in_vocabulary
+from glassformer.model import Model
+from glassformer.state import ModelState
+
+CHUNK = 1024
+"""Tokens of a prompt read at once: the memory of a pass grows with them, its speed no more."""
+
+
+def prefill(
+    model: Model,
+    tokens: Int[Tensor, "b s"],
+    state: ModelState,
+    chunk: int = CHUNK,
+    documents: Int[Tensor, "b s"] | None = None,
+) -> Float[Tensor, "b v"]:
+    """Reads the prompt; logits of the token after it. Only the last token's are made. `documents` as for the model:
+    padding on the left is a document of its own."""
+    if chunk < 1:
+        raise RequestError(f"chunk={chunk} must be at least 1")
+    first = min(chunk - state.length % chunk, tokens.shape[1])  # pieces end where they would end from the beginning on
+    whole, rest = divmod(tokens.shape[1] - first, chunk)
+    sizes = [first, *[chunk] * whole, *[rest] * bool(rest)]
+    told = [None] * len(sizes) if documents is None else documents.split(sizes, dim=1)
+    for part, ids in zip(tokens.split(sizes, dim=1), told, strict=True):
+        x = model.read(part, state, documents=ids)
+    return model.logits(model.head(x[:, -1:], model.embedding.weight))[:, -1]
+
+
+def prefill_rows(
+    model: Model, rows: Sequence[Int[Tensor, " s"]], state: ModelState, chunk: int = CHUNK
+) -> Float[Tensor, "b v"]:
+    """Reads a prompt in each row, of any length, as if it were the only one; where lengths differ, rows have lengths of
+    their own from then on. Logits of the token after each."""
+    logits, lengths = [], []
+    for i, tokens in enumerate(rows):
+        alone = state.row(i)
+        logits.append(prefill(model, tokens[None], alone, chunk))
+        state.put(i, alone)
+        lengths.append(alone.length)
+    if state.rows is None and len(set(lengths)) == 1:
+        state.length = lengths[0]
+    else:
+        state.spread(lengths)
+    return torch.cat(logits)
+
+
+def decode(model: Model, tokens: Int[Tensor, "b 1"], state: ModelState) -> Float[Tensor, "b v"]:
+    """Reads one token in each row; logits of the token after it."""
+    return model(tokens, state)[:, -1]
+
+
+def check_rows(model: Model, rows: Sequence[Sequence[int]]) -> list[Int[Tensor, " s"]]:
+    """Rows of token ids as tensors; RequestError where they cannot be continued by this model."""
+    device = model.embedding.weight.device
+    try:
+        read = [torch.as_tensor(row, device=device) for row in rows]
+    except (TypeError, ValueError, RuntimeError):
+        read = []
+    if not read or any(row.dim() != 1 for row in read):
+        raise RequestError("tokens must be a tensor (batch, length), or rows of token ids such as [[1, 2, 3], [4]]")
+    for i, row in enumerate(read):
+        if not len(row):
+            raise RequestError(f"row {i} of tokens is empty; give at least one token in each row")
+    return [check_tokens(model, row[None])[0] for row in read]
+
+
+def check_tokens(model: Model, tokens: Tensor) -> Int[Tensor, "b s"]:
+    """The tokens (b, s) in int64; RequestError where they cannot be continued by this model."""
+    if tokens.dim() != 2 or tokens.numel() == 0:
+        raise RequestError(
+            f"tokens must be (batch, length) with at least one token in each row, and are {tuple(tokens.shape)}"
+        )
+    tokens = _whole(tokens)
+    visibilities = (getattr(layer.mixer, "visibility", None) for layer in model.layers)
+    if not all(visibility is None or visibility.causal for visibility in visibilities):
+        raise RequestError("this model sees both ways; it cannot write on from left to right")
+    vocab_size = model.embedding.weight.shape[0]
+    for token in (int(tokens.max()), int(tokens.min())):
+        in_vocabulary(token, vocab_size)
+    return tokens
+
+
+def _whole(tokens: Tensor) -> Tensor:
+    if tokens.is_floating_point() or tokens.is_complex() or tokens.dtype == torch.bool:
+        raise RequestError(f"tokens are {tokens.dtype}; give ids, in torch.int64")
+    return tokens.long()
+
+
+def check_documents(documents: Tensor, tokens: Tensor) -> None:
+    if documents.shape != tokens.shape or documents.is_floating_point():
+        raise RequestError(
+            f"documents are {documents.dtype} of shape {tuple(documents.shape)}; give a whole number for each of the "
+            f"tokens {tuple(tokens.shape)}"
+        )
+
+
+def check_state(model: Model, state: ModelState, rows: int, more: int) -> None:
+    """RequestError where the state is not of this model and so many rows, or has no room for so many tokens more."""
+    if state.batch != rows:
+        raise RequestError(f"the state has batch={state.batch} and the tokens have {rows} rows; make it with as many")
+    dtype = torch.int8 if any(tensor.dtype == torch.int8 for tensor in state.tensors().values()) else None
+    like = model.init_state(state.batch, state.max_len, dtype, state.rewind, "meta")
+    mine, its = ({name: one.shape for name, one in each.tensors().items()} for each in (like, state))
+    if len(model.layers) != len(state.layers) or mine != its:
+        raise RequestError("the state is that of another model; make it with this model's init_state")
+    if (wanted := state.length + more) > state.max_len:
+        raise RequestError(
+            f"the state holds max_len={state.max_len} tokens and {wanted} are asked for; make it with max_len={wanted} "
+            "or ask for fewer"
+        )

@@ -1,0 +1,385 @@
+"""Looking inside and reaching in: the values at named sites of a running model.
+
+>>> gf.capture(model, tokens, ["layers.*.mixer.pattern"])["layers.0.mixer.pattern"]     # (b, n, s, t)
+>>> with gf.edit(model, {"layers.2.mixer.z": lambda z: z * 0}):
+...     model(tokens)
+"""
+
+from __future__ import annotations
+
+import operator
+import re
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from fnmatch import fnmatchcase
+from math import isqrt
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from glassformer.errors import RequestError, did_you_mean
+from glassformer.model import Model
+from glassformer.parts.region import eager_regions
+from glassformer.parts.site import Edit, Look, Site
+
+MEMORY = 1 << 30
+LARGEST_UNASKED = 1024
+"""What a map is pooled to at most, where memory and not the reader decides."""
+MAPS = "st"
+"""How the axes of a site end that holds a map of queries against keys."""
+
+
+def sites(model: nn.Module) -> dict[str, Site]:
+    """Public name -> site, in the order of the module tree: `embed`, `layers.3.mixer.pattern`, `logits`, ...
+
+    A module that declares itself `transparent` lends its children to its parent."""
+
+    def walk(module: nn.Module, prefix: str) -> Iterator[tuple[str, Site]]:
+        for name, child in module.named_children():
+            if isinstance(child, Site):
+                yield prefix + (child.name or name), child
+            else:
+                yield from walk(child, prefix if getattr(child, "transparent", False) else f"{prefix}{name}.")
+
+    return dict(walk(eager(model), ""))
+
+
+def choose(
+    model: nn.Module, patterns: str | Iterable[str], layers: int | Sequence[int] | None = None
+) -> dict[str, Site]:
+    """The sites that shell-style `patterns` name, of these layers alone where some are given.
+
+    Raises RequestError for a pattern that names no site, and for a layer out of range."""
+    known = sites(model)
+    if layers is not None:
+        wanted = within(layers, len(eager(model).layers), "layer")
+        ours = tuple(f"layers.{layer}." for layer in wanted)
+        known = {name: site for name, site in known.items() if name.startswith(ours) or "layers." not in name}
+    found: dict[str, Site] = {}
+    for pattern in [patterns] if isinstance(patterns, str) else patterns:
+        named = {name: site for name, site in known.items() if fnmatchcase(name, pattern)}
+        if not named:
+            where = "" if layers is None else f" in layers={layers}"
+            why = _no_such_layer(pattern, len(eager(model).layers))
+            raise RequestError(f"{why}no site{where} is named {pattern!r}{did_you_mean(pattern, known)}")
+        found |= named
+    return found
+
+
+def _no_such_layer(pattern: str, count: int) -> str:
+    """Which layers there are, where a name asks for another."""
+    asked = re.match(r"layers\.(-?\d+)(\.|$)", pattern)
+    if asked is None or 0 <= int(asked[1]) < count:
+        return ""
+    return f"layer {asked[1]} is out of range: the model has layers 0 to {count - 1}, and "
+
+
+def within(given: int | Iterable[int], count: int, what: str, owner: str = "the model") -> list[int]:
+    """Indices below `count`, negative ones from the end. Raises RequestError for one out of range, and for none."""
+    try:
+        indices = [operator.index(given)]  # type: ignore[arg-type]  # or it is no number
+    except TypeError:
+        try:
+            indices = [operator.index(index) for index in given]  # type: ignore[union-attr]
+        except TypeError:
+            raise RequestError(f"{what}s={given!r}: give a whole number, or several") from None
+    if not indices:
+        raise RequestError(f"{what}s={given} names none; leave it out for all of them")
+    for index in indices:
+        if not -count <= index < count:
+            raise RequestError(f"{what} {index} is out of range: {owner} has {what}s 0 to {count - 1}")
+    return [index % count for index in indices]
+
+
+def rows_of(model: Model, tokens: Any, least: int = 1) -> Tensor:
+    """tokens (b, s) of tokens (b, s) or (s,), a tensor, an array or lists. RequestError where they are no text of this
+    model, or too short."""
+    try:
+        tokens = torch.as_tensor(tokens)
+    except (TypeError, ValueError, RuntimeError) as problem:
+        raise RequestError(f"tokens are no rows of ids: {problem}") from None
+    if tokens.dim() not in (1, 2) or tokens.numel() == 0 or tokens.shape[-1] < least:
+        enough = "at least one token" if least == 1 else f"at least {least} in a row"
+        raise RequestError(f"tokens must be (length,) or (b, s) with {enough}, and are {tuple(tokens.shape)}")
+    if tokens.is_floating_point() or tokens.is_complex() or tokens.dtype == torch.bool:
+        raise RequestError(f"tokens are {tokens.dtype}; ids are whole numbers")
+    weight = eager(model).embedding.weight
+    tokens = tokens.to(weight.device, torch.int64)  # unsigned ones have no smallest
+    for token in (int(tokens.min()), int(tokens.max())):
+        in_vocabulary(token, len(weight))
+    return tokens.reshape(-1, tokens.shape[-1])
+
+
+def in_vocabulary(token: int, size: int, what: str = "token") -> int:
+    """The token. Raises RequestError where the vocabulary has none of that id."""
+    if not 0 <= token < size:
+        raise RequestError(f"{what} {token} is outside the vocabulary of {size}: ids are 0 to {size - 1}")
+    return token
+
+
+def capture(
+    model: Model,
+    tokens: Any,
+    sites: str | Iterable[str],
+    *,
+    layers: int | Sequence[int] | None = None,
+    heads: int | Sequence[int] | None = None,
+    positions: int | Sequence[int] | None = None,
+    reduce: Callable[[Tensor], Tensor] | None = None,
+    pool: int | None = None,
+    memory: int = MEMORY,
+    **kwargs: object,
+) -> dict[str, Tensor]:
+    """{site: value} at every site that one of the shell-style patterns names, of model(tokens, **kwargs). `tokens`:
+    (b, s), or (s,) for one text.
+
+    `layers`, `heads`, `positions` keep those alone, in the order given; negative ones count from the end. Heads count
+    along a site's own axis of heads, and a site without one is kept whole. Positions are those of queries among
+    `tokens`, whatever a decode state has read before.
+
+    `reduce` is applied at the site and its result kept: a function of the value, called for a map of queries against
+    keys with blocks of queries, which must stay the axis they are; the results are joined along it. `pool` brings such
+    maps down to at most pool x pool, keeping the largest value of every tile; maps of more than `memory` bytes in all
+    are pooled unasked, with a warning. The fast kernel computes z all the same: logits with and without capture are
+    identical.
+
+    What is compiled of the model runs eagerly meanwhile, and a warning says so: all of it (`torch.compile`), or its
+    elementwise regions. Values are detached, and are those after the edits of a `with gf.edit(...)` around this call;
+    sites that hold the same value may share one tensor. Raises RequestError for a pattern that names no site, an index
+    out of range, and tokens that are no text of the model."""
+    chosen, tokens = choose(model, sites, layers), rows_of(model, tokens)
+    for name, value in (("pool", 1 if pool is None else pool), ("memory", memory)):
+        if not isinstance(value, int) or value < 1:
+            raise RequestError(f"{name}={value!r} must be a whole number of at least 1")
+    if heads is not None and not any(head_axis(site.axes) is not None for site in chosen.values()):
+        raise RequestError(f"heads={heads}: none of the sites {', '.join(list(chosen)[:3])} has heads")
+    share = memory // max(1, sum(site.axes.endswith(MAPS) for site in chosen.values()))
+    gathers = {name: Gather(name, site.axes, heads, positions, reduce, pool, share) for name, site in chosen.items()}
+    run = eager(model)
+    with looking(model, gathers), torch.no_grad():
+        (run if "logits" in chosen else run.read)(tokens, **kwargs)  # without the head where nobody looks at it
+    if large := [gather for gather in gathers.values() if gather.unasked]:
+        warnings.warn(
+            f"{len(large)} maps such as {large[0].name} need {sum(gather.unasked for gather in large):,} bytes, more "
+            f"than their share of memory={memory:,}; they are pooled to {large[0].size}, keeping the largest "
+            "value of every tile"
+        )
+    return {name: gather.kept for name, gather in gathers.items() if gather.kept is not None}
+
+
+@contextmanager
+def looking(model: nn.Module, looks: Mapping[str, Look]) -> Iterator[None]:
+    """Inside, every value that passes a named site is shown: look(x, first, total), see `parts.site.Look`."""
+    known = sites(model)
+    with ExitStack() as undo:
+        undo.enter_context(running_eagerly(model))
+        for name, look in looks.items():
+            known[name].looks = (*known[name].looks, look)
+            undo.callback(_forget, known[name], "looks", look)
+        yield
+
+
+@contextmanager
+def edit(model: nn.Module, *edits: Mapping[str, Edit]) -> Iterator[None]:
+    """Inside, f(value) stands for the value at the sites that each shell-style pattern names: {"layers.2.mixer.z": f}.
+
+    f may write into the value it is given. Edits of one site are applied in the order given, after those of a `with`
+    around this one; leaving undoes them. They hold for every pass, decoding with a state included: f then sees the
+    tokens of that pass alone. Scores and pattern can be edited too; the definition computes that attention then.
+
+    Raises RequestError for a pattern that names no site, and, when the model runs, for an edit that returns another
+    shape."""
+    with ExitStack() as undo:
+        undo.enter_context(running_eagerly(model))
+        for pattern, function in (pair for given in edits for pair in given.items()):
+            for name, site in choose(model, pattern).items():
+                if not callable(function):
+                    raise RequestError(f"the edit at {name} is {type(function).__name__}; give a function of the value")
+                checked = _checked(name, function)
+                site.edits = (*site.edits, checked)
+                undo.callback(_forget, site, "edits", checked)
+        yield
+
+
+def _forget(site: Site, among: str, one: object) -> None:
+    """Takes the last entry that is `one` away; what others have added since stays."""
+    held = getattr(site, among)
+    at = max(i for i, entry in enumerate(held) if entry is one)
+    setattr(site, among, held[:at] + held[at + 1 :])
+
+
+def _checked(name: str, function: Edit) -> Edit:
+    def checked(value: Tensor) -> Tensor:
+        edited = function(value.clone())  # other sites may hold the same tensor
+        if not isinstance(edited, Tensor):
+            raise RequestError(f"the edit at {name} returned {type(edited).__name__}; return a tensor")
+        if edited.shape != value.shape:
+            raise RequestError(
+                f"the edit at {name} returned shape {tuple(edited.shape)}; the value there has {tuple(value.shape)}"
+            )
+        return edited.to(value)
+
+    return checked
+
+
+# What compiling hides
+
+
+def eager(model: Any) -> Any:
+    """The module behind `torch.compile(model)`."""
+    return getattr(model, "_orig_mod", model)
+
+
+_eagerly = False
+
+
+@contextmanager
+def running_eagerly(model: nn.Module) -> Iterator[None]:
+    """Compiled code does not stop at sites: inside, what was compiled of the model runs as it is written. So do its
+    elementwise regions, which stop at sites but round otherwise: what is seen is what the model is by definition."""
+    global _eagerly
+    parts = [model, *eager(model).modules()]
+    if _eagerly or all(part is eager(part) and part._compiled_call_impl is None for part in parts):
+        with eager_regions():
+            yield
+        return
+    warnings.warn("this model is compiled; looked at or edited, it runs eagerly")
+    _eagerly = True
+    try:
+        with eager_regions(), torch.compiler.set_stance("force_eager"):
+            yield
+    finally:
+        _eagerly = False
+
+
+# Gathering what passes
+
+
+def head_axis(axes: str) -> int | None:
+    """Which of a site's axes counts heads."""
+    return next((i for i, axis in enumerate(axes) if axis in "ng"), None)
+
+
+class OfHeads:
+    """A look at these heads alone of a site that computes for it (`parts.site.Choosy`); elsewhere, at all."""
+
+    def __init__(self, look: Look, heads: list[int]):
+        self.look, self.heads = look, heads
+
+    def __call__(self, x: Tensor, first: int, total: int) -> None:
+        self.look(x, first, total)
+
+    def among(self, heads: int) -> tuple[Look, list[int]]:
+        return self.look, self.heads
+
+
+class Gather:
+    """A look that keeps what it is shown, in `kept`: chosen heads and positions, reduced or pooled at the site."""
+
+    def __init__(
+        self,
+        name: str,
+        axes: str,
+        heads: int | Sequence[int] | None = None,
+        positions: int | Sequence[int] | None = None,
+        reduce: Callable[[Tensor], Tensor] | None = None,
+        pool: int | None = None,
+        memory: int = MEMORY,
+    ):
+        self.name, self.heads, self.positions, self.reduce = name, heads, positions, reduce
+        self.pool, self.memory = pool, memory
+        self.rows, self.head_axis, self.map = axes.index("s"), head_axis(axes), axes.endswith(MAPS)
+        self.kept: Tensor | None = None
+        self.unasked = 0
+        """How many bytes a map would have that is pooled for that reason alone."""
+        self._tiles: Tiles | None = None
+
+    def __call__(self, x: Tensor, first: int, total: int) -> None:
+        if self.heads is not None and self.head_axis is not None:
+            x = _select(x, self.head_axis, self._among(x.shape[self.head_axis]))
+        self._take(x, first, total)
+
+    @property
+    def size(self) -> str:
+        """Of the map that is kept, in words. Tiles are whole, so it may be smaller than what memory would allow."""
+        assert self.kept is not None
+        return " x ".join(map(str, self.kept.shape[-2:]))
+
+    def among(self, heads: int) -> tuple[Look, list[int]]:
+        """A look at the chosen heads alone, and which of so many they are."""
+        return self._take, self._among(heads)
+
+    def _among(self, heads: int) -> list[int]:
+        return list(range(heads)) if self.heads is None else within(self.heads, heads, "head", self.name)
+
+    def _take(self, x: Tensor, first: int, total: int) -> None:
+        """What `__call__` is shown, of the chosen heads."""
+        x, places = x.detach(), list(range(first, first + x.shape[self.rows]))
+        if self.positions is not None:
+            wanted = within(self.positions, total, "position", "the text")
+            held = {place: row - first for place, row in enumerate(wanted) if 0 <= row - first < len(places)}
+            if not held:
+                return
+            x, places, total = _select(x, self.rows, list(held.values())), list(held), len(wanted)
+        if self.reduce is not None:
+            self._keep(self._reduced(self.reduce, x, len(places) < total), places, total)
+        elif self.map and self._pooled(x, total):
+            assert self.pool is not None
+            self._tiles = self._tiles or Tiles(x, total, self.pool)
+            self._tiles.add(x, places)
+            self.kept = self._tiles.values
+        else:
+            self._keep(x, places, total)
+
+    def _reduced(self, reduce: Callable[[Tensor], Tensor], x: Tensor, part: bool) -> Tensor:
+        made = reduce(x)
+        if (self.map or part) and (made.dim() <= self.rows or made.shape[self.rows] != x.shape[self.rows]):
+            raise RequestError(
+                f"reduce made {tuple(made.shape)} of a block {tuple(x.shape)} at {self.name}; axis {self.rows} counts "
+                f"{'queries' if self.map else 'positions'} and must stay"
+            )
+        return made
+
+    def _keep(self, x: Tensor, places: list[int], total: int) -> None:
+        """Rows of x are those at `places`, which ascend, of `total`."""
+        if len(places) == total:
+            alone = x.untyped_storage().nbytes() == x.numel() * x.element_size()
+            self.kept = x if alone else x.clone()  # a view, of q in qkv say, would keep all that it is a part of
+            return
+        if self.kept is None:
+            self.kept = x.new_empty([*x.shape[: self.rows], total, *x.shape[self.rows + 1 :]])
+        self.kept.index_copy_(self.rows, torch.tensor(places, device=x.device), x)
+
+    def _pooled(self, x: Tensor, total: int) -> bool:
+        """Whether this map is to be pooled; sets how far, where it does not fit in memory."""
+        b, n, _, t = x.shape
+        row = b * n * x.element_size()
+        if self.pool is None and row * total * t > self.memory:
+            self.unasked = row * total * t
+            self.pool = min(LARGEST_UNASKED, max(1, isqrt(self.memory // row)))
+        return self.pool is not None and max(total, t) > self.pool
+
+
+def _select(x: Tensor, axis: int, indices: list[int]) -> Tensor:
+    return x.index_select(axis, torch.tensor(indices, device=x.device))
+
+
+class Tiles:
+    """The largest value of every tile of a map (b, n, s, t) that arrives by blocks of rows: (b, n, S, T)."""
+
+    def __init__(self, like: Tensor, rows: int, size: int):
+        b, n, _, t = like.shape
+        self.height, self.width = -(-rows // size), -(-t // size)
+        shape = (b, n, -(-rows // self.height), -(-t // self.width))
+        self.values = like.new_full(shape, float("-inf"))
+
+    def add(self, x: Tensor, places: list[int]) -> None:
+        """Rows of x are those at `places` of the map."""
+        pad = self.values.shape[-1] * self.width - x.shape[-1]
+        x = nn.functional.pad(x, (0, pad), value=float("-inf")).unflatten(-1, (-1, self.width)).amax(-1)
+        into = torch.tensor(places, device=x.device) // self.height
+        for tile in into.unique().tolist():
+            most = x[:, :, into == tile].amax(2)
+            self.values[:, :, tile] = torch.maximum(self.values[:, :, tile], most)

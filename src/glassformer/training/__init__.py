@@ -1,0 +1,25 @@
+"""Training: a recipe, a loop, checkpoints that survive a crash, and evaluation on text held out."""
+
+from glassformer.training.evaluate import evaluate, extrapolate
+from glassformer.training.loop import Interrupted, Report, Run, train
+from glassformer.training.recipe import Recipe, default_learning_rate
+from glassformer.training.run import Loaded, load
+from glassformer.training.schedule import ConstantConfig, CosineConfig, NoamConfig, ScheduleConfig, WsdConfig
+
+__all__ = [
+    "ConstantConfig",
+    "CosineConfig",
+    "Interrupted",
+    "Loaded",
+    "NoamConfig",
+    "Recipe",
+    "Report",
+    "Run",
+    "ScheduleConfig",
+    "WsdConfig",
+    "default_learning_rate",
+    "evaluate",
+    "extrapolate",
+    "load",
+    "train",
+]

@@ -1,0 +1,106 @@
+"""How a model is trained, as a value."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Annotated, Literal
+
+import yaml
+from pydantic import Field, model_validator
+
+from glassformer.config import ModelConfig, read_tree, validated
+from glassformer.parts.base import Value, to_plain
+from glassformer.training.schedule import CosineConfig, ScheduleConfig
+
+WATCH = 25
+"""Steps between looks where none are named: below 3 % of a step (docs/benchmarks/watch.md)."""
+
+
+Beta = Annotated[float, Field(ge=0, lt=1)]
+
+
+class Recipe(Value):
+    """Everything that decides a run besides the model and the text.
+
+    Exactly one of `tokens`, `flops`, `minutes` bounds it. A run bounded by minutes follows the clock, so it is not
+    the same twice; the others are a pure function of model, text, recipe and machine.
+    """
+
+    tokens: int | None = Field(None, gt=0, lt=1 << 63)
+    flops: float | None = Field(None, gt=0)
+    """Training FLOPs: three times the forward products, causal attention counted in full."""
+    minutes: float | None = Field(None, gt=0)
+    batch_size: int = Field(16, gt=0, le=1 << 20)
+    """Sequences per optimizer step."""
+    micro_batch: int | None = Field(None, gt=0)
+    """Sequences at once; gradients accumulate to batch_size. None: all."""
+    context: int = Field(256, gt=0, le=1 << 28)
+    seed: int = Field(0, ge=0, lt=1 << 63)
+    learning_rate: float | None = Field(None, gt=0)
+    """The peak. None takes a rule by the model's size (`default_learning_rate`)."""
+    schedule: ScheduleConfig = CosineConfig()
+    weight_decay: float = Field(0.1, ge=0)
+    """On weights of matrices; never on norms, biases or embeddings."""
+    betas: tuple[Beta, Beta] = (0.9, 0.95)
+    adam_eps: float = Field(1e-8, gt=0)
+    clip: float | None = Field(1.0, gt=0)
+    """Largest gradient norm."""
+    qk_clip: float | None = Field(None, gt=0)
+    """Largest attention logit: heads that passed it have W_q and W_k shrunk after the step (`dynamics/qk_clip.py`; 100
+    in Kimi K2)."""
+    evaluate_every: int | None = Field(None, gt=0)
+    """Steps between evaluations; None: about eight in a run."""
+    evaluation_tokens: int = Field(16384, gt=0)
+    checkpoint_seconds: float = Field(60.0, gt=0)
+    """Time between checkpoints; the last step is always saved."""
+    watch: int | None = Field(None, gt=0)
+    """Steps between looks inside, written to dynamics.jsonl; None: none but for spikes."""
+    on_spike: Literal["go_on", "skip", "roll_back"] = "go_on"
+    """What to do about a step whose loss or gradient norm is a spike: take it, leave it out, or return to the latest
+    checkpoint and leave out the batches since."""
+    device: str = "auto"
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    threads: int | None = Field(None, gt=0)
+    compile: bool | None = None
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Recipe:
+        given = [name for name in ("tokens", "flops", "minutes") if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ValueError(f"give one of tokens, flops and minutes; {' and '.join(given) or 'none'} given")
+        micro = self.micro_batch
+        if micro is not None and self.batch_size % micro:
+            raise ValueError(f"micro_batch={micro} does not divide batch_size={self.batch_size}")
+        return self
+
+    @property
+    def tokens_per_step(self) -> int:
+        return self.batch_size * self.context
+
+    def steps(self, config: ModelConfig) -> int | None:
+        """Optimizer steps of the run, or None where the clock decides."""
+        tokens = self.tokens
+        if self.flops is not None:
+            tokens = round(self.flops / (3 * config.flops(self.context)))
+        return None if tokens is None else max(1, math.ceil(tokens / self.tokens_per_step))
+
+    def save(self, path: Path) -> None:
+        path.write_text(yaml.safe_dump(to_plain(self), sort_keys=False), encoding="utf-8")
+
+    @classmethod
+    def from_file(cls, path: Path) -> Recipe:
+        return validated(cls, read_tree(path), "recipe", str(path))
+
+    @classmethod
+    def of(cls, **fields: object) -> Recipe:
+        """Raises RequestError in one sentence."""
+        return validated(cls, fields, "recipe")
+
+
+def default_learning_rate(config: ModelConfig) -> float:
+    """0.003239 - 0.0001395 ln N, N the parameters without embeddings: Kaplan et al. 2020, 2001.08361, eq. D.1; not
+    below 1e-4 (the fit is for models below a billion). Under muP the rate is that of the base width, and N is taken
+    there."""
+    wider = 1.0 if config.mup is None else config.mup.ratio(config.d_model) ** 2
+    return max(1e-4, 0.003239 - 0.0001395 * math.log(max(1, config.num_params(embeddings=False) * wider)))

@@ -1,0 +1,51 @@
+"""Reading back what a run left."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from glassformer.config import ModelConfig
+from glassformer.errors import RequestError
+from glassformer.figures import Markup, tag
+from glassformer.model import Model
+from glassformer.text import Tokenizer, load_tokenizer
+from glassformer.training import checkpoint
+
+
+@dataclass
+class Loaded:
+    """A model ready to run, with what it needs to read and write text."""
+
+    model: Model
+    config: ModelConfig
+    tokenizer: Tokenizer | None
+    fresh: tuple[str, ...] = ()
+    """Parameters that the checkpoint does not have: they begin anew."""
+    ends: tuple[int, ...] = ()
+    """Ids at which an answer ends, where the checkpoint names them."""
+    generation: Mapping[str, Any] = field(default_factory=dict)
+    """How it says that an answer is drawn, in the words of a generation_config.json."""
+
+    def _repr_html_(self) -> str:
+        """In a notebook: the parts and their parameters, and what reads its text."""
+        read = "no tokenizer" if self.tokenizer is None else type(self.tokenizer).__name__
+        size = "" if self.tokenizer is None else f" of {self.tokenizer.vocab_size:,} tokens"
+        new = f"; {len(self.fresh):,} parameters begin anew" if self.fresh else ""
+        return tag("div", Markup(self.config._repr_html_()), tag("p", f"{read}{size}{new}"))
+
+
+def load(path: str | Path) -> Loaded:
+    """The latest checkpoint of a run folder. Raises RequestError where there is none, or it is damaged."""
+    folder = Path(path)
+    if not folder.is_dir():
+        raise RequestError(f"there is no run folder {folder}")
+    config = ModelConfig.from_file(folder / "config.yaml")
+    found = checkpoint.latest(folder)
+    if found is None:
+        raise RequestError(f"{folder} has no checkpoint yet")
+    model = config.build(seed=None)
+    checkpoint.load_model(found, model)
+    return Loaded(model.eval(), config, load_tokenizer(folder))

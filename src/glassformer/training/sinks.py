@@ -1,0 +1,196 @@
+"""Numbers of a run sent elsewhere as well: TensorBoard, Weights & Biases, trackio.
+
+The run folder holds all of them anyway, and needs no account. A sink is chosen by its name, its package imported when
+it is opened; it decides nothing about the run, so it is no part of the recipe.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import redirect_stdout
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol
+
+from glassformer.errors import RequestError
+from glassformer.training.loop import Report
+
+PROJECT = "glassformer"
+
+Numbers = Mapping[str, float]
+
+
+class Sink(Protocol):
+    """Takes the numbers of a step, by name."""
+
+    def write(self, step: int, numbers: Numbers) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class TensorBoard:
+    """Event files in RUN/tensorboard; `tensorboard --logdir RUN` shows them."""
+
+    package = "tensorboard"
+
+    def __init__(self, folder: Path, name: str, config: Mapping[str, Any], step: int):
+        # What a run that went on wrote after its checkpoint is taken back.
+        purge = {"purge_step": step + 1} if step else {}
+        self.writer = import_module("torch.utils.tensorboard").SummaryWriter(str(folder / "tensorboard"), **purge)
+
+    def write(self, step: int, numbers: Numbers) -> None:
+        for name, value in numbers.items():
+            self.writer.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        self.writer.close()
+
+
+class WandB:
+    """A run of the project `glassformer`, files in RUN/wandb; WANDB_MODE=offline keeps it there, without an account."""
+
+    package = "wandb"
+
+    def __init__(self, folder: Path, name: str, config: Mapping[str, Any], step: int):
+        self.run = import_module("wandb").init(
+            project=PROJECT, name=name, dir=str(folder), config=dict(config), id=_identity(folder), resume="allow"
+        )
+
+    def write(self, step: int, numbers: Numbers) -> None:
+        self.run.log(dict(numbers), step=step)
+
+    def close(self) -> None:
+        self.run.finish()
+
+
+class Trackio:
+    """A run of the project `glassformer` in trackio's own folder on this machine; `trackio show` draws it."""
+
+    package = "trackio"
+
+    def __init__(self, folder: Path, name: str, config: Mapping[str, Any], step: int):
+        name = f"{name}-{_identity(folder)[:6]}"  # trackio goes on with a run of the same name
+        self.run = import_module("trackio").init(project=PROJECT, name=name, config=dict(config), resume="allow")
+
+    def write(self, step: int, numbers: Numbers) -> None:
+        self.run.log(dict(numbers), step=step)
+
+    def close(self) -> None:
+        self.run.finish()
+
+
+SINKS: dict[str, type[TensorBoard] | type[WandB] | type[Trackio]] = {
+    "tensorboard": TensorBoard,
+    "wandb": WandB,
+    "trackio": Trackio,
+}
+
+
+def check_sinks(names: Iterable[str]) -> None:
+    """Raises RequestError for a name that is no sink, one given twice, or one whose package is not installed."""
+    seen: list[str] = []
+    for name in names:
+        if name not in SINKS:
+            raise RequestError(f"log_to={name} is no sink; use {', '.join(list(SINKS)[:-1])} or {list(SINKS)[-1]}")
+        if name in seen:
+            raise RequestError(f"log_to={name} is given twice")
+        if find_spec(SINKS[name].package) is None:
+            package = SINKS[name].package
+            raise RequestError(f"log_to={name} needs the package {package}: pip install {package}")
+        seen.append(name)
+
+
+class Logger:
+    """Sends what a run reports to sinks: `with open_sinks(...) as logger: train(..., callback=logger)`.
+
+    A sink that fails is left out from then on, with one warning: the run is worth more than its copy elsewhere."""
+
+    def __init__(self, sinks: Mapping[str, Sink]):
+        self.sinks = dict(sinks)
+
+    def __enter__(self) -> Logger:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        with redirect_stdout(sys.stderr):  # they say good-bye; standard output is for the result
+            for name, sink in list(self.sinks.items()):
+                self._try(name, sink.close)
+
+    def __call__(self, report: Report) -> None:
+        """The numbers of a step, of a validation, or of the events in it."""
+        if report.validation:
+            found = {name: value for name, value in report.validation.items() if value is not None}
+            self.write(report.step, {f"validation/{name}": value for name, value in found.items()})
+        elif report.events:
+            for event in report.events:
+                self.record(event)
+        else:
+            names = ("loss", "learning_rate", "grad_norm", "tokens", "tokens_per_second")
+            self.write(report.step, {name: getattr(report, name) for name in names} | flat(report.statistics or {}))
+
+    def record(self, row: Mapping[str, Any]) -> None:
+        """A row of dynamics.jsonl: statistics as STATISTIC/WHERE, of several heads the lowest, mean and highest; an
+        event as event/NAME, its value in sigmas where it has them."""
+        if "event" in row:
+            sigmas = row.get("sigmas")
+            measured = isinstance(sigmas, float) and math.isfinite(sigmas)
+            self.write(row["step"], {f"event/{row['event']}": sigmas if measured else 1.0})
+        self.write(row["step"], flat(row.get("statistics", {})))
+
+    def write(self, step: int, numbers: Mapping[str, Any]) -> None:
+        """The finite numbers among these."""
+        kept = {name: float(v) for name, v in numbers.items() if isinstance(v, int | float) and math.isfinite(v)}
+        for name, sink in list(self.sinks.items()) if kept else ():
+            self._try(name, lambda sink=sink: sink.write(step, kept))  # type: ignore[misc]
+
+    def _try(self, name: str, act: Callable[[], None]) -> None:
+        try:
+            act()
+        except Exception as error:
+            del self.sinks[name]
+            warnings.warn(f"{name} failed and gets no more of this run: {_one_line(error)}")
+
+
+def open_sinks(names: Iterable[str], folder: Path, name: str, config: Mapping[str, Any], step: int = 0) -> Logger:
+    """Opens the sinks for the run in `folder`, which goes on after `step`. Raises RequestError where one cannot be."""
+    names = list(names)
+    check_sinks(names)
+    opened: dict[str, Sink] = {}
+    for one in names:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with redirect_stdout(sys.stderr):
+                opened[one] = SINKS[one](folder, name, config, step)
+        except Exception as error:
+            Logger(opened).__exit__(None, None, None)
+            raise RequestError(f"log_to={one} could not be opened: {_one_line(error)}") from None
+    return Logger(opened)
+
+
+def flat(statistics: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
+    """{STATISTIC: {WHERE: number | [number, ...]}} -> {STATISTIC/WHERE: number}."""
+    made: dict[str, float] = {}
+    for statistic, places in statistics.items():
+        for where, value in places.items():
+            values = [v for v in (value if isinstance(value, list) else [value]) if isinstance(v, int | float)]
+            if isinstance(value, list) and values:
+                ends = {"min": min(values), "mean": math.fsum(v / len(values) for v in values), "max": max(values)}
+                made |= {f"{statistic}/{where}/{which}": v for which, v in ends.items()}
+            elif values:
+                made[f"{statistic}/{where}"] = values[0]
+    return made
+
+
+def _identity(folder: Path) -> str:
+    """The same for every part of a run that was stopped and went on."""
+    return hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16]
+
+
+def _one_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]

@@ -1,0 +1,729 @@
+from __future__ import annotations
+
+import json
+import math
+import shlex
+import shutil
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import glassformer.comparison as package
+from glassformer.cli import main
+from glassformer.comparison import arm, compare
+from glassformer.comparison.command import command_of
+from glassformer.comparison.request import arms, common_context, fairness, likeness, recipes, spending, unequal
+from glassformer.comparison.result import read_result
+from glassformer.comparison.statistics import paired_interval, stand_in, student_t, verdicts
+from glassformer.config import ModelConfig
+from glassformer.errors import RequestError, WorkError
+from glassformer.expression import preset
+from glassformer.parts.base import to_plain
+from glassformer.training import Recipe
+from glassformer.training.loop import fit
+from glassformer.training.schedule import CosineConfig
+
+TINY = "+layers=1+d_model=32+heads=2"
+PLAN: dict[str, Any] = {
+    "tokens": 6 * 4 * 32,
+    "batch_size": 4,
+    "context": 32,
+    "threads": 1,
+    "dtype": "float32",
+}
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("data") / "text.txt"
+    path.write_text("\n".join(f"line {n} of a small text about cats and trees" for n in range(400)))
+    return path
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GLASSFORMER_CACHE", str(tmp_path_factory.mktemp("cache")))
+
+
+# Fairness
+
+
+def test_sizes_far_apart_are_refused_with_the_reason() -> None:
+    with pytest.raises(RequestError, match="a difference in loss would be a difference in size"):
+        fairness(arms(["gpt2@1m", "gpt2@3m"]), allow_unmatched=False)
+    assert fairness(arms(["gpt2@1m", "gpt2@3m"]), allow_unmatched=True)
+
+
+def test_an_arm_that_cannot_train_here_is_refused_before_any_is_trained(source: Path, tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match="kernel=flex has no backward pass on the CPU"):
+        compare([f"gpt2@1m{TINY}", f"gpt2@1m{TINY}+kernel=flex"], source, out=tmp_path / "out", device="cpu", **PLAN)
+    assert not (tmp_path / "out").exists()
+
+
+def test_fewer_weights_by_nature_are_said_not_refused() -> None:
+    (note,) = fairness(arms(["gpt2@1m", "falcon@1m"]), allow_unmatched=False)
+    assert "falcon@1m" in note
+
+
+def test_experts_count_as_far_as_a_token_meets_them() -> None:
+    note, *_ = fairness(arms(["llama@1m", "llama@1m+moe:8:2"]), allow_unmatched=False)
+    held, met = (
+        getattr(preset("llama@1m+moe:8:2"), name)(embeddings=False) for name in ("num_params", "active_params")
+    )
+    assert f"{held:,} parameters, of which a token meets {met:,}" in note and held > 2 * met
+    with pytest.raises(RequestError, match="apart"):
+        fairness(arms(["llama@1m", "llama@1m+moe:8:4:352"]), allow_unmatched=False)
+
+
+def test_every_family_matches_its_size_within_the_bound() -> None:
+    names = [f"{family}@10m" for family in ("gpt2", "llama", "bloom", "falcon", "qwen3", "mistral", "gpt-neox", "mpt")]
+    fairness(arms(names), allow_unmatched=False)
+
+
+def test_an_arm_named_twice_is_refused() -> None:
+    with pytest.raises(RequestError, match="named twice"):
+        arms(["gpt2@1m", "gpt2@1m"])
+
+
+def test_matching_by_flops_gives_each_arm_the_first_ones_flops() -> None:
+    configs = {name: fit(preset(name), 50, 32) for name in ("gpt2@1m", "falcon@1m")}
+    plans = recipes(configs, {**PLAN, "tokens": 100_000}, "flops", 50)
+    spent = [
+        3 * config.flops(32) * (plans[name].steps(config) or 0) * plans[name].tokens_per_step
+        for name, config in configs.items()
+    ]
+    assert spent[0] == pytest.approx(spent[1], rel=0.01)
+    assert plans["falcon@1m"].steps(configs["falcon@1m"]) > plans["gpt2@1m"].steps(configs["gpt2@1m"])  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(
+    ("fields", "match", "says"),
+    [
+        ({}, None, "give one budget"),
+        ({"tokens": 1, "minutes": 1.0}, None, "tokens and minutes given"),
+        ({"tokens": 1}, "minutes", "--match minutes needs --minutes"),
+        ({"minutes": -1.0}, None, "minutes=-1.0"),
+    ],
+)
+def test_a_wrong_budget_is_refused(fields: dict[str, Any], match: Any, says: str) -> None:
+    plan = {name: value for name, value in PLAN.items() if name != "tokens"}
+    with pytest.raises(RequestError, match=says):
+        recipes(arms(["gpt2@1m"]), {**plan, **fields}, match, 50)
+
+
+@pytest.mark.parametrize(
+    ("names", "plan", "match", "says"),
+    [
+        (["gpt2@1m", "llama@1m", "falcon@1m"], {"tokens": 1000, "batch_size": 16}, "flops", "more training FLOPs than"),
+        (
+            ["gpt2@1m+recipe.batch_size=64", "gpt2@1m+recipe.batch_size=4"],
+            {"tokens": 3000},
+            None,
+            "33% more tokens than",
+        ),
+        (["gpt2@1m", "llama@1m"], {"tokens": 1000}, None, None),
+        (["gpt2@1m", "llama@1m"], {"minutes": 1.0, "tokens": None}, None, None),
+        (["gpt2@1m", "falcon@1m"], {"tokens": 100_000}, "flops", None),
+    ],
+)
+def test_what_whole_steps_keep_from_being_equal_is_said(
+    names: list[str], plan: dict[str, Any], match: Any, says: str | None
+) -> None:
+    """The note tells what the steps of the runs come to."""
+    configs = {name: fit(config, 50, 32) for name, config in arms(names).items()}
+    plans = recipes(configs, {**PLAN, **plan}, match, 50)
+    unit = match or "tokens"
+    spent = spending(configs, plans, unit)
+    notes = unequal(spent, unit)
+    assert len(notes) == bool(says)
+    if says:
+        assert says in notes[0] and f"{max(spent.values()) / min(spent.values()) - 1:.0%} more" in notes[0]
+        assert max(spent, key=spent.__getitem__) in notes[0] and min(spent, key=spent.__getitem__) in notes[0]
+
+
+# Recipes of their own
+
+
+def test_an_arm_can_be_trained_by_a_recipe_of_its_own() -> None:
+    names = ["gpt2@1m", "gpt2@1m+recipe.warmup=0.3", "gpt2@1m+relu+recipe.adam_eps=1e-6+nobias+recipe.clip=none"]
+    configs = arms(names)
+    assert list(configs.values()) == [preset("gpt2@1m"), preset("gpt2@1m"), preset("gpt2@1m+relu+nobias")]
+    plain, warm, other = recipes(configs, PLAN, None, 50).values()
+    assert (plain.schedule.warmup, warm.schedule.warmup) == (0.05, 0.3)
+    assert warm.vary(schedule=plain.schedule) == plain  # and nothing else
+    assert (other.adam_eps, other.clip, other.schedule) == (1e-6, None, plain.schedule)
+    assert (
+        other.learning_rate
+        == recipes(arms(["gpt2@1m+relu+nobias"]), PLAN, None, 50)["gpt2@1m+relu+nobias"].learning_rate
+    )
+    first, second = likeness(configs, recipes(configs, PLAN, None, 50))
+    assert first == (
+        "gpt2@1m+recipe.warmup=0.3 is trained by a recipe of its own (warmup=0.3): it is the model of gpt2@1m, so what "
+        "differs is the recipe."
+    )
+    assert second.endswith("of its own (adam_eps=1e-6, clip=none).")
+
+
+@pytest.mark.parametrize(
+    ("wish", "says"),
+    [
+        ("recipe.tokens=5", "one arm cannot have tokens for itself; give --tokens to all"),
+        ("recipe.seed=1", "give --seeds to all"),
+        ("recipe.context=8", "give --context to all"),
+        ("recipe.warmpu=1", "recipe.warmpu: no field is named 'warmpu'"),
+        ("recipe.learning_rat=1", "did you mean 'learning_rate'?"),
+        ("recipe.learning_rate=fast", "learning_rate='fast'"),
+        ("recipe.clip=-1", "clip=-1"),
+        ("recipe.warmup", "use +recipe.FIELD=VALUE"),
+        ("recipe.=3", "use +recipe.FIELD=VALUE"),
+        ("recipe=3", "about training, not about the model"),
+    ],
+)
+def test_a_wrong_recipe_of_an_arm_is_one_sentence(source: Path, tmp_path: Path, wish: str, says: str) -> None:
+    with pytest.raises(RequestError) as refused:
+        compare(["gpt2@1m", f"gpt2@1m+{wish}"], source, out=tmp_path / "out", **PLAN)
+    assert says in str(refused.value) and "\n" not in str(refused.value)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+def test_two_recipes_of_one_model_are_compared(source: Path, tmp_path: Path) -> None:
+    """Same weights, same text: the losses differ by the recipe, the page names it, and both are kept by content."""
+    model = f"gpt2@1m{TINY}"
+    names, out = [model, f"{model}+recipe.warmup=0.9", f"{model}+recipe.weight_decay=0.1"], tmp_path / "out"
+    results = compare(names, source, out=out, **PLAN)
+    plain, warm, same = results["runs"]
+    assert [one["status"] for one in results["runs"]] == ["ok"] * 3
+    assert plain["validation"]["loss"] != warm["validation"]["loss"]
+    assert plain["train"]["curve"] == same["train"]["curve"]  # the change that is none
+    assert (plain["recipe"]["schedule"]["warmup"], warm["recipe"]["schedule"]["warmup"]) == (0.05, 0.9)
+    assert {**warm["recipe"], "schedule": 0} == {**plain["recipe"], "schedule": 0}
+    assert any("so what differs is the recipe" in note for note in results["budget"]["notes"])
+    page = (out / "report.html").read_text(encoding="utf-8")
+    assert "The configs are the same; what differs is the recipe." in page
+    assert page.replace("<wbr>", "").count(">recipe.schedule.warmup<") == 1
+
+    events: list[dict[str, Any]] = []
+    assert compare(names, source, out=out, on_event=events.append, **PLAN)["runs"] == results["runs"]
+    assert [event["event"] for event in events].count("kept") == 3
+    with pytest.raises(RequestError, match="another recipe"):
+        compare([names[1]], source, out=out, **{**PLAN, "weight_decay": 0.2})
+
+
+# Statistics
+
+
+@pytest.mark.parametrize(
+    ("df", "quantile"),
+    [(1, 12.7062), (2, 4.30265), (3, 3.18245), (4, 2.77645), (9, 2.26216), (30, 2.04227), (1000, 1.96234)],
+)
+def test_student_t_agrees_with_the_printed_table(df: int, quantile: float) -> None:
+    """97.5 % quantiles, as in every textbook's table."""
+    assert student_t(0.975, df) == pytest.approx(quantile, rel=1e-4)
+
+
+def test_the_paired_interval_of_a_worked_example() -> None:
+    """Differences 1, 2, 3: mean 2, s = 1, t(2) = 4.30265, half-width 4.30265 / sqrt(3)."""
+    mean, low, high = paired_interval([1.0, 2.0, 3.0])
+    assert (mean, high - mean) == pytest.approx((2.0, 4.30265 / math.sqrt(3)), rel=1e-5)
+    assert mean - low == pytest.approx(high - mean)
+
+
+def run(name: str, seed: int, loss: float, status: str = "ok") -> dict[str, Any]:
+    return {"name": name, "seed": seed, "status": status, "validation": {"loss": loss}}
+
+
+def test_verdicts_name_the_better_arm_and_doubt() -> None:
+    losses = {"a": [2.00, 2.01, 1.99], "b": [2.10, 2.12, 2.09], "c": [1.80, 2.20, 1.90]}
+    runs = [run(name, seed, values[seed]) for seed in range(3) for name, values in losses.items()]
+    found = {(v["a"], v["b"]): v for v in verdicts(runs)}
+    assert found["a", "b"]["verdict"] == "a better"
+    assert found["a", "b"]["low"] > 0
+    assert found["a", "c"]["verdict"] == "no difference shown"
+    assert verdicts([run("a", 0, 1.0), run("b", 0, 2.0)]) == []  # one seed proves nothing
+    assert found["a", "b"]["seeds"] == 3
+    lost = [*runs, run("d", 0, 1.0), run("d", 1, 1.0, "diverged")]
+    assert not any(v["b"] == "d" for v in verdicts(lost))
+
+
+# How it is asked for again
+
+ASKED: dict[str, Any] = {
+    "tokens": 768, "match": "flops", "tokenizer": "bpe:300", "batch_size": 4, "context": 32, "learning_rate": 3e-5,
+    "device": "cpu", "dtype": "float32", "threads": 1, "watch": 10, "on_spike": "skip", "compile": False,
+    "allow_unmatched": True, "seeds": 2, "out": "a folder; of 'mine'",
+}  # fmt: skip
+
+
+def test_the_command_of_a_comparison_asks_for_the_same_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The words, read by the command line, are the keywords that were given."""
+    asked: dict[str, Any] = {}
+
+    def take(models: list[str], data: str, **keywords: Any) -> dict[str, Any]:
+        asked.update(keywords, models=models, data=data)
+        raise RequestError("enough")
+
+    monkeypatch.setattr(package, "compare", take)
+    _, *words = shlex.split(command_of(["gpt2@1m+relu", "llama@1m"], "my text.txt", ASKED))
+    assert main(words) == 2
+    assert {name: asked[name] for name in ASKED} == ASKED
+    assert (asked["models"], asked["data"]) == (["gpt2@1m+relu", "llama@1m"], "my text.txt")
+
+
+@pytest.mark.parametrize("more", [{"weight_decay": 0.3, "seed": 7}, {"schedule": CosineConfig(warmup=0.5)}])
+def test_what_no_option_says_is_asked_for_in_python(more: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: dict[str, Any] = {}
+    monkeypatch.setattr(package, "compare", lambda models, data, **keywords: asked.update(keywords, models=models))
+    exec(command_of(["gpt2@1m"], Path("text.txt"), {**ASKED, **more}), {})
+    plain = {name: to_plain(value) for name, value in more.items()}
+    assert asked == {**ASKED, **plain, "models": ["gpt2@1m"]}
+    assert Recipe.of(tokens=1, **plain) == Recipe.of(tokens=1, **more)
+    assert "gf.compare(['gpt2@1m'], data, seeds=3)  # data: text" in command_of(["gpt2@1m"], object(), {"seeds": 3})
+
+
+def test_verdicts_are_against_the_first_arm_that_finished() -> None:
+    """And it is said; the first arm has no verdict, as it has no two losses."""
+    ends = {"a": ["diverged", "ok", "diverged"], "b": ["ok"] * 3, "c": ["ok"] * 3}
+    runs = [run(name, seed, 2.0 + seed / 100, ends[name][seed]) for seed in range(3) for name in ends]
+    found = verdicts(runs)
+    assert [(v["a"], v["b"], v["seeds"]) for v in found] == [("b", "c", 3)]
+    assert stand_in(runs, found) == [
+        "a has not finished two seeds: the verdicts are against b, the first arm that has."
+    ]
+    whole = [one | {"status": "ok"} for one in runs]
+    assert stand_in(whole, verdicts(whole)) == [] and stand_in(runs, []) == []
+
+
+# The whole job
+
+
+class Strict(HTMLParser):
+    """Notes everything a page would fetch."""
+
+    fetched: list[str]
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.fetched += [
+            value for name, value in attrs if name in ("src", "href") and value and value.startswith(("http", "//"))
+        ]
+
+
+def test_a_comparison_from_end_to_end(source: Path, tmp_path: Path) -> None:
+    """Two seeds of two arms; then again, which trains nothing; then one seed more, which trains only that."""
+    names = [f"gpt2@1m{TINY}", f"llama@1m{TINY}+window:8"]
+    events: list[dict[str, Any]] = []
+    results = compare(names, source, seeds=2, out=tmp_path / "out", on_event=events.append, **PLAN)
+    assert [(r["name"], r["seed"], r["status"]) for r in results["runs"]] == [
+        (n, s, "ok") for s in (0, 1) for n in names
+    ]
+    assert json.loads((tmp_path / "out" / "results.json").read_text()) == results
+    for one in results["runs"]:
+        assert one["train"]["steps"] == 6
+        assert one["train"]["tokens"] == PLAN["tokens"]
+        assert one["validation"]["bits_per_byte"] > 0
+        assert one["generation"]["seconds_per_token"] > 0
+        assert one["generation"]["sample"]["text"]
+        assert [row["context"] for row in one["extrapolation"]] == [32, 64, 128, 256]
+        assert one["parameters"] == fit(preset(one["name"]), results["data"]["vocab_size"], 32).num_params()
+    gpt2, llama = results["runs"][:2]
+    assert [row["loss"] is None for row in gpt2["extrapolation"]] == [False, True, True, True]
+    assert gpt2["extrapolation"][1]["reason"].startswith("cannot")
+    assert all(row["loss"] is not None for row in llama["extrapolation"])
+    assert len({row["tokens"] for row in llama["extrapolation"]}) == 1  # every length scores the same tokens
+    # fp32 keys and values of 32 values: every token for GPT-2, the last 8 of 32 for the window
+    assert gpt2["generation"]["state_bytes_per_token"] == 2 * 32 * 4
+    assert llama["generation"]["state_bytes_per_token"] == 2 * 32 * 4 * 8 / 32
+    assert len(results["verdicts"]) == 1
+    page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    parser = Strict()
+    parser.fetched = []
+    parser.feed(page)
+    assert parser.fetched == []
+    assert all(name.replace("+", "+") in page for name in names)
+    assert results["command"] == shlex.join(
+        f"glassformer compare {' '.join(names)} --data {source} --tokens 768 --batch-size 4 --context 32 --threads 1 "
+        f"--dtype float32 --seeds 2 --out {tmp_path / 'out'}".split()
+    )
+    kinds = [event["event"] for event in events]
+    assert kinds[0] == "begin"
+    assert kinds.count("start") == 4
+
+    events.clear()
+    again = compare(names, source, seeds=2, out=tmp_path / "out", on_event=events.append, **PLAN)
+    assert again["runs"] == results["runs"]
+    assert [event["event"] for event in events].count("kept") == 4
+    with pytest.raises(RequestError, match="another recipe"):
+        compare(names, source, seeds=2, out=tmp_path / "out", **{**PLAN, "learning_rate": 1e-2})
+
+
+def test_files_named_like_modules_are_not_run(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("random", "statistics", "torch", "glassformer"):
+        Path(f"{name}.py").write_text("raise SystemExit('this is a file of mine')")
+    (one,) = compare([f"gpt2@1m{TINY}"], source, **{**PLAN, "tokens": 128})["runs"]
+    assert (one["status"], one["error"]) == ("ok", None)
+
+
+def trained_at_once(place: Path, notify: Any) -> tuple[None, int]:
+    """In place of an arm's process: a result as one leaves it, with a loss that its name decides."""
+    request = json.loads((place / "request.json").read_text())
+    config = ModelConfig.from_dict(request["config"])
+    loss = 1.0 + len(request["name"]) / 100 + request["recipe"]["seed"] ** 2 / 1000
+    result = {
+        "name": request["name"], "seed": request["recipe"]["seed"], "parameters": config.num_params(),
+        "flops_per_token": 1.0, "config": request["config"], "recipe": request["recipe"], "dynamics": {}, "machine": {},
+        "train": {
+            "steps": 1, "tokens": 128, "seconds": 1.0, "tokens_per_second": 128.0, "peak_memory_bytes": None,
+            "learning_rate": 1e-3, "curve": [[128, loss]], "curve_seconds": [[1.0, loss]], "validation_curve": [],
+        },
+        "validation": {"loss": loss, "perplexity": math.exp(loss), "bits_per_byte": loss, "tokens": 5},
+        "generation": {
+            "tokens_per_second": 1.0, "seconds_per_token": 1.0, "state_bytes_per_token": 1.0, "sample": {"text": "x"},
+        },
+        "extrapolation": [], "status": "ok", "error": None,
+    }  # fmt: skip
+    (place / "result.json").write_text(json.dumps(result))
+    return None, 0
+
+
+A, B, C = (f"{family}@1m{TINY}" for family in ("gpt2", "llama", "bloom"))
+
+
+def held_in(folder: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != ".lock"}
+
+
+@pytest.mark.parametrize(
+    ("names", "other", "fields", "says"),
+    [
+        ([C], False, {}, "holds a comparison of gpt2@1m"),
+        ([A, B], True, {}, "holds a comparison with another text, on text.txt"),
+        ([A, B], False, {"tokenizer": "byte"}, "holds a comparison with another tokenizer"),
+        ([A, B], False, {"tokens": 640}, "another budget: tokens was 768 and is now 640"),
+        ([A, C], False, {"batch_size": 2}, "another budget: batch_size was 4 and is now 2"),
+        ([A, B], False, {"weight_decay": 0.2}, "another recipe: weight_decay was 0.1 and is now 0.2"),
+        ([A, B], False, {"seed": 5, "schedule": {"kind": "cosine", "warmup": 0.5}}, "recipe: schedule.warmup was 0.05"),
+        ([A, B], False, {"learning_rate": 0.5}, "another recipe: learning_rate was"),
+    ],
+)
+@pytest.mark.parametrize("runs", [True, False], ids=["runs", "results alone"])
+def test_another_comparison_in_the_folder_is_not_written_over(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names: list[str], other: bool,
+    fields: dict[str, Any], says: str, runs: bool,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(package, "_spawn", trained_at_once)
+    out = tmp_path / "out"
+    compare([A, B], source, out=out, **PLAN)
+    if not runs:
+        shutil.rmtree(out / "runs")
+    before = held_in(out)
+    if other:
+        source = tmp_path / "other.txt"
+        source.write_text("\n".join(f"line {n} of other text about cats and trees" for n in range(400)))
+    with pytest.raises(RequestError) as refused:
+        compare(names, source, out=out, **{**PLAN, **fields})
+    assert f"--out {out}" in str(refused.value) and says in str(refused.value) and "\n" not in str(refused.value)
+    assert held_in(out) == before
+
+
+def test_what_is_finished_is_in_the_results_at_any_time(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A and C are trained, B fails; when B is tried again and stopped, A and C are still told of."""
+    out = tmp_path / "out"
+
+    def told() -> tuple[list[str], str]:
+        results = json.loads((out / "results.json").read_text())
+        page = (out / "report.html").read_text(encoding="utf-8")
+        assert (results["status"] != "complete") == (f">{results['status']}. <" in page)
+        return [run["name"] for run in results["runs"]], results["status"]
+
+    def b_fails(place: Path, notify: Any) -> tuple[str | None, int]:
+        assert told()[1] == f"{len(told()[0])} of 3 runs so far"
+        return ("the disk is full", 1) if "llama" in place.name else trained_at_once(place, notify)
+
+    def stopped(place: Path, notify: Any) -> tuple[str | None, int]:
+        assert told() == ([A, C], "2 of 3 runs so far")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(package, "_spawn", b_fails)
+    assert compare([A, B, C], source, out=out, **PLAN)["status"] == "complete"
+    assert told() == ([A, B, C], "complete")
+    monkeypatch.setattr(package, "_spawn", stopped)
+    with pytest.raises(WorkError, match=r"stopped; 2 of 3 runs are finished, in .*; the same command goes on"):
+        compare([A, B, C], source, out=out, **PLAN)
+    assert told() == ([A, C], "2 of 3 runs so far")
+    monkeypatch.setattr(package, "_spawn", trained_at_once)
+    compare([C, B, A], source, out=out, **PLAN)
+    assert told() == ([C, B, A], "complete")
+
+
+def test_arms_and_seeds_are_added_to_a_comparison(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(package, "_spawn", trained_at_once)
+    out, events = tmp_path / "out", list[dict[str, Any]]()
+
+    def trained(names: list[str], **fields: Any) -> list[tuple[str, int]]:
+        events.clear()
+        compare(names, source, out=out, on_event=events.append, **{**PLAN, **fields})
+        return [(event["name"], event["seed"]) for event in events if event["event"] == "start"]
+
+    assert trained([A, B]) == [(A, 0), (B, 0)]
+    assert trained([A, B]) == []
+    assert trained([C, A, B], seeds=2) == [(C, 0), (C, 1), (A, 1), (B, 1)]
+    for fewer in ({}, {"seeds": 1}):
+        names = [A, C] if not fewer else [A, B, C]
+        with pytest.raises(RequestError, match=r"--out .*out also holds .*, seed [01], which would be missing from"):
+            trained(names, **fewer)
+    assert [run["name"] for run in json.loads((out / "results.json").read_text())["runs"]] == [C, A, B] * 2
+    (out / "results.json").unlink()  # as where a comparison was stopped before there was one
+    assert trained([A, B], seeds=2) == []
+
+
+@pytest.mark.parametrize("name", ["results.json", "report.html", "tokenizer/tokenizer.json"])
+def test_a_folder_that_is_no_comparison_is_refused(source: Path, tmp_path: Path, name: str) -> None:
+    """Before the text is read; whatever else lies there is no matter."""
+    out = tmp_path / "out"
+    (out / name).parent.mkdir(parents=True)
+    (out / name).write_text('{"mine": 1}')
+    with pytest.raises(RequestError, match=rf"--out .*out holds .*{name.split('/')[0]}.* no"):
+        compare([A], tmp_path / "nowhere.txt", out=out, **PLAN)
+    assert list(held_in(out).values()) == [b'{"mine": 1}']
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("[enforce fail at alloc_cpu.cpp:117] err == 0. DefaultCPUAllocator: can't allocate memory"),
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB"),
+        MemoryError(),
+    ],
+)
+def test_an_arm_without_memory_says_so(
+    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def measure(*_: Any) -> None:
+        raise error
+
+    (tmp_path / "request.json").write_text("{}")
+    monkeypatch.setattr("sys.argv", ["arm", str(tmp_path)])
+    monkeypatch.setattr(arm, "measure", measure)
+    assert arm.main() == 1
+    assert json.loads(capsys.readouterr().out)["error"] == "this needs more memory than the machine has"
+    error = RuntimeError("shapes differ")
+    with pytest.raises(RuntimeError, match="shapes differ"):
+        arm.main()
+
+
+def test_an_arm_that_dies_leaves_the_others(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [f"gpt2@1m{TINY}", f"llama@1m{TINY}"]
+    real = package._spawn
+
+    def spawn(place: Path, notify: Any) -> Any:
+        if "gpt2" not in place.name:
+            return real(place, notify)
+        (place / "run").mkdir()
+        row = {"step": 3, "statistics": {"token_cosine": {"layers.0.resid_post": 0.5}}}
+        (place / "run" / "dynamics.jsonl").write_text(json.dumps(row) + "\n")
+        return None, -9
+
+    monkeypatch.setattr(package, "_spawn", spawn)
+    results = compare(names, source, out=tmp_path / "out", **PLAN)
+    assert [one["status"] for one in results["runs"]] == ["failed", "ok"]
+    assert "out of memory" in results["runs"][0]["error"]
+    assert results["runs"][0]["dynamics"]["layers"]["token_cosine"] == [[0.5]]  # what was seen until then
+    monkeypatch.setattr(package, "_spawn", real)
+    results = compare(names, source, out=tmp_path / "out", **PLAN)
+    assert [one["status"] for one in results["runs"]] == ["ok", "ok"]
+
+
+@pytest.mark.slow
+def test_a_diverging_arm_is_marked_and_the_comparison_goes_on(source: Path, tmp_path: Path) -> None:
+    plan = {**PLAN, "tokens": 120 * 4 * 32, "learning_rate": 50.0}
+    results = compare([f"gpt2@1m{TINY}", f"llama@1m{TINY}"], source, out=tmp_path / "out", **plan)
+    assert [one["status"] for one in results["runs"]] == ["diverged", "diverged"]
+    assert results["runs"][0]["train"]["curve"]
+    assert (tmp_path / "out" / "report.html").is_file()
+
+
+@pytest.mark.parametrize(
+    ("names", "fields", "says"),
+    [
+        (["gtp2@1m"], {}, "did you mean"),
+        (["gpt2@1m"], {"seeds": 0}, "seeds=0"),
+        (["gpt2@1m"], {"seeds": 1001}, "seeds=1001 is more than the 1,000 runs"),
+        (["gpt2@1m"], {"seeds": 99999999999999999999}, "seeds=99999999999999999999 is more"),
+        (["gpt2@1m"], {"seeds": 1.5}, "seeds=1.5 must be a whole number"),
+        (["gpt2@1m"], {"learning_rate": 0.0}, "learning_rate=0.0"),
+        (["gpt2@1m"], {"match": "flops", "tokens": 0}, "tokens=0"),
+        (["gpt2@1m", "gpt2@1m+bidirectional"], {}, "visibility=bidirectional"),
+        (["gpt2@1m+embedding.position.length=16"], {}, "shorter than context=32"),
+        (["gpt2@1m"], {"batch_size": 0}, "batch_size=0"),
+        (["gpt2@1m"], {"context": 100_000}, "context=100000"),
+        (["gpt2@1m"], {"dtype": "int3"}, "dtype"),
+        (["gpt2@1m"], {"bach_size": 3}, "did you mean 'batch_size'"),
+        (
+            ["gpt2@1m", "mamba@1m+recipe.qk_clip=3"],
+            {"allow_unmatched": True},
+            "qk_clip=3: qk_clip=3 is about attention",
+        ),
+        (["mamba@1m"], {"qk_clip": 3.0}, "mamba@1m: qk_clip=3 is about attention"),
+    ],
+)
+def test_wrong_requests_are_refused_before_anything_is_trained(
+    source: Path, tmp_path: Path, names: list[str], fields: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(RequestError) as refused:
+        compare(names, source, out=tmp_path / "out", **{**PLAN, **fields})
+    assert says in str(refused.value)
+    assert not (tmp_path / "out" / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("names", "context"),
+    [
+        (["gpt2@1m+context=16", "llama@1m+context=999"], 32),
+        (["gpt2@1m+context=16", "llama@1m+context=999"], None),
+        (["gpt2@1m+context=16", "llama@1m"], None),
+        (["gpt2@1m", "llama@1m+context=16"], 32),
+    ],
+)
+def test_a_context_of_one_arm_is_refused(source: Path, tmp_path: Path, names: list[str], context: int | None) -> None:
+    with pytest.raises(RequestError, match=r"one arm cannot have context=.* for itself; give --context to all"):
+        compare(names, source, out=tmp_path / "out", **{**PLAN, "context": context})
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("names", "given", "context"),
+    [
+        (["gpt2@1m+context=64", "llama@1m+context=64"], None, 64),
+        (["gpt2@1m+context=64", "llama@1m"], 64, 64),
+        (["gpt2@1m+context=256", "llama@1m"], None, 256),
+        (["gpt2@1m", "llama@1m"], None, 256),
+        (["gpt2@1m", "llama@1m"], 8, 8),
+    ],
+)
+def test_a_context_of_all_arms_is_taken(names: list[str], given: int | None, context: int) -> None:
+    assert common_context(arms(names), given) == context
+
+
+@pytest.mark.slow
+def test_a_padded_vocabulary_is_trained_and_written_with(source: Path, tmp_path: Path) -> None:
+    """Rows that stand for no token are drawn from as others are."""
+    names = [f"gpt2@1m{TINY}", f"gpt2@1m{TINY}+vocab_size=2000"]
+    plain, padded = compare(names, source, out=tmp_path / "out", **PLAN)["runs"]
+    assert (plain["status"], padded["status"]) == ("ok", "ok"), padded["error"]
+    assert plain["config"]["vocab_size"] < 100 and padded["config"]["vocab_size"] == 2000
+    with pytest.raises(RequestError, match="vocab_size=3 is less than"):
+        compare(["gpt2@1m+vocab_size=3"], source, out=tmp_path / "other", **PLAN)
+
+
+def test_flops_are_matched_with_the_padded_vocabulary() -> None:
+    name = "gpt2@1m+vocab_size=5000"
+    config = arms([name])[name]
+    (plan,) = recipes({name: config}, {**PLAN, "tokens": 1000}, "flops", 50).values()
+    assert plan.flops == 3.0 * config.vary(context=32).flops(32) * 1000
+
+
+def test_an_empty_out_is_refused(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RequestError, match="--out is empty"):
+        compare(["gpt2@1m"], source, out="", **PLAN)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_out_below_a_file_is_refused_before_the_text_is_read(tmp_path: Path) -> None:
+    (tmp_path / "out").write_text("")
+    with pytest.raises(RequestError, match=r"--out .*x/y: .*out is a file; name a folder"):
+        compare(["gpt2@1m"], tmp_path / "nowhere.txt", out=tmp_path / "out" / "x" / "y", **PLAN)
+
+
+def test_an_out_that_is_a_file_is_refused(source: Path, tmp_path: Path) -> None:
+    (tmp_path / "out").write_text("")
+    with pytest.raises((RequestError, WorkError), match="is a file"):
+        compare(["gpt2@1m"], source, out=tmp_path / "out", **PLAN)
+
+
+def test_the_same_model_in_two_spellings_is_said_to_be_one() -> None:
+    """Also where a change of the recipe is none; not where it is one, or the model another."""
+    names = ["llama@1m", "llama@1m+rope", "llama@1m+recipe.clip=1.0", "llama@1m+recipe.clip=2.0", "gpt2@1m"]
+    configs = arms(names)
+    notes = likeness(configs, recipes(configs, PLAN, None, 50))
+    assert [note for note in notes if "same model" in note] == [
+        "llama@1m and llama@1m+rope and llama@1m+recipe.clip=1.0 are the same model, trained alike: what differs "
+        "between them is chance."
+    ]
+    others = arms(["llama@1m", "gpt2@1m"])
+    assert not likeness(others, recipes(others, PLAN, None, 50))
+
+
+def test_a_second_comparison_in_one_folder_is_refused(source: Path, tmp_path: Path) -> None:
+    fcntl = pytest.importorskip("fcntl")
+    out = tmp_path / "out"
+    out.mkdir()
+    events: list[dict[str, Any]] = []
+    with (out / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(RequestError, match="is being written by another process"):
+            compare([f"gpt2@1m{TINY}"], source, out=out, on_event=events.append, **PLAN)
+    assert events == [] and not (out / "runs").exists() and not (out / "results.json").exists()
+
+
+@pytest.mark.slow
+def test_a_result_that_the_arm_cannot_have_left_is_none(source: Path, tmp_path: Path) -> None:
+    """It is trained again, or rather gone on with from its last checkpoint, which is its end."""
+    names, out = [f"gpt2@1m{TINY}"], tmp_path / "out"
+    (whole,) = compare(names, source, out=out, **PLAN)["runs"]
+    (place,) = (out / "runs").iterdir()
+    request = json.loads((place / "request.json").read_text())
+    assert read_result(place, request) == whole
+
+    def without(*path: str) -> dict[str, Any]:
+        copy = json.loads(json.dumps(whole))
+        inner = copy
+        for key in path[:-1]:
+            inner = inner[key]
+        del inner[path[-1]]
+        return copy
+
+    damaged: list[Any] = [
+        {"status": "ok"}, {"status": "ok", "name": names[0]}, {"status": "ok", "name": names[0], "seed": 0}, [], 3,
+        {**whole, "name": "another"}, {**whole, "seed": 1}, {**whole, "status": "failed"},
+        {**whole, "validation": None}, {**whole, "validation": {}},
+        {**whole, "validation": {**whole["validation"], "loss": float("nan")}},
+        {**whole, "validation": {**whole["validation"], "loss": "2"}}, {**whole, "generation": None},
+        {**whole, "parameters": None}, {**whole, "parameters": 10**30}, {**whole, "extrapolation": [{"context": 3}]},
+        {**whole, "train": {**whole["train"], "curve": [[1]]}}, {**whole, "more": float("inf")},
+        {**whole, "recipe": {**whole["recipe"], "seed": 3}}, {**whole, "config": {}}, {**whole, "machine": None},
+        without("train", "tokens_per_second"), without("train", "peak_memory_bytes"),
+        without("generation", "seconds_per_token"), without("dynamics"), without("error"),
+    ]  # fmt: skip
+    for result in damaged:
+        (place / "result.json").write_text(json.dumps(result))
+        assert read_result(place, request) is None, result
+    for words in ("", "{", "[" * 100_000, "\x00"):
+        (place / "result.json").write_text(words)
+        assert read_result(place, request) is None
+    events: list[dict[str, Any]] = []
+    (again,) = compare(names, source, out=out, on_event=events.append, **PLAN)["runs"]
+    assert [event["event"] for event in events if event["event"] in ("kept", "start")] == ["start"]
+    assert (again["validation"], again["train"]["curve"]) == (whole["validation"], whole["train"]["curve"])
+
+
+def test_where_every_arm_fails_that_is_the_result(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In Python nothing is raised, and the report is there; an arm whose result cannot be read has failed too."""
+    said = iter([("the disk is full", 1), (None, 0)])
+    monkeypatch.setattr(package, "_spawn", lambda place, notify: next(said))
+    results = compare([f"gpt2@1m{TINY}", f"llama@1m{TINY}"], source, out=tmp_path / "out", **PLAN)
+    assert [one["status"] for one in results["runs"]] == ["failed", "failed"]
+    assert results["runs"][0]["error"] == "the disk is full"
+    assert results["runs"][1]["error"].endswith("result.json is not what a trained arm leaves")
+    assert json.loads((tmp_path / "out" / "results.json").read_text()) == results
+    assert "the disk is full" in (tmp_path / "out" / "report.html").read_text(encoding="utf-8")

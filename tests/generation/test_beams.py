@@ -1,0 +1,172 @@
+"""Beam search is that of `transformers`, and finds the best text where it looks at all of them."""
+
+from __future__ import annotations
+
+import math
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from glassformer.errors import RequestError, WorkError
+from glassformer.expression import preset
+from glassformer.generation.beams import Beam, beams
+from glassformer.model import Model
+from tests.parity.families import TINY, ours, theirs
+
+NAMES = ["gpt2", "llama-2-70b", "mistral-7b", "bloom-560m"]
+SIZE = TINY[0]
+
+
+def pair(name: str) -> tuple[Model, nn.Module]:
+    """Ours and theirs, with probabilities that differ."""
+    other = theirs(name, SIZE, seed=3)
+    with torch.no_grad():
+        other.get_output_embeddings().weight *= 20 if other.config.tie_word_embeddings else 1
+    return ours(name, SIZE, {path: weight.detach() for path, weight in other.named_parameters()}), other
+
+
+def found_by_theirs(other: Any, tokens: Tensor, asked: dict[str, Any]) -> list[Beam]:
+    asked = dict(asked)
+    ends = sorted(asked.pop("ends"))
+    out = other.generate(
+        tokens,
+        attention_mask=torch.ones_like(tokens),
+        num_beams=asked.pop("width"),
+        num_return_sequences=asked.pop("n"),
+        do_sample=False,
+        eos_token_id=ends or None,
+        pad_token_id=0,
+        return_dict_in_generate=True,
+        output_scores=True,
+        **asked,
+    )
+    texts = out.sequences[:, tokens.shape[1] :].tolist()
+    lengths = [next((i + 1 for i, token in enumerate(text) if token in ends), len(text)) for text in texts]
+    scores = out.sequences_scores.tolist()
+    return [Beam(text[:n], score) for text, n, score in zip(texts, lengths, scores, strict=True)]
+
+
+def drawn(seed: int) -> dict[str, Any]:
+    """A request. Where many tokens end a text, it matters when the search is over."""
+    random = torch.Generator().manual_seed(seed)
+
+    def one_of(*values: Any) -> Any:
+        return values[int(torch.randint(len(values), (), generator=random))]
+
+    width = one_of(2, 3, 7)
+    return {
+        "width": width,
+        "max_new_tokens": one_of(1, 5, 12, 12),
+        "ends": set(torch.randint(SIZE.vocab, (one_of(0, 4, 12, 80),), generator=random).tolist()),
+        "length_penalty": one_of(1.0, 0.0, 2.0, -0.5),
+        "n": one_of(1, width, width),
+        "early_stopping": one_of(False, True, "never"),
+    }
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_beams_are_those_of_transformers(name: str) -> None:
+    model, other = pair(name)
+    cut = set()
+    for seed in range(12):
+        asked = drawn(seed)
+        tokens = torch.randint(SIZE.vocab, (1, 1 + seed % 9), generator=torch.Generator().manual_seed(seed))
+        mine, wanted = beams(model, tokens, **asked), found_by_theirs(other, tokens, asked)
+        assert [beam.tokens for beam in mine] == [beam.tokens for beam in wanted], asked
+        assert [beam.score for beam in mine] == pytest.approx([beam.score for beam in wanted], rel=1e-4, abs=1e-5)
+        cut |= {len(beam.tokens) == asked["max_new_tokens"] for beam in mine}
+    assert cut == {True, False}
+
+
+def tiny(expression: str = "llama", vocab: int = 5) -> Model:
+    sizes = f"@1m+layers=2+d_model=32+heads=4+vocab_size={vocab}+context=32+init=gpt2+init.std=0.3"
+    name, *changes = expression.split("+")
+    return preset("+".join([name + sizes, *changes])).build(seed=1).eval()
+
+
+@torch.no_grad()
+def all_texts(model: Model, tokens: Tensor, count: int, ends: set[int]) -> list[Beam]:
+    """Every text up to `count` tokens, by its log-probability."""
+    every = torch.tensor(list(product(range(5), repeat=count)))
+    logp = model(torch.cat([tokens.expand(len(every), -1), every], dim=1)).log_softmax(-1)
+    each = logp[:, tokens.shape[1] - 1 : -1].gather(2, every[..., None])[..., 0]
+    found = {}
+    for text, scores in zip(every.tolist(), each, strict=True):
+        length = next((i + 1 for i, token in enumerate(text) if token in ends), count)
+        found[tuple(text[:length])] = float(scores[:length].sum())
+    return [Beam(list(text), score) for text, score in sorted(found.items(), key=lambda pair: -pair[1])]
+
+
+@pytest.mark.parametrize("expression", ["llama", "llama+window:3", "gpt2", "bloom", "llama+mamba"])
+def test_a_wide_search_finds_the_likeliest_texts(expression: str) -> None:
+    """Width 5^3 keeps every text of five tokens open until its last."""
+    model, tokens = tiny(expression), torch.tensor([[1, 4, 2, 0, 3, 3, 1]])
+    for ends in (set[int](), {2}):
+        wanted = all_texts(model, tokens, 4, ends)
+        mine = beams(model, tokens, 125, 4, ends, length_penalty=0, n=40, early_stopping="never")
+        assert [beam.tokens for beam in mine] == [beam.tokens for beam in wanted[:40]]
+        assert [beam.score for beam in mine] == pytest.approx([beam.score for beam in wanted[:40]], rel=1e-4)
+
+
+def test_one_beam_is_greedy() -> None:
+    model, tokens = tiny(vocab=31), torch.tensor([[3, 1, 4]])
+    (found,) = beams(model, tokens, 1, 20)
+    text = tokens
+    with torch.no_grad():
+        for _ in range(20):
+            text = torch.cat([text, model(text)[:, -1].argmax(-1)[:, None]], dim=1)
+    assert found.tokens == text[0, 3:].tolist()
+
+
+def test_fewer_texts_than_were_asked_for() -> None:
+    model, tokens = tiny(), torch.tensor([[1]])
+    found = beams(model, tokens, 8, 1, n=8)
+    assert [beam.tokens for beam in found] == [beam.tokens for beam in all_texts(model, tokens, 1, set())]
+    every_one = beams(model, tokens, 8, 3, ends=range(5), n=8)
+    assert sorted(beam.tokens for beam in every_one) == [[0], [1], [2], [3], [4]]
+
+
+def test_a_model_in_training_is_as_it_was() -> None:
+    model = tiny()
+    model.train()
+    beams(model, torch.tensor([[1]]), 2, 3)
+    assert model.training
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"tokens": torch.zeros(1, 0, dtype=torch.long)}, r"at least one token in each row, and are \(1, 0\)"),
+        ({"tokens": torch.zeros(2, 3, dtype=torch.long)}, "one text at a time; tokens have 2 rows"),
+        ({"tokens": torch.tensor([[5]])}, "token 5 is outside the vocabulary of 5"),
+        ({"width": 0}, "width=0 must be at least 1"),
+        ({"max_new_tokens": 0}, "max_new_tokens=0 must be at least 1"),
+        ({"n": 0}, "n=0 must be at least 1"),
+        ({"n": 3}, "n=3 is more than width=2"),
+        ({"length_penalty": math.nan}, "length_penalty=nan must be from -10 to 10"),
+        ({"early_stopping": "soon"}, "early_stopping='soon' must be True, False or 'never'"),
+        ({"tokens": torch.tensor([[True]])}, "tokens are torch.bool"),
+        ({"max_new_tokens": 2.5}, "max_new_tokens=2.5 must be a whole number from 1 up"),
+        ({"model": tiny("llama+bidirectional")}, "sees both ways"),
+        ({"model": tiny("gpt2"), "max_new_tokens": 32}, "max_len=34 is past this model's learned positions"),
+    ],
+    ids=str,
+)
+def test_wrong_requests_are_refused_in_a_sentence(fields: dict[str, Any], said: str) -> None:
+    given: dict[str, Any] = {"model": tiny(), "tokens": torch.tensor([[1, 2]]), "width": 2, **fields}
+    with pytest.raises(RequestError, match=said) as caught:
+        beams(**given)
+    assert "\n" not in str(caught.value)
+
+
+def test_logits_that_are_no_numbers() -> None:
+    model = tiny()
+    with torch.no_grad():
+        model.embedding.weight[3] = math.nan
+    with pytest.raises(WorkError, match="the model's logits are not numbers after 2 tokens"):
+        beams(model, torch.tensor([[1, 3]]), 2, 4)
+    with pytest.raises(WorkError, match=r"not numbers after \d+ tokens"):
+        beams(model, torch.tensor([[1, 2]]), 5, 4)

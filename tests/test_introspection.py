@@ -1,0 +1,204 @@
+"""Sites: their names are public, and a pattern that names none is refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from glassformer.errors import RequestError
+from glassformer.expression import preset
+from glassformer.introspection import capture, edit, sites
+from glassformer.lens import ablate_heads
+from glassformer.model import Model
+
+TINY = "d_model=16+heads=2+vocab_size=13+context=16"
+TOKENS = torch.arange(6).view(1, 6)
+
+MIXER = [f"mixer.{name}" for name in ("q", "k", "v", "scores", "pattern", "z", "out")]
+GLU = [f"ffn.{name}" for name in ("gate", "up", "hidden", "out")]
+MLP = [f"ffn.{name}" for name in ("up", "hidden", "out")]
+STREAM = ["resid_pre", "resid_mid", "resid_post"]
+
+
+def tiny(expression: str) -> Model:
+    return preset(expression).build().eval()
+
+
+def of_layers(n: int, names: list[str]) -> set[str]:
+    return {f"layers.{layer}.{name}" for layer in range(n) for name in names}
+
+
+def test_the_names_of_llama_are_those_of_the_manual():
+    with torch.device("meta"):
+        model = preset("llama@1m").build()
+    assert set(sites(model)) == {"embed", "final_norm", "logits"} | of_layers(4, [*STREAM, *MIXER, *GLU])
+
+
+@pytest.mark.parametrize(
+    ("changes", "names"),
+    [
+        ("gpt2@1m", [*STREAM, *MIXER, *MLP]),
+        ("falcon@1m", ["resid_pre", "resid_post", *MIXER, *MLP]),  # parallel: no place between the branches
+        ("gpt2@1m+parallel2+swiglu", ["resid_pre", "resid_post", *MIXER, *GLU]),
+        ("llama@1m+sandwich+qknorm+kernel=naive", [*STREAM, *MIXER, *GLU]),
+        ("llama@1m+post", [*STREAM, *MIXER, *GLU]),
+        ("llama@1m+ffn=none", [*STREAM, *MIXER]),
+    ],
+)
+def test_names_do_not_depend_on_the_wiring(changes: str, names: list[str]):
+    model = tiny(f"{changes}+layers=2+{TINY}")
+    assert set(sites(model)) == {"embed", "final_norm", "logits"} | of_layers(2, names)
+    assert set(capture(model, TOKENS, "*")) == set(sites(model))
+
+
+def test_each_site_holds_what_it_says():
+    """One layer rebuilt from what was seen, line by line."""
+    model = tiny(f"llama@1m+layers=1+{TINY}+gqa:1")
+    layer, seen = model.layers[0], capture(model, TOKENS, ["*"])
+    at = {name.removeprefix("layers.0."): value for name, value in seen.items()}
+    norm, ffn, attention = layer.residual, layer.ffn, layer.mixer
+    close = torch.testing.assert_close
+    close(seen["embed"], model.embedding.weight[TOKENS])
+    close(at["resid_pre"], seen["embed"])
+    close(at["resid_mid"], at["resid_pre"] + at["mixer.out"])
+    close(at["resid_post"], at["resid_mid"] + at["ffn.out"])
+    close(at["mixer.out"], attention.output(at["mixer.z"].flatten(-2)))
+    assert at["mixer.q"].shape == (1, 6, 2, 8) and at["mixer.k"].shape == at["mixer.v"].shape == (1, 6, 1, 8)
+    scores = torch.einsum("bsnh,bth->bnst", at["mixer.q"], at["mixer.k"][:, :, 0]) / 8**0.5
+    close(at["mixer.scores"], scores.masked_fill(torch.ones(6, 6).triu(1).bool(), float("-inf")))
+    close(at["mixer.pattern"], at["mixer.scores"].softmax(-1))
+    x = norm.ffn_norm(at["resid_mid"])
+    close(at["ffn.hidden"], torch.nn.functional.silu(at["ffn.gate"]) * at["ffn.up"])
+    close(at["ffn.out"], ffn(x))
+    close(seen["final_norm"], model.final_norm(at["resid_post"]))
+    close(seen["logits"], seen["final_norm"] @ model.head.weight.T)
+
+
+def test_patterns_choose():
+    model = tiny(f"llama@1m+layers=3+{TINY}")
+    assert set(capture(model, TOKENS, "layers.*.mixer.pattern")) == of_layers(3, ["mixer.pattern"])
+    assert set(capture(model, TOKENS, ["layers.1.ffn.*", "logits"])) == {f"layers.1.{name}" for name in GLU} | {
+        "logits"
+    }
+    assert set(capture(model, TOKENS, ["layers.[02].resid_???"])) == {
+        "layers.0.resid_pre",
+        "layers.0.resid_mid",
+        "layers.2.resid_pre",
+        "layers.2.resid_mid",
+    }
+    assert not any(value.requires_grad for value in capture(model, TOKENS, "*").values())
+
+
+def test_capture_takes_what_the_model_takes():
+    model, documents = tiny(f"llama@1m+layers=1+{TINY}"), torch.tensor([[1, 1, 1, 2, 2, 2]])
+    pattern = capture(model, TOKENS, "*.pattern", documents=documents)["layers.0.mixer.pattern"]
+    assert (pattern[:, :, 3:, :3] == 0).all() and (pattern[:, :, 3:, 3:].sum(-1) - 1).abs().max() < 1e-6
+    state = model.init_state(1, 8)
+    capture(model, TOKENS, "logits", state=state)
+    seen = capture(model, TOKENS[:, :1], "*.pattern", state=state)
+    assert seen["layers.0.mixer.pattern"].shape == (1, 2, 1, 7) and state.length == 7
+
+
+def test_a_captured_window_shows_the_keys_it_kept():
+    model = tiny(f"llama@1m+layers=1+{TINY}+window:3")
+    state = model.init_state(1, 16)
+    with torch.no_grad():
+        model(TOKENS, state)
+    seen = capture(model, TOKENS[:, :1], "*.pattern", state=state)["layers.0.mixer.pattern"]
+    assert seen.shape == (1, 2, 1, 3)
+    torch.testing.assert_close(seen.sum(-1), torch.ones(1, 2, 1))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "near"),
+    [
+        ("layers.0.mixer.patern", "'layers.0.mixer.pattern'"),
+        ("layers.9.mixer.q", "layers."),
+        ("final_nrom", "'final_norm'"),
+        ("logit", "'logits'"),
+    ],
+)
+def test_a_wrong_name_is_refused_with_near_ones(pattern: str, near: str):
+    model = tiny(f"llama@1m+layers=1+{TINY}")
+    with pytest.raises(RequestError) as refused:
+        capture(model, TOKENS, ["logits", pattern])
+    message = str(refused.value)
+    assert repr(pattern) in message and near in message and "\n" not in message
+    assert not any(site.watched for site in sites(model).values())
+
+
+def test_what_is_kept_holds_nothing_else():
+    """q, k and v are views of one product, a block of a reduction may be one of its map: their memory is their own."""
+    model = tiny(f"llama@1m+layers=1+{TINY}")
+    kept = capture(model, TOKENS, "*") | {"row": capture(model, TOKENS, "*.scores", reduce=lambda x: x[..., :1])}
+    row = kept.pop("row")["layers.0.mixer.scores"]
+    for name, value in {**kept, "row": row}.items():
+        assert value.untyped_storage().nbytes() == value.numel() * value.element_size(), name
+
+
+@pytest.mark.parametrize(
+    ("tokens", "said"),
+    [
+        (torch.zeros(1, 0, dtype=torch.int64), r"at least one token, and are \(1, 0\)"),
+        (torch.zeros(1, 2, 3, dtype=torch.int64), r"\(length,\) or \(b, s\)"),
+        (torch.zeros(1, 2), "ids are whole numbers"),
+        ([[1, 13]], "token 13 is outside the vocabulary of 13: ids are 0 to 12"),
+        ([[-1, 2]], "token -1 is outside"),
+        ("To be", "no rows of ids"),
+        ([None], "no rows of ids"),
+    ],
+)
+def test_what_is_no_text_is_refused(tokens: object, said: str):
+    with pytest.raises(RequestError, match=said):
+        capture(tiny(f"llama@1m+layers=1+{TINY}"), tokens, "*")
+
+
+def test_one_text_needs_no_row():
+    model = tiny(f"llama@1m+layers=1+{TINY}")
+    expected = capture(model, TOKENS, "logits")["logits"]
+    for given in (TOKENS[0], TOKENS[0].tolist(), TOKENS.to(torch.uint16), TOKENS[0].to(torch.uint32).numpy()):
+        assert torch.equal(capture(model, given, "logits")["logits"], expected)
+
+
+@pytest.mark.parametrize("layer", [2, 99, -1])
+def test_a_layer_that_is_not_there_is_said_with_those_that_are(layer: int):
+    model = tiny(f"llama@1m+layers=2+{TINY}")
+    said = rf"layer {layer} is out of range: the model has layers 0 to 1, and no site is named 'layers.{layer}.mixer.z'"
+    with pytest.raises(RequestError, match=said):
+        capture(model, TOKENS, f"layers.{layer}.mixer.z")
+    edits = {f"layers.{layer}.mixer.z": torch.zeros_like} if layer < 0 else ablate_heads(layer, 0)
+    with pytest.raises(RequestError, match=said), edit(model, edits):
+        pass
+    with pytest.raises(RequestError) as refused:
+        capture(model, TOKENS, "layers.1.mixer.zz")
+    assert "out of range" not in str(refused.value) and "'layers.1.mixer.z'" in str(refused.value)
+
+
+def test_hooks_go_when_the_pass_fails():
+    model = tiny(f"llama@1m+layers=1+{TINY}")
+    with pytest.raises(ZeroDivisionError):
+        capture(model, TOKENS, "*", reduce=lambda x: 1 / 0)
+    assert not any(site.watched for site in sites(model).values())
+
+
+def test_an_edit_at_a_site_reaches_the_logits():
+    """The same sites serve for reaching in: a hook that returns a value replaces the one that was there."""
+    model = tiny(f"llama@1m+layers=1+{TINY}")
+    known = sites(model)
+    for name in (
+        "embed",
+        "layers.0.mixer.z",
+        "layers.0.mixer.pattern",
+        "layers.0.mixer.q",
+        "layers.0.ffn.hidden",
+        "layers.0.ffn.gate",
+        "layers.0.resid_mid",
+        "final_norm",
+    ):
+        with torch.no_grad():
+            plain = model(TOKENS)
+            hook = known[name].register_forward_hook(lambda module, args, value: value * 0.25)
+            edited = model(TOKENS)
+            hook.remove()
+            assert not torch.allclose(edited, plain, rtol=1e-4, atol=0), name
+            assert torch.equal(model(TOKENS), plain), name

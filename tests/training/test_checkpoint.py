@@ -1,0 +1,175 @@
+from __future__ import annotations
+
+import os
+import random
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from glassformer.errors import RequestError
+from glassformer.expression import preset
+from glassformer.model import Model
+from glassformer.training import checkpoint
+from glassformer.training.loop import make_optimizer
+from glassformer.training.recipe import Recipe
+
+TINY = "llama@1m+layers=1+d_model=8+heads=1+vocab_size=11+context=8"
+
+
+def built(seed: int = 0) -> tuple[Model, torch.optim.Optimizer]:
+    model = preset(TINY).build(seed=seed)
+    optimizer = make_optimizer(model, Recipe(tokens=1), 1e-3)
+    model.loss(torch.arange(8)[None], torch.arange(8)[None]).backward()
+    optimizer.step()
+    return model, optimizer
+
+
+def same(model: Model, path: Path) -> bool:
+    fresh = preset(TINY).build(seed=99)
+    checkpoint.load_model(path, fresh)
+    return all(torch.equal(a, b) for a, b in zip(model.parameters(), fresh.parameters(), strict=True))
+
+
+def test_saving_and_loading_is_identity(tmp_path: Path) -> None:
+    model, optimizer = built()
+    path = checkpoint.save(tmp_path, 7, model, optimizer, {"seconds": 1.5})
+    assert checkpoint.latest(tmp_path) == path
+    assert checkpoint.read_state(path)["step"] == 7
+    assert same(model, path)
+    fresh, other = built(seed=5)
+    checkpoint.load_optimizer(path, fresh, other)
+    for name, parameter in fresh.named_parameters():
+        for part, value in other.state[parameter].items():
+            assert torch.equal(value, optimizer.state[dict(model.named_parameters())[name]][part]), (
+                name,
+                part,
+            )
+
+
+def test_only_the_last_two_are_kept(tmp_path: Path) -> None:
+    model, optimizer = built()
+    for step in (1, 2, 3, 10):
+        checkpoint.save(tmp_path, step, model, optimizer, {})
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == [
+        "step_00000003",
+        "step_00000010",
+    ]
+
+
+class Crash(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("operation", ["replace", "fsync", "rmtree", "save_file"])
+def test_a_crash_at_any_call_leaves_a_whole_checkpoint(
+    tmp_path: Path, operation: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process dies at the n-th call of each kind, for every n: the latest is the old or the new one, whole."""
+    old, old_optimizer = built(0)
+    new, new_optimizer = built(1)
+    home: Any = {"replace": os, "fsync": os, "rmtree": shutil, "save_file": checkpoint}[operation]
+    real = getattr(home, operation)
+    for n in range(40):
+        run = tmp_path / f"run{n}"
+        checkpoint.save(run, 1, old, old_optimizer, {})
+        calls = 0
+
+        def dies(*args: Any, **kwargs: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls == n + 1:  # noqa: B023
+                raise Crash
+            return real(*args, **kwargs)
+
+        monkeypatch.setattr(home, operation, dies)
+        try:
+            checkpoint.save(run, 2, new, new_optimizer, {})
+            crashed = False
+        except Crash:
+            crashed = True
+        monkeypatch.setattr(home, operation, real)
+        found = checkpoint.latest(run)
+        assert found is not None
+        assert same(new if checkpoint.read_state(found)["step"] == 2 else old, found)
+        if not crashed:
+            assert n > 0, f"{operation} is never called"
+            return
+    pytest.fail("never finished")
+
+
+def test_every_truncation_and_every_flipped_bit_is_refused(tmp_path: Path) -> None:
+    model, optimizer = built()
+    path = checkpoint.save(tmp_path, 1, model, optimizer, {})
+    weights = path / "model.safetensors"
+    whole = weights.read_bytes()
+    rng = random.Random(0)
+    cuts = [whole[:n] for n in range(0, len(whole), max(1, len(whole) // 200))]
+    for _ in range(200):
+        damaged = bytearray(whole)
+        damaged[rng.randrange(len(whole))] ^= 1 << rng.randrange(8)
+        cuts.append(bytes(damaged))
+    for damaged_bytes in cuts:
+        weights.write_bytes(damaged_bytes)
+        with pytest.raises(RequestError, match=r"damaged|cannot be read"):
+            checkpoint.load_model(path, model)
+
+
+@pytest.mark.parametrize("pointer", ["../../etc", "step_1/../..", "/etc", "step_99999999", "", "step_00000001\x00"])
+def test_latest_cannot_lead_elsewhere(tmp_path: Path, pointer: str) -> None:
+    model, optimizer = built()
+    checkpoint.save(tmp_path, 1, model, optimizer, {})
+    (tmp_path / "latest").write_text(pointer)
+    with pytest.raises(RequestError, match="latest"):
+        checkpoint.latest(tmp_path)
+
+
+def test_another_models_checkpoint_is_refused(tmp_path: Path) -> None:
+    model, optimizer = built()
+    path = checkpoint.save(tmp_path, 1, model, optimizer, {})
+    with pytest.raises(RequestError, match="shape"):
+        checkpoint.load_model(path, preset(TINY + "+vocab_size=12").build())
+    with pytest.raises(RequestError, match="another model"):
+        checkpoint.load_model(path, preset(TINY + "+layers=2").build())
+    with pytest.raises(RequestError, match="another model"):
+        checkpoint.load_model(path, preset(TINY + "+tied").build())
+
+
+@pytest.mark.parametrize("state", ["", "[]", "{}", '{"step": "1", "sha256": {}}', "[" * 100_000, "x" * (2 << 20)])
+def test_a_foreign_state_is_refused(tmp_path: Path, state: str) -> None:
+    model, optimizer = built()
+    path = checkpoint.save(tmp_path, 1, model, optimizer, {})
+    (path / "state.json").write_text(state)
+    with pytest.raises(RequestError):
+        checkpoint.read_state(path)
+
+
+def test_the_vectors_of_a_power_iteration_are_part_of_it(tmp_path: Path) -> None:
+    """Four steps are two, saved, loaded into a model of another seed, and two more: weights and vectors bit for bit."""
+    tokens = torch.randint(0, 11, (4, 9), generator=torch.Generator().manual_seed(0))
+
+    def trained(model: Model, optimizer: torch.optim.Optimizer, steps: int) -> None:
+        for _ in range(steps):
+            optimizer.zero_grad()
+            model.loss(tokens[:, :-1], tokens[:, 1:]).backward()
+            optimizer.step()
+
+    def begun(seed: int) -> tuple[Model, torch.optim.Optimizer]:
+        model = preset(TINY + "+sigmareparam").build(seed=seed)
+        return model, make_optimizer(model, Recipe(tokens=1), 3e-2)
+
+    straight, other = begun(0)
+    trained(straight, other, 2)
+    path = checkpoint.save(tmp_path, 2, straight, other, {})
+    trained(straight, other, 2)
+    resumed, optimizer = begun(5)
+    checkpoint.load_model(path, resumed)
+    checkpoint.load_optimizer(path, resumed, optimizer)
+    trained(resumed, optimizer, 2)
+    assert any(name.endswith("reparam.u") for name in resumed.state_dict())
+    for name, value in straight.state_dict().items():
+        assert torch.equal(value, resumed.state_dict()[name]), name
+    with pytest.raises(RequestError, match=r"no tensor .*reparam"):
+        checkpoint.load_model(checkpoint.save(tmp_path / "plain", 1, *built(), {}), resumed)

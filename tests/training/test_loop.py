@@ -1,0 +1,396 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import glassformer as gf
+from glassformer import machine
+from glassformer.errors import RequestError, WorkError
+from glassformer.expression import preset
+from glassformer.text import TextData, prepare
+from glassformer.training import Interrupted, Recipe, Report, checkpoint, loop, train
+from glassformer.training.loop import _Loop, fit, make_optimizer, settings
+from glassformer.training.progress import read_metrics
+
+SMALL = "+layers=2+d_model=32+heads=2"
+BATCH, CONTEXT = 4, 32
+TEN = {
+    "tokens": 10 * BATCH * CONTEXT,
+    "batch_size": BATCH,
+    "context": CONTEXT,
+    "compile": False,
+    "threads": 1,
+}
+
+
+def model(name: str = "llama@1m") -> gf.ModelConfig:
+    return preset(name + SMALL)
+
+
+def interrupt_at(step: int) -> Any:
+    def callback(report: Report) -> None:
+        if report.step == step and report.validation is None:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    return callback
+
+
+@pytest.mark.parametrize(
+    ("name", "extra"),
+    [
+        ("llama@1m", {}),
+        ("gpt2@1m+dropout:0.1", {"micro_batch": 2}),
+        ("bloom@1m", {"schedule": "wsd", "dtype": "bfloat16"}),
+        pytest.param("llama@1m+sigmareparam", {"micro_batch": 2}, marks=pytest.mark.slow),
+        pytest.param(
+            "llama@1m+moe:4:2+ffn.balance_rate=0.01+ffn.n_shared=1", {"micro_batch": 2}, marks=pytest.mark.slow
+        ),
+    ],
+)
+def test_resuming_is_bit_for_bit(text: TextData, tmp_path: Path, name: str, extra: dict[str, Any]) -> None:
+    """10 steps == 5 + resume + 5, in weights, moments and losses, dropout and accumulation included."""
+    recipe = {**TEN, **extra}
+    straight = train(model(name), text, recipe, tmp_path / "straight")
+    with pytest.raises(Interrupted, match="--resume"):
+        train(model(name), text, recipe, tmp_path / "broken", callback=interrupt_at(5))
+    assert checkpoint.read_state(checkpoint.latest(tmp_path / "broken"))["step"] == 5  # type: ignore[arg-type]
+    resumed = train(model(name), text, recipe, tmp_path / "broken", resume=True)
+    assert resumed.steps == straight.steps == 10
+    folders = [checkpoint.latest(tmp_path / run) for run in ("straight", "broken")]
+    for file in ("model.safetensors", "optimizer.safetensors"):
+        one, other = ((folder / file).read_bytes() for folder in folders if folder)
+        assert one == other, file
+    losses = [
+        [row["loss"] for row in read_metrics(tmp_path / run / "metrics.jsonl") if "loss" in row]
+        for run in ("straight", "broken")
+    ]
+    assert losses[0] == losses[1]
+    assert len(losses[0]) == 10
+    assert straight.validation == resumed.validation
+
+
+def test_training_lowers_the_loss_and_the_run_loads(text: TextData, tmp_path: Path) -> None:
+    run = train(model(), text, {**TEN, "tokens": 60 * BATCH * CONTEXT, "learning_rate": 3e-3}, tmp_path / "run")
+    losses = [row["loss"] for row in run.metrics if "loss" in row]
+    assert sum(losses[-5:]) / 5 < sum(losses[:5]) / 5 - 0.5
+    assert run.validation is not None
+    assert run.validation["perplexity"] == pytest.approx(torch.tensor(run.validation["loss"]).exp().item(), rel=1e-5)
+    loaded = gf.load(tmp_path / "run")
+    assert loaded.config == run.config
+    tokens = torch.arange(20)[None] % run.config.vocab_size
+    assert torch.equal(loaded.model(tokens), run.model.eval()(tokens))
+    assert preset(str(tmp_path / "run")) == run.config
+    left = {path.name for path in (tmp_path / "run").iterdir()}
+    assert {"config.yaml", "recipe.yaml", "metrics.jsonl", "checkpoints", "latest"} <= left
+
+
+def test_bits_per_byte_of_characters_is_loss_over_ln_2(text: TextData) -> None:
+    """Every character of the text is one byte."""
+    run = train(model(), text, TEN)
+    assert run.validation is not None
+    assert run.validation["bits_per_byte"] == pytest.approx(
+        run.validation["loss"] / torch.tensor(2.0).log().item(), rel=1e-6
+    )
+
+
+def test_accumulation_equals_the_whole_batch(text: TextData) -> None:
+    whole = train(model(), text, {**TEN, "dtype": "float32"})
+    parts = train(model(), text, {**TEN, "dtype": "float32", "micro_batch": 1})
+    for (name, one), other in zip(whole.model.named_parameters(), parts.model.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=2e-4, msg=name)
+    norms = [[row["grad_norm"] for row in run.metrics if "loss" in row] for run in (whole, parts)]
+    assert norms[1] == pytest.approx(norms[0], rel=1e-3)  # Adam and clipping hide how large gradients are
+
+
+def test_decay_is_on_matrices_alone() -> None:
+    built = model("gpt2@1m").build()
+    optimizer = make_optimizer(built, Recipe(tokens=1, weight_decay=0.1), 1e-3)
+    of = {id(p): group["weight_decay"] for group in optimizer.param_groups for p in group["params"]}
+    decays = {name: of[id(parameter)] for name, parameter in built.named_parameters()}
+    assert len(of) == len(decays)
+    for name, decay in decays.items():
+        matrix = name.endswith("weight") and "norm" not in name and "embedding" not in name
+        assert decay == (0.1 if matrix else 0.0), name
+
+
+def test_a_diverging_run_stops_and_says_what_was_seen(text: TextData, tmp_path: Path) -> None:
+    run = train(
+        model(),
+        text,
+        {**TEN, "tokens": 400 * BATCH * CONTEXT, "learning_rate": 30.0, "clip": None},
+        tmp_path / "run",
+    )
+    assert run.status == "diverged"
+    assert run.error is not None
+    assert "step" in run.error
+    assert run.steps < 400
+    assert run.metrics
+
+
+def test_a_nan_stops_before_it_reaches_the_weights(text: TextData, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = _Loop._backward
+
+    def poisoned(self: _Loop, inputs: torch.Tensor, targets: torch.Tensor) -> float:
+        return float("nan") if self.step == 4 else real(self, inputs, targets)
+
+    monkeypatch.setattr(_Loop, "_backward", poisoned)
+    run = train(model(), text, TEN)
+    assert (run.status, run.steps) == ("diverged", 4)
+    assert run.error is not None
+    assert "nan" in run.error
+    assert all(parameter.isfinite().all() for parameter in run.model.parameters())
+
+
+def test_minutes_bound_a_run_by_the_clock(text: TextData) -> None:
+    run = train(model(), text, {**TEN, "tokens": None, "minutes": 0.02})
+    assert 1.2 <= run.seconds < 3.0
+    rates = [row["learning_rate"] for row in run.metrics if "loss" in row]
+    assert rates[-1] < 0.3 * max(rates)  # the schedule came down with the clock
+
+
+def test_flops_buy_tokens() -> None:
+    config = fit(model(), 50, CONTEXT)
+    work = 3 * config.flops(CONTEXT) * 7 * BATCH * CONTEXT
+    assert Recipe(flops=work, batch_size=BATCH, context=CONTEXT).steps(config) == 7
+
+
+def test_short_runs_are_not_compiled() -> None:
+    assert not settings(fit(model(), 50, CONTEXT), Recipe.of(tokens=1000)).compile
+
+
+@pytest.mark.parametrize(
+    ("recipe", "says"),
+    [
+        ({}, "give one of tokens, flops and minutes"),
+        ({"tokens": 1, "minutes": 1}, "tokens and minutes"),
+        ({"tokens": 0}, "tokens=0"),
+        ({"tokens": 1, "micro_batch": 3}, "micro_batch=3 does not divide batch_size=16"),
+        ({"tokens": 1, "learning_rat": 1}, "did you mean 'learning_rate'"),
+        ({"tokens": 1, "schedule": "cosin"}, "cosine"),
+        ({"tokens": 1, "learning_rate": float("nan")}, "learning_rate"),
+        ({"tokens": 1, "device": "tpu"}, "device='tpu'"),
+    ],
+)
+def test_a_wrong_recipe_is_refused_in_one_sentence(text: TextData, recipe: dict[str, Any], says: str) -> None:
+    with pytest.raises(RequestError) as refused:
+        train(model(), text, recipe)
+    assert says in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_context_longer_than_the_text_is_refused(text: TextData) -> None:
+    with pytest.raises(RequestError, match="context=100000"):
+        train(model(), text, {**TEN, "context": 100000})
+
+
+def test_folders_are_not_mixed(text: TextData, tmp_path: Path) -> None:
+    train(model(), text, TEN, tmp_path / "run")
+    with pytest.raises(RequestError, match="already holds a run"):
+        train(model(), text, TEN, tmp_path / "run")
+    with pytest.raises(RequestError, match="holds another model"):
+        train(model("gpt2@1m"), text, TEN, tmp_path / "run", resume=True)
+    with pytest.raises(RequestError, match="begun with seed=0"):
+        train(model(), text, {**TEN, "seed": 1}, tmp_path / "run", resume=True)
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(RequestError, match="is a file"):
+        train(model(), text, TEN, tmp_path / "file")
+
+
+def test_a_second_writer_is_refused(text: TextData, tmp_path: Path) -> None:
+    fcntl = pytest.importorskip("fcntl")
+    (tmp_path / "run").mkdir()
+    with (tmp_path / "run" / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(RequestError, match="another process"):
+            train(model(), text, TEN, tmp_path / "run")
+
+
+def test_a_full_disk_is_one_sentence_and_leaves_the_last_checkpoint(
+    text: TextData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(Interrupted):
+        train(model(), text, TEN, tmp_path / "run", callback=interrupt_at(5))
+
+    real = checkpoint.save_file
+
+    def full(*args: object, **kwargs: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoint, "save_file", full)
+    with pytest.raises(WorkError, match="the disk is full"):
+        train(model(), text, TEN, tmp_path / "run", resume=True)
+    monkeypatch.setattr(checkpoint, "save_file", real)
+    assert train(model(), text, TEN, tmp_path / "run", resume=True).steps == 10
+
+
+def test_metrics_cut_by_a_crash_are_mended(text: TextData, tmp_path: Path) -> None:
+    with pytest.raises(Interrupted):
+        train(model(), text, TEN, tmp_path / "run", callback=interrupt_at(5))
+    with (tmp_path / "run" / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"step": 6, "loss": 1.0}) + '\n{"step": 7, "lo')
+    train(model(), text, TEN, tmp_path / "run", resume=True)
+    steps = [row["step"] for row in read_metrics(tmp_path / "run" / "metrics.jsonl") if "loss" in row]
+    assert steps == list(range(1, 11))
+
+
+def test_other_text_is_not_gone_on_with(text: TextData, tmp_path: Path) -> None:
+    """Same model, same recipe, same alphabet; other words."""
+    with pytest.raises(Interrupted):
+        train(model(), text, TEN, tmp_path / "run", callback=interrupt_at(5))
+    backwards = text.train.tokens.tolist()[::-1]
+    (tmp_path / "other.txt").write_text(text.tokenizer.decode(backwards))
+    other = prepare(tmp_path / "other.txt", text.tokenizer, cache_dir=tmp_path / "cache")
+    with pytest.raises(RequestError, match="other text"):
+        train(model(), other, TEN, tmp_path / "run", resume=True)
+    assert train(model(), text, TEN, tmp_path / "run", resume=True).steps == 10
+
+
+def test_a_run_without_a_checkpoint_cannot_be_resumed(text: TextData, tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match="no checkpoint to resume from"):
+        train(model(), text, TEN, tmp_path / "run", resume=True)
+
+
+def test_a_model_that_sees_the_answer_is_refused(text: TextData) -> None:
+    with pytest.raises(RequestError, match="visibility=bidirectional"):
+        train(model("gpt2@1m+bidirectional"), text, TEN)
+
+
+def test_a_climb_after_learning_is_divergence(text: TextData, monkeypatch: pytest.MonkeyPatch) -> None:
+    """4.2, then 1.5, then 4.0: below the first loss, and lost all the same."""
+    fake = iter([4.2] + [1.5] * 80 + [4.0] * 200)
+    monkeypatch.setattr(_Loop, "_backward", lambda self, inputs, targets: next(fake))
+    monkeypatch.setattr(_Loop, "_warm_up", lambda self: None)
+    monkeypatch.setattr(loop, "gradient_norm", lambda model: 1.0)
+    run = train(model(), text, {**TEN, "tokens": 250 * BATCH * CONTEXT})
+    assert run.status == "diverged"
+    assert 81 < run.steps < 140
+
+
+@pytest.mark.parametrize(("losses", "status"), [([4.2] + [9.0] * 9, "diverged"), ([4.2, 9.0, 9.0] + [4.0] * 7, "ok")])
+def test_a_run_shorter_than_a_window_can_diverge(
+    text: TextData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, losses: list[float], status: str
+) -> None:
+    fake = iter(losses)
+    monkeypatch.setattr(_Loop, "_backward", lambda self, inputs, targets: next(fake))
+    monkeypatch.setattr(_Loop, "_warm_up", lambda self: None)
+    monkeypatch.setattr(loop, "gradient_norm", lambda model: 1.0)
+    run = train(model(), text, TEN, tmp_path / "run")
+    assert (run.status, run.steps) == (status, 10)
+    if status == "diverged":
+        assert run.error is not None and "the last 5 steps is 9.000, more than 1 nat above" in run.error
+
+
+@pytest.mark.parametrize("began", ["bfloat16", "float32"])
+def test_what_auto_chose_stays_when_a_run_is_resumed(
+    text: TextData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, began: str
+) -> None:
+    """A machine that now measures something else would go on in another dtype."""
+    monkeypatch.setattr(machine, "has_fast_bfloat16", lambda device: began == "bfloat16")
+    recipe = {name: value for name, value in TEN.items() if name != "dtype"}
+    with pytest.raises(Interrupted):
+        train(model(), text, recipe, tmp_path / "run", callback=interrupt_at(2))
+    monkeypatch.setattr(machine, "has_fast_bfloat16", lambda device: began != "bfloat16")
+    assert train(model(), text, recipe, tmp_path / "run", resume=True).how.dtype == began
+
+
+def test_a_damaged_dtype_of_a_checkpoint_is_one_sentence(text: TextData, tmp_path: Path) -> None:
+    with pytest.raises(Interrupted):
+        train(model(), text, TEN, tmp_path / "run", callback=interrupt_at(2))
+    path = checkpoint.latest(tmp_path / "run") / "state.json"  # type: ignore[operator]
+    for wrong in (["a"], {}, 5, "float64"):
+        path.write_text(json.dumps({**json.loads(path.read_text()), "dtype": wrong}))
+        with pytest.raises(RequestError, match="dtype"):
+            train(model(), text, TEN, tmp_path / "run", resume=True)
+
+
+def test_resuming_names_the_field_of_a_schedule_and_writes_a_tokenizer_that_is_gone(
+    text: TextData, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    with pytest.raises(Interrupted):
+        train(model(), text, TEN, folder, callback=interrupt_at(2))
+    with pytest.raises(RequestError, match=r"begun with schedule\.kind=cosine, and schedule\.kind=wsd was asked for"):
+        train(model(), text, {**TEN, "schedule": "wsd"}, folder, resume=True)
+    files = sorted(path.name for path in folder.iterdir())
+    for gone in [*folder.glob("*tokenizer.json")]:
+        gone.unlink()
+    train(model(), text, TEN, folder, resume=True)
+    assert set(files) <= {path.name for path in folder.iterdir()}
+    assert gf.load(folder).tokenizer.fingerprint() == text.tokenizer.fingerprint()
+
+
+def test_a_kernel_without_a_backward_pass_is_refused_before_a_folder_is_written(text: TextData, tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match="kernel=flex has no backward pass on the CPU"):
+        train(preset(f"llama@1m{SMALL}+kernel=flex"), text, TEN, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+HELD = ("config.yaml", "config.json", "tokenizer.json", "tokenizer_config.json", "metrics.jsonl",
+        "model-00001-of-00002.safetensors")  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HELD)
+def test_a_folder_of_something_else_is_left_alone(text: TextData, tmp_path: Path, name: str) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / name).write_text("mine")
+    with pytest.raises(RequestError, match=f"mine holds {name}, and is no run"):
+        train(model(), text, TEN, tmp_path / "mine")
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == [name]
+    assert (tmp_path / "mine" / name).read_text() == "mine"
+
+
+def test_a_folder_of_other_files_is_written_to(text: TextData, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "notes.txt").write_text("mine")
+    assert train(model(), text, TEN, tmp_path / "run").steps == 10
+    assert (tmp_path / "run" / "notes.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize("crash", ["model", "tokenizer", "loop"])
+def test_a_run_that_ended_before_its_first_checkpoint_begins_again(
+    text: TextData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, crash: str
+) -> None:
+    def die(*args: object, **kwargs: object) -> None:
+        raise KeyboardInterrupt
+
+    place = {"model": (gf.ModelConfig, "save"), "tokenizer": (type(text.tokenizer), "save"), "loop": (_Loop, "run")}
+    with monkeypatch.context() as patch:
+        patch.setattr(*place[crash], die)
+        with pytest.raises(KeyboardInterrupt):
+            train(model(), text, TEN, tmp_path / "run")
+    assert (tmp_path / "run" / "recipe.yaml").exists()
+    assert train(model(), text, TEN, tmp_path / "run").steps == 10
+
+
+def test_a_refused_run_leaves_no_folder(text: TextData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    out = tmp_path / "a" / "b"
+    for context, says in ((100_000, "training text has"), (len(text.validation), "held-out text has")):
+        with pytest.raises(RequestError, match=says):
+            train(model(), text, {**TEN, "context": context}, out)
+    with pytest.raises(RequestError, match="vocab_size=3 is less than"):
+        train(model(), text, TEN, out, vocab_size=3)
+    with pytest.raises(RequestError, match="--out is empty"):
+        train(model(), text, TEN, "")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_out_within_a_file_is_refused(text: TextData, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(RequestError, match=r"file/a/b: \S*file is a file; name a folder"):
+        train(model(), text, TEN, tmp_path / "file" / "a" / "b")
+
+
+def test_what_no_text_could_mend_is_refused_before_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "prepare", lambda *_, **__: pytest.fail("read the text"))
+    for change, says in (("+bidirectional", "bidirectional"), ("+learned+embedding.position.length=8", "shorter than")):
+        with pytest.raises(RequestError, match=says):
+            train(preset(f"llama@1m{SMALL}{change}"), "python-docs", TEN)
+    with pytest.raises(RequestError, match="qk_clip=100"):
+        train(preset("mamba@1m"), "python-docs", {**TEN, "qk_clip": 100})
