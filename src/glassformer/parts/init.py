@@ -24,6 +24,11 @@ from torch import Tensor
 
 from glassformer.parts.base import BuildContext, PartConfig
 
+WEIGHTS_RULE = 2
+"""The rule by which weights are drawn from a seed; runs of one seed begin alike only where this is the same.
+
+1: one generator, over the modules in their order. 2: a stream for each parameter, from (seed, parameter name)."""
+
 Role = Literal["score", "hidden", "output", "embedding", "head"]
 
 Spread = Callable[[Role, float, float], float]
