@@ -11,9 +11,9 @@ from experiments.dynamics.common import Outcome, canvas
 from glassformer import dynamics
 from glassformer.model import Block
 from glassformer.parts.ffn import Mlp
+from glassformer.parts.forward_pass import Pass
 from glassformer.parts.mixer import Attention
 from glassformer.parts.norm import LayerNorm
-from glassformer.parts.position import Positions
 from glassformer.parts.residual import Post, Pre, Residual
 from glassformer.parts.residual.base import Branch
 from glassformer.parts.visibility import Bidirectional, Causal
@@ -99,7 +99,7 @@ def collapse(variant: str, depth: int, seed: int, dtype: torch.dtype = torch.flo
     x, blocks = stack(variant, depth, seed)
     x, found = x.to(dtype), []
     for layer in blocks:
-        x = layer.to(dtype)(x, Positions.of(x))
+        x = layer.to(dtype)(x, Pass.of(x))
         found.append([dynamics.relative_residual(x), dynamics.token_cosine(x), dynamics.effective_rank(x)])
     return torch.tensor(found)
 
@@ -108,7 +108,7 @@ def query_share(variant: str, depth: int, seed: int) -> Tensor:
     """(depth,): ||dL/dW_Q|| / ||dL/dW_V|| by layer, of a random linear read-out of the last token."""
     x, blocks = stack(variant, depth, seed)
     for layer in blocks:
-        x = layer(x, Positions.of(x))
+        x = layer(x, Pass.of(x))
     readout = torch.randn(WIDTH, generator=torch.Generator().manual_seed(seed + 1000))
     weights = [layer.get_parameter("mixer.qkv.weight") for layer in blocks]
     shares = []

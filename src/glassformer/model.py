@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from glassformer.errors import RequestError, check_whole
 from glassformer.parts import auxiliary
 from glassformer.parts.embedding import Embedding
+from glassformer.parts.forward_pass import Pass, position_in_document
 from glassformer.parts.head import Head
 from glassformer.parts.mixer import Mixer
-from glassformer.parts.position import Positions, position_in_document
 from glassformer.parts.residual import Residual
 from glassformer.parts.site import Site
 from glassformer.state import ModelState, State
@@ -34,8 +34,8 @@ class Block(nn.Module):
         self.mixer, self.ffn, self.residual = mixer, ffn, residual
         self.resid_post = Site()
 
-    def forward(self, x: Tensor, positions: Positions, state: State | None = None) -> Tensor:
-        return self.resid_post(self.residual(self.resid_pre(x), lambda x: self.mixer(x, positions, state), self.ffn))
+    def forward(self, x: Tensor, pass_: Pass, state: State | None = None) -> Tensor:
+        return self.resid_post(self.residual(self.resid_pre(x), lambda x: self.mixer(x, pass_, state), self.ffn))
 
 
 class Model(nn.Module):
@@ -108,12 +108,12 @@ class Model(nn.Module):
         documents: Tensor | None = None,
     ) -> Float[Tensor, "b s d"]:
         """The last layer's normalised output, of which the head makes logits."""
-        at = locate(tokens, state, positions, documents)
-        x = self.embed(self.embedding(tokens, at))
+        pass_ = locate(tokens, state, positions, documents)
+        x = self.embed(self.embedding(tokens, pass_))
         for layer, memory in zip(self.layers, state.layers if state else [None] * len(self.layers), strict=True):
-            x = layer(x, at, memory)
+            x = layer(x, pass_, memory)
         if state is not None:
-            state.advance(at.start + at.tokens, at.tokens)
+            state.advance(pass_.start + pass_.tokens, pass_.tokens)
         return self.final(x if self.final_norm is None else self.final_norm(x))
 
     def _repr_html_(self) -> str | None:
@@ -148,7 +148,7 @@ def locate(
     state: ModelState | None = None,
     positions: Tensor | None = None,
     documents: Tensor | None = None,
-) -> Positions:
+) -> Pass:
     """Where the new tokens (b, s) stand, given what the state has read."""
     start = state.length if state is not None else 0
     end = start + tokens.shape[1]
@@ -156,7 +156,7 @@ def locate(
     if state is None:
         if documents is not None and positions is None:
             positions = position_in_document(documents)
-        return Positions(start, end, tokens.device, positions, documents, given=given)
+        return Pass(start, end, tokens.device, positions, documents, given=given)
     if end > state.max_len:
         raise RequestError(
             f"the state holds {state.max_len} tokens and {end} were given; make it with max_len={end} or more"
@@ -164,7 +164,7 @@ def locate(
     if state.rows is not None and documents is None:
         if given is not None:
             raise RequestError("rows that go on at lengths of their own count their own positions; give none")
-        return Positions(start, state.seen or end, tokens.device, positions, rows=state.rows, tokens=tokens.shape[1])
+        return Pass(start, state.seen or end, tokens.device, positions, rows=state.rows, tokens=tokens.shape[1])
     if positions is None and documents is None and state.positions is not None and start:  # count on from the last
         positions = state.positions[:, start - 1 : start] + torch.arange(1, tokens.shape[1] + 1, device=tokens.device)
     if documents is None and state.documents is not None:  # a row goes on with its last document
@@ -177,4 +177,4 @@ def locate(
         slots = torch.arange(start, device=tokens.device)
         before = slots if documents is None else position_in_document(documents)[:, :start]
         given = state.record_positions(positions, before)
-    return Positions(start, end, tokens.device, positions, documents, given=given)
+    return Pass(start, end, tokens.device, positions, documents, given=given)

@@ -15,7 +15,8 @@ from transformers.models.gpt_neox.modeling_gpt_neox import GPTNeoXRotaryEmbeddin
 from transformers.models.mpt.modeling_mpt import build_mpt_alibi_tensor
 
 from glassformer.parts.base import BuildContext
-from glassformer.parts.position import AlibiConfig, Positions, Rotary, RotaryConfig
+from glassformer.parts.forward_pass import Pass
+from glassformer.parts.position import AlibiConfig, Rotary, RotaryConfig
 from glassformer.parts.position.scaling import (
     DynamicNtkScalingConfig,
     LinearScalingConfig,
@@ -99,7 +100,7 @@ def test_scaling(name: str, head_dim: int, base: float, fraction: float) -> None
     q, k = torch.randn(1, LENGTH, 4, head_dim), torch.randn(1, LENGTH, 2, head_dim)
     cos, sin = GPTNeoXRotaryEmbedding(config)(q, torch.arange(LENGTH)[None])
     turned = apply_rotary_pos_emb(q, k, cos, sin, unsqueeze_dim=2)
-    for mine, other in zip(part(q, k, Positions.of(q[:, :, 0])), turned, strict=True):
+    for mine, other in zip(part(q, k, Pass.of(q[:, :, 0])), turned, strict=True):
         torch.testing.assert_close(mine, other, rtol=0, atol=5e-4)  # fp32 angles up to 400 times values up to 5
 
 
@@ -161,7 +162,7 @@ def test_yarn_sharpens() -> None:
     part = rotary(RotaryConfig(scaling=YarnScalingConfig(factor=8)), 64)
     assert part.scaling.magnitude == pytest.approx(1.20794, abs=5e-6)
     q = torch.randn(1, 3, 1, 64)
-    turned, _ = part(q, q, Positions.of(q))
+    turned, _ = part(q, q, Pass.of(q))
     torch.testing.assert_close(turned.norm(dim=-1), q.norm(dim=-1) * (0.1 * math.log(8) + 1))
 
 
@@ -172,7 +173,7 @@ def test_pairings(fraction: float) -> None:
     q, k = torch.randn(2, 1, s, 3, h, dtype=torch.float64)
     interleaved = rotary(RotaryConfig(fraction=fraction, pairing="interleaved"), h)
     r = interleaved.dim
-    positions = Positions.of(q)
+    positions = Pass.of(q)
 
     angle = torch.arange(s)[:, None] * 10000.0 ** (-torch.arange(0, r, 2) / r)  # (s, r/2)
     turn = torch.polar(torch.ones_like(angle), angle)[:, None]
@@ -196,7 +197,7 @@ def test_alibi(n: int) -> None:
     query, key = torch.arange(t).view(1, 1, t, 1), torch.arange(t).view(1, 1, 1, t)
     for max_bias in (8, 4):
         part = AlibiConfig(max_bias=max_bias).for_heads(n, 16, BuildContext(16 * n, 97, 64, 2))
-        bias = part.bias(Positions.of(torch.zeros(1, t, 1)))
+        bias = part.bias(Pass.of(torch.zeros(1, t, 1)))
         mine = bias(
             torch.zeros(1, n, t, t),
             torch.zeros(1, 1, 1, 1).long(),

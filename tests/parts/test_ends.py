@@ -11,12 +11,13 @@ from glassformer.expression import preset
 from glassformer.parts import loss as loss_module
 from glassformer.parts.base import BuildContext
 from glassformer.parts.embedding import Embedding
+from glassformer.parts.forward_pass import Pass
 from glassformer.parts.head import Head
 from glassformer.parts.linear import Linear, linear_params
 from glassformer.parts.loss import linear_cross_entropy, naive_linear_cross_entropy
 from glassformer.parts.mixer import Attention, AttentionConfig, QKNormConfig
 from glassformer.parts.norm import LayerNorm, LayerNormConfig, RMSNormConfig
-from glassformer.parts.position import Learned, Positions, Sinusoidal
+from glassformer.parts.position import Learned, Sinusoidal
 from glassformer.parts.site import Site
 
 TOKENS = torch.tensor([[1, 4, 2], [0, 0, 6]])
@@ -26,7 +27,7 @@ def test_embedding_looks_up_scales_adds_and_norms():
     norm, position = LayerNorm(8), Learned(5, 8)
     with torch.no_grad():
         norm.weight.copy_(torch.rand(8))
-    at = Positions(0, 3)
+    at = Pass(0, 3)
     plain = Embedding(7, 8)
     assert torch.equal(plain(TOKENS, at), plain.weight[TOKENS])
     scaled = Embedding(7, 8, scale=8**0.5)
@@ -40,8 +41,8 @@ def test_embedding_looks_up_scales_adds_and_norms():
 
 def test_embedding_drops_only_while_training():
     embedding = Embedding(7, 8, dropout=0.5)
-    assert (embedding.train()(TOKENS, Positions(0, 3)) == 0).any()
-    assert torch.equal(embedding.eval()(TOKENS, Positions(0, 3)), embedding.weight[TOKENS])
+    assert (embedding.train()(TOKENS, Pass(0, 3)) == 0).any()
+    assert torch.equal(embedding.eval()(TOKENS, Pass(0, 3)), embedding.weight[TOKENS])
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -162,7 +163,7 @@ def test_each_head_may_have_a_norm_of_its_own(kind: str):
         torch.nn.init.normal_(weight)
     given = torch.randn(3, 5, 4, 6), torch.randn(3, 5, 2, 6)
     oracle = F.layer_norm if kind == "layernorm" else F.rms_norm
-    for x, y, weights in zip(given, mine(*given, Positions(0, 5)), mine.parameters(), strict=True):
+    for x, y, weights in zip(given, mine(*given, Pass(0, 5)), mine.parameters(), strict=True):
         heads = [oracle(x[:, :, i], (6,), weight, eps=1e-3) for i, weight in enumerate(weights)]
         torch.testing.assert_close(y, torch.stack(heads, 2))
 

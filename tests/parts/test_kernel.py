@@ -14,8 +14,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from glassformer.errors import RequestError
+from glassformer.parts.forward_pass import Pass
 from glassformer.parts.kernel import Auto, Banded, Direct, Flex, Kernel, Naive, ScoreBias, Sdpa, softcap
-from glassformer.parts.position import Alibi, Positions
+from glassformer.parts.position import Alibi
 from glassformer.parts.position.alibi import alibi_slopes
 from glassformer.parts.visibility import Bidirectional, Causal, SameDocument, SlidingWindow, Visibility
 
@@ -127,7 +128,7 @@ def cases(draw: Any, s_max: int = 11, indexed: bool = True) -> Case:
     if cap is not None:
         bias = softcap(cap)
     if alibi:
-        bias = ScoreBias.chain(bias, Alibi(n).bias(Positions(length - s, length)))
+        bias = ScoreBias.chain(bias, Alibi(n).bias(Pass(length - s, length)))
     scale = draw(st.sampled_from([None, 0.3]))
     q, k, v = 2 * random(b, s, n, h), 2 * random(b, t, g, h), random(b, t, g, h)
     return Case(q, k, v, visibility, bias, index, scale, cap, alibi, documents)
@@ -154,7 +155,7 @@ def test_the_definition_is_what_numpy_says(case: Case):
 def test_the_definition_has_the_gradients_of_its_values():
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(1, s, n, 3, generator=generator, dtype=torch.float64) for s, n in ((4, 2), (5, 1), (5, 1)))
-    case = Case(q, k, v, SlidingWindow(3), ScoreBias.chain(softcap(2.0), Alibi(2).bias(Positions(1, 5))))
+    case = Case(q, k, v, SlidingWindow(3), ScoreBias.chain(softcap(2.0), Alibi(2).bias(Pass(1, 5))))
     leaves = [x.requires_grad_() for x in (q, k, v)]
     assert torch.autograd.gradcheck(lambda *qkv: case._replace(q=qkv[0], k=qkv[1], v=qkv[2]).run(Naive()), leaves)
 
@@ -187,7 +188,7 @@ def long_case(
 ) -> Case:
     generator = torch.Generator().manual_seed(3)
     q, k, v = (torch.randn(2, x, y, 8, generator=generator) for x, y in ((s, n), (t, g), (t, g)))
-    bias = Alibi(n).bias(Positions(t - s, t)) if alibi else None
+    bias = Alibi(n).bias(Pass(t - s, t)) if alibi else None
     return Case(q, k, v, visibility, bias, alibi=alibi, **kwargs)
 
 
@@ -369,7 +370,7 @@ def test_flex_is_the_definition(visibility: Visibility, bent: str):
         ids = torch.randint(0, 3, (2, 130)).sort(dim=1).values
         case = case._replace(visibility=SameDocument(visibility, ids))
     elif bent != "plain":
-        case = case._replace(bias=ScoreBias.chain(softcap(3.0), Alibi(4).bias(Positions(60, 130))))
+        case = case._replace(bias=ScoreBias.chain(softcap(3.0), Alibi(4).bias(Pass(60, 130))))
     with torch.no_grad():
         torch.testing.assert_close(case.run(Flex()), case.run(Naive()), rtol=1e-4, atol=1e-5)
 

@@ -17,11 +17,11 @@ from glassformer.config import ModelConfig
 from glassformer.errors import RequestError
 from glassformer.introspection import capture, edit
 from glassformer.model import Model
+from glassformer.parts.forward_pass import Pass
 from glassformer.parts.mixer import Mamba, MambaConfig
 from glassformer.parts.mixer.mamba import ShortConv
 from glassformer.parts.mixer.scan import CHUNK, effective_attention, naive_scan, selective_scan, states
 from glassformer.parts.mup import parameter_groups
-from glassformer.parts.position import Positions
 from glassformer.parts.region import compiled_regions
 
 Scan = dict[str, Any]
@@ -198,12 +198,12 @@ def test_a_state_goes_on_and_back(sizes: list[int], rewind: int):
     with torch.no_grad():
         full, memory, read = mixer(x), mixer.init_state(2, s + 4, torch.float64, rewind=rewind), 0
         for size in sizes:
-            piece = mixer(x[:, read : read + size], Positions(read, read + size), memory)
+            piece = mixer(x[:, read : read + size], Pass(read, read + size), memory)
             torch.testing.assert_close(piece, full[:, read : read + size])
             read += size
         back = max(0, s - rewind)
         memory.truncate(back)
-        torch.testing.assert_close(mixer(x[:, back:], Positions(back, s + 4), memory), full[:, back:])
+        torch.testing.assert_close(mixer(x[:, back:], Pass(back, s + 4), memory), full[:, back:])
     if s > rewind + 1:
         with pytest.raises(ValueError, match="forgotten"):
             memory.truncate(1)

@@ -13,7 +13,8 @@ from torch import Tensor
 from glassformer.errors import RequestError
 from glassformer.expression import preset
 from glassformer.parts.base import BuildContext
-from glassformer.parts.position import Alibi, Learned, LearnedConfig, Positions, Rotary, RotaryConfig, Sinusoidal
+from glassformer.parts.forward_pass import Pass
+from glassformer.parts.position import Alibi, Learned, LearnedConfig, Rotary, RotaryConfig, Sinusoidal
 from glassformer.parts.position.alibi import alibi_slopes
 from glassformer.parts.position.rotary import Pairing, naive_turn
 
@@ -22,8 +23,8 @@ PAIRINGS = st.sampled_from(["half", "interleaved"])
 VECTOR = st.integers(0, 2**31).map(lambda seed: torch.randn(HEAD, generator=torch.Generator().manual_seed(seed)))
 
 
-def at(*positions: int) -> Positions:
-    return Positions(0, len(positions), ids=torch.tensor(positions))
+def at(*positions: int) -> Pass:
+    return Pass(0, len(positions), ids=torch.tensor(positions))
 
 
 def turned(rotary: Rotary, x: Tensor, position: int) -> Tensor:
@@ -77,18 +78,18 @@ def test_rotary_gradients_are_those_of_its_values(pairing: str, dim: int):
     rotary = Rotary(HEAD, dim=dim, pairing=pairing)  # type: ignore[arg-type]
     generator = torch.Generator().manual_seed(0)
     q, k = (torch.randn(2, 3, n, HEAD, generator=generator, dtype=torch.float64).requires_grad_() for n in (2, 1))
-    for positions in (Positions(0, 3), Positions(0, 3, ids=torch.tensor([[0, 1, 2], [7, 8, 9]]))):
+    for positions in (Pass(0, 3), Pass(0, 3, ids=torch.tensor([[0, 1, 2], [7, 8, 9]]))):
         assert torch.autograd.gradcheck(lambda q, k, p=positions: rotary(q, k, p), (q, k))
 
 
 def test_rotary_rows_may_differ_and_dtypes_stay():
     rotary, x = Rotary(HEAD), torch.randn(2, 3, 2, HEAD)
     ids = torch.tensor([[0, 1, 2], [5, 6, 9]])
-    q, _ = rotary(x, x, Positions(0, 3, ids=ids))
+    q, _ = rotary(x, x, Pass(0, 3, ids=ids))
     for row in range(2):
-        alone, _ = rotary(x[row : row + 1], x[row : row + 1], Positions(0, 3, ids=ids[row]))
+        alone, _ = rotary(x[row : row + 1], x[row : row + 1], Pass(0, 3, ids=ids[row]))
         assert torch.equal(q[row : row + 1], alone)
-    half, _ = rotary(x.bfloat16(), x.bfloat16(), Positions(0, 3))
+    half, _ = rotary(x.bfloat16(), x.bfloat16(), Pass(0, 3))
     assert half.dtype == torch.bfloat16 and half.shape == x.shape
 
 
@@ -110,7 +111,7 @@ def rates(scaling: dict | None, t: int = 16, dim: int = 32) -> tuple[Tensor, flo
     rotary = config.for_heads(1, dim, ctx)
     x = torch.zeros(1, 1, 1, dim)
     x[..., 0::2] = 1.0
-    y, _ = rotary(x, x, Positions(t - 1, t, ids=torch.tensor([1])))
+    y, _ = rotary(x, x, Pass(t - 1, t, ids=torch.tensor([1])))
     pairs = torch.complex(y.flatten()[0::2].double(), y.flatten()[1::2].double())
     return pairs.angle(), float(pairs.abs().mean())
 
@@ -229,12 +230,12 @@ def test_sinusoidal_refuses_an_odd_width():
 
 def test_learned_looks_up_and_ends():
     learned = Learned(6, 4)
-    assert learned.limit == 6 and torch.equal(learned(Positions(0, 6)), learned.weight)
+    assert learned.limit == 6 and torch.equal(learned(Pass(0, 6)), learned.weight)
     assert torch.equal(learned(at(5, 0, 5)), learned.weight[[5, 0, 5]])
     ids = torch.tensor([[0, 1], [4, 5]])
-    assert torch.equal(learned(Positions(4, 6, ids=ids)), learned.weight[ids])
+    assert torch.equal(learned(Pass(4, 6, ids=ids)), learned.weight[ids])
     with pytest.raises(RequestError) as refused:
-        learned(Positions(0, 7))
+        learned(Pass(0, 7))
     message = str(refused.value)
     assert "ends at 6" in message and "7" in message and "\n" not in message and message.count(".") == 0
 
@@ -244,10 +245,10 @@ def test_learned_may_begin_later():
     config, ctx = LearnedConfig(offset=2), BuildContext(d_model=4, vocab_size=3, context=6, n_layers=1)
     learned = config.build(ctx)
     assert learned.weight.shape == (8, 4) and config.num_params(ctx) == 32
-    assert torch.equal(learned(Positions(0, 6)), learned.weight[2:])
+    assert torch.equal(learned(Pass(0, 6)), learned.weight[2:])
     assert torch.equal(learned(at(5, 0, 5)), learned.weight[[7, 2, 7]])
     with pytest.raises(RequestError, match="ends at 6"):
-        learned(Positions(0, 7))
+        learned(Pass(0, 7))
 
 
 def test_learned_reads_packed_documents_that_each_fit():
@@ -255,7 +256,7 @@ def test_learned_reads_packed_documents_that_each_fit():
     ids = torch.arange(4).repeat(3)[None]
     learned = Learned(6, 4)
     try:
-        assert torch.equal(learned(Positions(0, 12, ids=ids)), learned.weight[ids])
+        assert torch.equal(learned(Pass(0, 12, ids=ids)), learned.weight[ids])
     except RequestError as refused:
         assert "12" in str(refused)
 
@@ -278,7 +279,7 @@ def test_alibi_slopes_of_other_numbers(n: int):
 
 
 def test_alibi_penalises_distance():
-    bias = Alibi(4, max_bias=4.0).bias(Positions(2, 5))
+    bias = Alibi(4, max_bias=4.0).bias(Pass(2, 5))
     assert bias is not None and bias.additive
     q, k, n = torch.arange(2, 5).view(3, 1), torch.arange(5).view(1, 5), torch.arange(4).view(4, 1, 1)
     score = torch.randn(4, 3, 5)
@@ -286,13 +287,13 @@ def test_alibi_penalises_distance():
     found = bias(score, torch.tensor(0), n, q, k)
     torch.testing.assert_close(found, score - slopes * (q - k).abs())
     x = torch.randn(1, 3, 4, 2)
-    assert Alibi(4)(x, x, Positions(0, 3)) == (x, x) or torch.equal(Alibi(4)(x, x, Positions(0, 3))[0], x)
+    assert Alibi(4)(x, x, Pass(0, 3)) == (x, x) or torch.equal(Alibi(4)(x, x, Pass(0, 3))[0], x)
 
 
 def test_alibi_follows_given_positions():
     """As rotary does: -m |p_q - p_k| of what the caller gave."""
     ids = torch.tensor([[0, 1, 5, 6], [2, 9, 9, 10]])
-    bias = Alibi(2).bias(Positions(0, 4, ids=ids, given=ids))
+    bias = Alibi(2).bias(Pass(0, 4, ids=ids, given=ids))
     b, n = torch.arange(2).view(2, 1, 1, 1), torch.arange(2).view(1, 2, 1, 1)
     q, k = torch.arange(4).view(4, 1), torch.arange(4).view(1, 4)
     expected = -torch.tensor([2.0**-4, 2.0**-8]).view(1, 2, 1, 1) * (ids[:, :, None] - ids[:, None, :]).abs()[:, None]
@@ -325,12 +326,12 @@ def test_learned_names_a_position_that_it_does_not_know(wrong: int):
 
 
 def test_what_a_pass_shares_is_made_once():
-    positions, made = Positions(0, 3), []
+    positions, made = Pass(0, 3), []
     for _ in range(3):
         positions.once("key", lambda: made.append(1))
     positions.once("other", lambda: made.append(2))
     assert made == [1, 2]
-    assert positions.slots.tolist() == [0, 1, 2] and Positions.of(torch.zeros(2, 5, 3)).ids.tolist() == [
+    assert positions.slots.tolist() == [0, 1, 2] and Pass.of(torch.zeros(2, 5, 3)).ids.tolist() == [
         0,
         1,
         2,
@@ -345,7 +346,7 @@ def test_what_a_pass_shares_is_made_once():
 def test_readers_and_learners_turn_to_the_same_bits(pairing: Pairing, dim: int, dtype: torch.dtype):
     rotary, q = Rotary(8, dim=dim, pairing=pairing), torch.randn(2, 5, 3, 8).to(dtype)
     for ids in (torch.arange(5), torch.tensor([[0, 1, 2, 3, 4], [3, 0, 1, 2, 9]])):
-        at = Positions(0, 5, ids=ids)
+        at = Pass(0, 5, ids=ids)
         learnt = rotary(q, q, at)[0]
         with torch.no_grad():
             read = rotary(q, q, at)[0]

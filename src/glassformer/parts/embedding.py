@@ -7,9 +7,10 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from glassformer.parts.base import BuildContext, PartConfig
+from glassformer.parts.forward_pass import Pass
 from glassformer.parts.init import Init, Role
 from glassformer.parts.norm import NormConfig
-from glassformer.parts.position import EmbeddingPosition, EmbeddingPositionConfig, Positions
+from glassformer.parts.position import EmbeddingPosition, EmbeddingPositionConfig
 
 
 class Embedding(nn.Module):
@@ -36,12 +37,12 @@ class Embedding(nn.Module):
         self.position = position
         self.init_weights(Init())
 
-    def forward(self, tokens: Int[Tensor, "b s"], positions: Positions) -> Float[Tensor, "b s d"]:
+    def forward(self, tokens: Int[Tensor, "b s"], pass_: Pass) -> Float[Tensor, "b s d"]:
         x = F.embedding(tokens, self.weight)
         if self.scale != 1.0:
             x = x * torch.tensor(self.scale, dtype=x.dtype, device=x.device)  # rounded as Gemma rounds it
         if self.position is not None:
-            x = x + self.position(positions).to(x.dtype)
+            x = x + self.position(pass_).to(x.dtype)
         if self.norm is not None:
             x = self.norm(x)
         return F.dropout(x, self.dropout, self.training)

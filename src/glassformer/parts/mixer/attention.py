@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from glassformer.errors import RequestError
 from glassformer.parts.base import BuildContext, Value
+from glassformer.parts.forward_pass import Pass
 from glassformer.parts.init import Role
 from glassformer.parts.kernel import (
     Auto,
@@ -25,7 +26,7 @@ from glassformer.parts.linear import Linear, Matrix, linear_params
 from glassformer.parts.mixer.base import Mixer, MixerConfig
 from glassformer.parts.mixer.kv import KVState, WindowState, vector_bytes
 from glassformer.parts.norm import NormConfig, RMSNormConfig
-from glassformer.parts.position import AttentionPosition, AttentionPositionConfig, Positions
+from glassformer.parts.position import AttentionPosition, AttentionPositionConfig
 from glassformer.parts.reparam import MakeReparam
 from glassformer.parts.site import Site
 from glassformer.parts.visibility import Causal, CausalConfig, SameDocument, Visibility, VisibilityConfig
@@ -45,7 +46,7 @@ class QKNorm(nn.Module):
         self.q_norm, self.k_norm = q_norm, k_norm
         self.full = over == "full"
 
-    def forward(self, q: Tensor, k: Tensor, positions: Positions) -> tuple[Tensor, Tensor]:
+    def forward(self, q: Tensor, k: Tensor, pass_: Pass) -> tuple[Tensor, Tensor]:
         if self.full:
             return self.q_norm(q.flatten(-2)).view_as(q), self.k_norm(k.flatten(-2)).view_as(k)
         return self.q_norm(q), self.k_norm(k)
@@ -108,30 +109,30 @@ class Attention(Mixer):
         self.scores, self.pattern, self.z, self.out = Site("bnst"), Site("bnst"), Site("bsnh"), Site("bsd")
 
     def forward(
-        self, x: Float[Tensor, "b s d"], positions: Positions | None = None, state: KVState | None = None
+        self, x: Float[Tensor, "b s d"], pass_: Pass | None = None, state: KVState | None = None
     ) -> Float[Tensor, "b s d"]:
-        positions = positions or Positions.of(x)
+        pass_ = pass_ or Pass.of(x)
         qkv = self.qkv(x)
         if self.clip is not None:
             qkv = qkv.clamp(-self.clip, self.clip)
         q, k, v = (part.unflatten(-1, (-1, self.head_dim)) for part in self.qkv.split(qkv))
         for adjust in self._adjust:
-            q, k = adjust(q, k, positions)
+            q, k = adjust(q, k, pass_)
         q, k, v = self.q(q), self.k(k), self.v(v)
         k_idx = None
         if state is not None:
-            k, v, k_idx = state.append(k, v, positions)  # (b, t, g, h)
-        index, terms = positions.index(k_idx), self.terms(positions)
+            k, v, k_idx = state.append(k, v, pass_)  # (b, t, g, h)
+        index, terms = pass_.index(k_idx), self.terms(pass_)
         dropout = self.dropout if self.training else 0.0
         if self.scores.edited or self.pattern.edited:  # the definition alone has them to hand
             z = Naive()(q, k, v, **terms, index=index, dropout=dropout, on_scores=self.scores, on_pattern=self.pattern)
         else:
-            z = self.kernel(q, k, v, **terms, index=index, dropout=dropout, once=positions.once)
+            z = self.kernel(q, k, v, **terms, index=index, dropout=dropout, once=pass_.once)
             if self.scores.looks or self.pattern.looks:
                 self.show(q, k, index, terms)
         if self.gain_control:
             alike = {**terms, "bias": None}
-            z = z - self.kernel(torch.zeros_like(q), k, v, **alike, index=index, once=positions.once)
+            z = z - self.kernel(torch.zeros_like(q), k, v, **alike, index=index, once=pass_.once)
         return self.out(self.output(self.z(z).flatten(-2)))
 
     def matrices(self) -> dict[str, Matrix]:
@@ -140,11 +141,11 @@ class Attention(Mixer):
         parts = {name: Matrix.of(self.qkv, i, n) for i, (name, n) in enumerate(zip("qkv", heads, strict=True))}
         return {**parts, "out": Matrix.of(self.output)}
 
-    def terms(self, positions: Positions) -> dict[str, Any]:
+    def terms(self, pass_: Pass) -> dict[str, Any]:
         """What a kernel is told besides q, k and v: visibility, bias and scale."""
-        documents = positions.documents
+        documents = pass_.documents
         visibility = self.visibility if documents is None else SameDocument(self.visibility, documents)
-        bias = self.position.bias(positions) if self.position is not None else None
+        bias = self.position.bias(pass_) if self.position is not None else None
         if self.softcap is not None:
             bias = ScoreBias.chain(softcap(self.softcap), bias)
         return {"visibility": visibility, "bias": bias, "scale": self.scale}

@@ -6,14 +6,14 @@ import torch
 from torch import Tensor, nn
 
 from glassformer.parts.base import PartConfig
-from glassformer.parts.position import Positions
+from glassformer.parts.forward_pass import Pass
 from glassformer.state import State
 
 
 class Mixer(nn.Module):
-    """forward(x (b, s, d), positions, state) -> (b, s, d); without a state the s tokens are the whole sequence."""
+    """forward(x (b, s, d), pass_, state) -> (b, s, d); without a state the s tokens are the whole sequence."""
 
-    def forward(self, x: Tensor, positions: Positions | None = None, state: Any = None) -> Tensor:
+    def forward(self, x: Tensor, pass_: Pass | None = None, state: Any = None) -> Tensor:
         raise NotImplementedError
 
     def init_state(self, batch: int, max_len: int, dtype: torch.dtype, device: Any = None, rewind: int = 0) -> State:

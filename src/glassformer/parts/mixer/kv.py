@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from glassformer.parts.position import Positions
+from glassformer.parts.forward_pass import Pass
 from glassformer.state import ForgetfulState, State
 
 SCALE = torch.bfloat16
@@ -96,14 +96,14 @@ class KVState(State):
     def upto(self, length: int) -> dict[str, Tensor]:
         return {name: tensor[:, :, :length] for name, tensor in self.tensors().items()}
 
-    def append(self, k: Tensor, v: Tensor, positions: Positions) -> tuple[Tensor, Tensor, Tensor | None]:
+    def append(self, k: Tensor, v: Tensor, pass_: Pass) -> tuple[Tensor, Tensor, Tensor | None]:
         """Stores the new tokens' k, v (b, s, g, h); returns those a query may look at (b, t, g, h), and which tokens
         they are, (t,) or (b, t), or None when they are the last t tokens."""
-        end, tokens = positions.end, None
-        slots: slice | Tensor = slice(positions.start, end)
-        if positions.rows is not None:
-            slots = positions.slots
-            tokens = positions.once("keys", lambda: torch.arange(end, device=k.device))
+        end, tokens = pass_.end, None
+        slots: slice | Tensor = slice(pass_.start, end)
+        if pass_.rows is not None:
+            slots = pass_.slots
+            tokens = pass_.once("keys", lambda: torch.arange(end, device=k.device))
         self.k[slots] = k
         self.v[slots] = v
         return self.k.upto(end, k.dtype), self.v.upto(end, v.dtype), tokens
@@ -139,15 +139,15 @@ class WindowState(KVState, ForgetfulState):
         super().__init__(batch, window + rewind, n_kv_heads, head_dim, dtype, device)
         self.rewind = rewind
 
-    def append(self, k: Tensor, v: Tensor, positions: Positions) -> tuple[Tensor, Tensor, Tensor | None]:
-        size, start, end, s = self.slots, positions.start, positions.end, k.shape[1]
+    def append(self, k: Tensor, v: Tensor, pass_: Pass) -> tuple[Tensor, Tensor, Tensor | None]:
+        size, start, end, s = self.slots, pass_.start, pass_.end, k.shape[1]
         self.read = max(self.read, end)
-        tokens = positions.slots
-        if positions.rows is None:
+        tokens = pass_.slots
+        if pass_.rows is None:
             if end <= size:  # not full yet: slot i holds token i
-                return super().append(k, v, positions)
+                return super().append(k, v, pass_)
             if s > 1:
-                named = positions.documents is not None or positions.given is not None
+                named = pass_.documents is not None or pass_.given is not None
                 return self._append_many(k, v, tokens, start, named)
         elif s > 1:
             kept, keys, values = self._held(tokens[:, :1] - 1, tokens[:, -1:] + 1), k, v

@@ -12,13 +12,13 @@ from torch import Tensor, nn
 from glassformer.errors import RequestError
 from glassformer.parts.base import BuildContext
 from glassformer.parts.ffn.glu import swiglu
+from glassformer.parts.forward_pass import Pass
 from glassformer.parts.init import Init
 from glassformer.parts.linear import Linear, Matrix, linear_params
 from glassformer.parts.mixer.base import Mixer, MixerConfig
 from glassformer.parts.mixer.kv import vector_bytes
 from glassformer.parts.mixer.recurrent import RecurrentState
 from glassformer.parts.mixer.scan import effective_attention, selective_scan, states
-from glassformer.parts.position import Positions
 from glassformer.parts.precision import wide
 from glassformer.parts.reparam import MakeReparam
 from glassformer.parts.site import Site
@@ -137,23 +137,23 @@ class Mamba(Mixer):
         self.state, self.effective_attention = Site("bscp"), Site("bnst")
 
     def forward(
-        self, x: Float[Tensor, "b s d"], positions: Positions | None = None, state: RecurrentState | None = None
+        self, x: Float[Tensor, "b s d"], pass_: Pass | None = None, state: RecurrentState | None = None
     ) -> Float[Tensor, "b s d"]:
-        positions = positions or Positions.of(x)
+        pass_ = pass_ or Pass.of(x)
         before, gate = self.in_proj.split(self.in_proj(x))
         a = -torch.exp(wide(self.A_log)).t().contiguous()  # (p, c)
         if state is None:
             tail, h = None, a.new_zeros(len(x), *a.shape)
         else:
-            tail, h = state.begin(positions, before)
-        apart = state is not None or positions.documents is not None
-        u = self.u(F.silu(self.conv1d(before, tail, positions.age if apart else None)))
+            tail, h = state.begin(pass_, before)
+        apart = state is not None or pass_.documents is not None
+        u = self.u(F.silu(self.conv1d(before, tail, pass_.age if apart else None)))
         r, b, c = self.x_proj.split(self.x_proj(u.to(x.dtype)))
         dt = self.dt(F.softplus(wide(self.dt_proj(r))))
         b, c = self.B(wide(b)), self.C(wide(c))
-        fresh = None if positions.documents is None else positions.age == 0
+        fresh = None if pass_.documents is None else pass_.age == 0
         if self._looked_at():
-            self._show(u, dt, a, b, c, h, fresh, positions)
+            self._show(u, dt, a, b, c, h, fresh, pass_)
         pieces = [u.shape[1]] if state is None else state.pieces(u.shape[1])
         ys, end = [], 0
         for size in pieces:
@@ -162,7 +162,7 @@ class Mamba(Mixer):
             y, h = selective_scan(u[:, at], dt[:, at], a, b[:, at], c[:, at], h, part)
             ys.append(y)
             if state is not None:
-                state.keep(h, positions, end)
+                state.keep(h, pass_, end)
         z = self.z(torch.cat(ys, dim=1) + wide(self.D) * u)
         return self.out(self.out_proj(swiglu(self.gate(gate), z).to(x.dtype)))
 
@@ -174,13 +174,13 @@ class Mamba(Mixer):
         return bool(self.state.looks or self.effective_attention.looks)
 
     def _show(
-        self, u: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, h: Tensor, fresh: Tensor | None, at: Positions
+        self, u: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, h: Tensor, fresh: Tensor | None, pass_: Pass
     ) -> None:
         s = u.shape[1]
         if self.state.looks:
             for first, block in states(u, dt, a, b, h, fresh):
                 self.state.show(block, first, s)
-        age = None if at.documents is None else at.age.clamp(max=torch.arange(s, device=u.device))
+        age = None if pass_.documents is None else pass_.age.clamp(max=torch.arange(s, device=u.device))
         for look, channels in self.effective_attention.lookers(self.d_inner):
             for first, block in effective_attention(dt[..., channels], a[:, channels], b, c, age):
                 look(block, first, s)

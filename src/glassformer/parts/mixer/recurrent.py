@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from glassformer.parts.forward_pass import Pass
 from glassformer.parts.mixer.kv import Cells
-from glassformer.parts.position import Positions
 from glassformer.state import ForgetfulState
 
 
@@ -50,20 +50,20 @@ class RecurrentState(ForgetfulState):
         other.h = tensors["h"]
         return other
 
-    def begin(self, positions: Positions, x: Tensor) -> tuple[Tensor, Tensor]:
+    def begin(self, pass_: Pass, x: Tensor) -> tuple[Tensor, Tensor]:
         """The inputs before x (b, s, c), (b, width - 1, c), of which those before the first token mean nothing, and h,
         zero for a row that has read nothing. Stores x."""
-        self.read = max(self.read, positions.start + positions.tokens)
-        slots, size = positions.slots, self.tail + self.rewind
+        self.read = max(self.read, pass_.start + pass_.tokens)
+        slots, size = pass_.slots, self.tail + self.rewind
         before = slots[..., :1] + torch.arange(-self.tail, 0, device=x.device)
         tail = self.inputs.at(before % size, x.dtype).squeeze(2)
         self.inputs[slots[..., -size:] % size] = x[:, -size:, None]
         precise = torch.promote_types(x.dtype, torch.float32)
-        if positions.rows is not None:
-            h = self.h[self._slot(positions.rows)].to(precise)
-            return tail, h.masked_fill((positions.rows == 0)[:, None, None], 0.0)
-        h = self.h[self._slot(positions.start)].to(precise, copy=True)  # `keep` may write where it lies
-        return tail, h if positions.start else h.zero_()
+        if pass_.rows is not None:
+            h = self.h[self._slot(pass_.rows)].to(precise)
+            return tail, h.masked_fill((pass_.rows == 0)[:, None, None], 0.0)
+        h = self.h[self._slot(pass_.start)].to(precise, copy=True)  # `keep` may write where it lies
+        return tail, h if pass_.start else h.zero_()
 
     def pieces(self, tokens: int) -> list[int]:
         """How many tokens are read at once: those that `truncate` may take back one by one, as the state after each is
@@ -71,9 +71,9 @@ class RecurrentState(ForgetfulState):
         alone = min(tokens, self.rewind)
         return [size for size in (tokens - alone, *[1] * alone) if size]
 
-    def keep(self, h: Tensor, positions: Positions, tokens: int) -> None:
+    def keep(self, h: Tensor, pass_: Pass, tokens: int) -> None:
         """h (b, p, c) after so many tokens of this call."""
-        first = positions.start if positions.rows is None else positions.rows
+        first = pass_.start if pass_.rows is None else pass_.rows
         self.h[self._slot(first + tokens)] = h.detach().to(self.h.dtype)
 
     def _slot(self, read: int | Tensor) -> Any:

@@ -7,8 +7,6 @@ from glassformer.parts.position.base import (
     EmbeddingPosition,
     EmbeddingPositionConfig,
     PositionConfig,
-    Positions,
-    position_in_document,
 )
 from glassformer.parts.position.learned import Learned, LearnedConfig
 from glassformer.parts.position.picture import Plot
@@ -27,11 +25,9 @@ __all__ = [
     "LearnedConfig",
     "Plot",
     "PositionConfig",
-    "Positions",
     "Rotary",
     "RotaryConfig",
     "RotaryScalingConfig",
     "Sinusoidal",
     "SinusoidalConfig",
-    "position_in_document",
 ]

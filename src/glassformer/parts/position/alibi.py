@@ -7,8 +7,9 @@ from pydantic import Field
 from torch import Tensor
 
 from glassformer.parts.base import BuildContext
+from glassformer.parts.forward_pass import Pass
 from glassformer.parts.kernel.base import ScoreBias
-from glassformer.parts.position.base import AttentionPosition, AttentionPositionConfig, Positions
+from glassformer.parts.position.base import AttentionPosition, AttentionPositionConfig
 from glassformer.parts.position.picture import Plot, some
 
 
@@ -33,9 +34,9 @@ class Alibi(AttentionPosition):
         super().__init__()
         self.slopes = alibi_slopes(n_heads, max_bias)
 
-    def bias(self, positions: Positions) -> ScoreBias:
+    def bias(self, pass_: Pass) -> ScoreBias:
         def make() -> ScoreBias:
-            slopes, given = torch.tensor(self.slopes, device=positions.ids.device), positions.given
+            slopes, given = torch.tensor(self.slopes, device=pass_.ids.device), pass_.given
 
             def penalise(score: Tensor, b: Tensor, n: Tensor, q_idx: Tensor, k_idx: Tensor) -> Tensor:
                 if given is not None:
@@ -44,7 +45,7 @@ class Alibi(AttentionPosition):
 
             return ScoreBias(penalise, True, ("alibi", *self.slopes))
 
-        return positions.once(("alibi", *self.slopes), make)
+        return pass_.once(("alibi", *self.slopes), make)
 
     def picture(self, length: int) -> dict[str, Plot]:
         """m_n, -m_n k, and e^(-m_n k): what the bias leaves of the weight of a key k tokens back."""

@@ -7,8 +7,9 @@ from torch import Tensor, nn
 
 from glassformer.errors import RequestError
 from glassformer.parts.base import BuildContext
+from glassformer.parts.forward_pass import Pass
 from glassformer.parts.init import Init, Role
-from glassformer.parts.position.base import EmbeddingPosition, EmbeddingPositionConfig, Positions
+from glassformer.parts.position.base import EmbeddingPosition, EmbeddingPositionConfig
 from glassformer.parts.position.picture import MOST_POINTS, Plot, by_distance
 
 
@@ -27,18 +28,18 @@ class Learned(EmbeddingPosition):
         self.weight = nn.Parameter(torch.empty(length + offset, d_model))
         self.init_weights(Init())
 
-    def forward(self, positions: Positions) -> Tensor:
-        if positions.end > self.limit:
+    def forward(self, pass_: Pass) -> Tensor:
+        if pass_.end > self.limit:
             raise RequestError(
-                f"position=learned ends at {self.limit} tokens and {positions.end} were asked for; use at most "
+                f"position=learned ends at {self.limit} tokens and {pass_.end} were asked for; use at most "
                 f"{self.limit}, or a position that goes on (rope, alibi, sinusoidal)"
             )
-        if positions.given is not None and positions.ids.numel():
-            least, most = (int(end) for end in positions.ids.aminmax())
+        if pass_.given is not None and pass_.ids.numel():
+            least, most = (int(end) for end in pass_.ids.aminmax())
             if least < 0 or most >= self.limit:
                 wrong = least if least < 0 else most
                 raise RequestError(f"position=learned knows positions 0 to {self.limit - 1}, and {wrong} was given")
-        return F.embedding(positions.ids + self.offset if self.offset else positions.ids, self.weight)
+        return F.embedding(pass_.ids + self.offset if self.offset else pass_.ids, self.weight)
 
     @torch.no_grad()
     def init_weights(self, init: Init) -> None:

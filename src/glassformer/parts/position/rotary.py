@@ -10,7 +10,8 @@ from torch.autograd.function import once_differentiable
 
 from glassformer.errors import RequestError
 from glassformer.parts.base import BuildContext
-from glassformer.parts.position.base import AttentionPosition, AttentionPositionConfig, Positions
+from glassformer.parts.forward_pass import Pass
+from glassformer.parts.position.base import AttentionPosition, AttentionPositionConfig
 from glassformer.parts.position.picture import Plot, some
 from glassformer.parts.position.scaling import RotaryScalingConfig, Scaling
 from glassformer.parts.precision import wide
@@ -53,20 +54,20 @@ class Rotary(AttentionPosition):
         exponent = torch.arange(0, self.dim, 2, device=device, dtype=torch.float32) / self.dim
         return (scaling or self.scaling).frequencies(exponent, self.base, self.dim, t)
 
-    def tables(self, positions: Positions) -> tuple[Tensor, Tensor]:
+    def tables(self, pass_: Pass) -> tuple[Tensor, Tensor]:
         """cos and +-sin for each value, fp32, (s, 1, 2, r/2) for half pairs, (s, 1, r/2, 2) for interleaved ones; with
         a leading b where rows differ."""
 
         def make() -> tuple[Tensor, Tensor]:
-            theta = self.frequencies(positions.end, positions.ids.device)
-            angle = (positions.ids.float()[..., None] * theta)[..., None, :]
+            theta = self.frequencies(pass_.end, pass_.ids.device)
+            angle = (pass_.ids.float()[..., None] * theta)[..., None, :]
             cos, sin = angle.cos() * self.scaling.magnitude, angle.sin() * self.scaling.magnitude
             return torch.stack((cos, cos), self._pair_axis), torch.stack((-sin, sin), self._pair_axis)
 
-        return positions.once(self._key, make)
+        return pass_.once(self._key, make)
 
-    def forward(self, q: Tensor, k: Tensor, positions: Positions) -> tuple[Tensor, Tensor]:
-        cos, sin = self.tables(positions)
+    def forward(self, q: Tensor, k: Tensor, pass_: Pass) -> tuple[Tensor, Tensor]:
+        cos, sin = self.tables(pass_)
         return turn(q, cos, sin, self._pair_axis), turn(k, cos, sin, self._pair_axis)
 
     def picture(self, length: int) -> dict[str, Plot]:

@@ -7,7 +7,8 @@ from torch import Tensor
 
 from glassformer.errors import RequestError
 from glassformer.parts.base import BuildContext
-from glassformer.parts.position.base import EmbeddingPosition, EmbeddingPositionConfig, Positions
+from glassformer.parts.forward_pass import Pass
+from glassformer.parts.position.base import EmbeddingPosition, EmbeddingPositionConfig
 from glassformer.parts.position.picture import Plot, some
 
 
@@ -27,8 +28,8 @@ class Sinusoidal(EmbeddingPosition):
             raise RequestError(f"position=sinusoidal needs an even d_model, and d_model={d_model}")
         self.d_model, self.base = d_model, base
 
-    def forward(self, positions: Positions) -> Tensor:
-        return sinusoid(positions.ids, self.d_model, self.base)
+    def forward(self, pass_: Pass) -> Tensor:
+        return sinusoid(pass_.ids, self.d_model, self.base)
 
     def picture(self, length: int) -> dict[str, Plot]:
         """PE(p)_i, its first eight dimensions, and PE(p) . PE(p + k) = sum_i cos(k / base^(2i/d)), whatever p."""

@@ -1,0 +1,89 @@
+"""What the layers of one forward pass share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from glassformer.parts.kernel.base import Index
+
+
+class Pass:
+    """One forward pass of s tokens: their positions, and what its layers share.
+
+    The model makes one for every call and hands it to every layer.
+
+    start, end  slots in the sequence: tokens start .. end-1, after `start` tokens read before (end = t)
+    ids         (s,) or (b, s) true positions; they differ from slots for padded rows and packed documents
+    documents   (b, t) ids of all tokens so far, or None when each row is one document
+    rows        (b,) tokens that each row had read, where they differ; start is then the longest row's, and end is the
+                number of slots that queries look at
+    given       (b, t) true positions of all tokens so far, where a caller gave them; None: within a document they go up
+                by one from slot to slot
+    """
+
+    def __init__(
+        self,
+        start: int,
+        end: int,
+        device: Any = None,
+        ids: Tensor | None = None,
+        documents: Tensor | None = None,
+        rows: Tensor | None = None,
+        tokens: int | None = None,
+        given: Tensor | None = None,
+    ):
+        self.start, self.end, self.rows = start, end, rows
+        self.tokens = end - start if tokens is None else tokens
+        self._made: dict[Hashable, Any] = {}
+        self._device = device if ids is None else ids.device
+        self.ids = self.slots if ids is None else ids
+        self.documents, self.given = documents, given
+
+    @classmethod
+    def of(cls, x: Tensor) -> Pass:
+        """A pass of x (b, s, d) at positions 0 .. s-1."""
+        return cls(0, x.shape[1], x.device)
+
+    @property
+    def slots(self) -> Tensor:
+        """(s,) slot of each token; (b, s) where rows differ."""
+
+        def make() -> Tensor:
+            if self.rows is None:
+                return torch.arange(self.start, self.end, device=self._device)
+            return self.rows[:, None] + torch.arange(self.tokens, device=self._device)
+
+        return self.once("slots", make)
+
+    @property
+    def age(self) -> Tensor:
+        """Each token's distance from the start of its document, (1, s) or (b, s)."""
+
+        def make() -> Tensor:
+            if self.documents is None:
+                return self.slots.reshape(-1, self.tokens)
+            return position_in_document(self.documents)[:, self.start :]
+
+        return self.once("age", make)
+
+    def index(self, k_idx: Tensor | None) -> Index | None:
+        return None if k_idx is None else (self.slots, k_idx)
+
+    def once(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        """The value of `make()`, computed by the first layer that asks for `key` and kept for the rest of the pass."""
+        if key not in self._made:
+            self._made[key] = make()
+        return self._made[key]
+
+
+def position_in_document(documents: Int[Tensor, "b t"]) -> Int[Tensor, "b t"]:
+    """Each token's distance from the start of its run of equal ids."""
+    slot = torch.arange(documents.shape[1], device=documents.device).expand_as(documents)
+    begins = torch.ones_like(documents, dtype=torch.bool)
+    begins[:, 1:] = documents[:, 1:] != documents[:, :-1]
+    return slot - torch.where(begins, slot, 0).cummax(dim=1).values
