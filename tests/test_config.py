@@ -722,10 +722,10 @@ def doubled(registry: None) -> type[NormConfig]:
     class DoubledConfig(NormConfig, kind="doubled"):
         gain: float = 2.0
 
-        def over(self, width: int) -> Doubled:
+        def build(self, ctx: BuildContext) -> Doubled:
             return Doubled(self.gain)
 
-        def params_over(self, width: int) -> int:
+        def num_params(self, ctx: BuildContext) -> int:
             return 1
 
     return DoubledConfig
@@ -794,11 +794,11 @@ def test_weights_that_are_filled_through_their_data_are_filled(registry: None):
             return x * self.weight
 
     class HalvedConfig(NormConfig, kind="halved"):
-        def over(self, width: int) -> Halved:
-            return Halved(width)
+        def build(self, ctx: BuildContext) -> Halved:
+            return Halved(ctx.d_model)
 
-        def params_over(self, width: int) -> int:
-            return width
+        def num_params(self, ctx: BuildContext) -> int:
+            return ctx.d_model
 
     config = preset("llama@1m+layers=1+d_model=32+heads=4+vocab_size=61").vary(final_norm=HalvedConfig())
     assert config.build(seed=0).final_norm.weight.unique().tolist() == [0.5]  # type: ignore[union-attr]

@@ -51,14 +51,15 @@ class BlockConfig(Value):
         )
 
     def build(self, ctx: BuildContext) -> Block:
-        return Block(
-            self.mixer.build(ctx),  # type: ignore[arg-type]
-            self.ffn.build(ctx) if self.ffn else None,
-            self.residual.wire(ctx, self.norm, self.ffn is not None),
-        )
+        ffn = self.ffn.build(ctx) if self.ffn else None
+        return Block(self.mixer.build(ctx), ffn, self.residual.build(self.within(ctx)))
+
+    def within(self, ctx: BuildContext) -> BuildContext:
+        """The context of the wiring."""
+        return ctx.within(norm=self.norm, has_ffn=self.ffn is not None)
 
     def num_params(self, ctx: BuildContext) -> int:
-        wiring = self.residual.wire_params(ctx, self.norm, self.ffn is not None)
+        wiring = self.residual.num_params(self.within(ctx))
         return self.mixer.num_params(ctx) + (self.ffn.num_params(ctx) if self.ffn else 0) + wiring
 
     def active_params(self, ctx: BuildContext) -> int:
@@ -185,7 +186,7 @@ class ModelConfig(Value):
         ctx, kinds = self.ctx, [(n, block) for n, block in self._kinds()]
         rows = [("embedding", told(self.embedding), self.embedding.num_params(ctx))]
         for n, block in kinds[:SHOWN_BLOCKS]:
-            wiring = block.residual.wire_params(ctx, block.norm, block.ffn is not None)
+            wiring = block.residual.num_params(block.within(ctx))
             rows.append((f"mixer × {n}", told(block.mixer), n * block.mixer.num_params(ctx)))
             if block.ffn is not None:
                 rows.append((f"ffn × {n}", told(block.ffn), n * block.ffn.num_params(ctx)))

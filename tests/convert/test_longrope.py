@@ -37,7 +37,7 @@ CONFIGS = st.builds(
 
 def turns(config: LongRopeScalingConfig) -> list[tuple[float, ...]]:
     """Frequencies times magnitude for every length of text up to well beyond all contexts."""
-    scaling, exponent = config.over(CONTEXT), torch.tensor([0.0, 0.5])
+    scaling, exponent = config.build(BuildContext(1, 1, CONTEXT, 1)), torch.tensor([0.0, 0.5])
     tables = (scaling.frequencies(exponent, 1e4, 4, t) for t in range(1, 64))
     return [(scaling.magnitude, *table.tolist()) for table in tables]
 

@@ -24,7 +24,7 @@ from .families import close
 @pytest.mark.parametrize("offset", [True, False])
 def test_rms_norm(offset: bool, dtype: torch.dtype) -> None:
     """y, dx and dw. In bf16 Gemma multiplies by 1 + w before it rounds: ours may differ by one rounding."""
-    mine = RMSNormConfig(eps=1e-3, unit_offset=offset).over(24)
+    mine = RMSNormConfig(eps=1e-3, unit_offset=offset).build(BuildContext(24, 97, 64, 2))
     other = Gemma2RMSNorm(24, eps=1e-3) if offset else LlamaRMSNorm(24, eps=1e-3)
     weight = torch.randn(24) * 0.3 + (not offset)
     for norm in (mine, other):

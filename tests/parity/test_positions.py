@@ -69,7 +69,7 @@ SCALINGS = {
 
 
 def rotary(config: RotaryConfig, head_dim: int, context: int = CONTEXT) -> Rotary:
-    return config.for_heads(4, head_dim, BuildContext(4 * head_dim, 97, context, 2))
+    return config.build(BuildContext(4 * head_dim, 97, context, 2, n_heads=4, head_dim=head_dim))
 
 
 def theta(part: Rotary, t: int = LENGTH) -> Tensor:
@@ -196,7 +196,7 @@ def test_alibi(n: int) -> None:
     bloom = build_alibi_tensor(torch.ones(1, t, dtype=torch.long), n, torch.float32).view(1, n, 1, t)
     query, key = torch.arange(t).view(1, 1, t, 1), torch.arange(t).view(1, 1, 1, t)
     for max_bias in (8, 4):
-        part = AlibiConfig(max_bias=max_bias).for_heads(n, 16, BuildContext(16 * n, 97, 64, 2))
+        part = AlibiConfig(max_bias=max_bias).build(BuildContext(16 * n, 97, 64, 2, n_heads=n, head_dim=16))
         bias = part.bias(Pass.of(torch.zeros(1, t, 1)))
         mine = bias(
             torch.zeros(1, n, t, t),

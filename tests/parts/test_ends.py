@@ -116,8 +116,9 @@ def test_linear_stacks_maps_that_share_their_input():
     parts = linear.split(linear(x))
     assert [part.shape for part in parts] == [(2, 4), (2, 2), (2, 3)]
     torch.testing.assert_close(parts[1], x @ linear.weight[4:6].T + linear.bias[4:6])  # type: ignore[index]
-    assert linear_params(5, 9, True) == sum(p.numel() for p in linear.parameters())
-    assert Linear(5, 9).bias is None and linear_params(5, 9, False) == 45
+    ctx = BuildContext(5, 7, 8, 1)
+    assert linear_params(5, 9, True, ctx) == sum(p.numel() for p in linear.parameters())
+    assert Linear(5, 9).bias is None and linear_params(5, 9, False, ctx) == 45
 
 
 def test_a_site_is_the_identity():
@@ -157,8 +158,9 @@ def test_each_head_may_have_a_norm_of_its_own(kind: str):
     """Against torch's norms, one for each head of q and of k."""
     norm = LayerNormConfig(eps=1e-3, bias=False) if kind == "layernorm" else RMSNormConfig(eps=1e-3)
     config = QKNormConfig(norm=norm, over="each_head")
-    mine = config.build(n_heads=4, n_kv_heads=2, head_dim=6)
-    assert config.num_params(4, 2, 6) == sum(p.numel() for p in mine.parameters()) == 36
+    ctx = BuildContext(d_model=24, vocab_size=7, context=8, n_layers=2, n_heads=4, n_kv_heads=2, head_dim=6)
+    mine = config.build(ctx)
+    assert config.num_params(ctx) == sum(p.numel() for p in mine.parameters()) == 36
     for weight in mine.parameters():
         torch.nn.init.normal_(weight)
     given = torch.randn(3, 5, 4, 6), torch.randn(3, 5, 2, 6)

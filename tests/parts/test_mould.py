@@ -102,11 +102,11 @@ def test_what_belongs_together_stays_together():
 
 def test_a_part_that_asks_for_its_layer_is_built_for_each():
     class ByLayerConfig(NormConfig, kind="by_layer"):
-        def build(self, ctx: BuildContext) -> LayerNorm:  # type: ignore[override]
+        def build(self, ctx: BuildContext) -> LayerNorm:
             return LayerNorm(ctx.d_model, eps=1e-5 * (1 + ctx.layer))
 
-        def params_over(self, width: int) -> int:
-            return 2 * width
+        def num_params(self, ctx: BuildContext) -> int:
+            return 2 * ctx.d_model
 
     config = gf.preset("gpt2@1m+layers=3")
     block = config.stack[0].blocks[0].vary(norm=ByLayerConfig())

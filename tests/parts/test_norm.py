@@ -6,10 +6,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from glassformer.parts.base import BuildContext
 from glassformer.parts.norm import LayerNorm, LayerNormConfig, RMSNorm, RMSNormConfig
 from glassformer.parts.norm import layernorm as fused_layernorm
 from glassformer.parts.norm.rmsnorm import naive_rms_norm, rms_norm
 from glassformer.parts.region import compiled_regions
+
+CTX = BuildContext(d_model=16, vocab_size=7, context=8, n_layers=2)
 
 SHAPES = [(2, 3, 16), (5, 16), (1, 1, 1, 16), (4, 7, 1)]
 
@@ -81,12 +84,12 @@ def test_unit_offset_stores_the_weight_minus_one():
 )
 def test_sets_are_norms_side_by_side(config: LayerNormConfig | RMSNormConfig):
     """(..., sets, d): each set as a norm of its own would do, which the tests above hold against torch."""
-    mine, x = moved(config.over(16, sets=3)), torch.randn(2, 5, 3, 16)
-    assert sum(p.numel() for p in mine.parameters()) == 3 * config.params_over(16)
+    mine, x = moved(config.build(CTX.within(sets=3))), torch.randn(2, 5, 3, 16)
+    assert sum(p.numel() for p in mine.parameters()) == 3 * config.num_params(CTX)
     y, dx, *grads = with_gradients(mine, x)
     upstream = torch.randn(y.shape, generator=torch.Generator().manual_seed(1))
     for i in range(3):
-        alone = config.over(16)
+        alone = config.build(CTX)
         alone.load_state_dict({name: weight[i] for name, weight in mine.state_dict().items()})
         leaf = x[:, :, i].clone().requires_grad_()
         out = alone(leaf)
@@ -167,6 +170,6 @@ def test_configs_count_and_build():
         (LayerNormConfig(bias=False), 10),
         (RMSNormConfig(unit_offset=True), 10),
     ):
-        norm = config.over(10)
-        assert config.params_over(10) == count == sum(p.numel() for p in norm.parameters())
+        norm = config.build(CTX.within(width=10))
+        assert config.num_params(CTX.within(width=10)) == count == sum(p.numel() for p in norm.parameters())
         assert norm.eps == config.eps

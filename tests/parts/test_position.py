@@ -108,7 +108,7 @@ def rates(scaling: dict | None, t: int = 16, dim: int = 32) -> tuple[Tensor, flo
     """The angle per position of each pair, and the length of a turned unit vector, as they come out."""
     ctx = BuildContext(d_model=dim, vocab_size=2, context=CONTEXT, n_layers=1)
     config = RotaryConfig.model_validate({"kind": "rotary", "pairing": "interleaved", "scaling": scaling})
-    rotary = config.for_heads(1, dim, ctx)
+    rotary = config.build(ctx.within(head_dim=dim))
     x = torch.zeros(1, 1, 1, dim)
     x[..., 0::2] = 1.0
     y, _ = rotary(x, x, Pass(t - 1, t, ids=torch.tensor([1])))
@@ -198,7 +198,7 @@ def test_a_share_of_the_head_is_cut_as_in_the_published_code(head: int, fraction
     )  # fmt: skip
     theirs, _ = rope.ROPE_INIT_FUNCTIONS["linear"](config, torch.device("cpu"))
     ctx = BuildContext(d_model=head, vocab_size=2, context=CONTEXT, n_layers=1)
-    rotary = RotaryConfig(fraction=fraction).for_heads(1, head, ctx)
+    rotary = RotaryConfig(fraction=fraction).build(ctx.within(head_dim=head))
     assert rotary.dim == 2 * len(theirs)
     near(rotary.frequencies(1), theirs)
 

@@ -13,14 +13,19 @@ from torch import Tensor, nn
 
 from glassformer.expression import preset
 from glassformer.introspection import sites
+from glassformer.parts.base import BuildContext
 from glassformer.parts.linear import Linear, linear_params
 from glassformer.parts.reparam import SigmaReparam, SigmaReparamConfig, leading_right_vector
 
 TINY = "layers=2+d_model=32+heads=4+vocab_size=61+context=64"
 
 
+def within(config: SigmaReparamConfig) -> BuildContext:
+    return BuildContext(d_model=32, vocab_size=61, context=64, n_layers=2, reparam=config)
+
+
 def made(outs: tuple[int, ...] = (6, 3, 3), inner: int = 5, gamma: float | None = None) -> Linear:
-    return Linear(inner, outs, reparam=SigmaReparamConfig(gamma=gamma).over)
+    return Linear(inner, outs, reparam=within(SigmaReparamConfig(gamma=gamma)).make_reparam)
 
 
 def sigma(weight: Tensor) -> Tensor:
@@ -121,7 +126,7 @@ def test_the_gradient_is_analytic_off_the_singular_vectors_too():
 def test_weights_may_leap():
     """Evaluation right after a step that turned the matrix: old vectors tell nothing of it, a step from them does."""
     for seed in range(50):
-        linear = Linear(64, (48,), reparam=SigmaReparamConfig(gamma=1.0).over).eval()
+        linear = Linear(64, (48,), reparam=within(SigmaReparamConfig(gamma=1.0)).make_reparam).eval()
         with torch.no_grad():
             linear.weight.normal_(generator=torch.Generator().manual_seed(seed))
         assert 1 - 1e-5 < sigma(linear.applied()) < 3
@@ -141,7 +146,7 @@ def test_forwards_may_come_before_their_gradients():
 
 
 def test_half_precision_takes_sigma_in_full():
-    linear, x = Linear(64, (64,), reparam=SigmaReparamConfig().over), torch.randn(4, 64)
+    linear, x = Linear(64, (64,), reparam=within(SigmaReparamConfig()).make_reparam), torch.randn(4, 64)
     assert isinstance(linear.reparam, SigmaReparam)
     with torch.autocast("cpu", torch.bfloat16):
         y = linear(x)
@@ -163,8 +168,10 @@ def test_a_matrix_of_zeros_stays_finite():
 
 
 def test_parameters_are_counted():
-    assert linear_params(5, (6, 3, 3), True, SigmaReparamConfig()) == 6 * 12 + 3
-    assert sum(p.numel() for p in made().parameters()) == linear_params(5, (6, 3, 3), False, SigmaReparamConfig())
+    assert linear_params(5, (6, 3, 3), True, within(SigmaReparamConfig())) == 6 * 12 + 3
+    assert sum(p.numel() for p in made().parameters()) == linear_params(
+        5, (6, 3, 3), False, within(SigmaReparamConfig())
+    )
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama"])

@@ -28,7 +28,7 @@ from glassformer.parts.residual import (
 )
 
 D = 6
-CTX = BuildContext(d_model=D, vocab_size=7, context=8, n_layers=2)
+CTX = BuildContext(d_model=D, vocab_size=7, context=8, n_layers=2, norm=RMSNormConfig())
 
 
 def norms(n: int) -> list[LayerNorm]:
@@ -135,21 +135,21 @@ def deepnorm(x: Tensor, m: Callable, f: Callable, a: Callable, b: Callable) -> T
 
 def test_deepnorm_weighs_the_stream_by_depth():
     (mixer, ffn), given, x = branches(), norms(2), torch.randn(2, 3, D)
-    residual = DeepNormConfig().wire(CTX, RMSNormConfig(), True)
+    residual = DeepNormConfig().build(CTX)
     assert isinstance(residual, DeepNorm) and residual.alpha == 4**0.25
     torch.testing.assert_close(DeepNorm(*given, alpha=4**0.25)(x, mixer, ffn), deepnorm(x, mixer, ffn, *given))
-    assert DeepNormConfig(alpha=3.0).wire(CTX, RMSNormConfig(), True).alpha == 3.0
+    assert DeepNormConfig(alpha=3.0).build(CTX).alpha == 3.0
     assert DeepNormConfig().explicit(CTX) == DeepNormConfig(alpha=4**0.25, scale=1.0)
 
 
 @pytest.mark.parametrize("layers", [1, 2, 24])
 @pytest.mark.parametrize("scale", [None, 0.5])
 def test_branches_may_be_scaled_by_depth(layers: int, scale: float | None):
-    ctx = BuildContext(d_model=D, vocab_size=7, context=8, n_layers=layers)
+    ctx = CTX.within(n_layers=layers)
     config = PreConfig(scale=scale, depth_scaled=True)
-    assert config.wire(ctx, RMSNormConfig(), True).scale == pytest.approx((scale or 1.0) / layers**0.5)
+    assert config.build(ctx).scale == pytest.approx((scale or 1.0) / layers**0.5)
     written = config.explicit(ctx)
-    assert not written.depth_scaled and written.wire(ctx, RMSNormConfig(), True).scale == written.scale
+    assert not written.depth_scaled and written.build(ctx).scale == written.scale
     assert written.scale == pytest.approx((scale or 1.0) / layers**0.5)
 
 
@@ -167,9 +167,9 @@ CONFIGS = [
 @pytest.mark.parametrize("config", CONFIGS, ids=str)
 @pytest.mark.parametrize("has_ffn", [True, False])
 def test_configs_hold_the_norms_they_count(config: ResidualConfig, has_ffn: bool):
-    residual = config.wire(CTX, RMSNormConfig(), has_ffn)
-    assert config.wire_params(CTX, RMSNormConfig(), has_ffn) == sum(p.numel() for p in residual.parameters())
-    assert residual.scale == 1.0 and config.vary(scale=0.3).wire(CTX, RMSNormConfig(), has_ffn).scale == 0.3
+    residual = config.build(CTX.within(has_ffn=has_ffn))
+    assert config.num_params(CTX.within(has_ffn=has_ffn)) == sum(p.numel() for p in residual.parameters())
+    assert residual.scale == 1.0 and config.vary(scale=0.3).build(CTX.within(has_ffn=has_ffn)).scale == 0.3
     (mixer, ffn), x = branches(), torch.randn(2, 3, D, requires_grad=True)
     y = residual(x, mixer, ffn if has_ffn else None)
     grads = torch.autograd.grad(y.sum() ** 2, [x, *residual.parameters(), *mixer.parameters()])
@@ -184,8 +184,8 @@ def test_configs_hold_the_norms_they_count(config: ResidualConfig, has_ffn: bool
 def test_dropout_is_on_each_branch_while_training(config: ResidualConfig):
     """The stream itself passes; a dropped branch adds nothing, a kept one adds twice."""
     dropped, plain = (
-        config.vary(dropout=0.5).wire(CTX, RMSNormConfig(), True),
-        config.wire(CTX, RMSNormConfig(), True),
+        config.vary(dropout=0.5).build(CTX),
+        config.build(CTX),
     )
     dropped.load_state_dict(plain.state_dict())
     (mixer, ffn), x = branches(), torch.randn(1, 4, D)

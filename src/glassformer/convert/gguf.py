@@ -26,6 +26,7 @@ from glassformer.parts.mixer import AttentionConfig
 from glassformer.parts.position import RotaryConfig
 from glassformer.parts.position.scaling import (
     MAX_FACTOR,
+    Llama3,
     Llama3ScalingConfig,
     LongRopeScalingConfig,
     RotaryScalingConfig,
@@ -189,7 +190,7 @@ def _llama3(divisors: Tensor, base: Any, dim: int) -> dict[str, Any]:
 
 def _divisors(scaling: Llama3ScalingConfig, base: float, dim: int) -> Tensor:
     exponent = torch.arange(0, dim, 2, dtype=torch.float32) / dim
-    return base**-exponent / scaling.over(1).frequencies(exponent, base, dim, 0)
+    return base**-exponent / Llama3(scaling, 1).frequencies(exponent, base, dim, 0)
 
 
 def _shortest(value: Any) -> Any:
@@ -302,7 +303,7 @@ def _metadata(config: ModelConfig, fields: dict[str, Any], gguf: Gguf) -> dict[s
     if isinstance(given, LongRopeScalingConfig):  # a factor would slow every pair once more
         said["rope.scaling.type"] = kind
         said["rope.scaling.original_context_length"] = given.original_context
-        said["rope.scaling.attn_factor"] = given.over(config.context).magnitude
+        said["rope.scaling.attn_factor"] = given.build(config.ctx).magnitude
     elif kind in ("linear", "yarn"):
         said["rope.scaling.type"] = kind
         said |= {key: scaling[theirs] for key, theirs in SCALING.items() if theirs in scaling}

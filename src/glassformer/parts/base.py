@@ -7,6 +7,7 @@ itself a `kind` can be written to and read from files as soon as it is imported.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, get_args
 
@@ -32,6 +33,21 @@ class BuildContext:
     mup: Any = None
     """What scales with the width (`parts/mup.py`); None: the standard parametrisation."""
 
+    # What the part around it says, by `within`
+
+    width: int | None = None
+    """Values of the vectors that a norm or a reparametrised map works on; None: d_model."""
+    sets: int | None = None
+    """Vectors per token, each with weights of its own, (..., sets, width); None: one set of weights."""
+    outs: tuple[int, ...] = ()
+    """Outputs of each of the maps stacked in one matrix."""
+    n_heads: int = 0
+    n_kv_heads: int = 0
+    head_dim: int = 0
+    norm: PartConfig | None = None
+    """The norm that the wiring of a block places."""
+    has_ffn: bool = True
+
     _layer: int = 0
     _asked: list[int] = field(default_factory=list, compare=False, repr=False)
 
@@ -45,6 +61,16 @@ class BuildContext:
     def asked(self) -> bool:
         """Whether somebody wanted to know which layer this is."""
         return bool(self._asked)
+
+    def within(self, **changes: Any) -> BuildContext:
+        """The context of a part inside this one: the same model, with some of the fields above changed."""
+        return replace(self, **changes)
+
+    @property
+    def make_reparam(self) -> Callable[[int, tuple[int, ...]], Any] | None:
+        """(in_features, outs) -> the reparametrisation of such a map; None where maps are as they are."""
+        config = self.reparam
+        return None if config is None else lambda i, outs: config.build(self.within(width=i, outs=outs))
 
     def at(self, layer: int) -> BuildContext:
         return replace(self, _layer=layer, _asked=[])
@@ -181,8 +207,9 @@ class PartConfig(Value):
 
     # What a part answers about itself. Block and Model only sum these.
 
-    def build(self, ctx: BuildContext) -> nn.Module:
-        """The module this config describes."""
+    def build(self, ctx: BuildContext) -> Any:
+        """The module this config describes, or a plain object where the axis has no weights; each axis names the type.
+        A part builds its own parts by `self.part.build(ctx)`, or `ctx.within(...)` where they need to know more."""
         raise NotImplementedError(f"{type(self).__name__} builds nothing")
 
     def explicit(self, ctx: BuildContext) -> Any:

@@ -63,7 +63,7 @@ class EmbeddingConfig(PartConfig, axis="embedding", kind="embedding"):
         return Embedding(
             ctx.vocab_size, ctx.d_model, self.scale or 1.0,
             norm=self.norm.build(ctx) if self.norm else None,
-            position=self.position.build(ctx) if self.position else None,  # type: ignore[arg-type]
+            position=self.position.build(ctx) if self.position else None,
             dropout=self.dropout,
         )  # fmt: skip
 

@@ -116,7 +116,7 @@ class HeadConfig(PartConfig, axis="head", kind="head"):
     def build(self, ctx: BuildContext) -> Head:
         return Head(
             ctx.vocab_size, ctx.d_model, self.tied, self.bias, self.softcap, self._scale(ctx), self.z_loss,
-            reparam=ctx.reparam and ctx.reparam.over,
+            reparam=ctx.make_reparam,
         )  # fmt: skip
 
     def explicit(self, ctx: BuildContext) -> HeadConfig:
@@ -127,7 +127,7 @@ class HeadConfig(PartConfig, axis="head", kind="head"):
 
     def num_params(self, ctx: BuildContext) -> int:
         bias = ctx.vocab_size if self.bias else 0
-        return bias + (0 if self.tied else linear_params(ctx.d_model, ctx.vocab_size, False, ctx.reparam))
+        return bias + (0 if self.tied else linear_params(ctx.d_model, ctx.vocab_size, False, ctx))
 
     def flops(self, ctx: BuildContext, t: float) -> float:
         return 2.0 * ctx.vocab_size * ctx.d_model

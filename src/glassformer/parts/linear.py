@@ -9,10 +9,11 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from glassformer.parts.base import BuildContext
 from glassformer.parts.grouped import Groups, grouped_product
 from glassformer.parts.init import Init, Role
 from glassformer.parts.precision import as_among_others, product_dtype
-from glassformer.parts.reparam import MakeReparam, ReparamConfig
+from glassformer.parts.reparam import MakeReparam
 
 
 class Linear(nn.Module):
@@ -136,8 +137,7 @@ class Matrix:
         return self.within(self.parameter if self.linear is None else self.linear.applied())
 
 
-def linear_params(
-    in_features: int, out: int | tuple[int, ...], bias: bool, reparam: ReparamConfig | None = None
-) -> int:
+def linear_params(in_features: int, out: int | tuple[int, ...], bias: bool, ctx: BuildContext) -> int:
     outs = (out,) if isinstance(out, int) else out
-    return (in_features + bias) * sum(outs) + (reparam.params_over(outs) if reparam else 0)
+    made = ctx.reparam.num_params(ctx.within(width=in_features, outs=outs)) if ctx.reparam else 0
+    return (in_features + bias) * sum(outs) + made

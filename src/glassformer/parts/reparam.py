@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from glassformer.parts.base import PartConfig
+from glassformer.parts.base import BuildContext, PartConfig
 from glassformer.parts.precision import wide
 
 _LEAST = 1e-12
@@ -114,11 +114,8 @@ def leading_right_vector(weight: Tensor) -> Tensor:
 class ReparamConfig(PartConfig, axis="reparam"):
     """How every linear map of the model holds its matrix: those of the layers, and of a head that is not tied."""
 
-    def over(self, in_features: int, outs: tuple[int, ...]) -> Reparam:
-        """For maps of so many outputs each, stacked by rows."""
-        raise NotImplementedError
-
-    def params_over(self, outs: tuple[int, ...]) -> int:
+    def build(self, ctx: BuildContext) -> Reparam:
+        """For maps of `ctx.width` inputs and `ctx.outs` outputs each, stacked by rows."""
         raise NotImplementedError
 
 
@@ -126,8 +123,8 @@ class SigmaReparamConfig(ReparamConfig, kind="sigma"):
     gamma: float | None = Field(None, gt=0)
     """None: sigma(W_0)."""
 
-    def over(self, in_features: int, outs: tuple[int, ...]) -> SigmaReparam:
-        return SigmaReparam(in_features, outs, self.gamma)
+    def build(self, ctx: BuildContext) -> SigmaReparam:
+        return SigmaReparam(ctx.width or ctx.d_model, ctx.outs, self.gamma)
 
-    def params_over(self, outs: tuple[int, ...]) -> int:
-        return len(outs)
+    def num_params(self, ctx: BuildContext) -> int:
+        return len(ctx.outs)

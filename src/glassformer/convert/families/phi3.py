@@ -11,6 +11,7 @@ from glassformer.convert.family import Closed, Family, Gguf, attention
 from glassformer.convert.fields import Fields
 from glassformer.convert.names import Part
 from glassformer.convert.rope import rope_fields, rotary
+from glassformer.parts.base import BuildContext
 from glassformer.parts.ffn import GluConfig
 from glassformer.parts.head import HeadConfig
 from glassformer.parts.mixer import AttentionConfig
@@ -77,17 +78,17 @@ def write(config: ModelConfig) -> dict[str, Any]:
         raise Closed({"mixer.head_dim": mixer.head_dim})
     return {
         **usual(config, "partial_rotary_factor"),
-        **(_shortly(scaling, config.context) if isinstance(scaling, LongRopeScalingConfig) else {}),
+        **(_shortly(scaling, config.ctx) if isinstance(scaling, LongRopeScalingConfig) else {}),
         "original_max_position_embeddings": scaling.original_context if scaling else config.context,
         "sliding_window": window(mixer),
         "rms_norm_eps": block.norm.eps,
     }
 
 
-def _shortly(scaling: LongRopeScalingConfig, context: int) -> dict[str, Any]:
+def _shortly(scaling: LongRopeScalingConfig, ctx: BuildContext) -> dict[str, Any]:
     """The three fields that are all `transformers` 4 allows, where the others follow from the two contexts."""
-    plain = scaling.vary(factor=context / (scaling.original_context or context), attention_factor=None)
-    if plain.over(context).magnitude != scaling.over(context).magnitude:
+    plain = scaling.vary(factor=ctx.context / (scaling.original_context or ctx.context), attention_factor=None)
+    if plain.build(ctx).magnitude != scaling.build(ctx).magnitude:
         return {}
     factors = {"short_factor": list(scaling.short), "long_factor": list(scaling.long)}
     return {"rope_scaling": {"type": "longrope", **factors}}

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from pydantic import Field
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from glassformer.parts.base import BuildContext, PartConfig
@@ -67,6 +67,9 @@ ACTIVATIONS: dict[str, Activation] = {
 class FFNConfig(PartConfig, axis="ffn"):
     hidden: int | None = Field(None, gt=0, le=1 << 24)
     """Width f of the hidden layer; None takes the width that keeps 8 d^2 weights."""
+
+    def build(self, ctx: BuildContext) -> nn.Module:
+        raise NotImplementedError
 
     def width(self, ctx: BuildContext) -> int:
         raise NotImplementedError

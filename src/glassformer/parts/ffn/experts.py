@@ -256,7 +256,7 @@ class ExpertsConfig(FFNConfig, kind="experts"):
         return self.vary(hidden=self.width(ctx), balance_loss=0.0, z_loss=0.0, balance_rate=rate)
 
     def build(self, ctx: BuildContext) -> Experts:
-        reparam = ctx.reparam and ctx.reparam.over
+        reparam = ctx.make_reparam
         router = Router(
             ctx.d_model, self.n_experts, self.top_k, self.score, self.normalised, self.scale, self.balance_loss,
             self.z_loss, self.balance_rate, reparam,
@@ -274,7 +274,7 @@ class ExpertsConfig(FFNConfig, kind="experts"):
         return self._params(ctx, self.top_k)
 
     def _params(self, ctx: BuildContext, experts: int) -> int:
-        router = linear_params(ctx.d_model, self.n_experts, False, ctx.reparam)
+        router = linear_params(ctx.d_model, self.n_experts, False, ctx)
         shared = self._shared(ctx).num_params(ctx) if self.n_shared else 0
         return router + experts * self.dense(self.width(ctx)).num_params(ctx) + shared
 

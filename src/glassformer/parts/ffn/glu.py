@@ -119,10 +119,10 @@ class GluConfig(FFNConfig, kind="glu"):
         return self.vary(hidden=self.width(ctx), multiple_of=1)
 
     def build(self, ctx: BuildContext) -> Glu:
-        return Glu(ctx.d_model, self.width(ctx), self.activation, self.bias, ctx.reparam and ctx.reparam.over)
+        return Glu(ctx.d_model, self.width(ctx), self.activation, self.bias, ctx.make_reparam)
 
     def num_params(self, ctx: BuildContext) -> int:
-        f, rest = self.width(ctx), (self.bias, ctx.reparam)
+        f, rest = self.width(ctx), (self.bias, ctx)
         return 2 * linear_params(ctx.d_model, f, *rest) + linear_params(f, ctx.d_model, *rest)
 
     def flops(self, ctx: BuildContext, t: float) -> float:

@@ -55,10 +55,10 @@ class MlpConfig(FFNConfig, kind="mlp"):
         return self.hidden or 4 * ctx.d_model
 
     def build(self, ctx: BuildContext) -> Mlp:
-        return Mlp(ctx.d_model, self.width(ctx), self.activation, self.bias, ctx.reparam and ctx.reparam.over)
+        return Mlp(ctx.d_model, self.width(ctx), self.activation, self.bias, ctx.make_reparam)
 
     def num_params(self, ctx: BuildContext) -> int:
-        f, rest = self.width(ctx), (self.bias, ctx.reparam)
+        f, rest = self.width(ctx), (self.bias, ctx)
         return linear_params(ctx.d_model, f, *rest) + linear_params(f, ctx.d_model, *rest)
 
     def flops(self, ctx: BuildContext, t: float) -> float:

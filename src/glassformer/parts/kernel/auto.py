@@ -45,5 +45,5 @@ class Auto(Kernel):
 
 
 class AutoConfig(KernelConfig, kind="auto"):
-    def build(self, ctx: BuildContext) -> Auto:  # type: ignore[override]
+    def build(self, ctx: BuildContext) -> Auto:
         return Auto()

@@ -201,5 +201,5 @@ class Sum:
 class BandedConfig(KernelConfig, kind="banded"):
     block: int = Field(BLOCK, gt=0)
 
-    def build(self, ctx: BuildContext) -> Banded:  # type: ignore[override]
+    def build(self, ctx: BuildContext) -> Banded:
         return Banded(self.block)

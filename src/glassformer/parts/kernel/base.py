@@ -83,7 +83,7 @@ class Kernel:
 
 
 class KernelConfig(PartConfig, axis="kernel"):
-    def build(self, ctx: BuildContext) -> Kernel:  # type: ignore[override]  # no weights: a plain object
+    def build(self, ctx: BuildContext) -> Kernel:
         raise NotImplementedError
 
 

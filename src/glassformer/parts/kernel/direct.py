@@ -82,5 +82,5 @@ def _hidden(scores: Tensor, end: int) -> Tensor:
 
 
 class DirectConfig(KernelConfig, kind="direct"):
-    def build(self, ctx: BuildContext) -> Direct:  # type: ignore[override]
+    def build(self, ctx: BuildContext) -> Direct:
         return Direct()

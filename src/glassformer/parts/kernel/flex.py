@@ -75,5 +75,5 @@ class Flex(Kernel):
 
 
 class FlexConfig(KernelConfig, kind="flex"):
-    def build(self, ctx: BuildContext) -> Flex:  # type: ignore[override]
+    def build(self, ctx: BuildContext) -> Flex:
         return Flex()

@@ -87,5 +87,5 @@ class Naive(Kernel):
 
 
 class NaiveConfig(KernelConfig, kind="naive"):
-    def build(self, ctx: BuildContext) -> Naive:  # type: ignore[override]
+    def build(self, ctx: BuildContext) -> Naive:
         return Naive()

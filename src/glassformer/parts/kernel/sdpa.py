@@ -58,5 +58,5 @@ class Sdpa(Kernel):
 
 
 class SdpaConfig(KernelConfig, kind="sdpa"):
-    def build(self, ctx: BuildContext) -> Sdpa:  # type: ignore[override]
+    def build(self, ctx: BuildContext) -> Sdpa:
         return Sdpa()

@@ -169,20 +169,19 @@ class QKNormConfig(Value):
     over: Over = "head"
     after_position: bool = False
 
-    def build(self, n_heads: int, n_kv_heads: int, head_dim: int) -> QKNorm:
-        q, k = self._shapes(n_heads, n_kv_heads, head_dim)
-        return QKNorm(self.norm.over(*q), self.norm.over(*k), self.over)
+    def build(self, ctx: BuildContext) -> QKNorm:
+        q, k = (self.norm.build(inner) for inner in self._within(ctx))
+        return QKNorm(q, k, self.over)
 
-    def num_params(self, n_heads: int, n_kv_heads: int, head_dim: int) -> int:
-        shapes = self._shapes(n_heads, n_kv_heads, head_dim)
-        return sum(self.norm.params_over(width) * (sets or 1) for width, sets in shapes)
+    def num_params(self, ctx: BuildContext) -> int:
+        return sum(self.norm.num_params(inner) for inner in self._within(ctx))
 
-    def _shapes(self, *heads: int) -> list[tuple[int, int | None]]:
-        """(width, sets) of the norm of q and of k."""
-        *counts, head_dim = heads
+    def _within(self, ctx: BuildContext) -> list[BuildContext]:
+        """The contexts of the norms of q and of k."""
+        h = ctx.head_dim
         return [
-            {"head": (head_dim, None), "each_head": (head_dim, n), "full": (n * head_dim, None)}[self.over]
-            for n in counts
+            ctx.within(width=n * h if self.over == "full" else h, sets=n if self.over == "each_head" else None)
+            for n in (ctx.n_heads, ctx.n_kv_heads)
         ]
 
 
@@ -209,20 +208,25 @@ class AttentionConfig(MixerConfig, kind="attention"):
     def _shape(self, ctx: BuildContext) -> tuple[int, int, int]:
         return head_shape(ctx.d_model, self.n_heads, self.n_kv_heads, self.head_dim)
 
+    def _within(self, ctx: BuildContext) -> BuildContext:
+        n, g, h = self._shape(ctx)
+        return ctx.within(n_heads=n, n_kv_heads=g, head_dim=h)
+
     def _scale(self, ctx: BuildContext) -> float:
         h = self._shape(ctx)[2]
         return self.scale or (ctx.mup.score_scale(h) if ctx.mup else h**-0.5)
 
     def build(self, ctx: BuildContext) -> Attention:
         n, g, h = self._shape(ctx)
+        inner = self._within(ctx)
         return Attention(
             ctx.d_model, n, g, h, self.bias, self.out_bias,
-            position=self.position.for_heads(n, h, ctx) if self.position else None,
-            visibility=self.visibility.build(ctx),
-            qk_norm=self.qk_norm.build(n, g, h) if self.qk_norm else None,
+            position=self.position.build(inner) if self.position else None,
+            visibility=self.visibility.build(inner),
+            qk_norm=self.qk_norm.build(inner) if self.qk_norm else None,
             norm_after_position=self.qk_norm.after_position if self.qk_norm else False,
             softcap=self.softcap, scale=self._scale(ctx), clip=self.clip, gain_control=self.gain_control,
-            dropout=self.dropout, kernel=self.kernel.build(ctx), reparam=ctx.reparam and ctx.reparam.over,
+            dropout=self.dropout, kernel=self.kernel.build(inner), reparam=ctx.make_reparam,
         )  # fmt: skip
 
     def explicit(self, ctx: BuildContext) -> AttentionConfig:
@@ -236,9 +240,9 @@ class AttentionConfig(MixerConfig, kind="attention"):
     def num_params(self, ctx: BuildContext) -> int:
         n, g, h = self._shape(ctx)
         out_bias = self.bias if self.out_bias is None else self.out_bias
-        projections = linear_params(ctx.d_model, (n * h, g * h, g * h), self.bias, ctx.reparam)
-        projections += linear_params(n * h, ctx.d_model, out_bias, ctx.reparam)
-        return projections + (self.qk_norm.num_params(n, g, h) if self.qk_norm else 0)
+        projections = linear_params(ctx.d_model, (n * h, g * h, g * h), self.bias, ctx)
+        projections += linear_params(n * h, ctx.d_model, out_bias, ctx)
+        return projections + sum(part.num_params(self._within(ctx)) for part in (self.qk_norm, self.position) if part)
 
     def flops(self, ctx: BuildContext, t: float) -> float:
         n, g, h = self._shape(ctx)

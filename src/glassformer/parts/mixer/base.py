@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from glassformer.parts.base import PartConfig
+from glassformer.parts.base import BuildContext, PartConfig
 from glassformer.parts.forward_pass import Pass
 from glassformer.state import State
 
@@ -22,4 +22,5 @@ class Mixer(nn.Module):
 
 
 class MixerConfig(PartConfig, axis="mixer"):
-    pass
+    def build(self, ctx: BuildContext) -> Mixer:
+        raise NotImplementedError

@@ -237,7 +237,7 @@ class MambaConfig(MixerConfig, kind="mamba"):
     def build(self, ctx: BuildContext) -> Mamba:
         if ctx.mup is not None:
             raise RequestError("mup has no rule for the mixer mamba, whose B, C and dt grow otherwise; leave mup out")
-        return Mamba(ctx.d_model, **self._fields(), reparam=ctx.reparam and ctx.reparam.over)
+        return Mamba(ctx.d_model, **self._fields(), reparam=ctx.make_reparam)
 
     def _fields(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in type(self).model_fields}
@@ -249,8 +249,8 @@ class MambaConfig(MixerConfig, kind="mamba"):
     def num_params(self, ctx: BuildContext) -> int:
         c, r = self._shape(ctx)
         d, p = ctx.d_model, self.d_state
-        ends = linear_params(d, (c, c), self.bias, ctx.reparam) + linear_params(c, d, self.bias, ctx.reparam)
-        chosen = linear_params(c, (r, p, p), False, ctx.reparam) + linear_params(r, c, False, ctx.reparam)
+        ends = linear_params(d, (c, c), self.bias, ctx) + linear_params(c, d, self.bias, ctx)
+        chosen = linear_params(c, (r, p, p), False, ctx) + linear_params(r, c, False, ctx)
         return ends + chosen + c * (self.d_conv + self.conv_bias) + c * (p + 2)
 
     def flops(self, ctx: BuildContext, t: float) -> float:

@@ -24,16 +24,6 @@ class Norm(nn.Module):
 class NormConfig(PartConfig, axis="norm"):
     eps: float = Field(1e-5, gt=0)
 
-    def over(self, width: int, sets: int | None = None) -> Norm:
-        """The module that normalises vectors of `width` values; with `sets`, that many of them (..., sets, width), each
-        with weights of its own."""
-        raise NotImplementedError
-
-    def params_over(self, width: int) -> int:
-        raise NotImplementedError
-
     def build(self, ctx: BuildContext) -> Norm:
-        return self.over(ctx.d_model)
-
-    def num_params(self, ctx: BuildContext) -> int:
-        return self.params_over(ctx.d_model)
+        """Of vectors of `ctx.width` values, by default d_model; `ctx.sets` of them, each with weights of its own."""
+        raise NotImplementedError

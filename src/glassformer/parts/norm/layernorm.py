@@ -8,6 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from glassformer.parts.base import BuildContext
 from glassformer.parts.norm.base import Norm, NormConfig
 from glassformer.parts.precision import wide
 from glassformer.parts.region import compiling_regions, region
@@ -94,8 +95,8 @@ class _LayerNorm(torch.autograd.Function):
 class LayerNormConfig(NormConfig, kind="layernorm"):
     bias: bool = True
 
-    def over(self, width: int, sets: int | None = None) -> LayerNorm:
-        return LayerNorm(width, self.eps, self.bias, sets)
+    def build(self, ctx: BuildContext) -> LayerNorm:
+        return LayerNorm(ctx.width or ctx.d_model, self.eps, self.bias, ctx.sets)
 
-    def params_over(self, width: int) -> int:
-        return width * (2 if self.bias else 1)
+    def num_params(self, ctx: BuildContext) -> int:
+        return (ctx.width or ctx.d_model) * (ctx.sets or 1) * (2 if self.bias else 1)

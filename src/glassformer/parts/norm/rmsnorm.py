@@ -7,6 +7,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from glassformer.parts.base import BuildContext
 from glassformer.parts.norm.base import Norm, NormConfig
 from glassformer.parts.precision import wide
 from glassformer.parts.region import region
@@ -90,8 +91,8 @@ class _RMSNorm(torch.autograd.Function):
 class RMSNormConfig(NormConfig, kind="rmsnorm"):
     unit_offset: bool = False
 
-    def over(self, width: int, sets: int | None = None) -> RMSNorm:
-        return RMSNorm(width, self.eps, self.unit_offset, sets)
+    def build(self, ctx: BuildContext) -> RMSNorm:
+        return RMSNorm(ctx.width or ctx.d_model, self.eps, self.unit_offset, ctx.sets)
 
-    def params_over(self, width: int) -> int:
-        return width
+    def num_params(self, ctx: BuildContext) -> int:
+        return (ctx.width or ctx.d_model) * (ctx.sets or 1)

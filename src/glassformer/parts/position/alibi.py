@@ -64,5 +64,5 @@ class Alibi(AttentionPosition):
 class AlibiConfig(AttentionPositionConfig, kind="alibi"):
     max_bias: float = Field(8.0, gt=0)
 
-    def for_heads(self, n_heads: int, head_dim: int, ctx: BuildContext) -> Alibi:
-        return Alibi(n_heads, self.max_bias)
+    def build(self, ctx: BuildContext) -> Alibi:
+        return Alibi(ctx.n_heads, self.max_bias)

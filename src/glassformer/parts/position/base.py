@@ -41,9 +41,12 @@ class PositionConfig(PartConfig, axis="position"):
 class EmbeddingPositionConfig(PositionConfig):
     """The choices for `embedding.position`."""
 
+    def build(self, ctx: BuildContext) -> EmbeddingPosition:
+        raise NotImplementedError
+
 
 class AttentionPositionConfig(PositionConfig):
-    """The choices for `mixer.position`."""
+    """The choices for `mixer.position`; the context has n_heads and head_dim."""
 
-    def for_heads(self, n_heads: int, head_dim: int, ctx: BuildContext) -> AttentionPosition:
+    def build(self, ctx: BuildContext) -> AttentionPosition:
         raise NotImplementedError

@@ -161,6 +161,6 @@ class RotaryConfig(AttentionPositionConfig, kind="rotary"):
     def explicit(self, ctx: BuildContext) -> RotaryConfig:
         return self.vary(scaling=self.scaling.explicit(ctx) if self.scaling else None)
 
-    def for_heads(self, n_heads: int, head_dim: int, ctx: BuildContext) -> Rotary:
-        scaling = self.scaling.over(ctx.context) if self.scaling else None
-        return Rotary(head_dim, self.base, int(head_dim * self.fraction), self.pairing, scaling)
+    def build(self, ctx: BuildContext) -> Rotary:
+        scaling = self.scaling.build(ctx) if self.scaling else None
+        return Rotary(ctx.head_dim, self.base, int(ctx.head_dim * self.fraction), self.pairing, scaling)

@@ -49,7 +49,7 @@ class RotaryScalingConfig(PartConfig, axis="rotary_scaling"):
     def explicit(self, ctx: BuildContext) -> Any:
         return self.vary(original_context=self.original_context or ctx.context)
 
-    def over(self, context: int) -> Scaling:
+    def build(self, ctx: BuildContext) -> Scaling:
         raise NotImplementedError
 
 
@@ -74,8 +74,8 @@ class Linear(_Bound):
 class LinearScalingConfig(RotaryScalingConfig, kind="linear"):
     """Position interpolation: theta_i / factor. Chen et al. 2023, 2306.15595."""
 
-    def over(self, context: int) -> Scaling:
-        return Linear(self, context)
+    def build(self, ctx: BuildContext) -> Linear:
+        return Linear(self, ctx.context)
 
 
 class Ntk(_Bound):
@@ -93,8 +93,8 @@ class NtkScalingConfig(RotaryScalingConfig, kind="ntk"):
     """NTK-aware: base' = base factor^(r/(r-2)), which interpolates slow pairs and leaves fast ones
     (bloc97 2023; section 3.1 of 2309.00071)."""
 
-    def over(self, context: int) -> Scaling:
-        return Ntk(self, context)
+    def build(self, ctx: BuildContext) -> Ntk:
+        return Ntk(self, ctx.context)
 
 
 class DynamicNtk(Ntk):
@@ -111,8 +111,8 @@ class DynamicNtkScalingConfig(RotaryScalingConfig, kind="dynamic_ntk"):
     every implementation that caches turned keys.
     """
 
-    def over(self, context: int) -> Scaling:
-        return DynamicNtk(self, context)
+    def build(self, ctx: BuildContext) -> DynamicNtk:
+        return DynamicNtk(self, ctx.context)
 
 
 class Yarn(_Bound):
@@ -157,8 +157,8 @@ class YarnScalingConfig(RotaryScalingConfig, kind="yarn"):
             raise ValueError(f"beta_fast={self.beta_fast:g} must be at least beta_slow={self.beta_slow:g}")
         return self
 
-    def over(self, context: int) -> Scaling:
-        return Yarn(self, context)
+    def build(self, ctx: BuildContext) -> Yarn:
+        return Yarn(self, ctx.context)
 
 
 class LongRope(_Bound):
@@ -202,8 +202,8 @@ class LongRopeScalingConfig(RotaryScalingConfig, kind="longrope"):
         magnitude = LongRope(self, ctx.context).magnitude
         return self.vary(original_context=self.original_context or ctx.context, factor=1.0, attention_factor=magnitude)
 
-    def over(self, context: int) -> Scaling:
-        return LongRope(self, context)
+    def build(self, ctx: BuildContext) -> LongRope:
+        return LongRope(self, ctx.context)
 
 
 class Llama3(_Bound):
@@ -231,5 +231,5 @@ class Llama3ScalingConfig(RotaryScalingConfig, kind="llama3"):
             raise ValueError(f"low_freq_factor={low:g} must be at most high_freq_factor={high:g}")
         return self
 
-    def over(self, context: int) -> Scaling:
-        return Llama3(self, context)
+    def build(self, ctx: BuildContext) -> Llama3:
+        return Llama3(self, ctx.context)

@@ -8,7 +8,6 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from glassformer.parts.base import BuildContext, PartConfig
-from glassformer.parts.norm import NormConfig
 from glassformer.parts.site import Site
 
 Branch = Callable[[Tensor], Tensor]
@@ -71,9 +70,12 @@ class ResidualConfig(PartConfig, axis="residual"):
         scale = self.scale or 1.0
         return {"dropout": self.dropout, "scale": scale * ctx.n_layers**-0.5 if self.depth_scaled else scale}
 
-    def wire(self, ctx: BuildContext, norm: NormConfig, has_ffn: bool) -> Residual:
-        norms: dict[str, Any] = {name: norm.build(ctx) for name in self.norm_names(has_ffn)}
+    def build(self, ctx: BuildContext) -> Residual:
+        """The context has the block's norm, and whether the block has an ffn."""
+        assert ctx.norm is not None, "a wiring places the norm of its context"
+        norms: dict[str, Any] = {name: ctx.norm.build(ctx) for name in self.norm_names(ctx.has_ffn)}
         return self.wiring(**norms, **self.numbers(ctx))
 
-    def wire_params(self, ctx: BuildContext, norm: NormConfig, has_ffn: bool) -> int:
-        return len(self.norm_names(has_ffn)) * norm.num_params(ctx)
+    def num_params(self, ctx: BuildContext) -> int:
+        assert ctx.norm is not None, "a wiring places the norm of its context"
+        return len(self.norm_names(ctx.has_ffn)) * ctx.norm.num_params(ctx)

@@ -57,5 +57,5 @@ class SameDocument(Visibility):
 
 
 class VisibilityConfig(PartConfig, axis="visibility"):
-    def build(self, ctx: BuildContext) -> Visibility:  # type: ignore[override]  # no weights: a plain object
+    def build(self, ctx: BuildContext) -> Visibility:
         raise NotImplementedError

@@ -20,5 +20,5 @@ class Bidirectional(Visibility):
 
 
 class BidirectionalConfig(VisibilityConfig, kind="bidirectional"):
-    def build(self, ctx: BuildContext) -> Bidirectional:  # type: ignore[override]
+    def build(self, ctx: BuildContext) -> Bidirectional:
         return Bidirectional()

@@ -19,5 +19,5 @@ class Causal(Visibility):
 
 
 class CausalConfig(VisibilityConfig, kind="causal"):
-    def build(self, ctx: BuildContext) -> Causal:  # type: ignore[override]
+    def build(self, ctx: BuildContext) -> Causal:
         return Causal()

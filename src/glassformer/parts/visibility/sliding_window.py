@@ -29,5 +29,5 @@ class SlidingWindow(Visibility):
 class SlidingWindowConfig(VisibilityConfig, kind="sliding_window"):
     window: int = Field(gt=0, le=1 << 28)
 
-    def build(self, ctx: BuildContext) -> SlidingWindow:  # type: ignore[override]
+    def build(self, ctx: BuildContext) -> SlidingWindow:
         return SlidingWindow(self.window)
