@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
@@ -11,6 +13,7 @@ from glassformer.parts.forward_pass import Pass
 from glassformer.parts.init import Init, Role
 from glassformer.parts.norm import NormConfig
 from glassformer.parts.position import EmbeddingPosition, EmbeddingPositionConfig
+from glassformer.parts.shard import Shard, Shards
 
 
 class Embedding(nn.Module):
@@ -20,6 +23,7 @@ class Embedding(nn.Module):
     """
 
     roles: tuple[Role, ...] = ("embedding",)
+    shards: ClassVar[Shards] = {"weight": (Shard("vocab"),)}
 
     def __init__(
         self,

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -13,6 +14,7 @@ from glassformer.parts.init import Init, Role
 from glassformer.parts.linear import linear_params
 from glassformer.parts.loss import cross_entropy, linear_cross_entropy
 from glassformer.parts.reparam import MakeReparam
+from glassformer.parts.shard import Shard, Shards
 
 
 class Head(nn.Module):
@@ -26,6 +28,7 @@ class Head(nn.Module):
 
     decays = True
     roles: tuple[Role, ...] = ("head",)
+    shards: ClassVar[Shards] = {"weight": (Shard("vocab"),), "bias": (Shard("vocab"),)}
 
     def __init__(
         self,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +14,7 @@ from glassformer.parts.grouped import Groups, grouped_product
 from glassformer.parts.init import Init, Role
 from glassformer.parts.precision import as_among_others, product_dtype
 from glassformer.parts.reparam import MakeReparam
+from glassformer.parts.shard import REPLICATED, Shard, Shards
 
 
 class Linear(nn.Module):
@@ -21,7 +22,8 @@ class Linear(nn.Module):
 
     x (..., i), W (o, i), b (o,), y (..., o). With `out=(a, b, c)`, o = a + b + c, `split` returns the three results,
     one matrix product computes them, and each begins as if it stood alone, by a role of its own where `role` names
-    several. With `reparam`, W is made from `weight` at every call (`parts/reparam.py`).
+    several. With `reparam`, W is made from `weight` at every call (`parts/reparam.py`). `shard`: how the map, or each
+    of the maps, may be divided among owners (`parts/shard.py`).
     """
 
     decays = True
@@ -35,11 +37,14 @@ class Linear(nn.Module):
         bias: bool = False,
         role: Role | tuple[Role, ...] = "hidden",
         reparam: MakeReparam | None = None,
+        shard: Shard | tuple[Shard, ...] = REPLICATED,
     ):
         super().__init__()
         self.in_features = in_features
         self.outs = (out,) if isinstance(out, int) else tuple(out)
         self.roles = (role,) * len(self.outs) if isinstance(role, str) else role
+        cuts = (shard,) * len(self.outs) if isinstance(shard, Shard) else shard
+        self.cuts = tuple(replace(cut, rows=rows) for cut, rows in zip(cuts, self.outs, strict=True))
         self.weight = nn.Parameter(torch.empty(sum(self.outs), in_features))
         self.bias = nn.Parameter(torch.empty(sum(self.outs))) if bias else None
         self.reparam = reparam(in_features, self.outs) if reparam else None
@@ -57,6 +62,10 @@ class Linear(nn.Module):
     def operand(self) -> Tensor | None:
         """W where it lies ready for a product; None where it is made, or unpacked, at every call."""
         return self.weight if self.reparam is None else None
+
+    @property
+    def shards(self) -> Shards:
+        return {"weight": self.cuts, "bias": self.cuts}
 
     def split(self, y: Float[Tensor, "... o"]) -> tuple[Tensor, ...]:
         return y.split(self.outs, dim=-1)
@@ -95,6 +104,7 @@ class GroupedLinear(Linear):
         reparam: MakeReparam | None = None,
     ):
         super().__init__(in_features, (out,) * groups, bias, role, reparam)
+        self.cuts = (Shard("expert", groups),)
 
     def forward(self, x: Float[Tensor, "r i"], groups: Groups) -> Float[Tensor, "r o"]:  # type: ignore[override]
         dtype = product_dtype(x)

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from glassformer.parts.base import Value
+from glassformer.parts.shard import Shard
 
-ATOMS = (bool, int, float, str, type(None), torch.dtype, FunctionType, BuiltinFunctionType, Value)
+ATOMS = (bool, int, float, str, type(None), torch.dtype, FunctionType, BuiltinFunctionType, Value, Shard)
 
 
 class Mould:

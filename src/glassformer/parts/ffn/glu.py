@@ -17,6 +17,7 @@ from glassformer.parts.linear import Linear, Matrix, linear_params
 from glassformer.parts.precision import wide
 from glassformer.parts.region import region
 from glassformer.parts.reparam import MakeReparam
+from glassformer.parts.shard import Shard
 from glassformer.parts.site import Site
 
 
@@ -36,9 +37,9 @@ class Glu(nn.Module):
     ):
         super().__init__()
         # Two products: one of twice the width strides by powers of two and ran slower (docs/log.md, 2026-11-21).
-        self.gate_proj = Linear(d_model, hidden, bias, reparam=reparam)
-        self.up_proj = Linear(d_model, hidden, bias, reparam=reparam)
-        self.down_proj = Linear(hidden, d_model, bias, role="output", reparam=reparam)
+        self.gate_proj = Linear(d_model, hidden, bias, reparam=reparam, shard=Shard("column"))
+        self.up_proj = Linear(d_model, hidden, bias, reparam=reparam, shard=Shard("column"))
+        self.down_proj = Linear(hidden, d_model, bias, role="output", reparam=reparam, shard=Shard("row"))
         self.activation, self.gating = activation, gating(activation)
         self.gate, self.up, self.hidden, self.out = Site("bsf"), Site("bsf"), Site("bsf"), Site()
 

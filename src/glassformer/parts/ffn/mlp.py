@@ -10,6 +10,7 @@ from glassformer.parts.ffn.base import ACTIVATIONS, FFNConfig
 from glassformer.parts.ffn.ending import can_end, ended
 from glassformer.parts.linear import Linear, Matrix, linear_params
 from glassformer.parts.reparam import MakeReparam
+from glassformer.parts.shard import Shard
 from glassformer.parts.site import Site
 
 
@@ -28,8 +29,8 @@ class Mlp(nn.Module):
         reparam: MakeReparam | None = None,
     ):
         super().__init__()
-        self.up_proj = Linear(d_model, hidden, bias, reparam=reparam)
-        self.down_proj = Linear(hidden, d_model, bias, role="output", reparam=reparam)
+        self.up_proj = Linear(d_model, hidden, bias, reparam=reparam, shard=Shard("column"))
+        self.down_proj = Linear(hidden, d_model, bias, role="output", reparam=reparam, shard=Shard("row"))
         self.activation, self.phi = activation, ACTIVATIONS[activation]
         self.up, self.hidden, self.out = Site("bsf"), Site("bsf"), Site()
 

@@ -28,6 +28,7 @@ from glassformer.parts.mixer.kv import KVState, WindowState, vector_bytes
 from glassformer.parts.norm import NormConfig, RMSNormConfig
 from glassformer.parts.position import AttentionPosition, AttentionPositionConfig
 from glassformer.parts.reparam import MakeReparam
+from glassformer.parts.shard import Shard
 from glassformer.parts.site import Site
 from glassformer.parts.visibility import Causal, CausalConfig, SameDocument, Visibility, VisibilityConfig
 
@@ -96,10 +97,13 @@ class Attention(Mixer):
         self.dropout = dropout
         width, kv_width = self.n_heads * self.head_dim, self.n_kv_heads * self.head_dim
         roles: tuple[Role, ...] = ("score", "score", "hidden")
-        self.qkv = Linear(d_model, (width, kv_width, kv_width), bias, roles, reparam)
+        by_head, by_kv_head = Shard("column", self.n_heads), Shard("column", self.n_kv_heads)
+        shards = (by_head, by_kv_head, by_kv_head)
+        self.qkv = Linear(d_model, (width, kv_width, kv_width), bias, roles, reparam, shards)
         self.qk_norm = qk_norm
         self.position = position
-        self.output = Linear(width, d_model, bias if out_bias is None else out_bias, "output", reparam)
+        out_bias = bias if out_bias is None else out_bias
+        self.output = Linear(width, d_model, out_bias, "output", reparam, Shard("row", self.n_heads))
         self.visibility = visibility or Causal()
         self.kernel = kernel or Auto()
         self.kernel.check(self.visibility, softcap, dropout)

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -21,6 +21,7 @@ from glassformer.parts.mixer.recurrent import RecurrentState
 from glassformer.parts.mixer.scan import effective_attention, selective_scan, states
 from glassformer.parts.precision import wide
 from glassformer.parts.reparam import MakeReparam
+from glassformer.parts.shard import Shard, Shards
 from glassformer.parts.site import Site
 
 LEAST_STEP = 1e-4
@@ -32,6 +33,8 @@ class ShortConv(nn.Module):
 
     Tokens before the sequence count as zero: those that `age` (s,) or (b, s), the tokens of its own sequence before
     each, says are of another. `tail` (b, k-1, c): what came before x."""
+
+    shards: ClassVar[Shards] = {"weight": (Shard("column"),), "bias": (Shard("column"),)}
 
     def __init__(self, channels: int, width: int, bias: bool = True):
         super().__init__()
@@ -69,7 +72,7 @@ class StepProjection(Linear):
         self, rank: int, channels: int, steps: tuple[float, float] = (1e-3, 0.1), reparam: MakeReparam | None = None
     ):
         self.steps = steps
-        super().__init__(rank, channels, bias=True, reparam=reparam)
+        super().__init__(rank, channels, bias=True, reparam=reparam, shard=Shard("column"))
 
     def forward(self, x: Float[Tensor, "... r"]) -> Float[Tensor, "... c"]:
         assert self.bias is not None
@@ -108,6 +111,8 @@ class Mamba(Mixer):
     one: no softmax pattern. With a decode state its keys are the tokens of the call.
     """
 
+    shards: ClassVar[Shards] = {"A_log": (Shard("column"),), "D": (Shard("column"),)}
+
     def __init__(
         self,
         d_model: int,
@@ -124,13 +129,13 @@ class Mamba(Mixer):
         super().__init__()
         c, r = expand * d_model, dt_rank or rank_of(d_model)
         self.d_inner, self.d_state, self.d_conv = c, d_state, d_conv
-        self.in_proj = Linear(d_model, (c, c), bias, reparam=reparam)
+        self.in_proj = Linear(d_model, (c, c), bias, reparam=reparam, shard=Shard("column"))
         self.conv1d = ShortConv(c, d_conv, conv_bias)
-        self.x_proj = Linear(c, (r, d_state, d_state), reparam=reparam)
+        self.x_proj = Linear(c, (r, d_state, d_state), reparam=reparam, shard=Shard("row"))
         self.dt_proj = StepProjection(r, c, (dt_min, dt_max), reparam)
         self.A_log = nn.Parameter(torch.empty(c, d_state))
         self.D = nn.Parameter(torch.empty(c))
-        self.out_proj = Linear(c, d_model, bias, "output", reparam)
+        self.out_proj = Linear(c, d_model, bias, "output", reparam, Shard("row"))
         self.init_weights(Init())
         self.u, self.gate, self.dt, self.z = Site("bsc"), Site("bsc"), Site("bsc"), Site("bsc")
         self.B, self.C, self.out = Site("bsp"), Site("bsp"), Site("bsd")

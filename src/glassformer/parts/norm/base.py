@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from glassformer.parts.base import BuildContext, PartConfig
 from glassformer.parts.precision import product_dtype
+from glassformer.parts.shard import REPLICATED, Shard, Shards
 
 
 class Norm(nn.Module):
@@ -16,6 +17,13 @@ class Norm(nn.Module):
     """
 
     feeds_products = False
+    weight: nn.Parameter
+
+    @property
+    def shards(self) -> Shards:
+        """Weights of each head, (n, h), are cut by heads; those of a vector are on every owner."""
+        cut = Shard("column") if self.weight.dim() == 2 else REPLICATED
+        return {"weight": (cut,), "bias": (cut,)}
 
     def out_dtype(self, x: Tensor) -> torch.dtype:
         return product_dtype(x) if self.feeds_products else x.dtype

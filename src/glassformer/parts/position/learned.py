@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 import torch.nn.functional as F
 from pydantic import Field
@@ -11,6 +13,7 @@ from glassformer.parts.forward_pass import Pass
 from glassformer.parts.init import Init, Role
 from glassformer.parts.position.base import EmbeddingPosition, EmbeddingPositionConfig
 from glassformer.parts.position.picture import MOST_POINTS, Plot, by_distance
+from glassformer.parts.shard import REPLICATED, Shards
 
 
 class Learned(EmbeddingPosition):
@@ -20,6 +23,7 @@ class Learned(EmbeddingPosition):
     """
 
     roles: tuple[Role, ...] = ("embedding",)
+    shards: ClassVar[Shards] = {"weight": (REPLICATED,)}
 
     def __init__(self, length: int, d_model: int, offset: int = 0):
         super().__init__()

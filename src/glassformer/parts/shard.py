@@ -1,0 +1,77 @@
+"""How a parameter may be divided among owners: declared as data beside the part that holds it.
+
+A module's `shards` maps the names of its own parameters to the cut of each map stacked in them; a parameter that is not
+named is replicated. For y = x W^T with W (o, i):
+
+column      rows of W, outputs:     y = [x W_1^T, x W_2^T]          W_Q, W_K, W_V, W_gate, W_up and their biases
+row         columns of W, inputs:   y = x_1 W_1^T + x_2 W_2^T       W_O, W_down; the bias is added once
+expert      rows of W, by experts:  y = y_1 + y_2                   the experts' maps
+vocab       rows of a table (v, d), by tokens: logits = [l_1, l_2]  embedding and head
+replicated  every owner holds all of it
+
+The names are Megatron's (Shoeybi et al. 2019, 1909.08053). A fused matrix must be cut map by map: half of the rows of
+[W_Q; W_K; W_V] is not half of each.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from glassformer.errors import RequestError
+
+Cut = Literal["column", "row", "expert", "vocab", "replicated"]
+
+
+@dataclass(frozen=True)
+class Shard:
+    """The cut of one map; `units` are the equal pieces that stay whole (heads, experts); None: single rows or columns.
+
+    `rows`: those of the map in its parameter; None: all of them."""
+
+    cut: Cut = "replicated"
+    units: int | None = None
+    rows: int | None = None
+
+    @property
+    def axis(self) -> int:
+        """The axis of the parameter that is cut."""
+        return 1 if self.cut == "row" else 0
+
+    def piece(self, values: Tensor, owner: int, owners: int) -> Tensor:
+        """The part of a map (o, i), or of a bias (o,), that belongs to owner number `owner` of `owners`.
+
+        Raises RequestError where `owners` does not divide the units."""
+        if self.cut == "replicated" or self.axis >= values.dim():
+            return values
+        units = self.units or values.shape[self.axis]
+        if units % owners:
+            raise RequestError(code="range", field="owners", value=owners, expected=f"a divisor of {units}")
+        return values.chunk(owners, self.axis)[owner]
+
+
+REPLICATED = Shard()
+
+Shards = dict[str, tuple[Shard, ...]]
+"""Name of a parameter -> the cuts of the maps stacked by rows in it."""
+
+
+def shards_of(model: nn.Module) -> Shards:
+    """The declared cuts of every parameter of a model, by its full name."""
+    found: Shards = {}
+    for path, module in model.named_modules():
+        declared: Shards = getattr(module, "shards", {})
+        for name, _ in module.named_parameters(recurse=False):
+            found[f"{path}.{name}".removeprefix(".")] = declared.get(name, (REPLICATED,))
+    return found
+
+
+def piece_of(values: Tensor, shards: tuple[Shard, ...], owner: int, owners: int) -> Tensor:
+    """An owner's part of a parameter: that of each of its maps, stacked by rows again."""
+    if len(shards) == 1:
+        return shards[0].piece(values, owner, owners)
+    maps = values.split([shard.rows or 0 for shard in shards])
+    return torch.cat([shard.piece(one, owner, owners) for shard, one in zip(shards, maps, strict=True)])
