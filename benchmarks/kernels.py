@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from glassformer import machine
-from glassformer.parts.kernel import Banded, Kernel, Naive, Sdpa
+from glassformer.parts.kernel import AttentionCall, Banded, Kernel, Naive, Sdpa
 from glassformer.parts.visibility import Causal, SlidingWindow, Visibility
 
 TOKENS, HEADS, HEAD_DIM = 4096, 6, 64
@@ -28,7 +28,7 @@ def once(kernel: Kernel, visibility: Visibility, s: int, dtype: torch.dtype) -> 
     shape = (TOKENS // s, s, HEADS, HEAD_DIM)
     q, k, v = (torch.randn(shape, dtype=dtype, requires_grad=True) for _ in range(3))
     began = time.perf_counter()
-    z = kernel(q, k, v, visibility)
+    z = kernel(AttentionCall(q, k, v, visibility))
     z.backward(torch.ones_like(z))
     return time.perf_counter() - began
 

@@ -11,7 +11,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from transformers.models.olmo2.modeling_olmo2 import Olmo2Attention, Olmo2RotaryEmbedding
 
 from glassformer.parts.base import BuildContext
-from glassformer.parts.kernel import Banded, Naive, softcap
+from glassformer.parts.kernel import AttentionCall, Banded, Naive, softcap
 from glassformer.parts.mixer import AttentionConfig, QKNormConfig
 from glassformer.parts.norm import RMSNormConfig
 from glassformer.parts.position import RotaryConfig
@@ -55,7 +55,7 @@ def test_capped_attention(kernel: Naive | Banded) -> None:
         return eager_attention_forward(module, *heads, mask, scaling=scale, softcap=1.5)[0]
 
     def ours(q, k, v):
-        return kernel(q, k, v, Causal(), softcap(1.5), scale)
+        return kernel(AttentionCall(q, k, v, Causal(), softcap(1.5), scale))
 
     results = []
     for attend in (ours, capped):

@@ -15,7 +15,20 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from glassformer.errors import RequestError
 from glassformer.parts.forward_pass import Pass
-from glassformer.parts.kernel import Auto, Banded, Direct, Flex, Kernel, Naive, ScoreBias, Sdpa, softcap
+from glassformer.parts.kernel import (
+    AttentionCall,
+    Auto,
+    Banded,
+    CallFacts,
+    Direct,
+    Flex,
+    Kernel,
+    Naive,
+    ScoreBias,
+    Sdpa,
+    naive_attention,
+    softcap,
+)
 from glassformer.parts.position import Alibi
 from glassformer.parts.position.alibi import alibi_slopes
 from glassformer.parts.visibility import Bidirectional, Causal, SameDocument, SlidingWindow, Visibility
@@ -56,7 +69,10 @@ class Case(NamedTuple):
     documents: Tensor | None = None
 
     def run(self, kernel: Kernel, dropout: float = 0.0) -> Tensor:
-        return kernel(self.q, self.k, self.v, self.visibility, self.bias, self.scale, dropout, self.index)
+        return kernel(self.call(dropout))
+
+    def call(self, dropout: float = 0.0) -> AttentionCall:
+        return AttentionCall(self.q, self.k, self.v, self.visibility, self.bias, self.scale, dropout, self.index)
 
     def double(self) -> Case:
         return self._replace(q=self.q.double(), k=self.k.double(), v=self.v.double())
@@ -280,12 +296,12 @@ def test_scores_and_pattern_are_handed_out():
     def keep(name: str) -> Any:
         return lambda x: seen.setdefault(name, x)
 
-    z = Naive()(*case[:4], on_scores=keep("scores"), on_pattern=keep("pattern"))
+    z = naive_attention(case.call(), on_scores=keep("scores"), on_pattern=keep("pattern"))
     assert seen["scores"].shape == seen["pattern"].shape == (2, 4, 5, 7)
     assert ((seen["pattern"] > 0).sum(-1) == 3).all() and (seen["scores"] > float("-inf")).sum() == 2 * 4 * 5 * 3
     values = case.v.repeat_interleave(2, dim=2)
     torch.testing.assert_close(z, torch.einsum("bnst,btnh->bsnh", seen["pattern"], values))
-    zeroed = Naive()(*case[:4], on_pattern=lambda x: x * 0)
+    zeroed = naive_attention(case.call(), on_pattern=lambda x: x * 0)
     assert (zeroed == 0).all()
 
 
@@ -307,7 +323,7 @@ class Sizes(TorchDispatchMode):
 def made_by(kernel: Kernel, s: int, visibility: Visibility) -> Sizes:
     q, k, v = (torch.randn(1, s, n, 4).requires_grad_() for n in (2, 1, 1))
     with Sizes() as sizes:
-        z = kernel(q, k, v, visibility)
+        z = kernel(AttentionCall(q, k, v, visibility))
         z.sum().backward()
     return sizes
 
@@ -331,25 +347,28 @@ def test_causal_blocks_skip_the_future():
     for visibility in (Causal(), Bidirectional()):
         q, k, v = (torch.randn(1, 1024, n, 4).requires_grad_() for n in (2, 1, 1))
         with FlopCounterMode(display=False) as counter:
-            Banded()(q, k, v, visibility).sum().backward()
+            Banded()(AttentionCall(q, k, v, visibility)).sum().backward()
         done[type(visibility)] = counter.get_total_flops()
     assert done[Bidirectional] == 6 * 2 * 1024 * 1024 * 2 * 4
     assert 0.5 < done[Causal] / done[Bidirectional] < 0.6
 
 
 def test_kernels_refuse_at_construction():
-    for kernel, softcap_, dropout, named in ((Sdpa(), 30.0, 0.0, "softcap"), (Flex(), None, 0.1, "dropout")):
-        with pytest.raises(RequestError, match=named):
-            kernel.check(Causal(), softcap_, dropout)
-        kernel.check(Causal(), None, 0.0)
-    for kernel in (Naive(), Banded(), Auto()):
-        kernel.check(SlidingWindow(3), 30.0, 0.1)
+    bent, dropped = CallFacts(additive=False), CallFacts(dropout=True)
+    for kernel, refused, served in ((Sdpa(), bent, dropped), (Flex(), dropped, bent)):
+        with pytest.raises(RequestError) as error:
+            kernel.check(refused)
+        assert (error.value.code, error.value.field, error.value.value) == ("conflict", "kernel", kernel.name)
+        kernel.check(served)
+    for kernel in (Naive(), Banded(), Direct(), Auto()):
+        kernel.check(CallFacts(additive=False, dropout=True))
 
 
-def test_flex_says_that_it_cannot_train_here():
+def test_flex_says_that_it_cannot_train_here(monkeypatch: pytest.MonkeyPatch):
     case = long_case(Causal(), 4, 4)
     with pytest.raises(RequestError, match="backward"):
         case._replace(q=case.q.requires_grad_()).run(Flex())
+    monkeypatch.setattr("glassformer.parts.kernel.flex._has_triton", lambda: True)
     Flex().check_training("cuda")
 
 
@@ -378,12 +397,12 @@ def test_flex_is_the_definition(visibility: Visibility, bent: str):
 def test_auto_reads_in_fp32_where_bf16_is_slow(monkeypatch: pytest.MonkeyPatch):
     draw = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(1, 150, n, 16, generator=draw).bfloat16() for n in (4, 2, 2))
-    exact = Naive()(q.double(), k.double(), v.double(), Causal())
+    exact = Naive()(AttentionCall(q.double(), k.double(), v.double(), Causal()))
     errors = []
     for slow in (True, False):
         monkeypatch.setattr("glassformer.parts.kernel.auto.slow_in_bf16", lambda device, slow=slow: slow)
         with torch.no_grad():
-            z = Auto()(q, k, v, Causal())
+            z = Auto()(AttentionCall(q, k, v, Causal()))
         assert z.dtype == torch.bfloat16
         errors.append(float((z.double() - exact).norm() / exact.norm()))
     assert errors[0] < 0.0022 < 0.0028 < errors[1] < 0.02  # rounded once, and more often

@@ -2,17 +2,19 @@
 
 from glassformer.parts.kernel.auto import Auto, AutoConfig
 from glassformer.parts.kernel.banded import Banded, BandedConfig
-from glassformer.parts.kernel.base import Index, Kernel, KernelConfig, ScoreBias, softcap
+from glassformer.parts.kernel.base import AttentionCall, CallFacts, Index, Kernel, KernelConfig, ScoreBias, softcap
 from glassformer.parts.kernel.direct import Direct, DirectConfig
 from glassformer.parts.kernel.flex import Flex, FlexConfig
-from glassformer.parts.kernel.naive import Naive, NaiveConfig, attention_pattern, attention_rows
+from glassformer.parts.kernel.naive import Naive, NaiveConfig, attention_pattern, attention_rows, naive_attention
 from glassformer.parts.kernel.sdpa import Sdpa, SdpaConfig
 
 __all__ = [
+    "AttentionCall",
     "Auto",
     "AutoConfig",
     "Banded",
     "BandedConfig",
+    "CallFacts",
     "Direct",
     "DirectConfig",
     "Flex",
@@ -27,5 +29,6 @@ __all__ = [
     "SdpaConfig",
     "attention_pattern",
     "attention_rows",
+    "naive_attention",
     "softcap",
 ]

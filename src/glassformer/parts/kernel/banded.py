@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from glassformer.parts.base import BuildContext
-from glassformer.parts.kernel.base import Index, Kernel, KernelConfig, Once, ScoreBias, anew, indices
+from glassformer.parts.kernel.base import AttentionCall, Kernel, KernelConfig, masked_bias
 from glassformer.parts.precision import wide
 from glassformer.parts.visibility import Visibility
 
@@ -35,28 +35,17 @@ class Banded(Kernel):
     pass it keeps the pattern of each block in the products' dtype.
     """
 
+    name = "banded"
+
     def __init__(self, block: int = BLOCK):
         self.block = block
 
-    def __call__(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        visibility: Visibility,
-        bias: ScoreBias | None = None,
-        scale: float | None = None,
-        dropout: float = 0.0,
-        index: Index | None = None,
-        once: Once = anew,
-    ) -> Tensor:
-        scale = scale or q.shape[-1] ** -0.5
-        additive = bias is None or bias.additive
-        if index is not None or dropout or not additive or not visibility.sees_itself:
-            return self._general(q, k, v, visibility, bias, scale, dropout, index)
-        key = ("tiles", self.block, visibility.key, bias and bias.key, q.shape[1], k.shape[1], q.dtype)
-        tiles = once(key, lambda: self.tiles(q, k, visibility, bias))
-        return _Tiles.apply(q, k, v, scale, tiles)
+    def attend(self, call: AttentionCall) -> Tensor:
+        # Masks travel outside autograd: a learned bias takes the other path, which torch differentiates.
+        if call.dropout or call.learned or not call.additive or not call.sees_itself:
+            return self._general(call)
+        tiles = call.once(("tiles", self.block, *call.key), lambda: self.tiles(call))
+        return _Tiles.apply(call.q, call.k, call.v, call.score_scale, tiles)
 
     def spans(self, visibility: Visibility, s: int, t: int) -> list[tuple[int, int, int, int]]:
         """(begin, end, first, last) of each block, the queries being the last s of t tokens."""
@@ -68,55 +57,43 @@ class Banded(Kernel):
             found.append((begin, end, first, stop if visibility.causal else t))
         return found
 
-    def tiles(self, q: Tensor, k: Tensor, visibility: Visibility, bias: ScoreBias | None) -> list[Tile]:
+    def tiles(self, call: AttentionCall) -> list[Tile]:
         """The blocks with their masks, -inf where invisible, plus the bias where there is one."""
-        s, t = q.shape[1], k.shape[1]
-        b, n, q_idx, k_idx = indices(q, k, None)
+        visibility, s, t = call.visibility, call.q.shape[1], call.k.shape[1]
+        b, n, q_idx, k_idx = call.at
         made = []
         for begin, end, first, last in self.spans(visibility, s, t):
             # Keys before the block are all visible to it when nothing but order decides.
-            near = visibility.reach is None or visibility.reach >= t
-            plain = visibility.only_order and near and bias is None
-            since = (t - s + begin if visibility.causal else last) if plain else first
+            since = (t - s + begin if visibility.causal else last) if call.plain else first
             if since >= last:
                 made.append(Tile(begin, end, first, last, last, None))
                 continue
             at = b, n, q_idx[:, :, begin:end], k_idx[..., since:last]
-            score = torch.zeros((), device=q.device) if bias is None else bias(torch.zeros((), device=q.device), *at)
-            mask = torch.where(visibility.visible(*at), score, float("-inf")).to(q.dtype)
+            mask = masked_bias(visibility, call.bias, at).detach().to(call.q.dtype)
             made.append(Tile(begin, end, first, last, since, mask))
         return made
 
-    def _general(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        visibility: Visibility,
-        bias: ScoreBias | None,
-        scale: float,
-        dropout: float,
-        index: Index | None,
-    ) -> Tensor:
+    def _general(self, call: AttentionCall) -> Tensor:
         """Any bias, any indices, dropout: the same blocks, differentiated by torch."""
+        q, k, v, visibility = call.q, call.k, call.v, call.visibility
         batch, s, n, h = q.shape
         t, g = k.shape[1], k.shape[2]
-        b, heads, q_idx, k_idx = indices(q, k, index)
+        b, heads, q_idx, k_idx = call.at
         queries = q.unflatten(2, (g, n // g)).permute(0, 2, 3, 1, 4)  # (b, g, n/g, s, h)
         keys, values = k.permute(0, 2, 3, 1), v.transpose(1, 2)  # (b, g, h, t), (b, g, t, h)
         out = []
         for begin, end, first, last in self.spans(visibility, s, t):
-            if index is not None:
+            if call.index is not None:
                 first, last = 0, t
             rows = queries[:, :, :, begin:end].reshape(batch, g, -1, h)
-            scores = wide(rows @ keys[..., first:last]).view(batch, n, end - begin, last - first) * scale
+            scores = wide(rows @ keys[..., first:last]).view(batch, n, end - begin, last - first) * call.score_scale
             at = b, heads, q_idx[:, :, begin:end], k_idx[..., first:last]
-            if bias is not None:
-                scores = bias(scores, *at)
+            if call.bias is not None:
+                scores = call.bias(scores, *at)
             visible = visibility.visible(*at)
             scores = scores.masked_fill(~visible, float("-inf"))
             pattern = torch.softmax(scores, -1).masked_fill(~visible.any(-1, keepdim=True), 0.0).to(v.dtype)
-            pattern = F.dropout(pattern, dropout).view(batch, g, -1, last - first)
+            pattern = F.dropout(pattern, call.dropout).view(batch, g, -1, last - first)
             out.append((pattern @ values[:, :, first:last]).view(batch, n, end - begin, h))
         return torch.cat(out, dim=2).transpose(1, 2)
 

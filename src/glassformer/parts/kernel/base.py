@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, NamedTuple
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from glassformer.errors import RequestError
@@ -11,10 +13,14 @@ from glassformer.parts.base import BuildContext, PartConfig
 from glassformer.parts.visibility import Visibility
 
 Index = tuple[Tensor, Tensor]
-"""(q_idx (s,) or (b, s), k_idx (t,) or (b, t)): which tokens the queries and keys are, from the sequence's start."""
+"""(q_idx (s,) or (b, s), k_idx (t,) or (b, t)): which tokens the queries and keys are, counted from the sequence's
+start."""
+
+At = tuple[Tensor, Tensor, Tensor, Tensor]
+"""(b, n, q_idx, k_idx): index tensors that broadcast to (b, n, s, t)."""
 
 Once = Callable[[Hashable, Callable[[], Any]], Any]
-"""once(key, make): keeps what depends on shapes and positions alone for all layers of a pass."""
+"""once(key, make): returns make(), computed at the first call with this key and kept for the rest of the pass."""
 
 
 def anew(key: Hashable, make: Callable[[], Any]) -> Any:
@@ -25,14 +31,23 @@ def anew(key: Hashable, make: Callable[[], Any]) -> Any:
 class ScoreBias:
     """bias(score, b, n, q_idx, k_idx) -> score, the convention of `torch.nn.attention.flex_attention`.
 
-    `additive` promises that bias(score, ...) = score + bias(0, ...), so a mask can carry it.
+    additive    promises bias(score, ...) = score + bias(0, ...), so that a mask can carry it
+    key         equal for equal biases within one pass of the model
+    parameters  tensors that the function reads and training may change; they are part of the key, by identity
     """
 
-    def __init__(self, function: Callable[..., Tensor], additive: bool, key: Hashable):
+    def __init__(
+        self, function: Callable[..., Tensor], additive: bool, key: Hashable, parameters: tuple[Tensor, ...] = ()
+    ):
         self.function = function
         self.additive = additive
-        self.key = key
-        """Equal for equal biases within one pass of the model."""
+        self.key = (key, *parameters) if parameters else key
+        self.parameters = parameters
+
+    @property
+    def learned(self) -> bool:
+        """Whether a gradient is wanted for any of its parameters."""
+        return any(parameter.requires_grad for parameter in self.parameters)
 
     def __call__(self, score: Tensor, b: Tensor, n: Tensor, q_idx: Tensor, k_idx: Tensor) -> Tensor:
         return self.function(score, b, n, q_idx, k_idx)
@@ -43,7 +58,8 @@ class ScoreBias:
         if first is None or then is None:
             return first or then
         both = first.additive and then.additive
-        return ScoreBias(lambda score, *at: then(first(score, *at), *at), both, (first.key, then.key))
+        parameters = first.parameters + then.parameters
+        return ScoreBias(lambda score, *at: then(first(score, *at), *at), both, (first.key, then.key), parameters)
 
 
 def softcap(cap: float) -> ScoreBias:
@@ -51,62 +67,200 @@ def softcap(cap: float) -> ScoreBias:
     return ScoreBias(lambda score, b, n, q_idx, k_idx: cap * torch.tanh(score / cap), False, ("softcap", cap))
 
 
-class Kernel:
-    """How z = dropout(softmax(bias(q k^T scale) where visible)) v is computed.
+class CallFacts(NamedTuple):
+    """What the choice of a kernel depends on, as plain values: no tensor, no device needed. The defaults are a call
+    that every kernel serves."""
 
-    q (b, s, n, h), k and v (b, t, g, h) with g dividing n: query head i reads key/value head i // (n/g).
-    Returns z (b, s, n, h). `scale` defaults to 1/sqrt(h); `index` to the queries being the last s of the t tokens.
-    A row that sees no key is zero. Every kernel equals `naive` in outputs and gradients.
+    device: str = ""
+    """Type of the device; empty where it is not known yet."""
+    dtype: torch.dtype = torch.float32
+    batch: int = 1
+    s: int = 1
+    t: int = 1
+    head_dim: int = 64
+    reach: int | None = None
+    plain: bool = True
+    """As `AttentionCall.plain`."""
+    masked: bool = False
+    """As `AttentionCall.masked`."""
+    additive: bool = True
+    """No bias, or an additive one."""
+    learned: bool = False
+    """The bias has parameters that want a gradient."""
+    dropout: bool = False
+    grad: bool = False
+    """A gradient is wanted of the result."""
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionCall:
+    """One call of a kernel: z = dropout(softmax(bias(q k^T scale) where visible)) v.
+
+    q           (b, s, n, h)
+    k, v        (b, t, g, h), g dividing n: query head i reads key/value head i // (n/g)
+    visibility  which keys a query sees
+    bias        what happens to the scores; None: nothing
+    scale       None: 1 / sqrt(h)
+    dropout     probability with which an entry of the pattern is dropped
+    index       which tokens the queries and keys are; None: the queries are the last s of the t tokens
+    once        keeps masks for the other layers of a pass
     """
 
-    def check(self, visibility: Visibility, softcap: float | None, dropout: float) -> None:
-        """Refuses, at construction, what this kernel cannot do.
+    q: Float[Tensor, "b s n h"]
+    k: Float[Tensor, "b t g h"]
+    v: Float[Tensor, "b t g h"]
+    visibility: Visibility
+    bias: ScoreBias | None = None
+    scale: float | None = None
+    dropout: float = 0.0
+    index: Index | None = None
+    once: Once = anew
 
-        Raises RequestError with the field and what would serve."""
+    def vary(self, **changes: Any) -> AttentionCall:
+        """A copy with some fields changed."""
+        return replace(self, **changes)
+
+    @property
+    def score_scale(self) -> float:
+        """`scale`, or its default 1 / sqrt(h)."""
+        return self.q.shape[-1] ** -0.5 if self.scale is None else self.scale
+
+    @property
+    def additive(self) -> bool:
+        """Whether a mask can carry the bias, if there is one."""
+        return self.bias is None or self.bias.additive
+
+    @property
+    def learned(self) -> bool:
+        """Whether the bias wants a gradient for its parameters now."""
+        return self.bias is not None and self.bias.learned and torch.is_grad_enabled()
+
+    @property
+    def sees_itself(self) -> bool:
+        """Whether every query sees at least its own key, so that no row of the pattern is empty."""
+        return self.visibility.sees_itself and self.index is None
+
+    @property
+    def near(self) -> bool:
+        """Whether all t keys are within the visibility's reach."""
+        reach = self.visibility.reach
+        return reach is None or reach >= self.k.shape[1]
+
+    @property
+    def plain(self) -> bool:
+        """Whether the order of the tokens alone decides what is visible, and nothing is added to the scores."""
+        return self.bias is None and self.index is None and self.visibility.only_order and self.near
+
+    @property
+    def sees_past(self) -> bool:
+        """Whether query i sees exactly keys 0 .. i, the causal square that kernels know without a mask."""
+        s, t = self.q.shape[1], self.k.shape[1]
+        return self.plain and self.visibility.causal and s > 1 and bool(s == t)  # lengths are symbols to a compiler
+
+    @property
+    def sees_all(self) -> bool:
+        """Whether every query sees every key."""
+        return self.plain and (not self.visibility.causal or self.q.shape[1] == 1)
+
+    @property
+    def masked(self) -> bool:
+        """Whether a kernel that knows but `sees_all` and `sees_past` needs a mask."""
+        return not (self.sees_all or self.sees_past)
+
+    @property
+    def grad(self) -> bool:
+        """Whether a gradient is wanted of the result."""
+        inputs = self.q.requires_grad or self.k.requires_grad or self.v.requires_grad
+        return torch.is_grad_enabled() and (inputs or self.learned)
+
+    @property
+    def facts(self) -> CallFacts:
+        q, t = self.q, self.k.shape[1]
+        b, s, _, h = q.shape
+        plain, grad = self.plain, self.grad
+        return CallFacts(
+            q.device.type, q.dtype, b, s, t, h, self.visibility.reach, plain, not plain or self.masked,
+            self.additive, grad and self.learned, self.dropout > 0, grad,
+        )  # fmt: skip
+
+    @property
+    def tokens(self) -> Index:
+        """`index`, written out."""
+        s, t, device = self.q.shape[1], self.k.shape[1], self.q.device
+        return self.index or (torch.arange(t - s, t, device=device), torch.arange(t, device=device))
+
+    @property
+    def at(self) -> At:
+        return indices(self.q, self.k, self.tokens)
+
+    @property
+    def key(self) -> tuple[Hashable, ...]:
+        """Equal for two calls of one pass whose masks are equal. Tensors in it count by identity."""
+        where = self.index or (self.q.shape[1], self.k.shape[1])
+        return (self.visibility.key, self.bias and self.bias.key, *where, self.q.dtype)
+
+    def additive_mask(self, dtype: torch.dtype) -> Tensor:
+        """0 or the bias where visible and -inf elsewhere, broadcastable to (b, n, s, t). Differentiable in the bias."""
+        return masked_bias(self.visibility, self.bias, self.at).to(dtype)
+
+
+def indices(q: Tensor, k: Tensor, index: Index) -> At:
+    """b (b,1,1,1), n (1,n,1,1), q_idx (1 or b,1,s,1), k_idx (1 or b,1,1,t): they broadcast to (b, n, s, t)."""
+    b, s, n, t, device = q.shape[0], q.shape[1], q.shape[2], k.shape[1], q.device
+    return (
+        torch.arange(b, device=device).view(b, 1, 1, 1),
+        torch.arange(n, device=device).view(1, n, 1, 1),
+        index[0].reshape(-1, 1, s, 1),
+        index[1].reshape(-1, 1, 1, t),
+    )
+
+
+def masked_bias(visibility: Visibility, bias: ScoreBias | None, at: At) -> Tensor:
+    """0 or the additive bias where visible and -inf elsewhere, broadcastable to (b, n, s, t)."""
+    zero = torch.zeros((), device=at[0].device)
+    return torch.where(visibility.visible(*at), zero if bias is None else bias(zero, *at), float("-inf"))
+
+
+class Kernel:
+    """kernel(call) -> z (b, s, n, h): how attention is computed. A row that sees no key is zero.
+
+    Every kernel equals `naive` in outputs and gradients, or refuses the call and says why. A subclass implements
+    `attend`, and `refusal` where there is something it cannot do.
+    """
+
+    name: ClassVar[str]
+
+    def __call__(self, call: AttentionCall) -> Float[Tensor, "b s n h"]:
+        """Raises RequestError where `serves` has a reason not to."""
+        self.check(call.facts)
+        return self.attend(call)
+
+    def serves(self, call: AttentionCall) -> str | None:
+        """None, or the reason why this kernel cannot compute the call."""
+        return self.refusal(call.facts)
+
+    def refusal(self, facts: CallFacts) -> str | None:
+        """`serves`, from the facts of a call: a clause that goes on from the kernel's name."""
+        return None
+
+    def check(self, facts: CallFacts) -> None:
+        """Raises RequestError where `refusal` gives a reason; at construction with what is known then."""
+        if reason := self.refusal(facts):
+            others = "auto, banded or naive"  # these serve every call on every device
+            raise RequestError(
+                f"kernel={self.name} {reason}; use kernel={others}",
+                code="conflict", field="kernel", value=self.name, expected=others,
+            )  # fmt: skip
 
     def check_training(self, device: str) -> None:
-        """Refuses, before anything is computed, to train on a device where there is no backward pass."""
+        """Raises RequestError where the kernel has no backward pass on this type of device."""
+        self.check(CallFacts(device=device, grad=True))
 
-    def __call__(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        visibility: Visibility,
-        bias: ScoreBias | None = None,
-        scale: float | None = None,
-        dropout: float = 0.0,
-        index: Index | None = None,
-        once: Once = anew,
-    ) -> Tensor:
+    def attend(self, call: AttentionCall) -> Float[Tensor, "b s n h"]:
+        """z, for a call that this kernel serves."""
         raise NotImplementedError
 
 
 class KernelConfig(PartConfig, axis="kernel"):
     def build(self, ctx: BuildContext) -> Kernel:
         raise NotImplementedError
-
-
-def refuse(kernel: str, field: str, value: object, instead: str) -> None:
-    raise RequestError(f"kernel={kernel} cannot serve {field}={value}; use kernel={instead}")
-
-
-def indices(q: Tensor, k: Tensor, index: Index | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """b (b,1,1,1), n (1,n,1,1), q_idx (1 or b,1,s,1), k_idx (1 or b,1,1,t): they broadcast to (b, n, s, t)."""
-    b, s, n, t, device = q.shape[0], q.shape[1], q.shape[2], k.shape[1], q.device
-    q_idx, k_idx = index or (torch.arange(t - s, t, device=device), torch.arange(t, device=device))
-    return (
-        torch.arange(b, device=device).view(b, 1, 1, 1),
-        torch.arange(n, device=device).view(1, n, 1, 1),
-        q_idx.reshape(-1, 1, s, 1),
-        k_idx.reshape(-1, 1, 1, t),
-    )
-
-
-def additive_mask(q: Tensor, k: Tensor, visibility: Visibility, bias: ScoreBias | None, index: Index | None) -> Tensor:
-    """Mask in q's dtype, 0 or the bias where visible and -inf elsewhere, broadcastable to (b, n, s, t)."""
-    at = indices(q, k, index)
-    visible = visibility.visible(*at)
-    zero = torch.zeros((), device=q.device)
-    scores = zero if bias is None else bias(zero, *at)
-    return torch.where(visible, scores, float("-inf")).to(q.dtype)

@@ -5,9 +5,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from glassformer.parts.base import BuildContext
-from glassformer.parts.kernel.base import Index, Kernel, KernelConfig, Once, ScoreBias, additive_mask, anew, indices
+from glassformer.parts.kernel.base import AttentionCall, Kernel, KernelConfig
 from glassformer.parts.precision import wide
-from glassformer.parts.visibility import Visibility
 
 BLOCK = 64
 
@@ -24,45 +23,39 @@ class Direct(Kernel):
     that is enough to part two texts within a few words.)
     """
 
-    def __call__(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        visibility: Visibility,
-        bias: ScoreBias | None = None,
-        scale: float | None = None,
-        dropout: float = 0.0,
-        index: Index | None = None,
-        once: Once = anew,
-    ) -> Tensor:
+    name = "direct"
+
+    def attend(self, call: AttentionCall) -> Tensor:
+        q, k, v = call.q, call.k, call.v
         (b, s, n, h), (t, g) = q.shape, k.shape[1:3]
         compiling = torch.compiler.is_compiling()  # how many blocks there are would be compiled in
         size, blocks = (t, 1) if compiling else (BLOCK, (t + BLOCK - 1) // BLOCK)
         end = size * blocks
-        rows = (wide(q) * (scale or h**-0.5)).transpose(1, 2).reshape(b * g, 1, n // g * s, h)
+        rows = (wide(q) * call.score_scale).transpose(1, 2).reshape(b * g, 1, n // g * s, h)
         keys, values = (_filled(x, end).view(b * g * blocks, size, h) for x in (k, v))
         scores = torch.bmm(rows.expand(-1, blocks, -1, -1).reshape(len(keys), -1, h), keys.transpose(1, 2))
         scores = scores.view(b * g, blocks, -1, size).transpose(1, 2).reshape(b, n, s, end)
-        near = visibility.reach is None or visibility.reach >= t
-        plain = visibility.only_order and near and bias is None and index is None
-        if not plain or (visibility.causal and s > 1):
-            if bias is None or bias.additive:
-                key = ("direct", visibility.key, bias and bias.key)  # layers that see alike keep as many tokens
-                scores = scores + once(key, lambda: _hidden(additive_mask(wide(q), k, visibility, bias, index), end))
-            else:
-                at = indices(q, k, index)
-                scores = bias(scores[..., :t], *at).masked_fill(~visibility.visible(*at), float("-inf"))
-                scores = _hidden(scores, end)
+        if not call.sees_all:
+            scores = _masked(scores, call, end)
         elif end > t:
-            scores = scores + once(("direct", t), lambda: _hidden(scores.new_zeros(t), end))
-        seeing = visibility.sees_itself and index is None
-        softmax = torch.softmax if seeing else torch.ops.aten._safe_softmax  # zero for a row without keys
-        pattern = F.dropout(softmax(scores, -1), dropout, dropout > 0)
+            scores = scores + call.once(("direct", t), lambda: _hidden(scores.new_zeros(t), end))
+        softmax = torch.softmax if call.sees_itself else torch.ops.aten._safe_softmax  # zero for a row without keys
+        pattern = F.dropout(softmax(scores, -1), call.dropout, call.dropout > 0)
         pattern = pattern.view(b * g, -1, blocks, size).transpose(1, 2).reshape(len(values), -1, size)
         z = torch.bmm(pattern, values).view(b * g, blocks, -1, h)
         z = z[:, 0] if blocks == 1 else z.cumsum(1)[:, -1]  # first to last; `sum` would choose an order by the size
         return z.reshape(b, n, s, h).transpose(1, 2).to(q.dtype)
+
+
+def _masked(scores: Tensor, call: AttentionCall, end: int) -> Tensor:
+    """The scores (b, n, s, end) with the bias, -inf where invisible."""
+    if call.additive:
+        dtype = scores.dtype
+        return scores + call.once(("direct", *call.key), lambda: _hidden(call.additive_mask(dtype), end))
+    assert call.bias is not None
+    at = call.at
+    scores = call.bias(scores[..., : call.k.shape[1]], *at)
+    return _hidden(scores.masked_fill(~call.visibility.visible(*at), float("-inf")), end)
 
 
 def _filled(x: Tensor, end: int) -> Tensor:

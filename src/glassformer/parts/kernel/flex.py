@@ -8,17 +8,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from glassformer.errors import RequestError
 from glassformer.parts.base import BuildContext
-from glassformer.parts.kernel.base import Index, Kernel, KernelConfig, Once, ScoreBias, anew, refuse
-from glassformer.parts.visibility import Visibility
+from glassformer.parts.kernel.base import AttentionCall, CallFacts, Kernel, KernelConfig
+
+GPUS = {"cuda", "xpu"}
+"""Types of devices for which FlexAttention writes Triton code."""
+DTYPES = {torch.float32, torch.float16, torch.bfloat16}
+LEAST_HEAD_DIM = 16
+"""The smallest head dimension of its Triton code."""
 
 
 @lru_cache(maxsize=1)
 def _flex() -> tuple[Any, Any]:
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-    return create_block_mask, torch.compile(flex_attention, dynamic=False)
+    # Compiled, the block mask is made without the (s, t) mask.
+    return torch.compile(create_block_mask), torch.compile(flex_attention)
 
 
 @lru_cache
@@ -26,52 +31,80 @@ def _found(compiler: str) -> bool:
     return shutil.which(compiler) is not None
 
 
+@lru_cache(maxsize=1)
+def _has_triton() -> bool:
+    from torch.utils._triton import has_triton
+
+    return has_triton()
+
+
+def cannot_compile(device: str) -> str | None:
+    """None, or what is missing on this machine to compile for this type of device."""
+    if torch._dynamo.config.disable:
+        return "needs torch.compile, which is switched off"
+    if device == "cpu" and not torch.compiler.is_compiling() and not _found(os.environ.get("CXX", "g++")):
+        return "needs a C++ compiler on the CPU (g++, or CXX)"
+    if device in GPUS and not _has_triton():
+        return "needs Triton on a GPU"
+    return None
+
+
 class Flex(Kernel):
     """FlexAttention: the visibility and the bias are compiled into one tiled kernel, blocks nobody sees are skipped.
 
-    Dong et al. 2024, 2412.05496. On a GPU it trains; on the CPU it has no backward pass and needs a C++ compiler.
+    Dong et al. 2024, 2412.05496. On a GPU it trains, which no GPU has tried here yet; on the CPU it has no backward
+    pass and needs a C++ compiler.
     """
 
-    def check(self, visibility: Visibility, softcap: float | None, dropout: float) -> None:
-        if dropout:
-            refuse("flex", "dropout", dropout, "naive, banded or sdpa")
+    name = "flex"
 
-    def check_training(self, device: str) -> None:
-        if device == "cpu":
-            raise RequestError("kernel=flex has no backward pass on the CPU; train with kernel=banded, sdpa or auto")
+    def refusal(self, facts: CallFacts) -> str | None:
+        if facts.dropout:
+            return "has no dropout"
+        if not facts.device:  # at construction
+            return None
+        if facts.device == "cpu" and facts.grad:
+            return "has no backward pass on the CPU"
+        if facts.device != "cpu" and facts.device not in GPUS:
+            return f"does not run on {facts.device}"
+        if facts.dtype not in DTYPES:
+            return f"does not compute in {facts.dtype}"
+        if facts.device in GPUS and facts.head_dim < LEAST_HEAD_DIM:
+            return f"needs head_dim >= {LEAST_HEAD_DIM} on a GPU, got {facts.head_dim}"
+        if facts.learned:
+            return "is not known to give a learned bias its gradient"
+        return cannot_compile(facts.device)
 
-    def __call__(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        visibility: Visibility,
-        bias: ScoreBias | None = None,
-        scale: float | None = None,
-        dropout: float = 0.0,
-        index: Index | None = None,
-        once: Once = anew,
-    ) -> Tensor:
-        if torch.is_grad_enabled() and q.requires_grad:
-            self.check_training(q.device.type)
-        if q.device.type == "cpu" and not torch.compiler.is_compiling() and not _found(os.environ.get("CXX", "g++")):
-            raise RequestError("kernel=flex needs a C++ compiler on the CPU (g++, or CXX); use kernel=auto")
-        create_block_mask, flex_attention = _flex()
-        q_idx, k_idx = index or (
-            torch.arange(k.shape[1] - q.shape[1], k.shape[1], device=q.device),
-            torch.arange(k.shape[1], device=q.device),
-        )
-
-        # Without names of their own: torch counts their arguments, which a checker of annotations would hide.
-        visible = lambda b, n, i, j: visibility.visible(b, n, q_idx[i], k_idx[j])  # noqa: E731
-        bend = None if bias is None else lambda score, b, n, i, j: bias(score, b, n, q_idx[i], k_idx[j])
-        mask = create_block_mask(visible, q.shape[0], q.shape[2], q.shape[1], k.shape[1], device=q.device)
+    def attend(self, call: AttentionCall) -> Tensor:
+        _, flex_attention = _flex()
+        q, k, v, bias = call.q, call.k, call.v, call.bias
+        at = _tokens(call)
+        # Without annotations: torch counts the arguments, which a checker of annotations would hide.
+        bend = None if bias is None else lambda score, b, n, i, j: bias(score, b, n, *at(b, i, j))
         z = flex_attention(
             q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2),
-            score_mod=bend, block_mask=mask, scale=scale,
+            score_mod=bend, block_mask=call.once(("blocks", *call.key), lambda: block_mask(call)), scale=call.scale,
             enable_gqa=q.shape[2] != k.shape[2],
         )  # fmt: skip
         return z.transpose(1, 2)
+
+
+def block_mask(call: AttentionCall) -> Any:
+    """Which blocks of queries see which blocks of keys; for all rows and heads at once where they see alike."""
+    create_block_mask, _ = _flex()
+    visibility, at = call.visibility, _tokens(call)
+    b, n, q_idx, k_idx = call.at
+    rows, heads = visibility.visible(b, n, q_idx[:, :, :1], k_idx[..., :1]).shape[:2]
+    visible = lambda b, n, i, j: visibility.visible(b, n, *at(b, i, j))  # noqa: E731
+    many = (rows if rows > 1 else None, heads if heads > 1 else None)
+    return create_block_mask(visible, *many, call.q.shape[1], call.k.shape[1], device=call.q.device)
+
+
+def _tokens(call: AttentionCall) -> Any:
+    """at(b, i, j) -> (q_idx, k_idx): which tokens query i and key j of row b are."""
+    q_idx, k_idx = call.tokens
+    by_row = [x.dim() == 2 for x in (q_idx, k_idx)]
+    return lambda b, i, j: (q_idx[b, i] if by_row[0] else q_idx[i], k_idx[b, j] if by_row[1] else k_idx[j])
 
 
 class FlexConfig(KernelConfig, kind="flex"):

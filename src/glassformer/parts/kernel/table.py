@@ -1,12 +1,11 @@
-"""Which kernel was fastest, by measurement: `glassformer bench kernels` prints the rows behind it, docs/benchmarks/
-kernels.md keeps them."""
+"""Which kernel is fastest for a call. On CPUs by measurement: `glassformer bench kernels` prints the rows behind it,
+docs/benchmarks/kernels.md keeps them. On GPUs by rule: no GPU has measured or run these choices yet."""
 
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
-from glassformer.parts.visibility import Visibility
+from glassformer.parts.kernel.base import CallFacts
 
 # CPU, forward and backward: numbers of queries s for which blocks beat SDPA, from <= s < to. Under a window they go on
 # winning. From 8192 the patterns that blocks keep for the backward pass outgrow what speed is worth. At 2048 in fp32
@@ -14,25 +13,35 @@ from glassformer.parts.visibility import Visibility
 CPU_BANDED = {torch.float32: (256, 4096), torch.bfloat16: (2, 8192)}
 CPU_BANDED_OTHER = (256, 4096)
 
-
 CPU_DIRECT = 4
 """CPU, forward alone: as many queries after others are better served by two products, but for one row in fp32 without a
 mask. How many keys there are does not matter: a row of a batch may meet more of them than it does alone."""
 
+GPU_FEW = 32
+"""GPU: for as many queries after others, a mask costs less than a kernel compiled for it. Not measured."""
 
-def fastest(q: Tensor, k: Tensor, visibility: Visibility, additive: bool, plain: bool = True) -> str:
-    """Name of the kernel for these shapes; q (b, s, n, h), k (b, t, g, h). SDPA cannot bend scores, blocks can.
 
-    `plain`: no bias, and the keys are the last t tokens."""
-    goes_on = q.shape[1] < k.shape[1] or q.shape[1] == 1
-    if q.device.type == "cpu" and q.shape[1] <= CPU_DIRECT and goes_on:
-        alone = q.shape[0] == 1 and q.dtype == torch.float32 and plain and k.shape[1] < 1024
-        return "sdpa" if alone else "direct"
-    if not additive:
-        return "banded"
-    if q.device.type != "cpu":
-        return "sdpa"
-    s, t = q.shape[1], k.shape[1]
-    first, last = CPU_BANDED.get(q.dtype, CPU_BANDED_OTHER)
-    windowed = visibility.reach is not None and visibility.reach <= t // 2
-    return "banded" if first <= s and (s < last or windowed) else "sdpa"
+def ranking(facts: CallFacts) -> tuple[str, ...]:
+    """Names of kernels for a call with these facts, fastest first. The last one serves it on every machine."""
+    goes_on = facts.s < facts.t or facts.s == 1
+    return _on_cpu(facts, goes_on) if facts.device == "cpu" else _elsewhere(facts, goes_on)
+
+
+def _on_cpu(facts: CallFacts, goes_on: bool) -> tuple[str, ...]:
+    if facts.s <= CPU_DIRECT and goes_on:
+        alone = facts.batch == 1 and facts.dtype == torch.float32 and facts.plain and facts.t < 1024
+        return ("sdpa",) if alone else ("direct",)
+    if not facts.additive:
+        return ("banded",)
+    first, last = CPU_BANDED.get(facts.dtype, CPU_BANDED_OTHER)
+    windowed = facts.reach is not None and facts.reach <= facts.t // 2
+    return ("banded",) if first <= facts.s and (facts.s < last or windowed) else ("sdpa",)
+
+
+def _elsewhere(facts: CallFacts, goes_on: bool) -> tuple[str, ...]:
+    """Flex wherever SDPA would need a mask or cannot serve. Where Flex cannot serve either (dropout, no Triton, another
+    device): SDPA with a mask, or blocks for a bias that is not additive."""
+    few = facts.s <= GPU_FEW and goes_on
+    if not facts.additive:
+        return ("direct",) if few else ("flex", "banded")
+    return ("flex", "sdpa") if facts.masked and not few else ("sdpa",)

@@ -12,14 +12,15 @@ from glassformer.parts.base import BuildContext, Value
 from glassformer.parts.forward_pass import Pass
 from glassformer.parts.init import Role
 from glassformer.parts.kernel import (
+    AttentionCall,
     Auto,
     AutoConfig,
-    Index,
+    CallFacts,
     Kernel,
     KernelConfig,
-    Naive,
     ScoreBias,
     attention_rows,
+    naive_attention,
     softcap,
 )
 from glassformer.parts.linear import Linear, Matrix, linear_params
@@ -106,7 +107,7 @@ class Attention(Mixer):
         self.output = Linear(width, d_model, out_bias, "output", reparam, Shard("row", self.n_heads))
         self.visibility = visibility or Causal()
         self.kernel = kernel or Auto()
-        self.kernel.check(self.visibility, softcap, dropout)
+        self.kernel.check(CallFacts(additive=softcap is None, dropout=dropout > 0))
         steps = (position, qk_norm) if norm_after_position else (qk_norm, position)
         self._adjust = [step for step in steps if step is not None]
         self.q, self.k, self.v = Site("bsnh"), Site("bsgh"), Site("bsgh")
@@ -126,17 +127,15 @@ class Attention(Mixer):
         k_idx = None
         if state is not None:
             k, v, k_idx = state.append(k, v, pass_)  # (b, t, g, h)
-        index, terms = pass_.index(k_idx), self.terms(pass_)
-        dropout = self.dropout if self.training else 0.0
+        call = self.call(q, k, v, k_idx, pass_)
         if self.scores.edited or self.pattern.edited:  # the definition alone has them to hand
-            z = Naive()(q, k, v, **terms, index=index, dropout=dropout, on_scores=self.scores, on_pattern=self.pattern)
+            z = naive_attention(call, on_scores=self.scores, on_pattern=self.pattern)
         else:
-            z = self.kernel(q, k, v, **terms, index=index, dropout=dropout, once=pass_.once)
+            z = self.kernel(call)
             if self.scores.looks or self.pattern.looks:
-                self.show(q, k, index, terms)
+                self.show(call)
         if self.gain_control:
-            alike = {**terms, "bias": None}
-            z = z - self.kernel(torch.zeros_like(q), k, v, **alike, index=index, once=pass_.once)
+            z = z - self.kernel(call.vary(q=torch.zeros_like(q), bias=None, dropout=0.0))
         return self.out(self.output(self.z(z).flatten(-2)))
 
     def matrices(self) -> dict[str, Matrix]:
@@ -145,21 +144,24 @@ class Attention(Mixer):
         parts = {name: Matrix.of(self.qkv, i, n) for i, (name, n) in enumerate(zip("qkv", heads, strict=True))}
         return {**parts, "out": Matrix.of(self.output)}
 
-    def terms(self, pass_: Pass) -> dict[str, Any]:
-        """What a kernel is told besides q, k and v: visibility, bias and scale."""
+    def call(self, q: Tensor, k: Tensor, v: Tensor, k_idx: Tensor | None, pass_: Pass) -> AttentionCall:
+        """The call of the kernel; k_idx as `KVState.append` returns it."""
         documents = pass_.documents
         visibility = self.visibility if documents is None else SameDocument(self.visibility, documents)
         bias = self.position.bias(pass_) if self.position is not None else None
         if self.softcap is not None:
             bias = ScoreBias.chain(softcap(self.softcap), bias)
-        return {"visibility": visibility, "bias": bias, "scale": self.scale}
+        dropout = self.dropout if self.training else 0.0
+        index = pass_.index(k_idx)
+        return AttentionCall(q, k, v, visibility, bias, self.scale, dropout, index, pass_.once)
 
     @torch.no_grad()
-    def show(self, q: Tensor, k: Tensor, index: Index | None, terms: dict[str, Any]) -> None:
-        """Scores and pattern to whoever looks, computed beside the kernel, which goes on as if nobody did."""
-        for first, scores, pattern in attention_rows(q, k, **terms, index=index):
-            self.scores.show(scores, first, q.shape[1])
-            self.pattern.show(pattern, first, q.shape[1])
+    def show(self, call: AttentionCall) -> None:
+        """Shows scores and pattern to the looks at their sites. They are computed beside the kernel, whose result stays
+        the same."""
+        for first, scores, pattern in attention_rows(call):
+            self.scores.show(scores, first, call.q.shape[1])
+            self.pattern.show(pattern, first, call.q.shape[1])
 
     def init_state(self, batch: int, max_len: int, dtype: torch.dtype, device: Any = None, rewind: int = 0) -> KVState:
         reach = self.visibility.reach

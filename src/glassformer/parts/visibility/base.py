@@ -25,7 +25,8 @@ class Visibility:
 
     @property
     def key(self) -> tuple[Hashable, ...]:
-        """Equal for two visibilities that are equal within one pass of the model: masks are made once for both."""
+        """Equal for visibilities that are equal within one pass of the model: masks are made once for both. A tensor
+        in it counts by identity."""
         return (type(self), *sorted(vars(self).items()))
 
     def visible(self, b: Tensor, n: Tensor, q_idx: Tensor, k_idx: Tensor) -> Tensor:
@@ -49,7 +50,7 @@ class SameDocument(Visibility):
 
     @property
     def key(self) -> tuple[Hashable, ...]:
-        return (type(self), *self.inner.key)  # the documents of one pass are the same for all its layers
+        return (type(self), *self.inner.key, self.documents)
 
     def visible(self, b: Tensor, n: Tensor, q_idx: Tensor, k_idx: Tensor) -> Tensor:
         same = self.documents[b, q_idx] == self.documents[b, k_idx]
