@@ -29,8 +29,8 @@ from glassformer.config import ModelConfig
 from glassformer.expression import preset
 from glassformer.parts.linear import Linear
 from glassformer.parts.region import compiled_regions
-from glassformer.training import Recipe
-from glassformer.training.loop import clip, gradient_norm, make_optimizer
+from glassformer.training import AdamWConfig
+from glassformer.training.loop import clip, gradient_norm
 
 BATCH, CONTEXT, VOCAB = 16, 256, 65
 ROOT = Path(__file__).resolve().parents[1]
@@ -46,8 +46,7 @@ def config(family: str) -> ModelConfig:
 def ours(family: str, dtype: str, compile: bool) -> Step:
     how = machine.settings("cpu", dtype, compile=compile)
     model = config(family).build(seed=0)
-    recipe = Recipe(tokens=1, batch_size=BATCH, context=CONTEXT)
-    optimizer = make_optimizer(model, recipe, 1e-3)
+    optimizer = AdamWConfig().create(model, 1e-3, 0.1)
 
     def step(inputs: torch.Tensor, targets: torch.Tensor) -> float:
         with compiled_regions(compile):

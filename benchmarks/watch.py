@@ -20,8 +20,8 @@ from glassformer import machine
 from glassformer.dynamics.records import Records
 from glassformer.dynamics.watch import SPECTRA, Moment, Watch
 from glassformer.parts.region import compiled_regions
-from glassformer.training import Recipe
-from glassformer.training.loop import clip, gradient_norm, make_optimizer
+from glassformer.training import AdamWConfig
+from glassformer.training.loop import clip, gradient_norm
 from glassformer.training.recipe import WATCH
 
 KINDS = {"norms": WATCH + 1, "look": 2 * WATCH, "spectra": SPECTRA * WATCH}
@@ -53,7 +53,7 @@ def run(rounds: int = 5, threads: int | None = None, quiet: bool = False) -> dic
 def measure(family: str, how: machine.Settings, rounds: int, quiet: bool) -> dict[str, list[float]]:
     """Seconds of a step without the monitor, and of the monitor's calls of each kind."""
     model = config(family).build(seed=0)
-    optimizer = make_optimizer(model, Recipe(tokens=1, batch_size=BATCH, context=CONTEXT), 1e-3)
+    optimizer = AdamWConfig().create(model, 1e-3, 0.1)
     inputs, targets = batch()
     took: dict[str, list[float]] = {name: [] for name in ("step", *KINDS)}
     with tempfile.TemporaryDirectory() as folder:

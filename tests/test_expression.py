@@ -507,9 +507,9 @@ def test_a_schedule_comes_with_its_own_fields():
 @pytest.mark.parametrize("wish", [{"betas.0": "2"}, {"betas.0": "-1"}, {"betas.1": "1"}, {"betas.1": "true"}])
 def test_betas_are_bounded(wish: dict[str, str]):
     (path,) = wish
-    with pytest.raises(RequestError, match=f"^{path}="):
+    with pytest.raises(RequestError, match=f"^optimizer.{path}="):
         with_recipe(Recipe.of(tokens=1), wish)
-    assert with_recipe(Recipe.of(tokens=1), {"betas.0": "0", "betas.1": "0.999"}).betas == (0, 0.999)
+    assert with_recipe(Recipe.of(tokens=1), {"betas.0": "0", "betas.1": "0.999"}).optimizer.betas == (0, 0.999)
 
 
 PRESETS_GPT2 = preset("gpt2@1m")

@@ -600,7 +600,12 @@ def _key(tree: Any, step: str, path: str) -> Any:
 # recipe.FIELD=VALUE
 
 RECIPE = "recipe"
-_OF_RECIPE = {"warmup": "schedule.warmup", "schedule.kind": "schedule"}
+_OF_RECIPE = {
+    "warmup": "schedule.warmup", "schedule.kind": "schedule", "optimizer.kind": "optimizer",
+    "betas.0": "optimizer.betas.0", "betas.1": "optimizer.betas.1", "adam_eps": "optimizer.eps",
+}  # fmt: skip
+_AXES = ("schedule", "optimizer")
+"""Fields of the recipe whose value is a choice with fields of its own."""
 
 
 def split_recipe(expression: str) -> tuple[str, dict[str, str]]:
@@ -619,14 +624,14 @@ def split_recipe(expression: str) -> tuple[str, dict[str, str]]:
 
 
 def with_recipe(recipe: Recipe, wishes: Mapping[str, str]) -> Recipe:
-    """The recipe with these fields changed; `warmup` is its schedule's, and another schedule comes with its own
-    defaults. RequestError names one that is none."""
+    """The recipe with these fields changed. `warmup` is the schedule's, `betas` and `adam_eps` are the optimizer's;
+    another schedule or optimizer comes with its own defaults. Raises RequestError for a field that there is not."""
     paths = {field: _OF_RECIPE.get(field, field) for field in wishes}
     tree = to_plain(recipe)
-    for field in sorted(wishes, key=lambda field: paths[field] != "schedule"):  # it first, so that its fields are there
+    for field in sorted(wishes, key=lambda field: paths[field] not in _AXES):  # these first: the others are theirs
         _set(tree, paths[field].split("."), wishes[field], f"{RECIPE}.{field}")
-        if paths[field] == "schedule":
-            tree = to_plain(Recipe.of(**{**to_plain(recipe), "schedule": tree["schedule"]}))
+        if paths[field] in _AXES:
+            tree = to_plain(Recipe.of(**tree))
     return Recipe.of(**tree)
 
 

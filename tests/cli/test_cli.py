@@ -212,7 +212,7 @@ def test_what_why_says_to_try_can_be_typed(tmp_path: Path) -> None:
     ]  # fmt: skip
     assert main(run) == 0
     recipe = Recipe.from_file(tmp_path / "run" / "recipe.yaml")
-    assert (recipe.learning_rate, recipe.adam_eps, recipe.schedule.warmup) == (1e-4, 1e-12, 0.25)
+    assert (recipe.learning_rate, recipe.optimizer.eps, recipe.schedule.warmup) == (1e-4, 1e-12, 0.25)
     run[1] = "llama@1m+recipe.learning_rat=1"
     assert main(run) == 2
 

@@ -92,11 +92,11 @@ def test_matching_by_flops_gives_each_arm_the_first_ones_flops() -> None:
     configs = {name: fit(preset(name), 50, 32) for name in ("gpt2@1m", "falcon@1m")}
     plans = recipes(configs, {**PLAN, "tokens": 100_000}, "flops", 50)
     spent = [
-        3 * config.flops(32) * (plans[name].steps(config) or 0) * plans[name].tokens_per_step
+        3 * config.flops(32) * (plans[name].num_steps(config) or 0) * plans[name].tokens_per_step
         for name, config in configs.items()
     ]
     assert spent[0] == pytest.approx(spent[1], rel=0.01)
-    assert plans["falcon@1m"].steps(configs["falcon@1m"]) > plans["gpt2@1m"].steps(configs["gpt2@1m"])  # type: ignore[operator]
+    assert plans["falcon@1m"].num_steps(configs["falcon@1m"]) > plans["gpt2@1m"].num_steps(configs["gpt2@1m"])  # type: ignore[operator]
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_an_arm_can_be_trained_by_a_recipe_of_its_own() -> None:
     plain, warm, other = recipes(configs, PLAN, None, 50).values()
     assert (plain.schedule.warmup, warm.schedule.warmup) == (0.05, 0.3)
     assert warm.vary(schedule=plain.schedule) == plain  # and nothing else
-    assert (other.adam_eps, other.clip, other.schedule) == (1e-6, None, plain.schedule)
+    assert (other.optimizer.eps, other.clip, other.schedule) == (1e-6, None, plain.schedule)
     assert (
         other.learning_rate
         == recipes(arms(["gpt2@1m+relu+nobias"]), PLAN, None, 50)["gpt2@1m+relu+nobias"].learning_rate

@@ -15,8 +15,8 @@ from glassformer.config import ModelConfig
 from glassformer.expression import preset
 from glassformer.parts.linear import Linear
 from glassformer.parts.mup import Mup, parameter_groups
-from glassformer.training.loop import make_optimizer
-from glassformer.training.recipe import Recipe, default_learning_rate
+from glassformer.training.optimizers import AdamWConfig
+from glassformer.training.recipe import default_learning_rate
 
 transformers.logging.set_verbosity_error()
 TINY = "layers=2+heads=4+vocab_size=61+context=64"
@@ -74,7 +74,7 @@ def test_scores_and_logits_are_scaled():
 def test_the_first_step_of_adam_is_the_learning_rate_of_each_weight(tied: str):
     """Adam's first step moves every value by lr (g / |g|): by lr r in the layers' matrices, by lr elsewhere."""
     model = at(64, f"+mup:16{tied}", "gpt2").build(seed=0)
-    optimizer = make_optimizer(model, Recipe(tokens=1, weight_decay=0.0, adam_eps=1e-30), 1e-3)
+    optimizer = AdamWConfig(eps=1e-30).create(model, 1e-3, 0.0)
     before = {name: p.clone() for name, p in model.named_parameters()}
     model.loss(TOKENS, TOKENS.roll(-1, 1)).backward()
     optimizer.step()

@@ -13,15 +13,14 @@ from glassformer.errors import RequestError
 from glassformer.expression import preset
 from glassformer.model import Model
 from glassformer.training import checkpoint
-from glassformer.training.loop import make_optimizer
-from glassformer.training.recipe import Recipe
+from glassformer.training.optimizers import AdamWConfig
 
 TINY = "llama@1m+layers=1+d_model=8+heads=1+vocab_size=11+context=8"
 
 
 def built(seed: int = 0) -> tuple[Model, torch.optim.Optimizer]:
     model = preset(TINY).build(seed=seed)
-    optimizer = make_optimizer(model, Recipe(tokens=1), 1e-3)
+    optimizer = AdamWConfig().create(model, 1e-3, 0.1)
     model.loss(torch.arange(8)[None], torch.arange(8)[None]).backward()
     optimizer.step()
     return model, optimizer
@@ -158,7 +157,7 @@ def test_the_vectors_of_a_power_iteration_are_part_of_it(tmp_path: Path) -> None
 
     def begun(seed: int) -> tuple[Model, torch.optim.Optimizer]:
         model = preset(TINY + "+sigmareparam").build(seed=seed)
-        return model, make_optimizer(model, Recipe(tokens=1), 3e-2)
+        return model, AdamWConfig().create(model, 3e-2, 0.1)
 
     straight, other = begun(0)
     trained(straight, other, 2)

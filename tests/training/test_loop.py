@@ -15,7 +15,8 @@ from glassformer.errors import RequestError, WorkError
 from glassformer.expression import preset
 from glassformer.text import TextData, prepare
 from glassformer.training import Interrupted, Recipe, Report, checkpoint, loop, train
-from glassformer.training.loop import _Loop, fit, make_optimizer, settings
+from glassformer.training.loop import _Loop, fit, settings
+from glassformer.training.optimizers import AdamWConfig
 from glassformer.training.progress import read_metrics
 
 SMALL = "+layers=2+d_model=32+heads=2"
@@ -39,6 +40,12 @@ def interrupt_at(step: int) -> Any:
             os.kill(os.getpid(), signal.SIGINT)
 
     return callback
+
+
+def told(folder: Path | None) -> list[float]:
+    """The losses in a run's metrics.jsonl."""
+    assert folder is not None
+    return [row["loss"] for row in read_metrics(folder / "metrics.jsonl") if "loss" in row]
 
 
 @pytest.mark.parametrize(
@@ -110,7 +117,7 @@ def test_accumulation_equals_the_whole_batch(text: TextData) -> None:
 
 def test_decay_is_on_matrices_alone() -> None:
     built = model("gpt2@1m").build()
-    optimizer = make_optimizer(built, Recipe(tokens=1, weight_decay=0.1), 1e-3)
+    optimizer = AdamWConfig().create(built, 1e-3, 0.1)
     of = {id(p): group["weight_decay"] for group in optimizer.param_groups for p in group["params"]}
     decays = {name: of[id(parameter)] for name, parameter in built.named_parameters()}
     assert len(of) == len(decays)
@@ -157,7 +164,7 @@ def test_minutes_bound_a_run_by_the_clock(text: TextData) -> None:
 def test_flops_buy_tokens() -> None:
     config = fit(model(), 50, CONTEXT)
     work = 3 * config.flops(CONTEXT) * 7 * BATCH * CONTEXT
-    assert Recipe(flops=work, batch_size=BATCH, context=CONTEXT).steps(config) == 7
+    assert Recipe(flops=work, batch_size=BATCH, context=CONTEXT).num_steps(config) == 7
 
 
 def test_short_runs_are_not_compiled() -> None:
@@ -167,7 +174,7 @@ def test_short_runs_are_not_compiled() -> None:
 @pytest.mark.parametrize(
     ("recipe", "says"),
     [
-        ({}, "give one of tokens, flops and minutes"),
+        ({}, "give one of tokens, flops, minutes, steps"),
         ({"tokens": 1, "minutes": 1}, "tokens and minutes"),
         ({"tokens": 0}, "tokens=0"),
         ({"tokens": 1, "micro_batch": 3}, "micro_batch=3 does not divide batch_size=16"),

@@ -53,6 +53,10 @@ def count(type_: Any, tokens: Any) -> float:
 
 Count = Annotated[float, Parameter(converter=count)]
 LearningRate = Annotated[float | None, Parameter(name=["--lr", "--learning-rate"])]
+Optimizer = Annotated[
+    str, Parameter(help="adamw, muon, lion, adafactor or sgd; +recipe.optimizer.FIELD=VALUE sets its fields.")
+]
+Steps = Annotated[int | None, Parameter(converter=count, help="Budget of a run in optimizer steps.")]
 Minutes = Annotated[float | None, Parameter(help="Budget of a run in minutes of training.")]
 Flops = Annotated[float | None, Parameter(converter=count, help="Budget of a run in training FLOPs.")]
 TokenizerName = Annotated[str, Parameter(help="auto, byte, char, bpe:SIZE, or a tokenizer.json.")]
@@ -91,6 +95,7 @@ def compare(
     tokens: Count | None = None,
     minutes: Minutes = None,
     flops: Flops = None,
+    steps: Steps = None,
     match: Literal["tokens", "flops", "minutes"] | None = None,
     seeds: int = 1,
     out: str = "comparison",
@@ -98,6 +103,7 @@ def compare(
     batch_size: BatchSize = 16,
     context: Context = None,
     lr: LearningRate = None,
+    optimizer: Optimizer = "adamw",
     device: Device = "auto",
     dtype: DType = "auto",
     threads: Threads = None,
@@ -117,7 +123,7 @@ def compare(
         Expressions: NAME[@SIZE][+CHANGE...], such as gpt2@10m llama@10m gpt2@10m+rope+rmsnorm+swiglu;
         +recipe.FIELD=VALUE changes how one of them is trained.
     tokens
-        Budget of each run in tokens (200k, 5M); or give --minutes or --flops.
+        Budget of each run in tokens (200k, 5M); or give --minutes, --flops or --steps.
     match
         What is equal between the runs; with --tokens N --match flops the first model takes N tokens and the others
         as many FLOPs.
@@ -126,7 +132,7 @@ def compare(
     out
         Folder of the comparison. The same command goes on where it stopped; more models or seeds are added.
     lr
-        Peak learning rate of every run; by default a rule by size.
+        Peak learning rate of every run; by default a rule by size and optimizer.
     allow_unmatched
         Compare models of different size all the same.
     watch
@@ -137,11 +143,12 @@ def compare(
 
     with ComparisonView(quiet=json) as view:
         results = run(
-            models, data, tokens=_whole(tokens), minutes=minutes, flops=flops, match=match, seeds=seeds, out=out,
+            models, data, tokens=_whole(tokens), minutes=minutes, flops=flops, steps=_whole(steps), match=match,
+            seeds=seeds, out=out,
             tokenizer=tokenizer, allow_unmatched=allow_unmatched, on_event=view.event, on_progress=view.progress,
-            command=_command_line(), batch_size=batch_size, context=context, learning_rate=lr, device=device,
-            dtype=dtype, threads=threads, compile=compile, watch=_interval(watch, watch_every), on_spike=on_spike,
-            log_to=log_to or (),
+            command=_command_line(), batch_size=batch_size, context=context, learning_rate=lr,
+            optimizer=optimizer, device=device, dtype=dtype, threads=threads, compile=compile,
+            watch=_interval(watch, watch_every), on_spike=on_spike, log_to=log_to or (),
         )  # fmt: skip
     view.finish(results, out, json)
     if failed := [one for one in results["runs"] if one["status"] == "failed"]:
@@ -163,14 +170,17 @@ def train(
     tokens: Count | None = None,
     minutes: Minutes = None,
     flops: Flops = None,
+    steps: Steps = None,
     resume: Flag = False,
     seed: int = 0,
     lr: LearningRate = None,
+    optimizer: Optimizer = "adamw",
     schedule: str = "cosine",
     warmup: float | None = None,
     weight_decay: float = 0.1,
     clip: float | None = 1.0,
-    adam_eps: float = 1e-8,
+    betas: tuple[float, float] | None = None,
+    adam_eps: float | None = None,
     qk_clip: float | None = None,
     tokenizer: TokenizerName = "auto",
     batch_size: BatchSize = 16,
@@ -197,23 +207,25 @@ def train(
     out
         The run folder.
     tokens
-        Length of the run in tokens (200k, 5M); or give --minutes or --flops.
+        Length of the run in tokens (200k, 5M); or give --minutes, --flops or --steps.
     resume
         Go on from the latest checkpoint in --out, bit for bit.
     seed
         Of the first weights and of the order of the text.
     lr
-        Peak learning rate; by default a rule by size.
+        Peak learning rate; by default a rule by size and optimizer.
     schedule
         cosine, wsd, noam or constant, after a warm-up.
     warmup
         Steps if 1 or more, else a share of the run.
     weight_decay
-        On weights of matrices.
+        AdamW's, on weights of matrices; other optimizers scale it with their learning rate.
     clip
         Largest gradient norm.
+    betas
+        Decay rates of the optimizer's moving averages; by default 0.9 0.95 for adamw.
     adam_eps
-        Of AdamW's denominator.
+        Of AdamW's denominator; by default 1e-8.
     qk_clip
         Largest attention logit: W_q and W_k of heads that passed it shrink after the step (100, say).
     micro_batch
@@ -240,9 +252,10 @@ def train(
     config = preset(model)
     contexts = [c for c in (context, own_value(model, config, "context")) if c is not None]
     plan: dict[str, Any] = {"kind": schedule, **({} if warmup is None else {"warmup": warmup})}
+    adam = {name: value for name, value in (("betas", betas), ("adam_eps", adam_eps)) if value is not None}
     recipe = Recipe.of(
-        tokens=_whole(tokens), minutes=minutes, flops=flops, seed=seed, learning_rate=lr, schedule=plan,
-        weight_decay=weight_decay, clip=clip, adam_eps=adam_eps, qk_clip=qk_clip,
+        tokens=_whole(tokens), minutes=minutes, flops=flops, steps=_whole(steps), seed=seed, learning_rate=lr,
+        optimizer=optimizer, schedule=plan, weight_decay=weight_decay, clip=clip, **adam, qk_clip=qk_clip,
         batch_size=batch_size, micro_batch=micro_batch, **({"context": contexts[0]} if contexts else {}),
         evaluate_every=evaluate_every, checkpoint_seconds=checkpoint_seconds, device=device, dtype=dtype,
         threads=threads, compile=compile, watch=_interval(watch, watch_every), on_spike=on_spike,

@@ -25,6 +25,7 @@ from glassformer.comparison.request import (
     likeness,
     recipes,
     spending,
+    tokens_of_steps,
     unequal,
 )
 from glassformer.comparison.result import read_result
@@ -39,6 +40,7 @@ from glassformer.text import Progress, TextData, prepare
 from glassformer.training import Interrupted, Recipe
 from glassformer.training.checkpoint import disk_errors, replace_text
 from glassformer.training.loop import fit, only_writer, refuse_short, refuse_untrained, settings
+from glassformer.training.recipe import BUDGETS
 from glassformer.training.sinks import check_sinks
 
 __all__ = ["compare"]
@@ -64,6 +66,7 @@ def compare(
     tokens: int | None = None,
     minutes: float | None = None,
     flops: float | None = None,
+    steps: int | None = None,
     match: Match | None = None,
     seeds: int = 1,
     out: str | Path = "comparison",
@@ -80,7 +83,8 @@ def compare(
     All arms of a seed read the same text in the same order. Arms run one after the other, each with all cores, so
     that speeds are comparable; each in a process of its own, so that one failing leaves the others alone. With the same
     `out`, what is finished is kept and what is not goes on. Other keywords are fields of the recipe, of all arms;
-    +recipe.FIELD=VALUE in an EXPR is for that arm alone, and the report says what differs.
+    +recipe.FIELD=VALUE in an EXPR is for that arm alone, and the report says what differs. `steps` is a budget of as
+    many tokens as so many steps of the common batch size and context take.
 
     The `status` of a run is "ok", "diverged", or "failed" with the reason in `error`: what failed is returned among the
     others, even where nothing else is, and tried again when the same is asked again. The `status` of the results is
@@ -99,13 +103,15 @@ def compare(
     seeds = int(seeds)
     configs = arms(expressions)
     notes = fairness(configs, allow_unmatched)
+    context = common_context(configs, recipe.get("context"))
+    tokens = tokens_of_steps(steps, tokens, recipe.get("batch_size"), context)
     budgets = {"tokens": tokens, "minutes": minutes, "flops": flops}
     usual = {**_recipe_defaults(), "match": None, "tokenizer": "auto", "allow_unmatched": False}
     given = {**budgets, "match": match, "tokenizer": tokenizer, "allow_unmatched": allow_unmatched, **recipe}
     given = {name: value for name, value in given.items() if value != usual.get(name)}
     given |= {"seeds": seeds, "out": str(out)}
     fields = {**_recipe_defaults(), **recipe, **budgets}
-    fields["context"] = common_context(configs, recipe.get("context"))
+    fields["context"] = context
     here = machine.settings(fields["device"], fields["dtype"], fields["threads"], fields["compile"])  # refuses early
     for config in configs.values():
         refuse_untrained(config, here.device)
@@ -178,7 +184,7 @@ def compare(
 
 def _recipe_defaults() -> dict[str, Any]:
     names = set(Recipe.model_fields)
-    return {name: Recipe.model_fields[name].get_default() for name in names - {"tokens", "minutes", "flops"}}
+    return {name: Recipe.model_fields[name].get_default() for name in names - set(BUDGETS)}
 
 
 def _folder(folder: Path) -> Path:

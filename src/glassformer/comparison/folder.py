@@ -12,6 +12,7 @@ from typing import Any
 from glassformer.comparison.result import read_results
 from glassformer.config import first_difference
 from glassformer.errors import RequestError, shown
+from glassformer.training import Recipe
 
 WRITTEN = ("report.html", "tokenizer")
 """What a comparison writes besides results.json, which comes first and says whose they are."""
@@ -68,7 +69,8 @@ def check_runs(folder: Path, requests: Collection[dict[str, Any]], text: dict[st
         request = asked.get(str(run.get("name")), {})
         for key in ("config", "recipe", "tokens"):
             known = key in request and run.get(key)
-            change = first_difference(run[key], request[key], besides=("seed",)) if known else None
+            was = Recipe.current(run[key]) if known and key == "recipe" else run.get(key)
+            change = first_difference(was, request[key], besides=("seed",)) if known else None
             if change is not None:
                 raise _another(f"--out {folder} holds a run of {run['name']} with another {key}", change)
     wanted = {(request["name"], request["recipe"]["seed"]) for request in requests}

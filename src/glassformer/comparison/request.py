@@ -7,18 +7,18 @@ from typing import Any, Literal
 
 from glassformer.config import ModelConfig
 from glassformer.dynamics.qk_clip import refuse_clipping
-from glassformer.errors import RequestError
+from glassformer.errors import RequestError, check_whole
 from glassformer.expression import own_value, preset, split_recipe, with_recipe
 from glassformer.report.page import WORTH_SAYING
-from glassformer.training import Recipe, default_learning_rate
+from glassformer.training import Recipe
 from glassformer.training.loop import fit, refuse_blind
 
 Match = Literal["tokens", "flops", "minutes"]
 UNFAIR = 0.2
 """Largest difference in parameters of the layers that one comparison takes without being told to."""
 ALIKE = {
-    "tokens": "--tokens", "flops": "--flops", "minutes": "--minutes", "seed": "--seeds", "context": "--context",
-    "evaluation_tokens": "as many",
+    "tokens": "--tokens", "flops": "--flops", "minutes": "--minutes", "steps": "--steps", "seed": "--seeds",
+    "context": "--context", "evaluation_tokens": "as many",
 }  # fmt: skip
 """Fields of the recipe that one arm cannot have for itself, and what gives them to all: losses are compared under one
 budget, on the same text, seed by seed."""
@@ -56,6 +56,20 @@ def common_context(configs: dict[str, ModelConfig], given: int | None) -> int:
                 f"{name}: one arm cannot have context={its} for itself; give {ALIKE['context']} to all, without it"
             )
     return context
+
+
+def tokens_of_steps(steps: int | None, tokens: int | None, batch_size: int | None, context: int) -> int | None:
+    """The budget in tokens: as given, or of so many `steps` of the common batch size and context. Raises RequestError
+    where both are given."""
+    if steps is None:
+        return tokens
+    check_whole("steps", steps)
+    if tokens is not None:
+        raise RequestError(
+            f"give one budget; tokens={tokens} and steps={steps} given",
+            code="conflict", field="steps", value=steps, expected="one of tokens, flops, minutes, steps",
+        )  # fmt: skip
+    return steps * (batch_size or Recipe.model_fields["batch_size"].default) * context
 
 
 def fairness(configs: dict[str, ModelConfig], allow_unmatched: bool) -> list[str]:
@@ -105,7 +119,7 @@ def spending(configs: dict[str, ModelConfig], plans: dict[str, Recipe], match: s
     spent = {}
     for name, config in configs.items():
         plan = plans[name]
-        if (steps := plan.steps(config)) is not None:
+        if (steps := plan.num_steps(config)) is not None:
             each = 3.0 * config.flops(plan.context) if match == "flops" else 1
             spent[name] = steps * plan.tokens_per_step * each
     return spent
@@ -136,7 +150,9 @@ def recipes(
     alone. Raises RequestError where a recipe is wrong, or is not for the model of its arm."""
     given = [name for name in ("tokens", "flops", "minutes") if recipe.get(name) is not None]
     if len(given) != 1:
-        raise RequestError(f"give one budget: --tokens, --flops or --minutes; {' and '.join(given) or 'none'} given")
+        raise RequestError(
+            f"give one budget: --tokens, --flops, --minutes or --steps; {' and '.join(given) or 'none'} given"
+        )
     budget: dict[str, Any] = {given[0]: recipe[given[0]]}
     match = given[0] if match is None else match  # type: ignore[assignment]
     if match == "flops" and given == ["tokens"]:
@@ -149,12 +165,11 @@ def recipes(
     rest = {name: value for name, value in recipe.items() if name not in ("tokens", "flops", "minutes")}
     made = {}
     for name, config in configs.items():
-        rate = rest.get("learning_rate")
-        rate = default_learning_rate(config) if rate is None else rate
-        shared = Recipe.of(**{**rest, **budget, "learning_rate": rate})
-        made[name] = with_recipe(shared, split_recipe(name)[1])
+        plan = with_recipe(Recipe.of(**{**rest, **budget}), split_recipe(name)[1])
+        made[name] = plan.vary(learning_rate=plan.peak_learning_rate(config))
         try:
-            refuse_clipping(config, made[name].qk_clip)
+            refuse_clipping(config, plan.qk_clip)
+            plan.optimizer.check(config)
         except RequestError as error:
             raise RequestError(f"{name}: {error}") from None
     return made

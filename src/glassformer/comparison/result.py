@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from glassformer.errors import RequestError
+from glassformer.training import Recipe
 from glassformer.training.progress import Count, Length, Measures, Written
 
 Point = Annotated[list[float | None], Field(min_length=2, max_length=2)]
@@ -107,4 +108,4 @@ def read_result(place: Path, request: dict[str, Any]) -> dict[str, Any] | None:
     except (OSError, ValueError, RecursionError):  # of pydantic, too
         return None
     asked = (request["name"], request["recipe"]["seed"], request["config"], request["recipe"])
-    return result if (read.name, read.seed, read.config, read.recipe) == asked else None
+    return result if (read.name, read.seed, read.config, Recipe.current(read.recipe)) == asked else None

@@ -199,8 +199,9 @@ def _sigmas(e: Evidence, cause: Cause, movers: Sequence[Mover]) -> float | None:
 def _is_so(change: str, recipe: Mapping[str, Any]) -> bool:
     """Whether the recipe has what a change would give it."""
     name, _, value = change.removeprefix("recipe.").partition("=")
-    schedule = recipe.get("schedule")
-    have = schedule.get("warmup") if name == "warmup" and isinstance(schedule, Mapping) else recipe.get(name)
+    axis, field = {"warmup": ("schedule", "warmup"), "adam_eps": ("optimizer", "eps")}.get(name, ("", name))
+    part = recipe.get(axis)
+    have = part.get(field) if isinstance(part, Mapping) else recipe.get(name)
     if not change.startswith("recipe.") or have is None:
         return False
     try:
@@ -722,7 +723,11 @@ def _rate(e: Evidence) -> str:
 
 
 def _eps(e: Evidence) -> float:
-    return float(e.recipe.get("adam_eps") or 1e-8)
+    """Adam's eps; 0 for an optimizer that has none."""
+    optimizer = e.recipe.get("optimizer")
+    if not isinstance(optimizer, Mapping):  # a recipe from before optimizers could be chosen
+        return float(e.recipe.get("adam_eps") or 1e-8)
+    return float(optimizer.get("eps") or 1e-8) if optimizer.get("kind") in ("adamw", "muon") else 0.0
 
 
 def _usual_rate(config: ModelConfig) -> float:

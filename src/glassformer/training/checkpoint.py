@@ -20,16 +20,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from glassformer.errors import RequestError, WorkError
+from glassformer.errors import RequestError, WorkError, shown
 
 KEEP = 2
 _STATE_BYTES = 1 << 20
 _WATCH_BYTES = 1 << 28
 WATCH = "watch.json"
+OPTIMIZER = "optimizer.safetensors"
+NUMBERS = "numbers"
+"""Key of the optimizer's plain numbers in that file's header."""
 
 
 def save(
@@ -49,11 +52,15 @@ def save(
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
         try:
-            tensors = {"model": model_tensors(model), "optimizer": optimizer_tensors(model, optimizer)}
+            moments, numbers = optimizer_state(model, optimizer)
+            more = {NUMBERS: json.dumps(numbers)} if numbers else {}
+            files: dict[str, tuple[dict[str, Tensor], dict[str, str]]] = {
+                "model": (model_tensors(model), {}), "optimizer": (moments, more),
+            }  # fmt: skip
             hashes = {}
-            for name, values in tensors.items():
+            for name, (values, metadata) in files.items():
                 path = temporary / f"{name}.safetensors"
-                save_file(values, path, metadata={"format": "pt"})
+                save_file(values, path, metadata={"format": "pt", **metadata})
                 hashes[path.name] = _flush_and_hash(path)
             if watch is not None:
                 _write(temporary / WATCH, json.dumps(watch))
@@ -125,14 +132,28 @@ def load_model(checkpoint: Path, model: nn.Module) -> None:
 
 
 def load_optimizer(checkpoint: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Fills the optimizer's moments, so that the next step is the one that would have followed."""
-    tensors = _load(checkpoint, "optimizer.safetensors")
-    for name, parameter in model.named_parameters():
-        optimizer.state[parameter] = {
-            part: tensors[f"{part}.{name}"].to(parameter.device)
-            for part in ("step", "exp_avg", "exp_avg_sq")
-            if f"{part}.{name}" in tensors
-        }
+    """Fills `optimizer.state`, so that the next step is the one that would have followed. Raises RequestError where it
+    is damaged or of another model."""
+    tensors = _load(checkpoint, OPTIMIZER)
+    with safe_open(checkpoint / OPTIMIZER, "pt") as file:
+        numbers = _numbers((file.metadata() or {}).get(NUMBERS, "{}"), checkpoint)
+    parameters = dict(model.named_parameters())
+    for key, value in {**tensors, **numbers}.items():
+        part, _, name = key.partition(".")
+        if name not in parameters:
+            raise RequestError(f"{checkpoint / OPTIMIZER} has state of {shown(name)}: it belongs to another model")
+        own = parameters[name]
+        optimizer.state[own][part] = value.to(own.device) if isinstance(value, Tensor) else value
+
+
+def _numbers(text: str, checkpoint: Path) -> dict[str, Any]:
+    try:
+        numbers = json.loads(text)
+    except (ValueError, RecursionError):
+        numbers = None
+    if not isinstance(numbers, dict) or any(isinstance(value, (dict, list, str)) for value in numbers.values()):
+        raise RequestError(f"{checkpoint / OPTIMIZER} is damaged: {NUMBERS} of its header are no numbers")
+    return numbers
 
 
 @contextlib.contextmanager
@@ -155,7 +176,7 @@ def _way_on(run: Path, damaged: str) -> str:
 def _is_whole(checkpoint: Path) -> bool:
     try:
         hashes = _state(checkpoint)["sha256"]
-        files = ["model.safetensors", "optimizer.safetensors", *([WATCH] if WATCH in hashes else [])]
+        files = ["model.safetensors", OPTIMIZER, *([WATCH] if WATCH in hashes else [])]
         return all(_hash(checkpoint / name) == hashes.get(name) for name in files)
     except (OSError, RequestError):
         return False
@@ -191,12 +212,19 @@ def model_tensors(model: nn.Module) -> dict[str, Tensor]:
     return {name: value.detach().cpu().contiguous() for name, value in model.state_dict().items()}
 
 
-def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    tensors = {}
+def optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """`optimizer.state` by PART.PARAMETER: its tensors, and its plain numbers, which a tensor would round."""
+    tensors, numbers = {}, {}
     for name, parameter in model.named_parameters():
         for part, value in optimizer.state.get(parameter, {}).items():
-            tensors[f"{part}.{name}"] = torch.as_tensor(value).detach().cpu().contiguous()
-    return tensors
+            if isinstance(value, Tensor):
+                tensors[f"{part}.{name}"] = value.detach().cpu().contiguous()
+            elif value is None or isinstance(value, (bool, int, float)):
+                numbers[f"{part}.{name}"] = value
+            else:
+                kind = f"{type(optimizer).__name__}.state[{name}][{part}]"
+                raise TypeError(f"{kind} is a {type(value).__name__}; a checkpoint holds tensors and numbers")
+    return tensors, numbers
 
 
 def _match(wanted: dict[str, Tensor], given: dict[str, Tensor], where: Path) -> None:

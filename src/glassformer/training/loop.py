@@ -27,7 +27,6 @@ from glassformer.dynamics.watch import Moment, Watch
 from glassformer.errors import RequestError, WorkError
 from glassformer.model import Model
 from glassformer.parts.base import after_step, to_plain
-from glassformer.parts.mup import parameter_groups
 from glassformer.parts.region import compiled_regions
 from glassformer.text import Batches, Tokenizer, Tokens, prepare
 from glassformer.text.batches import refuse_long
@@ -35,7 +34,7 @@ from glassformer.text.vocabulary import TOKENIZER_FILES
 from glassformer.training import checkpoint
 from glassformer.training.evaluate import evaluate
 from glassformer.training.progress import Progress, read_metrics
-from glassformer.training.recipe import Recipe, default_learning_rate
+from glassformer.training.recipe import Recipe
 
 EVALUATIONS = 8
 COMPILE_MINUTES = 2.0
@@ -176,6 +175,7 @@ def refuse_early(config: ModelConfig, recipe: Recipe) -> None:
     refuse_short(config)
     refuse_blind(config)
     refuse_clipping(config, recipe.qk_clip)
+    recipe.optimizer.check(config)
     refuse_untrained(config, settings(config, recipe).device)
 
 
@@ -206,18 +206,11 @@ def refuse_short(config: ModelConfig) -> None:
         )
 
 
-def make_optimizer(model: Model, recipe: Recipe, learning_rate: float) -> torch.optim.AdamW:
-    """AdamW (Loshchilov & Hutter, 1711.05101), fused; modules declare which weights decay, and the roles by which muP
-    scales learning rates."""
-    groups = parameter_groups(model, learning_rate, recipe.weight_decay, model.config.rates)
-    return torch.optim.AdamW(groups, lr=learning_rate, betas=recipe.betas, eps=recipe.adam_eps, fused=True)
-
-
 def worth_compiling(config: ModelConfig, recipe: Recipe) -> bool:
     """Whether a run is long enough to win back the time its regions take to compile, some tens of seconds."""
     if recipe.minutes is not None:
         return recipe.minutes >= COMPILE_MINUTES
-    work = 3 * config.flops(recipe.context) * (recipe.steps(config) or 0) * recipe.tokens_per_step
+    work = 3 * config.flops(recipe.context) * (recipe.num_steps(config) or 0) * recipe.tokens_per_step
     return work >= COMPILE_FLOPS
 
 
@@ -246,10 +239,10 @@ class _Loop:
         self.config, self.recipe, self.text, self.how = config, recipe, text, how
         self.folder, self.callback = folder, callback
         self.model = config.build(seed=recipe.seed).to(how.device).train()
-        self.learning_rate = recipe.learning_rate or default_learning_rate(config)
-        self.optimizer = make_optimizer(self.model, recipe, self.learning_rate)
+        self.learning_rate = recipe.peak_learning_rate(config)
+        self.optimizer = recipe.optimizer.create(self.model, self.learning_rate, recipe.weight_decay)
         self.batches = Batches(text.train, recipe.batch_size, recipe.context, recipe.seed)
-        self.steps = recipe.steps(config)
+        self.steps = recipe.num_steps(config)
         self.step, self.seconds = 0, 0.0
         self.rows: list[dict[str, Any]] = []
         self.validation: dict[str, Any] | None = None

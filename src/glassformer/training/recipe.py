@@ -4,33 +4,38 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Any, Literal
 
 import yaml
 from pydantic import Field, model_validator
 
 from glassformer.config import ModelConfig, read_tree, validated
+from glassformer.errors import RequestError
 from glassformer.parts.base import Value, to_plain
+from glassformer.training.optimizers import AdamWConfig, OptimizerConfig
 from glassformer.training.schedule import CosineConfig, ScheduleConfig
 
 WATCH = 25
 """Steps between looks where none are named: below 3 % of a step (docs/benchmarks/watch.md)."""
-
-
-Beta = Annotated[float, Field(ge=0, lt=1)]
+ADAM = {"betas": "betas", "adam_eps": "eps"}
+"""Fields by which AdamW was set when it was the only optimizer, and what its config calls them."""
+BUDGETS = ("tokens", "flops", "minutes", "steps")
 
 
 class Recipe(Value):
     """Everything that decides a run besides the model and the text.
 
-    Exactly one of `tokens`, `flops`, `minutes` bounds it. A run bounded by minutes follows the clock, so it is not
-    the same twice; the others are a pure function of model, text, recipe and machine.
+    Exactly one of `tokens`, `flops`, `minutes`, `steps` bounds it. A run bounded by minutes follows the clock, so it is
+    not the same twice; the others are a pure function of model, text, recipe and machine. `betas` and `adam_eps`, by
+    which older recipes set AdamW, are read as fields of `optimizer`.
     """
 
     tokens: int | None = Field(None, gt=0, lt=1 << 63)
     flops: float | None = Field(None, gt=0)
     """Training FLOPs: three times the forward products, causal attention counted in full."""
     minutes: float | None = Field(None, gt=0)
+    steps: int | None = Field(None, gt=0, lt=1 << 53)
+    """Optimizer steps."""
     batch_size: int = Field(16, gt=0, le=1 << 20)
     """Sequences per optimizer step."""
     micro_batch: int | None = Field(None, gt=0)
@@ -38,12 +43,12 @@ class Recipe(Value):
     context: int = Field(256, gt=0, le=1 << 28)
     seed: int = Field(0, ge=0, lt=1 << 63)
     learning_rate: float | None = Field(None, gt=0)
-    """The peak. None takes a rule by the model's size (`default_learning_rate`)."""
+    """The peak. None takes a rule by the model's size and the optimizer (`peak_learning_rate`)."""
+    optimizer: OptimizerConfig = AdamWConfig()
     schedule: ScheduleConfig = CosineConfig()
     weight_decay: float = Field(0.1, ge=0)
-    """On weights of matrices; never on norms, biases or embeddings."""
-    betas: tuple[Beta, Beta] = (0.9, 0.95)
-    adam_eps: float = Field(1e-8, gt=0)
+    """AdamW's, on weights of matrices; never on norms, biases or embeddings. Other optimizers scale it as they do the
+    learning rate, so that a step takes the same share of a weight."""
     clip: float | None = Field(1.0, gt=0)
     """Largest gradient norm."""
     qk_clip: float | None = Field(None, gt=0)
@@ -64,11 +69,21 @@ class Recipe(Value):
     threads: int | None = Field(None, gt=0)
     compile: bool | None = None
 
+    @model_validator(mode="before")
+    @classmethod
+    def _read_older(cls, value: Any) -> Any:
+        if not isinstance(value, dict) or not (moved := {ADAM[name]: value[name] for name in ADAM if name in value}):
+            return value
+        optimizer = value.get("optimizer", "adamw")
+        fields = {"kind": optimizer} if isinstance(optimizer, str) else to_plain(optimizer)
+        rest = {name: given for name, given in value.items() if name not in ADAM}
+        return {**rest, "optimizer": {**fields, **moved}}
+
     @model_validator(mode="after")
     def _consistent(self) -> Recipe:
-        given = [name for name in ("tokens", "flops", "minutes") if getattr(self, name) is not None]
+        given = [name for name in BUDGETS if getattr(self, name) is not None]
         if len(given) != 1:
-            raise ValueError(f"give one of tokens, flops and minutes; {' and '.join(given) or 'none'} given")
+            raise ValueError(f"give one of {', '.join(BUDGETS)}; {' and '.join(given) or 'none'} given")
         micro = self.micro_batch
         if micro is not None and self.batch_size % micro:
             raise ValueError(f"micro_batch={micro} does not divide batch_size={self.batch_size}")
@@ -78,12 +93,27 @@ class Recipe(Value):
     def tokens_per_step(self) -> int:
         return self.batch_size * self.context
 
-    def steps(self, config: ModelConfig) -> int | None:
+    def peak_learning_rate(self, config: ModelConfig) -> float:
+        """`learning_rate`, or AdamW's default for a model of this size times the optimizer's `rate`."""
+        return self.learning_rate or default_learning_rate(config) * self.optimizer.rate
+
+    def num_steps(self, config: ModelConfig) -> int | None:
         """Optimizer steps of the run, or None where the clock decides."""
+        if self.steps is not None:
+            return self.steps
         tokens = self.tokens
         if self.flops is not None:
             tokens = round(self.flops / (3 * config.flops(self.context)))
         return None if tokens is None else max(1, math.ceil(tokens / self.tokens_per_step))
+
+    @classmethod
+    def current(cls, tree: dict[str, Any]) -> dict[str, Any]:
+        """The plain tree of a recipe, which an older version may have written, in today's fields; as it is where it is
+        no recipe."""
+        try:
+            return to_plain(cls.of(**tree))
+        except RequestError:
+            return tree
 
     def save(self, path: Path) -> None:
         path.write_text(yaml.safe_dump(to_plain(self), sort_keys=False), encoding="utf-8")

@@ -1,0 +1,33 @@
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from pydantic import Field
+
+from glassformer.model import Model
+from glassformer.training.optimizers.base import Groups, OptimizerConfig
+
+
+class AdafactorConfig(OptimizerConfig, kind="adafactor"):
+    """Adam's second moment kept as row and column means: of a (n, m) matrix n + m values of state, not 2 n m. Shazeer &
+    Stern 2018, 1804.04235, without momentum.
+
+    u = g / sqrt(v), v the product of row and column means of g^2;  w -= lr max(eps, RMS(w)) u / max(1, RMS(u) / clip)
+
+    The learning rate is relative to the size of the weights, at most 1 / sqrt(t) at step t, and 1e-2 in the paper. As
+    weights have an RMS of some 0.02 to 0.1 the default is that times AdamW's usual rate, near 1e-2.
+    """
+
+    rate: ClassVar[float] = 8.0
+    mup: ClassVar[bool] = False
+
+    beta2_decay: float = Field(-0.8, le=0)
+    """Exponent c of the second moment's rate, 1 - t^c."""
+    eps: float = Field(1e-3, gt=0)
+    """Least RMS that a weight counts as having."""
+    clip: float = Field(1.0, gt=0)
+    """Largest RMS of an update before it is scaled."""
+
+    def over_groups(self, groups: Groups, model: Model) -> torch.optim.Optimizer:
+        return torch.optim.Adafactor(groups, beta2_decay=self.beta2_decay, eps=(None, self.eps), d=self.clip)

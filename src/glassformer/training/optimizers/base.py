@@ -1,0 +1,58 @@
+"""What every optimizer's config shares."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar
+
+from pydantic import Field
+from torch.optim import Optimizer
+
+from glassformer.config import ModelConfig
+from glassformer.errors import RequestError
+from glassformer.model import Model
+from glassformer.parts.base import PartConfig
+from glassformer.parts.mup import parameter_groups
+
+Beta = Annotated[float, Field(ge=0, lt=1)]
+"""Decay rate of a moving average."""
+Groups = list[dict[str, Any]]
+"""`param_groups` of torch.optim: `params`, `lr`, `weight_decay`, and `scale`, the group's multiple of the rate."""
+
+
+class OptimizerConfig(PartConfig, axis="optimizer"):
+    """How gradients move the weights.
+
+    Learning rates and weight decay are given for AdamW. Each kind declares its own: `rate` times AdamW's default
+    learning rate, and `decay` times the recipe's weight decay, chosen so that learning rate times decay, the share that
+    a weight loses in a step, is the same for every kind.
+    """
+
+    rate: ClassVar[float] = 1.0
+    """Default learning rate, as a multiple of AdamW's."""
+    mup: ClassVar[bool] = True
+    """Whether the learning rates of muP, which are derived for Adam, hold."""
+
+    @property
+    def decay(self) -> float:
+        """Factor on the recipe's weight decay."""
+        return 1 / self.rate
+
+    def check(self, config: ModelConfig) -> None:
+        """Raises RequestError for a model that this optimizer cannot train as declared."""
+        if config.mup is not None and not self.mup:
+            raise RequestError(
+                f"optimizer={self.kind} with mup: the learning rates of muP are derived for Adam; use adamw, muon or "
+                f"lion, or leave out mup",
+                code="conflict", field="optimizer", value=self.kind, expected="adamw, muon or lion",
+            )  # fmt: skip
+
+    def create(self, model: Model, learning_rate: float, weight_decay: float) -> Optimizer:
+        """The optimizer over all parameters of the model. Modules declare which weights decay, and the roles by which
+        muP scales learning rates."""
+        return self.over_groups(
+            parameter_groups(model, learning_rate, weight_decay * self.decay, model.config.rates), model
+        )
+
+    def over_groups(self, groups: Groups, model: Model) -> Optimizer:
+        """The optimizer over these parameter groups of the model."""
+        raise NotImplementedError(f"{type(self).__name__} creates no optimizer")
