@@ -31,7 +31,7 @@ from glassformer.parts.visibility import SlidingWindowConfig, VisibilityConfig
 SRC = Path(glassformer.__file__).parent
 
 LEVELS: list[set[str]] = [
-    {"errors", "version", "folders", "state", "figures", "register"},
+    {"errors", "version", "folders", "written", "state", "figures", "register"},
     {"parts"},
     {"model"},
     {"config", "introspection", "machine"},
@@ -39,6 +39,7 @@ LEVELS: list[set[str]] = [
     {"training", "lens", "planning", "parallel"},
     {"convert"},
     {"expression"},
+    {"runs"},
     {"report"},
     {"comparison"},
     {"claims", "studio"},
@@ -53,7 +54,7 @@ ONLY: dict[str, set[str]] = {
     "figures": set(),
     "parts": {"errors", "state"},
     "model": {"errors", "state", "parts"},
-    "report": {"errors", "figures", "config"},
+    "report": {"errors", "figures", "config", "runs"},
 }
 """Rooms that may use less than what lies below them."""
 
@@ -261,6 +262,12 @@ def test_help_imports_no_torch(args: tuple[str, ...]):
 
 def test_importing_the_package_imports_no_torch():
     done = python("import sys, glassformer; print('torch' in sys.modules)")
+    assert done.stdout.strip() == "False", done.stderr
+
+
+def test_pages_import_no_torch():
+    """Reports read what was written: of the runs, the types alone."""
+    done = python("import sys, glassformer.report; print('torch' in sys.modules)")
     assert done.stdout.strip() == "False", done.stderr
 
 

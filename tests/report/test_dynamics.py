@@ -16,6 +16,8 @@ from glassformer.report import render
 from glassformer.report.dynamics import CELLS, MAPS, dynamics_section
 from glassformer.report.page import render_run, write_run
 from glassformer.report.read import arms_of, watched
+from glassformer.runs.readable import readable
+from glassformer.runs.results import Results, RunResult
 
 from .sample import HOSTILE, results
 from .test_report import JUNK, Page
@@ -84,7 +86,7 @@ def watched_results(seeds: int = 1, diverge: bool = True) -> dict[str, Any]:
 
 
 def section(made: dict[str, Any]) -> str:
-    return dynamics_section(arms_of(made))
+    return dynamics_section(arms_of(readable(Results, made)))
 
 
 def maps(text: str) -> dict[str, list[str]]:
@@ -352,4 +354,4 @@ def test_missing_keys_and_nonsense_never_break_the_section(changes: list) -> Non
     "raw", [None, [], "x", {"steps": "x"}, {"steps": [5, 4, 3]}, {"steps": [-1]}, {"layers": {"a": 3}}]
 )
 def test_what_cannot_be_read_was_not_watched(raw: Any) -> None:
-    assert watched({"dynamics": raw}) is None
+    assert watched(readable(RunResult, {"dynamics": raw})) is None

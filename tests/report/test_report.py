@@ -21,6 +21,8 @@ from glassformer.report.curves import MARKERS, at, extremes, few, mean_curve
 from glassformer.report.diff import differences, group_of
 from glassformer.report.finding import comparisons, sentence
 from glassformer.report.read import arms_of
+from glassformer.runs.readable import readable
+from glassformer.runs.results import Results
 
 from .sample import (
     GLU,
@@ -183,8 +185,8 @@ def test_arms_are_sorted_by_validation_loss_and_the_unfinished_stay_visible() ->
 
 def test_the_mean_and_the_spread_over_seeds_are_in_the_table() -> None:
     made = results(3)
-    arm = next(arm for arm in arms_of(made) if arm.name == "llama@10m")
-    losses = [run["validation"]["loss"] for run in arm.runs]
+    arm = next(arm for arm in arms_of(readable(Results, made)) if arm.name == "llama@10m")
+    losses = [run.validation.loss for run in arm.runs]
     mean = sum(losses) / 3
     spread = math.sqrt(sum((x - mean) ** 2 for x in losses) / 2)
     text = Page(render(made)).text
@@ -228,8 +230,9 @@ def test_missing_numbers_have_reasons() -> None:
 
 
 def _finding(made: dict) -> str:
-    arms = arms_of(made)
-    return Page(sentence(arms, comparisons(made, arms))).text
+    read = readable(Results, made)
+    arms = arms_of(read)
+    return Page(sentence(arms, comparisons(read, arms))).text
 
 
 def test_the_finding_claims_a_lead_only_where_the_verdict_does() -> None:
@@ -282,7 +285,8 @@ def test_a_difference_is_shown_as_b_minus_a_whatever_the_file_subtracts(turned: 
     if turned:
         for v in made["verdicts"]:
             v["difference"], v["low"], v["high"] = -v["difference"], -v["high"], -v["low"]
-    found = comparisons(made, arms_of(made))
+    read = readable(Results, made)
+    found = comparisons(read, arms_of(read))
     assert [(v.difference, v.low, v.high) for v in found] == wanted
 
 
@@ -295,8 +299,8 @@ def test_for_speed_more_is_better() -> None:
         "low": 10.0,
         "high": 70.0,
     }
-    (kept,) = comparisons({"verdicts": [raw | {"verdict": "b better"}]}, [])
-    (turned,) = comparisons({"verdicts": [raw | {"verdict": "a better"}]}, [])
+    (kept,) = comparisons(readable(Results, {"verdicts": [raw | {"verdict": "b better"}]}), [])
+    (turned,) = comparisons(readable(Results, {"verdicts": [raw | {"verdict": "a better"}]}), [])
     assert (kept.difference, kept.low, kept.high) == (40.0, 10.0, 70.0)
     assert (turned.difference, turned.low, turned.high) == (-40.0, -70.0, -10.0)
 

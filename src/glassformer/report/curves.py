@@ -5,13 +5,15 @@ from __future__ import annotations
 import itertools
 import math
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from ..figures import Axis, Markup, Series, finite, fixed, join, legend, line_chart, si, tag
+from ..runs import results as written
+from ..runs.results import Results, RunResult
 from .html import arm_label, caption, none, scroll, section, two_sizes
-from .read import Arm, Points, dig, mapping, points, sequence, why_not
+from .read import Arm, Points, points, training_curve, validation_curve, why_not
 
 WINDOWS = 60
 LONG = 90  # curves with more points than this are averaged in windows
@@ -25,14 +27,14 @@ class View:
     """One way to look at the curves: against what, and over which part of it."""
 
     key: str
-    curve: str
+    curve: Callable[[RunResult], Points]
     label: str
     unit: str
 
 
 VIEWS = (
-    View("tokens", "curve", "Training tokens seen", "tokens"),
-    View("seconds", "curve_seconds", "Seconds of training", "s"),
+    View("tokens", training_curve, "Training tokens seen", "tokens"),
+    View("seconds", lambda run: points(run.train.curve_seconds) if run.train else [], "Seconds of training", "s"),
 )
 SCALES = (("linear", "linear"), ("log", "logarithmic"), ("end", "second half"))
 
@@ -114,7 +116,7 @@ def few(markers: Points) -> Points:
 
 def curve_section(arms: Sequence[Arm]) -> Markup:
     """The section with the loss curves and the switches between the ways of looking at them."""
-    recorded = [v for v in VIEWS if any(points(dig(run, f"train.{v.curve}")) for arm in arms for run in arm.runs)]
+    recorded = [v for v in VIEWS if any(v.curve(run) for arm in arms for run in arm.runs)]
     if not recorded:
         return section("curves", "Loss while training", tag("p", "No curve was recorded.", class_="gf-empty"))
     panels = [_panel(arms, view, scale) for view in recorded for scale, _ in SCALES]
@@ -154,11 +156,11 @@ def _panel(arms: Sequence[Arm], view: View, scale: str) -> Markup:
 
 def _series(arm: Arm, view: View, kind: Kind) -> Series:
     """One arm as a line: its seeds thin, their mean thick, its validation losses as markers."""
-    curves = {id(run): points(dig(run, f"train.{view.curve}")) for run in arm.runs}
+    curves = {id(run): view.curve(run) for run in arm.runs}
     mean = mean_curve([curves[id(run)] for run in arm.counted], kind)
     recorded = [extremes(curve, kind) for curve in curves.values() if curve]
     alone = len(recorded) == 1 and len(recorded[0]) <= LONG
-    validation = [points(dig(run, "train.validation_curve")) for run in arm.counted] if view.key == "tokens" else []
+    validation = [validation_curve(run) for run in arm.counted] if view.key == "tokens" else []
     return Series(
         arm.name, mean, arm.index, thin=() if alone else recorded, markers=few(mean_curve(validation, kind)),
         ended="" if arm.finished else arm.trouble, note=_fate_note(arm), stray=not arm.finished,
@@ -190,14 +192,14 @@ def _curve_words(arms: Sequence[Arm]) -> str:
 
 
 def _has_validation(arm: Arm) -> bool:
-    return any(points(dig(run, "train.validation_curve")) for run in arm.runs)
+    return any(validation_curve(run) for run in arm.runs)
 
 
 def _ends_in_words(arms: Sequence[Arm]) -> str:
     """The picture for those who cannot see it: where each curve ends."""
     ends = []
     for arm in arms:
-        curve = mean_curve([points(dig(run, "train.curve")) for run in arm.counted], "linear")
+        curve = mean_curve([training_curve(run) for run in arm.counted], "linear")
         if curve:
             ends.append(f"{arm.name} ends at {fixed(curve[-1][1], 2)}")
     return "; ".join(ends) + "." if ends else ""
@@ -216,30 +218,30 @@ class Reach:
 
 def reaches(arm: Arm) -> dict[int, Reach]:
     """The arm's results by context, each the mean over seeds."""
-    found: dict[int, list[dict]] = {}
+    found: dict[int, list[written.Reach]] = {}
     for run in arm.counted:
-        for entry in map(mapping, sequence(run.get("extrapolation"))):
-            context = finite(entry.get("context"))
+        for entry in run.extrapolation:
+            context = finite(entry.context)
             if context is not None and 1 <= context < 1e15:
                 found.setdefault(int(context), []).append(entry)
     return {context: _reach(found[context]) for context in sorted(found)}
 
 
-def _reach(entries: Sequence[dict]) -> Reach:
-    losses = [loss for entry in entries if (loss := finite(entry.get("loss"))) is not None]
+def _reach(entries: Sequence[written.Reach]) -> Reach:
+    losses = [loss for entry in entries if (loss := finite(entry.loss)) is not None]
     if losses:
         return Reach(math.fsum(losses) / len(losses), "")
-    said = next((str(entry["reason"]) for entry in entries if entry.get("reason")), "")
-    return Reach(None, said or why_not(entries[0].get("loss")))
+    said = next((str(entry.reason) for entry in entries if entry.reason), "")
+    return Reach(None, said or why_not(entries[0].loss))
 
 
-def extrapolation_section(results: dict, arms: Sequence[Arm]) -> Markup:
+def extrapolation_section(results: Results, arms: Sequence[Arm]) -> Markup:
     """The section with the loss at multiples of the trained context."""
     known = {arm.index: reaches(arm) for arm in arms}
     contexts = sorted({context for reach in known.values() for context in reach})
     if not contexts:
         return section("contexts", "Longer contexts", tag("p", "Not measured.", class_="gf-empty"))
-    trained = finite(dig(results, "budget.context")) or float(contexts[0])
+    trained = finite(results.budget.context) or float(contexts[0])
     series = [_reach_series(arm, known[arm.index], trained) for arm in arms]
     ticks = [(context / trained, f"{si(context / trained)}×") for context in contexts]
     x = Axis(

@@ -30,7 +30,7 @@ from ..figures import (
 )
 from .curves import extremes, mean_curve, switch
 from .html import arm_label, arm_name, caption, scroll, section
-from .read import Arm, Points, Watched, dig, points, run_status, watched
+from .read import Arm, Points, Watched, run_status, seed_of, training_curve, watched
 
 CELLS = 24_000  # of all maps together; beyond them neighbouring columns are drawn as one
 ROWS = 30  # of the table of events
@@ -155,10 +155,11 @@ def _curve(name: str, seen: Watched) -> Points:
     """A recorded curve; the loss, which is recorded against tokens, against steps."""
     if name != "loss":
         return seen.curves.get(name, [])
-    steps, tokens = (finite(dig(seen.run, f"train.{key}")) for key in ("steps", "tokens"))
+    train = seen.run.train
+    steps, tokens = (finite(train.steps), finite(train.tokens)) if train else (None, None)
     if not steps or not tokens or steps < 0 or tokens < 0:
         return []
-    return [(x * (steps / tokens), y) for x, y in points(dig(seen.run, "train.curve"))]
+    return [(x * (steps / tokens), y) for x, y in training_curve(seen.run)]
 
 
 def _range_in_words(arm: Arm, line: Series) -> str:
@@ -219,7 +220,7 @@ def _panel(one: Statistic, drawn: Sequence[tuple[Arm, Watched]], end: float, mer
 
 def _which(arm: Arm, seen: Watched) -> Markup | None:
     """The seed that is drawn, and how it ended."""
-    seed = f"seed {seen.run.get('seed', '?')}" if len(arm.runs) > 1 else ""
+    seed = f"seed {seed_of(seen.run)}" if len(arm.runs) > 1 else ""
     status = run_status(seen.run)
     words = ", ".join(filter(None, [seed, "" if status == "ok" else status]))
     return tag("span", words, class_="gf-note") if words else None
@@ -333,7 +334,7 @@ def _event_row(arm: Arm, seen: Watched, event: dict[str, Any]) -> Markup:
         str(lost) if value is None else si(value, 4), "–" if sigmas is None else fixed(sigmas, 1),
         tag("code", str(site)[:80]) if site else "–",
     ]  # fmt: skip
-    seed = tag("small", f"seed {seen.run.get('seed', '?')}") if len(arm.runs) > 1 else None
+    seed = tag("small", f"seed {seed_of(seen.run)}") if len(arm.runs) > 1 else None
     return tag("tr", tag("th", arm_label(arm), seed, scope="row"), *(tag("td", cell) for cell in cells))
 
 

@@ -7,20 +7,21 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..figures import Axis, Dot, Markup, finite, fixed, join, scatter_chart, si, tag
+from ..runs.results import Results, Sample
 from .html import arm_label, caption, figure, section, two_sizes
-from .read import Arm, dig, mapping, sequence
+from .read import BITS_PER_BYTE, LOSS, TRAINING_SPEED, Arm
 
 SAMPLE = 3000  # characters of a sample that are shown
 
 
 def cost_section(arms: Sequence[Arm]) -> Markup:
     """Speed of training against quality."""
-    quality, named, speed = "validation.bits_per_byte", "bits per byte", "train.tokens_per_second"
+    quality, named = BITS_PER_BYTE, "bits per byte"
     if not any(arm.stat(quality) for arm in arms):  # the tokenizer loses part of the text
-        quality, named = "validation.loss", "nats per token"
+        quality, named = LOSS, "nats per token"
     dots = []
     for arm in arms:
-        x, y = arm.stat(speed), arm.stat(quality)
+        x, y = arm.stat(TRAINING_SPEED), arm.stat(quality)
         if x and y and arm.finished:
             title = f"{arm.name}: {si(x.mean)} tokens/s, {fixed(y.mean)} {named}"
             dots.append(Dot(arm.name, x.mean, y.mean, arm.index, x.range, y.range, title))
@@ -46,13 +47,14 @@ def sample_section(arms: Sequence[Arm]) -> Markup:
     ))  # fmt: skip
 
 
-def _generated(arm: Arm) -> dict[str, Any]:
-    return next((s for run in arm.runs if (s := mapping(dig(run, "generation.sample")))), {})
+def _generated(arm: Arm) -> Sample | None:
+    made = (run.generation.sample for run in arm.runs if run.generation)
+    return next((sample for sample in made if sample.model_fields_set), None)
 
 
 def _sample(arm: Arm) -> Markup:
     sample = _generated(arm)
-    prompt, text = str(sample.get("prompt") or ""), str(sample.get("text") or "")
+    prompt, text = (str(sample.prompt or ""), str(sample.text or "")) if sample else ("", "")
     if prompt and text.startswith(prompt):
         text = text[len(prompt) :]
     if not sample:
@@ -78,14 +80,14 @@ _NAMES = {
 }  # fmt: skip
 
 
-def facts_section(results: dict) -> Markup:
+def facts_section(results: Results) -> Markup:
     """Data, budget and machine as recorded, whatever their keys; then notes on fairness and the command."""
-    budget = dict(mapping(results.get("budget")))
-    notes = [str(note) for note in sequence(budget.pop("notes", None))]
+    budget = results.budget.model_dump(exclude_unset=True, warnings=False)
+    notes = [str(note) for note in budget.pop("notes", [])]
     columns = [
-        _facts("Data", mapping(results.get("data"))),
+        _facts("Data", results.data.root),
         _facts("Budget", budget),
-        _facts("Machine and versions", mapping(results.get("machine"))),
+        _facts("Machine and versions", results.machine.root),
     ]
     fairness = [tag("h3", "Fairness"), tag("ul", *(tag("li", note) for note in notes))] if notes else []
     return section(
@@ -140,9 +142,9 @@ def _number(key: str, value: int | float) -> str:
     )
 
 
-def _command(results: dict) -> Markup:
+def _command(results: Results) -> Markup:
     """The command that made this file, and the data it made."""
-    command = results.get("command")
+    command = results.command
     line = (
         tag("pre", tag("code", str(command)), class_="command", tabindex="0", aria_label="The command")
         if command

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ..figures import Markup, finite, fixed, join, si
+from ..runs.results import Results, Verdict
 from .html import arm_name
-from .read import Arm, last_seen, mapping, ranked, sequence
+from .read import LOSS, QUANTITIES, Arm, last_seen, ranked
 
-LOSS = "validation.loss"
 _HIGHER_IS_BETTER = ("tokens_per_second", "accuracy", "speedup")
 
 
@@ -40,30 +40,34 @@ class Comparison:
         return {"a better": self.b, "b better": self.a}.get(self.verdict)
 
 
-def comparisons(results: object, arms: Sequence[Arm]) -> list[Comparison]:
+def comparisons(results: Results, arms: Sequence[Arm]) -> list[Comparison]:
     """The verdicts that can be read."""
-    verdicts = [mapping(v) for v in sequence(mapping(results).get("verdicts"))]
-    return [_comparison(v, {arm.name: arm for arm in arms}) for v in verdicts if v]
+    named = {arm.name: arm for arm in arms}
+    return [_comparison(verdict, named) for verdict in results.verdicts if verdict.model_fields_set]
 
 
-def _comparison(raw: dict, arms: dict[str, Arm]) -> Comparison:
+def _comparison(raw: Verdict, arms: dict[str, Arm]) -> Comparison:
     """One verdict, turned round where the file gives a minus b."""
-    low, difference, high = (finite(raw.get(key)) for key in ("low", "difference", "high"))
-    seeds = finite(raw.get("seeds"))
+    low, difference, high = finite(raw.low), finite(raw.difference), finite(raw.high)
+    seeds = finite(raw.seeds)
     made = Comparison(
-        str(raw.get("a", "?")),
-        str(raw.get("b", "?")),
-        str(raw.get("metric", LOSS)),
+        _word(raw.a, "?"),
+        _word(raw.b, "?"),
+        _word(raw.metric, LOSS.name),
         difference,
         low,
         high,
-        finite(raw.get("confidence")),
+        finite(raw.confidence),
         int(seeds) if seeds is not None else None,
-        str(raw.get("verdict", "no verdict")),
+        _word(raw.verdict, "no verdict"),
     )
     if not _is_a_minus_b(made, arms):
         return made
     return replace(made, difference=_minus(difference), low=_minus(high), high=_minus(low))
+
+
+def _word(value: object, missing: str) -> str:
+    return missing if value is None else str(value)
 
 
 def _minus(value: float | None) -> float | None:
@@ -77,7 +81,8 @@ def _is_a_minus_b(made: Comparison, arms: dict[str, Arm]) -> bool:
     if made.winner is not None:
         positive_means_a = made.lower_is_better  # for b minus a
         return (made.difference > 0) != (positive_means_a == (made.winner == made.a))
-    a, b = (arms[name].mean(made.metric) if name in arms else None for name in (made.a, made.b))
+    quantity = QUANTITIES.get(made.metric)
+    a, b = (arms[name].mean(quantity) if quantity and name in arms else None for name in (made.a, made.b))
     return a is not None and b is not None and (b - a) * made.difference < 0
 
 
@@ -139,7 +144,8 @@ def _single(opening: Markup, first: Arm, second: Arm, gap: float) -> Markup:
 
 def _many(opening: Markup, first: Arm, second: Arm, gap: float, verdicts: Sequence[Comparison]) -> Markup:
     """Several seeds: the leader, and whether its lead over the next is shown."""
-    pair = next((v for v in verdicts if {v.a, v.b} == {first.name, second.name} and v.metric in (LOSS, "loss")), None)
+    losses = [v for v in verdicts if v.metric in (LOSS.name, "loss")]
+    pair = next((v for v in losses if {v.a, v.b} == {first.name, second.name}), None)
     seeds = f" over {len(first.finished)} seeds"
     gap = abs(pair.difference) if pair and pair.difference is not None else gap
     if pair is None:
@@ -147,7 +153,7 @@ def _many(opening: Markup, first: Arm, second: Arm, gap: float, verdicts: Sequen
                      "; no interval was computed for this difference."])  # fmt: skip
     shared = "" if pair.seeds in (None, len(first.finished)) else f" on the {pair.seeds} seeds that both finished"
     if pair.winner is None:
-        beaten = [v for v in verdicts if v.winner == first.name and v.metric in (LOSS, "loss")]
+        beaten = [v for v in losses if v.winner == first.name]
         shown = "; it does beat " if beaten else ""
         losers = join((_named(v.loser or "") for v in beaten), ", ")
         return join(

@@ -10,12 +10,14 @@ from importlib.resources import files
 from pathlib import Path
 
 from ..figures import Markup, document, embedded, finite, join, si, tag, write_document
+from ..runs.readable import mapping, readable
+from ..runs.results import Results
 from .configs import config_section
 from .curves import curve_section, extrapolation_section
 from .dynamics import dynamics_section
 from .facts import cost_section, facts_section, plain, sample_section
 from .finding import comparisons, sentence
-from .read import Arm, arms_of, dig, mapping, sequence
+from .read import PARAMETERS, Arm, arms_of, seed_of
 from .summary import summary
 from .verdicts import verdict_section
 
@@ -39,9 +41,9 @@ def write_run(run: dict, path: str | os.PathLike[str]) -> Path:
     return write_document(render_run(run), path)
 
 
-def render(results: dict) -> str:
-    """The page as text. Missing keys leave gaps that say so; strings are never taken for markup."""
-    results = mapping(results)
+def render(tree: dict) -> str:
+    """The page of results.json as text. Missing keys leave gaps that say so; strings are never taken for markup."""
+    results = readable(Results, tree)
     arms = arms_of(results)
     verdicts = comparisons(results, arms)
     main = tag(
@@ -57,12 +59,12 @@ def render(results: dict) -> str:
         cost_section(arms),
         facts_section(results),
     )
-    return _document(_title(results, arms), main, results)
+    return _document(_title(results, arms), main, mapping(tree))
 
 
 def render_run(run: dict) -> str:
     """One run as a page of its own: its losses, and what was watched while it trained."""
-    arms = arms_of({"runs": [run]})
+    arms = arms_of(readable(Results, {"runs": [run]}))
     name = arms[0].name if arms else "A run"
     header = tag("header", tag("p", "Glassformer run", class_="kicker"), tag("h1", name))
     return _document(name, tag("main", header, curve_section(arms), dynamics_section(arms)), {"runs": [run]})
@@ -73,12 +75,12 @@ def _document(title: str, main: Markup, results: dict) -> str:
     return document(title, main, embedded(plain(results), "results"), style=style)
 
 
-def _title(results: dict, arms: Sequence[Arm]) -> str:
+def _title(results: Results, arms: Sequence[Arm]) -> str:
     """The given title, or the names of the arms, those to come as well, and the data."""
-    given = results.get("title")
+    given: object = results.title
     if isinstance(given, str) and given.strip():
         return given
-    data = dig(results, "data.name")
+    data = results.data.name
     where = f" on {data}" if data else ""
     names = list(dict.fromkeys([*(arm.name for arm in arms), *(name for name, _ in _asked(results))]))
     if not names:
@@ -86,7 +88,7 @@ def _title(results: dict, arms: Sequence[Arm]) -> str:
     return (" and ".join(names) if len(names) < 3 else f"{len(names)} language models compared") + where
 
 
-def _header(results: dict, arms: Sequence[Arm], finding: Markup) -> Markup:
+def _header(results: Results, arms: Sequence[Arm], finding: Markup) -> Markup:
     """Title, finding, notice, the terms of the comparison in one line, and the way to each section."""
     links = [tag("li", tag("a", words, href=f"#{key}")) for key, words in _CONTENTS]
     return tag(
@@ -101,9 +103,9 @@ def _header(results: dict, arms: Sequence[Arm], finding: Markup) -> Markup:
     )
 
 
-def _when(results: dict) -> Markup | None:
+def _when(results: Results) -> Markup | None:
     """The day of the comparison."""
-    created = results.get("created")
+    created = results.created
     if not isinstance(created, str) or not created:
         return None
     try:
@@ -114,19 +116,18 @@ def _when(results: dict) -> Markup | None:
     return join([" · ", tag("time", words, datetime=created)])
 
 
-def _asked(results: dict) -> list[tuple[str, str]]:
+def _asked(results: Results) -> list[tuple[str, str]]:
     """(name, seed) of the runs that were asked for."""
-    pairs = [pair for pair in map(sequence, sequence(results.get("asked"))) if len(pair) == 2]
-    return [(str(name), str(seed)) for name, seed in pairs]
+    return [(str(pair[0]), str(pair[1])) for pair in results.asked if len(pair) == 2]
 
 
-def _missing(results: dict, arms: Sequence[Arm]) -> list[tuple[str, str]]:
+def _missing(results: Results, arms: Sequence[Arm]) -> list[tuple[str, str]]:
     """Those that are not there yet."""
-    there = {(arm.name, str(run.get("seed"))) for arm in arms for run in arm.runs}
+    there = {(arm.name, seed_of(run)) for arm in arms for run in arm.runs}
     return [one for one in _asked(results) if one not in there]
 
 
-def _progress_notice(results: dict, arms: Sequence[Arm]) -> Markup | None:
+def _progress_notice(results: Results, arms: Sequence[Arm]) -> Markup | None:
     """Said while runs are still to come."""
     asked, missing = _asked(results), _missing(results, arms)
     if not missing:
@@ -143,7 +144,7 @@ def _progress_notice(results: dict, arms: Sequence[Arm]) -> Markup | None:
     )
 
 
-def _seed_notice(results: dict, arms: Sequence[Arm]) -> Markup | None:
+def _seed_notice(results: Results, arms: Sequence[Arm]) -> Markup | None:
     """Said plainly wherever chance was not measured."""
     alone = [arm for arm in arms if len(arm.runs) < 2]
     if not alone:
@@ -162,38 +163,39 @@ def _seed_notice(results: dict, arms: Sequence[Arm]) -> Markup | None:
     )
 
 
-def _with_seeds(results: dict) -> str:
+def _with_seeds(results: Results) -> str:
     """The recorded command, or call in Python, with three seeds; without one, the option alone."""
-    command = results.get("command")
+    command = results.command
     if not isinstance(command, str) or not command.strip() or len(command) > 400:
         return "--seeds 3"
     asked, found = re.subn(r"( --seeds[ =]|, seeds=)\d+(?=[\s,)]|$)", r"\g<1>3", command)
     return asked if found else f"{command} --seeds 3"
 
 
-def _terms(results: dict, arms: Sequence[Arm]) -> Markup:
+def _terms(results: Results, arms: Sequence[Arm]) -> Markup:
     """The terms of the comparison: what was matched, how often, on what, where."""
     counts = sorted({len(arm.runs) for arm in arms})
-    parameters = sorted(p for arm in arms if (p := arm.mean("parameters")) is not None)
+    parameters = sorted(p for arm in arms if (p := arm.mean(PARAMETERS)) is not None)
     size = dict.fromkeys(si(p) for p in (parameters[:1] + parameters[-1:]))
-    device = filter(None, (dig(results, f"machine.{key}") for key in ("processor", "device", "dtype")))
+    device = filter(None, (results.machine.processor, results.machine.device, results.machine.dtype))
     facts = [
         _matched(results),
         ("Seeds per arm", " to ".join(str(n) for n in (counts[:1] + counts[1:][-1:]))),
         ("Parameters", " to ".join(size)),
-        ("Data", str(dig(results, "data.name") or "")),
+        ("Data", str(results.data.name or "")),
         ("Machine", ", ".join(map(str, device))),
     ]
     shown = [tag("div", tag("dt", name), tag("dd", words)) for name, words in facts if words]
     return tag("dl", *shown, class_="terms") if shown else Markup("")
 
 
-def _matched(results: dict) -> tuple[str, str]:
+def _matched(results: Results) -> tuple[str, str]:
     """What was matched; where whole steps kept it from being equal, what it came to."""
-    match = dig(results, "budget.match")
-    amount = finite(dig(results, f"budget.{match}")) if isinstance(match, str) else None
+    budget = results.budget
+    match, amounts = budget.match, {"tokens": budget.tokens, "flops": budget.flops, "minutes": budget.minutes}
+    amount = finite(amounts.get(match)) if isinstance(match, str) else None
     unit = {"flops": "FLOPs"}.get(str(match), str(match))
-    spent = [number for value in mapping(dig(results, "budget.spent")).values() if (number := finite(value))]
+    spent = [number for value in budget.spent.values() if (number := finite(value))]
     if spent and max(spent) > (1 + WORTH_SAYING) * min(spent) > 0:
         return "Roughly matched", f"{si(min(spent))} to {si(max(spent))} {unit} per arm"
     return "Matched", f"{si(amount)} {unit} per arm" if amount is not None else unit if match else ""

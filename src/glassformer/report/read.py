@@ -1,34 +1,19 @@
-"""results.json as it really is: keys missing, numbers NaN, several runs that are seeds of one arm."""
+"""Results as the page reads them: several runs that are seeds of one arm, numbers that may be missing or not finite."""
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from ..figures import finite
+from ..runs.readable import mapping, sequence
+from ..runs.results import Generation, Results, RunResult, Training, Validation
 
 Points = list[tuple[float, float]]
 MOST_STEPS, MOST_ROWS = 120, 64  # of what was watched: more is not in a file that this package wrote
-
-
-def mapping(value: object) -> dict[str, Any]:
-    """The value if it is a mapping, otherwise an empty one."""
-    return value if isinstance(value, dict) else {}
-
-
-def sequence(value: object) -> list[Any]:
-    """The value as a list if it is one, otherwise an empty one."""
-    return list(value) if isinstance(value, list | tuple) else []
-
-
-def dig(tree: object, path: str) -> Any:
-    """What lies at a dotted path, or None."""
-    for key in path.split("."):
-        tree = mapping(tree).get(key)
-    return tree
 
 
 def points(curve: object) -> Points:
@@ -44,6 +29,42 @@ def why_not(value: object) -> str:
     if isinstance(value, float) and math.isinf(value):
         return "infinite"
     return "not measured" if value is None else "unreadable"
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """A number of a run, by the name that verdicts call it."""
+
+    name: str
+    of: Callable[[RunResult], object]
+
+
+def _of_training(name: str, read: Callable[[Training], object]) -> Quantity:
+    return Quantity(f"train.{name}", lambda run: run.train and read(run.train))
+
+
+def _of_validation(name: str, read: Callable[[Validation], object]) -> Quantity:
+    return Quantity(f"validation.{name}", lambda run: run.validation and read(run.validation))
+
+
+def _of_generation(name: str, read: Callable[[Generation], object]) -> Quantity:
+    return Quantity(f"generation.{name}", lambda run: run.generation and read(run.generation))
+
+
+PARAMETERS = Quantity("parameters", lambda run: run.parameters)
+LOSS = _of_validation("loss", lambda found: found.loss)
+BITS_PER_BYTE = _of_validation("bits_per_byte", lambda found: found.bits_per_byte)
+PERPLEXITY = _of_validation("perplexity", lambda found: found.perplexity)
+TRAINING_SPEED = _of_training("tokens_per_second", lambda train: train.tokens_per_second)
+PEAK_MEMORY = _of_training("peak_memory_bytes", lambda train: train.peak_memory_bytes)
+SECONDS_PER_TOKEN = _of_generation("seconds_per_token", lambda found: found.seconds_per_token)
+STATE_BYTES = _of_generation("state_bytes_per_token", lambda found: found.state_bytes_per_token)
+QUANTITIES = {
+    one.name: one
+    for one in (
+        PARAMETERS, LOSS, BITS_PER_BYTE, PERPLEXITY, TRAINING_SPEED, PEAK_MEMORY, SECONDS_PER_TOKEN, STATE_BYTES,
+    )
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -71,15 +92,15 @@ class Arm:
 
     index: int
     name: str
-    runs: tuple[dict[str, Any], ...]
+    runs: tuple[RunResult, ...]
 
     @property
-    def finished(self) -> list[dict[str, Any]]:
+    def finished(self) -> list[RunResult]:
         """The runs that came to their end."""
         return [run for run in self.runs if run_status(run) == "ok"]
 
     @property
-    def counted(self) -> list[dict[str, Any]]:
+    def counted(self) -> list[RunResult]:
         """The runs that figures are taken from: those that finished, or all of them where none did."""
         return self.finished or list(self.runs)
 
@@ -90,51 +111,50 @@ class Arm:
 
     @property
     def config(self) -> dict[str, Any]:
-        return self._first("config")
+        return next((run.config for run in self.runs if run.config), {})
 
     @property
     def recipe(self) -> dict[str, Any]:
         """How its first run was trained."""
-        return self._first("recipe")
-
-    def _first(self, key: str) -> dict[str, Any]:
-        return next((found for run in self.runs if (found := mapping(run.get(key)))), {})
+        return next((run.recipe for run in self.runs if run.recipe), {})
 
     @property
     def trouble(self) -> str:
         """What happened to the runs that did not finish: `diverged`, `diverged, failed` or nothing."""
         return ", ".join(dict.fromkeys(s for run in self.runs if (s := run_status(run)) != "ok"))
 
-    def stat(self, path: str) -> Stat | None:
+    def stat(self, quantity: Quantity) -> Stat | None:
         """A quantity over the counted runs."""
-        values = [v for run in self.counted if (v := finite(dig(run, path))) is not None]
+        values = [v for run in self.counted if (v := finite(quantity.of(run))) is not None]
         return Stat(tuple(values)) if values else None
 
-    def mean(self, path: str) -> float | None:
-        stat = self.stat(path)
+    def mean(self, quantity: Quantity) -> float | None:
+        stat = self.stat(quantity)
         return stat.mean if stat else None
 
-    def reason(self, path: str) -> str:
+    def reason(self, quantity: Quantity) -> str:
         """Why there is no such quantity."""
-        said = why_not(next((v for run in self.counted if (v := dig(run, path)) is not None), None))
+        said = why_not(next((v for run in self.counted if (v := quantity.of(run)) is not None), None))
         return self.trouble if said == "not measured" and not self.finished else said
 
 
-def run_status(run: dict[str, Any]) -> str:
+def run_status(run: RunResult) -> str:
     """`ok`, `diverged`, `failed`, or what else the run says of itself."""
-    said = run.get("status")
+    said: object = run.status
     if isinstance(said, str) and said.strip():
         return said.strip()
-    return "ok" if finite(dig(run, "validation.loss")) is not None else "unknown"
+    return "ok" if finite(LOSS.of(run)) is not None else "unknown"
 
 
-def arms_of(results: object) -> list[Arm]:
+def seed_of(run: RunResult) -> str:
+    return "?" if run.seed is None else str(run.seed)
+
+
+def arms_of(results: Results) -> list[Arm]:
     """The runs gathered by name, in the order in which the names first appear."""
-    gathered: dict[str, list[dict[str, Any]]] = {}
-    for run in sequence(mapping(results).get("runs")):
-        if isinstance(run, dict):
-            name = run.get("name")
-            gathered.setdefault(str(name) if name not in (None, "") else "unnamed", []).append(run)
+    gathered: dict[str, list[RunResult]] = {}
+    for run in results.runs:
+        gathered.setdefault(str(run.name) if run.name not in (None, "") else "unnamed", []).append(run)
     return [Arm(index, name, tuple(runs)) for index, (name, runs) in enumerate(gathered.items())]
 
 
@@ -142,7 +162,7 @@ def ranked(arms: Sequence[Arm]) -> list[Arm]:
     """Arms by validation loss, lowest first; those in which no run finished come last."""
 
     def key(arm: Arm) -> tuple[bool, float]:
-        loss = arm.mean("validation.loss")
+        loss = arm.mean(LOSS)
         return (not arm.finished or loss is None, loss if loss is not None else math.inf)
 
     return sorted(arms, key=key)
@@ -155,7 +175,7 @@ class Watched:
     `depth` layers share the rows evenly. A value is a number, a word for one that is not finite, or anything else for
     nothing."""
 
-    run: dict[str, Any]
+    run: RunResult
     steps: list[float]
     depth: int
     layers: dict[str, list[list[Any]]]
@@ -169,29 +189,39 @@ class Watched:
         return max((len(column) for grid in self.layers.values() for column in grid), default=0)
 
 
-def watched(run: dict[str, Any]) -> Watched | None:
+def watched(run: RunResult) -> Watched | None:
     """The dynamics of a run as far as they can be read, or None where nothing was watched."""
-    raw = mapping(run.get("dynamics"))
+    seen = run.dynamics
     steps: list[float] = []
-    for step in map(finite, sequence(raw.get("steps"))[:MOST_STEPS]):
+    for step in map(finite, seen.steps[:MOST_STEPS]):
         if step is None or step < 0 or step > 1e15 or (steps and step <= steps[-1]):
             break
         steps.append(step)
     layers = {
-        str(name): [sequence(column)[:MOST_ROWS] for column in sequence(grid)[: len(steps)]]
-        for name, grid in mapping(raw.get("layers")).items()
+        name: [sequence(column)[:MOST_ROWS] for column in sequence(grid)[: len(steps)]]
+        for name, grid in seen.layers.items()
     }
-    curves = {str(name): points(sequence(curve)[:MOST_STEPS]) for name, curve in mapping(raw.get("curves")).items()}
-    events = [{**event, "step": step} for event in map(mapping, sequence(raw.get("events")))
+    curves = {name: points(curve[:MOST_STEPS]) for name, curve in seen.curves.items()}
+    events = [{**event, "step": step} for event in map(mapping, seen.events)
               if (step := finite(event.get("step"))) is not None and abs(step) <= 1e15]  # fmt: skip
-    depth, left_out = finite(raw.get("depth")), finite(raw.get("events_left_out"))
+    depth, left_out = finite(seen.depth), finite(seen.events_left_out)
     found = Watched(run, steps, 0, layers, curves, events[:MOST_STEPS], max(0, int(left_out or 0)))
     if not found.rows and not events and not any(curves.values()):
         return None
     return replace(found, depth=int(max(found.rows, min(depth or 0, 1e6))))
 
 
-def last_seen(run: dict[str, Any]) -> tuple[float, float] | None:
+def training_curve(run: RunResult) -> Points:
+    """(tokens, loss)"""
+    return points(run.train.curve) if run.train else []
+
+
+def validation_curve(run: RunResult) -> Points:
+    """(tokens, held-out loss)"""
+    return points(run.train.validation_curve) if run.train else []
+
+
+def last_seen(run: RunResult) -> tuple[float, float] | None:
     """The last (tokens, loss) that a run recorded."""
-    curve = points(dig(run, "train.curve"))
+    curve = training_curve(run)
     return curve[-1] if curve else None

@@ -6,8 +6,8 @@ import json
 from typing import Any
 
 from ..figures import BlockSketch, Box, ModelSketch, StageSketch, finite, si
+from ..runs.readable import mapping, sequence
 from .diff import leaf
-from .read import mapping, sequence
 
 SHOWN_BLOCKS = 3
 SHOWN_STAGES = 4

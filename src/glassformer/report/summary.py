@@ -5,11 +5,27 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from ..figures import Markup, fixed, join, si, tag
+from ..runs.results import RunResult
 from .html import arm_label, arm_name, caption, none, scroll, section
-from .read import Arm, Stat, last_seen, ranked, run_status
+from .read import (
+    BITS_PER_BYTE,
+    LOSS,
+    PARAMETERS,
+    PEAK_MEMORY,
+    PERPLEXITY,
+    SECONDS_PER_TOKEN,
+    STATE_BYTES,
+    TRAINING_SPEED,
+    Arm,
+    Quantity,
+    Stat,
+    last_seen,
+    ranked,
+    run_status,
+    seed_of,
+)
 
 _BYTES = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B"))
 _COUNTS = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1.0, ""))
@@ -19,9 +35,9 @@ _PLAIN = ((1.0, ""),)
 
 @dataclass(frozen=True)
 class Column:
-    """A quantity: its place in a run, its name and units; `better` is -1 where less is better."""
+    """A quantity, its title and units; `better` is -1 where less is better."""
 
-    path: str
+    quantity: Quantity
     title: str
     per: str = ""
     better: int = 0
@@ -30,14 +46,14 @@ class Column:
 
 
 COLUMNS = (
-    Column("parameters", "Parameters", units=_COUNTS),
-    Column("validation.loss", "Validation loss", "nats/token", -1, decimals=3),
-    Column("validation.bits_per_byte", "Bits per byte", "bits", -1, decimals=3),
-    Column("validation.perplexity", "Perplexity", "per token", -1),
-    Column("train.tokens_per_second", "Training speed", "tokens/s", 1, decimals=0),
-    Column("train.peak_memory_bytes", "Peak memory", "", -1, _BYTES),
-    Column("generation.seconds_per_token", "Generation", "/token", -1, _SECONDS),
-    Column("generation.state_bytes_per_token", "State", "/token", -1, _BYTES),
+    Column(PARAMETERS, "Parameters", units=_COUNTS),
+    Column(LOSS, "Validation loss", "nats/token", -1, decimals=3),
+    Column(BITS_PER_BYTE, "Bits per byte", "bits", -1, decimals=3),
+    Column(PERPLEXITY, "Perplexity", "per token", -1),
+    Column(TRAINING_SPEED, "Training speed", "tokens/s", 1, decimals=0),
+    Column(PEAK_MEMORY, "Peak memory", "", -1, _BYTES),
+    Column(SECONDS_PER_TOKEN, "Generation", "/token", -1, _SECONDS),
+    Column(STATE_BYTES, "State", "/token", -1, _BYTES),
 )
 
 
@@ -64,7 +80,7 @@ class _Cells:
 
     def __init__(self, column: Column, arms: Sequence[Arm]) -> None:
         self.column = column
-        self.stats = {arm.index: arm.stat(column.path) for arm in arms}
+        self.stats = {arm.index: arm.stat(column.quantity) for arm in arms}
         means = [abs(stat.mean) for stat in self.stats.values() if stat and stat.mean]
         largest, smallest = max(means, default=1.0), min(means, default=1.0)
         self.scale, self.unit = next((u for u in column.units if largest >= u[0]), column.units[-1])
@@ -75,7 +91,7 @@ class _Cells:
     @property
     def head(self) -> Markup:
         unit = f"{self.unit}{self.column.per}" if self.column.units is not _PLAIN else self.column.per
-        return _head(self.column.title, unit, ascending=self.column.path == "validation.loss")
+        return _head(self.column.title, unit, ascending=self.column.quantity is LOSS)
 
     def words(self, value: float) -> str:
         """A value in the unit of the column."""
@@ -97,7 +113,7 @@ class _Cells:
         """The value of one arm, with its spread below it."""
         stat = self.stats[arm.index]
         if stat is None:
-            return tag("td", none(arm.reason(self.column.path)), data_sort="")
+            return tag("td", none(arm.reason(self.column.quantity)), data_sort="")
         best = arm.complete and self.best == self.words(stat.mean)
         mark = join([tag("span", "●", class_="best-mark", aria_hidden="true"), tag("span", "best", class_="gf-quiet")])
         return tag("td", mark if best else None, self.words(stat.mean), self._spread(stat),
@@ -149,16 +165,16 @@ def _last_words(arm: Arm) -> list[str]:
     said: dict[str, list[str]] = {}
     for run in arm.runs:
         if (status := run_status(run)) != "ok":
-            error = str(run.get("error") or status)
+            error = str(run.error or status)
             said.setdefault(error.strip().rstrip("."), []).append(_seen(run, len(arm.runs) > 1))
     return [f"{error}. Last seen: {'; '.join(seen)}." for error, seen in said.items()]
 
 
-def _seen(run: dict[str, Any], seeds: bool) -> str:
+def _seen(run: RunResult, seeds: bool) -> str:
     """The last loss of a run."""
     last = last_seen(run)
     words = f"loss {fixed(last[1], 2)} at {si(last[0])} tokens" if last else "nothing"
-    return f"{words} (seed {run.get('seed', '?')})" if seeds else words
+    return f"{words} (seed {seed_of(run)})" if seeds else words
 
 
 def _caption(arms: Sequence[Arm]) -> Markup:

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 
 from ..figures import Markup, fixed, interval_axis, interval_domain, interval_row, join, tag
 from ..figures.intervals import Domain
-from .finding import LOSS, Comparison, confidence_words
+from .finding import Comparison, confidence_words
 from .html import arm_name, caption, none, scroll, section
-from .read import Arm
+from .read import BITS_PER_BYTE, LOSS, TRAINING_SPEED, Arm
 
 _UNITS = {
-    LOSS: "nats per token",
-    "validation.bits_per_byte": "bits per byte",
-    "train.tokens_per_second": "tokens/s",
+    LOSS.name: "nats per token",
+    BITS_PER_BYTE.name: "bits per byte",
+    TRAINING_SPEED.name: "tokens/s",
 }
 
 
@@ -63,7 +63,7 @@ def _table(metric: str, verdicts: Sequence[Comparison], arms: dict[str, Arm]) ->
 
 def _metric_words(metric: str) -> list[object]:
     """What is compared, and its unit in small type."""
-    words = metric.rsplit(".", maxsplit=1)[-1].replace("_", " ") if metric != LOSS else "validation loss"
+    words = metric.rsplit(".", maxsplit=1)[-1].replace("_", " ") if metric != LOSS.name else "validation loss"
     return [f"Difference in {words}", tag("small", _UNITS[metric]) if metric in _UNITS else None]
 
 

@@ -7,29 +7,12 @@ metrics.jsonl                           a line for each step, taken or skipped, 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from glassformer.errors import RequestError
-
-Count = Annotated[int, Field(ge=0, lt=1 << 53)]
-Length = Annotated[float, Field(ge=0)]
-
-
-class Written(BaseModel):
-    """Part of a file of our own: types are exact, numbers finite; keys that are not named here are not read."""
-
-    model_config = ConfigDict(extra="ignore", frozen=True, strict=True, allow_inf_nan=False)
-
-
-class Measures(Written):
-    """What `evaluate` says of held-out text."""
-
-    loss: float
-    perplexity: float
-    bits_per_byte: float | None
-    tokens: Count
+from glassformer.written import Count, Length, Measures, Written
 
 
 class Progress(Written):

@@ -1,0 +1,62 @@
+"""The one reader and the one writer of results.json and result.json.
+
+FOLDER/results.json                     `Results`
+FOLDER/runs/NAME-seedN/result.json      `RunResult`, an entry of `Results.runs`, with the version
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from glassformer.errors import RequestError, shown
+from glassformer.runs.results import VERSION, Results, RunResult
+from glassformer.training.checkpoint import replace_text
+
+RESULTS, RESULT = "results.json", "result.json"
+
+
+def read_results(folder: Path) -> Results | None:
+    """The results of a folder; None where it has none. Raises RequestError where the file is of another version, or
+    not of a comparison."""
+    path = folder / RESULTS
+    if not path.exists():
+        return None
+    try:
+        tree = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(tree, dict) and "runs" in tree and tree.get("schema") != VERSION:
+            raise _other_version(path, tree.get("schema"))
+        return Results.of(tree)
+    except RequestError:
+        raise
+    except (OSError, ValueError, RecursionError):  # of pydantic, too
+        message = f"--out {folder} holds a results.json that is not of a comparison; name another folder"
+        raise RequestError(message, code="file", field="out", value=str(folder)) from None
+
+
+def write_results(results: Results, folder: Path) -> None:
+    """Replaces results.json in one move."""
+    replace_text(folder / RESULTS, json.dumps(results.to_dict(), indent=1, allow_nan=False))
+
+
+def read_result(place: Path) -> RunResult | None:
+    """The result that a trained run left in its folder; None where there is none that is complete."""
+    try:
+        tree = json.loads((place / RESULT).read_text(encoding="utf-8"))
+        json.dumps(tree, allow_nan=False)  # it will be written again
+        if isinstance(tree, dict) and tree.pop("schema", VERSION) != VERSION:
+            return None
+        result = RunResult.of(tree)
+    except (OSError, ValueError, RecursionError):  # of pydantic, too
+        return None
+    return result if result.complete else None
+
+
+def write_result(result: RunResult, place: Path) -> None:
+    """Replaces the result.json of a run in one move."""
+    replace_text(place / RESULT, json.dumps({"schema": VERSION, **result.to_dict()}, allow_nan=False))
+
+
+def _other_version(path: Path, version: object) -> RequestError:
+    message = f"{path} has schema {shown(version)}, and this program reads schema {VERSION}; name another folder"
+    return RequestError(message, code="version", field="schema", value=version, expected=str(VERSION))

@@ -1,0 +1,249 @@
+"""The types of results.json and of the result.json of each run; `files` reads and writes them.
+
+Fields that are not named here are kept when a file is read and written again. Where a change of the fields would
+mislead a reader of before, VERSION changes, and files of another version are refused.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import ConfigDict, Field, RootModel, Strict
+
+from glassformer.written import Count, Measures, Written
+
+VERSION: Literal[1] = 1
+"""`schema` of results.json and of result.json."""
+
+Status = Literal["ok", "diverged", "failed"]
+Finding = Literal["a better", "b better", "no difference shown"]
+Number = int | float
+"""Written again as it was: 1 does not become 1.0."""
+Amount = Annotated[Number, Field(ge=0)]
+Point = Annotated[list[Number | None], Field(min_length=2, max_length=2)]
+"""(x, y) of a curve; None where a number was not finite."""
+Key = Annotated[tuple[str, int], Strict(False)]
+"""Name and seed of a run; a list in JSON."""
+
+
+class Entry(Written):
+    """Part of results.json. Fields that were absent in a file stay absent when it is written again."""
+
+    model_config = ConfigDict(extra="allow", populate_by_name=True)
+
+    @classmethod
+    def of(cls, tree: object) -> Self:
+        """From plain values. Raises pydantic.ValidationError."""
+        return cls.model_validate(tree)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields that were given, as plain values."""
+        return self.model_dump(mode="json", by_alias=True, exclude_unset=True)
+
+    def changed(self, **fields: Any) -> Self:
+        """A copy with other values of some fields."""
+        return self.model_copy(update=fields)
+
+
+class Described(RootModel[dict[str, Any]]):
+    """An open description: every key is shown, few are read."""
+
+    model_config = ConfigDict(frozen=True)
+
+    def _text(self, key: str) -> str | None:
+        return self.root.get(key)
+
+
+class Data(Described):
+    """The text: `TextData.describe()`."""
+
+    @property
+    def name(self) -> str | None:
+        return self._text("name")
+
+    @property
+    def fingerprint(self) -> str | None:
+        return self._text("fingerprint")
+
+    @property
+    def tokenizer_fingerprint(self) -> str | None:
+        return self._text("tokenizer_fingerprint")
+
+
+class Machine(Described):
+    """The machine and how it computed: `machine.Settings.describe()`."""
+
+    @property
+    def processor(self) -> str | None:
+        return self._text("processor")
+
+    @property
+    def device(self) -> str | None:
+        return self._text("device")
+
+    @property
+    def dtype(self) -> str | None:
+        return self._text("dtype")
+
+    def like(self, other: Machine) -> bool:
+        """Whether speeds measured on both compare, as far as both are described."""
+        keys = ("processor", "device", "dtype", "threads", "torch")
+        return all(self.root[key] == other.root[key] for key in keys if key in self.root and key in other.root)
+
+
+class Validation(Measures):
+    """Loss on held-out text."""
+
+    model_config = ConfigDict(extra="allow")
+
+
+class Training(Entry):
+    """How the training of one run went."""
+
+    steps: Count
+    tokens: Count
+    seconds: Amount
+    tokens_per_second: Amount
+    """Median over the steps."""
+    peak_memory_bytes: int | None
+    learning_rate: Amount
+    """The peak."""
+    curve: list[Point]
+    """(tokens, loss in nats per token)"""
+    curve_seconds: list[Point]
+    validation_curve: list[Point]
+    """(tokens, held-out loss)"""
+
+
+class Sample(Entry):
+    """Text that the trained model wrote."""
+
+    prompt: str = ""
+    text: str = ""
+    temperature: Number | None = None
+    top_k: Count | None = None
+
+
+class Generation(Entry):
+    """Cached generation of one stream."""
+
+    tokens_per_second: Amount
+    seconds_per_token: Amount
+    """Median."""
+    state_bytes_per_token: Amount
+    sample: Sample
+
+
+class Reach(Entry):
+    """Held-out loss at one context length, or the reason why there is none."""
+
+    context: Count
+    loss: float | None
+    tokens: Count | None = None
+    reason: str | None = None
+
+
+class Dynamics(Entry):
+    """What was watched while the run trained: `dynamics.summary.summarise`. Without fields: nothing was."""
+
+    steps: list[Number] = []
+    depth: Count = 0
+    layers: dict[str, list[list[Any]]] = {}
+    curves: dict[str, list[list[Any]]] = {}
+    events: list[dict[str, Any]] = []
+    events_left_out: Count = 0
+
+
+class RunResult(Entry):
+    """One run: the model, the recipe, and everything measured."""
+
+    name: str
+    seed: int = 0
+    parameters: Count | None = None
+    parameters_without_embeddings: Count | None = None
+    flops_per_token: Amount | None = None
+    """Of training: three times the forward pass."""
+    config: dict[str, Any] = {}
+    recipe: dict[str, Any] = {}
+    train: Training | None = None
+    validation: Validation | None = None
+    generation: Generation | None = None
+    extrapolation: list[Reach] = []
+    dynamics: Dynamics = Dynamics()
+    machine: Machine = Machine({})
+    weights: Count = 1
+    """The rule by which the initial weights were drawn (`parts.init.WEIGHTS_RULE`); absent in files from before there
+    was a second one."""
+    status: Status = "ok"
+    error: str | None = None
+
+    @property
+    def key(self) -> Key:
+        return self.name, self.seed
+
+    @property
+    def complete(self) -> bool:
+        """Whether a run that was trained has left all that it should: to its end, or until it diverged."""
+        ended = self.status == "ok"
+        return (
+            self.status != "failed"
+            and self.model_fields_set >= LEFT
+            and None not in (self.parameters, self.flops_per_token, self.train)
+            and not (ended and (self.validation is None or self.generation is None))
+        )
+
+
+LEFT = frozenset(RunResult.model_fields) - {"parameters_without_embeddings", "weights"}
+"""Fields of every run that was trained; the others came later."""
+
+
+class Verdict(Entry):
+    """Two arms over the seeds that both finished: difference = metric(b) - metric(a), with its interval."""
+
+    a: str
+    b: str
+    metric: str
+    difference: float
+    low: float
+    high: float
+    confidence: float
+    seeds: Count
+    verdict: Finding
+
+
+class Budget(Entry):
+    """What every run of a comparison may spend, and what it came to."""
+
+    match: str | None = None
+    tokens: Number | None = None
+    minutes: Number | None = None
+    flops: Number | None = None
+    seeds: Count | None = None
+    batch_size: Count | None = None
+    context: Count | None = None
+    spent: dict[str, Number] = {}
+    """Of what is matched, by name of the model."""
+    learning_rates: dict[str, Number | None] = {}
+    notes: list[str] = []
+
+
+class Results(Entry):
+    """A comparison as far as it has come: results.json."""
+
+    version: Literal[1] = Field(alias="schema")
+    title: str | None = None
+    created: str = ""
+    status: str = ""
+    """`complete`, or how many of the runs there are."""
+    command: str = ""
+    data: Data
+    budget: Budget
+    machine: Machine = Machine({})
+    asked: list[Key] = []
+    runs: list[RunResult]
+    verdicts: list[Verdict] = []
+
+    @property
+    def names(self) -> list[str]:
+        """The models of which there are runs, in their order."""
+        return list(dict.fromkeys(run.name for run in self.runs))

@@ -1,0 +1,163 @@
+"""results.json as types: nothing is lost on the way through them, and what cannot be a result is none."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from glassformer.errors import RequestError
+from glassformer.runs.files import read_result, read_results, write_result, write_results
+from glassformer.runs.readable import readable
+from glassformer.runs.results import Results, RunResult
+from tests.report.sample import results
+
+POINT = [[128, 4.25]]
+
+
+def finished() -> dict[str, Any]:
+    """A result.json as a run leaves it."""
+    return {
+        "name": "gpt2@1m", "seed": 0, "parameters": 840704, "parameters_without_embeddings": 794880,
+        "flops_per_token": 1.0, "config": {"d_model": 32}, "recipe": {"seed": 0, "tokens": 128},
+        "train": {
+            "steps": 1, "tokens": 128, "seconds": 1.0, "tokens_per_second": 128.0, "peak_memory_bytes": None,
+            "learning_rate": 1e-3, "curve": POINT, "curve_seconds": [[1.0, None]], "validation_curve": [],
+        },
+        "validation": {"loss": 4.25, "perplexity": 70.1, "bits_per_byte": None, "tokens": 5},
+        "generation": {
+            "tokens_per_second": 1.0, "seconds_per_token": 1.0, "state_bytes_per_token": 1.0,
+            "sample": {"prompt": "a", "text": "b", "temperature": 0.8, "top_k": 40},
+        },
+        "extrapolation": [{"context": 32, "loss": 4.25, "tokens": 9}, {"context": 64, "loss": None, "reason": "no"}],
+        "dynamics": {}, "machine": {"processor": "x", "threads": 1}, "weights": 2, "status": "ok", "error": None,
+    }  # fmt: skip
+
+
+FAILED = {
+    "name": "gpt2@1m", "seed": 1, "parameters": 840704, "config": {}, "recipe": {}, "dynamics": {}, "status": "failed",
+    "error": "the disk is full",
+}  # fmt: skip
+
+
+def text(tree: object) -> str:
+    """With the order of the keys, and with integers told from floats."""
+    return json.dumps(tree)
+
+
+def test_results_come_back_as_they_were_written(tmp_path: Path) -> None:
+    """Every key, in its order, every number as it was, nothing added; of a failed run, too, which has few."""
+    tree = results(3, diverge=False) | {"asked": [["gpt2@10m", 0]]}
+    tree["runs"] += [finished(), FAILED]
+    made = Results.of(copy.deepcopy(tree))
+    assert made.to_dict() == tree
+    assert [text(run) for run in made.to_dict()["runs"]] == [text(run) for run in tree["runs"]]
+    write_results(made, tmp_path)
+    assert json.loads((tmp_path / "results.json").read_text()) == tree
+    assert read_results(tmp_path) == made
+
+
+def test_what_a_later_program_added_survives(tmp_path: Path) -> None:
+    tree = {"schema": 1, "data": {"more": 1}, "budget": {"more": 2}, "machine": {"more": 3}, "more": {"a": [4]},
+            "runs": [finished()]}  # fmt: skip
+    run = tree["runs"][0]
+    for part in (run, run["train"], run["validation"], run["generation"], run["extrapolation"][0], run["dynamics"]):
+        part["more"] = {"x": [1, None]}
+    (tmp_path / "results.json").write_text(json.dumps(tree))
+    held = read_results(tmp_path)
+    assert held is not None and held.to_dict() == tree
+
+
+@pytest.mark.parametrize("version", [0, 2, "1", None])
+def test_another_version_is_refused(version: Any, tmp_path: Path) -> None:
+    (tmp_path / "results.json").write_text(json.dumps(results(1, diverge=False) | {"schema": version}))
+    with pytest.raises(RequestError) as refused:
+        read_results(tmp_path)
+    assert (refused.value.code, refused.value.field, refused.value.value) == ("version", "schema", version)
+    (tmp_path / "result.json").write_text(json.dumps(finished() | {"schema": version}))
+    assert read_result(tmp_path) is None
+
+
+@pytest.mark.parametrize("words", ["", "{", "[" * 100_000, "\x00", "[]", "3", '{"mine": 1}'])
+def test_a_file_that_is_no_comparison_is_refused(words: str, tmp_path: Path) -> None:
+    (tmp_path / "results.json").write_text(words)
+    with pytest.raises(RequestError) as refused:
+        read_results(tmp_path)
+    assert (refused.value.code, refused.value.field) == ("file", "out")
+    (tmp_path / "result.json").write_text(words)
+    assert read_result(tmp_path) is None
+
+
+def test_a_folder_without_results_has_none(tmp_path: Path) -> None:
+    assert read_results(tmp_path) is None and read_result(tmp_path) is None
+
+
+def without(*path: str) -> dict[str, Any]:
+    tree = finished()
+    inner = tree
+    for key in path[:-1]:
+        inner = inner[key]
+    del inner[path[-1]]
+    return tree
+
+
+WHOLE = finished()
+DAMAGED: list[dict[str, Any]] = [
+    {"status": "ok"}, {"status": "ok", "name": "a"}, {"status": "ok", "name": "a", "seed": 0}, FAILED,
+    {**WHOLE, "status": "failed"}, {**WHOLE, "status": "fine"},
+    {**WHOLE, "validation": None}, {**WHOLE, "validation": {}},
+    {**WHOLE, "validation": {**WHOLE["validation"], "loss": float("nan")}},
+    {**WHOLE, "validation": {**WHOLE["validation"], "loss": "2"}}, {**WHOLE, "generation": None},
+    {**WHOLE, "parameters": None}, {**WHOLE, "parameters": 10**30}, {**WHOLE, "extrapolation": [{"context": 3}]},
+    {**WHOLE, "train": {**WHOLE["train"], "curve": [[1]]}}, {**WHOLE, "more": float("inf")},
+    {**WHOLE, "train": {**WHOLE["train"], "curve": [[True, 1.0]]}}, {**WHOLE, "machine": None},
+    *(without(*path.split(".")) for path in (
+        "train", "train.tokens_per_second", "train.peak_memory_bytes", "generation.seconds_per_token", "dynamics",
+        "error", "seed", "status", "validation", "machine", "recipe", "flops_per_token",
+    )),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("tree", DAMAGED, ids=lambda tree: text(tree)[-60:])
+def test_a_result_that_no_run_can_have_left_is_none(tree: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "result.json").write_text(json.dumps(tree))
+    assert read_result(tmp_path) is None
+
+
+def test_the_result_of_a_run_comes_back(tmp_path: Path) -> None:
+    """With the fields that older runs have not, or without."""
+    for tree in (finished(), without("weights"), without("parameters_without_embeddings"),
+                 {**finished(), "status": "diverged", "generation": None, "validation": None}):  # fmt: skip
+        write_result(RunResult.of(tree), tmp_path)
+        assert json.loads((tmp_path / "result.json").read_text()) == {"schema": 1, **tree}
+        held = read_result(tmp_path)
+        assert held is not None and held.to_dict() == tree
+        assert held.weights == tree.get("weights", 1)
+
+
+def test_numbers_that_are_not_finite_do_not_get_in() -> None:
+    with pytest.raises(ValidationError):
+        RunResult.of({**finished(), "flops_per_token": float("inf")})
+
+
+def test_a_whole_file_is_read_alike_by_those_who_check_it_and_by_those_who_do_not() -> None:
+    tree = results(2, diverge=False) | {"asked": [["gpt2@10m", 0]]}
+    read = readable(Results, tree)
+    assert read.to_dict() == Results.of(tree).to_dict() == tree
+
+
+def test_what_cannot_be_read_leaves_the_rest_readable() -> None:
+    tree: Any = {"schema": 3, "data": "x", "budget": {"spent": 3, "notes": {}, "seeds": "many"}, "runs": [None, {
+        "name": 7, "train": {"steps": "x", "curve": [[1, 2.0], 3]}, "validation": [], "generation": {"sample": 3},
+        "extrapolation": [3, {"context": 1}],
+    }]}  # fmt: skip
+    read = readable(Results, tree)
+    (run,) = read.runs
+    assert (read.data.name, read.budget.spent, read.budget.notes, read.budget.seeds) == (None, {}, [], "many")
+    assert run.train is not None and (run.train.steps, run.train.curve) == ("x", [[1, 2.0], []])
+    assert run.validation is None and run.generation is not None and run.generation.sample.text is None
+    assert [reach.context for reach in run.extrapolation] == [1]
