@@ -128,6 +128,11 @@ class ModelConfig(Value):
         )
 
     @property
+    def causal(self) -> bool:
+        """True if no token of any layer depends on later ones."""
+        return all(block.mixer.causal(self.ctx) for _, block in self._kinds())
+
+    @property
     def rates(self) -> dict[Role, float]:
         """Learning rates of weights by their role, over the recipe's; 1 where it is not named."""
         return self.mup.rates(self.d_model) if self.mup else {}
@@ -167,8 +172,7 @@ class ModelConfig(Value):
         measure; otherwise only the keys it sees, about half under a causal mask."""
         ctx, total = self.ctx, self.head.flops(self.ctx, float(t))
         for n, block in self._kinds():
-            visibility = getattr(block.mixer, "visibility", None)
-            seen = t if full or visibility is None else visibility.build(ctx).keys_seen(t)
+            seen = t if full else block.mixer.keys_seen(ctx, t)
             total += n * block.flops(ctx, float(seen))
         return total
 

@@ -64,6 +64,12 @@ class Model(nn.Module):
         self.head = head
         self.logits = Site("bsv")
 
+    @property
+    def causal(self) -> bool:
+        """True if no token of any layer depends on later ones."""
+        mixers: list[Any] = [layer.mixer for layer in self.layers]
+        return all(mixer.causal for mixer in mixers)
+
     def forward(
         self,
         tokens: Int[Tensor, "b s"],
@@ -135,7 +141,7 @@ class Model(nn.Module):
         if dtype not in STATE_DTYPES:
             *most, last = map(str, STATE_DTYPES)
             raise RequestError(f"dtype={dtype} cannot keep a state; use {', '.join(most)} or {last}")
-        limit = self.embedding.position.limit if self.embedding.position is not None else None
+        limit = self.embedding.limit
         if limit is not None and max_len > limit:
             raise RequestError(f"max_len={max_len} is past this model's learned positions, which end at {limit}")
         mixers: list[Any] = [layer.mixer for layer in self.layers]

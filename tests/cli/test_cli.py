@@ -393,7 +393,7 @@ def test_a_vocabulary_that_the_expression_names_pads_the_tokenizers(
     ("changes", "options", "says"),
     [
         ("", ["--device", "cuda:99"], "device='cuda:99' is not on this machine"),
-        ("+bidirectional", [], "visibility=bidirectional"),
+        ("+bidirectional", [], "is not causal"),
         ("+mamba", ["--qk-clip", "100"], "qk_clip=100 is about attention"),
         ("+learned+embedding.position.length=8", [], "embedding.position.length=8 is shorter than context=32"),
         ("", ["--out", ""], "--out is empty"),

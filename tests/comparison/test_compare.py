@@ -560,7 +560,7 @@ def test_a_diverging_arm_is_marked_and_the_comparison_goes_on(source: Path, tmp_
         (["gpt2@1m"], {"seeds": 1.5}, "seeds=1.5 must be a whole number"),
         (["gpt2@1m"], {"learning_rate": 0.0}, "learning_rate=0.0"),
         (["gpt2@1m"], {"match": "flops", "tokens": 0}, "tokens=0"),
-        (["gpt2@1m", "gpt2@1m+bidirectional"], {}, "visibility=bidirectional"),
+        (["gpt2@1m", "gpt2@1m+bidirectional"], {}, "is not causal"),
         (["gpt2@1m+embedding.position.length=16"], {}, "shorter than context=32"),
         (["gpt2@1m"], {"batch_size": 0}, "batch_size=0"),
         (["gpt2@1m"], {"context": 100_000}, "context=100000"),

@@ -19,7 +19,7 @@ import glassformer as gf
 from glassformer.config import ModelConfig
 from glassformer.convert import check as proof
 from glassformer.convert import gguf
-from glassformer.convert.check import TOLERANCE, CheckReport, Row, check, checks, moves_with_length
+from glassformer.convert.check import TOLERANCE, CheckReport, Row, check, checks
 from glassformer.errors import RequestError
 from glassformer.expression import preset
 from glassformer.model import Model
@@ -360,7 +360,7 @@ def test_what_is_skipped_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
 )
 def test_what_moves_with_the_length(scaling: Any, moves: bool) -> None:
     mixer = rebuilt(loud("llama@1m"), (0,), mixer__position__scaling=scaling).layers[0].mixer
-    assert moves_with_length(mixer.position) is moves
+    assert mixer.position.moves_with_length is moves
 
 
 def test_a_reference_that_does_not_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 import glassformer as gf
 from glassformer.convert import doors
-from glassformer.convert.check import moves_with_length
 from glassformer.convert.families import FAMILIES
 from glassformer.convert.weights import tensors
 from glassformer.model import Model
@@ -98,7 +97,7 @@ def compare(mine: Model, other: nn.Module, tokens: Tensor, family: str) -> dict[
 def _moving_frequencies(model: Model) -> bool:
     """Frequencies that change with the length make cached keys differ by nature (scaling.py says why)."""
     mixers: list[Any] = [layer.mixer for layer in model.layers]
-    return any(moves_with_length(getattr(mixer, "position", None)) for mixer in mixers)
+    return any(mixer.attention_position is not None and mixer.attention_position.moves_with_length for mixer in mixers)
 
 
 def same(back: nn.Module, other: nn.Module) -> None:

@@ -51,9 +51,9 @@ def test_largest_logits_are_those_of_the_scores(monkeypatch: pytest.MonkeyPatch,
     model = loud(change)
     seen = capture(model, TOKENS, ["layers.0.mixer.q", "layers.0.mixer.k"])
     given = seen["layers.0.mixer.q"], seen["layers.0.mixer.k"]
-    found = largest_logits(mixer_of(model), *given)
+    found = largest_logits(mixer_of(model).dot_product, *given)
     torch.testing.assert_close(found, peaks_of(model))
-    assert (largest_possible(mixer_of(model), *given) >= found).all()
+    assert (largest_possible(mixer_of(model).dot_product, *given) >= found).all()
 
 
 def test_bias_and_soft_cap_come_after():
@@ -63,7 +63,7 @@ def test_bias_and_soft_cap_come_after():
     q, k = seen["layers.0.mixer.q"], seen["layers.0.mixer.k"]
     products = torch.stack([(q[:, :, i] @ k[:, :, i].transpose(1, 2)) / 8**0.5 for i in range(4)], 1)
     products = products.masked_fill(torch.ones(12, 12).triu(1).bool(), float("-inf"))
-    torch.testing.assert_close(largest_logits(mixer_of(model), q, k), products.amax((0, 2, 3)))
+    torch.testing.assert_close(largest_logits(mixer_of(model).dot_product, q, k), products.amax((0, 2, 3)))
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
@@ -74,7 +74,7 @@ def test_a_head_is_clipped_to_the_threshold_and_no_further(family: str, heads: s
     before = peaks_of(model)
     threshold = before.median().item()
     others = [mixer_of(model).qkv.weight[start:].clone() for start in (32 + 32 * mixer_of(model).n_kv_heads // 4,)]
-    factors = clip_heads(mixer_of(model), before, threshold)
+    factors = clip_heads(mixer_of(model).dot_product, before, threshold)
     torch.testing.assert_close(peaks_of(model), before.clamp(max=threshold), rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(factors, (threshold / before).clamp(max=1))
     assert (factors < 1).any() and (factors == 1).any()
@@ -85,7 +85,7 @@ def test_alone_query_and_key_take_the_root_each():
     model = loud()
     mixer, before = mixer_of(model), peaks_of(model)
     weight = mixer.qkv.weight.detach().clone()
-    clip_heads(mixer, before, 2.0)
+    clip_heads(mixer.dot_product, before, 2.0)
     for head in range(4):
         root = min(1.0, 2.0 / before[head].item()) ** 0.5
         for first in (0, 32):
@@ -99,7 +99,7 @@ def test_a_shared_key_takes_what_all_its_heads_can_bear():
     model = loud("+gqa:2")
     mixer = mixer_of(model)
     weight = mixer.qkv.weight.detach().clone()
-    clip_heads(mixer, torch.tensor([400.0, 50.0, 400.0, 1600.0]), 100.0)
+    clip_heads(mixer.dot_product, torch.tensor([400.0, 50.0, 400.0, 1600.0]), 100.0)
 
     def scale(first: int) -> float:
         return (mixer.qkv.weight[first : first + 8] / weight[first : first + 8]).mean().item()

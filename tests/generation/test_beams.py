@@ -150,7 +150,7 @@ def test_a_model_in_training_is_as_it_was() -> None:
         ({"early_stopping": "soon"}, "early_stopping='soon' must be True, False or 'never'"),
         ({"tokens": torch.tensor([[True]])}, "tokens are torch.bool"),
         ({"max_new_tokens": 2.5}, "max_new_tokens=2.5 must be a whole number from 1 up"),
-        ({"model": tiny("llama+bidirectional")}, "sees both ways"),
+        ({"model": tiny("llama+bidirectional")}, "bidirectional"),
         ({"model": tiny("gpt2"), "max_new_tokens": 32}, "max_len=34 is past this model's learned positions"),
     ],
     ids=str,

@@ -363,7 +363,7 @@ def test_lookup_finds_the_last_of_the_longest() -> None:
         ({"model": tiny(), "state": 8}, "the state holds max_len=64 tokens and"),
         ({"tokens": torch.tensor([[1.0]])}, "tokens are torch.float32"),
         ({"max_new_tokens": 2.5}, "max_new_tokens=2.5 must be a whole number from 1 up"),
-        ({"model": tiny("llama+bidirectional")}, "sees both ways"),
+        ({"model": tiny("llama+bidirectional")}, "bidirectional"),
     ],
     ids=lambda value: value if isinstance(value, str) else "-".join(value),
 )

@@ -246,18 +246,18 @@ def test_a_wrong_request_is_one_sentence(wrong: dict[str, Any], said: str):
 
 
 def test_what_it_cannot_hold_it_refuses():
-    class Other(nn.Module):
+    class Other(Norm):
         def forward(self, x: Tensor) -> Tensor:
             return x.sign()
 
     class Gated(Pre):
-        pass
+        norms_stream = None
 
     model = tiny("gpt2@1m")
     model.final_norm = Other()
-    with pytest.raises(RequestError, match="Other: logit attribution knows how to hold the scale of LayerNorm and"):
+    with pytest.raises(RequestError, match="Other does not define held"):
         logit_attribution(model, TOKENS)
     model = tiny("gpt2@1m")
     model.layers[1].residual.__class__ = Gated
-    with pytest.raises(RequestError, match="residual Gated: logit attribution knows the wirings Pre"):
+    with pytest.raises(RequestError, match="residual Gated does not say where its norms stand"):
         logit_attribution(model, TOKENS)

@@ -263,6 +263,14 @@ def test_blocks_make_no_difference(expression: str, monkeypatch: pytest.MonkeyPa
 class Mean(Mixer):
     """Mixes by the running mean: there is no map."""
 
+    causal, reach, heads = True, None, None
+
+    def matrices(self) -> dict[str, Any]:
+        return {}
+
+    def init_state(self, *sizes: Any, **more: Any) -> Any:
+        raise NotImplementedError
+
     def forward(self, x: Tensor, positions: Any = None, state: Any = None) -> Tensor:
         return x.cumsum(1) / torch.arange(1, x.shape[1] + 1)[:, None]
 

@@ -264,7 +264,7 @@ def test_a_run_without_a_checkpoint_cannot_be_resumed(text: TextData, tmp_path: 
 
 
 def test_a_model_that_sees_the_answer_is_refused(text: TextData) -> None:
-    with pytest.raises(RequestError, match="visibility=bidirectional"):
+    with pytest.raises(RequestError, match="is not causal"):
         train(model("gpt2@1m+bidirectional"), text, TEN)
 
 

@@ -20,6 +20,8 @@ from glassformer.convert.hub import snapshot
 from glassformer.convert.storage import is_gguf, means_weights, open_tensors, writable
 from glassformer.errors import RequestError
 from glassformer.model import Model
+from glassformer.parts.head import Head
+from glassformer.parts.linear import Linear
 from glassformer.parts.quantized import QUANTIZED
 from glassformer.parts.quantized import quantize as pack
 from glassformer.text import Tokenizer
@@ -147,7 +149,7 @@ def adapt(loaded: Loaded, config: ModelConfig) -> Loaded:
     model.load_state_dict(fitting, strict=False, assign=True)
     begun: set[str] = set()  # what follows from a weight that was there
     for path, module in model.named_modules():
-        if (reparam := getattr(module, "reparam", None)) is not None:
+        if isinstance(module, (Linear, Head)) and (reparam := module.reparam) is not None and module.weight is not None:
             reparam.begin(module.weight)
             if f"{path}.weight" in fitting:
                 begun |= {f"{path}.reparam.{name}" for name, _ in reparam.named_parameters()}

@@ -35,6 +35,7 @@ from glassformer.convert.names import Names, Place
 from glassformer.errors import RequestError
 from glassformer.model import Model
 from glassformer.model import locate as place
+from glassformer.parts.linear import Linear
 from glassformer.training import Loaded
 
 TOLERANCE = 1e-5
@@ -144,11 +145,11 @@ def _load(model: Model | str | Path, reference: str | Path | None) -> tuple[Load
 
 def _tokens(loaded: Loaded, text: str | None, seed: int) -> Tensor:
     """(2, s): long enough that every window of bearable length closes, and of a length that is nobody's head count."""
-    mixers = [layer.mixer for layer in loaded.model.layers]
-    reaches = [getattr(getattr(mixer, "visibility", None), "reach", None) or 0 for mixer in mixers]
+    mixers: list[Any] = [layer.mixer for layer in loaded.model.layers]
+    reaches = [mixer.reach or 0 for mixer in mixers]
     length = max(32, *(reach + 8 for reach in reaches if reach <= LONGEST_WINDOW), 0)
     length = min(length, loaded.config.context)
-    while length > 1 and length in {getattr(mixer, "n_heads", 0) for mixer in mixers}:
+    while length > 1 and length in {mixer.heads.n_heads for mixer in mixers if mixer.heads is not None}:
         length -= 1
     vocab, device = loaded.config.vocab_size, loaded.model.embedding.weight.device
     tokens = torch.randint(vocab, (2, length), generator=generator_of(seed)).to(device)
@@ -197,23 +198,13 @@ def _decoding(model: Model, tokens: Tensor, tolerance: float) -> Iterator[Row]:
 
 def _not_decoded(model: Model) -> str:
     """Why a model's cache cannot give what the whole text gives, or nothing."""
-    for layer, block in zip(model.layers, model.config.layers(), strict=True):
-        visibility = getattr(layer.mixer, "visibility", None)
-        if visibility is not None and not visibility.causal:
-            return "this model sees both ways: it has no next token"
-        if moves_with_length(getattr(layer.mixer, "position", None)):
-            kind = block.mixer.position.scaling.kind
-            return f"{kind} turns keys by the length of the text: those in a cache keep their old angle"
+    if not model.causal:
+        return "this model is bidirectional: it has no next token"
+    mixers: list[Any] = [layer.mixer for layer in model.layers]
+    for position in (mixer.attention_position for mixer in mixers):
+        if position is not None and position.moves_with_length:
+            return f"{position} changes with the length of the text: cached keys keep their old angle"
     return ""
-
-
-def moves_with_length(position: Any) -> bool:
-    """Whether the frequencies of a rotary position are others once the text is long: cached keys keep the old ones."""
-    if (scaling := getattr(position, "scaling", None)) is None:
-        return False
-    exponent = torch.arange(0, position.dim, 2) / position.dim
-    short, long = (scaling.frequencies(exponent, position.base, position.dim, t) for t in (1, 1 << 30))
-    return not torch.equal(short, long)
 
 
 def _compared(site: str, actual: Tensor, expected: Tensor, tolerance: float) -> Row:
@@ -337,7 +328,7 @@ def pairs(model: Model, theirs: nn.Module, names: Names) -> list[Pair]:
         except KeyError:  # a part that the family does not have
             continue
         mixer = layers[int(path.split(".")[1])].mixer if path.startswith("layers.") else None
-        features = (sum(module.outs),) if hasattr(module, "outs") else tuple(weight.shape)
+        features = (sum(module.outs),) if isinstance(module, Linear) else tuple(weight.shape)
         for piece in layout.pieces(Place(features, "weight", module, mixer)):
             mine = None if piece.ours is None and piece.row is None else piece.mine(_counted(features)).flatten()
             other = None if piece.theirs is None else piece.theirs(_counted(piece.shape)).flatten()

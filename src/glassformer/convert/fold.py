@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 
 from glassformer.model import Model
+from glassformer.parts.head import Head
+from glassformer.parts.linear import Linear
 
 
 @torch.no_grad()
@@ -17,7 +19,7 @@ def fold(model: Model) -> Model:
         return model
     weights = model.state_dict()
     for path, module in model.named_modules():
-        if getattr(module, "reparam", None) is not None:
+        if isinstance(module, (Linear, Head)) and module.reparam is not None:
             weights[f"{path}.weight"] = module.applied()
             for name in module.reparam.state_dict():
                 del weights[f"{path}.reparam.{name}"]

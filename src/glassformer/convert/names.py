@@ -20,6 +20,8 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
+from glassformer.parts.linear import Linear
+
 View = Callable[[Tensor], Tensor]
 
 LAYER = re.compile(r"layers\.(\d+)(\..+)")
@@ -79,7 +81,7 @@ class Stacked(Layout):
     def pieces(self, at: Place) -> list[Piece]:
         if len(self.names) == 1:
             return [Piece(self.names[0], at.shape)]
-        rows, start, made = getattr(at.module, "outs", ()), 0, []
+        rows, start, made = at.module.outs if isinstance(at.module, Linear) else (), 0, []
         for name, n in zip(self.names, rows, strict=True):
             made.append(Piece(name, (n, *at.shape[1:]), row=start))
             start += n

@@ -34,7 +34,7 @@ from glassformer.state import ModelState
 
 __all__ = ["GlassformerCache", "GlassformerConfig", "GlassformerForCausalLM", "sizes"]
 
-HEADS = {"num_attention_heads": "n_heads", "num_key_value_heads": "n_kv_heads", "head_dim": "head_dim"}
+HEADS = ("num_attention_heads", "num_key_value_heads", "head_dim")
 
 
 def sizes(tree: dict[str, Any] | None) -> dict[str, Any]:
@@ -43,9 +43,8 @@ def sizes(tree: dict[str, Any] | None) -> dict[str, Any]:
         return {}
     config = ModelConfig.from_dict(tree)
     said = {name: value for name, value in OWN.write(config).items() if name != "glassformer"}
-    mixers = [block.mixer for block in config.explicit().layers()]
-    heads = next((mixer for mixer in mixers if hasattr(mixer, "n_heads")), None)
-    return said | {theirs: getattr(heads, ours, None) for theirs, ours in HEADS.items()}
+    heads = next(filter(None, (block.mixer.heads(config.ctx) for block in config.layers())), (None, None, None))
+    return said | dict(zip(HEADS, heads, strict=True))
 
 
 class GlassformerCache(Cache):
@@ -80,7 +79,7 @@ class GlassformerCache(Cache):
         return model.read(self.tokens[:, read:], self.state, **known)[:, start - read :]
 
     def _room(self, model: Model, needed: int) -> int:
-        limit = getattr(model.embedding.position, "limit", None)
+        limit = model.embedding.limit
         room = self.max_len if needed <= self.max_len else max(needed, 2 * self.max_len)
         self.max_len = max(needed, min(room, limit or room))
         return self.max_len
@@ -239,9 +238,8 @@ class GlassformerForCausalLM(PreTrainedModel, GenerationMixin):
         self, generation_config: Any, model_kwargs: dict[str, Any], *rest: Any, **more: Any
     ) -> None:
         """`generate` starts with room for all that it may write."""
-        visibilities = (getattr(layer.mixer, "visibility", None) for layer in self.model.layers)
-        if not all(visibility is None or visibility.causal for visibility in visibilities):
-            raise RequestError("this model sees both ways; it cannot write on from left to right")
+        if not self.model.causal:
+            raise RequestError("this model is bidirectional (not causal), so it cannot generate", code="not_causal")
         if generation_config.use_cache is not False and model_kwargs.get("past_key_values") is None:
             model_kwargs["past_key_values"] = GlassformerCache(generation_config.max_length)
 

@@ -21,7 +21,6 @@ from glassformer.config import BlockConfig, ModelConfig
 from glassformer.errors import RequestError
 from glassformer.introspection import capture
 from glassformer.model import Model
-from glassformer.parts.mixer import AttentionConfig
 from glassformer.parts.mup import parameter_groups
 
 WIDTHS = (64, 128, 256, 512)
@@ -154,10 +153,9 @@ def at_width(config: ModelConfig, width: int, length: int = 32) -> ModelConfig:
 
     def fit(block: BlockConfig) -> BlockConfig:
         mixer, ffn = block.mixer, block.ffn
-        if isinstance(mixer, AttentionConfig):
-            heads = min(HEADS, 1 << (mixer.n_heads.bit_length() - 1))
-            grouped = mixer.n_kv_heads and max(1, heads * mixer.n_kv_heads // mixer.n_heads)
-            mixer = mixer.vary(n_heads=heads, n_kv_heads=grouped, head_dim=None, dropout=0.0)
+        heads = mixer.heads(config.ctx)
+        mixer = mixer.resized(HEADS if heads is None else min(HEADS, 1 << (heads.n_heads.bit_length() - 1)))
+        mixer = mixer.changed("dropout", 0.0) or mixer
         if ffn is not None and ffn.hidden is not None:
             ffn = ffn.vary(hidden=max(8, round(ffn.hidden * width / config.d_model / 8) * 8))
         return block.vary(mixer=mixer, ffn=ffn, residual=block.residual.vary(dropout=0.0))

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,8 +22,7 @@ from glassformer.errors import RequestError
 from glassformer.model import Model
 from glassformer.parts.kernel.base import indices
 from glassformer.parts.kernel.naive import VALUES_PER_BLOCK
-from glassformer.parts.linear import Matrix
-from glassformer.parts.mixer import Attention, AttentionConfig
+from glassformer.parts.mixer import DotProduct
 from glassformer.parts.precision import wide
 from glassformer.parts.site import Look
 
@@ -41,9 +41,10 @@ class QKClip:
     def __init__(self, model: Model, threshold: float | None):
         refuse_clipping(model.config, threshold)
         self.threshold = threshold
-        self.mixers = [module for module in model.modules() if isinstance(module, Attention)]
-        self.peaks: dict[Attention, Tensor] = {}
-        """The largest logit of each head, (n,), where one of the layer's may have passed the threshold."""
+        mixers: list[Any] = [layer.mixer for layer in model.layers]
+        self.mixers: list[DotProduct] = [mixer.dot_product for mixer in mixers if mixer.dot_product is not None]
+        self.peaks: dict[int, Tensor] = {}
+        """The largest logit of each head, (n,), by the index in `mixers`, where it may have passed the threshold."""
 
     @contextmanager
     def looking(self) -> Iterator[None]:
@@ -54,16 +55,16 @@ class QKClip:
             return
         before = [(site, site.looks) for mixer in self.mixers for site in (mixer.q, mixer.k)]
         try:
-            for mixer in self.mixers:
-                look_q, look_k = self._looks(mixer, self.threshold)
+            for i, mixer in enumerate(self.mixers):
+                look_q, look_k = self._looks(i, self.threshold)
                 mixer.q.looks, mixer.k.looks = (*mixer.q.looks, look_q), (*mixer.k.looks, look_k)
             yield
         finally:
             for site, looks in before:
                 site.looks = looks
 
-    def _looks(self, mixer: Attention, threshold: float) -> tuple[Look, Look]:
-        queries: list[Tensor] = []
+    def _looks(self, i: int, threshold: float) -> tuple[Look, Look]:
+        queries, mixer = list[Tensor](), self.mixers[i]
 
         def look_q(q: Tensor, first: int, total: int) -> None:
             queries[:] = [q.detach()]
@@ -72,15 +73,15 @@ class QKClip:
             q, k = queries.pop(), k.detach()
             if (largest_possible(mixer, q, k) > threshold).any():
                 found = largest_logits(mixer, q, k)
-                self.peaks[mixer] = torch.maximum(self.peaks.get(mixer, found), found)
+                self.peaks[i] = torch.maximum(self.peaks.get(i, found), found)
 
         return look_q, look_k
 
     def after_update(self) -> None:
         """Clips what passed the threshold."""
-        for mixer, peaks in self.peaks.items():
+        for i, peaks in self.peaks.items():
             assert self.threshold is not None
-            clip_heads(mixer, peaks, self.threshold)
+            clip_heads(self.mixers[i], peaks, self.threshold)
         self.peaks.clear()
 
 
@@ -88,31 +89,27 @@ def refuse_clipping(config: ModelConfig, threshold: float | None) -> None:
     """Raises RequestError where scaling W_q and W_k does not scale the logits."""
     if threshold is None:
         return
-    mixers = [block.mixer for block in config.layers() if isinstance(block.mixer, AttentionConfig)]
-    if not mixers:
+    try:
+        clipped = [block.mixer.can_clip_logits() for block in config.layers()]
+    except RequestError as error:
+        raise RequestError(f"qk_clip={threshold:g}: {error}", field="qk_clip", value=threshold) from None
+    if not any(clipped):
         raise RequestError(f"qk_clip={threshold:g} is about attention, and the model has none; leave it out")
     if config.reparam is not None:
         raise RequestError(
             f"qk_clip={threshold:g}: reparam={config.reparam.kind} sets the scale of W_q and W_k; use one of them"
         )
-    for mixer in mixers:
-        if mixer.qk_norm is not None:
-            raise RequestError(f"qk_clip={threshold:g}: qk_norm undoes every scale of W_q and W_k; use one of them")
-        if mixer.clip is not None:
-            raise RequestError(
-                f"qk_clip={threshold:g}: mixer.clip={mixer.clip:g} bounds q and k after W_q and W_k; use one of them"
-            )
 
 
 @torch.no_grad()
-def largest_possible(mixer: Attention, q: Tensor, k: Tensor) -> Tensor:
+def largest_possible(mixer: DotProduct, q: Tensor, k: Tensor) -> Tensor:
     """scale max|q| max|k| of each head, (n,): no logit is larger. q (b, s, n, h), k (b, t, g, h)."""
     longest = [wide(x).norm(dim=-1).amax((0, 1)) for x in (q, k)]
-    return mixer.scale * longest[0] * longest[1].repeat_interleave(mixer.n_heads // mixer.n_kv_heads)
+    return mixer.scale * longest[0] * longest[1].repeat_interleave(len(longest[0]) // len(longest[1]))
 
 
 @torch.no_grad()
-def largest_logits(mixer: Attention, q: Tensor, k: Tensor) -> Tensor:
+def largest_logits(mixer: DotProduct, q: Tensor, k: Tensor) -> Tensor:
     """The largest q k scale of each head, (n,), over the batch and the pairs its visibility allows.
     q (b, s, n, h), k (b, s, g, h), of whole sequences; made by blocks of queries."""
     b, s, n, _ = q.shape
@@ -130,19 +127,18 @@ def largest_logits(mixer: Attention, q: Tensor, k: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def clip_heads(mixer: Attention, peaks: Tensor, threshold: float) -> Tensor:
+def clip_heads(mixer: DotProduct, peaks: Tensor, threshold: float) -> Tensor:
     """Scales W_q, W_k and their biases in place, so that logits of head i shrink by f_i = min(1, tau / S_i); returns f.
 
     peaks (n,): S, the largest logit of each head. Query and key take sqrt(f) each. Query heads that share a key shrink
     it by the square root of the largest f among them, which leaves it alone where one of them is not to be clipped, and
     each takes the rest of its own: f_i in all, for every head."""
-    factors = torch.where(peaks > threshold, threshold / peaks, 1.0).to(mixer.qkv.weight.dtype)  # (n,)
-    groups = factors.view(mixer.n_kv_heads, -1)
+    factors = torch.where(peaks > threshold, threshold / peaks, 1.0).to(mixer.queries.parameter.dtype)  # (n,)
+    groups = factors.view(mixer.keys.heads or 1, -1)
     keys = groups.amax(1).sqrt()
     queries = (groups / keys[:, None]).flatten()
-    for part, heads, scales in ((0, mixer.n_heads, queries), (1, mixer.n_kv_heads, keys)):
-        matrix = Matrix.of(mixer.qkv, part, heads)
-        matrix.within(mixer.qkv.weight).mul_(scales[:, None, None])
-        if mixer.qkv.bias is not None:
-            matrix.within(mixer.qkv.bias).mul_(scales[:, None])
+    for matrix, scales in ((mixer.queries, queries), (mixer.keys, keys)):
+        matrix.within(matrix.parameter).mul_(scales[:, None, None])
+        if matrix.linear is not None and matrix.linear.bias is not None:
+            matrix.within(matrix.linear.bias).mul_(scales[:, None])
     return factors

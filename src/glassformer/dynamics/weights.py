@@ -25,22 +25,16 @@ Statistics = dict[str, dict[str, float | list[float]]]
 
 def named_matrices(model: Model) -> dict[str, Matrix]:
     """Every matrix of the model by the name of the site it makes: `embed`, `layers.3.mixer.q`, `layers.3.ffn.down`,
-    `head`. A mixer or ffn that does not name its own is listed by its parameters."""
+    `head`."""
     found = {"embed": Matrix(model.embedding.weight, 0, len(model.embedding.weight))}
     for number, layer in enumerate(model.layers):
         for branch in ("mixer", "ffn"):
             part = getattr(layer, branch)
             if part is not None:
-                of_part = part.matrices() if hasattr(part, "matrices") else _plain(part)
-                found |= {f"layers.{number}.{branch}.{name}": matrix for name, matrix in of_part.items()}
+                found |= {f"layers.{number}.{branch}.{name}": matrix for name, matrix in part.matrices().items()}
     if model.head.weight is not None:
         found["head"] = Matrix(model.head.weight, 0, len(model.head.weight))
     return found
-
-
-def _plain(part: torch.nn.Module) -> dict[str, Matrix]:
-    named = ((name.removesuffix(".weight"), weight) for name, weight in part.named_parameters())
-    return {name: Matrix(weight, 0, len(weight)) for name, weight in named if weight.dim() == 2}
 
 
 def norms(matrices: Mapping[str, Matrix], values: Callable[[Tensor], Tensor | None]) -> dict[str, list[float]]:

@@ -19,7 +19,6 @@ from glassformer.config import ModelConfig
 from glassformer.dynamics.evidence import BACK, LOOKBACK, WINDOW, Evidence, Mover, Spike, Track, layer_of, median, share
 from glassformer.errors import RequestError
 from glassformer.figures import plain_table, tag
-from glassformer.parts.residual import PostConfig
 
 HEALTHY = "nothing wrong"
 MOST = 0.8
@@ -359,7 +358,7 @@ def rate_too_large(e: Evidence) -> Iterator[Cause]:
 def warmup_missing(e: Evidence) -> Iterator[Cause]:
     """Norms after the residual sum, a learning rate without a rise, and a run that stalls from the beginning (Xiong et
     al. 2020, 2002.04745)."""
-    if e.config is None or len(e.rates) < 10 or not any(isinstance(b.residual, PostConfig) for b in e.config.layers()):
+    if e.config is None or len(e.rates) < 10 or not any(b.residual.wants_warmup for b in e.config.layers()):
         return
     at_peak = int(np.argmax(e.rates >= 0.99 * e.rates.max()))
     shown = [*_shows(e), *(cause.why for cause in e.ask(vanishing_gradient))]

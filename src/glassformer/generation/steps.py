@@ -82,9 +82,8 @@ def check_tokens(model: Model, tokens: Tensor) -> Int[Tensor, "b s"]:
             f"tokens must be (batch, length) with at least one token in each row, and are {tuple(tokens.shape)}"
         )
     tokens = _whole(tokens)
-    visibilities = (getattr(layer.mixer, "visibility", None) for layer in model.layers)
-    if not all(visibility is None or visibility.causal for visibility in visibilities):
-        raise RequestError("this model sees both ways; it cannot write on from left to right")
+    if not model.causal:
+        raise RequestError("this model is bidirectional (not causal), so it cannot generate", code="not_causal")
     vocab_size = model.embedding.weight.shape[0]
     for token in (int(tokens.max()), int(tokens.min())):
         in_vocabulary(token, vocab_size)

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import singledispatch
 from typing import Any, ClassVar, cast
 
 import torch
@@ -30,10 +29,7 @@ from glassformer.lens.logit_lens import unembed
 from glassformer.lens.maps import at_rest, one_row, spell, spelled
 from glassformer.lens.reading import Reading
 from glassformer.model import Block, Model
-from glassformer.parts.mixer import Attention
-from glassformer.parts.norm import LayerNorm, RMSNorm
 from glassformer.parts.precision import exact
-from glassformer.parts.residual import Parallel, Post, Pre, Residual, ResPost, Sandwich
 
 MOST_BARS = 14
 
@@ -152,7 +148,7 @@ def _attribute(module: Model, seen: dict[str, Tensor], token: int, against: int 
         other, less = _reads(module, against)
         direction, own = direction - other, own - less
     top = len(module.layers) - 1
-    direction, constant = held(module.final_norm, seen[f"layers.{top}.resid_post"], direction)
+    direction, constant = _held(module.final_norm, seen[f"layers.{top}.resid_post"], direction)
     layers: list[_Layer] = []
     for index in range(top, -1, -1):
         layers.append(_through(cast(Block, module.layers[index]), f"layers.{index}.", seen, direction))
@@ -176,40 +172,9 @@ def _reads(module: Model, token: int) -> tuple[Tensor, Tensor]:
     return direction, direction.new_zeros(()) if bias is None else exact(bias[token])
 
 
-@singledispatch
-def held(norm: Any, x: Tensor, direction: Tensor) -> tuple[Tensor, Tensor]:
-    """(below, constant) of a norm held at the scale it has at x (d,): direction . norm(x) = below . x + constant."""
-    raise RequestError(
-        f"{type(norm).__name__}: logit attribution knows how to hold the scale of LayerNorm and RMSNorm alone"
-    )
-
-
-@held.register
-def _(norm: None, x: Tensor, direction: Tensor) -> tuple[Tensor, Tensor]:
-    return direction, direction.new_zeros(())
-
-
-@held.register
-def _(norm: LayerNorm, x: Tensor, direction: Tensor) -> tuple[Tensor, Tensor]:
-    below = direction * exact(norm.weight) / (x.var(correction=0) + norm.eps).sqrt()
-    constant = direction.new_zeros(()) if norm.bias is None else direction @ exact(norm.bias)
-    return below - below.mean(), constant
-
-
-@held.register
-def _(norm: RMSNorm, x: Tensor, direction: Tensor) -> tuple[Tensor, Tensor]:
-    weight = exact(norm.weight) + (1.0 if norm.unit_offset else 0.0)
-    return direction * weight / (x.square().mean() + norm.eps).sqrt(), direction.new_zeros(())
-
-
-NORMS_THE_STREAM: dict[type[Residual], bool] = {
-    Pre: False,
-    Parallel: False,
-    Sandwich: False,
-    ResPost: False,
-    Post: True,
-}
-"""Whether the norms called mixer_norm and ffn_norm stand in the stream, behind a sum, or before a branch."""
+def _held(norm: Any, x: Tensor, direction: Tensor) -> tuple[Tensor, Tensor]:
+    """`Norm.held`; without a norm, the direction itself."""
+    return (direction, direction.new_zeros(())) if norm is None else norm.held(x, direction)
 
 
 @dataclass(frozen=True)
@@ -222,9 +187,12 @@ class _Layer:
 
 def _through(block: Block, at: str, seen: dict[str, Tensor], direction: Tensor) -> _Layer:
     """What a layer's parts add along a direction of the stream behind it."""
-    if type(block.residual) not in NORMS_THE_STREAM:
-        known = ", ".join(wiring.__name__ for wiring in NORMS_THE_STREAM)
-        raise RequestError(f"residual {type(block.residual).__name__}: logit attribution knows the wirings {known}")
+    wiring: Any = block.residual
+    if wiring.norms_stream is None:
+        raise RequestError(
+            f"residual {type(wiring).__name__} does not say where its norms stand (norms_stream), so that its stream "
+            "is no sum that logit attribution can follow"
+        )
     mixer: Any = block.mixer
     ffn = biases = direction.new_zeros(())
     if block.ffn is not None:
@@ -233,11 +201,11 @@ def _through(block: Block, at: str, seen: dict[str, Tensor], direction: Tensor) 
         ffn = out @ along
     out = seen[f"{at}mixer.out"]
     along, direction, more = _branch(block.residual, "mixer", seen[f"{at}resid_pre"], out, direction)
-    if not isinstance(mixer, Attention):  # without heads, it counts as one
+    if (output := mixer.head_output) is None:  # counts as one head
         return _Layer((out @ along)[None], ffn, biases + more, direction)
     z = seen[f"{at}mixer.z"]  # (n, h)
-    heads = (z * (exact(mixer.output.applied()).mT @ along).view_as(z)).sum(-1)
-    own = 0.0 if mixer.output.bias is None else exact(mixer.output.bias) @ along
+    heads = (z * (exact(output.applied()).mT @ along).view_as(z)).sum(-1)
+    own = 0.0 if output.bias is None else exact(output.bias) @ along
     return _Layer(heads, ffn, biases + more + own, direction)
 
 
@@ -247,8 +215,8 @@ def _branch(
     """(along, below, constant): what comes behind the branch, along `direction`, is what the branch made along `along`,
     the stream before it along `below`, and a constant."""
     below, constant = direction, direction.new_zeros(())
-    if NORMS_THE_STREAM[type(wiring)]:
+    if wiring.norms_stream:
         assert stream is not None, "a wiring that norms the stream between its branches has a resid_mid"
-        below, constant = held(getattr(wiring, f"{name}_norm"), stream + wiring.scale * out, direction)
-    along, more = held(getattr(wiring, f"{name}_post_norm", None), out, below * wiring.scale)
+        below, constant = _held(getattr(wiring, f"{name}_norm"), stream + wiring.scale * out, direction)
+    along, more = _held(getattr(wiring, f"{name}_post_norm", None), out, below * wiring.scale)
     return along, below, constant + more

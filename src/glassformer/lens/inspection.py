@@ -246,8 +246,7 @@ def inspect(
     tokens = one_row(model, tokens)
     if tokens.shape[1] > LONGEST:
         raise RequestError(f"tokens has {tokens.shape[1]:,} of them; at most {LONGEST:,} can be inspected at once")
-    visibilities = [getattr(layer.mixer, "visibility", None) for layer in inner.layers]
-    causal = all(visibility is None or visibility.causal for visibility in visibilities)
+    causal = inner.causal
     known = sites(inner)
     maps_of = [{f"layers.{layer}.mixer.{name}" for name in ("scores", "pattern")} for layer in range(len(inner.layers))]
     mapped = [layer for layer, names in enumerate(maps_of) if names <= known.keys()]

@@ -26,7 +26,6 @@ from glassformer.lens import style
 from glassformer.lens.reading import Reading
 from glassformer.model import Model
 from glassformer.parts.kernel import AutoConfig
-from glassformer.parts.mixer import AttentionConfig
 from glassformer.parts.visibility import BidirectionalConfig, CausalConfig, VisibilityConfig
 
 # What all readings of one text share: its tokens, checked, their words, and one run of the model
@@ -350,9 +349,8 @@ def seeing(model: Model, visibility: VisibilityConfig) -> Model:
         raise RequestError("packed weights cannot be put into another model; load this one without quantize")
 
     def change(block: BlockConfig) -> BlockConfig:
-        if not isinstance(block.mixer, AttentionConfig):
-            return block
-        return block.vary(mixer=block.mixer.vary(visibility=visibility, kernel=AutoConfig()))
+        mixer = block.mixer.changed("visibility", visibility)
+        return block if mixer is None else block.vary(mixer=mixer.changed("kernel", AutoConfig()) or mixer)
 
     stack = [stage.vary(blocks=tuple(change(block) for block in stage.blocks)) for stage in module.config.stack]
     other = module.config.vary(stack=tuple(stack)).outline()
@@ -364,7 +362,7 @@ def seeing(model: Model, visibility: VisibilityConfig) -> Model:
 
 
 def _head(model: Model, layer: int, head: int) -> int:
-    return within(head, eager(model).layers[layer].mixer.n_heads, "head")[0]
+    return within(head, eager(model).layers[layer].mixer.heads.n_heads, "head")[0]
 
 
 # Drawing them

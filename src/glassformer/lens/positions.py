@@ -102,7 +102,7 @@ def position_picture(model: Model | ModelConfig, length: int | None = None) -> P
     made = eager(model) if isinstance(model, nn.Module) else drawn_from(model)
     if length is None and made.config is None:
         raise RequestError("this model was made without a config, so its context is not known; give length=")
-    limit = getattr(made.embedding.position, "limit", None) or math.inf
+    limit = made.embedding.limit or math.inf
     length = min(made.config.context, limit) if length is None else length
     if length < 2:
         raise RequestError(f"length={length} must be at least 2")
@@ -114,7 +114,7 @@ def position_picture(model: Model | ModelConfig, length: int | None = None) -> P
         parts[name := repr(made.embedding.position)] = made.embedding.position
         where[name] = []
     for layer, block in enumerate(made.layers):
-        part = getattr(block.mixer, "position", None)
+        part = block.mixer.attention_position
         name = NONE if part is None else repr(part)
         where.setdefault(name, []).append(layer)
         if part is not None:

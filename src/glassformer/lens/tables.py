@@ -19,8 +19,8 @@ def heads_of(model: Model, site: str) -> list[int]:
     """How many heads each layer has at `mixer.z` or `mixer.pattern`, 0 where it has no such site, or no heads.
     RequestError where none has."""
     known, layers = sites(model), eager(model).layers
-    heads = [getattr(layer.mixer, "n_heads", 0) for layer in layers]
-    counts = [n if f"layers.{at}.{site}" in known else 0 for at, n in enumerate(heads)]
+    heads = [layer.mixer.heads for layer in layers]
+    counts = [one.n_heads if one and f"layers.{at}.{site}" in known else 0 for at, one in enumerate(heads)]
     if not any(counts):
         raise RequestError(f"no layer of this model has a site {site}: it has no attention heads")
     return counts

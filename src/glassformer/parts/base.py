@@ -150,8 +150,12 @@ class PartConfig(Value):
         if axis:
             cls.axis = axis
         cls.kind = kind
-        if kind:
-            _CLASSES[:] = [known for known in _CLASSES if (known.axis, known.kind) != (cls.axis, kind)]
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        """Registers a finished class; of two with one kind, the later."""
+        if cls.kind:
+            _CLASSES[:] = [known for known in _CLASSES if (known.axis, known.kind) != (cls.axis, cls.kind)]
             _CLASSES.append(cls)
 
     @classmethod

@@ -51,6 +51,11 @@ class Embedding(nn.Module):
             x = self.norm(x)
         return F.dropout(x, self.dropout, self.training)
 
+    @property
+    def limit(self) -> int | None:
+        """The first position that cannot be represented, if there is one."""
+        return None if self.position is None else self.position.limit
+
     @torch.no_grad()
     def init_weights(self, init: Init) -> None:
         init.fill(self.weight, "embedding")
@@ -62,6 +67,10 @@ class EmbeddingConfig(PartConfig, axis="embedding", kind="embedding"):
     norm: NormConfig | None = None
     position: EmbeddingPositionConfig | None = None
     dropout: float = Field(0.0, ge=0, lt=1)
+
+    def limit(self, ctx: BuildContext) -> int | None:
+        """The first position that cannot be represented, if there is one."""
+        return None if self.position is None else self.position.limit(ctx)
 
     def build(self, ctx: BuildContext) -> Embedding:
         return Embedding(

@@ -147,6 +147,12 @@ class Matrix:
         return self.within(self.parameter if self.linear is None else self.linear.applied())
 
 
+def matrices_of(module: nn.Module) -> dict[str, Matrix]:
+    """Every parameter of two axes by its name, `weight` left out: for parts whose matrices have no other names."""
+    named = ((name.removesuffix(".weight"), weight) for name, weight in module.named_parameters())
+    return {name: Matrix(weight, 0, len(weight)) for name, weight in named if weight.dim() == 2}
+
+
 def linear_params(in_features: int, out: int | tuple[int, ...], bias: bool, ctx: BuildContext) -> int:
     outs = (out,) if isinstance(out, int) else out
     made = ctx.reparam.num_params(ctx.within(width=in_features, outs=outs)) if ctx.reparam else 0

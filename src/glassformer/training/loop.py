@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from glassformer import machine
-from glassformer.config import ModelConfig, first_difference, validated
+from glassformer.config import ModelConfig, first_difference, told, validated
 from glassformer.dynamics.qk_clip import QKClip, refuse_clipping
 from glassformer.dynamics.records import Records
 from glassformer.dynamics.watch import Moment, Watch
@@ -182,24 +182,23 @@ def refuse_early(config: ModelConfig, recipe: Recipe) -> None:
 def refuse_blind(config: ModelConfig) -> None:
     """A next-token loss means nothing where a token sees what follows it. Raises RequestError."""
     for layer, block in enumerate(config.layers()):
-        visibility = getattr(block.mixer, "visibility", None)
-        if visibility is not None and not visibility.build(config.ctx).causal:
+        if not block.mixer.causal(config.ctx):
             raise RequestError(
-                f"layer {layer} has visibility={visibility.kind}: it would see the token it is to predict; "
-                f"use causal or window"
-            )
+                f"layer {layer} is not causal ({told(block.mixer)}): it would see the token it is to predict; use a "
+                "causal mixer",
+                code="not_causal", field=f"layers.{layer}.mixer", value=block.mixer,
+            )  # fmt: skip
 
 
 def refuse_untrained(config: ModelConfig, device: str) -> None:
     """Raises RequestError for a kernel that has no backward pass on the device."""
     for block in config.layers():
-        if (kernel := getattr(block.mixer, "kernel", None)) is not None:
-            kernel.build(config.ctx).check_training(device)
+        block.mixer.check_training(config.ctx, device)
 
 
 def refuse_short(config: ModelConfig) -> None:
     """Raises RequestError where positions end before the context does."""
-    length = getattr(config.embedding.position, "length", None)
+    length = config.embedding.limit(config.ctx)
     if length is not None and length < config.context:
         raise RequestError(
             f"embedding.position.length={length} is shorter than context={config.context}; use {config.context}"

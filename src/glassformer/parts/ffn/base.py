@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from glassformer.parts.base import BuildContext, PartConfig
+from glassformer.parts.linear import Matrix, matrices_of
 from glassformer.parts.precision import wide
 from glassformer.parts.region import region
 
@@ -62,6 +63,14 @@ ACTIVATIONS: dict[str, Activation] = {
     "relu2": relu2,
     "sigmoid": torch.sigmoid,
 }
+
+
+class FFN(nn.Module):
+    """forward(x (b,s,d)) -> (b,s,d), every token by itself."""
+
+    def matrices(self) -> dict[str, Matrix]:
+        """Weight matrices by the name of the site each makes, or of its parameter."""
+        return matrices_of(self)
 
 
 class FFNConfig(PartConfig, axis="ffn"):

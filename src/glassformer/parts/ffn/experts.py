@@ -9,12 +9,12 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from pydantic import Field, model_validator
-from torch import Tensor, nn
+from torch import Tensor
 
 from glassformer.errors import RequestError
 from glassformer.parts import auxiliary
 from glassformer.parts.base import BuildContext
-from glassformer.parts.ffn.base import ACTIVATIONS, FFNConfig
+from glassformer.parts.ffn.base import ACTIVATIONS, FFN, FFNConfig
 from glassformer.parts.ffn.glu import GluConfig, gating
 from glassformer.parts.ffn.mlp import MlpConfig
 from glassformer.parts.grouped import BLOCK, Groups, wants_blocks
@@ -112,7 +112,7 @@ class Router(Linear):
             buffer.zero_()
 
 
-class Experts(nn.Module):
+class Experts(FFN):
     """y = sum over the k chosen experts i of w_i(x) E_i(x) (+ shared(x)). Shazeer et al. 2017, 1701.06538.
 
     x, y (b, s, d); w and the choice are the `Router`'s. E_i(x) = (phi(x W_gate) * x W_up) W_down if `gated`, else
@@ -132,7 +132,7 @@ class Experts(nn.Module):
         gated: bool = True,
         activation: str = "silu",
         bias: bool = False,
-        shared: nn.Module | None = None,
+        shared: FFN | None = None,
         reparam: MakeReparam | None = None,
     ):
         super().__init__()
@@ -154,7 +154,7 @@ class Experts(nn.Module):
             for name, linear in maps.items()
             if linear is not None
         }
-        shared = self.shared.matrices() if self.shared is not None else {}  # type: ignore[operator]
+        shared = self.shared.matrices() if self.shared is not None else {}
         return {"router": Matrix.of(self.router), **own, **{f"shared.{name}": one for name, one in shared.items()}}
 
     def forward(self, x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b d"]:

@@ -7,11 +7,11 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from pydantic import Field
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from glassformer.parts.base import BuildContext
-from glassformer.parts.ffn.base import ACTIVATIONS, Activation, FFNConfig
+from glassformer.parts.ffn.base import ACTIVATIONS, FFN, Activation, FFNConfig
 from glassformer.parts.ffn.ending import can_end, gated_end
 from glassformer.parts.linear import Linear, Matrix, linear_params
 from glassformer.parts.precision import wide
@@ -21,7 +21,7 @@ from glassformer.parts.shard import Shard
 from glassformer.parts.site import Site
 
 
-class Glu(nn.Module):
+class Glu(FFN):
     """y = (phi(x W_gate) * x W_up) W_down; x, y (b, s, d), gate, up, hidden (b, s, f). Shazeer 2020, 2002.05202.
 
     phi: sigmoid (GLU), relu (ReGLU), gelu or gelu_tanh (GEGLU), silu (SwiGLU). Sites: gate, up, hidden, out.

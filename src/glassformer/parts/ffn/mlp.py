@@ -3,10 +3,10 @@ from __future__ import annotations
 from typing import Literal
 
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from glassformer.parts.base import BuildContext
-from glassformer.parts.ffn.base import ACTIVATIONS, FFNConfig
+from glassformer.parts.ffn.base import ACTIVATIONS, FFN, FFNConfig
 from glassformer.parts.ffn.ending import can_end, ended
 from glassformer.parts.linear import Linear, Matrix, linear_params
 from glassformer.parts.reparam import MakeReparam
@@ -14,7 +14,7 @@ from glassformer.parts.shard import Shard
 from glassformer.parts.site import Site
 
 
-class Mlp(nn.Module):
+class Mlp(FFN):
     """y = phi(x W_up + b) W_down + b; x, y (b, s, d), hidden (b, s, f). Vaswani et al. 2017, section 3.3.
 
     phi: relu, gelu (erf), gelu_tanh (GPT-2's), silu, relu2 (So et al. 2021, 2109.08668). Sites: up, hidden, out.

@@ -1,7 +1,19 @@
 """Mixers move information between tokens."""
 
 from glassformer.parts.mixer.attention import Attention, AttentionConfig, QKNormConfig
-from glassformer.parts.mixer.base import Mixer, MixerConfig
+from glassformer.parts.mixer.base import DotProduct, Heads, Mixer, MixerChange, MixerConfig, keys_before
 from glassformer.parts.mixer.mamba import Mamba, MambaConfig
 
-__all__ = ["Attention", "AttentionConfig", "Mamba", "MambaConfig", "Mixer", "MixerConfig", "QKNormConfig"]
+__all__ = [
+    "Attention",
+    "AttentionConfig",
+    "DotProduct",
+    "Heads",
+    "Mamba",
+    "MambaConfig",
+    "Mixer",
+    "MixerChange",
+    "MixerConfig",
+    "QKNormConfig",
+    "keys_before",
+]

@@ -24,7 +24,7 @@ from glassformer.parts.kernel import (
     softcap,
 )
 from glassformer.parts.linear import Linear, Matrix, linear_params
-from glassformer.parts.mixer.base import Mixer, MixerConfig
+from glassformer.parts.mixer.base import DotProduct, Heads, Mixer, MixerChange, MixerConfig
 from glassformer.parts.mixer.kv import KVState, WindowState, vector_bytes
 from glassformer.parts.norm import NormConfig, RMSNormConfig
 from glassformer.parts.position import AttentionPosition, AttentionPositionConfig
@@ -138,6 +138,31 @@ class Attention(Mixer):
             z = z - self.kernel(call.vary(q=torch.zeros_like(q), bias=None, dropout=0.0))
         return self.out(self.output(self.z(z).flatten(-2)))
 
+    @property
+    def causal(self) -> bool:
+        return self.visibility.causal
+
+    @property
+    def reach(self) -> int | None:
+        return self.visibility.reach
+
+    @property
+    def heads(self) -> Heads:
+        return Heads(self.n_heads, self.n_kv_heads, self.head_dim)
+
+    @property
+    def attention_position(self) -> AttentionPosition | None:
+        return self.position
+
+    @property
+    def dot_product(self) -> DotProduct:
+        maps = self.matrices()
+        return DotProduct(self.q, self.k, self.scale, self.visibility, maps["q"], maps["k"])
+
+    @property
+    def head_output(self) -> Linear:
+        return self.output
+
     def matrices(self) -> dict[str, Matrix]:
         """The maps of this mixer by the names of the sites they make."""
         heads = (self.n_heads, self.n_kv_heads, self.n_kv_heads)
@@ -217,6 +242,39 @@ class AttentionConfig(MixerConfig, kind="attention"):
     def _within(self, ctx: BuildContext) -> BuildContext:
         n, g, h = self._shape(ctx)
         return ctx.within(n_heads=n, n_kv_heads=g, head_dim=h)
+
+    def causal(self, ctx: BuildContext) -> bool:
+        return self.visibility.build(ctx).causal
+
+    def reach(self, ctx: BuildContext) -> int | None:
+        return self.visibility.build(ctx).reach
+
+    def keys_seen(self, ctx: BuildContext, t: int) -> float:
+        return self.visibility.build(ctx).keys_seen(t)
+
+    def heads(self, ctx: BuildContext) -> Heads:
+        return Heads(*self._shape(ctx))
+
+    def check_training(self, ctx: BuildContext, device: str) -> None:
+        self.kernel.build(ctx).check_training(device)
+
+    def resized(self, n_heads: int) -> AttentionConfig:
+        """Grouped heads keep their share as nearly as a divisor of the heads allows; one key/value head stays one."""
+        group = self.n_heads / (self.n_kv_heads or self.n_heads)
+        nearest = min(_divisors(n_heads), key=lambda g: (abs(g - n_heads / group), -g))
+        fewer = {None: None, 1: 1}.get(self.n_kv_heads, nearest)
+        return self.vary(n_heads=n_heads, n_kv_heads=fewer, head_dim=None)
+
+    def changed(self, change: MixerChange, value: Any) -> AttentionConfig:
+        """Of a change of `bias`, the output's goes with the others'."""
+        return self.vary(**{change: value}, **({"out_bias": None} if change == "bias" else {}))
+
+    def can_clip_logits(self) -> bool:
+        if self.qk_norm is not None:
+            raise RequestError("qk_norm undoes every scale of W_q and W_k; use one of them")
+        if self.clip is not None:
+            raise RequestError(f"mixer.clip={self.clip:g} bounds q and k after W_q and W_k; use one of them")
+        return True
 
     def _scale(self, ctx: BuildContext) -> float:
         h = self._shape(ctx)[2]

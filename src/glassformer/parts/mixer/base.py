@@ -1,26 +1,149 @@
+"""What every mixer answers about itself. Callers ask these questions and never the class of a mixer."""
+
 from __future__ import annotations
 
-from typing import Any
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from glassformer.parts.base import BuildContext, PartConfig
 from glassformer.parts.forward_pass import Pass
+from glassformer.parts.linear import Linear, Matrix
+from glassformer.parts.position import AttentionPosition
+from glassformer.parts.site import Site
+from glassformer.parts.visibility import Visibility
 from glassformer.state import State
 
+MixerChange = Literal[
+    "bias", "dropout", "gain_control", "kernel", "n_kv_heads", "position", "qk_norm", "softcap", "visibility"
+]
+"""Properties that callers change by name, in mixers of any kind."""
 
-class Mixer(nn.Module):
-    """forward(x (b, s, d), pass_, state) -> (b, s, d); without a state the s tokens are the whole sequence."""
 
-    def forward(self, x: Tensor, pass_: Pass | None = None, state: Any = None) -> Tensor:
-        raise NotImplementedError
+class Heads(NamedTuple):
+    """Heads of a mixer: n query heads, g key/value heads, h values in each."""
 
+    n_heads: int
+    n_kv_heads: int
+    head_dim: int
+
+
+@dataclass(frozen=True)
+class DotProduct:
+    """The logits scale q k^T of a mixer, of the pairs that `visibility` allows, and the maps that make q and k.
+
+    Sites `q` (b,s,n,h) and `k` (b,s,g,h); matrices `queries` and `keys` by heads."""
+
+    q: Site
+    k: Site
+    scale: float
+    visibility: Visibility
+    queries: Matrix
+    keys: Matrix
+
+
+class Mixer(nn.Module, ABC):
+    """forward(x (b,s,d), pass_, state) -> (b,s,d); without a state the s tokens are the whole sequence.
+
+    The abstract members have no default: a mixer that does not answer one cannot be built."""
+
+    @abstractmethod
+    def forward(self, x: Tensor, pass_: Pass | None = None, state: Any = None) -> Tensor: ...
+
+    @abstractmethod
     def init_state(self, batch: int, max_len: int, dtype: torch.dtype, device: Any = None, rewind: int = 0) -> State:
-        """An empty state for `batch` sequences of at most `max_len` tokens, of which `truncate` takes back `rewind`."""
-        raise NotImplementedError
+        """An empty state for `batch` sequences of at most `max_len` tokens; `truncate` takes back up to `rewind`."""
+
+    @property
+    @abstractmethod
+    def causal(self) -> bool:
+        """True if no output depends on later tokens."""
+
+    @property
+    @abstractmethod
+    def reach(self) -> int | None:
+        """No output depends on tokens `reach` or more before it; None if there is no such bound."""
+
+    @property
+    @abstractmethod
+    def heads(self) -> Heads | None:
+        """Numbers of heads; None if the mixer has none."""
+
+    @abstractmethod
+    def matrices(self) -> dict[str, Matrix]:
+        """Weight matrices by the name of the site each makes, such as `q` or `out`."""
+
+    # Optional answers: None means less can be shown or done, never that more is allowed.
+
+    @property
+    def attention_position(self) -> AttentionPosition | None:
+        """The position encoding inside this mixer, if it has one."""
+        return None
+
+    @property
+    def dot_product(self) -> DotProduct | None:
+        """The softmax logits that QK-clip bounds; None if there are none."""
+        return None
+
+    @property
+    def head_output(self) -> Linear | None:
+        """The map W_O from the site `z` (b,s,n,h) to `out`, if `out` is a sum over heads."""
+        return None
 
 
 class MixerConfig(PartConfig, axis="mixer"):
+    """The config of a mixer. The abstract methods have no default: a config that lacks one is refused when its class is
+    defined."""
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        if cls.kind and (missing := sorted(cls.__abstractmethods__)):
+            raise TypeError(f"mixer kind={cls.kind!r}: {cls.__name__} must define {', '.join(missing)}")
+        super().__pydantic_init_subclass__(**kwargs)
+
     def build(self, ctx: BuildContext) -> Mixer:
         raise NotImplementedError
+
+    @abstractmethod
+    def causal(self, ctx: BuildContext) -> bool:
+        """True if no output depends on later tokens."""
+
+    @abstractmethod
+    def reach(self, ctx: BuildContext) -> int | None:
+        """No output depends on tokens `reach` or more before it; None if there is no such bound."""
+
+    @abstractmethod
+    def keys_seen(self, ctx: BuildContext, t: int) -> float:
+        """Mean number of tokens that one output of a t-token sequence depends on."""
+
+    @abstractmethod
+    def heads(self, ctx: BuildContext) -> Heads | None:
+        """Numbers of heads; None if the mixer has none."""
+
+    @abstractmethod
+    def check_training(self, ctx: BuildContext, device: str) -> None:
+        """Raises RequestError if the mixer has no backward pass on the device."""
+
+    @abstractmethod
+    def resized(self, n_heads: int) -> MixerConfig:
+        """The same mixer for another width, with `n_heads` heads if it has heads; sizes that follow from the width are
+        left to it."""
+
+    @abstractmethod
+    def changed(self, change: MixerChange, value: Any) -> MixerConfig | None:
+        """The mixer with one property changed; None if it has no such property, so that a change of all layers passes
+        it by. Raises RequestError if the property exists and cannot be changed here."""
+
+    def can_clip_logits(self) -> bool:
+        """True if scaling W_q and W_k scales the logits, as QK-clip needs; False if there are no logits. Raises
+        RequestError if something between the two undoes the scale."""
+        return False
+
+
+def keys_before(t: int, reach: int | None) -> float:
+    """Mean number of tokens that a token of a t-token sequence sees: itself and those before it, at most `reach`."""
+    w = min(reach or t, t)
+    return (w * (w + 1) / 2 + (t - w) * w) / t

@@ -15,7 +15,7 @@ from glassformer.parts.ffn.glu import swiglu
 from glassformer.parts.forward_pass import Pass
 from glassformer.parts.init import Init
 from glassformer.parts.linear import Linear, Matrix, linear_params
-from glassformer.parts.mixer.base import Mixer, MixerConfig
+from glassformer.parts.mixer.base import Mixer, MixerChange, MixerConfig, keys_before
 from glassformer.parts.mixer.kv import vector_bytes
 from glassformer.parts.mixer.recurrent import RecurrentState
 from glassformer.parts.mixer.scan import effective_attention, selective_scan, states
@@ -171,6 +171,8 @@ class Mamba(Mixer):
         z = self.z(torch.cat(ys, dim=1) + wide(self.D) * u)
         return self.out(self.out_proj(swiglu(self.gate(gate), z).to(x.dtype)))
 
+    causal, reach, heads = True, None, None
+
     def _looked_at(self) -> bool:
         """Whether somebody looks at what is made for those who look alone; RequestError where it is to be edited."""
         for name in ("state", "effective_attention"):
@@ -238,6 +240,27 @@ class MambaConfig(MixerConfig, kind="mamba"):
 
     def _shape(self, ctx: BuildContext) -> tuple[int, int]:
         return self.expand * ctx.d_model, self.dt_rank or rank_of(ctx.d_model)
+
+    def causal(self, ctx: BuildContext) -> bool:
+        return True
+
+    def reach(self, ctx: BuildContext) -> None:
+        return None
+
+    def keys_seen(self, ctx: BuildContext, t: int) -> float:
+        return keys_before(t, None)
+
+    def heads(self, ctx: BuildContext) -> None:
+        return None
+
+    def check_training(self, ctx: BuildContext, device: str) -> None:
+        """The scan trains on every device."""
+
+    def resized(self, n_heads: int) -> MambaConfig:
+        return self.vary(dt_rank=None)
+
+    def changed(self, change: MixerChange, value: Any) -> MambaConfig | None:
+        return self.vary(bias=value) if change == "bias" else None
 
     def build(self, ctx: BuildContext) -> Mamba:
         if ctx.mup is not None:

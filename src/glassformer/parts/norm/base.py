@@ -4,6 +4,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from glassformer.errors import RequestError
 from glassformer.parts.base import BuildContext, PartConfig
 from glassformer.parts.precision import product_dtype
 from glassformer.parts.shard import REPLICATED, Shard, Shards
@@ -24,6 +25,11 @@ class Norm(nn.Module):
         """Weights of each head, (n, h), are cut by heads; those of a vector are on every owner."""
         cut = Shard("column") if self.weight.dim() == 2 else REPLICATED
         return {"weight": (cut,), "bias": (cut,)}
+
+    def held(self, x: Tensor, direction: Tensor) -> tuple[Tensor, Tensor]:
+        """(below, constant) with the scale held at the one of x (d,): direction . norm(x) = below . x + constant, for
+        logit attribution. Raises RequestError for a norm that does not define it."""
+        raise RequestError(f"{type(self).__name__} does not define held(x, direction), which logit attribution needs")
 
     def out_dtype(self, x: Tensor) -> torch.dtype:
         return product_dtype(x) if self.feeds_products else x.dtype

@@ -10,7 +10,7 @@ from torch.autograd.function import once_differentiable
 
 from glassformer.parts.base import BuildContext
 from glassformer.parts.norm.base import Norm, NormConfig
-from glassformer.parts.precision import wide
+from glassformer.parts.precision import exact, wide
 from glassformer.parts.region import compiling_regions, region
 
 
@@ -34,6 +34,11 @@ class LayerNorm(Norm):
         if compiling_regions():
             return _LayerNorm.apply(x, self.weight, self.bias, self.eps, self.out_dtype(x))
         return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps).to(self.out_dtype(x))
+
+    def held(self, x: Tensor, direction: Tensor) -> tuple[Tensor, Tensor]:
+        below = direction * exact(self.weight) / (x.var(correction=0) + self.eps).sqrt()
+        constant = direction.new_zeros(()) if self.bias is None else direction @ exact(self.bias)
+        return below - below.mean(), constant
 
     @torch.no_grad()
     def init_weights(self, init: object) -> None:

@@ -9,7 +9,7 @@ from torch.autograd.function import once_differentiable
 
 from glassformer.parts.base import BuildContext
 from glassformer.parts.norm.base import Norm, NormConfig
-from glassformer.parts.precision import wide
+from glassformer.parts.precision import exact, wide
 from glassformer.parts.region import region
 
 
@@ -32,6 +32,10 @@ class RMSNorm(Norm):
         if weight.dim() == 2:
             return naive_rms_norm(x, weight, self.eps)
         return rms_norm(x, weight, self.eps, self.out_dtype(x))
+
+    def held(self, x: Tensor, direction: Tensor) -> tuple[Tensor, Tensor]:
+        weight = exact(self.weight) + (1.0 if self.unit_offset else 0.0)
+        return direction * weight / (x.square().mean() + self.eps).sqrt(), direction.new_zeros(())
 
     @torch.no_grad()
     def init_weights(self, init: object) -> None:

@@ -22,6 +22,11 @@ class EmbeddingPosition(nn.Module):
 class AttentionPosition(nn.Module):
     """A position that acts inside attention: on queries and keys, or on the scores."""
 
+    @property
+    def moves_with_length(self) -> bool:
+        """True if the encoding of one position changes as the text grows: cached keys keep the old one."""
+        return False
+
     def forward(self, q: Tensor, k: Tensor, pass_: Pass) -> tuple[Tensor, Tensor]:
         """q (b, s, n, h), k (b, s, g, h), of the new tokens."""
         return q, k
@@ -43,6 +48,10 @@ class EmbeddingPositionConfig(PositionConfig):
 
     def build(self, ctx: BuildContext) -> EmbeddingPosition:
         raise NotImplementedError
+
+    def limit(self, ctx: BuildContext) -> int | None:
+        """The first position that cannot be represented; None if there is none."""
+        raise NotImplementedError(f"{type(self).__name__} must define limit")
 
 
 class AttentionPositionConfig(PositionConfig):

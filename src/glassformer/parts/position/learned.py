@@ -75,6 +75,9 @@ class LearnedConfig(EmbeddingPositionConfig, kind="learned"):
     def _length(self, ctx: BuildContext) -> int:
         return self.length or ctx.context
 
+    def limit(self, ctx: BuildContext) -> int:
+        return self._length(ctx)
+
     def explicit(self, ctx: BuildContext) -> LearnedConfig:
         return self.vary(length=self._length(ctx))
 

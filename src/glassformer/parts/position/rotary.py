@@ -54,6 +54,10 @@ class Rotary(AttentionPosition):
         exponent = torch.arange(0, self.dim, 2, device=device, dtype=torch.float32) / self.dim
         return (scaling or self.scaling).frequencies(exponent, self.base, self.dim, t)
 
+    @property
+    def moves_with_length(self) -> bool:
+        return not torch.equal(self.frequencies(1), self.frequencies(1 << 30))
+
     def tables(self, pass_: Pass) -> tuple[Tensor, Tensor]:
         """cos and +-sin for each value, fp32, (s, 1, 2, r/2) for half pairs, (s, 1, r/2, 2) for interleaved ones; with
         a leading b where rows differ."""

@@ -50,5 +50,8 @@ class Sinusoidal(EmbeddingPosition):
 class SinusoidalConfig(EmbeddingPositionConfig, kind="sinusoidal"):
     base: float = Field(10000.0, gt=1)
 
+    def limit(self, ctx: BuildContext) -> None:
+        return None
+
     def build(self, ctx: BuildContext) -> Sinusoidal:
         return Sinusoidal(ctx.d_model, self.base)

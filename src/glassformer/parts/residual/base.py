@@ -22,6 +22,9 @@ class Residual(nn.Module):
 
     transparent = True
     """Its children are named as if they were the block's own."""
+    norms_stream: ClassVar[bool | None] = None
+    """True if `mixer_norm` and `ffn_norm` stand in the stream, behind a sum; False if each stands before its branch;
+    None if the stream is not a sum of branches."""
 
     def __init__(self, dropout: float = 0.0, scale: float = 1.0):
         super().__init__()
@@ -54,6 +57,8 @@ class ResidualConfig(PartConfig, axis="residual"):
 
     ends_in_norm: ClassVar[bool] = False
     """Whether the last thing in a block is a norm of the stream: a final one would only repeat it."""
+    wants_warmup: ClassVar[bool] = False
+    """True if training stalls without a warm-up (Xiong et al. 2020, 2002.04745)."""
     norms: ClassVar[tuple[str, ...]] = ("mixer_norm", "ffn_norm")
     """Names of the norms this wiring holds in a block with both branches."""
 

@@ -14,6 +14,8 @@ class Post(Residual):
        └─ mixer ──┘          └─ ffn ──┘
     """
 
+    norms_stream: ClassVar[bool] = True
+
     def __init__(
         self, mixer_norm: nn.Module, ffn_norm: nn.Module | None = None, dropout: float = 0.0, scale: float = 1.0
     ):
@@ -31,3 +33,4 @@ class Post(Residual):
 class PostConfig(ResidualConfig, kind="post"):
     wiring = Post
     ends_in_norm: ClassVar[bool] = True
+    wants_warmup: ClassVar[bool] = True

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import ClassVar
+
 from torch import Tensor, nn
 
 from glassformer.parts.residual.base import Branch, Residual, ResidualConfig
@@ -11,6 +13,8 @@ class Pre(Residual):
     x ─┬────────────────(+)─┬──────────────(+)─
        └─ norm ─ mixer ──┘  └─ norm ─ ffn ──┘
     """
+
+    norms_stream: ClassVar[bool] = False
 
     def __init__(
         self, mixer_norm: nn.Module, ffn_norm: nn.Module | None = None, dropout: float = 0.0, scale: float = 1.0

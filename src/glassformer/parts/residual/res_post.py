@@ -16,6 +16,8 @@ class ResPost(Residual):
        └─ mixer ─ norm ──┘  └─ ffn ─ norm ──┘
     """
 
+    norms_stream: ClassVar[bool] = False
+
     def __init__(
         self,
         mixer_post_norm: nn.Module,

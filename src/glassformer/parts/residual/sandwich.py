@@ -14,6 +14,8 @@ class Sandwich(Residual):
        └─ norm ─ mixer ─ norm ──┘  └─ norm ─ ffn ─ norm ──┘
     """
 
+    norms_stream: ClassVar[bool] = False
+
     def __init__(
         self,
         mixer_norm: nn.Module,
