@@ -225,6 +225,81 @@ def test_nothing_names_a_place_outside_the_package(path: Path):
         assert word not in text
 
 
+# Capability: outside parts and families, a part is asked what it can do, never what it is
+
+AXES = sorted(folder.name for folder in (SRC / "parts").iterdir() if (folder / "__init__.py").exists())
+DEFINED = [
+    (path.parent.name, node.name)
+    for path, tree in TREES.items()
+    if room_of(path) == "parts"
+    for node in ast.walk(tree)
+    if isinstance(node, ast.ClassDef)
+]
+CHOICES = {name for folder, name in DEFINED if folder in AXES or name.endswith("Config")}
+CHOICES -= {name for folder, name in DEFINED if folder not in AXES and not name.endswith("Config")} | {"PartConfig"}
+"""Classes that stand for one choice of an axis: those of an axis' folder, and every config."""
+PART_NAMES = {*AXES, "block", "embedding", "head", "layer", "module", "part", "reparam", "scaling", "wiring"}
+"""Names by which the code calls a part."""
+ASKED_FREELY = {
+    ("config.py", "getattr"): "init_weights and reset_parameters are optional methods of any module, torch's included",
+    ("convert/family.py", "AttentionConfig"): "narrows a block for the families, which alone import it",
+    ("convert/family.py", "ExpertsConfig"): "narrows a block for the families, which alone import it",
+    ("convert/gguf.py", "AttentionConfig"): "llama.cpp's fields are those of attention",
+    ("convert/gguf.py", "RotaryConfig"): "llama.cpp's fields are those of rotary positions",
+    ("convert/gguf.py", "Llama3ScalingConfig"): "llama.cpp has a table of its own for this scaling",
+    ("convert/gguf.py", "LongRopeScalingConfig"): "llama.cpp has a table of its own for this scaling",
+    ("convert/rope.py", "RotaryConfig"): "transformers' fields are those of rotary positions",
+}
+"""(file, what it asks) -> why it may."""
+
+
+def asked(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """(line, what): questions by class or by attribute name that belong on the part."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and len(node.args) > 1:
+            words = {getattr(one, "id", getattr(one, "attr", "")) for one in ast.walk(node.args[0])}
+            if node.func.id in ("getattr", "hasattr") and words & PART_NAMES:
+                yield node.lineno, node.func.id
+            kinds = node.args[1] if node.func.id in ("isinstance", "issubclass") else None
+        elif isinstance(node, ast.Compare) and ast.unparse(node.left).startswith("type("):
+            kinds = node.comparators[0]
+        else:
+            continue
+        for one in ast.walk(kinds) if kinds is not None else ():
+            name = getattr(one, "id", getattr(one, "attr", ""))
+            if name in CHOICES:
+                yield node.lineno, name
+
+
+@pytest.mark.parametrize(
+    "path", [p for p in FILES if room_of(p) not in ("parts", "expression") and p.parent.name != "families"], ids=named
+)
+def test_a_part_is_asked_what_it_can_do(path: Path):
+    """No `isinstance(x, AttentionConfig)`, no `getattr(mixer, "visibility", None)`: what such a question takes for
+    granted of a part that it does not know is a permission that nobody gave."""
+    wrong = [f"line {line}: {what}" for line, what in asked(TREES[path]) if (named(path), what) not in ASKED_FREELY]
+    assert not wrong, "add a question to the axis' base class"
+
+
+@pytest.mark.parametrize(
+    ("line", "what"),
+    [
+        ("isinstance(block.mixer, AttentionConfig)", "AttentionConfig"),
+        ("isinstance(module, (mixers.Mamba, int))", "Mamba"),
+        ("type(block.residual) is PostConfig", "PostConfig"),
+        ('getattr(layer.mixer, "visibility", None)', "getattr"),
+        ("hasattr(block.ffn, name)", "hasattr"),
+    ],
+)
+def test_a_question_by_class_or_name_is_seen(line: str, what: str):
+    assert [found for _, found in asked(ast.parse(line))] == [what]
+
+
+def test_every_exception_is_used():
+    used = {(named(path), what) for path, tree in TREES.items() for _, what in asked(tree)}
+    assert set(ASKED_FREELY) <= used
+
+
 def python(code: str, *args: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": str(SRC.parent)}
     return subprocess.run(

@@ -17,6 +17,9 @@ from torch import Tensor
 class State(ABC):
     """One mixer's memory of b sequences."""
 
+    rewind: int | None = None
+    """How many tokens `truncate` can take back from the furthest ever read; None: any number."""
+
     @property
     @abstractmethod
     def nbytes(self) -> int:
@@ -59,7 +62,7 @@ class ForgetfulState(State):
     """A state that drops what it needs no more: `truncate` goes back by `rewind` tokens at most from the furthest ever
     read."""
 
-    rewind = 0
+    rewind: int = 0
     read = 0
     """Tokens before this one have been read, since the state was empty; going back does not lower it."""
 

@@ -118,7 +118,7 @@ def test_only_what_passes_while_looking_counts():
         model(TOKENS[:1])
         model(TOKENS[1:])
     for layer in range(2):
-        torch.testing.assert_close(clip.peaks[mixer_of(model, layer)], peaks_of(model, layer))
+        torch.testing.assert_close(clip.peaks[layer], peaks_of(model, layer))
     assert all(site.looks == () for site in sites)
     before = [peaks_of(model, 0), mixer_of(model, 1).qkv.weight.clone()]
     clip.after_update()

@@ -313,7 +313,8 @@ def _metadata(config: ModelConfig, fields: dict[str, Any], gguf: Gguf) -> dict[s
 
 
 def _scaling(config: ModelConfig) -> RotaryScalingConfig | None:
-    position = getattr(next(config.explicit().layers()).mixer, "position", None)
+    mixer = next(config.explicit().layers()).mixer
+    position = mixer.position if isinstance(mixer, AttentionConfig) else None
     return position.scaling if isinstance(position, RotaryConfig) else None
 
 

@@ -126,8 +126,7 @@ def write_rotary(position: Any, fraction_name: str | None = None, theta_name: st
 def write_scaling(scaling: RotaryScalingConfig) -> dict[str, Any]:
     """One entry per field; an unknown kind keeps its own name, which no reader knows."""
     said: dict[str, Any] = {"rope_type": _KINDS.get(scaling.kind, scaling.kind)}
-    for name in type(scaling).model_fields:
-        value = getattr(scaling, name)
+    for name, value in scaling:
         if value is not None:
             said[_FIELDS.get(name, name)] = list(value) if isinstance(value, tuple) else value
     return said

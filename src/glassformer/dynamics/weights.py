@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,8 +29,8 @@ def named_matrices(model: Model) -> dict[str, Matrix]:
     `head`."""
     found = {"embed": Matrix(model.embedding.weight, 0, len(model.embedding.weight))}
     for number, layer in enumerate(model.layers):
-        for branch in ("mixer", "ffn"):
-            part = getattr(layer, branch)
+        parts: dict[str, Any] = {"mixer": layer.mixer, "ffn": layer.ffn}
+        for branch, part in parts.items():
             if part is not None:
                 found |= {f"layers.{number}.{branch}.{name}": matrix for name, matrix in part.matrices().items()}
     if model.head.weight is not None:

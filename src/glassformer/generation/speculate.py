@@ -159,7 +159,7 @@ class Speculation:
         self.text: list[int] = tokens[0].tolist()
         self.max_len = len(self.text) + max_new_tokens
         self.state = state or model.init_state(1, self.max_len, rewind=ahead)
-        back = min((getattr(layer, "rewind", ahead) for layer in self.state.layers), default=ahead)
+        back = min((n for layer in self.state.layers if layer and (n := layer.rewind) is not None), default=ahead)
         if back < ahead:
             raise RequestError(f"the state goes back by {back} tokens; make it with rewind={ahead}, or ahead less")
         if state is not None:

@@ -155,7 +155,7 @@ def _attribute(module: Model, seen: dict[str, Tensor], token: int, against: int 
         direction = layers[-1].below
     layers.reverse()
     heads = pad_sequence([layer.heads for layer in layers], batch_first=True).cpu()
-    ffn, biases = (torch.stack([getattr(layer, name) for layer in layers]).cpu() for name in ("ffn", "biases"))
+    ffn, biases = (torch.stack(some).cpu() for some in ([one.ffn for one in layers], [one.biases for one in layers]))
     embed, bias = float(seen["embed"] @ direction), float(own + constant)
     total = embed + bias + float(heads.sum() + ffn.sum() + biases.sum())
     return {"embed": embed, "heads": heads, "ffn": ffn, "biases": biases, "bias": bias, "total": total}
@@ -214,9 +214,9 @@ def _branch(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(along, below, constant): what comes behind the branch, along `direction`, is what the branch made along `along`,
     the stream before it along `below`, and a constant."""
-    below, constant = direction, direction.new_zeros(())
+    below, constant, norms = direction, direction.new_zeros(()), dict(wiring.named_children())
     if wiring.norms_stream:
         assert stream is not None, "a wiring that norms the stream between its branches has a resid_mid"
-        below, constant = _held(getattr(wiring, f"{name}_norm"), stream + wiring.scale * out, direction)
-    along, more = _held(getattr(wiring, f"{name}_post_norm", None), out, below * wiring.scale)
+        below, constant = _held(norms[f"{name}_norm"], stream + wiring.scale * out, direction)
+    along, more = _held(norms.get(f"{name}_post_norm"), out, below * wiring.scale)
     return along, below, constant + more
