@@ -242,6 +242,7 @@ PART_NAMES = {*AXES, "block", "embedding", "head", "layer", "module", "part", "r
 """Names by which the code calls a part."""
 ASKED_FREELY = {
     ("config.py", "getattr"): "init_weights and reset_parameters are optional methods of any module, torch's included",
+    ("training/optimizers/muon.py", "getattr"): "any module may declare the roles of its weight",
     ("convert/family.py", "AttentionConfig"): "narrows a block for the families, which alone import it",
     ("convert/family.py", "ExpertsConfig"): "narrows a block for the families, which alone import it",
     ("convert/gguf.py", "AttentionConfig"): "llama.cpp's fields are those of attention",
