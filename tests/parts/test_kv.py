@@ -1,9 +1,13 @@
-"""What a ring keeps: how far it goes back."""
+"""Decode states of attention: how far a ring goes back, and the gradients of what is read through a state."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from glassformer.expression import preset
@@ -12,9 +16,13 @@ from glassformer.model import Model
 VOCAB = 31
 
 
-def windowed() -> Model:
+def tiny(changes: str) -> Model:
     size = f"layers=2+d_model=32+heads=4+vocab_size={VOCAB}+context=64+init=gpt2+init.std=0.2"
-    return preset(f"llama@1m+{size}+window:5").build(seed=0).eval()
+    return preset(f"llama@1m+{size}+{changes}").build(seed=0).eval()
+
+
+def windowed() -> Model:
+    return tiny("window:5")
 
 
 def draw(n: int, seed: int) -> Tensor:
@@ -59,3 +67,100 @@ def test_a_ring_is_no_longer_than_its_window_where_nobody_goes_back():
     model = windowed()
     assert {layer.slots for layer in model.init_state(1, 40).layers} == {5}
     assert {layer.slots for layer in model.init_state(1, 40, rewind=4).layers} == {9}
+
+
+def loss_of(logits: Tensor, tokens: Tensor) -> Tensor:
+    return F.cross_entropy(logits.flatten(0, 1), tokens.roll(-1, 1).flatten(), reduction="sum")
+
+
+def gradients(model: Model, loss: Tensor) -> list[Tensor]:
+    parameters = [*model.parameters()]
+    found = torch.autograd.grad(loss, parameters, allow_unused=True)
+    return [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, found, strict=True)]
+
+
+@contextmanager
+def keys_and_values(model: Model, edit: Callable[[Tensor], Tensor]) -> Iterator[None]:
+    """Inside, every k and v (b, s, g, h) of a pass is edit(k), edit(v)."""
+    sites = [site for layer in model.layers for site in (layer.mixer.k, layer.mixer.v)]
+    for site in sites:
+        site.edits = (edit,)
+    yield
+    for site in sites:
+        site.edits = ()
+
+
+def full_pass(model: Model, tokens: Tensor, first: int, old: Callable = lambda x: x, new: Callable = lambda x: x):
+    """Loss of the tokens from `first` on in one pass over all of them, with the k and v of those before detached."""
+    with keys_and_values(model, lambda x: torch.cat((old(x[:, :first]).detach(), new(x[:, first:])), dim=1)):
+        return loss_of(model(tokens)[:, first:], tokens[:, first:])
+
+
+@pytest.mark.parametrize("changes", ["gqa:2", "gqa:2+window:5", "window:5+alibi", "softcap:5+window:64"])
+@pytest.mark.parametrize("sizes", [[4, 3], [9, 1], [8, 6], [2, 1, 1], [3, 4, 1, 6]])
+def test_tokens_read_through_a_state_have_the_gradients_of_a_full_pass(changes: str, sizes: list[int]):
+    """Of the sum of all chunks' losses, with what earlier chunks left in the state detached; one backward pass."""
+    model, tokens = tiny(changes), draw(sum(sizes), 0)
+    state, through, expected = model.init_state(1, 40), [], []
+    for i, part in enumerate(tokens.split(sizes, dim=1)):
+        first = sum(sizes[:i])
+        through.append(loss_of(model(part, state), part))
+        expected.append(full_pass(model, tokens[:, : first + sizes[i]], first))
+    mine, theirs = gradients(model, sum(through)), gradients(model, sum(expected))
+    for a, b in zip(mine, theirs, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("changes", ["gqa:2", "gqa:2+window:5"])
+@pytest.mark.parametrize("s", [1, 4])
+def test_rows_of_their_own_lengths_have_their_gradients(changes: str, s: int):
+    model = tiny(changes)
+    lengths = [9, 7]
+    tokens = torch.cat((draw(9 + s, 1), draw(9 + s, 2)))
+    state = model.init_state(2, 40, rewind=2)
+    with torch.no_grad():
+        model(tokens[:, :9], state)
+    state.spread(lengths)
+    rows = [tokens[i : i + 1, : length + s] for i, length in enumerate(lengths)]
+    new = torch.cat([row[:, -s:] for row in rows])
+    mine = gradients(model, loss_of(model(new, state), new))
+    theirs = gradients(model, sum(full_pass(model, row, row.shape[1] - s) for row in rows))
+    for a, b in zip(mine, theirs, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+def rounded(x: Tensor) -> Tensor:
+    """x as an int8 state gives it back; its gradient is that of x."""
+    scale = (x.detach().abs().amax(-1, keepdim=True) / 127).bfloat16().float()
+    return x + ((x.detach() / scale).round().clamp(-127, 127) * scale - x).detach()
+
+
+@pytest.mark.parametrize("s", [1, 4])
+def test_what_int8_rounds_has_its_gradients(s: int):
+    model, tokens = tiny("gqa:2"), draw(9 + s, 3)
+    state = model.init_state(1, 40, dtype=torch.int8)
+    model(tokens[:, :9], state)
+    loss = loss_of(model(tokens[:, 9:], state), tokens[:, 9:])
+    expected = full_pass(model, tokens, 9, rounded, rounded)
+    torch.testing.assert_close(loss, expected)
+    for a, b in zip(gradients(model, loss), gradients(model, expected), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("changes", ["gqa:2", "gqa:2+window:5"])
+def test_reading_copies_no_state(changes: str):
+    """Where no gradient is recorded, what queries look at is the state's own memory."""
+    model = tiny(changes)
+    state, kept = model.init_state(1, 40), []
+    append = type(state.layers[0]).append
+
+    def watched(self, *args):
+        out = append(self, *args)
+        kept.append(out[0].untyped_storage().data_ptr() == self.k.values.untyped_storage().data_ptr())
+        return out
+
+    with pytest.MonkeyPatch.context() as patch, torch.no_grad():
+        patch.setattr(type(state.layers[0]), "append", watched)
+        for token in draw(12, 5).split(1, dim=1):
+            model(token, state)
+    assert all(kept) and len(kept) >= 24

@@ -57,6 +57,22 @@ class Cells:
             x = x * self.scales[:, :, :end].to(dtype)
         return x.transpose(1, 2)
 
+    def read(self, end: int, slots: slice | Tensor, x: Tensor) -> Tensor:
+        """(b, end, g, h) as `upto`, in x's dtype, after x (b, s, g, h) was stored at `slots`.
+
+        Where gradients are recorded, those of the new cells reach x as if storing had not rounded it, and the result is
+        a copy, which later writes to the state leave alone."""
+        stored = self.upto(end, x.dtype)
+        if not torch.is_grad_enabled():
+            return stored
+        if isinstance(slots, slice):
+            slots = torch.arange(slots.start, slots.stop, device=x.device)
+        through = self.at(slots, x.dtype) + (x - x.detach())
+        if slots.dim() == 1:
+            return stored.index_copy(1, slots, through)
+        row = torch.arange(len(slots), device=slots.device)[:, None]
+        return stored.index_put((row, slots), through)
+
     def at(self, slots: Tensor, dtype: torch.dtype) -> Tensor:
         """(b, s, g, h) of slots (s,), or (b, s)."""
         x = _at(self.values, slots).to(dtype)
@@ -98,7 +114,9 @@ class KVState(State):
 
     def append(self, k: Tensor, v: Tensor, pass_: Pass) -> tuple[Tensor, Tensor, Tensor | None]:
         """Stores the new tokens' k, v (b, s, g, h); returns those a query may look at (b, t, g, h), and which tokens
-        they are, (t,) or (b, t), or None when they are the last t tokens."""
+        they are, (t,) or (b, t), or None when they are the last t tokens.
+
+        Gradients reach the new tokens' k and v; those read in earlier calls have none."""
         end, tokens = pass_.end, None
         slots: slice | Tensor = slice(pass_.start, end)
         if pass_.rows is not None:
@@ -106,7 +124,7 @@ class KVState(State):
             tokens = pass_.once("keys", lambda: torch.arange(end, device=k.device))
         self.k[slots] = k
         self.v[slots] = v
-        return self.k.upto(end, k.dtype), self.v.upto(end, v.dtype), tokens
+        return self.k.read(end, slots, k), self.v.read(end, slots, v), tokens
 
     def over(self, tensors: Mapping[str, Tensor]) -> KVState:
         other = copy.copy(self)
@@ -148,34 +166,40 @@ class WindowState(KVState, ForgetfulState):
                 return super().append(k, v, pass_)
             if s > 1:
                 named = pass_.documents is not None or pass_.given is not None
-                return self._append_many(k, v, tokens, start, named)
+                k, v, past = self._append_many(k, v, tokens, start)
+                return k, v, pass_.once(("ring", size), lambda: torch.cat((past, tokens))) if named else None
         elif s > 1:
-            kept, keys, values = self._held(tokens[:, :1] - 1, tokens[:, -1:] + 1), k, v
+            keys, values = k, v
             k = torch.cat((self.k.upto(size, k.dtype), k), dim=1)
             v = torch.cat((self.v.upto(size, v.dtype), v), dim=1)
             self.k[tokens[:, -size:] % size] = keys[:, -size:]
             self.v[tokens[:, -size:] % size] = values[:, -size:]
-            return k, v, torch.cat((kept, tokens), dim=1)
-        self.k[tokens % size] = k
-        self.v[tokens % size] = v
-        return self.k.upto(size, k.dtype), self.v.upto(size, v.dtype), self._held(tokens, tokens + 1)
+            return k, v, pass_.once(("ring", size), lambda: self._held_before(tokens))
+        slots = tokens % size
+        self.k[slots] = k
+        self.v[slots] = v
+        held = pass_.once(("ring", size), lambda: self._held(tokens, tokens + 1))
+        return self.k.read(size, slots, k), self.v.read(size, slots, v), held
 
     def _held(self, last: Tensor, nothing: Tensor) -> Tensor:
         """Which token each slot holds when token `last` (..., 1) is the newest; `nothing` for slots still empty."""
         held = last - (last - torch.arange(self.slots, device=last.device)) % self.slots
         return torch.where(held < 0, nothing, held)
 
-    def _append_many(
-        self, k: Tensor, v: Tensor, tokens: Tensor, start: int, named: bool
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """What the new queries may see of the past, oldest first, then the new tokens themselves."""
+    def _held_before(self, tokens: Tensor) -> Tensor:
+        """Which tokens the slots hold before `tokens` (b, s) are stored, and then these."""
+        return torch.cat((self._held(tokens[:, :1] - 1, tokens[:, -1:] + 1), tokens), dim=1)
+
+    def _append_many(self, k: Tensor, v: Tensor, tokens: Tensor, start: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Stores the new tokens; returns k and v of those before that they may see, oldest first, followed by their
+        own, and which tokens those before are."""
         past = torch.arange(max(start - self.slots + 1, 0), start, device=k.device)
         slots, size = past % self.slots, self.slots
         kept_k = torch.cat((self.k.at(slots, k.dtype), k), dim=1) if start else k
         kept_v = torch.cat((self.v.at(slots, v.dtype), v), dim=1) if start else v
         self.k[tokens[-size:] % size] = k[:, -size:]
         self.v[tokens[-size:] % size] = v[:, -size:]
-        return kept_k, kept_v, torch.cat((past, tokens)) if named else None
+        return kept_k, kept_v, past
 
     def truncate(self, length: int) -> None:
         if length == 0 or self.read > self.slots:  # until the ring has turned, all is there
