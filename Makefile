@@ -6,7 +6,12 @@ CORE := $(VENV)/.core
 DEV := $(VENV)/.dev
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test test-all lint types bench docs experiments fuzz clean
+# What depends on the processor, and the processors that a stronger one can play (of x86; elsewhere these say nothing).
+NUMERICAL := tests/parts tests/generation tests/test_generate.py tests/test_generic.py tests/cli/test_generate.py
+AS_AVX2 := ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2
+AS_AVX512_WITHOUT_BF16 := ONEDNN_MAX_CPU_ISA=AVX512_CORE
+
+.PHONY: demo quick test test-all lint types bench docs experiments fuzz clean
 
 demo: $(CORE)
 	$(BIN)/glassformer compare gpt2@1m llama@1m bloom@1m falcon@1m --data python-docs --minutes 0.65 --out demo
@@ -16,6 +21,8 @@ test: lint types
 
 test-all: lint types
 	$(BIN)/python -m pytest -n 2 --dist worksteal --durations 40 --durations-min 2 -m "slow or not slow"
+	$(AS_AVX2) $(BIN)/python -m pytest -n 2 --dist worksteal $(NUMERICAL)
+	$(AS_AVX512_WITHOUT_BF16) $(BIN)/python -m pytest -n 2 --dist worksteal $(NUMERICAL)
 
 lint: $(DEV)
 	$(BIN)/ruff check .

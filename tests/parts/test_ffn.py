@@ -134,7 +134,8 @@ def test_reading_ends_products_with_the_activation(kind: type[Mlp] | type[Glu], 
     for y in (read, plain):
         assert (y - exact).norm() < 0.006 * exact.norm()
     if activation == "relu2" or not onednn_in_bf16():  # three operations in both
-        assert torch.equal(read, plain)
+        if (kind, activation) != (Glu, "silu"):  # torch's own SiLU, used without gradients, rounds once more
+            assert torch.equal(read, plain)
     elif (kind, activation) != (Mlp, "relu"):  # which is rounded no differently
         assert not torch.equal(read, plain)
 
