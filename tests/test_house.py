@@ -31,7 +31,7 @@ from glassformer.parts.visibility import SlidingWindowConfig, VisibilityConfig
 SRC = Path(glassformer.__file__).parent
 
 LEVELS: list[set[str]] = [
-    {"errors", "version", "folders", "written", "state", "figures", "register"},
+    {"errors", "version", "folders", "thresholds", "written", "state", "figures", "register"},
     {"parts"},
     {"model"},
     {"config", "introspection", "machine"},
@@ -54,7 +54,7 @@ ONLY: dict[str, set[str]] = {
     "figures": set(),
     "parts": {"errors", "state"},
     "model": {"errors", "state", "parts"},
-    "report": {"errors", "figures", "config", "runs"},
+    "report": {"errors", "figures", "config", "runs", "thresholds"},
 }
 """Rooms that may use less than what lies below them."""
 
@@ -430,8 +430,8 @@ def test_the_table_of_parts_is_whole():
         "norm": {"layernorm", "rmsnorm"},
         "position": {"learned", "sinusoidal", "rotary", "alibi"},
         "visibility": {"causal", "bidirectional", "sliding_window"},
-        "mixer": {"attention"},
-        "kernel": {"naive", "sdpa", "flex", "banded", "auto"},
+        "mixer": {"attention", "mamba"},
+        "kernel": {"naive", "sdpa", "flex", "banded", "direct", "auto"},
         "ffn": {"mlp", "glu", "experts"},
         "residual": {"pre", "post", "sandwich", "res_post", "parallel", "deepnorm"},
         "init": {"gpt2", "xavier", "small", "deepnorm"},

@@ -40,10 +40,11 @@ NO_MEMORY = "this needs more memory than the machine has"
 
 
 def no_memory(error: BaseException) -> bool:
-    """Whether the error is of an allocation that failed, which torch tells as a RuntimeError."""
-    told = ("out of memory", "can't allocate memory", "not enough memory", "Cannot allocate memory")
+    """Whether an allocation failed, on any device. On a CPU torch raises a plain RuntimeError for it."""
+    phrases = ("out of memory", "can't allocate memory", "not enough memory", "cannot allocate memory")
+    message = str(error).lower()
     return isinstance(error, MemoryError) or (
-        isinstance(error, RuntimeError) and any(words in str(error) for words in told)
+        isinstance(error, RuntimeError) and any(phrase in message for phrase in phrases)
     )
 
 

@@ -254,13 +254,3 @@ def peak_memory(device: str) -> int:
     except ImportError:  # Windows
         return 0
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-
-
-def out_of_memory(error: BaseException) -> bool:
-    """Whether an error is the allocator's, on any device."""
-    said = str(error).lower()
-    return (
-        isinstance(error, (MemoryError, torch.OutOfMemoryError))
-        or "not enough memory" in said
-        or "out of memory" in said
-    )

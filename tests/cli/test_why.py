@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from glassformer.cli.why import BARS, printable, show_why, sparkline
+from glassformer.cli.why import BARS, one_line, show_why, sparkline
 from glassformer.dynamics.records import NAME
 from glassformer.errors import RequestError
 from glassformer.expression import preset
@@ -148,4 +148,4 @@ def test_a_curve_in_a_line():
 
 
 def test_nothing_commands_the_terminal():
-    assert printable("a\x1b[2Jb\n\x00é\u202e") == "a·[2Jb⏎·é·"
+    assert one_line("a\x1b[2Jb\n\x00é\u202e") == "a·[2Jb⏎·é·"

@@ -22,7 +22,7 @@ from rich.text import Text
 
 from glassformer import machine
 from glassformer.cli.show import View, output, ruled, short, size
-from glassformer.cli.why import printable
+from glassformer.cli.why import one_line
 from glassformer.convert import is_checkpoint
 from glassformer.convert.storage.base import disk
 from glassformer.errors import RequestError, WorkError, did_you_mean
@@ -105,7 +105,7 @@ def show_inspection(
         for name, one in made.items():
             tell_reading(name, one, drawn.get(name), console)
         for name, why in refused.items():
-            console.print(Text(f"\n{name}: ", style="bold").append(printable(why), style="not bold"))
+            console.print(Text(f"\n{name}: ", style="bold").append(one_line(why), style="not bold"))
         if page is not None:
             print(f"page: {page} ({size(page.stat().st_size)})")
     if asked and not made:
@@ -211,7 +211,7 @@ def tell(seen: Inspection, console: Console) -> None:
 
 def tell_reading(name: str, reading: Reading, figure: Path | None, console: Console) -> None:
     """What a reading says of itself: its first line, and a row for each other, under what that is of."""
-    first, *lines = map(printable, str(reading).splitlines())
+    first, *lines = map(one_line, str(reading).splitlines())
     console.print(Text(f"\n{name}: ", style="bold").append(first, style="not bold"))
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2))
     for line in lines:

@@ -46,10 +46,10 @@ def show_why(run: str, as_json: bool) -> None:
         print(json.dumps({**told, "notes": [*told["notes"], *notes]}, allow_nan=False))
         return
     console = output()
-    console.print(Text(f"{folder}: {printable(found.verdict)}", style="bold"))
+    console.print(Text(f"{folder}: {one_line(found.verdict)}", style="bold"))
     if found.losses:
         console.print(Text(f"loss {sparkline(found.losses)} {found.losses[-1]:.3g}"))
-    console.print(Text(printable(found.paragraph())))
+    console.print(Text(one_line(found.paragraph())))
     if found.causes:
         table = ruled()
         for heading in ("sure", "cause", "where", "moved", "step", "sigma", "try"):
@@ -64,15 +64,15 @@ def show_why(run: str, as_json: bool) -> None:
             table.add_column(heading, overflow="fold")
         for mover in found.moved:
             head = "" if mover.named_head is None else f", head {mover.head}"
-            place = printable(mover.track.where) + head
+            place = one_line(mover.track.where) + head
             table.add_row(
-                *map(Text, (f"{mover.step:,}", f"{mover.sigmas:+.1f}", printable(mover.track.statistic), place))
+                *map(Text, (f"{mover.step:,}", f"{mover.sigmas:+.1f}", one_line(mover.track.statistic), place))
             )
         console.print(table)
     if found.batch:
         console.print("the batch:")
         for text in found.batch:
-            console.print(Text(f"  {printable(text)}", no_wrap=True, overflow="ellipsis"))
+            console.print(Text(f"  {one_line(text)}", no_wrap=True, overflow="ellipsis"))
 
 
 def run_folder(path: Path) -> Path:
@@ -91,7 +91,7 @@ def row(cause: Cause) -> list[str]:
     """The cells of a cause."""
     sigmas = "" if cause.sigmas is None else f"{cause.sigmas:+.1f}"
     step = "" if cause.step is None else f"{cause.step:,}"
-    told = [printable(text or "") for text in (cause.cause, cause.place, cause.statistic)]
+    told = [one_line(text or "") for text in (cause.cause, cause.place, cause.statistic)]
     return [f"{cause.confidence:.0%}", *told, step, sigmas, "\n".join(cause.tries)]
 
 
@@ -105,6 +105,6 @@ def sparkline(values: Sequence[float], width: int = WIDTH) -> str:
     return "".join(BARS[min(7, int(8 * (mean - low) / ((high - low) or 1.0)))] for mean in means)
 
 
-def printable(text: str) -> str:
+def one_line(text: str) -> str:
     """The text with a mark for what a terminal would obey: line ends, escapes, directions."""
     return "".join(letter if letter.isprintable() else "⏎" if letter == "\n" else "·" for letter in text)

@@ -16,7 +16,7 @@ from typing import Any
 
 from glassformer import machine
 from glassformer.comparison.command import command_of
-from glassformer.comparison.folder import check_folder, check_runs, compiled_before, place_of
+from glassformer.comparison.folder import check_comparison, check_runs, compiled_before, place_of
 from glassformer.comparison.request import (
     Match,
     arms,
@@ -36,7 +36,7 @@ from glassformer.errors import RequestError, check_whole
 from glassformer.expression import own_value
 from glassformer.parts.base import to_plain
 from glassformer.report import write_report
-from glassformer.text import Progress, TextData, prepare
+from glassformer.text import OnProgress, TextData, prepare
 from glassformer.training import Interrupted, Recipe
 from glassformer.training.checkpoint import disk_errors, replace_text
 from glassformer.training.loop import fit, only_writer, refuse_short, refuse_untrained, settings
@@ -73,7 +73,7 @@ def compare(
     tokenizer: str = "auto",
     allow_unmatched: bool = False,
     on_event: Event | None = None,
-    on_progress: Progress | None = None,
+    on_progress: OnProgress | None = None,
     command: str | None = None,
     log_to: Sequence[str] = (),
     **recipe: Any,
@@ -120,7 +120,7 @@ def compare(
     budget = {
         "match": matched, **budgets, "seeds": seeds, "batch_size": fields["batch_size"], "context": fields["context"],
     }  # fmt: skip
-    check_folder(Path(out), list(configs), budget)
+    check_comparison(Path(out), list(configs), budget)
     text = data if isinstance(data, TextData) else prepare(data, tokenizer, fields["context"], progress=on_progress)
     configs = {
         name: fit(config, text.tokenizer.vocab_size, fields["context"], own_value(name, config, "vocab_size"))

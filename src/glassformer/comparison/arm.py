@@ -48,17 +48,17 @@ def main() -> int:
         traceback.print_exc()
         say({"event": "error", "error": NO_MEMORY})
         return WorkError.exit_status
-    replace_text(folder / "result.json", json.dumps(finite(result), allow_nan=False))
+    replace_text(folder / "result.json", json.dumps(without_nan(result), allow_nan=False))
     say({"event": "result"})
     return 0
 
 
-def finite(tree: Any) -> Any:
+def without_nan(tree: Any) -> Any:
     """NaN and infinities, which JSON has no words for, as None."""
     if isinstance(tree, dict):
-        return {key: finite(value) for key, value in tree.items()}
+        return {key: without_nan(value) for key, value in tree.items()}
     if isinstance(tree, list):
-        return [finite(value) for value in tree]
+        return [without_nan(value) for value in tree]
     return None if isinstance(tree, float) and not math.isfinite(tree) else tree
 
 

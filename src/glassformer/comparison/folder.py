@@ -27,7 +27,7 @@ def place_of(folder: Path, name: str, seed: int) -> Path:
     return folder / "runs" / f"{slug}-seed{seed}"
 
 
-def check_folder(folder: Path, names: Collection[str], budget: dict[str, Any]) -> None:
+def check_comparison(folder: Path, names: Collection[str], budget: dict[str, Any]) -> None:
     """Raises RequestError for a folder that holds something else than a comparison, or one that this would not add to:
     of other models, or under another budget. Reads no text, writes nothing."""
     for place in (folder, *folder.parents):

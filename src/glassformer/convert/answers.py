@@ -19,19 +19,19 @@ def _flag(value: Any) -> bool:
     return isinstance(value, bool)
 
 
-def _whole(value: Any) -> bool:
+def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < LARGEST
 
 
 def _number(value: Any) -> bool:
-    return (isinstance(value, float) and math.isfinite(value)) or _whole(value)
+    return (isinstance(value, float) and math.isfinite(value)) or _is_count(value)
 
 
 KNOWN: dict[str, Callable[[Any], bool]] = {
     **dict.fromkeys(("do_sample", "renormalize_logits", "use_cache"), _flag),
-    **dict.fromkeys(("top_k", "num_beams", "no_repeat_ngram_size"), _whole),
-    **dict.fromkeys(("max_length", "max_new_tokens", "min_length", "min_new_tokens"), _whole),
-    **dict.fromkeys(("bos_token_id", "pad_token_id"), _whole),
+    **dict.fromkeys(("top_k", "num_beams", "no_repeat_ngram_size"), _is_count),
+    **dict.fromkeys(("max_length", "max_new_tokens", "min_length", "min_new_tokens"), _is_count),
+    **dict.fromkeys(("bos_token_id", "pad_token_id"), _is_count),
     **dict.fromkeys(("temperature", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff"), _number),
     **dict.fromkeys(("repetition_penalty", "length_penalty"), _number),
 }
@@ -47,7 +47,7 @@ def read(folder: Path, config_eos: Any) -> tuple[tuple[int, ...], dict[str, Any]
     value = config_eos if said.get("eos_token_id") is None else said["eos_token_id"]
     ids = value if isinstance(value, list) else [value]
     settings = {name: said[name] for name, fits in KNOWN.items() if fits(said.get(name))}
-    return tuple(one for one in ids[:MOST_ENDS] if _whole(one)), settings
+    return tuple(one for one in ids[:MOST_ENDS] if _is_count(one)), settings
 
 
 def special_ids(tokenizer: Tokenizer | None, ends: Sequence[int]) -> dict[str, int | None]:

@@ -147,13 +147,13 @@ def _fields(
     fields |= gguf.implied(said)
     turned, heads, width = map(said.get, ("rope.dimension_count", "attention.head_count", "embedding_length"))
     head_dim = said.get("attention.key_length")
-    if head_dim is None and _whole(heads) and _whole(width):
+    if head_dim is None and _is_positive_int(heads) and _is_positive_int(width):
         head_dim = width // heads
-    if _whole(turned) and _whole(head_dim):
+    if _is_positive_int(turned) and _is_positive_int(head_dim):
         fields[gguf.fraction] = turned / head_dim
     scaling = {theirs: said[key] for key, theirs in SCALING.items() if key in said}
     kind = said.get("rope.scaling.type", "none")
-    if FREQS in shapes and _whole(turned):
+    if FREQS in shapes and _is_positive_int(turned):
         if [2 * n for n in shapes[FREQS]] != [turned]:
             raise RequestError(
                 f"{FREQS} has shape {shapes[FREQS]}, and rope.dimension_count={turned} asks for half of it"
@@ -198,7 +198,7 @@ def _shortest(value: Any) -> Any:
     return float(str(np.float32(value))) if isinstance(value, float) and abs(value) < 1e30 else value
 
 
-def _whole(value: Any) -> TypeGuard[int]:
+def _is_positive_int(value: Any) -> TypeGuard[int]:
     return isinstance(value, int) and value > 0
 
 

@@ -15,7 +15,7 @@ from glassformer.model import Model
 from glassformer.parts.quantized import quantize
 from glassformer.text import (
     EvaluationWindows,
-    Progress,
+    OnProgress,
     Tokenizer,
     evaluation_windows,
     open_corpus,
@@ -55,7 +55,7 @@ def windows_of(
     context: int,
     data: str = "python-docs",
     tokens: int = TOKENS,
-    progress: Progress = silent,
+    progress: OnProgress = silent,
 ) -> EvaluationWindows:
     """Windows of at most 512 tokens that lie evenly over what `train` and `compare` hold out of a corpus."""
     if tokens < 1:
@@ -78,7 +78,7 @@ def windows_of(
 
 
 def qualities(
-    load: Callable[[], Loaded], data: str = "python-docs", tokens: int = TOKENS, progress: Progress = silent
+    load: Callable[[], Loaded], data: str = "python-docs", tokens: int = TOKENS, progress: OnProgress = silent
 ) -> Iterator[Quality]:
     """The checkpoint as `load` gives it, in bf16, in 8 bits, and in 4 with a head of 8 or 4, one after the other.
 
@@ -102,7 +102,7 @@ def qualities(
 def _measured(
     model: Model,
     windows: EvaluationWindows,
-    progress: Progress,
+    progress: OnProgress,
     first: Quality | None = None,
     kind: str | None = None,
     head: str | None = None,

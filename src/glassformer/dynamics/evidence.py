@@ -14,6 +14,7 @@ import numpy as np
 from glassformer.config import ModelConfig
 from glassformer.dynamics.records import LAST_STEP, number
 from glassformer.dynamics.spikes import Spikes, forecast
+from glassformer.thresholds import DIVERGENCE_NATS, DIVERGENCE_WINDOW
 
 ALARM = 6.0
 """Robust sigma from which a statistic has moved."""
@@ -27,9 +28,6 @@ LEAST_KNOWN = 12
 """Values around their lines, of a statistic at all its places, without which its spread is not known."""
 CALM = 64
 """Values of calm steps, without which it is not known how far a statistic wanders either."""
-WINDOW = 50
-NATS = 1.0
-"""A loss has diverged where the mean of WINDOW steps is NATS above the lowest before."""
 BACK = 10
 """Steps within which the loss must be back for a spike to have passed."""
 EARLY = 64
@@ -243,13 +241,13 @@ class Evidence:
     @cached_property
     def diverged(self) -> int | None:
         """The step from which the loss rose without return; None if it did not."""
-        if len(self.losses) < WINDOW or self.not_finite:
+        if len(self.losses) < DIVERGENCE_WINDOW or self.not_finite:
             return None
-        means = np.convolve(self.losses, np.ones(WINDOW) / WINDOW, "valid")
+        means = np.convolve(self.losses, np.ones(DIVERGENCE_WINDOW) / DIVERGENCE_WINDOW, "valid")
         best = np.minimum.accumulate(np.minimum(means, self.losses[0]))
-        if not means[-1] > best[-1] + NATS:
+        if not means[-1] > best[-1] + DIVERGENCE_NATS:
             return None
-        calm = np.flatnonzero(self.losses <= best[-1] + NATS / 2)
+        calm = np.flatnonzero(self.losses <= best[-1] + DIVERGENCE_NATS / 2)
         return int(self.steps[min(calm[-1] + 1, len(self.steps) - 1)]) if len(calm) else int(self.steps[0])
 
     @cached_property
@@ -299,10 +297,10 @@ class Evidence:
         return [step for step in self.gradient_spikes if any(0 <= later - step <= BACK for later in showed)]
 
     def spiked(self, since: int) -> bool:
-        """Whether loss or gradient norm spiked at a step or within WINDOW of them after it: else no answer to spikes
-        could have acted."""
+        """Whether loss or gradient norm spiked at a step or within DIVERGENCE_WINDOW steps after it; without a spike no
+        answer to spikes could have acted."""
         steps = [*(spike.step for spike in self.spikes), *self.gradient_spikes]
-        return any(0 <= step - since <= WINDOW for step in steps)
+        return any(0 <= step - since <= DIVERGENCE_WINDOW for step in steps)
 
     @cached_property
     def onset(self) -> int | None:

@@ -84,7 +84,7 @@ class Spikes:
             raise RequestError("the state of a spike detector has the lists calm and raised, and this has not")
         for name, length in most.items():
             values = state[name]
-            if not isinstance(values, list) or len(values) > length or not all(map(_finite, values)):
+            if not isinstance(values, list) or len(values) > length or not all(map(_is_finite, values)):
                 raise RequestError(f"{name} in the state of a spike detector must be at most {length} finite numbers")
         self.calm.clear()
         self.calm.extend(state["calm"])
@@ -108,5 +108,5 @@ def forecast(values: np.ndarray) -> tuple[float, float]:
     return level + slope * (n + 1) / 2 + phi * residual[-1], math.sqrt(error @ error / (n - 3))
 
 
-def _finite(value: Any) -> bool:
+def _is_finite(value: Any) -> bool:
     return isinstance(value, float) and math.isfinite(value)

@@ -16,9 +16,11 @@ from typing import Any
 import numpy as np
 
 from glassformer.config import ModelConfig
-from glassformer.dynamics.evidence import BACK, LOOKBACK, WINDOW, Evidence, Mover, Spike, Track, layer_of, median, share
+from glassformer.dynamics.evidence import BACK, LOOKBACK, Evidence, Mover, Spike, Track, layer_of, median, share
+from glassformer.dynamics.rates import default_learning_rate
 from glassformer.errors import RequestError
 from glassformer.figures import plain_table, tag
+from glassformer.thresholds import ALIKE_COSINE, COLLAPSED_ENTROPY, COLLAPSED_LOGIT, DIVERGENCE_WINDOW
 
 HEALTHY = "nothing wrong"
 MOST = 0.8
@@ -29,6 +31,8 @@ LARGE_SPIKE = 12.0
 """Sigma; odd documents of a healthy run reach nine."""
 USUAL_FIRST = 0.3
 """By how much of itself a step at the peak moves a fresh matrix in healthy runs, 0.15 to 0.5."""
+RATES_OF_ADAMW = ("adamw", "muon")
+"""Optimizers whose updates have the size of AdamW's at the same learning rate."""
 SHOWN_CAUSES = 6
 SHOWN_MOVERS = 10
 SHOWN_STEPS = 8
@@ -237,7 +241,9 @@ def value_not_finite(e: Evidence) -> Iterator[Cause]:
     if event is None:
         return
     site, _, part = str(event.get("site") or "").partition(" ")
-    led_up = e.hump > NATS_ABOVE or any(spike.step > event["step"] - WINDOW and not spike.passed for spike in e.spikes)
+    led_up = e.hump > NATS_ABOVE or any(
+        spike.step > event["step"] - DIVERGENCE_WINDOW and not spike.passed for spike in e.spikes
+    )
     what = "gradient norm" if event.get("what") == "grad_norm" else "loss"
     yield Cause(
         f"not a number at {site or 'the ' + what}",
@@ -332,7 +338,7 @@ def rate_too_large(e: Evidence) -> Iterator[Cause]:
         if times >= 10 or e.hump > NATS_ABOVE or e.diverged is not None:
             yield Cause(
                 "learning rate above the stable edge", 0.5 if times >= 10 else 0.35,
-                _joined(shown[:3]) + (f", at {times:.3g} times the rule of thumb by size" if e.config else ""),
+                _joined(shown[:3]) + ("" if math.isnan(times) else f", at {times:.3g} times the rule of thumb by size"),
                 (f"recipe.learning_rate={_rate(e)}", *more), statistic="loss", step=e.onset,
             )  # fmt: skip
         return
@@ -375,9 +381,9 @@ def warmup_missing(e: Evidence) -> Iterator[Cause]:
 
 
 def entropy_collapse(e: Evidence) -> Iterator[Cause]:
-    """A head whose largest logit passes 1e3 while its entropy is below 0.05 (Zhai et al. 2023, 2303.06296; Wortsman et
-    al. 2023, 2309.14322)."""
-    yield from _sharp_heads(e, "attention-entropy collapse", 0.85, 1e3, 0.05)
+    """A head whose largest logit passes `COLLAPSED_LOGIT` while its entropy is below `COLLAPSED_ENTROPY` (Zhai et al.
+    2023, 2303.06296; Wortsman et al. 2023, 2309.14322)."""
+    yield from _sharp_heads(e, "attention-entropy collapse", 0.85, COLLAPSED_LOGIT, COLLAPSED_ENTROPY)
 
 
 def logit_growth(e: Evidence) -> Iterator[Cause]:
@@ -407,8 +413,8 @@ def _sharp_heads(e: Evidence, name: str, confidence: float, above: float, below:
 
 
 def rank_collapse(e: Evidence) -> Iterator[Cause]:
-    """All tokens alike before a layer (rho > 0.95), whose queries and keys get less than 1e-3 of the gradient of its
-    values (Dong et al. 2021, 2103.03404; Noci et al. 2022, 2206.03126), for the last third of the run: early in
+    """All tokens alike before a layer (rho > `ALIKE_COSINE`), whose queries and keys get less than 1e-3 of the gradient
+    of its values (Dong et al. 2021, 2103.03404; Noci et al. 2022, 2206.03126), for the last third of the run: early in
     training both are common, and pass."""
     held = []
     for layer in e.layers[1:]:
@@ -418,11 +424,11 @@ def rank_collapse(e: Evidence) -> Iterator[Cause]:
             continue
         start = alike.steps[-len(alike.late())] - 1
         starved = inner.since(start) < 1e-3 * outer.since(start)
-        if share(alike.late() > 0.95) >= MOST and share(starved) >= MOST:
+        if share(alike.late() > ALIKE_COSINE) >= MOST and share(starved) >= MOST:
             held.append((layer, alike))
     if held:
         layer, alike = held[0]
-        first = int(np.argmax(alike.values[:, 0] > 0.95))
+        first = int(np.argmax(alike.values[:, 0] > ALIKE_COSINE))
         yield Cause(
             "rank collapse", 0.6 + 0.25 * len(held) / (len(e.layers) - 1),
             f"before {len(held)} of {len(e.layers)} layers, the first of them {layer}, tokens have a mean cosine of "
@@ -515,8 +521,8 @@ def bad_batch(e: Evidence) -> Iterator[Cause]:
     ones are the text's own (an odd document); twelve sigma, or a loss as if nothing had been learned, are not."""
     for spike in e.spikes:
         untaught = spike.loss >= e.losses[0] or spike.loss - spike.before > 5
-        alone = not any(0 < abs(other.step - spike.step) <= WINDOW for other in e.spikes)
-        calm = e.diverged is None or spike.step < e.diverged - WINDOW
+        alone = not any(0 < abs(other.step - spike.step) <= DIVERGENCE_WINDOW for other in e.spikes)
+        calm = e.diverged is None or spike.step < e.diverged - DIVERGENCE_WINDOW
         if not (spike.passed and alone and calm and (spike.sigmas > LARGE_SPIKE or untaught)):
             continue
         if _weights_jumped(e, spike.step):
@@ -706,8 +712,10 @@ def _first_update(e: Evidence) -> float:
 
 
 def _above_usual(e: Evidence) -> float:
-    """How many times the rule of thumb by size the peak is; nan without a config."""
-    return _peak(e) / _usual_rate(e.config) if e.config else math.nan
+    """How many times AdamW's usual rate for a model of this size the peak is; nan where there is no config, or the
+    optimizer has rates of its own."""
+    kind = (e.recipe.get("optimizer") or {}).get("kind", "adamw")
+    return _peak(e) / default_learning_rate(e.config) if e.config and kind in RATES_OF_ADAMW else math.nan
 
 
 def _rate(e: Evidence) -> str:
@@ -727,11 +735,6 @@ def _eps(e: Evidence) -> float:
     if not isinstance(optimizer, Mapping):  # a recipe from before optimizers could be chosen
         return float(e.recipe.get("adam_eps") or 1e-8)
     return float(optimizer.get("eps") or 1e-8) if optimizer.get("kind") in ("adamw", "muon") else 0.0
-
-
-def _usual_rate(config: ModelConfig) -> float:
-    """0.003239 - 0.0001395 ln N (Kaplan et al. 2020, 2001.08361, eq. D.1), at least 1e-4."""
-    return max(1e-4, 0.003239 - 0.0001395 * math.log(max(1, config.num_params(embeddings=False))))
 
 
 # The story

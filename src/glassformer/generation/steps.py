@@ -81,7 +81,7 @@ def check_tokens(model: Model, tokens: Tensor) -> Int[Tensor, "b s"]:
         raise RequestError(
             f"tokens must be (batch, length) with at least one token in each row, and are {tuple(tokens.shape)}"
         )
-    tokens = _whole(tokens)
+    tokens = _as_ids(tokens)
     if not model.causal:
         raise RequestError("this model is bidirectional (not causal), so it cannot generate", code="not_causal")
     vocab_size = model.embedding.weight.shape[0]
@@ -90,7 +90,7 @@ def check_tokens(model: Model, tokens: Tensor) -> Int[Tensor, "b s"]:
     return tokens
 
 
-def _whole(tokens: Tensor) -> Tensor:
+def _as_ids(tokens: Tensor) -> Tensor:
     if tokens.is_floating_point() or tokens.is_complex() or tokens.dtype == torch.bool:
         raise RequestError(f"tokens are {tokens.dtype}; give ids, in torch.int64")
     return tokens.long()

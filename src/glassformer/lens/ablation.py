@@ -13,7 +13,7 @@ from glassformer.errors import RequestError, WorkError
 from glassformer.introspection import rows_of
 from glassformer.lens import style
 from glassformer.lens.edits import mean_over_tokens
-from glassformer.lens.passes import SAME, Metric, Progress, by_loss, by_metric, outcomes
+from glassformer.lens.passes import SAME, Metric, OnPass, by_loss, by_metric, outcomes
 from glassformer.lens.reading import Reading
 from glassformer.lens.tables import draw_table, figure_size, heads_of, strongest, table_of
 from glassformer.model import Model
@@ -54,7 +54,7 @@ def head_ablation(
     tokens: Int[Tensor, "b s"],
     metric: Metric | None = None,
     by: Literal["zero", "mean"] = "zero",
-    progress: Progress | None = None,
+    progress: OnPass | None = None,
 ) -> HeadAblation:
     """The change of the loss on `tokens`, or of `metric(logits)`, when each head is ablated by itself.
 

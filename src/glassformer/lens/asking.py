@@ -27,7 +27,7 @@ from glassformer.lens.heads import head_scores
 from glassformer.lens.inspection import FINE, Inspection
 from glassformer.lens.maps import at_rest, side_by_side, spell
 from glassformer.lens.neighbours import embedding_neighbours
-from glassformer.lens.passes import Progress
+from glassformer.lens.passes import OnPass
 from glassformer.lens.patching import activation_patching, indirect_object
 from glassformer.lens.positions import position_picture
 from glassformer.lens.reading import Reading
@@ -55,7 +55,7 @@ class Question:
     tokenizer: Tokenizer
     seen: Inspection
     against: Tensor | None = None
-    progress: Progress | None = None
+    progress: OnPass | None = None
 
     @property
     def head(self) -> tuple[int, int]:

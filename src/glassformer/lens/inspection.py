@@ -22,7 +22,7 @@ from glassformer.lens.maps import at_rest, one_row
 from glassformer.lens.page import render
 from glassformer.lens.page.words import spelled_text, speller
 from glassformer.parts.precision import wide
-from glassformer.text.storage import Progress, silent
+from glassformer.text.storage import OnProgress, silent
 
 if TYPE_CHECKING:
     from glassformer.model import Model
@@ -186,15 +186,15 @@ class Inspection:
             "ids": self.ids.tolist(),
             "words": list(self.words),
             "predicts": "next token" if self.causal else "token itself",
-            "loss": finite(self.mean_loss),
-            "loss_per_token": [finite(value) for value in self.loss.tolist()],
-            "heads": [{key: finite(value) for key, value in vars(head).items()} for head in self.heads],
+            "loss": json_number(self.mean_loss),
+            "loss_per_token": [json_number(value) for value in self.loss.tolist()],
+            "heads": [{key: json_number(value) for key, value in vars(head).items()} for head in self.heads],
             "depths": [
                 {
                     "depth": depth,
-                    "loss": finite(self.depth_loss[depth].nanmean().item()),
-                    "residual_rms": finite(self.residual_rms[depth].mean().item()),
-                    "token_cosine": finite(self.token_cosine[depth].item()),
+                    "loss": json_number(self.depth_loss[depth].nanmean().item()),
+                    "residual_rms": json_number(self.residual_rms[depth].mean().item()),
+                    "token_cosine": json_number(self.token_cosine[depth].item()),
                 }
                 for depth in range(self.layers + 1)
             ],
@@ -202,7 +202,7 @@ class Inspection:
             "lens": {
                 "position": last,
                 "predictions": [
-                    [{"word": word, "id": i, "probability": finite(p)} for word, i, p in depth]
+                    [{"word": word, "id": i, "probability": json_number(p)} for word, i, p in depth]
                     for depth in self.predictions(last)
                 ],
             },
@@ -236,7 +236,7 @@ def inspect(
     *,
     name: str = "",
     trained: bool = True,
-    progress: Progress = silent,
+    progress: OnProgress = silent,
 ) -> Inspection:
     """One pass of the model over `tokens`, (s,) or (1, s), and everything that the page shows of it.
 
@@ -285,7 +285,7 @@ def streams(model: Any) -> list[str]:
     return ["embed", *(f"layers.{layer}.resid_post" for layer in range(len(model.layers)))]
 
 
-def finite(value: float) -> float | None:
+def json_number(value: float) -> float | None:
     """What JSON can hold."""
     return value if math.isfinite(value) else None
 
@@ -373,7 +373,7 @@ class Maps:
 class Lens:
     """What each depth would predict, by the model's own final norm and head, and how the stream itself changes."""
 
-    def __init__(self, model: Any, tokens: Tensor, causal: bool, progress: Progress):
+    def __init__(self, model: Any, tokens: Tensor, causal: bool, progress: OnProgress):
         self.model, self.causal, self.progress = model, causal, progress
         self.targets = tokens.roll(-1) if causal else tokens
         self.vocab_size = len(model.embedding.weight)

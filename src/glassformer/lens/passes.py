@@ -15,7 +15,7 @@ from glassformer.parts.site import Edit
 
 Metric = Callable[[Tensor], Tensor]
 """metric(logits (b, s, v)) -> a number, or one for each row."""
-Progress = Callable[[int, int], None]
+OnPass = Callable[[int, int], None]
 """progress(done, of)"""
 Measure = Callable[[Tensor, int], Tensor]
 """measure(tokens of all copies, how many copies) -> (copies,)"""
@@ -67,7 +67,7 @@ def outcomes(
     tokens: Tensor,
     changes: Sequence[Change],
     measure: Measure,
-    progress: Progress | None = None,
+    progress: OnPass | None = None,
 ) -> Tensor:
     """(len(changes),) fp64: `measure` of the model on tokens (b, s) with each one of the changes (site, f) by itself.
 

@@ -24,7 +24,7 @@ from glassformer.introspection import capture, choose, eager, head_axis, rows_of
 from glassformer.lens import style
 from glassformer.lens.edits import patch
 from glassformer.lens.maps import at_rest
-from glassformer.lens.passes import SAME, Metric, Progress, by_metric, outcomes
+from glassformer.lens.passes import SAME, Metric, OnPass, by_metric, outcomes
 from glassformer.lens.reading import Reading
 from glassformer.lens.tables import draw_table, shared_bar, strongest, table_of
 from glassformer.model import Model
@@ -96,7 +96,7 @@ def activation_patching(
     sites: str | Sequence[str] = STREAM,
     positions: int | Sequence[int] | None = None,
     labels: Sequence[str] | None = None,
-    progress: Progress | None = None,
+    progress: OnPass | None = None,
 ) -> ActivationPatching:
     """Every site of every layer of the run on `corrupt`, patched at one position with the value of the run on `clean`.
 
@@ -210,7 +210,7 @@ def indirect_object(tokenizer: Tokenizer, n: int = 16, seed: int = 0, sentence: 
         raise RequestError(f"n={n} must be at least 1")
     if not 0 <= sentence < len(SENTENCES):
         raise RequestError(f"sentence={sentence}: there are sentences 0 to {len(SENTENCES) - 1}")
-    ids = _whole(tokenizer, (*NAMES, *PLACES, *THINGS))
+    ids = _single_tokens(tokenizer, (*NAMES, *PLACES, *THINGS))
     names, places, things = ([word for word in words if word in ids] for words in (NAMES, PLACES, THINGS))
     if len(names) < 2 or not places or not things:
         raise RequestError(
@@ -242,7 +242,7 @@ def indirect_object(tokenizer: Tokenizer, n: int = 16, seed: int = 0, sentence: 
     return IndirectObject(clean, corrupt, answers, wrong, prompts, labels)
 
 
-def _whole(tokenizer: Tokenizer, words: Sequence[str]) -> dict[str, int]:
+def _single_tokens(tokenizer: Tokenizer, words: Sequence[str]) -> dict[str, int]:
     """The ids of those that are one token after a space."""
     before = tokenizer.encode(" to").tolist()
     found = {word: tokenizer.encode(f" to {word}").tolist() for word in words}

@@ -28,6 +28,7 @@ from ..figures import (
     si,
     tag,
 )
+from ..thresholds import ALIKE_COSINE, ALIKE_RANK, COLLAPSED_ENTROPY, COLLAPSED_LOGIT
 from .curves import extremes, mean_curve, switch
 from .html import arm_label, arm_name, caption, scroll, section
 from .read import Arm, Points, Watched, run_status, seed_of, training_curve, watched
@@ -35,8 +36,6 @@ from .read import Arm, Points, Watched, run_status, seed_of, training_curve, wat
 CELLS = 24_000  # of all maps together; beyond them neighbouring columns are drawn as one
 ROWS = 30  # of the table of events
 SMALL = {"width": 340, "height": 236, "end_labels": False}
-LOGIT, ENTROPY = 1000.0, 0.05
-COSINE, RANK = 0.95, 0.05
 
 
 @dataclass(frozen=True)
@@ -395,13 +394,19 @@ def _collapses(arms: Sequence[Arm], seen: dict[int, list[Watched]]) -> list[Mark
     """Collapse of entropy or of rank, where two statistics agree on it."""
     told = []
     for arm in arms:
-        peaked = ("max_attention_logit", lambda v: v > LOGIT), ("attention_entropy_worst", lambda v: v < ENTROPY)
+        peaked = (
+            ("max_attention_logit", lambda v: v > COLLAPSED_LOGIT),
+            ("attention_entropy_worst", lambda v: v < COLLAPSED_ENTROPY),
+        )
         if signs := [sign for w in seen[arm.index] if (sign := _together(*peaked, w))]:
             logit, entropy = _values(signs)
             words = f"logits reach {si(max(logit))} while a head's entropy falls to {si(min(entropy), 2)}"
             told.append(join(["In ", arm_name(arm), " attention entropy collapsed", _since(signs, arm), words, "."]))
         most = _most_rank(arm)
-        alike = ("token_cosine", lambda v: v > COSINE), ("activation_effective_rank", lambda v: v < RANK * most)  # noqa: B023
+        alike = (
+            ("token_cosine", lambda v: v > ALIKE_COSINE),
+            ("activation_effective_rank", lambda v, most=most: v < ALIKE_RANK * most),
+        )
         if signs := [sign for w in seen[arm.index] if (sign := _together(*alike, w))]:
             cosine, rank = _values(signs)
             words = (f"their mean cosine reaches {fixed(max(cosine))} and their effective rank {si(min(rank))} of at "

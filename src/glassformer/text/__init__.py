@@ -26,7 +26,7 @@ from glassformer.text.batches import (
 from glassformer.text.corpora import EMBEDDED, Corpus, Document, open_corpus
 from glassformer.text.held_out import Split, split
 from glassformer.text.shards import TokenShards, token_shards
-from glassformer.text.storage import Progress, silent
+from glassformer.text.storage import OnProgress, silent
 from glassformer.text.tokenizers import (
     DEFAULT_BPE,
     BPETokenizer,
@@ -50,7 +50,7 @@ __all__ = [
     "EMBEDDED",
     "EvaluationWindows",
     "FileTokenizer",
-    "Progress",
+    "OnProgress",
     "Split",
     "TextData",
     "TokenShards",
@@ -166,7 +166,7 @@ def prepare(
     tokenizer: str | Tokenizer = "auto",
     context: int | None = None,
     cache_dir: str | Path | None = None,
-    progress: Progress | None = None,
+    progress: OnProgress | None = None,
     held_out: float = 0.1,
     seed: int = 0,
 ) -> TextData:

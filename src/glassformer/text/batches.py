@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from jaxtyping import Int
     from torch import Tensor
 
-IGNORED = -100  # the target that torch's cross entropy leaves out
-
 
 class Batch(NamedTuple):
     """`targets[:, i]` is the token that follows `inputs[:, i]`."""
@@ -162,6 +160,8 @@ class EvaluationWindows:
         return len(self.starts) * self.stride + (self.context - self.stride)
 
     def __iter__(self) -> Iterator[EvaluationBatch]:
+        from glassformer.parts.loss import IGNORED  # imports torch, which preparing a text does without
+
         for first in range(0, len(self.starts), self.batch):
             starts = self.starts[first : first + self.batch]
             windows = _gather(self.tokens, starts, self.context + 1)

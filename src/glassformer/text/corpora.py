@@ -11,12 +11,12 @@ from glassformer.folders import cache_folder
 from glassformer.text.documents import Corpus, Document
 from glassformer.text.embedded import EMBEDDED
 from glassformer.text.files import open_file, open_folder, spool
-from glassformer.text.storage import Progress, silent
+from glassformer.text.storage import OnProgress, silent
 
 __all__ = ["Corpus", "Document", "EMBEDDED", "open_corpus"]
 
 
-def open_corpus(data: str | Path, cache_dir: str | Path | None = None, progress: Progress | None = None) -> Corpus:
+def open_corpus(data: str | Path, cache_dir: str | Path | None = None, progress: OnProgress | None = None) -> Corpus:
     """Opens `data`, and reads it once to know its fingerprint.
 
     A file: JSON lines (`.jsonl`, field `text`), else text, cut at `<|endoftext|>` where it has that, else one

@@ -18,7 +18,7 @@ from pathlib import Path
 from glassformer.errors import WorkError
 from glassformer.text.documents import Corpus, Document
 from glassformer.text.files import open_file, read_span
-from glassformer.text.storage import Progress, atomic_file, silent
+from glassformer.text.storage import OnProgress, atomic_file, silent
 
 # Tests repeat each other, bundled wheels and site-packages are not the library, encodings are generated
 # tables, and pydoc_data is prose that `python-docs` reads as such.
@@ -49,7 +49,7 @@ def sources(root: Path) -> list[Path]:
     return sorted(found, key=lambda path: path.relative_to(root).parts)
 
 
-def open_python_source(cache: Path, progress: Progress = silent) -> Corpus:
+def open_python_source(cache: Path, progress: OnProgress = silent) -> Corpus:
     """The source text of each file of the standard library, a document each."""
     root = standard_library()
     paths = sources(root)
@@ -63,7 +63,7 @@ def open_python_source(cache: Path, progress: Progress = silent) -> Corpus:
     return Corpus("python-source", sha, documents, size, {"python": platform.python_version()})
 
 
-def open_python_docs(cache: Path, progress: Progress = silent) -> Corpus:
+def open_python_docs(cache: Path, progress: OnProgress = silent) -> Corpus:
     """The help topics of the language, then the docstrings of each module: prose about Python, a document
     each.
 
@@ -88,7 +88,7 @@ def open_python_docs(cache: Path, progress: Progress = silent) -> Corpus:
     return Corpus("python-docs", corpus.fingerprint, corpus.source, corpus.size, {"python": platform.python_version()})
 
 
-EMBEDDED: dict[str, Callable[[Path, Progress], Corpus]] = {
+EMBEDDED: dict[str, Callable[[Path, OnProgress], Corpus]] = {
     "python-docs": open_python_docs,
     "python-source": open_python_source,
 }

@@ -18,7 +18,7 @@ import numpy as np
 
 from glassformer.errors import RequestError
 from glassformer.text.documents import Corpus, Document
-from glassformer.text.storage import Progress, digest, silent
+from glassformer.text.storage import OnProgress, digest, silent
 
 FEW = 10  # below this many different documents, each is divided
 LEAST = 1 / 3  # of what is to be held out: where whole documents make less than this, each is divided too
@@ -47,7 +47,7 @@ class Split:
     corpus: Corpus
     fraction: float
     seed: int
-    progress: Progress = field(default=silent, repr=False)
+    progress: OnProgress = field(default=silent, repr=False)
 
     @property
     def train(self) -> Side:
@@ -104,7 +104,7 @@ class Side:
                 yield _part(document, cut, None) if held_out else _part(document, 0, cut)
 
 
-def split(corpus: Corpus, fraction: float = 0.1, seed: int = 0, progress: Progress = silent) -> Split:
+def split(corpus: Corpus, fraction: float = 0.1, seed: int = 0, progress: OnProgress = silent) -> Split:
     """Holds out `fraction` of the text of `corpus`. The same arguments give the same two sides, always.
 
     Raises RequestError for a fraction outside (0, 0.5], and (when the sides are first read) for a text of one

@@ -25,7 +25,7 @@ from typing import Any
 from glassformer.errors import RequestError, WorkError, did_you_mean
 from glassformer.text.documents import Corpus, Document, mended
 from glassformer.text.files import open_file, refuse_empty
-from glassformer.text.storage import Progress, atomic_file, digest, silent
+from glassformer.text.storage import OnProgress, atomic_file, digest, silent
 
 INSTEAD = "pass a text file, a folder, or an embedded corpus (python-docs, python-source) instead"
 USUAL_COLUMNS = ("text", "content", "document", "article", "story", "body")
@@ -74,7 +74,7 @@ def parse_hub_name(data: str) -> HubName:
     )
 
 
-def open_hub(data: str, cache: Path, progress: Progress = silent) -> Corpus:
+def open_hub(data: str, cache: Path, progress: OnProgress = silent) -> Corpus:
     """The corpus that `data` names. No code of a dataset is ever executed."""
     wanted = parse_hub_name(data)
     datasets = _datasets(data)
@@ -234,7 +234,7 @@ def _strings(table: Any, column: str) -> Iterator[str]:
                 yield mended(text)
 
 
-def _keep(kept: Path, texts: Iterable[str], count: int, progress: Progress) -> None:
+def _keep(kept: Path, texts: Iterable[str], count: int, progress: OnProgress) -> None:
     """Writes the first `count` texts as JSON lines."""
     with atomic_file(kept) as temporary, open(temporary, "w", encoding="ascii") as file:
         for done, text in enumerate(itertools.islice(texts, count)):

@@ -26,7 +26,7 @@ import numpy as np
 from glassformer.errors import RequestError, WorkError
 from glassformer.folders import cache_folder
 from glassformer.text.documents import PIECE, Document
-from glassformer.text.storage import Progress, atomic_folder, digest, silent
+from glassformer.text.storage import OnProgress, atomic_folder, digest, silent
 from glassformer.text.vocabulary import Tokenizer
 
 VERSION = 1  # of what names the folders, and so the text of runs begun before
@@ -136,7 +136,7 @@ def token_shards(
     total_bytes: Callable[[], int | None] = lambda: None,
     cache_dir: str | Path | None = None,
     stage: str = "tokenizing",
-    progress: Progress | None = None,
+    progress: OnProgress | None = None,
 ) -> TokenShards:
     """The shards of a stream of documents: mapped from the cache, or written there first.
 
@@ -170,7 +170,7 @@ def _write(
     info: dict[str, Any],
     total: int | None,
     stage: str,
-    progress: Progress,
+    progress: OnProgress,
 ) -> None:
     name = "uint16" if tokenizer.vocab_size <= 1 << 16 else "uint32"
     end = [] if tokenizer.eos_id is None else [tokenizer.eos_id]

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from glassformer.errors import WorkError
 
-Progress = Callable[[str, int, int | None], None]
+OnProgress = Callable[[str, int, int | None], None]
 """`progress(stage, done, total)`; `total` is None where it is not known beforehand."""
 
 TEMPORARY = ".glassformer-tmp-"  # how the name of a temporary begins, ours and nobody else's

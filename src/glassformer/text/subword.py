@@ -18,7 +18,7 @@ from glassformer.errors import RequestError
 from glassformer.text import patterns
 from glassformer.text.documents import mended, utf8
 from glassformer.text.growth import LARGEST_GROWTH, PARTS, check, growth
-from glassformer.text.storage import Progress, atomic_file, silent
+from glassformer.text.storage import OnProgress, atomic_file, silent
 from glassformer.text.vocabulary import END_OF_TEXT, UNKNOWN, CharTokenizer, Ids, Tokenizer
 
 if TYPE_CHECKING:
@@ -183,7 +183,7 @@ class BPETokenizer(FileTokenizer):
         texts: Iterable[str],
         vocab_size: int = 4096,
         total_bytes: int | None = None,
-        progress: Progress = silent,
+        progress: OnProgress = silent,
     ) -> BPETokenizer:
         """Learns `vocab_size - 257` merges from an iterator that is read once, in bounded memory.
 
@@ -216,7 +216,7 @@ def bpe_size(size: int) -> int:
     return size
 
 
-def _sample(texts: Iterable[str], total: int | None, progress: Progress) -> Iterator[str]:
+def _sample(texts: Iterable[str], total: int | None, progress: OnProgress) -> Iterator[str]:
     """At most about TRAINING_BYTES of text: every piece, or one of every few."""
     keep = min(1.0, TRAINING_BYTES / total) if total else 1.0
     expected = min(total, TRAINING_BYTES) if total else None

@@ -11,7 +11,7 @@ from pathlib import Path
 from glassformer.errors import RequestError, did_you_mean
 from glassformer.folders import cache_folder
 from glassformer.text.documents import Document
-from glassformer.text.storage import Progress, atomic_folder, digest, silent
+from glassformer.text.storage import OnProgress, atomic_folder, digest, silent
 from glassformer.text.subword import (
     LARGEST_SETTINGS,
     SETTINGS_FILE,
@@ -101,7 +101,7 @@ def make_tokenizer(
     fingerprint: str | None = None,
     total_bytes: int | None = None,
     cache_dir: str | Path | None = None,
-    progress: Progress | None = None,
+    progress: OnProgress | None = None,
 ) -> Tokenizer:
     """The tokenizer that `spec` (see `parse_spec`) names.
 
@@ -138,7 +138,7 @@ def make_tokenizer(
     return tokenizer
 
 
-def _alphabet(documents: Iterable[Document], total: int | None, progress: Progress) -> CharTokenizer:
+def _alphabet(documents: Iterable[Document], total: int | None, progress: OnProgress) -> CharTokenizer:
     alphabet: set[str] = set()
     count = done = 0
     for document in documents:

@@ -1,5 +1,6 @@
 """Training: a recipe, a loop, checkpoints that survive a crash, and evaluation on text held out."""
 
+from glassformer.dynamics.rates import default_learning_rate
 from glassformer.training.evaluate import evaluate, extrapolate
 from glassformer.training.loop import Interrupted, Report, Run, train
 from glassformer.training.optimizers import (
@@ -11,7 +12,7 @@ from glassformer.training.optimizers import (
     OptimizerConfig,
     SGDConfig,
 )
-from glassformer.training.recipe import Recipe, default_learning_rate
+from glassformer.training.recipe import Recipe
 from glassformer.training.run import Loaded, load
 from glassformer.training.schedule import ConstantConfig, CosineConfig, NoamConfig, ScheduleConfig, WsdConfig
 

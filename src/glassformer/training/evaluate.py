@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from glassformer.errors import RequestError
-from glassformer.machine import Settings, out_of_memory
+from glassformer.errors import RequestError, no_memory
+from glassformer.machine import Settings
 from glassformer.model import Model
 from glassformer.parts.loss import IGNORED
 from glassformer.text import EvaluationWindows, Tokens, bits_per_byte, evaluation_windows
@@ -70,7 +70,7 @@ def extrapolate(
         except RequestError as error:
             rows.append({"context": length, "loss": None, "reason": f"cannot: {error}"})
         except (MemoryError, RuntimeError) as error:
-            if not out_of_memory(error):
+            if not no_memory(error):
                 raise
             rows.append({"context": length, "loss": None, "reason": "cannot: out of memory at this length"})
     return rows

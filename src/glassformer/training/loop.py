@@ -31,6 +31,7 @@ from glassformer.parts.region import compiled_regions
 from glassformer.text import Batches, Tokenizer, Tokens, prepare
 from glassformer.text.batches import refuse_long
 from glassformer.text.vocabulary import TOKENIZER_FILES
+from glassformer.thresholds import DIVERGENCE_NATS, DIVERGENCE_WINDOW
 from glassformer.training import checkpoint
 from glassformer.training.evaluate import evaluate
 from glassformer.training.progress import Progress, read_metrics
@@ -41,8 +42,6 @@ COMPILE_MINUTES = 2.0
 COMPILE_FLOPS = 5e13  # minutes on two cores
 ROLL_BACKS = 10
 LEFT_OUT = 10
-DIVERGENCE_WINDOW = 50
-DIVERGENCE_NATS = 1.0
 HELD = ("config.yaml", "config.json", "*tokenizer*", "metrics.jsonl", "model*.safetensors")
 """What a run would write over, or what would no longer belong together."""
 

@@ -10,6 +10,7 @@ import yaml
 from pydantic import Field, model_validator
 
 from glassformer.config import ModelConfig, read_tree, validated
+from glassformer.dynamics.rates import default_learning_rate
 from glassformer.errors import RequestError
 from glassformer.parts.base import Value, to_plain
 from glassformer.training.optimizers import AdamWConfig, OptimizerConfig
@@ -126,11 +127,3 @@ class Recipe(Value):
     def of(cls, **fields: object) -> Recipe:
         """Raises RequestError in one sentence."""
         return validated(cls, fields, "recipe")
-
-
-def default_learning_rate(config: ModelConfig) -> float:
-    """0.003239 - 0.0001395 ln N, N the parameters without embeddings: Kaplan et al. 2020, 2001.08361, eq. D.1; not
-    below 1e-4 (the fit is for models below a billion). Under muP the rate is that of the base width, and N is taken
-    there."""
-    wider = 1.0 if config.mup is None else config.mup.ratio(config.d_model) ** 2
-    return max(1e-4, 0.003239 - 0.0001395 * math.log(max(1, config.num_params(embeddings=False) * wider)))

@@ -1,0 +1,88 @@
+"""What several rooms know is written in one place: copies drift apart."""
+
+from __future__ import annotations
+
+import ast
+import math
+from collections import defaultdict
+from importlib import import_module
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import glassformer
+import glassformer as gf
+from glassformer import thresholds
+from glassformer.dynamics import why
+from glassformer.errors import no_memory
+from glassformer.machine import Settings
+from glassformer.text import EvaluationWindows
+from glassformer.training import default_learning_rate, extrapolate
+
+SRC = Path(glassformer.__file__).parent
+ONCE = {
+    "IGNORED", "OnPass", "OnProgress", "Progress", "_whole", "check_folder", "default_learning_rate", "finite",
+    "no_memory", "out_of_memory", "printable", *(name for name in vars(thresholds) if name.isupper()),
+}  # fmt: skip
+"""Names that had copies, or meant something else in another file."""
+
+
+def defined(tree: ast.Module) -> set[str]:
+    """Names of functions, classes and constants at the top of a file."""
+    names = set()
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Assign):
+            names |= {target.id for target in node.targets if isinstance(target, ast.Name)}
+    return names
+
+
+def test_a_name_is_defined_in_one_file():
+    places = defaultdict(list)
+    for path in SRC.rglob("*.py"):
+        for name in ONCE & defined(ast.parse(path.read_text(encoding="utf-8"))):
+            places[name].append(path.relative_to(SRC).as_posix())
+    assert {name: files for name, files in places.items() if len(files) > 1} == {}
+    assert set(places) >= {"IGNORED", "no_memory", "default_learning_rate", "DIVERGENCE_WINDOW", "COLLAPSED_LOGIT"}
+
+
+def out_of_memory() -> Tensor:
+    return torch.empty(1 << 55, dtype=torch.uint8)
+
+
+def test_the_allocators_error_is_known():
+    with pytest.raises(RuntimeError) as caught:
+        out_of_memory()
+    assert no_memory(caught.value)
+    assert no_memory(MemoryError()) and no_memory(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate ..."))
+    assert no_memory(RuntimeError("MPS backend out of memory"))
+    assert not no_memory(RuntimeError("shape mismatch")) and not no_memory(ValueError("out of memory"))
+
+
+def test_a_length_without_memory_says_so(monkeypatch: pytest.MonkeyPatch):
+    def score(model: object, windows: EvaluationWindows, how: object) -> dict[str, float]:
+        if windows.context > 16:
+            out_of_memory()
+        return {"loss": 1.0, "tokens": 64}
+
+    monkeypatch.setattr(import_module("glassformer.training.evaluate"), "score", score)
+    text = SimpleNamespace(validation=np.zeros(200, dtype=np.uint16), token_bytes=np.ones(4, dtype=np.int64))
+    rows = extrapolate(None, text, 16, Settings("cpu", "float32", 1, False))
+    assert [row["context"] for row in rows] == [16, 32, 64, 128] and rows[0]["loss"] == 1.0
+    assert {row.get("reason") for row in rows[1:]} == {"cannot: out of memory at this length"}
+
+
+@pytest.mark.parametrize("name", ["gpt2@10m", "gpt2@10m+mup", "llama@1m+mup:32"])
+def test_diagnosis_judges_a_rate_by_what_training_takes(name: str):
+    config = gf.preset(name)
+    usual = default_learning_rate(config)
+    for recipe in ({}, {"optimizer": {"kind": "adamw"}}, {"optimizer": {"kind": "muon"}}):
+        run = SimpleNamespace(config=config, recipe=recipe, rates=np.array([usual / 2, 3 * usual]))
+        assert why._above_usual(run) == pytest.approx(3)
+    other = SimpleNamespace(config=config, recipe={"optimizer": {"kind": "sgd"}}, rates=np.array([3 * usual]))
+    assert math.isnan(why._above_usual(other))
