@@ -57,6 +57,7 @@ OTHER: dict[str, tuple[str, ...]] = {
         "embedding.scale=5",
         "mixer.scale=0.5",
         "head_dim=6",
+        "mixer.projection=separate",
     ),
     "init": ("init=gpt2", "init=xavier", "init=small"),
 }

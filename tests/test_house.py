@@ -20,13 +20,15 @@ from glassformer.parts.base import _CLASSES, BuildContext, PartConfig
 from glassformer.parts.embedding import EmbeddingConfig
 from glassformer.parts.ffn import Router
 from glassformer.parts.head import HeadConfig
+from glassformer.parts.heads import Heads
 from glassformer.parts.init import Init, InitConfig
-from glassformer.parts.kernel import KernelConfig
+from glassformer.parts.kernel import Kernel
 from glassformer.parts.mixer import AttentionConfig
 from glassformer.parts.norm import LayerNormConfig, NormConfig
 from glassformer.parts.position.scaling import Scaling
+from glassformer.parts.projection import Projection, ProjectionConfig
 from glassformer.parts.residual import ResidualConfig
-from glassformer.parts.visibility import SlidingWindowConfig, VisibilityConfig
+from glassformer.parts.visibility import SlidingWindowConfig, Visibility
 
 SRC = Path(glassformer.__file__).parent
 
@@ -372,6 +374,8 @@ PARTS = sorted((cls for cls in _CLASSES if own(cls)), key=lambda cls: (cls.axis,
 def built(config: PartConfig) -> object:
     if isinstance(config, InitConfig):
         return config.rule(CTX)
+    if isinstance(config, ProjectionConfig):
+        return config.build(CTX)(Heads(CTX.n_heads, CTX.n_kv_heads, CTX.head_dim), None)
     return config.build(CTX)
 
 
@@ -383,14 +387,14 @@ def part_name(cls: type[PartConfig]) -> str:
 def test_every_registered_part_builds_at_its_defaults(cls: type[PartConfig]):
     config = cls(**NEEDED.get(cls.kind, {}))
     made = built(config)
-    assert isinstance(made, (nn.Module, Init, Scaling)) or isinstance(config, (KernelConfig, VisibilityConfig))
+    assert isinstance(made, (nn.Module, Init, Scaling, Kernel, Visibility, Projection))
     if isinstance(made, nn.Module):
         assert config.num_params(CTX) == sum(p.numel() for p in made.parameters())
 
 
 FROM_THE_MODEL = {
     "d_model", "vocab_size", "width", "sets", "n_heads", "head_dim", "length", "hidden",
-    "in_features", "outs", "reparam",
+    "in_features", "outs", "reparam", "heads", "clip",
 }  # fmt: skip
 """Constructor arguments that a config may leave to the model around it."""
 ELSEWHERE = {
@@ -420,6 +424,7 @@ def test_config_and_constructor_agree(cls: type[PartConfig]):
         mine, theirs = given[name].default, fields[name].get_default(call_default_factory=True)
         if mine is inspect.Parameter.empty or fields[name].is_required() or theirs is None or mine is None:
             continue  # required somewhere, or left to the model
+        theirs = theirs.build(CTX) if isinstance(theirs, ProjectionConfig) else theirs
         assert mine == theirs, f"{name}: {mine!r} in the constructor, {theirs!r} in the config"
 
 
@@ -431,6 +436,7 @@ def test_the_table_of_parts_is_whole():
         "position": {"learned", "sinusoidal", "rotary", "alibi"},
         "visibility": {"causal", "bidirectional", "sliding_window"},
         "mixer": {"attention", "mamba"},
+        "projection": {"fused", "separate"},
         "kernel": {"naive", "sdpa", "flex", "banded", "direct", "auto"},
         "ffn": {"mlp", "glu", "experts"},
         "residual": {"pre", "post", "sandwich", "res_post", "parallel", "deepnorm"},

@@ -53,7 +53,7 @@ MEASURED = ("erank W_Q W_K^T", "erank W_V", "erank W_1", "|cos| W_Q", "loss")
 
 @torch.no_grad()
 def measure(model: Anchored, loss: Tensor) -> Tensor:
-    q, k, v = model.attention.qkv.weight.unflatten(0, (3, WIDTH))
+    q, k, v = (model.attention.matrices()[name].applied().flatten(0, 1) for name in "qkv")
     spectrum = dynamics.product_spectrum(q[None], k[None])[0]
     ranks = [dynamics.effective_rank(w) for w in (v, model.ffn.up_proj.weight)]
     return torch.stack([dynamics.effective_rank_of(spectrum), *ranks, dynamics.row_cosine(q), loss])
@@ -73,7 +73,7 @@ def train(gamma: float, steps: int, seed: int) -> tuple[Tensor, Tensor]:
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-    return torch.stack(found), model.attention.qkv.weight.detach()[:WIDTH]
+    return torch.stack(found), model.attention.matrices()["q"].applied().flatten(0, 1).detach()
 
 
 def run(quick: bool = False) -> Outcome:

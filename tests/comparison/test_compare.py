@@ -484,6 +484,27 @@ def test_arms_and_seeds_are_added_to_a_comparison(
     assert trained([A, B], seeds=2) == []
 
 
+def test_a_comparison_written_before_a_config_had_today_s_fields_goes_on(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files of the version before `mixer.projection`: no run is trained again, and one is added."""
+    monkeypatch.setattr(package, "_spawn", trained_at_once)
+    out, events = tmp_path / "out", list[dict[str, Any]]()
+    compare([A, B], source, out=out, **PLAN)
+
+    def older(tree: Any) -> Any:
+        if isinstance(tree, list):
+            return [older(item) for item in tree]
+        return {key: older(tree[key]) for key in tree if key != "projection"} if isinstance(tree, dict) else tree
+
+    files = [out / "results.json", *out.glob("runs/*/re*.json")]
+    assert len(files) == 5 and all('"projection"' in path.read_text() for path in files)
+    for path in files:
+        path.write_text(json.dumps(older(json.loads(path.read_text()))))
+    compare([A, B, C], source, out=out, on_event=events.append, **PLAN)
+    assert [event["name"] for event in events if event["event"] == "start"] == [C]
+
+
 @pytest.mark.parametrize("name", ["results.json", "report.html", "tokenizer/tokenizer.json"])
 def test_a_folder_that_is_no_comparison_is_refused(source: Path, tmp_path: Path, name: str) -> None:
     """Before the text is read; whatever else lies there is no matter."""

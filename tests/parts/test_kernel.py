@@ -406,3 +406,19 @@ def test_auto_reads_in_fp32_where_bf16_is_slow(monkeypatch: pytest.MonkeyPatch):
         assert z.dtype == torch.bfloat16
         errors.append(float((z.double() - exact).norm() / exact.norm()))
     assert errors[0] < 0.0022 < 0.0028 < errors[1] < 0.02  # rounded once, and more often
+
+
+@pytest.mark.parametrize("name", FAST)
+@pytest.mark.parametrize("case", [Causal(), SlidingWindow(3), StrictlyBefore()], ids=lambda one: type(one).__name__)
+def test_values_may_have_a_width_of_their_own(name: str, case: Visibility):
+    """As in MLA, whose values are narrower than its keys; with gradients."""
+    made = [torch.randn(2, 9, heads, width, requires_grad=True) for heads, width in ((4, 6), (2, 6), (2, 10))]
+    results = []
+    for kernel in (KERNELS[name], KERNELS["naive"]):
+        z = kernel(AttentionCall(*made, case))
+        results.append([z, *torch.autograd.grad((z * torch.arange(10.0)).sum(), made)])
+    assert results[0][0].shape == (2, 9, 4, 10)
+    for mine, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(mine, theirs)
+    few = [x.detach() if x is not made[0] else x[:, -2:].detach() for x in made]
+    torch.testing.assert_close(KERNELS[name](AttentionCall(*few, case)), results[1][0][:, -2:].detach())

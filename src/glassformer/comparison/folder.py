@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
 from glassformer.comparison.result import read_results
-from glassformer.config import first_difference
+from glassformer.config import ModelConfig, first_difference
 from glassformer.errors import RequestError, shown
 from glassformer.training import Recipe
 
@@ -54,6 +54,14 @@ def check_comparison(folder: Path, names: Collection[str], budget: dict[str, Any
             )
 
 
+def _unchanged(value: Any) -> Any:
+    return value
+
+
+IN_TODAYS_FIELDS: dict[str, Callable[[Any], Any]] = {"config": ModelConfig.current, "recipe": Recipe.current}
+"""Part of a request -> what makes today's tree of one that an older version wrote."""
+
+
 def check_runs(folder: Path, requests: Collection[dict[str, Any]], text: dict[str, Any]) -> None:
     """Raises RequestError where the folder holds a comparison on other text than `text` describes, or runs of the asked
     models, whatever their seed, that were trained otherwise than the requests say."""
@@ -69,7 +77,7 @@ def check_runs(folder: Path, requests: Collection[dict[str, Any]], text: dict[st
         request = asked.get(str(run.get("name")), {})
         for key in ("config", "recipe", "tokens"):
             known = key in request and run.get(key)
-            was = Recipe.current(run[key]) if known and key == "recipe" else run.get(key)
+            was = IN_TODAYS_FIELDS.get(key, _unchanged)(run[key]) if known else None
             change = first_difference(was, request[key], besides=("seed",)) if known else None
             if change is not None:
                 raise _another(f"--out {folder} holds a run of {run['name']} with another {key}", change)

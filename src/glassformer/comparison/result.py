@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from glassformer.config import ModelConfig
 from glassformer.errors import RequestError
 from glassformer.training import Recipe
 from glassformer.training.progress import Count, Length, Measures, Written
@@ -108,4 +109,5 @@ def read_result(place: Path, request: dict[str, Any]) -> dict[str, Any] | None:
     except (OSError, ValueError, RecursionError):  # of pydantic, too
         return None
     asked = (request["name"], request["recipe"]["seed"], request["config"], request["recipe"])
-    return result if (read.name, read.seed, read.config, Recipe.current(read.recipe)) == asked else None
+    found = (read.name, read.seed, ModelConfig.current(read.config), Recipe.current(read.recipe))
+    return result if found == asked else None

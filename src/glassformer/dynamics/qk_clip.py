@@ -139,6 +139,6 @@ def clip_heads(mixer: DotProduct, peaks: Tensor, threshold: float) -> Tensor:
     queries = (groups / keys[:, None]).flatten()
     for matrix, scales in ((mixer.queries, queries), (mixer.keys, keys)):
         matrix.within(matrix.parameter).mul_(scales[:, None, None])
-        if matrix.linear is not None and matrix.linear.bias is not None:
-            matrix.within(matrix.linear.bias).mul_(scales[:, None])
+        if matrix.bias is not None:
+            matrix.within(matrix.bias).mul_(scales[:, None])
     return factors

@@ -44,6 +44,8 @@ class BuildContext:
     n_heads: int = 0
     n_kv_heads: int = 0
     head_dim: int = 0
+    bias: bool = False
+    """Whether its linear maps have a bias."""
     norm: PartConfig | None = None
     """The norm that the wiring of a block places."""
     has_ffn: bool = True

@@ -142,6 +142,11 @@ class Matrix:
         rows = values[self.first : self.last]
         return rows if self.heads is None else rows.unflatten(0, (self.heads, -1))
 
+    @property
+    def bias(self) -> nn.Parameter | None:
+        """The bias of the whole linear, of which `within` gives this map's part."""
+        return None if self.linear is None else self.linear.bias
+
     def applied(self) -> Tensor:
         """What the map does to its input: its rows, or what a reparametrisation makes of them."""
         return self.within(self.parameter if self.linear is None else self.linear.applied())

@@ -94,7 +94,7 @@ class Banded(Kernel):
             scores = scores.masked_fill(~visible, float("-inf"))
             pattern = torch.softmax(scores, -1).masked_fill(~visible.any(-1, keepdim=True), 0.0).to(v.dtype)
             pattern = F.dropout(pattern, call.dropout).view(batch, g, -1, last - first)
-            out.append((pattern @ values[:, :, first:last]).view(batch, n, end - begin, h))
+            out.append((pattern @ values[:, :, first:last]).view(batch, n, end - begin, v.shape[-1]))
         return torch.cat(out, dim=2).transpose(1, 2)
 
 
@@ -109,8 +109,9 @@ class _Tiles(torch.autograd.Function):
         b, s, n, h = q.shape
         t, g = k.shape[1], k.shape[2]
         queries = q.transpose(1, 2)  # (b, n, s, h)
-        keys, values = (x.transpose(1, 2).reshape(b * g, t, h) for x in (k, v))
-        z = q.new_empty(b, s, n, h)
+        keys, values = (x.transpose(1, 2).reshape(b * g, t, x.shape[-1]) for x in (k, v))
+        width = v.shape[-1]
+        z = q.new_empty(b, s, n, width)
         learns = any(ctx.needs_input_grad)
         patterns = []
         for begin, end, first, last, since, mask in tiles:
@@ -123,7 +124,7 @@ class _Tiles(torch.autograd.Function):
             if learns:
                 patterns.append(pattern)
             made = torch.bmm(pattern.view(b * g, -1, last - first), values[:, first:last])
-            z[:, begin:end] = made.view(b, n, end - begin, h).transpose(1, 2)
+            z[:, begin:end] = made.view(b, n, end - begin, width).transpose(1, 2)
         ctx.save_for_backward(queries, keys, values, *patterns)
         ctx.scale, ctx.tiles, ctx.groups = scale, tiles, g
         return z
@@ -138,7 +139,7 @@ class _Tiles(torch.autograd.Function):
         grad_q = queries.new_empty(queries.shape)
         grad_k, grad_v = Sum(keys), Sum(values)
         for (begin, end, first, last, _, _), pattern in zip(reversed(ctx.tiles), reversed(patterns), strict=True):
-            rows = grad_z[:, :, begin:end].reshape(b * g, -1, h)
+            rows = grad_z[:, :, begin:end].reshape(b * g, -1, values.shape[-1])
             flat = pattern.view(b * g, -1, last - first)
             grad_v.add(first, last, torch.bmm(flat.transpose(1, 2), rows))
             grad = torch.bmm(rows, values[:, first:last].transpose(1, 2)).view_as(pattern)
@@ -147,7 +148,7 @@ class _Tiles(torch.autograd.Function):
             grad_q[:, :, begin:end] = scaled_product(flat, keys[:, first:last], ctx.scale).view(b, n, end - begin, h)
             rows = queries[:, :, begin:end].reshape(b * g, -1, h)
             grad_k.add(first, last, scaled_product(flat.transpose(1, 2), rows, ctx.scale))
-        by_token = (x.total.view(b, g, t, h).transpose(1, 2) for x in (grad_k, grad_v))
+        by_token = (x.total.view(b, g, t, -1).transpose(1, 2) for x in (grad_k, grad_v))
         return grad_q.transpose(1, 2), *by_token, None, None
 
 

@@ -97,7 +97,7 @@ class AttentionCall:
     """One call of a kernel: z = dropout(softmax(bias(q k^T scale) where visible)) v.
 
     q           (b, s, n, h)
-    k, v        (b, t, g, h), g dividing n: query head i reads key/value head i // (n/g)
+    k, v        (b, t, g, h), g dividing n: query head i reads key/value head i // (n/g); v may have another width hv
     visibility  which keys a query sees
     bias        what happens to the scores; None: nothing
     scale       None: 1 / sqrt(h)
@@ -108,7 +108,7 @@ class AttentionCall:
 
     q: Float[Tensor, "b s n h"]
     k: Float[Tensor, "b t g h"]
-    v: Float[Tensor, "b t g h"]
+    v: Float[Tensor, "b t g hv"]
     visibility: Visibility
     bias: ScoreBias | None = None
     scale: float | None = None
@@ -222,7 +222,7 @@ def masked_bias(visibility: Visibility, bias: ScoreBias | None, at: At) -> Tenso
 
 
 class Kernel:
-    """kernel(call) -> z (b, s, n, h): how attention is computed. A row that sees no key is zero.
+    """kernel(call) -> z (b, s, n, hv): how attention is computed. A row that sees no key is zero.
 
     Every kernel equals `naive` in outputs and gradients, or refuses the call and says why. A subclass implements
     `attend`, and `refusal` where there is something it cannot do.
@@ -230,7 +230,7 @@ class Kernel:
 
     name: ClassVar[str]
 
-    def __call__(self, call: AttentionCall) -> Float[Tensor, "b s n h"]:
+    def __call__(self, call: AttentionCall) -> Float[Tensor, "b s n hv"]:
         """Raises RequestError where `serves` has a reason not to."""
         self.check(call.facts)
         return self.attend(call)
@@ -256,7 +256,7 @@ class Kernel:
         """Raises RequestError where the kernel has no backward pass on this type of device."""
         self.check(CallFacts(device=device, grad=True))
 
-    def attend(self, call: AttentionCall) -> Float[Tensor, "b s n h"]:
+    def attend(self, call: AttentionCall) -> Float[Tensor, "b s n hv"]:
         """z, for a call that this kernel serves."""
         raise NotImplementedError
 

@@ -32,7 +32,7 @@ class Direct(Kernel):
         size, blocks = (t, 1) if compiling else (BLOCK, (t + BLOCK - 1) // BLOCK)
         end = size * blocks
         rows = (wide(q) * call.score_scale).transpose(1, 2).reshape(b * g, 1, n // g * s, h)
-        keys, values = (_filled(x, end).view(b * g * blocks, size, h) for x in (k, v))
+        keys, values = (_filled(x, end).view(b * g * blocks, size, x.shape[-1]) for x in (k, v))
         scores = torch.bmm(rows.expand(-1, blocks, -1, -1).reshape(len(keys), -1, h), keys.transpose(1, 2))
         scores = scores.view(b * g, blocks, -1, size).transpose(1, 2).reshape(b, n, s, end)
         if not call.sees_all:
@@ -42,9 +42,9 @@ class Direct(Kernel):
         softmax = torch.softmax if call.sees_itself else torch.ops.aten._safe_softmax  # zero for a row without keys
         pattern = F.dropout(softmax(scores, -1), call.dropout, call.dropout > 0)
         pattern = pattern.view(b * g, -1, blocks, size).transpose(1, 2).reshape(len(values), -1, size)
-        z = torch.bmm(pattern, values).view(b * g, blocks, -1, h)
+        z = torch.bmm(pattern, values).view(b * g, blocks, -1, v.shape[-1])
         z = z[:, 0] if blocks == 1 else z.cumsum(1)[:, -1]  # first to last; `sum` would choose an order by the size
-        return z.reshape(b, n, s, h).transpose(1, 2).to(q.dtype)
+        return z.reshape(b, n, s, -1).transpose(1, 2).to(q.dtype)
 
 
 def _masked(scores: Tensor, call: AttentionCall, end: int) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from glassformer.errors import RequestError
 from glassformer.parts.base import BuildContext, Value
 from glassformer.parts.forward_pass import Pass
-from glassformer.parts.init import Role
+from glassformer.parts.heads import Heads, divisors
 from glassformer.parts.kernel import (
     AttentionCall,
     Auto,
@@ -24,10 +24,11 @@ from glassformer.parts.kernel import (
     softcap,
 )
 from glassformer.parts.linear import Linear, Matrix, linear_params
-from glassformer.parts.mixer.base import DotProduct, Heads, Mixer, MixerChange, MixerConfig
+from glassformer.parts.mixer.base import DotProduct, Mixer, MixerChange, MixerConfig
 from glassformer.parts.mixer.kv import KVState, WindowState, vector_bytes
 from glassformer.parts.norm import NormConfig, RMSNormConfig
 from glassformer.parts.position import AttentionPosition, AttentionPositionConfig
+from glassformer.parts.projection import FusedQKV, FusedQKVConfig, MakeProjection, Projection, SelfProjectionConfig
 from glassformer.parts.reparam import MakeReparam
 from glassformer.parts.shard import Shard
 from glassformer.parts.site import Site
@@ -59,11 +60,11 @@ class Attention(Mixer):
 
     n query heads share g key/value heads: g = n is MHA, g = 1 MQA (1911.02150), between them GQA (2305.13245).
 
-        x (b,s,d) -> qkv -> qk_norm? -> position -> state? -> kernel -> out (b,s,d)
-                     q (b,s,n,h)  k,v (b,s,g,h)       k,v (b,t,g,h)  z (b,s,n,h)
+        x (b,s,d) -> project -> qk_norm? -> position -> state? -> kernel -> out (b,s,d)
+                     q (b,s,n,h)  k,v (b,s,g,h)           k,v (b,t,g,h)  z (b,s,n,h)
 
-    `qk_norm` comes before the position, or after it with `norm_after_position`; `clip` bounds every |q|, |k|, |v| right
-    after the projection (MPT). Sites: q, k, v as the kernel receives them, scores and pattern (b,n,s,t), z, out.
+    `projection` makes q, k and v and bounds every |q|, |k|, |v| by `clip` (MPT). `qk_norm` comes before the position,
+    or after it with `norm_after_position`. Sites: q, k, v after both, scores and pattern (b,n,s,t), z, out.
 
     With `gain_control`, z is what attention adds to looking everywhere alike: z_s less the mean of v over the keys that
     s sees, so that no part of it is common to all tokens (rank collapse). Giorlandino & Goldt, 2505.24333, take the
@@ -86,24 +87,24 @@ class Attention(Mixer):
         softcap: float | None = None,
         scale: float | None = None,
         clip: float | None = None,
+        projection: MakeProjection = FusedQKV,
         gain_control: bool = False,
         dropout: float = 0.0,
         kernel: Kernel | None = None,
         reparam: MakeReparam | None = None,
     ):
         super().__init__()
-        self.n_heads, self.n_kv_heads, self.head_dim = head_shape(d_model, n_heads, n_kv_heads, head_dim)
+        heads = Heads.of(d_model, n_heads, n_kv_heads, head_dim)
+        self.n_heads, self.n_kv_heads, self.head_dim = heads
         self.scale = scale or self.head_dim**-0.5
-        self.softcap, self.clip, self.gain_control = softcap, clip, gain_control
+        self.softcap, self.gain_control = softcap, gain_control
         self.dropout = dropout
-        width, kv_width = self.n_heads * self.head_dim, self.n_kv_heads * self.head_dim
-        roles: tuple[Role, ...] = ("score", "score", "hidden")
-        by_head, by_kv_head = Shard("column", self.n_heads), Shard("column", self.n_kv_heads)
-        shards = (by_head, by_kv_head, by_kv_head)
-        self.qkv = Linear(d_model, (width, kv_width, kv_width), bias, roles, reparam, shards)
+        self.projection = projection(heads, clip)
+        for name, module in self.projection.maps(d_model, bias, reparam).items():
+            self.add_module(name, module)
         self.qk_norm = qk_norm
         self.position = position
-        out_bias = bias if out_bias is None else out_bias
+        width, out_bias = self.n_heads * self.projection.value_dim, bias if out_bias is None else out_bias
         self.output = Linear(width, d_model, out_bias, "output", reparam, Shard("row", self.n_heads))
         self.visibility = visibility or Causal()
         self.kernel = kernel or Auto()
@@ -117,16 +118,14 @@ class Attention(Mixer):
         self, x: Float[Tensor, "b s d"], pass_: Pass | None = None, state: KVState | None = None
     ) -> Float[Tensor, "b s d"]:
         pass_ = pass_ or Pass.of(x)
-        qkv = self.qkv(x)
-        if self.clip is not None:
-            qkv = qkv.clamp(-self.clip, self.clip)
-        q, k, v = (part.unflatten(-1, (-1, self.head_dim)) for part in self.qkv.split(qkv))
+        q, k, v = self.projection(self, x, pass_)
         for adjust in self._adjust:
             q, k = adjust(q, k, pass_)
         q, k, v = self.q(q), self.k(k), self.v(v)
         k_idx = None
         if state is not None:
             k, v, k_idx = state.append(k, v, pass_)  # (b, t, g, h)
+        k, v = self.projection.expand(self, k, v)
         call = self.call(q, k, v, k_idx, pass_)
         if self.scores.edited or self.pattern.edited:  # the definition alone has them to hand
             z = naive_attention(call, on_scores=self.scores, on_pattern=self.pattern)
@@ -165,9 +164,7 @@ class Attention(Mixer):
 
     def matrices(self) -> dict[str, Matrix]:
         """The maps of this mixer by the names of the sites they make."""
-        heads = (self.n_heads, self.n_kv_heads, self.n_kv_heads)
-        parts = {name: Matrix.of(self.qkv, i, n) for i, (name, n) in enumerate(zip("qkv", heads, strict=True))}
-        return {**parts, "out": Matrix.of(self.output)}
+        return {**self.projection.matrices(self), "out": Matrix.of(self.output)}
 
     def call(self, q: Tensor, k: Tensor, v: Tensor, k_idx: Tensor | None, pass_: Pass) -> AttentionCall:
         """The call of the kernel; k_idx as `KVState.append` returns it."""
@@ -191,8 +188,8 @@ class Attention(Mixer):
     def init_state(self, batch: int, max_len: int, dtype: torch.dtype, device: Any = None, rewind: int = 0) -> KVState:
         reach = self.visibility.reach
         if reach is not None and reach + rewind < max_len:
-            return WindowState(batch, reach, self.n_kv_heads, self.head_dim, dtype, device, rewind)
-        return KVState(batch, max_len, self.n_kv_heads, self.head_dim, dtype, device)
+            return WindowState(batch, reach, *self.projection.kept_shapes, dtype, device, rewind)
+        return KVState(batch, max_len, *self.projection.kept_shapes, dtype, device)
 
 
 class QKNormConfig(Value):
@@ -232,16 +229,18 @@ class AttentionConfig(MixerConfig, kind="attention"):
     scale: float | None = Field(None, gt=0)
     """None: 1 / sqrt(head_dim), and sqrt(base head_dim) / head_dim under muP."""
     clip: float | None = Field(None, gt=0)
+    """Largest |q|, |k|, |v| that the projection makes; None: no bound."""
+    projection: SelfProjectionConfig = FusedQKVConfig()
     gain_control: bool = False
     dropout: float = Field(0.0, ge=0, lt=1)
     kernel: KernelConfig = AutoConfig()
 
-    def _shape(self, ctx: BuildContext) -> tuple[int, int, int]:
-        return head_shape(ctx.d_model, self.n_heads, self.n_kv_heads, self.head_dim)
-
     def _within(self, ctx: BuildContext) -> BuildContext:
-        n, g, h = self._shape(ctx)
-        return ctx.within(n_heads=n, n_kv_heads=g, head_dim=h)
+        n, g, h = self.heads(ctx)
+        return ctx.within(n_heads=n, n_kv_heads=g, head_dim=h, bias=self.bias)
+
+    def _projection(self, ctx: BuildContext) -> Projection:
+        return self.projection.build(self._within(ctx))(self.heads(ctx), self.clip)
 
     def causal(self, ctx: BuildContext) -> bool:
         return self.visibility.build(ctx).causal
@@ -253,7 +252,7 @@ class AttentionConfig(MixerConfig, kind="attention"):
         return self.visibility.build(ctx).keys_seen(t)
 
     def heads(self, ctx: BuildContext) -> Heads:
-        return Heads(*self._shape(ctx))
+        return Heads.of(ctx.d_model, self.n_heads, self.n_kv_heads, self.head_dim)
 
     def check_training(self, ctx: BuildContext, device: str) -> None:
         self.kernel.build(ctx).check_training(device)
@@ -261,7 +260,7 @@ class AttentionConfig(MixerConfig, kind="attention"):
     def resized(self, n_heads: int) -> AttentionConfig:
         """Grouped heads keep their share as nearly as a divisor of the heads allows; one key/value head stays one."""
         group = self.n_heads / (self.n_kv_heads or self.n_heads)
-        nearest = min(_divisors(n_heads), key=lambda g: (abs(g - n_heads / group), -g))
+        nearest = min(divisors(n_heads), key=lambda g: (abs(g - n_heads / group), -g))
         fewer = {None: None, 1: 1}.get(self.n_kv_heads, nearest)
         return self.vary(n_heads=n_heads, n_kv_heads=fewer, head_dim=None)
 
@@ -277,11 +276,11 @@ class AttentionConfig(MixerConfig, kind="attention"):
         return True
 
     def _scale(self, ctx: BuildContext) -> float:
-        h = self._shape(ctx)[2]
+        h = self.heads(ctx)[2]
         return self.scale or (ctx.mup.score_scale(h) if ctx.mup else h**-0.5)
 
     def build(self, ctx: BuildContext) -> Attention:
-        n, g, h = self._shape(ctx)
+        n, g, h = self.heads(ctx)
         inner = self._within(ctx)
         return Attention(
             ctx.d_model, n, g, h, self.bias, self.out_bias,
@@ -289,12 +288,13 @@ class AttentionConfig(MixerConfig, kind="attention"):
             visibility=self.visibility.build(inner),
             qk_norm=self.qk_norm.build(inner) if self.qk_norm else None,
             norm_after_position=self.qk_norm.after_position if self.qk_norm else False,
-            softcap=self.softcap, scale=self._scale(ctx), clip=self.clip, gain_control=self.gain_control,
+            softcap=self.softcap, scale=self._scale(ctx), clip=self.clip,
+            projection=self.projection.build(inner), gain_control=self.gain_control,
             dropout=self.dropout, kernel=self.kernel.build(inner), reparam=ctx.make_reparam,
         )  # fmt: skip
 
     def explicit(self, ctx: BuildContext) -> AttentionConfig:
-        _, g, h = self._shape(ctx)
+        _, g, h = self.heads(ctx)
         return self.vary(
             n_kv_heads=g, head_dim=h, out_bias=self.bias if self.out_bias is None else self.out_bias,
             position=self.position.explicit(ctx) if self.position else None, scale=self._scale(ctx),
@@ -302,39 +302,21 @@ class AttentionConfig(MixerConfig, kind="attention"):
         )  # fmt: skip
 
     def num_params(self, ctx: BuildContext) -> int:
-        n, g, h = self._shape(ctx)
-        out_bias = self.bias if self.out_bias is None else self.out_bias
-        projections = linear_params(ctx.d_model, (n * h, g * h, g * h), self.bias, ctx)
-        projections += linear_params(n * h, ctx.d_model, out_bias, ctx)
-        return projections + sum(part.num_params(self._within(ctx)) for part in (self.qk_norm, self.position) if part)
+        out_bias, width = self.bias if self.out_bias is None else self.out_bias, self._z_width(ctx)
+        parts = [part for part in (self.projection, self.qk_norm, self.position) if part]
+        return linear_params(width, ctx.d_model, out_bias, ctx) + sum(
+            part.num_params(self._within(ctx)) for part in parts
+        )
 
     def flops(self, ctx: BuildContext, t: float) -> float:
-        n, g, h = self._shape(ctx)
-        return 2.0 * ctx.d_model * (2 * n + 2 * g) * h + 4 * n * h * t * (2 if self.gain_control else 1)
+        n, _, h = self.heads(ctx)
+        z = self._z_width(ctx)
+        kernel = 2.0 * (n * h + z) * t * (2 if self.gain_control else 1)
+        return self.projection.flops(self._within(ctx), t) + kernel + 2.0 * z * ctx.d_model
+
+    def _z_width(self, ctx: BuildContext) -> int:
+        return self.n_heads * self._projection(ctx).value_dim
 
     def state_bytes(self, ctx: BuildContext, t: int, dtype: torch.dtype = torch.bfloat16) -> int:
-        _, g, h = self._shape(ctx)
-        reach = self.visibility.build(ctx).reach
-        return 2 * g * min(t, reach or t) * vector_bytes(h, dtype)
-
-
-def head_shape(d_model: int, n: int, g: int | None, h: int | None) -> tuple[int, int, int]:
-    """n, g, h with what was left out filled in. Raises RequestError that says which numbers would go together."""
-    g = g or n
-    if n % g:
-        raise RequestError(f"n_kv_heads={g} does not divide n_heads={n}; use {_either(_divisors(n))}")
-    if h is None and d_model % n:
-        near = sorted(_divisors(d_model), key=lambda i: abs(i - n))[:4]
-        raise RequestError(
-            f"n_heads={n} does not divide d_model={d_model}; use {_either(sorted(near))} heads, or set head_dim"
-        )
-    return n, g, h or d_model // n
-
-
-def _divisors(number: int) -> list[int]:
-    return [i for i in range(1, number + 1) if number % i == 0]
-
-
-def _either(options: list[int]) -> str:
-    *most, last = [str(option) for option in options]
-    return f"{', '.join(most)} or {last}" if most else last
+        slots = min(t, self.visibility.build(ctx).reach or t)
+        return slots * sum(n * vector_bytes(width, dtype) for n, width in self._projection(ctx).kept_shapes)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from glassformer.parts.base import BuildContext, PartConfig
 from glassformer.parts.forward_pass import Pass
+from glassformer.parts.heads import Heads
 from glassformer.parts.linear import Linear, Matrix
 from glassformer.parts.position import AttentionPosition
 from glassformer.parts.site import Site
@@ -21,14 +22,6 @@ MixerChange = Literal[
     "bias", "dropout", "gain_control", "kernel", "n_kv_heads", "position", "qk_norm", "softcap", "visibility"
 ]
 """Properties that callers change by name, in mixers of any kind."""
-
-
-class Heads(NamedTuple):
-    """Heads of a mixer: n query heads, g key/value heads, h values in each."""
-
-    n_heads: int
-    n_kv_heads: int
-    head_dim: int
 
 
 @dataclass(frozen=True)

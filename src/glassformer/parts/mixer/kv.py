@@ -94,12 +94,20 @@ def _put(cells: Tensor, slots: slice | Tensor, x: Tensor) -> None:
 
 
 class KVState(State):
-    """Keys and values (b, g, max_len, h) of every token read."""
+    """Keys and values (b, g, slots, h) of every token read. `k` and `v` are (heads, width) of each."""
 
-    def __init__(self, batch: int, slots: int, n_kv_heads: int, head_dim: int, dtype: torch.dtype, device: Any = None):
+    def __init__(
+        self,
+        batch: int,
+        slots: int,
+        k: tuple[int, int],
+        v: tuple[int, int],
+        dtype: torch.dtype,
+        device: Any = None,
+    ):
         self.slots = slots
-        self.k = Cells(batch, slots, n_kv_heads, head_dim, dtype, device)
-        self.v = Cells(batch, slots, n_kv_heads, head_dim, dtype, device)
+        self.k = Cells(batch, slots, *k, dtype, device)
+        self.v = Cells(batch, slots, *v, dtype, device)
 
     @property
     def nbytes(self) -> int:
@@ -148,13 +156,13 @@ class WindowState(KVState, ForgetfulState):
         self,
         batch: int,
         window: int,
-        n_kv_heads: int,
-        head_dim: int,
+        k: tuple[int, int],
+        v: tuple[int, int],
         dtype: torch.dtype,
         device: Any = None,
         rewind: int = 0,
     ):
-        super().__init__(batch, window + rewind, n_kv_heads, head_dim, dtype, device)
+        super().__init__(batch, window + rewind, k, v, dtype, device)
         self.rewind = rewind
 
     def append(self, k: Tensor, v: Tensor, pass_: Pass) -> tuple[Tensor, Tensor, Tensor | None]:

@@ -1,0 +1,35 @@
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from glassformer.errors import RequestError
+
+
+class Heads(NamedTuple):
+    """Heads of a mixer: n query heads, g key/value heads, h values in each."""
+
+    n_heads: int
+    n_kv_heads: int
+    head_dim: int
+
+    @classmethod
+    def of(cls, d_model: int, n_heads: int, n_kv_heads: int | None = None, head_dim: int | None = None) -> Heads:
+        """g defaults to n, h to d / n. Raises RequestError with numbers that would fit."""
+        n, g = n_heads, n_kv_heads or n_heads
+        if n % g:
+            raise RequestError(f"n_kv_heads={g} does not divide n_heads={n}; use {_either(divisors(n))}")
+        if head_dim is None and d_model % n:
+            near = sorted(divisors(d_model), key=lambda i: abs(i - n))[:4]
+            raise RequestError(
+                f"n_heads={n} does not divide d_model={d_model}; use {_either(sorted(near))} heads, or set head_dim"
+            )
+        return cls(n, g, head_dim or d_model // n)
+
+
+def divisors(number: int) -> list[int]:
+    return [i for i in range(1, number + 1) if number % i == 0]
+
+
+def _either(options: list[int]) -> str:
+    *most, last = [str(option) for option in options]
+    return f"{', '.join(most)} or {last}" if most else last

@@ -1,0 +1,25 @@
+"""How a mixer makes queries, keys and values: one fused map, separate maps, from the memory of another sequence."""
+
+from glassformer.parts.projection.base import (
+    MakeProjection,
+    MapShape,
+    MemoryProjectionConfig,
+    Projection,
+    ProjectionConfig,
+    SelfProjectionConfig,
+)
+from glassformer.parts.projection.fused import FusedQKV, FusedQKVConfig
+from glassformer.parts.projection.separate import SeparateQKV, SeparateQKVConfig
+
+__all__ = [
+    "FusedQKV",
+    "FusedQKVConfig",
+    "MakeProjection",
+    "MapShape",
+    "MemoryProjectionConfig",
+    "Projection",
+    "ProjectionConfig",
+    "SelfProjectionConfig",
+    "SeparateQKV",
+    "SeparateQKVConfig",
+]

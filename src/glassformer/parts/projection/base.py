@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+
+from glassformer.parts.base import BuildContext, PartConfig
+from glassformer.parts.forward_pass import Pass
+from glassformer.parts.heads import Heads
+from glassformer.parts.init import Role
+from glassformer.parts.linear import Linear, Matrix, linear_params
+from glassformer.parts.reparam import MakeReparam
+from glassformer.parts.shard import Shard
+
+
+class MapShape(NamedTuple):
+    """What a `Linear` is made from: its inputs, and of each stacked map the outputs, the role and the cut."""
+
+    in_features: int
+    outs: tuple[int, ...]
+    roles: tuple[Role, ...]
+    shards: tuple[Shard, ...]
+
+
+class Projection(ABC):
+    """The maps from x to queries, keys and values: projection(maps, x, pass_) -> q (b,s,n,h), k (b,s,g,h), v (b,s,g,h).
+
+    A projection is a plain object. The mixer owns the maps as its own modules (`layers.3.mixer.qkv`), so that
+    quantisation, sharding and checkpoints find ordinary linear maps; `maps` in the calls below is that mixer, or any
+    object with the modules as attributes. With `clip`, every |q|, |k|, |v| is at most that.
+
+    A projection may keep less per token than the kernel reads, a latent for example: its k and v then have the heads
+    and widths of `kept_shapes`, the decode state stores those, and `expand` makes what the kernel reads.
+    """
+
+    def __init__(self, heads: Heads, clip: float | None = None):
+        self.heads, self.clip = heads, clip
+
+    @abstractmethod
+    def shapes(self, d_model: int) -> dict[str, MapShape]:
+        """The linear maps by name."""
+
+    @abstractmethod
+    def __call__(self, maps: Any, x: Tensor, pass_: Pass) -> tuple[Tensor, Tensor, Tensor]: ...
+
+    @abstractmethod
+    def matrices(self, maps: Any) -> dict[str, Matrix]:
+        """The matrices of q, k and v, by heads."""
+
+    def maps(self, d_model: int, bias: bool = False, reparam: MakeReparam | None = None) -> dict[str, nn.Module]:
+        """The modules by name, for the mixer to own."""
+        return {
+            name: Linear(in_features, outs, bias, roles, reparam, shards)
+            for name, (in_features, outs, roles, shards) in self.shapes(d_model).items()
+        }
+
+    @property
+    def value_dim(self) -> int:
+        """Values per head of z (b, s, n, value_dim)."""
+        return self.heads.head_dim
+
+    @property
+    def kept_shapes(self) -> tuple[tuple[int, int], tuple[int, int]]:
+        """(heads, width) of the k and of the v that the decode state keeps of each token."""
+        _, g, h = self.heads
+        return (g, h), (g, h)
+
+    def expand(self, maps: Any, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """The k (b, t, g, h) and v (b, t, g, value_dim) that the kernel reads, from those kept."""
+        return k, v
+
+    def by_head(self, x: Tensor) -> Tensor:
+        """(b, s, n h) -> (b, s, n, h), clipped."""
+        if self.clip is not None:
+            x = x.clamp(-self.clip, self.clip)
+        return x.unflatten(-1, (-1, self.heads.head_dim))
+
+
+MakeProjection = Callable[[Heads, float | None], Projection]
+"""(heads, clip) -> projection; a class of projections is one."""
+
+
+class ProjectionConfig(PartConfig, axis="projection"):
+    """How a mixer makes its queries, keys and values."""
+
+    def build(self, ctx: BuildContext) -> MakeProjection:
+        raise NotImplementedError
+
+    def num_params(self, ctx: BuildContext) -> int:
+        return sum(linear_params(map_.in_features, map_.outs, ctx.bias, ctx) for map_ in self._shapes(ctx))
+
+    def flops(self, ctx: BuildContext, t: float) -> float:
+        return sum(2.0 * map_.in_features * sum(map_.outs) for map_ in self._shapes(ctx))
+
+    def _shapes(self, ctx: BuildContext) -> list[MapShape]:
+        heads = Heads(ctx.n_heads, ctx.n_kv_heads, ctx.head_dim)
+        return list(self.build(ctx)(heads, None).shapes(ctx.d_model).values())
+
+
+class SelfProjectionConfig(ProjectionConfig):
+    """The choices for attention of a sequence to itself."""
+
+
+class MemoryProjectionConfig(ProjectionConfig):
+    """The choices for attention to another sequence."""

@@ -1,0 +1,35 @@
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from glassformer.parts.base import BuildContext
+from glassformer.parts.forward_pass import Pass
+from glassformer.parts.linear import Matrix
+from glassformer.parts.projection.base import MakeProjection, MapShape, Projection, SelfProjectionConfig
+from glassformer.parts.shard import Shard
+
+
+class FusedQKV(Projection):
+    """q|k|v = x W^T + b, one product: W (n h + 2 g h, d) holds the rows of W_Q, W_K and W_V, one below the other."""
+
+    def shapes(self, d_model: int) -> dict[str, MapShape]:
+        n, g, h = self.heads
+        shards = (Shard("column", n), Shard("column", g), Shard("column", g))
+        return {"qkv": MapShape(d_model, (n * h, g * h, g * h), ("score", "score", "hidden"), shards)}
+
+    def __call__(self, maps: Any, x: Tensor, pass_: Pass) -> tuple[Tensor, Tensor, Tensor]:
+        qkv = maps.qkv
+        q, k, v = qkv.split(qkv(x))
+        return self.by_head(q), self.by_head(k), self.by_head(v)
+
+    def matrices(self, maps: Any) -> dict[str, Matrix]:
+        n, g, _ = self.heads
+        named = (("q", n), ("k", g), ("v", g))
+        return {name: Matrix.of(maps.qkv, part, heads) for part, (name, heads) in enumerate(named)}
+
+
+class FusedQKVConfig(SelfProjectionConfig, kind="fused"):
+    def build(self, ctx: BuildContext) -> MakeProjection:
+        return FusedQKV

@@ -1,0 +1,36 @@
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from glassformer.parts.base import BuildContext
+from glassformer.parts.forward_pass import Pass
+from glassformer.parts.linear import Matrix
+from glassformer.parts.projection.base import MakeProjection, MapShape, Projection, SelfProjectionConfig
+from glassformer.parts.shard import Shard
+
+
+class SeparateQKV(Projection):
+    """q = x W_Q^T + b_Q, k = x W_K^T + b_K, v = x W_V^T + b_V: three products, three parameters."""
+
+    def shapes(self, d_model: int) -> dict[str, MapShape]:
+        n, g, h = self.heads
+        return {
+            "q_proj": MapShape(d_model, (n * h,), ("score",), (Shard("column", n),)),
+            "k_proj": MapShape(d_model, (g * h,), ("score",), (Shard("column", g),)),
+            "v_proj": MapShape(d_model, (g * h,), ("hidden",), (Shard("column", g),)),
+        }
+
+    def __call__(self, maps: Any, x: Tensor, pass_: Pass) -> tuple[Tensor, Tensor, Tensor]:
+        return self.by_head(maps.q_proj(x)), self.by_head(maps.k_proj(x)), self.by_head(maps.v_proj(x))
+
+    def matrices(self, maps: Any) -> dict[str, Matrix]:
+        n, g, _ = self.heads
+        named = {"q": (maps.q_proj, n), "k": (maps.k_proj, g), "v": (maps.v_proj, g)}
+        return {name: Matrix.of(linear, 0, heads) for name, (linear, heads) in named.items()}
+
+
+class SeparateQKVConfig(SelfProjectionConfig, kind="separate"):
+    def build(self, ctx: BuildContext) -> MakeProjection:
+        return SeparateQKV
