@@ -26,7 +26,7 @@ import torch.nn.functional as F
 
 from glassformer import machine
 from glassformer.config import ModelConfig
-from glassformer.expression import preset
+from glassformer.naming import preset
 from glassformer.parts.linear import Linear
 from glassformer.parts.region import compiled_regions
 from glassformer.training import AdamWConfig

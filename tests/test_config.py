@@ -22,7 +22,7 @@ from glassformer import config as module
 from glassformer.architectures import PRESETS
 from glassformer.config import MAX_FILE_BYTES, ModelConfig, flatten, read_tree
 from glassformer.errors import RequestError
-from glassformer.expression import preset
+from glassformer.naming import preset
 from glassformer.parts import base
 from glassformer.parts.base import BuildContext
 from glassformer.parts.ffn import FFNConfig

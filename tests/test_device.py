@@ -20,7 +20,6 @@ from glassformer import dynamics, lens, machine
 from glassformer.comparison.arm import after
 from glassformer.convert.check import check
 from glassformer.errors import RequestError
-from glassformer.expression import preset
 from glassformer.generation import Sampling, generate, prefill
 from glassformer.generation.beams import beams
 from glassformer.generation.engine import Engine
@@ -28,6 +27,7 @@ from glassformer.generation.speculate import Draft, PromptLookup, speculate
 from glassformer.introspection import capture, edit
 from glassformer.lens.asking import READINGS, Question
 from glassformer.model import Model
+from glassformer.naming import preset
 from glassformer.parts.quantized import quantize
 from glassformer.text import ByteTokenizer, TextData
 from glassformer.training import Interrupted, checkpoint, train

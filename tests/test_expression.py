@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,10 +14,12 @@ from hypothesis import strategies as st
 
 from glassformer.architectures import FAMILIES, PRESETS, presets
 from glassformer.errors import RequestError
-from glassformer.expression import SIZES, changes, load, parse, preset, with_recipe
+from glassformer.naming import SIZES, changes, load, parse, preset, words
 from glassformer.parts.base import _CLASSES
 from glassformer.parts.ffn import ExpertsConfig, MlpConfig
+from glassformer.parts.norm import NormConfig
 from glassformer.training import NoamConfig, Recipe, WsdConfig
+from glassformer.training.overrides import with_recipe
 
 BLOCK = "stack.0.blocks.0."
 EMBEDDED = ("embedding.position",)
@@ -86,10 +91,53 @@ def test_every_short_name_is_tried():
     assert {name.partition(":")[0] for name in TOUCHES if "=" not in name} == set(changes())
 
 
-def test_the_readme_names_them_all():
+def test_the_readme_lists_what_the_parts_declare():
+    """Every word, no other, and a value where the word takes one."""
     text = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
     rows = re.search(r"^CHANGE := (.*?)^ *\| path=value", text, re.DOTALL | re.MULTILINE)[1].splitlines()  # type: ignore[index]
-    assert set(changes()) <= {word for row in rows for word in re.findall(r"\w+", row)}
+    listed = [word for row in rows for word in re.split(r" {2,}", row.strip(" |"))[0].split() if "=" not in word]
+    declared = {word.name: word for some in words().values() for word in some}
+    assert {re.split(r"\W", word)[0] for word in listed} == set(declared)
+    for word in (word for word in listed if ":" in word):
+        name, optional, _ = re.split(r"(\[?):", word, maxsplit=1)
+        assert declared[name].read is not None and declared[name].optional == bool(optional), word
+    required = {name for name, word in declared.items() if word.read is not None and not word.optional}
+    assert required <= {word.partition(":")[0] for word in listed if ":" in word}
+
+
+def test_every_example_value_is_taken():
+    for word in (word for some in words().values() for word in some):
+        if word.read is not None:
+            preset(f"llama@1m+{word.name}:{word.example}")
+
+
+def test_naming_a_preset_imports_no_trainer_and_no_converter():
+    code = """
+import sys
+import glassformer as gf
+gf.preset("llama@10m+gqa:2+rmsnorm+mixer.bias=true")
+print(sorted({name.split(".")[1] for name in sys.modules if name.startswith("glassformer.")}))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    rooms = set(ast.literal_eval(done.stdout))
+    assert "naming" in rooms
+    assert not rooms & {"training", "convert", "generation", "dynamics", "lens", "report", "text", "comparison", "cli"}
+
+
+def test_a_short_name_belongs_to_one_part():
+    with pytest.raises(ValueError, match="'rope' of TwiceConfig is RotaryConfig's"):
+
+        class TwiceConfig(NormConfig, kind="twice", words="rope"):
+            pass
+
+    assert "twice" not in NormConfig.choices()
+
+
+def test_a_mixer_says_what_it_does_not_have():
+    """In a model of several, the others are changed; where none has the property, the change is refused."""
+    with pytest.raises(RequestError) as refused:
+        preset("llama@1m+mamba+window:16")
+    assert (refused.value.code, refused.value.field) == ("not_understood", "mixer.visibility")
 
 
 @pytest.mark.parametrize("change", TOUCHES)
@@ -362,7 +410,7 @@ def test_paths_set_values(text: str, path: str, value: object):
         ("llama@1m+layers=true", "stack.0.repeat=True: a number is right here"),
         ("llama@1m+norm.eps=false", "norm.eps=False: a number is right here"),
         ("llama@1m+head_dim=true", "head_dim=True: a number is right here"),
-        ("llama@1m+norm.kind=batchnorm", "batchnorm cannot stand here as a norm"),
+        ("llama@1m+norm.kind=batchnorm", "unknown norm kind batchnorm"),
         ("gpt2@", "size"),
         ("gpt2@2m", "sizes are 1m"),
         ("gpt2@1m+", "plus"),
@@ -500,7 +548,7 @@ def test_a_schedule_comes_with_its_own_fields():
     assert with_recipe(plain, {"warmup": "100", "schedule.kind": "noam"}) == noam
     assert with_recipe(plain, {"schedule": "wsd", "schedule.decay": "0.3"}).schedule == WsdConfig(decay=0.3)
     assert with_recipe(plain, {"tokens": "none", "minutes": "2"}).minutes == 2
-    with pytest.raises(RequestError, match=r"cosin cannot stand here as a schedule.*did you mean 'cosine'"):
+    with pytest.raises(RequestError, match=r"unknown schedule kind cosin.*did you mean 'cosine'"):
         with_recipe(plain, {"schedule": "cosin", "schedule.floor": "0"})
 
 

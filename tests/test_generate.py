@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from glassformer.errors import RequestError
-from glassformer.expression import preset
 from glassformer.generation import generate, prefill, stream
 from glassformer.model import Model
+from glassformer.naming import preset
 from glassformer.state import ModelState
 
 VOCAB = 31

@@ -20,9 +20,9 @@ from torch import Tensor
 import glassformer
 from glassformer.architectures import FAMILIES
 from glassformer.config import ModelConfig, Stage
-from glassformer.expression import assign, preset
 from glassformer.introspection import capture, sites
 from glassformer.model import Model
+from glassformer.naming import assign, preset
 from glassformer.parts.ffn import Experts
 from glassformer.parts.mixer import AttentionConfig
 from tests.quick import one_in, quickly

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from glassformer.errors import RequestError
-from glassformer.expression import preset
 from glassformer.introspection import capture, edit, sites
 from glassformer.lens import ablate_heads
 from glassformer.model import Model
+from glassformer.naming import preset
 
 TINY = "d_model=16+heads=2+vocab_size=13+context=16"
 TOKENS = torch.arange(6).view(1, 6)

@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from glassformer.comparison import compare as compare
     from glassformer.config import ModelConfig as ModelConfig
     from glassformer.convert import save as save
-    from glassformer.expression import load as load
-    from glassformer.expression import preset as preset
     from glassformer.generation import generate as generate
     from glassformer.generation import stream as stream
     from glassformer.introspection import capture as capture
     from glassformer.introspection import edit as edit
+    from glassformer.naming import load as load
+    from glassformer.naming import preset as preset
     from glassformer.planning import plan as plan
     from glassformer.training import train as train
     from glassformer.version import __version__ as __version__
@@ -35,9 +35,9 @@ _HOMES = {
     "edit": "introspection",
     "generate": "generation",
     "lens": "lens",
-    "load": "expression",
+    "load": "naming",
     "plan": "planning",
-    "preset": "expression",
+    "preset": "naming",
     "presets": "architectures",
     "stream": "generation",
     "train": "training",

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import glassformer as gf
-from glassformer.expression import preset
+from glassformer.naming import preset
 from glassformer.text import ByteTokenizer
 
 SMALL = "layers=2+d_model=32+heads=4+vocab_size=257+context=256+init=gpt2+init.std=0.2"

@@ -15,7 +15,7 @@ import pytest
 from glassformer.cli import app, main
 from glassformer.cli.show import ComparisonView
 from glassformer.config import ModelConfig
-from glassformer.expression import preset
+from glassformer.naming import preset
 from glassformer.training import Recipe
 
 TINY = "llama@1m+layers=1+d_model=32+heads=2"

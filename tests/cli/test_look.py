@@ -17,9 +17,9 @@ from glassformer import lens
 from glassformer.cli import app, look, main, show
 from glassformer.cli.look import HEADED, show_inspection
 from glassformer.errors import RequestError, WorkError
-from glassformer.expression import load
 from glassformer.lens.asking import READINGS
 from glassformer.lens.inspection import inspect
+from glassformer.naming import load
 from tests.cli.conftest import saved
 
 TEXT = "the cat sat on the mat, the cat sat on"

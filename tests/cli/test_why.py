@@ -11,7 +11,7 @@ import pytest
 from glassformer.cli.why import BARS, one_line, show_why, sparkline
 from glassformer.dynamics.records import NAME
 from glassformer.errors import RequestError
-from glassformer.expression import preset
+from glassformer.naming import preset
 from glassformer.training import Recipe
 
 STEPS = 200

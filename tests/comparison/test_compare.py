@@ -20,7 +20,7 @@ from glassformer.comparison.result import read_result
 from glassformer.comparison.statistics import paired_interval, stand_in, student_t, verdicts
 from glassformer.config import ModelConfig
 from glassformer.errors import RequestError, WorkError
-from glassformer.expression import preset
+from glassformer.naming import preset
 from glassformer.parts.base import to_plain
 from glassformer.training import Recipe
 from glassformer.training.loop import fit

@@ -21,8 +21,8 @@ from glassformer.convert import check as proof
 from glassformer.convert import gguf
 from glassformer.convert.check import TOLERANCE, CheckReport, Row, check, checks
 from glassformer.errors import RequestError
-from glassformer.expression import preset
 from glassformer.model import Model
+from glassformer.naming import preset
 from glassformer.parts.ffn import Experts
 from glassformer.text import BPETokenizer, ByteTokenizer
 from tests.quick import one_in, quickly

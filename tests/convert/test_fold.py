@@ -16,8 +16,8 @@ from glassformer.convert.doors import family_of
 from glassformer.convert.fold import fold
 from glassformer.convert.gguf import llama_cpp
 from glassformer.errors import RequestError
-from glassformer.expression import preset
 from glassformer.model import Model
+from glassformer.naming import preset
 from glassformer.text import prepare
 from glassformer.training import train
 

@@ -15,7 +15,7 @@ import torch
 
 import glassformer as gf
 from glassformer.errors import RequestError
-from glassformer.expression import preset
+from glassformer.naming import preset
 from glassformer.text import BPETokenizer, CharTokenizer, Tokenizer, prepare
 
 pytest.importorskip("lm_eval", reason="lm-eval is not installed")

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import glassformer as gf
-from glassformer.expression import preset
+from glassformer.naming import preset
 
 nnsight = pytest.importorskip("nnsight", reason="nnsight is not installed")
 pytestmark = pytest.mark.filterwarnings("ignore:Module .* has a submodule named 'output'")  # .E_output there

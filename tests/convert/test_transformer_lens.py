@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import glassformer as gf
-from glassformer.expression import preset
+from glassformer.naming import preset
 from glassformer.text import BPETokenizer
 
 pytest.importorskip("transformer_lens", reason="transformer-lens is not installed")

@@ -17,8 +17,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 import glassformer as gf
 from glassformer.convert.transformers import GlassformerCache, GlassformerConfig, GlassformerForCausalLM, count
 from glassformer.errors import RequestError
-from glassformer.expression import preset
 from glassformer.model import Model
+from glassformer.naming import preset
 
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()

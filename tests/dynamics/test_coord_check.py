@@ -11,7 +11,7 @@ import torch
 
 from glassformer.dynamics.coord_check import CoordinateCheck, at_width, coordinate_check, slope
 from glassformer.errors import RequestError
-from glassformer.expression import preset
+from glassformer.naming import preset
 
 SMALL = "+layers=2+d_model=64+heads=4+vocab_size=61"
 

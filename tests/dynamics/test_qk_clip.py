@@ -13,9 +13,9 @@ from torch import Tensor
 import glassformer.dynamics.qk_clip as module
 from glassformer.dynamics.qk_clip import QKClip, clip_heads, largest_logits, largest_possible
 from glassformer.errors import RequestError
-from glassformer.expression import preset
 from glassformer.introspection import capture
 from glassformer.model import Model
+from glassformer.naming import preset
 from glassformer.parts.mixer import Attention
 from glassformer.text import TextData, prepare
 from glassformer.training import Interrupted, Report, checkpoint, train

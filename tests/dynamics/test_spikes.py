@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from experiments.dynamics import spikes as experiment
 from glassformer.dynamics.spikes import STAYS, Spikes, forecast
 from glassformer.errors import RequestError
-from glassformer.expression import preset
+from glassformer.naming import preset
 from glassformer.text import prepare
 from glassformer.training import Recipe, train
 

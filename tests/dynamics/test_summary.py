@@ -15,7 +15,7 @@ from glassformer.cli.show import ComparisonView, TrainingView
 from glassformer.comparison.arm import describe
 from glassformer.dynamics.records import NAME, read_records
 from glassformer.dynamics.summary import BANDS, EVENTS, WINDOWS, event_words, summarise
-from glassformer.expression import preset
+from glassformer.naming import preset
 from glassformer.text import prepare
 from glassformer.training import Report, train
 

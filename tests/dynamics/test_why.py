@@ -26,9 +26,9 @@ from glassformer.dynamics.watch import Moment
 from glassformer.dynamics.weights import named_matrices
 from glassformer.dynamics.why import Diagnosis, diagnose
 from glassformer.errors import RequestError
-from glassformer.expression import preset
 from glassformer.introspection import sites
 from glassformer.model import Model
+from glassformer.naming import preset
 from glassformer.parts.base import to_plain
 from glassformer.text import Batches, TextData, prepare
 from glassformer.training import Recipe, loop, train

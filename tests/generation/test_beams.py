@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from glassformer.errors import RequestError, WorkError
-from glassformer.expression import preset
 from glassformer.generation.beams import Beam, beams
 from glassformer.model import Model
+from glassformer.naming import preset
 from tests.parity.families import TINY, ours, theirs
 
 NAMES = ["gpt2", "llama-2-70b", "mistral-7b", "bloom-560m"]

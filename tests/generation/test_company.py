@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from glassformer.expression import preset
 from glassformer.generation import generate, stream
 from glassformer.generation.engine import STEP, Engine, Request
 from glassformer.model import Model
+from glassformer.naming import preset
 from glassformer.parts.linear import Linear
 from glassformer.parts.precision import as_among_others, onednn_in_bf16
 from glassformer.parts.quantized import quantize

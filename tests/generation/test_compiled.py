@@ -11,10 +11,10 @@ import torch
 
 from glassformer import machine
 from glassformer.errors import RequestError
-from glassformer.expression import preset
 from glassformer.generation import CompiledStep, stream
 from glassformer.generation.engine import Engine
 from glassformer.model import Model
+from glassformer.naming import preset
 from glassformer.parts.quantized import quantize
 
 torch.set_num_threads(1)

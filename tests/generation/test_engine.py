@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from glassformer.errors import RequestError
-from glassformer.expression import preset
 from glassformer.generation import generate
 from glassformer.generation.engine import Engine, Request
 from glassformer.generation.sampling import Sampling
 from glassformer.introspection import edit, sites
 from glassformer.model import Model
+from glassformer.naming import preset
 from glassformer.text import ByteTokenizer
 
 torch.set_num_threads(1)

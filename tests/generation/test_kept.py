@@ -13,9 +13,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from glassformer.errors import RequestError, WorkError
-from glassformer.expression import preset
 from glassformer.generation.kept import kept_tokens, load_state, save_state
 from glassformer.model import Model
+from glassformer.naming import preset
 from glassformer.parts.quantized import quantize
 from glassformer.state import ModelState
 from tests.quick import one_in, quickly

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from glassformer.errors import RequestError, WorkError
-from glassformer.expression import preset
 from glassformer.generation.sampling import Sampling, warp
 from glassformer.generation.speculate import Draft, PromptLookup, Proposal, Proposer, Speculation, speculate
 from glassformer.model import Model
+from glassformer.naming import preset
 from glassformer.state import ModelState
 from tests.quick import one_in, quickly
 

@@ -18,12 +18,12 @@ from transformers import AutoModelForCausalLM
 import glassformer as gf
 from glassformer import dynamics
 from glassformer.errors import RequestError
-from glassformer.expression import preset
 from glassformer.introspection import capture, sites
 from glassformer.lens import inspection
 from glassformer.lens.inspection import Inspection, inspect, largest
 from glassformer.lens.page.words import spelled_text, speller, visible
 from glassformer.model import Model
+from glassformer.naming import preset
 from glassformer.parts.kernel import naive
 from glassformer.parts.mixer import Mixer
 from glassformer.text import ByteTokenizer

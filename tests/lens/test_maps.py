@@ -13,9 +13,9 @@ from torch import Tensor
 
 import glassformer as gf
 from glassformer.errors import RequestError
-from glassformer.expression import preset
 from glassformer.lens import AttentionMaps, Reading, attention_map, attention_maps, attention_rollout, side_by_side
 from glassformer.model import Model
+from glassformer.naming import preset
 from glassformer.parts.quantized import quantize
 
 SIZE = "layers=2+d_model=32+heads=4+vocab_size=97+context=64"

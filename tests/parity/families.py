@@ -15,9 +15,9 @@ import transformers
 from torch import Tensor, nn
 
 import glassformer as gf
-from glassformer.config import ModelConfig, Stage
-from glassformer.expression import each_attention
+from glassformer.config import BlockConfig, ModelConfig, Stage
 from glassformer.model import Model
+from glassformer.naming.changes import each_block
 from glassformer.parts.mixer import AttentionConfig
 from glassformer.parts.visibility import SlidingWindowConfig
 
@@ -318,7 +318,11 @@ def shrink(config: ModelConfig, size: Tiny) -> ModelConfig:
         embedding=config.embedding.vary(scale=scale),
         stack=(Stage(repeat=size.layers // len(blocks), blocks=blocks),),
     )
-    return each_attention(config, heads) if isinstance(blocks[0].mixer, AttentionConfig) else config
+
+    def fit(block: BlockConfig) -> BlockConfig:
+        return block.vary(mixer=heads(block.mixer)) if isinstance(block.mixer, AttentionConfig) else block
+
+    return each_block(config, fit)
 
 
 def published(name: str, change: str = "") -> ModelConfig:

@@ -7,7 +7,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from glassformer.architectures import PRESETS
-from glassformer.expression import assign
+from glassformer.naming import assign
 from glassformer.parts.mixer import AttentionConfig
 
 from .families import COMPOSED, PUBLISHED, TINY, published, shrink

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from glassformer.errors import RequestError
-from glassformer.expression import preset
+from glassformer.naming import preset
 from glassformer.parts import loss as loss_module
 from glassformer.parts.base import BuildContext
 from glassformer.parts.embedding import Embedding

@@ -18,8 +18,8 @@ import glassformer as gf
 from glassformer.convert.fold import fold
 from glassformer.dynamics.probe import probe
 from glassformer.errors import RequestError
-from glassformer.expression import preset
 from glassformer.model import Model
+from glassformer.naming import preset
 from glassformer.parts import auxiliary
 from glassformer.parts.base import after_step
 from glassformer.parts.ffn import Experts, ExpertsConfig, Glu, Router

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from glassformer.expression import preset
 from glassformer.introspection import capture
+from glassformer.naming import preset
 from glassformer.parts.mixer import Attention
 from glassformer.parts.visibility import Bidirectional, Causal, SlidingWindow, Visibility
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from glassformer.config import ModelConfig
-from glassformer.expression import preset
 from glassformer.model import Model
+from glassformer.naming import preset
 from glassformer.parts.embedding import Embedding
 from glassformer.parts.head import Head
 from glassformer.parts.init import Init, by_role

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from glassformer.expression import preset
 from glassformer.model import Model
+from glassformer.naming import preset
 
 VOCAB = 31
 

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 import glassformer as gf
 from glassformer.config import ModelConfig
-from glassformer.expression import preset
+from glassformer.naming import preset
 from glassformer.parts.linear import Linear
 from glassformer.parts.mup import Mup, parameter_groups
 from glassformer.training.optimizers import AdamWConfig

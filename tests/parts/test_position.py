@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from glassformer.errors import RequestError
-from glassformer.expression import preset
+from glassformer.naming import preset
 from glassformer.parts.base import BuildContext
 from glassformer.parts.forward_pass import Pass
 from glassformer.parts.position import Alibi, Learned, LearnedConfig, Rotary, RotaryConfig, Sinusoidal

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from glassformer.expression import preset
 from glassformer.introspection import sites
+from glassformer.naming import preset
 from glassformer.parts.base import BuildContext
 from glassformer.parts.linear import Linear, linear_params
 from glassformer.parts.reparam import SigmaReparam, SigmaReparamConfig, leading_right_vector

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from glassformer.errors import RequestError
-from glassformer.expression import preset
+from glassformer.naming import preset
 from glassformer.parts.ffn import Experts, Glu, Mlp
 from glassformer.parts.ffn.experts import Router
 from glassformer.parts.mixer import Attention, Mamba

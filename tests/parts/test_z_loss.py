@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 
 from glassformer.errors import RequestError
-from glassformer.expression import preset
 from glassformer.introspection import looking
+from glassformer.naming import preset
 from glassformer.parts.head import Head
 from glassformer.parts.loss import linear_cross_entropy, naive_linear_cross_entropy
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from glassformer.errors import RequestError
-from glassformer.expression import preset
 from glassformer.model import Model
+from glassformer.naming import preset
 from glassformer.training import checkpoint
 from glassformer.training.optimizers import AdamWConfig
 

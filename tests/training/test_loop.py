@@ -12,7 +12,7 @@ import torch
 import glassformer as gf
 from glassformer import machine
 from glassformer.errors import RequestError, WorkError
-from glassformer.expression import preset
+from glassformer.naming import preset
 from glassformer.text import TextData, prepare
 from glassformer.training import Interrupted, Recipe, Report, checkpoint, loop, train
 from glassformer.training.loop import _Loop, fit, settings

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from glassformer.config import ModelConfig
 from glassformer.errors import RequestError
-from glassformer.expression import preset, with_recipe
 from glassformer.model import Model
+from glassformer.naming import preset
 from glassformer.text import TextData
 from glassformer.training import (
     AdafactorConfig,
@@ -29,6 +29,7 @@ from glassformer.training import (
     default_learning_rate,
     train,
 )
+from glassformer.training.overrides import with_recipe
 from tests.training.test_loop import TEN, interrupt_at, told
 
 TINY = "llama@1m+layers=2+d_model=32+heads=2"

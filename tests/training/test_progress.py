@@ -14,7 +14,7 @@ import pytest
 
 from glassformer.config import ModelConfig
 from glassformer.errors import RequestError
-from glassformer.expression import preset
+from glassformer.naming import preset
 from glassformer.text import TextData
 from glassformer.training import Interrupted, Report, Run, checkpoint, load, train
 from glassformer.training.progress import read_metrics

@@ -15,7 +15,7 @@ import pytest
 
 from glassformer.dynamics.records import NAME
 from glassformer.errors import RequestError
-from glassformer.expression import preset
+from glassformer.naming import preset
 from glassformer.text import TextData
 from glassformer.training import Report, sinks, train
 from glassformer.training.progress import read_metrics

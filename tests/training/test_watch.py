@@ -22,8 +22,8 @@ from glassformer.dynamics import Moment, Records, Watch
 from glassformer.dynamics.probe import probe
 from glassformer.dynamics.weights import named_matrices, spectra
 from glassformer.errors import RequestError
-from glassformer.expression import preset
 from glassformer.model import Model
+from glassformer.naming import preset
 from glassformer.parts.region import compiled_regions, region
 from glassformer.text import Batches, TextData
 from glassformer.training import Interrupted, Report, checkpoint, train

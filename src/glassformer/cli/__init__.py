@@ -239,13 +239,14 @@ def train(
     """
     from glassformer.cli.show import TrainingView
     from glassformer.comparison.arm import describe
-    from glassformer.expression import own_value, preset, split_recipe, with_recipe
+    from glassformer.naming import own_value, preset, split_recipe
     from glassformer.parts.base import to_plain
     from glassformer.report import write_run
     from glassformer.text import prepare
     from glassformer.training import Recipe, Report
     from glassformer.training import train as run
     from glassformer.training.loop import check_folder, fit, refuse_early
+    from glassformer.training.overrides import with_recipe
     from glassformer.training.sinks import check_sinks, open_sinks
 
     model, wishes = split_recipe(model)
@@ -467,7 +468,7 @@ def inspect(
 
         show_coord_check(model, out, json)
         return
-    from glassformer.expression import preset
+    from glassformer.naming import preset
 
     if quality:
         from glassformer.cli.checkpoints import show_quality

@@ -22,7 +22,7 @@ from glassformer.convert.programs import Format, runs_in
 from glassformer.convert.quality import TOKENS, Quality, qualities
 from glassformer.convert.storage import writable
 from glassformer.errors import RequestError, WorkError
-from glassformer.expression import load, preset
+from glassformer.naming import load, preset
 
 
 def show_doors(name: str, config: ModelConfig, as_json: bool) -> None:

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from glassformer.cli.show import output, size
 from glassformer.errors import RequestError
-from glassformer.expression import preset
+from glassformer.naming import preset
 from glassformer.planning import Plan, plan
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.int8}

@@ -17,7 +17,6 @@ from glassformer.cli.options import Drawing, Writing
 from glassformer.cli.show import size
 from glassformer.convert.fold import fold
 from glassformer.errors import RequestError, WorkError, no_memory
-from glassformer.expression import load
 from glassformer.generation import CompiledStep, Sampling, prefill, stream
 from glassformer.generation.beams import beams
 from glassformer.generation.engine import LONGEST_PROMPT, Engine, Request
@@ -26,6 +25,7 @@ from glassformer.generation.speculate import AHEAD, Draft, PromptLookup, Propose
 from glassformer.generation.steps import check_tokens
 from glassformer.generation.text import Detokenizer, Stops
 from glassformer.introspection import rows_of
+from glassformer.naming import load
 from glassformer.parts.precision import onednn_in_bf16
 from glassformer.parts.quantized import QUANTIZED, quantize
 from glassformer.state import ModelState

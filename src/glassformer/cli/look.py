@@ -26,13 +26,13 @@ from glassformer.cli.why import one_line
 from glassformer.convert import is_checkpoint
 from glassformer.convert.storage.base import disk
 from glassformer.errors import RequestError, WorkError, did_you_mean
-from glassformer.expression import load, parse, preset
 from glassformer.introspection import edit, rows_of
 from glassformer.lens.asking import PATCHING, READINGS, Question, ablation
 from glassformer.lens.inspection import Head, Inspection, inspect
 from glassformer.lens.page.words import visible
 from glassformer.lens.reading import Reading
 from glassformer.model import Model
+from glassformer.naming import load, parse, preset
 from glassformer.text import ByteTokenizer, Tokenizer
 
 LONGEST = 4096

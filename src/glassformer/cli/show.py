@@ -21,7 +21,7 @@ from glassformer.architectures import FAMILIES, PRESETS
 from glassformer.config import ModelConfig
 from glassformer.dynamics.summary import event_words
 from glassformer.errors import RequestError
-from glassformer.expression import SIZES, changes
+from glassformer.naming import SIZES, changes, words
 from glassformer.text import TextData
 from glassformer.training import Recipe, Report, Run
 from glassformer.training.checkpoint import disk_errors
@@ -339,7 +339,10 @@ def show_presets(as_json: bool) -> None:
     console = Console()
     console.print(table)
     console.print("sizes: " + ", ".join(f"@{name}" for name in SIZES), highlight=False)
-    console.print("changes: " + ", ".join(f"+{name}" for name in changes()) + ", +path=value", highlight=False)
+    console.print("changes, by the part that declares them; a value stands for any of its kind:", highlight=False)
+    for axis, some in words().items():
+        console.print(f"  {axis}: " + " ".join(f"+{word}" for word in some), highlight=False, markup=False)
+    console.print("  any field: +path=value, such as +norm.eps=1e-6", highlight=False)
 
 
 PEERS = {"train": ("transformers",), "generate": ("transformers", "xllamacpp")}

@@ -33,7 +33,7 @@ from glassformer.comparison.statistics import stand_in, verdicts
 from glassformer.config import ModelConfig
 from glassformer.dynamics.summary import summary_of
 from glassformer.errors import RequestError, check_whole
-from glassformer.expression import own_value
+from glassformer.naming import own_value
 from glassformer.parts.base import to_plain
 from glassformer.report import write_report
 from glassformer.text import OnProgress, TextData, prepare

@@ -8,10 +8,11 @@ from typing import Any, Literal
 from glassformer.config import ModelConfig
 from glassformer.dynamics.qk_clip import refuse_clipping
 from glassformer.errors import RequestError, check_whole
-from glassformer.expression import own_value, preset, split_recipe, with_recipe
+from glassformer.naming import own_value, preset, split_recipe
 from glassformer.report.page import WORTH_SAYING
 from glassformer.training import Recipe
 from glassformer.training.loop import fit, refuse_blind
+from glassformer.training.overrides import with_recipe
 
 Match = Literal["tokens", "flops", "minutes"]
 UNFAIR = 0.2

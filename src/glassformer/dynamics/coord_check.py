@@ -155,7 +155,7 @@ def at_width(config: ModelConfig, width: int, length: int = 32) -> ModelConfig:
         mixer, ffn = block.mixer, block.ffn
         heads = mixer.heads(config.ctx)
         mixer = mixer.resized(HEADS if heads is None else min(HEADS, 1 << (heads.n_heads.bit_length() - 1)))
-        mixer = mixer.changed("dropout", 0.0) or mixer
+        mixer = mixer.changed("dropout", lambda old: 0.0) or mixer
         if ffn is not None and ffn.hidden is not None:
             ffn = ffn.vary(hidden=max(8, round(ffn.hidden * width / config.d_model / 8) * 8))
         return block.vary(mixer=mixer, ffn=ffn, residual=block.residual.vary(dropout=0.0))

@@ -349,8 +349,8 @@ def seeing(model: Model, visibility: VisibilityConfig) -> Model:
         raise RequestError("packed weights cannot be put into another model; load this one without quantize")
 
     def change(block: BlockConfig) -> BlockConfig:
-        mixer = block.mixer.changed("visibility", visibility)
-        return block if mixer is None else block.vary(mixer=mixer.changed("kernel", AutoConfig()) or mixer)
+        mixer = block.mixer.changed("visibility", lambda old: visibility)
+        return block if mixer is None else block.vary(mixer=mixer.changed("kernel", lambda old: AutoConfig()) or mixer)
 
     stack = [stage.vary(blocks=tuple(change(block) for block in stage.blocks)) for stage in module.config.stack]
     other = module.config.vary(stack=tuple(stack)).outline()

@@ -17,6 +17,8 @@ from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 from torch import nn
 
 from glassformer.errors import did_you_mean, shown
+from glassformer.parts.outside import GROUP, load_installed
+from glassformer.parts.words import Word, Words, as_words
 
 
 @dataclass(frozen=True)
@@ -125,6 +127,8 @@ def to_plain(value: Any) -> Any:
 
 
 _CLASSES: list[type[PartConfig]] = []
+WORDS: dict[str, tuple[Word, type[PartConfig]]] = {}
+"""Short name -> its declaration and the part that it names, for every part imported so far."""
 
 
 def of_kind(part: dict[str, Any], kind: str) -> dict[str, Any]:
@@ -147,23 +151,42 @@ class PartConfig(Value):
     axis: ClassVar[str] = "part"
     kind: ClassVar[str] = ""
 
-    def __init_subclass__(cls, *, axis: str = "", kind: str = "", **kwargs: Any) -> None:
+    words: ClassVar[tuple[Word, ...]] = ()
+    """Its short names in expressions (`parts/words.py`)."""
+
+    def __init_subclass__(cls, *, axis: str = "", kind: str = "", words: Words = (), **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if axis:
             cls.axis = axis
-        cls.kind = kind
+        cls.kind, cls.words = kind, as_words(words)
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
-        """Registers a finished class; of two with one kind, the later."""
+        """Registers a finished class; of two with one kind, the later. Raises ValueError for a short name that another
+        part has."""
+        me = (cls.axis, cls.kind)
+        others = {name: known for name, (_, known) in WORDS.items() if (known.axis, known.kind) != me}
+        for word in cls.words:
+            if word.name in others:
+                raise ValueError(f"the short name {word.name!r} of {cls.__name__} is {others[word.name].__name__}'s")
         if cls.kind:
-            _CLASSES[:] = [known for known in _CLASSES if (known.axis, known.kind) != (cls.axis, cls.kind)]
-            _CLASSES.append(cls)
+            _CLASSES[:] = [*(known for known in _CLASSES if (known.axis, known.kind) != me), cls]
+        WORDS.update({word.name: (word, cls) for word in cls.words})
 
     @classmethod
     def choices(cls) -> dict[str, type[PartConfig]]:
         """kind -> class, for every registered choice of this axis."""
         return {known.kind: known for known in _CLASSES if issubclass(known, cls)}
+
+    @classmethod
+    def replacing(cls, old: Any, **fields: Any) -> Any:
+        """This choice in the place of `old`, another of its axis or None. What all choices of the axis have carries
+        over; a choice that is there already keeps its own numbers too."""
+        if type(old) is cls:
+            return old.vary(**fields)
+        axis = next(known for known in cls.__mro__ if "axis" in vars(known))
+        shared = {} if old is None else {name: getattr(old, name) for name in axis.model_fields}  # type: ignore[attr-defined]
+        return cls(**{**shared, **fields})
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
@@ -199,13 +222,16 @@ class PartConfig(Value):
             kind, found = value.kind, value if isinstance(value, cls) else None
         elif isinstance(value, dict) and isinstance(value.get("kind"), str):
             kind = value["kind"]
+            if kind not in choices and load_installed():
+                choices = cls.choices()
             found = choices[kind].model_validate(value) if kind in choices else None
         else:
             raise PydanticCustomError("part", "a {axis} is a mapping with a kind, one of {known}",
                                       {"axis": cls.axis, "known": ", ".join(sorted(choices))})  # fmt: skip
         if found is None:
             raise PydanticCustomError(
-                "part", "{kind} cannot stand here as a {axis}; known here: {known}{near}",
+                "part", "unknown {axis} kind {kind}; known: {known}{near} (a part from outside this package must be "
+                f"imported first, or installed as an entry point of {GROUP})",
                 {"kind": shown(kind), "axis": cls.axis, "known": ", ".join(sorted(choices)),
                  "near": did_you_mean(kind, choices)},
             )  # fmt: skip

@@ -15,6 +15,7 @@ from glassformer.parts.linear import linear_params
 from glassformer.parts.loss import cross_entropy, linear_cross_entropy
 from glassformer.parts.reparam import MakeReparam
 from glassformer.parts.shard import Shard, Shards
+from glassformer.parts.words import Word
 
 
 class Head(nn.Module):
@@ -108,7 +109,12 @@ class Head(nn.Module):
             self.bias.zero_()
 
 
-class HeadConfig(PartConfig, axis="head", kind="head"):
+class HeadConfig(
+    PartConfig,
+    axis="head",
+    kind="head",
+    words=(Word("tied", fields={"tied": True}), Word("untied", fields={"tied": False})),
+):
     tied: bool = False
     bias: bool = False
     softcap: float | None = Field(None, gt=0)

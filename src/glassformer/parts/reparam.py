@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from glassformer.parts.base import BuildContext, PartConfig
 from glassformer.parts.precision import wide
+from glassformer.parts.words import Word, positive
 
 _LEAST = 1e-12
 
@@ -119,7 +120,9 @@ class ReparamConfig(PartConfig, axis="reparam"):
         raise NotImplementedError
 
 
-class SigmaReparamConfig(ReparamConfig, kind="sigma"):
+class SigmaReparamConfig(
+    ReparamConfig, kind="sigma", words=Word("sigmareparam", positive("gamma"), "1", optional=True)
+):
     gamma: float | None = Field(None, gt=0)
     """None: sigma(W_0)."""
 

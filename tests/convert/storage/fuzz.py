@@ -33,7 +33,8 @@ from glassformer.convert.gguf import write as write_model
 from glassformer.convert.storage import DTYPES, TensorFile, open_folder, open_tensors, write_gguf
 from glassformer.convert.storage.quants import FORMATS, unit
 from glassformer.errors import RequestError
-from glassformer.expression import each_attention, load, preset
+from glassformer.naming import load, preset
+from glassformer.naming.changes import each_mixer
 from glassformer.parts.position import RotaryConfig
 from glassformer.parts.position.scaling import Llama3ScalingConfig
 from glassformer.text import ByteTokenizer
@@ -212,7 +213,7 @@ def model_corpus() -> list[bytes]:
         config = preset(f"{name}{TINY}")
         if seed == 1:
             rotary = RotaryConfig(scaling=Llama3ScalingConfig(factor=8.0, original_context=8))
-            config = each_attention(config, lambda mixer, rotary=rotary: mixer.vary(position=rotary))
+            config = each_mixer(config, "position", rotary)
         path = _written("model.gguf", b"")
         write_model(config.build(seed), ByteTokenizer(), path, "F32")
         found.append(path.read_bytes())

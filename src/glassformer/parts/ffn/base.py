@@ -73,6 +73,13 @@ class FFN(nn.Module):
         return matrices_of(self)
 
 
+def _matched(hidden: int | None, before: int, after: int) -> int | None:
+    """The width at which `after` matrices have as many weights as `before` have; a smaller one is rounded up to 8."""
+    if hidden is None or before == after:
+        return hidden
+    return -(-before * hidden // (8 * after)) * 8 if after > before else round(hidden * before / after)
+
+
 class FFNConfig(PartConfig, axis="ffn"):
     hidden: int | None = Field(None, gt=0, le=1 << 24)
     """Width f of the hidden layer; None takes the width that keeps 8 d^2 weights."""
@@ -82,6 +89,36 @@ class FFNConfig(PartConfig, axis="ffn"):
 
     def width(self, ctx: BuildContext) -> int:
         raise NotImplementedError
+
+    def n_matrices(self) -> int:
+        """Matrices of d x hidden weights: by their number a change of kind keeps the number of weights."""
+        return 2
+
+    def as_experts(self) -> dict[str, Any] | None:
+        """Fields of `ExpertsConfig` whose experts compute what this network does; None if there are none."""
+        return None
+
+    def absorbing(self, new: FFNConfig, hidden: int | None) -> FFNConfig | None:
+        """This network with the kind of `new` inside it, rather than `new` in its place; None if it has no inside."""
+        return None
+
+    def with_bias(self, bias: bool) -> Any:
+        """With or without biases on its matrices, if it has the choice."""
+        return self.vary(bias=bias) if "bias" in type(self).model_fields else self
+
+    @classmethod
+    def replacing(cls, old: FFNConfig | None, **fields: Any) -> FFNConfig | None:
+        """Keeps the number of weights: three matrices of 2/3 the width for two, and back; and whether there are biases.
+        Experts stay experts."""
+        size = fields.pop("hidden", None)
+        if type(old) is cls:
+            return old.vary(**fields, hidden=size or old.hidden)
+        carried = {"bias": getattr(old, "bias", False)} if "bias" in cls.model_fields else {}
+        new = cls(**{**carried, **fields})
+        if old is None:
+            return new.vary(hidden=size)
+        hidden = size or _matched(old.hidden, old.n_matrices(), new.n_matrices())
+        return old.absorbing(new, hidden) or new.vary(hidden=hidden)
 
     def explicit(self, ctx: BuildContext) -> Any:
         return self.vary(hidden=self.width(ctx))

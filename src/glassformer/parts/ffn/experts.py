@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 import torch.nn.functional as F
@@ -23,6 +23,7 @@ from glassformer.parts.linear import GroupedLinear, Linear, Matrix, linear_param
 from glassformer.parts.precision import full_precision, product_dtype, wide
 from glassformer.parts.reparam import MakeReparam
 from glassformer.parts.site import Site
+from glassformer.parts.words import Word, whole_number
 
 Score = Literal["softmax", "sigmoid"]
 
@@ -211,7 +212,15 @@ class Experts(FFN):
         return (y * all_weights[..., None]).sum(1).to(y.dtype)
 
 
-class ExpertsConfig(FFNConfig, kind="experts"):
+def read_experts(word: str, text: str) -> dict[str, Any]:
+    """moe:E:K or moe:E:K:F, with E experts of which a token meets K, each F wide."""
+    if not 2 <= text.count(":") + 1 <= 3:
+        raise RequestError(f"{word}:{text}: use moe:experts:chosen, such as moe:8:2, or moe:experts:chosen:hidden")
+    n_experts, top_k, *hidden = (whole_number(word, part) for part in text.split(":"))
+    return {"n_experts": n_experts, "top_k": top_k, "hidden": hidden[0] if hidden else None}
+
+
+class ExpertsConfig(FFNConfig, kind="experts", words=Word("moe", read_experts, "8:2")):
     """`hidden` is that of one expert; None: so that those that see a token, shared ones too, have the weights of one
     dense network together, up to a multiple of 8."""
 
@@ -242,6 +251,27 @@ class ExpertsConfig(FFNConfig, kind="experts"):
                 f"activation={self.activation} is for experts with gated={not self.gated}; use {', '.join(known)}"
             )
         return self
+
+    def n_matrices(self) -> int:
+        return 3 if self.gated else 2
+
+    def absorbing(self, new: FFNConfig, hidden: int | None) -> FFNConfig | None:
+        if (like := new.as_experts()) is None:
+            return None
+        return self.vary(hidden=hidden, gated=like["gated"], activation=like["activation"])
+
+    @classmethod
+    def replacing(cls, old: FFNConfig | None, **fields: Any) -> FFNConfig | None:
+        """Experts of the kind of the network there, none where there is none. A token meets as many weights as before:
+        each of the K that it is sent to has 1/K of the width. Raises RequestError for a kind that experts cannot be."""
+        if old is None:
+            return None
+        if type(old) is cls:
+            return old.vary(**fields)
+        if (like := old.as_experts()) is None:
+            raise RequestError(f"ffn={old.kind} does not say how experts of its kind are made (as_experts)")
+        hidden = fields.pop("hidden", None) or (old.hidden and share_of(old.hidden, fields.get("top_k", 2)))
+        return cls(**like, **fields, hidden=hidden)
 
     def dense(self, hidden: int | None) -> GluConfig | MlpConfig:
         """A network as the experts are, of another width."""

@@ -19,6 +19,7 @@ from glassformer.parts.region import region
 from glassformer.parts.reparam import MakeReparam
 from glassformer.parts.shard import Shard
 from glassformer.parts.site import Site
+from glassformer.parts.words import Word, whole
 
 
 class Glu(FFN):
@@ -107,7 +108,13 @@ def gating(activation: str) -> Callable[[Tensor, Tensor], Tensor]:
     return FUSED.get(activation) or gated(ACTIVATIONS[activation])
 
 
-class GluConfig(FFNConfig, kind="glu"):
+_WORDS = tuple(
+    Word(name, whole("hidden"), "1024", optional=True, fields={"activation": activation})
+    for name, activation in {"glu": "sigmoid", "reglu": "relu", "geglu": "gelu", "swiglu": "silu"}.items()
+)
+
+
+class GluConfig(FFNConfig, kind="glu", words=_WORDS):
     activation: Literal["sigmoid", "relu", "gelu", "gelu_tanh", "silu"] = "silu"
     bias: bool = False
     multiple_of: int = Field(8, gt=0, le=1 << 20)
@@ -115,6 +122,12 @@ class GluConfig(FFNConfig, kind="glu"):
 
     def width(self, ctx: BuildContext) -> int:
         return self.hidden or -(-8 * ctx.d_model // (3 * self.multiple_of)) * self.multiple_of
+
+    def n_matrices(self) -> int:
+        return 3
+
+    def as_experts(self) -> dict[str, Any]:
+        return {"gated": True, "activation": self.activation, "bias": self.bias}
 
     def explicit(self, ctx: BuildContext) -> GluConfig:
         return self.vary(hidden=self.width(ctx), multiple_of=1)

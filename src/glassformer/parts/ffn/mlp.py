@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from jaxtyping import Float
 from torch import Tensor
@@ -12,6 +12,7 @@ from glassformer.parts.linear import Linear, Matrix, linear_params
 from glassformer.parts.reparam import MakeReparam
 from glassformer.parts.shard import Shard
 from glassformer.parts.site import Site
+from glassformer.parts.words import Word, whole
 
 
 class Mlp(FFN):
@@ -48,12 +49,21 @@ class Mlp(FFN):
         return self.out(self.down_proj(self.hidden(hidden)))
 
 
-class MlpConfig(FFNConfig, kind="mlp"):
+_WORDS = tuple(
+    Word(name, whole("hidden"), "1024", optional=True, fields={"activation": name})
+    for name in ("relu", "gelu", "gelu_tanh", "silu", "relu2")
+)
+
+
+class MlpConfig(FFNConfig, kind="mlp", words=_WORDS):
     activation: Literal["relu", "gelu", "gelu_tanh", "silu", "relu2"] = "gelu_tanh"
     bias: bool = True
 
     def width(self, ctx: BuildContext) -> int:
         return self.hidden or 4 * ctx.d_model
+
+    def as_experts(self) -> dict[str, Any]:
+        return {"gated": False, "activation": self.activation, "bias": self.bias}
 
     def build(self, ctx: BuildContext) -> Mlp:
         return Mlp(ctx.d_model, self.width(ctx), self.activation, self.bias, ctx.make_reparam)

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Literal, get_args
 
 import torch
 from jaxtyping import Float
@@ -33,6 +35,7 @@ from glassformer.parts.reparam import MakeReparam
 from glassformer.parts.shard import Shard
 from glassformer.parts.site import Site
 from glassformer.parts.visibility import Causal, CausalConfig, SameDocument, Visibility, VisibilityConfig
+from glassformer.parts.words import Word, positive, whole
 
 Over = Literal["head", "each_head", "full"]
 
@@ -213,7 +216,29 @@ class QKNormConfig(Value):
         ]
 
 
-class AttentionConfig(MixerConfig, kind="attention"):
+def _qk_norm(old: QKNormConfig | None, norm: NormConfig, over: Any = None) -> QKNormConfig:
+    new = old or QKNormConfig(norm=RMSNormConfig(eps=norm.eps))
+    return new.vary(over=over or new.over)
+
+
+def _read_qk_norm(word: str, text: str) -> dict[str, Any]:
+    if text not in get_args(Over):
+        raise RequestError(f"{word}:{text}: use qknorm, qknorm:head, qknorm:each_head or qknorm:full", field=word)
+    return {"qk_norm": partial(_qk_norm, over=text)}
+
+
+_WORDS = (
+    Word("mha", fields={"n_kv_heads": None}, change="n_kv_heads"),
+    Word("mqa", fields={"n_kv_heads": 1}, change="n_kv_heads"),
+    Word("gqa", whole("n_kv_heads"), "2", change="n_kv_heads"),
+    Word("softcap", positive("softcap"), "50", change="softcap"),
+    Word("gain", fields={"gain_control": True}, change="gain_control"),
+    Word("qknorm", _read_qk_norm, "full", optional=True, fields={"qk_norm": _qk_norm}, change="qk_norm"),
+)  # fmt: skip
+"""Changes of any mixer that has these properties."""
+
+
+class AttentionConfig(MixerConfig, kind="attention", words=_WORDS):
     n_heads: int = Field(gt=0, le=1 << 16)
     n_kv_heads: int | None = Field(None, gt=0, le=1 << 16)
     """None: as many as n_heads."""
@@ -264,9 +289,9 @@ class AttentionConfig(MixerConfig, kind="attention"):
         fewer = {None: None, 1: 1}.get(self.n_kv_heads, nearest)
         return self.vary(n_heads=n_heads, n_kv_heads=fewer, head_dim=None)
 
-    def changed(self, change: MixerChange, value: Any) -> AttentionConfig:
-        """Of a change of `bias`, the output's goes with the others'."""
-        return self.vary(**{change: value}, **({"out_bias": None} if change == "bias" else {}))
+    def changed(self, change: MixerChange, new: Callable[[Any], Any]) -> AttentionConfig:
+        """The output's bias goes with the others'."""
+        return self.vary(**{change: new(getattr(self, change))}, **({"out_bias": None} if change == "bias" else {}))
 
     def can_clip_logits(self) -> bool:
         if self.qk_norm is not None:

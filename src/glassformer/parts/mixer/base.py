@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -91,6 +92,9 @@ class MixerConfig(PartConfig, axis="mixer"):
     """The config of a mixer. The abstract methods have no default: a config that lacks one is refused when its class is
     defined."""
 
+    knows_order: ClassVar[bool] = False
+    """True if the mixer tells the order of tokens by itself: its short name then drops positions at the embedding."""
+
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
         if cls.kind and (missing := sorted(cls.__abstractmethods__)):
@@ -126,9 +130,9 @@ class MixerConfig(PartConfig, axis="mixer"):
         left to it."""
 
     @abstractmethod
-    def changed(self, change: MixerChange, value: Any) -> MixerConfig | None:
-        """The mixer with one property changed; None if it has no such property, so that a change of all layers passes
-        it by. Raises RequestError if the property exists and cannot be changed here."""
+    def changed(self, change: MixerChange, new: Callable[[Any], Any]) -> MixerConfig | None:
+        """The mixer with one property changed from x to new(x); None if it has no such property, so that a change of
+        all layers passes it by. Raises RequestError if the property exists and cannot be changed here."""
 
     def can_clip_logits(self) -> bool:
         """True if scaling W_q and W_k scales the logits, as QK-clip needs; False if there are no logits. Raises

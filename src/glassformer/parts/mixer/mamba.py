@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
@@ -219,7 +220,9 @@ def rank_of(d_model: int) -> int:
     return -(-d_model // 16)
 
 
-class MambaConfig(MixerConfig, kind="mamba"):
+class MambaConfig(MixerConfig, kind="mamba", words="mamba"):
+    knows_order: ClassVar[bool] = True
+
     d_state: int = Field(16, gt=0, le=1 << 12)
     d_conv: int = Field(4, ge=2, le=1 << 8)
     expand: int = Field(2, gt=0, le=1 << 8)
@@ -259,8 +262,8 @@ class MambaConfig(MixerConfig, kind="mamba"):
     def resized(self, n_heads: int) -> MambaConfig:
         return self.vary(dt_rank=None)
 
-    def changed(self, change: MixerChange, value: Any) -> MambaConfig | None:
-        return self.vary(bias=value) if change == "bias" else None
+    def changed(self, change: MixerChange, new: Callable[[Any], Any]) -> MambaConfig | None:
+        return self.vary(bias=new(self.bias)) if change == "bias" else None
 
     def build(self, ctx: BuildContext) -> Mamba:
         if ctx.mup is not None:

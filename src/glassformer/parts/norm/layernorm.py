@@ -97,7 +97,7 @@ class _LayerNorm(torch.autograd.Function):
         )
 
 
-class LayerNormConfig(NormConfig, kind="layernorm"):
+class LayerNormConfig(NormConfig, kind="layernorm", words="layernorm"):
     bias: bool = True
 
     def build(self, ctx: BuildContext) -> LayerNorm:

@@ -92,7 +92,7 @@ class _RMSNorm(torch.autograd.Function):
         )
 
 
-class RMSNormConfig(NormConfig, kind="rmsnorm"):
+class RMSNormConfig(NormConfig, kind="rmsnorm", words="rmsnorm"):
     unit_offset: bool = False
 
     def build(self, ctx: BuildContext) -> RMSNorm:

@@ -61,7 +61,7 @@ class Alibi(AttentionPosition):
         return f"heads={len(self.slopes)}"
 
 
-class AlibiConfig(AttentionPositionConfig, kind="alibi"):
+class AlibiConfig(AttentionPositionConfig, kind="alibi", words="alibi"):
     max_bias: float = Field(8.0, gt=0)
 
     def build(self, ctx: BuildContext) -> Alibi:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import ClassVar, Literal
+
 from torch import Tensor, nn
 
 from glassformer.parts.base import BuildContext, PartConfig
@@ -39,12 +41,17 @@ class AttentionPosition(nn.Module):
         return {}
 
 
-class PositionConfig(PartConfig, axis="position"):
+class PositionConfig(PartConfig, axis="position", words="nope"):
     """How a model knows the order of its tokens; None means it does not."""
+
+    place: ClassVar[Literal["", "embedding", "mixer"]] = ""
+    """The part that holds a choice of this kind."""
 
 
 class EmbeddingPositionConfig(PositionConfig):
     """The choices for `embedding.position`."""
+
+    place = "embedding"
 
     def build(self, ctx: BuildContext) -> EmbeddingPosition:
         raise NotImplementedError
@@ -55,6 +62,8 @@ class EmbeddingPositionConfig(PositionConfig):
 
 
 class AttentionPositionConfig(PositionConfig):
+    place = "mixer"
+
     """The choices for `mixer.position`; the context has n_heads and head_dim."""
 
     def build(self, ctx: BuildContext) -> AttentionPosition:

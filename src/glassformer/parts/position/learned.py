@@ -66,7 +66,7 @@ class Learned(EmbeddingPosition):
         return f"length={self.limit}"
 
 
-class LearnedConfig(EmbeddingPositionConfig, kind="learned"):
+class LearnedConfig(EmbeddingPositionConfig, kind="learned", words="learned"):
     length: int | None = Field(None, gt=0, le=1 << 28)
     """Positions it knows; None takes the model's context."""
     offset: int = Field(0, ge=0, le=1 << 16)

@@ -155,7 +155,7 @@ class _Turn(torch.autograd.Function):
         return _turn_back(grads[0], *ctx.saved_tensors, ctx.pair_axis), None, None, None
 
 
-class RotaryConfig(AttentionPositionConfig, kind="rotary"):
+class RotaryConfig(AttentionPositionConfig, kind="rotary", words="rope"):
     base: float = Field(10000.0, gt=1)
     fraction: float = Field(1.0, gt=0, le=1)
     """Share of the head that is turned."""

@@ -47,7 +47,7 @@ class Sinusoidal(EmbeddingPosition):
         return f"base={self.base:g}"
 
 
-class SinusoidalConfig(EmbeddingPositionConfig, kind="sinusoidal"):
+class SinusoidalConfig(EmbeddingPositionConfig, kind="sinusoidal", words="sinusoidal"):
     base: float = Field(10000.0, gt=1)
 
     def limit(self, ctx: BuildContext) -> None:

@@ -8,7 +8,9 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from glassformer.parts.base import BuildContext, PartConfig
+from glassformer.parts.init import InitConfig
 from glassformer.parts.site import Site
+from glassformer.parts.words import Word
 
 Branch = Callable[[Tensor], Tensor]
 
@@ -46,7 +48,7 @@ class Residual(nn.Module):
         raise NotImplementedError
 
 
-class ResidualConfig(PartConfig, axis="residual"):
+class ResidualConfig(PartConfig, axis="residual", words=Word("branch_scale", fields={"depth_scaled": True})):
     dropout: float = Field(0.0, ge=0, lt=1)
     """On each branch's result."""
     scale: float | None = Field(None, gt=0)
@@ -57,6 +59,8 @@ class ResidualConfig(PartConfig, axis="residual"):
 
     ends_in_norm: ClassVar[bool] = False
     """Whether the last thing in a block is a norm of the stream: a final one would only repeat it."""
+    brings: ClassVar[InitConfig | None] = None
+    """The initialisation that belongs to this wiring: its short name sets both."""
     wants_warmup: ClassVar[bool] = False
     """True if training stalls without a warm-up (Xiong et al. 2020, 2002.04745)."""
     norms: ClassVar[tuple[str, ...]] = ("mixer_norm", "ffn_norm")

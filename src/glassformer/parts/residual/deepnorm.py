@@ -6,6 +6,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from glassformer.parts.base import BuildContext
+from glassformer.parts.init import DeepNormInitConfig, InitConfig
 from glassformer.parts.residual.base import Branch, Residual, ResidualConfig
 
 
@@ -39,9 +40,10 @@ class DeepNorm(Residual):
         return self.ffn_norm(self.alpha * x + self.share(ffn(x)))
 
 
-class DeepNormConfig(ResidualConfig, kind="deepnorm"):
+class DeepNormConfig(ResidualConfig, kind="deepnorm", words="deepnorm"):
     wiring = DeepNorm
     ends_in_norm: ClassVar[bool] = True
+    brings: ClassVar[InitConfig] = DeepNormInitConfig()
     alpha: float | None = Field(None, gt=0)
     """None: (2 L)^(1/4) of L layers."""
 

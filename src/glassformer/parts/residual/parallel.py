@@ -5,6 +5,7 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from glassformer.parts.residual.base import Branch, Residual, ResidualConfig
+from glassformer.parts.words import Word
 
 
 class Parallel(Residual):
@@ -38,7 +39,11 @@ class Parallel(Residual):
         return mixed + self.share(ffn(normed if self.ffn_norm is None else self.ffn_norm(x)))
 
 
-class ParallelConfig(ResidualConfig, kind="parallel"):
+class ParallelConfig(
+    ResidualConfig,
+    kind="parallel",
+    words=(Word("parallel", fields={"shared_norm": True}), Word("parallel2", fields={"shared_norm": False})),
+):
     wiring = Parallel
     shared_norm: bool = True
     """One norm for both branches, or one for each."""

@@ -30,7 +30,7 @@ class Post(Residual):
         return self.ffn_norm(x + self.share(ffn(x)))
 
 
-class PostConfig(ResidualConfig, kind="post"):
+class PostConfig(ResidualConfig, kind="post", words="post"):
     wiring = Post
     ends_in_norm: ClassVar[bool] = True
     wants_warmup: ClassVar[bool] = True

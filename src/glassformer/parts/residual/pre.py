@@ -32,5 +32,5 @@ class Pre(Residual):
         return x + self.share(ffn(self.ffn_norm(x)))
 
 
-class PreConfig(ResidualConfig, kind="pre"):
+class PreConfig(ResidualConfig, kind="pre", words="pre"):
     wiring = Pre

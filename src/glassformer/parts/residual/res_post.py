@@ -36,6 +36,6 @@ class ResPost(Residual):
         return x + self.share(self.ffn_post_norm(ffn(x)))
 
 
-class ResPostConfig(ResidualConfig, kind="res_post"):
+class ResPostConfig(ResidualConfig, kind="res_post", words="respost"):
     wiring = ResPost
     norms: ClassVar[tuple[str, ...]] = ("mixer_post_norm", "ffn_post_norm")

@@ -40,6 +40,6 @@ class Sandwich(Residual):
         return x + self.share(self.ffn_post_norm(ffn(self.ffn_norm(x))))
 
 
-class SandwichConfig(ResidualConfig, kind="sandwich"):
+class SandwichConfig(ResidualConfig, kind="sandwich", words="sandwich"):
     wiring = Sandwich
     norms: ClassVar[tuple[str, ...]] = ("mixer_norm", "mixer_post_norm", "ffn_norm", "ffn_post_norm")

@@ -19,6 +19,6 @@ class Bidirectional(Visibility):
         return float(t)
 
 
-class BidirectionalConfig(VisibilityConfig, kind="bidirectional"):
+class BidirectionalConfig(VisibilityConfig, kind="bidirectional", words="bidirectional"):
     def build(self, ctx: BuildContext) -> Bidirectional:
         return Bidirectional()

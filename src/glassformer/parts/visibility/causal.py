@@ -18,6 +18,6 @@ class Causal(Visibility):
         return (t + 1) / 2
 
 
-class CausalConfig(VisibilityConfig, kind="causal"):
+class CausalConfig(VisibilityConfig, kind="causal", words="causal"):
     def build(self, ctx: BuildContext) -> Causal:
         return Causal()

@@ -5,6 +5,7 @@ from torch import Tensor
 
 from glassformer.parts.base import BuildContext
 from glassformer.parts.visibility.base import Visibility, VisibilityConfig
+from glassformer.parts.words import Word, whole
 
 
 class SlidingWindow(Visibility):
@@ -26,7 +27,7 @@ class SlidingWindow(Visibility):
         return (w * (w + 1) / 2 + (t - w) * w) / t
 
 
-class SlidingWindowConfig(VisibilityConfig, kind="sliding_window"):
+class SlidingWindowConfig(VisibilityConfig, kind="sliding_window", words=Word("window", whole("window"), "256")):
     window: int = Field(gt=0, le=1 << 28)
 
     def build(self, ctx: BuildContext) -> SlidingWindow:

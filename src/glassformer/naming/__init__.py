@@ -1,0 +1,19 @@
+"""Naming a model: EXPR -> ModelConfig.
+
+    EXPR   := NAME[@SIZE][+CHANGE...]         gpt2    llama@10m    gpt2@10m+rope+rmsnorm+swiglu+gqa:2
+    NAME   := a preset | a .yaml or .json config | a run or checkpoint folder | a .gguf file | hf:owner/name | smollm2
+    CHANGE := a short name, with a value after a colon where it takes one | path=value
+
+A change is a function ModelConfig -> ModelConfig that leaves everything else alone: a part that is already of the kind
+named keeps its numbers. Short names are declared by the parts (`parts/words.py`). Where a model is trained, changes of
+the recipe may stand among them: +recipe.FIELD=VALUE, as `glassformer why` writes what to try.
+
+Naming a preset imports neither a trainer nor a converter; only a NAME that is a file or a checkpoint does.
+"""
+
+from glassformer.naming.assign import assign
+from glassformer.naming.changes import changes, words
+from glassformer.naming.models import load, own_value, parse, preset, split_recipe
+from glassformer.naming.sizes import SIZES, resize
+
+__all__ = ["SIZES", "assign", "changes", "load", "own_value", "parse", "preset", "resize", "split_recipe", "words"]

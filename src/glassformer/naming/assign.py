@@ -1,0 +1,56 @@
+"""path=value: one field of a config by its path."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from glassformer.config import ModelConfig
+from glassformer.errors import RequestError
+from glassformer.naming.grammar import RECIPE
+from glassformer.parts.tree import read_value, set_value
+
+ALIASES = {
+    "layers": "layers",
+    "heads": "mixer.n_heads",
+    "kv_heads": "mixer.n_kv_heads",
+    "n_heads": "mixer.n_heads",
+    "n_kv_heads": "mixer.n_kv_heads",
+    "head_dim": "mixer.head_dim",
+    "hidden": "ffn.hidden",
+    "z_loss": "head.z_loss",
+}
+OF_BLOCK = ("mixer", "ffn", "norm", "residual")
+OF_MIXER = ("position", "visibility", "kernel", "qk_norm")
+
+
+def assign(config: ModelConfig, path: str, value: str) -> ModelConfig:
+    """Sets the value at a path. A path that starts at a part of a block (norm.eps, position.base) sets it in every
+    block that has it; norm also in the final norm and the embedding's. Raises RequestError."""
+    tree = config.to_dict()
+    first, *rest = steps = ALIASES.get(path, path).split(".")
+    if first == RECIPE:
+        raise RequestError(f"+{path}={value} is about training, not about the model; train and compare take it")
+    blocks = [block for stage in tree["stack"] for block in stage["blocks"]]
+    if first == "layers":
+        if rest:
+            raise RequestError(f"{path}={value}: layers is a number and has no fields; use layers={value}")
+        if len(tree["stack"]) != 1 or len(blocks) != 1:
+            raise RequestError("layers= is for a stack of equal blocks; set stack.0.repeat and so on")
+        tree["stack"][0]["repeat"] = read_value(value)
+    elif first in OF_MIXER:
+        for block in _having(blocks, "mixer", first):
+            set_value(block["mixer"], steps, value, path)
+    elif first in OF_BLOCK:
+        for block in _having(blocks, *steps[:2]) if rest else blocks:
+            set_value(block, steps, value, path)
+        for holder, name in ((tree, "final_norm"), (tree["embedding"], "norm")):
+            if first == "norm" and holder[name] is not None:
+                set_value(holder, [name, *steps[1:]], value, path)
+    else:
+        set_value(tree, steps, value, path, also=(*ALIASES, *OF_BLOCK, *OF_MIXER))
+    return ModelConfig.from_dict(tree)
+
+
+def _having(blocks: list[Any], part: str, field: str) -> list[Any]:
+    """The blocks whose part has the field, where layers differ; all where none has, for the complaint to name it."""
+    return [block for block in blocks if block[part] is not None and field in block[part]] or blocks

@@ -1,0 +1,206 @@
+"""What each change does to a config: +word, +word:value and +path=value.
+
+Words are declared by parts. How a choice of an axis enters a model is said here, once for each axis."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from glassformer.config import BlockConfig, ModelConfig
+from glassformer.errors import RequestError, did_you_mean
+from glassformer.naming.assign import assign
+from glassformer.parts.base import WORDS
+from glassformer.parts.init import Gpt2InitConfig
+from glassformer.parts.mup import Mup
+from glassformer.parts.outside import load_installed
+from glassformer.parts.residual import ResidualConfig
+from glassformer.parts.words import Word, number, whole
+
+Change = Callable[[ModelConfig], ModelConfig]
+Fields = Mapping[str, Any]
+
+
+def each_block(config: ModelConfig, change: Callable[[BlockConfig], BlockConfig]) -> ModelConfig:
+    stack = tuple(stage.vary(blocks=tuple(change(block) for block in stage.blocks)) for stage in config.stack)
+    return config.vary(stack=stack)
+
+
+def each_mixer(config: ModelConfig, change: str, value: Any, required: bool = True) -> ModelConfig:
+    """Every mixer that has the property, changed; a function is called with the value before and the block's norm.
+    Raises RequestError if no mixer has it and the change is about nothing else."""
+    found = []
+
+    def fit(block: BlockConfig) -> BlockConfig:
+        new = (lambda old: value(old, block.norm)) if callable(value) else lambda old: value
+        mixer = block.mixer.changed(change, new)  # type: ignore[arg-type]
+        found.append(mixer is not None)
+        return block if mixer is None else block.vary(mixer=mixer)
+
+    changed = each_block(config, fit)
+    if required and not any(found):
+        kinds = sorted({block.mixer.kind for block in config.layers()})
+        raise RequestError(
+            f"no mixer of this model has {change}: its mixers are {', '.join(kinds)}",
+            code="not_understood", field=f"mixer.{change}", value=kinds,
+        )  # fmt: skip
+    return changed
+
+
+# How a choice of an axis enters a model: (config, the choice or the axis itself, fields of the word) -> config
+
+
+def _norm(config: ModelConfig, choice: Any, fields: Fields) -> ModelConfig:
+    def swap(norm: Any) -> Any:
+        return None if norm is None else choice.replacing(norm, **fields)
+
+    config = each_block(config, lambda block: block.vary(norm=swap(block.norm)))
+    embedding = config.embedding.vary(norm=swap(config.embedding.norm))
+    return config.vary(final_norm=swap(config.final_norm), embedding=embedding)
+
+
+def _residual(config: ModelConfig, choice: Any, fields: Fields) -> ModelConfig:
+    """A wiring whose blocks end in a norm needs no final one; the others need one. An init that belongs to a wiring
+    comes and goes with it."""
+    if not choice.kind:
+        return each_block(config, lambda block: block.vary(residual=block.residual.vary(**fields)))
+    norm = next(config.layers()).norm
+    config = each_block(config, lambda block: block.vary(residual=choice.replacing(block.residual, **fields)))
+    wirings: list[Any] = list(ResidualConfig.choices().values())
+    brought = {type(known.brings) for known in wirings if known.brings is not None}
+    own = Gpt2InitConfig() if type(config.init) in brought else config.init
+    if choice.brings is not None:
+        own = type(choice.brings).replacing(config.init)
+    return config.vary(final_norm=None if choice.ends_in_norm else config.final_norm or norm, init=own)
+
+
+def _ffn(config: ModelConfig, choice: Any, fields: Fields) -> ModelConfig:
+    changed = each_block(config, lambda block: block.vary(ffn=choice.replacing(block.ffn, **fields)))
+    if not any(block.ffn for block in changed.layers()):
+        raise RequestError(f"ffn={choice.kind}: this model has no ffn that it could be made of; add one first")
+    return changed
+
+
+def _mixer(config: ModelConfig, choice: Any, fields: Fields) -> ModelConfig:
+    if choice.knows_order:
+        config = config.vary(embedding=config.embedding.vary(position=None))
+    return each_block(config, lambda block: block.vary(mixer=choice.replacing(block.mixer, **fields)))
+
+
+def _position(config: ModelConfig, choice: Any, fields: Fields) -> ModelConfig:
+    """At the embedding or in the mixers, and not in the other place; a word of the axis itself leaves none."""
+
+    def at(place: str, old: Any) -> Any:
+        return choice.replacing(old, **fields) if choice.place == place else None
+
+    config = config.vary(embedding=config.embedding.vary(position=at("embedding", config.embedding.position)))
+    return each_mixer(config, "position", lambda old, norm: at("mixer", old))
+
+
+def _visibility(config: ModelConfig, choice: Any, fields: Fields) -> ModelConfig:
+    return each_mixer(config, "visibility", choice(**fields))
+
+
+def _reparam(config: ModelConfig, choice: Any, fields: Fields) -> ModelConfig:
+    return config.vary(reparam=choice(**fields))
+
+
+def _head(config: ModelConfig, choice: Any, fields: Fields) -> ModelConfig:
+    return config.vary(head=config.head.vary(**fields))
+
+
+JOIN: dict[str, Callable[[ModelConfig, Any, Fields], ModelConfig]] = {
+    "norm": _norm,
+    "residual": _residual,
+    "ffn": _ffn,
+    "mixer": _mixer,
+    "position": _position,
+    "visibility": _visibility,
+    "reparam": _reparam,
+    "head": _head,
+}
+
+
+# Words of the model as a whole, which are no one part's
+
+
+def _bias(config: ModelConfig, fields: Fields) -> ModelConfig:
+    """On the matrices of mixer and ffn."""
+    config = each_mixer(config, "bias", fields["bias"], required=False)
+    return each_block(config, lambda block: block.vary(ffn=block.ffn.with_bias(fields["bias"]) if block.ffn else None))
+
+
+def _dropout(config: ModelConfig, fields: Fields) -> ModelConfig:
+    config = each_block(config, lambda block: block.vary(residual=block.residual.vary(**fields)))
+    config = each_mixer(config, "dropout", fields["dropout"], required=False)
+    return config.vary(embedding=config.embedding.vary(**fields))
+
+
+def _probability(word: str, text: str) -> dict[str, Any]:
+    p = number(word, text)
+    if not 0 <= p < 1:
+        raise RequestError(
+            f"{word}:{text}: a probability from 0 up to, not including, 1 is right", field=word, value=text
+        )
+    return {"dropout": p}
+
+
+def _embedding_norm(config: ModelConfig, fields: Fields) -> ModelConfig:
+    norm = config.embedding.norm or next(config.layers()).norm
+    return config.vary(embedding=config.embedding.vary(norm=norm if fields["on"] else None))
+
+
+def _mup(config: ModelConfig, fields: Fields) -> ModelConfig:
+    return config.vary(mup=(config.mup or Mup()).vary(**fields) if fields else Mup())
+
+
+OF_MODEL: dict[str, tuple[Word, Callable[[ModelConfig, Fields], ModelConfig]]] = {
+    word.name: (word, change)
+    for word, change in (
+        (Word("bias", fields={"bias": True}), _bias),
+        (Word("nobias", fields={"bias": False}), _bias),
+        (Word("dropout", _probability, "0.1"), _dropout),
+        (Word("embednorm", fields={"on": True}), _embedding_norm),
+        (Word("noembednorm", fields={"on": False}), _embedding_norm),
+        (Word("mup", whole("base_width"), "128", optional=True), _mup),
+    )
+}
+
+
+def words() -> dict[str, list[Word]]:
+    """The short names known now, by axis; `model` has those of the model as a whole."""
+    load_installed()
+    found: dict[str, list[Word]] = {axis: [] for axis in JOIN}
+    for word, part in WORDS.values():
+        found[part.axis].append(word)
+    return {**found, "model": [word for word, _ in OF_MODEL.values()]}
+
+
+def changes() -> list[str]:
+    """Short names of all changes."""
+    return [word.name for some in words().values() for word in some]
+
+
+def change_of(text: str) -> Change:
+    """The function that one change of an expression names. Raises RequestError."""
+    path, equals, value = text.partition("=")
+    if equals:
+        return partial(assign, path=path.strip(), value=value.strip())
+    name, colon, value = text.partition(":")
+    given = value if colon else None
+    if name in OF_MODEL:
+        word, of_model = OF_MODEL[name]
+        own = word.given(given)
+        return lambda config: of_model(config, own)
+    if name not in WORDS:
+        load_installed()
+    if name in WORDS:
+        word, part = WORDS[name]
+        fields = word.given(given)
+        if word.change:
+            return partial(each_mixer, change=word.change, value=fields[word.change])
+        return lambda config: JOIN[part.axis](config, part, fields)
+    known = changes()
+    near = did_you_mean(name, known) or "; known: " + ", ".join(known) + ", and path=value"
+    raise RequestError(f"no change is named {name!r}{near}", code="unknown", field="change", value=name)

@@ -1,0 +1,134 @@
+"""NAME and EXPR: what a whole expression names."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from glassformer.architectures import FAMILIES, PRESETS
+from glassformer.config import ModelConfig, explain
+from glassformer.errors import RequestError, did_you_mean
+from glassformer.naming import grammar
+from glassformer.naming.changes import change_of
+from glassformer.naming.sizes import SIZES, resize
+
+if TYPE_CHECKING:
+    from glassformer.convert import Loaded
+
+
+def preset(expression: str | Path) -> ModelConfig:
+    """The model that an EXPR, or the path of a config, names.
+
+    Raises RequestError with the nearest names, the field, or the reason two parts do not fit."""
+    name, size, changes = parse(expression)
+    config = _named(name)
+    return _changed(resize(config, size) if size else config, changes)
+
+
+def load(expression: str | Path, *, dtype: Any = None, device: Any = None, quantize: str | None = None) -> Loaded:
+    """A model with its weights, config and tokenizer: a run folder, a Hugging Face folder, a .gguf file, hf:owner/name,
+    or smollm2; with changes (`smollm2+window:256`), the weights that still fit, and new ones where none do
+    (`.fresh` names those).
+
+    `dtype=None` keeps what the file has, fp32 for quantised weights. `quantize="int8"` or `"int4"` packs the matrices,
+    `"bf16"` lays them out for a CPU's products in it, and `dtype` is then that of all else; `"keep"` leaves those of a
+    .gguf file as they are packed there. A model of packed weights can be neither trained nor saved. Raises
+    RequestError."""
+    from glassformer import convert
+
+    name, size, wanted = parse(expression)
+    if name in PRESETS or name in FAMILIES:
+        here = f"; the folder here is ./{expression}" if grammar.exists(str(expression)) else ""
+        raise RequestError(f"{name} is a config without weights; name a run, a checkpoint, or hf:owner/name{here}")
+    if size:
+        raise RequestError(f"{expression}: a checkpoint keeps its size; leave @{size} out")
+    if wanted:
+        preset(str(expression))  # what is wrong is said before weights are read
+    change = partial(_changed, changes=wanted) if wanted else None
+    return convert.load(name, dtype=dtype, device=device, quantize=quantize, change=change)
+
+
+def parse(expression: str | Path) -> tuple[str, str | None, list[str]]:
+    """(name, size, changes). What names a model means that model, whatever lies in the current folder; ./NAME is the
+    folder. Raises RequestError."""
+    return grammar.parse(expression, _names_a_model)
+
+
+def own_value(expression: str, config: ModelConfig, field: str) -> Any:
+    """The config's value of a field if a change of its EXPR sets it, else None."""
+    named = {change.partition("=")[0].strip() for change in parse(expression)[2]}
+    return getattr(config, field) if field in named else None
+
+
+def split_recipe(expression: str) -> tuple[str, dict[str, str]]:
+    """The expression without its +recipe.FIELD=VALUE, and those: {field: value}. Raises RequestError without a field or
+    a value."""
+    name, size, changes = parse(expression)
+    kept, overrides = [f"{name}@{size}" if size else name], {}
+    for change in changes:
+        if not change.startswith(f"{grammar.RECIPE}."):
+            kept.append(change)
+            continue
+        field, _, value = (part.strip() for part in change.removeprefix(f"{grammar.RECIPE}.").partition("="))
+        if not field or not value:
+            raise RequestError(f"+{change}: use +recipe.FIELD=VALUE, such as +recipe.warmup=0.1")
+        overrides[field] = value
+    return "+".join(kept), overrides
+
+
+def _changed(config: ModelConfig, changes: Sequence[str]) -> ModelConfig:
+    for change in changes:
+        try:
+            config = change_of(change)(config)
+        except ValidationError as error:
+            raise RequestError(f"+{change}: {explain(error)}") from None
+    config.check()
+    return config
+
+
+def _names_a_model(piece: str) -> bool:
+    """True for NAME[@SIZE][+CHANGE...] of a model that has a name here: a folder called so does not hide it."""
+    first, *wanted = grammar.CHANGES.split(piece)
+    name, at, size = first.partition("@")
+    if not (name in PRESETS or name in FAMILIES or name in _packaged()) or (at and size.lower() not in SIZES):
+        return False
+    try:
+        for change in wanted:
+            change_of(change)
+    except RequestError:
+        return False
+    return True
+
+
+def _packaged() -> Sequence[str]:
+    """Names of checkpoints that come as a package."""
+    from glassformer.convert import PACKAGED
+
+    return tuple(PACKAGED)
+
+
+def _named(name: str) -> ModelConfig:
+    if name in PRESETS or name in FAMILIES:
+        return PRESETS[FAMILIES.get(name, name)]()
+    from glassformer import convert
+
+    if convert.is_checkpoint(name):
+        return convert.read_config(name)
+    path = Path(name)
+    if grammar.exists(name) and path.is_dir():
+        if (path / "config.yaml").is_file():
+            return ModelConfig.from_file(path / "config.yaml")
+        convert.refuse_weights(path)
+        raise RequestError(f"the folder {name} holds no config; name a run, a checkpoint or a config file")
+    if grammar.exists(name) and path.is_file():
+        convert.refuse_weights(path)
+        return ModelConfig.from_file(path)
+    if grammar.looks_like_path(name):
+        raise RequestError(f"there is no file {name}")
+    known = [*FAMILIES, *PRESETS, *_packaged()]
+    near = did_you_mean(name, known) or "; known: " + ", ".join(known)
+    raise RequestError(f"no model is named {name!r}{near}", code="unknown", field="name", value=name)

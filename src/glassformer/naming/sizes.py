@@ -1,0 +1,47 @@
+"""The table of sizes, and a config at one of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from glassformer.errors import RequestError
+
+if TYPE_CHECKING:
+    from glassformer.config import ModelConfig
+
+# size: (layers, d_model, heads). The name counts the layers' own parameters, about 12 L d^2, not the vocabulary's.
+SIZES: dict[str, tuple[int, int, int]] = {
+    "1m": (4, 128, 4),
+    "3m": (4, 256, 4),
+    "10m": (6, 384, 6),
+    "30m": (10, 512, 8),
+    "60m": (12, 640, 10),
+    "124m": (12, 768, 12),
+    "350m": (24, 1024, 16),
+    "774m": (36, 1280, 20),
+    "1.5b": (48, 1600, 25),
+    "3b": (36, 2560, 20),
+    "7b": (32, 4096, 32),
+    "13b": (40, 5120, 40),
+    "30b": (60, 6656, 52),
+    "70b": (80, 8192, 64),
+}
+
+
+def resize(config: ModelConfig, size: str) -> ModelConfig:
+    """The same parts at one of the sizes of the table: layers, width and heads change, ffn and head widths follow.
+    Raises RequestError for a size that is not in it."""
+    if size.lower() not in SIZES:
+        raise RequestError(
+            f"no size is named {size!r}; sizes are {', '.join(SIZES)}", code="unknown", field="size", value=size
+        )
+    n_layers, d_model, n_heads = SIZES[size.lower()]
+    each = n_layers / config.n_layers
+    stack = []
+    for stage in config.stack:
+        blocks = tuple(
+            block.vary(mixer=block.mixer.resized(n_heads), ffn=block.ffn.vary(hidden=None) if block.ffn else None)
+            for block in stage.blocks
+        )
+        stack.append(stage.vary(repeat=max(1, round(stage.repeat * each)), blocks=blocks))
+    return config.vary(d_model=d_model, stack=tuple(stack))

@@ -1,0 +1,55 @@
+"""Values set by a path in the plain tree of a config."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from glassformer.errors import RequestError, did_you_mean
+from glassformer.parts.base import of_kind
+
+
+def set_value(tree: Any, steps: Sequence[str], value: str, path: str, also: Sequence[str] = ()) -> None:
+    """tree[step]...[last] = value, in place. Another `kind` of a part keeps the fields that both have. `path` is what
+    the user wrote, `also` what else could have stood at its beginning. Raises RequestError."""
+    *way, last = steps
+    known = also
+    for step in way:
+        tree = tree[_key(tree, step, path, known)]
+        if tree is None:
+            raise RequestError(f"{path}={value}: there is no {step} here to change; add it first")
+        known = ()
+    key, new = _key(tree, last, path, known), read_value(value)
+    if key == "kind" and isinstance(new, str):
+        part = of_kind(tree, new)
+        tree.clear()
+        tree.update(part)
+    else:
+        tree[key] = new
+
+
+def _key(tree: Any, step: str, path: str, also: Sequence[str]) -> Any:
+    if isinstance(tree, list):
+        if not step.isdecimal() or int(step) >= len(tree):
+            raise RequestError(f"{path}: {step} is not an index below {len(tree)}")
+        return int(step)
+    if not isinstance(tree, dict):
+        raise RequestError(f"{path}: {step!r} asks for a field of a plain value")
+    if step not in tree:
+        near = did_you_mean(step, [*tree, *also])
+        raise RequestError(f"{path}: no field is named {step!r}{near or '; known here: ' + ', '.join(tree)}")
+    return step
+
+
+def read_value(text: str) -> Any:
+    """A number, true, false, none, or the text itself."""
+    if text.lower() in ("none", "null"):
+        return None
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    for number in (int, float):
+        try:
+            return number(text)
+        except ValueError:
+            pass
+    return text

@@ -1,0 +1,98 @@
+"""Short names of parts in expressions: the words of `llama+rope+gqa:2`. A part declares its own, in its own file:
+
+    class RMSNormConfig(NormConfig, kind="rmsnorm", words="rmsnorm"):
+    class SlidingWindowConfig(VisibilityConfig, kind="...", words=Word("window", whole("window"), "256")):
+
+A word puts its part in the place of the one that the model has on that axis. A word with `change` changes a property of
+the mixers that have it. A word of an axis' base class sets fields of whatever choice the model has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from glassformer.errors import RequestError
+
+Reader = Callable[[str, str], Mapping[str, Any]]
+"""(word, text after its colon) -> fields. Raises RequestError."""
+
+
+@dataclass(frozen=True)
+class Word:
+    """One short name, `+name` or `+name:value`.
+
+    read      makes fields of the value; None: the word takes none
+    example   a value, for listings and messages
+    optional  the value may be left out
+    fields    what the word sets besides
+    change    the property of mixers that it changes, whose value is the field of that name; a function is called with
+              the value before and the norm of the block
+    """
+
+    name: str
+    read: Reader | None = None
+    example: str = ""
+    optional: bool = False
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    change: str = ""
+
+    def __str__(self) -> str:
+        """`gqa:2`, `swiglu[:1024]`, `rope`."""
+        value = f":{self.example}" if self.read else ""
+        return f"{self.name}[{value}]" if self.optional else f"{self.name}{value}"
+
+    def given(self, value: str | None) -> dict[str, Any]:
+        """The fields of `+name:value`, or of `+name` if `value` is None. Raises RequestError."""
+        if self.read is None:
+            if value is not None:
+                raise RequestError(
+                    f"+{self.name} takes no value, and {value!r} was given", field=self.name, value=value
+                )
+            return dict(self.fields)
+        if value:
+            return {**self.fields, **self.read(self.name, value)}
+        if value is not None and self.optional:
+            raise RequestError(f"+{self.name}: has a colon without a value; give one, or leave the colon out")
+        if not self.optional:
+            raise RequestError(f"+{self.name} needs a value, such as +{self.name}:{self.example}", field=self.name)
+        return dict(self.fields)
+
+
+Words = str | Word | tuple[str | Word, ...]
+
+
+def as_words(words: Words) -> tuple[Word, ...]:
+    several = words if isinstance(words, tuple) else (words,)
+    return tuple(Word(word) if isinstance(word, str) else word for word in several)
+
+
+def whole(name: str) -> Reader:
+    """Reads a whole number from 1 up into the field."""
+    return lambda word, text: {name: whole_number(word, text)}
+
+
+def positive(name: str) -> Reader:
+    """Reads a number above 0 into the field."""
+    return lambda word, text: {name: positive_number(word, text)}
+
+
+def number(word: str, text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise RequestError(f"{word}:{text}: {text!r} is not a number", field=word, value=text) from None
+
+
+def positive_number(word: str, text: str) -> float:
+    value = number(word, text)
+    if not 0 < value < float("inf"):
+        raise RequestError(f"{word}:{text}: a number above 0 is right", field=word, value=text)
+    return value
+
+
+def whole_number(word: str, text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise RequestError(f"{word}:{text}: a whole number from 1 up is right", field=word, value=text)
+    return int(text)
