@@ -394,6 +394,22 @@ def test_flex_is_the_definition(visibility: Visibility, bent: str):
         torch.testing.assert_close(case.run(Flex()), case.run(Naive()), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
+def test_flex_knows_rows_of_their_own_lengths_and_other_shapes():
+    """Indices by row, as states hand them out, a second time with the masks of the same pass; three shapes."""
+    torch._dynamo.reset()
+    for s, t in ((40, 130), (9, 70), (20, 50)):
+        pass_ = Pass(t - s, t)
+        index = (torch.tensor([t - s, t - s - 5])[:, None] + torch.arange(s), torch.arange(t))
+        ids = torch.randint(0, 3, (2, t), generator=torch.Generator().manual_seed(2)).sort(dim=1).values
+        for visibility in (Causal(), SameDocument(Causal(), ids)) * 2:
+            case = long_case(visibility, s, t, index=index)
+            case = case._replace(q=case.q.tile(2), k=case.k.tile(2), v=case.v.tile(2))
+            with torch.no_grad():
+                z = Flex()(case.call().vary(once=pass_.once))
+                torch.testing.assert_close(z, case.run(Naive()), rtol=1e-4, atol=1e-5)
+
+
 def test_auto_reads_in_fp32_where_bf16_is_slow(monkeypatch: pytest.MonkeyPatch):
     draw = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(1, 150, n, 16, generator=draw).bfloat16() for n in (4, 2, 2))

@@ -32,7 +32,10 @@ class Auto(Kernel):
 
     def fastest(self, facts: CallFacts) -> Kernel:
         """The kernel that computes a call with these facts."""
-        return next(kernel for kernel in map(self.kernels.__getitem__, ranking(facts)) if not kernel.refusal(facts))
+        for name in ranking(facts):
+            if not self.kernels[name].refusal(facts):
+                break
+        return self.kernels[name]
 
 
 class AutoConfig(KernelConfig, kind="auto"):

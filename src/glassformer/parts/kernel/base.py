@@ -155,12 +155,12 @@ class AttentionCall:
     def sees_past(self) -> bool:
         """Whether query i sees exactly keys 0 .. i, the causal square that kernels know without a mask."""
         s, t = self.q.shape[1], self.k.shape[1]
-        return self.plain and self.visibility.causal and s > 1 and bool(s == t)  # lengths are symbols to a compiler
+        return s > 1 and self.visibility.causal and self.plain and bool(s == t)  # lengths are symbols to a compiler
 
     @property
     def sees_all(self) -> bool:
         """Whether every query sees every key."""
-        return self.plain and (not self.visibility.causal or self.q.shape[1] == 1)
+        return (self.q.shape[1] == 1 or not self.visibility.causal) and self.plain
 
     @property
     def masked(self) -> bool:
@@ -170,17 +170,17 @@ class AttentionCall:
     @property
     def grad(self) -> bool:
         """Whether a gradient is wanted of the result."""
-        inputs = self.q.requires_grad or self.k.requires_grad or self.v.requires_grad
-        return torch.is_grad_enabled() and (inputs or self.learned)
+        if not torch.is_grad_enabled():
+            return False
+        return self.q.requires_grad or self.k.requires_grad or self.v.requires_grad or self.learned
 
     @property
     def facts(self) -> CallFacts:
-        q, t = self.q, self.k.shape[1]
+        q, bias, plain = self.q, self.bias, self.plain  # asked at every layer of every token: written for speed
         b, s, _, h = q.shape
-        plain, grad = self.plain, self.grad
         return CallFacts(
-            q.device.type, q.dtype, b, s, t, h, self.visibility.reach, plain, not plain or self.masked,
-            self.additive, grad and self.learned, self.dropout > 0, grad,
+            q.device.type, q.dtype, b, s, self.k.shape[1], h, self.visibility.reach, plain, not plain or self.masked,
+            bias is None or bias.additive, bias is not None and self.learned, self.dropout > 0, self.grad,
         )  # fmt: skip
 
     @property
