@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -357,6 +358,7 @@ CTX = BuildContext(
 )  # fmt: skip
 NEEDED = {
     "attention": {"n_heads": 4},
+    "cross_attention": {"n_heads": 4},
     "sliding_window": {"window": 3},
     **{kind: {"factor": 2.0} for kind in ("linear", "ntk", "dynamic_ntk", "yarn", "llama3")},
     "longrope": {"factor": 2.0, "short": (1.0, 1.0), "long": (2.0, 2.0)},
@@ -424,7 +426,9 @@ def test_config_and_constructor_agree(cls: type[PartConfig]):
         mine, theirs = given[name].default, fields[name].get_default(call_default_factory=True)
         if mine is inspect.Parameter.empty or fields[name].is_required() or theirs is None or mine is None:
             continue  # required somewhere, or left to the model
-        theirs = theirs.build(CTX) if isinstance(theirs, ProjectionConfig) else theirs
+        if isinstance(theirs, ProjectionConfig):
+            theirs = theirs.build(CTX)
+            theirs = theirs.func if isinstance(theirs, partial) else theirs
         assert mine == theirs, f"{name}: {mine!r} in the constructor, {theirs!r} in the config"
 
 
@@ -435,8 +439,8 @@ def test_the_table_of_parts_is_whole():
         "norm": {"layernorm", "rmsnorm"},
         "position": {"learned", "sinusoidal", "rotary", "alibi"},
         "visibility": {"causal", "bidirectional", "sliding_window"},
-        "mixer": {"attention", "mamba"},
-        "projection": {"fused", "separate"},
+        "mixer": {"attention", "cross_attention", "mamba"},
+        "projection": {"cross", "fused", "separate"},
         "kernel": {"naive", "sdpa", "flex", "banded", "direct", "auto"},
         "ffn": {"mlp", "glu", "experts"},
         "residual": {"pre", "post", "sandwich", "res_post", "parallel", "deepnorm"},

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from glassformer.errors import RequestError, check_whole
 from glassformer.parts import auxiliary
 from glassformer.parts.embedding import Embedding
-from glassformer.parts.forward_pass import Pass, position_in_document
+from glassformer.parts.forward_pass import Memory, Pass, position_in_document
 from glassformer.parts.head import Head
 from glassformer.parts.mixer import Mixer
 from glassformer.parts.residual import Residual
@@ -76,6 +76,7 @@ class Model(nn.Module):
         state: ModelState | None = None,
         positions: Int[Tensor, "b s"] | None = None,
         documents: Int[Tensor, "b s"] | None = None,
+        memory: Memory | None = None,
     ) -> Float[Tensor, "b s v"]:
         """Logits of the token after each. With a state, continues where it stands and advances it.
 
@@ -84,8 +85,10 @@ class Model(nn.Module):
         mask hides goes by the order of the tokens, as before.
         `documents` names the document of each token: tokens of different ids do not see each other, and positions
         count from the start of each run of equal ids. Padding is a document of its own.
+        `memory` is another sequence for layers that read one (`cross_attention`). A state keeps it: later calls with
+        that state need none.
         """
-        return self.logits(self.head(self.read(tokens, state, positions, documents), self.embedding.weight))
+        return self.logits(self.head(self.read(tokens, state, positions, documents, memory), self.embedding.weight))
 
     def loss(
         self,
@@ -112,12 +115,14 @@ class Model(nn.Module):
         state: ModelState | None = None,
         positions: Tensor | None = None,
         documents: Tensor | None = None,
+        memory: Memory | None = None,
     ) -> Float[Tensor, "b s d"]:
         """The last layer's normalised output, of which the head makes logits."""
         pass_ = locate(tokens, state, positions, documents)
+        pass_.memory = memory
         x = self.embed(self.embedding(tokens, pass_))
-        for layer, memory in zip(self.layers, state.layers if state else [None] * len(self.layers), strict=True):
-            x = layer(x, pass_, memory)
+        for layer, kept in zip(self.layers, state.layers if state else [None] * len(self.layers), strict=True):
+            x = layer(x, pass_, kept)
         if state is not None:
             state.advance(pass_.start + pass_.tokens, pass_.tokens)
         return self.final(x if self.final_norm is None else self.final_norm(x))
@@ -127,14 +132,22 @@ class Model(nn.Module):
         return None if self.config is None else self.config._repr_html_()
 
     def init_state(
-        self, batch: int, max_len: int, dtype: torch.dtype | None = None, rewind: int = 0, device: Any = None
+        self,
+        batch: int,
+        max_len: int,
+        dtype: torch.dtype | None = None,
+        rewind: int = 0,
+        device: Any = None,
+        memory_len: int = 0,
     ) -> ModelState:
         """An empty decode state for `batch` sequences of at most `max_len` tokens, in the weights' dtype.
 
         `dtype` may be narrower: bf16, or int8 with a scale for each vector; what a recurrence sums up stays in fp32.
         `rewind`: how many tokens `truncate` can take back from a window that is full, or from a recurrence. `device`
-        is that of the weights; on "meta" nothing is allocated, and `nbytes` says what would be."""
-        for name, value, least in (("batch", batch, 1), ("max_len", max_len, 1), ("rewind", rewind, 0)):
+        is that of the weights; on "meta" nothing is allocated, and `nbytes` says what would be. `memory_len`: tokens of
+        another sequence, for layers that read one."""
+        whole = {"batch": (batch, 1), "max_len": (max_len, 1), "rewind": (rewind, 0), "memory_len": (memory_len, 0)}
+        for name, (value, least) in whole.items():
             check_whole(name, value, least)
         weight = self.embedding.weight
         dtype, device = dtype or weight.dtype, device or weight.device
@@ -146,6 +159,9 @@ class Model(nn.Module):
             raise RequestError(f"max_len={max_len} is past this model's learned positions, which end at {limit}")
         mixers: list[Any] = [layer.mixer for layer in self.layers]
         layers = [mixer.init_state(batch, max_len, dtype, device, rewind) for mixer in mixers]
+        for layer in layers:
+            if memory_len and layer is not None:
+                layer.reserve(memory_len)
         return ModelState(layers, batch, max_len, rewind)
 
 

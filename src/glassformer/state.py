@@ -53,6 +53,10 @@ class State(ABC):
         for tensor in self.upto(length).values():
             tensor[row].zero_()
 
+    def reserve(self, memory_len: int) -> None:
+        """Makes room for a memory of `memory_len` tokens, in states that keep what they read of another sequence."""
+        return
+
     @abstractmethod
     def truncate(self, length: int) -> None:
         """Forgets every token after the first `length` (rejected speculation)."""

@@ -75,8 +75,8 @@ class GlassformerCache(Cache):
         if self.state is None or end > self.state.max_len:
             self.state = model.init_state(tokens.shape[0], self._room(model, end))
         read = self.state.length
-        known = {} if mask is None else {"documents": mask[:, read:], "positions": count(mask)[:, read:]}
-        return model.read(self.tokens[:, read:], self.state, **known)[:, start - read :]
+        documents, positions = (None, None) if mask is None else (mask[:, read:], count(mask)[:, read:])
+        return model.read(self.tokens[:, read:], self.state, positions, documents)[:, start - read :]
 
     def _room(self, model: Model, needed: int) -> int:
         limit = model.embedding.limit

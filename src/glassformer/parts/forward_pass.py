@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
+from glassformer.errors import RequestError
 from glassformer.parts.kernel.base import Index
+
+
+class Memory(NamedTuple):
+    """Another sequence that layers read beside their own: x (b, t, m), and the document ids (b, t) of its tokens, 0 for
+    padding; None: every token is real."""
+
+    x: Float[Tensor, "b t m"]
+    documents: Int[Tensor, "b t"] | None = None
 
 
 class Pass:
@@ -24,6 +33,7 @@ class Pass:
                 number of slots that queries look at
     given       (b, t) true positions of all tokens so far, where a caller gave them; None: within a document they go up
                 by one from slot to slot
+    memory      another sequence for layers that read one; None: there is none, or a decode state has read it
     """
 
     def __init__(
@@ -36,13 +46,14 @@ class Pass:
         rows: Tensor | None = None,
         tokens: int | None = None,
         given: Tensor | None = None,
+        memory: Memory | None = None,
     ):
         self.start, self.end, self.rows = start, end, rows
         self.tokens = end - start if tokens is None else tokens
         self._made: dict[Hashable, Any] = {}
         self._device = device if ids is None else ids.device
         self.ids = self.slots if ids is None else ids
-        self.documents, self.given = documents, given
+        self.documents, self.given, self.memory = documents, given, memory
 
     @classmethod
     def of(cls, x: Tensor) -> Pass:
@@ -73,6 +84,15 @@ class Pass:
 
     def index(self, k_idx: Tensor | None) -> Index | None:
         return None if k_idx is None else (self.slots, k_idx)
+
+    def need_memory(self) -> Memory:
+        """The memory. Raises RequestError where there is none."""
+        if self.memory is None:
+            raise RequestError(
+                "this model reads another sequence beside its own: give memory=Memory(x), or a state that has read one",
+                code="missing", field="memory", expected="Memory(x (b, t, m), documents (b, t) or None)",
+            )  # fmt: skip
+        return self.memory
 
     def once(self, key: Hashable, make: Callable[[], Any]) -> Any:
         """The value of `make()`, computed by the first layer that asks for `key` and kept for the rest of the pass."""

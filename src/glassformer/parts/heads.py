@@ -26,6 +26,14 @@ class Heads(NamedTuple):
         return cls(n, g, head_dim or d_model // n)
 
 
+def nearest_groups(n_heads: int, n: int, g: int | None) -> int | None:
+    """Key/value heads for `n_heads` query heads that keep the share of g among n as nearly as a divisor allows. One
+    stays one, and None (as many as query heads) stays None."""
+    share = n / (g or n)
+    nearest = min(divisors(n_heads), key=lambda i: (abs(i - n_heads / share), -i))
+    return {None: None, 1: 1}.get(g, nearest)
+
+
 def divisors(number: int) -> list[int]:
     return [i for i in range(1, number + 1) if number % i == 0]
 

@@ -2,11 +2,14 @@
 
 from glassformer.parts.mixer.attention import Attention, AttentionConfig, QKNormConfig
 from glassformer.parts.mixer.base import DotProduct, Heads, Mixer, MixerChange, MixerConfig, keys_before
+from glassformer.parts.mixer.cross_attention import CrossAttention, CrossAttentionConfig
 from glassformer.parts.mixer.mamba import Mamba, MambaConfig
 
 __all__ = [
     "Attention",
     "AttentionConfig",
+    "CrossAttention",
+    "CrossAttentionConfig",
     "DotProduct",
     "Heads",
     "Mamba",

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from glassformer.errors import RequestError
 from glassformer.parts.base import BuildContext, Value
 from glassformer.parts.forward_pass import Pass
-from glassformer.parts.heads import Heads, divisors
+from glassformer.parts.heads import Heads, nearest_groups
 from glassformer.parts.kernel import (
     AttentionCall,
     Auto,
@@ -21,11 +21,10 @@ from glassformer.parts.kernel import (
     Kernel,
     KernelConfig,
     ScoreBias,
-    attention_rows,
-    naive_attention,
     softcap,
 )
 from glassformer.parts.linear import Linear, Matrix, linear_params
+from glassformer.parts.mixer.attend import attend
 from glassformer.parts.mixer.base import DotProduct, Mixer, MixerChange, MixerConfig
 from glassformer.parts.mixer.kv import KVState, WindowState, vector_bytes
 from glassformer.parts.norm import NormConfig, RMSNormConfig
@@ -130,12 +129,7 @@ class Attention(Mixer):
             k, v, k_idx = state.append(k, v, pass_)  # (b, t, g, h)
         k, v = self.projection.expand(self, k, v)
         call = self.call(q, k, v, k_idx, pass_)
-        if self.scores.edited or self.pattern.edited:  # the definition alone has them to hand
-            z = naive_attention(call, on_scores=self.scores, on_pattern=self.pattern)
-        else:
-            z = self.kernel(call)
-            if self.scores.looks or self.pattern.looks:
-                self.show(call)
+        z = attend(self.kernel, call, self.scores, self.pattern)
         if self.gain_control:
             z = z - self.kernel(call.vary(q=torch.zeros_like(q), bias=None, dropout=0.0))
         return self.out(self.output(self.z(z).flatten(-2)))
@@ -179,14 +173,6 @@ class Attention(Mixer):
         dropout = self.dropout if self.training else 0.0
         index = pass_.index(k_idx)
         return AttentionCall(q, k, v, visibility, bias, self.scale, dropout, index, pass_.once)
-
-    @torch.no_grad()
-    def show(self, call: AttentionCall) -> None:
-        """Shows scores and pattern to the looks at their sites. They are computed beside the kernel, whose result stays
-        the same."""
-        for first, scores, pattern in attention_rows(call):
-            self.scores.show(scores, first, call.q.shape[1])
-            self.pattern.show(pattern, first, call.q.shape[1])
 
     def init_state(self, batch: int, max_len: int, dtype: torch.dtype, device: Any = None, rewind: int = 0) -> KVState:
         reach = self.visibility.reach
@@ -283,11 +269,8 @@ class AttentionConfig(MixerConfig, kind="attention", words=_WORDS):
         self.kernel.build(ctx).check_training(device)
 
     def resized(self, n_heads: int) -> AttentionConfig:
-        """Grouped heads keep their share as nearly as a divisor of the heads allows; one key/value head stays one."""
-        group = self.n_heads / (self.n_kv_heads or self.n_heads)
-        nearest = min(divisors(n_heads), key=lambda g: (abs(g - n_heads / group), -g))
-        fewer = {None: None, 1: 1}.get(self.n_kv_heads, nearest)
-        return self.vary(n_heads=n_heads, n_kv_heads=fewer, head_dim=None)
+        groups = nearest_groups(n_heads, self.n_heads, self.n_kv_heads)
+        return self.vary(n_heads=n_heads, n_kv_heads=groups, head_dim=None)
 
     def changed(self, change: MixerChange, new: Callable[[Any], Any]) -> AttentionConfig:
         """The output's bias goes with the others'."""

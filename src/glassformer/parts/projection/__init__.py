@@ -8,12 +8,16 @@ from glassformer.parts.projection.base import (
     ProjectionConfig,
     SelfProjectionConfig,
 )
+from glassformer.parts.projection.cross import CrossQKV, CrossQKVConfig, MakeCrossProjection
 from glassformer.parts.projection.fused import FusedQKV, FusedQKVConfig
 from glassformer.parts.projection.separate import SeparateQKV, SeparateQKVConfig
 
 __all__ = [
+    "CrossQKV",
+    "CrossQKVConfig",
     "FusedQKV",
     "FusedQKVConfig",
+    "MakeCrossProjection",
     "MakeProjection",
     "MapShape",
     "MemoryProjectionConfig",

@@ -105,3 +105,7 @@ class SelfProjectionConfig(ProjectionConfig):
 
 class MemoryProjectionConfig(ProjectionConfig):
     """The choices for attention to another sequence."""
+
+    def build(self, ctx: BuildContext) -> Any:
+        """(heads, clip) -> a projection that also has `queries` and `keys_values`, as `CrossQKV`."""
+        raise NotImplementedError

@@ -3,6 +3,7 @@
 from glassformer.parts.visibility.base import SameDocument, Visibility, VisibilityConfig
 from glassformer.parts.visibility.bidirectional import Bidirectional, BidirectionalConfig
 from glassformer.parts.visibility.causal import Causal, CausalConfig
+from glassformer.parts.visibility.memory import OfMemory
 from glassformer.parts.visibility.sliding_window import SlidingWindow, SlidingWindowConfig
 
 __all__ = [
@@ -10,6 +11,7 @@ __all__ = [
     "BidirectionalConfig",
     "Causal",
     "CausalConfig",
+    "OfMemory",
     "SameDocument",
     "SlidingWindow",
     "SlidingWindowConfig",

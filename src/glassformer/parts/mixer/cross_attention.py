@@ -1,0 +1,289 @@
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from pydantic import Field
+from torch import Tensor
+
+from glassformer.errors import RequestError
+from glassformer.parts.base import BuildContext
+from glassformer.parts.forward_pass import Pass
+from glassformer.parts.heads import Heads, nearest_groups
+from glassformer.parts.kernel import AttentionCall, Auto, AutoConfig, CallFacts, Kernel, KernelConfig
+from glassformer.parts.linear import Linear, Matrix, linear_params
+from glassformer.parts.mixer.attend import attend
+from glassformer.parts.mixer.base import Mixer, MixerChange, MixerConfig
+from glassformer.parts.mixer.kv import Cells, vector_bytes
+from glassformer.parts.projection import CrossQKV, CrossQKVConfig, MakeCrossProjection, MemoryProjectionConfig
+from glassformer.parts.reparam import MakeReparam
+from glassformer.parts.shard import Shard
+from glassformer.parts.site import Site
+from glassformer.parts.visibility import Bidirectional, OfMemory, Visibility
+from glassformer.state import State
+
+IDS = torch.int64
+"""What the ids of documents are kept in."""
+
+
+class MemoryState(State):
+    """Keys and values (b, g, slots, h) of another sequence: made once, read at every step.
+
+    `reserve` makes room. `documents` (b, slots) holds the ids of the memory's tokens, 0 where there is none."""
+
+    def __init__(self, batch: int, k: tuple[int, int], v: tuple[int, int], dtype: torch.dtype, device: Any = None):
+        self.batch, self.shapes, self.dtype, self.device = batch, (k, v), dtype, device
+        self.reserve(0)
+
+    def reserve(self, memory_len: int) -> None:
+        self.slots, self.length, self.padded = memory_len, 0, False
+        self.k, self.v = (Cells(self.batch, memory_len, *shape, self.dtype, self.device) for shape in self.shapes)
+        self.documents = torch.zeros(self.batch, memory_len, dtype=IDS, device=self.device)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self.tensors().values())
+
+    def tensors(self) -> dict[str, Tensor]:
+        named = (("k", self.k), ("v", self.v))
+        cells = {f"{name}{i or ''}": tensor for name, one in named for i, tensor in enumerate(one.tensors())}
+        return {**cells, "documents": self.documents}
+
+    def over(self, tensors: Mapping[str, Tensor]) -> MemoryState:
+        other = copy.copy(self)
+        other.k, other.v = (
+            cells.over([tensors[name] for name in names if name in tensors])
+            for cells, names in ((self.k, ("k", "k1")), (self.v, ("v", "v1")))
+        )
+        other.documents = tensors["documents"]
+        other.batch, other.slots = other.documents.shape
+        return other
+
+    def write(self, k: Tensor, v: Tensor, documents: Tensor | None) -> None:
+        """Keeps k, v (b, t, g, h) and the ids (b, t) in place of what was there. Raises RequestError where there is no
+        room."""
+        t = k.shape[1]
+        if t > self.slots:
+            raise RequestError(
+                f"the state has room for a memory of {self.slots} tokens, and {t} were given; make it with "
+                f"init_state(..., memory_len={t})",
+                code="range", field="memory_len", value=self.slots, expected=f"at least {t}",
+            )  # fmt: skip
+        self.k[slice(0, t)], self.v[slice(0, t)] = k, v
+        self.documents.zero_()
+        self.documents[:, :t] = 1 if documents is None else documents
+        self.length, self.padded = t, documents is not None
+
+    def read(self, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor | None]:
+        """k, v (b, t, g, h) and the ids (b, t), or None where every token is real."""
+        documents = self.documents[:, : self.length] if self.padded else None
+        return self.k.upto(self.length, dtype), self.v.upto(self.length, dtype), documents
+
+    def put(self, row: int, other: State, length: int) -> None:
+        """A shorter memory is padded."""
+        assert isinstance(other, MemoryState)
+        if other.length > self.slots:
+            raise ValueError(f"a memory of {other.length} tokens does not fit into {self.slots} slots")
+        given, t = other.tensors(), other.length
+        for name, mine in self.tensors().items():
+            axis = 0 if name == "documents" else 1
+            mine[row].zero_().narrow(axis, 0, t).copy_(given[name][0].narrow(axis, 0, t))
+        self.length, self.padded = max(self.length, t), True
+
+    def clear(self, row: int, length: int) -> None:
+        super().clear(row, length)
+        self.padded = True
+
+    def truncate(self, length: int) -> None:
+        """The memory stays for as long as a token of the own sequence does."""
+        if length == 0:
+            self.length = 0
+
+
+class CrossAttention(Mixer):
+    """z = softmax(q k^T / sqrt(h)) v per head, q from x, k and v from another sequence. Vaswani et al. 2017, 3.2.3.
+
+        x (b,s,d) -> q (b,s,n,h)  ─┐
+                                   ├─ kernel -> z (b,s,n,h) -> out (b,s,d)
+        memory (b,t,m) -> k, v (b,t,g,h) -> state? ─┘
+
+    The memory is that of the pass; a state keeps its k and v, so that later calls need none. `OfMemory` says which
+    tokens of it a query sees. Sites: q, k, v, scores and pattern (b,n,s,t), z, out.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        n_heads: int,
+        n_kv_heads: int | None = None,
+        head_dim: int | None = None,
+        bias: bool = False,
+        out_bias: bool | None = None,
+        scale: float | None = None,
+        projection: MakeCrossProjection = CrossQKV,
+        dropout: float = 0.0,
+        kernel: Kernel | None = None,
+        reparam: MakeReparam | None = None,
+    ):
+        super().__init__()
+        self._heads = Heads.of(d_model, n_heads, n_kv_heads, head_dim)
+        n, _, h = self._heads
+        self.scale, self.dropout = scale or h**-0.5, dropout
+        self.projection = projection(self._heads, None)
+        for name, module in self.projection.maps(d_model, bias, reparam).items():
+            self.add_module(name, module)
+        width, out_bias = n * self.projection.value_dim, bias if out_bias is None else out_bias
+        self.output = Linear(width, d_model, out_bias, "output", reparam, Shard("row", n))
+        self.kernel = kernel or Auto()
+        self.kernel.check(CallFacts(dropout=dropout > 0))
+        self.q, self.k, self.v = Site("bsnh"), Site("btgh"), Site("btgh")
+        self.scores, self.pattern, self.z, self.out = Site("bnst"), Site("bnst"), Site("bsnh"), Site("bsd")
+
+    def forward(
+        self, x: Float[Tensor, "b s d"], pass_: Pass | None = None, state: MemoryState | None = None
+    ) -> Float[Tensor, "b s d"]:
+        pass_ = pass_ or Pass.of(x)
+        q = self.q(self.projection.queries(self, x))
+        k, v, documents = self.memory(x, pass_, state)
+        call = self.call(q, self.k(k), self.v(v), documents, pass_)
+        z = attend(self.kernel, call, self.scores, self.pattern)
+        return self.out(self.output(self.z(z).flatten(-2)))
+
+    def memory(self, x: Tensor, pass_: Pass, state: MemoryState | None) -> tuple[Tensor, Tensor, Tensor | None]:
+        """k, v (b, t, g, h) of the memory and the ids of its tokens (b, t), from the pass or from the state."""
+        if pass_.memory is None and state is not None and state.length:
+            k, v, documents = state.read(x.dtype)
+            return *self.projection.expand(self, k, v), documents
+        memory = pass_.need_memory()
+        k, v = self.projection.keys_values(self, memory.x)
+        if state is not None:
+            state.write(k, v, memory.documents)
+        return *self.projection.expand(self, k, v), memory.documents
+
+    def call(self, q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None, pass_: Pass) -> AttentionCall:
+        """The call of the kernel."""
+        visibility: Visibility = Bidirectional()
+        index = None
+        if documents is not None:
+            visibility = OfMemory(pass_.documents, documents)
+            keys = pass_.once("memory tokens", lambda: torch.arange(k.shape[1], device=k.device))
+            index = pass_.index(keys)
+        dropout = self.dropout if self.training else 0.0
+        return AttentionCall(q, k, v, visibility, None, self.scale, dropout, index, pass_.once)
+
+    @property
+    def causal(self) -> bool:
+        """An output depends on its own token and on the other sequence."""
+        return True
+
+    @property
+    def reach(self) -> int:
+        return 1
+
+    @property
+    def heads(self) -> Heads:
+        return self._heads
+
+    @property
+    def head_output(self) -> Linear:
+        return self.output
+
+    def matrices(self) -> dict[str, Matrix]:
+        return {**self.projection.matrices(self), "out": Matrix.of(self.output)}
+
+    def init_state(
+        self, batch: int, max_len: int, dtype: torch.dtype, device: Any = None, rewind: int = 0
+    ) -> MemoryState:
+        """Without room for a memory yet: `reserve` makes it."""
+        return MemoryState(batch, *self.projection.kept_shapes, dtype, device)
+
+
+class CrossAttentionConfig(MixerConfig, kind="cross_attention"):
+    n_heads: int = Field(gt=0, le=1 << 16)
+    n_kv_heads: int | None = Field(None, gt=0, le=1 << 16)
+    """None: as many as n_heads."""
+    head_dim: int | None = Field(None, gt=0, le=1 << 20)
+    """None: d_model / n_heads."""
+    bias: bool = False
+    out_bias: bool | None = None
+    """None: as `bias`."""
+    scale: float | None = Field(None, gt=0)
+    """None: 1 / sqrt(head_dim), and sqrt(base head_dim) / head_dim under muP."""
+    projection: MemoryProjectionConfig = CrossQKVConfig()
+    dropout: float = Field(0.0, ge=0, lt=1)
+    kernel: KernelConfig = AutoConfig()
+
+    def _within(self, ctx: BuildContext) -> BuildContext:
+        n, g, h = self.heads(ctx)
+        return ctx.within(n_heads=n, n_kv_heads=g, head_dim=h, bias=self.bias)
+
+    def _projection(self, ctx: BuildContext) -> CrossQKV:
+        return self.projection.build(self._within(ctx))(self.heads(ctx), None)
+
+    def causal(self, ctx: BuildContext) -> bool:
+        return True
+
+    def reach(self, ctx: BuildContext) -> int:
+        return 1
+
+    def keys_seen(self, ctx: BuildContext, t: int) -> float:
+        """All of a memory as long as the sequence."""
+        return float(t)
+
+    def heads(self, ctx: BuildContext) -> Heads:
+        return Heads.of(ctx.d_model, self.n_heads, self.n_kv_heads, self.head_dim)
+
+    def check_training(self, ctx: BuildContext, device: str) -> None:
+        self.kernel.build(ctx).check_training(device)
+
+    def resized(self, n_heads: int) -> CrossAttentionConfig:
+        groups = nearest_groups(n_heads, self.n_heads, self.n_kv_heads)
+        return self.vary(n_heads=n_heads, n_kv_heads=groups, head_dim=None)
+
+    def changed(self, change: MixerChange, value: Any) -> CrossAttentionConfig | None:
+        """Of a change of `bias`, the output's goes with the others'."""
+        if change not in type(self).model_fields:
+            return None
+        return self.vary(**{change: value}, **({"out_bias": None} if change == "bias" else {}))
+
+    def _scale(self, ctx: BuildContext) -> float:
+        h = self.heads(ctx).head_dim
+        return self.scale or (ctx.mup.score_scale(h) if ctx.mup else h**-0.5)
+
+    def build(self, ctx: BuildContext) -> CrossAttention:
+        n, g, h = self.heads(ctx)
+        inner = self._within(ctx)
+        return CrossAttention(
+            ctx.d_model, n, g, h, self.bias, self.out_bias, self._scale(ctx), self.projection.build(inner),
+            self.dropout, self.kernel.build(inner), ctx.make_reparam,
+        )  # fmt: skip
+
+    def explicit(self, ctx: BuildContext) -> CrossAttentionConfig:
+        _, g, h = self.heads(ctx)
+        return self.vary(
+            n_kv_heads=g, head_dim=h, out_bias=self.bias if self.out_bias is None else self.out_bias,
+            scale=self._scale(ctx), dropout=0.0, kernel=AutoConfig(),
+        )  # fmt: skip
+
+    def _z_width(self, ctx: BuildContext) -> int:
+        return self.n_heads * self._projection(ctx).value_dim
+
+    def num_params(self, ctx: BuildContext) -> int:
+        out_bias = self.bias if self.out_bias is None else self.out_bias
+        return self.projection.num_params(self._within(ctx)) + linear_params(
+            self._z_width(ctx), ctx.d_model, out_bias, ctx
+        )
+
+    def flops(self, ctx: BuildContext, t: float) -> float:
+        """With a memory as long as the sequence."""
+        n, _, h = self.heads(ctx)
+        z = self._z_width(ctx)
+        return self.projection.flops(self._within(ctx), t) + 2.0 * (n * h + z) * t + 2.0 * z * ctx.d_model
+
+    def state_bytes(self, ctx: BuildContext, t: int, dtype: torch.dtype = torch.bfloat16) -> int:
+        """Of a memory of t tokens."""
+        kept = sum(n * vector_bytes(width, dtype) for n, width in self._projection(ctx).kept_shapes)
+        return t * (kept + IDS.itemsize)
