@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from glassformer import dynamics, lens, machine
-from glassformer.comparison.arm import after
 from glassformer.convert.check import check
 from glassformer.errors import RequestError
 from glassformer.generation import Sampling, generate, prefill
@@ -29,6 +28,7 @@ from glassformer.lens.asking import READINGS, Question
 from glassformer.model import Model
 from glassformer.naming import preset
 from glassformer.parts.quantized import quantize
+from glassformer.runs.measure import describe, measured
 from glassformer.text import ByteTokenizer, TextData
 from glassformer.training import Interrupted, checkpoint, train
 from tests import elsewhere
@@ -288,10 +288,10 @@ def test_training_and_resuming(text: TextData, tmp_path: Path, name: str, more: 
     for file in ("model.safetensors", "optimizer.safetensors"):
         one, other = ((folder / file).read_bytes() for folder in folders if folder)
         assert one == other, file
-    measured = [after(run, text) for run in (here, there)]
+    found = [measured(describe("a", run, None), run, text).to_dict() for run in (here, there)]
     for name in ("validation", "extrapolation"):
-        alike(*(found[name] for found in measured), 1e-4)
-    assert measured[0]["generation"]["sample"] == measured[1]["generation"]["sample"]
+        alike(*(one[name] for one in found), 1e-4)
+    assert found[0]["generation"]["sample"] == found[1]["generation"]["sample"]
 
 
 @pytest.mark.parametrize("name", quickly(["mamba@1m", "llama@1m+gqa:2", "gpt2@1m+moe:4:2"], one_in(3)))

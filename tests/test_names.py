@@ -20,8 +20,8 @@ for name in ("preset", "presets", "generate", "stream", "capture", "load", "trai
     assert inspect.isfunction(function) and function.__doc__ and pickle.loads(pickle.dumps(function)) is function, name
 assert "gpt2" in gf.presets()
 assert "recipe" in inspect.signature(gf.train).parameters
-import glassformer.training.loop, glassformer.comparison.arm
-assert glassformer.training.loop.train and glassformer.comparison.arm.measure
+import glassformer.training.loop, glassformer.runs.arm
+assert glassformer.training.loop.train and glassformer.runs.arm.measure
 """
 
 

@@ -16,7 +16,11 @@ from glassformer.cli import app, main
 from glassformer.cli.show import ComparisonView
 from glassformer.config import ModelConfig
 from glassformer.naming import preset
+from glassformer.runs.events import Begin
+from glassformer.runs.executor import Serial
+from glassformer.runs.results import Results
 from glassformer.training import Recipe
+from tests.runs.test_results import finished
 
 TINY = "llama@1m+layers=1+d_model=32+heads=2"
 PLAN = ["--tokens", "768", "--batch-size", "4", "--context", "32", "--threads", "1"]
@@ -245,16 +249,11 @@ def test_a_comparison_in_which_a_run_failed_is_shown_and_ends_with_status_1(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """One that diverged is a result."""
-    measured = {
-        "validation": {"loss": 2.0, "bits_per_byte": 1.0}, "extrapolation": [],
-        "generation": {"seconds_per_token": 0.1, "state_bytes_per_token": 8.0},
-        "train": {"tokens_per_second": 10.0, "peak_memory_bytes": 5},
-    }  # fmt: skip
     runs = [
-        {"name": name, "seed": seed, "parameters": 7, "status": status, "error": "the disk is full", **measured}
+        {**finished(), "name": name, "seed": seed, "status": status, "error": "the disk is full"}
         for (name, seed), status in ends.items()
     ]
-    results = {"data": {"name": "text"}, "budget": {"seeds": int(seeds)}, "runs": runs, "verdicts": []}
+    results = {"schema": 1, "data": {"name": "text"}, "budget": {"seeds": int(seeds)}, "runs": runs, "verdicts": []}
     monkeypatch.setattr(import_module("glassformer.comparison"), "compare", lambda *_, **__: results)
     out = tmp_path / "out"
     arguments = ["compare", "a", "b", "--data", "x", "--tokens", "1k", "--seeds", seeds, "--out", str(out), *json_]
@@ -268,11 +267,11 @@ def test_a_comparison_in_which_a_run_failed_is_shown_and_ends_with_status_1(
 
 def test_a_comparison_tells_what_was_noted_while_it_ran(capsys: pytest.CaptureFixture[str]) -> None:
     """At its end; what it had said before it began is not said twice."""
-    results = {"data": {}, "budget": {"seeds": 2, "notes": ["known", "found out"]}, "runs": [], "verdicts": []}
+    results = Results.of({"schema": 1, "data": {}, "budget": {"seeds": 2, "notes": ["known", "found out"]}, "runs": []})
     view = ComparisonView()
-    view.event({"event": "begin", "how": "on cpu", "notes": ["known"], "runs": []})
+    view.event(Begin(how="on cpu", notes=["known"], runs=[]))
     assert "note: known" in capsys.readouterr().err
-    view.finish(results, "out", as_json=False)
+    view.finish(results, "out")
     shown = capsys.readouterr().out
     assert "note: found out\n" in shown and "known" not in shown
 
@@ -288,7 +287,7 @@ def test_an_out_below_a_file_is_a_wrong_request(tmp_path: Path, capsys: pytest.C
 def test_a_failed_comparison_leaves_its_report(
     source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(import_module("glassformer.comparison"), "_spawn", lambda *_: ("betas are wrong", 1))
+    monkeypatch.setattr(Serial, "spawn", lambda *_: ("betas are wrong", 1))
     out = tmp_path / "out"
     assert main(["compare", TINY, "--data", str(source), "--out", str(out), *PLAN, "--json"]) == 1
     shown, said = capsys.readouterr()

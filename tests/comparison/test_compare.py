@@ -9,22 +9,26 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
+import glassformer
 import glassformer.comparison as package
 from glassformer.cli import main
-from glassformer.comparison import arm, compare
+from glassformer.comparison import compare
 from glassformer.comparison.command import command_of
 from glassformer.comparison.request import arms, common_context, fairness, likeness, recipes, spending, unequal
-from glassformer.comparison.result import read_result
 from glassformer.comparison.statistics import paired_interval, stand_in, student_t, verdicts
-from glassformer.config import ModelConfig
 from glassformer.errors import RequestError, WorkError
 from glassformer.naming import preset
 from glassformer.parts.base import to_plain
+from glassformer.parts.init import WEIGHTS_RULE
+from glassformer.runs.events import Begin, End, Event, Kept, Start
+from glassformer.runs.executor import Serial
+from glassformer.runs.readable import readable
+from glassformer.runs.results import RunResult
 from glassformer.training import Recipe
 from glassformer.training.loop import fit
 from glassformer.training.schedule import CosineConfig
+from tests.runs.stand_in import AT_ONCE, Instead, trained_at_once
 
 TINY = "+layers=1+d_model=32+heads=2"
 PLAN: dict[str, Any] = {
@@ -206,9 +210,9 @@ def test_two_recipes_of_one_model_are_compared(source: Path, tmp_path: Path) -> 
     assert "The configs are the same; what differs is the recipe." in page
     assert page.replace("<wbr>", "").count(">recipe.schedule.warmup<") == 1
 
-    events: list[dict[str, Any]] = []
+    events: list[Event] = []
     assert compare(names, source, out=out, on_event=events.append, **PLAN)["runs"] == results["runs"]
-    assert [event["event"] for event in events].count("kept") == 3
+    assert [type(event) for event in events].count(Kept) == 3
     with pytest.raises(RequestError, match="another recipe"):
         compare([names[1]], source, out=out, **{**PLAN, "weight_decay": 0.2})
 
@@ -232,21 +236,22 @@ def test_the_paired_interval_of_a_worked_example() -> None:
     assert mean - low == pytest.approx(high - mean)
 
 
-def run(name: str, seed: int, loss: float, status: str = "ok") -> dict[str, Any]:
-    return {"name": name, "seed": seed, "status": status, "validation": {"loss": loss}}
+def run(name: str, seed: int, loss: float, status: str = "ok", weights: int = WEIGHTS_RULE) -> RunResult:
+    tree = {"name": name, "seed": seed, "status": status, "validation": {"loss": loss}, "weights": weights}
+    return readable(RunResult, tree)
 
 
 def test_verdicts_name_the_better_arm_and_doubt() -> None:
     losses = {"a": [2.00, 2.01, 1.99], "b": [2.10, 2.12, 2.09], "c": [1.80, 2.20, 1.90]}
     runs = [run(name, seed, values[seed]) for seed in range(3) for name, values in losses.items()]
-    found = {(v["a"], v["b"]): v for v in verdicts(runs)}
-    assert found["a", "b"]["verdict"] == "a better"
-    assert found["a", "b"]["low"] > 0
-    assert found["a", "c"]["verdict"] == "no difference shown"
+    found = {(v.a, v.b): v for v in verdicts(runs)}
+    assert found["a", "b"].verdict == "a better"
+    assert found["a", "b"].low > 0
+    assert found["a", "c"].verdict == "no difference shown"
     assert verdicts([run("a", 0, 1.0), run("b", 0, 2.0)]) == []  # one seed proves nothing
-    assert found["a", "b"]["seeds"] == 3
+    assert found["a", "b"].seeds == 3
     lost = [*runs, run("d", 0, 1.0), run("d", 1, 1.0, "diverged")]
-    assert not any(v["b"] == "d" for v in verdicts(lost))
+    assert not any(v.b == "d" for v in verdicts(lost))
 
 
 # How it is asked for again
@@ -276,7 +281,7 @@ def test_the_command_of_a_comparison_asks_for_the_same_one(monkeypatch: pytest.M
 @pytest.mark.parametrize("more", [{"weight_decay": 0.3, "seed": 7}, {"schedule": CosineConfig(warmup=0.5)}])
 def test_what_no_option_says_is_asked_for_in_python(more: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     asked: dict[str, Any] = {}
-    monkeypatch.setattr(package, "compare", lambda models, data, **keywords: asked.update(keywords, models=models))
+    monkeypatch.setattr(glassformer, "compare", lambda models, data, **keywords: asked.update(keywords, models=models))
     exec(command_of(["gpt2@1m"], Path("text.txt"), {**ASKED, **more}), {})
     plain = {name: to_plain(value) for name, value in more.items()}
     assert asked == {**ASKED, **plain, "models": ["gpt2@1m"]}
@@ -289,11 +294,11 @@ def test_verdicts_are_against_the_first_arm_that_finished() -> None:
     ends = {"a": ["diverged", "ok", "diverged"], "b": ["ok"] * 3, "c": ["ok"] * 3}
     runs = [run(name, seed, 2.0 + seed / 100, ends[name][seed]) for seed in range(3) for name in ends]
     found = verdicts(runs)
-    assert [(v["a"], v["b"], v["seeds"]) for v in found] == [("b", "c", 3)]
+    assert [(v.a, v.b, v.seeds) for v in found] == [("b", "c", 3)]
     assert stand_in(runs, found) == [
         "a has not finished two seeds: the verdicts are against b, the first arm that has."
     ]
-    whole = [one | {"status": "ok"} for one in runs]
+    whole = [one.changed(status="ok") for one in runs]
     assert stand_in(whole, verdicts(whole)) == [] and stand_in(runs, []) == []
 
 
@@ -314,7 +319,7 @@ class Strict(HTMLParser):
 def test_a_comparison_from_end_to_end(source: Path, tmp_path: Path) -> None:
     """Two seeds of two arms; then again, which trains nothing; then one seed more, which trains only that."""
     names = [f"gpt2@1m{TINY}", f"llama@1m{TINY}+window:8"]
-    events: list[dict[str, Any]] = []
+    events: list[Event] = []
     results = compare(names, source, seeds=2, out=tmp_path / "out", on_event=events.append, **PLAN)
     assert [(r["name"], r["seed"], r["status"]) for r in results["runs"]] == [
         (n, s, "ok") for s in (0, 1) for n in names
@@ -347,14 +352,14 @@ def test_a_comparison_from_end_to_end(source: Path, tmp_path: Path) -> None:
         f"glassformer compare {' '.join(names)} --data {source} --tokens 768 --batch-size 4 --context 32 --threads 1 "
         f"--dtype float32 --seeds 2 --out {tmp_path / 'out'}".split()
     )
-    kinds = [event["event"] for event in events]
-    assert kinds[0] == "begin"
-    assert kinds.count("start") == 4
+    kinds = [type(event) for event in events]
+    assert kinds[0] is Begin
+    assert kinds.count(Start) == kinds.count(End) == 4
 
     events.clear()
     again = compare(names, source, seeds=2, out=tmp_path / "out", on_event=events.append, **PLAN)
     assert again["runs"] == results["runs"]
-    assert [event["event"] for event in events].count("kept") == 4
+    assert [type(event) for event in events].count(Kept) == 4
     with pytest.raises(RequestError, match="another recipe"):
         compare(names, source, seeds=2, out=tmp_path / "out", **{**PLAN, "learning_rate": 1e-2})
 
@@ -365,28 +370,6 @@ def test_files_named_like_modules_are_not_run(source: Path, tmp_path: Path, monk
         Path(f"{name}.py").write_text("raise SystemExit('this is a file of mine')")
     (one,) = compare([f"gpt2@1m{TINY}"], source, **{**PLAN, "tokens": 128})["runs"]
     assert (one["status"], one["error"]) == ("ok", None)
-
-
-def trained_at_once(place: Path, notify: Any) -> tuple[None, int]:
-    """In place of an arm's process: a result as one leaves it, with a loss that its name decides."""
-    request = json.loads((place / "request.json").read_text())
-    config = ModelConfig.from_dict(request["config"])
-    loss = 1.0 + len(request["name"]) / 100 + request["recipe"]["seed"] ** 2 / 1000
-    result = {
-        "name": request["name"], "seed": request["recipe"]["seed"], "parameters": config.num_params(),
-        "flops_per_token": 1.0, "config": request["config"], "recipe": request["recipe"], "dynamics": {}, "machine": {},
-        "train": {
-            "steps": 1, "tokens": 128, "seconds": 1.0, "tokens_per_second": 128.0, "peak_memory_bytes": None,
-            "learning_rate": 1e-3, "curve": [[128, loss]], "curve_seconds": [[1.0, loss]], "validation_curve": [],
-        },
-        "validation": {"loss": loss, "perplexity": math.exp(loss), "bits_per_byte": loss, "tokens": 5},
-        "generation": {
-            "tokens_per_second": 1.0, "seconds_per_token": 1.0, "state_bytes_per_token": 1.0, "sample": {"text": "x"},
-        },
-        "extrapolation": [], "status": "ok", "error": None,
-    }  # fmt: skip
-    (place / "result.json").write_text(json.dumps(result))
-    return None, 0
 
 
 A, B, C = (f"{family}@1m{TINY}" for family in ("gpt2", "llama", "bloom"))
@@ -411,12 +394,11 @@ def held_in(folder: Path) -> dict[str, bytes]:
 )
 @pytest.mark.parametrize("runs", [True, False], ids=["runs", "results alone"])
 def test_another_comparison_in_the_folder_is_not_written_over(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names: list[str], other: bool,
+    source: Path, tmp_path: Path, names: list[str], other: bool,
     fields: dict[str, Any], says: str, runs: bool,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(package, "_spawn", trained_at_once)
     out = tmp_path / "out"
-    compare([A, B], source, out=out, **PLAN)
+    compare([A, B], source, out=out, executor=AT_ONCE, **PLAN)
     if not runs:
         shutil.rmtree(out / "runs")
     before = held_in(out)
@@ -429,9 +411,7 @@ def test_another_comparison_in_the_folder_is_not_written_over(
     assert held_in(out) == before
 
 
-def test_what_is_finished_is_in_the_results_at_any_time(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_finished_is_in_the_results_at_any_time(source: Path, tmp_path: Path) -> None:
     """A and C are trained, B fails; when B is tried again and stopped, A and C are still told of."""
     out = tmp_path / "out"
 
@@ -449,28 +429,22 @@ def test_what_is_finished_is_in_the_results_at_any_time(
         assert told() == ([A, C], "2 of 3 runs so far")
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(package, "_spawn", b_fails)
-    assert compare([A, B, C], source, out=out, **PLAN)["status"] == "complete"
+    assert compare([A, B, C], source, out=out, executor=Instead(b_fails), **PLAN)["status"] == "complete"
     assert told() == ([A, B, C], "complete")
-    monkeypatch.setattr(package, "_spawn", stopped)
     with pytest.raises(WorkError, match=r"stopped; 2 of 3 runs are finished, in .*; the same command goes on"):
-        compare([A, B, C], source, out=out, **PLAN)
+        compare([A, B, C], source, out=out, executor=Instead(stopped), **PLAN)
     assert told() == ([A, C], "2 of 3 runs so far")
-    monkeypatch.setattr(package, "_spawn", trained_at_once)
-    compare([C, B, A], source, out=out, **PLAN)
+    compare([C, B, A], source, out=out, executor=AT_ONCE, **PLAN)
     assert told() == ([C, B, A], "complete")
 
 
-def test_arms_and_seeds_are_added_to_a_comparison(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(package, "_spawn", trained_at_once)
-    out, events = tmp_path / "out", list[dict[str, Any]]()
+def test_arms_and_seeds_are_added_to_a_comparison(source: Path, tmp_path: Path) -> None:
+    out, events = tmp_path / "out", list[Event]()
 
     def trained(names: list[str], **fields: Any) -> list[tuple[str, int]]:
         events.clear()
-        compare(names, source, out=out, on_event=events.append, **{**PLAN, **fields})
-        return [(event["name"], event["seed"]) for event in events if event["event"] == "start"]
+        compare(names, source, out=out, on_event=events.append, executor=AT_ONCE, **{**PLAN, **fields})
+        return [event.key for event in events if isinstance(event, Start)]
 
     assert trained([A, B]) == [(A, 0), (B, 0)]
     assert trained([A, B]) == []
@@ -484,13 +458,10 @@ def test_arms_and_seeds_are_added_to_a_comparison(
     assert trained([A, B], seeds=2) == []
 
 
-def test_a_comparison_written_before_a_config_had_today_s_fields_goes_on(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_comparison_written_before_a_config_had_today_s_fields_goes_on(source: Path, tmp_path: Path) -> None:
     """Files of the version before `mixer.projection`: no run is trained again, and one is added."""
-    monkeypatch.setattr(package, "_spawn", trained_at_once)
-    out, events = tmp_path / "out", list[dict[str, Any]]()
-    compare([A, B], source, out=out, **PLAN)
+    out, events = tmp_path / "out", list[Event]()
+    compare([A, B], source, out=out, executor=AT_ONCE, **PLAN)
 
     def older(tree: Any) -> Any:
         if isinstance(tree, list):
@@ -501,8 +472,8 @@ def test_a_comparison_written_before_a_config_had_today_s_fields_goes_on(
     assert len(files) == 5 and all('"projection"' in path.read_text() for path in files)
     for path in files:
         path.write_text(json.dumps(older(json.loads(path.read_text()))))
-    compare([A, B, C], source, out=out, on_event=events.append, **PLAN)
-    assert [event["name"] for event in events if event["event"] == "start"] == [C]
+    compare([A, B, C], source, out=out, on_event=events.append, executor=AT_ONCE, **PLAN)
+    assert [event.name for event in events if isinstance(event, Start)] == [C]
 
 
 @pytest.mark.parametrize("name", ["results.json", "report.html", "tokenizer/tokenizer.json"])
@@ -516,48 +487,21 @@ def test_a_folder_that_is_no_comparison_is_refused(source: Path, tmp_path: Path,
     assert list(held_in(out).values()) == [b'{"mine": 1}']
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
-        RuntimeError("[enforce fail at alloc_cpu.cpp:117] err == 0. DefaultCPUAllocator: can't allocate memory"),
-        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB"),
-        MemoryError(),
-    ],
-)
-def test_an_arm_without_memory_says_so(
-    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def measure(*_: Any) -> None:
-        raise error
-
-    (tmp_path / "request.json").write_text("{}")
-    monkeypatch.setattr("sys.argv", ["arm", str(tmp_path)])
-    monkeypatch.setattr(arm, "measure", measure)
-    assert arm.main() == 1
-    assert json.loads(capsys.readouterr().out)["error"] == "this needs more memory than the machine has"
-    error = RuntimeError("shapes differ")
-    with pytest.raises(RuntimeError, match="shapes differ"):
-        arm.main()
-
-
-def test_an_arm_that_dies_leaves_the_others(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_arm_that_dies_leaves_the_others(source: Path, tmp_path: Path) -> None:
     names = [f"gpt2@1m{TINY}", f"llama@1m{TINY}"]
-    real = package._spawn
 
-    def spawn(place: Path, notify: Any) -> Any:
+    def killed(place: Path, notify: Any) -> tuple[str | None, int]:
         if "gpt2" not in place.name:
-            return real(place, notify)
+            return Serial().spawn(place, notify)
         (place / "run").mkdir()
         row = {"step": 3, "statistics": {"token_cosine": {"layers.0.resid_post": 0.5}}}
         (place / "run" / "dynamics.jsonl").write_text(json.dumps(row) + "\n")
         return None, -9
 
-    monkeypatch.setattr(package, "_spawn", spawn)
-    results = compare(names, source, out=tmp_path / "out", **PLAN)
+    results = compare(names, source, out=tmp_path / "out", executor=Instead(killed), **PLAN)
     assert [one["status"] for one in results["runs"]] == ["failed", "ok"]
     assert "out of memory" in results["runs"][0]["error"]
     assert results["runs"][0]["dynamics"]["layers"]["token_cosine"] == [[0.5]]  # what was seen until then
-    monkeypatch.setattr(package, "_spawn", real)
     results = compare(names, source, out=tmp_path / "out", **PLAN)
     assert [one["status"] for one in results["runs"]] == ["ok", "ok"]
 
@@ -687,7 +631,7 @@ def test_a_second_comparison_in_one_folder_is_refused(source: Path, tmp_path: Pa
     fcntl = pytest.importorskip("fcntl")
     out = tmp_path / "out"
     out.mkdir()
-    events: list[dict[str, Any]] = []
+    events: list[Event] = []
     with (out / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         with pytest.raises(RequestError, match="is being written by another process"):
@@ -696,55 +640,79 @@ def test_a_second_comparison_in_one_folder_is_refused(source: Path, tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_a_result_that_the_arm_cannot_have_left_is_none(source: Path, tmp_path: Path) -> None:
-    """It is trained again, or rather gone on with from its last checkpoint, which is its end."""
+def test_a_result_that_the_arm_cannot_have_left_is_made_again(source: Path, tmp_path: Path) -> None:
+    """Or rather the run goes on from its last checkpoint, which is its end."""
     names, out = [f"gpt2@1m{TINY}"], tmp_path / "out"
     (whole,) = compare(names, source, out=out, **PLAN)["runs"]
     (place,) = (out / "runs").iterdir()
-    request = json.loads((place / "request.json").read_text())
-    assert read_result(place, request) == whole
-
-    def without(*path: str) -> dict[str, Any]:
-        copy = json.loads(json.dumps(whole))
-        inner = copy
-        for key in path[:-1]:
-            inner = inner[key]
-        del inner[path[-1]]
-        return copy
-
-    damaged: list[Any] = [
-        {"status": "ok"}, {"status": "ok", "name": names[0]}, {"status": "ok", "name": names[0], "seed": 0}, [], 3,
-        {**whole, "name": "another"}, {**whole, "seed": 1}, {**whole, "status": "failed"},
-        {**whole, "validation": None}, {**whole, "validation": {}},
-        {**whole, "validation": {**whole["validation"], "loss": float("nan")}},
-        {**whole, "validation": {**whole["validation"], "loss": "2"}}, {**whole, "generation": None},
-        {**whole, "parameters": None}, {**whole, "parameters": 10**30}, {**whole, "extrapolation": [{"context": 3}]},
-        {**whole, "train": {**whole["train"], "curve": [[1]]}}, {**whole, "more": float("inf")},
-        {**whole, "recipe": {**whole["recipe"], "seed": 3}}, {**whole, "config": {}}, {**whole, "machine": None},
-        without("train", "tokens_per_second"), without("train", "peak_memory_bytes"),
-        without("generation", "seconds_per_token"), without("dynamics"), without("error"),
-    ]  # fmt: skip
-    for result in damaged:
-        (place / "result.json").write_text(json.dumps(result))
-        assert read_result(place, request) is None, result
-    for words in ("", "{", "[" * 100_000, "\x00"):
-        (place / "result.json").write_text(words)
-        assert read_result(place, request) is None
-    events: list[dict[str, Any]] = []
+    (place / "result.json").write_text(json.dumps({**whole, "generation": None}))
+    events: list[Event] = []
     (again,) = compare(names, source, out=out, on_event=events.append, **PLAN)["runs"]
-    assert [event["event"] for event in events if event["event"] in ("kept", "start")] == ["start"]
+    assert [type(event) for event in events if isinstance(event, Kept | Start)] == [Start]
     assert (again["validation"], again["train"]["curve"]) == (whole["validation"], whole["train"]["curve"])
 
 
-def test_where_every_arm_fails_that_is_the_result(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_every_arm_fails_that_is_the_result(source: Path, tmp_path: Path) -> None:
     """In Python nothing is raised, and the report is there; an arm whose result cannot be read has failed too."""
-    said = iter([("the disk is full", 1), (None, 0)])
-    monkeypatch.setattr(package, "_spawn", lambda place, notify: next(said))
-    results = compare([f"gpt2@1m{TINY}", f"llama@1m{TINY}"], source, out=tmp_path / "out", **PLAN)
+    said: Any = iter([("the disk is full", 1), (None, 0)])
+    names, fails = [f"gpt2@1m{TINY}", f"llama@1m{TINY}"], Instead(lambda place, notify: next(said))
+    results = compare(names, source, out=tmp_path / "out", executor=fails, **PLAN)
     assert [one["status"] for one in results["runs"]] == ["failed", "failed"]
     assert results["runs"][0]["error"] == "the disk is full"
     assert results["runs"][1]["error"].endswith("result.json is not what a trained arm leaves")
     assert json.loads((tmp_path / "out" / "results.json").read_text()) == results
     assert "the disk is full" in (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+
+
+# Initial weights by an earlier rule
+
+
+def test_a_verdict_pairs_runs_of_one_rule_alone() -> None:
+    """Seeds 0 and 1 began by rule 1, seeds 2 to 4 by rule 2, where b is worse by 1 instead of better by 1."""
+    rules, better = [1, 1, 2, 2, 2], [-1.0, -1.01, 1.0, 1.01, 0.99]
+    runs = [run("a", seed, 3.0, weights=rules[seed]) for seed in range(5)]
+    runs += [run("b", seed, 3.0 + better[seed], weights=rules[seed]) for seed in range(5)]
+    (verdict,) = verdicts(runs)
+    assert (verdict.seeds, verdict.verdict) == (3, "a better") and verdict.difference == pytest.approx(1.0)
+    (verdict,) = verdicts([one for one in runs if one.seed < 4])  # two of each: the latest
+    assert (verdict.seeds, verdict.verdict) == (2, "a better")
+    (verdict,) = verdicts([one for one in runs if one.seed < 3])
+    assert (verdict.seeds, verdict.verdict) == (2, "b better")
+    crossed = [one.changed(weights=3 - one.weights) if one.name == "b" else one for one in runs]
+    assert verdicts(crossed) == []  # of no seed do both have one rule
+    assert verdicts([run("a", 0, 1.0), run("a", 1, 1.0, weights=1), run("b", 0, 1.0), run("b", 1, 1.0)]) == []
+
+
+OLDER = Path(__file__).parent / "data" / "before_weights_2"
+"""A comparison of two models, one seed each, by the version before initial weights had a second rule."""
+
+
+def test_a_comparison_begun_by_the_version_before_goes_on(source: Path, tmp_path: Path) -> None:
+    """Its runs are kept, only the new seed is trained, the notes say so, and the two seeds make no verdict."""
+    out = tmp_path / "out"
+    shutil.copytree(OLDER, out)
+    held = json.loads((OLDER / "results.json").read_text())
+    names = [one["name"] for one in held["runs"]]
+    plan = {**PLAN, "device": "cpu"}
+    events: list[Event] = []
+
+    def going_on(seeds: int) -> dict[str, Any]:
+        events.clear()
+        return compare(names, source, seeds=seeds, out=out, on_event=events.append, executor=AT_ONCE, **plan)
+
+    results = going_on(1)
+    assert [type(event) for event in events] == [Begin, Kept, Kept]
+    for before, now in zip(held["runs"], results["runs"], strict=True):
+        for key in ("name", "seed", "parameters", "train", "validation", "generation", "extrapolation", "machine"):
+            assert now[key] == before[key], key
+        assert "weights" not in now
+    assert any("drawn by an earlier rule" in note and names[0] in note for note in results["budget"]["notes"])
+    results = going_on(2)
+    assert [event.key for event in events if isinstance(event, Start)] == [(name, 1) for name in names]
+    assert [one.get("weights") for one in results["runs"]] == [None, None, WEIGHTS_RULE, WEIGHTS_RULE]
+    assert results["verdicts"] == []
+    assert {key: results[key] for key in held if key in ("schema", "data")} == {"schema": 1, "data": held["data"]}
+    (verdict,) = going_on(3)["verdicts"]
+    assert verdict["seeds"] == 2
+    with pytest.raises(RequestError, match="another recipe: weight_decay was"):
+        compare(names, source, out=out, executor=AT_ONCE, **plan, weight_decay=0.2)

@@ -12,10 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from glassformer.cli.show import ComparisonView, TrainingView
-from glassformer.comparison.arm import describe
 from glassformer.dynamics.records import NAME, read_records
 from glassformer.dynamics.summary import BANDS, EVENTS, WINDOWS, event_words, summarise
 from glassformer.naming import preset
+from glassformer.runs.events import Begin, Watched
+from glassformer.runs.measure import describe
 from glassformer.text import prepare
 from glassformer.training import Report, train
 
@@ -169,7 +170,7 @@ def test_a_run_that_was_watched_is_in_its_result(tmp_path: Path) -> None:
     text = prepare(tmp_path / "text.txt", "char", cache_dir=tmp_path / "cache")
     recipe = {"tokens": 12 * 64, "batch_size": 2, "context": 32, "compile": False, "threads": 1, "watch": 4}
     run = train(preset("llama@1m+layers=2+d_model=32+heads=2"), text, recipe, tmp_path / "run")
-    made = describe("a", run, None)["dynamics"]
+    made = describe("a", run, None).dynamics.to_dict()
     lines = [json.loads(line) for line in (tmp_path / "run" / NAME).read_text(encoding="utf-8").splitlines()]
     looks = {line["step"]: line["statistics"] for line in lines if "attention_entropy" in line.get("statistics", {})}
     assert set(looks) == {1, 4, 8, 12} and made["steps"] == [4, 8, 12] and made["depth"] == 2
@@ -197,6 +198,6 @@ def test_the_terminal_says_an_event_in_a_line(capsys: pytest.CaptureFixture[str]
     said = capsys.readouterr().err
     assert "step 61: spike of loss, 9.135, 7.2 sigma\n" in said and "step 61: skipped\n" in said
     with ComparisonView() as compared:
-        compared.event({"event": "begin", "how": "", "notes": [], "runs": [["a", 0]]})
-        compared.event({"event": "watched", "name": "a", "seed": 0, "words": "step 61: skipped"})
+        compared.event(Begin(how="", notes=[], runs=[("a", 0)]))
+        compared.event(Watched(name="a", seed=0, words="step 61: skipped"))
     assert "a seed 0: step 61: skipped\n" in capsys.readouterr().err

@@ -138,11 +138,14 @@ def compare(
     watch
         Look inside while it trains: statistics by layer and head in dynamics.jsonl, for the report and for `why`.
     """
+    from json import dumps
+
     from glassformer.cli.show import ComparisonView
     from glassformer.comparison import compare as run
+    from glassformer.runs.results import Results
 
     with ComparisonView(quiet=json) as view:
-        results = run(
+        written = run(
             models, data, tokens=_as_int(tokens), minutes=minutes, flops=flops, steps=_as_int(steps), match=match,
             seeds=seeds, out=out,
             tokenizer=tokenizer, allow_unmatched=allow_unmatched, on_event=view.event, on_progress=view.progress,
@@ -150,12 +153,16 @@ def compare(
             optimizer=optimizer, device=device, dtype=dtype, threads=threads, compile=compile,
             watch=_interval(watch, watch_every), on_spike=on_spike, log_to=log_to or (),
         )  # fmt: skip
-    view.finish(results, out, json)
-    if failed := [one for one in results["runs"] if one["status"] == "failed"]:
+    results = Results.of(written)
+    if json:
+        print(dumps(written))
+    else:
+        view.finish(results, out)
+    if failed := [one for one in results.runs if one.status == "failed"]:
         first = failed[0]
-        name = first["name"] if seeds == 1 else f"{first['name']} seed {first['seed']}"
+        name = first.name if seeds == 1 else f"{first.name} seed {first.seed}"
         raise WorkError(
-            f"{len(failed)} of {len(results['runs'])} runs failed: {name}: {first['error']}; "
+            f"{len(failed)} of {len(results.runs)} runs failed: {name}: {first.error}; "
             f"the report is at {Path(out) / 'report.html'}"
         )
 
@@ -238,10 +245,10 @@ def train(
         Look inside while it trains: statistics by layer and head in dynamics.jsonl, for the report and for `why`.
     """
     from glassformer.cli.show import TrainingView
-    from glassformer.comparison.arm import describe
     from glassformer.naming import own_value, preset, split_recipe
     from glassformer.parts.base import to_plain
     from glassformer.report import write_run
+    from glassformer.runs.measure import describe
     from glassformer.text import prepare
     from glassformer.training import Recipe, Report
     from glassformer.training import train as run
@@ -282,7 +289,7 @@ def train(
 
             done = run(config, text, recipe, out, resume, callback=tell, vocab_size=vocab_size)
     if recipe.watch:
-        write_run(describe(model, done, None), Path(out) / "dynamics.html")
+        write_run(describe(model, done, None).to_dict(), Path(out) / "dynamics.html")
     view.finish(done, json)
     if done.status != "ok":
         raise WorkError(f"the run diverged: {done.error}")

@@ -22,6 +22,8 @@ from glassformer.config import ModelConfig
 from glassformer.dynamics.summary import event_words
 from glassformer.errors import RequestError
 from glassformer.naming import SIZES, changes, words
+from glassformer.runs import events
+from glassformer.runs.results import Results, RunResult
 from glassformer.text import TextData
 from glassformer.training import Recipe, Report, Run
 from glassformer.training.checkpoint import disk_errors
@@ -116,72 +118,67 @@ class ComparisonView(View):
         self.several = False
         self.noted: list[str] = []
 
-    def event(self, event: dict[str, Any]) -> None:
-        kind = event["event"]
-        if kind == "begin":
-            for stage in self.reading.values():
-                self.bars.update(stage, visible=False)
-            self.say(event["how"])
-            self.noted = event["notes"]
-            for note in event["notes"]:
-                self.say(f"note: {note}")
-            self.several = any(seed for _, seed in event["runs"])
-            for name, seed in event["runs"]:
-                label = f"{name} seed {seed}" if self.several else name
-                self.tasks[name, seed] = self.bars.add_task(label, total=1.0, note="waiting")
-            return
-        task = self.tasks.get((event["name"], event["seed"]))
-        if task is None:
-            return
-        if kind == "start":
-            self.bars.update(task, note="starting")
-            if self.plain:
-                self.say(f"{event['name']} seed {event['seed']}: training")
-        elif kind == "step":
-            speed, left = event["tokens_per_second"], clock(event["seconds_left"])
-            note = f"loss {event['loss']:.3f}  {speed:,.0f} tokens/s  {left} left"
-            self.bars.update(task, completed=event["done"], note=note)
-            if self.plain and time.monotonic() - self.spoke > 10:
-                self.spoke = time.monotonic()
-                self.say(f"  {event['done']:>4.0%}  {note}")
-        elif kind == "watched":
-            self.say(f"{event['name']} seed {event['seed']}: {event['words']}")
-        elif kind == "measuring":
-            self.bars.update(task, completed=1.0, note="measuring")
-        elif kind in ("end", "kept"):
-            self.bars.update(task, completed=1.0, note=self._ending(event))
-            if self.plain:
-                self.say(f"{event['name']} seed {event['seed']}: {self._ending(event)}")
+    def event(self, event: events.Event) -> None:
+        if isinstance(event, events.Begin):
+            self._begin(event)
+        elif event.key in self.tasks:
+            self._progress(event, self.tasks[event.key])
+
+    def _begin(self, event: events.Begin) -> None:
+        for stage in self.reading.values():
+            self.bars.update(stage, visible=False)
+        self.say(event.how)
+        self.noted = event.notes
+        for note in event.notes:
+            self.say(f"note: {note}")
+        self.several = any(seed for _, seed in event.runs)
+        for name, seed in event.runs:
+            label = f"{name} seed {seed}" if self.several else name
+            self.tasks[name, seed] = self.bars.add_task(label, total=1.0, note="waiting")
+
+    def _progress(self, event: events.Event, task: TaskID) -> None:
+        match event:
+            case events.Start():
+                self.bars.update(task, note="starting")
+                if self.plain:
+                    self.say(f"{event.name} seed {event.seed}: training")
+            case events.Step():
+                speed, left = event.tokens_per_second, clock(event.seconds_left)
+                note = f"loss {event.loss:.3f}  {speed:,.0f} tokens/s  {left} left"
+                self.bars.update(task, completed=event.done, note=note)
+                if self.plain and time.monotonic() - self.spoke > 10:
+                    self.spoke = time.monotonic()
+                    self.say(f"  {event.done:>4.0%}  {note}")
+            case events.Watched():
+                self.say(f"{event.name} seed {event.seed}: {event.words}")
+            case events.Measuring():
+                self.bars.update(task, completed=1.0, note="measuring")
+            case events.Kept() | events.End():
+                ending = "finished before" if isinstance(event, events.Kept) else self._ending(event.result)
+                self.bars.update(task, completed=1.0, note=ending)
+                if self.plain:
+                    self.say(f"{event.name} seed {event.seed}: {ending}")
 
     @staticmethod
-    def _ending(event: dict[str, Any]) -> str:
-        result = event.get("result") or {}
-        if event["event"] == "kept":
-            return "finished before"
-        if result.get("status") != "ok":
-            return f"{result.get('status')}: {result.get('error')}"
-        return (
-            f"validation loss {result['validation']['loss']:.4f}  {result['train']['tokens_per_second']:,.0f} tokens/s"
-        )
+    def _ending(run: RunResult) -> str:
+        if run.status != "ok" or run.validation is None or run.train is None:
+            return f"{run.status}: {run.error}"
+        return f"validation loss {run.validation.loss:.4f}  {run.train.tokens_per_second:,.0f} tokens/s"
 
-    def finish(self, results: dict[str, Any], out: str, as_json: bool) -> None:
-        if as_json:
-            print(json.dumps(results))
-            return
+    def finish(self, results: Results, out: str) -> None:
         console = output()
         for table in comparison_tables(results):
             console.print(table)
-        for verdict in results["verdicts"]:
+        for verdict in results.verdicts:
             console.print(
-                f"{verdict['a']} against {verdict['b']}: {verdict['verdict']}; "
-                f"loss differs by {verdict['difference']:+.4f}, 95 % interval {verdict['low']:+.4f} to "
-                f"{verdict['high']:+.4f}, {verdict['seeds']} seeds",
+                f"{verdict.a} against {verdict.b}: {verdict.verdict}; loss differs by {verdict.difference:+.4f}, "
+                f"95 % interval {verdict.low:+.4f} to {verdict.high:+.4f}, {verdict.seeds} seeds",
                 markup=False, highlight=False,
             )  # fmt: skip
-        for note in results["budget"].get("notes", ()):
+        for note in results.budget.notes:
             if note not in self.noted:
                 console.print(f"note: {note}", markup=False, highlight=False)
-        if results["budget"]["seeds"] == 1:
+        if results.budget.seeds == 1:
             console.print("One seed proves nothing: the order of the arms may be luck. --seeds 3 gives intervals.")
         print(f"report: {Path(out) / 'report.html'}")
 
@@ -191,37 +188,32 @@ def ruled(title: str | None = None) -> Table:
     return Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
 
 
-def comparison_tables(results: dict[str, Any]) -> list[Table]:
+def comparison_tables(results: Results) -> list[Table]:
     """Summary and extrapolation, best loss first; two, so that each fits a narrow terminal."""
-    several = results["budget"]["seeds"] > 1
-    summary = ruled(f"{results['data'].get('name')}, held-out text")
+    several = (results.budget.seeds or 1) > 1
+    summary = ruled(f"{results.data.name}, held-out text")
     reach = ruled("loss at multiples of the training context")
+    longest = max((run.extrapolation for run in results.runs), key=len, default=[])
     for table, headings in (
         (summary, ("params", "loss", "bits/byte", "tokens/s", "memory", "ms/tok", "state/tok")),
-        (reach, tuple(f"{row['context']:,}" for row in _longest(results["runs"]))),
+        (reach, tuple(f"{row.context:,}" for row in longest)),
     ):
         table.add_column("model", overflow="fold", min_width=12)
         for heading in headings:
             table.add_column(heading, justify="right", no_wrap=True)
-    for run in sorted(results["runs"], key=lambda run: (run.get("validation") or {}).get("loss") or math.inf):
-        name = f"{run['name']} seed {run['seed']}" if several else run["name"]
-        if run["status"] != "ok":
-            summary.add_row(name, short(run["parameters"]), run["status"])
+    for run in sorted(results.runs, key=lambda run: run.validation.loss if run.validation else math.inf):
+        name = f"{run.name} seed {run.seed}" if several else run.name
+        found, train, made = run.validation, run.train, run.generation
+        if run.status != "ok" or found is None or train is None or made is None:
+            summary.add_row(name, short(run.parameters or 0), run.status)
             continue
-        found, made = run["validation"], run["generation"]
         summary.add_row(
-            name, short(run["parameters"]), f"{found['loss']:.4f}", decimals(found["bits_per_byte"]),
-            f"{run['train']['tokens_per_second']:,.0f}", size(run["train"]["peak_memory_bytes"]),
-            f"{1000 * made['seconds_per_token']:.2f}", size(made["state_bytes_per_token"]),
+            name, short(run.parameters or 0), f"{found.loss:.4f}", decimals(found.bits_per_byte),
+            f"{train.tokens_per_second:,.0f}", size(train.peak_memory_bytes),
+            f"{1000 * made.seconds_per_token:.2f}", size(made.state_bytes_per_token),
         )  # fmt: skip
-        reach.add_row(
-            name, *("cannot" if row["loss"] is None else f"{row['loss']:.4f}" for row in run["extrapolation"])
-        )
+        reach.add_row(name, *("cannot" if row.loss is None else f"{row.loss:.4f}" for row in run.extrapolation))
     return [summary, reach] if reach.row_count else [summary]
-
-
-def _longest(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return max((run.get("extrapolation") or [] for run in runs), key=len, default=[])
 
 
 def decimals(value: float | None) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from glassformer.comparison.request import recipe_defaults
 from glassformer.parts.base import to_plain
 
 OPTIONS = {
@@ -21,9 +22,11 @@ FLAGS = {
 }
 
 
-def command_of(expressions: Sequence[str], data: object, given: dict[str, Any]) -> str:
-    """The command of the comparison that was `given` these keywords, those left out at their defaults; where no option
-    says one of them, or `data` is text in memory, the call in Python."""
+def command_of(expressions: Sequence[str], data: object, fields: dict[str, Any], **always: Any) -> str:
+    """The command of the comparison with these keywords, without those of `fields` that are at their defaults; where no
+    option says one of them, or `data` is text in memory, the call in Python."""
+    usual = {**recipe_defaults(), "tokenizer": "auto", "allow_unmatched": False}
+    given = {name: value for name, value in fields.items() if value != usual.get(name)} | always
     named = isinstance(data, str | Path)
     if named and given.keys() <= OPTIONS.keys() | FLAGS.keys():
         words = ["glassformer", "compare", *expressions, "--data", str(data)]

@@ -5,16 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal
 
+from glassformer import machine
 from glassformer.config import ModelConfig
 from glassformer.dynamics.qk_clip import refuse_clipping
 from glassformer.errors import RequestError, check_whole
 from glassformer.naming import own_value, preset, split_recipe
 from glassformer.report.page import WORTH_SAYING
 from glassformer.training import Recipe
-from glassformer.training.loop import fit, refuse_blind
+from glassformer.training.loop import fit, refuse_blind, settings
 from glassformer.training.overrides import with_recipe
+from glassformer.training.recipe import BUDGETS
 
 Match = Literal["tokens", "flops", "minutes"]
+MOST_SEEDS = 1000
+"""Intervals narrow with the root of it: ten are many."""
 UNFAIR = 0.2
 """Largest difference in parameters of the layers that one comparison takes without being told to."""
 ALIKE = {
@@ -23,6 +27,22 @@ ALIKE = {
 }  # fmt: skip
 """Fields of the recipe that one arm cannot have for itself, and what gives them to all: losses are compared under one
 budget, on the same text, seed by seed."""
+
+
+def check_seeds(seeds: object) -> int:
+    """The number of seeds. Raises RequestError unless it is one."""
+    check_whole("seeds", seeds)
+    number = int(seeds)  # type: ignore[call-overload]
+    if number > MOST_SEEDS:
+        message = f"seeds={seeds} is more than the {MOST_SEEDS:,} runs of a model that one comparison takes"
+        raise RequestError(message, code="range", field="seeds", value=seeds, expected=f"at most {MOST_SEEDS:,}")
+    return number
+
+
+def recipe_defaults() -> dict[str, Any]:
+    """The recipe without its budget, at its defaults."""
+    names = set(Recipe.model_fields) - set(BUDGETS)
+    return {name: Recipe.model_fields[name].get_default() for name in names}
 
 
 def arms(expressions: Sequence[str]) -> dict[str, ModelConfig]:
@@ -174,3 +194,14 @@ def recipes(
         except RequestError as error:
             raise RequestError(f"{name}: {error}") from None
     return made
+
+
+def compiled_alike(
+    configs: dict[str, ModelConfig], plans: dict[str, Recipe], before: bool | None
+) -> tuple[dict[str, Recipe], machine.Settings]:
+    """The recipes with compilation decided, and how the arms will compute: all arms compile or none does, as those did
+    that were trained `before`, else where it pays for one of them. What an arm asks for itself, it gets."""
+    plans = {name: plan.vary(compile=before) if plan.compile is None else plan for name, plan in plans.items()}
+    made = [settings(config, plans[name]) for name, config in configs.items()]
+    how = next((one for one in made if one.compile), made[0])
+    return {n: plan.vary(compile=how.compile) if plan.compile is None else plan for n, plan in plans.items()}, how

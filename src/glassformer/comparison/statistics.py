@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from statistics import fmean, stdev
-from typing import Any
+
+from glassformer.runs.results import RunResult, Verdict
 
 
 def paired_interval(differences: list[float], confidence: float = 0.95) -> tuple[float, float, float]:
@@ -40,33 +42,42 @@ def student_t(p: float, df: int) -> float:
     return (low + high) / 2
 
 
-def verdicts(runs: list[dict[str, Any]], confidence: float = 0.95) -> list[dict[str, Any]]:
+def verdicts(runs: Sequence[RunResult], confidence: float = 0.95) -> list[Verdict]:
     """Every other arm against the first that finished two seeds, by validation loss, over the seeds both finished.
 
-    difference = loss(b) - loss(a), so a positive one favours a. One seed gives none: nothing can be said."""
-    names = list(dict.fromkeys(run["name"] for run in runs))
-    losses = {
-        (run["name"], run["seed"]): run["validation"]["loss"]
-        for run in runs
-        if run["status"] == "ok" and run.get("validation")
-    }
+    difference = loss(b) - loss(a), so a positive one favours a. One seed gives none: nothing can be said. A pair is two
+    runs whose initial weights were drawn by one rule, and a verdict holds pairs of one rule: the one with most of them,
+    the latest of several."""
+    names = list(dict.fromkeys(run.name for run in runs))
+    losses: dict[str, dict[int, dict[int, float]]] = {name: {} for name in names}
+    """name -> rule of the weights -> seed -> loss"""
+    for run in runs:
+        if run.status == "ok" and run.validation is not None:
+            losses[run.name].setdefault(run.weights, {})[run.seed] = run.validation.loss
+    a = next((name for name in names if any(len(seeds) > 1 for seeds in losses[name].values())), None)
+    if a is None:
+        return []
     found = []
-    a = next((name for name in names if sum(name == other for other, _ in losses) > 1), None)
-    for b in (name for name in names if a is not None and name != a):
-        seeds = sorted(seed for name, seed in losses if name == a and (b, seed) in losses)
-        if len(seeds) < 2:
-            continue
-        mean, low, high = paired_interval([losses[b, seed] - losses[a, seed] for seed in seeds], confidence)
-        verdict = "a better" if low > 0 else "b better" if high < 0 else "no difference shown"
-        found.append(
-            {"a": a, "b": b, "metric": "validation.loss", "difference": mean, "low": low, "high": high,
-             "confidence": confidence, "seeds": len(seeds), "verdict": verdict}
-        )  # fmt: skip
+    for b in (name for name in names if name != a):
+        pairs = {rule: losses[a][rule].keys() & losses[b][rule].keys() for rule in losses[a].keys() & losses[b].keys()}
+        rule = max(pairs, key=lambda rule: (len(pairs[rule]), rule), default=None)
+        if rule is not None and len(pairs[rule]) > 1:
+            gaps = [losses[b][rule][seed] - losses[a][rule][seed] for seed in sorted(pairs[rule])]
+            found.append(_verdict(a, b, gaps, confidence))
     return found
 
 
-def stand_in(runs: list[dict[str, Any]], found: list[dict[str, Any]]) -> list[str]:
+def _verdict(a: str, b: str, differences: list[float], confidence: float) -> Verdict:
+    mean, low, high = paired_interval(differences, confidence)
+    return Verdict(
+        a=a, b=b, metric="validation.loss", difference=mean, low=low, high=high, confidence=confidence,
+        seeds=len(differences),
+        verdict="a better" if low > 0 else "b better" if high < 0 else "no difference shown",
+    )  # fmt: skip
+
+
+def stand_in(runs: Sequence[RunResult], found: Sequence[Verdict]) -> list[str]:
     """A note where the verdicts `found` are not against the first arm."""
-    if not found or (a := found[0]["a"]) == (first := runs[0]["name"]):
+    if not found or (a := found[0].a) == (first := runs[0].name):
         return []
     return [f"{first} has not finished two seeds: the verdicts are against {a}, the first arm that has."]

@@ -1,0 +1,74 @@
+"""Results of a comparison as far as it has come: verdicts, notes, and the files that hold them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+
+from glassformer.comparison.request import unequal
+from glassformer.comparison.statistics import stand_in, verdicts
+from glassformer.parts.init import WEIGHTS_RULE
+from glassformer.report import write_report
+from glassformer.runs.files import write_results
+from glassformer.runs.results import Budget, Key, Machine, Results, RunResult
+from glassformer.training.checkpoint import disk_errors
+
+NAMED = 4
+"""So many runs are named in a note."""
+
+
+def so_far(begun: Results, found: Mapping[Key, RunResult]) -> Results:
+    """The results with the runs `found`, in the order in which they were asked for, and what follows from them."""
+    runs = [found[key] for key in begun.asked if key in found]
+    given = verdicts(runs)
+    budget, late = _spent(begun.budget, runs)
+    late = stand_in(runs, given) + late + other_machines(runs, begun.machine) + older_weights(runs)
+    asked = len(begun.asked)
+    return begun.changed(
+        status="complete" if len(runs) == asked else f"{len(runs)} of {asked} runs so far",
+        runs=runs,
+        verdicts=given,
+        budget=budget.changed(notes=[*budget.notes, *late]),
+    )
+
+
+def write(results: Results, folder: Path) -> None:
+    """Replaces results.json and the report."""
+    with disk_errors(folder):
+        write_results(results, folder)
+        write_report(results.to_dict(), folder / "report.html")
+
+
+def _spent(budget: Budget, runs: Sequence[RunResult]) -> tuple[Budget, list[str]]:
+    """Where the clock decides: what the arms have spent of it, and a note where that is not the same."""
+    if budget.match != "minutes":
+        return budget, []
+    seconds: dict[str, list[float]] = {}
+    for run in runs:
+        if run.status == "ok" and run.train is not None:
+            seconds.setdefault(run.name, []).append(run.train.seconds)
+    spent = {name: fmean(values) / 60 for name, values in seconds.items()}
+    return budget.changed(spent=spent), unequal(spent, "minutes")
+
+
+def other_machines(runs: Sequence[RunResult], here: Machine) -> list[str]:
+    """A note for every run that was measured on another machine than this one."""
+    return [
+        f"{run.name} seed {run.seed} was measured on another machine or setting: speeds do not compare."
+        for run in runs
+        if not run.machine.like(here)
+    ]
+
+
+def older_weights(runs: Sequence[RunResult]) -> list[str]:
+    """A note where runs began from weights that were drawn by another rule than today's."""
+    older = [run for run in runs if run.status != "failed" and run.weights != WEIGHTS_RULE]
+    if not older:
+        return []
+    names = [f"{run.name} seed {run.seed}" for run in older]
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return [
+        f"Initial weights drawn by an earlier rule: {', '.join(names[:NAMED])}{more}. The same seed gives other "
+        f"weights today, so a verdict pairs runs of one rule only."
+    ]

@@ -1,0 +1,116 @@
+"""What happens while runs train: typed events, each of which is one line of JSON.
+
+begin                                   a comparison: the runs that are asked for
+kept, start, end                        a run: finished before; trained from here on; its result is there
+step, watched, measuring, error         within a run, told by the process that trains it
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_serializer
+
+from glassformer.runs.results import Key, RunResult
+
+
+class _Event(BaseModel):
+    model_config = ConfigDict(frozen=True, ser_json_inf_nan="strings")
+
+
+class Begin(_Event):
+    """Before anything is trained."""
+
+    event: Literal["begin"] = "begin"
+    runs: list[Key]
+    """In the order in which they were asked for."""
+    how: str
+    """Device, dtype and compilation, as a sentence."""
+    notes: list[str]
+
+
+class _RunEvent(_Event):
+    name: str
+    seed: int
+
+    @property
+    def key(self) -> Key:
+        return self.name, self.seed
+
+
+class Kept(_RunEvent):
+    """The run finished before and is not trained again."""
+
+    event: Literal["kept"] = "kept"
+
+
+class Start(_RunEvent):
+    """The process of the run starts."""
+
+    event: Literal["start"] = "start"
+
+
+class Step(_RunEvent):
+    """Progress, a few times a second."""
+
+    event: Literal["step"] = "step"
+    step: int
+    done: float
+    """Share of the run, 0 to 1."""
+    loss: float
+    tokens_per_second: float
+    seconds_left: float
+
+
+class Watched(_RunEvent):
+    """A spike, or what was done about it, as a sentence."""
+
+    event: Literal["watched"] = "watched"
+    words: str
+
+
+class Measuring(_RunEvent):
+    """The model is trained; its measures are taken."""
+
+    event: Literal["measuring"] = "measuring"
+
+
+class Error(_RunEvent):
+    """Why the run cannot go on, as a sentence."""
+
+    event: Literal["error"] = "error"
+    error: str
+
+
+class End(_RunEvent):
+    """The run has ended, well or not."""
+
+    event: Literal["end"] = "end"
+    result: RunResult
+
+    @field_serializer("result")
+    def _given_fields(self, result: RunResult) -> dict[str, Any]:
+        return result.to_dict()
+
+
+Event = Begin | Kept | Start | Step | Watched | Measuring | Error | End
+Notify = Callable[[Event], None]
+_EVENTS: TypeAdapter[Event] = TypeAdapter(Annotated[Event, Field(discriminator="event")])
+
+
+def silent(event: Event) -> None:
+    """A `Notify` that does nothing."""
+
+
+def encode(event: Event) -> str:
+    """One line of JSON, without its end."""
+    return event.model_dump_json()
+
+
+def decode(line: str) -> Event | None:
+    """The event of a line; None where the line is something else that was printed."""
+    try:
+        return _EVENTS.validate_json(line)
+    except ValidationError:
+        return None

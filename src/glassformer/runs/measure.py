@@ -1,0 +1,120 @@
+"""A trained model -> RunResult: what the training went like, and every measure of the model."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from typing import Any
+
+import torch
+
+from glassformer.dynamics.summary import summary_of
+from glassformer.generation import stream
+from glassformer.parts.base import to_plain
+from glassformer.runs.results import (
+    Dynamics,
+    Generation,
+    Machine,
+    Point,
+    Reach,
+    RunResult,
+    Sample,
+    Training,
+    Validation,
+)
+from glassformer.text import Tokens
+from glassformer.training import Run, evaluate, extrapolate
+
+POINTS = 300
+"""Of a curve, at most."""
+GENERATED = 120
+PROMPT = 48
+TEMPERATURE, TOP_K = 0.8, 40
+
+
+def describe(name: str, run: Run, peak: int | None) -> RunResult:
+    """The training alone; `peak` is the memory it took, in bytes."""
+    steps = [row for row in run.metrics if "loss" in row]
+    checks = [row for row in run.metrics if "validation" in row]
+    return RunResult(
+        name=name,
+        seed=run.recipe.seed,
+        parameters=run.config.num_params(),
+        parameters_without_embeddings=run.config.num_params(embeddings=False),
+        flops_per_token=3 * run.config.flops(run.recipe.context),
+        config=run.config.to_dict(),
+        recipe=to_plain(run.recipe),
+        train=Training(
+            steps=run.steps,
+            tokens=run.tokens,
+            seconds=run.seconds,
+            tokens_per_second=run.tokens_per_second,
+            peak_memory_bytes=peak,
+            learning_rate=run.learning_rate,
+            curve=curve(steps, "tokens"),
+            curve_seconds=curve(steps, "seconds"),
+            validation_curve=[[row["tokens"], _finite(row["validation"]["loss"])] for row in checks],
+        ),
+        validation=_validation(run.validation),
+        generation=None,
+        extrapolation=[],
+        dynamics=Dynamics.of({} if run.folder is None else summary_of(run.folder)),
+        machine=Machine(run.how.describe()),
+        status="ok" if run.status == "ok" else "diverged",
+        error=run.error,
+    )
+
+
+def measured(result: RunResult, run: Run, text: Tokens) -> RunResult:
+    """The result with what is measured on the trained model."""
+    context = run.recipe.context
+    found = evaluate(run.model, text, context, run.how, max_tokens=4 * run.recipe.evaluation_tokens)
+    reach = extrapolate(run.model, text, context, run.how)
+    return result.changed(
+        validation=_validation(found),
+        generation=generation(run, text),
+        extrapolation=[Reach.of({**row, "loss": _finite(row["loss"])}) for row in reach],
+    )
+
+
+def generation(run: Run, text: Tokens) -> Generation:
+    """Seconds per token (median, one stream, cached), bytes of state per token, and a sample."""
+    context, device = run.recipe.context, run.how.device
+    prompt_length = max(1, min(PROMPT, context // 4))
+    new = max(1, min(GENERATED, context - prompt_length))
+    prompt = torch.from_numpy(text.validation.tokens[:prompt_length].astype("int64"))[None].to(device)
+    stamps, ids = [time.perf_counter()], []
+    for token in stream(run.model, prompt, new, TEMPERATURE, TOP_K, seed=0):
+        ids.append(int(token))
+        stamps.append(time.perf_counter())
+    gaps = sorted(b - a for a, b in itertools.pairwise(stamps)) or [stamps[1] - stamps[0]]
+    per_token = gaps[len(gaps) // 2]
+    decode = text.tokenizer.decode
+    return Generation(
+        tokens_per_second=1 / per_token,
+        seconds_per_token=per_token,
+        state_bytes_per_token=run.model.init_state(1, context).nbytes / context,
+        sample=Sample(
+            prompt=decode(prompt[0].tolist()),
+            text=decode([token for token in ids if token < text.tokenizer.vocab_size]),  # not of a padded row
+            temperature=TEMPERATURE,
+            top_k=TOP_K,
+        ),
+    )
+
+
+def curve(rows: list[dict[str, Any]], axis: str) -> list[Point]:
+    """(axis, loss) of at most POINTS points: means over equal stretches of steps."""
+    size = max(1, -(-len(rows) // POINTS))
+    pieces = [rows[i : i + size] for i in range(0, len(rows), size)]
+    return [[piece[-1][axis], _finite(sum(row["loss"] for row in piece) / len(piece))] for piece in pieces]
+
+
+def _validation(found: dict[str, Any] | None) -> Validation | None:
+    """None where nothing was measured, or the loss is not finite, which JSON has no number for."""
+    return None if found is None or not math.isfinite(found["loss"]) else Validation(**found)
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None

@@ -1,0 +1,117 @@
+"""A run that is asked for, as a value: model, recipe and text."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from glassformer.config import ModelConfig
+from glassformer.parts.base import to_plain
+from glassformer.parts.init import WEIGHTS_RULE
+from glassformer.runs.results import Key, RunResult
+from glassformer.text import Tokens
+from glassformer.training import Recipe
+from glassformer.training.checkpoint import latest, replace_text
+
+REQUEST = "request.json"
+RUN = "run"
+"""Folder of the training run within the folder of a request."""
+
+
+@dataclass(frozen=True)
+class TextPlaces:
+    """The folders in which a prepared text lies, and a hash of the content of each."""
+
+    tokenizer: str
+    train: str
+    validation: str
+    content: tuple[str, str, str]
+    """Of training tokens, held-out tokens and tokenizer."""
+
+    @classmethod
+    def of(cls, text: Tokens, tokenizer: Path) -> TextPlaces:
+        """`tokenizer` is the folder to which the caller saves the tokenizer before a run reads it."""
+        content = (text.train.folder.name, text.validation.folder.name, text.tokenizer.fingerprint())
+        train, validation = (str(side.folder.resolve()) for side in (text.train, text.validation))
+        return cls(str(tokenizer.resolve()), train, validation, content)
+
+    def open(self) -> Tokens:
+        return Tokens.open(tokenizer=self.tokenizer, train=self.train, validation=self.validation)
+
+
+@dataclass(frozen=True)
+class RunRequest:
+    """One run. `identity` is what decides it: with another one, it is another run."""
+
+    name: str
+    config: ModelConfig
+    recipe: Recipe
+    text: TextPlaces
+    log_to: tuple[str, ...] = ()
+    """Sinks that take the numbers of each step as well (`training.sinks`)."""
+    imports: tuple[str, ...] = ()
+    """Modules to import before the config is read: those that define parts from outside the package."""
+
+    @property
+    def seed(self) -> int:
+        return self.recipe.seed
+
+    @property
+    def key(self) -> Key:
+        return self.name, self.seed
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """Plain values, as they stand in request.json."""
+        return {
+            "name": self.name,
+            "config": self.config.to_dict(),
+            "recipe": to_plain(self.recipe),
+            "tokens": list(self.text.content),
+        }
+
+    def place(self, folder: Path) -> Path:
+        return place_of(folder, self.name, self.seed)
+
+    def answered_by(self, result: RunResult) -> bool:
+        """Whether the result is of this model by this recipe, as far as both say today what they said when it was
+        written: fields that came later are at their defaults."""
+        held = ModelConfig.current(result.config), Recipe.current(result.recipe)
+        return result.key == self.key and held == (self.config.to_dict(), to_plain(self.recipe))
+
+    def write(self, place: Path) -> None:
+        """Writes request.json for the process that trains the run."""
+        text = {"tokenizer": self.text.tokenizer, "train": self.text.train, "validation": self.text.validation}
+        besides = {
+            "text": text, "log_to": list(self.log_to), "imports": list(self.imports), "weights": _begun_by(place),
+        }  # fmt: skip
+        replace_text(place / REQUEST, json.dumps({**self.identity, **besides}))
+
+
+def place_of(folder: Path, name: str, seed: int) -> Path:
+    """The folder of a run within the folder of its results."""
+    plain = re.sub(r"[^A-Za-z0-9.@+_=-]+", "_", name)[:80]  # readable, and different for different names
+    slug = plain if plain == name else f"{plain}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+    return folder / "runs" / f"{slug}-seed{seed}"
+
+
+def read_request(place: Path) -> dict[str, Any]:
+    """request.json as it is; {} where there is none that can be read."""
+    try:
+        tree = json.loads((place / REQUEST).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return tree if isinstance(tree, dict) else {}
+
+
+def _begun_by(place: Path) -> int:
+    """The rule by which the initial weights of the run are drawn: of a run that goes on from a checkpoint, the one by
+    which it began; requests from before there was a second one name none."""
+    if latest(place / RUN) is None:
+        return WEIGHTS_RULE
+    rule = read_request(place).get("weights", 1)
+    return rule if isinstance(rule, int) else 1

@@ -1,0 +1,54 @@
+"""The process of one run: what it says when it cannot go on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from glassformer.errors import RequestError
+from glassformer.runs import arm
+from glassformer.runs.events import Error, decode
+
+REQUEST = {"name": "gpt2@1m", "recipe": {"seed": 3}}
+
+
+def failing(error: Exception, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def measure(*_: Any) -> None:
+        raise error
+
+    (place / "request.json").write_text(json.dumps(REQUEST))
+    monkeypatch.setattr("sys.argv", ["arm", str(place)])
+    monkeypatch.setattr(arm, "measure", measure)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("[enforce fail at alloc_cpu.cpp:117] err == 0. DefaultCPUAllocator: can't allocate memory"),
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB"),
+        MemoryError(),
+    ],
+)
+def test_without_memory_it_says_so(
+    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    failing(error, tmp_path, monkeypatch)
+    assert arm.main() == 1
+    said = decode(capsys.readouterr().out)
+    assert said == Error(name="gpt2@1m", seed=3, error="this needs more memory than the machine has")
+
+
+def test_a_wrong_request_is_an_event_and_a_defect_is_a_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    failing(RequestError("no such text"), tmp_path, monkeypatch)
+    assert arm.main() == 2
+    assert decode(capsys.readouterr().out) == Error(name="gpt2@1m", seed=3, error="no such text")
+    failing(RuntimeError("shapes differ"), tmp_path, monkeypatch)
+    with pytest.raises(RuntimeError, match="shapes differ"):
+        arm.main()
+    assert not (tmp_path / "result.json").exists()

@@ -1,0 +1,187 @@
+"""Runs of different sizes and budgets, asked for as plain values: kept, trained, failed, stopped."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from glassformer.errors import WorkError
+from glassformer.naming import preset
+from glassformer.parts.base import to_plain
+from glassformer.parts.init import WEIGHTS_RULE
+from glassformer.runs import request as requests_module
+from glassformer.runs.events import End, Error, Event, Kept, Start, Step
+from glassformer.runs.executor import Serial, execute, finished, kept
+from glassformer.runs.files import read_result
+from glassformer.runs.request import RunRequest, TextPlaces, place_of, read_request
+from glassformer.text import prepare
+from glassformer.training import Recipe
+from glassformer.training.loop import fit
+from tests.runs.stand_in import AT_ONCE, Instead, trained_at_once
+
+CONTEXT = 32
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory: pytest.TempPathFactory) -> TextPlaces:
+    folder = tmp_path_factory.mktemp("text")
+    source = folder / "text.txt"
+    source.write_text("\n".join(f"line {n} of a small text about cats and trees" for n in range(400)))
+    text = prepare(source, "char", CONTEXT, cache_dir=folder / "cache")
+    text.tokenizer.save(folder / "tokenizer")
+    return TextPlaces.of(text, folder / "tokenizer")
+
+
+def ask(places: TextPlaces, name: str, **recipe: Any) -> RunRequest:
+    size = places.open().tokenizer.vocab_size
+    fields = {"tokens": 512, "batch_size": 4, "context": CONTEXT, "threads": 1, "dtype": "float32", "compile": False}
+    return RunRequest(name, fit(preset(name), size, CONTEXT), Recipe.of(**{**fields, **recipe}), places)
+
+
+@pytest.fixture
+def asked(places: TextPlaces) -> list[RunRequest]:
+    """Two sizes, two budgets, two seeds, two rates: what no comparison would take together."""
+    tiny = "+layers=1+d_model=16+heads=2"
+    return [
+        ask(places, f"gpt2@1m{tiny}", learning_rate=1e-3),
+        ask(places, f"llama@1m{tiny}+layers=2", tokens=256, learning_rate=1e-2, seed=4),
+    ]
+
+
+def test_runs_of_different_sizes_and_budgets_are_trained_and_kept(asked: list[RunRequest], tmp_path: Path) -> None:
+    """By real processes; the second time none starts."""
+    events: list[Event] = []
+    first = list(execute(asked, tmp_path, notify=events.append))
+    assert [(one.key, one.status) for one in first] == [(request.key, "ok") for request in asked]
+    assert [one.train.steps for one in first if one.train] == [4, 2]
+    for request, result in zip(asked, first, strict=True):
+        assert result.config == request.config.to_dict() and result.recipe == to_plain(request.recipe)
+        assert result.weights == WEIGHTS_RULE and result.complete
+        assert read_result(request.place(tmp_path)) == result
+        assert [type(event) for event in events if event.key == request.key][:1] == [Start]  # type: ignore[union-attr]
+    assert {Start, Step, End} <= {type(event) for event in events}
+    events.clear()
+    assert list(execute(asked, tmp_path, notify=events.append)) == first
+    assert [type(event) for event in events] == [Kept, Kept]
+
+
+def test_a_result_answers_its_own_request_alone(asked: list[RunRequest], tmp_path: Path) -> None:
+    request, other = asked
+    (result,) = AT_ONCE.run([request], tmp_path)
+    assert finished(request, tmp_path) == result and kept(asked, tmp_path) == {request.key: result}
+    for wanted in (
+        replace(request, recipe=request.recipe.vary(learning_rate=0.5)),
+        replace(request, config=request.config.vary(vocab_size=99)),
+        replace(request, config=other.config),
+    ):
+        assert not wanted.answered_by(result) and finished(wanted, tmp_path) is None
+    assert replace(request, log_to=("tensorboard",)).answered_by(result)
+
+
+def test_a_result_from_before_a_field_was_there_answers_the_request(asked: list[RunRequest], tmp_path: Path) -> None:
+    """A field that came later stands at its default; the result is handed on as it would be written today."""
+    request = asked[0]
+    (result,) = AT_ONCE.run([request], tmp_path)
+    path = request.place(tmp_path) / "result.json"
+    tree = json.loads(path.read_text())
+    del tree["recipe"]["on_spike"], tree["recipe"]["qk_clip"], tree["config"]["mup"]
+    path.write_text(json.dumps(tree))
+    held = finished(request, tmp_path)
+    assert held is not None and held.config == result.config and held.recipe == result.recipe
+    assert finished(replace(request, recipe=request.recipe.vary(on_spike="skip")), tmp_path) is None
+
+
+def test_one_that_fails_leaves_the_others_alone_and_is_tried_again(asked: list[RunRequest], tmp_path: Path) -> None:
+    def fails(place: Path, notify: Callable[[Event], None]) -> tuple[str | None, int]:
+        return ("the disk is full", 1) if "gpt2" in place.name else trained_at_once(place, notify)
+
+    results = list(execute(asked, tmp_path, Instead(fails)))
+    assert [(one.status, one.error) for one in results] == [("failed", "the disk is full"), ("ok", None)]
+    assert results[0].parameters == asked[0].config.num_params()
+    events: list[Event] = []
+    assert [one.status for one in execute(asked, tmp_path, AT_ONCE, events.append)] == ["ok", "ok"]
+    assert [event.key for event in events if isinstance(event, Start)] == [asked[0].key]
+
+
+def test_what_a_process_says_last_is_its_error(
+    asked: list[RunRequest], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An event, or the last line of a traceback; lines that are no events are passed over."""
+    said = Error(name="a", seed=0, error="no such text").model_dump_json()
+    for code, words in (
+        (f"print('hello'); print({said!r}); sys.exit(2)", "no such text"),
+        ("raise ValueError('shapes differ')", "ValueError: shapes differ"),
+        ("import os; os._exit(3)", "the process ended with status 3"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "status -9 (out of memory?)"),
+        ("", "result.json is not what a trained arm leaves"),
+    ):
+        monkeypatch.setattr("glassformer.runs.executor.START", f"import sys\n{code}")
+        (result,) = Serial().run(asked[:1], tmp_path)
+        assert result.status == "failed" and str(result.error).endswith(words)
+
+
+def test_a_stopped_run_goes_on(asked: list[RunRequest], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C is passed on to the process once, and nothing after it starts."""
+    monkeypatch.setattr("glassformer.runs.executor.START", WAITS)
+    events: list[Event] = []
+
+    def notify(event: Event) -> None:
+        events.append(event)
+        if isinstance(event, Step):
+            raise KeyboardInterrupt
+
+    with pytest.raises(WorkError, match="stopped"):
+        list(Serial().run(asked, tmp_path, notify))
+    assert [type(event) for event in events] == [Start, Step]
+    assert (asked[0].place(tmp_path) / "saved").is_file()
+
+
+WAITS = """
+import sys, time
+from pathlib import Path
+try:
+    print('{"event": "step", "name": "a", "seed": 0, "step": 1, "done": 0.5, "loss": 1, "tokens_per_second": 1, '
+          '"seconds_left": 1}', flush=True)
+    time.sleep(60)
+except KeyboardInterrupt:
+    (Path(sys.argv[2]) / "saved").touch()
+"""
+
+
+def test_a_run_that_goes_on_keeps_the_rule_of_its_weights(
+    asked: list[RunRequest], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Begun from a checkpoint of before there was a second rule: the first one; without a checkpoint: today's."""
+    request = asked[0]
+    place = request.place(tmp_path)
+    place.mkdir(parents=True)
+    older = {**request.identity, "text": {}, "log_to": []}
+    (place / "request.json").write_text(json.dumps(older))
+    request.write(place)
+    assert read_request(place)["weights"] == WEIGHTS_RULE
+    (place / "request.json").write_text(json.dumps(older))
+    monkeypatch.setattr(requests_module, "latest", lambda run: run / "checkpoints" / "step_00000003")
+    for _ in range(2):
+        request.write(place)
+        assert read_request(place)["weights"] == 1
+    (result,) = AT_ONCE.run([request], tmp_path)
+    assert result.weights == 1
+
+
+def test_places_are_different_for_different_names() -> None:
+    names = ["a", "a b", "a/b", "a_b", "x" * 90, "x" * 91, "../a", "A"]
+    places = {place_of(Path("out"), name, seed) for name in names for seed in (0, 1)}
+    assert len(places) == 2 * len(names) and all(place.parent == Path("out/runs") for place in places)
+
+
+def test_nothing_of_a_run_lies_elsewhere(asked: list[RunRequest], tmp_path: Path) -> None:
+    """The folder moves as a whole, and its results are still kept."""
+    list(AT_ONCE.run(asked, tmp_path / "here"))
+    shutil.move(tmp_path / "here", tmp_path / "there")
+    assert len(kept(asked, tmp_path / "there")) == 2
