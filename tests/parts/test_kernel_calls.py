@@ -109,6 +109,19 @@ def test_a_bias_is_learned_where_a_gradient_is_wanted():
     assert hash(relative(table).key) == hash(bias.key) != hash(relative(table.clone()).key)
 
 
+def test_a_call_that_a_kernel_cannot_compute_is_refused():
+    """With the reason that the kernel gives at construction."""
+    given = call(4, 4, bias=softcap(2.0))
+    reason = Sdpa().serves(given)
+    assert reason is not None and reason == Sdpa().refusal(CallFacts(additive=False))
+    with pytest.raises(RequestError) as error:
+        Sdpa()(given)
+    assert (error.value.code, error.value.field, error.value.value) == ("conflict", "kernel", "sdpa")
+    assert reason in str(error.value)
+    for kernel in (Naive(), Banded(), Direct(), Auto()):
+        assert kernel.serves(given) is None
+
+
 def test_flex_refuses_what_it_cannot_train(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("glassformer.parts.kernel.flex._has_triton", lambda: True)
     given = call(4, 4, bias=relative(random(2 * RADIUS + 1, 4).requires_grad_()))
