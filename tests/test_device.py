@@ -282,7 +282,7 @@ def test_training_and_resuming(text: TextData, tmp_path: Path, name: str, more: 
     records = [dynamics.read_records(tmp_path / run / "dynamics.jsonl") for run in ("here", "there")]
     assert [row["step"] for row in records[0]] == [row["step"] for row in records[1]] and records[0]
     with pytest.raises(Interrupted, match="--resume"):
-        train(config, text, {**recipe, "device": device}, tmp_path / "cut", callback=interrupt_at(2))
+        train(config, text, {**recipe, "device": device}, tmp_path / "cut", callbacks=[interrupt_at(2)])
     train(config, text, {**recipe, "device": device}, tmp_path / "cut", resume=True)
     folders = [checkpoint.latest(tmp_path / run) for run in ("there", "cut")]
     for file in ("model.safetensors", "optimizer.safetensors"):

@@ -26,7 +26,7 @@ from glassformer.runs.executor import Serial
 from glassformer.runs.readable import readable
 from glassformer.runs.results import RunResult
 from glassformer.training import Recipe
-from glassformer.training.loop import fit
+from glassformer.training.request import fit
 from glassformer.training.schedule import CosineConfig
 from tests.runs.stand_in import AT_ONCE, Instead, trained_at_once
 

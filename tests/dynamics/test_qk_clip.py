@@ -18,7 +18,7 @@ from glassformer.model import Model
 from glassformer.naming import preset
 from glassformer.parts.mixer import Attention
 from glassformer.text import TextData, prepare
-from glassformer.training import Interrupted, Report, checkpoint, train
+from glassformer.training import Interrupted, Report, Reporter, checkpoint, train
 
 TINY = "layers=2+d_model=32+heads=4+vocab_size=61+context=64"
 TOKENS = torch.randint(0, 61, (3, 12), generator=torch.Generator().manual_seed(0))
@@ -186,7 +186,13 @@ def test_resuming_is_bit_for_bit(text: TextData, tmp_path: Path):
     straight = train(config, text, {**RECIPE, "qk_clip": 2.0, "micro_batch": 2}, tmp_path / "straight")
 
     with pytest.raises(Interrupted):
-        train(config, text, {**RECIPE, "qk_clip": 2.0, "micro_batch": 2}, tmp_path / "broken", callback=interrupt)
+        train(
+            config,
+            text,
+            {**RECIPE, "qk_clip": 2.0, "micro_batch": 2},
+            tmp_path / "broken",
+            callbacks=[Reporter(interrupt)],
+        )
     train(config, text, {**RECIPE, "qk_clip": 2.0, "micro_batch": 2}, tmp_path / "broken", resume=True)
     folders = [checkpoint.latest(tmp_path / run) for run in ("straight", "broken")]
     one, other = ((folder / "model.safetensors").read_bytes() for folder in folders if folder)

@@ -31,9 +31,10 @@ from glassformer.model import Model
 from glassformer.naming import preset
 from glassformer.parts.base import to_plain
 from glassformer.text import Batches, TextData, prepare
-from glassformer.training import Recipe, loop, train
+from glassformer.training import Callback, Recipe, state, train
 from glassformer.training.progress import read_metrics
 from glassformer.training.recipe import WATCH
+from glassformer.training.state import Training
 
 STEPS, EVERY, LAYERS, HEADS, VOCABULARY, RATE = 200, 10, 4, 2, 65, 1e-3
 CONFIG = preset(f"llama@1m+layers={LAYERS}+d_model=32+heads={HEADS}+vocab_size={VOCABULARY}+context=32")
@@ -599,15 +600,13 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> TextData:
     return prepare("python-docs", "char", context=32, cache_dir=tmp_path_factory.mktemp("text"))
 
 
-class After:
+class After(Callback):
     """Does something to the model after a step, or after every step from then on."""
 
     def __init__(self, change: Callable[[Model], object], always: bool = False):
         self.change, self.always = change, always
 
-    def before_update(self, moment: Moment) -> None: ...
-
-    def after_update(self, moment: Moment) -> None:
+    def after_update(self, run: Training, moment: Moment) -> None:
         if moment.step == AT or (self.always and moment.step > AT):
             with torch.no_grad():
                 self.change(moment.model)
@@ -641,7 +640,7 @@ def a_batch_of(make: Callable[[Tensor], Tensor], patch: pytest.MonkeyPatch) -> I
             return type(batch)(tokens[:, :-1], tokens[:, 1:])
 
     with patch.context() as patched:
-        patched.setattr(loop, "Batches", Corrupted)
+        patched.setattr(state, "Batches", Corrupted)
         yield
 
 
@@ -653,7 +652,7 @@ def fit(
         **{"tokens": steps * 8 * 32, "batch_size": 8, "context": 32, "learning_rate": USUAL, "watch": 20, "threads": 1,
            "compile": False, "device": "cpu", "dtype": "float32", "evaluation_tokens": 512, **fields}
     )  # fmt: skip
-    run = train(preset(expression), text, recipe, folder, observers=observers)
+    run = train(preset(expression), text, recipe, folder, callbacks=observers)
     return diagnose(
         read_metrics(folder / "metrics.jsonl"),
         read_records(folder / "dynamics.jsonl"),

@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM
 
 import glassformer as gf
 from glassformer.config import ModelConfig
+from glassformer.dynamics.watch import Moment
 from glassformer.naming import preset
 from glassformer.parts.linear import Linear
 from glassformer.parts.mup import Mup, parameter_groups
@@ -111,20 +112,19 @@ def test_the_default_rate_is_that_of_the_base_width():
 def test_a_run_scales_each_group_by_the_schedule(tmp_path: Path):
     """Rates after a step of the loop: the schedule's, times the group's own."""
     from glassformer.text import prepare
-    from glassformer.training import train
+    from glassformer.training import Callback, train
+    from glassformer.training.state import Training
 
     (tmp_path / "text.txt").write_text("the cat sat on the mat. " * 300)
     seen: list[list[tuple[float, float]]] = []
 
-    class Rates:
-        def before_update(self, moment: object) -> None: ...
-
-        def after_update(self, moment: object) -> None:
-            seen.append([(g["lr"] / moment.learning_rate, g["scale"]) for g in moment.optimizer.param_groups])  # type: ignore[attr-defined]
+    class Rates(Callback):
+        def after_update(self, run: Training, moment: Moment) -> None:
+            seen.append([(g["lr"] / moment.learning_rate, g["scale"]) for g in moment.optimizer.param_groups])
 
     recipe = {"tokens": 3 * 2 * 16, "batch_size": 2, "context": 16, "threads": 1, "learning_rate": 1e-3}
     text = prepare(tmp_path / "text.txt", "char", cache_dir=tmp_path / "cache")
-    train(at(32, "+mup:16"), text, recipe, observers=[Rates()])
+    train(at(32, "+mup:16"), text, recipe, callbacks=[Rates()])
     assert len(seen) == 3 and {scale for row in seen for _, scale in row} == {0.5, 1.0}
     assert all(found == pytest.approx(scale) for row in seen for found, scale in row)
 

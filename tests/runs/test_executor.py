@@ -22,7 +22,7 @@ from glassformer.runs.files import read_result
 from glassformer.runs.request import RunRequest, TextPlaces, place_of, read_request
 from glassformer.text import prepare
 from glassformer.training import Recipe
-from glassformer.training.loop import fit
+from glassformer.training.request import fit
 from tests.runs.stand_in import AT_ONCE, Instead, trained_at_once
 
 CONTEXT = 32

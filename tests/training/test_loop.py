@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,16 @@ import torch
 
 import glassformer as gf
 from glassformer import machine
+from glassformer.dynamics.watch import Moment
 from glassformer.errors import RequestError, WorkError
 from glassformer.naming import preset
 from glassformer.text import TextData, prepare
-from glassformer.training import Interrupted, Recipe, Report, checkpoint, loop, train
-from glassformer.training.loop import _Loop, fit, settings
+from glassformer.training import Interrupted, Recipe, Report, Reporter, checkpoint, loop, request, train
+from glassformer.training.callbacks import Callback
 from glassformer.training.optimizers import AdamWConfig
 from glassformer.training.progress import read_metrics
+from glassformer.training.request import fit, settings
+from glassformer.training.state import Training
 
 SMALL = "+layers=2+d_model=32+heads=2"
 BATCH, CONTEXT = 4, 32
@@ -34,12 +38,12 @@ def model(name: str = "llama@1m") -> gf.ModelConfig:
     return preset(name + SMALL)
 
 
-def interrupt_at(step: int) -> Any:
-    def callback(report: Report) -> None:
+def interrupt_at(step: int) -> Reporter:
+    def tell(report: Report) -> None:
         if report.step == step and report.validation is None:
             os.kill(os.getpid(), signal.SIGINT)
 
-    return callback
+    return Reporter(tell)
 
 
 def told(folder: Path | None) -> list[float]:
@@ -65,7 +69,7 @@ def test_resuming_is_bit_for_bit(text: TextData, tmp_path: Path, name: str, extr
     recipe = {**TEN, **extra}
     straight = train(model(name), text, recipe, tmp_path / "straight")
     with pytest.raises(Interrupted, match="--resume"):
-        train(model(name), text, recipe, tmp_path / "broken", callback=interrupt_at(5))
+        train(model(name), text, recipe, tmp_path / "broken", callbacks=[interrupt_at(5)])
     assert checkpoint.read_state(checkpoint.latest(tmp_path / "broken"))["step"] == 5  # type: ignore[arg-type]
     resumed = train(model(name), text, recipe, tmp_path / "broken", resume=True)
     assert resumed.steps == straight.steps == 10
@@ -141,12 +145,12 @@ def test_a_diverging_run_stops_and_says_what_was_seen(text: TextData, tmp_path: 
 
 
 def test_a_nan_stops_before_it_reaches_the_weights(text: TextData, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = _Loop._backward
+    real = loop.backward
 
-    def poisoned(self: _Loop, inputs: torch.Tensor, targets: torch.Tensor) -> float:
-        return float("nan") if self.step == 4 else real(self, inputs, targets)
+    def poisoned(run: Training, inputs: torch.Tensor, targets: torch.Tensor) -> float:
+        return float("nan") if run.step == 4 else real(run, inputs, targets)
 
-    monkeypatch.setattr(_Loop, "_backward", poisoned)
+    monkeypatch.setattr(loop, "backward", poisoned)
     run = train(model(), text, TEN)
     assert (run.status, run.steps) == ("diverged", 4)
     assert run.error is not None
@@ -222,7 +226,7 @@ def test_a_full_disk_is_one_sentence_and_leaves_the_last_checkpoint(
     text: TextData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(Interrupted):
-        train(model(), text, TEN, tmp_path / "run", callback=interrupt_at(5))
+        train(model(), text, TEN, tmp_path / "run", callbacks=[interrupt_at(5)])
 
     real = checkpoint.save_file
 
@@ -238,7 +242,7 @@ def test_a_full_disk_is_one_sentence_and_leaves_the_last_checkpoint(
 
 def test_metrics_cut_by_a_crash_are_mended(text: TextData, tmp_path: Path) -> None:
     with pytest.raises(Interrupted):
-        train(model(), text, TEN, tmp_path / "run", callback=interrupt_at(5))
+        train(model(), text, TEN, tmp_path / "run", callbacks=[interrupt_at(5)])
     with (tmp_path / "run" / "metrics.jsonl").open("a") as file:
         file.write(json.dumps({"step": 6, "loss": 1.0}) + '\n{"step": 7, "lo')
     train(model(), text, TEN, tmp_path / "run", resume=True)
@@ -249,7 +253,7 @@ def test_metrics_cut_by_a_crash_are_mended(text: TextData, tmp_path: Path) -> No
 def test_other_text_is_not_gone_on_with(text: TextData, tmp_path: Path) -> None:
     """Same model, same recipe, same alphabet; other words."""
     with pytest.raises(Interrupted):
-        train(model(), text, TEN, tmp_path / "run", callback=interrupt_at(5))
+        train(model(), text, TEN, tmp_path / "run", callbacks=[interrupt_at(5)])
     backwards = text.train.tokens.tolist()[::-1]
     (tmp_path / "other.txt").write_text(text.tokenizer.decode(backwards))
     other = prepare(tmp_path / "other.txt", text.tokenizer, cache_dir=tmp_path / "cache")
@@ -258,9 +262,31 @@ def test_other_text_is_not_gone_on_with(text: TextData, tmp_path: Path) -> None:
     assert train(model(), text, TEN, tmp_path / "run", resume=True).steps == 10
 
 
-def test_a_run_without_a_checkpoint_cannot_be_resumed(text: TextData, tmp_path: Path) -> None:
-    with pytest.raises(RequestError, match="no checkpoint to resume from"):
-        train(model(), text, TEN, tmp_path / "run", resume=True)
+def test_one_command_begins_goes_on_and_finds_the_run_finished(text: TextData, tmp_path: Path) -> None:
+    """A preempted job repeats `--resume`: before there is a folder, before a checkpoint, after some steps, at the end.
+    The run is the one that was never stopped."""
+    straight = train(model(), text, TEN, tmp_path / "straight")
+    folder = tmp_path / "run"
+    with pytest.warns(UserWarning, match="run holds no run yet"), pytest.raises(KeyboardInterrupt):
+        train(model(), text, TEN, folder, resume=True, callbacks=[Die()])
+    with (
+        pytest.warns(UserWarning, match="begun but holds no checkpoint yet: the run starts again"),
+        pytest.raises(Interrupted),
+    ):
+        train(model(), text, TEN, folder, resume=True, callbacks=[interrupt_at(5)])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        train(model(), text, TEN, folder, resume=True)
+    with pytest.warns(UserWarning, match="run is finished: all 10 steps are done"):
+        again = train(model(), text, TEN, folder, resume=True)
+    assert told(folder) == told(straight.folder)
+    assert (again.status, again.steps, again.validation) == ("ok", 10, straight.validation)
+
+
+class Die(Callback):
+    def before_update(self, run: Training, moment: Moment) -> None:
+        if moment.step == 3:
+            raise KeyboardInterrupt
 
 
 def test_a_model_that_sees_the_answer_is_refused(text: TextData) -> None:
@@ -271,8 +297,8 @@ def test_a_model_that_sees_the_answer_is_refused(text: TextData) -> None:
 def test_a_climb_after_learning_is_divergence(text: TextData, monkeypatch: pytest.MonkeyPatch) -> None:
     """4.2, then 1.5, then 4.0: below the first loss, and lost all the same."""
     fake = iter([4.2] + [1.5] * 80 + [4.0] * 200)
-    monkeypatch.setattr(_Loop, "_backward", lambda self, inputs, targets: next(fake))
-    monkeypatch.setattr(_Loop, "_warm_up", lambda self: None)
+    monkeypatch.setattr(loop, "backward", lambda run, inputs, targets: next(fake))
+    monkeypatch.setattr(loop, "warm_up", lambda run: None)
     monkeypatch.setattr(loop, "gradient_norm", lambda model: 1.0)
     run = train(model(), text, {**TEN, "tokens": 250 * BATCH * CONTEXT})
     assert run.status == "diverged"
@@ -284,8 +310,8 @@ def test_a_run_shorter_than_a_window_can_diverge(
     text: TextData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, losses: list[float], status: str
 ) -> None:
     fake = iter(losses)
-    monkeypatch.setattr(_Loop, "_backward", lambda self, inputs, targets: next(fake))
-    monkeypatch.setattr(_Loop, "_warm_up", lambda self: None)
+    monkeypatch.setattr(loop, "backward", lambda run, inputs, targets: next(fake))
+    monkeypatch.setattr(loop, "warm_up", lambda run: None)
     monkeypatch.setattr(loop, "gradient_norm", lambda model: 1.0)
     run = train(model(), text, TEN, tmp_path / "run")
     assert (run.status, run.steps) == (status, 10)
@@ -301,14 +327,14 @@ def test_what_auto_chose_stays_when_a_run_is_resumed(
     monkeypatch.setattr(machine, "has_fast_bfloat16", lambda device: began == "bfloat16")
     recipe = {name: value for name, value in TEN.items() if name != "dtype"}
     with pytest.raises(Interrupted):
-        train(model(), text, recipe, tmp_path / "run", callback=interrupt_at(2))
+        train(model(), text, recipe, tmp_path / "run", callbacks=[interrupt_at(2)])
     monkeypatch.setattr(machine, "has_fast_bfloat16", lambda device: began != "bfloat16")
     assert train(model(), text, recipe, tmp_path / "run", resume=True).how.dtype == began
 
 
 def test_a_damaged_dtype_of_a_checkpoint_is_one_sentence(text: TextData, tmp_path: Path) -> None:
     with pytest.raises(Interrupted):
-        train(model(), text, TEN, tmp_path / "run", callback=interrupt_at(2))
+        train(model(), text, TEN, tmp_path / "run", callbacks=[interrupt_at(2)])
     path = checkpoint.latest(tmp_path / "run") / "state.json"  # type: ignore[operator]
     for wrong in (["a"], {}, 5, "float64"):
         path.write_text(json.dumps({**json.loads(path.read_text()), "dtype": wrong}))
@@ -321,7 +347,7 @@ def test_resuming_names_the_field_of_a_schedule_and_writes_a_tokenizer_that_is_g
 ) -> None:
     folder = tmp_path / "run"
     with pytest.raises(Interrupted):
-        train(model(), text, TEN, folder, callback=interrupt_at(2))
+        train(model(), text, TEN, folder, callbacks=[interrupt_at(2)])
     with pytest.raises(RequestError, match=r"begun with schedule\.kind=cosine, and schedule\.kind=wsd was asked for"):
         train(model(), text, {**TEN, "schedule": "wsd"}, folder, resume=True)
     files = sorted(path.name for path in folder.iterdir())
@@ -366,7 +392,11 @@ def test_a_run_that_ended_before_its_first_checkpoint_begins_again(
     def die(*args: object, **kwargs: object) -> None:
         raise KeyboardInterrupt
 
-    place = {"model": (gf.ModelConfig, "save"), "tokenizer": (type(text.tokenizer), "save"), "loop": (_Loop, "run")}
+    place = {
+        "model": (gf.ModelConfig, "save"),
+        "tokenizer": (type(text.tokenizer), "save"),
+        "loop": (loop, "to_the_end"),
+    }
     with monkeypatch.context() as patch:
         patch.setattr(*place[crash], die)
         with pytest.raises(KeyboardInterrupt):
@@ -395,7 +425,7 @@ def test_an_out_within_a_file_is_refused(text: TextData, tmp_path: Path) -> None
 
 
 def test_what_no_text_could_mend_is_refused_before_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop, "prepare", lambda *_, **__: pytest.fail("read the text"))
+    monkeypatch.setattr(request, "prepare", lambda *_, **__: pytest.fail("read the text"))
     for change, says in (("+bidirectional", "bidirectional"), ("+learned+embedding.position.length=8", "shorter than")):
         with pytest.raises(RequestError, match=says):
             train(preset(f"llama@1m{SMALL}{change}"), "python-docs", TEN)

@@ -150,7 +150,7 @@ def test_ten_steps_are_five_and_five(text: TextData, tmp_path: Path, kind: str) 
     recipe = {**TEN, "optimizer": kind}
     straight = train(model(), text, recipe, tmp_path / "straight")
     with pytest.raises(Interrupted):
-        train(model(), text, recipe, tmp_path / "broken", callback=interrupt_at(5))
+        train(model(), text, recipe, tmp_path / "broken", callbacks=[interrupt_at(5)])
     resumed = train(model(), text, recipe, tmp_path / "broken", resume=True)
     assert told(resumed.folder) == told(straight.folder) and len(told(straight.folder)) == 10
     for name in ("model.safetensors", "optimizer.safetensors"):

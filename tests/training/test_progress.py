@@ -16,7 +16,7 @@ from glassformer.config import ModelConfig
 from glassformer.errors import RequestError
 from glassformer.naming import preset
 from glassformer.text import TextData
-from glassformer.training import Interrupted, Report, Run, checkpoint, load, train
+from glassformer.training import Interrupted, Report, Reporter, Run, checkpoint, load, train
 from glassformer.training.progress import read_metrics
 
 RECIPE: dict[str, Any] = {
@@ -41,7 +41,7 @@ def begun(text: TextData, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Stopped at step 5; step 4 is kept too."""
     folder = tmp_path_factory.mktemp("begun")
     with pytest.raises(Interrupted):
-        train(model(), text, RECIPE, folder, callback=stop)
+        train(model(), text, RECIPE, folder, callbacks=[Reporter(stop)])
     assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == ["step_00000004", "step_00000005"]
     return folder
 

@@ -17,7 +17,7 @@ from glassformer.dynamics.records import NAME
 from glassformer.errors import RequestError
 from glassformer.naming import preset
 from glassformer.text import TextData
-from glassformer.training import Report, sinks, train
+from glassformer.training import Report, Reporter, sinks, train
 from glassformer.training.progress import read_metrics
 from glassformer.training.sinks import SINKS, Logger, check_sinks, flat, open_sinks
 
@@ -56,7 +56,7 @@ def report(step: int = 3, **changes: Any) -> Report:
 
 def train_with(logger: Logger, text: TextData, out: Path) -> Any:
     recipe = {"tokens": 8 * 64, "batch_size": 2, "context": 32, "compile": False, "threads": 1, "watch": 4}
-    return train(preset("llama@1m+layers=2+d_model=32+heads=2"), text, recipe, out, callback=logger)
+    return train(preset("llama@1m+layers=2+d_model=32+heads=2"), text, recipe, out, callbacks=[Reporter(logger)])
 
 
 # --- What is sent ---

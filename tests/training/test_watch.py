@@ -9,7 +9,7 @@ import math
 import os
 import signal
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +26,9 @@ from glassformer.model import Model
 from glassformer.naming import preset
 from glassformer.parts.region import compiled_regions, region
 from glassformer.text import Batches, TextData
-from glassformer.training import Interrupted, Report, checkpoint, train
+from glassformer.training import Callback, Interrupted, Report, Reporter, checkpoint, train
 from glassformer.training.progress import read_metrics
+from glassformer.training.state import Training
 from tests.quick import one_in, quickly
 
 BATCH, CONTEXT = 4, 32
@@ -49,24 +50,21 @@ def weights(run: Path) -> bytes:
     return (folder / "model.safetensors").read_bytes() + (folder / "optimizer.safetensors").read_bytes()
 
 
-def stop_at(step: int) -> Callable[[Report], None]:
+def stop_at(step: int) -> Reporter:
     def stop(report: Report) -> None:
         if report.step == step and report.validation is None:
             os.kill(os.getpid(), signal.SIGINT)
 
-    return stop
+    return Reporter(stop)
 
 
-class Poke:
+class Poke(Callback):
     """Something goes wrong inside a run, at a step."""
 
     def __init__(self, step: int, poke: Any):
         self.step, self.poke = step, poke
 
-    def before_update(self, moment: Moment) -> None:
-        pass
-
-    def after_update(self, moment: Moment) -> None:
+    def after_update(self, run: Training, moment: Moment) -> None:
         if moment.step == self.step:
             with torch.no_grad():
                 self.poke(moment.model)
@@ -157,7 +155,7 @@ def test_resuming_goes_on_watching(text: TextData, tmp_path: Path) -> None:
     recipe = {**TEN, "watch": 2}
     train(model(), text, recipe, tmp_path / "straight")
     with pytest.raises(Interrupted):
-        train(model(), text, recipe, tmp_path / "broken", callback=stop_at(5))
+        train(model(), text, recipe, tmp_path / "broken", callbacks=[stop_at(5)])
     with (tmp_path / "broken" / "dynamics.jsonl").open("a") as file:
         file.write('{"step": 6, "event": "spike"}\n{"step": 8, "stat')  # a crash after the checkpoint
     train(model(), text, recipe, tmp_path / "broken", resume=True)
@@ -168,7 +166,7 @@ def test_resuming_goes_on_watching(text: TextData, tmp_path: Path) -> None:
 
 def test_a_damaged_state_is_refused(text: TextData, tmp_path: Path) -> None:
     with pytest.raises(Interrupted):
-        train(model(), text, TEN, tmp_path, callback=stop_at(5))
+        train(model(), text, TEN, tmp_path, callbacks=[stop_at(5)])
     kept = checkpoint.latest(tmp_path)
     assert kept is not None
     (kept / "watch.json").write_text("{}")
@@ -282,17 +280,14 @@ def test_activations_are_measured(name: str) -> None:
     assert found["log_z"]["logits"] == pytest.approx(seen["logits"].double().logsumexp(-1).mean().item(), rel=1e-5)
 
 
-class Streams:
+class Streams(Callback):
     """What every layer puts out, by plain hooks, after the steps that are looked at."""
 
     def __init__(self, every: int):
         self.every = every
         self.seen: dict[int, list[np.ndarray]] = {}
 
-    def before_update(self, moment: Moment) -> None:
-        pass
-
-    def after_update(self, moment: Moment) -> None:
+    def after_update(self, run: Training, moment: Moment) -> None:
         if moment.step != 1 and moment.step % self.every:
             return
         found: list[np.ndarray] = []
@@ -312,7 +307,7 @@ def test_the_recorded_ranks_are_those_of_the_stream(text: TextData, tmp_path: Pa
     streams = Streams(3)
     config = model().vary(init=gf.preset("gpt2@1m+init.std=0.3").init)  # far from full rank: they can be told apart
     recipe = {**TEN, "watch": 3, "learning_rate": 0.03, "dtype": "float32"}
-    train(config, text, recipe, tmp_path, observers=[streams])
+    train(config, text, recipe, tmp_path, callbacks=[streams])
     recorded = {
         row["step"]: row["statistics"] for row in rows(tmp_path) if "activation_stable_rank" in row["statistics"]
     }
@@ -377,14 +372,14 @@ def test_a_step_that_is_no_number_names_its_place(text: TextData, tmp_path: Path
     def poke(net: Any) -> None:
         net.layers[1].ffn.up.register_forward_hook(lambda site, args, x: x * float("nan"))
 
-    run = train(model(), text, {**TEN, "watch": 2}, tmp_path, observers=[Poke(4, poke)])
+    run = train(model(), text, {**TEN, "watch": 2}, tmp_path, callbacks=[Poke(4, poke)])
     assert run.status == "diverged" and "after step 4" in str(run.error)  # found by the evaluation
     event = next(row for row in rows(tmp_path) if row.get("event") == "not_finite")
     assert (event["step"], event["site"], event["what"]) == (4, "layers.1.ffn.up", "loss")
     assert event["value"] == "nan" and len(event["batch"]) == 3 and all(len(one) <= 240 for one in event["batch"])
     steps = [row["step"] for row in rows(tmp_path) if "statistics" in row]
     assert sorted(steps) == [1, 2, 3, 4]  # the ring is written
-    run = train(model(), text, {**TEN, "watch": 2}, tmp_path / "w", observers=[Poke(4, spoil_a_weight)])
+    run = train(model(), text, {**TEN, "watch": 2}, tmp_path / "w", callbacks=[Poke(4, spoil_a_weight)])
     event = next(row for row in rows(tmp_path / "w") if row.get("event") == "not_finite")
     assert event["site"] == "layers.0.ffn.down (its weights)"
 
@@ -413,7 +408,13 @@ def one_bad_batch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_spike_is_found_and_noted(text: TextData, tmp_path: Path, one_bad_batch: None) -> None:
     told: list[Any] = []
-    run = train(model(), text, {**HUNDRED, "watch": 20}, tmp_path, callback=lambda report: told.extend(report.events))
+    run = train(
+        model(),
+        text,
+        {**HUNDRED, "watch": 20},
+        tmp_path,
+        callbacks=[Reporter(lambda report: told.extend(report.events))],
+    )
     assert run.status == "ok"
     event = next(row for row in rows(tmp_path) if row.get("event") == "spike" and row["what"] == "loss")
     assert event["step"] == 80 and event["sigmas"] > 6 and event["batch_losses"][0] > event["value"] - 0.5
@@ -451,7 +452,7 @@ def test_a_spike_is_left_out(text: TextData, tmp_path: Path, one_bad_batch: None
 def test_a_run_goes_back_before_a_spike(text: TextData, tmp_path: Path, one_bad_batch: None) -> None:
     recipe = {**HUNDRED, "on_spike": "roll_back"}
     with pytest.raises(Interrupted):  # which saves
-        train(model(), text, recipe, tmp_path, callback=stop_at(75))
+        train(model(), text, recipe, tmp_path, callbacks=[stop_at(75)])
     run = train(model(), text, recipe, tmp_path, resume=True)
     assert run.steps == 100 and run.status == "ok"
     back = next(row for row in rows(tmp_path) if row.get("event") == "rolled_back")

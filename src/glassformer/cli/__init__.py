@@ -246,13 +246,9 @@ def train(
     """
     from glassformer.cli.show import TrainingView
     from glassformer.naming import own_value, preset, split_recipe
-    from glassformer.parts.base import to_plain
     from glassformer.report import write_run
     from glassformer.runs.measure import describe
-    from glassformer.text import prepare
-    from glassformer.training import Recipe, Report
-    from glassformer.training import train as run
-    from glassformer.training.loop import check_folder, fit, refuse_early
+    from glassformer.training import Recipe, Report, Reporter, prepare_run, run_request
     from glassformer.training.overrides import with_recipe
     from glassformer.training.sinks import check_sinks, open_sinks
 
@@ -273,21 +269,17 @@ def train(
         if asked != recipe.context:
             raise RequestError(f"context={asked} and context={recipe.context} are both asked for; give one of them")
     check_sinks(log_to or ())
-    check_folder(out, resume)
-    refuse_early(config, recipe)
     vocab_size = own_value(model, config, "vocab_size")
     with TrainingView(quiet=json) as view:
-        text = prepare(data, tokenizer, recipe.context, progress=view.progress)
-        config = fit(config, text.tokenizer.vocab_size, recipe.context, vocab_size)
-        view.begin(model, config, recipe, text)
-        described = {"model": config.to_dict(), "recipe": to_plain(recipe)}
-        with open_sinks(log_to or (), Path(out), model, described, _done(out, resume)) as log:
+        request = prepare_run(config, data, recipe, out, resume, tokenizer, vocab_size, view.progress)
+        view.begin(model, request)
+        with open_sinks(log_to or (), Path(out), model, request.describe(), request.steps_done) as log:
 
             def tell(report: Report) -> None:
                 log(report)
                 view.step(report)
 
-            done = run(config, text, recipe, out, resume, callback=tell, vocab_size=vocab_size)
+            done = run_request(request, [Reporter(tell)])
     if recipe.watch:
         write_run(describe(model, done, None).to_dict(), Path(out) / "dynamics.html")
     view.finish(done, json)
@@ -586,14 +578,6 @@ def bench(
     from glassformer.cli.show import show_bench
 
     show_bench(what, rounds, threads, quick, out, json)
-
-
-def _done(out: str, resume: bool) -> int:
-    """Steps that the run in `out` has behind it, where it is to go on."""
-    from glassformer.training import checkpoint
-
-    found = checkpoint.latest(Path(out)) if resume else None
-    return checkpoint.read_state(found)["step"] if found else 0
 
 
 def _interval(watch: bool, every: int | None) -> int | None:

@@ -25,9 +25,8 @@ from glassformer.naming import SIZES, changes, words
 from glassformer.runs import events
 from glassformer.runs.results import Results, RunResult
 from glassformer.text import TextData
-from glassformer.training import Recipe, Report, Run
+from glassformer.training import Report, Request, Run
 from glassformer.training.checkpoint import disk_errors
-from glassformer.training.loop import settings
 
 PATIENCE = 5.0
 """Seconds between two lines of progress where no bar can be drawn."""
@@ -232,9 +231,11 @@ def short(count: int) -> str:
 class TrainingView(View):
     task: TaskID | None = None
 
-    def begin(self, name: str, config: ModelConfig, recipe: Recipe, text: TextData) -> None:
-        how = settings(config, recipe)
-        self.say(f"{name}: {config.num_params(embeddings=False):,} parameters in the layers{met(config)}; {how.why}")
+    def begin(self, name: str, request: Request) -> None:
+        config, text = request.config, request.text
+        assert isinstance(text, TextData)  # prepared from a name
+        size = f"{config.num_params(embeddings=False):,} parameters in the layers{met(config)}"
+        self.say(f"{name}: {size}; {request.how.why}")
         self.say(
             f"{text.name}: {len(text.train):,} tokens to train on, {len(text.validation):,} held out "
             f"({text.tokenizer_rule})"

@@ -33,7 +33,8 @@ from glassformer.runs.request import RunRequest, TextPlaces
 from glassformer.runs.results import VERSION, Budget, Data, Machine, Results
 from glassformer.text import OnProgress, TextData, prepare
 from glassformer.training import Interrupted
-from glassformer.training.loop import fit, only_writer, refuse_short, refuse_untrained
+from glassformer.training.folder import only_writer
+from glassformer.training.request import fit, refuse_short, refuse_untrained
 from glassformer.training.sinks import check_sinks
 
 __all__ = ["compare"]

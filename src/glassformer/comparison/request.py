@@ -12,9 +12,9 @@ from glassformer.errors import RequestError, check_whole
 from glassformer.naming import own_value, preset, split_recipe
 from glassformer.report.page import WORTH_SAYING
 from glassformer.training import Recipe
-from glassformer.training.loop import fit, refuse_blind, settings
 from glassformer.training.overrides import with_recipe
 from glassformer.training.recipe import BUDGETS
+from glassformer.training.request import fit, refuse_blind, settings
 
 Match = Literal["tokens", "flops", "minutes"]
 MOST_SEEDS = 1000

@@ -60,6 +60,10 @@ class Moment:
     model: Model
     optimizer: torch.optim.Optimizer
 
+    @property
+    def finite(self) -> bool:
+        return math.isfinite(self.loss) and math.isfinite(self.grad_norm)
+
 
 class Watch:
     """Looks at a run from inside: call `before_update` and `after_update` around every step of the optimizer.

@@ -24,7 +24,7 @@ from glassformer.runs.measure import describe, measured
 from glassformer.runs.request import REQUEST, RUN
 from glassformer.runs.results import RunResult
 from glassformer.text import Tokens
-from glassformer.training import Recipe, Report, train
+from glassformer.training import Recipe, Report, Reporter, train
 from glassformer.training.checkpoint import latest, read_state
 from glassformer.training.sinks import open_sinks
 
@@ -85,7 +85,8 @@ def measure(folder: Path, request: dict[str, Any]) -> RunResult:
     name, step = f"{request['name']}-seed{recipe.seed}", read_state(found)["step"] if found else 0
     what = {"model": request["config"], "recipe": request["recipe"]}
     with open_sinks(request.get("log_to", ()), run_folder, name, what, step) as logger:
-        run = train(config, text, recipe, run_folder, found is not None, watch, vocab_size=config.vocab_size)
+        hear = [Reporter(watch)]
+        run = train(config, text, recipe, run_folder, found is not None, hear, vocab_size=config.vocab_size)
     peak = machine.peak_memory(run.how.device)
     say(events.Measuring(**who))
     added = None if not trained else peak - before if run.how.device == "cpu" else peak

@@ -1,8 +1,9 @@
 """Training: a recipe, a loop, checkpoints that survive a crash, and evaluation on text held out."""
 
 from glassformer.dynamics.rates import default_learning_rate
+from glassformer.training.callbacks import Callback, Report, Reporter
 from glassformer.training.evaluate import evaluate, extrapolate
-from glassformer.training.loop import Interrupted, Report, Run, train
+from glassformer.training.loop import run_request, train
 from glassformer.training.optimizers import (
     AdafactorConfig,
     AdamWConfig,
@@ -13,12 +14,14 @@ from glassformer.training.optimizers import (
     SGDConfig,
 )
 from glassformer.training.recipe import Recipe
-from glassformer.training.run import Loaded, load
+from glassformer.training.request import Request, prepare_run
+from glassformer.training.run import Interrupted, Loaded, Run, load
 from glassformer.training.schedule import ConstantConfig, CosineConfig, NoamConfig, ScheduleConfig, WsdConfig
 
 __all__ = [
     "AdafactorConfig",
     "AdamWConfig",
+    "Callback",
     "ConstantConfig",
     "CosineConfig",
     "Interrupted",
@@ -30,6 +33,8 @@ __all__ = [
     "OptimizerConfig",
     "Recipe",
     "Report",
+    "Reporter",
+    "Request",
     "Run",
     "SGDConfig",
     "ScheduleConfig",
@@ -38,5 +43,7 @@ __all__ = [
     "evaluate",
     "extrapolate",
     "load",
+    "prepare_run",
+    "run_request",
     "train",
 ]

@@ -9,10 +9,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
 from glassformer.errors import RequestError
 from glassformer.written import Count, Length, Measures, Written
+
+ROLL_BACKS = 10
+"""Times that one run may return to a checkpoint."""
+LEFT_OUT = 10
+"""Steps in a row whose loss or gradient is not finite that may be skipped."""
 
 
 class Progress(Written):
@@ -26,8 +31,10 @@ class Progress(Written):
     validation: Measures | None
     data: list[str]
     shift: Count = 0
-    rolled_back: Count = 0
-    left_out: Count = 0
+    rolled_back: int = Field(0, ge=0, le=ROLL_BACKS)
+    left_out: int = Field(0, ge=0, le=LEFT_OUT)
+    callbacks: dict[str, dict[str, Any]] = {}
+    """States of the callbacks that the run was given."""
     dtype: Literal["float32", "bfloat16"] | None = None
     sha256: dict[str, str]
 

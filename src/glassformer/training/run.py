@@ -1,4 +1,4 @@
-"""Reading back what a run left."""
+"""What a training run leaves, and reading it back."""
 
 from __future__ import annotations
 
@@ -8,11 +8,46 @@ from pathlib import Path
 from typing import Any
 
 from glassformer.config import ModelConfig
-from glassformer.errors import RequestError
+from glassformer.errors import RequestError, WorkError
 from glassformer.figures import Markup, tag
+from glassformer.machine import Settings
 from glassformer.model import Model
 from glassformer.text import Tokenizer, load_tokenizer
 from glassformer.training import checkpoint
+from glassformer.training.recipe import Recipe
+
+
+class Interrupted(WorkError):
+    """The run was stopped from outside; it is saved and can go on."""
+
+
+@dataclass
+class Run:
+    """A training run that has finished or diverged."""
+
+    model: Model
+    config: ModelConfig
+    tokenizer: Tokenizer
+    recipe: Recipe
+    status: str
+    """ok or diverged."""
+    steps: int
+    tokens: int
+    seconds: float
+    validation: dict[str, Any] | None
+    metrics: list[dict[str, Any]] = field(repr=False)
+    """Rows of metrics.jsonl."""
+    how: Settings
+    folder: Path | None = None
+    error: str | None = None
+    learning_rate: float = 0.0
+    """The peak."""
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Median over the steps, so that a pause of the machine does not count."""
+        rates = sorted(row["tokens_per_second"] for row in self.metrics if "tokens_per_second" in row)
+        return rates[len(rates) // 2] if rates else 0.0
 
 
 @dataclass

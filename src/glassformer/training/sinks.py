@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Any, Protocol
 
 from glassformer.errors import RequestError
-from glassformer.training.loop import Report
+from glassformer.training.callbacks import Report
 
 PROJECT = "glassformer"
 
@@ -107,7 +107,7 @@ def check_sinks(names: Iterable[str]) -> None:
 
 
 class Logger:
-    """Sends what a run reports to sinks: `with open_sinks(...) as logger: train(..., callback=logger)`.
+    """Sends what a run reports to sinks: `with open_sinks(...) as logger: train(..., callbacks=[Reporter(logger)])`.
 
     A sink that fails is left out from then on, with one warning: the run is worth more than its copy elsewhere."""
 

@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+import json
+import warnings
+from pathlib import Path
+from typing import IO, Any
+
+from glassformer.training import checkpoint
+from glassformer.training.callbacks.base import Callback
+from glassformer.training.progress import read_metrics
+from glassformer.training.state import Training
+
+
+class Log(Callback):
+    """Writes the rows of a run to metrics.jsonl, line by line."""
+
+    def __init__(self) -> None:
+        self.file: IO[str] | None = None
+
+    def started(self, run: Training) -> None:
+        self._open(run)
+        lost = run.step - len({row["step"] for row in run.rows if "validation" not in row})
+        if run.folder is not None and lost > 0:  # every step leaves one row
+            warnings.warn(
+                f"{run.folder / 'metrics.jsonl'} lacks {lost:,} of the {run.step:,} steps so far: the run goes on as "
+                f"it would have, but its curves have a gap"
+            )
+
+    def recorded(self, run: Training, row: dict[str, Any]) -> None:
+        if self.file:
+            with checkpoint.disk_errors(Path(self.file.name)):
+                self.file.write(json.dumps(row) + "\n")
+
+    def rolled_back(self, run: Training, step: int) -> None:
+        self._open(run)
+
+    def ended(self, run: Training) -> None:
+        if self.file:
+            self.file.close()
+
+    def _open(self, run: Training) -> None:
+        """The file and `run.rows`, cut back to the step at which the run stands."""
+        if run.folder is None:
+            return
+        if self.file:
+            self.file.close()
+        path = run.folder / "metrics.jsonl"
+        run.rows = [row for row in read_metrics(path) if row["step"] <= run.step] if run.step else []
+        measured = [row["validation"] for row in run.rows if "validation" in row]
+        run.validation = measured[-1] if measured else run.validation
+        with checkpoint.disk_errors(path):
+            checkpoint.replace_text(path, "".join(json.dumps(row) + "\n" for row in run.rows))
+            self.file = path.open("a", encoding="utf-8", buffering=1)

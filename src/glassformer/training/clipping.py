@@ -1,0 +1,17 @@
+"""The norm of a model's gradients, and its bound."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+
+def gradient_norm(model: nn.Module) -> float:
+    """||g|| over all parameters."""
+    return float(nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None]))
+
+
+def clip(model: nn.Module, limit: float | None, norm: float) -> None:
+    """Scales gradients of norm `norm` down to `limit` where that is less; touches nothing otherwise."""
+    if limit is not None and norm > limit:
+        nn.utils.clip_grads_with_norm_(model.parameters(), limit, torch.tensor(norm))

@@ -1,0 +1,132 @@
+"""The folder of a run: what may be written there, and who writes it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from glassformer import machine
+from glassformer.config import ModelConfig, first_difference
+from glassformer.errors import RequestError
+from glassformer.parts.base import to_plain
+from glassformer.text import Tokenizer
+from glassformer.training import checkpoint
+from glassformer.training.recipe import Recipe
+
+HELD = ("config.yaml", "config.json", "*tokenizer*", "metrics.jsonl", "model*.safetensors")
+"""What a run would write over, or what would no longer belong together."""
+FREE = {"device", "threads", "compile", "checkpoint_seconds", "watch"}
+"""Fields of the recipe that may change when a run is resumed."""
+
+
+def check_folder(out: str | Path | None, resume: bool) -> Path | None:
+    """The folder of a run, which may not be there yet. Raises RequestError where it cannot be written, holds a run that
+    is not to be resumed, or holds something else. Leaves nothing there."""
+    if out is None:
+        if resume:
+            raise RequestError("resume needs the run's folder (--out RUN)")
+        return None
+    if not str(out):
+        raise RequestError("--out is empty; name a folder")
+    folder = Path(out)
+    new = [place for place in (folder, *folder.parents) if not place.is_dir()]
+    for place in new:
+        if place.exists():
+            raise RequestError(f"--out {folder}: {place} is a file; name a folder")
+    found = checkpoint.latest(folder)
+    if found is not None and not resume:
+        raise RequestError(f"{folder} already holds a run; go on with --resume, or name another folder")
+    held = sorted(path.name for pattern in HELD for path in folder.glob(pattern))
+    begun = (folder / "recipe.yaml").is_file()  # a run, though it may have ended before its first checkpoint
+    if found is None and held and not begun:
+        raise RequestError(f"{folder} holds {', '.join(held[:5])}, and is no run; name a folder of its own")
+    try:
+        with checkpoint.disk_errors(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+    finally:
+        for place in new:
+            with suppress(OSError):
+                place.rmdir()
+    return folder
+
+
+def open_folder(folder: Path | None, config: ModelConfig, recipe: Recipe, tokenizer: Tokenizer, resume: bool) -> None:
+    """Writes what a run begins with; on resuming, holds it against what is asked and writes nothing."""
+    if folder is None:
+        return
+    if resume:
+        check_same_run(folder, config, recipe)
+        return
+    with checkpoint.disk_errors(folder):
+        recipe.save(folder / "recipe.yaml")  # first: it says that the others are a run's
+        config.save(folder / "config.yaml")
+        tokenizer.save(folder)
+
+
+def as_it_began(recipe: Recipe, found: Path | None) -> Recipe:
+    """The recipe with the dtype in which the checkpoint was computed: what `auto` chose stays, though the machine or
+    what it measures may have changed."""
+    begun = None if found is None or recipe.dtype != "auto" else checkpoint.read_state(found).get("dtype")
+    return recipe.vary(dtype=begun) if isinstance(begun, str) and begun in machine.DTYPES else recipe
+
+
+def check_same_run(folder: Path, config: ModelConfig, recipe: Recipe) -> None:
+    """Refuses to go on with another model or recipe than the run began with."""
+    if difference := ModelConfig.from_file(folder / "config.yaml").diff(config):
+        path, (was, now) = next(iter(difference.items()))
+        raise RequestError(f"{folder} holds another model: {path} was {was} and is now {now}")
+    begun = Recipe.from_file(folder / "recipe.yaml")
+    if change := first_difference(to_plain(begun), to_plain(recipe), besides=FREE):
+        path, was, now = change
+        raise RequestError(f"{folder} was begun with {path}={was}, and {path}={now} was asked for; name another folder")
+
+
+@contextmanager
+def only_writer(folder: Path | None) -> Iterator[None]:
+    """Makes the folder; refuses a second process that would write the same run."""
+    if folder is None:
+        yield
+        return
+    with checkpoint.disk_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    try:
+        import fcntl
+    except ImportError:  # Windows: the folder is not guarded there
+        yield
+        return
+    handle = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError:
+        raise RequestError(
+            f"{folder} is being written by another process; wait for it or name another folder"
+        ) from None
+    finally:
+        os.close(handle)
+
+
+@contextmanager
+def deferred_interrupt() -> Iterator[threading.Event]:
+    """Ctrl-C and SIGTERM set the event instead of breaking a step in two; a second Ctrl-C breaks at once."""
+    asked = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield asked
+        return
+
+    def ask(number: int, frame: Any) -> None:
+        if asked.is_set():
+            raise KeyboardInterrupt
+        asked.set()
+
+    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield asked
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,136 @@
+"""What is asked of a training run, and whether it can be done."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from glassformer import machine
+from glassformer.config import ModelConfig, told
+from glassformer.dynamics.qk_clip import refuse_clipping
+from glassformer.errors import RequestError
+from glassformer.parts.base import to_plain
+from glassformer.text import OnProgress, Tokens, prepare
+from glassformer.text.batches import refuse_long
+from glassformer.training import checkpoint
+from glassformer.training.folder import as_it_began, check_folder
+from glassformer.training.recipe import Recipe
+
+COMPILE_MINUTES = 2.0
+COMPILE_FLOPS = 5e13  # minutes on two cores
+
+
+@dataclass(frozen=True)
+class Request:
+    """A training run that can begin: its request is checked, its text is read, its model fits the text."""
+
+    config: ModelConfig
+    recipe: Recipe
+    text: Tokens
+    how: machine.Settings
+    folder: Path | None
+    found: Path | None
+    """The checkpoint that the run goes on from; None where it begins."""
+
+    def describe(self) -> dict[str, Any]:
+        """The model and the recipe as plain trees."""
+        return {"model": self.config.to_dict(), "recipe": to_plain(self.recipe)}
+
+    @property
+    def steps_done(self) -> int:
+        return 0 if self.found is None else checkpoint.read_state(self.found)["step"]
+
+
+def prepare_run(
+    config: ModelConfig,
+    data: str | Path | Tokens,
+    recipe: Recipe | dict[str, Any],
+    out: str | Path | None = None,
+    resume: bool = False,
+    tokenizer: str = "auto",
+    vocab_size: int | None = None,
+    progress: OnProgress | None = None,
+) -> Request:
+    """Checks all that can be checked of a run, first what needs no text, and reads the text; `progress` hears of that.
+    Parameters are those of `train`. Writes nothing into `out`. Raises RequestError."""
+    recipe = recipe if isinstance(recipe, Recipe) else Recipe.of(**recipe)
+    refuse_early(config, recipe)
+    folder = check_folder(out, resume)
+    found = checkpoint.latest(folder) if folder is not None and resume else None
+    if resume and found is None:
+        begun = folder is not None and (folder / "recipe.yaml").is_file()
+        why = "was begun but holds no checkpoint yet: the run starts again" if begun else "holds no run yet: one starts"
+        warnings.warn(f"{folder} {why}")
+    if recipe.on_spike == "roll_back" and folder is None:
+        raise RequestError("on_spike=roll_back returns to a checkpoint; name a folder for the run (--out RUN)")
+    text = data if isinstance(data, Tokens) else prepare(data, tokenizer, context=recipe.context, progress=progress)
+    for name, side in (("training", text.train), ("held-out", text.validation)):
+        refuse_long(recipe.context, len(side), f"{name} text")
+    config = fit(config, text.tokenizer.vocab_size, recipe.context, vocab_size)
+    how = settings(config, as_it_began(recipe, found))
+    config.check()
+    return Request(config, recipe, text, how, folder, found)
+
+
+def settings(config: ModelConfig, recipe: Recipe) -> machine.Settings:
+    """How this run will compute; compiling, unless it is asked for, only where it pays."""
+    compile = False if recipe.compile is None and not worth_compiling(config, recipe) else recipe.compile
+    return machine.settings(recipe.device, recipe.dtype, recipe.threads, compile)
+
+
+def worth_compiling(config: ModelConfig, recipe: Recipe) -> bool:
+    """Whether a run is long enough to win back the time its regions take to compile, some tens of seconds."""
+    if recipe.minutes is not None:
+        return recipe.minutes >= COMPILE_MINUTES
+    work = 3 * config.flops(recipe.context) * (recipe.num_steps(config) or 0) * recipe.tokens_per_step
+    return work >= COMPILE_FLOPS
+
+
+def fit(config: ModelConfig, vocab_size: int, context: int, padded: int | None = None) -> ModelConfig:
+    """The config with the text's vocabulary, or one `padded` to more, and the training context. Raises RequestError
+    where that is less."""
+    if padded is not None and padded < vocab_size:
+        raise RequestError(
+            f"vocab_size={padded} is less than the {vocab_size} tokens of the text's tokenizer; leave it out, or give "
+            f"{vocab_size} or more"
+        )
+    return config.vary(vocab_size=padded or vocab_size, context=context)
+
+
+def refuse_early(config: ModelConfig, recipe: Recipe) -> None:
+    """What can be refused of a run before the text is read, which may take minutes. Raises RequestError."""
+    config = config.vary(context=recipe.context)
+    config.check()
+    refuse_short(config)
+    refuse_blind(config)
+    refuse_clipping(config, recipe.qk_clip)
+    recipe.optimizer.check(config)
+    refuse_untrained(config, settings(config, recipe).device)
+
+
+def refuse_blind(config: ModelConfig) -> None:
+    """A next-token loss means nothing where a token sees what follows it. Raises RequestError."""
+    for layer, block in enumerate(config.layers()):
+        if not block.mixer.causal(config.ctx):
+            raise RequestError(
+                f"layer {layer} is not causal ({told(block.mixer)}): it would see the token it is to predict; use a "
+                "causal mixer",
+                code="not_causal", field=f"layers.{layer}.mixer", value=block.mixer,
+            )  # fmt: skip
+
+
+def refuse_untrained(config: ModelConfig, device: str) -> None:
+    """Raises RequestError for a kernel that has no backward pass on the device."""
+    for block in config.layers():
+        block.mixer.check_training(config.ctx, device)
+
+
+def refuse_short(config: ModelConfig) -> None:
+    """Raises RequestError where positions end before the context does."""
+    length = config.embedding.limit(config.ctx)
+    if length is not None and length < config.context:
+        raise RequestError(
+            f"embedding.position.length={length} is shorter than context={config.context}; use {config.context}"
+        )
