@@ -115,6 +115,14 @@ class ModelConfig(Value):
     def n_layers(self) -> int:
         return sum(stage.repeat * len(stage.blocks) for stage in self.stack)
 
+    @property
+    def n_branches(self) -> int:
+        """Residual additions in the stack, on which depth factors depend: one for each mixer and one for each ffn.
+
+        A stack without any ffn (Mamba) counts two for each layer, the rule by which its weights have always begun."""
+        mixers, ffns = self.n_layers, sum(n for n, block in self._kinds() if block.ffn is not None)
+        return mixers + ffns if ffns else 2 * mixers
+
     def layers(self) -> Iterator[BlockConfig]:
         """The block of each layer, bottom first."""
         for stage in self.stack:
@@ -124,8 +132,9 @@ class ModelConfig(Value):
     @property
     def ctx(self) -> BuildContext:
         return BuildContext(
-            self.d_model, self.vocab_size, self.context, self.n_layers, reparam=self.reparam, mup=self.mup
-        )
+            self.d_model, self.vocab_size, self.context, self.n_layers,
+            reparam=self.reparam, mup=self.mup, branches=self.n_branches,
+        )  # fmt: skip
 
     @property
     def causal(self) -> bool:

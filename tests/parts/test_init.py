@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from glassformer.config import ModelConfig
+from glassformer.config import ModelConfig, Stage
 from glassformer.model import Model
 from glassformer.naming import preset
 from glassformer.parts.embedding import Embedding
@@ -140,3 +140,30 @@ def test_each_layer_begins_differently():
 def test_meta_weights_are_left_alone():
     with torch.device("meta"):
         assert Linear(4, 4).weight.is_meta
+
+
+DEPTH = ("init=gpt2", "init=small", "init=deepnorm", "residual=deepnorm", "residual.depth_scaled=true")
+
+
+@pytest.mark.parametrize("change", DEPTH)
+def test_depth_factors_count_residual_additions(change: str):
+    """12 additions: 6 layers of two, and 4 of three in 8 blocks (a decoder's: self, cross, ffn)."""
+    config = preset(f"gpt2@1m+layers=6+d_model=64+heads=4+vocab_size=61+context=32+{change}")
+    (block,) = config.stack[0].blocks
+    alone = block.vary(ffn=None)
+    split = config.vary(stack=(Stage(repeat=4, blocks=(alone, block)),))
+    assert config.n_branches == split.n_branches == 12 and split.n_layers == 8
+
+    def factors(config: ModelConfig) -> list[float]:
+        ctx, wiring = config.ctx, config.stack[0].blocks[0].residual
+        std = [config.init.rule(ctx).std(role, 64.0, 64.0) for role in ("score", "hidden", "output")]
+        return [*std, *wiring.numbers(ctx).values()]
+
+    assert factors(split) == factors(config) != factors(config.vary(stack=(Stage(blocks=(block,)),)))
+
+
+def test_a_stack_of_mixers_alone_begins_as_before():
+    """Mamba: output weights at 0.02 / sqrt(2 L) of L layers."""
+    config = preset("mamba@1m+layers=6+vocab_size=61+context=32")
+    assert config.n_branches == 12
+    assert config.init.rule(config.ctx).std("output", 64.0, 64.0) == 0.02 / 12**0.5

@@ -34,6 +34,8 @@ class BuildContext:
     """Config of how linear maps hold their matrices (`parts/reparam.py`); None: as they are."""
     mup: Any = None
     """What scales with the width (`parts/mup.py`); None: the standard parametrisation."""
+    branches: int | None = None
+    """Residual additions in the whole stack; None: two for each layer."""
 
     # What the part around it says, by `within`
 
@@ -54,6 +56,11 @@ class BuildContext:
 
     _layer: int = 0
     _asked: list[int] = field(default_factory=list, compare=False, repr=False)
+
+    @property
+    def n_branches(self) -> int:
+        """2 L: the residual additions of the whole stack, on which depth factors of weights and wirings depend."""
+        return 2 * self.n_layers if self.branches is None else self.branches
 
     @property
     def layer(self) -> int:

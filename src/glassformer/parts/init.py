@@ -3,6 +3,9 @@
 A part says what each of its matrices is for (its role); the model's init config turns roles into distributions, given
 the width and the depth. Nothing is matched by parameter name. Vectors (norm weights, biases) begin at one and zero.
 
+L is half the number of residual additions (`BuildContext.n_branches`): the number of layers, where each has a mixer and
+an ffn. A layer may be written as several blocks.
+
 role        what it is                                     GPT-2           small-init / Wang
 score       W_Q and W_K, whose product makes scores        N(0, 0.02)      N(0, 2/(5d))
 hidden      reads the residual stream or a branch          N(0, 0.02)      N(0, 2/(5d))
@@ -82,7 +85,7 @@ class Gpt2InitConfig(InitConfig, kind="gpt2"):
     depth_scaled: bool = True
 
     def rule(self, ctx: BuildContext, generator: torch.Generator | None = None) -> Init:
-        output = self.std / math.sqrt(2 * ctx.n_layers) if self.depth_scaled else self.std
+        output = self.std / math.sqrt(ctx.n_branches) if self.depth_scaled else self.std
         return Init(by_role(self.std, output), generator=generator)
 
 
@@ -106,7 +109,7 @@ class DeepNormInitConfig(InitConfig, kind="deepnorm"):
     """None: (8 L)^(-1/4) of L layers."""
 
     def rule(self, ctx: BuildContext, generator: torch.Generator | None = None) -> Init:
-        return Init(xavier(self.beta or (8 * ctx.n_layers) ** -0.25), generator=generator)
+        return Init(xavier(self.beta or (4 * ctx.n_branches) ** -0.25), generator=generator)
 
 
 class SmallInitConfig(InitConfig, kind="small"):
@@ -115,5 +118,5 @@ class SmallInitConfig(InitConfig, kind="small"):
 
     def rule(self, ctx: BuildContext, generator: torch.Generator | None = None) -> Init:
         small = math.sqrt(2.0 / (5.0 * ctx.d_model))
-        output = 2.0 / (ctx.n_layers * math.sqrt(ctx.d_model))
+        output = 4.0 / (ctx.n_branches * math.sqrt(ctx.d_model))
         return Init(by_role(small, output), generator=generator)

@@ -77,7 +77,7 @@ class ResidualConfig(PartConfig, axis="residual", words=Word("branch_scale", fie
     def numbers(self, ctx: BuildContext) -> dict[str, Any]:
         """What the wiring is given besides its norms."""
         scale = self.scale or 1.0
-        return {"dropout": self.dropout, "scale": scale * ctx.n_layers**-0.5 if self.depth_scaled else scale}
+        return {"dropout": self.dropout, "scale": scale * (ctx.n_branches / 2) ** -0.5 if self.depth_scaled else scale}
 
     def build(self, ctx: BuildContext) -> Residual:
         """The context has the block's norm, and whether the block has an ffn."""

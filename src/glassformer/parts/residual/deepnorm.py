@@ -48,7 +48,7 @@ class DeepNormConfig(ResidualConfig, kind="deepnorm", words="deepnorm"):
     """None: (2 L)^(1/4) of L layers."""
 
     def _alpha(self, ctx: BuildContext) -> float:
-        return self.alpha or (2 * ctx.n_layers) ** 0.25
+        return self.alpha or ctx.n_branches**0.25
 
     def explicit(self, ctx: BuildContext) -> ResidualConfig:
         return super().explicit(ctx).vary(alpha=self._alpha(ctx))
