@@ -7,7 +7,7 @@ itself a `kind` can be written to and read from files as soon as it is imported.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, get_args
 
@@ -19,6 +19,17 @@ from torch import nn
 from glassformer.errors import did_you_mean, shown
 from glassformer.parts.outside import GROUP, load_installed
 from glassformer.parts.words import Word, Words, as_words
+
+
+class Reference:
+    """A module of another part, outside the module tree of the part that holds this: parameters, state_dict and sites
+    have the module once, where its owner is."""
+
+    def __init__(self, module: nn.Module):
+        self.module = module
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.module(*args, **kwargs)
 
 
 @dataclass(frozen=True)
@@ -56,6 +67,7 @@ class BuildContext:
 
     _layer: int = 0
     _asked: list[int] = field(default_factory=list, compare=False, repr=False)
+    _shared: dict[Hashable, nn.Module] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def n_branches(self) -> int:
@@ -72,6 +84,19 @@ class BuildContext:
     def asked(self) -> bool:
         """Whether somebody wanted to know which layer this is."""
         return bool(self._asked)
+
+    def shared(self, key: Hashable, make: Callable[[], nn.Module]) -> nn.Module | Reference:
+        """A module that several parts of a model share, as T5's layers share a table of relative biases: `make()` for
+        the first part that asks for `key`, which owns it, and a `Reference` to it for the others. Both are called
+        alike.
+
+        The key names everything that `make` depends on. A part that asks is built for each layer by itself. Share a
+        module that holds a `Linear` rather than the `Linear`, which quantisation replaces."""
+        self._asked.append(self._layer)
+        if key in self._shared:
+            return Reference(self._shared[key])
+        self._shared[key] = made = make()
+        return made
 
     def within(self, **changes: Any) -> BuildContext:
         """The context of a part inside this one: the same model, with some of the fields above changed."""
