@@ -25,8 +25,10 @@ from glassformer.errors import RequestError
 from glassformer.naming import preset
 from glassformer.parts import base
 from glassformer.parts.base import BuildContext
+from glassformer.parts.cost import Cost, Shape
 from glassformer.parts.ffn import FFNConfig
 from glassformer.parts.init import Init
+from glassformer.parts.linear import linear_cost
 from glassformer.parts.norm import LayerNormConfig, Norm, NormConfig, RMSNormConfig
 
 TINY = "layers=2+d_model=32+heads=4+vocab_size=61+context=64"
@@ -725,8 +727,8 @@ def doubled(registry: None) -> type[NormConfig]:
         def build(self, ctx: BuildContext) -> Doubled:
             return Doubled(self.gain)
 
-        def num_params(self, ctx: BuildContext) -> int:
-            return 1
+        def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
+            return Cost.weights(1)
 
     return DoubledConfig
 
@@ -763,8 +765,9 @@ def test_what_a_part_from_outside_leaves_unfilled_is_filled_by_torch_or_refused(
         def build(self, ctx: BuildContext) -> Plain:
             return Plain(ctx.d_model, self.spare)
 
-        def num_params(self, ctx: BuildContext) -> int:
-            return (2 * 3 * ctx.d_model + 4) * ctx.d_model
+        def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
+            d = ctx.d_model
+            return linear_cost(ctx, shape, d, 3 * d, bias=True) + linear_cost(ctx, shape, 3 * d, d, bias=True)
 
     config = preset("llama@1m+layers=2+d_model=32+heads=4+vocab_size=61+ffn=plain")
     state = torch.get_rng_state()
@@ -797,8 +800,8 @@ def test_weights_that_are_filled_through_their_data_are_filled(registry: None):
         def build(self, ctx: BuildContext) -> Halved:
             return Halved(ctx.d_model)
 
-        def num_params(self, ctx: BuildContext) -> int:
-            return ctx.d_model
+        def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
+            return Cost.weights(ctx.d_model)
 
     config = preset("llama@1m+layers=1+d_model=32+heads=4+vocab_size=61").vary(final_norm=HalvedConfig())
     assert config.build(seed=0).final_norm.weight.unique().tolist() == [0.5]  # type: ignore[union-attr]

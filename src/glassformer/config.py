@@ -17,6 +17,7 @@ from glassformer.errors import RequestError, shown
 from glassformer.figures import plain_table
 from glassformer.model import Block, Model
 from glassformer.parts.base import BuildContext, PartConfig, Value, to_plain
+from glassformer.parts.cost import Cost, Shape
 from glassformer.parts.embedding import EmbeddingConfig
 from glassformer.parts.ffn import FFNConfig
 from glassformer.parts.head import HeadConfig
@@ -58,19 +59,14 @@ class BlockConfig(Value):
         """The context of the wiring."""
         return ctx.within(norm=self.norm, has_ffn=self.ffn is not None)
 
-    def num_params(self, ctx: BuildContext) -> int:
-        wiring = self.residual.num_params(self.within(ctx))
-        return self.mixer.num_params(ctx) + (self.ffn.num_params(ctx) if self.ffn else 0) + wiring
-
-    def active_params(self, ctx: BuildContext) -> int:
-        parts = [part for part in (self.mixer, self.ffn) if part is not None]
-        return self.num_params(ctx) - sum(part.num_params(ctx) - part.active_params(ctx) for part in parts)
-
-    def flops(self, ctx: BuildContext, t: float) -> float:
-        return self.mixer.flops(ctx, t) + (self.ffn.flops(ctx, t) if self.ffn else 0)
-
-    def state_bytes(self, ctx: BuildContext, t: int, dtype: torch.dtype = torch.bfloat16) -> int:
-        return self.mixer.state_bytes(ctx, t, dtype)
+    def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
+        """Those of its parts by site name; recomputing the block takes its input, resid_pre."""
+        stream = shape.keeps(ctx.d_model, shape.dtype)
+        inner = shape.reading(shape.products) if self.residual.feeds_products else shape
+        parts = {"resid_pre": Cost(kept_selective=stream, kept_full=stream), "mixer": self.mixer.costs(ctx, inner)}
+        if self.ffn is not None:
+            parts["ffn"] = self.ffn.costs(ctx, inner)
+        return Cost.of(parts) + self.residual.costs(self.within(ctx), shape)
 
 
 class Stage(Value):
@@ -159,35 +155,57 @@ class ModelConfig(Value):
 
     # What it costs
 
+    def costs(self, shape: Shape) -> Cost:
+        """What the model costs for this shape, as a tree by site name; allocates nothing.
+
+        >>> print(config.costs(Shape.training(8, 1024)))
+        >>> config.costs(Shape(s=1, t=1024, phase="decode"))["layers.3.mixer"].state_bytes
+        """
+        ctx = self.ctx
+        parts = {
+            "embedding": self.embedding.costs(ctx, shape).outside_blocks(),
+            "layers": Cost.of(self._layer_costs(shape)),
+            "head": self.head.costs(ctx, shape).outside_blocks(),
+        }
+        if self.final_norm is not None:
+            parts["final_norm"] = self.final_norm.costs(ctx, shape).outside_blocks()
+        return Cost.of(parts)
+
+    def _layer_costs(self, shape: Shape) -> dict[str, Cost]:
+        """Layers of one block config are one object, unless a part asks which layer it is."""
+        ctx, made, costs = self.ctx, dict[int, Cost](), dict[str, Cost]()
+        for layer, block in enumerate(self.layers()):
+            if (cost := made.get(id(block))) is None:
+                at = ctx.at(layer)
+                cost = block.costs(at, shape)
+                if not at.asked:
+                    made[id(block)] = cost
+            costs[str(layer)] = cost
+        return costs
+
     def num_params(self, embeddings: bool = True) -> int:
         """Exact number of parameters, tied ones once; allocates nothing.
 
         Without `embeddings`: the layers and the final norm alone, the N of scaling laws."""
-        ctx = self.ctx
-        inner = sum(n * block.num_params(ctx) for n, block in self._kinds()) + (
-            self.final_norm.num_params(ctx) if self.final_norm else 0
-        )
-        return inner + (self.embedding.num_params(ctx) + self.head.num_params(ctx) if embeddings else 0)
+        cost = self.costs(Shape())
+        return cost.parameters - (0 if embeddings else cost["embedding"].parameters + cost["head"].parameters)
 
     def active_params(self, embeddings: bool = True) -> int:
         """Those of `num_params` that one token meets: of experts, the chosen ones alone."""
-        idle = sum(n * (block.num_params(self.ctx) - block.active_params(self.ctx)) for n, block in self._kinds())
-        return self.num_params(embeddings) - idle
+        cost = self.costs(Shape())
+        ends = cost["embedding"].active_parameters + cost["head"].active_parameters
+        return cost.active_parameters - (0 if embeddings else ends)
 
     def flops(self, t: int, full: bool = True) -> float:
         """Forward FLOPs of matrix products per token of a t-token sequence (training takes three times as many).
 
         `full` counts every query against all t keys, as the literature's 6 N + 12 L d t does and as FLOP counters
         measure; otherwise only the keys it sees, about half under a causal mask."""
-        ctx, total = self.ctx, self.head.flops(self.ctx, float(t))
-        for n, block in self._kinds():
-            seen = t if full else block.mixer.keys_seen(ctx, t)
-            total += n * block.flops(ctx, float(seen))
-        return total
+        return self.costs(Shape(s=t, t=t, phase="prefill", every_key=full)).flops / t
 
     def state_bytes(self, t: int, dtype: torch.dtype = torch.bfloat16) -> int:
         """Bytes of decode state in `dtype` that one sequence of t tokens needs: those that `init_state` allocates."""
-        return sum(n * block.state_bytes(self.ctx, t, dtype) for n, block in self._kinds())
+        return self.costs(Shape(s=1, t=t, phase="decode", state_dtype=dtype)).state_bytes
 
     def _kinds(self) -> Iterator[tuple[int, BlockConfig]]:
         for stage in self.stack:
@@ -205,7 +223,9 @@ class ModelConfig(Value):
                 rows.append((f"ffn × {n}", told(block.ffn), n * block.ffn.num_params(ctx)))
             rows.append((f"wiring × {n}", f"{told(block.residual)}, {told(block.norm)}", n * wiring))
         if rest := kinds[SHOWN_BLOCKS:]:
-            rows.append((f"{len(rest)} blocks more", "", sum(n * block.num_params(ctx) for n, block in rest)))
+            rows.append(
+                (f"{len(rest)} blocks more", "", sum(n * block.costs(ctx, Shape()).parameters for n, block in rest))
+            )
         if self.final_norm is not None:
             rows.append(("final norm", told(self.final_norm), self.final_norm.num_params(ctx)))
         rows.append(("head", told(self.head), self.head.num_params(ctx)))

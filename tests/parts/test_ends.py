@@ -10,10 +10,11 @@ from glassformer.errors import RequestError
 from glassformer.naming import preset
 from glassformer.parts import loss as loss_module
 from glassformer.parts.base import BuildContext
+from glassformer.parts.cost import Shape
 from glassformer.parts.embedding import Embedding
 from glassformer.parts.forward_pass import Pass
 from glassformer.parts.head import Head
-from glassformer.parts.linear import Linear, linear_params
+from glassformer.parts.linear import Linear, linear_cost
 from glassformer.parts.loss import linear_cross_entropy, naive_linear_cross_entropy
 from glassformer.parts.mixer import Attention, AttentionConfig, QKNormConfig
 from glassformer.parts.norm import LayerNorm, LayerNormConfig, RMSNormConfig
@@ -117,8 +118,8 @@ def test_linear_stacks_maps_that_share_their_input():
     assert [part.shape for part in parts] == [(2, 4), (2, 2), (2, 3)]
     torch.testing.assert_close(parts[1], x @ linear.weight[4:6].T + linear.bias[4:6])  # type: ignore[index]
     ctx = BuildContext(5, 7, 8, 1)
-    assert linear_params(5, 9, True, ctx) == sum(p.numel() for p in linear.parameters())
-    assert Linear(5, 9).bias is None and linear_params(5, 9, False, ctx) == 45
+    assert linear_cost(ctx, Shape(), 5, 9, bias=True).parameters == sum(p.numel() for p in linear.parameters())
+    assert Linear(5, 9).bias is None and linear_cost(ctx, Shape(), 5, 9).parameters == 45
 
 
 def test_a_site_is_the_identity():
@@ -160,7 +161,7 @@ def test_each_head_may_have_a_norm_of_its_own(kind: str):
     config = QKNormConfig(norm=norm, over="each_head")
     ctx = BuildContext(d_model=24, vocab_size=7, context=8, n_layers=2, n_heads=4, n_kv_heads=2, head_dim=6)
     mine = config.build(ctx)
-    assert config.num_params(ctx) == sum(p.numel() for p in mine.parameters()) == 36
+    assert config.costs(ctx, Shape()).parameters == sum(p.numel() for p in mine.parameters()) == 36
     for weight in mine.parameters():
         torch.nn.init.normal_(weight)
     given = torch.randn(3, 5, 4, 6), torch.randn(3, 5, 2, 6)

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from glassformer.parts.base import BuildContext
+from glassformer.parts.cost import Shape
 from glassformer.parts.ffn import Glu, GluConfig, Mlp, MlpConfig
 from glassformer.parts.precision import onednn_in_bf16
 from glassformer.parts.region import compiled_regions
@@ -168,4 +169,4 @@ def test_counts(config: MlpConfig | GluConfig):
     module = config.build(ctx(12))
     assert config.num_params(ctx(12)) == sum(p.numel() for p in module.parameters())
     matrices = sum(p.numel() for p in module.parameters() if p.dim() == 2)
-    assert config.flops(ctx(12), 5.0) == 2 * matrices
+    assert config.costs(ctx(12), Shape(phase="prefill")).flops == 2 * matrices

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import glassformer as gf
 from glassformer.parts.base import BuildContext
+from glassformer.parts.cost import Cost, Shape
 from glassformer.parts.mould import ATOMS, Mould
 from glassformer.parts.norm import LayerNorm, NormConfig
 from tests.test_generic import CURES, ENCODERS, EXPERTS, MATRIX, PUBLISHED, RECURRENT, Case
@@ -105,8 +106,8 @@ def test_a_part_that_asks_for_its_layer_is_built_for_each():
         def build(self, ctx: BuildContext) -> LayerNorm:
             return LayerNorm(ctx.d_model, eps=1e-5 * (1 + ctx.layer))
 
-        def num_params(self, ctx: BuildContext) -> int:
-            return 2 * ctx.d_model
+        def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
+            return Cost.weights(2 * ctx.d_model)
 
     config = gf.preset("gpt2@1m+layers=3")
     block = config.stack[0].blocks[0].vary(norm=ByLayerConfig())

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from glassformer.introspection import sites
 from glassformer.naming import preset
 from glassformer.parts.base import BuildContext
-from glassformer.parts.linear import Linear, linear_params
+from glassformer.parts.cost import Shape
+from glassformer.parts.linear import Linear, linear_cost
 from glassformer.parts.reparam import SigmaReparam, SigmaReparamConfig, leading_right_vector
 
 TINY = "layers=2+d_model=32+heads=4+vocab_size=61+context=64"
@@ -168,9 +169,10 @@ def test_a_matrix_of_zeros_stays_finite():
 
 
 def test_parameters_are_counted():
-    assert linear_params(5, (6, 3, 3), True, within(SigmaReparamConfig())) == 6 * 12 + 3
-    assert sum(p.numel() for p in made().parameters()) == linear_params(
-        5, (6, 3, 3), False, within(SigmaReparamConfig())
+    assert linear_cost(within(SigmaReparamConfig()), Shape(), 5, (6, 3, 3), bias=True).parameters == 6 * 12 + 3
+    assert (
+        sum(p.numel() for p in made().parameters())
+        == linear_cost(within(SigmaReparamConfig()), Shape(), 5, (6, 3, 3)).parameters
     )
 
 

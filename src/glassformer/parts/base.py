@@ -11,12 +11,12 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, get_args
 
-import torch
 from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaHandler, field_validator, model_validator
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 from torch import nn
 
 from glassformer.errors import did_you_mean, shown
+from glassformer.parts.cost import Cost, Shape
 from glassformer.parts.outside import GROUP, load_installed
 from glassformer.parts.words import Word, Words, as_words
 
@@ -269,7 +269,7 @@ class PartConfig(Value):
             )  # fmt: skip
         return found
 
-    # What a part answers about itself. Block and Model only sum these.
+    # What a part answers about itself. Block and Model only add the costs.
 
     def build(self, ctx: BuildContext) -> Any:
         """The module this config describes, or a plain object where the axis has no weights; each axis names the type.
@@ -281,22 +281,14 @@ class PartConfig(Value):
         speed know (dropout, kernel): equal for parts that compute the same with the same weights."""
         return self
 
+    def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
+        """Parameters, FLOPs and bytes of what `build` returns, for this shape (`parts/cost.py`). Axes whose parts have
+        weights leave no default."""
+        return Cost()
+
     def num_params(self, ctx: BuildContext) -> int:
         """Exact number of trainable values in what `build` returns."""
-        return 0
-
-    def active_params(self, ctx: BuildContext) -> int:
-        """Those of `num_params` that one token meets."""
-        return self.num_params(ctx)
-
-    def flops(self, ctx: BuildContext, t: float) -> float:
-        """Floating-point operations of matrix products (a multiply and an add are two) in the forward pass of
-        one token whose query looks at `t` keys."""
-        return 0.0
-
-    def state_bytes(self, ctx: BuildContext, t: int, dtype: torch.dtype = torch.bfloat16) -> int:
-        """Bytes of decode state in `dtype` that one sequence of `t` tokens occupies."""
-        return 0
+        return self.costs(ctx, Shape()).parameters
 
 
 def after_step(model: nn.Module) -> None:

@@ -9,6 +9,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from glassformer.parts.base import BuildContext, PartConfig
+from glassformer.parts.cost import Cost, Shape
 from glassformer.parts.forward_pass import Pass
 from glassformer.parts.init import Init, Role
 from glassformer.parts.norm import NormConfig
@@ -84,6 +85,10 @@ class EmbeddingConfig(PartConfig, axis="embedding", kind="embedding"):
         position = self.position.explicit(ctx) if self.position else None
         return self.vary(scale=self.scale or 1.0, position=position, dropout=0.0)
 
-    def num_params(self, ctx: BuildContext) -> int:
-        parts = (self.norm, self.position)
-        return ctx.vocab_size * ctx.d_model + sum(part.num_params(ctx) for part in parts if part)
+    def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
+        """A row is read and written per token, and in training its gradient."""
+        rows = shape.tokens * ctx.d_model * shape.dtype.itemsize
+        kept = shape.keeps(1, torch.int64) + (shape.keeps_mask(ctx.d_model, shape.dtype) if self.dropout else 0)
+        moved = (4 if shape.phase == "train" else 2) * rows
+        table = Cost.weights(ctx.vocab_size * ctx.d_model, kept=kept, moved_bytes=moved)
+        return sum((part.costs(ctx, shape) for part in (self.norm, self.position) if part), table)

@@ -46,6 +46,12 @@ def wants_blocks(x: Tensor, rows: int, groups: int) -> bool:
     return half and rows > groups * BLOCK and not torch.compiler.is_compiling()
 
 
+def filled_rows(dtype: torch.dtype, device: str, rows: int, groups: int) -> int:
+    """Rows that are computed for so many of so many groups, blocks being filled up by half of one on average."""
+    half = dtype in (torch.bfloat16, torch.float16) and device == "cpu"
+    return rows + groups * (BLOCK - 1) // 2 if half and rows > groups * BLOCK else rows
+
+
 def grouped_product(x: Float[Tensor, "r i"], weight: Float[Tensor, "n o i"], groups: Groups) -> Float[Tensor, "r o"]:
     """y_r = W_j x_r, j = groups.of[r]; equal to `naive_grouped_product`."""
     if not torch.compiler.is_compiling():

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import ClassVar
 
 import torch
@@ -10,8 +11,9 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from glassformer.parts.base import BuildContext, PartConfig
+from glassformer.parts.cost import Cost, Shape
 from glassformer.parts.init import Init, Role
-from glassformer.parts.linear import linear_params
+from glassformer.parts.linear import linear_cost
 from glassformer.parts.loss import cross_entropy, linear_cross_entropy
 from glassformer.parts.reparam import MakeReparam
 from glassformer.parts.shard import Shard, Shards
@@ -134,9 +136,10 @@ class HeadConfig(
     def _scale(self, ctx: BuildContext) -> float:
         return (self.scale or 1.0) * (ctx.mup.ratio(ctx.d_model) if ctx.mup else 1.0)
 
-    def num_params(self, ctx: BuildContext) -> int:
-        bias = ctx.vocab_size if self.bias else 0
-        return bias + (0 if self.tied else linear_params(ctx.d_model, ctx.vocab_size, False, ctx))
-
-    def flops(self, ctx: BuildContext, t: float) -> float:
-        return 2.0 * ctx.vocab_size * ctx.d_model
+    def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
+        """The loss keeps its gradients by x, W and b, and no logits. A tied W counts with the embedding."""
+        d, v = ctx.d_model, ctx.vocab_size
+        whole = linear_cost(ctx.within(reparam=None) if self.tied else ctx, shape, d, v, bias=self.bias)
+        own = whole.parameters - (d * v if self.tied else 0)
+        kept = shape.keeps(d, shape.dtype) + shape.keeps_once((d + self.bias) * v, shape.dtype)
+        return replace(whole, parameters=own, active_parameters=own, kept=kept)

@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from glassformer.parts.base import BuildContext
+from glassformer.parts.cost import Cost, Shape
 from glassformer.parts.grouped import Groups, grouped_product
 from glassformer.parts.init import Init, Role
 from glassformer.parts.precision import as_among_others, product_dtype
@@ -158,7 +159,26 @@ def matrices_of(module: nn.Module) -> dict[str, Matrix]:
     return {name: Matrix(weight, 0, len(weight)) for name, weight in named if weight.dim() == 2}
 
 
-def linear_params(in_features: int, out: int | tuple[int, ...], bias: bool, ctx: BuildContext) -> int:
-    outs = (out,) if isinstance(out, int) else out
-    made = ctx.reparam.num_params(ctx.within(width=in_features, outs=outs)) if ctx.reparam else 0
-    return (in_features + bias) * sum(outs) + made
+def linear_cost(ctx: BuildContext, shape: Shape, inputs: int, *outs: int | tuple[int, ...], bias: bool = False) -> Cost:
+    """Linear maps of the same input, a matrix product each; maps stacked in one matrix are a tuple.
+
+    >>> linear_cost(ctx, shape, d, f, f) + linear_cost(ctx, shape, f, d)
+    """
+    total = Cost()
+    for i, out in enumerate(outs):
+        maps = out if isinstance(out, tuple) else (out,)
+        o = sum(maps)
+        product = Cost.weights(
+            (inputs + bias) * o,
+            flops=shape.passes * 2 * shape.tokens * inputs * o,
+            # What autocast makes of the weights and, for every product anew, of an input in another dtype is kept too.
+            kept=shape.keeps(inputs if i == 0 or shape.inputs != shape.products else 0)
+            + (shape.keeps_once(inputs * o) if shape.products != shape.dtype else 0),
+            kept_selective=shape.keeps(o),
+            moved_bytes=shape.passes * shape.tokens * (inputs + o) * shape.products.itemsize
+            + shape.reads((inputs + bias) * o),
+        )
+        total += product
+        if ctx.reparam is not None:
+            total += ctx.reparam.costs(ctx.within(width=inputs, outs=maps), shape)
+    return total

@@ -10,6 +10,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from glassformer.parts.base import BuildContext, PartConfig
+from glassformer.parts.cost import Cost, Shape
 from glassformer.parts.precision import wide
 from glassformer.parts.words import Word, positive
 
@@ -119,6 +120,9 @@ class ReparamConfig(PartConfig, axis="reparam"):
         """For maps of `ctx.width` inputs and `ctx.outs` outputs each, stacked by rows."""
         raise NotImplementedError
 
+    def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
+        raise NotImplementedError
+
 
 class SigmaReparamConfig(
     ReparamConfig, kind="sigma", words=Word("sigmareparam", positive("gamma"), "1", optional=True)
@@ -129,5 +133,7 @@ class SigmaReparamConfig(
     def build(self, ctx: BuildContext) -> SigmaReparam:
         return SigmaReparam(ctx.width or ctx.d_model, ctx.outs, self.gamma)
 
-    def num_params(self, ctx: BuildContext) -> int:
-        return len(ctx.outs)
+    def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
+        """The matrix made at every call is kept."""
+        made = sum(ctx.outs) * (ctx.width or ctx.d_model)
+        return Cost.weights(len(ctx.outs), kept=shape.keeps_once(made, shape.dtype))

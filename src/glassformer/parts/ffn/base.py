@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from glassformer.parts.base import BuildContext, PartConfig
+from glassformer.parts.cost import Cost, Shape
 from glassformer.parts.linear import Matrix, matrices_of
 from glassformer.parts.precision import wide
 from glassformer.parts.region import region
@@ -65,6 +66,10 @@ ACTIVATIONS: dict[str, Activation] = {
 }
 
 
+EXTRA_KEPT = {"relu": 0, "sigmoid": 0, "gelu": 1, "gelu_tanh": 1, "silu": 1, "relu2": 1}
+"""Values that each activation keeps for the backward pass besides its result."""
+
+
 class FFN(nn.Module):
     """forward(x (b,s,d)) -> (b,s,d), every token by itself."""
 
@@ -85,6 +90,9 @@ class FFNConfig(PartConfig, axis="ffn"):
     """Width f of the hidden layer; None takes the width that keeps 8 d^2 weights."""
 
     def build(self, ctx: BuildContext) -> nn.Module:
+        raise NotImplementedError
+
+    def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
         raise NotImplementedError
 
     def width(self, ctx: BuildContext) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Literal, get_args
 
 import torch
@@ -14,12 +15,13 @@ from torch import Tensor
 from glassformer.errors import RequestError
 from glassformer.parts import auxiliary
 from glassformer.parts.base import BuildContext
+from glassformer.parts.cost import Cost, Shape
 from glassformer.parts.ffn.base import ACTIVATIONS, FFN, FFNConfig
 from glassformer.parts.ffn.glu import GluConfig, gating
 from glassformer.parts.ffn.mlp import MlpConfig
-from glassformer.parts.grouped import BLOCK, Groups, wants_blocks
+from glassformer.parts.grouped import BLOCK, Groups, filled_rows, wants_blocks
 from glassformer.parts.init import Init
-from glassformer.parts.linear import GroupedLinear, Linear, Matrix, linear_params
+from glassformer.parts.linear import GroupedLinear, Linear, Matrix, linear_cost
 from glassformer.parts.precision import full_precision, product_dtype, wide
 from glassformer.parts.reparam import MakeReparam
 from glassformer.parts.site import Site
@@ -297,20 +299,26 @@ class ExpertsConfig(FFNConfig, kind="experts", words=Word("moe", read_experts, "
     def _shared(self, ctx: BuildContext) -> GluConfig | MlpConfig:
         return self.dense(self.n_shared * self.width(ctx))
 
-    def num_params(self, ctx: BuildContext) -> int:
-        return self._params(ctx, self.n_experts)
-
-    def active_params(self, ctx: BuildContext) -> int:
-        return self._params(ctx, self.top_k)
-
-    def _params(self, ctx: BuildContext, experts: int) -> int:
-        router = linear_params(ctx.d_model, self.n_experts, False, ctx)
-        shared = self._shared(ctx).num_params(ctx) if self.n_shared else 0
-        return router + experts * self.dense(self.width(ctx)).num_params(ctx) + shared
-
-    def flops(self, ctx: BuildContext, t: float) -> float:
-        one = self.dense(self.width(ctx)).flops(ctx, t)
-        return 2.0 * ctx.d_model * self.n_experts + (self.top_k + self.n_shared) * one
+    def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
+        """Of an expert, k rows for every token. Weights move of k experts at least. Beside what networks keep: each
+        result, the choice and its weights."""
+        d, e, k = ctx.d_model, self.n_experts, self.top_k
+        fp32 = torch.promote_types(shape.inputs, torch.float32)
+        router = linear_cost(ctx, replace(shape, product_dtype=fp32, input_dtype=fp32), d, e)
+        rows = replace(shape.reading(shape.products), b=k * shape.b)
+        one = self.dense(self.width(ctx)).costs(ctx, rows)
+        cast = shape.keeps_once((e - 1) * one.parameters) if shape.products != shape.dtype else 0
+        filled = filled_rows(shape.products, shape.device, rows.tokens, e) / rows.tokens
+        choice = shape.keeps(3 * k, torch.int64) + shape.keeps(e + 2 * k + 3, fp32)
+        experts = replace(
+            one, parameters=e * one.parameters, active_parameters=k * one.parameters,
+            kept=round(filled * one.kept) + cast + shape.keeps(k * d) + choice,
+            moved_bytes=one.moved_bytes + (k - 1) * shape.reads(one.parameters),
+        )  # fmt: skip
+        if not self.n_shared:
+            return router + experts
+        read_by_both = shape.keeps(d) if shape.inputs == fp32 == shape.products else 0
+        return router + experts + self._shared(ctx).costs(ctx, shape) + Cost(kept=-read_by_both)
 
 
 def share_of(hidden: int, experts: int) -> int:

@@ -11,9 +11,10 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from glassformer.parts.base import BuildContext
-from glassformer.parts.ffn.base import ACTIVATIONS, FFN, Activation, FFNConfig
+from glassformer.parts.cost import Cost, Shape
+from glassformer.parts.ffn.base import ACTIVATIONS, EXTRA_KEPT, FFN, Activation, FFNConfig
 from glassformer.parts.ffn.ending import can_end, gated_end
-from glassformer.parts.linear import Linear, Matrix, linear_params
+from glassformer.parts.linear import Linear, Matrix, linear_cost
 from glassformer.parts.precision import wide
 from glassformer.parts.region import region
 from glassformer.parts.reparam import MakeReparam
@@ -135,9 +136,9 @@ class GluConfig(FFNConfig, kind="glu", words=_WORDS):
     def build(self, ctx: BuildContext) -> Glu:
         return Glu(ctx.d_model, self.width(ctx), self.activation, self.bias, ctx.make_reparam)
 
-    def num_params(self, ctx: BuildContext) -> int:
-        f, rest = self.width(ctx), (self.bias, ctx)
-        return 2 * linear_params(ctx.d_model, f, *rest) + linear_params(f, ctx.d_model, *rest)
-
-    def flops(self, ctx: BuildContext, t: float) -> float:
-        return 6.0 * ctx.d_model * self.width(ctx)
+    def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
+        d, f = ctx.d_model, self.width(ctx)
+        down = linear_cost(ctx, shape.reading(shape.products), f, d, bias=self.bias)
+        fused = self.activation in FUSED  # keeps gate and up; others phi(gate), up, and what phi keeps
+        gating = Cost(kept=shape.keeps((2 if fused else 2 + EXTRA_KEPT[self.activation]) * f))
+        return linear_cost(ctx, shape, d, f, f, bias=self.bias) + gating + down

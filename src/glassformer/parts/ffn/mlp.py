@@ -6,9 +6,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from glassformer.parts.base import BuildContext
-from glassformer.parts.ffn.base import ACTIVATIONS, FFN, FFNConfig
+from glassformer.parts.cost import Cost, Shape
+from glassformer.parts.ffn.base import ACTIVATIONS, EXTRA_KEPT, FFN, FFNConfig
 from glassformer.parts.ffn.ending import can_end, ended
-from glassformer.parts.linear import Linear, Matrix, linear_params
+from glassformer.parts.linear import Linear, Matrix, linear_cost
 from glassformer.parts.reparam import MakeReparam
 from glassformer.parts.shard import Shard
 from glassformer.parts.site import Site
@@ -68,9 +69,8 @@ class MlpConfig(FFNConfig, kind="mlp", words=_WORDS):
     def build(self, ctx: BuildContext) -> Mlp:
         return Mlp(ctx.d_model, self.width(ctx), self.activation, self.bias, ctx.make_reparam)
 
-    def num_params(self, ctx: BuildContext) -> int:
-        f, rest = self.width(ctx), (self.bias, ctx)
-        return linear_params(ctx.d_model, f, *rest) + linear_params(f, ctx.d_model, *rest)
-
-    def flops(self, ctx: BuildContext, t: float) -> float:
-        return 4.0 * ctx.d_model * self.width(ctx)
+    def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
+        d, f = ctx.d_model, self.width(ctx)
+        down = linear_cost(ctx, shape.reading(shape.products), f, d, bias=self.bias)
+        phi = Cost(kept=shape.keeps(EXTRA_KEPT[self.activation] * f))
+        return linear_cost(ctx, shape, d, f, bias=self.bias) + phi + down

@@ -2,7 +2,17 @@
 
 from glassformer.parts.kernel.auto import Auto, AutoConfig
 from glassformer.parts.kernel.banded import Banded, BandedConfig
-from glassformer.parts.kernel.base import AttentionCall, CallFacts, Index, Kernel, KernelConfig, ScoreBias, softcap
+from glassformer.parts.kernel.base import (
+    AttentionCall,
+    CallFacts,
+    HeadLayout,
+    Index,
+    Kept,
+    Kernel,
+    KernelConfig,
+    ScoreBias,
+    softcap,
+)
 from glassformer.parts.kernel.direct import Direct, DirectConfig
 from glassformer.parts.kernel.flex import Flex, FlexConfig
 from glassformer.parts.kernel.naive import Naive, NaiveConfig, attention_pattern, attention_rows, naive_attention
@@ -20,6 +30,8 @@ __all__ = [
     "Flex",
     "FlexConfig",
     "Index",
+    "HeadLayout",
+    "Kept",
     "Kernel",
     "KernelConfig",
     "Naive",

@@ -7,12 +7,13 @@ from torch import Tensor
 
 from glassformer.parts.base import BuildContext
 from glassformer.parts.kernel.banded import Banded
-from glassformer.parts.kernel.base import AttentionCall, CallFacts, Kernel, KernelConfig
+from glassformer.parts.kernel.base import AttentionCall, CallFacts, HeadLayout, Kept, Kernel, KernelConfig
 from glassformer.parts.kernel.direct import Direct
 from glassformer.parts.kernel.flex import Flex
 from glassformer.parts.kernel.sdpa import Sdpa
 from glassformer.parts.kernel.table import ranking
 from glassformer.parts.precision import slow_in_bf16
+from glassformer.parts.visibility import Visibility
 
 
 class Auto(Kernel):
@@ -29,6 +30,9 @@ class Auto(Kernel):
         if reading and kernel.name != "direct" and slow_in_bf16(call.q.device.type):
             call = call.vary(q=call.q.float(), k=call.k.float(), v=call.v.float())
         return kernel.attend(call).to(dtype)
+
+    def keeps(self, facts: CallFacts, visibility: Visibility, heads: HeadLayout) -> Kept:
+        return self.fastest(facts).keeps(facts, visibility, heads)
 
     def fastest(self, facts: CallFacts) -> Kernel:
         """The kernel that computes a call with these facts."""

@@ -9,7 +9,16 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from glassformer.parts.base import BuildContext
-from glassformer.parts.kernel.base import AttentionCall, Kernel, KernelConfig, masked_bias
+from glassformer.parts.kernel.base import (
+    AttentionCall,
+    CallFacts,
+    HeadLayout,
+    Kept,
+    Kernel,
+    KernelConfig,
+    masked_bias,
+    pattern_bytes,
+)
 from glassformer.parts.precision import wide
 from glassformer.parts.visibility import Visibility
 
@@ -46,6 +55,21 @@ class Banded(Kernel):
             return self._general(call)
         tiles = call.once(("tiles", self.block, *call.key), lambda: self.tiles(call))
         return _Tiles.apply(call.q, call.k, call.v, call.score_scale, tiles)
+
+    def keeps(self, facts: CallFacts, visibility: Visibility, heads: HeadLayout) -> Kept:
+        """The pattern of each block; keys and values that lie token by token, head by head."""
+        n, g = heads.n, heads.g
+        spans = self.spans(visibility, facts.s, facts.t)
+        area = sum((end - begin) * (last - first) for begin, end, first, last in spans)
+        pairs = facts.batch * n * area
+        per_head = facts.batch * facts.head_dim * facts.dtype.itemsize
+        if facts.additive and not facts.dropout:
+            copies = g * facts.t * (1 if heads.by_head else 2)
+            return Kept(pairs * facts.dtype.itemsize + copies * per_head, given="qk" if heads.by_head else "q")
+        read = sum(last - first for _, _, first, last in spans)
+        copies = n * facts.s + g * (facts.t if heads.by_head else read) + g * read
+        visible = area + facts.s  # bools: of a query and a key, and of a query with any key
+        return Kept(pattern_bytes(facts, pairs) + visible + copies * per_head)
 
     def spans(self, visibility: Visibility, s: int, t: int) -> list[tuple[int, int, int, int]]:
         """(begin, end, first, last) of each block, the queries being the last s of t tokens."""

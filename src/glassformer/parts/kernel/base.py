@@ -221,6 +221,30 @@ def masked_bias(visibility: Visibility, bias: ScoreBias | None, at: At) -> Tenso
     return torch.where(visibility.visible(*at), zero if bias is None else bias(zero, *at), float("-inf"))
 
 
+class HeadLayout(NamedTuple):
+    """How the heads of a call lie in memory."""
+
+    n: int
+    """Query heads."""
+    g: int
+    """Key/value heads."""
+    biased: bool = False
+    """The bias differs from head to head."""
+    by_head: bool = False
+    """q and k lie in memory head by head, as rotary positions leave them; otherwise token by token."""
+
+
+class Kept(NamedTuple):
+    """What a kernel keeps of a call for the backward pass."""
+
+    own: int
+    """Bytes of tensors that it makes, but for z."""
+    mask: int = 0
+    """Bytes of the mask that calls of one pass share."""
+    given: str = ""
+    """Which of q, k, v and z it keeps as they are: "qkvz"."""
+
+
 class Kernel:
     """kernel(call) -> z (b, s, n, hv): how attention is computed. A row that sees no key is zero.
 
@@ -252,6 +276,12 @@ class Kernel:
                 code="conflict", field="kernel", value=self.name, expected=others,
             )  # fmt: skip
 
+    def keeps(self, facts: CallFacts, visibility: Visibility, heads: HeadLayout) -> Kept:
+        """What autograd keeps of a training call; by default what the definition needs."""
+        pairs = facts.batch * heads.n * facts.s * facts.t
+        expanded = facts.batch * heads.n * facts.t * facts.head_dim
+        return Kept(pattern_bytes(facts, pairs) + facts.s * (facts.t + 1) + 3 * expanded * facts.dtype.itemsize)
+
     def check_training(self, device: str) -> None:
         """Raises RequestError where the kernel has no backward pass on this type of device."""
         self.check(CallFacts(device=device, grad=True))
@@ -259,6 +289,13 @@ class Kernel:
     def attend(self, call: AttentionCall) -> Float[Tensor, "b s n hv"]:
         """z, for a call that this kernel serves."""
         raise NotImplementedError
+
+
+def pattern_bytes(facts: CallFacts, pairs: int) -> int:
+    """Bytes that autograd keeps of so many scores: their softmax, at least in fp32, the pattern in the dtype of values,
+    the factors of dropout, and what bends the scores."""
+    wide_size = torch.promote_types(facts.dtype, torch.float32).itemsize
+    return pairs * (wide_size * (1 if facts.additive else 2) + facts.dtype.itemsize * (2 if facts.dropout else 1))
 
 
 class KernelConfig(PartConfig, axis="kernel"):

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from glassformer.parts.base import BuildContext
-from glassformer.parts.kernel.base import AttentionCall, CallFacts, Kernel, KernelConfig
+from glassformer.parts.kernel.base import AttentionCall, CallFacts, HeadLayout, Kept, Kernel, KernelConfig
+from glassformer.parts.visibility import Visibility
 
 GPUS = {"cuda", "xpu"}
 """Types of devices for which FlexAttention writes Triton code."""
@@ -74,6 +75,10 @@ class Flex(Kernel):
         if facts.learned:
             return "is not known to give a learned bias its gradient"
         return cannot_compile(facts.device)
+
+    def keeps(self, facts: CallFacts, visibility: Visibility, heads: HeadLayout) -> Kept:
+        """q, k, v, z and the logarithm of each row's sum; masks are computed, not kept."""
+        return Kept(facts.batch * heads.n * facts.s * 4, given="qkvz")
 
     def attend(self, call: AttentionCall) -> Tensor:
         _, flex_attention = _flex()

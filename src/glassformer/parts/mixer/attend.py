@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from glassformer.parts.base import BuildContext
+from glassformer.parts.cost import Cost, Number, Shape
 from glassformer.parts.kernel import AttentionCall, Kernel, attention_rows, naive_attention
 from glassformer.parts.site import Site
 
@@ -28,3 +30,15 @@ def _show(call: AttentionCall, scores: Site, pattern: Site) -> None:
     for first, some_scores, some_pattern in attention_rows(call):
         scores.show(some_scores, first, s)
         pattern.show(some_pattern, first, s)
+
+
+def attention_cost(ctx: BuildContext, shape: Shape, value_dim: int, keys: Number, calls: int = 1) -> Cost:
+    """Of q k^T and the pattern's product with v for queries that meet so many keys; selectively kept are z and the
+    logarithm of each row's sum."""
+    n, g, h = ctx.n_heads, ctx.n_kv_heads, ctx.head_dim
+    calls *= shape.passes
+    return Cost(
+        flops=calls * 2 * n * (h + value_dim) * shape.tokens * keys,
+        kept_selective=shape.keeps(n * value_dim) + shape.keeps(n, torch.float32),
+        moved_bytes=calls * shape.tokens * (n + g) * (h + value_dim) * shape.products.itemsize,
+    )

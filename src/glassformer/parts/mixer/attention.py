@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, get_args
 
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 
 from glassformer.errors import RequestError
 from glassformer.parts.base import BuildContext, Value
+from glassformer.parts.cost import Cost, Number, Shape
 from glassformer.parts.forward_pass import Pass
 from glassformer.parts.heads import Heads, nearest_groups
 from glassformer.parts.kernel import (
@@ -18,13 +20,15 @@ from glassformer.parts.kernel import (
     Auto,
     AutoConfig,
     CallFacts,
+    HeadLayout,
+    Kept,
     Kernel,
     KernelConfig,
     ScoreBias,
     softcap,
 )
-from glassformer.parts.linear import Linear, Matrix, linear_params
-from glassformer.parts.mixer.attend import attend
+from glassformer.parts.linear import Linear, Matrix, linear_cost
+from glassformer.parts.mixer.attend import attend, attention_cost
 from glassformer.parts.mixer.base import DotProduct, Mixer, MixerChange, MixerConfig
 from glassformer.parts.mixer.kv import KVState, WindowState, vector_bytes
 from glassformer.parts.norm import NormConfig, RMSNormConfig
@@ -190,8 +194,12 @@ class QKNormConfig(Value):
         q, k = (self.norm.build(inner) for inner in self._within(ctx))
         return QKNorm(q, k, self.over)
 
-    def num_params(self, ctx: BuildContext) -> int:
-        return sum(self.norm.num_params(inner) for inner in self._within(ctx))
+    def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
+        """What it reads counts with the attention."""
+        heads, shape = (ctx.n_heads, ctx.n_kv_heads), shape.reading(shape.products)
+        vectors = [replace(shape, b=shape.b * n) if self.over == "head" else shape for n in heads]
+        norms = [self.norm.costs(inner, each) for inner, each in zip(self._within(ctx), vectors, strict=True)]
+        return sum(norms, Cost(kept=-shape.keeps(sum(heads) * ctx.head_dim)))
 
     def _within(self, ctx: BuildContext) -> list[BuildContext]:
         """The contexts of the norms of q and of k."""
@@ -309,22 +317,67 @@ class AttentionConfig(MixerConfig, kind="attention", words=_WORDS):
             dropout=0.0, kernel=AutoConfig(),
         )  # fmt: skip
 
-    def num_params(self, ctx: BuildContext) -> int:
-        out_bias, width = self.bias if self.out_bias is None else self.out_bias, self._z_width(ctx)
-        parts = [part for part in (self.projection, self.qk_norm, self.position) if part]
-        return linear_params(width, ctx.d_model, out_bias, ctx) + sum(
-            part.num_params(self._within(ctx)) for part in parts
-        )
+    def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
+        inner, out_bias = self._within(ctx), self.bias if self.out_bias is None else self.out_bias
+        width = self._projection(ctx).value_dim
+        core = attention_cost(inner, shape, width, self._keys(inner, shape), 2 if self.gain_control else 1)
+        output = linear_cost(ctx, shape.reading(shape.products), self.n_heads * width, ctx.d_model, bias=out_bias)
+        own = core + output + self._kept(inner, shape) + self._state(inner, shape)
+        parts = [part for part in (self.projection, self.qk_norm, self.position) if part is not None]
+        return sum((part.costs(inner, shape) for part in parts), own)
 
-    def flops(self, ctx: BuildContext, t: float) -> float:
-        n, _, h = self.heads(ctx)
-        z = self._z_width(ctx)
-        kernel = 2.0 * (n * h + z) * t * (2 if self.gain_control else 1)
-        return self.projection.flops(self._within(ctx), t) + kernel + 2.0 * z * ctx.d_model
+    def _keys(self, ctx: BuildContext, shape: Shape) -> Number:
+        """Mean number of keys that count for one of the last s queries of t tokens."""
+        visibility, s, t = self.visibility.build(ctx), shape.s, shape.t
+        if shape.every_key:
+            return t
+        if s == t or not visibility.causal:
+            return visibility.keys_seen(t)
+        return (t * visibility.keys_seen(t) - (t - s) * visibility.keys_seen(t - s)) / s
 
-    def _z_width(self, ctx: BuildContext) -> int:
-        return self.n_heads * self._projection(ctx).value_dim
+    def _kept(self, ctx: BuildContext, shape: Shape) -> Cost:
+        """q, k and v as projected while a part of them is read, q and k as the kernel reads them, and what it makes."""
+        if shape.phase != "train":
+            return Cost()
+        turned, normed = self.position is not None and self.position.turns, self.qk_norm is not None
+        kept, mask = self._kernel_keeps(ctx, shape, turned)
+        size = {"q": ctx.n_heads * ctx.head_dim, "k": ctx.n_kv_heads * ctx.head_dim}
+        size["v"] = ctx.n_kv_heads * self._projection(ctx).value_dim
+        apart = "qk" if turned or normed else ""  # tensors of their own
+        read = set("qk" if normed else "") | (set(kept.given) - set(apart))
+        values = [name for name in apart if name in kept.given]
+        values += [name for tensor in self._tensors() if read & set(tensor) for name in tensor]
+        values += "qk" if self.qk_norm is not None and turned and self.qk_norm.after_position else ""
+        values += "qkv" if self.clip is not None else ""
+        own = kept.own + shape.keeps(sum(size[name] for name in values))
+        if self.gain_control:  # a second call, with queries of its own
+            own += kept.own + shape.keeps(size["q"] * (3 if "z" in kept.given else 1))
+        return Cost(kept=own) + mask
 
-    def state_bytes(self, ctx: BuildContext, t: int, dtype: torch.dtype = torch.bfloat16) -> int:
-        slots = min(t, self.visibility.build(ctx).reach or t)
-        return slots * sum(n * vector_bytes(width, dtype) for n, width in self._projection(ctx).kept_shapes)
+    def _tensors(self) -> tuple[str, ...]:
+        """Which of q, k and v are parts of one tensor; the clipped ones are not."""
+        return ("q", "k", "v") if self.clip is not None else self.projection.tensors
+
+    def _kernel_keeps(self, ctx: BuildContext, shape: Shape, by_head: bool) -> tuple[Kept, Cost]:
+        """What the kernel keeps, and the mask that it shares with other layers."""
+        visibility = self.visibility.build(ctx)
+        biased = self.position is not None and self.position.biases
+        near = visibility.reach is None or visibility.reach >= shape.t
+        plain = visibility.only_order and near and not biased and self.softcap is None
+        facts = CallFacts(
+            shape.device, shape.products, shape.b, shape.s, shape.t, ctx.head_dim, visibility.reach, plain,
+            masked=not plain, additive=self.softcap is None, dropout=self.dropout > 0, grad=True,
+        )  # fmt: skip
+        heads = HeadLayout(ctx.n_heads, ctx.n_kv_heads, biased, by_head)
+        kept = self.kernel.build(ctx).keeps(facts, visibility, heads)
+        mask = Cost.once(("mask", self.visibility, self.position), Cost(kept=kept.mask))
+        return kept, mask if kept.mask else Cost()
+
+    def _state(self, ctx: BuildContext, shape: Shape) -> Cost:
+        """Keys and values of the tokens within reach: those before are read, the new ones written."""
+        if shape.phase == "train":
+            return Cost()
+        reach = self.visibility.build(ctx).reach or shape.t
+        token = shape.b * sum(n * vector_bytes(width, shape.state) for n, width in self._projection(ctx).kept_shapes)
+        held, read, written = (token * min(tokens, reach) for tokens in (shape.t, shape.t - shape.s, shape.s))
+        return Cost(state_bytes=held, moved_bytes=read + written)

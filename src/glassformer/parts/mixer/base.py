@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from glassformer.parts.base import BuildContext, PartConfig
+from glassformer.parts.cost import Cost, Shape
 from glassformer.parts.forward_pass import Pass
 from glassformer.parts.heads import Heads
 from glassformer.parts.linear import Linear, Matrix
@@ -102,6 +103,9 @@ class MixerConfig(PartConfig, axis="mixer"):
         super().__pydantic_init_subclass__(**kwargs)
 
     def build(self, ctx: BuildContext) -> Mixer:
+        raise NotImplementedError
+
+    def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
         raise NotImplementedError
 
     @abstractmethod

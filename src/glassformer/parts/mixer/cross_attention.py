@@ -11,11 +11,12 @@ from torch import Tensor
 
 from glassformer.errors import RequestError
 from glassformer.parts.base import BuildContext
+from glassformer.parts.cost import Cost, Shape
 from glassformer.parts.forward_pass import Pass
 from glassformer.parts.heads import Heads, nearest_groups
-from glassformer.parts.kernel import AttentionCall, Auto, AutoConfig, CallFacts, Kernel, KernelConfig
-from glassformer.parts.linear import Linear, Matrix, linear_params
-from glassformer.parts.mixer.attend import attend
+from glassformer.parts.kernel import AttentionCall, Auto, AutoConfig, CallFacts, HeadLayout, Kernel, KernelConfig
+from glassformer.parts.linear import Linear, Matrix, linear_cost
+from glassformer.parts.mixer.attend import attend, attention_cost
 from glassformer.parts.mixer.base import Mixer, MixerChange, MixerConfig
 from glassformer.parts.mixer.kv import Cells, vector_bytes
 from glassformer.parts.projection import CrossQKV, CrossQKVConfig, MakeCrossProjection, MemoryProjectionConfig
@@ -268,22 +269,25 @@ class CrossAttentionConfig(MixerConfig, kind="cross_attention"):
             scale=self._scale(ctx), dropout=0.0, kernel=AutoConfig(),
         )  # fmt: skip
 
-    def _z_width(self, ctx: BuildContext) -> int:
-        return self.n_heads * self._projection(ctx).value_dim
+    def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
+        """With a memory of t tokens, of which as many are read anew as the sequence has new ones."""
+        inner, out_bias = self._within(ctx), self.bias if self.out_bias is None else self.out_bias
+        projection = self._projection(ctx)
+        width = projection.value_dim
+        output = linear_cost(ctx, shape.reading(shape.products), self.n_heads * width, ctx.d_model, bias=out_bias)
+        total = self.projection.costs(inner, shape) + output + attention_cost(inner, shape, width, shape.t)
+        if shape.phase == "train":
+            return total + Cost(kept=self._kept(inner, shape, width))
+        kept = sum(n * vector_bytes(width, shape.state) for n, width in projection.kept_shapes) + IDS.itemsize
+        held = shape.b * shape.t * kept
+        return total + Cost(state_bytes=held, moved_bytes=held)
 
-    def num_params(self, ctx: BuildContext) -> int:
-        out_bias = self.bias if self.out_bias is None else self.out_bias
-        return self.projection.num_params(self._within(ctx)) + linear_params(
-            self._z_width(ctx), ctx.d_model, out_bias, ctx
+    def _kept(self, ctx: BuildContext, shape: Shape, width: int) -> int:
+        """q, k and v as far as the kernel keeps them, and what it makes."""
+        n, g, h = ctx.n_heads, ctx.n_kv_heads, ctx.head_dim
+        facts = CallFacts(
+            shape.device, shape.products, shape.b, shape.s, shape.t, h, dropout=self.dropout > 0, grad=True
         )
-
-    def flops(self, ctx: BuildContext, t: float) -> float:
-        """With a memory as long as the sequence."""
-        n, _, h = self.heads(ctx)
-        z = self._z_width(ctx)
-        return self.projection.flops(self._within(ctx), t) + 2.0 * (n * h + z) * t + 2.0 * z * ctx.d_model
-
-    def state_bytes(self, ctx: BuildContext, t: int, dtype: torch.dtype = torch.bfloat16) -> int:
-        """Of a memory of t tokens."""
-        kept = sum(n * vector_bytes(width, dtype) for n, width in self._projection(ctx).kept_shapes)
-        return t * (kept + IDS.itemsize)
+        kept = self.kernel.build(ctx).keeps(facts, Bidirectional(), HeadLayout(n, g))
+        values = n * h * ("q" in kept.given) + g * (h + width) * bool({"k", "v"} & set(kept.given))
+        return kept.own + shape.keeps(values)

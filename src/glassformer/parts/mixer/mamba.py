@@ -12,14 +12,15 @@ from torch import Tensor, nn
 
 from glassformer.errors import RequestError
 from glassformer.parts.base import BuildContext
+from glassformer.parts.cost import Cost, Shape
 from glassformer.parts.ffn.glu import swiglu
 from glassformer.parts.forward_pass import Pass
 from glassformer.parts.init import Init
-from glassformer.parts.linear import Linear, Matrix, linear_params
+from glassformer.parts.linear import Linear, Matrix, linear_cost
 from glassformer.parts.mixer.base import Mixer, MixerChange, MixerConfig, keys_before
 from glassformer.parts.mixer.kv import vector_bytes
 from glassformer.parts.mixer.recurrent import RecurrentState
-from glassformer.parts.mixer.scan import effective_attention, selective_scan, states
+from glassformer.parts.mixer.scan import CHUNK, effective_attention, selective_scan, states
 from glassformer.parts.precision import wide
 from glassformer.parts.reparam import MakeReparam
 from glassformer.parts.shard import Shard, Shards
@@ -277,20 +278,36 @@ class MambaConfig(MixerConfig, kind="mamba", words="mamba"):
         defaults = {name: type(self).model_fields[name].default for name in ("dt_min", "dt_max")}  # of training alone
         return self.vary(dt_rank=self._shape(ctx)[1], **defaults)
 
-    def num_params(self, ctx: BuildContext) -> int:
-        c, r = self._shape(ctx)
-        d, p = ctx.d_model, self.d_state
-        ends = linear_params(d, (c, c), self.bias, ctx) + linear_params(c, d, self.bias, ctx)
-        chosen = linear_params(c, (r, p, p), False, ctx) + linear_params(r, c, False, ctx)
-        return ends + chosen + c * (self.d_conv + self.conv_bias) + c * (p + 2)
+    def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
+        """FLOPs of the matrix products, C_t h_t among them; convolution and recurrence, about 2 d_conv + 7 p operations
+        per channel, have no other."""
+        (c, r), d, p, k = self._shape(ctx), ctx.d_model, self.d_state, self.d_conv
+        own = Cost.weights(
+            c * (k + self.conv_bias) + c * (p + 2),
+            flops=shape.passes * 2 * shape.tokens * c * p,
+            kept=self._kept(ctx, shape),
+        )
+        narrow = shape.reading(shape.products)
+        maps = linear_cost(ctx, shape, d, (c, c), bias=self.bias) + linear_cost(ctx, narrow, c, (r, p, p))
+        maps += linear_cost(ctx, narrow, r, c) + linear_cost(ctx, narrow, c, d, bias=self.bias)
+        return own + maps + self._state(ctx, shape)
 
-    def flops(self, ctx: BuildContext, t: float) -> float:
-        """Of the matrix products, C_t h_t among them; convolution and recurrence, about 2 d_conv + 7 p operations per
-        channel, have no other."""
-        c, r = self._shape(ctx)
-        return 2.0 * c * (3 * ctx.d_model + 2 * r + 3 * self.d_state)
+    def _kept(self, ctx: BuildContext, shape: Shape) -> int:
+        """Besides the inputs of the maps: u | gate as projected, r | B | C; convolved, u, dt before and after softplus,
+        dt u and z in fp32; a state for every chunk, and the first one."""
+        c, p = self._shape(ctx)[0], self.d_state
+        fp32 = torch.promote_types(shape.products, torch.float32)
+        apart = shape.products != fp32  # what is made wide is then a tensor of its own
+        padded = c * (1 + (self.d_conv - 1) / shape.s)
+        made = shape.keeps(padded + 5 * c + (c + 2 * p if apart else 0), fp32)
+        states = shape.b * (-(-shape.s // CHUNK) + 2) * p * c
+        return shape.keeps(2 * c + 2 * p) + made + shape.keeps_once(states + 2 * p * c, fp32)
 
-    def state_bytes(self, ctx: BuildContext, t: int, dtype: torch.dtype = torch.bfloat16) -> int:
-        c = self._shape(ctx)[0]
+    def _state(self, ctx: BuildContext, shape: Shape) -> Cost:
+        """The convolution's tail and h, of one size; a pass reads and writes both."""
+        if shape.phase == "train":
+            return Cost()
+        c, dtype = self._shape(ctx)[0], shape.state
         precise = torch.promote_types(dtype, torch.float32)
-        return (self.d_conv - 1) * vector_bytes(c, dtype) + c * self.d_state * precise.itemsize
+        held = shape.b * ((self.d_conv - 1) * vector_bytes(c, dtype) + c * self.d_state * precise.itemsize)
+        return Cost(state_bytes=held, moved_bytes=2 * held)

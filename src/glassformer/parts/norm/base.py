@@ -6,8 +6,11 @@ from torch import Tensor, nn
 
 from glassformer.errors import RequestError
 from glassformer.parts.base import BuildContext, PartConfig
+from glassformer.parts.cost import Cost, Shape
 from glassformer.parts.precision import product_dtype
 from glassformer.parts.shard import REPLICATED, Shard, Shards
+
+FP32 = torch.float32
 
 
 class Norm(nn.Module):
@@ -41,3 +44,15 @@ class NormConfig(PartConfig, axis="norm"):
     def build(self, ctx: BuildContext) -> Norm:
         """Of vectors of `ctx.width` values, by default d_model; `ctx.sets` of them, each with weights of its own."""
         raise NotImplementedError
+
+    def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
+        raise NotImplementedError
+
+
+def norm_cost(ctx: BuildContext, shape: Shape, weights: int, statistics: int) -> Cost:
+    """A norm with so many weights per value that keeps its input and so many numbers per vector; with sets, the
+    normalised values besides."""
+    sets = ctx.sets or 1
+    values = sets * (ctx.width or ctx.d_model)
+    kept = shape.keeps(values * (1 if ctx.sets is None else 2), shape.inputs) + shape.keeps(sets * statistics, FP32)
+    return Cost.weights(weights * values, kept=kept, moved_bytes=shape.reads(weights * values))

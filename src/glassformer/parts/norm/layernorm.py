@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from glassformer.parts.base import BuildContext
-from glassformer.parts.norm.base import Norm, NormConfig
+from glassformer.parts.cost import Cost, Shape
+from glassformer.parts.norm.base import Norm, NormConfig, norm_cost
 from glassformer.parts.precision import exact, wide
 from glassformer.parts.region import compiling_regions, region
 
@@ -103,5 +104,5 @@ class LayerNormConfig(NormConfig, kind="layernorm", words="layernorm"):
     def build(self, ctx: BuildContext) -> LayerNorm:
         return LayerNorm(ctx.width or ctx.d_model, self.eps, self.bias, ctx.sets)
 
-    def num_params(self, ctx: BuildContext) -> int:
-        return (ctx.width or ctx.d_model) * (ctx.sets or 1) * (2 if self.bias else 1)
+    def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
+        return norm_cost(ctx, shape, weights=2 if self.bias else 1, statistics=2)

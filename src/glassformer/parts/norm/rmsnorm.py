@@ -8,7 +8,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from glassformer.parts.base import BuildContext
-from glassformer.parts.norm.base import Norm, NormConfig
+from glassformer.parts.cost import Cost, Shape
+from glassformer.parts.norm.base import Norm, NormConfig, norm_cost
 from glassformer.parts.precision import exact, wide
 from glassformer.parts.region import region
 
@@ -98,5 +99,5 @@ class RMSNormConfig(NormConfig, kind="rmsnorm", words="rmsnorm"):
     def build(self, ctx: BuildContext) -> RMSNorm:
         return RMSNorm(ctx.width or ctx.d_model, self.eps, self.unit_offset, ctx.sets)
 
-    def num_params(self, ctx: BuildContext) -> int:
-        return (ctx.width or ctx.d_model) * (ctx.sets or 1)
+    def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
+        return norm_cost(ctx, shape, weights=1, statistics=1)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from typing import ClassVar
 
 import torch
 from pydantic import Field
@@ -62,6 +63,7 @@ class Alibi(AttentionPosition):
 
 
 class AlibiConfig(AttentionPositionConfig, kind="alibi", words="alibi"):
+    biases: ClassVar[bool] = True
     max_bias: float = Field(8.0, gt=0)
 
     def build(self, ctx: BuildContext) -> Alibi:

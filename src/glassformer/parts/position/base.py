@@ -66,5 +66,10 @@ class AttentionPositionConfig(PositionConfig):
 
     """The choices for `mixer.position`; the context has n_heads and head_dim."""
 
+    turns: ClassVar[bool] = False
+    """It makes queries and keys anew."""
+    biases: ClassVar[bool] = False
+    """It changes scores, each head's in its own way."""
+
     def build(self, ctx: BuildContext) -> AttentionPosition:
         raise NotImplementedError

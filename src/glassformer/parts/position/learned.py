@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from glassformer.errors import RequestError
 from glassformer.parts.base import BuildContext
+from glassformer.parts.cost import Cost, Shape
 from glassformer.parts.forward_pass import Pass
 from glassformer.parts.init import Init, Role
 from glassformer.parts.position.base import EmbeddingPosition, EmbeddingPositionConfig
@@ -84,5 +85,5 @@ class LearnedConfig(EmbeddingPositionConfig, kind="learned", words="learned"):
     def build(self, ctx: BuildContext) -> Learned:
         return Learned(self._length(ctx), ctx.d_model, self.offset)
 
-    def num_params(self, ctx: BuildContext) -> int:
-        return (self._length(ctx) + self.offset) * ctx.d_model
+    def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
+        return Cost.weights((self._length(ctx) + self.offset) * ctx.d_model)

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from jaxtyping import Float
@@ -10,6 +10,7 @@ from torch.autograd.function import once_differentiable
 
 from glassformer.errors import RequestError
 from glassformer.parts.base import BuildContext
+from glassformer.parts.cost import Cost, Shape
 from glassformer.parts.forward_pass import Pass
 from glassformer.parts.position.base import AttentionPosition, AttentionPositionConfig
 from glassformer.parts.position.picture import Plot, some
@@ -156,6 +157,7 @@ class _Turn(torch.autograd.Function):
 
 
 class RotaryConfig(AttentionPositionConfig, kind="rotary", words="rope"):
+    turns: ClassVar[bool] = True
     base: float = Field(10000.0, gt=1)
     fraction: float = Field(1.0, gt=0, le=1)
     """Share of the head that is turned."""
@@ -164,6 +166,12 @@ class RotaryConfig(AttentionPositionConfig, kind="rotary", words="rope"):
 
     def explicit(self, ctx: BuildContext) -> RotaryConfig:
         return self.vary(scaling=self.scaling.explicit(ctx) if self.scaling else None)
+
+    def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
+        """Tables of cos and sin, made once for all layers."""
+        r = int(ctx.head_dim * self.fraction)
+        tables = shape.s * 2 * r
+        return Cost.once(("rotary", self, r), Cost(kept=shape.keeps_once(tables, torch.float32)))
 
     def build(self, ctx: BuildContext) -> Rotary:
         scaling = self.scaling.build(ctx) if self.scaling else None

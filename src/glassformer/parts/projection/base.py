@@ -2,15 +2,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor, nn
 
 from glassformer.parts.base import BuildContext, PartConfig
+from glassformer.parts.cost import Cost, Shape
 from glassformer.parts.forward_pass import Pass
 from glassformer.parts.heads import Heads
 from glassformer.parts.init import Role
-from glassformer.parts.linear import Linear, Matrix, linear_params
+from glassformer.parts.linear import Linear, Matrix, linear_cost
 from glassformer.parts.reparam import MakeReparam
 from glassformer.parts.shard import Shard
 
@@ -85,14 +86,21 @@ MakeProjection = Callable[[Heads, float | None], Projection]
 class ProjectionConfig(PartConfig, axis="projection"):
     """How a mixer makes its queries, keys and values."""
 
+    tensors: ClassVar[tuple[str, ...]] = ("q", "k", "v")
+    """Which of q, k and v are made as one tensor, that memory holds as long as a part of it is needed."""
+
     def build(self, ctx: BuildContext) -> MakeProjection:
         raise NotImplementedError
 
-    def num_params(self, ctx: BuildContext) -> int:
-        return sum(linear_params(map_.in_features, map_.outs, ctx.bias, ctx) for map_ in self._shapes(ctx))
-
-    def flops(self, ctx: BuildContext, t: float) -> float:
-        return sum(2.0 * map_.in_features * sum(map_.outs) for map_ in self._shapes(ctx))
+    def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
+        """Of the maps; those with as many inputs read the same tensor."""
+        outs: dict[int, list[tuple[int, ...]]] = {}
+        for map_ in self._shapes(ctx):
+            outs.setdefault(map_.in_features, []).append(map_.outs)
+        total = Cost()
+        for inputs, maps in outs.items():
+            total += linear_cost(ctx, shape, inputs, *maps, bias=ctx.bias)
+        return total
 
     def _shapes(self, ctx: BuildContext) -> list[MapShape]:
         heads = Heads(ctx.n_heads, ctx.n_kv_heads, ctx.head_dim)
@@ -105,6 +113,10 @@ class SelfProjectionConfig(ProjectionConfig):
 
 class MemoryProjectionConfig(ProjectionConfig):
     """The choices for attention to another sequence."""
+
+    def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
+        """The memory is one tensor for all layers."""
+        return super().costs(ctx, shape) + Cost.once("memory", Cost(kept=shape.keeps(ctx.d_model, shape.inputs)))
 
     def build(self, ctx: BuildContext) -> Any:
         """(heads, clip) -> a projection that also has `queries` and `keys_values`, as `CrossQKV`."""

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -31,5 +31,7 @@ class FusedQKV(Projection):
 
 
 class FusedQKVConfig(SelfProjectionConfig, kind="fused"):
+    tensors: ClassVar[tuple[str, ...]] = ("qkv",)
+
     def build(self, ctx: BuildContext) -> MakeProjection:
         return FusedQKV

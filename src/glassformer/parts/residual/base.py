@@ -8,6 +8,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from glassformer.parts.base import BuildContext, PartConfig
+from glassformer.parts.cost import Cost, Shape
 from glassformer.parts.init import InitConfig
 from glassformer.parts.site import Site
 from glassformer.parts.words import Word
@@ -63,6 +64,8 @@ class ResidualConfig(PartConfig, axis="residual", words=Word("branch_scale", fie
     """The initialisation that belongs to this wiring: its short name sets both."""
     wants_warmup: ClassVar[bool] = False
     """True if training stalls without a warm-up (Xiong et al. 2020, 2002.04745)."""
+    feeds_products: ClassVar[bool] = True
+    """The branches read norms in the dtype of matrix products; False: the stream, in its own."""
     norms: ClassVar[tuple[str, ...]] = ("mixer_norm", "ffn_norm")
     """Names of the norms this wiring holds in a block with both branches."""
 
@@ -85,6 +88,11 @@ class ResidualConfig(PartConfig, axis="residual", words=Word("branch_scale", fie
         norms: dict[str, Any] = {name: ctx.norm.build(ctx) for name in self.norm_names(ctx.has_ffn)}
         return self.wiring(**norms, **self.numbers(ctx))
 
-    def num_params(self, ctx: BuildContext) -> int:
+    def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
+        """Its norms by name, and the masks of its dropout."""
         assert ctx.norm is not None, "a wiring places the norm of its context"
-        return len(self.norm_names(ctx.has_ffn)) * ctx.norm.num_params(ctx)
+        after = shape.reading(shape.products)  # norms of a branch's result
+        names = self.norm_names(ctx.has_ffn)
+        norms = {name: ctx.norm.costs(ctx, after if name.endswith("post_norm") else shape) for name in names}
+        masks = (1 + ctx.has_ffn) * shape.keeps_mask(ctx.d_model) if self.dropout else 0
+        return Cost.of(norms) + Cost(kept=masks)

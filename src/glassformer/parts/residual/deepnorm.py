@@ -42,6 +42,7 @@ class DeepNorm(Residual):
 
 class DeepNormConfig(ResidualConfig, kind="deepnorm", words="deepnorm"):
     wiring = DeepNorm
+    feeds_products: ClassVar[bool] = False
     ends_in_norm: ClassVar[bool] = True
     brings: ClassVar[InitConfig] = DeepNormInitConfig()
     alpha: float | None = Field(None, gt=0)

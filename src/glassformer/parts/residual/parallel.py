@@ -4,6 +4,8 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
+from glassformer.parts.base import BuildContext
+from glassformer.parts.cost import Cost, Shape
 from glassformer.parts.residual.base import Branch, Residual, ResidualConfig
 from glassformer.parts.words import Word
 
@@ -50,3 +52,8 @@ class ParallelConfig(
 
     def norm_names(self, has_ffn: bool) -> tuple[str, ...]:
         return super().norm_names(has_ffn and not self.shared_norm)
+
+    def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
+        """The tensor that two parts read, the norm's result or the stream, is kept once."""
+        twice = shape.keeps(ctx.d_model, shape.products if self.shared_norm else shape.dtype)
+        return super().costs(ctx, shape) + Cost(kept=-twice if ctx.has_ffn else 0)

@@ -32,5 +32,6 @@ class Post(Residual):
 
 class PostConfig(ResidualConfig, kind="post", words="post"):
     wiring = Post
+    feeds_products: ClassVar[bool] = False
     ends_in_norm: ClassVar[bool] = True
     wants_warmup: ClassVar[bool] = True

@@ -38,4 +38,5 @@ class ResPost(Residual):
 
 class ResPostConfig(ResidualConfig, kind="res_post", words="respost"):
     wiring = ResPost
+    feeds_products: ClassVar[bool] = False
     norms: ClassVar[tuple[str, ...]] = ("mixer_post_norm", "ffn_post_norm")

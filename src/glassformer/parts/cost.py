@@ -1,0 +1,236 @@
+"""What parts cost: numbers that add up to a tree, known from configs alone.
+
+Conventions. A part counts what it keeps for the backward pass with its input and without its output, so that a chain of
+parts adds up: the part that reads a tensor counts it. Of a selective recomputation it counts the results of its matrix
+products and of its fused attention kernel, as `torch.utils.checkpoint` keeps where matrix products are saved.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import torch
+
+from glassformer.errors import RequestError
+
+Phase = Literal["train", "prefill", "decode"]
+RECOMPUTE = ("none", "selective", "full")
+Number = int | float
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a model computes at once: b sequences with s new tokens each.
+
+    t               tokens of a sequence, those read before included
+    phase           "train": forward and backward pass; "prefill", "decode": forward pass with a decode state
+    dtype           of the weights and of the residual stream
+    product_dtype   of matrix products, where autocast changes it; None: `dtype`
+    state_dtype     of the decode state; None: `dtype`
+    input_dtype     of what a part reads; None: `dtype`. The wiring of a block sets it
+    device          type of the device, on which the choice of a kernel depends
+    every_key       FLOPs count every query against all t keys, as 6 N + 12 L d t does and FLOP counters measure;
+                    False: only the keys that it sees
+    """
+
+    b: int = 1
+    s: int = 1
+    t: int = 1
+    phase: Phase = "train"
+    dtype: torch.dtype = torch.float32
+    product_dtype: torch.dtype | None = None
+    state_dtype: torch.dtype | None = None
+    input_dtype: torch.dtype | None = None
+    device: str = "cpu"
+    every_key: bool = True
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.s <= self.t:
+            raise RequestError(f"s={self.s} new tokens of t={self.t}; use 1 to {self.t}", field="s", value=self.s)
+
+    @classmethod
+    def training(cls, b: int, s: int, dtype: torch.dtype = torch.float32, products: torch.dtype | None = None) -> Shape:
+        """A training step of b sequences of s tokens; `products`: autocast's dtype."""
+        return cls(b, s, s, "train", dtype, products)
+
+    @property
+    def tokens(self) -> int:
+        return self.b * self.s
+
+    @property
+    def passes(self) -> int:
+        """Matrix products for each one of the forward pass: those of the gradients of both operands besides."""
+        return 3 if self.phase == "train" else 1
+
+    @property
+    def products(self) -> torch.dtype:
+        return self.product_dtype or self.dtype
+
+    @property
+    def inputs(self) -> torch.dtype:
+        return self.input_dtype or self.dtype
+
+    @property
+    def state(self) -> torch.dtype:
+        return self.state_dtype or self.dtype
+
+    def reading(self, dtype: torch.dtype) -> Shape:
+        """The shape of a part that reads tensors of this dtype."""
+        return replace(self, input_dtype=dtype)
+
+    def keeps(self, values: Number, dtype: torch.dtype | None = None) -> int:
+        """Bytes of `values` numbers per token in `dtype`, by default the products'; 0 where nothing is trained."""
+        return self.keeps_once(self.tokens * values, dtype)
+
+    def keeps_mask(self, values: Number, dtype: torch.dtype | None = None) -> int:
+        """Bytes that dropout keeps: on CPUs a factor per value, elsewhere a bool."""
+        return self.keeps(values, dtype if self.device == "cpu" else torch.bool)
+
+    def keeps_once(self, values: Number, dtype: torch.dtype | None = None) -> int:
+        """The same of `values` numbers in all, however many tokens there are."""
+        return round(values * (dtype or self.products).itemsize) if self.phase == "train" else 0
+
+    def reads(self, weights: int) -> int:
+        """Bytes moved for weights: they are read, in training twice, and their gradient is written."""
+        return self.passes * weights * self.products.itemsize
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a part, or a whole model, costs for one `Shape`. Costs add; `n * cost` is n equal parts.
+
+    parameters          trainable values, shared ones once
+    active_parameters   those that one token meets: of experts, the chosen ones alone
+    flops               of matrix products (a multiply and an add are two), in training forward and backward
+    state_bytes         decode state of the b sequences
+    kept                bytes kept for the backward pass where nothing is recomputed
+    kept_selective      the same where elementwise parts and attention patterns are computed again
+    kept_full           the same where blocks are computed again from their inputs
+    moved_bytes         read and written at least: weights, the decode state, operands and results of matrix products;
+                        what is elementwise counts as fused with its neighbours, so this is a lower bound
+    children            by site name; equal parts are one object
+    shared              what several parts share, by a key of theirs, contained in the numbers above: it adds once
+    """
+
+    parameters: int = 0
+    active_parameters: int = 0
+    flops: Number = 0
+    state_bytes: int = 0
+    kept: int = 0
+    kept_selective: int = 0
+    kept_full: int = 0
+    moved_bytes: int = 0
+    children: Mapping[str, Cost] = field(default_factory=dict)
+    shared: Mapping[Hashable, Cost] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def weights(cls, values: int, **others: Any) -> Cost:
+        """Parameters that every token meets."""
+        return cls(values, values, **others)
+
+    @classmethod
+    def of(cls, children: Mapping[str, Cost]) -> Cost:
+        """The sum of named parts."""
+        return _total(Counter(map(id, children.values())), children.values(), children)
+
+    @classmethod
+    def once(cls, key: Hashable, cost: Cost) -> Cost:
+        """A cost that adds once however many parts have it: a tensor or a mask that they share."""
+        return replace(cost, shared={key: cost})
+
+    def activation_bytes(self, recompute: str = "none") -> int:
+        """Bytes kept for the backward pass. Raises RequestError for an unknown policy."""
+        kept = {"none": self.kept, "selective": self.kept_selective, "full": self.kept_full}
+        if recompute not in kept:
+            options = ", ".join(kept)
+            raise RequestError(f"recompute={recompute!r}: use one of {options}", field="recompute", value=recompute)
+        return kept[recompute]
+
+    def outside_blocks(self) -> Cost:
+        """The cost of a part that no policy computes again."""
+        return replace(self, kept_selective=self.kept, kept_full=self.kept)
+
+    def __add__(self, other: Cost) -> Cost:
+        names = dict.fromkeys((*self.children, *other.children))
+        children = {
+            name: sum((one.children[name] for one in (self, other) if name in one.children), Cost()) for name in names
+        }
+        return _total(Counter((id(self), id(other))), (self, other), children)
+
+    def __mul__(self, n: int) -> Cost:
+        return _total({id(self): n}, (self,), {name: n * child for name, child in self.children.items()})
+
+    __rmul__ = __mul__
+
+    def __getitem__(self, site: str) -> Cost:
+        """The part at a site: cost["layers.3.mixer"]. Raises KeyError for a name that is not there."""
+        cost = self
+        for name in site.split("."):
+            cost = cost.children[name]
+        return cost
+
+    def to_dict(self) -> dict[str, Any]:
+        """Numbers and children as plain values; siblings that are one object stand once, as "0-31" with `times`."""
+        numbers = {name: getattr(self, name) for name in NUMBERS if not name.startswith("kept")}
+        numbers["activation_bytes"] = {policy: self.activation_bytes(policy) for policy in RECOMPUTE}
+        children = {name: (n, child) for name, n, child in self._grouped()}
+        if not children:
+            return numbers
+        return {**numbers, "children": {name: {"times": n, **child.to_dict()} for name, (n, child) in children.items()}}
+
+    def _grouped(self) -> list[tuple[str, int, Cost]]:
+        """(names, how many, cost) of the distinct children."""
+        names: dict[int, list[str]] = {}
+        for name, child in self.children.items():
+            names.setdefault(id(child), []).append(name)
+        first = {id(child): child for child in self.children.values()}
+        return [(_spans(some), len(some), first[key]) for key, some in names.items()]
+
+    def __str__(self) -> str:
+        lines: list[tuple[str, ...]] = [("", "parameters", "FLOPs", "kept", "selective", "full", "moved", "state")]
+
+        def show(name: str, cost: Cost, depth: int) -> None:
+            bytes_ = (cost.kept, cost.kept_selective, cost.kept_full, cost.moved_bytes, cost.state_bytes)
+            numbers = (f"{cost.parameters:,}", f"{cost.flops:.4g}", *(f"{value:,}" for value in bytes_))
+            lines.append(("  " * depth + name, *numbers))
+            for names, n, child in cost._grouped():
+                show(f"{names}, each" if n > 1 else names, child, depth + 1)
+
+        show("all", self, 0)
+        wide = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
+        return "\n".join(
+            "  ".join([line[0].ljust(wide[0]), *(cell.rjust(w) for cell, w in zip(line[1:], wide[1:], strict=True))])
+            for line in lines
+        )
+
+
+NUMBERS = (
+    "parameters", "active_parameters", "flops", "state_bytes", "kept", "kept_selective", "kept_full", "moved_bytes",
+)  # fmt: skip
+
+
+def _total(times: Mapping[int, int], costs: Iterable[Cost], children: Mapping[str, Cost]) -> Cost:
+    """The sum of costs, each as often as `times` says of its id, less what is shared and counted more than once."""
+    distinct = {id(cost): cost for cost in costs}
+    terms = [(times[key], cost) for key, cost in distinct.items()]
+    shared = {key: one for cost in distinct.values() for key, one in cost.shared.items()}
+    for key, one in shared.items():
+        terms.append((1 - sum(n for n, cost in terms if key in cost.shared), replace(one, shared={})))
+    numbers = {name: sum(n * getattr(cost, name) for n, cost in terms) for name in NUMBERS}
+    return Cost(**numbers, children=children, shared=shared)
+
+
+def _spans(names: list[str]) -> str:
+    """["0", "1", "2", "5"] -> "0-2,5"."""
+    if not all(name.isdecimal() for name in names):
+        return ",".join(names)
+    runs: list[list[int]] = []
+    for i in map(int, names):
+        if runs and i == runs[-1][-1] + 1:
+            runs[-1].append(i)
+        else:
+            runs.append([i])
+    return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)

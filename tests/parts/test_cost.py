@@ -1,0 +1,245 @@
+"""Costs against what torch does: tensors that autograd saves, operations it dispatches, states it allocates."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
+
+import glassformer as gf
+from glassformer.config import ModelConfig
+from glassformer.errors import RequestError
+from glassformer.parts import base
+from glassformer.parts.base import BuildContext
+from glassformer.parts.cost import NUMBERS, Cost, Shape
+from glassformer.parts.forward_pass import Pass
+from glassformer.parts.norm import NormConfig
+
+SMALL = "layers=2+d_model=64+vocab_size=61+context=512"
+ROWS = {
+    "gpt2": f"gpt2@1m+{SMALL}+heads=4+kernel=sdpa",
+    "naive": f"llama@1m+{SMALL}+heads=4+gqa:2+kernel=naive",
+    "banded": f"gpt2@1m+{SMALL}+heads=4+kernel=banded",
+    "gqa": f"llama@1m+{SMALL}+heads=4+gqa:2+kernel=sdpa",
+    "gqa-banded": f"llama@1m+{SMALL}+heads=4+gqa:2+kernel=banded",
+    "qknorm": f"llama@1m+{SMALL}+heads=4+qknorm+kernel=sdpa",
+    "alibi": f"gpt2@1m+{SMALL}+heads=4+alibi+kernel=sdpa",
+    "window": f"llama@1m+{SMALL}+heads=4+window:32+kernel=banded",
+    "softcap": f"llama@1m+{SMALL}+heads=4+softcap:5+kernel=banded",
+    "gelu gate": f"llama@1m+{SMALL}+heads=4+ffn.activation=gelu+kernel=sdpa",
+    "parallel": f"gpt2@1m+{SMALL}+heads=4+parallel+kernel=sdpa",
+    "parallel2": f"gpt2@1m+{SMALL}+heads=4+parallel2+kernel=sdpa",
+    "sandwich": f"gpt2@1m+{SMALL}+heads=4+sandwich+kernel=sdpa",
+    "post": f"gpt2@1m+{SMALL}+heads=4+post+kernel=sdpa",
+    "respost": f"llama@1m+{SMALL}+heads=4+respost+kernel=sdpa",
+    "dropout": f"llama@1m+{SMALL}+heads=4+residual.dropout=0.1+kernel=sdpa",
+    "mamba": f"mamba@1m+{SMALL}",
+    "experts": f"llama@1m+{SMALL}+heads=4+moe:4:2+kernel=sdpa",
+}
+EXACT = 2e-4
+"""Relative difference that is allowed: vectors of one number per expert or per query are not counted."""
+FILLED = 0.02
+"""The same in bf16 for experts, whose blocks are filled up by a number of rows that depends on the data."""
+B, S = 2, 150
+
+
+def run(config: ModelConfig, dtype: torch.dtype | None = None, batch: int = B, s: int = S) -> Tensor:
+    """The first block's output for a random input, in training, under autocast to `dtype`."""
+    torch.manual_seed(0)
+    x = torch.randn(batch, s, config.d_model, requires_grad=True)
+    with torch.autocast("cpu", dtype) if dtype else nullcontext():
+        return config.build(seed=0).train().layers[0](x, Pass.of(x))
+
+
+@contextmanager
+def saved() -> Iterator[dict[int, int]]:
+    """Bytes of the storages that autograd saves inside, by address, parameters and buffers apart."""
+    found: dict[int, Tensor] = {}
+
+    def pack(x: Tensor) -> Tensor:
+        if not isinstance(x, torch.nn.Parameter):
+            found[x.untyped_storage().data_ptr()] = x
+        return x
+
+    sizes: dict[int, int] = {}
+    with saved_tensors_hooks(pack, lambda x: x):
+        yield sizes
+    sizes.update({at: x.untyped_storage().nbytes() for at, x in found.items()})
+
+
+def block_cost(config: ModelConfig, products: torch.dtype | None = None) -> Cost:
+    return config.costs(Shape.training(B, S, products=products))["layers.0"]
+
+
+@pytest.mark.parametrize("products", [None, torch.bfloat16], ids=["fp32", "autocast"])
+@pytest.mark.parametrize("name", ROWS)
+def test_a_block_keeps_what_autograd_saves(name: str, products: torch.dtype | None):
+    config = gf.preset(ROWS[name])
+    model = config.build(seed=0).train()
+    owned = {tensor.untyped_storage().data_ptr() for tensor in [*model.parameters(), *model.buffers()]}
+    torch.manual_seed(0)
+    x = torch.randn(B, S, config.d_model, requires_grad=True)
+    with saved() as sizes, torch.autocast("cpu", products) if products else nullcontext():
+        y = model.layers[0](x, Pass.of(x))
+    measured = sum(size for at, size in sizes.items() if at not in owned)
+    assert y.requires_grad and measured
+    tolerance = FILLED if name == "experts" and products else EXACT
+    assert block_cost(config, products).activation_bytes("none") == pytest.approx(measured, rel=tolerance)
+
+
+class Results(TorchDispatchMode):
+    """Bytes that matrix products and the fused attention kernel return."""
+
+    kept = ("mm", "addmm", "_scaled_dot_product_flash_attention_for_cpu")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        if func.overloadpacket.__name__ in self.kept:
+            outs = made if isinstance(made, (tuple, list)) else (made,)
+            self.bytes += sum(out.nbytes for out in outs if isinstance(out, Tensor))
+        return made
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gqa", "qknorm", "parallel", "post", "mamba"])
+def test_a_selective_recomputation_keeps_results_of_products_and_the_input_of_the_block(name: str):
+    config = gf.preset(ROWS[name])
+    with Results() as results:
+        run(config)
+    cost, stream = block_cost(config), B * S * config.d_model * 4
+    assert cost.activation_bytes("selective") == results.bytes + stream
+    assert cost.activation_bytes("full") == stream == cost["resid_pre"].activation_bytes("full")
+
+
+def test_an_unknown_policy_is_refused():
+    with pytest.raises(RequestError) as refused:
+        Cost().activation_bytes("some")
+    assert (refused.value.field, refused.value.value) == ("recompute", "some")
+    with pytest.raises(RequestError) as refused:
+        Shape(s=3, t=2)
+    assert (refused.value.field, refused.value.value) == ("s", 3)
+
+
+@pytest.mark.parametrize("name", ["naive", "mamba"])
+def test_a_training_step_takes_three_times_the_products_of_its_forward_pass(name: str):
+    config = gf.preset(ROWS[name])
+    with FlopCounterMode(display=False) as forward:
+        y = run(config)
+    with FlopCounterMode(display=False) as backward:
+        y.sum().backward()
+    counted = forward.get_total_flops() + backward.get_total_flops()
+    assert block_cost(config).flops == counted
+
+
+@pytest.mark.parametrize("s", [1, 5, 12])
+def test_flops_of_a_prefill_that_goes_on(s: int):
+    config = gf.preset(ROWS["naive"])
+    model, tokens = config.build(seed=0).eval(), torch.randint(0, 61, (3, 12))
+    state = model.init_state(3, 12)
+    with torch.no_grad():
+        if s < 12:
+            model(tokens[:, : 12 - s], state=state)
+        with FlopCounterMode(display=False) as counter:
+            model(tokens[:, 12 - s :], state=state)
+    assert config.costs(Shape(3, s, 12, "prefill")).flops == counter.get_total_flops()
+
+
+def test_keys_seen_by_the_last_queries_alone():
+    """Against a count, pair by pair."""
+    config = gf.preset(ROWS["window"])
+    for s, t in ((1, 100), (7, 40), (40, 40), (90, 100)):
+        every, seen = (config.costs(Shape(1, s, t, "prefill", every_key=whole)).flops for whole in (True, False))
+        pairs = sum(min(q + 1, 32) for q in range(t - s, t))
+        assert every - seen == pytest.approx(2 * 4 * 64 * (s * t - pairs))  # 2 layers, 4 n h a pair
+
+
+@pytest.mark.parametrize("name", ["gqa", "window", "mamba"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8], ids=str)
+def test_state_bytes_of_several_sequences(name: str, dtype: torch.dtype):
+    config = gf.preset(ROWS[name])
+    cost = config.costs(Shape(3, 1, 100, "decode", torch.float32, state_dtype=dtype))
+    assert cost.state_bytes == config.build(seed=None).init_state(3, 100, dtype).nbytes
+    assert config.costs(Shape(3, 100, 100, "train")).state_bytes == 0
+    assert cost.kept == cost.kept_selective == cost.kept_full == 0
+
+
+def test_bytes_moved_are_those_of_weights_and_states_at_least():
+    config = gf.preset("llama-7b")
+    cost = config.costs(Shape(1, 1, 4096, "decode", torch.bfloat16))
+    weights = 2 * (config.num_params() - config.vocab_size * config.d_model)  # of one table a row is read
+    least = weights + cost.state_bytes
+    assert least <= cost.moved_bytes < 1.01 * least
+    many = config.costs(Shape(16, 1, 4096, "decode", torch.bfloat16))
+    assert many.moved_bytes < 16 * cost.moved_bytes and many.flops == 16 * cost.flops
+
+
+def leaves(cost: Cost) -> Iterator[Cost]:
+    """The parts of a tree that have none themselves."""
+    for child in cost.children.values():
+        yield from leaves(child)
+    if not cost.children:
+        yield cost
+
+
+@pytest.mark.parametrize("name", ["gqa", "parallel", "experts", "mamba", "alibi"])
+def test_the_tree_adds_up(name: str):
+    config = gf.preset(ROWS[name])
+    cost = config.costs(Shape.training(B, S))
+    assert set(cost.children) == {"embedding", "layers", "final_norm", "head"}
+    for number in ("parameters", "active_parameters", "flops", "state_bytes", "kept_selective", "kept_full"):
+        assert sum(getattr(leaf, number) for leaf in leaves(cost)) == getattr(cost, number)
+    layer = cost["layers.1"]
+    assert layer is cost["layers.0"] and layer["mixer"] is cost["layers.1.mixer"]
+    model = config.build(seed=None)
+    assert layer["mixer"].parameters == sum(p.numel() for p in model.layers[1].mixer.parameters())
+    shared = sum(one.kept for one in layer.shared.values())
+    assert cost["layers"].kept == 2 * layer.kept - shared
+    with pytest.raises(KeyError):
+        cost["layers.2"]
+
+
+def test_equal_layers_are_counted_once_and_written_once():
+    config = gf.preset("llama-2-70b")
+    cost = config.costs(Shape.training(1, 4096, torch.bfloat16))
+    assert len(cost["layers"].children) == 80 and len(set(map(id, cost["layers"].children.values()))) == 1
+    tree = json.loads(json.dumps(cost.to_dict()))
+    assert list(tree["children"]["layers"]["children"]) == ["0-79"]
+    assert tree["children"]["layers"]["children"]["0-79"]["times"] == 80
+    assert tree["activation_bytes"]["full"] == cost.kept_full
+    assert "0-79, each" in str(cost) and f"{cost.parameters:,}" in str(cost)
+
+
+def test_a_part_that_asks_for_its_layer_is_counted_for_each(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(base, "_CLASSES", list(base._CLASSES))
+
+    class ByLayerConfig(NormConfig, kind="by_layer"):
+        def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
+            return Cost.weights(10**ctx.layer)
+
+    config = gf.preset(f"gpt2@1m+{SMALL}+heads=4")
+    block = config.stack[0].blocks[0].vary(norm=ByLayerConfig())
+    layers = config.vary(stack=(config.stack[0].vary(blocks=(block,)),)).costs(Shape())["layers"]
+    assert [layers[f"{i}.ffn_norm"].parameters for i in range(2)] == [1, 10]
+
+
+def test_what_is_shared_adds_once():
+    own, table = Cost.weights(3, kept=5), Cost.once("table", Cost.weights(100, kept=7))
+    both = own + table
+    assert (both.parameters, both.kept) == (103, 12)
+    assert (both + both).parameters == 106 and (4 * both).parameters == 112 and (both * 4).kept == 27
+    tree = Cost.of({"a": both, "b": both, "c": own + Cost.once("table", Cost.weights(100, kept=7))})
+    assert (tree.parameters, tree.kept) == (109, 22)
+    assert (tree + Cost.once("other", Cost.weights(1))).parameters == 110
+    assert (2 * tree).parameters == 118 and (2 * tree)["a"].parameters == 106
+    assert all(getattr(Cost() + own, number) == getattr(own, number) for number in NUMBERS)
