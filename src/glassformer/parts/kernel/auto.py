@@ -7,7 +7,7 @@ from torch import Tensor
 
 from glassformer.parts.base import BuildContext
 from glassformer.parts.kernel.banded import Banded
-from glassformer.parts.kernel.base import AttentionCall, CallFacts, HeadLayout, Kept, Kernel, KernelConfig
+from glassformer.parts.kernel.base import AttentionCall, CallFacts, HeadLayout, KeptTensors, Kernel, KernelConfig
 from glassformer.parts.kernel.direct import Direct
 from glassformer.parts.kernel.flex import Flex
 from glassformer.parts.kernel.sdpa import Sdpa
@@ -31,7 +31,7 @@ class Auto(Kernel):
             call = call.vary(q=call.q.float(), k=call.k.float(), v=call.v.float())
         return kernel.attend(call).to(dtype)
 
-    def keeps(self, facts: CallFacts, visibility: Visibility, heads: HeadLayout) -> Kept:
+    def keeps(self, facts: CallFacts, visibility: Visibility, heads: HeadLayout) -> KeptTensors:
         return self.fastest(facts).keeps(facts, visibility, heads)
 
     def fastest(self, facts: CallFacts) -> Kernel:

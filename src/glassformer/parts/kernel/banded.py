@@ -13,7 +13,7 @@ from glassformer.parts.kernel.base import (
     AttentionCall,
     CallFacts,
     HeadLayout,
-    Kept,
+    KeptTensors,
     Kernel,
     KernelConfig,
     masked_bias,
@@ -56,7 +56,7 @@ class Banded(Kernel):
         tiles = call.once(("tiles", self.block, *call.key), lambda: self.tiles(call))
         return _Tiles.apply(call.q, call.k, call.v, call.score_scale, tiles)
 
-    def keeps(self, facts: CallFacts, visibility: Visibility, heads: HeadLayout) -> Kept:
+    def keeps(self, facts: CallFacts, visibility: Visibility, heads: HeadLayout) -> KeptTensors:
         """The pattern of each block; keys and values that lie token by token, head by head."""
         n, g = heads.n, heads.g
         spans = self.spans(visibility, facts.s, facts.t)
@@ -65,11 +65,11 @@ class Banded(Kernel):
         per_head = facts.batch * facts.head_dim * facts.dtype.itemsize
         if facts.additive and not facts.dropout:
             copies = g * facts.t * (1 if heads.by_head else 2)
-            return Kept(pairs * facts.dtype.itemsize + copies * per_head, given="qk" if heads.by_head else "q")
+            return KeptTensors(pairs * facts.dtype.itemsize + copies * per_head, given="qk" if heads.by_head else "q")
         read = sum(last - first for _, _, first, last in spans)
         copies = n * facts.s + g * (facts.t if heads.by_head else read) + g * read
         visible = area + facts.s  # bools: of a query and a key, and of a query with any key
-        return Kept(pattern_bytes(facts, pairs) + visible + copies * per_head)
+        return KeptTensors(pattern_bytes(facts, pairs) + visible + copies * per_head)
 
     def spans(self, visibility: Visibility, s: int, t: int) -> list[tuple[int, int, int, int]]:
         """(begin, end, first, last) of each block, the queries being the last s of t tokens."""

@@ -234,7 +234,7 @@ class HeadLayout(NamedTuple):
     """q and k lie in memory head by head, as rotary positions leave them; otherwise token by token."""
 
 
-class Kept(NamedTuple):
+class KeptTensors(NamedTuple):
     """What a kernel keeps of a call for the backward pass."""
 
     own: int
@@ -276,11 +276,11 @@ class Kernel:
                 code="conflict", field="kernel", value=self.name, expected=others,
             )  # fmt: skip
 
-    def keeps(self, facts: CallFacts, visibility: Visibility, heads: HeadLayout) -> Kept:
+    def keeps(self, facts: CallFacts, visibility: Visibility, heads: HeadLayout) -> KeptTensors:
         """What autograd keeps of a training call; by default what the definition needs."""
         pairs = facts.batch * heads.n * facts.s * facts.t
         expanded = facts.batch * heads.n * facts.t * facts.head_dim
-        return Kept(pattern_bytes(facts, pairs) + facts.s * (facts.t + 1) + 3 * expanded * facts.dtype.itemsize)
+        return KeptTensors(pattern_bytes(facts, pairs) + facts.s * (facts.t + 1) + 3 * expanded * facts.dtype.itemsize)
 
     def check_training(self, device: str) -> None:
         """Raises RequestError where the kernel has no backward pass on this type of device."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from glassformer.parts.base import BuildContext
-from glassformer.parts.kernel.base import AttentionCall, CallFacts, HeadLayout, Kept, Kernel, KernelConfig
+from glassformer.parts.kernel.base import AttentionCall, CallFacts, HeadLayout, KeptTensors, Kernel, KernelConfig
 from glassformer.parts.visibility import Visibility
 
 GPUS = {"cuda", "xpu"}
@@ -76,9 +76,9 @@ class Flex(Kernel):
             return "is not known to give a learned bias its gradient"
         return cannot_compile(facts.device)
 
-    def keeps(self, facts: CallFacts, visibility: Visibility, heads: HeadLayout) -> Kept:
+    def keeps(self, facts: CallFacts, visibility: Visibility, heads: HeadLayout) -> KeptTensors:
         """q, k, v, z and the logarithm of each row's sum; masks are computed, not kept."""
-        return Kept(facts.batch * heads.n * facts.s * 4, given="qkvz")
+        return KeptTensors(facts.batch * heads.n * facts.s * 4, given="qkvz")
 
     def attend(self, call: AttentionCall) -> Tensor:
         _, flex_attention = _flex()

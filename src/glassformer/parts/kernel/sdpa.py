@@ -4,7 +4,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from glassformer.parts.base import BuildContext
-from glassformer.parts.kernel.base import AttentionCall, CallFacts, HeadLayout, Kept, Kernel, KernelConfig
+from glassformer.parts.kernel.base import AttentionCall, CallFacts, HeadLayout, KeptTensors, Kernel, KernelConfig
 from glassformer.parts.visibility import Visibility
 
 
@@ -19,7 +19,7 @@ class Sdpa(Kernel):
     def refusal(self, facts: CallFacts) -> str | None:
         return None if facts.additive else "cannot apply a softcap, or another bias that is not additive"
 
-    def keeps(self, facts: CallFacts, visibility: Visibility, heads: HeadLayout) -> Kept:
+    def keeps(self, facts: CallFacts, visibility: Visibility, heads: HeadLayout) -> KeptTensors:
         """q, k, v, z and the logarithm of each row's sum; z once more where it lies as q, head by head. Torch computes
         dropout on CPUs by the definition."""
         if facts.dropout and facts.device == "cpu":
@@ -27,7 +27,7 @@ class Sdpa(Kernel):
         mask = facts.s * facts.t * (heads.n if heads.biased else 1) * facts.dtype.itemsize if facts.masked else 0
         rows = facts.batch * heads.n * facts.s
         z = rows * facts.head_dim * facts.dtype.itemsize if heads.by_head else 0
-        return Kept(rows * 4 + z, mask, "qkvz")
+        return KeptTensors(rows * 4 + z, mask, "qkvz")
 
     def attend(self, call: AttentionCall) -> Tensor:
         q, k, v = call.q, call.k, call.v

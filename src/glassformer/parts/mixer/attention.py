@@ -21,7 +21,7 @@ from glassformer.parts.kernel import (
     AutoConfig,
     CallFacts,
     HeadLayout,
-    Kept,
+    KeptTensors,
     Kernel,
     KernelConfig,
     ScoreBias,
@@ -358,7 +358,7 @@ class AttentionConfig(MixerConfig, kind="attention", words=_WORDS):
         """Which of q, k and v are parts of one tensor; the clipped ones are not."""
         return ("q", "k", "v") if self.clip is not None else self.projection.tensors
 
-    def _kernel_keeps(self, ctx: BuildContext, shape: Shape, by_head: bool) -> tuple[Kept, Cost]:
+    def _kernel_keeps(self, ctx: BuildContext, shape: Shape, by_head: bool) -> tuple[KeptTensors, Cost]:
         """What the kernel keeps, and the mask that it shares with other layers."""
         visibility = self.visibility.build(ctx)
         biased = self.position is not None and self.position.biases
