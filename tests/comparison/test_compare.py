@@ -706,7 +706,7 @@ def test_a_comparison_begun_by_the_version_before_goes_on(source: Path, tmp_path
         for key in ("name", "seed", "parameters", "train", "validation", "generation", "extrapolation", "machine"):
             assert now[key] == before[key], key
         assert "weights" not in now
-    assert any("drawn by an earlier rule" in note and names[0] in note for note in results["budget"]["notes"])
+    assert any("drawn by an older rule" in note and names[0] in note for note in results["budget"]["notes"])
     results = going_on(2)
     assert [event.key for event in events if isinstance(event, Start)] == [(name, 1) for name in names]
     assert [one.get("weights") for one in results["runs"]] == [None, None, WEIGHTS_RULE, WEIGHTS_RULE]

@@ -32,7 +32,7 @@ from glassformer.runs.executor import Executor, Serial, interruptible, kept
 from glassformer.runs.request import RunRequest, TextPlaces
 from glassformer.runs.results import VERSION, Budget, Data, Machine, Results
 from glassformer.text import OnProgress, TextData, prepare
-from glassformer.training import Interrupted
+from glassformer.training import Interrupted, Recipe
 from glassformer.training.folder import only_writer
 from glassformer.training.request import fit, refuse_short, refuse_untrained
 from glassformer.training.sinks import check_sinks
@@ -52,7 +52,7 @@ def compare(
     out: str | Path = "comparison",
     tokenizer: str = "auto",
     allow_unmatched: bool = False,
-    on_event: Notify = silent,
+    on_event: Notify | None = None,
     on_progress: OnProgress | None = None,
     command: str | None = None,
     log_to: Sequence[str] = (),
@@ -91,10 +91,11 @@ def compare(
     for config in configs.values():
         refuse_untrained(config, here.device)
     recipes(configs, fields, match, vocab_size=1)
+    common = Recipe.of(**amounts, batch_size=fields["batch_size"], context=context)
     budget = Budget(
         match=match or next(name for name, amount in amounts.items() if amount is not None),
-        tokens=tokens, minutes=minutes, flops=flops, seeds=seeds,
-        batch_size=fields["batch_size"], context=context,
+        tokens=common.tokens, minutes=common.minutes, flops=common.flops, seeds=seeds,
+        batch_size=common.batch_size, context=common.context,
     )  # fmt: skip
     check_comparison(folder, list(configs), budget)
 
@@ -130,7 +131,7 @@ def compare(
         runs=[],
         verdicts=[],
     )
-    return _trained(results, requests, text, folder, executor or Serial(), on_event, how.why).to_dict()
+    return _trained(results, requests, text, folder, executor or Serial(), on_event or silent, how.why).to_dict()
 
 
 def _trained(

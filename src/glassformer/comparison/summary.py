@@ -69,6 +69,6 @@ def older_weights(runs: Sequence[RunResult]) -> list[str]:
     names = [f"{run.name} seed {run.seed}" for run in older]
     more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
     return [
-        f"Initial weights drawn by an earlier rule: {', '.join(names[:NAMED])}{more}. The same seed gives other "
-        f"weights today, so a verdict pairs runs of one rule only."
+        f"{', '.join(names[:NAMED])}{more}: the initial weights were drawn by an older rule. A seed gives other "
+        f"weights today, so no verdict mixes runs of both rules."
     ]

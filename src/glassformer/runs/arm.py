@@ -57,7 +57,8 @@ def say(event: events.Event) -> None:
 
 def measure(folder: Path, request: dict[str, Any]) -> RunResult:
     """Trains the run, from its latest checkpoint where it has one, and takes every measure of it."""
-    for module in request.get("imports", ()):
+    for module, home in request.get("imports", {}).items():
+        sys.path.append(home)  # last: a file of the user's may be called as a module of a library is
         import_module(module)
     config, recipe = ModelConfig.from_dict(request["config"]), Recipe.of(**request["recipe"])
     text = Tokens.open(**request["text"])

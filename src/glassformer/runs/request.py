@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -53,8 +54,8 @@ class RunRequest:
     text: TextPlaces
     log_to: tuple[str, ...] = ()
     """Sinks that take the numbers of each step as well (`training.sinks`)."""
-    imports: tuple[str, ...] = ()
-    """Modules to import before the config is read: those that define parts from outside the package."""
+    imports: Mapping[str, str] = field(default_factory=dict)
+    """Module -> the folder from which it is imported, of parts from outside the package; before the config is read."""
 
     @property
     def seed(self) -> int:
@@ -78,8 +79,8 @@ class RunRequest:
         return place_of(folder, self.name, self.seed)
 
     def answered_by(self, result: RunResult) -> bool:
-        """Whether the result is of this model by this recipe, as far as both say today what they said when it was
-        written: fields that came later are at their defaults."""
+        """True if the result is of this model, recipe and seed. An older result is read in today's fields: those that
+        it does not have stand at their defaults."""
         held = ModelConfig.current(result.config), Recipe.current(result.recipe)
         return result.key == self.key and held == (self.config.to_dict(), to_plain(self.recipe))
 
@@ -87,7 +88,7 @@ class RunRequest:
         """Writes request.json for the process that trains the run."""
         text = {"tokenizer": self.text.tokenizer, "train": self.text.train, "validation": self.text.validation}
         besides = {
-            "text": text, "log_to": list(self.log_to), "imports": list(self.imports), "weights": _begun_by(place),
+            "text": text, "log_to": list(self.log_to), "imports": dict(self.imports), "weights": _begun_by(place),
         }  # fmt: skip
         replace_text(place / REQUEST, json.dumps({**self.identity, **besides}))
 

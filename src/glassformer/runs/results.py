@@ -86,7 +86,7 @@ class Machine(Described):
         return self._text("dtype")
 
     def like(self, other: Machine) -> bool:
-        """Whether speeds measured on both compare, as far as both are described."""
+        """True if speeds measured on both compare; keys that one of them does not have are passed over."""
         keys = ("processor", "device", "dtype", "threads", "torch")
         return all(self.root[key] == other.root[key] for key in keys if key in self.root and key in other.root)
 
@@ -172,8 +172,7 @@ class RunResult(Entry):
     dynamics: Dynamics = Dynamics()
     machine: Machine = Machine({})
     weights: Count = 1
-    """The rule by which the initial weights were drawn (`parts.init.WEIGHTS_RULE`); absent in files from before there
-    was a second one."""
+    """Rule by which the initial weights were drawn (`parts.init.WEIGHTS_RULE`); absent in older files, which have 1."""
     status: Status = "ok"
     error: str | None = None
 
@@ -183,7 +182,7 @@ class RunResult(Entry):
 
     @property
     def complete(self) -> bool:
-        """Whether a run that was trained has left all that it should: to its end, or until it diverged."""
+        """True if a run that was trained, to its end or until it diverged, has every measurement."""
         ended = self.status == "ok"
         return (
             self.status != "failed"
@@ -194,7 +193,7 @@ class RunResult(Entry):
 
 
 LEFT = frozenset(RunResult.model_fields) - {"parameters_without_embeddings", "weights"}
-"""Fields of every run that was trained; the others came later."""
+"""Fields that every trained run has; the others came later."""
 
 
 class Verdict(Entry):
@@ -222,7 +221,7 @@ class Budget(Entry):
     batch_size: Count | None = None
     context: Count | None = None
     spent: dict[str, Number] = {}
-    """Of what is matched, by name of the model."""
+    """Amount of the matched quantity, by model."""
     learning_rates: dict[str, Number | None] = {}
     notes: list[str] = []
 
