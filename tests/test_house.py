@@ -22,7 +22,7 @@ from glassformer.parts.embedding import EmbeddingConfig
 from glassformer.parts.ffn import Router
 from glassformer.parts.head import HeadConfig
 from glassformer.parts.heads import Heads
-from glassformer.parts.init import Init, InitConfig
+from glassformer.parts.init import Init
 from glassformer.parts.kernel import Kernel
 from glassformer.parts.mixer import AttentionConfig
 from glassformer.parts.norm import LayerNormConfig, NormConfig
@@ -36,7 +36,7 @@ SRC = Path(glassformer.__file__).parent
 LEVELS: list[set[str]] = [
     {"errors", "version", "folders", "thresholds", "written", "state", "figures", "register"},
     {"parts"},
-    {"model"},
+    {"model", "building"},
     {"config", "introspection", "machine"},
     {"architectures", "text", "generation", "dynamics"},
     {"training", "lens", "planning", "parallel"},
@@ -57,6 +57,7 @@ ONLY: dict[str, set[str]] = {
     "figures": set(),
     "parts": {"errors", "state"},
     "model": {"errors", "state", "parts"},
+    "building": {"errors", "parts"},
     "report": {"errors", "figures", "config", "runs", "thresholds"},
 }
 """Rooms that may use less than what lies below them."""
@@ -244,7 +245,10 @@ CHOICES -= {name for folder, name in DEFINED if folder not in AXES and not name.
 PART_NAMES = {*AXES, "block", "embedding", "head", "layer", "module", "part", "reparam", "scaling", "wiring"}
 """Names by which the code calls a part."""
 ASKED_FREELY = {
-    ("config.py", "getattr"): "init_weights and reset_parameters are optional methods of any module, torch's included",
+    (
+        "building.py",
+        "getattr",
+    ): "init_weights and reset_parameters are optional methods of any module",
     ("training/optimizers/muon.py", "getattr"): "any module may declare the roles of its weight",
     ("convert/family.py", "AttentionConfig"): "narrows a block for the families, which alone import it",
     ("convert/family.py", "ExpertsConfig"): "narrows a block for the families, which alone import it",
@@ -374,8 +378,6 @@ PARTS = sorted((cls for cls in _CLASSES if own(cls)), key=lambda cls: (cls.axis,
 
 
 def built(config: PartConfig) -> object:
-    if isinstance(config, InitConfig):
-        return config.rule(CTX)
     if isinstance(config, ProjectionConfig):
         return config.build(CTX)(Heads(CTX.n_heads, CTX.n_kv_heads, CTX.head_dim), None)
     return config.build(CTX)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
-from numbers import Integral
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import torch
 import yaml
 from pydantic import Field, ValidationError, field_validator
 
+from glassformer.building import InitialWeights, check_seed, fill
 from glassformer.errors import RequestError, shown
 from glassformer.figures import plain_table
 from glassformer.model import Block, Model
@@ -21,7 +21,7 @@ from glassformer.parts.cost import Cost, Shape
 from glassformer.parts.embedding import EmbeddingConfig
 from glassformer.parts.ffn import FFNConfig
 from glassformer.parts.head import HeadConfig
-from glassformer.parts.init import Gpt2InitConfig, InitConfig, Role
+from glassformer.parts.init import Gpt2InitConfig, Init, InitConfig, Role
 from glassformer.parts.mixer import MixerConfig
 from glassformer.parts.mould import Mould
 from glassformer.parts.mup import Mup
@@ -251,22 +251,26 @@ class ModelConfig(Value):
     def build(self, seed: int | None = 0) -> Model:
         """The model, on torch's current device, in torch's current dtype.
 
-        Weights are drawn from `seed` alone, on any machine the same; `seed=None` leaves them unfilled (to be loaded).
+        Each weight depends on `seed` and its parameter's name alone, on any machine the same; `seed=None` leaves them
+        unfilled (to be loaded).
         """
         device, model = torch.get_default_device(), self.outline()
         if device.type == "meta":
             return model
         model.to_empty(device="cpu" if seed is not None else device)
         if seed is not None:
-            generator = generator_of(seed)
-            begin, ctx = self.init, self.ctx
-            rule = self.mup.rule(begin, ctx, generator) if self.mup else begin.rule(ctx, generator)
-            with _all_filled(model, generator):
-                for module in model.modules():
-                    if callable(init_weights := getattr(module, "init_weights", None)):
-                        init_weights(rule)
+            fill(model, self.begin(seed))
             model.to(device)
         return model
+
+    def begin(self, seed: int) -> Init:
+        """How the weights of this model begin from a seed."""
+        init = self.mup.rule(self.init, self.ctx) if self.mup else self.init.build(self.ctx)
+        return replace(init, seed=check_seed(seed))
+
+    def initial_weights(self, seed: int = 0) -> InitialWeights:
+        """The weights of `build(seed)`, any slice of any tensor alone."""
+        return InitialWeights(self.outline(), self.begin(seed))
 
     def _blocks(self, ctx: BuildContext) -> list[Block]:
         """The layers, on the meta device: one of a kind is built, and the others are copies of it."""
@@ -356,41 +360,6 @@ class ModelConfig(Value):
         mine, theirs = flatten(self.to_dict()), flatten(other.to_dict())
         paths = [*mine, *(path for path in theirs if path not in mine)]
         return {path: (mine.get(path), theirs.get(path)) for path in paths if mine.get(path) != theirs.get(path)}
-
-
-@contextmanager
-def _all_filled(model: Model, generator: torch.Generator) -> Iterator[None]:
-    """What the block inside leaves as the allocator gave it is filled by torch's own `reset_parameters`, drawn from the
-    generator. Raises RequestError where a module has none."""
-    held = [*model.named_parameters(), *model.named_buffers()]
-    with torch.no_grad():
-        for _, tensor in held:
-            if tensor.is_floating_point():
-                tensor.fill_(torch.nan)
-    before = {name: tensor._version for name, tensor in held}
-    yield
-    # What `.data` was filled through has no other version, but is a number now.
-    same = [(name, tensor) for name, tensor in held if tensor.numel() and tensor._version == before[name]]
-    left = {name for name, tensor in same if not tensor.is_floating_point() or tensor.isnan().any()}
-    for path, module in model.named_modules() if left else ():
-        named = (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))
-        own = {f"{path}.{name}" for name, _ in named}
-        if own & left and callable(reset := getattr(module, "reset_parameters", None)):
-            with torch.random.fork_rng(devices=[]), torch.no_grad():
-                torch.default_generator.manual_seed(int(torch.randint(1 << 62, (), generator=generator)))
-                reset()
-            left -= own
-    if left:
-        raise RequestError(
-            f"nothing fills {', '.join(sorted(left)[:4])}: the module needs an init_weights(init) or reset_parameters()"
-        )
-
-
-def generator_of(seed: int) -> torch.Generator:
-    """On the CPU. Raises RequestError for a seed that is no whole number, or has more than 63 bits."""
-    if not isinstance(seed, Integral) or abs(seed) >= 1 << 63:
-        raise RequestError(f"seed={shown(seed, 40)}: a whole number from 0 up to, not including, 2^63 is right")
-    return torch.Generator("cpu").manual_seed(int(seed))
 
 
 def stack_of(blocks: Sequence[BlockConfig]) -> tuple[Stage, ...]:

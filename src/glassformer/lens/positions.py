@@ -6,9 +6,9 @@ import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import torch
 from torch import nn
 
+from glassformer.building import fill
 from glassformer.config import ModelConfig
 from glassformer.errors import RequestError
 from glassformer.introspection import eager
@@ -136,7 +136,7 @@ def drawn_from(config: ModelConfig) -> Model:
     if position is not None and (values := sum(p.numel() for p in position.parameters())):
         if values > LARGEST_TABLE:
             raise RequestError(f"{position} has {values:,} values, too many to draw without weights; load the model")
-        position.to_empty(device="cpu").init_weights(config.init.rule(config.ctx, torch.Generator().manual_seed(0)))
+        fill(position.to_empty(device="cpu"), config.begin(seed=0), "embedding.position")
     return model
 
 

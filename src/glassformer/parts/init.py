@@ -12,14 +12,18 @@ hidden      reads the residual stream or a branch          N(0, 0.02)      N(0, 
 output      writes a branch's result to the stream         0.02/sqrt(2L)   std 2/(L sqrt(d))
 embedding   rows looked up by token or position            N(0, 0.02)      N(0, 2/(5d))
 head        the stream to logits                           N(0, 0.02)      N(0, 2/(5d))
+
+The numbers of a tensor depend on the seed and on the parameter's name alone, and any rows of it are drawn without the
+others (`Numbers`): neither the other parts of the model nor the order of building changes them.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Literal
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 import torch
 from pydantic import Field
@@ -31,6 +35,9 @@ WEIGHTS_RULE = 2
 """The rule by which weights are drawn from a seed; runs of one seed begin alike only where this is the same.
 
 1: one generator, over the modules in their order. 2: a stream for each parameter, from (seed, parameter name)."""
+
+BLOCK = 1 << 18
+"""Values that one generator draws, up to whole rows; part of the rule."""
 
 Role = Literal["score", "hidden", "output", "embedding", "head"]
 
@@ -50,30 +57,140 @@ def by_role(rest: float, output: float) -> Spread:
     return lambda role, fan_in, fan_out: output if role == "output" else rest
 
 
+def key_of(*words: object) -> int:
+    """A 63-bit seed from the hash of the words; torch's CPU generator takes the lower 32 bits of it."""
+    text = "/".join(map(str, (WEIGHTS_RULE, *words)))
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """The numbers of a tensor of `shape`: scale times N(0, 1), or low + scale times U(0, 1) where `low` is given.
+
+    Drawn on the CPU in fp32 whatever the device and dtype of the tensor, in blocks of whole rows with a generator each,
+    so that any rows are drawn without the others.
+    """
+
+    seed: int
+    name: str
+    shape: tuple[int, ...]
+    scale: float
+    low: float | None = None
+
+    @property
+    def size(self) -> int:
+        """Rows of a block."""
+        return max(1, BLOCK // max(1, math.prod(self.shape[1:])))
+
+    def blocks(self, first: int = 0, last: int | None = None) -> Iterator[tuple[int, int, Tensor]]:
+        """Rows first .. last-1 as (a, b, rows a .. b-1), one block after the other."""
+        rows, *rest = self.shape
+        last, generator = rows if last is None else last, torch.Generator()
+        for begin in range(first - first % self.size, last, self.size):
+            values = torch.empty((min(self.size, rows - begin), *rest), dtype=torch.float32, device="cpu")
+            self._draw(values, begin, generator)
+            a, b = max(begin, first), min(begin + self.size, last)
+            yield a, b, values[a - begin : b - begin]
+
+    @torch.no_grad()
+    def write(self, weight: Tensor) -> None:
+        """All of them into a weight of `shape`, on any device, of any dtype."""
+        weight = weight.view(self.shape) if weight.dim() == 0 else weight
+        if weight.dtype == torch.float32 and weight.device.type == "cpu" and weight.is_contiguous():
+            size, generator = self.size, torch.Generator()
+            for begin in range(0, self.shape[0], size):  # in place: without a copy
+                self._draw(weight[begin : begin + size], begin, generator)
+            return
+        for a, b, values in self.blocks():
+            weight[a:b] = values
+
+    def _draw(self, block: Tensor, begin: int, generator: torch.Generator) -> None:
+        """The block that begins at row `begin`."""
+        generator.manual_seed(key_of(self.seed, self.name, begin // self.size))
+        if self.low is None:
+            block.normal_(0.0, self.scale, generator=generator)
+        else:
+            block.uniform_(self.low, self.low + self.scale, generator=generator)
+
+
 @dataclass
 class Init:
-    """Fills one weight with the standard deviation of its role and shape, from a normal or a uniform distribution."""
+    """Fills the weights of a part: `init.fill(self.weight, "hidden")` is all that a part needs to write.
+
+    `std` and `uniform` are the rule of the model's init config. While a model is built, `seed` is its seed, `names` the
+    full name of the parameter in each storage, and `path` that of the module whose `init_weights` is called. Without a
+    seed (a part made alone, in a notebook) torch's own generator chooses one.
+    """
 
     std: Spread = field(default_factory=xavier)
     uniform: bool = False
-    generator: torch.Generator | None = None
+    seed: int | None = None
+    names: Mapping[Any, str] = field(default_factory=dict)
+    path: str = ""
+    recorded: dict[str, list[tuple[Tensor, Numbers]]] | None = None
+    """Of weights on the meta device: what would be drawn into which view of the parameter; None: not kept."""
+    _unnamed: int = 0
+
+    def at(self, path: str) -> Init:
+        """The same for the module at `path`."""
+        return replace(self, path=path)
+
+    @property
+    def generator(self) -> torch.Generator:
+        """A generator of (seed, path of the module), for distributions of a part's own. Prefer the methods below, whose
+        numbers can be drawn in slices."""
+        return torch.Generator("cpu").manual_seed(key_of(self._seed(), self.path))
 
     def fill(self, weight: Tensor, role: Role) -> None:
-        """weight (o, i), in place."""
-        if weight.is_meta:
+        """weight (o, i), or a view of some of a parameter's rows, in place."""
+        if weight.is_meta and self.recorded is None:
             return
         fan_out, fan_in = map(float, weight.shape)
         std = self.std(role, fan_in, fan_out)
         if self.uniform:
-            weight.uniform_(-math.sqrt(3.0) * std, math.sqrt(3.0) * std, generator=self.generator)
+            self.fill_uniform(weight, -math.sqrt(3.0) * std, math.sqrt(3.0) * std)
         else:
-            weight.normal_(0.0, std, generator=self.generator)
+            self._fill(weight, self._numbers(weight, std))
+
+    def fill_uniform(self, weight: Tensor, low: float, high: float) -> None:
+        """U(low, high), in place, for a weight of any shape."""
+        self._fill(weight, self._numbers(weight, high - low, low))
+
+    def uniform_like(self, weight: Tensor, low: float, high: float) -> Tensor:
+        """The numbers that `fill_uniform` would fill the weight with, in fp32, to be transformed first."""
+        made = torch.empty(weight.shape, dtype=torch.float32, device=weight.device)
+        if not made.is_meta:
+            self._numbers(weight, high - low, low).write(made)
+        return made
+
+    def _fill(self, weight: Tensor, numbers: Numbers) -> None:
+        if not weight.is_meta:
+            numbers.write(weight)
+        elif self.recorded is not None:
+            self.recorded.setdefault(numbers.name.rpartition("@")[0], []).append((weight, numbers))
+
+    def _numbers(self, weight: Tensor, scale: float, low: float | None = None) -> Numbers:
+        """The stream is named by the parameter and by where in it the weight begins, so that each map of a fused matrix
+        has its own."""
+        name = self.names.get(storage_of(weight))
+        if name is None:
+            name, self._unnamed = f"{self.path}#{self._unnamed}", self._unnamed + 1
+        stream = f"{name}@{weight.storage_offset()}"
+        return Numbers(self._seed(), stream, tuple(weight.shape) or (1,), scale, low)
+
+    def _seed(self) -> int:
+        return int(torch.randint(1 << 62, (), device="cpu")) if self.seed is None else self.seed
+
+
+def storage_of(tensor: Tensor) -> Any:
+    """A key that a tensor shares with its views, on the meta device too."""
+    return tensor.untyped_storage()._cdata
 
 
 class InitConfig(PartConfig, axis="init"):
     """A rule from roles to distributions."""
 
-    def rule(self, ctx: BuildContext, generator: torch.Generator | None = None) -> Init:
+    def build(self, ctx: BuildContext) -> Init:
         raise NotImplementedError
 
 
@@ -84,9 +201,9 @@ class Gpt2InitConfig(InitConfig, kind="gpt2"):
     std: float = Field(0.02, gt=0)
     depth_scaled: bool = True
 
-    def rule(self, ctx: BuildContext, generator: torch.Generator | None = None) -> Init:
+    def build(self, ctx: BuildContext) -> Init:
         output = self.std / math.sqrt(ctx.n_branches) if self.depth_scaled else self.std
-        return Init(by_role(self.std, output), generator=generator)
+        return Init(by_role(self.std, output))
 
 
 class XavierInitConfig(InitConfig, kind="xavier"):
@@ -98,8 +215,8 @@ class XavierInitConfig(InitConfig, kind="xavier"):
     gain: float = Field(1.0, gt=0)
     uniform: bool = True
 
-    def rule(self, ctx: BuildContext, generator: torch.Generator | None = None) -> Init:
-        return Init(xavier(self.gain, self.gain), self.uniform, generator)
+    def build(self, ctx: BuildContext) -> Init:
+        return Init(xavier(self.gain, self.gain), self.uniform)
 
 
 class DeepNormInitConfig(InitConfig, kind="deepnorm"):
@@ -108,15 +225,15 @@ class DeepNormInitConfig(InitConfig, kind="deepnorm"):
     beta: float | None = Field(None, gt=0)
     """None: (8 L)^(-1/4) of L layers."""
 
-    def rule(self, ctx: BuildContext, generator: torch.Generator | None = None) -> Init:
-        return Init(xavier(self.beta or (4 * ctx.n_branches) ** -0.25), generator=generator)
+    def build(self, ctx: BuildContext) -> Init:
+        return Init(xavier(self.beta or (4 * ctx.n_branches) ** -0.25))
 
 
 class SmallInitConfig(InitConfig, kind="small"):
     """std = sqrt(2 / (5 d)) (Nguyen & Salazar 2019, arXiv 1910.05895); outputs 2 / (L sqrt(d)) (Wang & Komatsuzaki,
     as in GPT-NeoX-20B, arXiv 2204.06745)."""
 
-    def rule(self, ctx: BuildContext, generator: torch.Generator | None = None) -> Init:
+    def build(self, ctx: BuildContext) -> Init:
         small = math.sqrt(2.0 / (5.0 * ctx.d_model))
         output = 4.0 / (ctx.n_branches * math.sqrt(ctx.d_model))
-        return Init(by_role(small, output), generator=generator)
+        return Init(by_role(small, output))

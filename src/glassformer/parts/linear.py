@@ -73,8 +73,6 @@ class Linear(nn.Module):
 
     @torch.no_grad()
     def init_weights(self, init: Init) -> None:
-        if self.weight.is_meta:
-            return
         for weight, role in zip(self.weight.split(self.outs), self.roles, strict=True):
             init.fill(weight, role)
         if self.reparam is not None:

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-import torch
 from pydantic import Field
 from torch import nn
 
@@ -43,16 +42,16 @@ class Mup(Value):
         """Learning rates by role, over the recipe's."""
         return dict.fromkeys(GROWING, self.ratio(d_model))
 
-    def rule(self, init: InitConfig, ctx: BuildContext, generator: torch.Generator | None = None) -> Init:
+    def rule(self, init: InitConfig, ctx: BuildContext) -> Init:
         """`init`'s rule at the base width, carried to this one."""
-        base, r = init.rule(replace(ctx, d_model=self.base_width), generator), self.ratio(ctx.d_model)
+        base, r = init.build(replace(ctx, d_model=self.base_width)), self.ratio(ctx.d_model)
 
         def std(role: Role, fan_in: float, fan_out: float) -> float:
             if role in GROWING:
                 return base.std(role, fan_in * r, fan_out * r) * math.sqrt(r)
             return base.std(role, fan_in * r, fan_out)  # (v, d)
 
-        return Init(std, base.uniform, generator)
+        return Init(std, base.uniform)
 
 
 def parameter_groups(

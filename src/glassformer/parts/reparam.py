@@ -87,6 +87,8 @@ class SigmaReparam(Reparam):
     @torch.no_grad()
     def begin(self, weight: Tensor) -> None:
         """Takes W as W_0: its leading singular vectors, exactly, and gamma."""
+        if weight.is_meta:
+            return
         self.u.copy_(torch.stack([leading_right_vector(wide(part)) for part in weight.split(self.outs)]))
         self.gamma.copy_(self.sigmas(weight) if self.begins is None else torch.full_like(self.gamma, self.begins))
 

@@ -58,10 +58,8 @@ class ShortConv(nn.Module):
 
     @torch.no_grad()
     def init_weights(self, init: Init) -> None:
-        if self.weight.is_meta:
-            return
         bound = self.weight.shape[2] ** -0.5
-        self.weight.uniform_(-bound, bound, generator=init.generator)
+        init.fill_uniform(self.weight, -bound, bound)
         if self.bias is not None:
             self.bias.zero_()
 
@@ -82,15 +80,13 @@ class StepProjection(Linear):
 
     @torch.no_grad()
     def init_weights(self, init: Init) -> None:
-        if self.weight.is_meta or self.bias is None:
-            return
+        assert self.bias is not None
         bound = self.in_features**-0.5
-        self.weight.uniform_(-bound, bound, generator=init.generator)
+        init.fill_uniform(self.weight, -bound, bound)
         if self.reparam is not None:
             self.reparam.begin(self.weight)
         low, high = map(math.log, self.steps)
-        steps = torch.rand(len(self.bias), generator=init.generator, dtype=torch.float64) * (high - low) + low
-        steps = steps.exp().clamp(min=LEAST_STEP)
+        steps = init.uniform_like(self.bias, low, high).double().exp().clamp(min=LEAST_STEP)
         self.bias.copy_(steps + torch.log(-torch.expm1(-steps)))  # the inverse of softplus
 
 
@@ -210,8 +206,6 @@ class Mamba(Mixer):
     @torch.no_grad()
     def init_weights(self, init: Init) -> None:
         """A = -1, ..., -p in every channel (S4D-real, Gu et al. 2022, 2206.11893)."""
-        if self.D.is_meta:
-            return
         self.A_log.copy_(torch.arange(1, self.d_state + 1, dtype=torch.float64).log().expand_as(self.A_log))
         self.D.fill_(1.0)
 

@@ -21,13 +21,12 @@ class Norm(nn.Module):
     """
 
     feeds_products = False
-    weight: nn.Parameter
 
     @property
     def shards(self) -> Shards:
         """Weights of each head, (n, h), are cut by heads; those of a vector are on every owner."""
-        cut = Shard("column") if self.weight.dim() == 2 else REPLICATED
-        return {"weight": (cut,), "bias": (cut,)}
+        own = self.named_parameters(recurse=False)
+        return {name: (Shard("column") if weight.dim() == 2 else REPLICATED,) for name, weight in own}
 
     def held(self, x: Tensor, direction: Tensor) -> tuple[Tensor, Tensor]:
         """(below, constant) with the scale held at the one of x (d,): direction . norm(x) = below . x + constant, for

@@ -1,0 +1,142 @@
+"""Weights for a model that has modules and shapes: the whole of them, or any slice of any tensor alone."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from numbers import Integral
+
+import torch
+from torch import Tensor, nn
+
+from glassformer.errors import RequestError, shown
+from glassformer.parts.init import Init, Numbers, key_of, storage_of
+
+
+def fill(module: nn.Module, init: Init, path: str = "") -> None:
+    """Fills the parameters and buffers of a module on the CPU, which is at `path` in its model.
+
+    Every module's `init_weights(init)` is called, parents first; what is then still unfilled is left to torch's own
+    `reset_parameters`. Raises RequestError where a module has neither."""
+    held = dict(_tensors(module, path))
+    init = replace(init, names={storage_of(tensor): name for name, tensor in reversed(held.items())})
+    with _all_filled(module, held, init, path):
+        for name, init_weights in _filling(module, path):
+            init_weights(init.at(name))
+
+
+class InitialWeights:
+    """The weights that a model begins with, a slice at a time.
+
+    >>> initial = config.initial_weights(seed=0)
+    >>> initial.piece("layers.0.ffn.up_proj.weight", rows=slice(0, 64))  # equal to those rows of config.build(seed=0)
+
+    What `Init` fills is drawn for the rows asked for alone. What a part computes otherwise (a norm's weights, a bias, a
+    spectral norm) is made by filling that one part.
+    """
+
+    def __init__(self, outline: nn.Module, init: Init):
+        self.outline, self.init = outline, init
+        self.tensors = dict(_tensors(outline))
+        drawn: dict[str, list[tuple[Tensor, Numbers]]] = {}
+        names = {storage_of(tensor): name for name, tensor in reversed(self.tensors.items())}
+        before = {name: tensor._version for name, tensor in self.tensors.items()}
+        recorder = replace(init, names=names, recorded=drawn)
+        for path, init_weights in _filling(outline):
+            init_weights(recorder.at(path))
+        self._maps = {
+            name: [(view.storage_offset() // max(1, tensor[0].numel()), numbers) for view, numbers in drawn[name]]
+            for name, tensor in self.tensors.items()
+            if name in drawn and tensor._version == before[name] and _stacked(tensor, [v for v, _ in drawn[name]])
+        }
+
+    def piece(self, name: str, rows: slice = slice(None), columns: slice = slice(None)) -> Tensor:
+        """Rows, and columns of these, of a parameter or buffer, on the CPU. Columns cost the drawing of whole rows."""
+        if name not in self.tensors:
+            raise RequestError(code="unknown", field="name", value=name, expected="the name of a parameter or buffer")
+        like = self.tensors[name]
+        cut = (rows,) if columns == slice(None) else (rows, columns)
+        if name not in self._maps:
+            return self._filled(name)[cut].clone()
+        shape = torch.empty(like.shape, device="meta")[cut].shape
+        made = torch.empty(shape, dtype=like.dtype, device="cpu")
+        first, last, _ = rows.indices(len(like))
+        for begin, numbers in self._maps[name]:
+            low, high = max(first, begin) - begin, min(last, begin + numbers.shape[0]) - begin
+            for a, b, values in numbers.blocks(low, max(low, high)):
+                made[a + begin - first : b + begin - first] = values[(slice(None), *cut[1:])]
+        return made
+
+    def _filled(self, name: str) -> Tensor:
+        """A tensor of a part that is filled alone: the outermost around it that has `init_weights`, or its own."""
+        steps = name.split(".")[:-1]
+        paths = (".".join(steps[:n]) for n in range(len(steps)))
+        having = (path for path in paths if hasattr(self.outline.get_submodule(path), "init_weights"))
+        path = next(having, ".".join(steps))
+        part = copy.deepcopy(self.outline.get_submodule(path)).to_empty(device="cpu")
+        fill(part, self.init, path)
+        return dict(_tensors(part, path))[name].detach()
+
+
+def _filling(module: nn.Module, path: str = "") -> Iterator[tuple[str, Callable[[Init], None]]]:
+    """(path, init_weights) of the modules that have such a method, parents first."""
+    for name, part in module.named_modules(prefix=path):
+        if callable(init_weights := getattr(part, "init_weights", None)):
+            yield name, init_weights
+
+
+def _tensors(module: nn.Module, path: str = "") -> Iterator[tuple[str, Tensor]]:
+    """(full name, tensor) of what a module at `path` holds."""
+    yield from module.named_parameters(prefix=path)
+    yield from module.named_buffers(prefix=path)
+
+
+def _stacked(tensor: Tensor, views: list[Tensor]) -> bool:
+    """True if the views are whole rows of the tensor, every row once, in their order."""
+    row = max(1, tensor[0].numel()) if tensor.dim() else 0
+    end = 0
+    for view in views:
+        if not row or view.storage_offset() != end * row or view.shape[1:] != tensor.shape[1:]:
+            return False
+        end += len(view)
+    return end == len(tensor) and all(view.is_contiguous() for view in views) if tensor.dim() else False
+
+
+@contextmanager
+def _all_filled(module: nn.Module, held: dict[str, Tensor], init: Init, path: str) -> Iterator[None]:
+    """What the block inside leaves as the allocator gave it is filled by `reset_parameters`, from (seed, path)."""
+    with torch.no_grad():
+        for tensor in held.values():
+            if tensor.is_floating_point():
+                tensor.fill_(torch.nan)
+    before = {name: tensor._version for name, tensor in held.items()}
+    yield
+    # What `.data` was filled through has no other version, but is a number now.
+    same = [(name, tensor) for name, tensor in held.items() if tensor.numel() and tensor._version == before[name]]
+    left = {name for name, tensor in same if not tensor.is_floating_point() or tensor.isnan().any()}
+    for name, one in module.named_modules(prefix=path) if left else ():
+        own = {f"{name}.{key}" for key in (*one._parameters, *one._buffers)}
+        if own & left and callable(reset := getattr(one, "reset_parameters", None)):
+            with torch.random.fork_rng(devices=[]), torch.no_grad():
+                torch.default_generator.manual_seed(key_of(init.seed, name))
+                reset()
+            left -= own
+    if left:
+        raise RequestError(
+            f"nothing fills {', '.join(sorted(left)[:4])}: the module needs an init_weights(init) or reset_parameters()"
+        )
+
+
+def check_seed(seed: int) -> int:
+    """The seed as an int. Raises RequestError for one that is no whole number, or has more than 63 bits."""
+    if not isinstance(seed, Integral) or abs(seed) >= 1 << 63:
+        message = f"seed={shown(seed, 40)}: a whole number from 0 up to, not including, 2^63 is right"
+        raise RequestError(message, code="range", field="seed", value=seed, expected="an integer in [0, 2**63)")
+    return int(seed)
+
+
+def generator_of(seed: int) -> torch.Generator:
+    """On the CPU. Raises RequestError as `check_seed`."""
+    return torch.Generator("cpu").manual_seed(check_seed(seed))
