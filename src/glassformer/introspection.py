@@ -105,10 +105,10 @@ def rows_of(model: Model, tokens: Any, least: int = 1) -> Tensor:
         raise RequestError(f"tokens must be (length,) or (b, s) with {enough}, and are {tuple(tokens.shape)}")
     if tokens.is_floating_point() or tokens.is_complex() or tokens.dtype == torch.bool:
         raise RequestError(f"tokens are {tokens.dtype}; ids are whole numbers")
-    weight = eager(model).embedding.weight
-    tokens = tokens.to(weight.device, torch.int64)  # unsigned ones have no smallest
+    whole = eager(model)
+    tokens = tokens.to(whole.device, torch.int64)  # unsigned ones have no smallest
     for token in (int(tokens.min()), int(tokens.max())):
-        in_vocabulary(token, len(weight))
+        in_vocabulary(token, whole.vocab_size)
     return tokens.reshape(-1, tokens.shape[-1])
 
 
@@ -159,7 +159,7 @@ def capture(
     gathers = {name: Gather(name, site.axes, heads, positions, reduce, pool, share) for name, site in chosen.items()}
     run = eager(model)
     with looking(model, gathers), torch.no_grad():
-        (run if "logits" in chosen else run.read)(tokens, **kwargs)  # without the head where nobody looks at it
+        (run if "logits" in chosen else run.hidden_states)(tokens, **kwargs)  # without the head where nobody looks at it
     if large := [gather for gather in gathers.values() if gather.unasked]:
         warnings.warn(
             f"{len(large)} maps such as {large[0].name} need {sum(gather.unasked for gather in large):,} bytes, more "

@@ -77,8 +77,12 @@ class Model(nn.Module):
         positions: Int[Tensor, "b s"] | None = None,
         documents: Int[Tensor, "b s"] | None = None,
         memory: Memory | None = None,
-    ) -> Float[Tensor, "b s v"]:
-        """Logits of the token after each. With a state, continues where it stands and advances it.
+        targets: Int[Tensor, "b s"] | None = None,
+        reduction: str = "mean",
+    ) -> Tensor:
+        """Logits (b, s, v) of the token after each; with `targets`, their loss instead (see `loss`).
+
+        With a state, continues where it stands and advances it.
 
         `positions` says where the tokens stand instead of one after the other: learned, sinusoidal and rotary positions
         are those, ALiBi's distances are between them, and later calls count on from the last. What a window or a causal
@@ -88,7 +92,15 @@ class Model(nn.Module):
         `memory` is another sequence for layers that read one (`cross_attention`). A state keeps it: later calls with
         that state need none.
         """
-        return self.logits(self.head(self.read(tokens, state, positions, documents, memory), self.embedding.weight))
+        if targets is None:
+            return self.logits(self.unembed(self.hidden_states(tokens, state, positions, documents, memory)))
+        with auxiliary.gathering() as added:
+            x = self.hidden_states(tokens, state, positions, documents, memory)
+        if self.logits.watched:
+            loss = self.head.loss_of(self.logits(self.unembed(x)), targets, reduction)
+        else:
+            loss = self.head(x, self.embedding, targets, reduction)
+        return auxiliary.join(loss, added)
 
     def loss(
         self,
@@ -100,16 +112,10 @@ class Model(nn.Module):
         """Mean cross-entropy in nats; targets of -100 do not count. `reduction="none"` gives (b, s) losses.
 
         While training, what the head adds to it (`head.z_loss`) is part of it; what other parts add (`balance_loss` of
-        experts) is part of its gradient alone."""
-        with auxiliary.gathering() as added:
-            x = self.read(tokens, documents=documents)
-        if self.logits.watched:
-            loss = self.head.loss_of(self.logits(self.head(x, self.embedding.weight)), targets, reduction)
-        else:
-            loss = self.head.loss(x, self.embedding.weight, targets, reduction)
-        return auxiliary.join(loss, added)
+        experts) is part of its gradient alone. The call goes through `forward`, so the hooks of the model fire."""
+        return self(tokens, documents=documents, targets=targets, reduction=reduction)
 
-    def read(
+    def hidden_states(
         self,
         tokens: Tensor,
         state: ModelState | None = None,
@@ -126,6 +132,22 @@ class Model(nn.Module):
         if state is not None:
             state.advance(pass_.start + pass_.tokens, pass_.tokens)
         return self.final(x if self.final_norm is None else self.final_norm(x))
+
+    def unembed(self, x: Float[Tensor, "b s d"]) -> Float[Tensor, "b s v"]:
+        """Logits of hidden states; the site `logits` sees those of `forward` alone."""
+        return self.head(x, self.embedding)
+
+    @property
+    def vocab_size(self) -> int:
+        return self.embedding.vocab_size
+
+    @property
+    def device(self) -> torch.device:
+        return self.embedding.weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.embedding.weight.dtype
 
     def _repr_html_(self) -> str | None:
         """In a notebook: the table of its config; without one, what `print` says."""
@@ -149,8 +171,7 @@ class Model(nn.Module):
         whole = {"batch": (batch, 1), "max_len": (max_len, 1), "rewind": (rewind, 0), "memory_len": (memory_len, 0)}
         for name, (value, least) in whole.items():
             check_whole(name, value, least)
-        weight = self.embedding.weight
-        dtype, device = dtype or weight.dtype, device or weight.device
+        dtype, device = dtype or self.dtype, device or self.device
         if dtype not in STATE_DTYPES:
             *most, last = map(str, STATE_DTYPES)
             raise RequestError(f"dtype={dtype} cannot keep a state; use {', '.join(most)} or {last}")

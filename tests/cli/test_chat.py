@@ -58,7 +58,7 @@ def test_each_answer_is_what_the_whole_conversation_gives(talker: str):
 
 def test_a_turn_reads_only_what_is_new(talker: str, monkeypatch: pytest.MonkeyPatch):
     lengths: list[int] = []
-    whole = Model.read
+    whole = Model.hidden_states
 
     def noted(self: Model, tokens: torch.Tensor, *more: Any, **named: Any) -> torch.Tensor:
         lengths.append(tokens.shape[1])
@@ -66,7 +66,7 @@ def test_a_turn_reads_only_what_is_new(talker: str, monkeypatch: pytest.MonkeyPa
 
     talk = conversation(talker)
     tokens = [[*b"hi!"], [*b"ok?"]]
-    monkeypatch.setattr(Model, "read", noted)
+    monkeypatch.setattr(Model, "hidden_states", noted)
     monkeypatch.setattr(chat, "stream", scripted(tokens))
     assert ["".join(talk.answer(text)) for text in ("first", "second")] == ["hi!", "ok?"]
     # <u>first\n<a> and the answer but for its last byte; that byte, the end of its line, <u>second\n<a>
@@ -79,7 +79,7 @@ def scripted(answers: list[list[int]]) -> Any:
 
     def stream(model: Model, tokens: torch.Tensor, *_: Any, state: Any, **__: Any) -> Iterator[torch.Tensor]:
         for token in next(turns):
-            model.read(tokens, state)
+            model.hidden_states(tokens, state)
             yield torch.tensor([token])
             tokens = torch.tensor([[token]])
 

@@ -51,13 +51,13 @@ def test_embedding_drops_only_while_training():
 @pytest.mark.parametrize("cap", [None, 5.0])
 @pytest.mark.parametrize("scale", [1.0, 0.25])
 def test_head_is_its_formula(tied: bool, bias: bool, cap: float | None, scale: float):
-    head, table, x = Head(7, 8, tied, bias, cap, scale), torch.randn(7, 8), torch.randn(2, 3, 8)
+    head, embedding, x = Head(7, 8, tied, bias, cap, scale), Embedding(7, 8), torch.randn(2, 3, 8)
     if bias:
         torch.nn.init.normal_(head.bias)  # type: ignore[arg-type]
-    logits = scale * x @ (table if tied else head.weight).T + (head.bias if bias else 0)  # type: ignore[union-attr, operator]
+    logits = scale * x @ (embedding if tied else head).weight.T + (head.bias if bias else 0)  # type: ignore[union-attr, operator]
     expected = cap * torch.tanh(logits / cap) if cap else logits
-    torch.testing.assert_close(head(x, table), expected)
-    torch.testing.assert_close(head.loss(x, table, TOKENS), F.cross_entropy(expected.flatten(0, 1), TOKENS.flatten()))
+    torch.testing.assert_close(head(x, embedding), expected)
+    torch.testing.assert_close(head(x, embedding, TOKENS), F.cross_entropy(expected.flatten(0, 1), TOKENS.flatten()))
     assert sum(p.numel() for p in head.parameters()) == (0 if tied else 56) + (7 if bias else 0)
 
 

@@ -64,7 +64,7 @@ def test_scores_and_logits_are_scaled():
     assert mixer.head_dim == 16 and mixer.scale == pytest.approx(math.sqrt(16 / 4) / 16)
     assert model.head.scale == 16 / 64
     x = torch.randn(1, 3, 64)
-    torch.testing.assert_close(model.head(x, model.embedding.weight), x @ model.head.weight.T / 4)
+    torch.testing.assert_close(model.head(x), x @ model.head.weight.T / 4)
     given = at(64, "+mup:16+mixer.scale=0.3+head.scale=0.5").build(seed=0)
     assert given.layers[0].mixer.scale == 0.3 and given.head.scale == 0.125
     own = at(64, "+mup:16+mup.base_head_dim=8").build(seed=0)

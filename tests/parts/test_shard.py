@@ -134,7 +134,7 @@ def test_a_vocabulary_cut_in_two_gives_rows_and_loss(tied: str):
         for i, table in enumerate(cut("embedding.weight"))
     )
     torch.testing.assert_close(rows, F.embedding(inputs, values["embedding.weight"]), rtol=0, atol=0)
-    hidden = model.read(inputs)
+    hidden = model.hidden_states(inputs)
     logits = [F.linear(hidden, w, b) for w, b in zip(cut(name), cut("head.bias"), strict=True)]
     log_z = torch.stack([part.logsumexp(-1) for part in logits]).logsumexp(0)
     picked = sum(

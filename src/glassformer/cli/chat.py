@@ -35,7 +35,7 @@ class Conversation:
         self.tokenizer: Any = loaded.tokenizer
         self.context = min(loaded.config.context, STATE_TOKENS)
         self.dtype = state_dtype(asked)
-        rule.check(len(loaded.model.embedding.weight))
+        rule.check(loaded.model.vocab_size)
         check_memory(loaded, 1, self.context, self.dtype, "add +context=TOKENS to the name of the model to keep fewer")
         self.step: CompiledStep | None = compiled_step(loaded, self.context, self.dtype) if asked.compile else None
         self.begin()

@@ -88,7 +88,7 @@ def state_dtype(asked: Drawing) -> torch.dtype | None:
 
 def check_memory(loaded: Loaded, rows: int, max_len: int, dtype: torch.dtype | None, instead: str) -> None:
     """RequestError where so large a state does not fit, before it is made."""
-    device = loaded.model.embedding.weight.device
+    device = loaded.model.device
     wanted, free = loaded.model.init_state(rows, max_len, dtype, device="meta").nbytes, machine.free_memory(device)
     if free is not None and wanted > free:
         where = "this machine" if device.type == "cpu" else str(device)
@@ -114,9 +114,8 @@ def fetch(expression: str, asked: Drawing) -> Loaded:
         if device == "cpu" or not no_memory(error):
             raise
         raise WorkError(f"{expression} does not fit into the memory of {device}; use --device cpu") from None
-    weight = loaded.model.embedding.weight
-    half = asked.quantize is None and weight.dtype == torch.bfloat16
-    if half and not asked.compile and onednn_in_bf16(weight.device.type):  # the same numbers, read sooner
+    half = asked.quantize is None and loaded.model.dtype == torch.bfloat16
+    if half and not asked.compile and onednn_in_bf16(loaded.model.device.type):  # the same numbers, read sooner
         loaded.model = fold(loaded.model)
         quantize(loaded.model, "bf16")
     return loaded
@@ -254,7 +253,7 @@ class Writer:
             raise RequestError("this model has no tokenizer; it cannot read text")
         self.loaded, self.asked, self.rule, self.prompts, self.as_json = loaded, asked, rule, prompts, as_json
         self.model, self.tokenizer, self.dtype = loaded.model, loaded.tokenizer, state_dtype(asked)
-        rule.check(len(self.model.embedding.weight))
+        rule.check(self.model.vocab_size)
         self.ids = [self._tokens(prompt) for prompt in prompts]
         for ids in self.ids:
             check_tokens(self.model, rows_of(self.model, ids))

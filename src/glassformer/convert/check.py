@@ -25,7 +25,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from glassformer.config import generator_of
+from glassformer.building import generator_of
 from glassformer.convert import is_checkpoint, load, locate, save
 from glassformer.convert.doors import doors
 from glassformer.convert.families import FAMILIES, own
@@ -151,7 +151,7 @@ def _tokens(loaded: Loaded, text: str | None, seed: int) -> Tensor:
     length = min(length, loaded.config.context)
     while length > 1 and length in {mixer.heads.n_heads for mixer in mixers if mixer.heads is not None}:
         length -= 1
-    vocab, device = loaded.config.vocab_size, loaded.model.embedding.weight.device
+    vocab, device = loaded.config.vocab_size, loaded.model.device
     tokens = torch.randint(vocab, (2, length), generator=generator_of(seed)).to(device)
     if text is None:
         return tokens
@@ -394,14 +394,14 @@ def compare(
             x = model.final_norm(x)
         yield from found.inside("final_norm", alone)
         x = next((there[pair.theirs][1] for pair in found.both if pair.ours == "final_norm"), x)
-    yield found.row("logits", end, model.head(x, model.embedding.weight), logits, "logits", own=True)
+    yield found.row("logits", end, model.unembed(x), logits, "logits", own=True)
 
 
 def _refuse_another_shape(model: Model, theirs: Any, layers: list[str]) -> None:
     found = theirs.config.num_hidden_layers
     if found != len(layers):
         raise RequestError(f"reference: it has {found} layers, and this model has {len(layers)}")
-    mine, other = tuple(model.embedding.weight.shape), tuple(theirs.get_input_embeddings().weight.shape)
+    mine, other = tuple(model.embedding.applied().shape), tuple(theirs.get_input_embeddings().weight.shape)
     if mine != other:
         raise RequestError(f"reference: its embedding has the shape {other}, and this model's has {mine}")
 

@@ -66,7 +66,7 @@ class GlassformerLM(TemplateLM):
         self.model, self.text = found.model, found.tokenizer
         self.ends = {token for token in (*found.ends, found.tokenizer.eos_id) if token is not None}
         self.batch_size, self.max_length = int(batch_size), int(max_length or found.config.context)
-        self._device = self.model.embedding.weight.device
+        self._device = self.model.device
         check_tokens(self.model, torch.zeros(1, 1, dtype=torch.long))  # reads from left to right
         special = (prefix_token_id, getattr(self.text, "bos_id", None), self.text.eos_id)
         self.prefix = next((int(token) for token in special if token is not None), None)
@@ -126,10 +126,10 @@ class GlassformerLM(TemplateLM):
         """Logits are made of the positions that are asked for, one row at a time."""
         width = max(len(row) for row in rows) - 1
         tokens = torch.tensor([row[:-1] + [0] * (width + 1 - len(row)) for row in rows], device=self.device)
-        x = self.model.read(tokens)
+        x = self.model.hidden_states(tokens)
         for i, (row, target) in enumerate(zip(rows, targets, strict=True)):
             asked = x[i : i + 1, len(row) - 1 - len(target) : len(row) - 1]
-            logits: Tensor = self.model.head(asked, self.model.embedding.weight)[0].float()
+            logits: Tensor = self.model.unembed(asked)[0].float()
             right = torch.tensor(target, device=self.device)
             likely = logits.log_softmax(-1).gather(1, right[:, None])
             yield float(likely.sum()), bool((logits.argmax(-1) == right).all())

@@ -107,8 +107,7 @@ def _measured(
     kind: str | None = None,
     head: str | None = None,
 ) -> Quality:
-    embedding = model.embedding.weight
-    kind = kind or str(embedding.dtype).removeprefix("torch.")
+    kind = kind or str(model.dtype).removeprefix("torch.")
     head = head or kind
     label = kind if head == kind else f"{kind} with a head of {head}"
 
@@ -117,7 +116,7 @@ def _measured(
             yield batch
             progress(label, done, len(windows))
 
-    how = Settings(str(embedding.device), "float32", torch.get_num_threads(), compile=False)
+    how = Settings(str(model.device), "float32", torch.get_num_threads(), compile=False)
     found = score(model, told(), how)  # type: ignore[arg-type]
     held = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
     looked_up = model.head.packed is not None or model.head.weight is not None
@@ -127,7 +126,7 @@ def _measured(
         context=windows.context,
         tokens=found["tokens"],
         bytes=held,
-        bytes_per_token=held - embedding.nbytes if looked_up else held,
+        bytes_per_token=held - model.embedding.applied().nbytes if looked_up else held,
         loss=found["loss"],
         perplexity=found["perplexity"],
         bits_per_byte=found["bits_per_byte"],

@@ -63,7 +63,7 @@ class GlassformerCache(Cache):
         """(b, t), 0 for padding; None without any."""
 
     def read(self, model: Model, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
-        """What `model.read` returns for the next tokens (b, s); `mask` (b, t) is that of all tokens."""
+        """What `model.hidden_states` returns for the next tokens (b, s); `mask` (b, t) is that of all tokens."""
         start = self.get_seq_length()
         end = start + tokens.shape[1]
         if mask is None and self.mask is not None:
@@ -76,7 +76,7 @@ class GlassformerCache(Cache):
             self.state = model.init_state(tokens.shape[0], self._room(model, end))
         read = self.state.length
         documents, positions = (None, None) if mask is None else (mask[:, read:], count(mask)[:, read:])
-        return model.read(self.tokens[:, read:], self.state, positions, documents)[:, start - read :]
+        return model.hidden_states(self.tokens[:, read:], self.state, positions, documents)[:, start - read :]
 
     def _room(self, model: Model, needed: int) -> int:
         limit = model.embedding.limit
@@ -204,11 +204,11 @@ class GlassformerForCausalLM(PreTrainedModel, GenerationMixin):
         hidden = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
         with watched(self.model, bool(hidden), bool(output_attentions)) as seen, auxiliary.gathering() as added:
             if past_key_values is None:
-                x = self.model.read(input_ids, **placed(input_ids, mask, position_ids))
+                x = self.model.hidden_states(input_ids, **placed(input_ids, mask, position_ids))
             else:
                 x = self._continue(past_key_values, input_ids, mask, position_ids)
             kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-            logits = self.model.logits(self.model.head(x[:, kept], self.model.embedding.weight))
+            logits = self.model.logits(self.model.unembed(x[:, kept]))
         loss = None
         if labels is not None:
             loss = self.loss_function(

@@ -222,7 +222,7 @@ class Watch:
                 self.records.write(row)
 
     def _here(self, tokens: Tensor) -> Tensor:
-        return tokens.to(self.model.embedding.weight.device)
+        return tokens.to(self.model.device)
 
     def _batch(self, moment: Moment) -> dict[str, Any]:
         """The sequences of the batch with the largest losses, as text; nothing where nobody keeps it."""

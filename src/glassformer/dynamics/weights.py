@@ -27,7 +27,7 @@ Statistics = dict[str, dict[str, float | list[float]]]
 def named_matrices(model: Model) -> dict[str, Matrix]:
     """Every matrix of the model by the name of the site it makes: `embed`, `layers.3.mixer.q`, `layers.3.ffn.down`,
     `head`."""
-    found = {"embed": Matrix(model.embedding.weight, 0, len(model.embedding.weight))}
+    found = {"embed": Matrix(model.embedding.weight, 0, model.vocab_size)}
     for number, layer in enumerate(model.layers):
         parts: dict[str, Any] = {"mixer": layer.mixer, "ffn": layer.ffn}
         for branch, part in parts.items():

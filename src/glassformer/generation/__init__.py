@@ -75,7 +75,7 @@ def stream(
         check_whole("logprobs", logprobs, 0)
     rule = Sampling(temperature=temperature, top_k=top_k, **sampling)
     b, s = len(rows), max(map(len, rows))
-    rule.check(model.embedding.weight.shape[0])
+    rule.check(model.vocab_size)
     if documents is not None:
         check_documents(documents, torch.stack(rows))
         if compiled is not None or (state is not None and state.rows is not None):
@@ -122,8 +122,7 @@ def stream(
 
 def _rounds_to_16_bits(model: Model) -> bool:
     """Whether a prompt read beside others may round otherwise than alone, by enough to be seen."""
-    weight = model.embedding.weight
-    return weight.dtype.itemsize < 4 and weight.device.type == "cpu"
+    return model.dtype.itemsize < 4 and model.device.type == "cpu"
 
 
 def generate(

@@ -46,7 +46,7 @@ class CompiledStep:
         if any(isinstance(module, Bf16Linear) for module in model.modules()):
             raise RequestError("a compiled step reads weights as they are; load the model without quantize='bf16'")
         self.model, self.batch, self.max_len, self.dtype = model, batch, max_len, dtype
-        self._keys = torch.arange(max_len, device=model.embedding.weight.device)
+        self._keys = torch.arange(max_len, device=model.device)
         self._run: Callable[..., Tensor] | None = None
         self._sites = list(sites(model).values())
 
@@ -156,7 +156,7 @@ class CompiledStep:
     def _check(self, path: Path) -> None:
         """The library against the model itself: it depends on more than its name can say. What is wrong is wrong by as
         much as it is large; in bf16 right ones differ by some per cent, as other sums round otherwise."""
-        vocab_size = self.model.embedding.weight.shape[0]
+        vocab_size = self.model.vocab_size
         mine, theirs = self.init_state(), self.init_state()
         for token in (1 % vocab_size, 2 % vocab_size):
             tokens = torch.full((self.batch, 1), token)

@@ -198,7 +198,7 @@ class Engine:
         if len(ids) + 1 > self.context:
             raise RequestError(f"the prompt has {len(ids):,} tokens, and prompt and answer may have {self.context:,}")
         rule = Sampling(**sampling)
-        rule.check(self.model.embedding.weight.shape[0])
+        rule.check(self.model.vocab_size)
         if stop and self.tokenizer is None:
             raise RequestError("stop strings need a tokenizer, and this model has none")
         request = Request(
@@ -206,7 +206,7 @@ class Engine:
             self._samplings.setdefault(rule.model_dump_json(), rule),  # equal ones warp together
             min(max_new_tokens, self.context - len(ids)),
             self.ends if stop_at_eos else frozenset(),
-            row_generator(seed, n, self.model.embedding.weight.device),
+            row_generator(seed, n, self.model.device),
             top_logprobs if logprobs or top_logprobs else None,
             Stops(stop) if stop else None,
             Detokenizer(self.tokenizer) if self.tokenizer is not None else None,
@@ -251,7 +251,7 @@ class Engine:
         self.waiting = deque(one for one in self.waiting if not one.finish)
         if self.running:
             tokens = [[one.tokens[-1]] for one in self.running]
-            logits = self._decode(torch.tensor(tokens, device=self.model.embedding.weight.device))
+            logits = self._decode(torch.tensor(tokens, device=self.model.device))
             self._lengths = [length + 1 for length in self._lengths]
             self._choose(self.running, logits)
             self._let_go()
@@ -322,7 +322,7 @@ class Engine:
 
     def _begun(self, prompt: list[int], known: list[Read]) -> ModelState:
         """One that has read as much of the prompt, short of its last token, as one of these can give."""
-        step, rest = (STEP, REST) if self.model.embedding.weight.dtype.itemsize < 4 else (1, 1)
+        step, rest = (STEP, REST) if self.model.dtype.itemsize < 4 else (1, 1)
         if self.chunk % step:
             step = self.chunk
         shared = [(one.shared(prompt, step, rest), -len(one.tokens), one.state) for one in known]
@@ -340,7 +340,7 @@ class Engine:
         return self._new_state(1)
 
     def _go_on(self, prompt: list[int], state: ModelState) -> Tensor:
-        tokens = torch.tensor([prompt[state.length :]], device=self.model.embedding.weight.device)
+        tokens = torch.tensor([prompt[state.length :]], device=self.model.device)
         return prefill(self.model, tokens, state, self.chunk)
 
     def _leave(self, row: int) -> None:

@@ -101,7 +101,7 @@ def _opened(path: str | Path, model: Model) -> Iterator[tuple[Any, list[int], to
             tokens = file.get_slice(TOKENS)
             if tokens.get_dtype() != "I32" or len(tokens.get_shape()) != 1 or not tokens.get_shape()[0]:
                 raise RequestError(f"{path} is damaged: its tokens are no list of numbers")
-            ids, vocab_size = file.get_tensor(TOKENS), len(model.embedding.weight)
+            ids, vocab_size = file.get_tensor(TOKENS), model.vocab_size
             if not 0 <= int(ids.min()) <= int(ids.max()) < vocab_size:
                 raise RequestError(f"{path} is damaged: it has tokens outside the vocabulary of {vocab_size}")
             yield file, ids.tolist(), DTYPES[told["dtype"]]

@@ -82,17 +82,17 @@ class Draft:
         self.model, self.sampling = model.eval(), sampling
 
     def begin(self, run: Speculation) -> None:
-        weight, position = self.model.embedding.weight, self.model.embedding.position
-        if len(weight) != (wanted := len(run.model.embedding.weight)):
+        position = self.model.embedding.position
+        if self.model.vocab_size != (wanted := run.model.vocab_size):
             raise RequestError(
-                f"the draft has a vocabulary of {len(weight)} and the model one of {wanted}; they differ"
+                f"the draft has a vocabulary of {self.model.vocab_size} and the model one of {wanted}; they differ"
             )
         limit = position.limit if position is not None else None
         max_len = run.max_len if limit is None else min(limit, run.max_len)
         self._state = self.model.init_state(1, max_len, rewind=run.ahead)
         self._rule = self.sampling or run.sampling
         self._prompt = len(run.text)
-        self._generator = row_generator(run.seed, 1, weight.device)
+        self._generator = row_generator(run.seed, 1, self.model.device)
         self._text, self._guess = 0, list[int]()  # the length of the last text, what was guessed to follow it
 
     @torch.inference_mode()
@@ -106,7 +106,7 @@ class Draft:
         state.truncate(min(state.length, self._text + stood, len(text) - 1))
         unread = list(text[state.length :])
         while len(guess) < most:
-            unread_here = torch.tensor([unread], device=self.model.embedding.weight.device)
+            unread_here = torch.tensor([unread], device=self.model.device)
             logits = prefill(self.model, unread_here, state)
             if not logits.max().isfinite():
                 break
@@ -154,7 +154,7 @@ class Speculation:
             raise RequestError(f"speculation writes one text at a time; tokens have {len(tokens)} rows")
         for name, value in (("max_new_tokens", max_new_tokens), ("ahead", ahead)):
             check_whole(name, value)
-        sampling.check(len(model.embedding.weight))
+        sampling.check(model.vocab_size)
         self.model, self.proposer, self.sampling, self.seed, self.ahead = model, proposer, sampling, seed, ahead
         self.text: list[int] = tokens[0].tolist()
         self.max_len = len(self.text) + max_new_tokens

@@ -33,8 +33,8 @@ def prefill(
     sizes = [first, *[chunk] * whole, *[rest] * bool(rest)]
     told = [None] * len(sizes) if documents is None else documents.split(sizes, dim=1)
     for part, ids in zip(tokens.split(sizes, dim=1), told, strict=True):
-        x = model.read(part, state, documents=ids)
-    return model.logits(model.head(x[:, -1:], model.embedding.weight))[:, -1]
+        x = model.hidden_states(part, state, documents=ids)
+    return model.logits(model.unembed(x[:, -1:]))[:, -1]
 
 
 def prefill_rows(
@@ -62,7 +62,7 @@ def decode(model: Model, tokens: Int[Tensor, "b 1"], state: ModelState) -> Float
 
 def check_rows(model: Model, rows: Sequence[Sequence[int]]) -> list[Int[Tensor, " s"]]:
     """Rows of token ids as tensors; RequestError where they cannot be continued by this model."""
-    device = model.embedding.weight.device
+    device = model.device
     try:
         read = [torch.as_tensor(row, device=device) for row in rows]
     except (TypeError, ValueError, RuntimeError):
@@ -84,7 +84,7 @@ def check_tokens(model: Model, tokens: Tensor) -> Int[Tensor, "b s"]:
     tokens = _as_ids(tokens)
     if not model.causal:
         raise RequestError("this model is bidirectional (not causal), so it cannot generate", code="not_causal")
-    vocab_size = model.embedding.weight.shape[0]
+    vocab_size = model.vocab_size
     for token in (int(tokens.max()), int(tokens.min())):
         in_vocabulary(token, vocab_size)
     return tokens

@@ -93,7 +93,7 @@ def _follows(model: Model, tokens: Tensor) -> int:
     """The token that the model puts after a text."""
     module = eager(model)
     with at_rest(model):
-        return int(module.head(module.read(tokens)[:, -1:], module.embedding.weight).argmax())
+        return int(module.unembed(module.hidden_states(tokens)[:, -1:]).argmax())
 
 
 def _head_scores(q: Question) -> Reading:
@@ -102,7 +102,7 @@ def _head_scores(q: Question) -> Reading:
 
 def _neighbours(q: Question) -> Reading:
     some = list(dict.fromkeys(q.tokens[0].tolist()))[:MOST_WORDS]
-    k = min(NEIGHBOURS, len(eager(q.model).embedding.weight) - 1)
+    k = min(NEIGHBOURS, eager(q.model).vocab_size - 1)
     return embedding_neighbours(q.model, some, k=k, tokenizer=q.tokenizer)
 
 

@@ -116,7 +116,7 @@ def logit_attribution(
     `token` is what the model predicts there unless given. Raises RequestError for a position or token out of range,
     more than one row, and a wiring or norm whose scale it does not know how to hold."""
     tokens, module = one_row(model, tokens), eager(model)
-    labels, vocabulary = spelled(tokens, tokenizer, words), len(module.embedding.weight)
+    labels, vocabulary = spelled(tokens, tokenizer, words), module.vocab_size
     (at,) = within(position, tokens.shape[1], "position", "the text")
     for given, what in ((token, "token"), (against, "against")):
         if given is not None:
@@ -165,7 +165,7 @@ def _reads(module: Model, token: int) -> tuple[Tensor, Tensor]:
     """(d,) and (): a token's logit before the soft cap is the one along what the head reads, plus the other."""
     head: Any = module.head
     if head.packed is None:
-        weight, bias = head.matrix(module.embedding.weight), head.bias
+        weight, bias = head.applied(module.embedding), head.bias
     else:
         weight, bias = head.packed.applied(), head.packed.bias
     direction = exact(weight[token]) * head.scale

@@ -99,10 +99,10 @@ def head_scores(
     if unknown := [kind for kind in kinds if kind not in KINDS]:
         raise RequestError(f"kinds={unknown[0]!r}: use {', '.join(KINDS)}")
     counts = heads_of(model, "mixer.pattern")
-    tokens = rows_of(model, repeated_tokens(len(eager(model).embedding.weight), length, batch, seed))
+    tokens = rows_of(model, repeated_tokens(eager(model).vocab_size, length, batch, seed))
     looks = {f"layers.{at}.mixer.pattern": Masses(kinds, length) for at, n in enumerate(counts) if n}
     with torch.no_grad(), at_rest(model), looking(model, looks):
-        eager(model).read(tokens)
+        eager(model).hidden_states(tokens)
     found = [looks.get(f"layers.{at}.mixer.pattern") for at in range(len(counts))]
     tables = {kind: attention_table([None if one is None else one.means[kind] for one in found]) for kind in kinds}
     return HeadScores(tables, length, batch)

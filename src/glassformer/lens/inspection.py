@@ -256,7 +256,7 @@ def inspect(
     looks |= {f"layers.{layer}.mixer.pattern": maps[layer].pattern for layer in mapped}
     looks |= {site: lens.at(depth) for depth, site in enumerate(streams(inner))}
     with at_rest(model), looking(model, looks), torch.no_grad():
-        lens.end(inner.read(tokens))
+        lens.end(inner.hidden_states(tokens))
     ids = tokens[0].cpu()
     spell = speller(tokenizer)
     top_ids = lens.ids.cpu()
@@ -376,7 +376,7 @@ class Lens:
     def __init__(self, model: Any, tokens: Tensor, causal: bool, progress: OnProgress):
         self.model, self.causal, self.progress = model, causal, progress
         self.targets = tokens.roll(-1) if causal else tokens
-        self.vocab_size = len(model.embedding.weight)
+        self.vocab_size = model.vocab_size
         self.depths, count = len(model.layers) + 1, len(tokens)
         k = min(PREDICTIONS, self.vocab_size)
         self.ids = tokens.new_zeros(self.depths, count, k)
@@ -410,7 +410,7 @@ class Lens:
             rows = x.shape[1]
         for first in range(0, x.shape[1], rows):
             part = slice(first, first + rows)
-            logits = seen(self.model.head(x[:, part], self.model.embedding.weight))
+            logits = seen(self.model.unembed(x[:, part]))
             log_shares = wide(logits)[0].log_softmax(-1)  # (rows, v)
             best, self.ids[depth, part] = largest(log_shares, PREDICTIONS)
             self.shares[depth, part] = best.exp()

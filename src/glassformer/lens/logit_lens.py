@@ -117,7 +117,7 @@ def logit_lens(
     RequestError for a position, token or `top` out of range, and more than one row."""
     tokens = one_row(model, tokens)
     labels = spelled(tokens, tokenizer, words)
-    vocabulary = len(eager(model).embedding.weight)
+    vocabulary = eager(model).vocab_size
     if not 1 <= top <= vocabulary:
         raise RequestError(f"top={top} is out of range: from 1 to the {vocabulary} tokens of the vocabulary")
     length = tokens.shape[1]
@@ -140,7 +140,7 @@ def logit_lens(
 def unembed(model: Model, x: Tensor) -> Tensor:
     """Logits (b, s, v) of a stream x (b, s, d): the final norm, where there is one, and the head."""
     module = eager(model)
-    return module.head(x if module.final_norm is None else module.final_norm(x), module.embedding.weight)
+    return module.unembed(x if module.final_norm is None else module.final_norm(x))
 
 
 def _look(model: Model, streams: list[Tensor], after: Tensor, k: int) -> dict[str, Tensor]:

@@ -283,7 +283,7 @@ def _effective(
         tiles.add(x.abs().float().cpu(), list(range(first, first + x.shape[2])))
 
     with at_rest(model), looking(model, {site: OfHeads(look, [channel])}), torch.no_grad():
-        eager(model).read(tokens)
+        eager(model).hidden_states(tokens)
     largest = float(tiles.values.max())
     return tiles.values[0, 0] / (largest or 1.0), labels, tiles.height, largest
 

@@ -88,12 +88,12 @@ def table_for(model: Model, of: str) -> Float[Tensor, "v d"]:
     """A row for each token: of the embedding, or of the head, which may be the same."""
     whole = eager(model)
     if of == "embedding":
-        return whole.embedding.weight.detach()
+        return whole.embedding.applied().detach()
     if of != "head":
         raise RequestError(f"of={of!r} is neither embedding nor head{did_you_mean(of, ('embedding', 'head'))}")
     if whole.head.packed is not None:
         return whole.head.packed.weight.detach()
-    return (whole.embedding if whole.head.weight is None else whole.head).weight.detach()
+    return (whole.embedding.applied() if whole.head.weight is None else whole.head.weight).detach()
 
 
 @torch.no_grad()

@@ -73,7 +73,7 @@ def outcomes(
 
     As many copies share a pass as have 4,096 tokens or 64 Mi logits together; f sees the b rows of its own copy."""
     b, s = tokens.shape
-    fitting = min(TOKENS_PER_PASS, LOGITS_PER_PASS // len(eager(model).embedding.weight)) // (b * s)
+    fitting = min(TOKENS_PER_PASS, LOGITS_PER_PASS // eager(model).vocab_size) // (b * s)
     found: list[Tensor] = []
     for first in range(0, len(changes), max(1, fitting)):
         some = changes[first : first + max(1, fitting)]

@@ -83,7 +83,7 @@ def attention_rollout(
     rolling = _Rolling(torch.eye(tokens.shape[1], device=tokens.device), pool)
     names = [pattern_of(model, layer) for layer in range(len(eager(model).layers))]
     with at_rest(model), looking(model, dict.fromkeys(names, rolling)), torch.no_grad():
-        eager(model).read(tokens)
+        eager(model).hidden_states(tokens)
     return Rollout(torch.stack(rolling.kept), torch.stack(rolling.last), labels, -(-tokens.shape[1] // pool))
 
 

@@ -171,7 +171,7 @@ def massive_activations(model: Model, tokens: Int[Tensor, "b s"]) -> MassiveActi
 
     looks: dict[str, Look] = {f"layers.{at}.resid_post": look for at in range(len(eager(model).layers))}
     with torch.no_grad(), at_rest(model), looking(model, {"embed": look, **looks}):
-        eager(model).read(tokens)
+        eager(model).hidden_states(tokens)
     found.sort(key=lambda one: -abs(one.value))
     return MassiveActivations(found, torch.stack([top for top, _ in seen]), torch.stack([mid for _, mid in seen]))
 

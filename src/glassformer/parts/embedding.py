@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -12,6 +12,7 @@ from glassformer.parts.base import BuildContext, PartConfig
 from glassformer.parts.cost import Cost, Shape
 from glassformer.parts.forward_pass import Pass
 from glassformer.parts.init import Init, Role
+from glassformer.parts.loss import linear_cross_entropy
 from glassformer.parts.norm import NormConfig
 from glassformer.parts.position import EmbeddingPosition, EmbeddingPositionConfig
 from glassformer.parts.shard import Shard, Shards
@@ -56,6 +57,22 @@ class Embedding(nn.Module):
     def limit(self) -> int | None:
         """The first position that cannot be represented, if there is one."""
         return None if self.position is None else self.position.limit
+
+    def unembed(self, x: Float[Tensor, "... d"], bias: Tensor | None = None) -> Float[Tensor, "... v"]:
+        """x E^T + b: the logits of a head that shares the table."""
+        return F.linear(x, self.weight, bias)
+
+    def cross_entropy(self, x: Float[Tensor, "n d"], targets: Int[Tensor, " n"], **how: Any) -> Tensor:
+        """The loss of those logits, without keeping them: `linear_cross_entropy` with E as the weight."""
+        return linear_cross_entropy(x, self.weight, targets, **how)
+
+    def applied(self) -> Float[Tensor, "v d"]:
+        """The matrix of `unembed`: E."""
+        return self.weight
+
+    @property
+    def vocab_size(self) -> int:
+        return self.weight.shape[0]
 
     @torch.no_grad()
     def init_weights(self, init: Init) -> None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from glassformer.parts.base import BuildContext, PartConfig
 from glassformer.parts.cost import Cost, Shape
+from glassformer.parts.embedding import Embedding
 from glassformer.parts.init import Init, Role
 from glassformer.parts.linear import linear_cost
 from glassformer.parts.loss import cross_entropy, linear_cross_entropy
@@ -23,7 +24,8 @@ from glassformer.parts.words import Word
 class Head(nn.Module):
     """logits = softcap(scale x W^T + b); x (b, s, d), W (v, d), logits (b, s, v).
 
-    Tied, W is the embedding's own parameter (Press & Wolf 2017, 1608.05859); it then comes with the call.
+    Tied, W is the embedding's table (Press & Wolf 2017, 1608.05859): the embedding comes with the call and computes the
+    product.
     softcap(z) = cap tanh(z / cap), as Gemma 2; scale is Cohere's logit_scale, and one over Granite's logits_scaling.
     While training, the loss has z_loss (log Z)^2 on top (`parts/loss.py`).
     `reparam` makes a W of its own from `weight` (`parts/reparam.py`); a tied one is the embedding's table as it is.
@@ -52,49 +54,60 @@ class Head(nn.Module):
         self.packed: nn.Module | None = None
         self.init_weights(Init())
 
-    def forward(self, x: Float[Tensor, "b s d"], embedding: Float[Tensor, "v d"]) -> Float[Tensor, "b s v"]:
-        if self.packed is not None:
-            logits = self.packed(self.scaled(x))
-        else:
-            logits = F.linear(self.scaled(x), self.matrix(embedding), self.bias)
+    def forward(
+        self,
+        x: Float[Tensor, "b s d"],
+        embedding: Embedding | None = None,
+        targets: Int[Tensor, "b s"] | None = None,
+        reduction: str = "mean",
+    ) -> Tensor:
+        """Logits (b, s, v), or with `targets` their cross-entropy in nats, without keeping the logits: the mean over
+        targets that are not -100; `reduction="none"` gives (b, s) losses. A tied head needs the `embedding`."""
+        if targets is not None:
+            return self._loss(x, embedding, targets, reduction)
+        logits = self._product(self.scaled(x), embedding)
         return logits if self.softcap is None else self.softcap * torch.tanh(logits / self.softcap)
 
-    def matrix(self, embedding: Tensor) -> Tensor:
+    def _product(self, x: Tensor, embedding: Embedding | None) -> Tensor:
+        if self.packed is not None:
+            return self.packed(x)
         if self.weight is None:
-            return embedding
-        return self.weight if self.reparam is None else self.reparam(self.weight)
+            return _given(embedding).unembed(x, self.bias)
+        return F.linear(x, self._own(self.weight), self.bias)
 
-    def applied(self) -> Tensor | None:
-        """W (v, d) where the head has one of its own: what is made from `weight`."""
-        return self.weight if self.weight is None or self.reparam is None else self.reparam.applied(self.weight)
+    def _loss(self, x: Tensor, embedding: Embedding | None, targets: Tensor, reduction: str) -> Tensor:
+        if self.packed is not None:
+            return self.loss_of(self(x), targets, reduction)
+        rows, flat = self.scaled(x).flatten(0, 1), targets.flatten()
+        how: dict[str, Any] = {
+            "bias": self.bias, "softcap": self.softcap, "reduction": reduction, "z_loss": self._z_loss
+        }  # fmt: skip
+        if self.weight is None:
+            loss = _given(embedding).cross_entropy(rows, flat, **how)
+        else:
+            loss = linear_cross_entropy(rows, self._own(self.weight), flat, **how)
+        return loss if reduction == "mean" else loss.view_as(targets)
+
+    def _own(self, weight: Tensor) -> Tensor:
+        return weight if self.reparam is None else self.reparam(weight)
+
+    def applied(self, embedding: Embedding | None = None) -> Tensor:
+        """W (v, d): what is made from `weight`, or the table of the embedding that it is tied to."""
+        if self.weight is None:
+            return _given(embedding).applied()
+        return self.weight if self.reparam is None else self.reparam.applied(self.weight)
 
     def scaled(self, x: Tensor) -> Tensor:
         return x if self.scale == 1.0 else x * self.scale
 
-    def pack(self, packed: Callable[[Tensor, Tensor | None, tuple[int, ...]], nn.Module], embedding: Tensor) -> None:
+    def pack(self, packed: Callable[[Tensor, Tensor | None, tuple[int, ...]], nn.Module], embedding: Embedding) -> None:
         """Logits from now on come from a quantised copy of the matrix (`parts/quantized.py`)."""
-        weight = self.applied()
-        self.packed = packed(embedding if weight is None else weight, self.bias, (len(embedding),))
+        weight = self.applied(embedding)
+        self.packed = packed(weight, self.bias, (len(weight),))
         self.weight = self.bias = self.reparam = None
 
-    def loss(
-        self,
-        x: Float[Tensor, "b s d"],
-        embedding: Float[Tensor, "v d"],
-        targets: Int[Tensor, "b s"],
-        reduction: str = "mean",
-    ) -> Tensor:
-        """Mean cross-entropy in nats over targets that are not -100, without keeping the logits.
-
-        `reduction="none"` gives (b, s) losses."""
-        if self.packed is not None:
-            return self.loss_of(self(x, embedding), targets, reduction)
-        x, weight = self.scaled(x).flatten(0, 1), self.matrix(embedding)
-        loss = linear_cross_entropy(x, weight, targets.flatten(), self.bias, self.softcap, reduction, self._z_loss)
-        return loss if reduction == "mean" else loss.view_as(targets)
-
     def loss_of(self, logits: Float[Tensor, "b s v"], targets: Int[Tensor, "b s"], reduction: str = "mean") -> Tensor:
-        """The same, of logits that were made."""
+        """The cross-entropy of logits that were made."""
         return cross_entropy(logits, targets, reduction, self._z_loss)
 
     @property
@@ -105,10 +118,16 @@ class Head(nn.Module):
     def init_weights(self, init: Init) -> None:
         if self.weight is not None:
             init.fill(self.weight, "head")
-            if self.reparam is not None and not self.weight.is_meta:
+            if self.reparam is not None:
                 self.reparam.begin(self.weight)
         if self.bias is not None:
             self.bias.zero_()
+
+
+def _given(embedding: Embedding | None) -> Embedding:
+    if embedding is None:
+        raise TypeError("a tied head computes its logits with the embedding; call it as head(x, embedding)")
+    return embedding
 
 
 class HeadConfig(

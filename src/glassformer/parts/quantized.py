@@ -301,9 +301,9 @@ def quantize(model: nn.Module, kind: str, head: str | None = None) -> nn.Module:
     linears = [(path, module) for path, module in every if module.packable]
     if any(isinstance(module, QuantizedLinear) for _, module in linears):
         raise RequestError(f"quantize={kind!r}: the weights of this model are packed already")
-    embedding: Tensor = model.embedding.weight  # type: ignore[union-attr, assignment]
+    embedding: Any = model.embedding
     for path, module in linears:
-        weight = module.applied().to(embedding.device)
+        weight = module.applied().to(embedding.weight.device)
         model.set_submodule(path, QUANTIZED[kind](weight, module.bias, module.outs))
     model.head.pack(QUANTIZED[head], embedding)  # type: ignore[union-attr, operator]
     return model.eval().requires_grad_(False)
