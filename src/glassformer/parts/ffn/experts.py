@@ -23,6 +23,7 @@ from glassformer.parts.grouped import BLOCK, Groups, filled_rows, wants_blocks
 from glassformer.parts.init import Init
 from glassformer.parts.linear import GroupedLinear, Linear, Matrix, linear_cost
 from glassformer.parts.precision import full_precision, product_dtype, wide
+from glassformer.parts.reduce import total
 from glassformer.parts.reparam import MakeReparam
 from glassformer.parts.site import Site
 from glassformer.parts.words import Word, whole_number
@@ -48,7 +49,8 @@ class Router(Linear):
       c_i += gamma sign(1/e - f_i), f over the tokens since the last. Wang et al. 2024, 2408.15664. None: no c.
 
     The two losses join the gradient of `Model.loss` and leave its value (`parts/auxiliary.py`). A batch that comes in
-    pieces has the mean of its pieces' losses, each of which is level by itself.
+    pieces has the mean of its pieces' losses, each of which is level by itself. Processes that share a batch sum f and
+    the load (`parts/reduce.py`); with that, the mean of their gradients is the gradient of the whole batch.
     """
 
     packable = False
@@ -94,7 +96,8 @@ class Router(Linear):
     def balance(self, logits: Float[Tensor, "n e"], p: Float[Tensor, "n e"], counts: Float[Tensor, " e"]) -> None:
         """Adds the losses of a pass, and its load; `counts`: how many tokens chose each expert."""
         if self.balance_loss:
-            share, mean = counts / counts.sum(), (p / p.sum(-1, keepdim=True)).mean(0)
+            everywhere = total(counts)
+            share, mean = everywhere / everywhere.sum(), (p / p.sum(-1, keepdim=True)).mean(0)
             auxiliary.add(self.balance_loss * len(counts) * (share * mean).sum())
         if self.z_loss:
             auxiliary.add(self.z_loss * logits.logsumexp(-1).square().mean())
@@ -105,7 +108,8 @@ class Router(Linear):
     def after_step(self) -> None:
         """The optimizer has moved the weights: the selection bias moves too."""
         if self.balance_rate is not None and self.selection_bias is not None and self.load is not None:
-            self.selection_bias += self.balance_rate * torch.sign(self.load.mean() - self.load)
+            load = total(self.load)
+            self.selection_bias += self.balance_rate * torch.sign(load.mean() - load)
             self.load.zero_()
 
     @torch.no_grad()
