@@ -245,10 +245,8 @@ CHOICES -= {name for folder, name in DEFINED if folder not in AXES and not name.
 PART_NAMES = {*AXES, "block", "embedding", "head", "layer", "module", "part", "reparam", "scaling", "wiring"}
 """Names by which the code calls a part."""
 ASKED_FREELY = {
-    (
-        "building.py",
-        "getattr",
-    ): "init_weights and reset_parameters are optional methods of any module",
+    ("building.py", "getattr"): "init_weights and reset_parameters are optional methods of any module",
+    ("config.py", "getattr"): "shows every field of a part's config",
     ("training/optimizers/muon.py", "getattr"): "any module may declare the roles of its weight",
     ("convert/family.py", "AttentionConfig"): "narrows a block for the families, which alone import it",
     ("convert/family.py", "ExpertsConfig"): "narrows a block for the families, which alone import it",

@@ -159,7 +159,7 @@ def capture(
     gathers = {name: Gather(name, site.axes, heads, positions, reduce, pool, share) for name, site in chosen.items()}
     run = eager(model)
     with looking(model, gathers), torch.no_grad():
-        (run if "logits" in chosen else run.hidden_states)(tokens, **kwargs)  # without the head where nobody looks at it
+        (run if "logits" in chosen else run.hidden_states)(tokens, **kwargs)  # the head only where somebody looks
     if large := [gather for gather in gathers.values() if gather.unasked]:
         warnings.warn(
             f"{len(large)} maps such as {large[0].name} need {sum(gather.unasked for gather in large):,} bytes, more "

@@ -155,7 +155,7 @@ def test_depth_factors_count_residual_additions(change: str):
 
     def factors(config: ModelConfig) -> list[float]:
         ctx, wiring = config.ctx, config.stack[0].blocks[0].residual
-        std = [config.init.rule(ctx).std(role, 64.0, 64.0) for role in ("score", "hidden", "output")]
+        std = [config.init.build(ctx).std(role, 64.0, 64.0) for role in ("score", "hidden", "output")]
         return [*std, *wiring.numbers(ctx).values()]
 
     assert factors(split) == factors(config) != factors(config.vary(stack=(Stage(blocks=(block,)),)))
@@ -165,4 +165,4 @@ def test_a_stack_of_mixers_alone_begins_as_before():
     """Mamba: output weights at 0.02 / sqrt(2 L) of L layers."""
     config = preset("mamba@1m+layers=6+vocab_size=61+context=32")
     assert config.n_branches == 12
-    assert config.init.rule(config.ctx).std("output", 64.0, 64.0) == 0.02 / 12**0.5
+    assert config.init.build(config.ctx).std("output", 64.0, 64.0) == 0.02 / 12**0.5
