@@ -5,7 +5,9 @@ process, step by step in turn, with fused AdamW and gradients clipped at 1. Repo
 the share of the machine's bf16 matrix-product peak, and the memory each side adds in a process of its own. Ratios are
 of our side as the defaults choose it: in bf16 where its products are faster than in fp32 here, compiled.
 
-Beside them the step's matrix products alone, in the same rounds: what remains of a step when everything else is free.
+Beside them a loop of one's own over `model.loss`, plain and in `gf.fast_training()`, each in a process of its own, as
+that sets the process; for gpt2 the model of nanoGPT (benchmarks/nanogpt.py) under `torch.compile`, as its `train.py`
+runs it; and the step's matrix products alone, in the same rounds: what remains of a step when everything else is free.
 Which dtype is the faster one depends on the processor: train.md and train_zen4.md are two of them.
 """
 
@@ -18,12 +20,15 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
+import glassformer as gf
+from benchmarks.nanogpt import GPT
 from glassformer import machine
 from glassformer.config import ModelConfig
 from glassformer.naming import preset
@@ -91,6 +96,61 @@ def transformers(family: str, dtype: str, attention: str) -> Step:
     return step
 
 
+def own(family: str, fast: bool) -> Step:
+    """The loop that a user writes over `model.loss`, in the dtype that is faster here; `fast`: in `gf.fast_training()`,
+    for the rest of the process."""
+    how = gf.fast_training().__enter__() if fast else machine.settings("cpu")
+    model = config(family).build(seed=0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
+
+    def step(inputs: torch.Tensor, targets: torch.Tensor) -> float:
+        with how.autocast():
+            loss = model.loss(inputs, targets)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        return float(loss.detach())
+
+    return step
+
+
+def nanogpt(dtype: str) -> Step:
+    model = GPT(VOCAB, CONTEXT, n_layer=6, n_head=6, n_embd=384)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
+    compiled = torch.compile(model)
+    how = machine.settings("cpu", dtype, compile=False)
+
+    def step(inputs: torch.Tensor, targets: torch.Tensor) -> float:
+        with how.autocast():
+            loss = compiled(inputs, targets)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return float(loss.detach())
+
+    return step
+
+
+OWN = {"own loop, plain": False, "own loop, fast_training": True}
+"""Sides whose settings are those of a process: each has one of its own."""
+
+
+class Worker:
+    """A side in a process of its own, step by step."""
+
+    def __init__(self, family: str, side: str):
+        call = [sys.executable, "-m", "benchmarks.train", family, side, "step by step"]
+        self.process = subprocess.Popen(call, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+
+    def __call__(self, inputs: torch.Tensor, targets: torch.Tensor) -> float:
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self.process.stdin.write("step\n")
+        self.process.stdin.flush()
+        return float(self.process.stdout.readline())
+
+
 def sides(family: str) -> dict[str, Callable[[], Step]]:
     return {
         "glassformer bf16 compiled": lambda: ours(family, "bfloat16", True),
@@ -100,6 +160,8 @@ def sides(family: str) -> dict[str, Callable[[], Step]]:
         "transformers bf16 eager": lambda: transformers(family, "bfloat16", "eager"),
         "transformers fp32 sdpa": lambda: transformers(family, "float32", "sdpa"),
         "transformers fp32 eager": lambda: transformers(family, "float32", "eager"),
+        **({"nanoGPT bf16 torch.compile": lambda: nanogpt("bfloat16")} if family == "gpt2" else {}),
+        **({"nanoGPT fp32 torch.compile": lambda: nanogpt("float32")} if family == "gpt2" else {}),
     }
 
 
@@ -172,7 +234,9 @@ def run(rounds: int = 5, threads: int | None = None, quiet: bool = False) -> dic
     lines = []
     for family in FAMILIES:
         steps = {}
-        for name, make in sides(family).items():
+        makers: dict[str, Callable[[], Step]] = {**sides(family)}
+        makers |= {name: partial(Worker, family, name) for name in OWN}
+        for name, make in makers.items():
             steps[name] = make()
             began = time.perf_counter()
             steps[name](inputs, targets)
@@ -252,20 +316,26 @@ def table(family: str, medians: dict[str, float], found: dict[str, Any]) -> list
     return lines
 
 
-def main(family: str, side: str) -> None:
-    machine.apply(machine.settings("cpu"))
+def main(family: str, side: str, mode: str = "") -> None:
     inputs, targets = batch()
+    if mode:
+        step = own(family, OWN[side])
+        for _ in sys.stdin:
+            print(step(inputs, targets), flush=True)
+        return
+    if side not in OWN:
+        machine.apply(machine.settings("cpu"))
     if side.startswith("transformers"):
         import transformers  # noqa: F401  # not what is measured
     before = machine.peak_memory("cpu")
-    step = sides(family)[side]()
+    step = own(family, OWN[side]) if side in OWN else sides(family)[side]()
     for _ in range(6):  # until it grows no more
         step(inputs, targets)
     print(machine.peak_memory("cpu") - before)
 
 
 if __name__ == "__main__":
-    if len(sys.argv) == 3:
+    if len(sys.argv) > 2:
         main(*sys.argv[1:])
     else:
         print(json.dumps(run()))

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from glassformer.naming import load as load
     from glassformer.naming import preset as preset
     from glassformer.planning import plan as plan
+    from glassformer.training import fast_training as fast_training
     from glassformer.training import train as train
     from glassformer.version import __version__ as __version__
 
@@ -33,6 +34,7 @@ _HOMES = {
     "compare": "comparison",
     "dynamics": "dynamics",
     "edit": "introspection",
+    "fast_training": "training",
     "generate": "generation",
     "lens": "lens",
     "load": "naming",
@@ -50,6 +52,7 @@ __all__ = [
     "compare",
     "dynamics",
     "edit",
+    "fast_training",
     "generate",
     "lens",
     "load",

@@ -3,6 +3,7 @@
 from glassformer.dynamics.rates import default_learning_rate
 from glassformer.training.callbacks import Callback, Report, Reporter
 from glassformer.training.evaluate import evaluate, extrapolate
+from glassformer.training.fast import fast_training
 from glassformer.training.loop import run_request, train
 from glassformer.training.optimizers import (
     AdafactorConfig,
@@ -42,6 +43,7 @@ __all__ = [
     "default_learning_rate",
     "evaluate",
     "extrapolate",
+    "fast_training",
     "load",
     "prepare_run",
     "run_request",
