@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -175,3 +176,44 @@ def test_a_projection_serves_without_a_mixer():
     q, k, v = projection(maps, x, Pass.of(x))
     assert q.shape == (2, 3, 4, 8) and k.shape == v.shape == (2, 3, 2, 8)
     assert torch.equal(torch.cat([part.flatten(2) for part in (q, k, v)], -1), maps.qkv(x))
+
+
+class Sharing(FusedQKV):
+    """Keys and values that layers above use too (YOCO, 2405.05254; Gemma 3n)."""
+
+    def __call__(self, maps: Any, x: Tensor, pass_: Pass) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v = super().__call__(maps, x, pass_)
+        pass_.share("kv", (k, v))
+        return q, k, v
+
+
+class QueriesAlone(Projection):
+    def shapes(self, d_model: int) -> dict[str, MapShape]:
+        n, _, h = self.heads
+        return {"q_proj": MapShape(d_model, (n * h,), ("score",), (Shard(),))}
+
+    def __call__(self, maps: Any, x: Tensor, pass_: Pass) -> tuple[Tensor, Tensor, Tensor]:
+        return self.by_head(maps.q_proj(x)), *pass_.shared("kv")
+
+    def matrices(self, maps: Any) -> dict[str, Matrix]:
+        return {"q": Matrix.of(maps.q_proj, 0, self.heads.n_heads)}
+
+
+def test_layers_may_share_keys_and_values():
+    lower, upper = Attention(32, 4, 2, projection=Sharing), Attention(32, 4, 2, projection=QueriesAlone)
+    x, pass_ = torch.randn(2, 7, 32), Pass(0, 7)
+    between = lower(x, pass_)
+    found = upper(between, pass_)
+    _, k, v = (part.unflatten(-1, (-1, 8)).transpose(1, 2) for part in lower.qkv.split(lower.qkv(x)))  # type: ignore[operator, union-attr]
+    q = upper.q_proj(between).unflatten(-1, (-1, 8)).transpose(1, 2)  # type: ignore[operator]
+    z = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+    torch.testing.assert_close(found, upper.output(z.transpose(1, 2).flatten(2)))
+    states = [mixer.init_state(2, 7, torch.float32) for mixer in (lower, upper)]
+    pieces = []
+    for a, b in ((0, 4), (4, 7)):
+        part = Pass(a, b)
+        pieces.append(upper(lower(x[:, a:b], part, states[0]), part, states[1]))
+    torch.testing.assert_close(torch.cat(pieces, 1), found)
+    with pytest.raises(RequestError) as refused:
+        upper(x, Pass(0, 7))
+    assert (refused.value.code, refused.value.field) == ("missing", "kv")

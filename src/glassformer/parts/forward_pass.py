@@ -51,6 +51,7 @@ class Pass:
         self.start, self.end, self.rows = start, end, rows
         self.tokens = end - start if tokens is None else tokens
         self._made: dict[Hashable, Any] = {}
+        self._shared: dict[Hashable, Any] = {}
         self._device = device if ids is None else ids.device
         self.ids = self.slots if ids is None else ids
         self.documents, self.given, self.memory = documents, given, memory
@@ -99,6 +100,20 @@ class Pass:
         if key not in self._made:
             self._made[key] = make()
         return self._made[key]
+
+    def share(self, key: Hashable, value: Any) -> None:
+        """Hands a value of this layer to the layers above, as where they attend to one layer's keys and values."""
+        self._shared[key] = value
+
+    def shared(self, key: Hashable) -> Any:
+        """What a layer below has shared. Raises RequestError where none has."""
+        if key not in self._shared:
+            given = ", ".join(map(str, self._shared)) or "nothing"
+            raise RequestError(
+                f"no layer below has shared {key!r}; shared so far: {given}",
+                code="missing", field=str(key), expected=given,
+            )  # fmt: skip
+        return self._shared[key]
 
 
 def position_in_document(documents: Int[Tensor, "b t"]) -> Int[Tensor, "b t"]:
