@@ -204,7 +204,7 @@ def test_rows_of_a_state_are_moved_with_their_memory(model: Model):
     state.reorder(index)
     torch.testing.assert_close(model(TOKENS[index, 5:], state), full[index, 5:])
     batch = model.init_state(2, 9, memory_len=T)
-    for row, length in ((0, 3), (1, 7)):
+    for row, length in ((0, 7), (0, 3), (1, 7)):  # a row is taken over from a longer memory
         alone, memory = model.init_state(1, 9, memory_len=T), Memory(MEMORY.x[row : row + 1, :length])
         model(TOKENS[row : row + 1, :5], alone, memory=memory)
         batch.put(row, alone)
