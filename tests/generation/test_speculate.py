@@ -195,6 +195,8 @@ SMALL = 6
 class Table(nn.Module):
     """A model whose logits depend on the last token and on its place."""
 
+    causal = True
+
     def __init__(self, seed: int):
         super().__init__()
         draw = torch.Generator().manual_seed(seed)

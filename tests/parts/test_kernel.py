@@ -54,6 +54,22 @@ class StrictlyBefore(Visibility):
         return k_idx < q_idx
 
 
+class FirstAndNear(Visibility):
+    """The first tokens, and a window before each query, as in attention sinks: two intervals of keys."""
+
+    causal = sees_itself = True
+
+    def __init__(self, first: int, window: int):
+        self.first, self.window = first, window
+
+    def visible(self, b: Tensor, n: Tensor, q_idx: Tensor, k_idx: Tensor) -> Tensor:
+        return (k_idx <= q_idx) & ((k_idx < self.first) | (q_idx - k_idx < self.window))
+
+    def spans(self, first: int, last: int, t: int) -> list[tuple[int, int]]:
+        near = max(0, first - self.window + 1)
+        return [(0, last)] if near <= self.first else [(0, self.first), (near, last)]
+
+
 class Case(NamedTuple):
     """Inputs, and all that bends them."""
 
@@ -339,6 +355,25 @@ def test_a_window_is_linear_in_time_and_memory(name: str):
     assert one.largest < s * s // 8 and two.largest <= 2.01 * one.largest
     assert two.total < 2.2 * one.total
     assert made_by(Naive(), s, SlidingWindow(window)).largest >= 2 * s * s  # the counter counts
+
+
+@pytest.mark.parametrize("alibi", [False, True])
+@pytest.mark.parametrize("told", [False, True])
+def test_blocks_may_have_several_intervals_of_keys(alibi: bool, told: bool):
+    visibility: Visibility = FirstAndNear(3, 20)
+    if told:
+        ids = torch.randint(0, 4, (2, 300), generator=torch.Generator().manual_seed(2)).sort(dim=1).values
+        visibility = SameDocument(visibility, ids)
+    for s, t in ((300, 300), (129, 300), (1, 300)):
+        case = long_case(visibility, s, t, alibi=alibi)
+        for name in ("banded", "banded of 4", "sdpa"):
+            for mine, theirs in zip(grads(case, KERNELS[name]), grads(case, Naive()), strict=True):
+                torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=2e-5)
+
+
+def test_several_intervals_are_linear_in_memory():
+    one, two = (made_by(Banded(), s, FirstAndNear(3, 64)) for s in (2048, 4096))
+    assert one.total < 2048 * 2048 * 8 and two.total < 2.3 * one.total
 
 
 def test_causal_blocks_skip_the_future():

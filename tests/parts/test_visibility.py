@@ -49,6 +49,11 @@ def test_what_kernels_may_skip_is_never_seen(t: int, window: int, seed: int):
                 assert not mask[:, distance < 0].any()
             if visibility.reach is not None:
                 assert not mask[:, distance >= visibility.reach].any()
+            for first in range(t):
+                spans = visibility.spans(first, min(first + 3, t), t)
+                assert spans == sorted(spans) and all(begin < end for begin, end in spans)
+                skipped = [key for key in range(t) if not any(begin <= key < end for begin, end in spans)]
+                assert not mask[:, first : first + 3, skipped].any()
 
 
 def test_documents_do_not_see_each_other():

@@ -24,6 +24,9 @@ from glassformer.parts.visibility import Visibility
 
 BLOCK = 128
 
+Spans = list[tuple[int, int]]
+"""Intervals [begin, end) of keys, at least one."""
+
 
 class Tile(NamedTuple):
     """Queries `begin` .. `end`-1 against keys `first` .. `last`-1; `mask` is added to the columns from `since` on."""
@@ -54,39 +57,40 @@ class Banded(Kernel):
         if call.dropout or call.learned or not call.additive or not call.sees_itself:
             return self._general(call)
         tiles = call.once(("tiles", self.block, *call.key), lambda: self.tiles(call))
-        return _Tiles.apply(call.q, call.k, call.v, call.score_scale, tiles)
+        return self._general(call) if tiles is None else _Tiles.apply(call.q, call.k, call.v, call.score_scale, tiles)
 
     def keeps(self, facts: CallFacts, visibility: Visibility, heads: HeadLayout) -> KeptTensors:
         """The pattern of each block; keys and values that lie token by token, head by head."""
         n, g = heads.n, heads.g
-        spans = self.spans(visibility, facts.s, facts.t)
-        area = sum((end - begin) * (last - first) for begin, end, first, last in spans)
+        blocks = [(end - begin, spans) for begin, end, spans in self.blocks(visibility, facts.s, facts.t)]
+        area = sum(rows * _width(spans) for rows, spans in blocks)
         pairs = facts.batch * n * area
         per_head = facts.batch * facts.head_dim * facts.dtype.itemsize
-        if facts.additive and not facts.dropout:
+        tiled = facts.additive and not facts.dropout and not facts.learned
+        if tiled and all(len(spans) == 1 for _, spans in blocks):
             copies = g * facts.t * (1 if heads.by_head else 2)
             return KeptTensors(pairs * facts.dtype.itemsize + copies * per_head, given="qk" if heads.by_head else "q")
-        read = sum(last - first for _, _, first, last in spans)
+        read = sum(_width(spans) for _, spans in blocks)
         copies = n * facts.s + g * (facts.t if heads.by_head else read) + g * read
         visible = area + facts.s  # bools: of a query and a key, and of a query with any key
         return KeptTensors(pattern_bytes(facts, pairs) + visible + copies * per_head)
 
-    def spans(self, visibility: Visibility, s: int, t: int) -> list[tuple[int, int, int, int]]:
-        """(begin, end, first, last) of each block, the queries being the last s of t tokens."""
-        found = []
-        for begin in range(0, s, self.block):
-            end = min(begin + self.block, s)
-            start, stop = t - s + begin, t - s + end
-            first = 0 if visibility.reach is None else max(0, start - visibility.reach + 1)
-            found.append((begin, end, first, stop if visibility.causal else t))
-        return found
+    def blocks(self, visibility: Visibility, s: int, t: int) -> list[tuple[int, int, Spans]]:
+        """(begin, end, spans): queries begin .. end-1, and the intervals of keys that one of them may see, the queries
+        being the last s of t tokens."""
+        ends = [(begin, min(begin + self.block, s)) for begin in range(0, s, self.block)]
+        return [(begin, end, visibility.spans(t - s + begin, t - s + end, t)) for begin, end in ends]
 
-    def tiles(self, call: AttentionCall) -> list[Tile]:
-        """The blocks with their masks, -inf where invisible, plus the bias where there is one."""
+    def tiles(self, call: AttentionCall) -> list[Tile] | None:
+        """The blocks with their masks, -inf where invisible, plus the bias where there is one; None where a block's
+        keys are not one interval."""
         visibility, s, t = call.visibility, call.q.shape[1], call.k.shape[1]
         b, n, q_idx, k_idx = call.at
         made = []
-        for begin, end, first, last in self.spans(visibility, s, t):
+        for begin, end, spans in self.blocks(visibility, s, t):
+            if len(spans) != 1:
+                return None
+            ((first, last),) = spans
             # Keys before the block are all visible to it when nothing but order decides.
             since = (t - s + begin if visibility.causal else last) if call.plain else first
             if since >= last:
@@ -98,28 +102,38 @@ class Banded(Kernel):
         return made
 
     def _general(self, call: AttentionCall) -> Tensor:
-        """Any bias, any indices, dropout: the same blocks, differentiated by torch."""
-        q, k, v, visibility = call.q, call.k, call.v, call.visibility
+        """Any bias, any indices, any intervals, dropout: the same blocks, differentiated by torch."""
+        q, k, v = call.q, call.k, call.v
         batch, s, n, h = q.shape
         t, g = k.shape[1], k.shape[2]
         b, heads, q_idx, k_idx = call.at
         queries = q.unflatten(2, (g, n // g)).permute(0, 2, 3, 1, 4)  # (b, g, n/g, s, h)
         keys, values = k.permute(0, 2, 3, 1), v.transpose(1, 2)  # (b, g, h, t), (b, g, t, h)
         out = []
-        for begin, end, first, last in self.spans(visibility, s, t):
-            if call.index is not None:
-                first, last = 0, t
+        for begin, end, spans in self.blocks(call.visibility, s, t):
+            if call.index is not None:  # keys lie in no order
+                spans = [(0, t)]
             rows = queries[:, :, :, begin:end].reshape(batch, g, -1, h)
-            scores = wide(rows @ keys[..., first:last]).view(batch, n, end - begin, last - first) * call.score_scale
-            at = b, heads, q_idx[:, :, begin:end], k_idx[..., first:last]
+            scores = wide(rows @ _within(keys, spans, 3)).view(batch, n, end - begin, -1) * call.score_scale
+            at = b, heads, q_idx[:, :, begin:end], _within(k_idx, spans, 3)
             if call.bias is not None:
                 scores = call.bias(scores, *at)
-            visible = visibility.visible(*at)
+            visible = call.visibility.visible(*at)
             scores = scores.masked_fill(~visible, float("-inf"))
             pattern = torch.softmax(scores, -1).masked_fill(~visible.any(-1, keepdim=True), 0.0).to(v.dtype)
-            pattern = F.dropout(pattern, call.dropout).view(batch, g, -1, last - first)
-            out.append((pattern @ values[:, :, first:last]).view(batch, n, end - begin, v.shape[-1]))
+            pattern = F.dropout(pattern, call.dropout).view(batch, g, -1, pattern.shape[-1])
+            out.append((pattern @ _within(values, spans, 2)).view(batch, n, end - begin, v.shape[-1]))
         return torch.cat(out, dim=2).transpose(1, 2)
+
+
+def _width(spans: Spans) -> int:
+    return sum(end - begin for begin, end in spans)
+
+
+def _within(x: Tensor, spans: Spans, dim: int) -> Tensor:
+    """The intervals of x, one after another; a single one is not copied."""
+    parts = [x.narrow(dim, begin, end - begin) for begin, end in spans]
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim)
 
 
 class _Tiles(torch.autograd.Function):

@@ -32,6 +32,12 @@ class Visibility:
     def visible(self, b: Tensor, n: Tensor, q_idx: Tensor, k_idx: Tensor) -> Tensor:
         raise NotImplementedError
 
+    def spans(self, first: int, last: int, t: int) -> list[tuple[int, int]]:
+        """Intervals [begin, end) of keys, at least one, ascending and disjoint, outside of which none of the queries
+        first .. last-1 of t tokens sees a key. By default they follow from `causal` and `reach`."""
+        begin = 0 if self.reach is None else max(0, first - self.reach + 1)
+        return [(begin, last if self.causal else t)]
+
     def keys_seen(self, t: int) -> float:
         """Mean number of keys that a query of a t-token sequence sees."""
         raise NotImplementedError
@@ -55,6 +61,9 @@ class SameDocument(Visibility):
     def visible(self, b: Tensor, n: Tensor, q_idx: Tensor, k_idx: Tensor) -> Tensor:
         same = self.documents[b, q_idx] == self.documents[b, k_idx]
         return self.inner.visible(b, n, q_idx, k_idx) & same
+
+    def spans(self, first: int, last: int, t: int) -> list[tuple[int, int]]:
+        return self.inner.spans(first, last, t)
 
 
 class VisibilityConfig(PartConfig, axis="visibility"):
