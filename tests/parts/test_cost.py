@@ -20,7 +20,9 @@ from glassformer.errors import RequestError
 from glassformer.parts import base
 from glassformer.parts.base import BuildContext
 from glassformer.parts.cost import NUMBERS, Cost, Shape
-from glassformer.parts.forward_pass import Pass
+from glassformer.parts.forward_pass import Memory, Pass
+from glassformer.parts.kernel import KernelConfig
+from glassformer.parts.mixer import CrossAttentionConfig
 from glassformer.parts.norm import NormConfig
 
 SMALL = "layers=2+d_model=64+vocab_size=61+context=512"
@@ -93,6 +95,48 @@ def test_a_block_keeps_what_autograd_saves(name: str, products: torch.dtype | No
     assert y.requires_grad and measured
     tolerance = FILLED if name == "experts" and products else EXACT
     assert block_cost(config, products).activation_bytes("none") == pytest.approx(measured, rel=tolerance)
+
+
+@pytest.mark.parametrize("products", [None, torch.bfloat16], ids=["fp32", "autocast"])
+@pytest.mark.parametrize("name", ["gpt2", "gqa", "alibi", "mamba"])
+def test_a_model_keeps_what_autograd_saves_for_its_loss(name: str, products: torch.dtype | None):
+    """Tables and masks that layers share once, and of the head gradients in place of logits."""
+    config = gf.preset(ROWS[name])
+    model = config.build(seed=0).train()
+    owned = {tensor.untyped_storage().data_ptr() for tensor in [*model.parameters(), *model.buffers()]}
+    tokens = torch.randint(61, (B, S + 1))
+    tokens, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+    with saved() as sizes, torch.autocast("cpu", products) if products else nullcontext():
+        model.loss(tokens, targets)
+    measured = sum(size for at, size in sizes.items() if at not in owned)
+    assert config.costs(Shape.training(B, S, products=products)).kept == pytest.approx(measured, rel=0.01)
+
+
+@pytest.mark.parametrize("kernel", ["sdpa", "naive", "banded"])
+def test_attention_to_a_memory_keeps_what_autograd_saves(kernel: str):
+    kinds = KernelConfig.choices()
+    config = CrossAttentionConfig(n_heads=4, n_kv_heads=2, kernel=kinds[kernel]())
+    ctx = BuildContext(d_model=64, vocab_size=61, context=512, n_layers=2)
+    mixer = config.build(ctx).train()
+    owned = {weight.untyped_storage().data_ptr() for weight in mixer.parameters()}
+    x, memory = (torch.randn(B, S, 64, requires_grad=True) for _ in range(2))
+    with saved() as sizes:
+        mixer(x, Pass(0, S, memory=Memory(memory)))
+    measured = sum(size for at, size in sizes.items() if at not in owned)
+    assert config.costs(ctx, Shape.training(B, S)).kept == pytest.approx(measured, rel=EXACT)
+
+
+@pytest.mark.parametrize("name", ["gqa", "gpt2", "qknorm"])
+@pytest.mark.parametrize("change", ["mixer.projection=separate", "mixer.clip=2", "gain"])
+def test_a_projection_is_kept_while_a_part_of_it_is_read(name: str, change: str):
+    config = gf.preset(f"{ROWS[name]}+{change}")
+    block = config.build(seed=0).train().layers[0]
+    owned = {weight.untyped_storage().data_ptr() for weight in block.parameters()}
+    x = torch.randn(B, S, config.d_model, requires_grad=True)
+    with saved() as sizes:
+        block(x, Pass.of(x))
+    measured = sum(size for at, size in sizes.items() if at not in owned)
+    assert block_cost(config).kept == pytest.approx(measured, rel=EXACT)
 
 
 class Results(TorchDispatchMode):

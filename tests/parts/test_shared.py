@@ -15,6 +15,7 @@ import glassformer as gf
 from glassformer.config import ModelConfig, Stage
 from glassformer.model import Model
 from glassformer.parts.base import BuildContext, Reference
+from glassformer.parts.cost import Cost, Shape
 from glassformer.parts.forward_pass import Pass
 from glassformer.parts.init import Init
 from glassformer.parts.kernel import NaiveConfig, ScoreBias
@@ -59,16 +60,16 @@ class SharedRelativeConfig(AttentionPositionConfig, kind="toy_shared_relative"):
         key = (type(self), self, ctx.n_heads)
         return Relative(ctx.shared(key, lambda: Table(self.buckets, ctx.n_heads)))
 
-    def num_params(self, ctx: BuildContext) -> int:
-        return self.buckets * ctx.n_heads
+    def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
+        return Cost.once((type(self), self, ctx.n_heads), Cost.weights(self.buckets * ctx.n_heads))
 
 
 class OwnRelativeConfig(AttentionPositionConfig, kind="toy_own_relative"):
     def build(self, ctx: BuildContext) -> Relative:
         return Relative(Table(4, ctx.n_heads))
 
-    def num_params(self, ctx: BuildContext) -> int:
-        return 4 * ctx.n_heads
+    def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
+        return Cost.weights(4 * ctx.n_heads)
 
 
 def config_of(position: AttentionPositionConfig, layers: int = 3) -> ModelConfig:
@@ -99,6 +100,8 @@ def test_the_first_layer_owns_what_all_share(model: Model):
     own = config_of(OwnRelativeConfig()).build(seed=0)
     count = sum(p.numel() for p in own.parameters()) - sum(p.numel() for p in model.parameters())
     assert count == 2 * table(model).numel()
+    for made, position in ((model, SharedRelativeConfig()), (own, OwnRelativeConfig())):
+        assert config_of(position).num_params() == sum(p.numel() for p in made.parameters())
 
 
 def test_it_computes_what_layers_with_tables_of_their_own_do(model: Model):

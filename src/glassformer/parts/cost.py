@@ -132,6 +132,14 @@ class Cost:
         return cls(values, values, **others)
 
     @classmethod
+    def state(cls, shape: Shape, held: int, moved: int | None = None) -> Cost:
+        """A decode state of so many bytes per sequence; `moved` of them are read and written, by default all of both.
+        Nothing in training."""
+        if shape.phase == "train":
+            return cls()
+        return cls(state_bytes=shape.b * held, moved_bytes=shape.b * (2 * held if moved is None else moved))
+
+    @classmethod
     def of(cls, children: Mapping[str, Cost]) -> Cost:
         """The sum of named parts."""
         return _total(Counter(map(id, children.values())), children.values(), children)

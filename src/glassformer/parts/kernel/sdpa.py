@@ -20,14 +20,11 @@ class Sdpa(Kernel):
         return None if facts.additive else "cannot apply a softcap, or another bias that is not additive"
 
     def keeps(self, facts: CallFacts, visibility: Visibility, heads: HeadLayout) -> KeptTensors:
-        """q, k, v, z and the logarithm of each row's sum; z once more where it lies as q, head by head. Torch computes
-        dropout on CPUs by the definition."""
+        """q, k, v, z and the logarithm of each row's sum; torch computes dropout on CPUs by the definition."""
         if facts.dropout and facts.device == "cpu":
             return super().keeps(facts, visibility, heads)
         mask = facts.s * facts.t * (heads.n if heads.biased else 1) * facts.dtype.itemsize if facts.masked else 0
-        rows = facts.batch * heads.n * facts.s
-        z = rows * facts.head_dim * facts.dtype.itemsize if heads.by_head else 0
-        return KeptTensors(rows * 4 + z, mask, "qkvz")
+        return KeptTensors(facts.batch * heads.n * facts.s * 4, mask, "qkvz")
 
     def attend(self, call: AttentionCall) -> Tensor:
         q, k, v = call.q, call.k, call.v

@@ -350,8 +350,11 @@ class AttentionConfig(MixerConfig, kind="attention", words=_WORDS):
         values += "qk" if self.qk_norm is not None and turned and self.qk_norm.after_position else ""
         values += "qkv" if self.clip is not None else ""
         own = kept.own + shape.keeps(sum(size[name] for name in values))
-        if self.gain_control:  # a second call, with queries of its own
-            own += kept.own + shape.keeps(size["q"] * (3 if "z" in kept.given else 1))
+        z = ctx.n_heads * self._projection(ctx).value_dim if "z" in kept.given else 0
+        if self.gain_control:  # a second call, with queries of its own; the output reads the difference
+            own += kept.own + shape.keeps(size["q"] + 2 * z)
+        elif turned:  # z then lies as q does, head by head, and the output reads a copy
+            own += shape.keeps(z)
         return Cost(kept=own) + mask
 
     def _tensors(self) -> tuple[str, ...]:
@@ -375,9 +378,7 @@ class AttentionConfig(MixerConfig, kind="attention", words=_WORDS):
 
     def _state(self, ctx: BuildContext, shape: Shape) -> Cost:
         """Keys and values of the tokens within reach: those before are read, the new ones written."""
-        if shape.phase == "train":
-            return Cost()
         reach = self.visibility.build(ctx).reach or shape.t
-        token = shape.b * sum(n * vector_bytes(width, shape.state) for n, width in self._projection(ctx).kept_shapes)
+        token = sum(n * vector_bytes(width, shape.state) for n, width in self._projection(ctx).kept_shapes)
         held, read, written = (token * min(tokens, reach) for tokens in (shape.t, shape.t - shape.s, shape.s))
-        return Cost(state_bytes=held, moved_bytes=read + written)
+        return Cost.state(shape, held, read + written)

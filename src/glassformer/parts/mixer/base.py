@@ -105,8 +105,9 @@ class MixerConfig(PartConfig, axis="mixer"):
     def build(self, ctx: BuildContext) -> Mixer:
         raise NotImplementedError
 
+    @abstractmethod
     def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
-        raise NotImplementedError
+        """Parameters, FLOPs and bytes for this shape (`parts/cost.py`)."""
 
     @abstractmethod
     def causal(self, ctx: BuildContext) -> bool:

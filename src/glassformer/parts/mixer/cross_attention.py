@@ -276,14 +276,14 @@ class CrossAttentionConfig(MixerConfig, kind="cross_attention"):
         width = projection.value_dim
         output = linear_cost(ctx, shape.reading(shape.products), self.n_heads * width, ctx.d_model, bias=out_bias)
         total = self.projection.costs(inner, shape) + output + attention_cost(inner, shape, width, shape.t)
-        if shape.phase == "train":
-            return total + Cost(kept=self._kept(inner, shape, width))
-        kept = sum(n * vector_bytes(width, shape.state) for n, width in projection.kept_shapes) + IDS.itemsize
-        held = shape.b * shape.t * kept
-        return total + Cost(state_bytes=held, moved_bytes=held)
+        token = sum(n * vector_bytes(width, shape.state) for n, width in projection.kept_shapes) + IDS.itemsize
+        held = shape.t * token
+        return total + Cost(kept=self._kept(inner, shape, width)) + Cost.state(shape, held, held)
 
     def _kept(self, ctx: BuildContext, shape: Shape, width: int) -> int:
         """q, k and v as far as the kernel keeps them, and what it makes."""
+        if shape.phase != "train":
+            return 0
         n, g, h = ctx.n_heads, ctx.n_kv_heads, ctx.head_dim
         facts = CallFacts(
             shape.device, shape.products, shape.b, shape.s, shape.t, h, dropout=self.dropout > 0, grad=True

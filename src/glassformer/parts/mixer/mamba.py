@@ -299,9 +299,6 @@ class MambaConfig(MixerConfig, kind="mamba", words="mamba"):
 
     def _state(self, ctx: BuildContext, shape: Shape) -> Cost:
         """The convolution's tail and h, of one size; a pass reads and writes both."""
-        if shape.phase == "train":
-            return Cost()
         c, dtype = self._shape(ctx)[0], shape.state
         precise = torch.promote_types(dtype, torch.float32)
-        held = shape.b * ((self.d_conv - 1) * vector_bytes(c, dtype) + c * self.d_state * precise.itemsize)
-        return Cost(state_bytes=held, moved_bytes=2 * held)
+        return Cost.state(shape, (self.d_conv - 1) * vector_bytes(c, dtype) + c * self.d_state * precise.itemsize)
