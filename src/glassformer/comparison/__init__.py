@@ -1,4 +1,11 @@
-"""Trains several architectures side by side under one budget and reports what can be said of them."""
+"""Comparisons: several models trained under one budget, with paired seeds, verdicts and a report.
+
+request     arms from expressions, fairness, budgets and recipes
+folder      what an earlier comparison has left in a folder
+statistics  intervals and verdicts
+summary     results.json and the report, after each run
+command     the command line that repeats a comparison
+"""
 
 from __future__ import annotations
 
@@ -59,21 +66,26 @@ def compare(
     executor: Executor | None = None,
     **recipe: Any,
 ) -> dict[str, Any]:
-    """Trains every EXPR on DATA under one budget; writes OUT/results.json and OUT/report.html; returns the results.
+    """Trains every expression on `data` under one budget; writes results.json and report.html to `out`.
 
-    All arms of a seed read the same text in the same order. `executor` trains them, by default one after the other
-    (`runs.executor.Serial`). With the same `out`, what is finished is kept and what is not goes on. `on_event` takes
-    the events of `runs.events`. Other keywords are fields of the recipe, of all arms; +recipe.FIELD=VALUE in an EXPR is
-    for that arm alone, and the report says what differs. `steps` is a budget of as many tokens as so many steps of the
-    common batch size and context take.
+    Returns the content of results.json; `runs.results.Results.of` makes typed values of it. All arms of a seed read the
+    same text in the same order. If `out` holds an earlier comparison of the same kind, its finished runs are kept and
+    the others are trained, failed ones included.
 
-    The results are the values of results.json; `runs.results.Results.of` gives them types. The `status` of a run is
-    "ok", "diverged", or "failed" with the reason in `error`: what failed is returned among the others, even where
-    nothing else is, and tried again when the same is asked again. The `status` of the results is "complete", or says
-    how many runs there are so far: those of `asked` that finished are in results.json at any time.
+    expressions  models; +recipe.FIELD=VALUE in one changes the recipe of that arm alone, and the report shows it
+    tokens, minutes, flops, steps
+                 the budget of each run, one of them; `steps` counts as the tokens of so many steps of the common batch
+                 size and context
+    match        what is equal between arms; "flops" with a budget in tokens gives every arm the FLOPs of the first
+    on_event     receives the events of `runs.events`
+    executor     trains the runs; the default, `runs.executor.Serial`, one after the other
+    recipe       fields of the recipe of all arms
 
-    Raises RequestError before anything is trained: for what names no model, does not fit together, or is unfair, and
-    where another process writes the same folder. Raises Interrupted on Ctrl-C.
+    A run has status "ok", "diverged" or "failed", with the reason in `error`; a failed run does not raise. The results
+    have status "complete" or "N of M runs so far": results.json is rewritten after every run.
+
+    Raises RequestError before anything is trained: for an expression that names no model, models that do not fit
+    together, an unfair comparison, and a folder that another process writes. Raises Interrupted on Ctrl-C.
     """
     check_sinks(log_to)
     if not str(out):
@@ -143,7 +155,7 @@ def _trained(
     notify: Notify,
     how: str,
 ) -> Results:
-    """The results with every run that is asked for; what there is so far is on disk at any time."""
+    """Trains the runs that are missing; results.json and the report are rewritten after each."""
     begun, found = results, {}
     try:
         with only_writer(folder), interruptible():

@@ -1,4 +1,4 @@
-"""How a comparison that was asked for in Python is asked for again."""
+"""The command line, or the call in Python, that repeats a comparison."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ FLAGS = {
 
 
 def command_of(expressions: Sequence[str], data: object, fields: dict[str, Any], **always: Any) -> str:
-    """The command of the comparison with these keywords, without those of `fields` that are at their defaults; where no
-    option says one of them, or `data` is text in memory, the call in Python."""
+    """The command with these keywords, without those of `fields` that have their default value. It is a call in Python
+    if a keyword has no option on the command line, or if `data` is text in memory."""
     usual = {**recipe_defaults(), "tokenizer": "auto", "allow_unmatched": False}
     given = {name: value for name, value in fields.items() if value != usual.get(name)} | always
     named = isinstance(data, str | Path)

@@ -1,4 +1,4 @@
-"""The folder of a comparison: where its runs lie, and what there must not be written over."""
+"""Checks of the output folder: an earlier comparison is continued or refused, never overwritten."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from glassformer.runs.results import Budget, Data
 from glassformer.training import Recipe
 
 WRITTEN = ("report.html", "tokenizer")
-"""What a comparison writes besides results.json, which comes first and says whose they are."""
+"""Files of a comparison besides results.json, which is written first."""
 BUDGET = ("match", "tokens", "flops", "minutes", "batch_size", "context")
 
 
 def check_comparison(folder: Path, names: Collection[str], budget: Budget) -> None:
-    """Raises RequestError for a folder that holds something else than a comparison, or one that this would not add to:
-    of other models, or under another budget. Reads no text, writes nothing."""
+    """Raises RequestError if the folder holds files that are no comparison, or a comparison of other models or under
+    another budget. Reads no text and writes nothing."""
     for place in (folder, *folder.parents):
         if place.exists() and not place.is_dir():
             raise RequestError(f"--out {folder}: {place} is a file; name a folder")
@@ -45,8 +45,8 @@ def check_comparison(folder: Path, names: Collection[str], budget: Budget) -> No
 
 
 def check_runs(folder: Path, requests: Collection[RunRequest], text: Data) -> None:
-    """Raises RequestError where the folder holds a comparison on other text than `text` describes, or runs of the asked
-    models, whatever their seed, that were trained otherwise than the requests say."""
+    """Raises RequestError if the folder holds a comparison on another text, runs of a requested model (of any seed)
+    with another config or recipe, or finished runs that are not requested."""
     held = read_results(folder)
     if held is not None:
         for what, was, now in (
@@ -80,20 +80,20 @@ def _refuse_another(folder: Path, run: dict[str, Any], wanted: dict[str, Any]) -
 
 
 def _current(run: dict[str, Any]) -> dict[str, Any]:
-    """The identity of a run, which an older version may have written, in today's fields."""
+    """The identity of a run in today's fields; an older version may have written it."""
     parts = {"config": ModelConfig.current, "recipe": Recipe.current}
     return {**run, **{key: in_fields(run[key]) for key, in_fields in parts.items() if run.get(key)}}
 
 
 def compiled_before(folder: Path) -> bool | None:
-    """Whether the runs that lie there were compiled; None where there are none, or it is not said."""
+    """The `compile` of the runs in the folder; None if there are none or they do not say."""
     found = (request.get("recipe") for request in _begun(folder, {}))
     return next((recipe["compile"] for recipe in found if isinstance(recipe, dict) and "compile" in recipe), None)
 
 
 def _begun(folder: Path, places: dict[Path, str]) -> Iterator[dict[str, Any]]:
-    """The requests of the runs that lie there. Raises RequestError where one is in a place that is needed, and cannot
-    be read or is of another model."""
+    """The request.json of every run in the folder. `places` maps the folders of requested runs to their names; raises
+    RequestError if one of these holds a file of another model, or one that cannot be read."""
     for path in sorted(folder.glob(f"runs/*/{REQUEST}")):
         request = read_request(path.parent)
         name = request.get("name")

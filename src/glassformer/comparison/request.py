@@ -1,4 +1,4 @@
-"""What is asked of a comparison, and whether it would be fair."""
+"""Arms, budgets and recipes of a comparison, and how far it is fair."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from glassformer.training.request import fit, refuse_blind, settings
 
 Match = Literal["tokens", "flops", "minutes"]
 MOST_SEEDS = 1000
-"""Intervals narrow with the root of it: ten are many."""
+"""Intervals narrow with the square root of the number of seeds: ten are many."""
 UNFAIR = 0.2
-"""Largest difference in parameters of the layers that one comparison takes without being told to."""
+"""Largest relative difference in parameters of the layers without `allow_unmatched`."""
 ALIKE = {
     "tokens": "--tokens", "flops": "--flops", "minutes": "--minutes", "steps": "--steps", "seed": "--seeds",
     "context": "--context", "evaluation_tokens": "as many",
 }  # fmt: skip
-"""Fields of the recipe that one arm cannot have for itself, and what gives them to all: losses are compared under one
-budget, on the same text, seed by seed."""
+"""Fields of the recipe that must be the same for all arms, and the option that sets them: losses are compared under
+one budget, on the same text, seed by seed."""
 
 
 def check_seeds(seeds: object) -> int:
-    """The number of seeds. Raises RequestError unless it is one."""
+    """The number of seeds as an int. Raises RequestError unless it is from 1 to MOST_SEEDS."""
     check_whole("seeds", seeds)
     number = int(seeds)  # type: ignore[call-overload]
     if number > MOST_SEEDS:
@@ -46,8 +46,8 @@ def recipe_defaults() -> dict[str, Any]:
 
 
 def arms(expressions: Sequence[str]) -> dict[str, ModelConfig]:
-    """EXPR -> config; of the model alone, without what an EXPR changes of the recipe. Raises RequestError for fewer
-    than one, a repeated one, one that names no model, and a change of the recipe that must be the same for all."""
+    """Expression -> config, without changes of the recipe. Raises RequestError for an empty list, a repeated
+    expression, one that names no model, and a change of a field in ALIKE."""
     if not expressions:
         raise RequestError("compare needs at least one model, such as gpt2@10m llama@10m")
     found: dict[str, ModelConfig] = {}
@@ -66,8 +66,8 @@ def arms(expressions: Sequence[str]) -> dict[str, ModelConfig]:
 
 
 def common_context(configs: dict[str, ModelConfig], given: int | None) -> int:
-    """The context of all arms: the one given, or the one that every EXPR sets, or the recipe's default. Raises
-    RequestError for an EXPR that sets another."""
+    """The context of all arms: as given, else as every expression sets it, else the recipe's default. Raises
+    RequestError for an expression that sets another."""
     own = {name: own_value(name, config, "context") for name, config in configs.items()}
     default = next(iter(own.values())) if len(set(own.values())) == 1 else None
     context = next(c for c in (given, default, Recipe.model_fields["context"].default) if c is not None)
@@ -117,8 +117,7 @@ def fairness(configs: dict[str, ModelConfig], allow_unmatched: bool) -> list[str
 
 
 def likeness(configs: dict[str, ModelConfig], plans: dict[str, Recipe]) -> list[str]:
-    """Notes on which arms are trained otherwise, where nothing else tells them from another, and which arms nothing
-    tells apart."""
+    """Notes on arms with a recipe of their own, and on arms that are the same model with the same recipe."""
     notes = []
     for name, config in configs.items():
         if wishes := split_recipe(name)[1]:
@@ -136,7 +135,7 @@ def likeness(configs: dict[str, ModelConfig], plans: dict[str, Recipe]) -> list[
 
 
 def spending(configs: dict[str, ModelConfig], plans: dict[str, Recipe], match: str) -> dict[str, float]:
-    """What each arm will spend of what is matched, in whole steps; nothing where the clock decides."""
+    """Amount of the matched quantity that each arm will spend, in whole steps; empty for a budget in minutes."""
     spent = {}
     for name, config in configs.items():
         plan = plans[name]
@@ -147,7 +146,7 @@ def spending(configs: dict[str, ModelConfig], plans: dict[str, Recipe], match: s
 
 
 def unequal(spent: dict[str, float], match: str) -> list[str]:
-    """A note where arms spend more than others of what is matched, as every run ends with a whole step."""
+    """A note if arms spend different amounts of the matched quantity, because every run ends with a whole step."""
     if not spent or not min(spent.values()):
         return []
     least, most = min(spent, key=spent.__getitem__), max(spent, key=spent.__getitem__)
@@ -199,8 +198,8 @@ def recipes(
 def compiled_alike(
     configs: dict[str, ModelConfig], plans: dict[str, Recipe], before: bool | None
 ) -> tuple[dict[str, Recipe], machine.Settings]:
-    """The recipes with compilation decided, and how the arms will compute: all arms compile or none does, as those did
-    that were trained `before`, else where it pays for one of them. What an arm asks for itself, it gets."""
+    """The recipes with `compile` decided, and the settings to report. All arms compile or none does: as the runs
+    `before` did, else if it pays for at least one arm. An arm whose expression sets `compile` keeps its value."""
     plans = {name: plan.vary(compile=before) if plan.compile is None else plan for name, plan in plans.items()}
     made = [settings(config, plans[name]) for name, config in configs.items()]
     how = next((one for one in made if one.compile), made[0])

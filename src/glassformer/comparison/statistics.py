@@ -1,4 +1,4 @@
-"""What several seeds allow to say."""
+"""Paired intervals over seeds, and the verdicts that follow."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ def student_t(p: float, df: int) -> float:
 def verdicts(runs: Sequence[RunResult], confidence: float = 0.95) -> list[Verdict]:
     """Every other arm against the first that finished two seeds, by validation loss, over the seeds both finished.
 
-    difference = loss(b) - loss(a), so a positive one favours a. One seed gives none: nothing can be said. A pair is two
-    runs whose initial weights were drawn by one rule, and a verdict holds pairs of one rule: the one with most of them,
-    the latest of several."""
+    difference = loss(b) - loss(a): positive favours a. One seed gives no verdict. The two runs of a pair have initial
+    weights drawn by the same rule, and so do all pairs of a verdict: the rule with the most pairs is taken, of several
+    the latest."""
     names = list(dict.fromkeys(run.name for run in runs))
     losses: dict[str, dict[int, dict[int, float]]] = {name: {} for name in names}
     """name -> rule of the weights -> seed -> loss"""
@@ -77,7 +77,7 @@ def _verdict(a: str, b: str, differences: list[float], confidence: float) -> Ver
 
 
 def stand_in(runs: Sequence[RunResult], found: Sequence[Verdict]) -> list[str]:
-    """A note where the verdicts `found` are not against the first arm."""
+    """A note if the verdicts `found` are not against the first arm."""
     if not found or (a := found[0].a) == (first := runs[0].name):
         return []
     return [f"{first} has not finished two seeds: the verdicts are against {a}, the first arm that has."]

@@ -1,4 +1,4 @@
-"""Results of a comparison as far as it has come: verdicts, notes, and the files that hold them."""
+"""Results of a comparison so far: runs, verdicts and notes, and the files that hold them."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from glassformer.runs.results import Budget, Key, Machine, Results, RunResult
 from glassformer.training.checkpoint import disk_errors
 
 NAMED = 4
-"""So many runs are named in a note."""
+"""Number of runs that a note names."""
 
 
 def so_far(begun: Results, found: Mapping[Key, RunResult]) -> Results:
-    """The results with the runs `found`, in the order in which they were asked for, and what follows from them."""
+    """The results with the runs `found`, in the requested order, and their verdicts and notes."""
     runs = [found[key] for key in begun.asked if key in found]
     given = verdicts(runs)
     budget, late = _spent(begun.budget, runs)
@@ -41,7 +41,7 @@ def write(results: Results, folder: Path) -> None:
 
 
 def _spent(budget: Budget, runs: Sequence[RunResult]) -> tuple[Budget, list[str]]:
-    """Where the clock decides: what the arms have spent of it, and a note where that is not the same."""
+    """For a budget in minutes: the mean time of each arm, and a note if they differ."""
     if budget.match != "minutes":
         return budget, []
     seconds: dict[str, list[float]] = {}
@@ -53,7 +53,7 @@ def _spent(budget: Budget, runs: Sequence[RunResult]) -> tuple[Budget, list[str]
 
 
 def other_machines(runs: Sequence[RunResult], here: Machine) -> list[str]:
-    """A note for every run that was measured on another machine than this one."""
+    """A note for every run that was measured on another machine."""
     return [
         f"{run.name} seed {run.seed} was measured on another machine or setting: speeds do not compare."
         for run in runs
@@ -62,7 +62,7 @@ def other_machines(runs: Sequence[RunResult], here: Machine) -> list[str]:
 
 
 def older_weights(runs: Sequence[RunResult]) -> list[str]:
-    """A note where runs began from weights that were drawn by another rule than today's."""
+    """A note if initial weights of runs were drawn by an older rule."""
     older = [run for run in runs if run.status != "failed" and run.weights != WEIGHTS_RULE]
     if not older:
         return []

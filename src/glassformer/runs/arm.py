@@ -86,8 +86,8 @@ def measure(folder: Path, request: dict[str, Any]) -> RunResult:
     name, step = f"{request['name']}-seed{recipe.seed}", read_state(found)["step"] if found else 0
     what = {"model": request["config"], "recipe": request["recipe"]}
     with open_sinks(request.get("log_to", ()), run_folder, name, what, step) as logger:
-        hear = [Reporter(watch)]
-        run = train(config, text, recipe, run_folder, found is not None, hear, vocab_size=config.vocab_size)
+        callbacks = [Reporter(watch)]
+        run = train(config, text, recipe, run_folder, found is not None, callbacks, vocab_size=config.vocab_size)
     peak = machine.peak_memory(run.how.device)
     say(events.Measuring(**who))
     added = None if not trained else peak - before if run.how.device == "cpu" else peak

@@ -57,7 +57,10 @@ def kept(requests: Iterable[RunRequest], folder: Path, notify: Notify = silent) 
 def execute(
     requests: Sequence[RunRequest], folder: Path, executor: Executor | None = None, notify: Notify = silent
 ) -> Iterator[RunResult]:
-    """A result for every request: first those that are kept, then the others as `executor` ends them."""
+    """A result for every request: first those that are kept, then the others as `executor` ends them.
+
+    The caller holds the folder (`training.folder.only_writer`), and `interruptible()` if SIGTERM should save the run at
+    work."""
     held = kept(requests, folder, notify)
     yield from held.values()
     yield from (executor or Serial()).run([one for one in requests if one.key not in held], folder, notify)
