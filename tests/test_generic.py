@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import combinations, product
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -24,7 +25,7 @@ from glassformer.introspection import capture, sites
 from glassformer.model import Model
 from glassformer.naming import assign, preset
 from glassformer.parts.ffn import Experts
-from glassformer.parts.mixer import AttentionConfig
+from tests.plugin import toy_parts  # noqa: F401  # parts from outside the package, named as any other
 from tests.quick import one_in, quickly
 
 VOCAB, CONTEXT, LENGTH, WINDOW = 61, 64, 12, 5
@@ -126,11 +127,17 @@ class Case:
         return _config(self.expression, self.scaling, self.layers)
 
     def attends(self) -> list[bool]:
-        """Whether each layer's mixer is attention: its state grows, and it has a kernel and patterns."""
-        return [isinstance(block.mixer, AttentionConfig) for block in self.config().layers()]
+        """Whether each layer's mixer has patterns of attention: its state grows, and it has a kernel."""
+        return list(_attends(self))
 
     def windowed(self) -> bool:
         return f"window:{WINDOW}" in (self.expression + "+".join(self.layers))
+
+
+@cache
+def _attends(case: Case) -> tuple[bool, ...]:
+    known = sites(case.config().outline())
+    return tuple(f"layers.{layer}.mixer.pattern" in known for layer in range(case.config().n_layers))
 
 
 @cache
@@ -203,7 +210,12 @@ RECURRENT = [
     Case(f"bloom@1m+{TINY}+kernel=banded", layers=("mamba+mixer.expand=1", f"window:{WINDOW}")),
     Case(f"llama@1m+{TINY}", layers=("gqa:2+moe:4:2", "mamba")),
 ]
-DECODERS = [*MATRIX, *PUBLISHED, *CURES, *EXPERTS, *RECURRENT]
+OUTSIDE = [
+    Case(f"llama@1m+{TINY}+ema+l1norm+sine"),
+    Case(f"gpt2@1m+{TINY}+kernel=banded", layers=("ema:2+sine", f"window:{WINDOW}+l1norm+sine")),
+]
+"""Models of the parts in tests/plugin."""
+DECODERS = [*MATRIX, *PUBLISHED, *CURES, *EXPERTS, *RECURRENT, *OUTSIDE]
 EVERY = [*DECODERS, *ENCODERS]
 
 every_model = pytest.mark.parametrize("case", EVERY, ids=str)
@@ -403,8 +415,7 @@ def test_a_window_forgets_and_nothing_else_does(case: Case):
     changed[0, 0] = (changed[0, 0] + 1) % VOCAB
     with torch.no_grad():
         a, b = model(tokens), model(changed)
-    blocks = zip(case.attends(), case.config().layers(), strict=True)
-    reaches = [block.mixer.visibility.build(case.config().ctx).reach if attends else None for attends, block in blocks]  # type: ignore[attr-defined]
+    reaches = [block.mixer.reach(case.config().ctx) for block in case.config().layers()]
     reach = reaches[0]
     if reach is not None and reach < LENGTH and reaches[1] == reach:
         far = 2 * (reach - 1) + 1
@@ -625,7 +636,7 @@ def test_a_narrow_state_is_near(case: Case):
             wide = sum(memory.nbytes for name, memory in state.tensors().items() if name.endswith(".h"))
             assert (wide > 0) == (not all(case.attends()))  # of recurrences, which stays in fp32
             narrow = model.init_state(2, 16).nbytes - wide
-            assert state.nbytes - wide < narrow * (0.51 if dtype == torch.bfloat16 else 0.6)
+            assert state.nbytes - wide <= narrow * (0.51 if dtype == torch.bfloat16 else 0.6)
             error = (in_chunks(model, tokens, state, [7, 1, 1, 1, 6]) - full).abs().max() / full.abs().max()
             assert error < 0.05
 
@@ -694,7 +705,8 @@ def test_looking_changes_nothing(case: Case):
 def test_patterns_are_the_softmax_of_scores(case: Case):
     model, tokens = built(case), draw(2, LENGTH)
     seen = capture(model, tokens, ["layers.*.mixer.*"])
-    for layer, block in enumerate(case.config().layers()):
+    mixers: list[Any] = [block.mixer for block in case.config().layers()]
+    for layer, mixer in enumerate(mixers):
         at = f"layers.{layer}.mixer."
         if not case.attends()[layer]:
             assert at + "pattern" not in seen and at + "scores" not in seen
@@ -703,9 +715,8 @@ def test_patterns_are_the_softmax_of_scores(case: Case):
         assert pattern.shape == scores.shape == (2, 4, LENGTH, LENGTH)
         close(pattern.sum(-1), torch.ones(2, 4, LENGTH))
         close(pattern, scores.softmax(-1))
-        assert isinstance(block.mixer, AttentionConfig)
         repeats = seen[at + "q"].shape[2] // seen[at + "v"].shape[2]
-        if block.mixer.gain_control:  # less what looking everywhere alike would give
+        if mixer.gain_control:  # less what looking everywhere alike would give
             visible = scores.isfinite().float()
             pattern = pattern - visible / visible.sum(-1, keepdim=True)
         close(
@@ -761,7 +772,7 @@ def smooth(config: ModelConfig) -> ModelConfig:
     for block in (block for stage in tree["stack"] for block in stage["blocks"]):
         if "clip" in block["mixer"]:
             block["mixer"]["clip"] = None
-        if block["ffn"] is not None and block["ffn"]["activation"] == "relu":
+        if block["ffn"] is not None and block["ffn"].get("activation") == "relu":
             block["ffn"]["activation"] = "gelu"
     return ModelConfig.from_dict(tree)
 
@@ -838,12 +849,12 @@ COMPILE = """
 import sys, torch
 sys.path.insert(0, sys.argv[1])
 from glassformer.generation import decode, prefill
-from test_generic import CURES, ENCODERS, EXPERTS, MATRIX, PUBLISHED, RECURRENT, assign, draw
+from test_generic import CURES, ENCODERS, EXPERTS, MATRIX, OUTSIDE, PUBLISHED, RECURRENT, assign, draw
 
 torch.set_num_threads(1)
-broken, cases = [], [*PUBLISHED[:8], *MATRIX, *ENCODERS[:1], *CURES, *EXPERTS, *RECURRENT]
+broken, cases = [], [*PUBLISHED[:8], *MATRIX, *ENCODERS[:1], *CURES, *EXPERTS, *RECURRENT, *OUTSIDE]
 if sys.argv[2] == "some":
-    cases = [*PUBLISHED[:1], *EXPERTS[:1]]
+    cases = [*PUBLISHED[:1], *EXPERTS[:1], *OUTSIDE[:1]]
 for case in cases:
     torch._dynamo.reset()
     one = case.config() if case.layers else assign(case.config(), "layers", "1")
@@ -860,7 +871,7 @@ for case in cases:
             torch.compile(model.bfloat16(), fullgraph=True, backend="eager")(tokens)
     except Exception as error:
         broken.append(f"{case}: {type(error).__name__}: {' '.join(str(error).split())[:300]}")
-for case in [*PUBLISHED[: 4 if sys.argv[2] == "all" else 1], *RECURRENT[:1]]:
+for case in [*PUBLISHED[: 4 if sys.argv[2] == "all" else 1], *RECURRENT[:1], *OUTSIDE[:1]]:
     torch._dynamo.reset()
     model, tokens, graphs = case.config().build().eval(), draw(1, 9), []
     step = torch.compile(decode, fullgraph=True, backend=lambda graph, _: graphs.append(graph) or graph)
@@ -882,8 +893,8 @@ def test_no_model_breaks_a_graph(which: str):
     environment = {**os.environ, "PYTHONPATH": str(Path(glassformer.__file__).parents[1])}
     command = [sys.executable, "-c", COMPILE, str(here), which]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment, check=False)
-    every = 8 + len(MATRIX) + 1 + len(CURES) + len(EXPERTS) + len(RECURRENT)
-    compiled = every if which == "all" else 2
+    every = 8 + len(MATRIX) + 1 + len(CURES) + len(EXPERTS) + len(RECURRENT) + len(OUTSIDE)
+    compiled = every if which == "all" else 3
     assert f"COMPILED {compiled}" in done.stdout, done.stderr[-2000:]
     assert "BROKEN []" in done.stdout, done.stdout[-4000:]
 

@@ -7,7 +7,7 @@ itself a `kind` can be written to and read from files as soon as it is imported.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, get_args
 
@@ -289,6 +289,15 @@ class PartConfig(Value):
     def num_params(self, ctx: BuildContext) -> int:
         """Exact number of trainable values in what `build` returns."""
         return self.costs(ctx, Shape()).parameters
+
+
+def part_classes(value: Any) -> Iterator[type[PartConfig]]:
+    """The class of every part in a tree of configs."""
+    if isinstance(value, PartConfig):
+        yield type(value)
+    inner = [part for _, part in value] if isinstance(value, BaseModel) else value
+    for part in inner if isinstance(inner, (list, tuple)) else ():
+        yield from part_classes(part)
 
 
 def after_step(model: nn.Module) -> None:

@@ -3,12 +3,17 @@ that names the module as an entry point of the group `glassformer.parts`."""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterable, Mapping
 from functools import cache
+from importlib import import_module
 from importlib.metadata import entry_points
+from pathlib import Path
 
 from glassformer.errors import RequestError, shown
 
 GROUP = "glassformer.parts"
+HOME = __name__.partition(".")[0]
 
 
 @cache
@@ -27,3 +32,38 @@ def load_installed() -> tuple[str, ...]:
             ) from error  # fmt: skip
         names.append(entry.value)
     return tuple(names)
+
+
+def modules_of(classes: Iterable[type]) -> dict[str, str]:
+    """{module: the folder from which it is imported} of the classes that stand outside this package, for another
+    process to import. Raises RequestError for a class that another process cannot find: one of a script, a notebook or
+    a function."""
+    found: dict[str, str] = {}
+    for one in classes:
+        name = one.__module__
+        if name.partition(".")[0] == HOME:
+            continue
+        file = getattr(sys.modules.get(name), "__file__", None)
+        if name == "__main__" or file is None or "<locals>" in one.__qualname__:
+            raise RequestError(
+                f"{one.__qualname__} is defined in {name}, where another process cannot import it; put it into a file "
+                "of its own and import that",
+                code="not_importable", field="part", value=one.__qualname__,
+            )  # fmt: skip
+        depth = name.count(".") + (Path(file).name == "__init__.py")
+        found[name] = str(Path(file).resolve().parents[depth])
+    return found
+
+
+def import_modules(modules: Mapping[str, str]) -> None:
+    """Imports what `modules_of` named in another process. Raises RequestError."""
+    for name, folder in modules.items():
+        if folder not in sys.path:
+            sys.path.append(folder)  # last: a file of the user's may be called as a module of a library is
+        try:
+            import_module(name)
+        except Exception as error:
+            raise RequestError(
+                f"the parts in {name}, from {folder}, cannot be imported: {shown(error, 200)}",
+                code="not_importable", field="part", value=name,
+            ) from error  # fmt: skip

@@ -4,6 +4,7 @@ from glassformer.parts.mixer.attention import Attention, AttentionConfig, QKNorm
 from glassformer.parts.mixer.base import DotProduct, Heads, Mixer, MixerChange, MixerConfig, keys_before
 from glassformer.parts.mixer.cross_attention import CrossAttention, CrossAttentionConfig
 from glassformer.parts.mixer.mamba import Mamba, MambaConfig
+from glassformer.parts.mixer.recurrent import RecurrentState
 
 __all__ = [
     "Attention",
@@ -18,5 +19,6 @@ __all__ = [
     "MixerChange",
     "MixerConfig",
     "QKNormConfig",
+    "RecurrentState",
     "keys_before",
 ]

@@ -15,8 +15,8 @@ from glassformer.state import ForgetfulState
 
 
 class RecurrentState(ForgetfulState):
-    """Two rings: the inputs of the last tokens that a convolution of `width` needs, that of token i in slot i mod their
-    number, and h (p, c) after n tokens in slot n mod (rewind + 1).
+    """Two rings: the inputs of the last tokens that a convolution of `width` needs (none if it is 1), that of token i
+    in slot i mod their number, and h (p, c) after n tokens in slot n mod (rewind + 1).
 
     Which slots are meant is said by the number of tokens read, as for keys and values: going back by up to `rewind`
     tokens, or in one row alone, takes no copy. Inputs are kept as `dtype`, h in fp32 at least."""
@@ -32,7 +32,7 @@ class RecurrentState(ForgetfulState):
         rewind: int = 0,
     ):
         self.rewind, self.tail = rewind, width - 1
-        self.inputs = Cells(batch, self.tail + rewind, 1, channels, dtype, device)
+        self.inputs = Cells(batch, self.tail and self.tail + rewind, 1, channels, dtype, device)
         precise = torch.promote_types(dtype, torch.float32)
         self.h = torch.zeros(batch, rewind + 1, d_state, channels, dtype=precise, device=device)
 
@@ -54,16 +54,20 @@ class RecurrentState(ForgetfulState):
         """The inputs before x (b, s, c), (b, width - 1, c), of which those before the first token mean nothing, and h,
         zero for a row that has read nothing. Stores x."""
         self.read = max(self.read, pass_.start + pass_.tokens)
-        slots, size = pass_.slots, self.tail + self.rewind
-        before = slots[..., :1] + torch.arange(-self.tail, 0, device=x.device)
-        tail = self.inputs.at(before % size, x.dtype).squeeze(2)
-        self.inputs[slots[..., -size:] % size] = x[:, -size:, None]
+        tail = self._last_inputs(pass_, x) if self.tail else x[:, :0]
         precise = torch.promote_types(x.dtype, torch.float32)
         if pass_.rows is not None:
             h = self.h[self._slot(pass_.rows)].to(precise)
             return tail, h.masked_fill((pass_.rows == 0)[:, None, None], 0.0)
         h = self.h[self._slot(pass_.start)].to(precise, copy=True)  # `keep` may write where it lies
         return tail, h if pass_.start else h.zero_()
+
+    def _last_inputs(self, pass_: Pass, x: Tensor) -> Tensor:
+        slots, size = pass_.slots, self.tail + self.rewind
+        before = slots[..., :1] + torch.arange(-self.tail, 0, device=x.device)
+        tail = self.inputs.at(before % size, x.dtype).squeeze(2)
+        self.inputs[slots[..., -size:] % size] = x[:, -size:, None]
+        return tail
 
     def pieces(self, tokens: int) -> list[int]:
         """How many tokens are read at once: those that `truncate` may take back one by one, as the state after each is
