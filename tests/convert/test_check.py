@@ -336,7 +336,7 @@ def test_what_is_skipped_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     own = loud("gpt2@1m+alibi+rmsnorm")
     note = skipped(check(own))["reference"]
     assert note.startswith("no published class holds this model") and "closed by" in note
-    assert "both ways" in skipped(check(loud("gpt2@1m+bidirectional")))["decoding"]
+    assert "bidirectional" in skipped(check(loud("gpt2@1m+bidirectional")))["decoding"]
     stretched = rebuilt(loud("llama@1m"), (0, 1, 2), mixer__position__scaling={"kind": "dynamic_ntk", "factor": 2.0})
     assert "dynamic_ntk" in skipped(check(stretched))["decoding"]
     model = loud("llama@1m")

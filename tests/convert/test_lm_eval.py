@@ -183,5 +183,5 @@ def test_refusals(folders: dict[str, Path], tmp_path: Path):
     with pytest.raises(RequestError, match="prefix_token_id=ID"):
         ours(tmp_path / "letters").loglikelihood(asked(("", "the")))
     saved(tmp_path / "both", "gpt2@1m+bidirectional", letters)
-    with pytest.raises(RequestError, match="both ways"):
+    with pytest.raises(RequestError, match="bidirectional"):
         ours(tmp_path / "both")

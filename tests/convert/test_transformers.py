@@ -388,7 +388,7 @@ def test_refusals(pair: Any, tmp_path: Path):
         wrapped(TOKENS[:, 5:], position_ids=torch.arange(6)[None], past_key_values=cache)
     with pytest.raises(RequestError, match="negative"):
         cache.crop(3)
-    with pytest.raises(RequestError, match="both ways"):
+    with pytest.raises(RequestError, match="bidirectional"):
         GlassformerForCausalLM.of(loud("gpt2@1m+bidirectional")).generate(TOKENS, max_new_tokens=2)
     with pytest.raises(RequestError, match="end at 48"):
         GlassformerForCausalLM.of(loud("gpt2@1m")).generate(TOKENS, max_new_tokens=60)

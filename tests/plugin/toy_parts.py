@@ -10,12 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from glassformer.parts.base import BuildContext
+from glassformer.parts.cost import Cost, Shape
 from glassformer.parts.ffn import FFN, FFNConfig
 from glassformer.parts.forward_pass import Pass
 from glassformer.parts.init import Init
-from glassformer.parts.linear import Linear, Matrix, linear_params
+from glassformer.parts.linear import Linear, Matrix, linear_cost
 from glassformer.parts.mixer import Mixer, MixerConfig, RecurrentState, keys_before
 from glassformer.parts.norm import Norm, NormConfig
+from glassformer.parts.norm.base import norm_cost
 from glassformer.parts.precision import wide
 from glassformer.parts.site import Site
 from glassformer.parts.words import Word, whole
@@ -91,14 +93,11 @@ class EmaConfig(MixerConfig, kind="ema", words=Word("ema", whole("half_life"), "
     def build(self, ctx: BuildContext) -> Ema:
         return Ema(ctx.d_model, self.half_life, ctx.make_reparam)
 
-    def num_params(self, ctx: BuildContext) -> int:
-        return ctx.d_model + linear_params(ctx.d_model, ctx.d_model, False, ctx)
-
-    def flops(self, ctx: BuildContext, t: float) -> float:
-        return 2.0 * ctx.d_model**2
-
-    def state_bytes(self, ctx: BuildContext, t: int, dtype: torch.dtype = torch.bfloat16) -> int:
-        return ctx.d_model * torch.promote_types(dtype, torch.float32).itemsize
+    def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
+        d, fp32 = ctx.d_model, torch.promote_types(shape.state, torch.float32)
+        held = 0 if shape.phase == "train" else shape.b * d * fp32.itemsize
+        own = Cost.weights(d, state_bytes=held, moved_bytes=2 * held, kept=shape.keeps(3 * d, torch.float32))
+        return own + linear_cost(ctx, shape, d, d)
 
 
 class L1Norm(Norm):
@@ -121,8 +120,8 @@ class L1NormConfig(NormConfig, kind="l1", words="l1norm"):
     def build(self, ctx: BuildContext) -> L1Norm:
         return L1Norm(ctx.width or ctx.d_model, self.eps)
 
-    def num_params(self, ctx: BuildContext) -> int:
-        return ctx.width or ctx.d_model
+    def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
+        return norm_cost(ctx, shape, weights=1, statistics=1)
 
 
 class Sine(FFN):
@@ -145,9 +144,7 @@ class SineConfig(FFNConfig, kind="sine", words="sine"):
     def build(self, ctx: BuildContext) -> Sine:
         return Sine(ctx.d_model, self.width(ctx), ctx.make_reparam)
 
-    def num_params(self, ctx: BuildContext) -> int:
-        f = self.width(ctx)
-        return linear_params(ctx.d_model, f, False, ctx) + linear_params(f, ctx.d_model, False, ctx)
-
-    def flops(self, ctx: BuildContext, t: float) -> float:
-        return 4.0 * ctx.d_model * self.width(ctx)
+    def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
+        d, f = ctx.d_model, self.width(ctx)
+        sine = Cost(kept=shape.keeps(f))
+        return linear_cost(ctx, shape, d, f) + sine + linear_cost(ctx, shape.reading(shape.products), f, d)

@@ -34,6 +34,8 @@ from glassformer.comparison.request import (
 from glassformer.comparison.summary import so_far, write
 from glassformer.errors import RequestError
 from glassformer.naming import own_value
+from glassformer.parts.base import part_classes
+from glassformer.parts.outside import modules_of
 from glassformer.runs.events import Begin, Notify, silent
 from glassformer.runs.executor import Executor, Serial, interruptible, kept
 from glassformer.runs.request import RunRequest, TextPlaces
@@ -102,6 +104,7 @@ def compare(
     here = machine.settings(fields["device"], fields["dtype"], fields["threads"], fields["compile"])
     for config in configs.values():
         refuse_untrained(config, here.device)
+        modules_of(part_classes(config))  # refuses a part that the arm's process cannot import
     recipes(configs, fields, match, vocab_size=1)
     common = Recipe.of(**amounts, batch_size=fields["batch_size"], context=context)
     budget = Budget(

@@ -10,7 +10,6 @@ import json
 import sys
 import time
 import traceback
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from glassformer import machine
 from glassformer.config import ModelConfig
 from glassformer.dynamics.summary import event_words
 from glassformer.errors import NO_MEMORY, RequestError, WorkError, no_memory
+from glassformer.parts.outside import import_modules
 from glassformer.runs import events
 from glassformer.runs.files import write_result
 from glassformer.runs.measure import describe, measured
@@ -57,9 +57,7 @@ def say(event: events.Event) -> None:
 
 def measure(folder: Path, request: dict[str, Any]) -> RunResult:
     """Trains the run, from its latest checkpoint where it has one, and takes every measure of it."""
-    for module, home in request.get("imports", {}).items():
-        sys.path.append(home)  # last: a file of the user's may be called as a module of a library is
-        import_module(module)
+    import_modules(request.get("imports", {}))
     config, recipe = ModelConfig.from_dict(request["config"]), Recipe.of(**request["recipe"])
     text = Tokens.open(**request["text"])
     before = machine.peak_memory("cpu" if recipe.device == "auto" else recipe.device)

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from glassformer.config import ModelConfig
-from glassformer.parts.base import to_plain
+from glassformer.parts.base import part_classes, to_plain
 from glassformer.parts.init import WEIGHTS_RULE
+from glassformer.parts.outside import modules_of
 from glassformer.runs.results import Key, RunResult
 from glassformer.text import Tokens
 from glassformer.training import Recipe
@@ -54,8 +55,12 @@ class RunRequest:
     text: TextPlaces
     log_to: tuple[str, ...] = ()
     """Sinks that take the numbers of each step as well (`training.sinks`)."""
-    imports: Mapping[str, str] = field(default_factory=dict)
-    """Module -> the folder from which it is imported, of parts from outside the package; before the config is read."""
+
+    @property
+    def imports(self) -> dict[str, str]:
+        """{module: folder} of the parts from outside the package, to import before the config is read. Raises
+        RequestError for a part that another process cannot import."""
+        return modules_of(part_classes(self.config))
 
     @property
     def seed(self) -> int:
@@ -88,7 +93,7 @@ class RunRequest:
         """Writes request.json for the process that trains the run."""
         text = {"tokenizer": self.text.tokenizer, "train": self.text.train, "validation": self.text.validation}
         besides = {
-            "text": text, "log_to": list(self.log_to), "imports": dict(self.imports), "weights": _begun_by(place),
+            "text": text, "log_to": list(self.log_to), "imports": self.imports, "weights": _begun_by(place),
         }  # fmt: skip
         replace_text(place / REQUEST, json.dumps({**self.identity, **besides}))
 

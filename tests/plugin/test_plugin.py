@@ -1,0 +1,218 @@
+"""Parts that a user wrote in one file (`toy_parts.py`) serve everything that the package's own parts do."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import glassformer as gf
+from glassformer.comparison import compare
+from glassformer.config import ModelConfig
+from glassformer.convert.check import check
+from glassformer.errors import RequestError
+from glassformer.lens import inspect
+from glassformer.naming import parse, resize, words
+from glassformer.parts.base import part_classes
+from glassformer.parts.mixer import Mixer, MixerConfig
+from glassformer.parts.outside import import_modules, modules_of
+from tests.plugin import toy_parts
+
+TINY = "layers=2+d_model=32+heads=4"
+TOY = f"llama@1m+{TINY}+ema+l1norm+sine"
+PLAN: dict[str, Any] = {"tokens": 6 * 4 * 32, "batch_size": 4, "context": 32, "threads": 1, "dtype": "float32"}
+
+
+@pytest.fixture
+def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("GLASSFORMER_CACHE", str(tmp_path / "cache"))
+    path = tmp_path / "text.txt"
+    path.write_text("\n".join(f"line {n} of a small text about cats and trees" for n in range(400)))
+    return path
+
+
+def test_its_words_are_in_the_grammar():
+    listed = {str(word) for some in words().values() for word in some}
+    assert {"ema[:4]", "l1norm", "sine"} <= listed
+    block = gf.preset("gpt2@1m+ema:9+l1norm+sine").stack[0].blocks[0]
+    assert (block.mixer, block.norm.kind, block.ffn and block.ffn.kind) == (
+        toy_parts.EmaConfig(half_life=9),
+        "l1",
+        "sine",
+    )
+    assert gf.preset("gpt2@1m+ema").embedding.position is None  # it tells the order by itself
+    assert parse("llama@10m+ema:2")[2] == ["ema:2"]
+
+
+def test_a_change_that_a_mixer_does_not_have_is_refused_or_passes_it_by():
+    with pytest.raises(RequestError) as refused:
+        gf.preset("llama@1m+ema+window:16")
+    assert refused.value.code == "not_understood"
+    assert gf.preset("llama@1m+ema+dropout:0.1+nobias").stack[0].blocks[0].mixer == toy_parts.EmaConfig()
+
+
+def test_experts_of_a_network_that_does_not_say_how_are_refused():
+    with pytest.raises(RequestError, match="as_experts"):
+        gf.preset("llama@1m+sine+moe:4:2")
+
+
+def test_it_is_resized_and_keeps_the_weights_of_the_other_ffn():
+    config = resize(gf.preset(TOY), "3m")
+    assert config.d_model == 256 and config.stack[0].blocks[0].mixer == toy_parts.EmaConfig()
+    assert config.build().layers[0].mixer.decay.shape == (256,)  # type: ignore[union-attr]
+    gated, plain = (gf.preset(f"llama@1m+{one}").num_params() for one in ("hidden=96", "hidden=96+sine"))
+    assert gated == plain  # three matrices of 96, two of 144
+
+
+def test_it_is_trained_saved_loaded_and_goes_on(source: Path, tmp_path: Path):
+    recipe = {"tokens": 256, "batch_size": 2, "context": 16, "threads": 1, "dtype": "float32", "device": "cpu"}
+    run = gf.train(gf.preset(TOY), source, recipe, tmp_path / "run")
+    assert run.status == "ok"
+    loaded = gf.load(tmp_path / "run")
+    model, tokens = loaded.model.eval(), torch.randint(20, (1, 9))
+    gf.save(model, loaded.tokenizer, tmp_path / "saved")
+    again = gf.load(tmp_path / "saved")
+    assert again.config.stack == model.config.stack
+    torch.testing.assert_close(again.model(tokens), model(tokens))
+    report = check(tmp_path / "saved")
+    assert {row.verdict for row in report.rows} <= {"ok", "skipped"}, str(report)
+    assert any(row.site == "padded and cached" and row.verdict == "ok" for row in report.rows)
+
+
+def test_it_generates_what_the_full_pass_says():
+    model = gf.preset(TOY).build(seed=0).eval()
+    tokens = torch.randint(256, (2, 5), generator=torch.Generator().manual_seed(0))
+    text = gf.generate(model, tokens, max_new_tokens=6, temperature=0.0)
+    for at in range(5, 11):
+        assert torch.equal(model(text[:, :at])[:, -1].argmax(-1), text[:, at])
+
+
+def test_it_is_looked_into_and_planned():
+    config = gf.preset(TOY)
+    model, tokens = config.build(seed=0).eval(), torch.arange(1, 9)[None]
+    seen = gf.capture(model, tokens, ["layers.*.mixer.z", "layers.0.ffn.hidden"])
+    assert seen["layers.1.mixer.z"].shape == (1, 8, 32)
+    plain = model(tokens)
+    with gf.edit(model, {"layers.0.mixer.z": torch.zeros_like}):
+        assert not torch.equal(model(tokens), plain)
+    page = inspect(model, tokens)
+    assert not page.heads and page.causal and page.mean_loss > 0
+    cost = gf.plan(config, context=64)
+    assert cost.state_bytes == config.state_bytes(64, torch.bfloat16) == 2 * 32 * 4  # one size whatever the context
+
+
+def test_it_is_compared_in_processes_of_its_own(source: Path, tmp_path: Path):
+    results = compare([f"llama@1m+{TINY}", TOY], source, out=tmp_path / "out", allow_unmatched=True, **PLAN)
+    assert [run["status"] for run in results["runs"]] == ["ok", "ok"], [run.get("error") for run in results["runs"]]
+
+
+def test_a_part_of_a_script_or_notebook_is_refused_before_anything_is_written(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(toy_parts.EmaConfig, "__module__", "__main__")
+    with pytest.raises(RequestError) as refused:
+        compare([TOY], source, out=tmp_path / "out", **PLAN)
+    assert (refused.value.code, refused.value.value) == ("not_importable", "EmaConfig")
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_modules_of_a_config_are_named_with_their_folder():
+    assert modules_of(part_classes(gf.preset("llama@1m"))) == {}
+    root = Path(__file__).parents[2]
+    assert modules_of(part_classes(gf.preset(TOY))) == {"tests.plugin.toy_parts": str(root)}
+
+
+def test_a_module_that_is_gone_is_named(tmp_path: Path):
+    with pytest.raises(RequestError) as refused:
+        import_modules({"no_such_parts": str(tmp_path)})
+    assert (refused.value.code, refused.value.value) == ("not_importable", "no_such_parts")
+    sys.path.remove(str(tmp_path))
+
+
+def test_an_unknown_kind_says_that_a_part_must_be_imported():
+    tree = gf.preset("llama@1m").to_dict()
+    tree["final_norm"]["kind"] = "l7"
+    with pytest.raises(RequestError, match=r"unknown norm kind l7.*must be imported first.*glassformer\.parts"):
+        ModelConfig.from_dict(tree)
+
+
+# Installed
+
+
+def installed(place: Path, module: str = "toy_package") -> dict[str, str]:
+    """The environment of a process in which a package with the toy parts is installed."""
+    (place / "toy_package.py").write_text(Path(toy_parts.__file__).read_text(encoding="utf-8"), encoding="utf-8")
+    info = place / "toy_package-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: toy-package\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[glassformer.parts]\ntoy = {module}\n")
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(gf.__file__).parents[1]), str(place)])}
+
+
+def test_an_installed_package_offers_its_parts(tmp_path: Path):
+    """To a word, to a file, and to the command line; nothing is imported for models that do without."""
+    environment = installed(tmp_path)
+    gf.preset("llama@1m+l1norm").save(tmp_path / "model.yaml")
+    code = """
+import sys
+import glassformer as gf
+gf.preset("llama@1m+rope")
+print("toy_package" in sys.modules, gf.ModelConfig.from_file(sys.argv[1]).final_norm.kind, gf.preset("gpt2@1m+ema:3"))
+"""
+    command = [sys.executable, "-c", code, str(tmp_path / "model.yaml")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment, check=False)
+    assert done.stdout.startswith("False l1 ") and "EmaConfig(half_life=3)" in done.stdout, done.stderr
+    command = [sys.executable, "-m", "glassformer", "plan", "llama@1m+ema+sine", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_an_installed_package_that_is_broken_is_named(tmp_path: Path):
+    environment = installed(tmp_path, "no_such_module")
+    command = [sys.executable, "-m", "glassformer", "plan", "llama@1m+ema"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment, check=False)
+    assert done.returncode == 2 and "toy-package offers parts in no_such_module" in done.stderr
+
+
+# What does not answer cannot be built
+
+
+def test_a_mixer_config_that_does_not_answer_is_refused_where_it_is_defined():
+    with pytest.raises(
+        TypeError, match="must define causal, changed, check_training, heads, keys_seen, reach, resized"
+    ):
+
+        class SilentConfig(MixerConfig, kind="silent"):
+            pass
+
+    assert "silent" not in MixerConfig.choices()
+
+
+def test_a_mixer_that_does_not_answer_cannot_be_made():
+    class Silent(Mixer):
+        def forward(self, x: torch.Tensor, pass_: Any = None, state: Any = None) -> torch.Tensor:
+            return x.mean(1, keepdim=True).expand_as(x)
+
+    with pytest.raises(TypeError, match="abstract"):
+        Silent()  # type: ignore[abstract]
+
+
+def test_a_mixer_that_sees_ahead_is_neither_trained_nor_decoded(source: Path, monkeypatch: pytest.MonkeyPatch):
+    """By its own answer, without a visibility to ask."""
+    monkeypatch.setattr(toy_parts.EmaConfig, "causal", lambda self, ctx: False)
+    monkeypatch.setattr(toy_parts.Ema, "causal", False)
+    config = gf.preset(TOY)
+    assert not config.causal
+    with pytest.raises(RequestError) as refused:
+        gf.train(config, source, {"tokens": 256, "batch_size": 2, "context": 16})
+    assert refused.value.code == "not_causal"
+    model: nn.Module = config.build().eval()
+    with pytest.raises(RequestError) as refused:
+        gf.generate(model, torch.ones(1, 3, dtype=torch.long), max_new_tokens=1)  # type: ignore[arg-type]
+    assert refused.value.code == "not_causal"
