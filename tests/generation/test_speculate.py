@@ -195,7 +195,7 @@ SMALL = 6
 class Table(nn.Module):
     """A model whose logits depend on the last token and on its place."""
 
-    causal = True
+    causal, vocab_size, device = True, SMALL, torch.device("cpu")
 
     def __init__(self, seed: int):
         super().__init__()
@@ -208,15 +208,15 @@ class Table(nn.Module):
     def init_state(self, batch: int, max_len: int, rewind: int = 0) -> ModelState:
         return ModelState([], batch, max_len)
 
-    def read(self, tokens: Tensor, state: ModelState | None = None, **_: None) -> Tensor:
+    def hidden_states(self, tokens: Tensor, state: ModelState | None = None, **_: None) -> Tensor:
         start = state.length if state else 0
         if state:
             state.advance(start + tokens.shape[1], tokens.shape[1])
         return self.embedding(tokens) + self.places[start : start + tokens.shape[1]]
 
-    forward = read
+    forward = hidden_states
 
-    def head(self, x: Tensor, weight: Tensor) -> Tensor:
+    def unembed(self, x: Tensor) -> Tensor:
         return x
 
     def logits(self, x: Tensor) -> Tensor:
