@@ -20,6 +20,7 @@ from glassformer.errors import RequestError
 from glassformer.parts import base
 from glassformer.parts.base import BuildContext
 from glassformer.parts.cost import NUMBERS, Cost, Shape
+from glassformer.parts.ffn import GluConfig
 from glassformer.parts.forward_pass import Memory, Pass
 from glassformer.parts.kernel import KernelConfig
 from glassformer.parts.mixer import CrossAttentionConfig
@@ -253,9 +254,11 @@ def test_the_tree_adds_up(name: str):
         cost["layers.2"]
 
 
-def test_equal_layers_are_counted_once_and_written_once():
-    config = gf.preset("llama-2-70b")
+def test_equal_layers_are_counted_once_and_written_once(monkeypatch: pytest.MonkeyPatch):
+    config, asked, costs = gf.preset("llama-2-70b"), [], GluConfig.costs
+    monkeypatch.setattr(GluConfig, "costs", lambda *args: asked.append(1) or costs(*args))
     cost = config.costs(Shape.training(1, 4096, torch.bfloat16))
+    assert asked == [1]
     assert len(cost["layers"].children) == 80 and len(set(map(id, cost["layers"].children.values()))) == 1
     tree = json.loads(json.dumps(cost.to_dict()))
     assert list(tree["children"]["layers"]["children"]) == ["0-79"]

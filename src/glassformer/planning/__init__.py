@@ -12,6 +12,7 @@ import torch
 
 from glassformer.config import MAX_CONTEXT, ModelConfig
 from glassformer.errors import RequestError
+from glassformer.parts.cost import Shape
 
 
 @dataclass(frozen=True)
@@ -71,22 +72,21 @@ def plan(
         raise RequestError(f"context={context}: give a number of tokens from 1 to {MAX_CONTEXT:,}")
     if batch < 1:
         raise RequestError(f"batch={batch}: give a number of sequences from 1 up")
-    with torch.device("meta"):
-        position = config.embedding.build(config.ctx).position
-    limit = position.limit if position is not None else None
+    limit = config.embedding.limit(config.ctx)
     if limit is not None and context > limit:
         raise RequestError(f"context={context} is past this model's learned positions, which end at {limit}")
-    held = config.state_bytes(context, state_dtype)
+    cost = config.costs(Shape(1, 1, context, "decode", dtype, state_dtype=state_dtype))
+    idle = sum(cost[name].active_parameters for name in ("embedding", "head"))
     return Plan(
         context=context,
         batch=batch,
         dtype=dtype,
         state_dtype=state_dtype,
-        parameters=config.num_params(),
-        active_parameters=config.active_params(),
-        read_parameters=config.active_params(embeddings=False) + config.vocab_size * config.d_model,
-        weight_bytes=config.num_params() * dtype.itemsize,
-        state_bytes=held,
-        next_token_bytes=config.state_bytes(context + 1, state_dtype) - held,
-        flops=config.flops(context),
+        parameters=cost.parameters,
+        active_parameters=cost.active_parameters,
+        read_parameters=cost.active_parameters - idle + config.vocab_size * config.d_model,
+        weight_bytes=cost.parameters * dtype.itemsize,
+        state_bytes=cost.state_bytes,
+        next_token_bytes=config.state_bytes(context + 1, state_dtype) - cost.state_bytes,
+        flops=float(cost.flops),
     )
