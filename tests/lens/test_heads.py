@@ -122,7 +122,7 @@ def test_tokens_are_repeated_and_different():
 def test_layers_without_maps_are_told_apart():
     model = tiny("llama@1m")
     del model.layers[1].mixer.pattern
-    model.layers[1].mixer.pattern = type("No", (), {"edited": False, "looks": ()})()
+    vars(model.layers[1].mixer)["pattern"] = Site("bnst")  # outside the module tree: no site of the model
     found = gf.lens.induction_scores(model, length=5)
     assert found.scores["induction"][1].isnan().all() and not found.scores["induction"][[0, 2]].isnan().any()
 
