@@ -7,11 +7,13 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from importlib import import_module
 from pathlib import Path
 
 import pytest
 
+from glassformer import cli
 from glassformer.cli import app, main
 from glassformer.cli.show import ComparisonView
 from glassformer.config import ModelConfig
@@ -19,7 +21,7 @@ from glassformer.naming import preset
 from glassformer.runs.events import Begin
 from glassformer.runs.executor import Serial
 from glassformer.runs.results import Results
-from glassformer.training import Recipe
+from glassformer.training import MuonConfig, Recipe
 from tests.runs.test_results import finished
 
 TINY = "llama@1m+layers=1+d_model=32+heads=2"
@@ -116,6 +118,29 @@ def test_train_generate_and_inspect_a_run(source: Path, tmp_path: Path, capsys: 
     assert main(["train", TINY, "--data", str(source), "--out", run, *PLAN]) == 2
     assert "already holds a run" in capsys.readouterr().err
     assert main(["train", TINY, "--data", str(source), "--out", run, *PLAN, "--resume"]) == 0
+
+
+def test_a_preempted_job_repeats_one_command(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With another optimizer, for so many steps: begun by --resume, and found finished by it."""
+    run = tmp_path / "run"
+    command = ["train", f"{TINY}+recipe.optimizer.momentum=0.9", "--data", str(source), "--out", str(run), "--resume"]
+    command += ["--optimizer", "muon", "--steps", "3", *PLAN[2:]]
+    with pytest.warns(UserWarning, match="holds no run yet: one starts"):
+        assert main([*command, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["steps"] == 3
+    recipe = Recipe.from_file(run / "recipe.yaml")
+    assert (recipe.optimizer, recipe.steps) == (MuonConfig(momentum=0.9), 3)
+    with pytest.warns(UserWarning, match="run is finished: all 3 steps are done"):
+        assert main(command) == 0
+    assert main(["train", TINY, "--data", str(source), "--out", str(run), "--steps", "3", "--tokens", "768"]) == 2
+    assert "give one of tokens, flops, minutes, steps; tokens and steps given" in capsys.readouterr().err
+
+
+def test_our_warnings_are_one_line(tmp_path: Path) -> None:
+    with cli.warnings_in_one_line():
+        ours = warnings.formatwarning("x is finished", UserWarning, str(Path(cli.__file__)), 3)
+        theirs = warnings.formatwarning("old", UserWarning, str(tmp_path / "other.py"), 3)
+    assert ours == "glassformer: x is finished\n" and "other.py:3" in theirs
 
 
 def test_generate_continues_a_prompt_on_the_terminal(

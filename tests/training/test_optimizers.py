@@ -73,7 +73,7 @@ def test_lion_is_algorithm_2_of_its_paper() -> None:
         for step in range(3):
             g = gradients(begun, step)[i].double()
             c = 0.8 * m + 0.2 * g
-            w = w - 1e-2 * (torch.where(c > 0, 1.0, -1.0) + (0.5 if decays(name) else 0.0) * w)
+            w = w - 1e-2 * (torch.where(c > 0, 1.0, -1.0) + (0.3 if decays(name) else 0.0) * w)
             m = 0.95 * m + 0.05 * g
         torch.testing.assert_close(now.double(), w, rtol=1e-5, atol=1e-6, msg=name)
 
@@ -235,7 +235,7 @@ def test_an_expression_names_the_optimizer_and_its_fields() -> None:
 
 def test_default_rates_follow_adamws() -> None:
     config = model("+vocab_size=11")
-    for kind, times in (("adamw", 1.0), ("muon", 1.0), ("lion", 0.2)):
+    for kind, times in (("adamw", 1.0), ("muon", 1.0), ("lion", 1 / 3)):
         recipe = Recipe.of(tokens=1, optimizer=kind)
         assert recipe.peak_learning_rate(config) == pytest.approx(times * default_learning_rate(config))
         assert recipe.vary(learning_rate=0.5).peak_learning_rate(config) == 0.5

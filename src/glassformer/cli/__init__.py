@@ -8,6 +8,7 @@ import re
 import signal
 import sys
 import traceback
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -615,6 +616,22 @@ MOST_WORDS = 1000
 """On a command line: beyond them its parser takes minutes."""
 
 
+@contextmanager
+def warnings_in_one_line() -> Iterator[None]:
+    """Inside, a warning of ours is printed as errors are, without the line of code that gave it."""
+    usual, here = warnings.formatwarning, str(Path(glassformer.__file__).parent)
+
+    def plain(message: Any, category: Any, filename: str, lineno: int, line: str | None = None) -> str:
+        ours = filename.startswith(here)
+        return f"glassformer: {message}\n" if ours else usual(message, category, filename, lineno, line)
+
+    warnings.formatwarning = plain
+    try:
+        yield
+    finally:
+        warnings.formatwarning = usual
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Exit status: 0 done; 1 the work failed, or a run was stopped and saved; 2 the request was wrong; 130 Ctrl-C."""
     arguments = sys.argv[1:] if arguments is None else arguments
@@ -623,7 +640,8 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         if len(arguments) > MOST_WORDS:
             raise RequestError(f"the command has {len(arguments):,} words; give at most {MOST_WORDS:,}")
-        app(arguments, exit_on_error=False, print_error=False)
+        with warnings_in_one_line():
+            app(arguments, exit_on_error=False, print_error=False)
         status = 0
     except SystemExit as done:
         status = done.code if isinstance(done.code, int) else 0

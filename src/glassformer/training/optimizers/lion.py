@@ -38,9 +38,9 @@ class Lion(torch.optim.Optimizer):
 
 class LionConfig(OptimizerConfig, kind="lion"):
     """`Lion`. Its updates are 1 in every value, larger than AdamW's: the paper (section 5) takes a learning rate 3 to
-    10 times smaller and a weight decay as much larger."""
+    10 times smaller and a weight decay as much larger. A third is what short runs do best with."""
 
-    rate: ClassVar[float] = 0.2
+    rate: ClassVar[float] = 1 / 3
 
     betas: tuple[Beta, Beta] = (0.9, 0.99)
 

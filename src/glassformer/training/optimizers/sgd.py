@@ -15,11 +15,11 @@ class SGDConfig(OptimizerConfig, kind="sgd"):
     m = momentum m + g + decay w;  w -= lr m, or lr (g + decay w + momentum m) with Nesterov's momentum.
 
     The update is as large as the gradient, where AdamW's is about 1 in every value: gradients clipped to norm 1 need a
-    learning rate some hundred times AdamW's, and even so a transformer trains slower, as its parts have gradients of
+    learning rate about a hundred times AdamW's, and even so a transformer trains slower, as its parts have gradients of
     different size (Zhang et al. 2024, 2402.16788).
     """
 
-    rate: ClassVar[float] = 300.0
+    rate: ClassVar[float] = 100.0
     mup: ClassVar[bool] = False
 
     momentum: float = Field(0.9, ge=0, lt=1)
