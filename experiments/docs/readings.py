@@ -6,15 +6,15 @@ import inspect
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any
 
 import torch
 from matplotlib.figure import Figure
-from torch import Tensor
 
 import glassformer as gf
 from experiments.docs import call
+from experiments.docs.common import PASSAGE, smollm2
+from experiments.docs.statistics import run
 from glassformer import lens
 from glassformer.introspection import edit
 from glassformer.lens import style
@@ -22,34 +22,9 @@ from glassformer.lens.positions import draw_plot
 from glassformer.lens.reading import blank
 from glassformer.model import Model
 
-PASSAGE = """The keeper of the lighthouse counted the ships every evening and wrote their names into a green book. On
-the first page stood the Mary Ellen, a schooner of ninety tons, which carried salt to the islands and came back with
-wool. Below her stood the Petrel, the Good Intent, and a brig without a name whose captain never answered the lamp.
-"""
 STORE = "When Mary and John went to the store, John gave a drink to"
 MIXTURE, MIXTURE_TOKENS = "llama@1m+moe:8:2", 400_000
 TWICE = "Two green owls sat near a pond. Two green owls sat near a"
-
-
-@dataclass(frozen=True)
-class Smol:
-    model: Model
-    tokenizer: Any
-
-    def tokens(self, text: str) -> Tensor:
-        """(1, s)"""
-        return torch.tensor([list(self.tokenizer.encode(text))])
-
-    def token(self, text: str) -> int:
-        """The id of a text of one token."""
-        (one,) = self.tokenizer.encode(text)
-        return int(one)
-
-
-@cache
-def smollm2() -> Smol:
-    loaded = gf.load("smollm2", dtype=torch.float32)
-    return Smol(loaded.model, loaded.tokenizer)
 
 
 @dataclass(frozen=True)
@@ -119,8 +94,6 @@ def draw(name: str, function: Callable[..., Any]) -> tuple[Figure, str]:
 
 def position_picture() -> tuple[Figure, str]:
     """SmolLM2's, and one of each other kind."""
-    from experiments.docs.statistics import run
-
     kinds: dict[str, Model | gf.ModelConfig] = {
         "SmolLM2": smollm2().model,
         "yarn x 8": scaled("yarn", 8.0),

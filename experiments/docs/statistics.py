@@ -24,7 +24,7 @@ from torch import Tensor
 
 import glassformer as gf
 from experiments.docs import plainly
-from experiments.docs.readings import PASSAGE, smollm2
+from experiments.docs.common import PASSAGE, smollm2
 from glassformer import dynamics
 from glassformer.dynamics import why
 from glassformer.dynamics.probe import probe

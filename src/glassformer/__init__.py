@@ -81,4 +81,5 @@ def __getattr__(name: str) -> Any:
     return value
 
 
-import_module("glassformer.register").hook()  # `transformers` then loads models of our own family
+# `transformers` then loads models of our own family.
+import_module("glassformer.register").hook(lambda: import_module("glassformer.convert.transformers"))

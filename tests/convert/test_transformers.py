@@ -152,8 +152,8 @@ import sys, importlib
 {before}
 from glassformer.register import hook
 heavy = {{"torch", "transformers"}} & set(sys.modules)
-hook()
-hook()
+hook(lambda: importlib.import_module("glassformer.convert.transformers"))
+hook(lambda: importlib.import_module("glassformer.convert.transformers"))
 assert {{"torch", "transformers"}} & set(sys.modules) == heavy
 assert "glassformer.config" not in sys.modules
 {after}

@@ -20,8 +20,9 @@ from tokenizers import Tokenizer as Library
 from glassformer.errors import RequestError
 from glassformer.generation.text import CONTEXT, WINDOW, Detokenizer, Stops
 from glassformer.text.gguf import tokenizer_from_gguf
-from glassformer.text.subword import BPETokenizer, FileTokenizer, equivalent
-from glassformer.text.vocabulary import ByteTokenizer, CharTokenizer, Tokenizer
+from glassformer.text.plain import ByteTokenizer, CharTokenizer, equivalent
+from glassformer.text.subword import BPETokenizer, FileTokenizer
+from glassformer.text.vocabulary import Tokenizer
 
 # Stop strings
 

@@ -21,9 +21,9 @@ from transformers.utils.chat_template_utils import render_jinja_template
 from glassformer.errors import RequestError
 from glassformer.text import chat
 from glassformer.text.chat import ChatTemplate, Worker, render_chat
+from glassformer.text.plain import ByteTokenizer
 from glassformer.text.subword import BPETokenizer, FileTokenizer
 from glassformer.text.tokenizers import load_tokenizer
-from glassformer.text.vocabulary import ByteTokenizer
 from tests.text.fuzz_chat import run as fuzz
 
 CHATML = (

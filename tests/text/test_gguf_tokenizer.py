@@ -31,8 +31,8 @@ from glassformer.errors import RequestError
 from glassformer.text.gguf import tokenizer_from_gguf, tokenizer_to_gguf
 from glassformer.text.gguf.pre_tokenizers import BY_NAME, BYTES, RULES, Rule, described
 from glassformer.text.gguf.reader import merges_of_scores
+from glassformer.text.plain import ByteTokenizer, CharTokenizer
 from glassformer.text.subword import BPETokenizer, FileTokenizer
-from glassformer.text.vocabulary import ByteTokenizer, CharTokenizer
 from tests.text.fuzz_tokenizer import charsmap
 
 Metadata = dict[str, Any]

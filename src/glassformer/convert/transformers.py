@@ -23,7 +23,6 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.modeling_utils import PreTrainedModel
 
 from glassformer.config import ModelConfig
-from glassformer.convert.families.own import OWN
 from glassformer.errors import RequestError
 from glassformer.introspection import sites
 from glassformer.model import Model
@@ -32,19 +31,7 @@ from glassformer.parts.loss import IGNORED
 from glassformer.register.config import GlassformerConfig
 from glassformer.state import ModelState
 
-__all__ = ["GlassformerCache", "GlassformerConfig", "GlassformerForCausalLM", "sizes"]
-
-HEADS = ("num_attention_heads", "num_key_value_heads", "head_dim")
-
-
-def sizes(tree: dict[str, Any] | None) -> dict[str, Any]:
-    """What `transformers` calls the sizes of a config's tree; none of no tree."""
-    if tree is None:
-        return {}
-    config = ModelConfig.from_dict(tree)
-    said = {name: value for name, value in OWN.write(config).items() if name != "glassformer"}
-    heads = next(filter(None, (block.mixer.heads(config.ctx) for block in config.layers())), (None, None, None))
-    return said | dict(zip(HEADS, heads, strict=True))
+__all__ = ["GlassformerCache", "GlassformerConfig", "GlassformerForCausalLM"]
 
 
 class GlassformerCache(Cache):

@@ -1,9 +1,9 @@
-"""What config.json of our own family says, as `transformers` reads it."""
+"""config.json of our own family, as `transformers` reads it."""
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import Any
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 from transformers.configuration_utils import PreTrainedConfig
 
@@ -18,10 +18,16 @@ class GlassformerConfig(PreTrainedConfig):
 
     model_type = "glassformer"
     has_no_defaults_at_init = True
+    load_models: ClassVar[Callable[[], object]] = lambda: None
+    """Registers the class of models with `transformers`; set by `register.hook`, called when a config is read."""
 
     def __init__(self, glassformer: dict[str, Any] | None = None, **kwargs: Any):
-        models = import_module(
-            "glassformer.convert.transformers"
-        )  # by name: it enters the class of models, and uses us
-        super().__init__(**{**kwargs, **models.sizes(glassformer)})
+        from glassformer.config import ModelConfig
+        from glassformer.register.sizes import head_sizes, sizes
+
+        type(self).load_models()
+        if glassformer is not None:
+            config = ModelConfig.from_dict(glassformer)
+            kwargs |= sizes(config) | head_sizes(config)
+        super().__init__(**kwargs)
         self.glassformer = glassformer

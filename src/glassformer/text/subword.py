@@ -19,7 +19,7 @@ from glassformer.text import patterns
 from glassformer.text.documents import mended, utf8
 from glassformer.text.growth import LARGEST_GROWTH, PARTS, check, growth
 from glassformer.text.storage import OnProgress, atomic_file, silent
-from glassformer.text.vocabulary import END_OF_TEXT, UNKNOWN, CharTokenizer, Ids, Tokenizer
+from glassformer.text.vocabulary import END_OF_TEXT, Ids, Tokenizer
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Library
@@ -168,7 +168,7 @@ class FileTokenizer(Tokenizer):
 
     def save(self, folder: str | Path) -> None:
         end = self._library.id_to_token(self.eos_id) if self.eos_id is not None else None
-        _write(self._library, Path(folder), self.settings or _settings(end))
+        _write(self._library, Path(folder), self.settings or settings_of(end))
 
 
 class BPETokenizer(FileTokenizer):
@@ -322,7 +322,7 @@ def one_sentence(what: str, instead: str) -> Iterator[None]:
         raise RequestError(f"{what} ({detail}); {instead}") from None
 
 
-def _settings(end: str | None) -> dict[str, Any]:
+def settings_of(end: str | None) -> dict[str, Any]:
     """The tokenizer_config.json that makes `AutoTokenizer.from_pretrained` load the folder as it is."""
     settings: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -342,30 +342,3 @@ def _write(library: Library, folder: Path, settings: dict[str, Any]) -> None:
             temporary.write_bytes(mended(template).encode())
     else:  # one that another tokenizer left here would be read rather than the settings
         (folder / TEMPLATE_FILE).unlink(missing_ok=True)
-
-
-def write_equivalent(tokenizer: Tokenizer, folder: Path) -> None:
-    """Writes a `tokenizer.json` that encodes as a byte or char tokenizer does, for Hugging Face to load."""
-    twin = equivalent(tokenizer)
-    _write(twin._library, folder, twin.settings)
-
-
-def equivalent(tokenizer: Tokenizer) -> FileTokenizer:
-    """The FileTokenizer that encodes as a byte or char tokenizer does."""
-    from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers
-    from tokenizers import Tokenizer as Library
-
-    if isinstance(tokenizer, CharTokenizer):
-        vocabulary = {character: index for index, character in enumerate(tokenizer.alphabet)}
-        if tokenizer.unknown_id is not None:
-            vocabulary[UNKNOWN] = tokenizer.unknown_id
-        library = Library(models.WordLevel(vocabulary, unk_token=UNKNOWN))
-        library.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
-        library.decoder = decoders.Fuse()
-    else:  # byte-level BPE without merges is bytes
-        library = Library(models.BPE({character: byte for byte, character in enumerate(byte_alphabet())}, []))
-        library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-        library.decoder = decoders.ByteLevel()
-    if tokenizer.eos_id is not None:
-        library.add_special_tokens([AddedToken(END_OF_TEXT, special=True, normalized=False)])
-    return FileTokenizer(library, _settings(END_OF_TEXT if tokenizer.eos_id is not None else None))

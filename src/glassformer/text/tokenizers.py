@@ -11,6 +11,7 @@ from pathlib import Path
 from glassformer.errors import RequestError, did_you_mean
 from glassformer.folders import cache_folder
 from glassformer.text.documents import Document
+from glassformer.text.plain import ByteTokenizer, CharTokenizer, from_fields
 from glassformer.text.storage import OnProgress, atomic_folder, digest, silent
 from glassformer.text.subword import (
     LARGEST_SETTINGS,
@@ -21,7 +22,7 @@ from glassformer.text.subword import (
     bounded,
     bpe_size,
 )
-from glassformer.text.vocabulary import OWN_FILE, TOKENIZER_FILES, ByteTokenizer, CharTokenizer, Tokenizer, from_fields
+from glassformer.text.vocabulary import OWN_FILE, TOKENIZER_FILES, Tokenizer
 
 __all__ = [
     "BPETokenizer",

@@ -13,6 +13,7 @@ from glassformer.convert.family import Family
 from glassformer.convert.fields import Fields
 from glassformer.convert.names import Layout, Names, Piece, Stacked
 from glassformer.parts.ffn import ExpertsConfig
+from glassformer.register.sizes import sizes
 
 
 class _Same(Names):
@@ -34,14 +35,7 @@ def read(fields: Fields) -> ModelConfig:
 
 
 def write(config: ModelConfig) -> dict[str, Any]:
-    return {
-        "glassformer": config.to_dict(),
-        "vocab_size": config.vocab_size,
-        "hidden_size": config.d_model,
-        "num_hidden_layers": config.n_layers,
-        "max_position_embeddings": config.context,
-        "tie_word_embeddings": config.head.tied,
-    }
+    return {"glassformer": config.to_dict(), **sizes(config)}
 
 
 def names(config: ModelConfig) -> Names:

@@ -11,7 +11,7 @@ from glassformer.lens.page.packed import indices, packed, shares, short_floats
 from glassformer.lens.page.words import visible
 
 if TYPE_CHECKING:
-    from glassformer.lens.inspection import Head, Inspection
+    from glassformer.lens.inspected import Head, Inspected
 
 FINE_WEIGHTS = 1 << 20
 """So many weights of maps are written in 16 bits, more in 8."""
@@ -33,7 +33,7 @@ KINDS = {
 }
 
 
-def render(seen: Inspection) -> str:
+def render(seen: Inspected) -> str:
     """The page as text. Words are never taken for markup, and nothing is fetched."""
     main = tag("main", header(seen), bench(seen), heads(seen), one_map(seen), lens(seen), depths(seen), notes(seen))
     style, code = _file("inspect.css"), _file("inspect.js")
@@ -44,14 +44,14 @@ def _file(name: str) -> str:
     return files(__package__).joinpath(name).read_text(encoding="utf-8")
 
 
-def title(seen: Inspection) -> str:
+def title(seen: Inspected) -> str:
     return visible(seen.name) if seen.name else "A model"
 
 
 # What stands above
 
 
-def header(seen: Inspection) -> Markup:
+def header(seen: Inspected) -> Markup:
     notice = "Its weights are random: the page shows how the model is made, and nothing it has learned."
     still = "Maps and predictions are drawn by a script, and this browser runs none."
     return tag(
@@ -65,7 +65,7 @@ def header(seen: Inspection) -> Markup:
     )
 
 
-def finding(seen: Inspection) -> str:
+def finding(seen: Inspected) -> str:
     """What the page shows, in two or three sentences."""
     words = []
     count = len(seen.ids)
@@ -87,7 +87,7 @@ def finding(seen: Inspection) -> str:
     return " ".join(words)
 
 
-def terms(seen: Inspection) -> Markup:
+def terms(seen: Inspected) -> Markup:
     tiles = sorted({kept.tile for kept in seen.attention.values()})
     exact = "exact" if tiles == [1] else f"tiles of {' and '.join(str(tile) for tile in tiles)} tokens"
     perplexity = math.exp(min(seen.mean_loss, 700.0)) if math.isfinite(seen.mean_loss) else None
@@ -107,7 +107,7 @@ def terms(seen: Inspection) -> Markup:
 # The text, which stays in sight
 
 
-def bench(seen: Inspection) -> Markup:
+def bench(seen: Inspected) -> Markup:
     step = {"type": "button", "class_": "step"}
     controls = tag(
         "div",
@@ -135,7 +135,7 @@ def bench(seen: Inspection) -> Markup:
     return tag("section", controls, text, legend, class_="bench", aria_label="Text")
 
 
-def strip(seen: Inspection) -> list[Markup]:
+def strip(seen: Inspected) -> list[Markup]:
     """The tokens, each as far coloured as it surprised; where a token ends a line, so does the strip."""
     most = math.log(max(seen.vocab_size, 2))
     pieces = []
@@ -173,7 +173,7 @@ def canvas(key: str, label: str, how: str) -> Markup:
 # Heads
 
 
-def heads(seen: Inspection) -> Markup:
+def heads(seen: Inspected) -> Markup:
     if not seen.heads:
         return section(
             "heads", "Heads", tag("p", "The mixers of this model have no attention maps.", class_="gf-empty")
@@ -192,11 +192,11 @@ def heads(seen: Inspection) -> Markup:
     )  # fmt: skip
 
 
-def is_pooled(seen: Inspection) -> bool:
+def is_pooled(seen: Inspected) -> bool:
     return any(kept.tile > 1 for kept in seen.attention.values())
 
 
-def notable(seen: Inspection) -> Markup:
+def notable(seen: Inspected) -> Markup:
     """The heads that stand out, as buttons that open them."""
     measures = {
         "first token": "sink_mass", "token before": "previous_mass", "itself": "self_mass", "elsewhere": "elsewhere",
@@ -215,7 +215,7 @@ def _head(one: Head, measure: str) -> Markup:
     return tag("li", words, " ", tag("span", fixed(getattr(one, measure), 2), class_="value"))
 
 
-def one_map(seen: Inspection) -> Markup:
+def one_map(seen: Inspected) -> Markup:
     if not seen.heads:
         return Markup("")
     how = "The colour grows with the square root of the weight. Rows look, columns are looked at."
@@ -245,7 +245,7 @@ def one_map(seen: Inspection) -> Markup:
 # Depth
 
 
-def lens(seen: Inspection) -> Markup:
+def lens(seen: Inspected) -> Markup:
     what = "the token that came next" if seen.causal else "the token itself"
     return section(
         "lens",
@@ -264,7 +264,7 @@ def lens(seen: Inspection) -> Markup:
     )  # fmt: skip
 
 
-def depths(seen: Inspection) -> Markup:
+def depths(seen: Inspected) -> Markup:
     charts = [
         _chart(seen.depth_loss.nanmean(1).tolist(), Axis("Loss by depth, nats")),
         _chart(seen.residual_rms.mean(1).tolist(), Axis("RMS of the residual stream", kind="log")),
@@ -287,7 +287,7 @@ def _chart(values: list[float], y: Axis) -> Markup:
     return tag("figure", line_chart([curve], Axis("depth"), y, told, width=380, height=250, end_labels=False))
 
 
-def notes(seen: Inspection) -> Markup:
+def notes(seen: Inspected) -> Markup:
     entries = [
         ("entropy", "of a row of the map, over the log of the keys that its query sees, in the mean: 0 looks at one "
                     "token, 1 at all alike"),
@@ -304,7 +304,7 @@ def notes(seen: Inspection) -> Markup:
 # Data
 
 
-def data(seen: Inspection) -> dict[str, Any]:
+def data(seen: Inspected) -> dict[str, Any]:
     """What the script draws from."""
     ids, places = seen.top_ids.unique(return_inverse=True)
     fine = sum(kept.maps.numel() for kept in seen.attention.values()) <= FINE_WEIGHTS
@@ -344,7 +344,7 @@ def data(seen: Inspection) -> dict[str, Any]:
     }
 
 
-def _start(seen: Inspection) -> dict[str, int]:
+def _start(seen: Inspected) -> dict[str, int]:
     """The head that is shown first: one that looks for something, if there is any."""
     best = max(seen.heads, key=lambda head: head.elsewhere, default=None)
     return {"layer": best.layer if best else 0, "head": best.head if best else 0, "token": len(seen.ids) - 1}

@@ -14,7 +14,8 @@ from glassformer.errors import RequestError
 from glassformer.text.gguf.fields import CHAT_TEMPLATE, CHAT_TEMPLATES, PREFIX, SPECIAL_IDS, TokenType
 from glassformer.text.gguf.pre_tokenizers import RULES, Step, recognized
 from glassformer.text.gguf.reader import CONTINUATION, ONE_SPACE, PREFIX_OF_WORDS, merges_of_scores, spaces_seen
-from glassformer.text.subword import SPACE, FileTokenizer, byte_alphabet, equivalent
+from glassformer.text.plain import equivalent
+from glassformer.text.subword import SPACE, FileTokenizer, byte_alphabet
 from glassformer.text.vocabulary import Tokenizer
 
 SCORE_OF_UNUSED = -10000.0  # no text should ever be cut into such tokens

@@ -1,0 +1,160 @@
+"""The two tokenizers that need no training library: bytes and characters."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from abc import abstractmethod
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from glassformer.errors import RequestError
+from glassformer.text.documents import utf8
+from glassformer.text.storage import atomic_file
+from glassformer.text.subword import FileTokenizer, byte_alphabet, settings_of
+from glassformer.text.vocabulary import END_OF_TEXT, OWN_FILE, UNKNOWN, Ids, Tokenizer
+
+
+class _Own(Tokenizer):
+    """Tokenizers that are described by a few plain values."""
+
+    @abstractmethod
+    def _fields(self) -> dict[str, Any]: ...
+
+    def fingerprint(self) -> str:
+        return hashlib.sha256(json.dumps(self._fields(), sort_keys=True).encode()).hexdigest()
+
+    def save(self, folder: str | Path) -> None:
+        with atomic_file(Path(folder) / OWN_FILE) as temporary:
+            temporary.write_text(json.dumps({"glassformer_tokenizer": 1, **self._fields()}), encoding="utf-8")
+        equivalent(self).save(folder)
+
+
+class ByteTokenizer(_Own):
+    """id = the byte, 0 to 255; 256 separates documents. Encodes any text, and needs no training."""
+
+    kind = "byte"
+    vocab_size = 257
+    eos_id: int | None = 256
+
+    def encode(self, text: str) -> Ids:
+        return np.frombuffer(utf8(text), np.uint8).astype(np.int32)
+
+    def decode(self, ids: Any) -> str:
+        array = self._checked(ids)
+        return array[array < 256].astype(np.uint8).tobytes().decode("utf-8", "replace")
+
+    def token_bytes(self) -> np.ndarray:
+        counts = np.ones(self.vocab_size, np.int64)
+        counts[256] = 0
+        return counts
+
+    def _fields(self) -> dict[str, Any]:
+        return {"kind": self.kind}
+
+
+class CharTokenizer(_Own):
+    """One id for each character of the alphabet, in the order of code points.
+
+    Without `unknown`, a character outside the alphabet is a RequestError that names it; with it, it becomes
+    `<unk>` (which decodes to U+FFFD). Without `separator` there is no `eos_id`: the vocabulary is the
+    alphabet and no more.
+    """
+
+    kind = "char"
+
+    def __init__(self, alphabet: Iterable[str], unknown: bool = False, separator: bool = False) -> None:
+        self.alphabet = "".join(sorted(set(alphabet)))
+        self.unknown, self.separator = unknown, separator
+        utf8(self.alphabet, "the alphabet")
+        if not self.alphabet:
+            raise RequestError("a char tokenizer needs an alphabet of at least one character")
+        self._codes = _codes(self.alphabet)
+        self.unknown_id = len(self.alphabet) if unknown else None
+        self.eos_id = len(self.alphabet) + unknown if separator else None
+        self.vocab_size = len(self.alphabet) + unknown + separator
+
+    @classmethod
+    def train(cls, texts: Iterable[str], unknown: bool = False, separator: bool = False) -> CharTokenizer:
+        """The alphabet is every character of `texts`."""
+        alphabet: set[str] = set()
+        for text in texts:
+            alphabet.update(text)
+        return cls(alphabet, unknown, separator)
+
+    def encode(self, text: str) -> Ids:
+        utf8(text)
+        codes = _codes(text)
+        ids = np.searchsorted(self._codes, codes)
+        foreign = self._codes[np.minimum(ids, len(self._codes) - 1)] != codes
+        if foreign.any():
+            if self.unknown_id is None:
+                at = int(foreign.argmax())
+                raise RequestError(
+                    f"the character {text[at]!r} (U+{ord(text[at]):04X}) at position {at} is not among the "
+                    f"{len(self.alphabet)} of this alphabet; leave it out, or use tokenizer byte or bpe"
+                )
+            ids[foreign] = self.unknown_id
+        return ids.astype(np.int32)
+
+    def decode(self, ids: Any) -> str:
+        array = self._checked(ids)
+        table = np.append(self._codes, np.uint32(0xFFFD))  # `<unk>`, where there is one, follows the alphabet
+        return table[array[array != self.eos_id] if self.separator else array].tobytes().decode("utf-32-le")
+
+    def token_bytes(self) -> np.ndarray:
+        counts = np.zeros(self.vocab_size, np.int64)
+        counts[: len(self.alphabet)] = [len(character.encode()) for character in self.alphabet]
+        return counts
+
+    def _fields(self) -> dict[str, Any]:
+        return {
+            "kind": self.kind,
+            "alphabet": self.alphabet,
+            "unknown": self.unknown,
+            "separator": self.separator,
+        }
+
+
+def _codes(text: str) -> np.ndarray:
+    return np.frombuffer(text.encode("utf-32-le"), "<u4")
+
+
+def from_fields(fields: Any, path: Path) -> Tokenizer:
+    """What `save` wrote, believed only as far as it is checked."""
+    if isinstance(fields, dict) and fields.get("glassformer_tokenizer") == 1:
+        if fields.get("kind") == "byte":
+            return ByteTokenizer()
+        alphabet, flags = fields.get("alphabet"), (fields.get("unknown"), fields.get("separator"))
+        if fields.get("kind") == "char" and isinstance(alphabet, str) and all(isinstance(flag, bool) for flag in flags):
+            try:
+                return CharTokenizer(alphabet, bool(flags[0]), bool(flags[1]))
+            except RequestError as problem:
+                raise RequestError(f"{path}: {problem}") from None
+    raise RequestError(
+        f"{path} is no Glassformer tokenizer of version 1; give a tokenizer.json, or byte, char or bpe:SIZE"
+    )
+
+
+def equivalent(tokenizer: Tokenizer) -> FileTokenizer:
+    """The FileTokenizer that encodes as a byte or char tokenizer does."""
+    from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers
+    from tokenizers import Tokenizer as Library
+
+    if isinstance(tokenizer, CharTokenizer):
+        vocabulary = {character: index for index, character in enumerate(tokenizer.alphabet)}
+        if tokenizer.unknown_id is not None:
+            vocabulary[UNKNOWN] = tokenizer.unknown_id
+        library = Library(models.WordLevel(vocabulary, unk_token=UNKNOWN))
+        library.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+        library.decoder = decoders.Fuse()
+    else:  # byte-level BPE without merges is bytes
+        library = Library(models.BPE({character: byte for byte, character in enumerate(byte_alphabet())}, []))
+        library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        library.decoder = decoders.ByteLevel()
+    if tokenizer.eos_id is not None:
+        library.add_special_tokens([AddedToken(END_OF_TEXT, special=True, normalized=False)])
+    return FileTokenizer(library, settings_of(END_OF_TEXT if tokenizer.eos_id is not None else None))
