@@ -8,6 +8,9 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 # What depends on the processor, and the processors that a stronger one can play (of x86; elsewhere these say nothing).
 NUMERICAL := tests/parts tests/generation tests/test_generate.py tests/test_generic.py tests/cli/test_generate.py
+# Where the tests of `make quick` are; tests/conftest.py marks them.
+QUICK := tests/test_house.py tests/test_known_once.py tests/parts tests/test_generic.py tests/convert/test_parity.py \
+	tests/comparison
 AS_AVX2 := ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2
 AS_AVX512_WITHOUT_BF16 := ONEDNN_MAX_CPU_ISA=AVX512_CORE
 
@@ -15,6 +18,9 @@ AS_AVX512_WITHOUT_BF16 := ONEDNN_MAX_CPU_ISA=AVX512_CORE
 
 demo: $(CORE)
 	$(BIN)/glassformer compare gpt2@1m llama@1m bloom@1m falcon@1m --data python-docs --minutes 0.65 --out demo
+
+quick: $(DEV)
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "quick and not slow" $(QUICK)
 
 test: lint types
 	$(BIN)/python -m pytest -n 2 --dist worksteal --durations 40 --durations-min 2

@@ -16,6 +16,49 @@ settings.load_profile("glassformer")
 torch.set_num_threads(1)
 
 
+QUICK = (
+    "tests/test_house.py",
+    "tests/test_known_once.py",
+    "tests/parts/",
+    "tests/convert/test_parity.py::test_in_and_out[llama]",
+    "tests/comparison/test_compare.py::test_a_padded_vocabulary_is_trained_and_written_with",
+)
+"""Files and tests of `make quick`."""
+NOT_QUICK = (
+    "tests/parts/test_experts.py::test_compiled_it_is_the_same",
+    "tests/parts/test_experts.py::test_skewed_clusters_become_level",
+    "tests/parts/test_kv.py::test_every_way_back_that_is_allowed_is_right",
+    "tests/parts/test_mup.py::test_a_published_class_computes_the_same",
+    "tests/parts/test_quantized.py::test_lesser_processors_lay_numbers_out_in_other_ways",
+)
+"""Tests among those that take seconds each."""
+QUICK_GENERIC = (
+    "test_every_kernel_is_the_definition",
+    "test_cached_decoding_is_the_full_forward",
+    "test_left_padding_changes_nothing",
+    "test_logits_have_their_shape_and_every_parameter_learns",
+    "test_no_token_changes_the_past",
+    "test_parameters_are_counted_exactly",
+    "test_a_config_survives_its_files",
+)
+"""Tests of tests/test_generic.py that `make quick` runs, on the first dozen models: they cover the most pairs."""
+DOZEN = 12
+
+
+def is_quick(item: pytest.Item) -> bool:
+    if item.nodeid.startswith(QUICK):
+        return not item.nodeid.startswith(NOT_QUICK)
+    if not isinstance(item, pytest.Function) or item.originalname not in QUICK_GENERIC:
+        return False
+    return item.nodeid.startswith("tests/test_generic.py") and item.callspec.indices["case"] < DOZEN
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if is_quick(item):
+            item.add_marker("quick")
+
+
 @pytest.fixture(autouse=True)
 def _seeded() -> Iterator[None]:
     torch.manual_seed(0)
