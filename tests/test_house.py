@@ -123,13 +123,16 @@ def test_every_room_has_a_place():
     assert {room_of(path) for path in FILES} - {"__init__"} == set(RANK)
 
 
-def files_used(path: Path, top: Path, tree: ast.AST, typing: bool) -> Iterator[Path]:
-    """Files below `top` that a file imports, in functions too; those for type checkers alone where `typing`."""
+def files_used(path: Path, top: Path, tree: ast.AST) -> Iterator[Path]:
+    """Files below `top` that a file imports, in functions too, but not for type checkers alone."""
     package = [top.name, *path.relative_to(top).parts[:-1]]
-    unread = set() if typing else {
-        inner for node in ast.walk(tree) if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
-        for statement in node.body for inner in ast.walk(statement)
-    }  # fmt: skip
+    unread = {
+        inner
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+        for statement in node.body
+        for inner in ast.walk(statement)
+    }
     for node in ast.walk(tree):
         names: list[str] = []
         if node in unread:
@@ -152,21 +155,20 @@ def files_used(path: Path, top: Path, tree: ast.AST, typing: bool) -> Iterator[P
                 steps.pop()
 
 
-def check_no_circle(top: Path, typing: bool) -> None:
+def check_no_circle(top: Path) -> None:
     """Raises CycleError, which holds the circle."""
     facade = top / "__init__.py"  # imports lazily, by name
     graph = {
-        path: set(files_used(path, top, ast.parse(path.read_text(encoding="utf-8")), typing)) - {path, facade}
+        path: set(files_used(path, top, ast.parse(path.read_text(encoding="utf-8")))) - {path, facade}
         for path in top.rglob("*.py")
         if path != facade
     }
     TopologicalSorter(graph).prepare()
 
 
-@pytest.mark.parametrize("typing", [False, True], ids=["at run time", "with those for type checkers"])
 @pytest.mark.parametrize("folder", ["src/glassformer", "benchmarks", "experiments"])
-def test_no_files_import_each_other(folder: str, typing: bool):
-    check_no_circle(SRC.parents[1] / folder, typing)
+def test_no_files_import_each_other(folder: str):
+    check_no_circle(SRC.parents[1] / folder)
 
 
 @pytest.mark.parametrize(
@@ -182,9 +184,9 @@ def test_a_circle_is_seen(line: str, tmp_path: Path):
         (tmp_path / "top").mkdir(exist_ok=True)
         (tmp_path / "top" / f"{name}.py").write_text(text)
     with pytest.raises(CycleError):
-        check_no_circle(tmp_path / "top", typing=False)
+        check_no_circle(tmp_path / "top")
     (tmp_path / "top" / "a.py").write_text(f"if TYPE_CHECKING:\n    {line}\n")
-    check_no_circle(tmp_path / "top", typing=False)
+    check_no_circle(tmp_path / "top")
 
 
 @pytest.mark.parametrize("path", FILES, ids=named)
