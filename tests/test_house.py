@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -187,6 +188,14 @@ def test_a_circle_is_seen(line: str, tmp_path: Path):
         check_no_circle(tmp_path / "top")
     (tmp_path / "top" / "a.py").write_text(f"if TYPE_CHECKING:\n    {line}\n")
     check_no_circle(tmp_path / "top")
+
+
+def test_the_drawing_of_the_house_is_true():
+    """docs/architecture.md draws the levels in this order, each with these rooms."""
+    page = (SRC.parents[1] / "docs" / "architecture.md").read_text(encoding="utf-8")
+    drawing = page.split("```")[1].strip().splitlines()
+    drawn = [set(re.split(r"\s{3,}", line)[0].split()) for line in drawing if line.strip() != "|"]
+    assert drawn == LEVELS
 
 
 @pytest.mark.parametrize("path", FILES, ids=named)
