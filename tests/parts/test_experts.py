@@ -584,3 +584,12 @@ def test_dead_units_of_experts_are_recorded() -> None:
     only = probe(model, TOKENS)["dead_units"]["layers.1.ffn.hidden"]
     used = ffn.router.choose(gf.capture(model, TOKENS, "layers.1.ffn.router")["layers.1.ffn.router"])[1].unique()
     assert len(used) == 2 and only == pytest.approx(sum(3 * (j == 1) + (j == 2) for j in used.tolist()) / 16)
+
+
+def test_a_router_rounds_a_row_alike_beside_any_others():
+    router = Router(64, 8, 2)
+    x = torch.randn(8, 64, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        together = router(x)
+        for rows in (1, 2, 3, 5):
+            assert torch.equal(router(x[:rows]), together[:rows])

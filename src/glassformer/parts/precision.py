@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 SLOW = 0.8
@@ -57,6 +58,16 @@ def as_among_others(product: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     if not half or x.shape[-1] <= LONGEST_ALONE or torch.compiler.is_compiling() or x.numel() != x.shape[-1]:
         return product(x)
     return product(x.reshape(1, -1).expand(2, -1))[:1].view(*x.shape[:-1], -1)
+
+
+def rowwise_linear(x: Tensor, weight: Tensor) -> Tensor:
+    """x W^T in fp32 or wider, x (..., i), W (o, i), with the same bits for a row whatever rows are beside it.
+
+    On CPUs the order of a sum in fp32 depends on the number of rows, so it is added up in fp64 there, except where
+    gradients are recorded: in training no row is compared with another batch's."""
+    if x.device.type != "cpu" or torch.is_grad_enabled():
+        return F.linear(x, weight)
+    return F.linear(x.double(), weight.double()).to(x.dtype)
 
 
 @cache

@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any, Literal, get_args
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float, Int
 from pydantic import Field, model_validator
 from torch import Tensor
@@ -22,7 +21,7 @@ from glassformer.parts.ffn.mlp import MlpConfig
 from glassformer.parts.grouped import BLOCK, Groups, filled_rows, wants_blocks
 from glassformer.parts.init import Init
 from glassformer.parts.linear import GroupedLinear, Linear, Matrix, linear_cost
-from glassformer.parts.precision import full_precision, product_dtype, wide
+from glassformer.parts.precision import full_precision, product_dtype, rowwise_linear, wide
 from glassformer.parts.reduce import total
 from glassformer.parts.reparam import MakeReparam
 from glassformer.parts.site import Site
@@ -82,7 +81,7 @@ class Router(Linear):
         """Logits."""
         with full_precision(x):
             weight = self.weight if self.reparam is None else self.reparam(self.weight)
-            return F.linear(wide(x), wide(weight))
+            return rowwise_linear(wide(x), wide(weight))
 
     def choose(self, p: Float[Tensor, "*b e"]) -> tuple[Float[Tensor, "*b k"], Int[Tensor, "*b k"]]:
         """w and I."""
