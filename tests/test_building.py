@@ -86,10 +86,10 @@ def test_a_slice_is_drawn_without_the_rest(monkeypatch: pytest.MonkeyPatch):
         drawn += self.numel()
         return normal(self, *args, **kwargs)  # type: ignore[arg-type]
 
-    config = preset("llama+layers=1+d_model=256+heads=4+vocab_size=16384+context=16+moe:4:2+hidden=1024+untied")
+    config = preset("llama+layers=2+d_model=256+heads=4+vocab_size=16384+context=16+moe:4:2+hidden=1024+untied")
     initial = config.initial_weights(seed=0)
     monkeypatch.setattr(Tensor, "normal_", counted)
-    for name in ("embedding.weight", "layers.0.ffn.up_proj.weight"):
+    for name in ("embedding.weight", "layers.0.ffn.up_proj.weight", "layers.1.ffn.up_proj.weight"):
         n, d = initial.tensors[name].shape
         drawn = 0
         initial.piece(name, slice(n // 4, n // 2))

@@ -26,7 +26,7 @@ from glassformer.naming import preset
 from glassformer.parts import base
 from glassformer.parts.base import BuildContext
 from glassformer.parts.cost import Cost, Shape
-from glassformer.parts.ffn import FFNConfig
+from glassformer.parts.ffn import FFN, FFNConfig
 from glassformer.parts.init import Init
 from glassformer.parts.linear import linear_cost
 from glassformer.parts.norm import LayerNormConfig, Norm, NormConfig, RMSNormConfig
@@ -750,7 +750,7 @@ def test_a_part_from_outside_is_usable_by_its_kind(doubled: type[NormConfig], tm
 def test_what_a_part_from_outside_leaves_unfilled_is_filled_by_torch_or_refused(registry: None):
     """Never left as the allocator gave it."""
 
-    class Plain(nn.Module):
+    class Plain(FFN):
         def __init__(self, d: int, spare: bool):
             super().__init__()
             self.up, self.down = nn.Linear(d, 3 * d), nn.Linear(3 * d, d)
@@ -761,6 +761,9 @@ def test_what_a_part_from_outside_leaves_unfilled_is_filled_by_torch_or_refused(
 
     class PlainConfig(FFNConfig, kind="plain"):
         spare: bool = False
+
+        def width(self, ctx: BuildContext) -> int:
+            return 3 * ctx.d_model
 
         def build(self, ctx: BuildContext) -> Plain:
             return Plain(ctx.d_model, self.spare)

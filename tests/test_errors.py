@@ -31,7 +31,7 @@ def config_with(**fields: object) -> dict[str, object]:
     ("fields", "code", "field"),
     [
         ({"vocab_sise": 3}, "unknown", "vocab_sise"),
-        ({"d_model": -4}, "greater_than", "d_model"),
+        ({"d_model": -4}, "range", "d_model"),
         ({"head": {"kind": "head", "tide": True}}, "unknown", "head.tide"),
     ],
 )

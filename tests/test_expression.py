@@ -18,7 +18,7 @@ from glassformer.naming import SIZES, load, parse, preset, words
 from glassformer.parts.base import _CLASSES
 from glassformer.parts.base import WORDS as DECLARED
 from glassformer.parts.ffn import ExpertsConfig, MlpConfig
-from glassformer.parts.norm import NormConfig
+from glassformer.parts.norm import NormConfig, RMSNormConfig
 from glassformer.parts.words import Word
 from glassformer.training import NoamConfig, Recipe, WsdConfig
 from glassformer.training.overrides import with_recipe
@@ -136,7 +136,7 @@ print(sorted({name.split(".")[1] for name in sys.modules if name.startswith("gla
 def test_a_short_name_belongs_to_one_part():
     with pytest.raises(ValueError, match="'rope' of TwiceConfig is RotaryConfig's"):
 
-        class TwiceConfig(NormConfig, kind="twice", words="rope"):
+        class TwiceConfig(RMSNormConfig, kind="twice", words="rope"):
             pass
 
     assert "twice" not in NormConfig.choices()

@@ -324,7 +324,7 @@ def test_tensors_and_states_that_do_not_fit_are_refused_before_anything_is_read(
         raise AssertionError("read")
 
     model = tiny()
-    monkeypatch.setattr(Model, "read", read)
+    monkeypatch.setattr(Model, "hidden_states", read)
     with pytest.raises(RequestError) as refused:
         generate(model, **{"tokens": prompt(), "max_new_tokens": 10, **asked})
     assert says in str(refused.value) and "\n" not in str(refused.value)

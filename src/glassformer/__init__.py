@@ -67,9 +67,18 @@ __all__ = [
 
 if not TYPE_CHECKING:  # not lazily by name: nnsight gives every object, and so every module, a method `save`
 
-    def save(*args: Any, **kwargs: Any) -> Any:
-        """See `glassformer.convert.save`."""
-        return import_module("glassformer.convert").save(*args, **kwargs)
+    def save(model, tokenizer, folder, *, dtype=None, trained=None, family=None, ends=(), generation=None):
+        """Writes the folder that `AutoModelForCausalLM.from_pretrained` loads, as `family` (a model_type) or the first
+        that can hold the model; returns which.
+
+        A model that no published class can hold is written as our own, which `transformers` loads once `glassformer`
+        is imported. Reparametrised matrices are written as they are applied. `trained` goes into the model card. `ends`
+        are the ids at which an answer ends, the tokenizer's own where none is given, and `generation` how it is drawn,
+        both as `load` gives them. Raises RequestError."""
+        save = import_module("glassformer.convert").save
+        return save(
+            model, tokenizer, folder, dtype=dtype, trained=trained, family=family, ends=ends, generation=generation
+        )
 
 
 def __getattr__(name: str) -> Any:

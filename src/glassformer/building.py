@@ -38,7 +38,7 @@ class InitialWeights:
     """
 
     def __init__(self, outline: nn.Module, init: Init):
-        self.outline, self.init = outline, init
+        self.outline, self.init = outline.to_empty(device="meta"), init  # copies of a layer share their storage
         self.tensors = dict(_tensors(outline))
         drawn: dict[str, list[tuple[Tensor, Numbers]]] = {}
         names = {storage_of(tensor): name for name, tensor in reversed(self.tensors.items())}
@@ -56,6 +56,8 @@ class InitialWeights:
         """Rows, and columns of these, of a parameter or buffer, on the CPU. Columns cost the drawing of whole rows."""
         if name not in self.tensors:
             raise RequestError(code="unknown", field="name", value=name, expected="the name of a parameter or buffer")
+        if any(one.step not in (None, 1) for one in (rows, columns)):
+            raise RequestError(code="range", field="rows", value=(rows, columns), expected="slices without a step")
         like = self.tensors[name]
         cut = (rows,) if columns == slice(None) else (rows, columns)
         if name not in self._maps:
@@ -65,7 +67,7 @@ class InitialWeights:
         first, last, _ = rows.indices(len(like))
         for begin, numbers in self._maps[name]:
             low, high = max(first, begin) - begin, min(last, begin + numbers.shape[0]) - begin
-            for a, b, values in numbers.blocks(low, max(low, high)):
+            for a, b, values in numbers.blocks(low, high) if low < high else ():
                 made[a + begin - first : b + begin - first] = values[(slice(None), *cut[1:])]
         return made
 
@@ -124,9 +126,9 @@ def _all_filled(module: nn.Module, held: dict[str, Tensor], init: Init, path: st
                 reset()
             left -= own
     if left:
-        raise RequestError(
-            f"nothing fills {', '.join(sorted(left)[:4])}: the module needs an init_weights(init) or reset_parameters()"
-        )
+        methods = "init_weights(init) or reset_parameters()"
+        message = f"nothing fills {', '.join(sorted(left)[:4])}: the module needs an {methods}"
+        raise RequestError(message, code="not_filled", field=min(left), expected=methods)
 
 
 def check_seed(seed: int) -> int:

@@ -52,8 +52,11 @@ class BlockConfig(Value):
         )
 
     def build(self, ctx: BuildContext) -> Block:
-        ffn = self.ffn.build(ctx) if self.ffn else None
-        return Block(self.mixer.build(ctx), ffn, self.residual.build(self.within(ctx)))
+        mixer, ffn = self.mixer.build(ctx), self.ffn.build(ctx) if self.ffn else None
+        self.mixer.check_built(mixer, ctx)
+        if self.ffn is not None and ffn is not None:
+            self.ffn.check_built(ffn)
+        return Block(mixer, ffn, self.residual.build(self.within(ctx)))
 
     def within(self, ctx: BuildContext) -> BuildContext:
         """The context of the wiring."""
@@ -487,10 +490,25 @@ def request_error(error: ValidationError, where: str = "") -> RequestError:
     path = ".".join(str(step) for step in first["loc"])
     field = ".".join(filter(None, (path, str(first.get("ctx", {}).get("name", "")))))
     unknown = first["type"] == "unknown_field"
+    value = None if first["type"] == "missing" else first["input"]
+    if unknown and isinstance(value, dict):
+        value = value.get(first["ctx"]["name"])
+    expected = first["msg"].removeprefix("Value error, ")
     return RequestError(
-        f"{where}{explain(error)}", code="unknown" if unknown else first["type"], field=field if unknown else path,
-        value=None if first["type"] == "missing" else first["input"], expected=first["msg"],
+        f"{where}{explain(error)}", code=_code_of(first["type"]), field=field if unknown else path, value=value,
+        expected=expected,
     )  # fmt: skip
+
+
+def _code_of(kind: str) -> str:
+    """The code of a RequestError for a kind of complaint of pydantic's."""
+    if kind.startswith(("greater_than", "less_than", "too_", "finite")):
+        return "range"
+    if kind.endswith(("_type", "_parsing", "_from_float")):
+        return "type"
+    known = {"unknown_field": "unknown", "part": "unknown", "kind": "conflict", "literal_error": "unknown",
+             "value_error": "conflict", "missing": "missing"}  # fmt: skip
+    return known.get(kind, "request")
 
 
 def explain(error: ValidationError) -> str:

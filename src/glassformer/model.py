@@ -82,7 +82,7 @@ class Model(nn.Module):
     ) -> Tensor:
         """Logits (b, s, v) of the token after each; with `targets`, their loss instead (see `loss`).
 
-        With a state, continues where it stands and advances it.
+        With a state, continues where it stands and advances it; gradients reach the tokens of this call alone.
 
         `positions` says where the tokens stand instead of one after the other: learned, sinusoidal and rotary positions
         are those, ALiBi's distances are between them, and later calls count on from the last. What a window or a causal
@@ -126,12 +126,24 @@ class Model(nn.Module):
         """The last layer's normalised output, of which the head makes logits."""
         pass_ = locate(tokens, state, positions, documents)
         pass_.memory = memory
+        if pass_.documents is not None:
+            self._check_documents()
         x = self.embed(self.embedding(tokens, pass_))
         for layer, kept in zip(self.layers, state.layers if state else [None] * len(self.layers), strict=True):
             x = layer(x, pass_, kept)
         if state is not None:
             state.advance(pass_.start + pass_.tokens, pass_.tokens)
         return self.final(x if self.final_norm is None else self.final_norm(x))
+
+    def _check_documents(self) -> None:
+        """Raises RequestError where a mixer lets one document see another."""
+        mixers: list[Any] = [layer.mixer for layer in self.layers]
+        for number, mixer in enumerate(mixers):
+            if not mixer.separates_documents:
+                raise RequestError(
+                    f"layer {number} does not separate documents, so it takes neither packed nor padded texts",
+                    code="conflict", field="documents", value=f"layers.{number}.mixer",
+                )  # fmt: skip
 
     def unembed(self, x: Float[Tensor, "b s d"]) -> Float[Tensor, "b s v"]:
         """Logits of hidden states; the site `logits` sees those of `forward` alone."""

@@ -109,13 +109,13 @@ def test_it_ends_before_a_stop_string_and_at_the_end_of_text(model: str, capsys:
 def read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many tokens each pass of a model has read."""
     lengths: list[int] = []
-    whole = Model.read
+    whole = Model.hidden_states
 
     def noted(self: Model, tokens: torch.Tensor, *more: Any, **named: Any) -> torch.Tensor:
         lengths.append(tokens.shape[1])
         return whole(self, tokens, *more, **named)
 
-    monkeypatch.setattr(Model, "read", noted)
+    monkeypatch.setattr(Model, "hidden_states", noted)
     return lengths
 
 
@@ -461,7 +461,7 @@ def test_ctrl_c_before_the_first_token(
     elif more == ["--draft"]:
         monkeypatch.setattr(module.Writer, "_speculation", stopped)
     else:
-        monkeypatch.setattr(Model, "read", stopped)
+        monkeypatch.setattr(Model, "hidden_states", stopped)
     values = {"--state": [str(tmp_path / "kept")], "--draft": [model]}
     out, err = run(capsys, model, "--prompt", PROMPT, *more, *values.get(" ".join(more), []), status=130)
     assert "the first after" not in err and list(tmp_path.iterdir()) == []

@@ -263,7 +263,7 @@ def test_blocks_make_no_difference(expression: str, monkeypatch: pytest.MonkeyPa
 class Mean(Mixer):
     """Mixes by the running mean: there is no map."""
 
-    causal, reach, heads = True, None, None
+    causal, reach, heads, separates_documents = True, None, None, True
 
     def matrices(self) -> dict[str, Any]:
         return {}

@@ -137,7 +137,9 @@ def test_it_is_told_and_drawn():
     found = gf.lens.activation_patching(
         tiny("llama@1m"), CLEAN, CORRUPT, metric, sites=["resid_pre", "mixer.z"], labels=words
     )
-    assert "resid_pre: layer 0 'w3' (3) +1.00" in str(found) and "mixer.z: layer" in str(found) and "head" in str(found)
+    said = str(found)
+    for part in ("resid_pre: layer", "layer 0 'w3' (3) +1.00", "mixer.z: layer", "head"):
+        assert part in said
     figure = found.figure()
     images = [torch.tensor(np.asarray(ax.images[0].get_array())) for ax in figure.axes[:2]]
     for image, grid in zip(images, found.grids.values(), strict=True):

@@ -13,6 +13,7 @@ from glassformer.lens import sinks
 from glassformer.lens.sinks import MassiveActivation
 from glassformer.model import Model
 from glassformer.parts.kernel import naive
+from glassformer.parts.site import Site
 from glassformer.parts.visibility import SlidingWindow
 
 TINY = "layers=3+d_model=32+heads=4+vocab_size=31+context=64"
@@ -72,7 +73,7 @@ def test_layers_that_see_differently_are_told_apart(monkeypatch: pytest.MonkeyPa
     model = tiny("llama@1m")
     model.layers[1].mixer.visibility = SlidingWindow(3)
     del model.layers[2].mixer.pattern
-    model.layers[2].mixer.pattern = type("No", (), {"edited": False, "looks": ()})()
+    model.layers[2].mixer.__dict__["pattern"] = Site("bnst")  # no child of the mixer, and so no site of the model
     monkeypatch.setattr(sinks, "QUERIES", 5)
     found = gf.lens.attention_sinks(model, TOKENS)
     assert "(all alike: 0.26 or 0.15)" in str(found) and found.uniform[2].isnan()

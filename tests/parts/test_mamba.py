@@ -309,8 +309,8 @@ def test_a_map_does_not_reach_before_the_call():
 @pytest.mark.parametrize(
     ("expression", "said"),
     [
-        ("mamba@1m+rope", "the model has none"),
-        ("mamba@1m+gqa:2", "the model has none"),
+        ("mamba@1m+rope", "no mixer of this model has"),
+        ("mamba@1m+gqa:2", "no mixer of this model has"),
         ("mamba@1m+mup", "mup has no rule for the mixer mamba"),
         ("mamba@1m+mixer.d_conv=1", "d_conv"),
         ("mamba@1m+mixer.dt_min=1", "dt_min=1.0 is above dt_max=0.1"),

@@ -26,7 +26,7 @@ from glassformer.parts.words import Word, whole
 class Ema(Mixer):
     """h_t = a h_{t-1} + (1 - a) x_t, a = sigmoid(decay) by channel; out = h W; x, out (b,s,d). Sites: z, out."""
 
-    causal, reach, heads = True, None, None
+    causal, reach, heads, separates_documents = True, None, None, True
 
     def __init__(self, d_model: int, half_life: int = 4, reparam: Any = None):
         super().__init__()

@@ -45,7 +45,7 @@ def test_what_callbacks_keep_goes_on_bit_for_bit(text: TextData, tmp_path: Path)
     found = checkpoint.latest(tmp_path / "broken")
     assert found is not None
     kept = json.loads((found / "state.json").read_text())["callbacks"]
-    assert list(kept) == ["0.Warmer", "1.Warmer"] and kept["0.Warmer"]["scale"] == pytest.approx(0.6)
+    assert list(kept) == ["Warmer.0", "Warmer.1"] and kept["Warmer.0"]["scale"] == pytest.approx(0.6)
     train(model(), text, recipe, tmp_path / "broken", resume=True, callbacks=[Warmer(), Warmer()])
     assert told(tmp_path / "broken") == told(tmp_path / "straight")
     plain = train(model(), text, recipe)

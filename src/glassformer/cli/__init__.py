@@ -217,7 +217,7 @@ def train(
     tokens
         Length of the run in tokens (200k, 5M); or give --minutes, --flops or --steps.
     resume
-        Go on from the latest checkpoint in --out, bit for bit.
+        Go on from the latest checkpoint in --out; begin where there is none yet.
     seed
         Of the first weights and of the order of the text.
     lr
@@ -593,6 +593,9 @@ def _interval(watch: bool, every: int | None) -> int | None:
 
 
 def _as_int(value: float | None) -> int | None:
+    """A count as an int. Raises RequestError for a part of one."""
+    if value is not None and value != int(value):
+        raise RequestError(code="type", field="count", value=value, expected="a whole number")
     return None if value is None else int(value)
 
 

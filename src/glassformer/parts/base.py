@@ -194,8 +194,10 @@ class PartConfig(Value):
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
-        """Registers a finished class; of two with one kind, the later. Raises ValueError for a short name that another
-        part has."""
+        """Registers a finished class; of two with one kind, the later. Raises TypeError for a choice that does not
+        answer all that its axis asks, and ValueError for a short name that another part has."""
+        if cls.kind and (missing := sorted(cls.__abstractmethods__)):
+            raise TypeError(f"{cls.axis} kind={cls.kind!r}: {cls.__name__} must define {', '.join(missing)}")
         me = (cls.axis, cls.kind)
         others = {name: known for name, (_, known) in WORDS.items() if (known.axis, known.kind) != me}
         for word in cls.words:

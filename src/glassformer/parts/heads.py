@@ -17,12 +17,18 @@ class Heads(NamedTuple):
         """g defaults to n, h to d / n. Raises RequestError with numbers that would fit."""
         n, g = n_heads, n_kv_heads or n_heads
         if n % g:
-            raise RequestError(f"n_kv_heads={g} does not divide n_heads={n}; use {_either(divisors(n))}")
+            fitting = _either(divisors(n))
+            raise RequestError(
+                f"n_kv_heads={g} does not divide n_heads={n}; use {fitting}",
+                code="range", field="n_kv_heads", value=g, expected=fitting,
+            )  # fmt: skip
         if head_dim is None and d_model % n:
             near = sorted(divisors(d_model), key=lambda i: abs(i - n))[:4]
+            fitting = _either(sorted(near))
             raise RequestError(
-                f"n_heads={n} does not divide d_model={d_model}; use {_either(sorted(near))} heads, or set head_dim"
-            )
+                f"n_heads={n} does not divide d_model={d_model}; use {fitting} heads, or set head_dim",
+                code="range", field="n_heads", value=n, expected=fitting,
+            )  # fmt: skip
         return cls(n, g, head_dim or d_model // n)
 
 

@@ -4,6 +4,7 @@ that names the module as an entry point of the group `glassformer.parts`."""
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Iterable, Mapping
 from functools import cache
 from importlib import import_module
@@ -18,18 +19,16 @@ HOME = __name__.partition(".")[0]
 
 @cache
 def load_installed() -> tuple[str, ...]:
-    """Imports the modules of the group's entry points, once in a process, and returns their names. Raises RequestError
-    for one that cannot be imported."""
+    """Imports the modules of the group's entry points, once in a process, and returns their names. One that cannot be
+    imported is left out, with a warning that says why: it must not stop a user who does not need it."""
     names = []
     for entry in entry_points(group=GROUP):
         try:
             entry.load()
         except Exception as error:
             package = entry.dist.name if entry.dist else "an installed package"
-            raise RequestError(
-                f"{package} offers parts in {entry.value}, which cannot be imported: {shown(error, 200)}",
-                code="broken_entry_point", field=GROUP, value=entry.value,
-            ) from error  # fmt: skip
+            warnings.warn(f"{package} offers parts in {entry.value}, which cannot be imported: {shown(error, 200)}")
+            continue
         names.append(entry.value)
     return tuple(names)
 

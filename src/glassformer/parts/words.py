@@ -48,15 +48,22 @@ class Word:
         if self.read is None:
             if value is not None:
                 raise RequestError(
-                    f"+{self.name} takes no value, and {value!r} was given", field=self.name, value=value
-                )
+                    f"+{self.name} takes no value, and {value!r} was given",
+                    code="range", field=self.name, value=value, expected="no value",
+                )  # fmt: skip
             return dict(self.fields)
         if value:
             return {**self.fields, **self.read(self.name, value)}
         if value is not None and self.optional:
-            raise RequestError(f"+{self.name}: has a colon without a value; give one, or leave the colon out")
+            raise RequestError(
+                f"+{self.name}: has a colon without a value; give one, or leave the colon out",
+                code="missing", field=self.name, value=value, expected="a value",
+            )  # fmt: skip
         if not self.optional:
-            raise RequestError(f"+{self.name} needs a value, such as +{self.name}:{self.example}", field=self.name)
+            raise RequestError(
+                f"+{self.name} needs a value, such as +{self.name}:{self.example}",
+                code="missing", field=self.name, expected=f"a value such as {self.example}",
+            )  # fmt: skip
         return dict(self.fields)
 
 
@@ -82,17 +89,20 @@ def number(word: str, text: str) -> float:
     try:
         return float(text)
     except ValueError:
-        raise RequestError(f"{word}:{text}: {text!r} is not a number", field=word, value=text) from None
+        message = f"{word}:{text}: {text!r} is not a number"
+        raise RequestError(message, code="type", field=word, value=text, expected="a number") from None
 
 
 def positive_number(word: str, text: str) -> float:
     value = number(word, text)
     if not 0 < value < float("inf"):
-        raise RequestError(f"{word}:{text}: a number above 0 is right", field=word, value=text)
+        message = f"{word}:{text}: a number above 0 is right"
+        raise RequestError(message, code="range", field=word, value=text, expected="a number above 0")
     return value
 
 
 def whole_number(word: str, text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
-        raise RequestError(f"{word}:{text}: a whole number from 1 up is right", field=word, value=text)
+        message = f"{word}:{text}: a whole number from 1 up is right"
+        raise RequestError(message, code="range", field=word, value=text, expected="an integer >= 1")
     return int(text)

@@ -47,6 +47,11 @@ def save(
     final = run / "checkpoints" / _folder_name(step)
     if latest(run) == final:  # saved before, and a checkpoint that is named is never taken away
         return final
+    if (size := len(json.dumps(state))) > _STATE_BYTES // 2:  # hashes and indentation come on top
+        raise WorkError(
+            f"{final} was not written: its state.json would have {size:,} bytes, more than could be read back; the "
+            f"state of a callback is too large"
+        )
     temporary = final.with_name(f".{final.name}.tmp")
     with disk_errors(final):
         shutil.rmtree(temporary, ignore_errors=True)

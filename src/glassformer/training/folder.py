@@ -29,10 +29,11 @@ def check_folder(out: str | Path | None, resume: bool) -> Path | None:
     is not to be resumed, or holds something else. Leaves nothing there."""
     if out is None:
         if resume:
-            raise RequestError("resume needs the run's folder (--out RUN)")
+            message = "resume needs the run's folder (--out RUN)"
+            raise RequestError(message, code="missing", field="out", expected="a run folder")
         return None
     if not str(out):
-        raise RequestError("--out is empty; name a folder")
+        raise RequestError("--out is empty; name a folder", code="missing", field="out", value="", expected="a folder")
     folder = Path(out)
     new = [place for place in (folder, *folder.parents) if not place.is_dir()]
     for place in new:

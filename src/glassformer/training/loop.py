@@ -20,16 +20,16 @@ from glassformer.errors import RequestError, WorkError
 from glassformer.parts.base import after_step
 from glassformer.parts.region import compiled_regions
 from glassformer.text import Tokens
-from glassformer.training.callbacks import Callback, ClipQK, Divergence, Log, SpikePolicy, Watching
+from glassformer.training.callbacks import ClipQK, Divergence, Log, SpikePolicy, Watching
+from glassformer.training.callbacks.base import Callback, check_callbacks
 from glassformer.training.clipping import clip, gradient_norm
 from glassformer.training.folder import deferred_interrupt, only_writer, open_folder
 from glassformer.training.recipe import Recipe
-from glassformer.training.request import Request, prepare_run
+from glassformer.training.request import Request, check_unchanged, prepare_run
 from glassformer.training.run import Interrupted, Run
 from glassformer.training.state import Training
 
-EVALUATIONS = 8
-"""In a run, where the recipe names no interval."""
+EVALUATIONS = 8  # in a run, where the recipe names no interval
 
 
 def train(
@@ -64,7 +64,9 @@ def train(
 def run_request(request: Request, callbacks: Sequence[Callback] = ()) -> Run:
     """Trains by a request that is checked."""
     machine.apply(request.how)
+    check_callbacks(callbacks)
     with only_writer(request.folder):
+        check_unchanged(request)
         tokenizer, resume = request.text.tokenizer, request.found is not None
         open_folder(request.folder, request.config, request.recipe, tokenizer, resume)
         run = Training(request)
@@ -73,8 +75,8 @@ def run_request(request: Request, callbacks: Sequence[Callback] = ()) -> Run:
         run.callbacks = [*run.own[:-1], *callbacks, spikes]
         if request.found is not None:
             run.restore(request.found)
-        if request.found is not None and run.share >= 1:
-            warnings.warn(f"{run.folder} is finished: all {run.step:,} steps are done")
+            if run.share >= 1:
+                warnings.warn(f"{run.folder} is finished: all {run.step:,} steps are done")
         try:
             run.call("started")
             to_the_end(run)

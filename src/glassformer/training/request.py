@@ -15,7 +15,7 @@ from glassformer.parts.base import to_plain
 from glassformer.text import OnProgress, Tokens, prepare
 from glassformer.text.batches import refuse_long
 from glassformer.training import checkpoint
-from glassformer.training.folder import as_it_began, check_folder
+from glassformer.training.folder import as_it_began, check_folder, check_same_run
 from glassformer.training.recipe import Recipe
 
 COMPILE_MINUTES = 2.0
@@ -64,14 +64,29 @@ def prepare_run(
         why = "was begun but holds no checkpoint yet: the run starts again" if begun else "holds no run yet: one starts"
         warnings.warn(f"{folder} {why}")
     if recipe.on_spike == "roll_back" and folder is None:
-        raise RequestError("on_spike=roll_back returns to a checkpoint; name a folder for the run (--out RUN)")
+        raise RequestError(
+            "on_spike=roll_back returns to a checkpoint; name a folder for the run (--out RUN)",
+            code="missing", field="out", expected="a run folder",
+        )  # fmt: skip
     text = data if isinstance(data, Tokens) else prepare(data, tokenizer, context=recipe.context, progress=progress)
     for name, side in (("training", text.train), ("held-out", text.validation)):
         refuse_long(recipe.context, len(side), f"{name} text")
     config = fit(config, text.tokenizer.vocab_size, recipe.context, vocab_size)
     how = settings(config, as_it_began(recipe, found))
     config.check()
+    if resume and folder is not None and (folder / "config.yaml").is_file() and (folder / "recipe.yaml").is_file():
+        check_same_run(folder, config, recipe)
     return Request(config, recipe, text, how, folder, found)
+
+
+def check_unchanged(request: Request) -> None:
+    """To be called once nobody else may write the folder. Raises RequestError where another process has saved a
+    checkpoint there since the request was checked, as a job does that is being stopped while its successor starts."""
+    if request.folder is not None and checkpoint.latest(request.folder) != request.found:
+        raise RequestError(
+            f"{request.folder}: another process has saved a checkpoint there; repeat the command with --resume",
+            code="conflict", field="out", value=str(request.folder), expected="--resume",
+        )  # fmt: skip
 
 
 def settings(config: ModelConfig, recipe: Recipe) -> machine.Settings:
@@ -94,8 +109,9 @@ def fit(config: ModelConfig, vocab_size: int, context: int, padded: int | None =
     if padded is not None and padded < vocab_size:
         raise RequestError(
             f"vocab_size={padded} is less than the {vocab_size} tokens of the text's tokenizer; leave it out, or give "
-            f"{vocab_size} or more"
-        )
+            f"{vocab_size} or more",
+            code="range", field="vocab_size", value=padded, expected=f">= {vocab_size}",
+        )  # fmt: skip
     return config.vary(vocab_size=padded or vocab_size, context=context)
 
 
@@ -132,5 +148,6 @@ def refuse_short(config: ModelConfig) -> None:
     length = config.embedding.limit(config.ctx)
     if length is not None and length < config.context:
         raise RequestError(
-            f"embedding.position.length={length} is shorter than context={config.context}; use {config.context}"
-        )
+            f"embedding.position.length={length} is shorter than context={config.context}; use {config.context}",
+            code="range", field="embedding.position.length", value=length, expected=f">= {config.context}",
+        )  # fmt: skip

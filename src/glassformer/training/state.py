@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -170,15 +172,21 @@ class Training:
             plain["watch"] = checkpoint.read_watch(found)
         for callback in self.own:
             callback.restore(plain)
-        for key, callback in self._users():
-            if key in state.callbacks:
-                callback.restore(state.callbacks[key])
+        users = dict(self._users())
+        for key, kept in state.callbacks.items():
+            if key in users:
+                users[key].restore(kept)
+            else:
+                warnings.warn(f"{found} keeps the state of a callback {key}, which this run has not: it is dropped")
 
     def _users(self) -> Iterator[tuple[str, Callback]]:
         """The callbacks that are not the run's own, by the key of their state."""
-        users = [callback for callback in self.callbacks if callback not in self.own]
-        for place, callback in enumerate(users):
-            yield f"{place}.{type(callback).__name__}", callback
+        seen: Counter[str] = Counter()
+        for callback in self.callbacks:
+            if callback not in self.own:
+                name = type(callback).__name__
+                yield f"{name}.{seen[name]}", callback  # the n-th of its class, whatever stands between
+                seen[name] += 1
 
     def _progress(self, found: Path) -> Progress:
         """Where the checkpoint says that the run stands. Raises RequestError for where it cannot have stood."""

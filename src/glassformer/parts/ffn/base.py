@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +10,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from glassformer.errors import RequestError
 from glassformer.parts.base import BuildContext, PartConfig
 from glassformer.parts.cost import Cost, Shape
 from glassformer.parts.linear import Matrix, matrices_of
@@ -89,14 +91,24 @@ class FFNConfig(PartConfig, axis="ffn"):
     hidden: int | None = Field(None, gt=0, le=1 << 24)
     """Width f of the hidden layer; None takes the width that keeps 8 d^2 weights."""
 
-    def build(self, ctx: BuildContext) -> nn.Module:
-        raise NotImplementedError
+    @abstractmethod
+    def build(self, ctx: BuildContext) -> FFN: ...
 
-    def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
-        raise NotImplementedError
+    @abstractmethod
+    def costs(self, ctx: BuildContext, shape: Shape) -> Cost: ...
 
+    @abstractmethod
     def width(self, ctx: BuildContext) -> int:
-        raise NotImplementedError
+        """`hidden`, or the width that its default stands for."""
+
+    def check_built(self, ffn: FFN) -> None:
+        """Raises RequestError unless the module that this config builds is an FFN."""
+        if not isinstance(ffn, FFN):
+            name = type(ffn).__name__
+            raise RequestError(
+                f"ffn kind={self.kind} builds a {name}; its class must derive from glassformer.parts.ffn.FFN",
+                code="type", field="ffn", value=name, expected="a subclass of FFN",
+            )  # fmt: skip
 
     def n_matrices(self) -> int:
         """Matrices of d x hidden weights: by their number a change of kind keeps the number of weights."""

@@ -262,7 +262,10 @@ class ExpertsConfig(FFNConfig, kind="experts", words=Word("moe", read_experts, "
 
     def absorbing(self, new: FFNConfig, hidden: int | None) -> FFNConfig | None:
         if (like := new.as_experts()) is None:
-            return None
+            raise RequestError(
+                f"experts cannot be of the kind {new.kind}; give the model another ffn first, or leave out the experts",
+                code="conflict", field="ffn.kind", value=new.kind,
+            )  # fmt: skip
         return self.vary(hidden=hidden, gated=like["gated"], activation=like["activation"])
 
     @classmethod

@@ -143,6 +143,10 @@ class Attention(Mixer):
         return self.visibility.causal
 
     @property
+    def separates_documents(self) -> bool:
+        return True
+
+    @property
     def reach(self) -> int | None:
         return self.visibility.reach
 

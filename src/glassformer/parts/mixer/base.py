@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
+from glassformer.errors import RequestError
 from glassformer.parts.base import BuildContext, PartConfig
 from glassformer.parts.cost import Cost, Shape
 from glassformer.parts.forward_pass import Pass
@@ -67,6 +68,12 @@ class Mixer(nn.Module, ABC):
     def heads(self) -> Heads | None:
         """Numbers of heads; None if the mixer has none."""
 
+    @property
+    @abstractmethod
+    def separates_documents(self) -> bool:
+        """True if tokens of different documents (`pass_.documents`: packed texts, padding) never reach one another.
+        Otherwise the model refuses documents."""
+
     @abstractmethod
     def matrices(self) -> dict[str, Matrix]:
         """Weight matrices by the name of the site each makes, such as `q` or `out`."""
@@ -96,14 +103,17 @@ class MixerConfig(PartConfig, axis="mixer"):
     knows_order: ClassVar[bool] = False
     """True if the mixer tells the order of tokens by itself: its short name then drops positions at the embedding."""
 
-    @classmethod
-    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
-        if cls.kind and (missing := sorted(cls.__abstractmethods__)):
-            raise TypeError(f"mixer kind={cls.kind!r}: {cls.__name__} must define {', '.join(missing)}")
-        super().__pydantic_init_subclass__(**kwargs)
+    @abstractmethod
+    def build(self, ctx: BuildContext) -> Mixer: ...
 
-    def build(self, ctx: BuildContext) -> Mixer:
-        raise NotImplementedError
+    def check_built(self, mixer: Mixer, ctx: BuildContext) -> None:
+        """Raises RequestError unless the module that this config builds answers as the config does."""
+        for name, said in (("causal", self.causal(ctx)), ("reach", self.reach(ctx)), ("heads", self.heads(ctx))):
+            if (found := getattr(mixer, name)) != said:
+                raise RequestError(
+                    f"mixer kind={self.kind}: its config says {name}={said} its module {name}={found}; both must agree",
+                    code="conflict", field=f"mixer.{name}", value=found, expected=str(said),
+                )  # fmt: skip
 
     @abstractmethod
     def costs(self, ctx: BuildContext, shape: Shape) -> Cost:

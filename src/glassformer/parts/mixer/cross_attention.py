@@ -181,6 +181,10 @@ class CrossAttention(Mixer):
         return True
 
     @property
+    def separates_documents(self) -> bool:
+        return True
+
+    @property
     def reach(self) -> int:
         return 1
 

@@ -169,7 +169,7 @@ class Mamba(Mixer):
         z = self.z(torch.cat(ys, dim=1) + wide(self.D) * u)
         return self.out(self.out_proj(swiglu(self.gate(gate), z).to(x.dtype)))
 
-    causal, reach, heads = True, None, None
+    causal, reach, heads, separates_documents = True, None, None, True
 
     def _looked_at(self) -> bool:
         """Whether somebody looks at what is made for those who look alone; RequestError where it is to be edited."""

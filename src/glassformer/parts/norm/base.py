@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from abc import abstractmethod
+
 import torch
 from pydantic import Field
 from torch import Tensor, nn
@@ -40,12 +42,12 @@ class Norm(nn.Module):
 class NormConfig(PartConfig, axis="norm"):
     eps: float = Field(1e-5, gt=0)
 
+    @abstractmethod
     def build(self, ctx: BuildContext) -> Norm:
         """Of vectors of `ctx.width` values, by default d_model; `ctx.sets` of them, each with weights of its own."""
-        raise NotImplementedError
 
-    def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
-        raise NotImplementedError
+    @abstractmethod
+    def costs(self, ctx: BuildContext, shape: Shape) -> Cost: ...
 
 
 def norm_cost(ctx: BuildContext, shape: Shape, weights: int, statistics: int) -> Cost:

@@ -8,4 +8,14 @@ from glassformer.training.callbacks.report import Report, Reporter
 from glassformer.training.callbacks.spikes import SpikePolicy
 from glassformer.training.callbacks.watch import Watching
 
-__all__ = ["Callback", "ClipQK", "Divergence", "Log", "Report", "Reporter", "SpikePolicy", "Watching"]
+__all__ = [
+    "Callback",
+    "ClipQK",
+    "Divergence",
+    "Log",
+    "Report",
+    "Reporter",
+    "SpikePolicy",
+    "Watching",
+    "check_callbacks",
+]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from glassformer.dynamics.watch import Moment
+from glassformer.errors import RequestError
 
 if TYPE_CHECKING:
     from glassformer.training.state import Training
@@ -66,3 +67,11 @@ class Callback:
 
     def restore(self, state: dict[str, Any]) -> None:
         """Goes on where `state()` was taken."""
+
+
+def check_callbacks(callbacks: Sequence[Callback]) -> None:
+    """Raises RequestError for one that is no callback, such as a plain function."""
+    for callback in callbacks:
+        if not isinstance(callback, Callback):
+            message = f"callbacks: {callback!r} is no training.Callback; wrap a function in training.Reporter(f)"
+            raise RequestError(message, code="type", field="callbacks", value=callback, expected="training.Callback")

@@ -1,0 +1,60 @@
+"""What happens in a run's folder between the check of a request and the run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import glassformer as gf
+from glassformer.errors import RequestError, WorkError
+from glassformer.training import Callback
+from glassformer.training.loop import run_request
+from glassformer.training.request import prepare_run
+
+TINY = "llama@1m+layers=1+d_model=16+heads=2"
+RECIPE = {"steps": 2, "batch_size": 2, "context": 16, "evaluation_tokens": 32, "compile": False, "device": "cpu"}
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    path = tmp_path / "text.txt"
+    path.write_text("a b c d e f g h. " * 300, encoding="utf-8")
+    return path
+
+
+def test_a_checkpoint_saved_meanwhile_is_not_thrown_away(text: Path, tmp_path: Path):
+    config, out = gf.preset(TINY), tmp_path / "run"
+    with pytest.warns(UserWarning, match="holds no run yet"):
+        first, second = (prepare_run(config, text, RECIPE, out, resume=True) for _ in range(2))
+    run_request(first)
+    written = (out / "metrics.jsonl").read_bytes()
+    with pytest.raises(RequestError) as caught:
+        run_request(second)
+    assert (caught.value.code, caught.value.field) == ("conflict", "out")
+    assert (out / "metrics.jsonl").read_bytes() == written
+
+
+def test_another_model_does_not_begin_in_a_folder_that_was_begun(text: Path, tmp_path: Path):
+    config, out = gf.preset(TINY), tmp_path / "run"
+    run = gf.train(config, text, RECIPE, out)
+    assert run.status == "ok"
+    (out / "latest").unlink()
+    with pytest.warns(UserWarning, match="holds no checkpoint yet"), pytest.raises(RequestError, match="d_model"):
+        gf.train(gf.preset(TINY + "+d_model=32"), text, RECIPE, out, resume=True)
+
+
+class Large(Callback):
+    def state(self) -> dict[str, object]:
+        return {"numbers": [0.123456789] * 100_000}
+
+
+def test_a_state_that_could_not_be_read_back_is_not_written(text: Path, tmp_path: Path):
+    with pytest.raises(WorkError, match="state of a callback is too large"):
+        gf.train(gf.preset(TINY), text, RECIPE, tmp_path / "run", callbacks=[Large()])
+
+
+def test_a_function_is_no_callback(text: Path):
+    with pytest.raises(RequestError) as caught:
+        gf.train(gf.preset(TINY), text, RECIPE, callbacks=[print])  # type: ignore[list-item]
+    assert (caught.value.code, caught.value.field) == ("type", "callbacks")
