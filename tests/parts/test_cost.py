@@ -24,7 +24,7 @@ from glassformer.parts.ffn import GluConfig
 from glassformer.parts.forward_pass import Memory, Pass
 from glassformer.parts.kernel import KernelConfig
 from glassformer.parts.mixer import CrossAttentionConfig
-from glassformer.parts.norm import NormConfig
+from glassformer.parts.norm import RMSNormConfig
 
 SMALL = "layers=2+d_model=64+vocab_size=61+context=512"
 ROWS = {
@@ -270,7 +270,7 @@ def test_equal_layers_are_counted_once_and_written_once(monkeypatch: pytest.Monk
 def test_a_part_that_asks_for_its_layer_is_counted_for_each(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(base, "_CLASSES", list(base._CLASSES))
 
-    class ByLayerConfig(NormConfig, kind="by_layer"):
+    class ByLayerConfig(RMSNormConfig, kind="by_layer"):
         def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
             return Cost.weights(10**ctx.layer)
 

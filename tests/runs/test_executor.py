@@ -143,8 +143,9 @@ def test_a_stopped_run_goes_on(asked: list[RunRequest], tmp_path: Path, monkeypa
 
 
 WAITS = """
-import sys, time
+import signal, sys, time
 from pathlib import Path
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has it ignored in what runs in the background
 try:
     print('{"event": "step", "name": "a", "seed": 0, "step": 1, "done": 0.5, "loss": 1, "tokens_per_second": 1, '
           '"seconds_left": 1}', flush=True)

@@ -67,8 +67,7 @@ def run_request(request: Request, callbacks: Sequence[Callback] = ()) -> Run:
     check_callbacks(callbacks)
     with only_writer(request.folder):
         check_unchanged(request)
-        tokenizer, resume = request.text.tokenizer, request.found is not None
-        open_folder(request.folder, request.config, request.recipe, tokenizer, resume)
+        open_folder(request.folder, request.config, request.recipe, request.text.tokenizer, request.found is not None)
         run = Training(request)
         log, divergence, spikes = Log(), Divergence(), SpikePolicy(run)
         run.own = [log, ClipQK(run), Watching(run), divergence, spikes]
