@@ -164,7 +164,8 @@ LATER: Mapping[str, Any] = {"projection": {"kind": "fused"}}
 def as_first_written(tree: Any) -> Any:
     """A plain tree without the fields of `LATER` that change nothing, so that states kept before still belong to it."""
     if isinstance(tree, dict):
-        return {name: as_first_written(value) for name, value in tree.items() if LATER.get(name) != value}
+        same = {name for name, value in tree.items() if name in LATER and LATER[name] == value}
+        return {name: as_first_written(value) for name, value in tree.items() if name not in same}
     return [as_first_written(item) for item in tree] if isinstance(tree, list) else tree
 
 
