@@ -147,7 +147,8 @@ def compare(
 
     with ComparisonView(quiet=json) as view:
         written = run(
-            models, data, tokens=_as_int(tokens), minutes=minutes, flops=flops, steps=_as_int(steps), match=match,
+            models, data, tokens=_as_int(tokens, "tokens"), minutes=minutes, flops=flops, steps=_as_int(steps, "steps"),
+            match=match,
             seeds=seeds, out=out,
             tokenizer=tokenizer, allow_unmatched=allow_unmatched, on_event=view.event, on_progress=view.progress,
             command=_command_line(), batch_size=batch_size, context=context, learning_rate=lr,
@@ -259,7 +260,8 @@ def train(
     plan: dict[str, Any] = {"kind": schedule, **({} if warmup is None else {"warmup": warmup})}
     adam = {name: value for name, value in (("betas", betas), ("adam_eps", adam_eps)) if value is not None}
     recipe = Recipe.of(
-        tokens=_as_int(tokens), minutes=minutes, flops=flops, steps=_as_int(steps), seed=seed, learning_rate=lr,
+        tokens=_as_int(tokens, "tokens"), minutes=minutes, flops=flops, steps=_as_int(steps, "steps"),
+        seed=seed, learning_rate=lr,
         optimizer=optimizer, schedule=plan, weight_decay=weight_decay, clip=clip, **adam, qk_clip=qk_clip,
         batch_size=batch_size, micro_batch=micro_batch, **({"context": contexts[0]} if contexts else {}),
         evaluate_every=evaluate_every, checkpoint_seconds=checkpoint_seconds, device=device, dtype=dtype,
@@ -389,7 +391,7 @@ def check(
     """
     from glassformer.cli.checkpoints import show_check
 
-    limits = {"tolerance": tolerance, "largest": _as_int(largest)}
+    limits = {"tolerance": tolerance, "largest": _as_int(largest, "largest")}
     given = {name: limit for name, limit in limits.items() if limit is not None}
     show_check(model, json, seed, reference=reference, text=text, **given)
 
@@ -473,7 +475,7 @@ def inspect(
     if quality:
         from glassformer.cli.checkpoints import show_quality
 
-        show_quality(model, data, _as_int(tokens), json)
+        show_quality(model, data, _as_int(tokens, "tokens"), json)
         return
     if doors:
         from glassformer.cli.checkpoints import show_doors
@@ -527,7 +529,7 @@ def plan(
     """
     from glassformer.cli.costs import show_plans
 
-    show_plans(models, _as_int(context), batch, dtype, state_dtype, json)
+    show_plans(models, _as_int(context, "context"), batch, dtype, state_dtype, json)
 
 
 @app.command
@@ -592,10 +594,10 @@ def _interval(watch: bool, every: int | None) -> int | None:
     return every or WATCH
 
 
-def _as_int(value: float | None) -> int | None:
+def _as_int(value: float | None, field: str) -> int | None:
     """A count as an int. Raises RequestError for a part of one."""
     if value is not None and value != int(value):
-        raise RequestError(code="type", field="count", value=value, expected="a whole number")
+        raise RequestError(code="type", field=field, value=value, expected="a whole number")
     return None if value is None else int(value)
 
 
