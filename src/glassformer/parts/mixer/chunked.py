@@ -1,0 +1,258 @@
+"""Linear recurrences of matrices, as linear attention, retention and state space duals have them.
+
+    S_t = exp(a_t) S_{t-1} + k_t v_t^T        y_t = q_t S_t
+
+q, k (b, s, g, K), v and y (b, s, n, V), S (b, n, K, V), g dividing n: head i reads q and k of group i // (n/g). The
+decay's logarithm a <= 0 is one number per head and token (b, s, n), one per head (n,), or None: nothing is forgotten.
+Where `fresh` (b, s) or (1, s) holds, a sequence begins: S_{t-1} is taken as zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, library
+
+from glassformer.parts.precision import exact, full_precision, wide
+
+CHUNK = 64
+"""Tokens that meet in one matrix of pairs; one state of each chunk is kept (docs/log.md)."""
+LEAST_LOG = -60.0
+"""Decays below exp of this are taken as it: 1e-26 of a state is nothing, and sums of logarithms stay precise."""
+VALUES_PER_BLOCK = 1 << 22
+
+
+def naive_linear_attention(
+    q: Float[Tensor, "b s g k"],
+    k: Float[Tensor, "b s g k"],
+    v: Float[Tensor, "b s n v"],
+    log_decay: Tensor | None = None,
+    state: Float[Tensor, "b n k v"] | None = None,
+    fresh: Bool[Tensor, "#b s"] | None = None,
+) -> tuple[Float[Tensor, "b s n v"], Float[Tensor, "b n k v"]]:
+    """y and the last state: the definition, token by token."""
+    q, k, v = wide(q), wide(k), wide(v)
+    b, s, n = v.shape[:3]
+    q, k = (x.repeat_interleave(n // x.shape[2], dim=2) for x in (q, k))
+    h = v.new_zeros(b, n, q.shape[3], v.shape[3]) if state is None else state
+    ys = []
+    for t in range(s):
+        if log_decay is not None:
+            h = h * torch.exp(wide(log_decay if log_decay.dim() == 1 else log_decay[:, t]))[..., None, None]
+        if fresh is not None:
+            h = torch.where(fresh[:, t, None, None, None], 0.0, h)
+        h = h + k[:, t, :, :, None] * v[:, t, :, None]
+        ys.append((q[:, t, :, :, None] * h).sum(2))
+    return torch.stack(ys, dim=1), h
+
+
+def chunked_linear_attention(
+    q: Float[Tensor, "b s g k"],
+    k: Float[Tensor, "b s g k"],
+    v: Float[Tensor, "b s n v"],
+    log_decay: Tensor | None = None,
+    state: Float[Tensor, "b n k v"] | None = None,
+    fresh: Bool[Tensor, "#b s"] | None = None,
+    chunk: int | None = None,
+) -> tuple[Float[Tensor, "b s n v"], Float[Tensor, "b n k v"]]:
+    """Equals `naive_linear_attention`, at least in fp32, by matrix products over chunks of tokens (Dao & Gu 2024,
+    2405.21060, section 6): pairs within a chunk, and the state before it.
+
+    Work and memory are linear in s. For the backward pass it keeps its inputs and one state of each chunk, and computes
+    the pairs again. Every exponent is a sum of logarithms <= 0: nothing overflows. A length that is no multiple of
+    `chunk` ends with a shorter one."""
+    length = CHUNK if chunk is None else chunk
+    q, k, v, log_decay = wide(q), wide(k), wide(v), None if log_decay is None else wide(log_decay)
+    b, s, n = v.shape[:3]
+    if state is None:
+        state = v.new_zeros(b, n, q.shape[3], v.shape[3])
+    if s == 1:
+        return naive_linear_attention(q, k, v, log_decay, state, fresh)
+    r = n // q.shape[2]
+    # The first call of an operator loads torch's whole compiler, which takes longer than a reader would wait.
+    run = _operator if torch.is_grad_enabled() or torch.compiler.is_compiling() else _chunks
+    within = state.unflatten(1, (-1, r)).transpose(2, 3)  # (b, g, K, r, V)
+    ys, end = [], 0
+    for size in (s - s % length, s % length):
+        if size:
+            at, end = slice(end, end + size), end + size
+            decay = log_decay if log_decay is None or log_decay.dim() == 1 else log_decay[:, at]
+            part = None if fresh is None else fresh[:, at]
+            y, states = run(q[:, at], k[:, at], v[:, at], decay, within, part, min(length, size))
+            within = states[-1]
+            ys.append(y)
+    return ys[0] if len(ys) == 1 else torch.cat(ys, dim=1), within.transpose(2, 3).flatten(1, 2)
+
+
+# Inside, tensors are (c, b, g, l, ...): c chunks of l tokens. Values end in (r, V), the r = n/g heads of a group, so
+# that one product serves them all; states in (K, r, V).
+
+
+@dataclass(frozen=True)
+class Factors:
+    """What is left of tokens and states within each chunk; axes are of size one where all are alike.
+
+    inner (c, b, g, r, l, l)      of token j at token t, 0 where t does not see j
+    since (c, b, g, l, r, 1)      of the state before the chunk at token t
+    until (c, b, g, l, r, 1)      of token j after the chunk
+    over (c, b, g, 1, r, 1)       of the state before the chunk after it
+    """
+
+    inner: Tensor
+    since: Tensor
+    until: Tensor
+    over: Tensor
+
+    @classmethod
+    def of(cls, log_decay: Tensor | None, fresh: Tensor | None, groups: int, length: int, like: Tensor) -> Factors:
+        sums = like.new_zeros(1, 1, 1, 1, length)  # (c, b, g, r, l): of the logarithms from the chunk's first token on
+        if log_decay is not None:
+            a = log_decay.clamp(min=LEAST_LOG)
+            if a.dim() == 1:
+                sums = a.view(1, 1, groups, -1, 1) * torch.arange(1, length + 1, device=a.device)
+            else:
+                sums = _by_chunk(a[..., None], groups, length)[..., 0].transpose(3, 4).cumsum(4)
+        gaps, left = sums[..., :, None] - sums[..., None, :], sums[..., -1:] - sums
+        since, over = sums, sums[..., -1:]
+        seen = torch.ones(length, length, dtype=torch.bool, device=like.device).tril()
+        if fresh is not None:  # tokens meet where as many sequences have begun in the chunk before both
+            begun = (
+                fresh.unflatten(1, (-1, length)).transpose(0, 1).int().cumsum(2)[:, :, None, None]
+            )  # (c, b, 1, 1, l)
+            seen = seen & (begun[..., :, None] == begun[..., None, :])
+            since, over = (x.masked_fill(begun[..., -x.shape[4] :] > 0, -torch.inf) for x in (since, over))
+            left = left.masked_fill(begun < begun[..., -1:], -torch.inf)
+        since, until, over = (x.exp().transpose(3, 4)[..., None] for x in (since, left, over))
+        return cls(gaps.masked_fill(~seen, -torch.inf).exp(), since, until, over)
+
+
+def _by_chunk(x: Tensor, groups: int, length: int) -> Tensor:
+    """(b, s, n, w) -> (c, b, g, l, r, w)"""
+    return x.unflatten(2, (groups, -1)).unflatten(1, (-1, length)).permute(1, 0, 3, 2, 4, 5)
+
+
+def _by_token(x: Tensor) -> Tensor:
+    """(c, b, g, l, r, w) -> (b, s, n, w)"""
+    return x.permute(1, 0, 3, 2, 4, 5).flatten(3, 4).flatten(1, 2)
+
+
+def _carried(given: Tensor, over: Tensor, first: Tensor) -> Tensor:
+    """S_{i+1} = over_i S_i + given_i along the first axis, from S_0 = first on, (c + 1, ...)."""
+    states = given.new_empty(len(given) + 1, *given.shape[1:])
+    states[0] = first
+    for i, each in enumerate(over.expand(len(given), *over.shape[1:])):
+        torch.addcmul(given[i], states[i], each, out=states[i + 1])
+    return states
+
+
+def _chunks(
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, state: Tensor, fresh: Tensor | None, length: int
+) -> tuple[Tensor, Tensor]:
+    """y, and the state before each chunk and after the last."""
+    g = q.shape[2]
+    with full_precision(q):
+        f = Factors.of(log_decay, fresh, g, length, v)
+        q, k = (_by_chunk(x, g, length).squeeze(4).contiguous() for x in (q, k))
+        v = _by_chunk(v, g, length).contiguous()
+        given = (k.mT @ (v * f.until).flatten(-2)).unflatten(-1, v.shape[-2:])
+        states = _carried(given, f.over, state)
+        near = ((q @ k.mT)[:, :, :, None] * f.inner) @ v.transpose(3, 4)
+        far = (q @ states[:-1].flatten(-2)).unflatten(-1, v.shape[-2:])
+        return _by_token(torch.addcmul(near.transpose(3, 4), far, f.since)), states
+
+
+# One operator, so that whoever compiles the model around it does not unroll the chunks into their graph.
+_operator = library.custom_op(
+    "glassformer::chunked_linear_attention",
+    _chunks,
+    mutates_args=(),
+    schema="(Tensor q, Tensor k, Tensor v, Tensor? log_decay, Tensor state, Tensor? fresh, int length)"
+    " -> (Tensor, Tensor)",
+)
+
+
+@_operator.register_fake
+def _(q, k, v, log_decay, state, fresh, length):
+    return torch.empty_like(v), state.new_empty(v.shape[1] // length + 1, *state.shape)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    *tensors, ctx.length = inputs
+    ctx.save_for_backward(*tensors, output[1])
+
+
+def _grad(ctx: Any, dy: Tensor | None, dstates: Tensor | None) -> tuple[Tensor | None, ...]:
+    q, k, v, log_decay, _, fresh, states = ctx.saved_tensors
+    g, length = q.shape[2], ctx.length
+    dy = torch.zeros_like(v) if dy is None else dy
+    with full_precision(q):
+        f = Factors.of(log_decay, fresh, g, length, v)
+        q, k = (_by_chunk(x, g, length).squeeze(4).contiguous() for x in (q, k))
+        v, dy = (_by_chunk(x, g, length).contiguous() for x in (v, dy))
+        heads = v.shape[-2:]
+        far = dy * f.since
+        ds = (q.mT @ far.flatten(-2)).unflatten(-1, heads)
+        last = torch.zeros_like(states[0])
+        if dstates is not None:
+            ds, last = ds + dstates[:-1], dstates[-1]
+        ds = _carried(ds.flip(0), f.over.flip(0), last).flip(0)  # the gradient of each state, those before it in it
+        after = ds[1:].flatten(-2)
+        pairs, dpairs = q @ k.mT, dy.transpose(3, 4) @ v.transpose(3, 4).mT  # dpairs (c, b, g, r, l, l)
+        left, taken = pairs[:, :, :, None] * f.inner, (k @ after).unflatten(-1, heads)
+        dv = (left.mT @ dy.transpose(3, 4)).transpose(3, 4) + taken * f.until
+        da = None
+        if log_decay is not None and ctx.needs_input_grad[3]:
+            met = dpairs * left
+            read = ((q @ states[:-1].flatten(-2)).unflatten(-1, heads) * far).sum(-1).transpose(3, 4)
+            gave = (taken * f.until * v).sum(-1).transpose(3, 4)
+            dsums = met.sum(-1) - met.sum(-2) + read - gave  # (c, b, g, r, l)
+            kept = (states[:-1] * ds[1:]).sum((3, 5)) * f.over[:, :, :, 0, :, 0]
+            dsums[..., -1] += gave.sum(-1) + kept
+            da = _by_token(dsums.flip(-1).cumsum(-1).flip(-1).transpose(3, 4)[..., None])[..., 0]
+            da = da.sum((0, 1)) if log_decay.dim() == 1 else da
+            da = da.where(log_decay > LEAST_LOG, 0.0)
+        dpairs = (dpairs * f.inner).sum(3)
+        dq = dpairs @ k + far.flatten(-2) @ states[:-1].flatten(-2).mT
+        dk = dpairs.mT @ q + (v * f.until).flatten(-2) @ after.mT
+    return *(_by_token(x[..., None, :]) for x in (dq, dk)), _by_token(dv), da, ds[0], None, None
+
+
+_operator.register_autograd(_grad, setup_context=_save)
+
+
+# Looking inside: what is never stored
+
+
+@torch.no_grad()
+def linear_attention_map(
+    q: Float[Tensor, "b s n k"],
+    k: Float[Tensor, "b s n k"],
+    log_decay: Tensor | None = None,
+    age: Tensor | None = None,
+) -> Iterator[tuple[int, Float[Tensor, "b n r s"]]]:
+    """(first query, its block of r queries of the map) with y_t = sum_j map[t, j] v_j for a recurrence from zero:
+
+        map[t, j] = q_t . k_j exp(a_{j+1} + ... + a_t)  for j <= t, else 0
+
+    `age` (1 or b, s): tokens of its own sequence that precede each; older ones weigh 0. Memory: one block."""
+    q, k = wide(q), wide(k)
+    b, s, n, _ = q.shape
+    place = torch.arange(s, device=q.device)
+    begins = (place - (place if age is None else age)).expand(b, s)  # the first token that each one sees
+    clock = None
+    if log_decay is not None:
+        a = exact(log_decay).clamp(min=LEAST_LOG)
+        clock = (a.expand(b, s, n) if a.dim() == 1 else a).cumsum(1).transpose(1, 2)  # (b, n, s)
+    rows = max(1, VALUES_PER_BLOCK // (b * n * s))
+    for first in range(0, s, rows):
+        at = slice(first, first + rows)
+        block = torch.einsum("brnk,bsnk->bnrs", q[:, at], k)
+        if clock is not None:
+            gap = (clock[:, :, at, None] - clock[:, :, None]).clamp(max=0).to(block)
+            block = block * gap.exp()
+        seen = (place <= place[at, None]) & (place >= begins[:, at, None])  # (b, r, s)
+        yield first, block.where(seen[:, None], 0.0)
