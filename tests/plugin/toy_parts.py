@@ -38,7 +38,7 @@ class Ema(Mixer):
     def forward(self, x: Tensor, pass_: Pass | None = None, state: RecurrentState | None = None) -> Tensor:
         pass_ = pass_ or Pass.of(x)
         a, u = torch.sigmoid(wide(self.decay)), wide(x)
-        h = u.new_zeros(len(x), 1, x.shape[2]) if state is None else state.begin(pass_, x)[1]
+        h = u.new_zeros(len(x), 1, x.shape[2]) if state is None else state.begin(pass_, x)[1]["h"]
         every = []
         for i in range(x.shape[1]):
             if pass_.documents is not None:
@@ -46,13 +46,13 @@ class Ema(Mixer):
             h = a * h + (1 - a) * u[:, i : i + 1]
             every.append(h)
             if state is not None:
-                state.keep(h, pass_, i + 1)
+                state.keep({"h": h}, pass_, i + 1)
         return self.out(self.output(self.z(torch.cat(every, dim=1)).to(x.dtype)))
 
     def init_state(
         self, batch: int, max_len: int, dtype: torch.dtype, device: Any = None, rewind: int = 0
     ) -> RecurrentState:
-        return RecurrentState(batch, 1, 1, len(self.decay), dtype, device, rewind)
+        return RecurrentState(batch, {"h": (1, len(self.decay))}, dtype, device, rewind)
 
     def matrices(self) -> dict[str, Matrix]:
         return {"out": Matrix.of(self.output)}

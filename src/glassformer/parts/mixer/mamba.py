@@ -18,8 +18,7 @@ from glassformer.parts.forward_pass import Pass
 from glassformer.parts.init import Init
 from glassformer.parts.linear import Linear, Matrix, linear_cost
 from glassformer.parts.mixer.base import Mixer, MixerChange, MixerConfig, keys_before
-from glassformer.parts.mixer.kv import vector_bytes
-from glassformer.parts.mixer.recurrent import RecurrentState
+from glassformer.parts.mixer.recurrent import RecurrentState, Sizes, recurrent_cost
 from glassformer.parts.mixer.scan import CHUNK, effective_attention, selective_scan, states
 from glassformer.parts.precision import wide
 from glassformer.parts.reparam import MakeReparam
@@ -148,7 +147,8 @@ class Mamba(Mixer):
         if state is None:
             tail, h = None, a.new_zeros(len(x), *a.shape)
         else:
-            tail, h = state.begin(pass_, before)
+            tail, kept = state.begin(pass_, before)
+            h = kept["h"]
         apart = state is not None or pass_.documents is not None
         u = self.u(F.silu(self.conv1d(before, tail, pass_.age if apart else None)))
         r, b, c = self.x_proj.split(self.x_proj(u.to(x.dtype)))
@@ -165,7 +165,7 @@ class Mamba(Mixer):
             y, h = selective_scan(u[:, at], dt[:, at], a, b[:, at], c[:, at], h, part)
             ys.append(y)
             if state is not None:
-                state.keep(h, pass_, end)
+                state.keep({"h": h}, pass_, end)
         z = self.z(torch.cat(ys, dim=1) + wide(self.D) * u)
         return self.out(self.out_proj(swiglu(self.gate(gate), z).to(x.dtype)))
 
@@ -201,13 +201,19 @@ class Mamba(Mixer):
     ) -> RecurrentState:
         """Of one size whatever `max_len` is. `dtype` is that of the convolution's tail; h stays in fp32 at least, as
         its rounding would add up from token to token."""
-        return RecurrentState(batch, self.d_conv, self.d_state, self.d_inner, dtype, device, rewind)
+        kept, tail = sizes(self.d_inner, self.d_state, self.d_conv)
+        return RecurrentState(batch, kept, dtype, device, rewind, tail)
 
     @torch.no_grad()
     def init_weights(self, init: Init) -> None:
         """A = -1, ..., -p in every channel (S4D-real, Gu et al. 2022, 2206.11893)."""
         self.A_log.copy_(torch.arange(1, self.d_state + 1, dtype=torch.float64).log().expand_as(self.A_log))
         self.D.fill_(1.0)
+
+
+def sizes(channels: int, d_state: int, d_conv: int) -> tuple[Sizes, tuple[int, int]]:
+    """What its state keeps, and the convolution's tail."""
+    return {"h": (d_state, channels)}, (d_conv, channels)
 
 
 def rank_of(d_model: int) -> int:
@@ -284,7 +290,7 @@ class MambaConfig(MixerConfig, kind="mamba", words="mamba"):
         narrow = shape.reading(shape.products)
         maps = linear_cost(ctx, shape, d, (c, c), bias=self.bias) + linear_cost(ctx, narrow, c, (r, p, p))
         maps += linear_cost(ctx, narrow, r, c) + linear_cost(ctx, narrow, c, d, bias=self.bias)
-        return own + maps + self._state(ctx, shape)
+        return own + maps + recurrent_cost(shape, *sizes(c, p, k))
 
     def _kept(self, ctx: BuildContext, shape: Shape) -> int:
         """Besides the inputs of the maps: u | gate as projected, r | B | C; convolved, u, dt before and after softplus,
@@ -296,9 +302,3 @@ class MambaConfig(MixerConfig, kind="mamba", words="mamba"):
         made = shape.keeps(padded + 5 * c + (c + 2 * p if apart else 0), fp32)
         states = shape.b * (-(-shape.s // CHUNK) + 2) * p * c
         return shape.keeps(2 * c + 2 * p) + made + shape.keeps_once(states + 2 * p * c, fp32)
-
-    def _state(self, ctx: BuildContext, shape: Shape) -> Cost:
-        """The convolution's tail and h, of one size; a pass reads and writes both."""
-        c, dtype = self._shape(ctx)[0], shape.state
-        precise = torch.promote_types(dtype, torch.float32)
-        return Cost.state(shape, (self.d_conv - 1) * vector_bytes(c, dtype) + c * self.d_state * precise.itemsize)

@@ -9,64 +9,76 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from glassformer.parts.cost import Cost, Shape
 from glassformer.parts.forward_pass import Pass
-from glassformer.parts.mixer.kv import Cells
+from glassformer.parts.mixer.kv import Cells, vector_bytes
 from glassformer.state import ForgetfulState
+
+Sizes = Mapping[str, tuple[int, ...]]
+"""Name of a tensor that a recurrence carries from token to token -> its shape in one sequence."""
 
 
 class RecurrentState(ForgetfulState):
-    """Two rings: the inputs of the last tokens that a convolution of `width` needs (none if it is 1), that of token i
-    in slot i mod their number, and h (p, c) after n tokens in slot n mod (rewind + 1).
+    """A ring for each named tensor of `kept`: its value after n tokens lies in slot n mod (rewind + 1). With `tail`
+    (width, channels), besides a ring of the inputs of the last tokens that a convolution of `width` needs, that of
+    token i in slot i mod their number.
 
     Which slots are meant is said by the number of tokens read, as for keys and values: going back by up to `rewind`
-    tokens, or in one row alone, takes no copy. Inputs are kept as `dtype`, h in fp32 at least."""
+    tokens, or in one row alone, takes no copy. Inputs are kept as `dtype`, the others in fp32 at least."""
 
     def __init__(
         self,
         batch: int,
-        width: int,
-        d_state: int,
-        channels: int,
+        kept: Sizes,
         dtype: torch.dtype,
         device: Any = None,
         rewind: int = 0,
+        tail: tuple[int, int] | None = None,
     ):
+        width, channels = tail or (1, 0)
         self.rewind, self.tail = rewind, width - 1
-        self.inputs = Cells(batch, self.tail and self.tail + rewind, 1, channels, dtype, device)
+        self.inputs = Cells(batch, self.tail + rewind, 1, channels, dtype, device) if self.tail else None
         precise = torch.promote_types(dtype, torch.float32)
-        self.h = torch.zeros(batch, rewind + 1, d_state, channels, dtype=precise, device=device)
+        self.kept = {
+            name: torch.zeros(batch, rewind + 1, *shape, dtype=precise, device=device) for name, shape in kept.items()
+        }
 
     @property
     def nbytes(self) -> int:
         return sum(tensor.nbytes for tensor in self.tensors().values())
 
     def tensors(self) -> dict[str, Tensor]:
-        inputs = {f"inputs{i or ''}": tensor for i, tensor in enumerate(self.inputs.tensors())}
-        return {**inputs, "h": self.h}
+        inputs = [] if self.inputs is None else self.inputs.tensors()
+        return {**{f"inputs{i or ''}": tensor for i, tensor in enumerate(inputs)}, **self.kept}
 
     def over(self, tensors: Mapping[str, Tensor]) -> RecurrentState:
         other = copy.copy(self)
-        other.inputs = self.inputs.over([tensors[name] for name in ("inputs", "inputs1") if name in tensors])
-        other.h = tensors["h"]
+        if self.inputs is not None:
+            other.inputs = self.inputs.over([tensors[name] for name in ("inputs", "inputs1") if name in tensors])
+        other.kept = {name: tensors[name] for name in self.kept}
         return other
 
-    def begin(self, pass_: Pass, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The inputs before x (b, s, c), (b, width - 1, c), of which those before the first token mean nothing, and h,
-        zero for a row that has read nothing. Stores x."""
+    def begin(self, pass_: Pass, x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """The inputs before x (b, s, c), (b, width - 1, c), of which those before the first token mean nothing, and
+        what is kept by name, (b, ...), zero for a row that has read nothing. Stores x."""
         self.read = max(self.read, pass_.start + pass_.tokens)
-        tail = self._last_inputs(pass_, x) if self.tail else x[:, :0]
+        tail = x[:, :0] if self.inputs is None else self._last_inputs(self.inputs, pass_, x)
         precise = torch.promote_types(x.dtype, torch.float32)
         if pass_.rows is not None:
-            h = self.h[self._slot(pass_.rows)].to(precise)
-            return tail, h.masked_fill((pass_.rows == 0)[:, None, None], 0.0)
-        h = self.h[self._slot(pass_.start)].to(precise, copy=True)  # `keep` may write where it lies
-        return tail, h if pass_.start else h.zero_()
+            empty, slot = pass_.rows == 0, self._slot(pass_.rows)
+            found = {name: memory[slot].to(precise) for name, memory in self.kept.items()}
+            return tail, {
+                name: value.masked_fill(empty.view(-1, *[1] * (value.dim() - 1)), 0.0) for name, value in found.items()
+            }
+        slot = self._slot(pass_.start)
+        found = {name: memory[slot].to(precise, copy=True) for name, memory in self.kept.items()}  # `keep` writes there
+        return tail, found if pass_.start else {name: value.zero_() for name, value in found.items()}
 
-    def _last_inputs(self, pass_: Pass, x: Tensor) -> Tensor:
+    def _last_inputs(self, inputs: Cells, pass_: Pass, x: Tensor) -> Tensor:
         slots, size = pass_.slots, self.tail + self.rewind
         before = slots[..., :1] + torch.arange(-self.tail, 0, device=x.device)
-        tail = self.inputs.at(before % size, x.dtype).squeeze(2)
-        self.inputs[slots[..., -size:] % size] = x[:, -size:, None]
+        tail = inputs.at(before % size, x.dtype).squeeze(2)
+        inputs[slots[..., -size:] % size] = x[:, -size:, None]
         return tail
 
     def pieces(self, tokens: int) -> list[int]:
@@ -75,13 +87,14 @@ class RecurrentState(ForgetfulState):
         alone = min(tokens, self.rewind)
         return [size for size in (tokens - alone, *[1] * alone) if size]
 
-    def keep(self, h: Tensor, pass_: Pass, tokens: int) -> None:
-        """h (b, p, c) after so many tokens of this call."""
-        first = pass_.start if pass_.rows is None else pass_.rows
-        self.h[self._slot(first + tokens)] = h.detach().to(self.h.dtype)
+    def keep(self, values: Mapping[str, Tensor], pass_: Pass, tokens: int) -> None:
+        """What there is, by name (b, ...), after so many tokens of this call."""
+        slot = self._slot((pass_.start if pass_.rows is None else pass_.rows) + tokens)
+        for name, memory in self.kept.items():
+            memory[slot] = values[name].detach().to(memory.dtype)
 
     def _slot(self, read: int | Tensor) -> Any:
-        """Where h lies after so many tokens, in every row or in each."""
+        """Where the values after so many tokens lie, in every row or in each."""
         size = self.rewind + 1
         if isinstance(read, int) or size == 1:
             return slice(None), 0 if size == 1 else read % size
@@ -89,3 +102,11 @@ class RecurrentState(ForgetfulState):
 
     def truncate(self, length: int) -> None:
         self.go_back(length, f"a recurrence keeps its last {self.rewind + 1} states")
+
+
+def recurrent_cost(shape: Shape, kept: Sizes, tail: tuple[int, int] | None = None) -> Cost:
+    """Of a `RecurrentState` of these sizes: a pass reads and writes all of it."""
+    width, channels = tail or (1, 0)
+    precise = torch.promote_types(shape.state, torch.float32)
+    values = sum(torch.Size(size).numel() for size in kept.values())
+    return Cost.state(shape, (width - 1) * vector_bytes(channels, shape.state) + values * precise.itemsize)
