@@ -14,7 +14,7 @@ QUICK := tests/test_house.py tests/test_known_once.py tests/parts tests/test_gen
 AS_AVX2 := ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2
 AS_AVX512_WITHOUT_BF16 := ONEDNN_MAX_CPU_ISA=AVX512_CORE
 
-.PHONY: demo quick test test-all lint types bench docs experiments fuzz clean
+.PHONY: demo quick test test-all browser lint types bench docs experiments fuzz clean
 
 demo: $(CORE)
 	$(BIN)/glassformer compare gpt2@1m llama@1m bloom@1m falcon@1m --data python-docs --minutes 0.65 --out demo
@@ -29,6 +29,9 @@ test-all: lint types
 	$(BIN)/python -m pytest -n 2 --dist worksteal --durations 40 --durations-min 2 -m "slow or not slow"
 	$(AS_AVX2) $(BIN)/python -m pytest -n 2 --dist worksteal $(NUMERICAL)
 	$(AS_AVX512_WITHOUT_BF16) $(BIN)/python -m pytest -n 2 --dist worksteal $(NUMERICAL)
+
+browser: $(DEV)
+	$(BIN)/python -m pytest -m browser tests/browser
 
 lint: $(DEV)
 	$(BIN)/ruff check .

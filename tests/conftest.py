@@ -57,6 +57,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if is_quick(item):
             item.add_marker("quick")
+        if item.nodeid.startswith("tests/browser/"):
+            item.add_marker("browser")
 
 
 @pytest.fixture(autouse=True)

@@ -2,6 +2,7 @@
 (() => {
   "use strict";
   const $ = (id) => document.getElementById(id);
+  document.documentElement.classList.add("gf-busy");
   const data = JSON.parse($("inspection").textContent);
   const length = data.words.length;
   const depths = data.layers.length + 1;
@@ -710,5 +711,5 @@
       ? "This browser is too old for the pictures: one from 2023 or later can unpack them."
       : `The pictures cannot be drawn: ${problem.message}`;
     document.querySelector("main").prepend(make("p", "notice", words));
-  });
+  }).finally(() => document.documentElement.classList.remove("gf-busy"));
 })();
