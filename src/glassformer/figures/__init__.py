@@ -9,12 +9,12 @@ wants those; `document()` is a page that has both.
 from __future__ import annotations
 
 from .chart import Axis
-from .document import document, embedded, script, stylesheet, write_document
+from .document import copyable, document, embedded, script, stylesheet, write_document
 from .heat import HeatColumn, HeatScale, Mark, heat_legend, heat_map, heat_scale, is_not_finite
 from .intervals import interval_axis, interval_domain, interval_row
 from .lines import Series, legend, line_chart
-from .markup import Markup, escape, join, tag
-from .numbers import finite, fixed, log_ticks, nice_ticks, si, tick_labels
+from .markup import Markup, breakable, escape, join, tag
+from .numbers import count, finite, fixed, log_ticks, nice_ticks, si, tick_labels
 from .scatter import Dot, scatter_chart
 from .style import swatch
 from .table import plain_table
@@ -32,6 +32,9 @@ __all__ = [
     "ModelSketch",
     "Series",
     "StageSketch",
+    "breakable",
+    "copyable",
+    "count",
     "document",
     "embedded",
     "escape",

@@ -12,7 +12,7 @@ from .markup import Markup, clean, join, number, tag
 from .numbers import finite, log_ticks, nice_ticks, tick_labels, widen
 
 Point = tuple[float, float]
-CHARACTER = 7.3  # the width of a letter of a label, in pixels, on the generous side
+CHARACTER = 8.2  # the width of a letter of a label, in pixels, on the generous side
 _FAR = 1e6
 
 
@@ -190,7 +190,7 @@ def spread(places: Sequence[float], gap: float, low: float, high: float) -> list
     return result
 
 
-def shorten(label: str, limit: int = 30) -> str:
+def shorten(label: str, limit: int = 26) -> str:
     """A label that fits, its middle left out: names differ at their ends."""
     label = clean(label)
     return label if len(label) <= limit else f"{label[: limit // 2]}…{label[-(limit - limit // 2 - 1) :]}"

@@ -45,6 +45,14 @@ def document(title: str, *body: Markup, style: str = "", code: str = "") -> str:
     return f"<!doctype html>\n{tag('html', head, tag('body', *body, tag('script', Markup(code))), lang='en')}\n"
 
 
+def copyable(command: str, label: str = "The command") -> Markup:
+    """A command in a box of its own; with the script it has a button that copies it."""
+    box = tag("code", command, class_="gf-code", tabindex="0", role="group", aria_label=label)
+    button = tag("button", "Copy", type="button", class_="gf-copy", data_copy=command, hidden=True,
+                 aria_label=f"Copy: {label[:1].lower()}{label[1:]}")  # fmt: skip
+    return tag("span", box, button, class_="gf-command")
+
+
 def embedded(values: object, name: str) -> Markup:
     """Data in a page, which its script finds by `name`: strict JSON, with nothing in it that could end a script."""
     text = json.dumps(values, ensure_ascii=True, allow_nan=False, separators=(",", ":"))

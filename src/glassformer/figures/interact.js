@@ -124,6 +124,53 @@
     });
   }
 
+  // --- Commands: a button copies the command beside it, and says so. ---
+  for (const button of all("button[data-copy]")) {
+    const copy = async () => {
+      if (navigator.clipboard) return navigator.clipboard.writeText(button.dataset.copy);
+      getSelection().selectAllChildren(button.previousElementSibling);
+      if (!document.execCommand("copy")) throw new Error("the browser does not copy");
+    };
+    const say = (words) => {
+      button.textContent = words;
+      setTimeout(() => (button.textContent = "Copy"), 2000);
+    };
+    button.setAttribute("aria-live", "polite");
+    button.addEventListener("click", () => copy().then(() => say("Copied"), () => say("Press Ctrl+C")));
+    button.hidden = false;
+  }
+
+  // --- Wide tables: a line above says that there is more to the side. ---
+  for (const box of all(".gf-scroll")) {
+    const hint = document.createElement("p");
+    hint.className = "gf-more";
+    hint.setAttribute("aria-hidden", "true");
+    box.before(hint);
+    const look = () => {
+      hint.hidden = box.scrollWidth <= box.clientWidth + 1;
+      hint.textContent = box.scrollLeft + box.clientWidth >= box.scrollWidth - 1 ? "← Scroll back" : "Scroll for more columns →";
+    };
+    box.addEventListener("scroll", look, { passive: true });
+    new ResizeObserver(look).observe(box);
+    look();
+  }
+
+  // --- Contents: the section that is being read is marked. ---
+  const links = all("nav a[href^='#']").filter((a) => document.getElementById(a.hash.slice(1)));
+  if (links.length && window.IntersectionObserver) {
+    const seen = new Set();
+    const mark = () => {
+      const first = links.find((a) => seen.has(a.hash));
+      if (!first) return;
+      for (const a of links) a === first ? a.setAttribute("aria-current", "true") : a.removeAttribute("aria-current");
+    };
+    const observer = new IntersectionObserver((entries) => {
+      for (const e of entries) seen[e.isIntersecting ? "add" : "delete"](`#${e.target.querySelector("h2").id}`);
+      mark();
+    }, { rootMargin: "-70px 0px -40% 0px" });
+    for (const a of links) observer.observe(document.getElementById(a.hash.slice(1)).closest("section"));
+  }
+
   // --- Downloads: a link that offers the JSON embedded in the page. ---
   for (const link of all("a[data-download]")) {
     const source = document.getElementById(link.dataset.download);

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from .chart import CHARACTER, Axis, Frame, Point, clipped, drawing, make_frame, shorten, spread, usable
-from .markup import Markup, join, number, path, tag
+from .markup import Markup, breakable, join, number, path, tag
 from .numbers import fixed, si
 from .style import colour, dash, marker, swatch
 
+MERGED = 24.0  # marks of what lies beyond the axis are one where they stand closer, in pixels
 EARLY = 60.0  # a line that ends so many pixels before the frame does is named where it ends
 
 
@@ -19,6 +21,7 @@ class Series:
 
     `ended` says why the line stops early (a cross is drawn there); `note` is added to the legend; `dots` puts
     a marker on every point of the line; `stray` leaves the line out when the range of the y axis is chosen.
+    Where the y axis has an upper limit, a mark at the edge says how far lines go beyond it.
     """
 
     label: str
@@ -43,7 +46,7 @@ def line_chart(series: Sequence[Series], x: Axis, y: Axis, title: str, width: in
     frame = make_frame((width, height), (52.0, 30.0, right, 50.0), x, y, _extent(shown))
     curves = [_curve(frame, one) for one in shown]
     labels = _end_labels(frame, shown) if end_labels else None
-    return drawing(frame, x, y, title, clipped(frame, *curves), labels, readable=True)
+    return drawing(frame, x, y, title, clipped(frame, *curves), _beyond(frame, shown, x, y), labels, readable=True)
 
 
 def _drawable(one: Series, x: Axis, y: Axis) -> Series:
@@ -77,6 +80,43 @@ def _curve(frame: Frame, one: Series) -> Markup:
     if one.ended and end:
         pieces.append(_cross(*end, f"{one.label}: {one.ended}"))
     return tag("g", *pieces, class_=f"gf-series {colour(one.style)}", data_arm=one.style, data_label=one.label)
+
+
+def _beyond(frame: Frame, shown: Sequence[Series], x: Axis, y: Axis) -> Markup:
+    """Marks at the upper edge where lines leave the frame: one for each place, with the highest value reached."""
+    if y.high is None:
+        return Markup("")
+    lines = [(one.label, line) for one in shown if not one.stray for line in (one.points, *one.thin)]
+    peaks = sorted((frame.x(p[0]), p, label) for label, line in lines for p in _peaks(line, frame.y.high))
+    places: list[list[tuple[float, Point, str]]] = []
+    for peak in peaks:
+        if places and peak[0] - places[-1][0][0] < MERGED:
+            places[-1].append(peak)
+        else:
+            places.append([peak])
+    pieces = []
+    for place in places:
+        at, (where, value), _ = max(place, key=lambda peak: peak[1][1])
+        who = ", ".join(dict.fromkeys(label for _, _, label in place))
+        words = f"Beyond the axis: up to {fixed(value, 2)} at {si(where)} {x.unit}: {who}".replace(" :", ":")
+        left = at > frame.right - 60
+        pieces += [
+            tag("path", tag("title", words), d=_triangle(at, frame.top - 12), class_="gf-beyond"),
+            tag("text", fixed(value, 1), x=at + (-9 if left else 9), y=frame.top - 3, class_="gf-tick",
+                text_anchor="end" if left else "start"),
+        ]  # fmt: skip
+    return join(pieces)
+
+
+def _peaks(line: Sequence[Point], limit: float) -> list[Point]:
+    """The highest point of each stretch of a line beyond the limit."""
+    over = itertools.groupby(line, key=lambda p: p[1] > limit * (1 + 1e-9))
+    return [max(stretch, key=lambda p: p[1]) for beyond, stretch in over if beyond]
+
+
+def _triangle(x: float, top: float) -> str:
+    """The outline of a triangle that points upwards."""
+    return f"M{number(x)},{number(top)}l6,10h-12z"
 
 
 def _end(frame: Frame, one: Series) -> Point | None:
@@ -140,7 +180,7 @@ def legend(series: Sequence[Series]) -> Markup:
     for one in series:
         note = tag("span", one.note, class_="gf-note") if one.note else None
         button = tag(
-            "button", swatch(one.style), tag("span", one.label, class_="gf-label"),
+            "button", swatch(one.style), tag("span", breakable(one.label, "+"), class_="gf-label"),
             type="button", class_=colour(one.style), aria_pressed="true", data_arm=one.style,
         )  # fmt: skip
         items.append(tag("li", button, note))

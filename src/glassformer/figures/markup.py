@@ -34,6 +34,16 @@ def join(pieces: Iterable[object], between: str = "") -> Markup:
     return Markup(escape(between).join(escape(piece) for piece in pieces))
 
 
+def breakable(words: str, after: str) -> Markup:
+    """Words that may be broken over lines after these signs."""
+    pieces: list[object] = []
+    for sign in words:
+        if pieces and sign in after:
+            pieces.append(Markup("<wbr>"))
+        pieces.append(sign)
+    return join(pieces)
+
+
 def number(value: float) -> str:
     """A coordinate: two decimals are finer than any screen, and keep a read-out exact to a thousandth."""
     return f"{value:.2f}".rstrip("0").rstrip(".")

@@ -1,4 +1,6 @@
-"""Numbers for people: round ticks in steps of 1, 2 and 5, suffixes k M B T, a true minus sign."""
+"""Numbers for people: round ticks in steps of 1, 2 and 5, suffixes k M B T, a true minus sign.
+
+One style everywhere: `count` for what is counted, `si` for a quantity in so many figures, `fixed` for a measure."""
 
 from __future__ import annotations
 
@@ -80,6 +82,15 @@ def si(value: float, digits: int = 3) -> str:
     decimals = max(0, digits - 1 - math.floor(math.log10(abs(scaled)))) if scaled else 0
     text = f"{scaled:.{decimals}f}"
     return (text.rstrip("0").rstrip(".") if "." in text else text).replace("-", "−") + suffix
+
+
+def count(value: float) -> str:
+    """A count as pages write it: whole below 10,000, from there on in three figures with a suffix.
+
+    4096 stays 4096, 49152 is 49.2k and 820864 is 821k."""
+    if abs(value) >= 9_999.5:
+        return si(value)
+    return fixed(value, 0) if abs(value) >= 100 or value == round(value) else si(value)
 
 
 def tick_labels(ticks: Sequence[float]) -> list[str]:

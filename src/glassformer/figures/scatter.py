@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,6 +14,7 @@ from .style import colour, marker
 Range = tuple[float, float]
 Rectangle = tuple[float, float, float, float]
 _LINE = 16.0
+NEAR = 20.0  # a name within so many pixels of its marker needs no line
 
 
 @dataclass(frozen=True)
@@ -29,14 +31,17 @@ class Dot:
 
 
 def scatter_chart(dots: Sequence[Dot], x: Axis, y: Axis, title: str, width: int = 1040, height: int = 400,
-                  corner: tuple[str, str] | None = None) -> Markup:  # fmt: skip
-    """The arms as named markers; `corner` says where better lies: ("bottom right", "faster and better")."""
+                  corner: tuple[str, str] | None = None, names: bool = True) -> Markup:  # fmt: skip
+    """The arms as named markers; `corner` says where better lies: ("bottom right", "faster and better").
+
+    Without names (narrow screens) a legend has to name the markers."""
     shown = [dot for dot in dots if finite(dot.x) is not None and finite(dot.y) is not None]
     if not shown:
         return tag("p", "Nothing was recorded that could be drawn here.", class_="gf-empty")
     frame = make_frame((width, height), (58.0, 30.0, 24.0, 50.0), _roomy(x, shown), y, _corners(shown))
     marks = [_mark(frame, dot) for dot in shown]
-    return drawing(frame, x, y, title, _corner(frame, corner), *marks, *_names(frame, shown))
+    hint = _corner(frame, corner)
+    return drawing(frame, x, y, title, hint, *marks, *(_names(frame, shown, corner) if names else ()))
 
 
 def _roomy(axis: Axis, dots: Sequence[Dot]) -> Axis:
@@ -66,16 +71,29 @@ def _mark(frame: Frame, dot: Dot) -> Markup:
     return tag("g", lines, marker(dot.style, px, py, 6.0, title), class_=f"gf-series {colour(dot.style)}")
 
 
-def _names(frame: Frame, dots: Sequence[Dot]) -> list[Markup]:
-    """Each name beside its marker, at the first of a few places where it covers nothing."""
+def _names(frame: Frame, dots: Sequence[Dot], corner: tuple[str, str] | None) -> list[Markup]:
+    """Each name near its marker, at the first of many places where it covers nothing; a line leads to a far one."""
     taken = [box for dot in dots for box in _covered(frame, dot)]
-    names = []
+    if corner:
+        taken.append(_corner_box(frame, corner))
+    pieces = []
     for dot in dots:
-        label = shorten(dot.label)
-        x, y, anchor, box = _free_place(frame, frame.at((dot.x, dot.y)), len(label) * CHARACTER, taken)
+        at, label = frame.at((dot.x, dot.y)), shorten(dot.label)
+        x, y, anchor, box = _free_place(frame, at, len(label) * CHARACTER, taken)
         taken.append(box)
-        names.append(tag("text", label, x=x, y=y, text_anchor=anchor, class_=f"gf-name {colour(dot.style)}"))
-    return names
+        leader = _leader(at, box)
+        pieces.append(tag(
+            "g", tag("path", d=leader, class_="gf-leader") if leader else None,
+            tag("text", label, x=x, y=y, text_anchor=anchor, class_="gf-name"), class_=colour(dot.style),
+        ))  # fmt: skip
+    return pieces
+
+
+def _leader(at: tuple[float, float], box: Rectangle) -> str | None:
+    """A line from a marker to the nearest edge of its name, where that is not beside it."""
+    px, py = at
+    x, y = min(max(px, box[0]), box[2]), min(max(py, box[1]), box[3])
+    return None if math.hypot(x - px, y - py) < NEAR else f"M{number(px)},{number(py)}L{number(x)},{number(y)}"
 
 
 def _covered(frame: Frame, dot: Dot) -> list[Rectangle]:
@@ -92,35 +110,55 @@ def _covered(frame: Frame, dot: Dot) -> list[Rectangle]:
 def _free_place(
     frame: Frame, at: tuple[float, float], length: float, taken: Sequence[Rectangle]
 ) -> tuple[float, float, str, Rectangle]:
-    """Right, left, above, below, then ever further above: the first place where the name fits."""
+    """Right, left, above, below, then on ever wider rings: the first place inside where the name covers nothing.
+
+    Where there is none, the place inside that covers least."""
     px, py = at
-    tries: list[tuple[float, float, str]] = [(px + 12, py + 4, "start"), (px - 12, py + 4, "end")]
-    tries += [
-        (px + 9, py - 9, "start"),
-        (px - 9, py - 9, "end"),
-        (px + 9, py + 17, "start"),
-        (px - 9, py + 17, "end"),
-    ]
-    for rank in range(1, 8):
-        tries += [(px, py - 12 - _LINE * (rank - 1), "middle"), (px, py + 20 + _LINE * (rank - 1), "middle")]
+    tries = [(px + 12, py + 4, "start"), (px - 12, py + 4, "end")]
+    tries += [(px + dx, py + dy, "start" if dx > 0 else "end") for dy in (-9, 17) for dx in (9, -9)]
+    tries += [(px, py - 12, "middle"), (px, py + 20, "middle")]
+    for ring in range(2, 22):
+        reach = ring * _LINE / 2
+        for turn in range(12):
+            dx, dy = math.cos(turn * math.pi / 6) * 1.6 * reach, math.sin(turn * math.pi / 6) * reach
+            tries.append((px + dx, py + 4 + dy, "start" if dx > 1 else "end" if dx < -1 else "middle"))
     best = None
     for x, y, anchor in tries:
         left = x - {"start": 0.0, "end": length, "middle": length / 2}[anchor]
         box = (left, y - 12, left + length, y + 4)
-        inside = box[0] >= frame.left - 4 and box[2] <= frame.width and box[1] >= 14 and box[3] <= frame.bottom
-        free = not any(box[0] < t[2] and t[0] < box[2] and box[1] < t[3] and t[1] < box[3] for t in taken)
-        best = best or (x, y, anchor, box)
-        if inside and free:
+        if not (box[0] >= frame.left - 4 and box[2] <= frame.width and box[1] >= 18 and box[3] <= frame.bottom):
+            continue
+        covered = sum(_overlap(box, other) for other in taken)
+        if covered == 0:
             return x, y, anchor, box
-    assert best is not None
-    return best
+        if best is None or covered < best[0]:
+            best = (covered, (x, y, anchor, box))
+    x, y, anchor = tries[0]
+    return best[1] if best else (x, y, anchor, (x, y - 12, x + length, y + 4))
+
+
+def _overlap(a: Rectangle, b: Rectangle) -> float:
+    """The area that two rectangles share."""
+    return max(0.0, min(a[2], b[2]) - max(a[0], b[0])) * max(0.0, min(a[3], b[3]) - max(a[1], b[1]))
+
+
+def _corner_box(frame: Frame, corner: tuple[str, str]) -> Rectangle:
+    """What the words in the corner cover."""
+    x, y, right = _corner_place(frame, corner[0])
+    length = len(corner[1]) * CHARACTER
+    return (x - length, y - 12, x, y + 4) if right else (x, y - 12, x + length, y + 4)
+
+
+def _corner_place(frame: Frame, place: str) -> tuple[float, float, bool]:
+    """Where the words in the corner end or begin, and whether they end there."""
+    right, bottom = "right" in place, "bottom" in place
+    x, y = frame.right - 4 if right else frame.left + 8, frame.bottom - 10 if bottom else frame.top + 8
+    return x, y, right
 
 
 def _corner(frame: Frame, corner: tuple[str, str] | None) -> Markup:
     """The quiet words that say in which corner a reader would like to be."""
     if corner is None:
         return Markup("")
-    place, words = corner
-    right, bottom = "right" in place, "bottom" in place
-    x, y = frame.right - 4 if right else frame.left + 8, frame.bottom - 10 if bottom else frame.top + 8
-    return join([tag("text", words, x=x, y=y, text_anchor="end" if right else "start", class_="gf-hint")])
+    x, y, right = _corner_place(frame, corner[0])
+    return join([tag("text", corner[1], x=x, y=y, text_anchor="end" if right else "start", class_="gf-hint")])

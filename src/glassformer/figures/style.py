@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from .markup import Markup, tag
 
-COLOURS = 8
+COLOURS = 6
+"""As many as stay apart for the colour-blind, in light and in dark."""
 DASHES = ("", "7 3", "2 2.6", "9 3 2 3", "14 4", "5 2 1.5 2 1.5 2")
 MARKERS = ("circle", "square", "triangle", "diamond", "down", "cross")
 
@@ -15,13 +16,13 @@ def colour(style: int) -> str:
 
 
 def dash(style: int) -> str | None:
-    """The dash pattern of an arm; the first is solid. Colour and dash together repeat after 24 arms."""
-    return DASHES[style % len(DASHES)] or None
+    """The dash pattern of an arm; the first is solid. Colour and dash together repeat after 36 arms."""
+    return DASHES[(style + style // COLOURS) % len(DASHES)] or None
 
 
 def marker(style: int, x: float, y: float, size: float = 4.0, title: str = "", **attributes: object) -> Markup:
     """The marker of an arm, centred at (x, y)."""
-    shape = MARKERS[(style + style // 24) % len(MARKERS)]
+    shape = MARKERS[(style + 2 * (style // COLOURS) + style // 36) % len(MARKERS)]
     inside = tag("title", title) if title else None
     if shape == "circle":
         return tag("circle", inside, cx=float(x), cy=float(y), r=float(size), class_="gf-marker", **attributes)

@@ -19,6 +19,7 @@ WIDTH = 300
 TRUNK = 50.0
 BRANCH_LEFT, BRANCH_RIGHT = 92.0, 276.0
 BRANCH = (BRANCH_LEFT + BRANCH_RIGHT) / 2
+Place = tuple[int | str, ...]
 KNOWN = ("pre", "post", "sandwich", "res_post", "parallel")
 
 
@@ -65,6 +66,8 @@ class ModelSketch:
     final_norm: str = ""
     head: Box | None = None
     embedding_norm: str = ""
+    differs: frozenset[Place] = frozenset()
+    """Places to be marked: ("final_norm",), (stage, "repeat"), (stage, block, "mixer"), ..."""
 
 
 class _Pen:
@@ -103,7 +106,13 @@ class _Pen:
     def text(self, words: str, x: float, y: float, kind: str, anchor: str = "middle") -> None:
         self.put(tag("text", words, x=x, y=y, class_=kind, text_anchor=anchor))
 
-    def box(self, box: Box, role: str, left: float, right: float, y: float, height: float) -> None:
+    def badge(self, x: float, y: float) -> None:
+        """The sign of something that differs, centred at (x, y)."""
+        self.put(tag("circle", cx=x, cy=y, r=8.0, class_="gf-badge"))
+        self.text("≠", x, y + 4.5, "gf-badge-sign")
+
+    def box(self, box: Box, role: str, left: float, right: float, y: float, height: float,
+            differs: bool = False) -> None:  # fmt: skip
         """A part whose lower edge is at y."""
         letters = max(6, int((right - left) / 6.6))
         top, middle = y - height, (left + right) / 2
@@ -116,9 +125,11 @@ class _Pen:
                 width=right - left,
                 height=height,
                 rx=6.0,
-                class_=f"gf-box gf-{role}",
+                class_=f"gf-box gf-{role}{' gf-changed' * differs}",
             )
         )
+        if differs:
+            self.badge(right - 3, top + 3)
         base = top + (16.0 if box.detail or box.inside else height / 2 + 4)
         self.text(shorten(box.name, letters), middle, base, "gf-part")
         if box.detail:
@@ -139,17 +150,18 @@ def wiring_drawing(model: ModelSketch, title: str) -> Markup:
     pen = _Pen()
     pen.text("tokens", TRUNK, -4.0, "gf-detail")
     pen.y = -12.0
-    _on_trunk(pen, model.embedding or Box("embedding"), "trunk", BRANCH_RIGHT)
+    marks = model.differs
+    _on_trunk(pen, model.embedding or Box("embedding"), "trunk", BRANCH_RIGHT, ("embedding",) in marks)
     if model.position:
-        _added_position(pen, model.position)
+        _added_position(pen, model.position, ("position",) in marks)
     if model.embedding_norm:
-        _on_trunk(pen, Box(model.embedding_norm), "norm", 150.0)
-    for stage in model.stages:
-        _stage(pen, stage)
+        _on_trunk(pen, Box(model.embedding_norm), "norm", 150.0, ("embedding_norm",) in marks)
+    for i, stage in enumerate(model.stages):
+        _stage(pen, stage, frozenset(place[1:] for place in marks if place[0] == i))
     if model.final_norm:
-        _on_trunk(pen, Box(model.final_norm), "norm", 150.0)
+        _on_trunk(pen, Box(model.final_norm), "norm", 150.0, ("final_norm",) in marks)
     if model.head:
-        _on_trunk(pen, model.head, "trunk", BRANCH_RIGHT)
+        _on_trunk(pen, model.head, "trunk", BRANCH_RIGHT, ("head",) in marks)
     pen.rise(16, arrow=True)
     pen.text("logits", TRUNK, pen.y - 6, "gf-detail")
     top = 20 - pen.y
@@ -158,40 +170,47 @@ def wiring_drawing(model: ModelSketch, title: str) -> Markup:
                height=round(top + 4), role="img", aria_label=title)  # fmt: skip
 
 
-def _on_trunk(pen: _Pen, box: Box, role: str, right: float) -> None:
+def _on_trunk(pen: _Pen, box: Box, role: str, right: float, differs: bool = False) -> None:
     """A part through which the trunk itself passes."""
     pen.rise(16, arrow=True)
     height = _height(box)
-    pen.box(box, role, 10.0, right, pen.y, height)
+    pen.box(box, role, 10.0, right, pen.y, height, differs)
     pen.y -= height
 
 
-def _added_position(pen: _Pen, words: str) -> None:
+def _added_position(pen: _Pen, words: str, differs: bool) -> None:
     """A position that is added to the embedding."""
     pen.rise(40)
     y = pen.y + 20
     left, right = BRANCH_LEFT, BRANCH_RIGHT
     pen.line((left, y), (TRUNK + 9, y))
-    pen.put(tag("rect", x=left, y=y - 11, width=right - left, height=22.0, rx=11.0, class_="gf-chip"))
+    pen.put(tag("rect", x=left, y=y - 11, width=right - left, height=22.0, rx=11.0,
+                class_="gf-chip gf-changed" if differs else "gf-chip"))  # fmt: skip
+    if differs:
+        pen.badge(right - 3, y - 9)
     pen.text(shorten(words, 27), (left + right) / 2, y + 4, "gf-detail")
     pen.add(y)
 
 
-def _stage(pen: _Pen, stage: StageSketch) -> None:
+def _stage(pen: _Pen, stage: StageSketch, marks: frozenset[Place]) -> None:
     """Blocks in a frame that says how often it is repeated."""
     pen.rise(14)
     bottom, before = pen.y, len(pen.pieces)
-    for block in stage.blocks:
-        _block(pen, block, alone=len(stage.blocks) == 1)
+    for j, block in enumerate(stage.blocks):
+        here = frozenset(str(place[1]) for place in marks if place[0] == j)
+        _block(pen, block, here, alone=len(stage.blocks) == 1)
     if stage.hidden:
         pen.rise(30)
         pen.text(f"and {stage.hidden} more blocks", BRANCH, pen.y + 19, "gf-detail")
     pen.rise(30)
     frame = tag("rect", x=6.0, y=pen.y, width=float(WIDTH - 12), height=bottom - pen.y, rx=10.0, class_="gf-stage")
     pen.pieces.insert(before, frame)
-    pen.text(f"× {stage.repeat}", WIDTH - 18.0, pen.y + 20, "gf-times", "end")
+    times = f"≠ × {stage.repeat}" if ("repeat",) in marks else f"× {stage.repeat}"
+    pen.text(times, WIDTH - 18.0, pen.y + 20, "gf-times", "end")
     if len(stage.blocks) == 1:
-        pen.text(_wiring_words(stage.blocks[0]), BRANCH_LEFT - 8, pen.y + 20, "gf-detail", "start")
+        differs = (0, "wiring") in marks
+        words = ("≠ " if differs else "") + _wiring_words(stage.blocks[0])
+        pen.text(words, BRANCH_LEFT - 8, pen.y + 20, "gf-detail gf-changed" if differs else "gf-detail", "start")
 
 
 def _wiring_words(block: BlockSketch) -> str:
@@ -200,39 +219,39 @@ def _wiring_words(block: BlockSketch) -> str:
     return f"{shorten(block.wiring, 14)} wiring" if known else f"{shorten(block.wiring, 12)} (drawn as pre)"
 
 
-def _block(pen: _Pen, block: BlockSketch, alone: bool) -> None:
-    """One block, with a caption when it has neighbours."""
+def _block(pen: _Pen, block: BlockSketch, marks: frozenset[str], alone: bool) -> None:
+    """One block, with a caption when it has neighbours; `marks` names what differs in it."""
     bottom, before = pen.y, len(pen.pieces)
     pen.rise(10)
     if block.wiring == "parallel" and block.mixer and block.ffn:
-        _parallel(pen, block, block.mixer, block.ffn)
+        _parallel(pen, block, block.mixer, block.ffn, marks)
     else:
         for part, role in ((block.mixer, "mixer"), (block.ffn, "ffn")):
             if part:
-                _sublayer(pen, block, part, role)
+                _sublayer(pen, block, part, role, marks)
     if not alone:
         pen.rise(20)
-        pen.text(_wiring_words(block) + (f", × {block.times}" if block.times > 1 else ""),
+        pen.text("≠ " * ("wiring" in marks) + _wiring_words(block) + (f", × {block.times}" if block.times > 1 else ""),
                  BRANCH_RIGHT, pen.y + 14, "gf-detail", "end")  # fmt: skip
         edge = tag("rect", x=12.0, y=pen.y + 1, width=float(WIDTH - 24), height=bottom - pen.y - 2, rx=8.0,
                    class_="gf-block")  # fmt: skip
         pen.pieces.insert(before, edge)
 
 
-def _sublayer(pen: _Pen, block: BlockSketch, part: Box, role: str) -> None:
+def _sublayer(pen: _Pen, block: BlockSketch, part: Box, role: str, marks: frozenset[str]) -> None:
     """One part on its branch, with the norms where the wiring puts them."""
     post = block.wiring == "post"
     start = y = pen.y
-    norm = block.norm
+    norm, other = block.norm, "norm" in marks
     y = _branch_up(pen, start, y - 12)
     if norm and block.wiring not in ("post", "res_post"):
-        y = _branch_box(pen, Box(norm), "norm", y)
-    y = _branch_box(pen, part, role, y)
+        y = _branch_box(pen, Box(norm), "norm", y, other)
+    y = _branch_box(pen, part, role, y, role in marks)
     if norm and block.wiring in ("sandwich", "res_post"):
-        y = _branch_box(pen, Box(norm), "norm", y)
+        y = _branch_box(pen, Box(norm), "norm", y, other)
     _join_trunk(pen, y, start)
     if norm and post:
-        _on_trunk(pen, Box(norm), "norm", BRANCH_LEFT + 30)
+        _on_trunk(pen, Box(norm), "norm", BRANCH_LEFT + 30, other)
         pen.rise(10)
 
 
@@ -243,10 +262,10 @@ def _branch_up(pen: _Pen, start: float, y: float) -> float:
     return y
 
 
-def _branch_box(pen: _Pen, box: Box, role: str, y: float) -> float:
+def _branch_box(pen: _Pen, box: Box, role: str, y: float, differs: bool) -> float:
     """A part on the branch, and the short wire above it."""
     height = _height(box)
-    pen.box(box, role, BRANCH_LEFT, BRANCH_RIGHT, y, height)
+    pen.box(box, role, BRANCH_LEFT, BRANCH_RIGHT, y, height, differs)
     pen.line((BRANCH, y - height), (BRANCH, y - height - 10))
     return y - height - 10
 
@@ -259,12 +278,12 @@ def _join_trunk(pen: _Pen, y: float, start: float, branch: float = BRANCH) -> No
     pen.y = y - 20
 
 
-def _parallel(pen: _Pen, block: BlockSketch, mixer: Box, ffn: Box) -> None:
+def _parallel(pen: _Pen, block: BlockSketch, mixer: Box, ffn: Box, marks: frozenset[str]) -> None:
     """Both parts read the same input, through one norm or one each, and one sum takes both."""
     start = pen.y
     y = _branch_up(pen, start, start - 12)
     if block.norm and block.shared_norm:
-        y = _branch_box(pen, Box(block.norm), "norm", y)
+        y = _branch_box(pen, Box(block.norm), "norm", y, "norm" in marks)
     half = (BRANCH - 5.0 - BRANCH_LEFT) / 2
     centres = BRANCH_LEFT + half, BRANCH_RIGHT - half
     height = max(_height(mixer), _height(ffn))
@@ -272,9 +291,9 @@ def _parallel(pen: _Pen, block: BlockSketch, mixer: Box, ffn: Box) -> None:
         top = y - 10
         pen.line((BRANCH, y), (x, y), (x, top), arrow=True)
         if block.norm and not block.shared_norm:
-            pen.box(Box(block.norm), "norm", x - half, x + half, top, 26.0)
+            pen.box(Box(block.norm), "norm", x - half, x + half, top, 26.0, "norm" in marks)
             pen.line((x, top - 26), (x, top - 36))
             top -= 36
-        pen.box(part, role, x - half, x + half, top, height)
+        pen.box(part, role, x - half, x + half, top, height, role in marks)
         pen.line((x, top - height), (x, top - height - 10))
     _join_trunk(pen, top - height - 10, start, branch=centres[1])

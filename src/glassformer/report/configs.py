@@ -4,72 +4,88 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..figures import Markup, join, tag, wiring_drawing
-from .diff import GROUPS, RECIPE, Difference, differences
-from .html import arm_label, breakable, caption, scroll, section
+from ..figures import Markup, ModelSketch, breakable, join, tag, wiring_drawing
+from ..runs.readable import mapping, sequence
+from .diff import GROUPS, RECIPE, Difference, differences, plain_name
+from .html import Absent, arm_label, caption, scroll, section
 from .read import Arm
-from .sketch import describe, sketch
+from .sketch import describe, marked, sketch
 
 
-def config_section(arms: Sequence[Arm]) -> Markup:
-    """Drawings first, then the table of differences."""
+def config_section(arms: Sequence[Arm]) -> Markup | Absent:
+    """The table of differences, then the drawings."""
     known = [arm for arm in arms if arm.config]
     if not known:
-        return section("configs", "How the arms differ", tag("p", "No config was recorded.", class_="gf-empty"))
+        return Absent("How the arms differ", "no config was recorded.")
+    models = marked([sketch(arm.config) for arm in known])
+    cards = [_card(arm, model) for arm, model in zip(known, models, strict=True)]
+    marks = " A heavy frame with ≠ marks what differs." if len(known) > 1 and any(m.differs for m in models) else ""
     return section(
         "configs",
         "How the arms differ",
         _table(known),
-        tag("div", *map(_card, known), class_="cards"),
+        tag("div", *cards, class_="cards"),
         caption(
-            "Read each drawing from the bottom: the line on the left is the residual stream, ⊕ adds to it. "
-            "A dashed chip is a position, drawn where it acts."
+            "Read a drawing from the bottom up. The line on the left is the residual stream; ⊕ adds to it. "
+            f"A dashed box is a position, drawn where it acts.{marks}"
         ),
     )
 
 
-def _card(arm: Arm) -> Markup:
+def _card(arm: Arm, model: ModelSketch) -> Markup:
     """One arm's drawing under its name."""
-    model = sketch(arm.config)
-    return tag("figure", wiring_drawing(model, describe(arm.name, model)), tag("figcaption", arm_label(arm)))
+    return tag("figure", tag("figcaption", arm_label(arm)), wiring_drawing(model, describe(arm.name, model)))
 
 
 def _table(arms: Sequence[Arm]) -> Markup:
-    """The differences against the first arm, grouped by axis."""
+    """The differences, grouped by axis."""
     trees = [arm.config for arm in arms]
     if all(arm.recipe for arm in arms):
         trees = [{**arm.config, RECIPE: arm.recipe} for arm in arms]
     found = differences(trees)
     if len(arms) < 2:
-        return tag("p", "There is one config, so there is nothing to compare it with.", class_="gf-empty")
+        return caption("There is one arm, so there is nothing to compare it with.")
     if not found:
-        return tag("p", "The configs are the same.", class_="gf-empty")
-    only = "The configs are the same; what differs is the recipe." if {d.group for d in found} == {RECIPE} else None
+        return caption("The configs are the same.")
+    words = "The configs are the same; what differs is the recipe. " if {d.group for d in found} == {RECIPE} else ""
+    if len(arms) > 2:
+        words += "Tinted: what departs from more than half of the arms."
+    alone = all(len(_stages(tree)) == 1 and len(_stages(tree)[0]) == 1 for tree in trees)
     heads = [
-        tag("th", "Path in the config", scope="col"),
+        tag("th", "What differs", scope="col"),
         *(tag("th", arm_label(arm), scope="col") for arm in arms),
     ]
-    bodies = [_group(group, [d for d in found if d.group == group], len(arms)) for group in GROUPS]
+    bodies = [_group(group, [d for d in found if d.group == group], len(arms), alone) for group in GROUPS]
     table = tag("table", tag("thead", tag("tr", *heads)), *(body for body in bodies if body), class_="diff")
-    return join([caption(only) if only else "", scroll("Differences of the configs", table)])
+    return join([scroll("Differences of the configs", table), caption(words) if words else ""])
 
 
-def _group(group: str, found: Sequence[Difference], columns: int) -> Markup | None:
+def _stages(tree: dict) -> list[list]:
+    """The blocks of each stage."""
+    return [sequence(mapping(stage).get("blocks")) for stage in sequence(tree.get("stack"))]
+
+
+def _group(group: str, found: Sequence[Difference], columns: int, alone: bool) -> Markup | None:
     if not found:
         return None
-    head = tag("tr", tag("th", group, scope="rowgroup", colspan=str(columns + 1)), class_="group")
-    return tag("tbody", head, *map(_row, found))
+    title = _TITLES.get(group, group.capitalize())
+    head = tag("tr", tag("th", title, scope="rowgroup", colspan=str(columns + 1)), class_="group")
+    return tag("tbody", head, *(_row(one, alone) for one in found))
 
 
-def _row(one: Difference) -> Markup:
-    """One path; where an arm is like the first it says so quietly."""
-    first, *others = one.values
-    cells = [tag("td", _value(first))]
-    for value in others:
-        same = value == first
-        cells.append(tag("td", "same" if same else _value(value), class_="same" if same else "changed"))
-    return tag("tr", tag("th", tag("code", breakable(one.path or "config", ".")), scope="row"), *cells)
+_TITLES = {"ffn": "Feed-forward", "residual": "Wiring", "head": "Output head"}
+
+
+def _row(one: Difference, alone: bool) -> Markup:
+    """One part or field in words, its path below, and what each arm has; what departs from the usual is tinted."""
+    usual = one.usual
+    cells = [
+        tag("td", _value(value), class_=None if usual is None else "usual" if value == usual else "changed")
+        for value in one.values
+    ]
+    path = tag("small", tag("code", breakable(one.path or "config", ".")))
+    return tag("tr", tag("th", plain_name(one.path or "config", alone), path, scope="row"), *cells)
 
 
 def _value(value: str | None) -> Markup:
-    return tag("span", "absent", class_="same") if value is None else tag("code", value)
+    return tag("span", "–", tag("span", "absent", class_="gf-quiet")) if value is None else tag("code", value)

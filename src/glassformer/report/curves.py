@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
+import statistics
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from ..figures import Axis, Markup, Series, finite, fixed, join, legend, line_chart, si, tag
+from ..figures import Axis, Markup, Series, count, finite, fixed, join, legend, line_chart, si, tag
 from ..runs import results as written
 from ..runs.results import Results, RunResult
-from .html import arm_label, caption, none, scroll, section, two_sizes
-from .read import Arm, Points, points, training_curve, validation_curve, why_not
+from .html import Absent, arm_label, caption, none, scroll, section, two_sizes
+from .read import Arm, Points, points, seed_of, training_curve, validation_curve, why_not
 
 WINDOWS = 60
 LONG = 90  # curves with more points than this are averaged in windows
 MARKERS = 6
+SPIKE = 0.25  # nats above its neighbours, at least
+MOST = 0.75  # of the arms make a spike a shared one
+NAMED = 4  # shared spikes are named, the others counted
 NARROW = {"width": 372, "height": 300, "end_labels": False}
 Kind = Literal["linear", "log"]
 
@@ -108,17 +113,96 @@ def extremes(curve: Points, kind: Kind, count: int = 90) -> Points:
     return kept
 
 
+@dataclass(frozen=True)
+class Spike:
+    """A point of a curve far above what stood before it and after it: by so many nats."""
+
+    x: float
+    level: float
+    height: float
+
+
+def spikes(curve: Points) -> list[Spike]:
+    """The points that stand out upwards, with their neighbours that do: more than six times the noise of the curve
+    above the medians of the stretches on both of their sides, and more than SPIKE nats."""
+    levels = [y for _, y in curve]
+    reach = max(5, len(curve) // 20)
+    steps = [b - a for a, b in itertools.pairwise(levels)]
+    if len(steps) < 4:
+        return []
+    usual = statistics.median(steps)
+    noise = 1.4826 * statistics.median(abs(step - usual) for step in steps) / math.sqrt(2)
+    found = []
+    for i in range(2, len(levels) - 2):
+        before, after = levels[max(0, i - reach) : i], levels[i + 1 : i + 1 + reach]
+        height = levels[i] - max(statistics.median(before), statistics.median(after))
+        if height > max(6 * noise, SPIKE):
+            found.append(Spike(curve[i][0], levels[i], height))
+    return found
+
+
+def top(curves: Sequence[Points], low: float | None = None) -> float | None:
+    """Where an axis for these curves ends, so that single spikes do not rule it; None where none of them would."""
+    curves = [[p for p in curve if low is None or p[0] >= low] for curve in curves]
+    out = [{spike.x for spike in spikes(curve)} for curve in curves]
+    calm = [y for curve, beyond in zip(curves, out, strict=True) for x, y in curve if x not in beyond]
+    every = [y for curve in curves for _, y in curve]
+    if not calm or max(every) <= max(calm) + 0.1 * (max(calm) - min(calm)):
+        return None
+    return max(calm) + 0.05 * (max(calm) - min(calm))
+
+
+@dataclass(frozen=True)
+class Shared:
+    """A spike of most arms of a seed at once: at so many tokens, `who` of the arms that were trained as far."""
+
+    x: float
+    seed: str
+    who: int
+    reached: int
+    height: float
+
+
+def shared_spikes(arms: Sequence[Arm]) -> list[Shared]:
+    """Where most arms of a seed jumped at once, having read the same batches."""
+    found = []
+    for seed in dict.fromkeys(seed_of(run) for arm in arms for run in arm.runs):
+        runs = [run for arm in arms for run in arm.runs if seed_of(run) == seed and len(training_curve(run)) > 1]
+        batches = {str([run.recipe.get(key) for key in ("batch_size", "context")]) for run in runs}
+        if len(runs) < 2 or len(batches) > 1:
+            continue
+        curves = [training_curve(run) for run in runs]
+        width = max(statistics.median(b[0] - a[0] for a, b in itertools.pairwise(curve)) for curve in curves)
+        for group in _neighbours([(s.x, i, s.height) for i, c in enumerate(curves) for s in spikes(c)], 1.5 * width):
+            x, _, height = max(group, key=lambda one: one[2])
+            who, reached = len({i for _, i, _ in group}), sum(curve[-1][0] >= group[0][0] for curve in curves)
+            if who >= max(2, MOST * reached):
+                found.append(Shared(x, seed, who, reached, height))
+    return found
+
+
+def _neighbours(places: Sequence[tuple[float, int, float]], width: float) -> list[list[tuple[float, int, float]]]:
+    """Places in order, those together that are no further apart than that."""
+    groups: list[list[tuple[float, int, float]]] = []
+    for one in sorted(places):
+        if groups and one[0] - groups[-1][-1][0] <= width:
+            groups[-1].append(one)
+        else:
+            groups.append([one])
+    return groups
+
+
 def few(markers: Points) -> Points:
     """At most so many markers, evenly chosen, the last among them."""
     stride = -(-len(markers) // MARKERS)
     return markers[::-1][:: max(stride, 1)][::-1]
 
 
-def curve_section(arms: Sequence[Arm]) -> Markup:
+def curve_section(arms: Sequence[Arm]) -> Markup | Absent:
     """The section with the loss curves and the switches between the ways of looking at them."""
     recorded = [v for v in VIEWS if any(v.curve(run) for arm in arms for run in arm.runs)]
     if not recorded:
-        return section("curves", "Loss while training", tag("p", "No curve was recorded.", class_="gf-empty"))
+        return Absent("Loss while training", "no curve was recorded.")
     panels = [_panel(arms, view, scale) for view in recorded for scale, _ in SCALES]
     switches = tag(
         "div", switch("against", "Against", [(v.key, v.key) for v in recorded]),
@@ -126,7 +210,7 @@ def curve_section(arms: Sequence[Arm]) -> Markup:
     )  # fmt: skip
     names = legend([_series(arm, recorded[0], "linear") for arm in arms])
     return section("curves", "Loss while training", tag(
-        "figure", switches, names, *panels, caption(_curve_words(arms)), class_="curves",
+        "figure", switches, names, *panels, _shared_words(arms), caption(_curve_words(arms)), class_="curves",
     ))  # fmt: skip
 
 
@@ -146,12 +230,18 @@ def _panel(arms: Sequence[Arm], view: View, scale: str) -> Markup:
     ends = [line[-1][0] for one in series for line in (one.points, *one.thin) if line]
     low = {"linear": 0.0, "end": max(ends, default=0.0) / 2}.get(scale)
     x = Axis(view.label, kind, unit=view.unit, low=low)
-    y = Axis("Loss, nats per token")
+    y = Axis("Loss, nats per token", high=_top(arms, view, low))
     title = f"Training loss against {view.key}, {dict(SCALES)[scale]} axis. {_ends_in_words(arms)}"
     narrow = [replace(one, thin=[line[:: 1 + len(line) // 120] for line in one.thin]) for one in series]
     wide = line_chart(series, x, y, title)
     return tag("div", two_sizes(wide, line_chart(narrow, x, y, title, **NARROW)),  # type: ignore[arg-type]
                class_=f"panel panel-{view.key}-{scale}")  # fmt: skip
+
+
+def _top(arms: Sequence[Arm], view: View, low: float | None) -> float | None:
+    """The end of the axis of losses: that of the arms that finished, where any did."""
+    counted = [arm for arm in arms if arm.finished] or list(arms)
+    return top([view.curve(run) for arm in counted for run in arm.counted], low)
 
 
 def _series(arm: Arm, view: View, kind: Kind) -> Series:
@@ -177,17 +267,44 @@ def _fate_note(arm: Arm) -> str:
 def _curve_words(arms: Sequence[Arm]) -> str:
     """What is drawn, and what was done to it."""
     several = any(len(arm.runs) > 1 for arm in arms)
-    lines = (
-        "Thick: the mean over seeds that finished, as far as all reach; thin: each seed."
+    words = [
+        "Thick lines are means over the seeds that finished; thin lines are single seeds."
         if several
-        else ("Thick: the training loss; thin, where the record is long: its extremes as recorded.")
+        else "Thick lines are the training loss; where a record is long, thin lines show its extremes."
+    ]
+    if any(_has_validation(arm) for arm in arms):
+        words.append("Markers are validation losses.")
+    if any(not arm.finished for arm in arms):
+        words.append("A cross ends an arm that did not finish; such an arm does not set the range of the axis.")
+    if any(_top(arms, view, None) is not None for view in VIEWS):
+        words.append("A triangle at the upper edge marks a spike that goes beyond the axis, with its height.")
+    words.append(
+        f"Records of more than {LONG} points are averaged in {WINDOWS} windows of equal width. "
+        "Point at the chart, or use the arrow keys, to read values."
     )
-    marks = " Markers: validation loss." if any(_has_validation(arm) for arm in arms) else ""
-    cross = " A cross ends an arm that did not finish; it does not stretch the axis." if any(
-        not arm.finished for arm in arms) else ""  # fmt: skip
-    return (
-        f"{lines}{marks}{cross} Records longer than {LONG} points are averaged in {WINDOWS} equal windows. "
-        "Point at the figure, or use the arrow keys on it, to read values."
+    return " ".join(words)
+
+
+def _shared_words(arms: Sequence[Arm]) -> Markup | None:
+    """What a spike of all arms at once says: it was the data."""
+    found = shared_spikes(arms)
+    if not found:
+        return None
+    several = any(len(arm.runs) > 1 for arm in arms)
+    told = []
+    for x in dict.fromkeys(one.x for one in found):
+        here = [one for one in found if one.x == x]
+        who, reached = min(one.who for one in here), max(one.reached for one in here)
+        names = f"all {who} arms" if who == reached else f"{who} of {reached} arms"
+        seeds = f" with seed {', '.join(one.seed for one in here)}" if several else ""
+        told.append(f"{names} at {si(x)} tokens{seeds}, by up to {fixed(max(one.height for one in here), 1)} nats")
+    more = f"; and {len(told) - NAMED} times more" if len(told) > NAMED else ""
+    return tag(
+        "p",
+        tag("strong", "Spikes of many arms at once: "),
+        f"{'; '.join(told[:NAMED])}{more}. Arms of one seed read the same batches in the same order, so what makes "
+        "them jump together is the text of that batch, not an architecture.",
+        class_="remark",
     )
 
 
@@ -235,17 +352,17 @@ def _reach(entries: Sequence[written.Reach]) -> Reach:
     return Reach(None, said or why_not(entries[0].loss))
 
 
-def extrapolation_section(results: Results, arms: Sequence[Arm]) -> Markup:
+def extrapolation_section(results: Results, arms: Sequence[Arm]) -> Markup | Absent:
     """The section with the loss at multiples of the trained context."""
     known = {arm.index: reaches(arm) for arm in arms}
     contexts = sorted({context for reach in known.values() for context in reach})
     if not contexts:
-        return section("contexts", "Longer contexts", tag("p", "Not measured.", class_="gf-empty"))
+        return Absent("Longer contexts", "no arm was read at contexts longer than it was trained on.")
     trained = finite(results.budget.context) or float(contexts[0])
     series = [_reach_series(arm, known[arm.index], trained) for arm in arms]
     ticks = [(context / trained, f"{si(context / trained)}×") for context in contexts]
     x = Axis(
-        f"Context, in multiples of the {si(trained)} tokens trained on",
+        f"Context, in multiples of the {count(trained)} tokens trained on",
         "log",
         ticks=ticks,
         unit="× the context",
@@ -259,7 +376,9 @@ def extrapolation_section(results: Results, arms: Sequence[Arm]) -> Markup:
         line_chart(series, x, y, title, **NARROW),  # type: ignore[arg-type]
     )
     table = _reach_table(arms, known, contexts, trained)
-    words = "Each arm read validation text at contexts it was not trained on. “Cannot”: its parts end there."
+    words = "Loss on validation text at contexts up to eight times as long as in training."
+    if any(_cannot(one) for reach in known.values() for one in reach.values()):
+        words += " “Cannot” means that a part of the arm has no value for so long a context."
     return section(
         "contexts",
         "Longer contexts",
@@ -291,23 +410,35 @@ def _reach_table(
 ) -> Markup:
     """The values, with the reason wherever there is none."""
     heads = [tag("th", "Arm", scope="col")]
-    heads += [
-        tag("th", f"{si(c / trained)}×", tag("small", f"{c if c < 100_000 else si(c)} tokens"), scope="col")
-        for c in contexts
-    ]
+    heads += [tag("th", f"{si(c / trained)}×", tag("small", f"{count(c)} tokens"), scope="col") for c in contexts]
     rows = []
     for arm in arms:
-        cells = [_reach_cell(known[arm.index].get(c), arm) for c in contexts]
+        cells = _reach_cells([known[arm.index].get(c) for c in contexts], arm)
         rows.append(tag("tr", tag("th", arm_label(arm), scope="row"), *cells))
     return tag("table", tag("thead", tag("tr", *heads)), tag("tbody", *rows), class_="numbers")
 
 
-def _reach_cell(reach: Reach | None, arm: Arm) -> Markup:
+def _reach_cells(row: Sequence[Reach | None], arm: Arm) -> list[Markup]:
+    """One cell for each context; neighbours without a loss for one reason are merged."""
+    cells = []
+    for said, same in itertools.groupby(row, key=lambda reach: _refusal(reach, arm) if _lost(reach) else None):
+        run = list(same)
+        if said is None:
+            cells += [tag("td", fixed(reach.loss or 0.0)) for reach in run if reach]
+        else:
+            cells.append(tag("td", said, class_="refusal", colspan=len(run) if len(run) > 1 else None))
+    return cells
+
+
+def _lost(reach: Reach | None) -> bool:
+    return reach is None or reach.loss is None
+
+
+def _refusal(reach: Reach | None, arm: Arm) -> Markup:
+    """Why there is no loss; the length that was asked for, which the column says, is left out."""
     if reach is None:
-        return tag("td", none("not measured" if arm.finished else arm.trouble))
-    if reach.loss is not None:
-        return tag("td", fixed(reach.loss))
+        return none("not measured" if arm.finished else arm.trouble)
     if not _cannot(reach):
-        return tag("td", none(reach.reason))
-    rest = reach.reason[len("cannot") :].strip(" :;,.–-")
-    return tag("td", join([tag("b", "cannot"), tag("small", rest, class_="why") if rest else None]))
+        return none(reach.reason)
+    rest = re.sub(r" and \d+ were asked for", "", reach.reason[len("cannot") :]).strip(" :;,.–-")
+    return join([tag("b", "cannot"), tag("small", rest, class_="why") if rest else None])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +15,8 @@ _PARTS = GROUPS[:-3]
 _SIZES = ("vocab_size", "d_model", "context", "max_len", "stack")
 ABSENT = "\0absent"
 _DEEPEST = 30
+CLOSE = 1e-3
+"""Fractions that differ by a smaller share are one: learning rates of a rule differ by the size of the arms."""
 
 
 @dataclass(frozen=True)
@@ -22,6 +26,12 @@ class Difference:
     group: str
     path: str
     values: tuple[str | None, ...]
+
+    @property
+    def usual(self) -> str | None:
+        """What more than half of the configs have, as a value that is there; None where there is no such value."""
+        value, times = Counter(self.values).most_common(1)[0]
+        return value if 2 * times > len(self.values) else None
 
 
 def differences(configs: Sequence[dict]) -> list[Difference]:
@@ -41,16 +51,26 @@ def group_of(path: Sequence[str]) -> str:
     return "size" if path and path[0] in _SIZES else "other"
 
 
-def _same(values: Sequence[Any]) -> bool:
-    """Whether all are alike, also where NaN is."""
-    return len({json.dumps(v, sort_keys=True, default=str) for v in values}) == 1
+def alike(values: Sequence[Any]) -> bool:
+    """Whether all are the same; fractions are that differ by less than they are printed in."""
+    return all(_alike(values[0], value) for value in values[1:])
+
+
+def _alike(a: Any, b: Any) -> bool:
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(_alike(a[key], b[key]) for key in a)
+    if isinstance(a, list) and isinstance(b, list):
+        return len(a) == len(b) and all(map(_alike, a, b))
+    if isinstance(a, float) and isinstance(b, float) and not (a.is_integer() and b.is_integer()):
+        return math.isclose(a, b, rel_tol=CLOSE) or (math.isnan(a) and math.isnan(b))
+    return json.dumps(a, sort_keys=True, default=str) == json.dumps(b, sort_keys=True, default=str)
 
 
 def _walk(path: tuple[str, ...], values: list[Any]) -> Iterator[Difference]:
     """Go down while all configs have the same part here; elsewhere the whole part is the difference."""
-    if _same(values):
+    if alike(values):
         return
-    if len(path) < _DEEPEST and all(isinstance(v, dict) for v in values) and _same([v.get("kind") for v in values]):
+    if len(path) < _DEEPEST and all(isinstance(v, dict) for v in values) and alike([v.get("kind") for v in values]):
         keys = dict.fromkeys(key for v in values for key in v)
         children = [(str(key), [v.get(key, ABSENT) for v in values]) for key in keys]
     elif len(path) < _DEEPEST and all(_is_list_of_parts(v) for v in values):
@@ -80,7 +100,7 @@ def _words(value: Any, beside: Sequence[Any]) -> str | None:
 def _shared(key: Any, parts: Sequence[dict]) -> bool:
     """Whether several parts have this leaf, all of them the same."""
     values = [part[key] for part in parts if key in part]
-    return len(values) > 1 and _same(values)
+    return len(values) > 1 and alike(values)
 
 
 def part(value: dict, skip: set[Any] | frozenset[Any] = frozenset(), depth: int = 0) -> str:
@@ -114,5 +134,43 @@ def leaf(value: Any) -> str:
     if value is None:
         return "none"
     if isinstance(value, float):
-        return f"{value:g}"
+        return f"{value:g}" if value.is_integer() else f"{value:.3g}"
     return json.dumps(value, default=str)
+
+
+# --- Names for paths ---
+
+_NAMES = {
+    "mixer": "Mixer", "ffn": "Feed-forward", "norm": "Norm", "residual": "Wiring", "position": "Position",
+    "embedding": "Embedding", "head": "Output head", "final_norm": "Final norm", "qk_norm": "Norm of queries and keys",
+    "stack": "Layers", "n_heads": "heads", "n_kv_heads": "key/value heads", "head_dim": "width of a head",
+    "hidden": "hidden width", "d_model": "width", "vocab_size": "size of the vocabulary", "repeat": "number of layers",
+    "tied": "shared with the embedding", "bias": "bias", "out_bias": "bias of the output", "eps": "epsilon",
+    "visibility": "what is seen", "init": "Initial weights", "recipe": "", "max_len": "longest text",
+    "std": "standard deviation",
+}  # fmt: skip
+
+
+def plain_name(path: str, alone: bool) -> str:
+    """A path in words: `stack.0.blocks.0.mixer.n_kv_heads` is `Mixer: key/value heads`.
+
+    `alone` says that every arm has one kind of block, so that its number says nothing."""
+    steps = path.split(".")
+    where, names = [], []
+    for i, step in enumerate(steps):
+        if step.isdigit():
+            if i and steps[i - 1] == "stack" and not alone:
+                where.append(f"stage {int(step) + 1}")
+            elif i and steps[i - 1] == "blocks" and not alone:
+                where.append(f"block {int(step) + 1}")
+            continue
+        if (step == "stack" or step == "blocks") and i + 1 < len(steps):
+            continue
+        names.append(_NAMES.get(step, step.replace("_", " ")))
+    names = [name for name in names if name]
+    if len(names) > 1 and names[-1] == "Position":
+        words = f"Position, in the {names[-2].lower()}"
+    else:
+        words = ": ".join(dict.fromkeys(names)) or "Layers"
+    words = words[:1].upper() + words[1:]
+    return f"{words} ({', '.join(where)})" if where else words

@@ -29,8 +29,8 @@ from ..figures import (
     tag,
 )
 from ..thresholds import ALIKE_COSINE, ALIKE_RANK, COLLAPSED_ENTROPY, COLLAPSED_LOGIT
-from .curves import extremes, mean_curve, switch
-from .html import arm_label, arm_name, caption, scroll, section
+from .curves import extremes, mean_curve, switch, top
+from .html import Absent, arm_label, arm_name, caption, scroll, section
 from .read import Arm, Points, Watched, run_status, seed_of, training_curve, watched
 
 CELLS = 24_000  # of all maps together; beyond them neighbouring columns are drawn as one
@@ -92,11 +92,11 @@ _HOW = join(["With ", tag("code", "--watch"), " a run records entropy, rank and 
 _OTHER = Happening(0, "●", "other event", "other events")
 
 
-def dynamics_section(arms: Sequence[Arm]) -> Markup:
-    """The section; where nothing was watched, a sentence that says how to."""
+def dynamics_section(arms: Sequence[Arm], command: str = "") -> Markup | Absent:
+    """The section; where nothing was watched, the `command` that watches."""
     seen = {arm.index: [w for run in arm.runs if (w := watched(run))] for arm in arms}
     if not any(seen.values()):
-        return section("dynamics", "Dynamics", tag("p", "Nothing was watched. ", _HOW, class_="gf-empty"))
+        return Absent("Dynamics", "entropy, rank and gradients of the layers were not recorded.", command)
     known = [arm for arm in arms if seen[arm.index]]
     end = max((w.steps[-1] for found in seen.values() for w in found if w.steps), default=1.0)
     return section(
@@ -132,7 +132,10 @@ def _chart(one: Statistic, arms: Sequence[Arm], seen: dict[int, list[Watched]], 
     if not any(line.points or any(line.thin) for line in series):
         return None
     x = Axis("Step", unit="steps", low=0.0, high=end)
-    y = Axis(one.label, one.kind, low=one.low, high=one.high, decimals=4 if one.name == "update_ratio" else 2)
+    counted = [arm for arm in arms if arm.finished] or list(arms)
+    losses = [_curve("loss", w) for arm in counted for w in seen[arm.index] if w.run in arm.counted]
+    high = top(losses) if one.name == "loss" else one.high
+    y = Axis(one.label, one.kind, low=one.low, high=high, decimals=4 if one.name == "update_ratio" else 2)
     title = f"{one.label}, against steps. " + "; ".join(_range_in_words(arm, line) for arm, line in zip(
         arms, series, strict=True) if line.points) + "."  # fmt: skip
     return tag("div", line_chart(series, x, y, title, **SMALL))  # type: ignore[arg-type]

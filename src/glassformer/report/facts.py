@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from typing import Any
 
-from ..figures import Axis, Dot, Markup, finite, fixed, join, scatter_chart, si, tag
+from ..figures import Axis, Dot, Markup, Series, copyable, count, finite, fixed, join, legend, scatter_chart, si, tag
 from ..runs.results import Results, Sample
-from .html import arm_label, caption, figure, section, two_sizes
+from .diff import alike
+from .html import Absent, arm_label, caption, section, two_sizes
 from .read import BITS_PER_BYTE, LOSS, TRAINING_SPEED, Arm
 
+_COST = "Speed against quality"
+DRAWN_FROM = 3  # arms
 SAMPLE = 3000  # characters of a sample that are shown
 
 
-def cost_section(arms: Sequence[Arm]) -> Markup:
-    """Speed of training against quality."""
+def cost_section(arms: Sequence[Arm]) -> Markup | Absent:
+    """Speed of training against quality, where there are enough arms for a picture."""
     quality, named = BITS_PER_BYTE, "bits per byte"
     if not any(arm.stat(quality) for arm in arms):  # the tokenizer loses part of the text
         quality, named = LOSS, "nats per token"
@@ -23,27 +27,34 @@ def cost_section(arms: Sequence[Arm]) -> Markup:
     for arm in arms:
         x, y = arm.stat(TRAINING_SPEED), arm.stat(quality)
         if x and y and arm.finished:
-            title = f"{arm.name}: {si(x.mean)} tokens/s, {fixed(y.mean)} {named}"
+            title = f"{arm.name}: {count(x.mean)} tokens/s, {fixed(y.mean)} {named}"
             dots.append(Dot(arm.name, x.mean, y.mean, arm.index, x.range, y.range, title))
+    if len(dots) < DRAWN_FROM:
+        words = "where an arm has both, the summary says all" if len(dots) < 2 else "the summary holds these two points"
+        return Absent(_COST, f"drawn from three arms on; {words}.")
     left_out = [arm.name for arm in arms if arm.name not in {dot.label for dot in dots}]
     axes = Axis("Training tokens per second"), Axis(f"Validation, {named}")
     title = f"{named.capitalize()} against training speed. " + "; ".join(dot.title for dot in dots)
     corner = ("bottom right", "faster and better ↘")
-    wide = scatter_chart(dots, *axes, title, corner=corner, height=360)
-    narrow = scatter_chart(dots, *axes, title, width=372, height=300, corner=corner)
+    wide = scatter_chart(dots, *axes, title, width=860, height=380, corner=corner)
+    narrow = scatter_chart(dots, *axes, title, width=372, height=300, corner=corner, names=False)
+    key = legend([Series(dot.label, [], dot.style) for dot in dots])
     words = "Whiskers span the seeds." if any(dot.x_range for dot in dots) else ""
     if left_out:
         words += f" Not drawn, because speed or quality is missing: {', '.join(left_out)}."
-    return section("cost", "Speed against quality", figure(two_sizes(wide, narrow), caption(words) if words else None))
+    return section("cost", _COST, tag(
+        "figure", tag("div", key, class_="narrow"), two_sizes(wide, narrow), caption(words) if words else None,
+        class_="cost",
+    ))  # fmt: skip
 
 
-def sample_section(arms: Sequence[Arm]) -> Markup:
+def sample_section(arms: Sequence[Arm]) -> Markup | Absent:
     """What each arm wrote, the prompt told apart."""
     cards = [_sample(arm) for arm in arms]
     if not any(_generated(arm) for arm in arms):
-        return section("samples", "Samples", tag("p", "No text was generated.", class_="gf-empty"))
+        return Absent("Samples", "no text was generated.")
     return section("samples", "Samples", tag("div", *cards, class_="samples"), caption(
-        "The prompt is underlined; the rest was generated. One sample shows a manner, not a quality."
+        "The prompt is underlined, the rest was generated. One sample shows how an arm writes, not how well."
     ))  # fmt: skip
 
 
@@ -83,7 +94,7 @@ _NAMES = {
 def facts_section(results: Results) -> Markup:
     """Data, budget and machine as recorded, whatever their keys; then notes on fairness and the command."""
     budget = results.budget.model_dump(exclude_unset=True, warnings=False)
-    notes = [str(note) for note in budget.pop("notes", [])]
+    notes = [restyled(str(note)) for note in budget.pop("notes", [])]
     columns = [
         _facts("Data", results.data.root),
         _facts("Budget", budget),
@@ -117,6 +128,8 @@ def _value(key: str, value: Any) -> Markup:
     """A recorded value of whatever type."""
     if isinstance(value, bool):
         return join(["yes" if value else "no"])
+    if isinstance(value, dict) and len(value) > 1 and alike(list(value.values())):
+        return join([_value(key, next(iter(value.values()))), " for every arm"])
     if isinstance(value, dict):
         return join((tag("span", f"{k}: ", _value(str(k), v), class_="item") for k, v in value.items()), " ")
     if isinstance(value, list | tuple):
@@ -127,7 +140,7 @@ def _value(key: str, value: Any) -> Markup:
 
 
 def _number(key: str, value: int | float) -> str:
-    """Bytes and large counts with a suffix, learning rates as they are written."""
+    """Bytes with their unit, counts as everywhere on the page, other values in three figures."""
     real = finite(value)
     if real is None:
         return "–"
@@ -135,18 +148,25 @@ def _number(key: str, value: int | float) -> str:
         words = si(real)
         number, suffix = (words[:-1], words[-1]) if words[-1:].isalpha() else (words, "")
         return f"{number} {suffix.replace('B', 'G')}B"
-    if math.isclose(real, round(real)) and abs(real) >= 100_000:
-        return si(real, 4)
-    return (
-        f"{real:g}" if isinstance(value, float) else f"{value:,}".replace(",", "\u202f" if abs(value) >= 10_000 else "")
-    )
+    if "seed" in key:  # a name, not a count
+        return str(value)
+    return count(real) if math.isclose(real, round(real)) else si(real)
+
+
+def restyled(words: str) -> str:
+    """A note with its counts as everywhere on the page: 49,152 is 49.2k."""
+    return re.sub(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?![\d.,]*\d)", lambda found: _plain_count(found.group()), words)
+
+
+def _plain_count(digits: str) -> str:
+    return count(int(digits.replace(",", "")))
 
 
 def _command(results: Results) -> Markup:
     """The command that made this file, and the data it made."""
     command = results.command
     line = (
-        tag("pre", tag("code", str(command)), class_="command", tabindex="0", aria_label="The command")
+        tag("div", copyable(str(command)), class_="command")
         if command
         else tag("p", "The command was not recorded.", class_="gf-empty")
     )
@@ -161,12 +181,12 @@ def _command(results: Results) -> Markup:
     )
     inside = tag(
         "p",
-        "All of the data behind this page is embedded in it, as ",
+        "All of the data behind this page is inside it, as ",
         tag("code", "script#results"),
         ". ",
         download,
     )
-    return join([tag("h3", "To reproduce"), line, inside])
+    return join([tag("h3", "To repeat this"), line, inside])
 
 
 def plain(value: Any) -> Any:

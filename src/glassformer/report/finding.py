@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ..figures import Markup, finite, fixed, join, si
+from ..runs.intervals import paired_interval
 from ..runs.results import Results, Verdict
 from .html import arm_name
-from .read import LOSS, QUANTITIES, Arm, last_seen, ranked
+from .read import LOSS, QUANTITIES, Arm, last_seen, ranked, seed_of
 
 _HIGHER_IS_BETTER = ("tokens_per_second", "accuracy", "speedup")
 
@@ -145,7 +146,7 @@ def _single(opening: Markup, first: Arm, second: Arm, gap: float) -> Markup:
 def _many(opening: Markup, first: Arm, second: Arm, gap: float, verdicts: Sequence[Comparison]) -> Markup:
     """Several seeds: the leader, and whether its lead over the next is shown."""
     losses = [v for v in verdicts if v.metric in (LOSS.name, "loss")]
-    pair = next((v for v in losses if {v.a, v.b} == {first.name, second.name}), None)
+    pair = next((v for v in losses if {v.a, v.b} == {first.name, second.name}), None) or _computed(first, second)
     seeds = f" over {len(first.finished)} seeds"
     gap = abs(pair.difference) if pair and pair.difference is not None else gap
     if pair is None:
@@ -179,6 +180,18 @@ def _many(opening: Markup, first: Arm, second: Arm, gap: float, verdicts: Sequen
                      shared, ", more than chance explains", _interval(pair), "."])  # fmt: skip
     return join([opening, seeds, ", ", _loss(first), ", but the paired verdict favours ", arm_name(second),
                  shared, _interval(pair), "."])  # fmt: skip
+
+
+def _computed(first: Arm, second: Arm) -> Comparison | None:
+    """The verdict on two arms that the file, which compares all with one arm, does not have."""
+    mine, theirs = ({(seed_of(run), run.weights): loss for run in arm.finished if (loss := finite(LOSS.of(run)))}
+                    for arm in (first, second))  # fmt: skip
+    gaps = [theirs[key] - mine[key] for key in mine if key in theirs]
+    if len(gaps) < 2:
+        return None
+    mean, low, high = paired_interval(gaps)
+    word = "a better" if low > 0 else "b better" if high < 0 else "no difference shown"
+    return Comparison(first.name, second.name, LOSS.name, mean, low, high, 0.95, len(gaps), word)
 
 
 def _named(name: str) -> Markup:

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
-from ..figures import Markup, join, swatch, tag
+from ..figures import Markup, breakable, join, swatch, tag
 from ..figures.style import colour
 from .read import Arm
+
+
+@dataclass(frozen=True)
+class Absent:
+    """A section that has nothing to show: why, in half a sentence, and the command that would fill it."""
+
+    title: str
+    reason: str
+    command: str = ""
 
 
 def section(key: str, title: str, *children: object) -> Markup:
@@ -19,24 +29,14 @@ def arm_name(arm: Arm, plain: bool = False) -> Markup:
     return tag("b", breakable(arm.name, "+"), class_="arm" if plain else f"arm {colour(arm.index)}")
 
 
-def breakable(words: str, after: str) -> Markup:
-    """Words that may be broken over lines after these signs."""
-    pieces: list[object] = []
-    for sign in words:
-        if pieces and sign in after:
-            pieces.append(Markup("<wbr>"))
-        pieces.append(sign)
-    return join(pieces)
-
-
 def arm_label(arm: Arm) -> Markup:
     """The name of an arm with the line and marker that stand for it in the figures."""
     return tag("span", swatch(arm.index), arm_name(arm), class_="arm-label")
 
 
 def scroll(label: str, *children: object) -> Markup:
-    """A region that scrolls sideways by itself on a narrow screen, also from the keyboard."""
-    return tag("div", *children, class_="scroll", role="region", aria_label=label, tabindex="0")
+    """A region that scrolls sideways by itself on a narrow screen, also from the keyboard, and says so."""
+    return tag("div", *children, class_="scroll gf-scroll", role="region", aria_label=label, tabindex="0")
 
 
 def caption(*children: object) -> Markup:

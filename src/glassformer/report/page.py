@@ -3,28 +3,30 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Sequence
 from datetime import datetime
 from importlib.resources import files
 from pathlib import Path
 
-from ..figures import Markup, document, embedded, finite, join, si, tag, write_document
+from ..figures import Markup, copyable, count, document, embedded, finite, join, si, tag, write_document
 from ..runs.readable import mapping, readable
 from ..runs.results import Results
+from .commands import watching, with_seeds
 from .configs import config_section
 from .curves import curve_section, extrapolation_section
 from .dynamics import dynamics_section
 from .facts import cost_section, facts_section, plain, sample_section
 from .finding import comparisons, sentence
+from .html import Absent, section
 from .read import PARAMETERS, Arm, arms_of, seed_of
 from .summary import summary
 from .verdicts import verdict_section
 
-_CONTENTS = (
-    ("summary", "Summary"), ("verdicts", "Verdicts"), ("curves", "Curves"), ("dynamics", "Dynamics"),
-    ("contexts", "Contexts"), ("configs", "Configs"), ("samples", "Samples"), ("cost", "Cost"), ("setup", "Setup"),
-)  # fmt: skip
+_CONTENTS = {
+    "summary": "Summary", "verdicts": "Verdicts", "curves": "Loss", "dynamics": "Dynamics", "contexts": "Contexts",
+    "configs": "Differences", "samples": "Samples", "cost": "Speed and quality", "setup": "Setup",
+    "absent": "Not shown",
+}  # fmt: skip
 NAMED = 6
 """So many of the runs that are still to come."""
 WORTH_SAYING = 0.02
@@ -46,20 +48,18 @@ def render(tree: dict) -> str:
     results = readable(Results, tree)
     arms = arms_of(results)
     verdicts = comparisons(results, arms)
-    main = tag(
-        "main",
-        _header(results, arms, sentence(arms, verdicts)),
-        summary(arms),
-        verdict_section(verdicts, arms),
-        curve_section(arms),
-        dynamics_section(arms),
-        extrapolation_section(results, arms),
-        config_section(arms),
-        sample_section(arms),
-        cost_section(arms),
-        facts_section(results),
-    )
-    return _document(_title(results, arms), main, mapping(tree))
+    made = {
+        "summary": summary(arms),
+        "verdicts": verdict_section(verdicts, arms, with_seeds(results.command)),
+        "curves": curve_section(arms),
+        "dynamics": dynamics_section(arms, watching(results.command)),
+        "contexts": extrapolation_section(results, arms),
+        "configs": config_section(arms),
+        "samples": sample_section(arms),
+        "cost": cost_section(arms),
+        "setup": facts_section(results),
+    }
+    return _document(_title(results, arms), _header(results, arms, sentence(arms, verdicts)), made, mapping(tree))
 
 
 def render_run(run: dict) -> str:
@@ -67,12 +67,36 @@ def render_run(run: dict) -> str:
     arms = arms_of(readable(Results, {"runs": [run]}))
     name = arms[0].name if arms else "A run"
     header = tag("header", tag("p", "Glassformer run", class_="kicker"), tag("h1", name))
-    return _document(name, tag("main", header, curve_section(arms), dynamics_section(arms)), {"runs": [run]})
+    made = {"curves": curve_section(arms), "dynamics": dynamics_section(arms)}
+    return _document(name, header, made, {"runs": [run]})
 
 
-def _document(title: str, main: Markup, results: dict) -> str:
+def _document(title: str, header: Markup, made: dict[str, Markup | Absent], results: dict) -> str:
+    """Header, contents, sections; those that have nothing to show are named in one line each at the end."""
+    there = {key: part for key, part in made.items() if not isinstance(part, Absent)}
+    absent = [part for part in made.values() if isinstance(part, Absent)]
+    if absent:
+        there["absent"] = _absent(absent)
+    links = [tag("li", tag("a", _CONTENTS[key], href=f"#{key}")) for key in there]
+    body = tag(
+        "div",
+        header,
+        tag("nav", tag("ul", *links), aria_label="Contents"),
+        tag("main", *there.values(), id="content", tabindex="-1"),
+        class_="page",
+    )
+    skip = tag("a", "Skip to the results", href="#content", class_="gf-skip")
     style = files(__package__).joinpath("report.css").read_text(encoding="utf-8")
-    return document(title, main, embedded(plain(results), "results"), style=style)
+    return document(title, skip, body, embedded(plain(results), "results"), style=style)
+
+
+def _absent(parts: Sequence[Absent]) -> Markup:
+    """What this comparison does not show: why, and the command that would."""
+    items = [
+        tag("li", tag("b", f"{part.title}: "), part.reason, copyable(part.command) if part.command else None)
+        for part in parts
+    ]
+    return section("absent", "Not shown", tag("ul", *items, class_="absent"))
 
 
 def _title(results: Results, arms: Sequence[Arm]) -> str:
@@ -89,8 +113,7 @@ def _title(results: Results, arms: Sequence[Arm]) -> str:
 
 
 def _header(results: Results, arms: Sequence[Arm], finding: Markup) -> Markup:
-    """Title, finding, notice, the terms of the comparison in one line, and the way to each section."""
-    links = [tag("li", tag("a", words, href=f"#{key}")) for key, words in _CONTENTS]
+    """Title, finding, notices, and the terms of the comparison in one line."""
     return tag(
         "header",
         tag("p", "Glassformer comparison", _when(results), class_="kicker"),
@@ -99,7 +122,6 @@ def _header(results: Results, arms: Sequence[Arm], finding: Markup) -> Markup:
         _progress_notice(results, arms),
         _seed_notice(results, arms),
         _terms(results, arms),
-        tag("nav", tag("ul", *links), aria_label="Sections"),
     )
 
 
@@ -138,7 +160,7 @@ def _progress_notice(results: Results, arms: Sequence[Arm]) -> Markup | None:
     return tag(
         "p",
         tag("strong", f"{len(asked) - len(missing)} of {len(asked)} runs so far. "),
-        f"What is said here is of these alone and may change. Still to come: {', '.join(names)}{more}.",
+        f"Everything below is about these alone and may change. Still to come: {', '.join(names)}{more}.",
         class_="notice",
         role="note",
     )
@@ -155,28 +177,19 @@ def _seed_notice(results: Results, arms: Sequence[Arm]) -> Markup | None:
     return tag(
         "p",
         tag("strong", "One seed proves nothing. "),
-        f"Here {who} trained once, and another seed alone can move a loss by as much as the differences "
-        "seen. Take them as hints. For intervals and verdicts, run three seeds: ",
-        tag("code", _with_seeds(results)),
+        f"Here {who} trained once, and a second seed alone can change a loss by as much as the arms differ. "
+        "Three seeds give intervals and verdicts:",
+        copyable(with_seeds(results.command), "The command with three seeds"),
         class_="notice",
         role="note",
     )
-
-
-def _with_seeds(results: Results) -> str:
-    """The recorded command, or call in Python, with three seeds; without one, the option alone."""
-    command = results.command
-    if not isinstance(command, str) or not command.strip() or len(command) > 400:
-        return "--seeds 3"
-    asked, found = re.subn(r"( --seeds[ =]|, seeds=)\d+(?=[\s,)]|$)", r"\g<1>3", command)
-    return asked if found else f"{command} --seeds 3"
 
 
 def _terms(results: Results, arms: Sequence[Arm]) -> Markup:
     """The terms of the comparison: what was matched, how often, on what, where."""
     counts = sorted({len(arm.runs) for arm in arms})
     parameters = sorted(p for arm in arms if (p := arm.mean(PARAMETERS)) is not None)
-    size = dict.fromkeys(si(p) for p in (parameters[:1] + parameters[-1:]))
+    size = dict.fromkeys(count(p) for p in (parameters[:1] + parameters[-1:]))
     device = filter(None, (results.machine.processor, results.machine.device, results.machine.dtype))
     facts = [
         _matched(results),

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
-from ..figures import BlockSketch, Box, ModelSketch, StageSketch, finite, si
+from ..figures import BlockSketch, Box, ModelSketch, StageSketch, count, finite
+from ..figures.wiring import Place
 from ..runs.readable import mapping, sequence
 from .diff import leaf
 
@@ -30,6 +34,36 @@ def sketch(config: dict) -> ModelSketch:
     )
 
 
+def marked(models: Sequence[ModelSketch]) -> list[ModelSketch]:
+    """The same drawings, each knowing which of its places differ from those of the other arms.
+
+    Where more than half of the arms have the same in a place, it is marked in the others, else in all."""
+    places = [_places(model) for model in models]
+    keys = dict.fromkeys(key for place in places for key in place)
+    differs: list[set[Place]] = [set() for _ in models]
+    for key in keys:
+        there = [place.get(key) for place in places]
+        usual, times = Counter(there).most_common(1)[0]
+        for mine, value in zip(differs, there, strict=True):
+            if value is not None and times < len(there) and (value != usual or 2 * times <= len(there)):
+                mine.add(key)
+    return [replace(model, differs=frozenset(mine)) for model, mine in zip(models, differs, strict=True)]
+
+
+def _places(model: ModelSketch) -> dict[Place, object]:
+    """What stands in each place of a drawing."""
+    found: dict[Place, object] = {
+        ("embedding",): model.embedding, ("position",): model.position, ("embedding_norm",): model.embedding_norm,
+        ("final_norm",): model.final_norm, ("head",): model.head,
+    }  # fmt: skip
+    for i, stage in enumerate(model.stages):
+        found[i, "repeat"] = stage.repeat
+        for j, block in enumerate(stage.blocks):
+            found |= {(i, j, "mixer"): block.mixer, (i, j, "ffn"): block.ffn, (i, j, "norm"): block.norm,
+                      (i, j, "wiring"): (block.wiring, block.shared_norm)}  # fmt: skip
+    return {key: value for key, value in found.items() if value}
+
+
 def describe(name: str, model: ModelSketch) -> str:
     """The drawing in words, for a screen reader."""
     stages = []
@@ -41,6 +75,8 @@ def describe(name: str, model: ModelSketch) -> str:
         stages.append(f"{stage.repeat} times [{' | '.join(blocks)}]")
     pieces = [model.position and f"{model.position} at the embedding", *stages,
               model.final_norm and f"final {model.final_norm}"]  # fmt: skip
+    differs = dict.fromkeys(str(place[-1]).replace("_", " ") for place in sorted(model.differs, key=str))
+    pieces.append(f"differs in: {', '.join(differs)}" if differs else "")
     return f"Wiring of {name}: " + "; ".join(piece for piece in pieces if piece)
 
 
@@ -105,11 +141,6 @@ def _sizes(part: dict, keys: tuple[str, ...], forms: tuple[str, ...]) -> str:
     """`4.1k tokens, width 384`: those of the keys that hold a count."""
     found = [(form, finite(part.get(key))) for key, form in zip(keys, forms, strict=True)]
     return ", ".join(form.format(count(value)) for form, value in found if value is not None)
-
-
-def count(value: float) -> str:
-    """A size as people say it: 1536, 128k."""
-    return f"{value:g}" if abs(value) < 1e5 else si(value)
 
 
 def _mixer_detail(mixer: dict, narrow: bool) -> str:

@@ -1,4 +1,4 @@
-"""The table of arms: one row each, lowest validation loss first, the best figure of every column marked."""
+"""The table of arms: one row each, lowest validation loss first; what leads a column beyond doubt is marked."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..figures import Markup, fixed, join, si, tag
+from ..figures import Markup, count, fixed, join, si, tag
 from ..runs.results import RunResult
-from .html import arm_label, arm_name, caption, none, scroll, section
+from .best import LEAST, Precision, best, generation_scatter, training_scatter
+from .html import Absent, arm_label, arm_name, caption, none, scroll, section
 from .read import (
     BITS_PER_BYTE,
     LOSS,
@@ -28,14 +29,22 @@ from .read import (
 )
 
 _BYTES = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B"))
-_COUNTS = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1.0, ""))
-_SECONDS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
+_MILLISECONDS = ((1e-3, "ms"),)
 _PLAIN = ((1.0, ""),)
+QUALITY, TIMING, MEMORY = 0.01, 0.05, 0.05
+"""Shares by which a loss, a timing and a peak of memory have to lead where each was measured once."""
+
+
+_BY_MARGIN = Precision(QUALITY)
 
 
 @dataclass(frozen=True)
 class Column:
-    """A quantity, its title and units; `better` is -1 where less is better."""
+    """A quantity, its title and units; `better` is -1 where less is better.
+
+    `counted` is for counts, which are written as the rest of the page writes them; `judged` is the quantity that
+    decides which arm is best, where it is another: bits per byte and perplexity follow from the loss.
+    """
 
     quantity: Quantity
     title: str
@@ -43,24 +52,29 @@ class Column:
     better: int = 0
     units: tuple[tuple[float, str], ...] = _PLAIN
     decimals: int | None = None
+    counted: bool = False
+    precision: Precision = _BY_MARGIN
+    judged: Quantity | None = None
 
 
 COLUMNS = (
-    Column(PARAMETERS, "Parameters", units=_COUNTS),
+    Column(PARAMETERS, "Parameters", counted=True),
     Column(LOSS, "Validation loss", "nats/token", -1, decimals=3),
-    Column(BITS_PER_BYTE, "Bits per byte", "bits", -1, decimals=3),
-    Column(PERPLEXITY, "Perplexity", "per token", -1),
-    Column(TRAINING_SPEED, "Training speed", "tokens/s", 1, decimals=0),
-    Column(PEAK_MEMORY, "Peak memory", "", -1, _BYTES),
-    Column(SECONDS_PER_TOKEN, "Generation", "/token", -1, _SECONDS),
-    Column(STATE_BYTES, "State", "/token", -1, _BYTES),
-)
+    Column(BITS_PER_BYTE, "Bits per byte", "bits", -1, decimals=3, judged=LOSS),
+    Column(PERPLEXITY, "Perplexity", "per token", -1, judged=LOSS),
+    Column(TRAINING_SPEED, "Training speed", "tokens/s", 1, counted=True,
+           precision=Precision(TIMING, training_scatter)),
+    Column(PEAK_MEMORY, "Peak memory", "", -1, _BYTES, precision=Precision(MEMORY)),
+    Column(SECONDS_PER_TOKEN, "Generation", "/token", -1, _MILLISECONDS,
+           precision=Precision(TIMING, generation_scatter)),
+    Column(STATE_BYTES, "State", "/token", -1, _BYTES, precision=Precision(exact=True)),
+)  # fmt: skip
 
 
-def summary(arms: Sequence[Arm]) -> Markup:
+def summary(arms: Sequence[Arm]) -> Markup | Absent:
     """The section with the table."""
     if not arms:
-        return section("summary", "Summary", tag("p", "No runs were recorded.", class_="gf-empty"))
+        return Absent("Summary", "no runs were recorded.")
     order = ranked(arms)
     columns = [_Cells(column, order) for column in COLUMNS]
     heads = [_head("Arm", ""), *(c.head for c in columns), _head("Status", "")]
@@ -93,44 +107,37 @@ class _Cells:
         unit = f"{self.unit}{self.column.per}" if self.column.units is not _PLAIN else self.column.per
         return _head(self.column.title, unit, ascending=self.column.quantity is LOSS)
 
-    def words(self, value: float) -> str:
-        """A value in the unit of the column."""
+    def words(self, value: float, beside: float | None = None) -> str:
+        """A value in the unit of the column; a spread in that of the value `beside` it."""
+        if self.column.counted:
+            if beside is not None and abs(beside) >= 9_999.5:
+                suffix = count(beside)[-1]
+                return fixed(value / {"k": 1e3, "M": 1e6, "B": 1e9}.get(suffix, 1e12), 1) + suffix
+            return count(value) if beside is None or abs(beside) < 1000 else fixed(value, 0)
         scaled = value / self.scale
-        if abs(scaled) >= 1e7:
-            return si(scaled)
-        text = fixed(scaled, self.decimals)
-        return _thousands(text) if abs(scaled) >= 10_000 else text
+        return si(scaled) if abs(scaled) >= 9_999.5 else fixed(scaled, self.decimals)
 
-    def _best(self, arms: Sequence[Arm]) -> str | None:
-        """The best value as printed, among arms of which every seed finished; None where all are alike."""
-        shown = [stat for arm in arms if arm.complete and (stat := self.stats[arm.index])]
-        if not self.column.better or len({self.words(stat.mean) for stat in shown}) < 2:
-            return None
-        pick = max if self.column.better > 0 else min
-        return self.words(pick(stat.mean for stat in shown))
+    def _best(self, arms: Sequence[Arm]) -> set[int]:
+        """The arms that are marked."""
+        judged = self.column.judged
+        if judged is None or not all(arm.stat(judged) for arm in arms if arm.complete):
+            judged = self.column.quantity
+        return best(judged, self.column.better, arms, self.column.precision)
 
     def cell(self, arm: Arm) -> Markup:
         """The value of one arm, with its spread below it."""
         stat = self.stats[arm.index]
         if stat is None:
             return tag("td", none(arm.reason(self.column.quantity)), data_sort="")
-        best = arm.complete and self.best == self.words(stat.mean)
+        marked = arm.index in self.best
         mark = join([tag("span", "●", class_="best-mark", aria_hidden="true"), tag("span", "best", class_="gf-quiet")])
-        return tag("td", mark if best else None, self.words(stat.mean), self._spread(stat),
-                   class_="best" if best else None, data_sort=f"{stat.mean:.12g}")  # fmt: skip
+        return tag("td", mark if marked else None, self.words(stat.mean), self._spread(stat),
+                   class_="best" if marked else None, data_sort=f"{stat.mean:.12g}")  # fmt: skip
 
     def _spread(self, stat: Stat) -> Markup | None:
         if not stat.spread:
             return None
-        return tag("small", f"± {self.words(stat.spread)}", class_="spread")
-
-
-def _thousands(text: str) -> str:
-    """A thin space between groups of three digits."""
-    whole, dot, rest = text.partition(".")
-    sign, digits = (whole[0], whole[1:]) if whole[0] in "−-" else ("", whole)
-    groups = [digits[max(0, end - 3) : end] for end in range(len(digits), 0, -3)]
-    return sign + "\u202f".join(reversed(groups)) + dot + rest
+        return tag("small", f"± {self.words(stat.spread, stat.mean)}", class_="spread")
 
 
 def _row(arm: Arm, columns: Sequence[_Cells]) -> Markup:
@@ -179,14 +186,22 @@ def _seen(run: RunResult, seeds: bool) -> str:
 
 def _caption(arms: Sequence[Arm]) -> Markup:
     """What the marks mean."""
-    words = ["● the best figure of its column"]
-    if all(len(arm.runs) < 2 for arm in arms):
-        words[0] += ", as measured once: with one seed no difference in loss is proven."
-    else:
-        words[0] += "; whether a difference is more than chance is for the verdicts below."
-    if any(len(arm.runs) > 1 for arm in arms):
-        words.append("Each figure is the mean over seeds ± the sample standard deviation.")
+    several = any(len(arm.runs) > 1 for arm in arms)
+    words = []
+    if len(arms) > 1:
+        words.append(
+            "● leads its column by more than the noise of measuring; a column without a dot is too close to call."
+        )
+        words.append(
+            "Noise: the 95 % interval of the difference over the seeds that two arms share."
+            if several
+            else f"Noise: for timings twice their scatter within the run, and at least {LEAST:.0%} "
+            f"({TIMING:.0%} where the scatter was not recorded); with one seed, {QUALITY:.0%} of a loss and "
+            f"{MEMORY:.0%} of memory are taken for noise."
+        )
+    if several:
+        words.append("Figures are means over seeds ± the sample standard deviation.")
     if any(arm.finished and not arm.complete for arm in arms):
-        words.append("Where a seed did not finish, figures are means of the seeds that did, and are not marked best.")
+        words.append("Where a seed did not finish, figures are means of the seeds that did, and get no dot.")
     words.append("Press a heading to sort.")
     return caption(" ".join(words))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from ..figures import Markup, fixed, interval_axis, interval_domain, interval_row, join, tag
 from ..figures.intervals import Domain
 from .finding import Comparison, confidence_words
-from .html import arm_name, caption, none, scroll, section
+from .html import Absent, arm_name, caption, none, scroll, section
 from .read import BITS_PER_BYTE, LOSS, TRAINING_SPEED, Arm
 
 _UNITS = {
@@ -17,16 +17,12 @@ _UNITS = {
 }
 
 
-def verdict_section(verdicts: Sequence[Comparison], arms: Sequence[Arm]) -> Markup:
-    """The section, or why there is none to show."""
+def verdict_section(verdicts: Sequence[Comparison], arms: Sequence[Arm], command: str = "") -> Markup | Absent:
+    """The section, or why there is none to show; `command` would train more seeds."""
     if not verdicts:
-        alone = bool(arms) and all(len(arm.runs) < 2 for arm in arms)
-        words = (
-            "None: with one seed per arm there is no measure of chance, so no interval can be given."
-            if alone
-            else "None were recorded."
-        )
-        return section("verdicts", "Verdicts", tag("p", words, class_="gf-empty"))
+        if not arms or any(len(arm.runs) > 1 for arm in arms):
+            return Absent("Verdicts", "none were recorded.")
+        return Absent("Verdicts", "with one seed per arm, nothing measures chance, so there are no intervals.", command)
     metrics = dict.fromkeys(v.metric for v in verdicts)
     names = {arm.name: arm for arm in arms}
     tables = [_table(metric, [v for v in verdicts if v.metric == metric], names) for metric in metrics]
@@ -35,8 +31,8 @@ def verdict_section(verdicts: Sequence[Comparison], arms: Sequence[Arm]) -> Mark
         "Verdicts",
         *tables,
         caption(
-            "Each bar is the interval of a difference, drawn around zero; it lies towards the arm that did "
-            "better. A pair is decided, and its dot filled, when the whole interval lies on one side of zero."
+            "Each bar is the interval of a difference between two arms over the seeds of both. It points towards the "
+            "arm that did better. Where the whole bar lies on one side of zero, the pair is decided and its dot filled."
         ),
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import statistics
 import time
 from typing import Any
 
@@ -88,12 +89,13 @@ def generation(run: Run, text: Tokens) -> Generation:
     for token in stream(run.model, prompt, new, TEMPERATURE, TOP_K, seed=0):
         ids.append(int(token))
         stamps.append(time.perf_counter())
-    gaps = sorted(b - a for a, b in itertools.pairwise(stamps)) or [stamps[1] - stamps[0]]
-    per_token = gaps[len(gaps) // 2]
+    gaps = [b - a for a, b in itertools.pairwise(stamps)]
+    per_token = sorted(gaps)[len(gaps) // 2]
     decode = text.tokenizer.decode
     return Generation(
         tokens_per_second=1 / per_token,
         seconds_per_token=per_token,
+        seconds_per_token_scatter=scatter(gaps),
         state_bytes_per_token=run.model.init_state(1, context).nbytes / context,
         sample=Sample(
             prompt=decode(prompt[0].tolist()),
@@ -102,6 +104,16 @@ def generation(run: Run, text: Tokens) -> Generation:
             top_k=TOP_K,
         ),
     )
+
+
+def scatter(timings: list[float], stretches: int = 8) -> float | None:
+    """Standard deviation of the medians of so many equal stretches: how far a machine drifts while it measures.
+
+    None where there are fewer than two timings for each."""
+    size = len(timings) // stretches
+    if size < 2:
+        return None
+    return statistics.stdev(statistics.median(timings[i * size : (i + 1) * size]) for i in range(stretches))
 
 
 def curve(rows: list[dict[str, Any]], axis: str) -> list[Point]:

@@ -130,6 +130,8 @@ class Generation(Entry):
     tokens_per_second: Amount
     seconds_per_token: Amount
     """Median."""
+    seconds_per_token_scatter: Amount | None = None
+    """Standard deviation of the medians of eighths of the text; absent in older files."""
     state_bytes_per_token: Amount
     sample: Sample
 
