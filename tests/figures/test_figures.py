@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
+from collections.abc import Sequence
 from xml.etree import ElementTree
 
 import pytest
@@ -19,6 +20,7 @@ from glassformer.figures import (
     ModelSketch,
     Series,
     StageSketch,
+    count,
     escape,
     finite,
     fixed,
@@ -213,6 +215,101 @@ def test_every_colour_of_words_can_be_read(scheme: int) -> None:
     for name in [*map(str, range(COLOURS)), "ink", "muted", "good", "bad"]:
         low, high = sorted([paper, _luminance(colours[name])])
         assert (high + 0.05) / (low + 0.05) >= 4.5, name
+
+
+# Machado, Oliveira, Fernandes 2009, severity 1: linear RGB as it is seen without one kind of cone.
+MACHADO = {
+    "protanopia": ((0.152286, 1.052583, -0.204868), (0.114503, 0.786281, 0.099216), (-0.003882, -0.048116, 1.051998)),
+    "deuteranopia": ((0.367322, 0.860646, -0.227968), (0.280085, 0.672501, 0.047413), (-0.011820, 0.042940, 0.968881)),
+    "tritanopia": ((1.255528, -0.076749, -0.178779), (-0.078411, 0.930809, 0.147602), (0.004733, 0.691367, 0.303900)),
+}
+SIGHT = {"all cones": ((1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 1.0)), **MACHADO}
+APART = 0.12
+"""In OKLab, where black and white are 1 apart, and neighbours of a usual palette 0.1."""
+
+
+def _times(matrix: Sequence[Sequence[float]], vector: Sequence[float]) -> list[float]:
+    return [sum(a * b for a, b in zip(row, vector, strict=True)) for row in matrix]
+
+
+def _oklab(linear: Sequence[float]) -> list[float]:
+    """Ottosson 2020."""
+    cones = _times(((0.4122214708, 0.5363325363, 0.0514459929), (0.2119034982, 0.6806995451, 0.1073969566),
+                    (0.0883024619, 0.2817188376, 0.6299787005)), [min(max(v, 0.0), 1.0) for v in linear])  # fmt: skip
+    return _times(((0.2104542553, 0.7936177850, -0.0040720468), (1.9779984951, -2.4285922050, 0.4505937099),
+                   (0.0259040371, 0.7827717662, -0.8086757660)), [math.cbrt(v) for v in cones])  # fmt: skip
+
+
+def _linear(hexa: str) -> list[float]:
+    parts = [int(hexa[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    return [v / 12.92 if v <= 0.04045 else ((v + 0.055) / 1.055) ** 2.4 for v in parts]
+
+
+def _scheme(scheme: int) -> dict[str, str]:
+    """The colours of the style sheet: 0 light, 1 dark."""
+    rules = re.findall(r":root \{(.*?)\n *\}", stylesheet(), re.S)[scheme]
+    return dict(re.findall(r"--gf-([\w-]+): (#[0-9a-f]{6})", rules))
+
+
+@pytest.mark.parametrize("sight", SIGHT)
+@pytest.mark.parametrize("scheme", [0, 1], ids=["light", "dark"])
+def test_the_colours_of_arms_stay_apart_for_the_colour_blind(scheme: int, sight: str) -> None:
+    colours = _scheme(scheme)
+    assert COLOURS <= 6 and str(COLOURS) not in colours
+    seen = [_oklab(_times(SIGHT[sight], _linear(colours[str(i)]))) for i in range(COLOURS)]
+    gaps = {(i, j): math.dist(seen[i], seen[j]) for i, j in itertools.combinations(range(COLOURS), 2)}
+    assert min(gaps.values()) >= APART, min(gaps, key=lambda pair: gaps[pair])
+
+
+def test_that_test_can_fail() -> None:
+    """Two of the palette before that were one colour to eyes without long cones: an orange and an ochre."""
+    before = [_oklab(_times(MACHADO["protanopia"], _linear(c))) for c in ("#b34700", "#7d5c00")]
+    assert math.dist(*before) < 0.02
+
+
+@pytest.mark.parametrize("scheme", [0, 1], ids=["light", "dark"])
+def test_the_borders_of_controls_can_be_seen(scheme: int) -> None:
+    colours = _scheme(scheme)
+    for ground in ("paper", "panel"):
+        low, high = sorted(_luminance(colours[name]) for name in ("control", ground))
+        assert (high + 0.05) / (low + 0.05) >= 3, ground
+
+
+@pytest.mark.parametrize(("value", "words"), [
+    (4096, "4096"), (9999, "9999"), (10_000, "10k"), (49_152, "49.2k"), (820_864, "821k"), (3_400_000, "3.4M"),
+    (6281.4, "6281"), (0.65, "0.65"), (0, "0"), (-12_345, "−12.3k"),
+])  # fmt: skip
+def test_counts_of_a_page(value: float, words: str) -> None:
+    assert count(value) == words
+
+
+def _boxes(svg: str) -> list[tuple[float, float, float, float]]:
+    """What the names of a scatter chart cover."""
+    found = re.findall(r'<text x="([\d.-]+)" y="([\d.-]+)" text-anchor="(\w+)" class="gf-name">([^<]*)<', svg)
+    boxes = []
+    for x, y, anchor, words in found:
+        length = len(words) * 7.0  # a little less than is reserved, since a letter may be narrow
+        left = float(x) - {"start": 0.0, "end": length, "middle": length / 2}[anchor]
+        boxes.append((left, float(y) - 10, left + length, float(y) + 2))
+    return boxes
+
+
+@given(st.lists(st.tuples(st.floats(6000, 7600), st.floats(1.6, 1.8)), min_size=3, max_size=8),
+       st.sampled_from([860, 1040]))  # fmt: skip
+@settings(max_examples=30, deadline=None)
+def test_no_two_names_overprint_in_a_scatter(points: list[tuple[float, float]], width: int) -> None:
+    dots = [Dot(f"gpt2@10m+rope+rmsnorm+{i}", x, y, i) for i, (x, y) in enumerate(points)]
+    boxes = _boxes(scatter_chart(dots, Axis("x"), Axis("y"), "t", width, corner=("bottom right", "faster and better")))
+    assert len(boxes) == len(points)
+    for a, b in itertools.combinations(boxes, 2):
+        assert not (a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3])
+
+
+def test_what_goes_beyond_an_axis_is_marked_with_its_height() -> None:
+    wild = Series("a", [(0, 5.0), (5, 60.0), (6, 4.0), (10, 4.0)])
+    chart = line_chart([wild], Axis("x", unit="tokens"), Axis("y", high=6.0), "t")
+    assert chart.count("gf-beyond") == 1 and "up to 60.00 at 5 tokens: a" in chart and ">60.0<" in chart
+    assert "gf-beyond" not in line_chart([wild], Axis("x"), Axis("y"), "t")
 
 
 def test_the_script_is_small_and_can_stand_in_a_page() -> None:
