@@ -14,10 +14,15 @@ QUICK := tests/test_house.py tests/test_known_once.py tests/parts tests/test_gen
 AS_AVX2 := ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2
 AS_AVX512_WITHOUT_BF16 := ONEDNN_MAX_CPU_ISA=AVX512_CORE
 
-.PHONY: demo quick test test-all browser lint types bench docs experiments fuzz clean
+.PHONY: demo example quick test test-all browser lint types bench docs experiments fuzz clean
 
 demo: $(CORE)
 	$(BIN)/glassformer compare gpt2@1m llama@1m bloom@1m falcon@1m --data python-docs --minutes 0.65 --out demo
+
+# The report of the demo as a page of the docs.
+example: demo
+	mkdir -p docs/example
+	cp demo/report.html docs/example/report.html
 
 quick: $(DEV)
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "quick and not slow" $(QUICK)

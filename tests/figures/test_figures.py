@@ -299,7 +299,7 @@ def _boxes(svg: str) -> list[tuple[float, float, float, float]]:
 @settings(max_examples=30, deadline=None)
 def test_no_two_names_overprint_in_a_scatter(points: list[tuple[float, float]], width: int) -> None:
     dots = [Dot(f"gpt2@10m+rope+rmsnorm+{i}", x, y, i) for i, (x, y) in enumerate(points)]
-    boxes = _boxes(scatter_chart(dots, Axis("x"), Axis("y"), "t", width, corner=("bottom right", "faster and better")))
+    boxes = _boxes(scatter_chart(dots, Axis("x"), Axis("y"), "t", width, hint="faster and better"))
     assert len(boxes) == len(points)
     for a, b in itertools.combinations(boxes, 2):
         assert not (a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3])

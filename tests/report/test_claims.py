@@ -197,7 +197,9 @@ def test_a_part_is_named_in_words_and_the_odd_ones_are_tinted() -> None:
     assert plain_name("stack.0.blocks.0.mixer.n_kv_heads", alone=True) == "Mixer: key/value heads"
     assert plain_name("stack.1.blocks.0.ffn", alone=False) == "Feed-forward (stage 2, block 1)"
     assert plain_name("embedding.position", alone=True) == "Position, in the embedding"
-    assert plain_name("recipe.learning_rate", alone=True) == "Learning rate"
+    assert plain_name("recipe.learning_rate", alone=True) == "Recipe: learning rate"
+    assert plain_name("stack.0.blocks.0.norm", alone=True) == "Norm, in the blocks"
+    assert plain_name("head.tied", alone=True) == "Output head: shared with the embedding"
     text = Page(render(results(1))).text
     assert "Feed-forwardstack.0.blocks.0.ffn" in text and "Position, in the mixer" in text
     page = render(results(1))
@@ -227,15 +229,15 @@ def test_drawings_mark_what_differs_and_nothing_else() -> None:
 
 def test_counts_have_one_style_on_the_page() -> None:
     made = results(1, diverge=False)
-    made["data"] |= {"train_tokens": 820_864, "tokenizer": {"kind": "bpe", "vocab_size": 49_152}}
+    made["data"] |= {"train_tokens": 820_864, "vocab_size": 49_152}
     made["budget"]["notes"] = ["The layers of a hold 820,864 parameters, of which a token meets 49,152."]
     for run in made["runs"]:
         run["parameters"], run["train"]["tokens_per_second"] = 820_864, 43_359.2
     text = Page(render(made)).text
     assert "820 864" not in text and "820,864" not in text and "820\u202f864" not in text and "49,152" not in text
-    assert "821k parameters, of which a token meets 49.2k." in text and "vocab_size: 49.2k" in text
+    assert "821k parameters, of which a token meets 49.2k." in text and "Vocabulary49.2k" in text
     assert "43.4k" in text and "Parameters821k" in text
-    assert restyled("from 1,024 to 2,048,000 tokens, 3.5 times") == "from 1024 to 2.05M tokens, 3.5 times"
+    assert restyled("from 1,024 to 2,048,000 tokens, 15% more") == "from 1024 to 2.05M tokens, 15 % more"
 
 
 def test_time_per_token_has_one_unit() -> None:

@@ -158,7 +158,8 @@ def test_the_notice_asks_for_three_seeds_in_the_command_that_asked_for_one() -> 
     made = results(1) | {"command": "glassformer compare a b --seeds 1 --tokens 5k"}
     assert "glassformer compare a b --seeds 3 --tokens 5k" in Page(render(made)).text
     made["command"] = "glassformer compare a --data 'my  text' --seeds=1"
-    assert ">glassformer compare a --data 'my  text' --seeds=3<" in render(made).replace("&#x27;", "'")
+    copied = [value for _, key, value in Page(render(made)).attributes if key == "data-copy"]
+    assert copied[0] == "glassformer compare a --data 'my  text' --seeds=3"
     made["command"] = "import glassformer as gf; gf.compare(['a'], 'b', seeds=1, out='c')"
     assert "gf.compare(['a'], 'b', seeds=3, out='c')" in Page(render(made)).text
 

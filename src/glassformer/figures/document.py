@@ -9,7 +9,7 @@ import os
 from importlib.resources import files
 from pathlib import Path
 
-from .markup import Markup, tag
+from .markup import Markup, join, tag
 
 
 def stylesheet() -> str:
@@ -47,7 +47,8 @@ def document(title: str, *body: Markup, style: str = "", code: str = "") -> str:
 
 def copyable(command: str, label: str = "The command") -> Markup:
     """A command in a box of its own; with the script it has a button that copies it."""
-    box = tag("code", command, class_="gf-code", tabindex="0", role="group", aria_label=label)
+    words = join((tag("span", word, class_="gf-word") if word else "" for word in command.split(" ")), " ")
+    box = tag("code", words, class_="gf-code", tabindex="0", role="group", aria_label=label)
     button = tag("button", "Copy", type="button", class_="gf-copy", data_copy=command, hidden=True,
                  aria_label=f"Copy: {label[:1].lower()}{label[1:]}")  # fmt: skip
     return tag("span", box, button, class_="gf-command")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .chart import CHARACTER, Axis, Frame, drawing, make_frame, shorten
-from .markup import Markup, join, number, tag
+from .markup import Markup, number, tag
 from .numbers import finite
 from .style import colour, marker
 
@@ -31,8 +31,8 @@ class Dot:
 
 
 def scatter_chart(dots: Sequence[Dot], x: Axis, y: Axis, title: str, width: int = 1040, height: int = 400,
-                  corner: tuple[str, str] | None = None, names: bool = True) -> Markup:  # fmt: skip
-    """The arms as named markers; `corner` says where better lies: ("bottom right", "faster and better").
+                  hint: str = "", names: bool = True) -> Markup:  # fmt: skip
+    """The arms as named markers; `hint` says where better lies: "↘ faster and better".
 
     Without names (narrow screens) a legend has to name the markers."""
     shown = [dot for dot in dots if finite(dot.x) is not None and finite(dot.y) is not None]
@@ -40,8 +40,8 @@ def scatter_chart(dots: Sequence[Dot], x: Axis, y: Axis, title: str, width: int 
         return tag("p", "Nothing was recorded that could be drawn here.", class_="gf-empty")
     frame = make_frame((width, height), (58.0, 30.0, 24.0, 50.0), _roomy(x, shown), y, _corners(shown))
     marks = [_mark(frame, dot) for dot in shown]
-    hint = _corner(frame, corner)
-    return drawing(frame, x, y, title, hint, *marks, *(_names(frame, shown, corner) if names else ()))
+    return drawing(frame, x, y, title, _hint(frame, hint) if hint else None, *marks,
+                   *(_names(frame, shown) if names else ()))  # fmt: skip
 
 
 def _roomy(axis: Axis, dots: Sequence[Dot]) -> Axis:
@@ -71,11 +71,9 @@ def _mark(frame: Frame, dot: Dot) -> Markup:
     return tag("g", lines, marker(dot.style, px, py, 6.0, title), class_=f"gf-series {colour(dot.style)}")
 
 
-def _names(frame: Frame, dots: Sequence[Dot], corner: tuple[str, str] | None) -> list[Markup]:
+def _names(frame: Frame, dots: Sequence[Dot]) -> list[Markup]:
     """Each name near its marker, at the first of many places where it covers nothing; a line leads to a far one."""
     taken = [box for dot in dots for box in _covered(frame, dot)]
-    if corner:
-        taken.append(_corner_box(frame, corner))
     pieces = []
     for dot in dots:
         at, label = frame.at((dot.x, dot.y)), shorten(dot.label)
@@ -142,23 +140,6 @@ def _overlap(a: Rectangle, b: Rectangle) -> float:
     return max(0.0, min(a[2], b[2]) - max(a[0], b[0])) * max(0.0, min(a[3], b[3]) - max(a[1], b[1]))
 
 
-def _corner_box(frame: Frame, corner: tuple[str, str]) -> Rectangle:
-    """What the words in the corner cover."""
-    x, y, right = _corner_place(frame, corner[0])
-    length = len(corner[1]) * CHARACTER
-    return (x - length, y - 12, x, y + 4) if right else (x, y - 12, x + length, y + 4)
-
-
-def _corner_place(frame: Frame, place: str) -> tuple[float, float, bool]:
-    """Where the words in the corner end or begin, and whether they end there."""
-    right, bottom = "right" in place, "bottom" in place
-    x, y = frame.right - 4 if right else frame.left + 8, frame.bottom - 10 if bottom else frame.top + 8
-    return x, y, right
-
-
-def _corner(frame: Frame, corner: tuple[str, str] | None) -> Markup:
-    """The quiet words that say in which corner a reader would like to be."""
-    if corner is None:
-        return Markup("")
-    x, y, right = _corner_place(frame, corner[0])
-    return join([tag("text", corner[1], x=x, y=y, text_anchor="end" if right else "start", class_="gf-hint")])
+def _hint(frame: Frame, words: str) -> Markup:
+    """The quiet words above the plot that say in which corner a reader would like to be."""
+    return tag("text", words, x=frame.right, y=13.0, text_anchor="end", class_="gf-hint")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ..figures import Markup, ModelSketch, breakable, join, tag, wiring_drawing
 from ..runs.readable import mapping, sequence
-from .diff import GROUPS, RECIPE, Difference, differences, plain_name
+from .diff import RECIPE, Difference, differences, plain_name
 from .html import Absent, arm_label, caption, scroll, section
 from .read import Arm
 from .sketch import describe, marked, sketch
@@ -38,7 +38,7 @@ def _card(arm: Arm, model: ModelSketch) -> Markup:
 
 
 def _table(arms: Sequence[Arm]) -> Markup:
-    """The differences, grouped by axis."""
+    """The differences, in the order of the axes."""
     trees = [arm.config for arm in arms]
     if all(arm.recipe for arm in arms):
         trees = [{**arm.config, RECIPE: arm.recipe} for arm in arms]
@@ -55,25 +55,14 @@ def _table(arms: Sequence[Arm]) -> Markup:
         tag("th", "What differs", scope="col"),
         *(tag("th", arm_label(arm), scope="col") for arm in arms),
     ]
-    bodies = [_group(group, [d for d in found if d.group == group], len(arms), alone) for group in GROUPS]
-    table = tag("table", tag("thead", tag("tr", *heads)), *(body for body in bodies if body), class_="diff")
+    rows = tag("tbody", *(_row(one, alone) for one in found))
+    table = tag("table", tag("thead", tag("tr", *heads)), rows, class_="diff")
     return join([scroll("Differences of the configs", table), caption(words) if words else ""])
 
 
 def _stages(tree: dict) -> list[list]:
     """The blocks of each stage."""
     return [sequence(mapping(stage).get("blocks")) for stage in sequence(tree.get("stack"))]
-
-
-def _group(group: str, found: Sequence[Difference], columns: int, alone: bool) -> Markup | None:
-    if not found:
-        return None
-    title = _TITLES.get(group, group.capitalize())
-    head = tag("tr", tag("th", title, scope="rowgroup", colspan=str(columns + 1)), class_="group")
-    return tag("tbody", head, *(_row(one, alone) for one in found))
-
-
-_TITLES = {"ffn": "Feed-forward", "residual": "Wiring", "head": "Output head"}
 
 
 def _row(one: Difference, alone: bool) -> Markup:

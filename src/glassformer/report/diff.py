@@ -146,7 +146,7 @@ _NAMES = {
     "stack": "Layers", "n_heads": "heads", "n_kv_heads": "key/value heads", "head_dim": "width of a head",
     "hidden": "hidden width", "d_model": "width", "vocab_size": "size of the vocabulary", "repeat": "number of layers",
     "tied": "shared with the embedding", "bias": "bias", "out_bias": "bias of the output", "eps": "epsilon",
-    "visibility": "what is seen", "init": "Initial weights", "recipe": "", "max_len": "longest text",
+    "visibility": "what is seen", "init": "Initial weights", "recipe": "Recipe", "max_len": "longest text",
     "std": "standard deviation",
 }  # fmt: skip
 
@@ -157,6 +157,8 @@ def plain_name(path: str, alone: bool) -> str:
     `alone` says that every arm has one kind of block, so that its number says nothing."""
     steps = path.split(".")
     where, names = [], []
+    if steps[-1] == "norm" and "blocks" in steps:
+        names.append("blocks")
     for i, step in enumerate(steps):
         if step.isdigit():
             if i and steps[i - 1] == "stack" and not alone:
@@ -167,10 +169,9 @@ def plain_name(path: str, alone: bool) -> str:
         if (step == "stack" or step == "blocks") and i + 1 < len(steps):
             continue
         names.append(_NAMES.get(step, step.replace("_", " ")))
-    names = [name for name in names if name]
-    if len(names) > 1 and names[-1] == "Position":
-        words = f"Position, in the {names[-2].lower()}"
+    if len(names) > 1 and names[-1] in ("Position", "Norm"):
+        words = f"{names[-1]}, in the {names[-2].lower()}"
     else:
-        words = ": ".join(dict.fromkeys(names)) or "Layers"
-    words = words[:1].upper() + words[1:]
+        first, *rest = dict.fromkeys(names or ["Layers"])
+        words = ": ".join([first[:1].upper() + first[1:], *(name[:1].lower() + name[1:] for name in rest)])
     return f"{words} ({', '.join(where)})" if where else words

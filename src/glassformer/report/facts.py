@@ -15,6 +15,7 @@ from .read import BITS_PER_BYTE, LOSS, TRAINING_SPEED, Arm
 
 _COST = "Speed against quality"
 DRAWN_FROM = 3  # arms
+SHOWN = 16  # characters of a fingerprint; all of it is in the embedded data
 SAMPLE = 3000  # characters of a sample that are shown
 
 
@@ -35,9 +36,9 @@ def cost_section(arms: Sequence[Arm]) -> Markup | Absent:
     left_out = [arm.name for arm in arms if arm.name not in {dot.label for dot in dots}]
     axes = Axis("Training tokens per second"), Axis(f"Validation, {named}")
     title = f"{named.capitalize()} against training speed. " + "; ".join(dot.title for dot in dots)
-    corner = ("bottom right", "faster and better ↘")
-    wide = scatter_chart(dots, *axes, title, width=860, height=380, corner=corner)
-    narrow = scatter_chart(dots, *axes, title, width=372, height=300, corner=corner, names=False)
+    hint = "faster and better ↘"
+    wide = scatter_chart(dots, *axes, title, width=860, height=380, hint=hint)
+    narrow = scatter_chart(dots, *axes, title, width=372, height=300, hint=hint, names=False)
     key = legend([Series(dot.label, [], dot.style) for dot in dots])
     words = "Whiskers span the seeds." if any(dot.x_range for dot in dots) else ""
     if left_out:
@@ -87,7 +88,10 @@ def _sample(arm: Arm) -> Markup:
 
 _NAMES = {
     "cores": "CPU cores", "dtype": "Number format", "torch": "PyTorch", "python": "Python", "flops": "FLOPs",
-    "flops_per_token": "FLOPs per token", "match": "Matched on", "memory_bytes": "Memory",
+    "flops_per_token": "FLOPs per token", "match": "Matched on", "memory_bytes": "Memory", "bytes": "Text",
+    "train_bytes": "Text to train on", "validation_bytes": "Text held out", "train_tokens": "Tokens to train on",
+    "validation_tokens": "Tokens held out", "vocab_size": "Vocabulary", "split_seed": "Seed of the split",
+    "spent": "Spent, by arm", "learning_rates": "Learning rate",
 }  # fmt: skip
 
 
@@ -136,6 +140,8 @@ def _value(key: str, value: Any) -> Markup:
         return join((_value(key, v) for v in value), ", ")
     if isinstance(value, int | float):
         return join([_number(key, value)])
+    if key.endswith("fingerprint") and isinstance(value, str) and len(value) > SHOWN:
+        return tag("code", f"{value[:SHOWN]}…")
     return join(["–" if value is None or value == "" else str(value)])
 
 
@@ -154,7 +160,8 @@ def _number(key: str, value: int | float) -> str:
 
 
 def restyled(words: str) -> str:
-    """A note with its counts as everywhere on the page: 49,152 is 49.2k."""
+    """A note with its numbers as everywhere on the page: 49,152 is 49.2k, 15% is 15 %."""
+    words = re.sub(r"(?<=\d)%", " %", words)
     return re.sub(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?![\d.,]*\d)", lambda found: _plain_count(found.group()), words)
 
 

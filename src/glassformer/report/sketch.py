@@ -16,6 +16,7 @@ from .diff import leaf
 SHOWN_BLOCKS = 3
 SHOWN_STAGES = 4
 _ACTS = {"rotary": "q, k", "rope": "q, k", "alibi": "scores", "relative": "scores", "t5": "scores"}
+_TIES = {"True": "tied to the embedding", "False": "weights of its own"}
 _ORDINARY = ("causal", "full", "none", None)
 
 
@@ -29,7 +30,7 @@ def sketch(config: dict) -> ModelSketch:
         _added(embedding.get("position")),
         tuple(stages),
         _kind(config.get("final_norm")),
-        Box(_kind(head) or "head", "tied to the embedding" if head.get("tied") is True else ""),
+        Box(_kind(head) or "head", _TIES.get(str(head.get("tied")), "")),
         _kind(embedding.get("norm")),
     )
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..figures import Markup, count, fixed, join, si, tag
+from ..figures import Markup, fixed, join, si, tag
 from ..runs.results import RunResult
 from .best import LEAST, Precision, best, generation_scatter, training_scatter
 from .html import Absent, arm_label, arm_name, caption, none, scroll, section
@@ -30,6 +30,7 @@ from .read import (
 
 _BYTES = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B"))
 _MILLISECONDS = ((1e-3, "ms"),)
+_SUFFIXES = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"))
 _PLAIN = ((1.0, ""),)
 QUALITY, TIMING, MEMORY = 0.01, 0.05, 0.05
 """Shares by which a loss, a timing and a peak of memory have to lead where each was measured once."""
@@ -110,10 +111,7 @@ class _Cells:
     def words(self, value: float, beside: float | None = None) -> str:
         """A value in the unit of the column; a spread in that of the value `beside` it."""
         if self.column.counted:
-            if beside is not None and abs(beside) >= 9_999.5:
-                suffix = count(beside)[-1]
-                return fixed(value / {"k": 1e3, "M": 1e6, "B": 1e9}.get(suffix, 1e12), 1) + suffix
-            return count(value) if beside is None or abs(beside) < 1000 else fixed(value, 0)
+            return _counted(value, value if beside is None else beside)
         scaled = value / self.scale
         return si(scaled) if abs(scaled) >= 9_999.5 else fixed(scaled, self.decimals)
 
@@ -138,6 +136,14 @@ class _Cells:
         if not stat.spread:
             return None
         return tag("small", f"± {self.words(stat.spread, stat.mean)}", class_="spread")
+
+
+def _counted(value: float, beside: float) -> str:
+    """A count with the suffix of the one `beside` it, three figures of that one: 38.0k, and its spread as 0.2k."""
+    if abs(beside) < 9_999.5:
+        return fixed(value, 0) if abs(beside) >= 100 or float(value).is_integer() else si(value)
+    scale, suffix = next((scale, suffix) for scale, suffix in _SUFFIXES if abs(beside) >= 0.9995 * scale)
+    return fixed(value / scale, max(0, 2 - math.floor(math.log10(abs(beside) / scale * 1.0005)))) + suffix
 
 
 def _row(arm: Arm, columns: Sequence[_Cells]) -> Markup:
@@ -195,9 +201,9 @@ def _caption(arms: Sequence[Arm]) -> Markup:
         words.append(
             "Noise: the 95 % interval of the difference over the seeds that two arms share."
             if several
-            else f"Noise: for timings twice their scatter within the run, and at least {LEAST:.0%} "
-            f"({TIMING:.0%} where the scatter was not recorded); with one seed, {QUALITY:.0%} of a loss and "
-            f"{MEMORY:.0%} of memory are taken for noise."
+            else f"Noise: for timings twice their scatter within the run, and at least {_share(LEAST)} "
+            f"({_share(TIMING)} where the scatter was not recorded); with one seed, {_share(QUALITY)} of a loss and "
+            f"{_share(MEMORY)} of memory are taken for noise."
         )
     if several:
         words.append("Figures are means over seeds ± the sample standard deviation.")
@@ -205,3 +211,7 @@ def _caption(arms: Sequence[Arm]) -> Markup:
         words.append("Where a seed did not finish, figures are means of the seeds that did, and get no dot.")
     words.append("Press a heading to sort.")
     return caption(" ".join(words))
+
+
+def _share(value: float) -> str:
+    return f"{value * 100:.0f} %"
