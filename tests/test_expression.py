@@ -37,6 +37,7 @@ TOUCHES: dict[str, tuple[str, ...]] = {
     "branch_scale": (f"{BLOCK}residual.depth_scaled",),
     "gain": (f"{ATTENTION}gain_control",),
     "mamba": (f"{BLOCK}mixer", "embedding.position"),
+    "linear_attention": (f"{BLOCK}mixer",),
     **dict.fromkeys(("sigmareparam", "sigmareparam:1"), ("reparam",)),
     **dict.fromkeys(("mup", "mup:64"), ("mup",)),
     **dict.fromkeys(("z_loss=1e-4", "head.z_loss=1e-4"), ("head.z_loss",)),

@@ -187,6 +187,7 @@ PUBLISHED = [
 ENCODERS = [
     Case(f"gpt2@1m+{TINY}+bidirectional"),
     Case(f"gpt2@1m+{TINY}+bidirectional+rope+kernel=banded+post+gqa:2"),
+    Case(f"gpt2@1m+{TINY}+linear_attention+bidirectional+bias"),
 ]
 CURES = [
     Case(f"llama@1m+{TINY}+sigmareparam+gqa:2"),
@@ -209,6 +210,7 @@ RECURRENT = [
     Case(f"llama@1m+{TINY}", layers=("gqa:2", "mamba")),
     Case(f"bloom@1m+{TINY}+kernel=banded", layers=("mamba+mixer.expand=1", f"window:{WINDOW}")),
     Case(f"llama@1m+{TINY}", layers=("gqa:2+moe:4:2", "mamba")),
+    Case(f"gpt2@1m+{TINY}+linear_attention+head_dim=6"),
 ]
 OUTSIDE = [
     Case(f"llama@1m+{TINY}+ema+l1norm+sine"),
@@ -729,19 +731,24 @@ def test_patterns_are_the_softmax_of_scores(case: Case):
 # Kernels
 
 
-@pytest.mark.parametrize("case", RECURRENT, ids=str)
-def test_effective_attention_is_the_map_of_a_recurrence(case: Case):
-    """z less D u is the map times u, also where documents end; it sees no later token."""
+@pytest.mark.parametrize("case", [*RECURRENT, ENCODERS[-1]], ids=str)
+def test_effective_attention_is_the_map_of_a_mixer_without_softmax(case: Case):
+    """z is the map times what it mixes, and what it takes from its own token alone, also where documents end; where
+    the mixer is causal it sees no later token."""
     model, tokens = built(case), draw(2, LENGTH)
+    named = {site: name for name, site in sites(model).items()}
     documents = torch.tensor([[1] * 4 + [2] * 8, [0] * 3 + [1] * 9])
     for told in (None, documents):
         seen = capture(model, tokens, ["layers.*.mixer.*"], documents=told)
         for layer, attends in enumerate(case.attends()):
             if not attends:
-                at, mixer = f"layers.{layer}.mixer.", model.layers[layer].mixer
-                u, weights = seen[at + "u"], seen[at + "effective_attention"]
-                close(torch.einsum("bnst,btn->bsn", weights, u) + mixer.D * u, seen[at + "z"])
-                assert not weights.triu(1).any() and weights.tril().any()
+                mixer: Any = model.layers[layer].mixer
+                maps = mixer.effective_maps
+                source, z, weights = (seen[named[site]] for site in (maps.source, maps.result, maps.site))
+                assert weights.shape[1] == source.shape[2] == maps.count
+                direct = 0.0 if maps.direct is None else maps.direct.view(-1, *[1] * (source.dim() - 3)) * source
+                close(torch.einsum("bnst,btn...->bsn...", weights, source) + direct, z)
+                assert weights.triu(1).any() != mixer.causal and weights.tril().any()
 
 
 @pytest.mark.parametrize("kernel", ["auto", "sdpa", "banded"])

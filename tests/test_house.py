@@ -509,7 +509,7 @@ def test_the_table_of_parts_is_whole():
         "norm": {"layernorm", "rmsnorm"},
         "position": {"learned", "sinusoidal", "rotary", "alibi"},
         "visibility": {"causal", "bidirectional", "sliding_window"},
-        "mixer": {"attention", "cross_attention", "mamba"},
+        "mixer": {"attention", "cross_attention", "linear_attention", "mamba"},
         "projection": {"cross", "fused", "separate"},
         "kernel": {"naive", "sdpa", "flex", "banded", "direct", "auto"},
         "ffn": {"mlp", "glu", "experts"},

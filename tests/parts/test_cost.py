@@ -45,6 +45,7 @@ ROWS = {
     "respost": f"llama@1m+{SMALL}+heads=4+respost+kernel=sdpa",
     "dropout": f"llama@1m+{SMALL}+heads=4+residual.dropout=0.1+kernel=sdpa",
     "mamba": f"mamba@1m+{SMALL}",
+    "linear attention": f"llama@1m+{SMALL}+heads=4+linear_attention",
     "experts": f"llama@1m+{SMALL}+heads=4+moe:4:2+kernel=sdpa",
 }
 EXACT = 2e-4

@@ -124,16 +124,17 @@ class AttentionMap(Reading):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class EffectiveAttentionMap(AttentionMap):
-    """One channel's map of a recurrence (`head` counts channels): how strongly each token's state answers to each
-    earlier one, |weight| over the largest of them, `largest`. Rows do not sum to one."""
+    """One map of a mixer without softmax, of a head or a channel (`of`), which `head` counts: how strongly each token
+    answers to each other, |weight| over the largest of them, `largest`. Rows need not sum to one."""
 
     title: ClassVar[str] = "Effective attention map"
 
     largest: float = 1.0
+    of: str = "channel"
 
     @property
     def what(self) -> str:
-        return f"layer {self.layer}, channel {self.head}, over {self.largest:.3g}"
+        return f"layer {self.layer}, {self.of} {self.head}, over {self.largest:.3g}"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -258,16 +259,17 @@ def attention_map(
 ) -> AttentionMap:
     """The map of one head for tokens (1, s); pooled to at most pool x pool cells.
 
-    In a layer whose mixer is a recurrence (mamba), that of channel `head`: its effective attention, |weight| over the
-    largest. Labels are `words`, or what `tokenizer` says of each token. Raises RequestError for a layer, head or token
-    out of range, and more than one row."""
+    In a layer whose mixer has no softmax (linear attention, a recurrence), its effective attention, |weight| over the
+    largest; of channel `head` where it has channels (mamba). Labels are `words`, or what `tokenizer` says of each
+    token. Raises RequestError for a layer, head or token out of range, and more than one row."""
     tokens = one_row(model, tokens)
     labels = spelled(tokens, tokenizer, words)
     (layer,) = within(layer, len(eager(model).layers), "layer")
-    site = f"layers.{layer}.mixer.effective_attention"
-    if site in sites(model):
-        (head,) = within(head, eager(model).layers[layer].mixer.d_inner, "head", site)
-        return EffectiveAttentionMap(layer, head, *_effective(model, tokens, site, head, pool, labels))
+    maps = eager(model).layers[layer].mixer.effective_maps
+    if maps is not None:
+        site = f"layers.{layer}.mixer.effective_attention"
+        (head,) = within(head, maps.count, "head", site)
+        return EffectiveAttentionMap(layer, head, *_effective(model, tokens, site, head, pool, labels), maps.of)
     (weights,), tile = patterns(model, tokens, [layer], head, pool)
     return AttentionMap(layer, _head(model, layer, head), weights[0], labels, tile)
 

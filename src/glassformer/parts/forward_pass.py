@@ -83,6 +83,11 @@ class Pass:
 
         return self.once("age", make)
 
+    @property
+    def begins(self) -> Tensor | None:
+        """Whether a document begins at each token, (1, s) or (b, s); None where each row is one document."""
+        return None if self.documents is None else self.age == 0
+
     def index(self, k_idx: Tensor | None) -> Index | None:
         return None if k_idx is None else (self.slots, k_idx)
 

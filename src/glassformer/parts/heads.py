@@ -31,6 +31,11 @@ class Heads(NamedTuple):
             )  # fmt: skip
         return cls(n, g, head_dim or d_model // n)
 
+    @staticmethod
+    def fitting(d_model: int, head_dim: int = 64) -> int:
+        """A number of heads that divides the width: the largest that leaves each `head_dim` values or more."""
+        return max((n for n in divisors(d_model) if n * head_dim <= d_model), default=1)
+
 
 def nearest_groups(n_heads: int, n: int, g: int | None) -> int | None:
     """Key/value heads for `n_heads` query heads that keep the share of g among n as nearly as a divisor allows. One

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -39,6 +39,36 @@ class DotProduct:
     visibility: Visibility
     queries: Matrix
     keys: Matrix
+
+
+@dataclass(frozen=True)
+class EffectiveMaps:
+    """The maps of a mixer that has no softmax: how much of `source` at token j is in `result` at token t.
+
+    result = maps @ source + direct * source. `site` is `effective_attention` (b,n,s,t), made only while somebody looks
+    (`show_maps`); weights may be negative, and rows need not sum to one. There are `count` maps, one for each head, of
+    source (b,s,n,h), or for each channel, of source (b,s,n)."""
+
+    site: Site
+    of: Literal["head", "channel"]
+    count: int
+    source: Site
+    result: Site
+    direct: Tensor | None = None
+    """(count,); None: zero."""
+
+
+def show_maps(site: Site, count: int, s: int, blocks: Callable[[list[int]], Iterator[tuple[int, Tensor]]]) -> None:
+    """Shows each who looks at `site` the maps of the heads it asks for, of `count` heads and s queries: `blocks(heads)`
+    makes them, (first query, (b, heads, r, t)) after another. Raises RequestError where somebody edits them."""
+    if site.edited:
+        raise RequestError(
+            "mixer.effective_attention is made only to be looked at; edit what it is made of instead",
+            code="conflict", field="mixer.effective_attention",
+        )  # fmt: skip
+    for look, heads in site.lookers(count):
+        for first, block in blocks(heads):
+            look(block, first, s)
 
 
 class Mixer(nn.Module, ABC):
@@ -91,6 +121,11 @@ class Mixer(nn.Module, ABC):
         return None
 
     @property
+    def effective_maps(self) -> EffectiveMaps | None:
+        """The maps at its site `effective_attention`; None if it has none."""
+        return None
+
+    @property
     def head_output(self) -> Linear | None:
         """The map W_O from the site `z` (b,s,n,h) to `out`, if `out` is a sum over heads."""
         return None
@@ -102,6 +137,15 @@ class MixerConfig(PartConfig, axis="mixer"):
 
     knows_order: ClassVar[bool] = False
     """True if the mixer tells the order of tokens by itself: its short name then drops positions at the embedding."""
+
+    @classmethod
+    def replacing(cls, old: Any, **fields: Any) -> Any:
+        """In the place of another mixer it keeps that one's heads, where both have some."""
+        if type(old) is cls:
+            return old.vary(**fields)
+        known = cls.model_fields.keys() & type(old).model_fields.keys() & {"n_heads", "head_dim"}
+        kept = {name: getattr(old, name) for name in known}
+        return cls(**(kept | fields))
 
     @abstractmethod
     def build(self, ctx: BuildContext) -> Mixer: ...

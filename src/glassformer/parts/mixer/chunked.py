@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, library
 
@@ -86,6 +87,22 @@ def chunked_linear_attention(
             within = states[-1]
             ys.append(y)
     return ys[0] if len(ys) == 1 else torch.cat(ys, dim=1), within.transpose(2, 3).flatten(1, 2)
+
+
+def two_sided_linear_attention(
+    q: Float[Tensor, "b s n k"],
+    k: Float[Tensor, "b s n k"],
+    v: Float[Tensor, "b s n v"],
+    fresh: Bool[Tensor, "#b s"] | None = None,
+) -> Float[Tensor, "b s n v"]:
+    """y_t = q_t S, S the sum of k_j v_j^T over all tokens of t's own sequence: those before it, those after it, and
+    itself once."""
+    if fresh is None:
+        return torch.einsum("bsnk,bnkv->bsnv", q, torch.einsum("bsnk,bsnv->bnkv", k, v))
+    before, _ = chunked_linear_attention(q, k, v, fresh=fresh)
+    ends = F.pad(fresh[:, 1:], (0, 1), value=True).flip(1)
+    after, _ = chunked_linear_attention(q.flip(1), k.flip(1), v.flip(1), fresh=ends)
+    return before + after.flip(1) - (q * k).sum(-1, keepdim=True) * v
 
 
 # Inside, tensors are (c, b, g, l, ...): c chunks of l tokens. Values end in (r, V), the r = n/g heads of a group, so
@@ -181,12 +198,12 @@ def _(q, k, v, log_decay, state, fresh, length):
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    *tensors, ctx.length = inputs
-    ctx.save_for_backward(*tensors, output[1])
+    q, k, v, log_decay, _, fresh, ctx.length = inputs
+    ctx.save_for_backward(q, k, v, log_decay, fresh, output[1])
 
 
 def _grad(ctx: Any, dy: Tensor | None, dstates: Tensor | None) -> tuple[Tensor | None, ...]:
-    q, k, v, log_decay, _, fresh, states = ctx.saved_tensors
+    q, k, v, log_decay, fresh, states = ctx.saved_tensors
     g, length = q.shape[2], ctx.length
     dy = torch.zeros_like(v) if dy is None else dy
     with full_precision(q):
@@ -233,12 +250,14 @@ def linear_attention_map(
     k: Float[Tensor, "b s n k"],
     log_decay: Tensor | None = None,
     age: Tensor | None = None,
+    causal: bool = True,
 ) -> Iterator[tuple[int, Float[Tensor, "b n r s"]]]:
     """(first query, its block of r queries of the map) with y_t = sum_j map[t, j] v_j for a recurrence from zero:
 
         map[t, j] = q_t . k_j exp(a_{j+1} + ... + a_t)  for j <= t, else 0
 
-    `age` (1 or b, s): tokens of its own sequence that precede each; older ones weigh 0. Memory: one block."""
+    `age` (1 or b, s): tokens of its own sequence that precede each; older ones weigh 0, and if not `causal` those of
+    later sequences. Memory: one block."""
     q, k = wide(q), wide(k)
     b, s, n, _ = q.shape
     place = torch.arange(s, device=q.device)
@@ -254,5 +273,7 @@ def linear_attention_map(
         if clock is not None:
             gap = (clock[:, :, at, None] - clock[:, :, None]).clamp(max=0).to(block)
             block = block * gap.exp()
-        seen = (place <= place[at, None]) & (place >= begins[:, at, None])  # (b, r, s)
+        seen = begins[:, None] == begins[:, at, None]  # (b, r, s)
+        if causal:
+            seen = seen & (place <= place[at, None])
         yield first, block.where(seen[:, None], 0.0)

@@ -17,7 +17,7 @@ from glassformer.parts.ffn.glu import swiglu
 from glassformer.parts.forward_pass import Pass
 from glassformer.parts.init import Init
 from glassformer.parts.linear import Linear, Matrix, linear_cost
-from glassformer.parts.mixer.base import Mixer, MixerChange, MixerConfig, keys_before
+from glassformer.parts.mixer.base import EffectiveMaps, Mixer, MixerChange, MixerConfig, keys_before, show_maps
 from glassformer.parts.mixer.recurrent import RecurrentState, Sizes, recurrent_cost
 from glassformer.parts.mixer.scan import CHUNK, effective_attention, selective_scan, states
 from glassformer.parts.precision import wide
@@ -154,7 +154,7 @@ class Mamba(Mixer):
         r, b, c = self.x_proj.split(self.x_proj(u.to(x.dtype)))
         dt = self.dt(F.softplus(wide(self.dt_proj(r))))
         b, c = self.B(wide(b)), self.C(wide(c))
-        fresh = None if pass_.documents is None else pass_.age == 0
+        fresh = pass_.begins
         if self._looked_at():
             self._show(u, dt, a, b, c, h, fresh, pass_)
         pieces = [u.shape[1]] if state is None else state.pieces(u.shape[1])
@@ -186,9 +186,14 @@ class Mamba(Mixer):
             for first, block in states(u, dt, a, b, h, fresh):
                 self.state.show(block, first, s)
         age = None if pass_.documents is None else pass_.age.clamp(max=torch.arange(s, device=u.device))
-        for look, channels in self.effective_attention.lookers(self.d_inner):
-            for first, block in effective_attention(dt[..., channels], a[:, channels], b, c, age):
-                look(block, first, s)
+        show_maps(
+            self.effective_attention, self.d_inner, s,
+            lambda channels: effective_attention(dt[..., channels], a[:, channels], b, c, age),
+        )  # fmt: skip
+
+    @property
+    def effective_maps(self) -> EffectiveMaps:
+        return EffectiveMaps(self.effective_attention, "channel", self.d_inner, self.u, self.z, self.D)
 
     def matrices(self) -> dict[str, Matrix]:
         """The maps of this mixer by the names of the sites they make; `rank` is what dt is made of."""

@@ -1,0 +1,159 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from glassformer.errors import RequestError
+from glassformer.parts.base import BuildContext
+from glassformer.parts.cost import Cost, Shape
+from glassformer.parts.forward_pass import Pass
+from glassformer.parts.heads import Heads
+from glassformer.parts.linear import linear_cost
+from glassformer.parts.mixer.base import MixerChange
+from glassformer.parts.mixer.chunked import two_sided_linear_attention
+from glassformer.parts.mixer.matrix_state import STATE, MatrixMixer, MatrixMixerConfig
+from glassformer.parts.mixer.recurrent import RecurrentState, Sizes
+from glassformer.parts.precision import wide
+from glassformer.parts.region import region
+from glassformer.parts.reparam import MakeReparam
+from glassformer.parts.visibility import Causal, CausalConfig, Visibility, VisibilityConfig
+
+
+@region
+def _positive(x: Tensor) -> Tensor:
+    return torch.exp(x.clamp(max=0)) + F.relu(x)  # elu(x) + 1 would lose the digits of a small feature
+
+
+class _Positive(torch.autograd.Function):
+    """Keeps the feature alone: its slope is min(phi, 1)."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        phi = _positive(x)
+        ctx.save_for_backward(phi)
+        return phi
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        (phi,) = ctx.saved_tensors
+        return grads[0] * phi.clamp(max=1)
+
+
+def positive(x: Tensor) -> Tensor:
+    """phi(x) = elu(x) + 1: e^x up to 0 and x + 1 from there, at least in fp32."""
+    return _Positive.apply(wide(x)) if torch.is_grad_enabled() else _positive(wide(x))
+
+
+def weighted(sums: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Of sums (..., V + 1), whose last column is that of the weights: the mean (..., V) and the weights (..., 1)."""
+    weights = sums[..., -1:].clamp(min=torch.finfo(sums.dtype).tiny)
+    return (sums[..., :-1] / weights).to(dtype), weights
+
+
+def with_ones(v: Tensor) -> Tensor:
+    """v with a column of ones, which sums up the weights."""
+    return F.pad(wide(v), (0, 1), value=1.0)
+
+
+class LinearAttention(MatrixMixer):
+    """Attention whose weights are products of positive features, so that it is a recurrence. Katharopoulos et al. 2020,
+    2006.16236.
+
+        z_t = phi(q_t) S_t / phi(q_t) s_t        S_t = S_{t-1} + phi(k_t) v_t^T        s_t = s_{t-1} + phi(k_t)
+
+    phi(x) = elu(x) + 1. x (b,s,d) -> q, k, v (b,s,n,h), out = z W_O. Bidirectional, S and s are the sums over the
+    whole document. Features, sums and quotient are at least fp32. The state is (h, h + 1) numbers per head, s its last
+    column, whatever the length. Sites: q, k, v, z (b,s,n,h), out, and effective_attention (b,n,s,t), whose rows sum to
+    one.
+
+    It loses where one token has to be found among many: with h numbers per feature a head tells about h keys apart, and
+    nothing is ever forgotten.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        n_heads: int,
+        head_dim: int | None = None,
+        bias: bool = False,
+        visibility: Visibility | None = None,
+        reparam: MakeReparam | None = None,
+    ):
+        super().__init__(d_model, Heads.of(d_model, n_heads, None, head_dim), None, bias, reparam)
+        self.causal = plain(visibility or Causal())
+
+    def forward(
+        self, x: Float[Tensor, "b s d"], pass_: Pass | None = None, state: RecurrentState | None = None
+    ) -> Float[Tensor, "b s d"]:
+        pass_ = pass_ or Pass.of(x)
+        q, k, v = self.project(x)
+        q, k, v = self.q(q), self.k(k), self.v(v)
+        features, keys = positive(q), positive(k)
+        if self.causal:
+            sums = self.recur(features, keys, with_ones(v), None, pass_, state)
+        else:
+            sums = two_sided_linear_attention(features, keys, with_ones(v), pass_.begins)
+        z, weights = weighted(sums, v.dtype)
+        if self.effective_attention.watched:
+            by_head = weights.detach().permute(0, 2, 1, 3)  # (b, n, s, 1)
+            self.show(
+                features, keys, None, pass_,
+                lambda first, block, heads: block / by_head[:, heads, first : first + block.shape[2]],
+            )  # fmt: skip
+        return self.out(self.output(self.z(z).flatten(-2)))
+
+    @property
+    def kept(self) -> Sizes:
+        return {STATE: (self.n_heads, self.head_dim, self.head_dim + 1)}
+
+
+def plain(visibility: Visibility) -> bool:
+    """Whether a visibility that is order alone is causal. Raises RequestError for any other."""
+    if not visibility.only_order or visibility.reach is not None:
+        raise RequestError(
+            "a linear recurrence sums up all tokens before: it has no window, no blocks; use causal or bidirectional",
+            code="conflict", field="mixer.visibility", value=type(visibility).__name__,
+            expected="causal or bidirectional",
+        )  # fmt: skip
+    return visibility.causal
+
+
+class LinearAttentionConfig(MatrixMixerConfig, kind="linear_attention", words="linear_attention"):
+    """z_t = sum_j phi(q_t) phi(k_j) v_j / sum_j phi(q_t) phi(k_j), phi = elu + 1 (2006.16236): a state of h (h + 1)
+    numbers per head in place of keys and values. It loses where one token has to be found among many."""
+
+    visibility: VisibilityConfig = CausalConfig()
+
+    def widths(self, ctx: BuildContext) -> tuple[int, int]:
+        h = self.heads(ctx).head_dim
+        return h, h + 1
+
+    def causal(self, ctx: BuildContext) -> bool:
+        return plain(self.visibility.build(ctx))
+
+    def changed(self, change: MixerChange, new: Callable[[Any], Any]) -> LinearAttentionConfig | None:
+        return self.vary(visibility=new(self.visibility)) if change == "visibility" else super().changed(change, new)
+
+    def build(self, ctx: BuildContext) -> LinearAttention:
+        self.refuse_mup(ctx)
+        n, _, h = self.heads(ctx)
+        return LinearAttention(ctx.d_model, n, h, self.bias, self.visibility.build(ctx), ctx.make_reparam)
+
+    def explicit(self, ctx: BuildContext) -> LinearAttentionConfig:
+        n, _, h = self.heads(ctx)
+        return self.vary(n_heads=n, head_dim=h)
+
+    def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
+        """Besides what the recurrence keeps: its sums and the weights."""
+        n, _, h = self.heads(ctx)
+        fp32 = torch.promote_types(shape.products, torch.float32)
+        maps = linear_cost(ctx, shape, ctx.d_model, (n * h,) * 3, bias=self.bias)
+        maps += linear_cost(ctx, shape.reading(shape.products), n * h, ctx.d_model, bias=self.bias)
+        return maps + self.recurrence_cost(ctx, shape) + Cost(kept=shape.keeps(n * (h + 2), fp32))

@@ -1,0 +1,197 @@
+"""What mixers have in common whose state is a matrix for each head (`chunked.py`)."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from glassformer.errors import RequestError
+from glassformer.parts.base import BuildContext
+from glassformer.parts.cost import Cost, Shape
+from glassformer.parts.forward_pass import Pass
+from glassformer.parts.heads import Heads
+from glassformer.parts.linear import Linear, Matrix
+from glassformer.parts.mixer.base import EffectiveMaps, Mixer, MixerChange, MixerConfig, keys_before, show_maps
+from glassformer.parts.mixer.chunked import CHUNK, chunked_linear_attention, linear_attention_map
+from glassformer.parts.mixer.recurrent import RecurrentState, Sizes, recurrent_cost
+from glassformer.parts.precision import wide
+from glassformer.parts.reparam import MakeReparam
+from glassformer.parts.shard import Shard
+from glassformer.parts.site import Site
+
+STATE = "S"
+
+
+class MatrixMixer(Mixer):
+    """n heads that keep S (K, V) each:  S_t = exp(a_t) S_{t-1} + k_t v_t^T,  y_t = q_t S_t.
+
+    One map makes q, k (n heads of h) and v (n heads of hv), `output` reads z (n heads of hv). Sites: q, k, v, z, out,
+    and `effective_attention` (b,n,s,t), the weight of v_j in z_t, which is made only while somebody looks, by blocks
+    of queries, and cannot be edited. With a decode state its keys are the tokens of the call."""
+
+    causal, reach, separates_documents = True, None, True
+
+    def __init__(
+        self,
+        d_model: int,
+        heads: Heads,
+        value_dim: int | None = None,
+        bias: bool = False,
+        reparam: MakeReparam | None = None,
+    ):
+        super().__init__()
+        self.n_heads, _, self.head_dim = heads
+        self.value_dim = value_dim or self.head_dim
+        n, h, hv = self.n_heads, self.head_dim, self.value_dim
+        roles, cut = ("score", "score", "hidden"), Shard("column", n)
+        self.qkv = Linear(d_model, (n * h, n * h, n * hv), bias, roles, reparam, cut)  # type: ignore[arg-type]
+        self.output = Linear(n * hv, d_model, bias, "output", reparam, Shard("row", n))
+        self.q, self.k, self.v = Site("bsnh"), Site("bsnh"), Site("bsnh")
+        self.z, self.out, self.effective_attention = Site("bsnh"), Site("bsd"), Site("bnst")
+
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """q, k (b, s, n, h) and v (b, s, n, hv)."""
+        q, k, v = (part.unflatten(-1, (self.n_heads, -1)) for part in self.qkv.split(self.qkv(x)))
+        return q, k, v
+
+    def recur(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        log_decay: Tensor | None,
+        pass_: Pass,
+        state: RecurrentState | None,
+    ) -> Tensor:
+        """y (b, s, n, V) of q, k (b, s, n, K) and v; goes on from the state, and keeps what it comes to."""
+        fresh = pass_.begins
+        if state is None:
+            return chunked_linear_attention(q, k, v, log_decay, None, fresh)[0]
+        matrix, ys, end = state.begin(pass_, wide(q))[1][STATE], list[Tensor](), 0
+        for size in state.pieces(q.shape[1]):
+            at, end = slice(end, end + size), end + size
+            part = None if fresh is None else fresh[:, at]
+            decay = log_decay if log_decay is None or log_decay.dim() == 1 else log_decay[:, at]
+            y, matrix = chunked_linear_attention(q[:, at], k[:, at], v[:, at], decay, matrix, part)
+            ys.append(y)
+            state.keep({STATE: matrix}, pass_, end)
+        return torch.cat(ys, dim=1)
+
+    def show(
+        self,
+        q: Tensor,
+        k: Tensor,
+        log_decay: Tensor | None,
+        pass_: Pass,
+        of: Callable[[int, Tensor, list[int]], Tensor] = lambda first, block, heads: block,
+    ) -> None:
+        """Shows the map to who looks; `of(first query, block (b, n, r, s), heads)` makes of y's weights those of z."""
+        s = q.shape[1]
+        age = None if pass_.documents is None else pass_.age.clamp(max=torch.arange(s, device=q.device))
+
+        def blocks(heads: list[int]) -> Iterator[tuple[int, Tensor]]:
+            decay = None if log_decay is None else log_decay[..., heads]
+            for first, block in linear_attention_map(q[:, :, heads], k[:, :, heads], decay, age, self.causal):
+                yield first, of(first, block, heads)
+
+        show_maps(self.effective_attention, self.n_heads, s, blocks)
+
+    @property
+    def heads(self) -> Heads:
+        return Heads(self.n_heads, self.n_heads, self.head_dim)
+
+    @property
+    def head_output(self) -> Linear | None:
+        return self.output
+
+    @property
+    def effective_maps(self) -> EffectiveMaps:
+        return EffectiveMaps(self.effective_attention, "head", self.n_heads, self.v, self.z)
+
+    def matrices(self) -> dict[str, Matrix]:
+        """The maps of this mixer by the names of the sites they make."""
+        maps = {name: Matrix.of(self.qkv, part, self.n_heads) for part, name in enumerate("qkv")}
+        return {**maps, "out": Matrix.of(self.output)}
+
+    @property
+    def kept(self) -> Sizes:
+        """What the state keeps: S of every head."""
+        return {STATE: (self.n_heads, self.head_dim, self.value_dim)}
+
+    def init_state(
+        self, batch: int, max_len: int, dtype: torch.dtype, device: Any = None, rewind: int = 0
+    ) -> RecurrentState:
+        """Of one size whatever `max_len` is, in fp32 at least: rounding would add up from token to token."""
+        if not self.causal:
+            raise RequestError(
+                "this mixer sees later tokens too: there is no state to go on from; use visibility=causal",
+                code="conflict", field="mixer.visibility", expected="causal",
+            )  # fmt: skip
+        return RecurrentState(batch, self.kept, dtype, device, rewind)
+
+
+class MatrixMixerConfig(MixerConfig):
+    """What the configs of such mixers have in common."""
+
+    n_heads: int | None = Field(None, gt=0, le=1 << 16)
+    """None: one for every 64 of the width, or as many as divide it."""
+    head_dim: int | None = Field(None, gt=0, le=1 << 20)
+    """None: d_model / n_heads."""
+    bias: bool = False
+
+    @abstractmethod
+    def widths(self, ctx: BuildContext) -> tuple[int, int]:
+        """(K, V) of a head's matrix."""
+
+    def causal(self, ctx: BuildContext) -> bool:
+        return True
+
+    def reach(self, ctx: BuildContext) -> None:
+        return None
+
+    def keys_seen(self, ctx: BuildContext, t: int) -> float:
+        return keys_before(t, None) if self.causal(ctx) else float(t)
+
+    def heads(self, ctx: BuildContext) -> Heads:
+        return Heads.of(ctx.d_model, self.n_heads or Heads.fitting(ctx.d_model), None, self.head_dim)
+
+    def check_training(self, ctx: BuildContext, device: str) -> None:
+        """It trains on every device."""
+
+    def resized(self, n_heads: int) -> Any:
+        return self.vary(n_heads=n_heads, head_dim=None)
+
+    def changed(self, change: MixerChange, new: Callable[[Any], Any]) -> Any:
+        return self.vary(bias=new(self.bias)) if change == "bias" else None
+
+    def refuse_mup(self, ctx: BuildContext) -> None:
+        if ctx.mup is not None:
+            raise RequestError(
+                f"mup has no rule for the mixer {self.kind}, whose products are no scores; leave mup out",
+                code="conflict", field="mup", value=self.kind,
+            )  # fmt: skip
+
+    def recurrence_cost(self, ctx: BuildContext, shape: Shape) -> Cost:
+        """Of the recurrence in chunks: its products, what it keeps for the backward pass, and its state."""
+        n, (k, v) = self.heads(ctx).n_heads, self.widths(ctx)
+        fp32 = torch.promote_types(shape.products, torch.float32)
+        whole, rest = divmod(shape.s, CHUNK)
+        pairs = whole * CHUNK**2 + rest**2
+        if not self.causal(ctx):
+            flops = 4 * n * shape.s * k * v
+        elif shape.s == 1:
+            flops = 4 * n * k * v
+        else:
+            flops = 2 * n * (pairs * (k + v) + 2 * shape.s * k * v)
+        states = n * k * v * (whole + bool(whole) + bool(rest) + bool(rest))
+        own = Cost(
+            flops=shape.passes * shape.b * flops,
+            kept=shape.keeps(n * (2 * k + v), fp32) + shape.keeps_once(shape.b * states, fp32),
+            moved_bytes=shape.passes * shape.tokens * n * 2 * (k + v) * fp32.itemsize,
+        )
+        return own + recurrent_cost(shape, {STATE: (n, k, v)}) if self.causal(ctx) else own
