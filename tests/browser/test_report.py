@@ -19,7 +19,7 @@ View = Callable[..., Any]
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("reports")
-    made = {"one seed": jumping(results(1), 4), "watched": watched_results(2)}
+    made = {"one seed": jumping(results(1), 4), "watched": watched_results(2), "short": results(1, diverge=False)}
     return {name: write_report(tree, folder / f"{name}.html") for name, tree in made.items()}
 
 
@@ -55,7 +55,7 @@ def test_the_skip_link_is_the_first_stop_and_leads_to_the_results(pages: dict[st
 def test_the_contents_stay_in_sight_and_say_where_one_is(pages: dict[str, Path], view: View) -> None:
     page = view(pages["watched"])
     page.locator("nav a[href='#contexts']").click()
-    page.wait_for_function("document.querySelector('nav a[aria-current]')?.hash === '#contexts'")
+    page.wait_for_function("() => document.querySelector('nav a[aria-current]')?.hash === '#contexts'")
     assert page.evaluate("Math.abs(document.querySelector('nav').getBoundingClientRect().top) < 2")
 
 
@@ -64,7 +64,7 @@ def test_a_wide_table_says_on_a_phone_that_it_scrolls(pages: dict[str, Path], vi
     assert "Scroll for more columns" in view(pages["one seed"], width=390).locator(hint).first.inner_text()
     page = view(pages["one seed"], width=390)
     page.evaluate("const box = document.querySelector('.gf-scroll'); box.scrollLeft = box.scrollWidth")
-    page.wait_for_function("document.querySelector('.gf-more').textContent.includes('back')")
+    page.wait_for_function("() => document.querySelector('.gf-more').textContent.includes('back')")
 
 
 def test_controls_keep_their_borders_where_colours_are_forced(pages: dict[str, Path], view: View) -> None:
@@ -78,6 +78,6 @@ def test_controls_keep_their_borders_where_colours_are_forced(pages: dict[str, P
 
 
 def test_on_paper_no_page_is_wasted(pages: dict[str, Path], view: View) -> None:
-    page = view(pages["one seed"])
+    page = view(pages["short"])
     paper = page.pdf(format="A4", prefer_css_page_size=True)
     assert paper.count(b"/Type /Page\n") <= 5

@@ -16,13 +16,14 @@ from glassformer.cli import main
 from glassformer.comparison import compare
 from glassformer.comparison.command import command_of
 from glassformer.comparison.request import arms, common_context, fairness, likeness, recipes, spending, unequal
-from glassformer.comparison.statistics import paired_interval, stand_in, student_t, verdicts
+from glassformer.comparison.statistics import stand_in, verdicts
 from glassformer.errors import RequestError, WorkError
 from glassformer.naming import preset
 from glassformer.parts.base import to_plain
 from glassformer.parts.init import WEIGHTS_RULE
 from glassformer.runs.events import Begin, End, Event, Kept, Start
 from glassformer.runs.executor import Serial
+from glassformer.runs.intervals import paired_interval, student_t
 from glassformer.runs.readable import readable
 from glassformer.runs.results import RunResult
 from glassformer.training import Recipe
