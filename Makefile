@@ -14,7 +14,7 @@ QUICK := tests/test_house.py tests/test_known_once.py tests/parts tests/test_gen
 AS_AVX2 := ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2
 AS_AVX512_WITHOUT_BF16 := ONEDNN_MAX_CPU_ISA=AVX512_CORE
 
-.PHONY: demo example quick test test-all browser lint types bench docs experiments fuzz clean
+.PHONY: demo example quick test test-all browser lint types bench docs screenshots experiments fuzz clean
 
 demo: $(CORE)
 	$(BIN)/glassformer compare gpt2@1m llama@1m bloom@1m falcon@1m --data python-docs --minutes 0.65 --out demo
@@ -64,6 +64,9 @@ bench: $(DEV)
 
 docs: $(DEV)
 	$(BIN)/python -m experiments.docs
+
+screenshots: $(DEV)
+	$(BIN)/python -m experiments.screenshots
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import statistics
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from glassformer import dynamics
 from glassformer.errors import RequestError
 from glassformer.introspection import capture, sites
 from glassformer.lens import inspection
+from glassformer.lens.inspected import Attention
 from glassformer.lens.inspection import Inspection, inspect, largest
 from glassformer.lens.page.words import spelled_text, speller, visible
 from glassformer.model import Model
@@ -224,14 +227,60 @@ def test_pooled_maps(monkeypatch: pytest.MonkeyPatch):
                 tile = whole[:, 3 * i : 3 * i + 3, 3 * j : 3 * j + 3].sum(2).mean(1)
                 close(kept.maps[:, i, j], tile, atol=1e-6, rtol=1e-5)
         close(kept.maps.sum(-1), torch.ones(4, 7), atol=1e-5, rtol=1e-5)
-        assert kept.keys is not None and kept.weights is not None
-        best = whole.topk(8)
-        close(kept.weights, best.values, atol=1e-6, rtol=1e-5)
-        close(whole.gather(-1, kept.keys), best.values, atol=1e-6, rtol=1e-5)
+        strongest_are_exact(kept, whole)
     for mine, theirs in zip(seen.heads, exact.heads, strict=True):
         close(torch.tensor(list(vars(mine).values())), torch.tensor(list(vars(theirs).values())), atol=1e-5, rtol=1e-5)
     pairs = (exact.looked_at(1, 2, 18), seen.looked_at(1, 2, 18))
-    assert [key for key, _ in pairs[0]] == [key for key, _ in pairs[1]]
+    assert dict(pairs[0]) == pytest.approx(dict(pairs[1]))
+
+
+def strongest_are_exact(kept: Attention, maps: Tensor) -> None:
+    """The keys by name against the exact maps (n, s, t): of each head, and last of their mean."""
+    whole = torch.cat([maps, maps.mean(0, keepdim=True)])
+    best = whole.topk(min(8, whole.shape[-1]))
+    expected = best.values.where(best.values >= inspection.NEGLIGIBLE, 0)
+    close(kept.weights, expected, atol=1e-6, rtol=1e-5)
+    close(whole.gather(-1, kept.keys).where(expected > 0, 0), expected, atol=1e-6, rtol=1e-5)
+    close(kept.rest, 1 - expected.sum(-1), atol=1e-5, rtol=0)
+    close(kept.received, whole.sum(1), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("expression", MODELS)
+def test_who_looks_at_whom_is_exact(expression: str):
+    seen = inspect(loud(expression), TOKENS)
+    for layer, kept in seen.attention.items():
+        strongest_are_exact(kept, kept.maps)
+        for head, position in ((0, 18), (3, 7), (-1, 12)):
+            weights = kept.maps.mean(0) if head < 0 else kept.maps[head]
+            for key, weight in (found := seen.looked_at(layer, head, position, 8)):
+                assert weight == pytest.approx(weights[position, key].item(), abs=1e-6)
+            told = sum(weight for _, weight in found) + kept.rest[head, position].item()
+            assert told == pytest.approx(1.0, abs=1e-5)
+            by = seen.looked_at_by(layer, head, position, 19)
+            assert [weight for _, weight in by] == sorted((weight for _, weight in by), reverse=True)
+            for query, weight in by:
+                assert weight == pytest.approx(weights[query, position].item(), abs=1e-6)
+            sure = {query for query in range(19) if weights[query, position] > 1 / 9 + 1e-6}
+            assert sure <= {query for query, _ in by}
+
+
+def test_how_many_see_a_key():
+    kept = inspect(loud("gpt2@1m+alibi+window:5"), TOKENS).attention[0]
+    assert kept.seen_by[2].tolist() == kept.seen_by[-1].tolist() == [5] * 15 + [4, 3, 2, 1]
+
+
+def test_streams_that_stand_out():
+    """Medians by hand, and a token 15 times as large from depth 1 on, most of all at depth 2."""
+    seen = inspect(loud("llama@1m"), TOKENS)
+    rms = torch.rand(4, 19, generator=torch.Generator().manual_seed(1)) + 1
+    rms[1:, 4] = rms[1:].median(1).values * torch.tensor([15.0, 80.0, 30.0])
+    other = replace(seen, residual_rms=rms)
+    assert other.median_rms.tolist() == pytest.approx([statistics.median(row) for row in rms.tolist()])
+    (found,) = other.outliers
+    assert (found.position, found.first, found.depth) == (4, 1, 2)
+    assert found.rms == rms[2, 4].item() and found.ratio == pytest.approx(80, rel=0.1)
+    assert other.to_dict()["outliers"] == [vars(found)]
+    assert replace(seen, residual_rms=torch.ones(4, 19)).outliers == ()
 
 
 def test_memory_for_maps_is_bounded(monkeypatch: pytest.MonkeyPatch):
@@ -240,7 +289,7 @@ def test_memory_for_maps_is_bounded(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(inspection, "POOLED_WEIGHTS", 12 * 5 * 5)
     monkeypatch.setattr(inspection, "STRONGEST", 100)
     seen = inspect(model, TOKENS)
-    assert seen.attention[0].maps.shape == (4, 5, 5) and seen.attention[0].keys is None
+    assert seen.attention[0].maps.shape == (4, 5, 5) and seen.attention[0].keys.shape == (5, 19, 0)
     assert seen.looked_at(0, 0, 5) == []
 
 
@@ -380,10 +429,15 @@ def test_words_make_up_the_text(text: str):
 @given(st.text(max_size=80))
 def test_nothing_hidden_is_shown_as_it_is(text: str):
     shown = visible(text)
-    assert shown and all(sign.isprintable() or sign in "\u200d\u00a0\u3000" or sign.isspace() for sign in shown)
-    assert not set(shown) & set("\n\r\t\x00\x1b\u202e\u2066\u200b\ufeff\u2028")
+    assert shown and all(sign.isprintable() or sign == "\u200d" for sign in shown)
+    assert not set(shown) & set("\n\r\t\x00\x1b\u202e\u2066\u200b\ufeff\u2028\u00a0\u3000\u2800")
+    assert shown.strip() and "  " not in shown and not shown.endswith(" ")
 
 
 def test_visible():
     assert visible("") == "⋯" and visible("a\n\tb") == "a↵⇥b" and visible("\u202ex") == "⟨U+202E⟩x"
+    assert (
+        visible(" ") == "␣" and visible("\u00a0") == "⍽" and visible("   x y ") == "␣␣␣x y␣" and visible(" x") == " x"
+    )
+    assert visible("\n  ") == "↵␣␣" and visible("\u3000") == "⟨U+3000⟩" and visible("\u0301") == "◌\u0301"
     assert visible("x" * 100) == "x" * 60 + "…"

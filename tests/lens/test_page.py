@@ -8,6 +8,7 @@ import html
 import json
 import re
 import zlib
+from dataclasses import replace
 from html.parser import HTMLParser
 from importlib.resources import files
 from pathlib import Path
@@ -21,6 +22,7 @@ from glassformer.errors import WorkError
 from glassformer.lens import inspection
 from glassformer.lens.inspection import Inspection, inspect
 from glassformer.lens.page.words import visible
+from glassformer.naming import preset
 from glassformer.text import ByteTokenizer
 
 from .test_inspection import TOKENS, Mean, close, loud
@@ -121,7 +123,19 @@ def test_it_is_whole(page: Page, seen: Inspection):
     assert page.faults == []
     ids = [attrs["id"] for _, attrs in page.tags if "id" in attrs]
     assert len(ids) == len(set(ids))
-    for key in ("strip", "layer", "head", "token", "overview", "map", "at", "by", "lens-map", "predictions"):
+    for key in (
+        "strip",
+        "layer",
+        "head",
+        "token",
+        "head-grid",
+        "map",
+        "map-table",
+        "at",
+        "by",
+        "lens-grid",
+        "predictions",
+    ):
         assert key in ids
     script = page.scripts[-1][1]
     asked = set(re.findall(r'\$\("([\w-]+)"\)', script))
@@ -151,8 +165,15 @@ def test_its_data_is_what_was_seen(page: Page, seen: Inspection):
     found = arrays(data)
     assert data["words"] == list(seen.words) and data["ids"] == TOKENS.tolist()
     for layer, kept in seen.attention.items():
-        assert data["layers"][layer] == {"heads": 4, "rows": 19, "columns": 19, "tile": 1, "keep": 0}
+        assert data["layers"][layer] == {
+            "heads": 4, "rows": 19, "columns": 19, "tile": 1, "keep": 8, "keyHeads": 2,
+        }  # fmt: skip
         close(weights(found[f"map{layer}"]).view(4, 19, 19), kept.maps, atol=2e-5, rtol=0)
+        assert found[f"keys{layer}"].tolist() == kept.keys.flatten().tolist()
+        close(weights(found[f"weights{layer}"]), kept.weights.flatten(), atol=2e-5, rtol=0)
+        close(weights(found[f"rest{layer}"]), kept.rest.flatten(), atol=2e-5, rtol=0)
+        close(found[f"received{layer}"], kept.received.flatten())
+        assert found[f"seen{layer}"].tolist() == kept.seen_by.flatten().tolist()
     shape = seen.top_ids.shape
     assert [data["tableIds"][i] for i in found["top"]] == seen.top_ids.flatten().tolist()
     assert [data["table"][i] for i in found["top"]][:9] == [str(i) for i in seen.top_ids.flatten().tolist()[:9]]
@@ -174,19 +195,20 @@ def test_pooled_maps_and_their_strongest_keys(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(inspection, "FINE", 8)
     seen = inspect(loud("llama@1m"), TOKENS)
     page = Page(seen.page())
-    assert page.data["layers"][1] == {"heads": 4, "rows": 7, "columns": 7, "tile": 3, "keep": 8}
+    assert page.data["layers"][1] == {
+        "heads": 4, "rows": 7, "columns": 7, "tile": 3, "keep": 8, "keyHeads": 4,
+    }  # fmt: skip
     found, kept = arrays(page.data), seen.attention[1]
-    assert kept.keys is not None and kept.weights is not None
     assert found["keys1"].tolist() == kept.keys.flatten().tolist()
     close(weights(found["weights1"]), kept.weights.flatten(), atol=2e-5, rtol=0)
-    assert "pooled into tiles" in page.text and "tiles of 3 tokens" in page.text
+    assert "some tokens share a row and a column" in page.text and "3 tokens to a cell" in page.text
 
 
 def test_hostile_words():
     tokens = list(range(len(HOSTILE)))
     seen = inspect(loud("llama@1m"), tokens, cast(Any, Spells()), name="</title><script>alert(2)</script>")
     page = Page(seen.page())
-    assert page.faults == [] and len(page.scripts) == 2
+    assert page.faults == [] and len(page.scripts) == 3
     assert page.strip == [visible(word).replace("\ud800", "\ufffd") for word in HOSTILE]
     assert page.data["words"] == [visible(word) for word in HOSTILE]
     text = seen.page()
@@ -215,12 +237,12 @@ def test_other_models():
     random = inspect(loud("gpt2@1m"), TOKENS, trained=False)
     assert "Not trained." in Page(random.page()).text
     both = Page(inspect(loud("gpt2@1m+bidirectional"), TOKENS).page())
-    assert both.data["causal"] is False and "both ways" in both.text
+    assert both.data["causal"] is False and "the whole text" in both.text
     model = loud("llama@1m")
     for layer in model.layers:
         layer.mixer = Mean()
     bare = Page(inspect(model, TOKENS).page())
-    assert bare.faults == [] and "no attention maps" in bare.text and bare.data["layers"] == [None] * 3
+    assert bare.faults == [] and "No layer has attention maps" in bare.text and bare.data["layers"] == [None] * 3
     assert Page(inspect(loud("llama@1m"), [3]).page()).faults == []
 
 
@@ -230,8 +252,65 @@ def test_a_long_text_stays_small():
     ids = torch.randint(61, (4096,), generator=torch.Generator().manual_seed(1))
     seen = inspect(model, ids)
     text = seen.page()
-    assert seen.attention[0].maps.shape == (4, 128, 128) and len(text) < 1_200_000
+    assert seen.attention[0].maps.shape == (4, 128, 128) and len(text) < 1_700_000
     assert len(Page(text).strip) == 4096
+
+
+def test_it_says_what_made_it_and_offers_its_numbers():
+    command = "glassformer inspect llama@1m --text 'it is <b>&'"
+    seen = inspect(loud("llama@1m"), TOKENS, name="llama", command=command)
+    page = Page(seen.page())
+    assert command in page.text and "docs/readings/inspect.md" in page.text
+    reading = next(text for attrs, text in page.scripts if attrs.get("id") == "reading")
+    assert json.loads(reading) == json.loads(json.dumps(seen.to_dict()))
+    links = {attrs.get("data-download"): attrs.get("download") for tag, attrs in page.tags if tag == "a"}
+    assert links["reading"] == "inspection.json"
+    where = {attrs["href"] for tag, attrs in page.tags if tag == "a"}
+    assert {link[1:] for link in where} <= {attrs["id"] for _, attrs in page.tags if "id" in attrs}
+
+
+def test_its_title_has_the_text():
+    tokens = ByteTokenizer().encode(
+        "The cat sat\non the mat, and then it sat on every other mat there was in the house."
+    )
+    seen = inspect(loud("llama@1m+vocab_size=257+context=128"), tokens, ByteTokenizer(), name="llama")
+    found = re.search(r"<title>(.*?)</title>", seen.page())
+    assert found and found[1].startswith("llama reads “The cat sat on the mat, and") and found[1].endswith("…”")
+    ids = inspect(loud("llama@1m"), [5, 17, 3], name="llama")
+    assert "<title>llama reads “5 17 3”</title>" in ids.page()
+
+
+def test_it_names_the_mixers_and_who_shares_keys():
+    page = Page(inspect(loud("llama@1m+gqa:2"), TOKENS).page())
+    assert "4 in each of 3 layers, on 2 key heads" in page.text and "A bracket joins the 2 query heads" in page.text
+    page = Page(inspect(loud("llama@1m+window:5"), TOKENS).page())
+    assert page.data["mixers"] == ["attention, window of 5"] * 3 and "A bracket" not in page.text
+    page = Page(inspect(preset("llama@1m+mamba+layers=3+d_model=16+vocab_size=61").build().eval(), TOKENS).page())
+    assert page.data["mixers"] == ["mamba"] * 3 and "its mixers are mamba" in page.text
+
+
+def test_charts_whose_values_are_far_apart_are_logarithmic(seen: Inspection):
+    frames = charts(replace(seen, depth_loss=torch.tensor([100.0, 20.0, 8.0, 4.0])[:, None].expand(4, 19)))
+    assert frames["Loss, nats per token"]["log"] and 3 < frames["Loss, nats per token"]["low"] <= 4
+    frames = charts(replace(seen, depth_loss=torch.tensor([5.0, 4.5, 4.2, 4.1])[:, None].expand(4, 19)))
+    assert not frames["Loss, nats per token"]["log"]
+
+
+def test_one_huge_token_is_named_and_moves_no_curve(seen: Inspection):
+    """Its layer, too: 2,000 at token 7 from layer 1 on, where all others are 2."""
+    rms = torch.full((4, 19), 2.0)
+    rms[2:, 7] = torch.tensor([2000.0, 900.0])
+    page = replace(seen, residual_rms=rms)
+    said = f"Token 7, ‘{TOKENS[7]}’, stands out from layer 1 on: after layer 1 its stream is 1k times"
+    assert said in Page(page.page()).text
+    assert page.median_rms.tolist() == [2.0] * 4
+    assert "No token stands out" in Page(replace(seen, residual_rms=torch.full((4, 19), 2.0)).page()).text
+
+
+def charts(seen: Inspection) -> dict[str, Any]:
+    """The y axis of each chart, by what it measures."""
+    found = [attrs for _, attrs in Page(seen.page()).tags if attrs.get("data-frame")]
+    return {str(one["aria-label"]).split(". ")[0]: json.loads(str(one["data-frame"]))["y"] for one in found}
 
 
 def test_it_is_written_as_a_whole(seen: Inspection, tmp_path: Path):

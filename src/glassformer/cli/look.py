@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import shlex
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -90,7 +91,8 @@ def show_inspection(
             view.say(f"the first {limit:,} of {len(found):,} tokens are read: {why}")
         tokens = rows_of(model, found[:limit].tolist())
         title = f"{name} without {', '.join(ablate)}" if ablate else name
-        seen = inspect(model, tokens, tokenizer, name=title, trained=trained, progress=view.progress)
+        again = typed(name, text, out, readings, against, ablate)
+        seen = inspect(model, tokens, tokenizer, name=title, trained=trained, command=again, progress=view.progress)
         other = None if others is None else rows_of(model, tokenizer.encode(others)[:limit].tolist())
         made, refused = ask(asked, Question(model, tokens, tokenizer, seen, other), view)
     page = None if folder is None else seen.save(Path(folder) / PAGE)
@@ -110,6 +112,16 @@ def show_inspection(
             print(f"page: {page} ({size(page.stat().st_size)})")
     if asked and not made:
         raise RequestError("; ".join(f"--reading {name}: {why}" for name, why in refused.items()))
+
+
+def typed(
+    name: str, text: str, out: str | None, readings: Sequence[str], against: str | None, ablate: Sequence[str]
+) -> str:
+    """The command of these arguments, for a shell."""
+    options = [("--text", text), *(("--reading", one) for one in readings), ("--against", against),
+               *(("--ablate", one) for one in ablate), ("--out", out)]  # fmt: skip
+    given = (word for option, value in options if value is not None for word in (option, value))
+    return shlex.join(["glassformer", "inspect", name, *given])
 
 
 def chosen(readings: Sequence[str]) -> list[str]:
@@ -241,7 +253,8 @@ def coloured(seen: Inspection) -> Text:
 
 
 def shown(word: str) -> str:
-    return visible(word) if word else ""
+    """A space between two words of a text that is coloured token by token is seen as it is."""
+    return word if word in ("", " ") else visible(word)
 
 
 def dearest(seen: Inspection, count: int = 5) -> str:

@@ -15,6 +15,9 @@ SINK = 0.3
 """The mass on the first token above which a head is called a sink (Gu et al. 2024, 2410.10781)."""
 WATCHES = 0.5
 """The mass on the previous token, or on the token itself, above which a head is named for it."""
+OUTLYING = 10.0
+"""A token stands out where its stream is so many times as large as the median token's. Massive activations (Sun et al.
+2024, 2402.17762) make such tokens: a few values of 1,000 times the median dominate their root mean square."""
 
 
 @dataclass(frozen=True)
@@ -53,16 +56,39 @@ class Head:
 
 @dataclass(frozen=True, eq=False)
 class Attention:
-    """The maps of one layer: `maps` (n, S, T), and where they are pooled the `strongest` keys of each query.
+    """The maps of one layer: `maps` (n, S, T), and by name the `keys` that each query gives most weight to.
 
-    Pooled, an entry is the weight that the queries of a tile give to all the keys of a tile, in the mean; rows still
-    sum to 1. `keys` and `weights` (n, s, k) are exact, strongest first."""
+    With tiles of more than one token an entry of a map is the weight that the queries of a tile give to all the keys of
+    a tile, in the mean; rows still sum to 1. All else is exact, of each head, and in the last row of the mean of the
+    heads: `keys` and `weights` (n + 1, s, k), strongest first, 0 for what is negligible; `received` (n + 1, t), the
+    weight that all queries together give a key, of the queries that see it, `seen_by` (n + 1, t)."""
 
     maps: Tensor
-    tile: int = 1
+    tile: int
     """Tokens of a side of a tile; 1: the maps are exact."""
-    keys: Tensor | None = None
-    weights: Tensor | None = None
+    keys: Tensor
+    weights: Tensor
+    received: Tensor
+    seen_by: Tensor
+    key_heads: int
+    """Heads of keys and values; the query heads share them in equal groups, in order."""
+
+    @cached_property
+    def rest(self) -> Tensor:
+        """(n + 1, s) the weight that a query gives to all the tokens that are not named."""
+        return (1 - self.weights.sum(-1)).clamp(min=0)
+
+
+@dataclass(frozen=True)
+class Outlier:
+    """A token whose stream is far larger than the others': `ratio` times the median token's at `depth`, where that is
+    most. `first`: the first depth at which it is more than `OUTLYING` times the median."""
+
+    position: int
+    first: int
+    depth: int
+    rms: float
+    ratio: float
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -99,6 +125,10 @@ class Inspected:
     """(l + 1, s) root mean square of the residual stream."""
     token_cosine: Tensor
     """(l + 1,) mean cosine between two tokens' streams (Noci et al. 2022, 2206.03126)."""
+    mixers: tuple[str, ...] = ()
+    """Of each layer, the kind of its mixer in words: "attention", "attention, window of 256", "mamba"."""
+    command: str = ""
+    """What made it, to be typed again; empty: nobody said."""
 
     @cached_property
     def loss(self) -> Tensor:
@@ -131,16 +161,37 @@ class Inspected:
             for name, (least, of) in kinds.items()
         }
 
+    @cached_property
+    def median_rms(self) -> Tensor:
+        """(l + 1,) of the median token: a single token that is huge moves a mean, and not this."""
+        return self.residual_rms.quantile(0.5, dim=1)
+
+    @cached_property
+    def outliers(self) -> tuple[Outlier, ...]:
+        """The tokens whose stream stands out, the farthest first."""
+        ratios = (self.residual_rms / self.median_rms[:, None]).nan_to_num(0.0, 0.0, 0.0)  # (l + 1, s)
+        found = []
+        for position in (ratios > OUTLYING).any(0).nonzero().flatten().tolist():
+            column = ratios[:, position]
+            depth, first = int(column.argmax()), int((column > OUTLYING).nonzero()[0])
+            rms = self.residual_rms[depth, position].item()
+            found.append(Outlier(position, first, depth, rms, column[depth].item()))
+        return tuple(sorted(found, key=lambda one: one.ratio, reverse=True))
+
     def looked_at(self, layer: int, head: int, position: int, count: int = 3) -> list[tuple[int, float]]:
-        """(token, weight) that the query at a position gives most weight to. Where maps are pooled, those kept."""
+        """(token, weight) that the query at a position gives most weight to, exactly; head -1: the mean of the heads.
+        `Attention.rest` is what all else gets."""
         kept = self.attention[layer]
-        if kept.keys is not None and kept.weights is not None:
-            found = zip(kept.keys[head, position].tolist(), kept.weights[head, position].tolist(), strict=True)
-            return list(found)[:count]
-        if kept.tile > 1:
-            return []
-        best = kept.maps[head, position].topk(min(count, kept.maps.shape[-1]))
-        return [pair for pair in zip(best.indices.tolist(), best.values.tolist(), strict=True) if pair[1] > 0]
+        pairs = zip(kept.keys[head, position].tolist(), kept.weights[head, position].tolist(), strict=True)
+        return [pair for pair in pairs if pair[1] > 0][:count]
+
+    def looked_at_by(self, layer: int, head: int, position: int, count: int = 3) -> list[tuple[int, float]]:
+        """(query, weight) of the queries that give a token most weight, exactly, of those that have it among their own
+        strongest: none that gives it more than 1 / (k + 1) is missing."""
+        kept = self.attention[layer]
+        query, rank = ((kept.keys[head] == position) & (kept.weights[head] > 0)).nonzero(as_tuple=True)
+        pairs = zip(query.tolist(), kept.weights[head, query, rank].tolist(), strict=True)
+        return sorted(pairs, key=lambda pair: (-pair[1], pair[0]))[:count]
 
     def predictions(self, position: int) -> list[list[tuple[str, int, float]]]:
         """(word, id, probability) of the likeliest tokens at each depth."""
@@ -166,10 +217,13 @@ class Inspected:
                     "depth": depth,
                     "loss": json_number(self.depth_loss[depth].nanmean().item()),
                     "residual_rms": json_number(self.residual_rms[depth].mean().item()),
+                    "residual_rms_median": json_number(self.median_rms[depth].item()),
                     "token_cosine": json_number(self.token_cosine[depth].item()),
                 }
                 for depth in range(self.layers + 1)
             ],
+            "outliers": [vars(one) for one in self.outliers],
+            "mixers": list(self.mixers),
             "settled_depth": self.settled,
             "lens": {
                 "position": last,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +25,7 @@ from glassformer.text.storage import OnProgress, silent
 
 if TYPE_CHECKING:
     from glassformer.model import Model
+    from glassformer.parts.heads import Heads
     from glassformer.parts.site import Look
     from glassformer.text import Tokenizer
 
@@ -35,7 +36,9 @@ FINE = 128
 EXACT_WEIGHTS, POOLED_WEIGHTS = 1 << 24, 1 << 23
 """Weights that are kept of all heads together."""
 MOST_STRONGEST, STRONGEST = 8, 1 << 21
-"""Where maps are pooled: the keys that are kept by name, of one query, and of all queries and heads together."""
+"""The keys that are kept by name, of one query, and of all queries and heads together."""
+NEGLIGIBLE = 0.001
+"""A key with less weight is not kept by name."""
 PREDICTIONS = 5
 LOGITS_AT_ONCE = 1 << 23
 
@@ -72,12 +75,14 @@ def inspect(
     *,
     name: str = "",
     trained: bool = True,
+    command: str = "",
     progress: OnProgress = silent,
 ) -> Inspection:
     """One pass of the model over `tokens`, (s,) or (1, s), and everything that the page shows of it.
 
     Memory is bounded: maps come by blocks of queries and are kept pooled, logits by blocks of positions. Without a
-    tokenizer, words are ids. Raises RequestError for tokens that are none of this model's, and too many."""
+    tokenizer, words are ids. `command` is what made it, for the page to say. Raises RequestError for tokens that are
+    none of this model's, and too many."""
     inner: Any = eager(model)
     tokens = one_row(model, tokens)
     if tokens.shape[1] > LONGEST:
@@ -107,13 +112,23 @@ def inspect(
         causal=causal,
         layers=len(inner.layers),
         heads=tuple(head for layer in mapped for head in maps[layer].heads()),
-        attention={layer: maps[layer].attention() for layer in mapped},
+        attention={layer: maps[layer].attention(inner.layers[layer].mixer.heads) for layer in mapped},
         top_ids=top_ids,
         top_probabilities=lens.shares.cpu(),
         depth_loss=lens.loss.cpu(),
         residual_rms=lens.rms.cpu(),
         token_cosine=lens.cosines.cpu(),
+        mixers=tuple(mixers(inner)),
+        command=command,
     )
+
+
+def mixers(model: Any) -> Iterator[str]:
+    """What moves information between the tokens, layer by layer: its kind, and how far it reaches."""
+    kinds = [block.mixer.kind for block in model.config.layers()] if model.config else ["mixer"] * len(model.layers)
+    for kind, layer in zip(kinds, model.layers, strict=True):
+        reach = layer.mixer.reach
+        yield kind.replace("_", " ") + ("" if reach is None else f", window of {reach:,}")
 
 
 def streams(model: Any) -> list[str]:
@@ -149,21 +164,23 @@ class Maps:
     def _begin(self, x: Tensor, total: int) -> None:
         """How fine the map can be, and how many keys are kept by name, among all the heads of the model."""
         n, t = x.shape[1], x.shape[-1]
-        self.tile, self.keep, self.total = 1, 0, total
+        self.tile, self.total = 1, total
         if max(total, t) > FINE or n * self.mapped * total * t > EXACT_WEIGHTS:
             self.tile = -(-max(total, t) // min(FINE, math.isqrt(POOLED_WEIGHTS // (n * self.mapped)) or 1))
-            self.keep = min(MOST_STRONGEST, STRONGEST // (n * self.mapped * total))
+        self.keep = min(MOST_STRONGEST, t, STRONGEST // ((n + 1) * self.mapped * total))
         self.map = x.new_zeros(n, -(-total // self.tile), -(-t // self.tile))
-        self.weights = x.new_zeros(n, total, self.keep)
+        self.weights = x.new_zeros(n + 1, total, self.keep)  # the last: of the mean of the heads
         self.keys = torch.zeros_like(self.weights, dtype=torch.int64)
         self.visible = x.new_zeros(n, total)
         self.entropy, self.counted, self.previous, self.itself, self.largest = x.new_zeros(5, n)
-        self.received = x.new_zeros(n, t)
+        self.received, self.seen_by = x.new_zeros(2, n, t)
 
     def scores(self, x: Tensor, first: int, total: int) -> None:
         if first == 0:
             self._begin(x, total)
-        self.visible[:, first : first + x.shape[2]] = (x[0] > -math.inf).to(x.dtype).sum(-1)
+        visible = (x[0] > -math.inf).to(x.dtype)
+        self.visible[:, first : first + x.shape[2]] = visible.sum(-1)
+        self.seen_by += visible.sum(1)
         self.largest.copy_(torch.maximum(self.largest, max_attention_logit(x)))
 
     def pattern(self, x: Tensor, first: int, total: int) -> None:
@@ -178,15 +195,18 @@ class Maps:
         tiles = torch.nn.functional.pad(p, (0, -p.shape[2] % self.tile)).unflatten(-1, (-1, self.tile)).sum(-1)
         self.map.index_add_(1, torch.arange(total, device=p.device)[rows] // self.tile, tiles)
         if self.keep:
-            self.weights[:, rows], self.keys[:, rows] = largest(p, self.keep)
+            self.weights[:-1, rows], self.keys[:-1, rows] = largest(p, self.keep)
+            self.weights[-1, rows], self.keys[-1, rows] = largest(p.mean(0), self.keep)
 
-    def attention(self) -> Attention:
-        """The maps as means over the queries of a tile."""
+    def attention(self, heads: Heads | None) -> Attention:
+        """The maps as means over the queries of a tile, and what is exact."""
+        key_heads = len(self.map) if heads is None else heads.n_kv_heads
         queries = torch.arange(self.total, device=self.map.device) // self.tile
         maps = (self.map / queries.bincount()[:, None]).float().cpu()
-        if not self.keep:
-            return Attention(maps, self.tile)
-        return Attention(maps, self.tile, self.keys.cpu(), self.weights.float().cpu())
+        weights = self.weights.where(self.weights >= NEGLIGIBLE, 0.0).float().cpu()
+        received = torch.cat([self.received, self.received.mean(0, keepdim=True)]).float().cpu()
+        seen_by = torch.cat([self.seen_by, self.seen_by.amax(0, keepdim=True)]).float().cpu()
+        return Attention(maps, self.tile, self.keys.cpu(), weights, received, seen_by, key_heads)
 
     def heads(self) -> list[Head]:
         received = self.received / self.total

@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from glassformer.lens.page.words import visible
+
 PAPER, INK, MUTED, RULE, LINE = "#fdfdfb", "#1a1e24", "#59626d", "#b5bac0", "#dfe1e0"
 COLOURS = ("#0b62a8", "#b34700", "#0a7556", "#9b3d80", "#7d5c00", "#454c56", "#bf2848", "#5b4bc4")
 BLUES = ("#fdfdfb", "#cfe3f4", "#7db4e0", "#2f7fc1", "#0b4f8a", "#062a4d")
@@ -119,10 +121,9 @@ def words(ax: Any, given: Sequence[str], which: str = "both") -> None:
 
 
 def legible(token: str, most: int = 14) -> str:
-    """A token as a label: white space made visible, cut where long, a mark for what no font draws, and no `$` that
-    would begin a formula."""
-    shown = token.replace("\n", "⏎").replace("\t", "⇥").replace(" ", "·")
-    shown = "".join(sign if sign.isprintable() else "\ufffd" for sign in shown)
+    """A token as a label: as on the page, with every space as a sign, cut where long, and no `$` that would begin a
+    formula."""
+    shown = visible(token).replace(" ", "␣").replace("␍", "⟨U+000D⟩")  # which the font of figures lacks
     return (shown if len(shown) <= most else shown[: most - 1] + "…").replace("$", r"\$")
 
 

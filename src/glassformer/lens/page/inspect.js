@@ -13,6 +13,8 @@
     if (share > 0 && share < 0.001) return "< 0.1\u00a0%";
     return `${share && share < 0.0995 ? (100 * share).toPrecision(2) : Math.round(100 * share)}\u00a0%`;
   };
+  const SHEET = 680;  // pixels between the margins of A4
+  let paper = 0;  // the width of the sheet, while the page is printed
   const depthName = (depth) => (depth ? `layer ${depth - 1}` : "embedding");
 
   const make = (name, className, words) => {
@@ -21,7 +23,8 @@
     if (words !== undefined) element.textContent = words;
     return element;
   };
-  const bare = (words) => words.trim() || "␣";
+  const bare = (words) => words.trim();
+  const sideways = () => window.innerWidth <= 640 && !paper;  // a phone: layers run down
   const chip = (words) => make("bdi", "chip", words);
 
   // --- Arrays: base64, deflated; shares are codes whose square is the value, bfloat16 is half a float32. ---
@@ -31,7 +34,7 @@
     for (let i = 0; i < text.length; i++) bytes[i] = text.charCodeAt(i);
     const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
     const buffer = await new Response(stream).arrayBuffer();
-    const kinds = { uint8: Uint8Array, uint16: Uint16Array, uint32: Uint32Array };
+    const kinds = { uint8: Uint8Array, uint16: Uint16Array, uint32: Uint32Array, float32: Float32Array };
     return Object.fromEntries(Object.entries(data.arrays).map(([name, [kind, first, count]]) => {
       const Kind = kinds[kind];
       return [name, new Kind(buffer.slice(first, first + count * Kind.BYTES_PER_ELEMENT))];
@@ -63,9 +66,10 @@
   };
   let colours = {};
   const readColours = () => {
-    colours = { look: ramp("--ramp-look"), lens: ramp("--ramp-lens") };
-    for (const name of ["ink", "muted", "line", "paper", "panel", "rule"]) colours[name] = style(`--gf-${name}`);
-    colours.mark = style("--mark");
+    const [from, of] = paper ? ["--light", "--light"] : ["--ramp", "--gf"];  // a sheet is light, whatever the screen is
+    colours = { look: ramp(`${from}-look`), lens: ramp(`${from}-lens`) };
+    for (const name of ["ink", "muted", "line", "rule"]) colours[name] = style(`${of}-${name}`);
+    colours.mark = style(paper ? "--light-mark" : "--mark");
     colours.font = style("--gf-sans");
     pictures.clear();
   };
@@ -80,7 +84,12 @@
     picture.getContext("2d").putImageData(pixels, 0, 0);
     return picture;
   };
-  const dark = (colour) => colour[0] * 0.299 + colour[1] * 0.587 + colour[2] * 0.114 < 140;
+  // Black or white, whichever is read better on a colour: at least 4.5 times as light or as dark (WCAG 2).
+  const luminance = (colour) => colour
+    .map((value) => value / 255)
+    .map((value) => (value <= 0.04045 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4))
+    .reduce((sum, value, i) => sum + value * [0.2126, 0.7152, 0.0722][i], 0);
+  const inkOn = (colour) => (luminance(colour) > 0.179 ? "#000000" : "#ffffff");
 
   // --- Attention: square roots of weights, of one head or of the mean over the heads of a layer. ---
   let arrays = {};
@@ -115,14 +124,15 @@
   }, 600);
   const span = (tile, size) => [tile * size, Math.min((tile + 1) * size, length) - 1];
 
-  // What a token looks at, or what looks at it: a shade for each token, and the strongest by name.
-  const LEAST = 0.001;
+  // What a token looks at, or what looks at it: a shade for each token, and the strongest by name with exact weights;
+  // `rest` is what all other tokens get, or give it in the mean. The mean of the heads is the last row.
+  const MOST = 8;
   const looks = (token, back) => {
     const shades = new Float32Array(length);
     const named = [];
     const layer = data.layers[state.layer];
-    if (!layer) return { shades, named };
-    const { rows, columns, tile, keep } = layer;
+    if (!layer) return { shades, named, rest: NaN, others: 0 };
+    const { heads, rows, columns, tile, keep } = layer;
     const map = mapOf(state.layer, state.head);
     const own = Math.floor(token / tile);
     const count = back ? rows : columns;
@@ -131,26 +141,27 @@
       const [first, last] = span(i, tile);
       // Each key of a tile has its share of the weight; twice as dark, and never as dark as a key known by name.
       shades.fill(tile > 1 ? Math.min(0.4, (2 * root) / Math.sqrt(tile)) : root, first, last + 1);
-      if (root * root >= LEAST) named.push({ first, last, weight: root * root });
     }
-    if (keep && state.head >= 0) {
-      const keys = arrays[`keys${state.layer}`];
-      const weights = arrays[`weights${state.layer}`];
-      const base = state.head * length * keep;
-      const take = (at, other) => {
-        const weight = shareOf(weights, at);
-        if (weight < LEAST) return;
-        shades[other] = Math.max(shades[other], 0.2 + 0.8 * Math.sqrt(weight));
-        named.push({ first: other, last: other, weight, exact: true });
-      };
-      if (back) {
-        for (let i = 0; i < length * keep; i++) if (keys[base + i] === token) take(base + i, Math.floor(i / keep));
-      } else {
-        for (let i = 0; i < keep; i++) take(base + token * keep + i, keys[base + token * keep + i]);
-      }
+    const [keys, weights, rest, received, seen] =
+      ["keys", "weights", "rest", "received", "seen"].map((name) => arrays[`${name}${state.layer}`]);
+    const row = state.head < 0 ? heads : state.head;
+    const base = row * length * keep;
+    const take = (at, other) => {
+      const weight = shareOf(weights, at);
+      if (!weight) return;
+      if (tile > 1) shades[other] = Math.max(shades[other], 0.2 + 0.8 * Math.sqrt(weight));
+      named.push({ token: other, weight });
+    };
+    if (!back) {
+      for (let i = 0; i < keep; i++) take(base + token * keep + i, keys[base + token * keep + i]);
+      return { shades, named, rest: shareOf(rest, row * length + token), others: 0 };
     }
-    named.sort((a, b) => !!b.exact - !!a.exact || b.weight - a.weight);
-    return { shades, named };
+    for (let i = 0; i < length * keep; i++) if (keys[base + i] === token) take(base + i, Math.floor(i / keep));
+    named.sort((a, b) => b.weight - a.weight);
+    named.splice(MOST);
+    const others = seen[row * length + token] - named.length;
+    const left = received[row * length + token] - named.reduce((sum, one) => sum + one.weight, 0);
+    return { shades, named, rest: Math.max(0, left) / Math.max(others, 1), others };
   };
 
   // --- The text. ---
@@ -174,8 +185,9 @@
     const element = tokens[marked = state.token];
     element.setAttribute("aria-selected", "true");
     strip.setAttribute("aria-activedescendant", element.id);
-    const [box, pane] = [element.getBoundingClientRect(), strip.getBoundingClientRect()];
-    if (box.top < pane.top + 4) strip.scrollTop += box.top - pane.top - 24;
+    const [box, pane] = [element.getClientRects()[0], strip.getBoundingClientRect()];
+    if (bench.classList.contains("stuck")) strip.scrollTop += box.top - pane.top - (pane.height - box.height) / 2;
+    else if (box.top < pane.top + 4) strip.scrollTop += box.top - pane.top - 24;
     else if (box.bottom > pane.bottom - 4) strip.scrollTop += box.bottom - pane.bottom + 24;
   };
   const lossOf = (token) => {
@@ -230,6 +242,7 @@
   const wireStrip = () => {
     strip.tabIndex = 0;
     strip.setAttribute("role", "listbox");
+    strip.setAttribute("aria-label", "Tokens of the text");
     tokens.forEach((element, i) => {
       element.index = i;
       element.id = `t${i}`;
@@ -255,7 +268,25 @@
     });
   };
 
-  // --- Pictures made of cells: the pointer or the arrow keys read one, a click or Enter picks it. ---
+  // --- The text stays in sight: what is scrolled past shrinks it to the lines around the token. A spacer keeps what
+  // follows in its place. ---
+  const spacer = make("div");
+  const stick = (stuck) => {
+    const before = bench.offsetHeight + spacer.offsetHeight;
+    bench.classList.toggle("stuck", stuck);
+    spacer.style.height = stuck ? `${Math.max(0, before - bench.offsetHeight)}px` : "0";
+    document.documentElement.style.scrollPaddingTop = `${bench.offsetHeight + 18}px`;
+    markToken();
+  };
+  const wireBench = () => {
+    const sentinel = make("div");
+    bench.before(sentinel);
+    bench.after(spacer);
+    new IntersectionObserver(([entry]) => stick(!entry.isIntersecting && entry.boundingClientRect.top < 0))
+      .observe(sentinel);
+  };
+
+  // --- Pictures made of cells: the pointer reads one, a click picks it. A table says the same by keyboard. ---
   const scaled = (canvas, width, height) => {
     const ratio = window.devicePixelRatio || 1;
     [canvas.width, canvas.height] = [Math.round(width * ratio), Math.round(height * ratio)];
@@ -267,19 +298,9 @@
   };
   const place = (element, ...box) =>
     ["left", "top", "width", "height"].forEach((side, i) => (element.style[side] = `${box[i]}px`));
-  const cells = (canvas, { grid, lines, pick: chosen, start, moved }) => {
-    const holder = canvas.parentElement;
-    const cursor = holder.appendChild(make("div", "cursor"));
+  const cells = (canvas, { grid, lines, pick: chosen, moved }) => {
+    const cursor = canvas.parentElement.appendChild(make("div", "cursor"));
     cursor.hidden = true;
-    let at = null;
-    const show = (column, row) => {
-      const { left, top, width, height, columns, rows } = grid();
-      at = [clamp(column, 0, columns - 1), clamp(row, 0, rows - 1)];
-      const [w, h] = [width / columns, height / rows];
-      place(cursor, left + at[0] * w, top + at[1] * h, Math.max(w, 3), Math.max(h, 3));
-      cursor.hidden = false;
-      return cursor.getBoundingClientRect();
-    };
     const leave = () => {
       cursor.hidden = true;
       hush();
@@ -295,105 +316,224 @@
     canvas.addEventListener("pointermove", (event) => {
       const cell = under(event);
       if (!cell) return leave();
-      show(...cell);
+      const { left, top, width, height, columns, rows } = grid();
+      const [w, h] = [width / columns, height / rows];
+      place(cursor, left + cell[0] * w, top + cell[1] * h, Math.max(w, 3), Math.max(h, 3));
+      cursor.hidden = false;
       say(lines(...cell), event.clientX, event.clientY);
-      moved?.(...cell);
+      moved(...cell);
     });
     canvas.addEventListener("pointerleave", leave);
-    canvas.addEventListener("blur", leave);
     canvas.addEventListener("click", (event) => {
       const cell = under(event);
       if (cell) chosen(...cell);
     });
-    canvas.addEventListener("keydown", (event) => {
-      const [x, y] = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] }[event.key] || [];
-      if (event.key === "Escape") return leave();
-      if ((event.key === "Enter" || event.key === " ") && at) {
-        event.preventDefault();
-        return chosen(...at);
-      }
-      if (x === undefined) return;
-      event.preventDefault();
-      const far = event.shiftKey ? 10 : 1;
-      const [column, row] = at && !cursor.hidden ? at : start();
-      const box = show(column + x * far, row + y * far);
-      say(lines(...at), box.right, box.bottom);
-      moved?.(...at);
-    });
   };
 
-  // --- All heads. ---
+  // --- A grid: a table of which one cell has the focus. Arrow keys move it, Enter, space or a click picks. Cells know
+  // their place as `row` and `column`, and `find` knows the cell of a place. ---
+  const wireGrid = (table, { find, lines, pick: chosen, moved }) => {
+    const at = (event) => event.target.closest("[role=gridcell]");
+    const read = (cell) => {
+      const box = cell.getBoundingClientRect();
+      say(lines(cell), box.right - 10, box.bottom - 8);
+      moved?.(cell);
+    };
+    const leave = () => (hush(), hover(-1));
+    table.addEventListener("pointerover", (event) => (at(event) ? read(at(event)) : leave()));
+    table.addEventListener("pointerleave", leave);
+    table.addEventListener("focusin", (event) => at(event)?.matches(":focus-visible") && read(at(event)));
+    table.addEventListener("focusout", leave);
+    table.addEventListener("click", (event) => at(event) && chosen(at(event)));
+    table.addEventListener("keydown", (event) => {
+      const cell = at(event);
+      if (!cell) return;
+      if (event.key === "Escape") return leave();
+      if (event.key === "Enter" || event.key === " ") {
+        event.preventDefault();
+        return chosen(cell);
+      }
+      const [x, y] = {
+        ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1],
+        Home: [-Infinity, 0], End: [Infinity, 0], PageUp: [0, -Infinity], PageDown: [0, Infinity],
+      }[event.key] || [];
+      if (x === undefined) return;
+      event.preventDefault();
+      const next = find(cell, x, y);
+      if (!next || next === cell) return;
+      for (const other of table.querySelectorAll("[tabindex='0']")) other.tabIndex = -1;
+      next.tabIndex = 0;
+      next.focus();
+    });
+  };
+  const headCell = (words, title) => {
+    const cell = make("th", "", words);
+    if (title) cell.title = title;
+    return cell;
+  };
+
+  // --- All heads: a column is a layer; on a phone, a row. The table has the words, the canvas under it the picture. ---
   const overview = $("overview");
-  let overviewGrid = {};
+  const headGrid = $("head-grid");
   const headFacts = new Map(data.heads.map(([layer, head, ...values]) => [`${layer} ${head}`, values]));
   const measureIndex = () => data.measures.findIndex(([name]) => name === state.measure);
+  const most = Math.max(0, ...data.layers.map((layer) => layer?.heads ?? 0));
+  const mixed = new Set(data.mixers).size > 1;
+  const exists = (layer, head) => head < (data.layers[layer]?.heads ?? 0);
+  const short = (value) => String(Number(value.toPrecision(3)));
+  const ofMeasure = (index, value) => {
+    if (!Number.isFinite(value)) return "–";
+    return index === 0 ? value.toFixed(2) : index < data.measures.length - 1 ? percent(value) : value.toFixed(1);
+  };
+  const facts = (layer, head) => headFacts.get(`${layer} ${head}`)
+    .map((value, i) => `${data.measures[i][1]} ${ofMeasure(i, value)}`);
   const span01 = (index) => {
     if (index < data.measures.length - 1) return [0, 1];
     const values = data.heads.map((row) => row[2 + index]).filter(Number.isFinite);
     return [Math.min(0, ...values), Math.max(1e-9, ...values)];
   };
+  const keyHead = (layer, head) => {
+    const { heads, keyHeads } = data.layers[layer];
+    return keyHeads < heads ? Math.floor((head * keyHeads) / heads) : null;
+  };
+  const headName = (layer, head) => {
+    const key = keyHead(layer, head);
+    return `Layer ${layer}, head ${head}${key === null ? "" : `, on key head ${key}`}`;
+  };
+  let built = "";
+  const buildHeads = (down, cell) => {
+    if (built === `${down} ${cell}`) return;
+    built = `${down} ${cell}`;
+    headGrid.style.setProperty("--cell", `${cell}px`);
+    headGrid.classList.toggle("down", down);
+    const [layers, heads] = [[...data.layers.keys()], [...Array(most).keys()]];
+    const [across, downwards] = down ? [heads, layers] : [layers, heads];
+    const head = make("thead");
+    if (mixed && !down) {  // one heading for each run of layers of one kind
+      const row = make("tr", "kinds");
+      row.append(make("td"));
+      for (let first = 0, last; first < layers.length; first = last) {
+        for (last = first + 1; data.mixers[last] === data.mixers[first]; ) last++;
+        const kind = headCell("", `${data.mixers[first]}: layers ${first} to ${last - 1}`);
+        kind.append(make("span", (last - first) * cell < 6.5 * data.mixers[first].length ? "upright" : "", data.mixers[first]));
+        kind.colSpan = last - first;
+        kind.scope = "colgroup";
+        row.append(kind);
+      }
+      head.append(row);
+    }
+    const numbers = make("tr");
+    const corner = make("td", "corner", down ? "head" : "layer");
+    if (down && mixed) corner.colSpan = 2;
+    numbers.append(corner, ...across.map((i) => {
+      const title = down ? `head ${i}` : `layer ${i}: ${data.mixers[i]}`;
+      const shown = cell * (i % 2 ? 1 : 2) < 22 ? "" : i;
+      const number = headCell(i % Math.ceil(20 / cell) ? "" : shown, title);
+      number.scope = "col";
+      return number;
+    }));
+    head.append(numbers);
+    const body = make("tbody");
+    for (const i of downwards) {
+      const row = make("tr");
+      const number = headCell(down ? `layer ${i}` : `head ${i}`, down ? data.mixers[i] : "");
+      number.scope = "row";
+      row.append(number);
+      if (down && mixed) row.append(make("td", "kind", data.mixers[i]));
+      for (const j of across) {
+        const [layer, head] = down ? [i, j] : [j, i];
+        const one = make("td", exists(layer, head) ? "" : "none");
+        if (exists(layer, head)) {
+          one.setAttribute("role", "gridcell");
+          one.setAttribute("aria-label", `${headName(layer, head)}: ${facts(layer, head).join(", ")}`);
+          one.tabIndex = -1;
+        }
+        Object.assign(one, { layer, head });
+        row.append(one);
+      }
+      body.append(row);
+    }
+    headGrid.replaceChildren(head, body);
+  };
+  const headCells = () => [...headGrid.querySelectorAll("[role=gridcell]")];
   const drawOverview = () => {
     if (!overview) return;
-    const columns = data.layers.length;
-    const rows = Math.max(...data.layers.map((layer) => layer?.heads ?? 0));
-    const [left, top] = [30, 22];
-    const room = sizes.overview - left - 2;
-    const cell = clamp(Math.min(Math.floor(room / columns), Math.max(14, Math.floor(560 / rows))), 10, 96);
-    overviewGrid = { left, top, width: cell * columns, height: cell * rows, columns, rows };
-    const pen = scaled(overview, left + cell * columns, top + cell * rows);
-    pen.font = `11px ${colours.font}`;
-    pen.fillStyle = colours.muted;
-    pen.textAlign = "center";
-    const every = Math.ceil(20 / cell);
-    for (let layer = 0; layer < columns; layer += every) pen.fillText(layer, left + (layer + 0.5) * cell, 10);
-    pen.textAlign = "right";
-    const skip = Math.ceil(13 / cell);
-    for (let head = 0; head < rows; head += skip) pen.fillText(head, left - 8, top + (head + 0.5) * cell);
+    const [down, room] = [sideways(), sizes.overview];
+    const [side, count] = down ? [mixed ? 112 : 48, most] : [50, data.layers.length];
+    const least = paper ? 8 : 24;
+    const cell = clamp(Math.min(Math.floor((room - side) / count), Math.floor(560 / most)), least, 96);
+    buildHeads(down, cell);
+    const holder = overview.parentElement.getBoundingClientRect();
+    const first = headGrid.tBodies[0].querySelector("td:not(.kind)").getBoundingClientRect();
+    const [left, top] = [first.left - holder.left, first.top - holder.top];
+    const pen = scaled(overview, headGrid.offsetWidth, headGrid.offsetHeight);
     const index = measureIndex();
     const [low, high] = index < 0 ? [0, 1] : span01(index);
+    const bracket = data.layers.some((layer) => layer && layer.keyHeads < layer.heads) ? 5 : 0;
     const gap = cell > 24 ? 3 : cell > 13 ? 2 : 1;
+    const at = (layer, head) => (down ? [left + head * cell, top + layer * cell] : [left + layer * cell, top + head * cell]);
+    const inset = down ? [0, bracket] : [bracket, 0];
     data.layers.forEach((layer, l) => {
       for (let head = 0; head < (layer?.heads ?? 0); head++) {
-        const place = [left + l * cell, top + head * cell, cell - gap, cell - gap];
+        const [x, y] = at(l, head);
+        const box = [x + inset[0], y + inset[1], cell - gap - inset[0], cell - gap - inset[1]];
         if (index < 0) {
           pen.imageSmoothingEnabled = layer.columns > cell;
           pen.imageSmoothingQuality = "high";
-          pen.drawImage(pictureOf(l, head), ...place);
+          pen.drawImage(pictureOf(l, head), ...box);
         } else {
           pen.fillStyle = css(shade(colours.look, (headFacts.get(`${l} ${head}`)[index] - low) / (high - low)));
-          pen.fillRect(...place);
+          pen.fillRect(...box);
         }
         pen.strokeStyle = colours.line;
-        pen.strokeRect(place[0] + 0.5, place[1] + 0.5, place[2] - 1, place[3] - 1);
+        pen.strokeRect(box[0] + 0.5, box[1] + 0.5, box[2] - 1, box[3] - 1);
+      }
+      const size = layer ? layer.heads / layer.keyHeads : 1;
+      pen.strokeStyle = colours.muted;
+      for (let from = 0; size > 1 && from < layer.heads; from += size) {  // [ along the heads that share keys
+        const [[x, y], [u, v]] = [at(l, from), at(l, from + size - 1)];
+        pen.beginPath();
+        if (down) {
+          pen.moveTo(x + 1.5, y + 4.5), pen.lineTo(x + 1.5, y + 1.5);
+          pen.lineTo(u + cell - gap - 1.5, y + 1.5), pen.lineTo(u + cell - gap - 1.5, y + 4.5);
+        } else {
+          pen.moveTo(x + 4.5, y + 1.5), pen.lineTo(x + 1.5, y + 1.5);
+          pen.lineTo(x + 1.5, v + cell - gap - 1.5), pen.lineTo(x + 4.5, v + cell - gap - 1.5);
+        }
+        pen.stroke();
       }
     });
-    $("scale").textContent = `${index < 0 ? "weight" : data.measures[index][1]}, ${short(low)} to ${short(high)}`;
+    const what = index < 0 ? "weight in a map" : data.measures[index][1];
+    const [from, to] = index > 0 && index < data.measures.length - 1 ? ["0\u00a0%", "100\u00a0%"] : [short(low), short(high)];
+    $("scale").textContent = `${what}, ${from} to ${to}`;
     markHead();
   };
-  const short = (value) => String(Number(value.toPrecision(3)));
-  const frame = overview?.parentElement.appendChild(make("div", "frame"));
   const markHead = () => {
     if (!overview) return;
-    const { left, top, width, columns } = overviewGrid;
-    const cell = width / columns;
-    frame.hidden = state.head < 0 && !data.layers[state.layer];
-    const heads = data.layers[state.layer]?.heads ?? 0;
-    const [row, count] = state.head < 0 ? [0, heads] : [state.head, 1];
-    place(frame, left + state.layer * cell - 2, top + row * cell - 2, cell + 1, count * cell + 1);
+    let focusable = null;
+    for (const cell of headCells()) {
+      const chosen = cell.layer === state.layer && (state.head < 0 || cell.head === state.head);
+      cell.setAttribute("aria-selected", chosen);
+      cell.tabIndex = -1;
+      if (chosen) focusable ??= cell;
+    }
+    (focusable ?? headCells()[0]).tabIndex = 0;
     for (const button of document.querySelectorAll("button.pick"))
       button.setAttribute("aria-pressed", +button.dataset.layer === state.layer && +button.dataset.head === state.head);
   };
-  const facts = (layer, head) => headFacts.get(`${layer} ${head}`)
-    .map((value, i) => `${data.measures[i][1]} ${finite(value, i < 4 ? 2 : 1)}`);
-  const exists = (layer, head) => head < (data.layers[layer]?.heads ?? 0);
-  const wireOverview = () => cells(overview, {
-    grid: () => overviewGrid,
-    start: () => [state.layer, Math.max(state.head, 0)],
-    lines: (layer, head) => {
-      if (!exists(layer, head)) return [[`Layer ${layer} has no head ${head} with a map`]];
-      return [[make("strong", "", `Layer ${layer}, head ${head}`)], ...facts(layer, head).map((fact) => [fact])];
+  const wireOverview = () => wireGrid(headGrid, {
+    // The next head in a direction: layers without maps are passed over.
+    find: ({ layer, head }, x, y) => {
+      const [l, h] = sideways() ? [y, x] : [x, y];
+      const found = headCells().filter((cell) => (l ? cell.head === head : cell.layer === layer)
+        && (cell.layer - layer) * Math.sign(l) >= 0 && (cell.head - head) * Math.sign(h) >= 0 && (cell.layer !== layer || cell.head !== head));
+      const far = (cell) => Math.abs(cell.layer - layer) + Math.abs(cell.head - head);
+      found.sort((a, b) => far(a) - far(b));
+      return Number.isFinite(x + y) ? found[0] : found[found.length - 1];
     },
-    pick: (layer, head) => exists(layer, head) && pick({ layer, head }),
+    lines: ({ layer, head }) =>
+      [[make("strong", "", headName(layer, head))], ...facts(layer, head).map((fact) => [fact])],
+    pick: ({ layer, head }) => pick({ layer, head }),
   });
 
   // --- One map. ---
@@ -412,7 +552,7 @@
     pen.font = `12px ${colours.font}`;
     pen.fillStyle = colours.muted;
     if (!layer) {
-      pen.fillText("This layer has no map.", gutter, gutter + 20);
+      pen.fillText(`Layer ${state.layer} has no map: its mixer is ${data.mixers[state.layer] || "of another kind"}.`, 0, 20);
       return;
     }
     pen.imageSmoothingEnabled = columns > side;
@@ -458,10 +598,6 @@
   };
   const wireMap = () => cells(map, {
     grid: () => mapGrid,
-    start: () => {
-      const tile = data.layers[state.layer]?.tile ?? 1;
-      return [Math.floor(state.token / tile), Math.floor(state.token / tile)];
-    },
     lines: (column, row) => {
       const layer = data.layers[state.layer];
       if (!layer) return [["no map"]];
@@ -473,29 +609,67 @@
     pick: (column, row) => pick({ token: span(row, data.layers[state.layer]?.tile ?? 1)[0] }),
     moved: (column, row) => hover(span(row, data.layers[state.layer]?.tile ?? 1)[0]),
   });
-  const bars = (list, found) => {
-    list.replaceChildren(...found.slice(0, 10).map(({ first, last, weight, exact }) => {
-      const item = make("li", exact ? "exact" : "");
+  const bar = (words, weight, value) => {
+    const item = make("li");
+    const line = make("span", "bar");
+    line.style.setProperty("--w", weight);
+    item.append(words, line, make("span", "value", value));
+    return item;
+  };
+  const bars = (list, { named: found, rest, others }, back) => {
+    list.replaceChildren(...found.map(({ token, weight }) => {
       const button = make("button", "go");
       button.type = "button";
-      button.append(...named(first, last));
-      button.addEventListener("click", () => pick({ token: first }));
-      const bar = make("span", "bar");
-      bar.style.setProperty("--w", weight);
-      item.append(button, bar, make("span", "value", percent(weight)));
-      return item;
+      button.append(...named(token, token));
+      button.addEventListener("click", () => pick({ token }));
+      return bar(button, weight, percent(weight));
     }));
-    if (!found.length) list.append(make("li", "gf-empty", "nothing in particular"));
+    if (!Number.isFinite(rest)) list.append(make("li", "gf-empty", "no map"));
+    else if (!back && rest >= 0.0005) list.append(bar(make("span", "rest", "all else"), rest, percent(rest)));
+    else if (back && others > 0)
+      list.append(bar(make("span", "rest", others > 1 ? `${others.toLocaleString("en")} others, on average` : "1 other"), rest, percent(rest)));
   };
   const drawPanel = () => {
     if (!map) return;
-    const one = state.head >= 0;
-    $("chosen").textContent = `Layer ${state.layer}, ${one ? `head ${state.head}` : "mean of its heads"}`;
-    $("facts").textContent = one && exists(state.layer, state.head) ? facts(state.layer, state.head).join(" · ") : "";
+    const one = state.head >= 0 && exists(state.layer, state.head);
+    $("chosen").textContent = one ? headName(state.layer, state.head) : `Layer ${state.layer}, mean of its heads`;
+    $("facts").textContent = one ? facts(state.layer, state.head).join(" · ") : "";
     for (const [side, words] of [["at", " looks at"], ["by", " is looked at by"]]) {
       $(`${side}-title`).replaceChildren(chip(data.words[state.token]), ` ${state.token}${words}`);
-      bars($(side), looks(state.token, side === "by").named);
+      bars($(side), looks(state.token, side === "by"), side === "by");
     }
+  };
+  const values = $("map-values");
+  const drawValues = () => {
+    if (!values?.open) return;
+    const layer = data.layers[state.layer];
+    const table = $("map-table");
+    table.replaceChildren();
+    if (!layer) return;
+    const weights = mapOf(state.layer, state.head);
+    const title = (tile) => {
+      const [first, last] = span(tile, layer.tile);
+      return first === last ? `${first} ${bare(data.words[first])}` : `${first}–${last}`;
+    };
+    const head = make("tr");
+    head.append(make("td", "", "looks \\ at"));
+    for (let column = 0; column < layer.columns; column++) head.append(headCell(title(column)));
+    for (const cell of head.querySelectorAll("th")) cell.scope = "col";
+    const rows = Array.from({ length: layer.rows }, (_, row) => {
+      const line = make("tr");
+      const first = headCell(title(row));
+      first.scope = "row";
+      line.append(first);
+      for (let column = 0; column < layer.columns; column++) {
+        const weight = weights[row * layer.columns + column] ** 2;
+        line.append(make("td", "value", weight ? percent(weight) : ""));
+      }
+      return line;
+    });
+    const [top, body] = [make("thead"), make("tbody")];
+    top.append(head);
+    body.append(...rows);
+    table.append(top, body);
   };
 
   // --- The lens. ---
@@ -512,62 +686,106 @@
     pen.drawImage(whole, 0, 0, width, depths);
     return narrow;
   }, 600);
-  const drawLens = () => {
-    const room = sizes.lens;
-    const left = room > 560 ? 76 : 30;
-    const width = room - left;
-    const column = width / length;
-    const wordy = column >= 44;
-    const line = wordy ? 19 : clamp(Math.floor(300 / depths), 6, 16);
-    const top = wordy ? 24 : 4;
-    lensGrid = { left, top, width, height: line * depths, columns: length, rows: depths };
-    const pen = scaled(lens, room, top + line * depths + 2);
-    pen.font = `12px ${colours.font}`;
-    pen.fillStyle = colours.muted;
-    pen.textAlign = "right";
-    for (let depth = 0; depth < depths; depth += Math.ceil(15 / line))
-      pen.fillText(left > 60 ? depthName(depth) : depth, left - 8, top + (depth + 0.5) * line);
-    if (wordy) {
-      pen.fillText(data.causal ? "after" : "at", left - 8, 11);
-      pen.textAlign = "left";
-      for (let place = 0; place < length; place++) {
-        pen.fillStyle = place === state.token ? colours.mark : colours.muted;
-        pen.fillText(fit(pen, bare(data.words[place]), column - 8), left + place * column + 4, 11);
-      }
-      for (let depth = 0; depth < depths; depth++) {
-        for (let place = 0; place < length; place++) {
-          const value = known(depth, place);
-          const colour = shade(colours.lens, Number.isFinite(value) ? value : 0);
-          const [x, y] = [left + place * column, top + depth * line];
-          pen.fillStyle = css(colour);
-          pen.fillRect(x, y, column - 1, line - 1);
-          pen.fillStyle = dark(colour) ? "#ffffff" : "#14171b";
-          pen.fillText(fit(pen, bare(best(depth, place).word), column - 8), x + 4, y + line / 2);
-        }
-      }
-    } else {
-      pen.imageSmoothingEnabled = false;
-      pen.drawImage(lensPicture(Math.round(width)), left, top, width, line * depths);
-    }
-    pen.strokeStyle = colours.mark;
-    pen.lineWidth = 2;
-    pen.strokeRect(left + state.token * column, top, Math.max(column - (wordy ? 1 : 0), 2), line * depths);
+  // The words of some tokens as a table, around the chosen one; above it the whole text as a picture where it is longer.
+  const lensTable = $("lens-grid");
+  let shown = { first: 0, count: 0 };
+  const windowed = () => {
+    const side = sizes.lens > 560 ? 84 : 34;
+    const count = Math.min(length, Math.max(3, Math.floor((sizes.lens - side) / (sizes.lens > 560 ? 62 : 58))));
+    const inside = state.token >= shown.first && state.token < shown.first + count && shown.count === count;
+    const first = inside ? shown.first : clamp(state.token - Math.floor(count / 2), 0, length - count);
+    return { first, count, side };
   };
-  const wireLens = () => cells(lens, {
-    grid: () => lensGrid,
-    start: () => [state.token, depths - 1],
-    lines: (place, depth) => {
-      const said = best(depth, place);
-      const value = known(depth, place);
-      const target = data.causal ? place + 1 : place;
-      const about = [`${depthName(depth)}, `, ...named(place, place)];
-      const likeliest = ["says ", chip(said.word), ` ${percent(said.share)}`];
-      if (!Number.isFinite(value) || target >= length) return [about, likeliest];
-      return [about, likeliest, ["gives ", chip(data.words[target]), ` ${percent(value)}`]];
-    },
-    pick: (place) => pick({ token: place }),
-    moved: (place) => hover(place),
-  });
+  const drawLens = () => {
+    shown = windowed();
+    const whole = shown.count === length;
+    lens.parentElement.hidden = whole;
+    if (!whole) {
+      const [width, line, top] = [sizes.lens, clamp(Math.floor(150 / depths), 3, 10), 16];
+      const column = width / length;
+      lensGrid = { left: 0, top, width, height: line * depths, columns: length, rows: depths };
+      const pen = scaled(lens, width, top + line * depths + 2);
+      pen.imageSmoothingEnabled = false;
+      pen.drawImage(lensPicture(Math.round(width)), 0, top, width, line * depths);
+      pen.strokeStyle = colours.ink;
+      pen.strokeRect(shown.first * column + 0.5, top + 0.5, shown.count * column - 1, line * depths - 1);
+      pen.strokeStyle = colours.mark;
+      pen.lineWidth = 2;
+      pen.strokeRect(state.token * column, top, Math.max(column, 2), line * depths);
+      pen.font = `12px ${colours.font}`;
+      pen.fillStyle = colours.muted;
+      const words = `tokens ${shown.first} to ${shown.first + shown.count - 1} of ${length}, below in words`;
+      const centre = (shown.first + shown.count / 2) * column;
+      const half = pen.measureText(words).width / 2;
+      pen.textAlign = "center";
+      pen.fillText(words, clamp(centre, half, Math.max(half, width - half)), 7);
+    }
+    const had = lensTable.contains(document.activeElement) ? document.activeElement.depth : null;
+    const places = Array.from({ length: shown.count }, (_, i) => shown.first + i);
+    const head = make("tr");
+    head.append(make("td", "", data.causal ? "after" : "at"), ...places.map((place) => {
+      const cell = headCell(bare(data.words[place]), `token ${place}`);
+      cell.scope = "col";
+      if (place === state.token) cell.className = "own";
+      return cell;
+    }));
+    const rows = Array.from({ length: depths }, (_, depth) => {
+      const row = make("tr");
+      const title = headCell(sizes.lens > 560 ? depthName(depth) : depth, depthName(depth));
+      title.scope = "row";
+      row.append(title, ...places.map((place) => {
+        const [said, value] = [best(depth, place), known(depth, place)];
+        const colour = shade(colours.lens, Number.isFinite(value) ? value : 0);
+        const cell = make("td", place === state.token ? "own" : "", bare(said.word));
+        cell.style.background = css(colour);
+        cell.style.color = inkOn(colour);
+        cell.setAttribute("role", "gridcell");
+        cell.tabIndex = place === state.token && depth === (had ?? depths - 1) ? 0 : -1;
+        return Object.assign(cell, { place, depth });
+      }));
+      return row;
+    });
+    const [top, body] = [make("thead"), make("tbody")];
+    top.append(head);
+    body.append(...rows);
+    lensTable.style.setProperty("--side", `${shown.side}px`);
+    lensTable.replaceChildren(top, body);
+    if (had !== null) lensTable.querySelector("[tabindex='0']").focus();
+  };
+  const lensLines = (place, depth) => {
+    const said = best(depth, place);
+    const value = known(depth, place);
+    const target = data.causal ? place + 1 : place;
+    const about = [`${depthName(depth)}, `, ...named(place, place)];
+    const likeliest = ["says ", chip(said.word), ` ${percent(said.share)}`];
+    if (!Number.isFinite(value) || target >= length) return [about, likeliest];
+    return [about, likeliest, ["gives ", chip(data.words[target]), ` ${percent(value)}`]];
+  };
+  const wireLens = () => {
+    cells(lens, {
+      grid: () => lensGrid,
+      lines: (place, depth) => lensLines(place, depth),
+      pick: (place) => pick({ token: place }),
+      moved: (place) => hover(place),
+    });
+    const cellOf = (place, depth) => [...lensTable.querySelectorAll("[role=gridcell]")]
+      .find((cell) => cell.place === place && cell.depth === depth);
+    wireGrid(lensTable, {
+      find: ({ place, depth }, x, y) => {
+        const next = clamp(place + x, 0, length - 1);
+        if (!cellOf(next, depth)) {  // beyond the words that are shown
+          state.token = next;
+          drawLens();
+          pick({ token: next });
+          return cellOf(next, depth);
+        }
+        return cellOf(next, clamp(depth + y, 0, depths - 1));
+      },
+      lines: ({ place, depth }) => lensLines(place, depth),
+      pick: ({ place }) => pick({ token: place }),
+      moved: ({ place }) => hover(place),
+    });
+  };
   const drawPredictions = () => {
     const place = state.token;
     const target = data.causal ? place + 1 : place;
@@ -577,11 +795,11 @@
     if (data.causal) lead.append(...(known_ ? [", before ", chip(data.words[target])] : [", where the text ends"]));
     const table = $("predictions");
     const head = make("tr");
-    const titles = ["depth", ...Array.from({ length: data.k }, (_, i) => (i ? `${i + 1}` : "likeliest"))];
+    const titles = ["depth", ...Array.from({ length: data.k }, (_, i) => (i ? `${i + 1}.` : "likeliest"))];
     titles.forEach((words) => head.append(make("th", "", words)));
     if (known_) {
       const cell = make("th", "came");
-      cell.append(chip(data.words[target]));
+      cell.append("gives ", chip(data.words[target]));
       head.append(cell);
     }
     head.append(make("th", "rms", "RMS"));
@@ -632,15 +850,13 @@
     $("about").replaceChildren(chip(data.words[state.token]), ` ${paid(state.token)}`);
   };
   let waiting = false;
-  const pick = (changes) => {
+  const pick = (changes, now = false) => {
     const layerChanged = changes.layer !== undefined && changes.layer !== state.layer;
     Object.assign(state, changes);
     state.token = clamp(Math.round(state.token) || 0, 0, length - 1);
     state.head = Math.min(state.head, (data.layers[state.layer]?.heads ?? 0) - 1);
     if (layerChanged) fillHeads();
-    if (waiting) return;
-    waiting = true;
-    requestAnimationFrame(() => {
+    const draw = () => {
       waiting = false;
       strip.classList.toggle("surprise", state.shade === "surprise");
       drawControls();
@@ -649,9 +865,13 @@
       markHead();
       drawMap();
       drawPanel();
+      drawValues();
       drawLens();
       drawPredictions();
-    });
+    };
+    if (now) return draw();
+    if (!waiting) requestAnimationFrame(draw);
+    waiting = true;
   };
   const wireControls = () => {
     data.layers.forEach((_, layer) => {
@@ -679,13 +899,17 @@
   };
   const drawAll = () => {
     readColours();
-    const free = window.innerHeight - bench.offsetHeight - 70;
-    sizes.overview = overview?.closest(".scroll").clientWidth;
-    sizes.map = Math.min(map?.parentElement.clientWidth, clamp(free, 380, 640));
-    sizes.lens = lens.parentElement.clientWidth;
-    document.documentElement.style.scrollPaddingTop = `${bench.offsetHeight + 18}px`;
+    const free = window.innerHeight - 240;
+    sizes.overview = paper || overview?.closest(".scroll").clientWidth;
+    sizes.map = Math.min(paper || map?.closest(".beside").clientWidth, paper ? 420 : clamp(free, 380, 640));
+    sizes.lens = paper || lens.closest("section").clientWidth;
+    shown = { first: 0, count: 0 };
     drawOverview();
-    pick({});
+    pick({}, paper > 0);
+  };
+  const print = (width) => {
+    paper = width;
+    drawAll();
   };
 
   unpack().then((found) => {
@@ -696,8 +920,12 @@
     if (overview) {
       wireOverview();
       wireMap();
+      values.addEventListener("toggle", drawValues);
     }
     wireLens();
+    wireBench();
+    addEventListener("beforeprint", () => print(SHEET));
+    addEventListener("afterprint", () => print(0));
     let width = 0;
     new ResizeObserver(() => {
       if (document.documentElement.clientWidth === width) return;

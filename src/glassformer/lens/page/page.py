@@ -6,7 +6,20 @@ import math
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
-from glassformer.figures import Axis, Markup, Series, document, embedded, fixed, join, line_chart, si, tag
+from glassformer.figures import (
+    Axis,
+    Markup,
+    Series,
+    copyable,
+    document,
+    embedded,
+    fixed,
+    join,
+    line_chart,
+    si,
+    swatch,
+    tag,
+)
 from glassformer.lens.page.packed import indices, packed, shares, short_floats
 from glassformer.lens.page.words import visible
 
@@ -15,29 +28,34 @@ if TYPE_CHECKING:
 
 FINE_WEIGHTS = 1 << 20
 """So many weights of maps are written in 16 bits, more in 8."""
-SHADES = (("at", "looks at"), ("by", "looked at by"), ("surprise", "surprise"))
+SHADES = (("at", "what it looks at"), ("by", "what looks at it"), ("surprise", "surprise"))
 MEASURES = (
-    ("maps", "maps"),
+    ("maps", "attention maps"),
     ("attention_entropy", "entropy"),
-    ("sink_mass", "first token"),
-    ("previous_mass", "token before"),
-    ("self_mass", "itself"),
+    ("sink_mass", "on first token"),
+    ("previous_mass", "on token before"),
+    ("self_mass", "on itself"),
     ("max_attention_logit", "largest logit"),
 )
-POOLED = " Maps are pooled into tiles: a tile has the weight that its queries give all of its keys, in the mean."
 KINDS = {
-    "first token": "Rest on the first token",
-    "token before": "Watch the token before",
-    "itself": "Watch themselves",
-    "elsewhere": "Look for something",
+    "first token": ("Rest on the first token", "their weight on it, in the mean", "sink_mass"),
+    "token before": ("Read the token before", "their weight on it, in the mean", "previous_mass"),
+    "itself": ("Read the token itself", "their weight on it, in the mean", "self_mass"),
+    "elsewhere": ("Pick out other tokens", "a score from 0 to 1: the notes say how", "elsewhere"),
 }
+HANDBOOK = "docs/readings/inspect.md"
+TITLE = 56
+"""Signs of the text that stand in the title."""
+STEEP = 4.0
+"""A chart whose values are so many times apart is logarithmic: its end would be flat otherwise."""
 
 
 def render(seen: Inspected) -> str:
     """The page as text. Words are never taken for markup, and nothing is fetched."""
     main = tag("main", header(seen), bench(seen), heads(seen), one_map(seen), lens(seen), depths(seen), notes(seen))
     style, code = _file("inspect.css"), _file("inspect.js")
-    return document(f"{title(seen)}, inspected", main, embedded(data(seen), "inspection"), style=style, code=code)
+    values = embedded(data(seen), "inspection"), embedded(seen.to_dict(), "reading")
+    return document(title(seen), main, *values, style=style, code=code)
 
 
 def _file(name: str) -> str:
@@ -45,7 +63,16 @@ def _file(name: str) -> str:
 
 
 def title(seen: Inspected) -> str:
-    return visible(seen.name) if seen.name else "A model"
+    """The model, and how the text begins."""
+    return f"{visible(seen.name) if seen.name else 'A model'} reads “{opening(seen)}”"
+
+
+def opening(seen: Inspected, most: int = TITLE) -> str:
+    """The first words of the text, in one line."""
+    between = " " if seen.words == tuple(map(str, seen.ids.tolist())) else ""  # without a tokenizer, words are ids
+    text = " ".join(between.join(seen.words[: 8 * most]).split())
+    shown = visible(text)
+    return shown if len(shown) <= most else f"{shown[: most - 1].rstrip()}…"
 
 
 # What stands above
@@ -61,8 +88,28 @@ def header(seen: Inspected) -> Markup:
         tag("p", finding(seen), class_="finding"),
         None if seen.trained else tag("p", tag("strong", "Not trained. "), notice, class_="notice", role="note"),
         terms(seen),
+        source(seen),
         tag("noscript", tag("p", still, class_="notice")),
     )
+
+
+def source(seen: Inspected) -> Markup:
+    """Where the page comes from and what can be taken from it: the command, the data, how to read it."""
+    download = tag(
+        "a", "Download the numbers (JSON)", href="#reading", download="inspection.json", data_download="reading",
+        hidden=True,
+    )  # fmt: skip
+    links = tag("p", tag("a", "How to read this page", href="#notes"), " ", download, class_="links")
+    if not seen.command:
+        return links
+    made = tag("div", tag("span", "Made by"), command(seen.command), class_="made")
+    return join([made, links])
+
+
+def command(words: str) -> Markup:
+    """A command to be copied; a long one is folded."""
+    code = copyable(words, "The command that made this page")
+    return code if len(words) <= 240 else tag("details", tag("summary", f"{words[:120].rstrip()} …"), code)
 
 
 def finding(seen: Inspected) -> str:
@@ -72,24 +119,24 @@ def finding(seen: Inspected) -> str:
     if math.isfinite(seen.mean_loss):
         share = seen.mean_loss / math.log(seen.vocab_size) if seen.vocab_size > 1 else 1.0
         words.append(
-            f"A token of this text cost {seen.mean_loss:.2f} nats in the mean, "
-            f"{100 * share:.0f}\u00a0% of what a blind guess among {seen.vocab_size:,} would."
+            f"A token of this text cost {seen.mean_loss:.2f} nats on average, "
+            f"{100 * share:.0f}\u00a0% of what a blind guess among {seen.vocab_size:,} tokens costs."
         )
     if seen.heads and count > 1:
         sinks, watchers = (sum(test) for test in zip(*((h.rests, h.watches) for h in seen.heads), strict=True))
         words.append(
-            f"Of {len(seen.heads):,} heads, {sinks:,} rest on the first token and {watchers:,} watch the token before."
+            f"Of {len(seen.heads):,} heads, {sinks:,} rest on the first token and {watchers:,} read the token before."
         )
     if seen.layers and seen.settled >= seen.layers:
-        words.append("Half of the final predictions are settled by the last layer alone.")
+        words.append("Half of the final predictions are made by the last layer alone.")
     elif seen.layers:
-        words.append(f"Half of the final predictions stand after {seen.settled:g} of {seen.layers} layers.")
+        words.append(f"After {seen.settled:g} of {seen.layers} layers, half of the final predictions are already made.")
     return " ".join(words)
 
 
 def terms(seen: Inspected) -> Markup:
     tiles = sorted({kept.tile for kept in seen.attention.values()})
-    exact = "exact" if tiles == [1] else f"tiles of {' and '.join(str(tile) for tile in tiles)} tokens"
+    exact = "each token by each token" if tiles == [1] else f"{' and '.join(map(str, tiles))} tokens to a cell"
     perplexity = math.exp(min(seen.mean_loss, 700.0)) if math.isfinite(seen.mean_loss) else None
     facts = [
         ("Tokens", f"{len(seen.ids):,}"),
@@ -97,11 +144,28 @@ def terms(seen: Inspected) -> Markup:
         ("Perplexity", "" if perplexity is None else si(perplexity)),
         ("Parameters", si(seen.parameters)),
         ("Layers", str(seen.layers)),
-        ("Heads", f"{len(seen.heads):,}"),
-        ("Maps", exact if tiles else "none"),
-        ("Sees", "what came before" if seen.causal else "both ways"),
+        ("Mixers", counted(seen.mixers)),
+        ("Heads", head_count(seen)),
+        ("Attention maps", exact if tiles else "none"),
+        ("A token sees", "itself and what came before" if seen.causal else "the whole text"),
     ]
     return tag("dl", *(tag("div", tag("dt", a), tag("dd", b)) for a, b in facts if b), class_="terms")
+
+
+def counted(names: tuple[str, ...]) -> str:
+    """Each name once, with how many there are where there are several."""
+    kinds = dict.fromkeys(names)
+    return ", ".join(kinds) if len(kinds) < 2 else "; ".join(f"{names.count(kind)} {kind}" for kind in kinds)
+
+
+def head_count(seen: Inspected) -> str:
+    """Query heads, and how many key heads they share, where all layers are alike."""
+    sizes = {(len(kept.maps), kept.key_heads) for kept in seen.attention.values()}
+    if len(sizes) != 1:
+        return f"{len(seen.heads):,}" if seen.heads else ""
+    ((queries, keys),) = sizes
+    shared = "" if keys == queries else f", on {keys:,} key head{'s' if keys > 1 else ''}"
+    return f"{queries:,} in each of {len(seen.attention):,} layers{shared}"
 
 
 # The text, which stays in sight
@@ -120,15 +184,15 @@ def bench(seen: Inspected) -> Markup:
             tag("button", "›", id="after", aria_label="Token after", **step),
             class_="stepper",
         ),
-        choice("shade", "Shade", SHADES),
+        choice("shade", "Colour", SHADES),
         class_="controls",
     )
-    text = tag("div", *strip(seen), id="strip", class_="strip", aria_label="Tokens of the text")
+    text = tag("div", *strip(seen), id="strip", class_="strip")
     legend = tag(
         "p",
         tag("span", class_="ramp ramp-shade", aria_hidden="true"), tag("span", " attention ", class_="legend-words"),
         tag("span", class_="ramp ramp-warm", aria_hidden="true"),
-        tag("span", " surprise, up to a blind guess ", class_="legend-words"),
+        tag("span", " surprise: from none to that of a blind guess ", class_="legend-words"),
         tag("output", id="about"),
         class_="legend",
     )  # fmt: skip
@@ -144,6 +208,8 @@ def strip(seen: Inspected) -> list[Markup]:
         pieces.append(tag("span", visible(word), style=f"--s:{surprise:g}", class_=None if word else "part"))
         if word.endswith("\n"):
             pieces.append(Markup("<br>"))
+        elif word.endswith((" ", "\t")):
+            pieces.append(Markup("<wbr>"))
     return pieces
 
 
@@ -164,10 +230,9 @@ def caption(*children: object) -> Markup:
     return tag("p", *children, class_="caption")
 
 
-def canvas(key: str, label: str, how: str) -> Markup:
-    """A picture that the script draws and the arrow keys read."""
-    drawing = tag("canvas", id=key, tabindex=0, role="img", aria_label=label, aria_description=how)
-    return tag("div", drawing, class_="holder")
+def canvas(key: str) -> Markup:
+    """A picture that the script draws for the eye; a table says the same."""
+    return tag("canvas", id=key, aria_hidden="true")
 
 
 # Heads
@@ -175,21 +240,32 @@ def canvas(key: str, label: str, how: str) -> Markup:
 
 def heads(seen: Inspected) -> Markup:
     if not seen.heads:
-        return section(
-            "heads", "Heads", tag("p", "The mixers of this model have no attention maps.", class_="gf-empty")
-        )
+        nothing = f"No layer has attention maps: its mixers are {counted(seen.mixers)}."
+        return section("heads", "Every head", tag("p", nothing, class_="gf-empty"))
+    grid = tag("table", id="head-grid", role="grid", aria_labelledby="heads", class_="cells")
     return section(
         "heads",
         "Every head",
+        tag("p", shared(seen), class_="lead") if shared(seen) else None,
         choice("measure", "Show", MEASURES),
-        tag("div", canvas("overview", "All heads, layers from left to right",
-                          "Arrow keys choose a layer and a head."), class_="scroll"),
+        tag("div", tag("div", canvas("overview"), grid, class_="holder"), class_="scroll"),
         tag("p", tag("span", class_="ramp ramp-look", aria_hidden="true"), " ", tag("span", id="scale"),
             class_="legend"),
+        caption("Each cell is a head; choose one to see it below. In a map, a row is a token that looks, a column one "
+                "that is looked at.", POOLED if is_pooled(seen) else None),
         notable(seen),
-        caption("A column is a layer, a cell one of its heads; a click opens it below. In a map, rows are the tokens "
-                "that look and columns those looked at.", POOLED if is_pooled(seen) else None),
     )  # fmt: skip
+
+
+POOLED = " The text is long, so in a map some tokens share a row and a column: a cell shows their mean."
+
+
+def shared(seen: Inspected) -> str:
+    """Why some heads stand in brackets."""
+    groups = sorted({len(kept.maps) // kept.key_heads for kept in seen.attention.values()} - {1})
+    if not groups:
+        return ""
+    return f"A bracket joins the {' or '.join(map(str, groups))} query heads that share one head of keys and values."
 
 
 def is_pooled(seen: Inspected) -> bool:
@@ -198,46 +274,51 @@ def is_pooled(seen: Inspected) -> bool:
 
 def notable(seen: Inspected) -> Markup:
     """The heads that stand out, as buttons that open them."""
-    measures = {
-        "first token": "sink_mass", "token before": "previous_mass", "itself": "self_mass", "elsewhere": "elsewhere",
-    }  # fmt: skip
     lists = [
-        tag("div", tag("h3", KINDS[kind]), tag("ol", *(_head(one, measures[kind]) for one in found)))
+        tag("div", tag("h3", KINDS[kind][0]), tag("p", KINDS[kind][1], class_="what"),
+            tag("ol", *(_head(one, KINDS[kind][2]) for one in found)))
         for kind, found in seen.notable().items()
         if found
-    ]
+    ]  # fmt: skip
     return tag("div", *lists, class_="notable")
 
 
 def _head(one: Head, measure: str) -> Markup:
+    value = getattr(one, measure)
+    shown = fixed(value, 2) if measure == "elsewhere" else f"{100 * value:.0f}\u00a0%"
     words = tag("button", f"layer {one.layer}, head {one.head}", type="button", class_="pick",
                 data_layer=one.layer, data_head=one.head)  # fmt: skip
-    return tag("li", words, " ", tag("span", fixed(getattr(one, measure), 2), class_="value"))
+    return tag("li", words, " ", tag("span", shown, class_="value"))
 
 
 def one_map(seen: Inspected) -> Markup:
     if not seen.heads:
         return Markup("")
-    how = "The colour grows with the square root of the weight. Rows look, columns are looked at."
-    if is_pooled(seen):
-        how = (
-            "The colour grows with the 0.3rd power of the weight. Rows look, columns are looked at. In the lists, a "
-            "single token has its exact weight; ranges are means over all the tokens that share the tile."
-        )
+    power = "0.3rd power" if is_pooled(seen) else "square root"
+    how = (
+        f"Rows look, columns are looked at; the colour grows with the {power} of the weight, so that small ones are "
+        "seen. The lists have exact weights."
+    )
     panel = tag(
         "div",
         tag("div", tag("h3", "Looks at", id="at-title"), tag("ol", id="at", class_="bars")),
         tag("div", tag("h3", "Looked at by", id="by-title"), tag("ol", id="by", class_="bars")),
         class_="panel",
     )
-    picture = canvas("map", "Attention map of the chosen head",
-                     "Arrow keys read the weights; Enter chooses the token of the row.")  # fmt: skip
+    values = tag(
+        "details",
+        tag("summary", "The map as a table"),
+        tag("div", tag("table", id="map-table"), class_="scroll", role="region", tabindex=0,
+            aria_label="The map as a table"),
+        id="map-values",
+    )  # fmt: skip
     return tag(
         "section",
         tag("h2", "One head", id="chosen", aria_live="polite"),
         tag("p", id="facts", class_="facts"),
-        tag("div", picture, panel, class_="beside"),
+        tag("div", tag("div", canvas("map"), class_="holder"), panel, class_="beside"),
         caption(how),
+        values,
         aria_labelledby="chosen",
     )
 
@@ -250,55 +331,122 @@ def lens(seen: Inspected) -> Markup:
     return section(
         "lens",
         "What each depth would say",
-        canvas("lens-map", f"Probability of {what}, by depth and position",
-               "Left and right choose a token, up and down read its depths."),
+        tag("div", canvas("lens-map"), class_="holder"),
+        tag("div", tag("table", id="lens-grid", role="grid", aria_labelledby="lens", class_="said-grid"),
+            class_="scroll"),
         tag("p", tag("span", class_="ramp ramp-lens", aria_hidden="true"), f" probability of {what}, 0 to 1",
             class_="legend"),
         tag("p", id="after-what", class_="lead"),
         tag("div", tag("table", id="predictions"), class_="scroll", role="region", tabindex=0,
             aria_label="Predictions by depth"),
         caption(
-            "The logit lens: the stream after each layer, read by the model's own final norm and head. From top to "
-            "bottom the depth grows; the last row is what the model says."
+            "The logit lens: the stream after each layer, read by the model's own final norm and head. The depth grows "
+            "from top to bottom; the last row is what the model says."
         ),
     )  # fmt: skip
 
 
 def depths(seen: Inspected) -> Markup:
+    loss, median = seen.depth_loss.nanmean(1).tolist(), seen.median_rms.tolist()
+    blind = math.log(max(seen.vocab_size, 2))
     charts = [
-        _chart(seen.depth_loss.nanmean(1).tolist(), Axis("Loss by depth, nats")),
-        _chart(seen.residual_rms.mean(1).tolist(), Axis("RMS of the residual stream", kind="log")),
-        _chart(seen.token_cosine.tolist(), Axis("Cosine between tokens", high=1.0)),
-    ]
+        _chart(
+            "Loss, nats per token",
+            [("mean over the text", loss), (f"a blind guess, {blind:.1f}", [blind] * len(loss))],
+        ),
+        _chart(
+            "Size of the residual stream (RMS)",
+            [("the median token", median),
+             *((f"token {one.position}, {quoted(seen, one.position)}", seen.residual_rms[:, one.position].tolist())
+               for one in seen.outliers[:1])],
+        ),
+        _chart("Cosine between two tokens", [("mean over pairs", seen.token_cosine.tolist())], high=1.0),
+    ]  # fmt: skip
     return section(
         "depth",
         "How the stream changes",
         tag("div", *charts, class_="charts"),
+        tag("p", apart(seen), class_="lead"),
         caption(
-            "Means over the text; depth 0 is the embedding. A cosine near 1 means that all tokens point the same way."
+            "Depth 0 is the embedding, depth 1 the stream after layer 0. Axes with values far apart are logarithmic. A "
+            "cosine near 1 means that all tokens point the same way."
         ),
     )
 
 
-def _chart(values: list[float], y: Axis) -> Markup:
-    points = [(float(depth), value) for depth, value in enumerate(values)]
-    told = f"{y.label}: {fixed(values[0], 2)} at the embedding, {fixed(values[-1], 2)} at the end"
-    curve = Series(y.label, points)
-    return tag("figure", line_chart([curve], Axis("depth"), y, told, width=380, height=250, end_labels=False))
+def quoted(seen: Inspected, position: int) -> str:
+    return f"‘{visible(seen.words[position]).strip()}’"
+
+
+def apart(seen: Inspected) -> str:
+    """Which token makes the mean of the streams meaningless, and where."""
+    if not seen.outliers:
+        return "No token stands out: at no depth is one’s stream more than 10 times as large as the median token’s."
+    one, *others = seen.outliers
+    more = f" {len(others)} more stand{'' if len(others) > 1 else 's'} out, less far." if others else ""
+    return (
+        f"Token {one.position}, {quoted(seen, one.position)}, stands out from {depth_name(one.first)} on: after "
+        f"{depth_name(one.depth)} its stream is {si(one.ratio)} times as large as the median token’s.{more}"
+    )
+
+
+def depth_name(depth: int) -> str:
+    return f"layer {depth - 1}" if depth else "the embedding"
+
+
+def _chart(what: str, curves: list[tuple[str, list[float]]], high: float | None = None) -> Markup:
+    """The curves over depth, and which is which."""
+    known = [value for _, values in curves for value in values if math.isfinite(value)]
+    steep = high is None and bool(known) and min(known) > 0 and max(known) > STEEP * min(known)
+    series = [
+        Series(label, [(float(depth), value) for depth, value in enumerate(values)], style=style)
+        for style, (label, values) in enumerate(curves)
+    ]
+    told = "; ".join(
+        f"{label}: {fixed(values[0], 2)} at the embedding, {fixed(values[-1], 2)} at the end"
+        for label, values in curves
+    )
+    y = Axis(what, kind="log" if steep else "linear", high=high, decimals=2)
+    drawn = line_chart(series, Axis("depth"), y, f"{what}. {told}", width=380, height=250, end_labels=False)
+    keys = tag("ul", *(tag("li", swatch(one.style), " ", one.label) for one in series), class_="keys")
+    return tag("figure", drawn, keys)
 
 
 def notes(seen: Inspected) -> Markup:
     entries = [
-        ("entropy", "of a row of the map, over the log of the keys that its query sees, in the mean: 0 looks at one "
-                    "token, 1 at all alike"),
-        ("first token, token before, itself", "the weight that queries give to them, in the mean"),
-        ("largest logit", "in size, before the softmax"),
-        ("surprise", "minus the logarithm of the probability that the model gave the token, in nats"),
-        ("look for something", "the weight on none of these, nor on the one other token that gets most, "
-                               "times 1 − entropy"),
+        ("cost, surprise", "minus the logarithm of the probability that the model gave the token, in nats: 0 for a "
+                           "token it was sure of, log V for a blind guess among V tokens"),
+        ("weight", "a share of a token's attention: what a head gives to all tokens it sees adds up to 100\u00a0%"),
+        ("on first token, on token before, on itself", "the weight that tokens give them, on average"),
+        ("entropy", "how widely a head looks: 0 at one token, 1 at all tokens alike (the entropy of its weights over "
+                    "the logarithm of how many tokens it sees)"),
+        ("largest logit", "the largest score in size before the softmax; past 50 or so, training tends to break"),
+        ("pick out other tokens", "the weight on none of these, nor on the one other token that gets most, "
+                                  "times 1 − entropy"),
+        ("depth", "0 is the embedding, then one for each layer"),
+        ("stream", "the vector that each token carries through the layers, to which every layer adds"),
+        ("RMS", "the root mean square of the values of a stream: its size"),
     ]  # fmt: skip
     listed = tag("dl", *(join([tag("dt", a), tag("dd", b)]) for a, b in entries), class_="words")
-    return section("notes", "What the words mean", listed)
+    trouble = [
+        ("A token cost far more than its neighbours", "the model did not expect it: a name, a slip of the pen, or a "
+                                                      "token it hardly knows"),
+        ("The mean loss is near that of a blind guess", "the model is not trained, or not on such text, or reads with "
+                                                        "a tokenizer that is not its own"),
+        ("The depths agree from early on", "later layers change little on this text"),
+        ("Many heads rest on the first token", "they do nothing here, which is no fault"),
+    ]  # fmt: skip
+    seen_as = tag("dl", *(join([tag("dt", a), tag("dd", b)]) for a, b in trouble), class_="words")
+    where = tag(
+        "p", "The same in more words stands in ", tag("code", HANDBOOK), " of Glassformer. More of the same text: ",
+        tag("code", "--reading head_scores"), " says which heads do a known job, ",
+        tag("code", "--reading logit_attribution"), " what each adds to a prediction, ",
+        tag("code", "--ablate layers.3.heads.1"), " what is lost without one.", class_="caption",
+    )  # fmt: skip
+    return section(
+        "notes", "How to read this page", tag("h3", "What the words mean"), listed,
+        tag("h3", "What trouble looks like"), seen_as, where,
+    )  # fmt: skip
 
 
 # Data
@@ -321,12 +469,18 @@ def data(seen: Inspected) -> dict[str, Any]:
             layers.append(None)
             continue
         count, rows, columns = kept.maps.shape
-        arrays[f"map{layer}"] = shares(kept.maps, fine)
-        if kept.keys is not None and kept.weights is not None:
-            arrays[f"keys{layer}"] = indices(kept.keys, 1 << 16)
-            arrays[f"weights{layer}"] = shares(kept.weights, fine)
-        keep = 0 if kept.keys is None else kept.keys.shape[-1]
-        layers.append({"heads": count, "rows": rows, "columns": columns, "tile": kept.tile, "keep": keep})
+        arrays |= {
+            f"map{layer}": shares(kept.maps, fine),
+            f"keys{layer}": indices(kept.keys, 1 << 16),
+            f"weights{layer}": shares(kept.weights, True),
+            f"rest{layer}": shares(kept.rest, True),
+            f"received{layer}": kept.received.numpy(),
+            f"seen{layer}": indices(kept.seen_by, 1 << 16),
+        }
+        layers.append({
+            "heads": count, "rows": rows, "columns": columns, "tile": kept.tile,
+            "keep": kept.keys.shape[-1], "keyHeads": kept.key_heads,
+        })  # fmt: skip
     return {
         "causal": seen.causal,
         "words": [visible(word) for word in seen.words],
@@ -335,6 +489,7 @@ def data(seen: Inspected) -> dict[str, Any]:
         "tableIds": ids.tolist(),
         "k": seen.top_ids.shape[-1],
         "layers": layers,
+        "mixers": list(seen.mixers) or [""] * seen.layers,
         "heads": [
             [one.layer, one.head, *(_number(getattr(one, name)) for name, _ in MEASURES[1:])] for one in seen.heads
         ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -58,17 +59,23 @@ def spelled_text(tokens: Sequence[int], tokenizer: Tokenizer | None) -> list[str
 
 
 def visible(word: str) -> str:
-    """The word with nothing hidden: breaks and tabs as signs, controls, reversals of direction and what else has no
-    shape by code point, the rest cut short."""
+    """The word with nothing hidden: white space as signs, except the one space before a word or between two; controls,
+    reversals of direction and what else has no shape by code point, the rest cut short."""
     if not word:
         return "⋯"
     shown = "".join(_SIGNS.get(sign) or _seen(sign) for sign in word[:LONGEST_WORD])
+    shown = _BARE.sub(lambda spaces: "␣" * len(spaces[0]), shown)
+    if unicodedata.category(shown[0]) in ("Mn", "Me"):
+        shown = f"◌{shown}"  # a mark without its letter would sit on whatever stands before
     return shown if len(word) <= LONGEST_WORD else f"{shown}…"
 
 
-_SIGNS = {"\n": "↵", "\t": "⇥", "\r": "␍"}
+_SIGNS = {"\n": "↵", "\t": "⇥", "\r": "␍", "\u00a0": "⍽"}
+_BARE = re.compile(" {2,}| $")
+_BLANK = "\u115f\u1160\u2800\u3164\uffa0"  # letters and symbols that are drawn as nothing
 
 
 def _seen(sign: str) -> str:
-    hidden = unicodedata.category(sign) in ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp") and sign != JOINER
-    return f"⟨U+{ord(sign):04X}⟩" if hidden else sign
+    kind = unicodedata.category(sign)
+    hidden = kind in ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp", "Zs") and sign not in (JOINER, " ")
+    return f"⟨U+{ord(sign):04X}⟩" if hidden or sign in _BLANK else sign

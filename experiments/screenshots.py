@@ -1,0 +1,73 @@
+"""The pictures of pages in the README, made anew: `make screenshots`, or `python -m experiments.screenshots NAME...`.
+
+A picture is a page written by the command that a reader would type, opened in Chromium, and saved as docs/NAME.png."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from experiments.browser import look, missing, opened, settle
+from glassformer.errors import RequestError, WorkError
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+DOCS = Path(__file__).parent.parent / "docs"
+SENTENCE = "When Mary and John went to the store, John gave a drink to"
+
+
+@dataclass(frozen=True)
+class Picture:
+    """`write` makes the page in a folder; `arrange` brings it to the state to be shown."""
+
+    write: Callable[[Path], Path]
+    arrange: Callable[[Page], None] = lambda page: None
+    width: int = 1240
+    height: int = 1500
+
+
+def glassformer(folder: Path, *words: str) -> None:
+    """The command line, as a reader would type it there."""
+    done = subprocess.run([sys.executable, "-m", "glassformer", *words], cwd=folder, capture_output=True, text=True)
+    if done.returncode:
+        raise WorkError(f"glassformer {' '.join(words)} failed: {done.stderr.strip()}")
+
+
+def inspection(folder: Path) -> Path:
+    glassformer(folder, "inspect", "smollm2", "--text", SENTENCE)
+    return folder / "inspection" / "inspect.html"
+
+
+PICTURES = {"inspection": Picture(inspection)}
+
+
+def main(names: list[str]) -> None:
+    """Raises RequestError for a name that is none, and where there is no browser."""
+    for name in names:
+        if name not in PICTURES:
+            raise RequestError(f"no picture is named {name!r}; there are {', '.join(PICTURES)}")
+    if why := missing():
+        raise RequestError(why)
+    with opened() as browser:
+        for name in names or list(PICTURES):
+            picture, path = PICTURES[name], DOCS / f"{name}.png"
+            with tempfile.TemporaryDirectory() as folder:
+                page = look(browser, picture.write(Path(folder)), width=picture.width, height=picture.height)
+                picture.arrange(page)
+                settle(page)
+                page.screenshot(path=path)
+                page.context.close()
+            print(f"{path.relative_to(DOCS.parent)}: {path.stat().st_size / 1000:.0f} kB")
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1:])
+    except (RequestError, WorkError) as problem:
+        sys.exit(str(problem))
