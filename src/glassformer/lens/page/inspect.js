@@ -415,7 +415,7 @@
       for (let first = 0, last; first < layers.length; first = last) {
         for (last = first + 1; data.mixers[last] === data.mixers[first]; ) last++;
         const kind = headCell("", `${data.mixers[first]}: layers ${first} to ${last - 1}`);
-        kind.append(make("span", (last - first) * cell < 6.5 * data.mixers[first].length ? "upright" : "", data.mixers[first]));
+        kind.append(make("span", (last - first) * cell < 72 ? "upright" : "", data.mixers[first]));
         kind.colSpan = last - first;
         kind.scope = "colgroup";
         row.append(kind);
@@ -720,7 +720,7 @@
       pen.textAlign = "center";
       pen.fillText(words, clamp(centre, half, Math.max(half, width - half)), 7);
     }
-    const had = lensTable.contains(document.activeElement) ? document.activeElement.depth : null;
+    const read = lensTable.contains(document.activeElement) ? document.activeElement : null;  // whose focus is kept
     const places = Array.from({ length: shown.count }, (_, i) => shown.first + i);
     const head = make("tr");
     head.append(make("td", "", data.causal ? "after" : "at"), ...places.map((place) => {
@@ -729,6 +729,7 @@
       if (place === state.token) cell.className = "own";
       return cell;
     }));
+    const focus = { place: places.includes(read?.place) ? read.place : state.token, depth: read?.depth ?? depths - 1 };
     const rows = Array.from({ length: depths }, (_, depth) => {
       const row = make("tr");
       const title = headCell(sizes.lens > 560 ? depthName(depth) : depth, depthName(depth));
@@ -740,7 +741,7 @@
         cell.style.background = css(colour);
         cell.style.color = inkOn(colour);
         cell.setAttribute("role", "gridcell");
-        cell.tabIndex = place === state.token && depth === (had ?? depths - 1) ? 0 : -1;
+        cell.tabIndex = place === focus.place && depth === focus.depth ? 0 : -1;
         return Object.assign(cell, { place, depth });
       }));
       return row;
@@ -750,7 +751,7 @@
     body.append(...rows);
     lensTable.style.setProperty("--side", `${shown.side}px`);
     lensTable.replaceChildren(top, body);
-    if (had !== null) lensTable.querySelector("[tabindex='0']").focus();
+    if (read) lensTable.querySelector("[tabindex='0']").focus();
   };
   const lensLines = (place, depth) => {
     const said = best(depth, place);

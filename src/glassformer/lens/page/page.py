@@ -46,6 +46,8 @@ KINDS = {
 HANDBOOK = "docs/readings/inspect.md"
 TITLE = 56
 """Signs of the text that stand in the title."""
+LEAST = 0.005
+"""A head is not listed for what would be written 0.00."""
 STEEP = 4.0
 """A chart whose values are so many times apart is logarithmic: its end would be flat otherwise."""
 
@@ -72,7 +74,7 @@ def opening(seen: Inspected, most: int = TITLE) -> str:
     between = " " if seen.words == tuple(map(str, seen.ids.tolist())) else ""  # without a tokenizer, words are ids
     text = " ".join(between.join(seen.words[: 8 * most]).split())
     shown = visible(text)
-    return shown if len(shown) <= most else f"{shown[: most - 1].rstrip()}…"
+    return shown if len(shown) <= most else f"{shown[:most].rsplit(' ', 1)[0][: most - 1]}…"
 
 
 # What stands above
@@ -277,8 +279,8 @@ def notable(seen: Inspected) -> Markup:
     lists = [
         tag("div", tag("h3", KINDS[kind][0]), tag("p", KINDS[kind][1], class_="what"),
             tag("ol", *(_head(one, KINDS[kind][2]) for one in found)))
-        for kind, found in seen.notable().items()
-        if found
+        for kind, heads in seen.notable().items()
+        if (found := [one for one in heads if getattr(one, KINDS[kind][2]) >= LEAST])
     ]  # fmt: skip
     return tag("div", *lists, class_="notable")
 
