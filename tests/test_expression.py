@@ -36,8 +36,9 @@ TOUCHES: dict[str, tuple[str, ...]] = {
     "deepnorm": (f"{BLOCK}residual", "final_norm", "init"),
     "branch_scale": (f"{BLOCK}residual.depth_scaled",),
     "gain": (f"{ATTENTION}gain_control",),
-    "mamba": (f"{BLOCK}mixer", "embedding.position"),
     "linear_attention": (f"{BLOCK}mixer",),
+    **dict.fromkeys(("mamba", "mamba2", "gated_deltanet", "s4"), (f"{BLOCK}mixer", "embedding.position")),
+    **dict.fromkeys(("stack:mamba*2,attention", "stack:window:8*2,causal", "stack:swiglu:64,moe:4:2*"), ("stack",)),
     **dict.fromkeys(("sigmareparam", "sigmareparam:1"), ("reparam",)),
     **dict.fromkeys(("mup", "mup:64"), ("mup",)),
     **dict.fromkeys(("z_loss=1e-4", "head.z_loss=1e-4"), ("head.z_loss",)),
@@ -141,6 +142,47 @@ def test_a_short_name_belongs_to_one_part():
             pass
 
     assert "twice" not in NormConfig.choices()
+
+
+def kinds(expression: str) -> list[str]:
+    return [block.mixer.kind for block in preset(expression).layers()]
+
+
+def test_a_pattern_names_the_layers_in_turn():
+    """Repeated until they are used up; a star without a number takes what is left; what is named stays as it is."""
+    assert kinds("llama@1m+stack:mamba2*3,attention") == ["mamba2"] * 3 + ["attention"]
+    assert kinds("llama@10m+stack:mamba,attention*2") == ["mamba", "attention", "attention"] * 2
+    assert kinds("llama@1m+layers=5+stack:mamba,attention") == ["mamba", "attention", "mamba", "attention", "mamba"]
+    llama, mixed = preset("llama@10m"), preset("llama@10m+stack:attention,s4*")
+    assert [block.mixer.kind for block in mixed.layers()] == ["attention"] + ["s4"] * 5
+    assert next(mixed.layers()) == next(llama.layers()) and mixed.embedding == llama.embedding
+    assert preset("llama@10m+stack:rope") == llama
+    local = preset("llama@1m+stack:window:16*3,causal")
+    assert [block.mixer.reach(local.ctx) for block in local.layers()] == [16, 16, 16, None]
+    dense = preset("llama@10m+stack:attention*2,moe:4:2*")
+    assert [block.ffn.kind for block in dense.layers()] == ["glu"] * 2 + ["experts"] * 4  # type: ignore[union-attr]
+    assert preset("llama@1m+stack:rope,nope").stack[0].blocks[1].mixer.position is None  # type: ignore[attr-defined]
+
+
+def test_positions_at_the_embedding_stay_while_a_layer_goes_by_them():
+    assert preset("gpt2@1m+stack:mamba2,attention").embedding.position is not None
+    assert preset("gpt2@1m+stack:mamba2,s4").embedding.position is None
+    assert preset("gpt2@1m+stack:rope,alibi").embedding.position is None
+
+
+@pytest.mark.parametrize(
+    ("pattern", "said"),
+    [
+        ("stack", "needs a value"), ("stack:", "a value"), ("stack:mamba2**2,attention", "WORD"),
+        ("stack:mamba2*0", "WORD"), ("stack:mamba2*,attention", "is no layer of a pattern"), ("stack:,mamba", "WORD"),
+        ("stack:mamba2*9,attention", "end before attention"), ("stack:rmsnormm*2", "no change is named 'rmsnormm'"),
+        ("stack:layernorm,attention", "no change of one layer alone"), ("stack:post*2,pre", "of one layer alone"),
+        ("stack:layers=2,attention", "no field is named"), ("stack:tied,attention", "of one layer alone"),
+    ],
+)  # fmt: skip
+def test_patterns_that_are_none_are_refused(pattern: str, said: str):
+    with pytest.raises(RequestError, match=re.escape(said)):
+        preset(f"llama@1m+{pattern}")
 
 
 def test_a_mixer_says_what_it_does_not_have():

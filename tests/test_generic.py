@@ -211,6 +211,13 @@ RECURRENT = [
     Case(f"bloom@1m+{TINY}+kernel=banded", layers=("mamba+mixer.expand=1", f"window:{WINDOW}")),
     Case(f"llama@1m+{TINY}", layers=("gqa:2+moe:4:2", "mamba")),
     Case(f"gpt2@1m+{TINY}+linear_attention+head_dim=6"),
+    Case(f"llama@1m+{TINY}+mamba2+mixer.head_dim=8+mixer.d_state=5"),
+    Case(f"gpt2@1m+{TINY}+mamba2+mixer.head_dim=16+mixer.n_groups=2+post+sigmareparam+bias+mixer.dt_most=0.5"),
+    Case(f"llama@1m+{TINY}+gated_deltanet+mixer.n_v_heads=8+mixer.v_head_dim=6"),
+    Case(f"gpt2@1m+{TINY}+s4+mixer.real=true+mixer.discretization=bilinear+mixer.d_state=5"),
+    Case(f"llama@1m+{TINY}", layers=("gqa:2", "gated_deltanet+moe:4:2")),
+    Case(f"bloom@1m+{TINY}", layers=("s4", "mamba2+mixer.expand=1+mixer.head_dim=32")),
+    Case(f"mamba@1m+{TINY.replace('+heads=4', '')}+mixer.norm_eps=1e-3"),
 ]
 OUTSIDE = [
     Case(f"llama@1m+{TINY}+ema+l1norm+sine"),
@@ -346,7 +353,7 @@ def test_a_seed_names_the_weights(case: Case):
     weights, same, different = (dict(model.named_parameters()) for model in (first, again, other))
     assert all(torch.equal(weights[name], same[name]) for name in weights)
     for name, weight in weights.items():
-        if weight.dim() > 1 and "_norm." not in name and not name.endswith("A_log"):  # these begin alike
+        if weight.dim() > 1 and "_norm." not in name and not name.endswith(("A_log", "A_imag")):  # these begin alike
             assert not torch.equal(weight, different[name]), name
 
 

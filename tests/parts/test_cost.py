@@ -46,6 +46,12 @@ ROWS = {
     "dropout": f"llama@1m+{SMALL}+heads=4+residual.dropout=0.1+kernel=sdpa",
     "mamba": f"mamba@1m+{SMALL}",
     "linear attention": f"llama@1m+{SMALL}+heads=4+linear_attention",
+    "mamba norms": f"mamba@1m+{SMALL}+mixer.norm_eps=1e-3",
+    "mamba2": f"llama@1m+{SMALL}+mamba2+mixer.head_dim=16",
+    "mamba2 groups": f"llama@1m+{SMALL}+mamba2+mixer.head_dim=16+mixer.n_groups=4+mixer.d_state=8",
+    "gated_deltanet": f"llama@1m+{SMALL}+gated_deltanet+mixer.n_heads=2+mixer.n_v_heads=4+mixer.v_head_dim=24",
+    "s4": f"llama@1m+{SMALL}+s4",
+    "s4 real": f"llama@1m+{SMALL}+s4+mixer.real=true",
     "experts": f"llama@1m+{SMALL}+heads=4+moe:4:2+kernel=sdpa",
 }
 EXACT = 2e-4
@@ -210,7 +216,7 @@ def test_keys_seen_by_the_last_queries_alone():
         assert every - seen == pytest.approx(2 * 4 * 64 * (s * t - pairs))  # 2 layers, 4 n h a pair
 
 
-@pytest.mark.parametrize("name", ["gqa", "window", "mamba"])
+@pytest.mark.parametrize("name", ["gqa", "window", "mamba", "mamba2 groups", "gated_deltanet", "s4"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8], ids=str)
 def test_state_bytes_of_several_sequences(name: str, dtype: torch.dtype):
     config = gf.preset(ROWS[name])

@@ -16,6 +16,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from math import prod
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
@@ -86,6 +87,13 @@ class Stacked(Layout):
             made.append(Piece(name, (n, *at.shape[1:]), row=start))
             start += n
         return made
+
+
+class Flat(Layout):
+    """Theirs is one vector of the rows that ours holds (norms in groups)."""
+
+    def pieces(self, at: Place) -> list[Piece]:
+        return [Piece(self.names[0], (prod(at.shape),), lambda w: w.view(-1))]
 
 
 class Transposed(Layout):

@@ -4,11 +4,13 @@ Words are declared by parts. How a choice of an axis enters a model is said here
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import cycle
 from typing import Any
 
-from glassformer.config import BlockConfig, ModelConfig
+from glassformer.config import BlockConfig, ModelConfig, Stage, stack_of
 from glassformer.errors import RequestError, did_you_mean
 from glassformer.naming.assign import assign
 from glassformer.parts.base import WORDS
@@ -155,6 +157,69 @@ def _mup(config: ModelConfig, fields: Fields) -> ModelConfig:
     return config.vary(mup=(config.mup or Mup()).vary(**fields) if fields else Mup())
 
 
+ITEM = re.compile(r"([^*]+)(?:\*(\d*))?")
+REST = 0
+"""As many layers as are left."""
+
+
+def _read_pattern(word: str, text: str) -> dict[str, Any]:
+    """WORD, WORD*N, WORD* (all layers that are left), separated by commas."""
+
+    def refuse(item: str) -> RequestError:
+        return RequestError(
+            f"{word}:{text}: {item!r} is no layer of a pattern; use WORD, WORD*N or, last, WORD* for the layers that "
+            "are left, separated by commas, such as mamba2*3,attention",
+            code="range", field=word, value=text, expected="WORD[*N], ...",
+        )  # fmt: skip
+
+    items: list[tuple[str, int]] = []
+    for item in text.split(","):
+        found = ITEM.fullmatch(item.strip())
+        if found is None or found[2] == "0" or (items and items[-1][1] == REST):
+            raise refuse(item)
+        items.append((found[1].strip(), 1 if found[2] is None else int(found[2] or REST)))
+    return {"pattern": tuple(items)}
+
+
+def _stack(config: ModelConfig, fields: Fields) -> ModelConfig:
+    """Each layer changed by its item of a pattern, which is repeated until the layers are used up. An item is the short
+    name of a change of one layer, or the kind of mixer that the layer has, which is left as it is."""
+    items: Sequence[tuple[str, int]] = fields["pattern"]
+    period = [name for name, count in items for _ in range(count)]
+    each = period if items[-1][1] == REST else cycle(period)
+    names = [name for name, _ in zip(each, range(config.n_layers), strict=False)]
+    names += [items[-1][0]] * (config.n_layers - len(names))
+    if missing := [name for name, _ in items if name not in names]:
+        raise RequestError(
+            f"+stack: the {config.n_layers} layers of this model end before {missing[0]} of the pattern; use fewer of "
+            "the others, or more layers",
+            code="range", field="stack", value=missing[0], expected=f"a pattern of at most {config.n_layers} layers",
+        )  # fmt: skip
+    made: dict[tuple[str, int], ModelConfig] = {}
+    for name, block in zip(names, config.layers(), strict=True):
+        if (name, id(block)) not in made:
+            made[name, id(block)] = _layer(config, name, block)
+    blocks = [made[name, id(block)].stack[0].blocks[0] for name, block in zip(names, config.layers(), strict=True)]
+    placed = any(one.embedding.position is not None for one in made.values())  # some layer still goes by it
+    embedding = config.embedding if placed else config.embedding.vary(position=None)
+    return config.vary(stack=stack_of(blocks), embedding=embedding)
+
+
+def _layer(config: ModelConfig, name: str, block: BlockConfig) -> ModelConfig:
+    """A model of this one block, changed. Raises RequestError where the change is not of a layer alone."""
+    alone = config.vary(stack=(Stage(blocks=(block,)),))
+    if name == block.mixer.kind:
+        return alone
+    changed = change_of(name)(alone)
+    same = changed.vary(stack=alone.stack, embedding=changed.embedding.vary(position=alone.embedding.position)) == alone
+    if not same or changed.n_layers != 1:
+        raise RequestError(
+            f"+stack: {name} is no change of one layer alone; name it outside of the pattern, as +{name}",
+            code="conflict", field="stack", value=name, expected="a change of mixer, ffn, position or visibility",
+        )  # fmt: skip
+    return changed
+
+
 OF_MODEL: dict[str, tuple[Word, Callable[[ModelConfig, Fields], ModelConfig]]] = {
     word.name: (word, change)
     for word, change in (
@@ -163,6 +228,7 @@ OF_MODEL: dict[str, tuple[Word, Callable[[ModelConfig, Fields], ModelConfig]]] =
         (Word("dropout", _probability, "0.1"), _dropout),
         (Word("embednorm", fields={"on": True}), _embedding_norm),
         (Word("noembednorm", fields={"on": False}), _embedding_norm),
+        (Word("stack", _read_pattern, "mamba*2,attention"), _stack),
         (Word("mup", whole("base_width"), "128", optional=True), _mup),
     )
 }

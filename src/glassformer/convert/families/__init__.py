@@ -14,6 +14,7 @@ from glassformer.convert.families import (
     granite,
     llama,
     mamba,
+    mamba2,
     mistral,
     mixtral,
     mpt,
@@ -32,7 +33,7 @@ from glassformer.convert.family import Family
 _MODULES = [
     llama, gpt2, bloom, falcon, gpt_neox, mistral, mpt, opt, qwen2, qwen3,
     gemma, gemma2, gemma3_text, phi, phi3, starcoder2, stablelm, olmo2, cohere, granite,
-    mixtral, qwen3_moe, mamba,
+    mixtral, qwen3_moe, mamba, mamba2,
 ]  # fmt: skip
 FAMILIES: dict[str, Family] = {module.FAMILY.model_type: module.FAMILY for module in _MODULES}
 """model_type -> family. Where several can hold a config, the first is the one it is written as."""

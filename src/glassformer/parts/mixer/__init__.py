@@ -3,9 +3,12 @@
 from glassformer.parts.mixer.attention import Attention, AttentionConfig, QKNormConfig
 from glassformer.parts.mixer.base import DotProduct, EffectiveMaps, Heads, Mixer, MixerChange, MixerConfig, keys_before
 from glassformer.parts.mixer.cross_attention import CrossAttention, CrossAttentionConfig
+from glassformer.parts.mixer.gated_deltanet import GatedDeltaNet, GatedDeltaNetConfig
 from glassformer.parts.mixer.linear_attention import LinearAttention, LinearAttentionConfig
 from glassformer.parts.mixer.mamba import Mamba, MambaConfig
+from glassformer.parts.mixer.mamba2 import Mamba2, Mamba2Config
 from glassformer.parts.mixer.recurrent import RecurrentState
+from glassformer.parts.mixer.s4 import S4, S4Config
 
 __all__ = [
     "Attention",
@@ -14,15 +17,21 @@ __all__ = [
     "CrossAttentionConfig",
     "DotProduct",
     "EffectiveMaps",
+    "GatedDeltaNet",
+    "GatedDeltaNetConfig",
     "Heads",
     "LinearAttention",
     "LinearAttentionConfig",
     "Mamba",
+    "Mamba2",
+    "Mamba2Config",
     "MambaConfig",
     "Mixer",
     "MixerChange",
     "MixerConfig",
     "QKNormConfig",
     "RecurrentState",
+    "S4",
+    "S4Config",
     "keys_before",
 ]

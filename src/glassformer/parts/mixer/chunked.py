@@ -132,7 +132,7 @@ class Factors:
             if a.dim() == 1:
                 sums = a.view(1, 1, groups, -1, 1) * torch.arange(1, length + 1, device=a.device)
             else:
-                sums = _by_chunk(a[..., None], groups, length)[..., 0].transpose(3, 4).cumsum(4)
+                sums = by_chunk(a[..., None], groups, length)[..., 0].transpose(3, 4).cumsum(4)
         gaps, left = sums[..., :, None] - sums[..., None, :], sums[..., -1:] - sums
         since, over = sums, sums[..., -1:]
         seen = torch.ones(length, length, dtype=torch.bool, device=like.device).tril()
@@ -147,12 +147,12 @@ class Factors:
         return cls(gaps.masked_fill(~seen, -torch.inf).exp(), since, until, over)
 
 
-def _by_chunk(x: Tensor, groups: int, length: int) -> Tensor:
+def by_chunk(x: Tensor, groups: int, length: int) -> Tensor:
     """(b, s, n, w) -> (c, b, g, l, r, w)"""
     return x.unflatten(2, (groups, -1)).unflatten(1, (-1, length)).permute(1, 0, 3, 2, 4, 5)
 
 
-def _by_token(x: Tensor) -> Tensor:
+def by_token(x: Tensor) -> Tensor:
     """(c, b, g, l, r, w) -> (b, s, n, w)"""
     return x.permute(1, 0, 3, 2, 4, 5).flatten(3, 4).flatten(1, 2)
 
@@ -173,13 +173,13 @@ def _chunks(
     g = q.shape[2]
     with full_precision(q):
         f = Factors.of(log_decay, fresh, g, length, v)
-        q, k = (_by_chunk(x, g, length).squeeze(4).contiguous() for x in (q, k))
-        v = _by_chunk(v, g, length).contiguous()
+        q, k = (by_chunk(x, g, length).squeeze(4).contiguous() for x in (q, k))
+        v = by_chunk(v, g, length).contiguous()
         given = (k.mT @ (v * f.until).flatten(-2)).unflatten(-1, v.shape[-2:])
         states = _carried(given, f.over, state)
         near = ((q @ k.mT)[:, :, :, None] * f.inner) @ v.transpose(3, 4)
         far = (q @ states[:-1].flatten(-2)).unflatten(-1, v.shape[-2:])
-        return _by_token(torch.addcmul(near.transpose(3, 4), far, f.since)), states
+        return by_token(torch.addcmul(near.transpose(3, 4), far, f.since)), states
 
 
 # One operator, so that whoever compiles the model around it does not unroll the chunks into their graph.
@@ -208,8 +208,8 @@ def _grad(ctx: Any, dy: Tensor | None, dstates: Tensor | None) -> tuple[Tensor |
     dy = torch.zeros_like(v) if dy is None else dy
     with full_precision(q):
         f = Factors.of(log_decay, fresh, g, length, v)
-        q, k = (_by_chunk(x, g, length).squeeze(4).contiguous() for x in (q, k))
-        v, dy = (_by_chunk(x, g, length).contiguous() for x in (v, dy))
+        q, k = (by_chunk(x, g, length).squeeze(4).contiguous() for x in (q, k))
+        v, dy = (by_chunk(x, g, length).contiguous() for x in (v, dy))
         heads = v.shape[-2:]
         far = dy * f.since
         ds = (q.mT @ far.flatten(-2)).unflatten(-1, heads)
@@ -229,13 +229,13 @@ def _grad(ctx: Any, dy: Tensor | None, dstates: Tensor | None) -> tuple[Tensor |
             dsums = met.sum(-1) - met.sum(-2) + read - gave  # (c, b, g, r, l)
             kept = (states[:-1] * ds[1:]).sum((3, 5)) * f.over[:, :, :, 0, :, 0]
             dsums[..., -1] += gave.sum(-1) + kept
-            da = _by_token(dsums.flip(-1).cumsum(-1).flip(-1).transpose(3, 4)[..., None])[..., 0]
+            da = by_token(dsums.flip(-1).cumsum(-1).flip(-1).transpose(3, 4)[..., None])[..., 0]
             da = da.sum((0, 1)) if log_decay.dim() == 1 else da
             da = da.where(log_decay > LEAST_LOG, 0.0)
         dpairs = (dpairs * f.inner).sum(3)
         dq = dpairs @ k + far.flatten(-2) @ states[:-1].flatten(-2).mT
         dk = dpairs.mT @ q + (v * f.until).flatten(-2) @ after.mT
-    return *(_by_token(x[..., None, :]) for x in (dq, dk)), _by_token(dv), da, ds[0], None, None
+    return *(by_token(x[..., None, :]) for x in (dq, dk)), by_token(dv), da, ds[0], None, None
 
 
 _operator.register_autograd(_grad, setup_context=_save)

@@ -20,6 +20,7 @@ from glassformer.parts.linear import Linear, Matrix, linear_cost
 from glassformer.parts.mixer.base import EffectiveMaps, Mixer, MixerChange, MixerConfig, keys_before, show_maps
 from glassformer.parts.mixer.recurrent import RecurrentState, Sizes, recurrent_cost
 from glassformer.parts.mixer.scan import CHUNK, effective_attention, selective_scan, states
+from glassformer.parts.norm import RMSNorm, RMSNormConfig
 from glassformer.parts.precision import wide
 from glassformer.parts.reparam import MakeReparam
 from glassformer.parts.shard import Shard, Shards
@@ -35,10 +36,9 @@ class ShortConv(nn.Module):
     Tokens before the sequence count as zero: those that `age` (s,) or (b, s), the tokens of its own sequence before
     each, says are of another. `tail` (b, k-1, c): what came before x."""
 
-    shards: ClassVar[Shards] = {"weight": (Shard("column"),), "bias": (Shard("column"),)}
-
-    def __init__(self, channels: int, width: int, bias: bool = True):
+    def __init__(self, channels: int, width: int, bias: bool = True, shard: Shard | None = None):
         super().__init__()
+        self.cuts = (shard or Shard("column"),)
         self.weight = nn.Parameter(torch.empty(channels, 1, width))
         self.bias = nn.Parameter(torch.empty(channels)) if bias else None
         self.init_weights(Init())
@@ -54,6 +54,10 @@ class ShortConv(nn.Module):
                 past = past.where((age >= i)[..., None], 0.0)
             y = torch.addcmul(y, past, weight[:, -1 - i])
         return y if self.bias is None else y + wide(self.bias)
+
+    @property
+    def shards(self) -> Shards:
+        return {"weight": self.cuts, "bias": self.cuts}
 
     @torch.no_grad()
     def init_weights(self, init: Init) -> None:
@@ -84,9 +88,18 @@ class StepProjection(Linear):
         init.fill_uniform(self.weight, -bound, bound)
         if self.reparam is not None:
             self.reparam.begin(self.weight)
-        low, high = map(math.log, self.steps)
-        steps = init.uniform_like(self.bias, low, high).double().exp().clamp(min=LEAST_STEP)
-        self.bias.copy_(steps + torch.log(-torch.expm1(-steps)))  # the inverse of softplus
+        begin_steps(init, self.bias, *self.steps)
+
+
+def begin_steps(init: Init, bias: Tensor, low: float, high: float) -> None:
+    """Fills a bias with what softplus makes steps of, log-uniform between two values, `LEAST_STEP` at least."""
+    steps = init.uniform_like(bias, math.log(low), math.log(high)).double().exp().clamp(min=LEAST_STEP)
+    bias.copy_(steps + torch.log(-torch.expm1(-steps)))  # the inverse of softplus
+
+
+def conv_kept(shape: Shape, channels: int, width: int) -> float:
+    """Values per token that a `ShortConv` and a silu after it keep: what the one reads, padded, and what both make."""
+    return channels * (3 + (width - 1) / shape.s)
 
 
 class Mamba(Mixer):
@@ -95,6 +108,7 @@ class Mamba(Mixer):
 
         x (b,s,d) -> in_proj -> u, gate (b,s,c)         u = silu(conv(u)), conv causal, of d_conv tokens
         u -> x_proj -> (r), B, C (b,s,p)                dt = softplus(dt_proj(r)) (b,s,c), A = -exp(A_log)
+        with norm_eps, r, B and C pass an RMS norm each (Jamba, 2403.19887)
         h_t = exp(dt_t A) h_{t-1} + dt_t u_t B_t        z_t = sum_p C_t h_t + D u_t
         out = out_proj(z silu(gate))
 
@@ -119,6 +133,7 @@ class Mamba(Mixer):
         dt_rank: int | None = None,
         bias: bool = False,
         conv_bias: bool = True,
+        norm_eps: float | None = None,
         dt_min: float = 1e-3,
         dt_max: float = 0.1,
         reparam: MakeReparam | None = None,
@@ -130,6 +145,9 @@ class Mamba(Mixer):
         self.conv1d = ShortConv(c, d_conv, conv_bias)
         self.x_proj = Linear(c, (r, d_state, d_state), reparam=reparam, shard=Shard("row"))
         self.dt_proj = StepProjection(r, c, (dt_min, dt_max), reparam)
+        self.dt_norm, self.B_norm, self.C_norm = (
+            None if norm_eps is None else RMSNorm(width, norm_eps) for width in (r, d_state, d_state)
+        )
         self.A_log = nn.Parameter(torch.empty(c, d_state))
         self.D = nn.Parameter(torch.empty(c))
         self.out_proj = Linear(c, d_model, bias, "output", reparam, Shard("row"))
@@ -152,6 +170,8 @@ class Mamba(Mixer):
         apart = state is not None or pass_.documents is not None
         u = self.u(F.silu(self.conv1d(before, tail, pass_.age if apart else None)))
         r, b, c = self.x_proj.split(self.x_proj(u.to(x.dtype)))
+        if self.dt_norm is not None and self.B_norm is not None and self.C_norm is not None:
+            r, b, c = self.dt_norm(r), self.B_norm(b), self.C_norm(c)
         dt = self.dt(F.softplus(wide(self.dt_proj(r))))
         b, c = self.B(wide(b)), self.C(wide(c))
         fresh = pass_.begins
@@ -237,6 +257,8 @@ class MambaConfig(MixerConfig, kind="mamba", words="mamba"):
     bias: bool = False
     """Of in_proj and out_proj."""
     conv_bias: bool = True
+    norm_eps: float | None = Field(None, gt=0)
+    """Of RMS norms of dt's rank, B and C, which keep large models from diverging (Jamba, 2403.19887); None: none."""
     dt_min: float = Field(1e-3, gt=0)
     dt_max: float = Field(0.1, gt=0)
     """Steps begin log-uniform between these two."""
@@ -295,7 +317,16 @@ class MambaConfig(MixerConfig, kind="mamba", words="mamba"):
         narrow = shape.reading(shape.products)
         maps = linear_cost(ctx, shape, d, (c, c), bias=self.bias) + linear_cost(ctx, narrow, c, (r, p, p))
         maps += linear_cost(ctx, narrow, r, c) + linear_cost(ctx, narrow, c, d, bias=self.bias)
-        return own + maps + recurrent_cost(shape, *sizes(c, p, k))
+        return own + maps + self._norms(ctx, shape, (r, p, p)) + recurrent_cost(shape, *sizes(c, p, k))
+
+    def _norms(self, ctx: BuildContext, shape: Shape, widths: tuple[int, ...]) -> Cost:
+        """What they keep; where B and C are made wide after them, no longer what x_proj made of these."""
+        if self.norm_eps is None:
+            return Cost()
+        norm, inner = RMSNormConfig(eps=self.norm_eps), shape.reading(shape.products)
+        norms = sum((norm.costs(ctx.within(width=width, sets=None), inner) for width in widths), Cost())
+        apart = shape.products != torch.promote_types(shape.products, torch.float32)
+        return norms + Cost(kept=-shape.keeps(2 * self.d_state) if apart else 0)
 
     def _kept(self, ctx: BuildContext, shape: Shape) -> int:
         """Besides the inputs of the maps: u | gate as projected, r | B | C; convolved, u, dt before and after softplus,

@@ -1,16 +1,20 @@
-"""The state of a recurrence: what it has made of all tokens, in one size, and the last inputs of its convolution."""
+"""What recurrences have in common: a state of one size, which holds what was made of all tokens and the last inputs of
+a convolution, and their answers to what is asked of mixers."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from glassformer.errors import RequestError
+from glassformer.parts.base import BuildContext
 from glassformer.parts.cost import Cost, Shape
 from glassformer.parts.forward_pass import Pass
+from glassformer.parts.mixer.base import Mixer, MixerChange, MixerConfig, keys_before
 from glassformer.parts.mixer.kv import Cells, vector_bytes
 from glassformer.state import ForgetfulState
 
@@ -110,3 +114,58 @@ def recurrent_cost(shape: Shape, kept: Sizes, tail: tuple[int, int] | None = Non
     precise = torch.promote_types(shape.state, torch.float32)
     values = sum(torch.Size(size).numel() for size in kept.values())
     return Cost.state(shape, (width - 1) * vector_bytes(channels, shape.state) + values * precise.itemsize)
+
+
+class Recurrence(Mixer):
+    """A mixer that reads tokens one after the other and begins anew with each document."""
+
+    causal, reach, heads, separates_documents = True, None, None, True
+
+
+def in_pieces(
+    run: Callable[[slice, dict[str, Tensor]], tuple[Tensor, dict[str, Tensor]]],
+    kept: dict[str, Tensor],
+    pass_: Pass,
+    state: RecurrentState | None,
+) -> Tensor:
+    """The outputs (b, s, ...) of run(at, kept) -> outputs of the tokens `at` and what is kept after them; with a state,
+    in the pieces that it keeps."""
+    if state is None:
+        return run(slice(0, pass_.tokens), kept)[0]
+    ys, end = [], 0
+    for size in state.pieces(pass_.tokens):
+        at, end = slice(end, end + size), end + size
+        y, kept = run(at, kept)
+        state.keep(kept, pass_, end)
+        ys.append(y)
+    return ys[0] if len(ys) == 1 else torch.cat(ys, dim=1)
+
+
+class RecurrenceConfig(MixerConfig):
+    """The answers of a recurrence."""
+
+    knows_order: ClassVar[bool] = True
+
+    def causal(self, ctx: BuildContext) -> bool:
+        return True
+
+    def reach(self, ctx: BuildContext) -> None:
+        return None
+
+    def keys_seen(self, ctx: BuildContext, t: int) -> float:
+        return keys_before(t, None)
+
+    def heads(self, ctx: BuildContext) -> None:
+        return None
+
+    def check_training(self, ctx: BuildContext, device: str) -> None:
+        """It trains on every device."""
+
+    def changed(self, change: MixerChange, new: Callable[[Any], Any]) -> MixerConfig | None:
+        has = change == "bias" and "bias" in type(self).model_fields
+        return self.vary(bias=new(self.bias)) if has else None  # type: ignore[attr-defined]
+
+    def refuse_mup(self, ctx: BuildContext) -> None:
+        """Raises RequestError under muP."""
+        if ctx.mup is not None:
+            raise RequestError(f"mup has no rule for the mixer {self.kind}, whose maps grow otherwise; leave mup out")

@@ -1,0 +1,105 @@
+"""Mamba-2: `Mamba2ForCausalLM`. Layers of a norm and a recurrence in chunks, nothing else."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from glassformer.config import BlockConfig, ModelConfig
+from glassformer.convert.families.common import read_model
+from glassformer.convert.family import Closed, Family
+from glassformer.convert.fields import Fields
+from glassformer.convert.names import Flat, Names
+from glassformer.parts.head import HeadConfig
+from glassformer.parts.mixer import Mamba2Config
+from glassformer.parts.norm import RMSNormConfig
+
+NAMES = Names(
+    "backbone.layers.*.",
+    {
+        "embedding": "backbone.embeddings",
+        ".mixer": "mixer",
+        ".mixer.in_proj": "mixer.in_proj",
+        ".mixer.conv1d": "mixer.conv1d",
+        ".mixer.norm": Flat("mixer.norm"),
+        ".mixer.out_proj": "mixer.out_proj",
+        ".residual.mixer_norm": "norm",
+        "final_norm": "backbone.norm_f",
+        "head": "lm_head",
+    },
+    prefix="backbone.",
+)
+CONTEXT = 2048
+"""Tokens that the published ones were trained on at once; their configs do not say."""
+
+
+def read_limits(fields: Fields, name: str) -> dict[str, Any]:
+    """dt_least and dt_most of a pair, of which the second may be infinite."""
+    limits = fields.get(name, [0.0, math.inf])
+    if isinstance(limits, (list, tuple)):  # as transformers 5 writes what JSON has no number for
+        limits = [math.inf if one == {"__float__": "Infinity"} else one for one in limits]
+    whole = isinstance(limits, (list, tuple)) and len(limits) == 2
+    if not whole or not all(isinstance(one, (int, float)) and one >= 0 for one in limits) or limits[0] > limits[1]:
+        raise fields.refuse(name, limits, "two numbers are right, the least step and the largest")
+    return {"dt_least": float(limits[0]), "dt_most": None if math.isinf(limits[1]) else float(limits[1])}
+
+
+def write_limits(mixer: Mamba2Config, name: str) -> dict[str, Any]:
+    """Nothing where there are none; infinity is no number of JSON's."""
+    if mixer.dt_most is None:
+        if mixer.dt_least:
+            raise Closed({"mixer.dt_least": mixer.dt_least})
+        return {}
+    return {name: [mixer.dt_least, mixer.dt_most]}
+
+
+def read(fields: Fields) -> ModelConfig:
+    # How weights begin, how it is computed, what only 16 bits feel, and sizes said again.
+    fields.ignore("time_step_min", "time_step_max", "time_step_floor", "time_step_rank", "chunk_size")
+    fields.ignore("rescale_prenorm_residual", "residual_in_fp32", "layer_types")
+    fields.only("hidden_act", "silu", "swish")
+    fields.only("rms_norm", True)
+    fields.only("norm_before_gate", False)
+    expand, head_dim = fields.whole("expand", 2), fields.whole("head_dim", 64)
+    fields.only("num_heads", expand * fields.whole("hidden_size") // head_dim)
+    eps = fields.number("layer_norm_epsilon", 1e-5)
+    mixer = Mamba2Config(
+        d_state=fields.whole("state_size", 128),
+        head_dim=head_dim,
+        n_groups=fields.whole("n_groups", 8),
+        d_conv=fields.whole("conv_kernel", 4),
+        expand=expand,
+        bias=fields.flag("use_bias", False),
+        conv_bias=fields.flag("use_conv_bias", True),
+        norm_eps=eps,
+        **read_limits(fields, "time_step_limit"),
+    )
+    block = BlockConfig(mixer=mixer, ffn=None, norm=RMSNormConfig(eps=eps))
+    return read_model(fields, fields.whole("max_position_embeddings", CONTEXT), block, HeadConfig(tied=False))
+
+
+def write(config: ModelConfig) -> dict[str, Any]:
+    block = next(config.layers())
+    mixer = block.mixer
+    if not isinstance(mixer, Mamba2Config):
+        raise Closed({"mixer.kind": mixer.kind})
+    return {
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.d_model,
+        "num_hidden_layers": config.n_layers,
+        "max_position_embeddings": config.context,
+        "tie_word_embeddings": config.head.tied,
+        "layer_norm_epsilon": block.norm.eps,
+        "state_size": mixer.d_state,
+        "head_dim": mixer.head_dim,
+        "num_heads": mixer.expand * config.d_model // mixer.head_dim,
+        "n_groups": mixer.n_groups,
+        "conv_kernel": mixer.d_conv,
+        "expand": mixer.expand,
+        "use_bias": mixer.bias,
+        "use_conv_bias": mixer.conv_bias,
+        **write_limits(mixer, "time_step_limit"),
+    }
+
+
+FAMILY = Family("mamba2", "Mamba2ForCausalLM", NAMES, read, write)

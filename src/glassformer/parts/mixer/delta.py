@@ -1,0 +1,243 @@
+"""The gated delta rule: a matrix state that is corrected, rather than added to. Yang et al. 2024, 2412.06464.
+
+    S' = exp(a_t) S_{t-1}        S_t = S' + k_t (beta_t (v_t - S'^T k_t))^T        y_t = S_t^T q_t
+
+q, k (b, s, g, K), v and y (b, s, n, V), beta and a (b, s, n), S (b, n, K, V), g dividing n: head i reads q and k of
+group i // (n/g). a <= 0 is the logarithm of the decay. Where `fresh` (b, s) or (1, s) holds, a sequence begins: S_{t-1}
+is taken as zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, library
+
+from glassformer.parts.mixer.chunked import CHUNK, LEAST_LOG, Factors, by_chunk, by_token
+from glassformer.parts.precision import full_precision, wide
+
+VALUES_PER_BLOCK = 1 << 22
+
+
+def naive_delta_rule(
+    q: Float[Tensor, "b s g k"],
+    k: Float[Tensor, "b s g k"],
+    v: Float[Tensor, "b s n v"],
+    beta: Float[Tensor, "b s n"],
+    log_decay: Float[Tensor, "b s n"],
+    state: Float[Tensor, "b n k v"] | None = None,
+    fresh: Bool[Tensor, "#b s"] | None = None,
+) -> tuple[Float[Tensor, "b s n v"], Float[Tensor, "b n k v"]]:
+    """y and the last state: the definition, token by token."""
+    q, k, v, beta, log_decay = map(wide, (q, k, v, beta, log_decay))
+    b, s, n = v.shape[:3]
+    q, k = (x.repeat_interleave(n // x.shape[2], dim=2) for x in (q, k))
+    h = v.new_zeros(b, n, q.shape[3], v.shape[3]) if state is None else state
+    ys = []
+    for t in range(s):
+        h = h * torch.exp(log_decay[:, t])[..., None, None]
+        if fresh is not None:
+            h = torch.where(fresh[:, t, None, None, None], 0.0, h)
+        key = k[:, t, :, :, None]
+        h = h + key * (beta[:, t, :, None] * (v[:, t] - (key * h).sum(2)))[:, :, None]
+        ys.append((q[:, t, :, :, None] * h).sum(2))
+    return torch.stack(ys, dim=1), h
+
+
+def delta_rule(
+    q: Float[Tensor, "b s g k"],
+    k: Float[Tensor, "b s g k"],
+    v: Float[Tensor, "b s n v"],
+    beta: Float[Tensor, "b s n"],
+    log_decay: Float[Tensor, "b s n"],
+    state: Float[Tensor, "b n k v"] | None = None,
+    fresh: Bool[Tensor, "#b s"] | None = None,
+    chunk: int | None = None,
+) -> tuple[Float[Tensor, "b s n v"], Float[Tensor, "b n k v"]]:
+    """Equals `naive_delta_rule`, at least in fp32, by matrix products over chunks of tokens (Yang et al. 2024,
+    2406.06484). What the tokens of a chunk write, w, solves one triangular system:
+
+        (1 + A) w = beta (v - S k)      A_ij = beta_i (k_i . k_j) exp(a_{j+1} + ... + a_i),  j < i
+
+    with the state S before the chunk, as far as it is left at each token. For the backward pass it keeps its inputs and
+    one state of each chunk, and computes the rest again. A length that is no multiple of `chunk` ends with a shorter
+    one."""
+    length = CHUNK if chunk is None else chunk
+    q, k, v, beta, log_decay = map(wide, (q, k, v, beta, log_decay))
+    b, s, n = v.shape[:3]
+    if state is None:
+        state = v.new_zeros(b, n, q.shape[3], v.shape[3])
+    if s == 1:
+        return naive_delta_rule(q, k, v, beta, log_decay, state, fresh)
+    # The first call of an operator loads torch's whole compiler, which takes longer than a reader would wait.
+    run = _operator if torch.is_grad_enabled() or torch.compiler.is_compiling() else _chunks
+    ys, end = [], 0
+    for size in (s - s % length, s % length):
+        if size:
+            at, end = slice(end, end + size), end + size
+            part = None if fresh is None else fresh[:, at]
+            inputs = (x[:, at] for x in (q, k, v, beta, log_decay))
+            y, states = run(*inputs, state, part, min(length, size))
+            state = states[-1]
+            ys.append(y)
+    return ys[0] if len(ys) == 1 else torch.cat(ys, dim=1), state
+
+
+# Inside, tensors are (c, b, g, r, l, ...): c chunks of l tokens, r = n/g heads of a group; states (c, b, g, r, K, V).
+
+
+class _Chunks(NamedTuple):
+    """What both passes make of the inputs.
+
+    q, k (c, b, g, 1, l, K)      v (c, b, g, r, l, V)      beta, since, until (c, b, g, r, l, 1)
+    near (c, b, g, r, l, l)      q_i . k_j, decayed, j <= i
+    met (c, b, g, r, l, l)       beta_i (k_i . k_j), decayed; above and on the diagonal it means nothing
+    solved (c, b, g, r, l, l)    (1 + A)^-1
+    reads (c, b, g, r, l, K)     what w has of the state: w = written - reads S
+    written (c, b, g, r, l, V)
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    beta: Tensor
+    since: Tensor
+    until: Tensor
+    over: Tensor
+    inner: Tensor
+    near: Tensor
+    met: Tensor
+    solved: Tensor
+    reads: Tensor
+    written: Tensor
+
+    @classmethod
+    def of(
+        cls, q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor, fresh: Tensor | None, length: int
+    ) -> _Chunks:
+        g = q.shape[2]
+        f = Factors.of(log_decay, fresh, g, length, v)
+        q, k = (by_chunk(x, g, length).transpose(3, 4).contiguous() for x in (q, k))
+        v, beta = (by_chunk(x, g, length).transpose(3, 4).contiguous() for x in (v, beta[..., None]))
+        since, until, over = (x.transpose(3, 4) for x in (f.since, f.until, f.over))
+        met = (k @ k.mT) * f.inner * beta
+        one = torch.eye(met.shape[-1], dtype=met.dtype, device=met.device).expand_as(met)
+        solved = torch.linalg.solve_triangular(met, one, upper=False, unitriangular=True)
+        near = (q @ k.mT) * f.inner
+        return cls(
+            q, k, v, beta, since, until, over, f.inner, near, met, solved,
+            solved @ (k * (beta * since)), solved @ (v * beta),
+        )  # fmt: skip
+
+
+def _chunks(
+    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor, state: Tensor, fresh: Tensor | None, length: int
+) -> tuple[Tensor, Tensor]:
+    """y, and the state before each chunk and after the last, (c + 1, b, n, K, V)."""
+    with full_precision(q):
+        c = _Chunks.of(q, k, v, beta, log_decay, fresh, length)
+        states, ws = [state.unflatten(1, (q.shape[2], -1))], []
+        kept = (c.k * c.until).mT
+        for i in range(len(kept)):
+            ws.append(c.written[i] - c.reads[i] @ states[i])
+            states.append(states[i] * c.over[i] + kept[i] @ ws[i])
+        all_states = torch.stack(states)
+        y = torch.addcmul(c.near @ torch.stack(ws), c.q @ all_states[:-1], c.since)
+        return by_token(y.transpose(3, 4)), all_states.flatten(2, 3)
+
+
+# One operator, so that whoever compiles the model around it does not unroll the chunks into their graph.
+_operator = library.custom_op(
+    "glassformer::delta_rule",
+    _chunks,
+    mutates_args=(),
+    schema="(Tensor q, Tensor k, Tensor v, Tensor beta, Tensor log_decay, Tensor state, Tensor? fresh, int length)"
+    " -> (Tensor, Tensor)",
+)
+
+
+@_operator.register_fake
+def _(q, k, v, beta, log_decay, state, fresh, length):
+    return torch.empty_like(v), state.new_empty(v.shape[1] // length + 1, *state.shape)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    *tensors, ctx.length = inputs
+    ctx.save_for_backward(*tensors, output[1])
+
+
+def _grad(ctx: Any, dy: Tensor | None, dstates: Tensor | None) -> tuple[Tensor | None, ...]:
+    q, k, v, beta, log_decay, _, fresh, states = ctx.saved_tensors
+    g, length = q.shape[2], ctx.length
+    dy = torch.zeros_like(v) if dy is None else dy
+    with full_precision(q):
+        c = _Chunks.of(q, k, v, beta, log_decay, fresh, length)
+        states = states.unflatten(2, (g, -1))
+        dy = by_chunk(dy, g, length).transpose(3, 4).contiguous()
+        before = states[:-1]
+        dnear = c.near.mT @ dy
+        given = (c.q * c.since).mT @ dy - c.reads.mT @ dnear
+        kept = c.k * c.until
+        ds = torch.zeros_like(states[0]) if dstates is None else dstates[-1].unflatten(1, (g, -1))
+        every = [ds]  # the gradients of the states, the last one first
+        for i in reversed(range(len(given))):
+            ds = ds * c.over[i] + given[i] - c.reads[i].mT @ (kept[i] @ ds)
+            if dstates is not None:
+                ds = ds + dstates[i].unflatten(1, (g, -1))
+            every.append(ds)
+        after = torch.stack(every[-2::-1])
+        w = c.written - c.reads @ before
+        taken = (c.k @ after) * c.until
+        dx = c.solved.mT @ (dnear + taken)  # of beta (v - S k)
+        old = (c.k @ before) * c.since
+        dmet = -(dx @ w.mT).tril(-1)
+        dpairs = dy @ w.mT
+        moved = dmet * c.met + dpairs * c.near  # of the sums of logarithms between two tokens
+        read = ((c.q @ before) * c.since * dy).sum(-1) - (dx * c.beta * old).sum(-1)
+        gave = (taken * w).sum(-1)
+        dsums = moved.sum(-1) - moved.sum(-2) + read - gave  # (c, b, g, r, l)
+        dsums[..., -1] += gave.sum(-1) + (before * after).sum((-1, -2)) * c.over[..., 0, 0]
+        da = by_token(dsums.flip(-1).cumsum(-1).flip(-1).transpose(3, 4)[..., None])[..., 0]
+        dmet = dmet * c.inner
+        dbeta = (dx * (c.v - old)).sum(-1) + (dmet * (c.k @ c.k.mT)).sum(-1)
+        dpairs, dkk = (dpairs * c.inner).sum(3, keepdim=True), (dmet * c.beta).sum(3, keepdim=True)
+        dq = dpairs @ c.k + ((dy * c.since) @ before.mT).sum(3, keepdim=True)
+        dk = dpairs.mT @ c.q + (dkk + dkk.mT) @ c.k
+        far = (w * c.until) @ after.mT - (dx * (c.beta * c.since)) @ before.mT
+        dk = dk + far.sum(3, keepdim=True)
+        dq, dk, dv = (by_token(x.transpose(3, 4)) for x in (dq, dk, dx * c.beta))
+        return (
+            dq, dk, dv, by_token(dbeta.transpose(3, 4)[..., None])[..., 0], da.where(log_decay > LEAST_LOG, 0.0),
+            ds.flatten(1, 2), None, None,
+        )  # fmt: skip
+
+
+_operator.register_autograd(_grad, setup_context=_save)
+
+
+# Looking inside: what is never stored
+
+
+@torch.no_grad()
+def delta_rule_map(
+    q: Float[Tensor, "b s n k"],
+    k: Float[Tensor, "b s n k"],
+    beta: Float[Tensor, "b s n"],
+    log_decay: Float[Tensor, "b s n"],
+    fresh: Tensor | None = None,
+) -> Iterator[tuple[int, Float[Tensor, "b n r s"]]]:
+    """(first query, its block of r queries of the map) with y_t = sum_j map[t, j] v_j for a recurrence from zero: what
+    the rule answers where v_j is the j-th unit vector, for y is linear in v. Memory: one block and a state (b, n, K,
+    s)."""
+    b, s, n, width = k.shape
+    rows = min(s, max(1, VALUES_PER_BLOCK // (b * n * s)))
+    state = k.new_zeros(b, n, width, s)
+    for first in range(0, s, rows):
+        at = slice(first, first + rows)
+        units = torch.eye(s, dtype=k.dtype, device=k.device)[at, None].expand(b, -1, n, s)
+        part = None if fresh is None else fresh[:, at]
+        y, state = delta_rule(q[:, at], k[:, at], units, beta[:, at], log_decay[:, at], state, part)
+        yield first, y.transpose(1, 2)

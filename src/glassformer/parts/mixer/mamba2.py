@@ -1,0 +1,269 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from pydantic import Field, model_validator
+from torch import Tensor, nn
+
+from glassformer.errors import RequestError
+from glassformer.parts.base import BuildContext
+from glassformer.parts.cost import Cost, Shape
+from glassformer.parts.ffn.glu import swiglu
+from glassformer.parts.forward_pass import Pass
+from glassformer.parts.init import Init
+from glassformer.parts.linear import Linear, Matrix, linear_cost
+from glassformer.parts.mixer.base import EffectiveMaps, show_maps
+from glassformer.parts.mixer.chunked import CHUNK, chunked_linear_attention, linear_attention_map
+from glassformer.parts.mixer.mamba import ShortConv, begin_steps, conv_kept
+from glassformer.parts.mixer.recurrent import (
+    Recurrence,
+    RecurrenceConfig,
+    RecurrentState,
+    Sizes,
+    in_pieces,
+    recurrent_cost,
+)
+from glassformer.parts.norm import RMSNorm, RMSNormConfig
+from glassformer.parts.precision import wide
+from glassformer.parts.reparam import MakeReparam
+from glassformer.parts.shard import REPLICATED
+from glassformer.parts.site import Site
+
+RATES = (1.0, 16.0)
+"""Between these -A begins, evenly."""
+
+
+class Mamba2(Recurrence):
+    """A state space model whose states decay alike within a head, so that chunks of tokens are matrix products (SSD).
+    Dao & Gu 2024, 2405.21060.
+
+        x (b,s,d) -> in_proj -> gate (b,s,c), u | B | C (b,s,c + 2gp), r (b,s,n)        dt = softplus(r + dt_bias)
+        u, B, C = silu(conv(u | B | C)), conv causal, of d_conv tokens; u (b,s,n,h), B, C (b,s,g,p)
+        h_t = exp(dt_t A) h_{t-1} + dt_t B_t u_t^T        z_t = C_t h_t + D u_t
+        out = out_proj(norm(z silu(gate))), norm in each of g groups
+
+    c = expand d channels in n = c / head_dim heads; A = -exp(A_log) and D are numbers of a head, and the heads of a
+    group share B and C. Steps stay between dt_least and dt_most. No positions: the order of tokens is that of the
+    recurrence. Where a document begins, recurrence and convolution begin anew. The recurrence runs in fp32 at least.
+
+    Sites: u (b,s,n,h), gate, dt (b,s,n), B, C, z (b,s,n,h), out; and, made only while somebody looks, by blocks of
+    positions, and not to be edited: effective_attention (b,n,s,t), the weight of u_j in z_t less D u_t. It is signed
+    and its rows do not sum to one. With a decode state its keys are the tokens of the call.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        d_state: int = 128,
+        head_dim: int = 64,
+        n_groups: int = 1,
+        d_conv: int = 4,
+        expand: int = 2,
+        bias: bool = False,
+        conv_bias: bool = True,
+        norm_eps: float = 1e-5,
+        dt_min: float = 1e-3,
+        dt_max: float = 0.1,
+        dt_least: float = 0.0,
+        dt_most: float | None = None,
+        reparam: MakeReparam | None = None,
+    ):
+        super().__init__()
+        c, n = expand * d_model, heads_of(d_model, expand, head_dim, n_groups)
+        self.d_inner, self.n_heads, self.n_groups, self.d_state, self.d_conv = c, n, n_groups, d_state, d_conv
+        self.steps, self.limits = (dt_min, dt_max), (dt_least, dt_most)
+        both = n_groups * d_state
+        self.in_proj = Linear(d_model, (c, c, both, both, n), bias, reparam=reparam)
+        self.conv1d = ShortConv(c + 2 * both, d_conv, conv_bias, REPLICATED)
+        self.dt_bias = nn.Parameter(torch.empty(n))
+        self.A_log = nn.Parameter(torch.empty(n))
+        self.D = nn.Parameter(torch.empty(n))
+        self.norm = RMSNorm(c // n_groups, norm_eps, sets=n_groups if n_groups > 1 else None)
+        self.norm.feeds_products = True
+        self.out_proj = Linear(c, d_model, bias, "output", reparam)
+        self.init_weights(Init())
+        self.u, self.gate, self.dt, self.z = Site("bsnh"), Site("bsc"), Site("bsn"), Site("bsnh")
+        self.B, self.C, self.out = Site("bsgp"), Site("bsgp"), Site("bsd")
+        self.effective_attention = Site("bnst")
+
+    def forward(
+        self, x: Float[Tensor, "b s d"], pass_: Pass | None = None, state: RecurrentState | None = None
+    ) -> Float[Tensor, "b s d"]:
+        pass_ = pass_ or Pass.of(x)
+        c, both = self.d_inner, self.n_groups * self.d_state
+        gate, inputs, r = self.in_proj(x).split((c, c + 2 * both, self.n_heads), dim=-1)
+        tail, kept = (None, {}) if state is None else state.begin(pass_, inputs)
+        apart = state is not None or pass_.documents is not None
+        mixed = F.silu(self.conv1d(inputs, tail, pass_.age if apart else None))
+        u, b, c_ = mixed.split((c, both, both), dim=-1)
+        u = self.u(u.unflatten(-1, (self.n_heads, -1)))
+        b, c_ = (site(t.unflatten(-1, (self.n_groups, -1))) for site, t in ((self.B, b), (self.C, c_)))
+        dt = F.softplus(wide(r) + wide(self.dt_bias))
+        dt = self.dt(dt if self.limits == (0.0, None) else dt.clamp(*self.limits))
+        log_decay, given, fresh = dt * -torch.exp(wide(self.A_log)), u * dt[..., None], pass_.begins
+
+        def run(at: slice, kept: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+            part = None if fresh is None else fresh[:, at]
+            y, h = chunked_linear_attention(c_[:, at], b[:, at], given[:, at], log_decay[:, at], kept.get("h"), part)
+            return y, {"h": h}
+
+        if self.effective_attention.watched:
+            self._show(dt, log_decay, b, c_, pass_)
+        y = in_pieces(run, kept, pass_, state)
+        z = self.z(y + wide(self.D)[:, None] * u).flatten(-2)
+        hidden = swiglu(wide(self.gate(gate)), z)
+        normed = self.norm(hidden if self.n_groups == 1 else hidden.unflatten(-1, (self.n_groups, -1)))
+        return self.out(self.out_proj(normed.flatten(2).to(x.dtype)))
+
+    def _show(self, dt: Tensor, log_decay: Tensor, b: Tensor, c: Tensor, pass_: Pass) -> None:
+        s = dt.shape[1]
+        age = None if pass_.documents is None else pass_.age.clamp(max=torch.arange(s, device=dt.device))
+
+        def blocks(heads: list[int]) -> Iterator[tuple[int, Tensor]]:
+            groups = [head * self.n_groups // self.n_heads for head in heads]
+            steps = dt[..., heads].transpose(1, 2)[:, :, None]
+            for first, block in linear_attention_map(c[:, :, groups], b[:, :, groups], log_decay[..., heads], age):
+                yield first, block * steps
+
+        show_maps(self.effective_attention, self.n_heads, s, blocks)
+
+    @property
+    def effective_maps(self) -> EffectiveMaps:
+        return EffectiveMaps(self.effective_attention, "head", self.n_heads, self.u, self.z, self.D)
+
+    def matrices(self) -> dict[str, Matrix]:
+        """The maps of this mixer by the names of the sites they make."""
+        ins = {name: Matrix.of(self.in_proj, i) for i, name in enumerate(("gate", "u", "B", "C", "dt"))}
+        return {**ins, "out": Matrix.of(self.out_proj)}
+
+    def init_state(
+        self, batch: int, max_len: int, dtype: torch.dtype, device: Any = None, rewind: int = 0
+    ) -> RecurrentState:
+        """Of one size whatever `max_len` is. `dtype` is that of the convolution's tail; h stays in fp32 at least."""
+        kept, tail = sizes(self.d_inner, self.n_heads, self.n_groups, self.d_state, self.d_conv)
+        return RecurrentState(batch, kept, dtype, device, rewind, tail)
+
+    @torch.no_grad()
+    def init_weights(self, init: Init) -> None:
+        """-A uniform in 1..16, steps log-uniform between dt_min and dt_max, D = 1."""
+        self.A_log.copy_(init.uniform_like(self.A_log, *RATES).log())
+        begin_steps(init, self.dt_bias, *self.steps)
+        self.D.fill_(1.0)
+
+
+def heads_of(d_model: int, expand: int, head_dim: int, n_groups: int) -> int:
+    """Raises RequestError where heads do not divide the channels, or groups the heads."""
+    c = expand * d_model
+    if c % head_dim:
+        raise RequestError(
+            f"head_dim={head_dim} does not divide the {c} channels of expand={expand} times d_model={d_model}",
+            code="range", field="mixer.head_dim", value=head_dim, expected=f"a divisor of {c}",
+        )  # fmt: skip
+    if (c // head_dim) % n_groups:
+        raise RequestError(
+            f"n_groups={n_groups} does not divide the {c // head_dim} heads",
+            code="range", field="mixer.n_groups", value=n_groups, expected=f"a divisor of {c // head_dim}",
+        )  # fmt: skip
+    return c // head_dim
+
+
+def sizes(channels: int, n_heads: int, n_groups: int, d_state: int, d_conv: int) -> tuple[Sizes, tuple[int, int]]:
+    """What its state keeps, and the convolution's tail."""
+    return {"h": (n_heads, d_state, channels // n_heads)}, (d_conv, channels + 2 * n_groups * d_state)
+
+
+class Mamba2Config(RecurrenceConfig, kind="mamba2", words="mamba2"):
+    """h_t = exp(dt_t A) h_{t-1} + dt_t B_t u_t^T, z_t = C_t h_t + D u_t, one decay for a head. Dao & Gu 2024,
+    2405.21060.
+
+    It loses to attention where a text must be quoted exactly from far back: all that was read is in one state of n h p
+    numbers."""
+
+    d_state: int = Field(128, gt=0, le=1 << 12)
+    head_dim: int = Field(64, gt=0, le=1 << 20)
+    n_groups: int = Field(1, gt=0, le=1 << 16)
+    """Heads of a group share B and C."""
+    d_conv: int = Field(4, ge=2, le=1 << 8)
+    expand: int = Field(2, gt=0, le=1 << 8)
+    bias: bool = False
+    """Of in_proj and out_proj."""
+    conv_bias: bool = True
+    norm_eps: float = Field(1e-5, gt=0)
+    dt_min: float = Field(1e-3, gt=0)
+    dt_max: float = Field(0.1, gt=0)
+    """Steps begin log-uniform between these two."""
+    dt_least: float = Field(0.0, ge=0)
+    dt_most: float | None = Field(None, gt=0)
+    """Steps are never outside of these two; None: no bound."""
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Mamba2Config:
+        for low, high in (("dt_min", "dt_max"), ("dt_least", "dt_most")):
+            least, most = getattr(self, low), getattr(self, high)
+            if most is not None and least > most:
+                raise ValueError(f"{low}={least} is above {high}={most}; give the smaller one first")
+        return self
+
+    @classmethod
+    def replacing(cls, old: Any, **fields: Any) -> Any:
+        """Its heads are not those of an attention in its place: they divide the channels, and have no keys."""
+        return old.vary(**fields) if type(old) is cls else cls(**fields)
+
+    def _sizes(self, ctx: BuildContext) -> tuple[int, int, int]:
+        """c, n, and the values of B or C."""
+        n = heads_of(ctx.d_model, self.expand, self.head_dim, self.n_groups)
+        return self.expand * ctx.d_model, n, self.n_groups * self.d_state
+
+    def resized(self, n_heads: int) -> Mamba2Config:
+        return self
+
+    def build(self, ctx: BuildContext) -> Mamba2:
+        self.refuse_mup(ctx)
+        return Mamba2(
+            ctx.d_model, **{name: getattr(self, name) for name in type(self).model_fields}, reparam=ctx.make_reparam
+        )
+
+    def explicit(self, ctx: BuildContext) -> Mamba2Config:
+        return self.vary(**{name: type(self).model_fields[name].default for name in ("dt_min", "dt_max")})
+
+    def _norm(self, ctx: BuildContext, shape: Shape) -> Cost:
+        g, c = self.n_groups, self.expand * ctx.d_model
+        inner = ctx.within(width=c // g, sets=g if g > 1 else None)
+        return RMSNormConfig(eps=self.norm_eps).costs(
+            inner, shape.reading(torch.promote_types(shape.products, torch.float32))
+        )
+
+    def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
+        """FLOPs of the matrix products, those of the recurrence in chunks among them; the convolution has no other."""
+        (c, n, both), d, k = self._sizes(ctx), ctx.d_model, self.d_conv
+        own = Cost.weights((c + 2 * both) * (k + self.conv_bias) + 3 * n, kept=self._kept(ctx, shape))
+        maps = linear_cost(ctx, shape, d, (c, c, both, both, n), bias=self.bias)
+        maps += linear_cost(ctx, shape.reading(shape.products), c, d, bias=self.bias)
+        scan = scan_cost(shape, self.n_groups, n, self.d_state, self.head_dim)
+        kept, tail = sizes(c, n, self.n_groups, self.d_state, k)
+        return own + scan + maps + self._norm(ctx, shape) + recurrent_cost(shape, kept, tail)
+
+    def _kept(self, ctx: BuildContext, shape: Shape) -> int:
+        """Besides the inputs of the maps, and B, C and the decays of the recurrence: what in_proj made, or the gate
+        alone where it is made wide; the convolution's; r, dt, the decays, dt u and z in fp32."""
+        c, n, both = self._sizes(ctx)
+        fp32 = torch.promote_types(shape.products, torch.float32)
+        made = shape.keeps(2 * c + 2 * both + n) if shape.products == fp32 else shape.keeps(c, fp32)
+        return made + shape.keeps(conv_kept(shape, c + 2 * both, self.d_conv) + 3 * n + 2 * c, fp32)
+
+
+def scan_cost(shape: Shape, g: int, n: int, k: int, v: int) -> Cost:
+    """Of the recurrence in chunks: its products; for the backward pass its states, one of each chunk and one more of
+    the whole chunks and of the rest."""
+    whole, rest = divmod(shape.s, CHUNK)
+    pairs = 0 if shape.s == 1 else whole * CHUNK**2 + rest**2
+    states = n * k * v * (whole + bool(whole) + 2 * bool(rest))
+    fp32 = torch.promote_types(shape.products, torch.float32)
+    return Cost(
+        flops=shape.passes * shape.b * 2 * (pairs * (g * k + n * v) + 2 * shape.s * n * k * v),
+        kept=shape.keeps_once(shape.b * states, fp32),
+    )

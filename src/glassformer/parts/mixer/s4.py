@@ -1,0 +1,352 @@
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from pydantic import Field, model_validator
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from glassformer.errors import RequestError
+from glassformer.parts.base import BuildContext
+from glassformer.parts.cost import Cost, Shape
+from glassformer.parts.forward_pass import Pass
+from glassformer.parts.init import Init
+from glassformer.parts.linear import Linear, Matrix, linear_cost
+from glassformer.parts.mixer.base import EffectiveMaps, show_maps
+from glassformer.parts.mixer.recurrent import (
+    Recurrence,
+    RecurrenceConfig,
+    RecurrentState,
+    Sizes,
+    in_pieces,
+    recurrent_cost,
+)
+from glassformer.parts.precision import full_precision, wide
+from glassformer.parts.reparam import MakeReparam
+from glassformer.parts.site import Site
+
+CHUNK = 64
+"""Tokens that one kernel connects; the state goes from chunk to chunk."""
+ROWS_PER_BLOCK = 128
+
+Discretization = Literal["zoh", "bilinear"]
+
+
+class S4(Recurrence):
+    """S4D: a linear state space model for each channel, diagonal and the same at every token. Gu et al. 2022,
+    2206.11893.
+
+        h_t = Ab h_{t-1} + Bb u_t        z_t = sum_p C_p h_t + D u_t = (K * u)_t + D u_t        K_l = sum_p C Ab^l Bb
+        out = value sigmoid(gate), value | gate = out_proj(gelu(z))
+
+    x, u, z (b,s,d): every channel is a system of its own. Complex, the p states of a channel are p/2 numbers
+    and their conjugates, A = -exp(A_log) + i A_imag, which begins at -1/2 + i pi n (S4D-Lin), and z has twice the real
+    part; real, A = -exp(A_log), which begins at -(n + 1) (S4D-Real). dt = exp(log_dt), of a channel.
+    zoh: Ab = exp(dt A), Bb = (Ab - 1) / A.  bilinear: Ab = (1 + dt A/2) / (1 - dt A/2), Bb = dt / (1 - dt A/2).
+
+    Where a document begins, the recurrence begins anew. No positions: the order of tokens is that of the recurrence,
+    which runs in fp32 at least, in chunks of tokens by matrix products (`convolution`).
+
+    Sites: u, z, value, gate, out (b,s,d); and, made only while somebody looks, and not to be edited:
+    effective_attention (b,n,s,t), the weight K_{t-j} of u_j in z_t less D u_t, of each of the n = d channels.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        d_state: int = 64,
+        real: bool = False,
+        discretization: Discretization = "zoh",
+        dt_min: float = 1e-3,
+        dt_max: float = 0.1,
+        reparam: MakeReparam | None = None,
+    ):
+        super().__init__()
+        p = modes(d_state, real)
+        self.d_state, self.real, self.discretization, self.steps = d_state, real, discretization, (dt_min, dt_max)
+        self.log_dt = nn.Parameter(torch.empty(d_model))
+        self.A_log = nn.Parameter(torch.empty(d_model, p))
+        self.A_imag = None if real else nn.Parameter(torch.empty(d_model, p))
+        self.C = nn.Parameter(torch.empty(d_model, d_state))  # complex: the real parts, then the imaginary ones
+        self.D = nn.Parameter(torch.empty(d_model))
+        self.out_proj = Linear(d_model, (d_model, d_model), True, "output", reparam)
+        self.init_weights(Init())
+        self.u, self.z, self.value, self.gate, self.out = (Site("bsd") for _ in range(5))
+        self.effective_attention = Site("bnst")
+
+    def system(self) -> tuple[Tensor, Tensor]:
+        """Ab and C Bb (d, p), complex where A is."""
+        dt = torch.exp(wide(self.log_dt))[:, None]
+        a, c = -torch.exp(wide(self.A_log)), wide(self.C)
+        if self.A_imag is not None:
+            a = torch.complex(a, wide(self.A_imag))
+            c = torch.complex(*c.chunk(2, dim=-1))
+        if self.discretization == "zoh":
+            return torch.exp(dt * a), c * (torch.exp(dt * a) - 1) / a
+        return (1 + dt * a / 2) / (1 - dt * a / 2), c * dt / (1 - dt * a / 2)
+
+    def forward(
+        self, x: Float[Tensor, "b s d"], pass_: Pass | None = None, state: RecurrentState | None = None
+    ) -> Float[Tensor, "b s d"]:
+        pass_ = pass_ or Pass.of(x)
+        u, fresh = wide(self.u(x)), pass_.begins
+        kept = {} if state is None else state.begin(pass_, u)[1]
+
+        def run(at: slice, kept: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+            inputs = u[:, at], kept.get("h"), None if fresh is None else fresh[:, at]
+            if torch.is_grad_enabled():  # a kernel for every channel weighs more than what is convolved: made again
+                y, h = checkpoint(self._response, *inputs, use_reentrant=False, preserve_rng_state=False)
+            else:
+                y, h = self._response(*inputs)
+            return y, {"h": h}
+
+        with full_precision(x):
+            y = in_pieces(run, kept, pass_, state)
+            if self.effective_attention.watched:
+                self._show(pass_, len(x))
+        z = self.z(y + wide(self.D) * u)
+        value, gate = self.out_proj.split(self.out_proj(F.gelu(z).to(x.dtype)))
+        return self.out(self.value(value) * torch.sigmoid(self.gate(gate)))
+
+    def _response(self, u: Tensor, h: Tensor | None, fresh: Tensor | None) -> tuple[Tensor, Tensor]:
+        return convolution(u, Factors.of(*self.system(), min(CHUNK, u.shape[1])), h, fresh)
+
+    @torch.no_grad()
+    def _show(self, pass_: Pass, batch: int) -> None:
+        s = pass_.tokens
+        place, kernel = torch.arange(s, device=self.D.device), kernel_of(*self.system(), s)
+        age = place[None] if pass_.documents is None else pass_.age.clamp(max=place)
+        begins = place - age  # (#b, s): the first token that each one sees
+
+        def blocks(channels: list[int]) -> Iterator[tuple[int, Tensor]]:
+            for first in range(0, s, ROWS_PER_BLOCK):
+                rows = place[first : first + ROWS_PER_BLOCK]
+                gap = rows[:, None] - place
+                seen = (gap >= 0) & (place >= begins[:, rows, None])  # (#b, r, s)
+                weights = kernel[channels][:, gap.clamp(min=0)]  # (n, r, s)
+                yield first, weights.expand(batch, *weights.shape).where(seen[:, None], 0.0)
+
+        show_maps(self.effective_attention, len(self.D), s, blocks)
+
+    @property
+    def effective_maps(self) -> EffectiveMaps:
+        return EffectiveMaps(self.effective_attention, "channel", len(self.D), self.u, self.z, self.D)
+
+    def matrices(self) -> dict[str, Matrix]:
+        """The maps of this mixer by the names of the sites they make."""
+        return {"value": Matrix.of(self.out_proj, 0), "gate": Matrix.of(self.out_proj, 1)}
+
+    def init_state(
+        self, batch: int, max_len: int, dtype: torch.dtype, device: Any = None, rewind: int = 0
+    ) -> RecurrentState:
+        """Of one size whatever `max_len` is, in fp32 at least."""
+        return RecurrentState(batch, sizes(len(self.D), self.d_state), dtype, device, rewind)
+
+    @torch.no_grad()
+    def init_weights(self, init: Init) -> None:
+        """A as above; C of variance one (E |C|^2 = 1 where complex), steps log-uniform, D of variance one."""
+        place = torch.arange(self.A_log.shape[1], dtype=torch.float64)
+        if self.A_imag is None:
+            self.A_log.copy_((place + 1).log().expand_as(self.A_log))
+        else:
+            self.A_log.fill_(math.log(0.5))
+            self.A_imag.copy_((math.pi * place).expand_as(self.A_imag))
+        init.fill_uniform(self.log_dt, *map(math.log, self.steps))
+        bound = math.sqrt(3.0 if self.real else 1.5)
+        init.fill_uniform(self.C, -bound, bound)
+        init.fill_uniform(self.D, -math.sqrt(3.0), math.sqrt(3.0))
+
+
+def modes(d_state: int, real: bool) -> int:
+    """Numbers that a channel's state is made of. Raises RequestError for an odd number of complex ones."""
+    if not real and d_state % 2:
+        raise RequestError(
+            f"d_state={d_state} is odd, and complex states come in conjugate pairs; use an even number, or real=true",
+            code="range", field="mixer.d_state", value=d_state, expected="an even number",
+        )  # fmt: skip
+    return d_state if real else d_state // 2
+
+
+def sizes(channels: int, d_state: int) -> Sizes:
+    """What its state keeps: real and imaginary parts, or real numbers."""
+    return {"h": (channels, d_state)}
+
+
+def powers(ab: Tensor, length: int) -> Tensor:
+    """Ab^0 .. Ab^(length - 1), (c, length, p): products, which a negative Ab has too, and a vanishing one's slope."""
+    every = ab[:, None].expand(-1, length - 1, -1)
+    return (
+        torch.cat([torch.ones_like(ab)[:, None], every.cumprod(1)], dim=1)
+        if length > 1
+        else torch.ones_like(ab)[:, None]
+    )
+
+
+def kernel_of(ab: Tensor, cb: Tensor, length: int) -> Float[Tensor, "c l"]:
+    """K_0 .. K_{length - 1}."""
+    terms = (powers(ab, length) * cb[:, None]).sum(-1)
+    return 2 * terms.real if terms.is_complex() else terms
+
+
+class Factors:
+    """What a chunk of l tokens is multiplied by, for c channels with q real numbers of state each.
+
+    inner (c, l, l)     of input j in output i: K_{i-j}, lower triangular
+    since (c, l, q)     of the state before the chunk in output i
+    until (c, q, l)     of input j in the state after it
+    over (c, p)         of the state before it in the state after it, complex where A is
+    """
+
+    def __init__(self, inner: Tensor, since: Tensor, until: Tensor, over: Tensor, ab: Tensor):
+        self.inner, self.since, self.until, self.over, self.ab = inner, since, until, over, ab
+
+    @classmethod
+    def of(cls, ab: Tensor, cb: Tensor, length: int) -> Factors:
+        each = powers(ab, length + 1)
+        terms = (each[:, :-1] * cb[:, None]).sum(-1)
+        kernel = 2 * terms.real if terms.is_complex() else terms
+        inner = F.pad(kernel.flip(-1), (0, length - 1)).unfold(-1, length, 1).flip(1)
+        since, until = each[:, 1:] * cb[:, None], each[:, :-1].flip(1).mT
+        if ab.is_complex():
+            since = torch.cat([2 * since.real, -2 * since.imag], dim=-1)
+            until = torch.cat([until.real, until.imag], dim=1)
+        return cls(inner, since, until, each[:, -1], ab)
+
+    def first(self, length: int) -> Factors:
+        """Those of a chunk of fewer tokens."""
+        over = powers(self.ab, length + 1)[:, -1]
+        return Factors(
+            self.inner[:, :length, :length], self.since[:, :length], self.until[..., -length:], over, self.ab
+        )
+
+
+def naive_convolution(u: Tensor, ab: Tensor, cb: Tensor, h: Tensor | None = None, fresh: Tensor | None = None) -> Any:
+    """y (b, s, c) and the last state (b, c, q): the definition, token by token."""
+    state = u.new_zeros(len(u), *ab.shape).to(ab.dtype) if h is None else as_modes(h, ab.is_complex())
+    ys = []
+    for t in range(u.shape[1]):
+        if fresh is not None:
+            state = torch.where(fresh[:, t, None, None], 0.0, state)
+        state = ab * state + u[:, t, :, None]
+        y = (cb * state).sum(-1)
+        ys.append(2 * y.real if y.is_complex() else y)
+    return torch.stack(ys, dim=1), as_reals(state)
+
+
+def as_reals(h: Tensor) -> Tensor:
+    """Complex (..., p/2) -> (..., p): the real parts, then the imaginary ones."""
+    return torch.cat([h.real, h.imag], dim=-1) if h.is_complex() else h
+
+
+def as_modes(h: Tensor, is_complex: bool) -> Tensor:
+    return torch.complex(*h.chunk(2, dim=-1)) if is_complex else h
+
+
+def convolution(
+    u: Float[Tensor, "b s c"], factors: Factors, h: Tensor | None = None, fresh: Tensor | None = None
+) -> tuple[Float[Tensor, "b s c"], Tensor]:
+    """y of every channel's system, and the last state (b, c, q), from the state h; begins anew where `fresh` (#b, s).
+
+    Tokens of a chunk meet in one matrix for each channel, the same in all chunks; states go from chunk to chunk. A
+    state is that of h_t = Ab h_{t-1} + u_t: Bb is part of C. Where documents begin inside of chunks, each chunk is
+    computed once for each of the documents in it."""
+    (b, s, c), length = u.shape, factors.inner.shape[1]
+    state = u.new_zeros(b, c, factors.since.shape[2]) if h is None else h
+    ys, end = [], 0
+    for size in (s - s % length, s % length):
+        if size:
+            at, end = slice(end, end + size), end + size
+            part = factors if size >= length else factors.first(size)
+            y, state = _chunks(u[:, at], part, state, None if fresh is None else fresh[:, at])
+            ys.append(y)
+    return ys[0] if len(ys) == 1 else torch.cat(ys, dim=1), state
+
+
+def _chunks(u: Tensor, f: Factors, state: Tensor, fresh: Tensor | None) -> tuple[Tensor, Tensor]:
+    """`convolution` of whole chunks. Inside, tensors are (c, l, m b): columns are the b rows of each of m chunks."""
+    b, length = len(u), f.inner.shape[1]
+    columns = u.unflatten(1, (-1, length)).permute(3, 2, 1, 0).flatten(2)
+    m, parts, last, over = columns.shape[2] // b, None, columns, None
+    if fresh is not None:
+        begun = fresh.expand(b, -1).unflatten(1, (-1, length)).cumsum(2).permute(2, 1, 0).flatten(1)  # (l, m b)
+        parts = [begun == i for i in range(int(begun.max()) + 1)]
+        last = columns.where(begun == begun[-1], 0.0)
+        over = (begun[-1] == 0).view(m, b)
+    given = (f.until @ last).unflatten(-1, (m, b)).permute(2, 3, 0, 1)  # (m, b, c, q)
+    states, modes_ = [state], as_modes(given, f.over.is_complex())
+    h = as_modes(state, f.over.is_complex())
+    for i in range(m):
+        kept = f.over * h if over is None else torch.where(over[i, :, None, None], f.over * h, 0.0)
+        h = kept + modes_[i]
+        states.append(as_reals(h))
+    before = torch.stack(states[:-1]).permute(2, 3, 0, 1).flatten(2)  # (c, q, m b)
+    far = f.since @ before
+    if parts is None:
+        y = torch.baddbmm(far, f.inner, columns)
+    else:
+        y = far.where(parts[0], 0.0)
+        for part in parts:
+            y = y + (f.inner @ columns.where(part, 0.0)).where(part, 0.0)
+    return y.unflatten(-1, (m, b)).permute(3, 2, 1, 0).flatten(1, 2), states[-1]
+
+
+class S4Config(RecurrenceConfig, kind="s4", words="s4"):
+    """z = K * u + D u with K_l = sum_p C Ab^l Bb, the same at every token (S4D, Gu et al. 2022, 2206.11893).
+
+    It loses wherever what to keep depends on the token, as in copying or recall, because it forgets everything at the
+    same pace; what it wins is long smooth signals."""
+
+    d_state: int = Field(64, gt=0, le=1 << 12)
+    """Real numbers that a channel keeps: complex, half as many conjugate pairs."""
+    real: bool = False
+    discretization: Discretization = "zoh"
+    dt_min: float = Field(1e-3, gt=0)
+    dt_max: float = Field(0.1, gt=0)
+    """Steps begin log-uniform between these two."""
+
+    @model_validator(mode="after")
+    def _ordered(self) -> S4Config:
+        if self.dt_min > self.dt_max:
+            raise ValueError(f"dt_min={self.dt_min} is above dt_max={self.dt_max}; give the smaller one first")
+        if not self.real and self.d_state % 2:
+            raise ValueError(
+                f"d_state={self.d_state} is odd, and complex states come in pairs; use an even one, or real=true"
+            )
+        return self
+
+    def resized(self, n_heads: int) -> S4Config:
+        return self
+
+    def build(self, ctx: BuildContext) -> S4:
+        self.refuse_mup(ctx)
+        return S4(
+            ctx.d_model, **{name: getattr(self, name) for name in type(self).model_fields}, reparam=ctx.make_reparam
+        )
+
+    def explicit(self, ctx: BuildContext) -> S4Config:
+        return self.vary(**{name: type(self).model_fields[name].default for name in ("dt_min", "dt_max")})
+
+    def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
+        """FLOPs of the matrix products: within chunks, and from one to the next."""
+        d, q, p = ctx.d_model, self.d_state, modes(self.d_state, self.real)
+        own = Cost.weights(
+            d * (2 + q + p * (1 if self.real else 2)), flops=shape.passes * self._products(d, shape),
+            kept=self._kept(d, shape),
+        )  # fmt: skip
+        maps = linear_cost(ctx, shape.reading(shape.products), d, (d, d), bias=True)
+        return own + maps + recurrent_cost(shape, sizes(d, q))
+
+    def _products(self, d: int, shape: Shape) -> int:
+        length = min(CHUNK, shape.s)
+        whole, rest = divmod(shape.s, length)
+        return 2 * shape.b * d * (whole * length**2 + rest**2 + 2 * shape.s * self.d_state)
+
+    def _kept(self, d: int, shape: Shape) -> int:
+        """Besides the input of out_proj: u and z in fp32, what out_proj made, and the opened gate. The convolution is
+        computed again."""
+        return shape.keeps(2 * d, torch.promote_types(shape.products, torch.float32)) + shape.keeps(3 * d)
