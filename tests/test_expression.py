@@ -38,6 +38,7 @@ TOUCHES: dict[str, tuple[str, ...]] = {
     "gain": (f"{ATTENTION}gain_control",),
     "linear_attention": (f"{BLOCK}mixer",),
     **dict.fromkeys(("mamba", "mamba2", "gated_deltanet", "s4"), (f"{BLOCK}mixer", "embedding.position")),
+    **dict.fromkeys(("beside:mamba2", "beside:s4"), (f"{BLOCK}mixer",)),
     **dict.fromkeys(("stack:mamba*2,attention", "stack:window:8*2,causal", "stack:swiglu:64,moe:4:2*"), ("stack",)),
     **dict.fromkeys(("sigmareparam", "sigmareparam:1"), ("reparam",)),
     **dict.fromkeys(("mup", "mup:64"), ("mup",)),

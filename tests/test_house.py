@@ -431,6 +431,7 @@ CTX = BuildContext(
 NEEDED = {
     "attention": {"n_heads": 4},
     "cross_attention": {"n_heads": 4},
+    "beside": {"mixers": ("mamba", "s4")},
     "sliding_window": {"window": 3},
     **{kind: {"factor": 2.0} for kind in ("linear", "ntk", "dynamic_ntk", "yarn", "llama3")},
     "longrope": {"factor": 2.0, "short": (1.0, 1.0), "long": (2.0, 2.0)},

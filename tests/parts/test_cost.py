@@ -50,6 +50,7 @@ ROWS = {
     "mamba2": f"llama@1m+{SMALL}+mamba2+mixer.head_dim=16",
     "mamba2 groups": f"llama@1m+{SMALL}+mamba2+mixer.head_dim=16+mixer.n_groups=4+mixer.d_state=8",
     "gated_deltanet": f"llama@1m+{SMALL}+gated_deltanet+mixer.n_heads=2+mixer.n_v_heads=4+mixer.v_head_dim=24",
+    "beside": f"llama@1m+{SMALL}+heads=4+kernel=sdpa+beside:mamba2",
     "s4": f"llama@1m+{SMALL}+s4",
     "s4 real": f"llama@1m+{SMALL}+s4+mixer.real=true",
     "experts": f"llama@1m+{SMALL}+heads=4+moe:4:2+kernel=sdpa",

@@ -44,7 +44,7 @@ def compare(mine: nn.Module, theirs: nn.Module, names: dict[str, Any], s: int) -
         (y * probe).sum().backward()
         found.append((y, given.grad))
     for a, b in zip(*found, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4 * float(b.abs().max()))
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4 * float(b.detach().abs().max()))
     scale = max(float(weight.grad.abs().max()) for weight in theirs.parameters())  # type: ignore[union-attr]
     for name, weight in mine.named_parameters():
         wanted = names[name](lambda one: theirs.get_parameter(one).grad)

@@ -2,6 +2,7 @@
 
 from glassformer.parts.mixer.attention import Attention, AttentionConfig, QKNormConfig
 from glassformer.parts.mixer.base import DotProduct, EffectiveMaps, Heads, Mixer, MixerChange, MixerConfig, keys_before
+from glassformer.parts.mixer.beside import Beside, BesideConfig
 from glassformer.parts.mixer.cross_attention import CrossAttention, CrossAttentionConfig
 from glassformer.parts.mixer.gated_deltanet import GatedDeltaNet, GatedDeltaNetConfig
 from glassformer.parts.mixer.linear_attention import LinearAttention, LinearAttentionConfig
@@ -13,6 +14,8 @@ from glassformer.parts.mixer.s4 import S4, S4Config
 __all__ = [
     "Attention",
     "AttentionConfig",
+    "Beside",
+    "BesideConfig",
     "CrossAttention",
     "CrossAttentionConfig",
     "DotProduct",

@@ -79,8 +79,7 @@ def delta_rule(
         if size:
             at, end = slice(end, end + size), end + size
             part = None if fresh is None else fresh[:, at]
-            inputs = (x[:, at] for x in (q, k, v, beta, log_decay))
-            y, states = run(*inputs, state, part, min(length, size))
+            y, states = run(q[:, at], k[:, at], v[:, at], beta[:, at], log_decay[:, at], state, part, min(length, size))
             state = states[-1]
             ys.append(y)
     return ys[0] if len(ys) == 1 else torch.cat(ys, dim=1), state
@@ -165,12 +164,12 @@ def _(q, k, v, beta, log_decay, state, fresh, length):
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    *tensors, ctx.length = inputs
-    ctx.save_for_backward(*tensors, output[1])
+    *tensors, _, fresh, ctx.length = inputs  # the state before the first chunk is among those returned
+    ctx.save_for_backward(*tensors, fresh, output[1])
 
 
 def _grad(ctx: Any, dy: Tensor | None, dstates: Tensor | None) -> tuple[Tensor | None, ...]:
-    q, k, v, beta, log_decay, _, fresh, states = ctx.saved_tensors
+    q, k, v, beta, log_decay, fresh, states = ctx.saved_tensors
     g, length = q.shape[2], ctx.length
     dy = torch.zeros_like(v) if dy is None else dy
     with full_precision(q):

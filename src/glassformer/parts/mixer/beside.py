@@ -1,0 +1,196 @@
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from pydantic import Field
+from torch import Tensor, nn
+
+from glassformer.errors import RequestError
+from glassformer.parts.base import WORDS, BuildContext
+from glassformer.parts.cost import Cost, Shape
+from glassformer.parts.forward_pass import Pass
+from glassformer.parts.linear import Matrix
+from glassformer.parts.mixer.base import Mixer, MixerChange, MixerConfig
+from glassformer.parts.site import Site
+from glassformer.parts.words import Word
+from glassformer.state import State
+
+
+class States(State):
+    """The states of mixers side by side, each tensor named after its mixer's number."""
+
+    def __init__(self, states: Sequence[State]):
+        self.states = list(states)
+        known = [state.rewind for state in self.states if state.rewind is not None]
+        self.rewind = min(known) if known else None
+
+    @property
+    def nbytes(self) -> int:
+        return sum(state.nbytes for state in self.states)
+
+    def _joined(self, parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+        return {f"{i}.{name}": tensor for i, part in enumerate(parts) for name, tensor in part.items()}
+
+    def tensors(self) -> dict[str, Tensor]:
+        return self._joined([state.tensors() for state in self.states])
+
+    def upto(self, length: int) -> dict[str, Tensor]:
+        return self._joined([state.upto(length) for state in self.states])
+
+    def over(self, tensors: Mapping[str, Tensor]) -> States:
+        other = copy.copy(self)
+        parts: list[dict[str, Tensor]] = [{} for _ in self.states]
+        for name, tensor in tensors.items():
+            i, _, part = name.partition(".")
+            parts[int(i)][part] = tensor
+        other.states = [state.over(part) for state, part in zip(self.states, parts, strict=True)]
+        return other
+
+    def put(self, row: int, other: State, length: int) -> None:
+        assert isinstance(other, States)
+        for mine, theirs in zip(self.states, other.states, strict=True):
+            mine.put(row, theirs, length)
+
+    def clear(self, row: int, length: int) -> None:
+        for state in self.states:
+            state.clear(row, length)
+
+    def reserve(self, memory_len: int) -> None:
+        for state in self.states:
+            state.reserve(memory_len)
+
+    def truncate(self, length: int) -> None:
+        for state in sorted(self.states, key=lambda state: state.rewind is None):  # those that may refuse come first
+            state.truncate(length)
+
+
+class Beside(Mixer):
+    """out = sum_i mixer_i(x): mixers of the same input side by side, such as attention and a state space model in one
+    layer (Hymba, Dong et al. 2024, 2411.13676; Falcon-H1, 2507.22448). x, out (b,s,d).
+
+    Sites: out, and those of each mixer below its number (`mixer.mixers.0.pattern`)."""
+
+    def __init__(self, mixers: Sequence[Mixer]):
+        super().__init__()
+        if len(mixers) < 2:
+            raise RequestError(
+                f"mixers={len(mixers)}: side by side stand two or more",
+                code="range", field="mixer.mixers", value=len(mixers), expected="two or more",
+            )  # fmt: skip
+        self.mixers = nn.ModuleList(mixers)
+        self.out = Site("bsd")
+
+    def _all(self) -> list[Any]:
+        return list(self.mixers)
+
+    def forward(
+        self, x: Float[Tensor, "b s d"], pass_: Pass | None = None, state: States | None = None
+    ) -> Float[Tensor, "b s d"]:
+        pass_ = pass_ or Pass.of(x)
+        states = [None] * len(self.mixers) if state is None else state.states
+        outs = [mixer(x, pass_, kept) for mixer, kept in zip(self._all(), states, strict=True)]
+        return self.out(sum(outs[1:], outs[0]))
+
+    @property
+    def causal(self) -> bool:
+        return all(mixer.causal for mixer in self._all())
+
+    @property
+    def reach(self) -> int | None:
+        return farthest([mixer.reach for mixer in self._all()])
+
+    @property
+    def heads(self) -> None:
+        return None
+
+    @property
+    def separates_documents(self) -> bool:
+        return all(mixer.separates_documents for mixer in self._all())
+
+    def matrices(self) -> dict[str, Matrix]:
+        """The maps of each mixer, its number before their names."""
+        return {
+            f"mixers.{i}.{name}": matrix
+            for i, mixer in enumerate(self._all())
+            for name, matrix in mixer.matrices().items()
+        }
+
+    def init_state(self, batch: int, max_len: int, dtype: torch.dtype, device: Any = None, rewind: int = 0) -> States:
+        return States([mixer.init_state(batch, max_len, dtype, device, rewind) for mixer in self._all()])
+
+
+def farthest(reaches: Sequence[int | None]) -> int | None:
+    known = [reach for reach in reaches if reach is not None]
+    return max(known) if len(known) == len(reaches) else None
+
+
+def _read(word: str, text: str) -> dict[str, Any]:
+    name, colon, value = text.partition(":")
+    found = WORDS.get(name)
+    if found is None or found[1].axis != "mixer" or not found[1].kind or found[0].change:
+        known = sorted(one for one, (w, part) in WORDS.items() if part.axis == "mixer" and part.kind and not w.change)
+        raise RequestError(
+            f"{word}:{text}: {name!r} is no mixer; known: {', '.join(known)}",
+            code="unknown", field=word, value=text, expected="a mixer",
+        )  # fmt: skip
+    return {"of": found[1], "fields": found[0].given(value if colon else None)}
+
+
+class BesideConfig(MixerConfig, kind="beside", words=Word("beside", _read, "mamba2")):
+    """out = sum_i mixer_i(x), the mixers of one layer side by side (2411.13676, 2507.22448).
+
+    It loses to layers in turn (`+stack`) where width is dear: each of the mixers has maps of its own in every layer."""
+
+    mixers: tuple[MixerConfig, ...] = Field(min_length=2, max_length=16)
+
+    @classmethod
+    def replacing(cls, old: Any, **fields: Any) -> Any:
+        """The mixer that is there, and another beside it; one of its kind that is there already takes the fields."""
+        if "of" not in fields:
+            return old.vary(**fields) if type(old) is cls else cls(**fields)
+        of, more = fields["of"], fields["fields"]
+        before = old.mixers if type(old) is cls else (old,)
+        if any(type(one) is of for one in before):
+            after = tuple(of.replacing(one, **more) if type(one) is of else one for one in before)
+            return cls(mixers=after) if type(old) is cls else old.vary(**more)
+        return cls(mixers=(*before, of.replacing(before[0], **more)))
+
+    def causal(self, ctx: BuildContext) -> bool:
+        return all(mixer.causal(ctx) for mixer in self.mixers)
+
+    def reach(self, ctx: BuildContext) -> int | None:
+        return farthest([mixer.reach(ctx) for mixer in self.mixers])
+
+    def keys_seen(self, ctx: BuildContext, t: int) -> float:
+        return max(mixer.keys_seen(ctx, t) for mixer in self.mixers)
+
+    def heads(self, ctx: BuildContext) -> None:
+        return None
+
+    def check_training(self, ctx: BuildContext, device: str) -> None:
+        for mixer in self.mixers:
+            mixer.check_training(ctx, device)
+
+    def resized(self, n_heads: int) -> BesideConfig:
+        return self.vary(mixers=tuple(mixer.resized(n_heads) for mixer in self.mixers))
+
+    def changed(self, change: MixerChange, new: Callable[[Any], Any]) -> BesideConfig | None:
+        made = [mixer.changed(change, new) for mixer in self.mixers]
+        if all(one is None for one in made):
+            return None
+        return self.vary(mixers=tuple(one or mixer for one, mixer in zip(made, self.mixers, strict=True)))
+
+    def build(self, ctx: BuildContext) -> Beside:
+        return Beside([mixer.build(ctx) for mixer in self.mixers])
+
+    def explicit(self, ctx: BuildContext) -> BesideConfig:
+        return self.vary(mixers=tuple(mixer.explicit(ctx) for mixer in self.mixers))
+
+    def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
+        """Those of the mixers, which read one tensor."""
+        again = (len(self.mixers) - 1) * shape.keeps(ctx.d_model) if shape.inputs == shape.products else 0
+        return sum((mixer.costs(ctx, shape) for mixer in self.mixers), Cost(kept=-again))
