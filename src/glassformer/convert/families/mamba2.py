@@ -12,6 +12,7 @@ from glassformer.convert.fields import Fields
 from glassformer.convert.names import Flat, Names
 from glassformer.parts.head import HeadConfig
 from glassformer.parts.mixer import Mamba2Config
+from glassformer.parts.mixer.mamba2 import heads_of
 from glassformer.parts.norm import RMSNormConfig
 
 NAMES = Names(
@@ -92,7 +93,7 @@ def write(config: ModelConfig) -> dict[str, Any]:
         "layer_norm_epsilon": block.norm.eps,
         "state_size": mixer.d_state,
         "head_dim": mixer.head_dim,
-        "num_heads": mixer.expand * config.d_model // mixer.head_dim,
+        "num_heads": heads_of(config.d_model, mixer.expand, mixer.head_dim, mixer.n_groups),
         "n_groups": mixer.n_groups,
         "conv_kernel": mixer.d_conv,
         "expand": mixer.expand,

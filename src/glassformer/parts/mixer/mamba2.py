@@ -14,6 +14,7 @@ from glassformer.parts.base import BuildContext
 from glassformer.parts.cost import Cost, Shape
 from glassformer.parts.ffn.glu import swiglu
 from glassformer.parts.forward_pass import Pass
+from glassformer.parts.heads import Heads
 from glassformer.parts.init import Init
 from glassformer.parts.linear import Linear, Matrix, linear_cost
 from glassformer.parts.mixer.base import EffectiveMaps, show_maps
@@ -59,7 +60,7 @@ class Mamba2(Recurrence):
         self,
         d_model: int,
         d_state: int = 128,
-        head_dim: int = 64,
+        head_dim: int | None = None,
         n_groups: int = 1,
         d_conv: int = 4,
         expand: int = 2,
@@ -155,9 +156,10 @@ class Mamba2(Recurrence):
         self.D.fill_(1.0)
 
 
-def heads_of(d_model: int, expand: int, head_dim: int, n_groups: int) -> int:
+def heads_of(d_model: int, expand: int, head_dim: int | None, n_groups: int) -> int:
     """Raises RequestError where heads do not divide the channels, or groups the heads."""
     c = expand * d_model
+    head_dim = head_dim or c // Heads.fitting(c)
     if c % head_dim:
         raise RequestError(
             f"head_dim={head_dim} does not divide the {c} channels of expand={expand} times d_model={d_model}",
@@ -184,7 +186,8 @@ class Mamba2Config(RecurrenceConfig, kind="mamba2", words="mamba2"):
     numbers."""
 
     d_state: int = Field(128, gt=0, le=1 << 12)
-    head_dim: int = Field(64, gt=0, le=1 << 20)
+    head_dim: int | None = Field(None, gt=0, le=1 << 20)
+    """None: 64, or the next more that divides the channels."""
     n_groups: int = Field(1, gt=0, le=1 << 16)
     """Heads of a group share B and C."""
     d_conv: int = Field(4, ge=2, le=1 << 8)
@@ -219,7 +222,7 @@ class Mamba2Config(RecurrenceConfig, kind="mamba2", words="mamba2"):
         return self.expand * ctx.d_model, n, self.n_groups * self.d_state
 
     def resized(self, n_heads: int) -> Mamba2Config:
-        return self
+        return self.vary(head_dim=None)
 
     def build(self, ctx: BuildContext) -> Mamba2:
         self.refuse_mup(ctx)
@@ -228,7 +231,10 @@ class Mamba2Config(RecurrenceConfig, kind="mamba2", words="mamba2"):
         )
 
     def explicit(self, ctx: BuildContext) -> Mamba2Config:
-        return self.vary(**{name: type(self).model_fields[name].default for name in ("dt_min", "dt_max")})
+        c, n, _ = self._sizes(ctx)
+        return self.vary(
+            head_dim=c // n, **{name: type(self).model_fields[name].default for name in ("dt_min", "dt_max")}
+        )
 
     def _norm(self, ctx: BuildContext, shape: Shape) -> Cost:
         g, c = self.n_groups, self.expand * ctx.d_model
@@ -243,7 +249,7 @@ class Mamba2Config(RecurrenceConfig, kind="mamba2", words="mamba2"):
         own = Cost.weights((c + 2 * both) * (k + self.conv_bias) + 3 * n, kept=self._kept(ctx, shape))
         maps = linear_cost(ctx, shape, d, (c, c, both, both, n), bias=self.bias)
         maps += linear_cost(ctx, shape.reading(shape.products), c, d, bias=self.bias)
-        scan = scan_cost(shape, self.n_groups, n, self.d_state, self.head_dim)
+        scan = scan_cost(shape, self.n_groups, n, self.d_state, c // n)
         kept, tail = sizes(c, n, self.n_groups, self.d_state, k)
         return own + scan + maps + self._norm(ctx, shape) + recurrent_cost(shape, kept, tail)
 
