@@ -20,6 +20,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -96,10 +97,14 @@ def transformers(family: str, dtype: str, attention: str) -> Step:
     return step
 
 
+FAST = ExitStack()
+"""Holds `gf.fast_training()` open until the process ends."""
+
+
 def own(family: str, fast: bool) -> Step:
     """The loop that a user writes over `model.loss`, in the dtype that is faster here; `fast`: in `gf.fast_training()`,
     for the rest of the process."""
-    how = gf.fast_training().__enter__() if fast else machine.settings("cpu")
+    how = FAST.enter_context(gf.fast_training()) if fast else machine.settings("cpu")
     model = config(family).build(seed=0)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
 
