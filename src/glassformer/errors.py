@@ -29,6 +29,11 @@ class RequestError(ValueError):
         super().__init__(message or f"{field} must be {expected}, got {shown(repr(value))}")
         self.code, self.field, self.value, self.expected = code, field, value, expected
 
+    def of(self, what: str) -> RequestError:
+        """The same complaint about one of several: `what`, a colon, and the sentence."""
+        kind = type(self)
+        return kind(f"{what}: {self}", code=self.code, field=self.field, value=self.value, expected=self.expected)
+
 
 class WorkError(RuntimeError):
     """The request was right but the work failed: one sentence that says what failed and what to do (exit 1)."""

@@ -80,6 +80,12 @@ def _asked_threads() -> int | None:
     return int(said) if said.isdecimal() and 1 <= int(said) <= 4096 else None
 
 
+def synchronize(device: str) -> None:
+    """Waits until the device has done what was asked of it, before a clock is read."""
+    if device != "cpu":
+        getattr(torch, device.split(":")[0]).synchronize()
+
+
 def apply(chosen: Settings) -> None:
     """Sets torch's threads and the allocator for this process."""
     torch.set_num_threads(chosen.threads)

@@ -191,6 +191,7 @@ def test_a_wrong_recipe_of_an_arm_is_one_sentence(source: Path, tmp_path: Path, 
     with pytest.raises(RequestError) as refused:
         compare(["gpt2@1m", f"gpt2@1m+{wish}"], source, out=tmp_path / "out", **PLAN)
     assert says in str(refused.value) and "\n" not in str(refused.value)
+    assert wish in str(refused.value), "the sentence names the arm"
     assert not (tmp_path / "out").exists()
 
 

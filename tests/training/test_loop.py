@@ -278,9 +278,14 @@ def test_one_command_begins_goes_on_and_finds_the_run_finished(text: TextData, t
         warnings.simplefilter("error")
         train(model(), text, TEN, folder, resume=True)
     with pytest.warns(UserWarning, match="run is finished: all 10 steps are done"):
-        again = train(model(), text, TEN, folder, resume=True)
+        again = train(model(), text, TEN, folder, resume=True, callbacks=[NothingSaved()])
     assert told(folder) == told(straight.folder)
     assert (again.status, again.steps, again.validation) == ("ok", 10, straight.validation)
+
+
+class NothingSaved(Callback):
+    def saved(self, run: Training, folder: Path) -> None:
+        raise AssertionError(f"a finished run was saved again, in {folder}")
 
 
 class Die(Callback):

@@ -185,13 +185,14 @@ def recipes(
     rest = {name: value for name, value in recipe.items() if name not in ("tokens", "flops", "minutes")}
     made = {}
     for name, config in configs.items():
-        plan = with_recipe(Recipe.of(**{**rest, **budget}), split_recipe(name)[1])
-        made[name] = plan.vary(learning_rate=plan.peak_learning_rate(config))
+        common = Recipe.of(**{**rest, **budget})
         try:
+            plan = with_recipe(common, split_recipe(name)[1])
             refuse_clipping(config, plan.qk_clip)
             plan.optimizer.check(config)
         except RequestError as error:
-            raise RequestError(f"{name}: {error}") from None
+            raise error.of(name) from None
+        made[name] = plan.vary(learning_rate=plan.peak_learning_rate(config))
     return made
 
 

@@ -86,6 +86,8 @@ def _changed(config: ModelConfig, changes: Sequence[str]) -> ModelConfig:
             config = change_of(change)(config)
         except ValidationError as error:
             raise RequestError(f"+{change}: {explain(error)}") from None
+        except RequestError as error:
+            raise error if change in str(error) else error.of(f"+{change}") from None
     config.check()
     return config
 

@@ -263,11 +263,11 @@ class PartConfig(Value):
             raise PydanticCustomError("part", "a {axis} is a mapping with a kind, one of {known}",
                                       {"axis": cls.axis, "known": ", ".join(sorted(choices))})  # fmt: skip
         if found is None:
+            outside = " (a part from outside this package must be imported first, or installed as an entry point of "
             raise PydanticCustomError(
-                "part", "unknown {axis} kind {kind}; known: {known}{near} (a part from outside this package must be "
-                f"imported first, or installed as an entry point of {GROUP})",
+                "part", "unknown {axis} kind {kind}; known: {known}{hint}",
                 {"kind": shown(kind), "axis": cls.axis, "known": ", ".join(sorted(choices)),
-                 "near": did_you_mean(kind, choices)},
+                 "hint": did_you_mean(kind, choices) or f"{outside}{GROUP})"},
             )  # fmt: skip
         return found
 

@@ -78,7 +78,8 @@ def run_request(request: Request, callbacks: Sequence[Callback] = ()) -> Run:
                 warnings.warn(f"{run.folder} is finished: all {run.step:,} steps are done")
         try:
             run.call("started")
-            to_the_end(run)
+            if run.share < 1 or not run.evaluated:
+                to_the_end(run)
         finally:
             run.call("ended")
     return run.result()
@@ -130,8 +131,7 @@ def one_step(run: Training) -> None:
         after_step(run.model)
     run.call("after_update" if run.take else "skipped", moment)
     run.optimizer.zero_grad(set_to_none=True)
-    if run.how.device != "cpu":
-        getattr(torch, run.how.device.split(":")[0]).synchronize()
+    machine.synchronize(run.how.device)
     took = time.perf_counter() - began
     run.step += 1
     run.seconds += took
@@ -144,7 +144,7 @@ def one_step(run: Training) -> None:
 
 def set_learning_rate(run: Training) -> float:
     """The rate of this step by the schedule, in every parameter group; returns it."""
-    # Steps follow the clock in a run bounded by minutes: n is then what the present speed promises.
+    # In a run bounded by minutes n is the number of steps that the present speed promises.
     n = float(run.steps) if run.steps is not None else max(1.0, run.step / run.share) if run.step else 1e6
     rate = run.learning_rate * run.recipe.schedule.factor(run.step, n)
     for group in run.optimizer.param_groups:

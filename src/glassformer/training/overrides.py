@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from glassformer.parts.base import to_plain
+from glassformer.errors import RequestError
+from glassformer.parts.base import PartConfig, to_plain
 from glassformer.parts.tree import set_value
 from glassformer.training.recipe import Recipe
 
@@ -18,11 +19,26 @@ _AXES = ("schedule", "optimizer")
 
 def with_recipe(recipe: Recipe, overrides: Mapping[str, str]) -> Recipe:
     """The recipe with these fields changed. `warmup` is the schedule's, `betas` and `adam_eps` are the optimizer's;
-    another schedule or optimizer comes with its own defaults. Raises RequestError for a field that there is not."""
+    another schedule or optimizer comes with its own defaults. Raises RequestError for a field that there is not, and
+    for another optimizer where the recipe sets fields of its own."""
     paths = {field: _PATHS.get(field, field) for field in overrides}
+    if kind := next((overrides[field] for field in overrides if paths[field] == "optimizer"), None):
+        _refuse_losing(recipe.optimizer, kind)
     tree = to_plain(recipe)
     for field in sorted(overrides, key=lambda field: paths[field] not in _AXES):  # these first: the others are theirs
         set_value(tree, paths[field].split("."), overrides[field], f"recipe.{field}")
         if paths[field] in _AXES:
             tree = to_plain(Recipe.of(**tree))
     return Recipe.of(**tree)
+
+
+def _refuse_losing(given: PartConfig, kind: str) -> None:
+    """Raises RequestError where another optimizer would drop what was set for this one without a word."""
+    own = [field for field, value in given if kind != given.kind and value != type(given).model_fields[field].default]
+    if own:
+        names = " and ".join(own)
+        raise RequestError(
+            f"+recipe.optimizer={kind}: {names} of {given.kind} would be lost; set them as "
+            f"+recipe.optimizer.FIELD=VALUE of the optimizer that has them",
+            code="conflict", field="recipe.optimizer", value=kind, expected=given.kind,
+        )  # fmt: skip

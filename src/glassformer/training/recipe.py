@@ -77,6 +77,12 @@ class Recipe(Value):
             return value
         optimizer = value.get("optimizer", "adamw")
         fields = {"kind": optimizer} if isinstance(optimizer, str) else to_plain(optimizer)
+        kind = fields.get("kind", AdamWConfig.kind)
+        for name in moved:
+            known = OptimizerConfig.choices().get(kind)
+            if known is not None and name not in known.model_fields:
+                option = next(older for older, field in ADAM.items() if field == name)
+                raise ValueError(f"{option} is of adamw and its like: {kind} has no such field")
         rest = {name: given for name, given in value.items() if name not in ADAM}
         return {**rest, "optimizer": {**fields, **moved}}
 
