@@ -25,7 +25,9 @@ def with_recipe(recipe: Recipe, overrides: Mapping[str, str]) -> Recipe:
     if kind := next((overrides[field] for field in overrides if paths[field] == "optimizer"), None):
         _refuse_losing(recipe.optimizer, kind)
     tree = to_plain(recipe)
-    for field in sorted(overrides, key=lambda field: paths[field] not in _AXES):  # these first: the others are theirs
+    same = {field for field in overrides if paths[field] in _AXES and overrides[field] == tree[paths[field]]["kind"]}
+    # Axes first: the other fields are theirs.
+    for field in sorted(overrides.keys() - same, key=lambda field: paths[field] not in _AXES):
         set_value(tree, paths[field].split("."), overrides[field], f"recipe.{field}")
         if paths[field] in _AXES:
             tree = to_plain(Recipe.of(**tree))
