@@ -61,7 +61,8 @@ TOUCHES: dict[str, tuple[str, ...]] = {
         ),
         (f"{BLOCK}ffn",),
     ),
-    **dict.fromkeys(("moe:4:2", "moe:8:1:96"), (f"{BLOCK}ffn",)),
+    **dict.fromkeys(("moe:4:2", "moe:8:1:96", "expert_choice:4:2"), (f"{BLOCK}ffn",)),
+    **dict.fromkeys(("mla", "mla:16"), (f"{BLOCK}mixer",)),
     **dict.fromkeys(("bias", "nobias"), (f"{ATTENTION}bias", f"{ATTENTION}out_bias", f"{BLOCK}ffn.bias")),
     **dict.fromkeys(("tied", "untied"), ("head.tied",)),
     **dict.fromkeys(("embednorm", "noembednorm"), ("embedding.norm",)),
@@ -373,15 +374,9 @@ def test_a_width_that_was_given_is_rounded_by_the_least(hidden: int):
 @pytest.mark.parametrize("size", ["1m", "10m", "3b"])
 def test_every_name_takes_every_size_and_keeps_its_parts(name: str, size: str):
     whole, sized = preset(name), preset(f"{name}@{size}")
-    diff = set(whole.diff(sized))
-    sizes = (
-        "d_model",
-        "stack.0.repeat",
-        f"{ATTENTION}n_heads",
-        f"{ATTENTION}n_kv_heads",
-        f"{ATTENTION}head_dim",
-    )
-    assert diff <= {*sizes, f"{BLOCK}ffn.hidden"}
+    diff = {re.sub(r"\d+", "0", path) for path in whole.diff(sized)}
+    own = ("n_heads", "n_kv_heads", "head_dim", "kv_rank", "q_rank", "rope_dim", "value_dim")
+    assert diff <= {"d_model", "stack.0.repeat", f"{BLOCK}ffn.hidden", *(f"{ATTENTION}{size}" for size in own)}
     assert preset(f"{name}@{size.upper()}") == sized
     mixer, before = sized.stack[0].blocks[0].mixer, whole.stack[0].blocks[0].mixer
     assert getattr(mixer, "n_kv_heads", None) is None or before.n_kv_heads is not None  # type: ignore[attr-defined]

@@ -432,6 +432,7 @@ NEEDED = {
     "attention": {"n_heads": 4},
     "cross_attention": {"n_heads": 4},
     "beside": {"mixers": ("mamba", "s4")},
+    "latent_attention": {"n_heads": 4},
     "sliding_window": {"window": 3},
     **{kind: {"factor": 2.0} for kind in ("linear", "ntk", "dynamic_ntk", "yarn", "llama3")},
     "longrope": {"factor": 2.0, "short": (1.0, 1.0), "long": (2.0, 2.0)},
@@ -473,13 +474,17 @@ FROM_THE_MODEL = {
 ELSEWHERE = {
     "attention": {"norm_after_position"},  # a field of its qk_norm
     "rotary": {"dim"},  # `fraction` of the head
+    "alibi": {"scale"},  # where it is `scaled`
+    "latent_attention": {"q_norm", "kv_norm"},  # both from `norm`
     "experts": {"router", "shared"},  # parts of their own
 }
 NOT_ARGUMENTS = {
     "rotary": {"fraction"},
     "glu": {"multiple_of"},
+    "alibi": {"scaled"},
+    "latent_attention": {"norm"},
     "parallel": {"shared_norm"},  # one norm is given, or two
-    "experts": {"n_shared", *inspect.signature(Router).parameters},
+    "experts": {"n_shared", "shared_hidden", "router_bias", *inspect.signature(Router).parameters},
 }
 
 
@@ -510,10 +515,10 @@ def test_the_table_of_parts_is_whole():
         "norm": {"layernorm", "rmsnorm"},
         "position": {"learned", "sinusoidal", "rotary", "alibi"},
         "visibility": {"causal", "bidirectional", "sliding_window"},
-        "mixer": {"attention", "cross_attention", "linear_attention", "mamba"},
+        "mixer": {"attention", "cross_attention", "latent_attention", "linear_attention", "mamba"},
         "projection": {"cross", "fused", "separate"},
         "kernel": {"naive", "sdpa", "flex", "banded", "direct", "auto"},
-        "ffn": {"mlp", "glu", "experts"},
+        "ffn": {"mlp", "glu", "experts", "expert_choice"},
         "residual": {"pre", "post", "sandwich", "res_post", "parallel", "deepnorm"},
         "init": {"gpt2", "xavier", "small", "deepnorm"},
         "reparam": {"sigma"},

@@ -5,6 +5,7 @@ from glassformer.parts.mixer.base import DotProduct, EffectiveMaps, Heads, Mixer
 from glassformer.parts.mixer.beside import Beside, BesideConfig
 from glassformer.parts.mixer.cross_attention import CrossAttention, CrossAttentionConfig
 from glassformer.parts.mixer.gated_deltanet import GatedDeltaNet, GatedDeltaNetConfig
+from glassformer.parts.mixer.latent_attention import LatentAttention, LatentAttentionConfig
 from glassformer.parts.mixer.linear_attention import LinearAttention, LinearAttentionConfig
 from glassformer.parts.mixer.mamba import Mamba, MambaConfig
 from glassformer.parts.mixer.mamba2 import Mamba2, Mamba2Config
@@ -25,6 +26,8 @@ __all__ = [
     "Heads",
     "LinearAttention",
     "LinearAttentionConfig",
+    "LatentAttention",
+    "LatentAttentionConfig",
     "Mamba",
     "Mamba2",
     "Mamba2Config",

@@ -1,0 +1,440 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+import torch
+from jaxtyping import Float
+from pydantic import Field
+from torch import Tensor, nn
+
+from glassformer.errors import RequestError
+from glassformer.parts.base import BuildContext
+from glassformer.parts.cost import Cost, Number, Shape
+from glassformer.parts.forward_pass import Pass
+from glassformer.parts.heads import Heads
+from glassformer.parts.kernel import (
+    AttentionCall,
+    Auto,
+    AutoConfig,
+    CallFacts,
+    HeadLayout,
+    KeptTensors,
+    Kernel,
+    KernelConfig,
+)
+from glassformer.parts.linear import Linear, Matrix, linear_cost
+from glassformer.parts.mixer.attend import attend, attention_cost
+from glassformer.parts.mixer.base import Mixer, MixerChange, MixerConfig
+from glassformer.parts.mixer.kv import KVState, WindowState, vector_bytes
+from glassformer.parts.norm import NormConfig, RMSNorm, RMSNormConfig
+from glassformer.parts.position import AttentionPosition, AttentionPositionConfig
+from glassformer.parts.reparam import MakeReparam
+from glassformer.parts.shard import Shard
+from glassformer.parts.site import Site
+from glassformer.parts.visibility import Causal, CausalConfig, SameDocument, Visibility, VisibilityConfig
+from glassformer.parts.words import Word, whole
+
+Form = Literal["auto", "expanded", "absorbed"]
+
+
+class LatentShape(NamedTuple):
+    """Sizes of a `LatentAttention`."""
+
+    n: int
+    """Heads."""
+    content: int
+    """dn: values of a head's query and key that come from the latent."""
+    rope: int
+    """dr: values of the key that all heads share, which alone know the position."""
+    value: int
+    """dv: values of a head's v."""
+    kv_rank: int
+    """r: values of the latent."""
+    q_rank: int
+    """Values of the queries' latent; 0: there is none."""
+
+    @property
+    def query(self) -> int:
+        return self.content + self.rope
+
+    def absorbs(self, s: int) -> bool:
+        """Whether s queries against many keys take fewer operations absorbed: n (2 r + dr) for each pair of a query and
+        a key, against n (dn + dr + dv), and in that form the latent of every key is expanded, n r (dn + dv)."""
+        each = self.content + self.value
+        return s * (2 * self.kv_rank - each) <= self.kv_rank * each
+
+
+class LatentAttention(Mixer):
+    """Attention whose keys and values are maps of one latent per token, which is all that is kept of the token.
+
+        c = norm(x W_DKV)   k_r = rope(x W_KR)      c (b,s,r), k_r (b,s,dr), shared by the heads
+        q = [q_c, rope(q_r)] = x W_Q, or norm(x W_DQ) W_UQ                    q (b,s,n,dn+dr)
+        k = [c W_UK, k_r]   v = c W_UV               k (b,t,n,dn+dr), v (b,t,n,dv)
+        z = softmax(q k^T / sqrt(dn + dr)) v         out = z W_O
+
+    MLA: DeepSeek-V2, 2405.04434, section 2.1. This is its `expanded` form. The `absorbed` one is equal and never makes
+    k and v: the maps go to the few queries instead of the many keys,
+
+        q_c (c W_UK)^T = (q_c W_UK^T) c^T            p (c W_UV) = (p c) W_UV
+
+    so that every head attends to the same n = 1 key [c, k_r] and value c, r + dr numbers a token. Decoding takes it;
+    many queries, as in training, are cheaper expanded. A form of `auto` chooses by the number of operations.
+
+    Sites: q, k, v, latent (b,s,r), scores and pattern (b,n,s,t), z, out. With a decode state k and v are made for those
+    who look alone; the latent is what may be edited then.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        n_heads: int,
+        kv_rank: int,
+        head_dim: int,
+        rope_dim: int,
+        value_dim: int | None = None,
+        q_rank: int = 0,
+        bias: bool = False,
+        q_norm: nn.Module | None = None,
+        kv_norm: nn.Module | None = None,
+        position: AttentionPosition | None = None,
+        visibility: Visibility | None = None,
+        scale: float | None = None,
+        dropout: float = 0.0,
+        kernel: Kernel | None = None,
+        form: Form = "auto",
+        reparam: MakeReparam | None = None,
+    ):
+        super().__init__()
+        n, dn, dr, dv = n_heads, head_dim, rope_dim, value_dim or head_dim
+        self.shape = LatentShape(n, dn, dr, dv, kv_rank, q_rank)
+        self.n_heads, self.n_kv_heads, self.head_dim = self.heads
+        by_head = Shard("column", n)
+        if q_rank:
+            self.q_down = Linear(d_model, q_rank, bias, reparam=reparam)
+            self.q_norm = q_norm or RMSNorm(q_rank, 1e-6)
+        self.q_up = Linear(q_rank or d_model, n * (dn + dr), role="score", reparam=reparam, shard=by_head)
+        self.kv_down = Linear(d_model, (kv_rank, dr), bias, ("hidden", "score"), reparam)
+        self.kv_norm = kv_norm or RMSNorm(kv_rank, 1e-6)
+        self.kv_up = Linear(kv_rank, (n * dn, n * dv), False, ("score", "hidden"), reparam, (by_head, by_head))
+        self.output = Linear(n * dv, d_model, bias, "output", reparam, Shard("row", n))
+        self.position, self.visibility = position, visibility or Causal()
+        self.scale, self.dropout = scale or (dn + dr) ** -0.5, dropout
+        self.kernel, self.form = kernel or Auto(), form
+        self.kernel.check(CallFacts(dropout=dropout > 0))
+        self.q, self.k, self.v, self.latent = Site("bsnh"), Site("bsnh"), Site("bsnh"), Site("bsr")
+        self.scores, self.pattern, self.z, self.out = Site("bnst"), Site("bnst"), Site("bsnh"), Site("bsd")
+
+    def forward(
+        self, x: Float[Tensor, "b s d"], pass_: Pass | None = None, state: KVState | None = None
+    ) -> Float[Tensor, "b s d"]:
+        pass_ = pass_ or Pass.of(x)
+        few = state is not None and pass_.start > 0 and self.shape.absorbs(x.shape[1])
+        q, c, turned = self.project(x, pass_)
+        k_idx = None
+        if state is not None:
+            self._show(c, turned)
+            c, turned, k_idx = state.append(c[:, :, None], turned, pass_)
+            c = c[:, :, 0]
+        absorbed = few if self.form == "auto" else self.form == "absorbed"
+        made = self.absorbed if absorbed else self.expanded
+        z = made(q, c, turned, k_idx, pass_, apart=state is None)
+        return self.out(self.output(self.z(z).flatten(-2)))
+
+    def project(self, x: Tensor, pass_: Pass) -> tuple[Tensor, Tensor, Tensor]:
+        """q (b,s,n,dn+dr), the latent (b,s,r), and the keys that the heads share (b,s,1,dr)."""
+        down = self.q_norm(self.q_down(x)) if self.shape.q_rank else x
+        q = self.q_up(down).unflatten(-1, (self.n_heads, -1))
+        c, shared = self.kv_down.split(self.kv_down(x))
+        shared = shared[:, :, None]
+        if self.position is not None:
+            q_c, q_r = q.split([self.shape.content, self.shape.rope], -1)
+            q_r, shared = self.position(q_r, shared, pass_)
+            q = torch.cat((q_c, q_r), -1)
+        return self.q(q), self.latent(self.kv_norm(c)), shared
+
+    def expand(self, c: Tensor, turned: Tensor) -> tuple[Tensor, Tensor]:
+        """k (b,t,n,dn+dr) and v (b,t,n,dv) of the latent (b,t,r) and the shared keys (b,t,1,dr)."""
+        k, v = (y.unflatten(-1, (self.n_heads, -1)) for y in self.kv_up.split(self.kv_up(c)))
+        return torch.cat((k, turned.expand(-1, -1, self.n_heads, -1)), -1), v
+
+    def expanded(
+        self, q: Tensor, c: Tensor, turned: Tensor, k_idx: Tensor | None, pass_: Pass, apart: bool = False
+    ) -> Tensor:
+        """z (b,s,n,dv), by keys and values written out; `apart`: nobody else has shown them."""
+        k, v = self.expand(c, turned)
+        if apart:
+            k, v = self.k(k), self.v(v)
+        return attend(self.kernel, self.call(q, k, v, k_idx, pass_), self.scores, self.pattern)
+
+    def absorbed(
+        self, q: Tensor, c: Tensor, turned: Tensor, k_idx: Tensor | None, pass_: Pass, apart: bool = False
+    ) -> Tensor:
+        """z (b,s,n,dv), by attention of all heads to the latent itself."""
+        if apart:
+            self._show(c, turned)
+        size = self.shape
+        w_k, w_v = (w.unflatten(0, (size.n, -1)) for w in self.kv_up.applied().to(c.dtype).split(self.kv_up.outs))
+        q_c, q_r = q.split([size.content, size.rope], -1)
+        q = torch.cat((torch.einsum("bsnh,nhr->bsnr", q_c, w_k), q_r), -1)
+        c = c[:, :, None]
+        call = self.call(q, torch.cat((c, turned), -1), c, k_idx, pass_)
+        seen = attend(self.kernel, call, self.scores, self.pattern)
+        return torch.einsum("bsnr,nhr->bsnh", seen, w_v)
+
+    def call(self, q: Tensor, k: Tensor, v: Tensor, k_idx: Tensor | None, pass_: Pass) -> AttentionCall:
+        """The call of the kernel; k_idx as `KVState.append` returns it."""
+        documents = pass_.documents
+        visibility = self.visibility if documents is None else SameDocument(self.visibility, documents)
+        bias = self.position.bias(pass_) if self.position is not None else None
+        dropout = self.dropout if self.training else 0.0
+        return AttentionCall(q, k, v, visibility, bias, self.scale, dropout, pass_.index(k_idx), pass_.once)
+
+    def _show(self, c: Tensor, turned: Tensor) -> None:
+        """k and v of the new tokens, for those who look. Raises RequestError where they are to be edited."""
+        if self.k.edited or self.v.edited:
+            raise RequestError("mixer.k and mixer.v are not made where the latent alone is kept; edit mixer.latent")
+        if self.k.watched or self.v.watched:
+            k, v = self.expand(c, turned)
+            self.k(k), self.v(v)
+
+    @property
+    def causal(self) -> bool:
+        return self.visibility.causal
+
+    @property
+    def separates_documents(self) -> bool:
+        return True
+
+    @property
+    def reach(self) -> int | None:
+        return self.visibility.reach
+
+    @property
+    def heads(self) -> Heads:
+        return Heads(self.shape.n, self.shape.n, self.shape.query)
+
+    @property
+    def attention_position(self) -> AttentionPosition | None:
+        return self.position
+
+    @property
+    def head_output(self) -> Linear:
+        return self.output
+
+    def matrices(self) -> dict[str, Matrix]:
+        """The maps by the names of the sites they make; `rope` makes the shared keys, `q_latent` is queries' latent."""
+        n, down = self.n_heads, {"latent": Matrix.of(self.kv_down), "rope": Matrix.of(self.kv_down, 1)}
+        if self.shape.q_rank:
+            down["q_latent"] = Matrix.of(self.q_down)
+        up = {"q": Matrix.of(self.q_up, 0, n), "k": Matrix.of(self.kv_up, 0, n), "v": Matrix.of(self.kv_up, 1, n)}
+        return {**down, **up, "out": Matrix.of(self.output)}
+
+    def init_state(self, batch: int, max_len: int, dtype: torch.dtype, device: Any = None, rewind: int = 0) -> KVState:
+        """The latent and the shared key of each token within reach."""
+        reach, kept = self.visibility.reach, ((1, self.shape.kv_rank), (1, self.shape.rope))
+        if reach is not None and reach + rewind < max_len:
+            return WindowState(batch, reach, *kept, dtype, device, rewind)
+        return KVState(batch, max_len, *kept, dtype, device)
+
+
+class LatentAttentionConfig(
+    MixerConfig, kind="latent_attention", words=Word("mla", whole("kv_rank"), "64", optional=True)
+):
+    """Multi-head latent attention: k = [c W_UK, k_r], v = c W_UV of one latent c = norm(x W_DKV) per token, of which
+    alone a decode state consists, r + dr numbers a token. DeepSeek-V2, 2405.04434.
+
+    Sizes left out are the paper's shares of a head. It loses where contexts are short: a token passes more maps than in
+    grouped attention of the same state, and a wide latent makes each step of decoding n (2 r + dr) operations a key
+    instead of 2 n h.
+    """
+
+    n_heads: int = Field(gt=0, le=1 << 16)
+    kv_rank: int | None = Field(None, gt=0, le=1 << 20)
+    """r, values of the latent; None: 4 head_dim."""
+    q_rank: int | None = Field(0, ge=0, le=1 << 20)
+    """Values of the latent that queries are made of; 0: they are made of x itself; None: 12 head_dim."""
+    head_dim: int | None = Field(None, gt=0, le=1 << 20)
+    """dn, values of a head that know no position; None: d_model / n_heads."""
+    rope_dim: int | None = Field(None, gt=0, le=1 << 20)
+    """dr, values of the shared key, which know it; None: half of head_dim."""
+    value_dim: int | None = Field(None, gt=0, le=1 << 20)
+    """dv; None: head_dim."""
+    norm: NormConfig = RMSNormConfig(eps=1e-6)
+    """Of the latents."""
+    bias: bool = False
+    """Of the maps down to the latents and of the output."""
+    position: AttentionPositionConfig | None = None
+    visibility: VisibilityConfig = CausalConfig()
+    scale: float | None = Field(None, gt=0)
+    """None: 1 / sqrt(head_dim + rope_dim)."""
+    dropout: float = Field(0.0, ge=0, lt=1)
+    kernel: KernelConfig = AutoConfig()
+    form: Form = "auto"
+    """Equal ways to compute it: keys and values written out, or never; auto: whatever takes fewer operations."""
+
+    @classmethod
+    def replacing(cls, old: Any, **fields: Any) -> Any:
+        """Heads, position, visibility and what else the mixer before has under the same name."""
+        if type(old) is cls:
+            return old.vary(**fields)
+        if not hasattr(old, "n_heads"):
+            raise RequestError(
+                f"mla takes the heads of the mixer that it replaces, and {old.kind} has none; begin with attention",
+                code="conflict", field="mixer.kind", value=old.kind, expected="a mixer with n_heads",
+            )  # fmt: skip
+        carried = ("n_heads", "head_dim", "bias", "position", "visibility", "dropout", "kernel")
+        return cls(**{name: getattr(old, name) for name in carried if hasattr(old, name)} | fields)
+
+    def shape(self, ctx: BuildContext) -> LatentShape:
+        h = Heads.of(ctx.d_model, self.n_heads, None, self.head_dim).head_dim
+        q_rank = 12 * h if self.q_rank is None else self.q_rank
+        half = max(2, h // 2 // 2 * 2)
+        return LatentShape(self.n_heads, h, self.rope_dim or half, self.value_dim or h, self.kv_rank or 4 * h, q_rank)
+
+    def causal(self, ctx: BuildContext) -> bool:
+        return self.visibility.build(ctx).causal
+
+    def reach(self, ctx: BuildContext) -> int | None:
+        return self.visibility.build(ctx).reach
+
+    def keys_seen(self, ctx: BuildContext, t: int) -> float:
+        return self.visibility.build(ctx).keys_seen(t)
+
+    def heads(self, ctx: BuildContext) -> Heads:
+        """h is what a query has, content and position."""
+        shape = self.shape(ctx)
+        return Heads(shape.n, shape.n, shape.query)
+
+    def check_training(self, ctx: BuildContext, device: str) -> None:
+        self.kernel.build(ctx).check_training(device)
+
+    def resized(self, n_heads: int) -> LatentAttentionConfig:
+        ranks = {"kv_rank": None, "q_rank": self.q_rank and None}
+        return self.vary(n_heads=n_heads, head_dim=None, rope_dim=None, value_dim=None, **ranks)
+
+    def changed(self, change: MixerChange, new: Callable[[Any], Any]) -> LatentAttentionConfig | None:
+        if change == "n_kv_heads":
+            if new(None) not in (None, self.n_heads):
+                raise RequestError(
+                    f"mixer.n_kv_heads={new(None)}: latent attention shares one latent among all heads, not keys and "
+                    "values among groups; change kv_rank, or use a mixer of kind attention",
+                    code="conflict", field="mixer.n_kv_heads", value=new(None), expected="none",
+                )  # fmt: skip
+            return self
+        if change not in type(self).model_fields:
+            return None
+        return self.vary(**{change: new(getattr(self, change))})
+
+    def can_clip_logits(self) -> bool:
+        raise RequestError("mixer.kind=latent_attention: its heads share a key, which no head can scale for itself")
+
+    def _within(self, ctx: BuildContext) -> BuildContext:
+        """The context of the kernel and of the costs of attention."""
+        n, g, h = self.heads(ctx)
+        return ctx.within(n_heads=n, n_kv_heads=g, head_dim=h)
+
+    def _position(self, ctx: BuildContext) -> BuildContext:
+        shape = self.shape(ctx)
+        return ctx.within(n_heads=shape.n, n_kv_heads=1, head_dim=shape.rope)
+
+    def build(self, ctx: BuildContext) -> LatentAttention:
+        if ctx.mup is not None:
+            raise RequestError("mup has no rule for latents, whose width is not the model's; leave mup or mla out")
+        n, dn, dr, dv, r, q_rank = self.shape(ctx)
+        return LatentAttention(
+            ctx.d_model, n, r, dn, dr, dv, q_rank, self.bias,
+            q_norm=self.norm.build(ctx.within(width=q_rank)) if q_rank else None,
+            kv_norm=self.norm.build(ctx.within(width=r)),
+            position=self.position.build(self._position(ctx)) if self.position else None,
+            visibility=self.visibility.build(ctx), scale=self.scale, dropout=self.dropout,
+            kernel=self.kernel.build(self._within(ctx)), form=self.form, reparam=ctx.make_reparam,
+        )  # fmt: skip
+
+    def explicit(self, ctx: BuildContext) -> LatentAttentionConfig:
+        shape = self.shape(ctx)
+        return self.vary(
+            kv_rank=shape.kv_rank, q_rank=shape.q_rank, head_dim=shape.content, rope_dim=shape.rope,
+            value_dim=shape.value, position=self.position.explicit(ctx) if self.position else None,
+            scale=self.scale or shape.query**-0.5, dropout=0.0, kernel=AutoConfig(), form="auto",
+        )  # fmt: skip
+
+    def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
+        """A pass that goes on from a state is counted absorbed where the module computes it so."""
+        (n, dn, dr, dv, r, q_rank), d = self.shape(ctx), ctx.d_model
+        narrow = shape.reading(shape.products)
+        maps = linear_cost(ctx, shape, d, q_rank or n * (dn + dr), (r, dr), bias=self.bias and bool(q_rank))
+        if not q_rank and self.bias:
+            maps += Cost.weights(r + dr)
+        maps += self.norm.costs(ctx.within(width=r), narrow) + linear_cost(ctx, narrow, n * dv, d, bias=self.bias)
+        if q_rank:
+            maps += self.norm.costs(ctx.within(width=q_rank), narrow) + linear_cost(ctx, narrow, q_rank, n * (dn + dr))
+        turn = self.position.costs(self._position(ctx), shape) if self.position else Cost()
+        return maps + turn + self._core(ctx, shape) + self._state(ctx, shape)
+
+    def _core(self, ctx: BuildContext, shape: Shape) -> Cost:
+        """W_UK, W_UV and the attention between them."""
+        size, goes_on = self.shape(ctx), shape.phase != "train" and shape.s < shape.t
+        n, dn, dr, dv, r, _ = size
+        absorbed = self.form == "absorbed" or (self.form == "auto" and goes_on and size.absorbs(shape.s))
+        keys = self._keys(ctx, shape)
+        if absorbed:
+            whole = ctx.within(n_heads=n, n_kv_heads=1, head_dim=r + dr)
+            weights = r * n * (dn + dv)
+            own = Cost.weights(
+                weights, flops=shape.passes * 2 * shape.tokens * weights, moved_bytes=shape.reads(weights)
+            )
+            kept = self._kernel_keeps(whole, shape) + Cost(
+                kept=shape.keeps(n * (dn + dr) + r + (n + 1) * (r + dr) + n * r)
+            )
+            return own + attention_cost(whole, shape, r, keys) + kept
+        read = shape.reading(shape.products)
+        if goes_on:  # every key is made anew
+            read = Shape(**{**vars(read), "s": shape.t})
+        core = attention_cost(self._within(ctx), shape, dv, keys)
+        return linear_cost(ctx, read, r, (n * dn, n * dv)) + core + self._kept(ctx, shape)
+
+    def _keys(self, ctx: BuildContext, shape: Shape) -> Number:
+        """Mean number of keys that count for one of the last s queries of t tokens."""
+        visibility, s, t = self.visibility.build(ctx), shape.s, shape.t
+        if shape.every_key:
+            return t
+        if s == t or not visibility.causal:
+            return visibility.keys_seen(t)
+        return (t * visibility.keys_seen(t) - (t - s) * visibility.keys_seen(t - s)) / s
+
+    def _kept(self, ctx: BuildContext, shape: Shape) -> Cost:
+        """The shared key beside the latent before its norm, q and k as the kernel reads them, k beside v as made, and
+        what the kernel makes."""
+        n, dn, dr, dv, _, _ = self.shape(ctx)
+        given = self._keeps(self._within(ctx), shape).given
+        values = dr + n * (dn + dr) * sum(name in given for name in "qk") + n * (dn + dv) * ("v" in given)
+        return self._kernel_keeps(self._within(ctx), shape) + Cost(kept=shape.keeps(values))
+
+    def _kernel_keeps(self, ctx: BuildContext, shape: Shape) -> Cost:
+        """What the kernel makes, and the mask that it shares with other layers."""
+        if shape.phase != "train":
+            return Cost()
+        kept = self._keeps(ctx, shape)
+        mask = Cost.once(("mask", self.visibility, self.position), Cost(kept=kept.mask))
+        return Cost(kept=kept.own) + mask if kept.mask else Cost(kept=kept.own)
+
+    def _keeps(self, ctx: BuildContext, shape: Shape) -> KeptTensors:
+        """Of a call with the heads of the context; values count as wide as keys."""
+        visibility = self.visibility.build(ctx)
+        biased = self.position is not None and self.position.biases
+        near = visibility.reach is None or visibility.reach >= shape.t
+        plain = visibility.only_order and near and not biased
+        facts = CallFacts(
+            shape.device, shape.products, shape.b, shape.s, shape.t, ctx.head_dim, visibility.reach, plain,
+            masked=not plain, dropout=self.dropout > 0, grad=True,
+        )  # fmt: skip
+        heads = HeadLayout(ctx.n_heads, ctx.n_kv_heads, biased, False)
+        return self.kernel.build(ctx).keeps(facts, visibility, heads)
+
+    def _state(self, ctx: BuildContext, shape: Shape) -> Cost:
+        """Latents and shared keys of the tokens within reach: those before are read, the new ones written."""
+        size, reach = self.shape(ctx), self.visibility.build(ctx).reach or shape.t
+        token = sum(vector_bytes(width, shape.state) for width in (size.kv_rank, size.rope))
+        held, read, written = (token * min(tokens, reach) for tokens in (shape.t, shape.t - shape.s, shape.s))
+        return Cost.state(shape, held, read + written)
