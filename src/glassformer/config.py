@@ -138,7 +138,8 @@ class ModelConfig(Value):
     @property
     def causal(self) -> bool:
         """True if no token of any layer depends on later ones."""
-        return all(block.mixer.causal(self.ctx) for _, block in self._kinds())
+        blocks = [block for _, block in self._kinds()]
+        return all(block.mixer.causal(self.ctx) and (block.ffn is None or block.ffn.causal) for block in blocks)
 
     @property
     def rates(self) -> dict[Role, float]:

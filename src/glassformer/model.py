@@ -68,7 +68,8 @@ class Model(nn.Module):
     def causal(self) -> bool:
         """True if no token of any layer depends on later ones."""
         mixers: list[Any] = [layer.mixer for layer in self.layers]
-        return all(mixer.causal for mixer in mixers)
+        networks: list[Any] = [layer.ffn for layer in self.layers]
+        return all(mixer.causal for mixer in mixers) and all(ffn is None or ffn.causal for ffn in networks)
 
     def forward(
         self,
@@ -136,14 +137,16 @@ class Model(nn.Module):
         return self.final(x if self.final_norm is None else self.final_norm(x))
 
     def _check_documents(self) -> None:
-        """Raises RequestError where a mixer lets one document see another."""
-        mixers: list[Any] = [layer.mixer for layer in self.layers]
-        for number, mixer in enumerate(mixers):
-            if not mixer.separates_documents:
-                raise RequestError(
-                    f"layer {number} does not separate documents, so it takes neither packed nor padded texts",
-                    code="conflict", field="documents", value=f"layers.{number}.mixer",
-                )  # fmt: skip
+        """Raises RequestError where a part lets one document see another."""
+        for number, layer in enumerate(self.layers):
+            parts: dict[str, Any] = {"mixer": layer.mixer, "ffn": layer.ffn}
+            for name, part in parts.items():
+                if part is not None and not part.separates_documents:
+                    raise RequestError(
+                        f"the {name} of layer {number} does not separate documents, so it takes neither packed nor "
+                        "padded texts",
+                        code="conflict", field="documents", value=f"layers.{number}.{name}",
+                    )  # fmt: skip
 
     def unembed(self, x: Float[Tensor, "b s d"]) -> Float[Tensor, "b s v"]:
         """Logits of hidden states; the site `logits` sees those of `forward` alone."""

@@ -135,6 +135,12 @@ def refuse_blind(config: ModelConfig) -> None:
                 "causal mixer",
                 code="not_causal", field=f"layers.{layer}.mixer", value=block.mixer,
             )  # fmt: skip
+        if block.ffn is not None and not block.ffn.causal:
+            raise RequestError(
+                f"layer {layer} is not causal (ffn {block.ffn.kind}): which tokens its experts choose depends on the "
+                "tokens that are to be predicted; use experts that tokens choose (ffn kind experts)",
+                code="not_causal", field=f"layers.{layer}.ffn", value=block.ffn.kind,
+            )  # fmt: skip
 
 
 def refuse_untrained(config: ModelConfig, device: str) -> None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -73,7 +73,12 @@ EXTRA_KEPT = {"relu": 0, "sigmoid": 0, "gelu": 1, "gelu_tanh": 1, "silu": 1, "re
 
 
 class FFN(nn.Module):
-    """forward(x (b,s,d)) -> (b,s,d), every token by itself."""
+    """forward(x (b,s,d)) -> (b,s,d), every token by itself, or at least without the later ones where it is `causal`."""
+
+    causal: bool = True
+    """No output depends on later tokens."""
+    separates_documents: bool = True
+    """No output depends on tokens of other documents."""
 
     def matrices(self) -> dict[str, Matrix]:
         """Weight matrices by the name of the site each makes, or of its parameter."""
@@ -90,6 +95,8 @@ def _matched(hidden: int | None, before: int, after: int) -> int | None:
 class FFNConfig(PartConfig, axis="ffn"):
     hidden: int | None = Field(None, gt=0, le=1 << 24)
     """Width f of the hidden layer; None takes the width that keeps 8 d^2 weights."""
+    causal: ClassVar[bool] = True
+    """No output depends on later tokens."""
 
     @abstractmethod
     def build(self, ctx: BuildContext) -> FFN: ...

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Literal, get_args
@@ -16,7 +17,7 @@ from glassformer.parts import auxiliary
 from glassformer.parts.base import BuildContext
 from glassformer.parts.cost import Cost, Shape
 from glassformer.parts.ffn.base import ACTIVATIONS, FFN, FFNConfig
-from glassformer.parts.ffn.glu import GluConfig, gating
+from glassformer.parts.ffn.glu import Clamp, GluConfig, gating, refuse_clamp
 from glassformer.parts.ffn.mlp import MlpConfig
 from glassformer.parts.grouped import BLOCK, Groups, filled_rows, wants_blocks
 from glassformer.parts.init import Init
@@ -35,10 +36,14 @@ _SCORES = {"softmax": lambda logits: logits.softmax(-1), "sigmoid": torch.sigmoi
 class Router(Linear):
     """Which experts a token goes to, and how much each of them counts.
 
-        p = softmax(x W^T), or sigmoid      I = the k experts of largest p + c      w_i = scale p_i (/ sum_I p)
+        p = softmax(x W^T + b), or sigmoid      I = the k experts of largest p + c      w_i = scale p_i (/ sum_I p)
 
     x (b, s, d), W (e, d), p (b, s, e), w and I (b, s, k). Products and p are in fp32 at least: rounding flips choices.
     An expert whose p is 0 is never chosen while there is another.
+
+    With `n_groups`, experts i of equal i // (e / n_groups) are a group (those on one machine), and only experts of the
+    `top_groups` groups count whose `group_best` largest p + c have the largest sum: DeepSeek-V2, 2405.04434, section
+    2.2.2 (group_best 1), V3, 2412.19437, section 2.1.2 (2).
 
     What keeps the load level, while training alone; f_i is the share of assignments that expert i receives, P_i the
     mean of its p (over the sum of p), over the tokens of one pass:
@@ -46,6 +51,11 @@ class Router(Linear):
     - `z_loss`: times the mean of (log sum exp(logits))^2. Zoph et al. 2022, 2202.08906, eq. 5.
     - `balance_rate` gamma: the selection bias c, which no gradient moves: after every optimizer step (`after_step`)
       c_i += gamma sign(1/e - f_i), f over the tokens since the last. Wang et al. 2024, 2408.15664. None: no c.
+
+    - `capacity` c: an expert serves the first ceil(c n k / e) of the assignments that the n tokens of a pass give it.
+      The others count for nothing, and are counted (`dropped`, the share of the last pass). Lepikhin et al. 2020,
+      2006.16668, section 2.2. First is first in the batch, so no token depends on a later one of its text; it does on
+      the texts before. None: every token is served.
 
     The two losses join the gradient of `Model.loss` and leave its value (`parts/auxiliary.py`). A batch that comes in
     pieces has the mean of its pieces' losses, each of which is level by itself. Processes that share a batch sum f and
@@ -68,10 +78,18 @@ class Router(Linear):
         z_loss: float = 0.0,
         balance_rate: float | None = None,
         reparam: MakeReparam | None = None,
+        bias: bool = False,
+        n_groups: int = 1,
+        top_groups: int = 1,
+        group_best: int = 1,
+        capacity: float | None = None,
     ):
-        if top_k > n_experts:
-            raise RequestError(f"top_k={top_k} is more than n_experts={n_experts}; use 1 to {n_experts}")
-        super().__init__(d_model, n_experts, reparam=reparam)
+        if problem := routing_problem(n_experts, top_k, n_groups, top_groups, group_best):
+            raise RequestError(problem)
+        super().__init__(d_model, n_experts, bias, reparam=reparam)
+        self.n_groups, self.top_groups, self.group_best = n_groups, top_groups, group_best
+        self.capacity = capacity
+        self.dropped: Tensor | float = 0.0
         self.top_k, self.score, self.normalised, self.scale = top_k, _SCORES[score], normalised, scale
         self.balance_loss, self.z_loss, self.balance_rate = balance_loss, z_loss, balance_rate
         for name in ("selection_bias", "load"):  # load: assignments since the last step
@@ -81,16 +99,39 @@ class Router(Linear):
         """Logits."""
         with full_precision(x):
             weight = self.weight if self.reparam is None else self.reparam(self.weight)
-            return rowwise_linear(wide(x), wide(weight))
+            logits = rowwise_linear(wide(x), wide(weight))
+            return logits if self.bias is None else logits + wide(self.bias)
 
     def choose(self, p: Float[Tensor, "*b e"]) -> tuple[Float[Tensor, "*b k"], Int[Tensor, "*b k"]]:
         """w and I."""
         rank = p.detach() if self.selection_bias is None else p.detach() + self.selection_bias
-        chosen = rank.masked_fill(p <= 0, -torch.inf).topk(self.top_k, dim=-1).indices
+        rank = rank.masked_fill(p <= 0, -torch.inf)
+        if self.n_groups > 1:
+            rank = self._in_groups(rank)
+        chosen = rank.topk(self.top_k, dim=-1).indices
         weights = p.gather(-1, chosen)
         if self.normalised:
             weights = weights / weights.sum(-1, keepdim=True).clamp_min(torch.finfo(p.dtype).tiny)
         return weights * self.scale, chosen
+
+    def _in_groups(self, rank: Float[Tensor, "*b e"]) -> Float[Tensor, "*b e"]:
+        """-inf outside the groups that count."""
+        of_group = rank.unflatten(-1, (self.n_groups, -1))
+        best = of_group.topk(self.group_best, dim=-1).values.sum(-1).topk(self.top_groups, dim=-1).indices
+        counts = torch.zeros_like(of_group[..., 0], dtype=torch.bool).scatter(-1, best, True)
+        return of_group.masked_fill(~counts[..., None], -torch.inf).flatten(-2)
+
+    def serve(self, weights: Float[Tensor, "*b k"], chosen: Int[Tensor, "*b k"]) -> Float[Tensor, "*b k"]:
+        """The weights, 0 where an expert has its fill of the tokens of this pass."""
+        if self.capacity is None:
+            return weights
+        flat, e = chosen.flatten(), self.outs[0]
+        by_expert, order = flat.sort(stable=True)
+        first = torch.searchsorted(by_expert, torch.arange(e, device=flat.device))
+        turn = torch.empty_like(flat).scatter(0, order, torch.arange(len(flat), device=flat.device) - first[by_expert])
+        late = turn >= math.ceil(self.capacity * len(flat) / e)
+        self.dropped = late.float().mean()
+        return weights.masked_fill(late.view_as(chosen), 0.0)
 
     def balance(self, logits: Float[Tensor, "n e"], p: Float[Tensor, "n e"], counts: Float[Tensor, " e"]) -> None:
         """Adds the losses of a pass, and its load; `counts`: how many tokens chose each expert."""
@@ -118,12 +159,29 @@ class Router(Linear):
             buffer.zero_()
 
 
+def routing_problem(e: int, k: int, n_groups: int, top_groups: int, group_best: int) -> str | None:
+    """What is wrong with these numbers, if anything is."""
+    if k > e:
+        return f"top_k={k} is more than n_experts={e}; use 1 to {e}"
+    if e % n_groups:
+        return f"n_groups={n_groups} does not divide n_experts={e}"
+    if top_groups > n_groups:
+        return f"top_groups={top_groups} is more than n_groups={n_groups}; use 1 to {n_groups}"
+    size = e // n_groups
+    if n_groups > 1 and group_best > size:
+        return f"group_best={group_best} is more than the {size} experts of a group; use 1 to {size}"
+    if k > size * top_groups:
+        return f"top_k={k} is more than the {size * top_groups} experts of top_groups={top_groups} groups"
+    return None
+
+
 class Experts(FFN):
     """y = sum over the k chosen experts i of w_i(x) E_i(x) (+ shared(x)). Shazeer et al. 2017, 1701.06538.
 
     x, y (b, s, d); w and the choice are the `Router`'s. E_i(x) = (phi(x W_gate) * x W_up) W_down if `gated`, else
-    phi(x W_up) W_down, with matrices of e experts stacked by rows: W_gate, W_up (e f, d), W_down (e d, f). Every token
-    is served, however many choose one expert. `shared` sees every token (Dai et al. 2024, 2401.06066).
+    phi(x W_up) W_down, with matrices of e experts stacked by rows: W_gate, W_up (e f, d), W_down (e d, f), and `clamp`
+    as in `Glu`. Every token is served, however many choose one expert, unless the router has a capacity. `shared` sees
+    every token (Dai et al. 2024, 2401.06066); with `shared_gate`, times sigmoid(x w) (Qwen2-MoE, 2407.10671).
 
     Sites: router, the p of every expert, from which the choice is made, so that an edit changes it; out; those of
     `shared`; and gate, up and hidden (b,s,k,f), of the k experts that a token was sent to, in the order in which
@@ -140,14 +198,17 @@ class Experts(FFN):
         bias: bool = False,
         shared: FFN | None = None,
         reparam: MakeReparam | None = None,
+        clamp: Clamp | None = None,
+        shared_gate: bool = False,
     ):
         super().__init__()
         self.router, e = router, router.outs[0]
         self.gate_proj = GroupedLinear(e, d_model, hidden, bias, reparam=reparam) if gated else None
         self.up_proj = GroupedLinear(e, d_model, hidden, bias, reparam=reparam)
         self.down_proj = GroupedLinear(e, hidden, d_model, bias, role="output", reparam=reparam)
-        self.activation: Callable[..., Tensor] = gating(activation) if gated else ACTIVATIONS[activation]
+        self.activation: Callable[..., Tensor] = gating(activation, clamp) if gated else ACTIVATIONS[activation]
         self.shared = shared
+        self.shared_gate = Linear(d_model, 1, reparam=reparam) if shared_gate else None
         self.routing, self.out = Site("bse", name="router"), Site()
         self.gate = Site("bskf") if gated else None
         self.up, self.hidden = Site("bskf"), Site("bskf")
@@ -161,6 +222,8 @@ class Experts(FFN):
             if linear is not None
         }
         shared = self.shared.matrices() if self.shared is not None else {}
+        if self.shared_gate is not None:
+            shared["open"] = Matrix.of(self.shared_gate)
         return {"router": Matrix.of(self.router), **own, **{f"shared.{name}": one for name, one in shared.items()}}
 
     def forward(self, x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b d"]:
@@ -171,8 +234,12 @@ class Experts(FFN):
             flat = chosen.flatten()
             counts = p.new_zeros(p.shape[-1]).index_add(0, flat, torch.ones_like(flat, dtype=p.dtype))
             self.router.balance(logits.flatten(0, -2), p.flatten(0, -2), counts)
+            weights = self.router.serve(weights, chosen)
         y = self.mix(x, weights, chosen)
-        return self.out(y if self.shared is None else y + self.shared(x))
+        if self.shared is not None:
+            seen = self.shared(x)
+            y = y + (seen if self.shared_gate is None else torch.sigmoid(self.shared_gate(x)) * seen)
+        return self.out(y)
 
     def mix(
         self, x: Float[Tensor, "*b d"], weights: Float[Tensor, "*b k"], chosen: Int[Tensor, "*b k"]
@@ -236,6 +303,16 @@ class ExpertsConfig(FFNConfig, kind="experts", words=Word("moe", read_experts, "
     bias: bool = False
     n_shared: int = Field(0, ge=0, le=1 << 16)
     """Experts that see every token, as one network of n_shared times the width."""
+    shared_hidden: int | None = Field(None, gt=0, le=1 << 24)
+    """Width of that network; None: n_shared times `hidden`."""
+    shared_gate: bool = False
+    """Whether what it adds is multiplied by sigmoid(x w)."""
+    clamp: Clamp | None = None
+    """Bounds of a SwiGLU; None: there are none."""
+    router_bias: bool = False
+    n_groups: int = Field(1, gt=0, le=1 << 16)
+    top_groups: int = Field(1, gt=0, le=1 << 16)
+    group_best: int = Field(1, gt=0, le=1 << 16)
     score: Score = "softmax"
     normalised: bool = True
     """Whether the weights of those chosen sum to `scale`. With softmax this is the softmax over the chosen alone."""
@@ -245,11 +322,19 @@ class ExpertsConfig(FFNConfig, kind="experts", words=Word("moe", read_experts, "
     z_loss: float = Field(0.0, ge=0)
     balance_rate: float | None = Field(None, ge=0)
     """Of the selection bias; 0: there is one, and it stays."""
+    capacity: float | None = Field(None, gt=0)
+    """While training, an expert serves at most this many times its even share of a pass; None: all."""
 
     @model_validator(mode="after")
     def _fits(self) -> ExpertsConfig:
-        if self.top_k > self.n_experts:
-            raise ValueError(f"top_k={self.top_k} is more than n_experts={self.n_experts}; use 1 to {self.n_experts}")
+        sizes = (self.n_experts, self.top_k, self.n_groups, self.top_groups, self.group_best)
+        if problem := routing_problem(*sizes):
+            raise ValueError(problem)
+        if not self.n_shared and (self.shared_hidden or self.shared_gate):
+            raise ValueError("shared_hidden and shared_gate are of the shared experts, and n_shared=0; use n_shared=1")
+        if self.clamp is not None and not self.gated:
+            raise ValueError("clamp bounds a gate, and gated=False; leave clamp out")
+        refuse_clamp(self.clamp, self.activation)
         known = get_args((GluConfig if self.gated else MlpConfig).model_fields["activation"].annotation)
         if self.activation not in known:
             raise ValueError(
@@ -266,7 +351,8 @@ class ExpertsConfig(FFNConfig, kind="experts", words=Word("moe", read_experts, "
                 f"experts cannot be of the kind {new.kind}; give the model another ffn first, or leave out the experts",
                 code="conflict", field="ffn.kind", value=new.kind,
             )  # fmt: skip
-        return self.vary(hidden=hidden, gated=like["gated"], activation=like["activation"])
+        clamp = self.clamp if like["activation"] == "silu" else None
+        return self.vary(hidden=hidden, gated=like["gated"], activation=like["activation"], clamp=clamp)
 
     @classmethod
     def replacing(cls, old: FFNConfig | None, **fields: Any) -> FFNConfig | None:
@@ -283,34 +369,49 @@ class ExpertsConfig(FFNConfig, kind="experts", words=Word("moe", read_experts, "
 
     def dense(self, hidden: int | None) -> GluConfig | MlpConfig:
         """A network as the experts are, of another width."""
+        more = {"clamp": self.clamp} if self.gated else {}
         kind = GluConfig if self.gated else MlpConfig
-        return kind(hidden=hidden, activation=self.activation, bias=self.bias)
+        return kind(hidden=hidden, activation=self.activation, bias=self.bias, **more)
 
     def width(self, ctx: BuildContext) -> int:
         return self.hidden or share_of(self.dense(None).width(ctx), self.top_k + self.n_shared)
 
     def explicit(self, ctx: BuildContext) -> ExpertsConfig:
         rate = None if self.balance_rate is None else 0.0
-        return self.vary(hidden=self.width(ctx), balance_loss=0.0, z_loss=0.0, balance_rate=rate)
+        shared = self._shared(ctx).hidden if self.n_shared else None
+        one_group = {"top_groups": 1, "group_best": 1} if self.n_groups == 1 else {}
+        return self.vary(
+            **one_group,
+            hidden=self.width(ctx),
+            shared_hidden=shared,
+            balance_loss=0.0,
+            z_loss=0.0,
+            balance_rate=rate,
+            capacity=None,
+        )
 
     def build(self, ctx: BuildContext) -> Experts:
         reparam = ctx.make_reparam
         router = Router(
             ctx.d_model, self.n_experts, self.top_k, self.score, self.normalised, self.scale, self.balance_loss,
-            self.z_loss, self.balance_rate, reparam,
+            self.z_loss, self.balance_rate, reparam, self.router_bias, self.n_groups, self.top_groups, self.group_best,
+            self.capacity,
         )  # fmt: skip
         shared = self._shared(ctx).build(ctx) if self.n_shared else None
-        return Experts(ctx.d_model, self.width(ctx), router, self.gated, self.activation, self.bias, shared, reparam)
+        return Experts(
+            ctx.d_model, self.width(ctx), router, self.gated, self.activation, self.bias, shared, reparam, self.clamp,
+            self.shared_gate,
+        )  # fmt: skip
 
     def _shared(self, ctx: BuildContext) -> GluConfig | MlpConfig:
-        return self.dense(self.n_shared * self.width(ctx))
+        return self.dense(self.shared_hidden or self.n_shared * self.width(ctx))
 
     def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
         """Of an expert, k rows for every token. Weights move of k experts at least. Beside what networks keep: each
         result, the choice and its weights."""
         d, e, k = ctx.d_model, self.n_experts, self.top_k
         fp32 = torch.promote_types(shape.inputs, torch.float32)
-        router = linear_cost(ctx, replace(shape, product_dtype=fp32, input_dtype=fp32), d, e)
+        router = linear_cost(ctx, replace(shape, product_dtype=fp32, input_dtype=fp32), d, e, bias=self.router_bias)
         rows = replace(shape.reading(shape.products), b=k * shape.b)
         one = self.dense(self.width(ctx)).costs(ctx, rows)
         cast = shape.keeps_once((e - 1) * one.parameters) if shape.products != shape.dtype else 0
@@ -324,7 +425,11 @@ class ExpertsConfig(FFNConfig, kind="experts", words=Word("moe", read_experts, "
         if not self.n_shared:
             return router + experts
         read_by_both = shape.keeps(d) if shape.inputs == fp32 == shape.products else 0
-        return router + experts + self._shared(ctx).costs(ctx, shape) + Cost(kept=-read_by_both)
+        shared = self._shared(ctx).costs(ctx, shape) + Cost(kept=-read_by_both)
+        if self.shared_gate:  # of it, its logit, the gate and both factors
+            gate = linear_cost(ctx, shape, d, 1)
+            shared += gate + Cost(kept=shape.keeps(d + 1) - gate.kept)
+        return router + experts + shared
 
 
 def share_of(hidden: int, experts: int) -> int:

@@ -1,16 +1,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from glassformer.parts.base import BuildContext
+from glassformer.parts.base import BuildContext, Value
 from glassformer.parts.cost import Cost, Shape
 from glassformer.parts.ffn.base import ACTIVATIONS, EXTRA_KEPT, FFN, Activation, FFNConfig
 from glassformer.parts.ffn.ending import can_end, gated_end
@@ -26,7 +27,8 @@ from glassformer.parts.words import Word, whole
 class Glu(FFN):
     """y = (phi(x W_gate) * x W_up) W_down; x, y (b, s, d), gate, up, hidden (b, s, f). Shazeer 2020, 2002.05202.
 
-    phi: sigmoid (GLU), relu (ReGLU), gelu or gelu_tanh (GEGLU), silu (SwiGLU). Sites: gate, up, hidden, out.
+    phi: sigmoid (GLU), relu (ReGLU), gelu or gelu_tanh (GEGLU), silu (SwiGLU). With `clamp`, phi(gate) * up is bounded
+    as `Clamp` says. Sites: gate, up, hidden, out.
     """
 
     def __init__(
@@ -36,13 +38,14 @@ class Glu(FFN):
         activation: str = "silu",
         bias: bool = False,
         reparam: MakeReparam | None = None,
+        clamp: Clamp | None = None,
     ):
         super().__init__()
         # Two products: one of twice the width strides by powers of two and ran slower (docs/log.md, 2026-11-21).
         self.gate_proj = Linear(d_model, hidden, bias, reparam=reparam, shard=Shard("column"))
         self.up_proj = Linear(d_model, hidden, bias, reparam=reparam, shard=Shard("column"))
         self.down_proj = Linear(hidden, d_model, bias, role="output", reparam=reparam, shard=Shard("row"))
-        self.activation, self.gating = activation, gating(activation)
+        self.activation, self.gating, self.clamp = activation, gating(activation, clamp), clamp
         self.gate, self.up, self.hidden, self.out = Site("bsf"), Site("bsf"), Site("bsf"), Site()
 
     def matrices(self) -> dict[str, Matrix]:
@@ -50,7 +53,7 @@ class Glu(FFN):
         return {"gate": Matrix.of(self.gate_proj), "up": Matrix.of(self.up_proj), "down": Matrix.of(self.down_proj)}
 
     def forward(self, x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b d"]:
-        if can_end(x, self.activation, (self.gate_proj, self.up_proj), (self.gate, self.up)):
+        if self.clamp is None and can_end(x, self.activation, (self.gate_proj, self.up_proj), (self.gate, self.up)):
             if self.gate.watched or self.up.watched:  # beside the product, which goes on as if nobody did
                 self.gate(self.gate_proj(x)), self.up(self.up_proj(x))
             hidden = gated_end(x, self.gate_proj, self.up_proj, self.activation)
@@ -100,12 +103,73 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     return _swiglu(gate, up)
 
 
+class Clamp(Value):
+    """How gpt-oss bounds a SwiGLU (2508.10925): h = g sigmoid(alpha g) (u + shift), g = min(gate, limit) and
+    u = up, between -limit and limit. Outliers cannot grow, and no gradient reaches what was cut off."""
+
+    limit: float = Field(7.0, gt=0)
+    alpha: float = Field(1.702, gt=0)
+    """1: silu; 1.702: nearly gelu."""
+    shift: float = 1.0
+    """With 1, an `up` of zero lets the gate through."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_a_number(cls, value: Any) -> Any:
+        """A number is the limit."""
+        return {"limit": value} if isinstance(value, (int, float)) else value
+
+
+def naive_clamped_glu(gate: Tensor, up: Tensor, clamp: Clamp) -> Tensor:
+    """The definition."""
+    g, u = gate.clamp(max=clamp.limit), up.clamp(-clamp.limit, clamp.limit)
+    return g * torch.sigmoid(clamp.alpha * g) * (u + clamp.shift)
+
+
+@region
+def _clamped(gate: Tensor, up: Tensor, limit: float, alpha: float, shift: float) -> Tensor:
+    g, u = wide(gate).clamp(max=limit), wide(up).clamp(-limit, limit)
+    return (g * torch.sigmoid(alpha * g) * (u + shift)).to(gate.dtype)
+
+
+@region
+def _clamped_grad(
+    grad: Tensor, gate: Tensor, up: Tensor, limit: float, alpha: float, shift: float
+) -> tuple[Tensor, Tensor]:
+    d, a, b = wide(grad), wide(gate), wide(up)
+    g, u = a.clamp(max=limit), b.clamp(-limit, limit)
+    s = torch.sigmoid(alpha * g)
+    grad_gate = d * (u + shift) * (s + alpha * g * s * (1 - s)) * (a <= limit)
+    return grad_gate.to(gate.dtype), (d * g * s * (b.abs() <= limit)).to(gate.dtype)
+
+
+class _ClampedGlu(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, gate: Tensor, up: Tensor, limit: float, alpha: float, shift: float) -> Tensor:
+        ctx.save_for_backward(gate, up)
+        ctx.numbers = limit, alpha, shift
+        return _clamped(gate, up, limit, alpha, shift)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        return (*_clamped_grad(grads[0], *ctx.saved_tensors, *ctx.numbers), None, None, None)
+
+
+def clamped_glu(gate: Tensor, up: Tensor, clamp: Clamp) -> Tensor:
+    """Equals `naive_clamped_glu`, keeping only gate and up for the backward pass."""
+    numbers = clamp.limit, clamp.alpha, clamp.shift
+    return _ClampedGlu.apply(gate, up, *numbers) if torch.is_grad_enabled() else _clamped(gate, up, *numbers)
+
+
 # Gatings with a fused twin; every other activation takes the definition.
 FUSED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"silu": swiglu}
 
 
-def gating(activation: str) -> Callable[[Tensor, Tensor], Tensor]:
+def gating(activation: str, clamp: Clamp | None = None) -> Callable[[Tensor, Tensor], Tensor]:
     """(gate, up) -> phi(gate) * up, the fastest there is."""
+    if clamp is not None:
+        return partial(clamped_glu, clamp=clamp)
     return FUSED.get(activation) or gated(ACTIVATIONS[activation])
 
 
@@ -115,11 +179,24 @@ _WORDS = tuple(
 )
 
 
+def refuse_clamp(clamp: Clamp | None, activation: str) -> None:
+    """For a validator: bounds are those of one gating."""
+    if clamp is not None and activation != "silu":
+        raise ValueError(f"clamp bounds a gate of silu, and activation={activation}; use silu, or leave clamp out")
+
+
 class GluConfig(FFNConfig, kind="glu", words=_WORDS):
     activation: Literal["sigmoid", "relu", "gelu", "gelu_tanh", "silu"] = "silu"
     bias: bool = False
     multiple_of: int = Field(8, gt=0, le=1 << 20)
     """When `hidden` is not given: 8/3 d rounded up to a multiple of this."""
+    clamp: Clamp | None = None
+    """Bounds of a SwiGLU; None: there are none."""
+
+    @model_validator(mode="after")
+    def _clamps_silu(self) -> GluConfig:
+        refuse_clamp(self.clamp, self.activation)
+        return self
 
     def width(self, ctx: BuildContext) -> int:
         return self.hidden or -(-8 * ctx.d_model // (3 * self.multiple_of)) * self.multiple_of
@@ -134,7 +211,7 @@ class GluConfig(FFNConfig, kind="glu", words=_WORDS):
         return self.vary(hidden=self.width(ctx), multiple_of=1)
 
     def build(self, ctx: BuildContext) -> Glu:
-        return Glu(ctx.d_model, self.width(ctx), self.activation, self.bias, ctx.make_reparam)
+        return Glu(ctx.d_model, self.width(ctx), self.activation, self.bias, ctx.make_reparam, self.clamp)
 
     def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
         d, f = ctx.d_model, self.width(ctx)

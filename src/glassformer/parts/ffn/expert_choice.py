@@ -1,0 +1,187 @@
+"""Experts that choose their tokens, instead of tokens that choose their experts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import ClassVar, Literal
+
+import torch
+from jaxtyping import Float, Int
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from glassformer.errors import RequestError
+from glassformer.parts.base import BuildContext
+from glassformer.parts.cost import Cost, Shape
+from glassformer.parts.ffn.base import ACTIVATIONS, FFN, FFNConfig
+from glassformer.parts.ffn.experts import Router, read_experts, routing_problem, share_of
+from glassformer.parts.ffn.glu import GluConfig, gating
+from glassformer.parts.ffn.mlp import MlpConfig
+from glassformer.parts.linear import GroupedLinear, Matrix, linear_cost
+from glassformer.parts.reparam import MakeReparam
+from glassformer.parts.site import Site
+from glassformer.parts.words import Word
+
+
+class ExpertChoice(FFN):
+    """Every expert takes the c tokens of a text that want it most, c = ceil(s k / e): all have the same load, without a
+    loss for it, and a token meets k experts on average, or none. Zhou et al. 2022, 2202.09368.
+
+        p = softmax(x W^T)    I_i = the c tokens of largest p_i    y_t = sum over the i with t in I_i of p_ti E_i(x_t)
+
+    x, y (b, s, d), p (b, s, e), I (b, e, c); E_i as in `Experts`. Which tokens are taken depends on all tokens of the
+    text, so it is **not causal**: training to predict the next token would leak it, and a step of decoding would choose
+    among one (the paper's section on limitations says so). Both are refused. Texts of a batch choose for themselves.
+
+    Sites: affinity, the p from which the choice is made, and out.
+    """
+
+    causal = False
+    separates_documents = False
+
+    def __init__(
+        self,
+        d_model: int,
+        hidden: int,
+        n_experts: int,
+        top_k: int,
+        gated: bool = True,
+        activation: str = "silu",
+        bias: bool = False,
+        reparam: MakeReparam | None = None,
+    ):
+        if top_k > n_experts:
+            raise RequestError(f"top_k={top_k} is more than n_experts={n_experts}; use 1 to {n_experts}")
+        super().__init__()
+        e, self.top_k = n_experts, top_k
+        self.router = Router(d_model, e, top_k, normalised=False, reparam=reparam)
+        self.gate_proj = GroupedLinear(e, d_model, hidden, bias, reparam=reparam) if gated else None
+        self.up_proj = GroupedLinear(e, d_model, hidden, bias, reparam=reparam)
+        self.down_proj = GroupedLinear(e, hidden, d_model, bias, role="output", reparam=reparam)
+        self.activation: Callable[..., Tensor] = gating(activation) if gated else ACTIVATIONS[activation]
+        self.affinity, self.out = Site("bse"), Site()
+
+    def matrices(self) -> dict[str, Matrix]:
+        """Its maps by name; those of the experts have one for each."""
+        maps = {"gate": self.gate_proj, "up": self.up_proj, "down": self.down_proj}
+        own = {
+            name: Matrix(linear.weight, 0, len(linear.weight), len(linear.outs), linear)
+            for name, linear in maps.items()
+            if linear is not None
+        }
+        return {"router": Matrix.of(self.router), **own}
+
+    def forward(self, x: Float[Tensor, "b s d"]) -> Float[Tensor, "b s d"]:
+        return self.out(self.mix(x, *self.take(self.affinity(self.router.score(self.router(x))))))
+
+    def take(self, p: Float[Tensor, "b s e"]) -> tuple[Float[Tensor, "b e c"], Int[Tensor, "b e c"]]:
+        """The tokens that each expert takes: their weights and places."""
+        count = taken_of(p.shape[1], self.top_k, p.shape[2])
+        by_expert = p.transpose(1, 2)
+        taken = by_expert.detach().topk(count, dim=-1).indices
+        return by_expert.gather(-1, taken), taken
+
+    def mix(self, x: Float[Tensor, "b s d"], weights: Tensor, taken: Tensor) -> Float[Tensor, "b s d"]:
+        """As many rows for every expert: its maps are factors of one batched product."""
+        (b, s, d), e = x.shape, taken.shape[1]
+        at = (taken + s * torch.arange(b, device=x.device)[:, None, None]).transpose(0, 1).reshape(e, -1)
+        rows = x.flatten(0, 1)[at]  # (e, b c, d)
+        up = _each(self.up_proj, rows)
+        hidden = self.activation(up) if self.gate_proj is None else self.activation(_each(self.gate_proj, rows), up)
+        y = _each(self.down_proj, hidden)
+        y = (y * weights.transpose(0, 1).reshape(e, -1, 1)).to(y.dtype)
+        return y.new_zeros(b * s, d).index_add(0, at.flatten(), y.flatten(0, 1)).view(b, s, d)
+
+    def naive_mix(self, x: Float[Tensor, "b s d"], weights: Tensor, taken: Tensor) -> Float[Tensor, "b s d"]:
+        """The definition: every expert computes every token, and counts for nothing where it did not take it."""
+        y = torch.zeros_like(x)
+        shares = weights.new_zeros(*taken.shape[:2], x.shape[1]).scatter(-1, taken, weights)  # (b, e, s)
+        for i in range(taken.shape[1]):
+            maps = [linear for linear in (self.gate_proj, self.up_proj) if linear is not None]
+            y = y + shares[:, i, :, None] * _one(self.down_proj, i, self.activation(*(_one(m, i, x) for m in maps)))
+        return y
+
+
+def taken_of(s: int, k: int, e: int) -> int:
+    """c, the tokens that each of e experts takes of s."""
+    return min(s, math.ceil(s * k / e))
+
+
+def _each(linear: GroupedLinear, rows: Float[Tensor, "e r i"]) -> Float[Tensor, "e r o"]:
+    """Rows of expert i times its map."""
+    y = torch.bmm(rows, linear.maps().transpose(1, 2))
+    return y if linear.bias is None else y + linear.bias.to(y.dtype).view(len(linear.outs), 1, -1)
+
+
+def _one(linear: GroupedLinear, i: int, x: Tensor) -> Tensor:
+    y = x @ linear.maps()[i].T
+    return y if linear.bias is None else y + linear.bias.view(len(linear.outs), -1)[i]
+
+
+class ExpertChoiceConfig(FFNConfig, kind="expert_choice", words=Word("expert_choice", read_experts, "8:2")):
+    """y_t = sum of p_ti E_i(x_t) over the experts i that take token t; each takes the ceil(s k / e) tokens of largest
+    p_i. Zhou et al. 2022, 2202.09368.
+
+    For models that see both ways. It loses wherever the next token is to be predicted: the choice looks ahead, and is
+    refused there; and a token that no expert takes passes as it is.
+    """
+
+    causal: ClassVar[bool] = False
+
+    n_experts: int = Field(8, gt=0, le=1 << 16)
+    top_k: int = Field(2, gt=0, le=1 << 16)
+    """Experts that a token meets on average: the paper's capacity factor."""
+    gated: bool = True
+    activation: Literal["sigmoid", "relu", "gelu", "gelu_tanh", "silu", "relu2"] = "silu"
+    bias: bool = False
+
+    @model_validator(mode="after")
+    def _fits(self) -> ExpertChoiceConfig:
+        if problem := routing_problem(self.n_experts, self.top_k, 1, 1, 1):
+            raise ValueError(problem)
+        self.dense(None)
+        return self
+
+    def n_matrices(self) -> int:
+        return 3 if self.gated else 2
+
+    @classmethod
+    def replacing(cls, old: FFNConfig | None, **fields: object) -> FFNConfig | None:
+        """As for `ExpertsConfig`: experts of the kind of the network there, each 1/K of its width."""
+        if old is None or type(old) is cls:
+            return old and old.vary(**fields)
+        if (like := old.as_experts()) is None:
+            raise RequestError(f"ffn={old.kind} does not say how experts of its kind are made (as_experts)")
+        hidden = fields.pop("hidden", None) or (old.hidden and share_of(old.hidden, int(str(fields.get("top_k", 2)))))
+        return cls(**{**like, **fields, "hidden": hidden})
+
+    def dense(self, hidden: int | None) -> GluConfig | MlpConfig:
+        """A network as the experts are, of another width."""
+        kind = GluConfig if self.gated else MlpConfig
+        return kind(hidden=hidden, activation=self.activation, bias=self.bias)
+
+    def width(self, ctx: BuildContext) -> int:
+        return self.hidden or share_of(self.dense(None).width(ctx), self.top_k)
+
+    def build(self, ctx: BuildContext) -> ExpertChoice:
+        return ExpertChoice(
+            ctx.d_model, self.width(ctx), self.n_experts, self.top_k, self.gated, self.activation, self.bias,
+            ctx.make_reparam,
+        )  # fmt: skip
+
+    def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
+        """Of an expert, c rows for every text; weights move of all experts."""
+        e, k = self.n_experts, self.top_k
+        fp32 = torch.promote_types(shape.inputs, torch.float32)
+        wide = Shape(**{**vars(shape), "product_dtype": fp32, "input_dtype": fp32})
+        count = taken_of(shape.s, k, e)
+        rows = Shape(**{**vars(shape.reading(shape.products)), "b": shape.b * e, "s": count, "t": max(count, shape.t)})
+        one = self.dense(self.width(ctx)).costs(ctx, rows)
+        cast = shape.keeps_once((e - 1) * one.parameters) if shape.products != shape.dtype else 0
+        taken = rows.keeps(2, torch.int64) + rows.keeps(1, fp32) + shape.keeps(e, fp32)  # places, weights; all p
+        kept = one.kept + cast + taken + rows.keeps(2 * ctx.d_model)  # results, and weighted
+        return linear_cost(ctx, wide, ctx.d_model, e) + Cost(
+            parameters=e * one.parameters, active_parameters=k * one.parameters, flops=one.flops, kept=kept,
+            kept_selective=one.kept_selective, moved_bytes=one.moved_bytes + (e - 1) * shape.reads(one.parameters),
+        )  # fmt: skip
