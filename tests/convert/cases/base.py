@@ -29,6 +29,8 @@ class Case:
     """Parts of parameter names to keep small, so that eps and caps are felt."""
     loud: float = 1.5
     """Gain of the matrices; lower where scores grow so sharp that fp32 itself leaves less than the tests' bound."""
+    attention: str = "eager"
+    """The published class' implementation that is the oracle."""
     renamed: Mapping[str, str] = field(default_factory=dict)
     """Tensor of the file -> what the class calls it, where `transformers` renames between them."""
     gather: Callable[[dict[str, Tensor]], dict[str, Tensor]] = lambda named: named
@@ -39,11 +41,12 @@ class Case:
         cls = getattr(transformers, self.architecture)
         special = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
         config = cls.config_class(**{**special, **fields})
-        config._attn_implementation = "eager"
+        config._attn_implementation = self.attention
         model = cls(config).eval()
         draw = torch.Generator().manual_seed(seed)
         with torch.no_grad():
-            for name, weight in model.named_parameters():
+            kept = [(name, value) for name, value in model.named_buffers() if name in model.state_dict()]
+            for name, weight in [*model.named_parameters(), *kept]:
                 noise = torch.randn(weight.shape, generator=draw)
                 if any(part in name for part in self.quiet):
                     noise *= 0.02

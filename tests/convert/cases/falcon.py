@@ -23,6 +23,7 @@ def falcon(draw: st.DrawFn) -> dict[str, Any]:
         "num_attention_heads": n,
         "max_position_embeddings": CONTEXT,
         "rope_parameters": {"rope_theta": draw(st.sampled_from([1e4, 5e5])), **draw(ROPES)},
+        "alibi": draw(st.booleans()),
         "bias": draw(st.booleans()),
         "activation": draw(st.sampled_from(["gelu", "gelu_new", "relu", "silu"])),
         "layer_norm_epsilon": draw(st.sampled_from([1e-5, 1e-3])),
@@ -32,4 +33,5 @@ def falcon(draw: st.DrawFn) -> dict[str, Any]:
     }
 
 
-CASE = Case("FalconForCausalLM", falcon(), quiet=("word_embeddings",))
+CASE = Case("FalconForCausalLM", falcon(), quiet=("word_embeddings",), attention="sdpa")
+"""Its eager attention adds alibi twice: to the scores, and with the mask."""

@@ -19,8 +19,10 @@ from glassformer.parts.ffn import MlpConfig
 from glassformer.parts.head import HeadConfig
 from glassformer.parts.mixer import AttentionConfig
 from glassformer.parts.norm import LayerNormConfig
+from glassformer.parts.position import AlibiConfig
 from glassformer.parts.residual import ParallelConfig, PreConfig
 
+ALIBI = AlibiConfig(rounded=True, scaled=True)
 ONE_NORM = replace(bloom.NAMES, ignored=r"transformer\.h\.\d+\.self_attention\.(maybe_)?rotary(_emb)?\.inv_freq")
 TWO_NORMS = with_modules(ONE_NORM, {".residual.mixer_norm": "ln_attn", ".residual.ffn_norm": "ln_mlp"})
 
@@ -59,10 +61,11 @@ def read(fields: Fields) -> ModelConfig:
         if not multi_query and groups != n:
             raise fields.refuse("num_kv_heads", groups, "it needs multi_query or new_decoder_architecture")
         groups = 1 if multi_query else n
-    fields.only("alibi", False)  # computed there in bf16, and scaled with the scores
+    turned = read_whole_rotary(fields, context)  # read, and not heeded with alibi
+    by_distance = fields.flag("alibi", False)
     fields.only("apply_residual_connection_post_layernorm", False)
     block = BlockConfig(
-        mixer=AttentionConfig(n_heads=n, n_kv_heads=groups, bias=bias, position=read_whole_rotary(fields, context)),
+        mixer=AttentionConfig(n_heads=n, n_kv_heads=groups, bias=bias, position=ALIBI if by_distance else turned),
         ffn=MlpConfig(
             hidden=fields.whole("ffn_hidden_size", 4 * d),
             activation=fields.one_of("activation", ACTIVATIONS, "gelu"),
@@ -102,7 +105,7 @@ def write(config: ModelConfig) -> dict[str, Any]:
         "parallel_attn": parallel,
         "num_ln_in_parallel_attn": (2 if two else 1) if new else None,
         **write_rotary(mixer.position),
-        "alibi": False,
+        "alibi": isinstance(mixer.position, AlibiConfig),
         "bias": mixer.bias,
         "activation": name_of(network),
         "layer_norm_epsilon": block.norm.eps,

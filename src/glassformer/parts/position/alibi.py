@@ -8,7 +8,7 @@ from pydantic import Field
 from torch import Tensor
 
 from glassformer.parts.base import BuildContext
-from glassformer.parts.forward_pass import Pass
+from glassformer.parts.forward_pass import Pass, position_in_document
 from glassformer.parts.kernel.base import ScoreBias
 from glassformer.parts.position.base import AttentionPosition, AttentionPositionConfig
 from glassformer.parts.position.picture import Plot, some
@@ -29,28 +29,45 @@ def alibi_slopes(n_heads: int, max_bias: float = 8.0) -> list[float]:
 class Alibi(AttentionPosition):
     """score - m_n |q - k|: a head-specific linear penalty on distance, no weights. Press et al. 2022, 2108.12409.
 
-    The distance is that between slots, or between the positions that a caller gave."""
+    The distance is that between slots, or between the positions that a caller gave. `rounded`: what is added instead is
+    m_n k, k the key's position in its document, with m, k and their product rounded to bf16, as Falcon was trained
+    (2311.16867): a softmax sees the same but for the rounding. `scale` multiplies the slopes.
+    """
 
-    def __init__(self, n_heads: int, max_bias: float = 8.0):
+    def __init__(self, n_heads: int, max_bias: float = 8.0, rounded: bool = False, scale: float = 1.0):
         super().__init__()
-        self.slopes = alibi_slopes(n_heads, max_bias)
+        self.slopes, self.rounded, self.scale = alibi_slopes(n_heads, max_bias), rounded, scale
+        self._key = ("alibi", rounded, scale, *self.slopes)
 
     def bias(self, pass_: Pass) -> ScoreBias:
-        def make() -> ScoreBias:
-            slopes, given = torch.tensor(self.slopes, device=pass_.ids.device), pass_.given
+        return pass_.once(self._key, lambda: self._rounded(pass_) if self.rounded else self._plain(pass_))
 
-            def penalise(score: Tensor, b: Tensor, n: Tensor, q_idx: Tensor, k_idx: Tensor) -> Tensor:
-                if given is not None:
-                    q_idx, k_idx = given[b, q_idx], given[b, k_idx]
-                return score - slopes[n] * (q_idx - k_idx).abs()
+    def _rounded(self, pass_: Pass) -> ScoreBias:
+        slopes = torch.tensor(self.slopes, device=pass_.ids.device).bfloat16()
+        at = pass_.given
+        if at is None and pass_.documents is not None:
+            at = position_in_document(pass_.documents)
 
-            return ScoreBias(penalise, True, ("alibi", *self.slopes))
+        def add(score: Tensor, b: Tensor, n: Tensor, q_idx: Tensor, k_idx: Tensor) -> Tensor:
+            k = k_idx if at is None else at[b, k_idx.clamp(max=at.shape[1] - 1)]  # an empty slot is unseen
+            return score + (slopes[n] * k.bfloat16()).to(score.dtype) * self.scale
 
-        return pass_.once(("alibi", *self.slopes), make)
+        return ScoreBias(add, True, self._key)
+
+    def _plain(self, pass_: Pass) -> ScoreBias:
+        slopes, given = torch.tensor(self.slopes, device=pass_.ids.device) * self.scale, pass_.given
+
+        def penalise(score: Tensor, b: Tensor, n: Tensor, q_idx: Tensor, k_idx: Tensor) -> Tensor:
+            if given is not None:
+                q_idx, k_idx = given[b, q_idx], given[b, k_idx]
+            return score - slopes[n] * (q_idx - k_idx).abs()
+
+        return ScoreBias(penalise, True, self._key)
 
     def picture(self, length: int) -> dict[str, Plot]:
         """m_n, -m_n k, and e^(-m_n k): what the bias leaves of the weight of a key k tokens back."""
-        slopes, at, evenly = torch.tensor(self.slopes), some(length), torch.arange(0, length, max(length // 256, 1))
+        slopes, at = torch.tensor(self.slopes) * self.scale, some(length)
+        evenly = torch.arange(0, length, max(length // 256, 1))
         heads = tuple(f"head {n}" for n in range(len(slopes)))
         return {
             "slope by head": Plot("head", "slope", torch.arange(len(slopes)), slopes[None], ("m",), log=True),
@@ -65,6 +82,10 @@ class Alibi(AttentionPosition):
 class AlibiConfig(AttentionPositionConfig, kind="alibi", words="alibi"):
     biases: ClassVar[bool] = True
     max_bias: float = Field(8.0, gt=0)
+    rounded: bool = False
+    """Products of slopes and the keys' positions, in bf16."""
+    scaled: bool = False
+    """Times 1 / sqrt(head_dim), as the scores are."""
 
     def build(self, ctx: BuildContext) -> Alibi:
-        return Alibi(ctx.n_heads, self.max_bias)
+        return Alibi(ctx.n_heads, self.max_bias, self.rounded, ctx.head_dim**-0.5 if self.scaled else 1.0)
