@@ -17,6 +17,8 @@ from glassformer.convert.families import FAMILIES
 from glassformer.convert.family import attention
 from glassformer.convert.folder import read_config
 from glassformer.errors import RequestError
+from tests.parity.published import CONFIGS
+from tests.parity.test_counts import PARAMETERS
 
 transformers.logging.set_verbosity_error()
 
@@ -260,6 +262,7 @@ PUBLISHED: dict[str, tuple[Json, int]] = {
     ),
 }
 # fmt: on
+PUBLISHED |= {name: (fields, PARAMETERS[name]) for name, fields in CONFIGS.items()}
 
 
 def read(folder: Path, fields: Json) -> ModelConfig:
@@ -301,6 +304,8 @@ _NAMED = {"gpt2": {"vocab_size": 64, "n_embd": 128, "n_layer": 2, "n_head": 32},
           "mpt": {"vocab_size": 64, "d_model": 128, "n_layers": 2, "n_heads": 32},
           "opt": {**_SIZES, "ffn_dim": 256},
           "qwen3_moe": {**_SIZES, "moe_intermediate_size": 64},
+          "deepseek_v2": {**_SIZES, "intermediate_size": 256, "num_experts_per_tok": 2},
+          "deepseek_v3": {**_SIZES, "intermediate_size": 256, "num_key_value_heads": 32},
           "mamba": {"vocab_size": 64, "hidden_size": 128, "num_hidden_layers": 2}}  # fmt: skip
 MINIMAL = {kind: {"model_type": kind, **_NAMED.get(kind, {**_SIZES, "intermediate_size": 256})} for kind in FAMILIES}
 MINIMAL["falcon"].pop("intermediate_size")
@@ -332,7 +337,6 @@ def test_every_preset_and_family_is_here() -> None:
 
 
 REFUSED = {
-    "falcon-rw": (_falcon(24, 2048, 32) | {"alibi": True}, "alibi"),
     "a falcon of groups": (_falcon(2, 64, 4, num_kv_heads=2) | {"multi_query": False}, "num_kv_heads"),
     "two norms in the old falcon": (_falcon(2, 64, 4, num_ln_in_parallel_attn=2), "num_ln_in_parallel_attn"),
     "a sequential new falcon": (

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from glassformer.parts.linear import Linear
+from glassformer.parts.linear import GroupedLinear, Linear
 
 View = Callable[[Tensor], Tensor]
 
@@ -74,6 +74,10 @@ class Layout:
 
     def pieces(self, at: Place) -> list[Piece]:
         raise NotImplementedError
+
+    def suffix(self, leaf: str) -> str:
+        """What the name of their tensor ends in."""
+        return f".{leaf}"
 
 
 class Stacked(Layout):
@@ -156,13 +160,65 @@ class EachHead(Layout):
 
 
 class EachExpert(Layout):
-    """Ours holds the rows of all experts, one below the other, theirs a tensor for each; `#` stands for its number."""
+    """Ours holds the rows of all experts, one below the other, theirs a tensor for each; `#` stands for its number.
+    `dense`: the name in layers that have one network instead."""
+
+    def __init__(self, name: str, dense: str = ""):
+        super().__init__(name)
+        self.dense = dense
 
     def pieces(self, at: Place) -> list[Piece]:
-        count = len(at.module.outs)  # type: ignore[arg-type]
+        if not isinstance(at.module, GroupedLinear):
+            return [Piece(self.dense, at.shape)]
+        count = len(at.module.outs)
         n = at.shape[0] // count
         shape = (n, *at.shape[1:])
         return [Piece(self.names[0].replace("#", str(one)), shape, row=one * n) for one in range(count)]
+
+
+class Bare(Stacked):
+    """Their tensor stands in no module of its own: `name`, and `name_bias`."""
+
+    def suffix(self, leaf: str) -> str:
+        return "" if leaf == "weight" else f"_{leaf}"
+
+
+class OfExperts(Bare):
+    """One tensor (e, in, k out) of all experts, of whose columns ours, (e out, in), are the i-th of k parts: one beside
+    the other, or every k-th (gpt-oss)."""
+
+    def __init__(self, name: str, i: int = 0, k: int = 1, interleaved: bool = False):
+        super().__init__(name)
+        self.i, self.k, self.interleaved = i, k, interleaved
+
+    def pieces(self, at: Place) -> list[Piece]:
+        e = len(at.module.outs)  # type: ignore[arg-type]
+        out, inner = at.shape[0] // e, at.shape[1:]
+        columns = slice(self.i, None, self.k) if self.interleaved else slice(self.i * out, (self.i + 1) * out)
+
+        def ours(w: Tensor) -> Tensor:
+            return w.view(e, out, *inner).movedim(1, -1)
+
+        return [Piece(self.names[0], (e, *inner, self.k * out), ours, lambda w: w[..., columns])]
+
+
+class HeadByHead(Layout):
+    """Ours holds several maps one below the other, theirs the rows of all of them head by head (DeepSeek's kv_b)."""
+
+    def pieces(self, at: Place) -> list[Piece]:
+        outs, n, rest, made = at.module.outs, at.mixer.n_heads, at.shape[1:], []
+        whole, start, first = sum(outs) // n, 0, 0  # type: ignore[arg-type]
+        for out in outs:  # type: ignore[union-attr]
+
+            def ours(w: Tensor, a: int = start, rows: int = out) -> Tensor:
+                return w[a : a + rows].view(n, rows // n, *rest)
+
+            def theirs(w: Tensor, first: int = first, rows: int = out) -> Tensor:
+                return w.view(n, whole, *rest)[:, first : first + rows // n]
+
+            made.append(Piece(self.names[0], at.shape, ours, theirs))
+            start, first = start + out, first + out // n
+        return made
 
 
 class Paired(Stacked):
@@ -206,6 +262,8 @@ class Names:
     """Their tensors that hold no weights, a regular expression."""
     wholes: Mapping[str, str] = field(default_factory=dict)
     """A part of our layer -> their module that computes all of it, where its weights are in no modules of their own."""
+    buffers: Mapping[str, str] = field(default_factory=dict)
+    """Our buffer -> their tensor, for numbers of a checkpoint that no gradient moves."""
 
     def layout(self, module: str) -> tuple[Layout, str]:
         """The layout of one of our modules, and the stem of its names."""
@@ -235,7 +293,19 @@ class Names:
                 mixer = mixers[int(module.split(".")[1])] if stem else None
                 place = Place(tuple(parameter.shape), leaf, owner, mixer)
                 pieces = [
-                    Piece(f"{stem}{p.name}.{leaf}", p.shape, p.ours, p.theirs, p.shift, p.row)  # `_replace` takes 1 us
+                    Piece(
+                        f"{stem}{p.name}{layout.suffix(leaf)}", p.shape, p.ours, p.theirs, p.shift, p.row
+                    )  # `_replace` takes 1 us
                     for p in layout.pieces(place)
                 ]
                 yield f"{module}.{leaf}", parameter, pieces
+            if self.buffers:
+                yield from self._kept(module, owner)
+
+    def _kept(self, module: str, owner: nn.Module) -> Iterator[tuple[str, Tensor, list[Piece]]]:
+        layer = LAYER.fullmatch(module)
+        stem = self.layer.replace("*", layer[1]) if layer else ""
+        for leaf, value in owner._buffers.items():
+            named = self.buffers.get(f"{layer[2] if layer else module}.{leaf}")
+            if value is not None and named is not None:
+                yield f"{module}.{leaf}", value, [Piece(f"{stem}{named}", tuple(value.shape))]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from glassformer.convert.families import (
     bloom,
     cohere,
+    deepseek_v2,
+    deepseek_v3,
     falcon,
     gemma,
     gemma2,
@@ -19,6 +21,7 @@ from glassformer.convert.families import (
     mixtral,
     mpt,
     olmo2,
+    olmoe,
     opt,
     phi,
     phi3,
@@ -33,7 +36,7 @@ from glassformer.convert.family import Family
 _MODULES = [
     llama, gpt2, bloom, falcon, gpt_neox, mistral, mpt, opt, qwen2, qwen3,
     gemma, gemma2, gemma3_text, phi, phi3, starcoder2, stablelm, olmo2, cohere, granite,
-    mixtral, qwen3_moe, mamba, mamba2,
+    mixtral, qwen3_moe, olmoe, deepseek_v2, deepseek_v3, mamba, mamba2,
 ]  # fmt: skip
 FAMILIES: dict[str, Family] = {module.FAMILY.model_type: module.FAMILY for module in _MODULES}
 """model_type -> family. Where several can hold a config, the first is the one it is written as."""

@@ -18,17 +18,17 @@ from glassformer.convert.families.common import (
 )
 from glassformer.convert.family import Family, attention, experts
 from glassformer.convert.fields import Fields
-from glassformer.convert.names import EachExpert
+from glassformer.convert.names import EachExpert, Layout
 from glassformer.parts.ffn import ExpertsConfig
 from glassformer.parts.head import HeadConfig
 from glassformer.parts.mixer import AttentionConfig, QKNormConfig
 from glassformer.parts.norm import RMSNormConfig
 
-NAMES = with_experts(
-    qwen3.NAMES,
-    {".ffn.router": "mlp.gate"}
-    | {f".ffn.{name}_proj": EachExpert(f"mlp.experts.#.{name}_proj") for name in ("gate", "up", "down")},
-)
+EXPERTS: dict[str, str | Layout] = {
+    ".ffn.router": "mlp.gate",
+    **{f".ffn.{name}_proj": EachExpert(f"mlp.experts.#.{name}_proj") for name in ("gate", "up", "down")},
+}
+NAMES = with_experts(qwen3.NAMES, EXPERTS)
 
 
 def read(fields: Fields) -> ModelConfig:
