@@ -33,6 +33,25 @@ PARAMETERS = {
     "pythia-160m": 162_322_944,
     "mpt-7b": 6_649_286_656,
     "mamba-130m": 129_135_360,
+    "llama-3.2-1b": 1_235_814_400,
+    "llama-3.2-3b": 3_212_749_824,
+    "smollm2-360m": 361_821_120,
+    "smollm2-1.7b": 1_711_376_384,
+    "mixtral-8x7b": 46_702_792_704,
+    "qwen2.5-0.5b": 494_032_768,
+    "qwen2.5-1.5b": 1_543_714_304,
+    "qwen2.5-7b": 7_615_616_512,
+    "qwen3-30b-a3b": 30_532_122_624,
+    "olmo-2-1b": 1_484_916_736,
+    "olmo-2-7b": 7_298_617_344,
+    "olmoe-1b-7b": 6_919_161_856,
+    "gemma-2-2b": 2_614_341_888,
+    "gemma-2-9b": 9_241_705_984,
+    "gemma-3-270m": 268_098_176,
+    "gemma-3-1b": 999_885_952,
+    "phi-3-mini": 3_821_079_552,
+    "deepseek-v2-lite": 15_706_484_224,
+    "deepseek-v3": 671_026_404_352,
 }
 
 
@@ -50,6 +69,12 @@ def test_built_count(name: str) -> None:
     with torch.device("meta"):
         model = PRESETS[name]().build()
     assert sum(weight.numel() for weight in model.parameters()) == PARAMETERS[name]
+
+
+def test_active_parameters() -> None:
+    """DeepSeek-V3: 37.6 thousand million of them, Mixtral 12.9, Qwen3-30B-A3B 3.35."""
+    wanted = {"deepseek-v3": 37_552_282_624, "mixtral-8x7b": 12_879_925_248, "qwen3-30b-a3b": 3_353_032_704}
+    assert {name: PRESETS[name]().active_params() for name in wanted} == wanted
 
 
 @pytest.mark.parametrize("size", TINY, ids=str)

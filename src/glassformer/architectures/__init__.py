@@ -9,14 +9,29 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from glassformer.architectures.bloom import bloom_7b1, bloom_560m
+from glassformer.architectures.deepseek import deepseek_v2_lite, deepseek_v3
 from glassformer.architectures.falcon import falcon_7b, falcon_40b
+from glassformer.architectures.gemma import gemma_2_2b, gemma_2_9b, gemma_3_1b, gemma_3_270m
 from glassformer.architectures.gpt2 import gpt2, gpt2_large, gpt2_medium, gpt2_xl
 from glassformer.architectures.gpt_neox import gpt_neox_20b, pythia_160m
-from glassformer.architectures.llama import llama_2_70b, llama_3_8b, llama_7b, llama_13b, smollm2_135m
+from glassformer.architectures.llama import (
+    llama_2_70b,
+    llama_3_2_1b,
+    llama_3_2_3b,
+    llama_3_8b,
+    llama_7b,
+    llama_13b,
+    smollm2_1_7b,
+    smollm2_135m,
+    smollm2_360m,
+)
 from glassformer.architectures.mamba import mamba_130m
-from glassformer.architectures.mistral import mistral_7b
+from glassformer.architectures.mistral import mistral_7b, mixtral_8x7b
 from glassformer.architectures.mpt import mpt_7b
-from glassformer.architectures.qwen3 import qwen3_0_6b, qwen3_8b
+from glassformer.architectures.olmo import olmo_2_1b, olmo_2_7b, olmoe_1b_7b
+from glassformer.architectures.phi3 import phi_3_mini
+from glassformer.architectures.qwen2 import qwen2_5_0_5b, qwen2_5_1_5b, qwen2_5_7b
+from glassformer.architectures.qwen3 import qwen3_0_6b, qwen3_8b, qwen3_30b_a3b
 from glassformer.config import ModelConfig
 
 PRESETS: dict[str, Callable[[], ModelConfig]] = {
@@ -28,10 +43,29 @@ PRESETS: dict[str, Callable[[], ModelConfig]] = {
     "llama-13b": llama_13b,
     "llama-2-70b": llama_2_70b,
     "llama-3-8b": llama_3_8b,
+    "llama-3.2-1b": llama_3_2_1b,
+    "llama-3.2-3b": llama_3_2_3b,
     "smollm2-135m": smollm2_135m,
+    "smollm2-360m": smollm2_360m,
+    "smollm2-1.7b": smollm2_1_7b,
     "mistral-7b": mistral_7b,
+    "mixtral-8x7b": mixtral_8x7b,
+    "qwen2.5-0.5b": qwen2_5_0_5b,
+    "qwen2.5-1.5b": qwen2_5_1_5b,
+    "qwen2.5-7b": qwen2_5_7b,
     "qwen3-0.6b": qwen3_0_6b,
     "qwen3-8b": qwen3_8b,
+    "qwen3-30b-a3b": qwen3_30b_a3b,
+    "deepseek-v2-lite": deepseek_v2_lite,
+    "deepseek-v3": deepseek_v3,
+    "olmo-2-1b": olmo_2_1b,
+    "olmo-2-7b": olmo_2_7b,
+    "olmoe-1b-7b": olmoe_1b_7b,
+    "gemma-2-2b": gemma_2_2b,
+    "gemma-2-9b": gemma_2_9b,
+    "gemma-3-270m": gemma_3_270m,
+    "gemma-3-1b": gemma_3_1b,
+    "phi-3-mini": phi_3_mini,
     "bloom-560m": bloom_560m,
     "bloom-7b1": bloom_7b1,
     "falcon-7b": falcon_7b,

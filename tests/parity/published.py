@@ -1,0 +1,100 @@
+"""What the config.json of published models says. A preset is right where it is what its family reads of this
+(tests/convert/test_old_configs.py); the family is proven against the published class (tests/convert/test_parity.py)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+_YARN = {"type": "yarn", "factor": 40, "original_max_position_embeddings": 4096, "beta_fast": 32, "beta_slow": 1}
+
+
+def _dense(
+    kind: str, layers: int, d: int, hidden: int, heads: tuple[int, int], vocab: int, context: int, eps: float,
+    theta: float, tied: bool, **more: Any,
+) -> dict[str, Any]:  # fmt: skip
+    return {
+        "model_type": kind, "num_hidden_layers": layers, "hidden_size": d, "intermediate_size": hidden,
+        "num_attention_heads": heads[0], "num_key_value_heads": heads[1], "vocab_size": vocab,
+        "max_position_embeddings": context, "rms_norm_eps": eps, "rope_theta": theta, "tie_word_embeddings": tied,
+        **more,
+    }  # fmt: skip
+
+
+def _llama32(layers: int, d: int, n: int) -> dict[str, Any]:
+    rope = {"rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 8192}  # fmt: skip
+    return _dense("llama", layers, d, 8192, (n, 8), 128256, 131072, 1e-5, 5e5, True, hidden_act="silu",
+                  head_dim=d // n, rope_scaling=rope, attention_bias=False, mlp_bias=False)  # fmt: skip
+
+
+def _qwen25(layers: int, d: int, hidden: int, heads: tuple[int, int], vocab: int, context: int, tied: bool) -> Any:
+    return _dense("qwen2", layers, d, hidden, heads, vocab, context, 1e-6, 1e6, tied, hidden_act="silu",
+                  use_sliding_window=False, sliding_window=context, max_window_layers=layers)  # fmt: skip
+
+
+def _gemma2(layers: int, d: int, hidden: int, heads: tuple[int, int]) -> dict[str, Any]:
+    return _dense("gemma2", layers, d, hidden, heads, 256000, 8192, 1e-6, 1e4, True, head_dim=256,
+                  hidden_activation="gelu_pytorch_tanh", hidden_act="gelu_pytorch_tanh", query_pre_attn_scalar=256,
+                  sliding_window=4096, attn_logit_softcapping=50.0, final_logit_softcapping=30.0)  # fmt: skip
+
+
+def _gemma3(layers: int, d: int, hidden: int) -> dict[str, Any]:
+    return _dense("gemma3_text", layers, d, hidden, (4, 1), 262144, 32768, 1e-6, 1e6, True, head_dim=256,
+                  hidden_activation="gelu_pytorch_tanh", query_pre_attn_scalar=256, sliding_window=512,
+                  rope_local_base_freq=10000, sliding_window_pattern=6, attention_bias=False)  # fmt: skip
+
+
+def _deepseek(kind: str, share: float, **more: Any) -> dict[str, Any]:
+    return {
+        "model_type": kind, "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
+        "max_position_embeddings": 163840, "rope_theta": 10000, "rms_norm_eps": 1e-6, "hidden_act": "silu",
+        "rope_scaling": {**_YARN, "mscale": share, "mscale_all_dim": share}, "tie_word_embeddings": False,
+        "attention_bias": False, "moe_layer_freq": 1, **more,
+    }  # fmt: skip
+
+
+CONFIGS: dict[str, dict[str, Any]] = {
+    "llama-3.2-1b": _llama32(16, 2048, 32),
+    "llama-3.2-3b": _llama32(28, 3072, 24),
+    "smollm2-360m": _dense("llama", 32, 960, 2560, (15, 5), 49152, 8192, 1e-5, 1e5, True, hidden_act="silu"),
+    "smollm2-1.7b": _dense("llama", 24, 2048, 8192, (32, 32), 49152, 8192, 1e-5, 130000, True, hidden_act="silu"),
+    "mixtral-8x7b": _dense(
+        "mixtral", 32, 4096, 14336, (32, 8), 32000, 32768, 1e-5, 1e6, False, hidden_act="silu", sliding_window=None,
+        num_local_experts=8, num_experts_per_tok=2, router_aux_loss_coef=0.02,
+    ),
+    "qwen2.5-0.5b": _qwen25(24, 896, 4864, (14, 2), 151936, 32768, True),
+    "qwen2.5-1.5b": _qwen25(28, 1536, 8960, (12, 2), 151936, 131072, True),
+    "qwen2.5-7b": _qwen25(28, 3584, 18944, (28, 4), 152064, 131072, False),
+    "qwen3-30b-a3b": _dense(
+        "qwen3_moe", 48, 2048, 6144, (32, 4), 151936, 40960, 1e-6, 1e6, False, head_dim=128, hidden_act="silu",
+        num_experts=128, num_experts_per_tok=8, moe_intermediate_size=768, norm_topk_prob=True, decoder_sparse_step=1,
+        mlp_only_layers=[], use_sliding_window=False, sliding_window=None, attention_bias=False,
+    ),
+    "olmo-2-1b": _dense("olmo2", 16, 2048, 8192, (16, 16), 100352, 4096, 1e-6, 5e5, False, hidden_act="silu"),
+    "olmo-2-7b": _dense("olmo2", 32, 4096, 11008, (32, 32), 100352, 4096, 1e-6, 5e5, False, hidden_act="silu"),
+    "olmoe-1b-7b": _dense(
+        "olmoe", 16, 2048, 1024, (16, 16), 50304, 4096, 1e-5, 10000.0, False, hidden_act="silu", clip_qkv=None,
+        num_experts=64, num_experts_per_tok=8, norm_topk_prob=False, attention_bias=False,
+    ),
+    "gemma-2-2b": _gemma2(26, 2304, 9216, (8, 4)),
+    "gemma-2-9b": _gemma2(42, 3584, 14336, (16, 8)),
+    "gemma-3-270m": _gemma3(18, 640, 2048),
+    "gemma-3-1b": _gemma3(26, 1152, 6912),
+    "phi-3-mini": _dense(
+        "phi3", 32, 3072, 8192, (32, 32), 32064, 4096, 1e-5, 1e4, False, hidden_act="silu", sliding_window=2047,
+        original_max_position_embeddings=4096, rope_scaling=None, attention_bias=False, pad_token_id=32000,
+    ),
+    "deepseek-v2-lite": _deepseek(
+        "deepseek_v2", 0.707, num_hidden_layers=27, hidden_size=2048, intermediate_size=10944, num_attention_heads=16,
+        num_key_value_heads=16, q_lora_rank=None, vocab_size=102400, first_k_dense_replace=1, n_routed_experts=64,
+        num_experts_per_tok=6, moe_intermediate_size=1408, n_shared_experts=2, n_group=1, topk_group=1,
+        topk_method="greedy", scoring_func="softmax", norm_topk_prob=False, routed_scaling_factor=1.0,
+    ),
+    "deepseek-v3": _deepseek(
+        "deepseek_v3", 1.0, num_hidden_layers=61, hidden_size=7168, intermediate_size=18432, num_attention_heads=128,
+        num_key_value_heads=128, q_lora_rank=1536, vocab_size=129280, first_k_dense_replace=3, n_routed_experts=256,
+        num_experts_per_tok=8, moe_intermediate_size=2048, n_shared_experts=1, n_group=8, topk_group=4,
+        topk_method="noaux_tc", scoring_func="sigmoid", norm_topk_prob=True, routed_scaling_factor=2.5,
+        num_nextn_predict_layers=1,
+    ),
+}  # fmt: skip
