@@ -251,10 +251,14 @@ def contestant(side: str, folder: str, threads: int) -> Any:
 
 
 def serve(side: str, folder: str, threads: str) -> None:
+    answering(lambda: contestant(side, folder, int(threads)))
+
+
+def answering(make: Callable[[], Any]) -> None:
     """Answers a line of JSON with another until the input ends; whatever else is printed goes to standard error."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    one = contestant(side, folder, int(threads))
+    one = make()
     print(json.dumps(one.facts), file=answers, flush=True)
     for line in sys.stdin:
         method, arguments = json.loads(line)
@@ -264,19 +268,22 @@ def serve(side: str, folder: str, threads: str) -> None:
 class Worker:
     """A side in a process of its own, which blocks on its input between turns: idle, none of them takes time."""
 
-    def __init__(self, side: str, folder: str, threads: int, **environment: str):
+    def __init__(self, side: str, folder: str, threads: int, call: list[str] | None = None, **environment: str):
         self.side, self.errors = side, Path(folder, f"{side}.log".replace(" ", "-"))
-        call = [sys.executable, "-m", "benchmarks.generate", side, folder, str(threads)]
+        call = [sys.executable, *(call or ["-m", "benchmarks.generate", side, folder, str(threads)])]
         with self.errors.open("w") as log:
             self.process = subprocess.Popen(call, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
                                             text=True, env={**os.environ, **environment})  # fmt: skip
-        self.facts = self._answer()
+        self.facts = self.answer()
 
-    def ask(self, method: str, **arguments: Any) -> dict[str, Any]:
+    def ask(self, method: str, **arguments: Any) -> Any:
+        self.begin(method, **arguments)
+        return self.answer()
+
+    def begin(self, method: str, **arguments: Any) -> None:
         print(json.dumps([method, arguments]), file=self._pipe(self.process.stdin), flush=True)
-        return self._answer()
 
-    def _answer(self) -> dict[str, Any]:
+    def answer(self) -> Any:
         line = self._pipe(self.process.stdout).readline()
         if not line:
             said = self.errors.read_text(errors="replace").strip().splitlines() or ["no reason given"]

@@ -36,7 +36,7 @@ from glassformer.parts.visibility import SlidingWindowConfig, Visibility
 SRC = Path(glassformer.__file__).parent
 
 LEVELS: list[set[str]] = [
-    {"errors", "version", "folders", "thresholds", "written", "state", "figures"},
+    {"errors", "version", "folders", "thresholds", "written", "state", "figures", "quota", "threads"},
     {"parts"},
     {"model", "building", "text", "machine"},
     {"config", "introspection"},

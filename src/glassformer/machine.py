@@ -17,6 +17,8 @@ from typing import Any, Literal
 
 import torch
 
+from glassformer import quota
+from glassformer import threads as pacing
 from glassformer.errors import RequestError
 from glassformer.folders import cache_folder
 from glassformer.parts.precision import bf16_gain
@@ -36,6 +38,8 @@ class Settings:
     compile: bool
     why: str = ""
     """One line on what was chosen and why."""
+    fixed: bool = False
+    """Whether this number of threads was asked for."""
 
     def autocast(self) -> AbstractContextManager[Any]:
         if self.dtype == "float32":
@@ -44,7 +48,7 @@ class Settings:
 
     def describe(self) -> dict[str, Any]:
         """For the field `machine` of results.json."""
-        return {**machine(), **{name: value for name, value in asdict(self).items() if name != "why"}}
+        return {**machine(), **{name: value for name, value in asdict(self).items() if name not in ("why", "fixed")}}
 
 
 def settings(
@@ -71,7 +75,8 @@ def settings(
         f"{asked} threads" if device == "cpu" else "",
         "compiled regions" if use else "eager" + ("" if compiler else f" (compiling needs {_needs(device)})"),
     ]
-    return Settings(device, chosen, asked, use, f"on {device}: " + ", ".join(filter(None, reasons)))
+    why = f"on {device}: " + ", ".join(filter(None, reasons))
+    return Settings(device, chosen, asked, use, why, fixed=bool(threads or _asked_threads()))
 
 
 def _asked_threads() -> int | None:
@@ -87,8 +92,10 @@ def synchronize(device: str) -> None:
 
 
 def apply(chosen: Settings) -> None:
-    """Sets torch's threads and the allocator for this process."""
+    """Sets torch's threads and the allocator for this process. A number that was asked for is that of every step; else
+    it is the most that one takes (`threads.py`)."""
     torch.set_num_threads(chosen.threads)
+    pacing.fix(chosen.fixed or chosen.device != "cpu")
     if chosen.device == "cpu":
         keep_freed_memory()
 
@@ -167,8 +174,11 @@ def _needs(device: str) -> str:
 
 
 def available_cores() -> int:
-    """Cores this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Cores this process may take: those it may run on, and no more than its control groups pay for. A part of a core
+    is not taken: the thread that used it up would stop until the period ends, and the others wait for it."""
+    here = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    paid = quota.cores()
+    return here if paid is None else max(1, min(here, int(paid)))
 
 
 def keep_freed_memory() -> bool:
@@ -213,10 +223,12 @@ def _said_of_the_processor(what: str) -> str:
 
 
 def _memory() -> int | None:
+    """Bytes of this machine, or those that the control group may hold."""
     try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):
-        return None
+        return quota.memory()
+    return min(there, quota.memory() or there)
 
 
 def free_memory(device: torch.device | str = "cpu") -> int | None:
@@ -235,12 +247,7 @@ def free_memory(device: torch.device | str = "cpu") -> int | None:
             found += [int(line.split()[1]) * 1024 for line in file if line.startswith("MemAvailable:")]
     except (OSError, ValueError, IndexError):
         pass
-    for limit in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        try:
-            with open(limit, encoding="ascii") as file:
-                found.append(int(file.read()))
-        except (OSError, ValueError):  # not there, or "max"
-            pass
+    found.append(quota.free_memory())
     return min((number for number in found if number), default=None)
 
 

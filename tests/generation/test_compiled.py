@@ -16,6 +16,7 @@ from glassformer.generation.engine import Engine
 from glassformer.model import Model
 from glassformer.naming import preset
 from glassformer.parts.quantized import quantize
+from glassformer.threads import at_most
 
 torch.set_num_threads(1)
 pytestmark = [
@@ -91,6 +92,29 @@ def test_one_row_of_a_small_dtype(kind: str, tmp_path: Path, monkeypatch: pytest
             ours.append(step(tokens[:, i : i + 1], mine)[0] - full[i])
     assert 0 < float(torch.stack(ours).norm()) <= 2 * float(torch.stack(apart).norm())
     assert float(torch.stack(apart).norm()) < 0.1 * float(full.norm())
+
+
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "int8", "int4"])
+def test_one_thread_has_the_bits_of_two(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The library takes as many as torch is set to, also where the machine has more cores than it was built for."""
+    monkeypatch.setenv("GLASSFORMER_CACHE", str(tmp_path))
+    monkeypatch.setattr("os.cpu_count", lambda: 64)
+    model = preset("llama@1m+layers=2+d_model=256+heads=4+gqa:2+vocab_size=1000+context=64").build(seed=0).eval()
+    if kind != "float32":
+        model = model.bfloat16()
+        model = model if kind == "bfloat16" else quantize(model, kind)
+    torch.set_num_threads(2)
+    try:
+        step = CompiledStep(model, 1, 40).load()
+        assert step._same
+        found = []
+        for count in (1, 2):
+            state = step.init_state()
+            with at_most(count):
+                found.append([step(torch.tensor([[token]]), state) for token in range(30)])
+    finally:
+        torch.set_num_threads(1)
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
 
 
 def test_weights_stay_outside_the_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

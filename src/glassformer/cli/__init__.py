@@ -67,7 +67,10 @@ Context = Annotated[
 ]
 Device = Annotated[str, Parameter(help="auto, cpu, cuda, mps.")]
 DType = Annotated[str, Parameter(help="auto, float32, bfloat16.")]
-Threads = Annotated[int | None, Parameter(help="Threads of the processor; by default as many as it has cores.")]
+Threads = Annotated[
+    int | None,
+    Parameter(help="Threads of the processor; by default as many as it has cores, which give way to other processes."),
+]
 Compile = Annotated[
     bool | None,
     Parameter(help="Compile the layers; by default where there is a compiler and the run is long enough to pay."),
@@ -552,12 +555,13 @@ def schema(*, json: Json = False) -> None:
 
 @app.command
 def bench(
-    what: Literal["train", "kernels", "load", "parity", "generate", "quality", "watch"] = "train",
+    what: Literal["train", "kernels", "load", "parity", "generate", "quality", "watch", "neighbours"] = "train",
     /,
     *,
     rounds: int = 5,
     threads: Threads = None,
     quick: Flag = False,
+    task: Literal["decode", "prefill", "train", "load"] | None = None,
     out: str | None = None,
     json: Json = False,
 ) -> None:
@@ -570,17 +574,19 @@ def bench(
         kernels against each other; load: from a file to a ready model, beside transformers and safetensors; parity:
         every family against its published implementation; generate: SmolLM2 writing, beside transformers and
         llama.cpp; quality: SmolLM2's perplexity in fewer bits, over 4,000 tokens for each round; watch: what --watch
-        costs a training step.
+        costs a training step; neighbours: decoding, prompts, training and loading beside busy processes.
     rounds
         Measurements of each, taken in turn.
     quick
         generate: with few tokens and nothing compiled, to see that it runs.
+    task
+        neighbours: this one alone; with --out it joins what was measured before.
     out
         A Markdown file to write the table to, with machine and date.
     """
     from glassformer.cli.show import show_bench
 
-    show_bench(what, rounds, threads, quick, out, json)
+    show_bench(what, rounds, threads, quick, task, out, json)
 
 
 def _interval(watch: bool, every: int | None) -> int | None:

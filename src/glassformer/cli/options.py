@@ -45,7 +45,7 @@ class Drawing:
     device: str = "auto"
     """auto, cpu, cuda, mps: where the model runs; auto takes the graphics card that is there."""
     threads: int | None = None
-    """Threads of the processor; by default as many as it has cores."""
+    """Threads of the processor; by default as many as it has cores, and fewer while others take them."""
     compile: Flag = False
     """Take each step in machine code, which is built once for a model, in about a minute, and kept."""
 

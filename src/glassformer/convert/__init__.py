@@ -25,6 +25,7 @@ from glassformer.parts.linear import Linear
 from glassformer.parts.quantized import QUANTIZED
 from glassformer.parts.quantized import quantize as pack
 from glassformer.text import Tokenizer
+from glassformer.threads import LOADING, paced
 from glassformer.training import Loaded, checkpoint
 from glassformer.training import load as load_run
 
@@ -104,7 +105,8 @@ def load(
     if quantize in QUANTIZED:
         loaded.model = fold(loaded.model)
         loaded.config = loaded.model.config
-        pack(loaded.model, quantize).to(dtype=dtype)
+        with paced(LOADING, f"packing {quantize}", loaded.config.num_params()):
+            pack(loaded.model, quantize).to(dtype=dtype)
     return loaded
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -19,7 +20,10 @@ from glassformer.convert.storage.base import pieces as by_rows
 from glassformer.errors import RequestError
 from glassformer.model import Model
 from glassformer.parts.linear import Linear
+from glassformer.threads import LOADING, paced
 
+LARGE = 1 << 18
+"""Values of a tensor from which on the threads that unpack it are chosen."""
 NEIGHBOURS = 1 << 20
 """A file is mapped by some 64 kB at once: a small tensor among others that are not used where they lie would bring them
 into memory for nothing, and is copied."""
@@ -132,14 +136,15 @@ class _Theirs:
             if there is not None:
                 return there if there.device == self.device else there.to(self.device)
         made = torch.empty(shape, dtype=self.dtype)
-        for piece, entry in zip(pieces, entries, strict=True):
-            mine = piece.mine(made)
-            if piece.theirs is None:
-                self.file.read_into(entry.name, mine)
-            else:
-                mine.copy_(piece.theirs(self.file.tensor(entry.name)))
-            if piece.shift:
-                mine -= piece.shift
+        with paced(LOADING, "unpacking", made.numel()) if made.numel() >= LARGE else nullcontext():
+            for piece, entry in zip(pieces, entries, strict=True):
+                mine = piece.mine(made)
+                if piece.theirs is None:
+                    self.file.read_into(entry.name, mine)
+                else:
+                    mine.copy_(piece.theirs(self.file.tensor(entry.name)))
+                if piece.shift:
+                    mine -= piece.shift
         return made.to(self.device)
 
     def with_its_head(self, config: ModelConfig) -> ModelConfig:

@@ -12,6 +12,7 @@ from glassformer.errors import RequestError
 from glassformer.introspection import in_vocabulary
 from glassformer.model import Model
 from glassformer.state import ModelState
+from glassformer.threads import paced
 
 CHUNK = 1024
 """Tokens of a prompt read at once: the memory of a pass grows with them, its speed no more."""
@@ -33,7 +34,8 @@ def prefill(
     sizes = [first, *[chunk] * whole, *[rest] * bool(rest)]
     told = [None] * len(sizes) if documents is None else documents.split(sizes, dim=1)
     for part, ids in zip(tokens.split(sizes, dim=1), told, strict=True):
-        x = model.hidden_states(part, state, documents=ids)
+        with paced(model, ("prefill", part.numel().bit_length()), part.numel(), same_bits(model)):
+            x = model.hidden_states(part, state, documents=ids)
     return model.logits(model.unembed(x[:, -1:]))[:, -1]
 
 
@@ -57,7 +59,14 @@ def prefill_rows(
 
 def decode(model: Model, tokens: Int[Tensor, "b 1"], state: ModelState) -> Float[Tensor, "b v"]:
     """Reads one token in each row; logits of the token after it."""
-    return model(tokens, state)[:, -1]
+    with paced(model, ("decode", len(tokens)), free=same_bits(model)):
+        return model(tokens, state)[:, -1]
+
+
+def same_bits(model: Model) -> bool:
+    """Whether one thread computes the same bits as several: in 16 bits all products do (packed ones too), in fp32 MKL
+    shares out the inner dimension."""
+    return model.dtype.itemsize < 4
 
 
 def check_rows(model: Model, rows: Sequence[Sequence[int]]) -> list[Int[Tensor, " s"]]:

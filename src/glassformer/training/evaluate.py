@@ -13,6 +13,7 @@ from glassformer.machine import Settings
 from glassformer.model import Model
 from glassformer.parts.loss import IGNORED
 from glassformer.text import EvaluationWindows, Tokens, bits_per_byte, evaluation_windows
+from glassformer.threads import paced
 
 
 def evaluate(
@@ -32,7 +33,7 @@ def score(model: Model, windows: EvaluationWindows, how: Settings) -> dict[str, 
     model.eval()
     try:
         for inputs, targets, counts in windows:
-            with how.autocast():
+            with paced(model, "evaluation", inputs.numel(), free=False), how.autocast():
                 losses = model.loss(inputs.to(how.device), targets.to(how.device), reduction="none")
             nats += float(losses.cpu().double().sum())
             tokens += int((targets != IGNORED).sum())

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import torch
 
 from glassformer import machine
+from glassformer import threads as pacing
 from glassformer.parts.region import compiled_regions
 
 
@@ -35,10 +36,11 @@ def fast_training(
     Raises RequestError for settings that this machine does not have.
     """
     how = machine.settings(device, dtype, threads, compile)
-    before = torch.get_num_threads()
+    before, fixed = torch.get_num_threads(), pacing.fixed()
     machine.apply(how)
     try:
         with compiled_regions(how.compile):
             yield how
     finally:
         torch.set_num_threads(before)
+        pacing.fix(fixed)

@@ -20,6 +20,7 @@ from glassformer.errors import RequestError, WorkError
 from glassformer.parts.base import after_step
 from glassformer.parts.region import compiled_regions
 from glassformer.text import Tokens
+from glassformer.threads import paced
 from glassformer.training.callbacks import ClipQK, Divergence, Log, SpikePolicy, Watching
 from glassformer.training.callbacks.base import Callback, check_callbacks
 from glassformer.training.clipping import clip, gradient_norm
@@ -92,7 +93,8 @@ def to_the_end(run: Training) -> None:
     saved = looked = time.monotonic()
     with deferred_interrupt() as interrupted:
         while run.share < 1 and run.error is None:
-            one_step(run)
+            with paced(run.model, "training step", free=False):
+                one_step(run)
             if run.error is None and evaluation_due(run, looked) and not run.evaluated:
                 run.evaluate()
                 looked = time.monotonic()

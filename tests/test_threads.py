@@ -1,0 +1,263 @@
+"""Threads are chosen while work runs: by arithmetic alone, so that neighbours and a clock can be made up here."""
+
+from __future__ import annotations
+
+import io
+import random
+from collections.abc import Callable
+
+import pytest
+import torch
+
+import glassformer as gf
+from glassformer import machine, threads
+from glassformer.generation import prefill, stream
+from glassformer.generation.steps import decode
+from glassformer.parts.quantized import quantize
+from glassformer.text import TextData
+from glassformer.threads import Pace, Way, ways
+
+Seconds = Callable[[Way, float], float]
+
+
+class Machine:
+    """Two cores, a clock, and units of work that take what `alone` and `beside` say of each way."""
+
+    def __init__(self, free: bool, alone: list[float], beside: list[float], noise: float = 0.0, told: bool = True):
+        self.pace = Pace(ways(2, free), cores=2)
+        self.alone, self.beside, self.noise, self.told = alone, beside, noise, told
+        self.now, self.neighbours, self.draw = 0.0, 0, random.Random(0)
+        self.changes, self.units = 0, 0
+
+    def run(self, seconds: float) -> float:
+        """The mean time of a unit meanwhile."""
+        end, began, units = self.now + seconds, self.now, 0
+        while self.now < end:
+            at = self.pace.at
+            took = (self.beside if self.neighbours else self.alone)[at] * (1 + self.noise * self.draw.random())
+            self.now, units = self.now + took, units + 1
+            self.pace.took(took, self.now, self.others)
+            self.changes += self.pace.at != at
+        return (self.now - began) / units
+
+    def others(self) -> float | None:
+        return float(self.neighbours) if self.told else None
+
+
+DECODE = {"alone": [1 / 152, 1 / 183], "beside": [1 / 152, 1 / 55]}
+"""Seconds of a token with one thread and with two, as measured."""
+TRAIN = {"alone": [0.50, 0.47], "beside": [0.80, 1.4]}
+"""Seconds of a step whose threads sleep, and do not."""
+
+
+@pytest.mark.parametrize("told", [True, False])
+@pytest.mark.parametrize("noise", [0.0, 0.15])
+@pytest.mark.parametrize(("free", "times"), [(True, DECODE), (False, TRAIN)])
+def test_it_gives_way_and_comes_back(free: bool, times: dict[str, list[float]], noise: float, told: bool) -> None:
+    """Alone within 2 % of the best (5 where units scatter by more than that), beside a neighbour within 10, soon after
+    it came and after it left; where nobody tells of it, within a minute."""
+    here = Machine(free, **times, noise=noise, told=told)
+    usual = 1 + noise / 2
+    unit = max(*times["alone"], *times["beside"])
+    here.run(10 * unit)
+    for _ in range(3):
+        here.neighbours = 0
+        here.run(max(1.0, 10 * unit) if told else 70)
+        assert here.run(200 * unit) < (1.05 if noise else 1.02) * usual * min(times["alone"])
+        here.neighbours = 1
+        here.run(6 * unit)
+        assert here.run(200 * unit) < 1.10 * usual * min(times["beside"])
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_it_does_not_swing(told: bool) -> None:
+    """In an hour beside a neighbour, or alone, tries become rare; where something comes and goes, they are bounded."""
+    for neighbours in (0, 1):
+        here = Machine(True, **DECODE, noise=0.2, told=told)
+        here.neighbours = neighbours
+        here.run(60)
+        before = here.changes
+        here.run(3600)
+        assert here.changes - before <= 2 * 3600 / threads.LATE + 2
+    here = Machine(True, **DECODE, told=told)
+    for _ in range(600):
+        here.neighbours = 1 - here.neighbours
+        here.run(0.2)
+    assert here.changes < 120, "two changes a second are more than a neighbour of a fifth of a second is worth"
+
+
+def test_small_work_takes_one_thread_from_the_beginning() -> None:
+    here = Machine(True, alone=[100e-6, 140e-6], beside=[100e-6, 900e-6])
+    here.run(0.2)
+    assert here.pace.way == Way(1)
+    assert here.run(60) < 1.01 * 100e-6
+
+
+def test_one_slow_unit_changes_nothing() -> None:
+    here = Machine(True, **DECODE)
+    here.run(5)
+    before = here.changes
+    here.pace.took(1.0, here.now)
+    here.run(0.1)
+    assert (here.changes, here.pace.way) == (before, Way(2))
+
+
+def test_long_units_are_not_tried_with_less_for_nothing() -> None:
+    """A prompt read in a second, alone: no piece takes two."""
+    here = Machine(True, alone=[1.7, 1.0], beside=[1.7, 3.0])
+    here.run(60)
+    assert here.changes == 0
+
+
+def test_where_the_machine_is_taken_it_begins_humbly() -> None:
+    for free, humble in ((True, Way(1)), (False, Way(2, sleep=True))):
+        for others, way in ((1.0, humble), (0.2, Way(2)), (None, Way(2)), (2.0, humble)):
+            pace = Pace(ways(2, free), cores=2)
+            pace.begin(others)
+            assert pace.way == way
+    pace = Pace(ways(8, free=True), cores=8)
+    pace.begin(1.0)
+    assert pace.way == Way(7)
+
+
+def test_ways() -> None:
+    assert [way.threads for way in ways(8, free=True)] == [1, 2, 4, 7, 8]
+    assert [way.threads for way in ways(2, free=True)] == [1, 2]
+    assert ways(3, free=False) == [Way(3, sleep=True), Way(3)]
+
+
+@pytest.fixture
+def two_threads(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(threads, "_fixed", False)
+    monkeypatch.setattr(threads, "_others", lambda: 2.0)
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(1)
+    threads.fix(False)
+
+
+class Owner:
+    pass
+
+
+def seen(owner: Owner, free: bool = True) -> tuple[int, bool]:
+    with threads.paced(owner, "work", free=free):
+        return torch.get_num_threads(), threads._crowd is not None
+
+
+def test_a_unit_takes_them_and_gives_them_back(two_threads: None) -> None:
+    owner = Owner()
+    assert seen(owner) == (1, False)
+    assert torch.get_num_threads() == 2
+    with pytest.raises(ZeroDivisionError), threads.paced(owner, "work"):
+        raise ZeroDivisionError
+    assert torch.get_num_threads() == 2
+    assert seen(owner, free=False) == (2, True)
+    assert seen(owner) == (1, False)
+
+
+def test_units_inside_a_unit_go_its_way(two_threads: None) -> None:
+    """Else its bits would depend on what they choose."""
+    with threads.paced(Owner(), "step", free=False):
+        assert seen(Owner()) == (2, True)
+
+
+def test_a_number_that_was_asked_for_stays(two_threads: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine.apply(machine.settings("cpu", threads=2))
+    assert seen(Owner()) == (2, False)
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    machine.apply(machine.settings("cpu"))
+    assert seen(Owner()) == (2, False)
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    monkeypatch.setattr(machine, "available_cores", lambda: 2)
+    machine.apply(machine.settings("cpu"))
+    assert seen(Owner()) == (1, False)
+
+
+def test_others_are_all_but_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1}, raising=False)
+    monkeypatch.setattr("os.sysconf", lambda _: 100)
+    found = iter([(0.0, 0.0, 0), (1.0, 0.5, 150), (1.05, 0.5, 160), (2.0, 1.5, 250), (60.0, 1.5, 9000)])
+
+    def look() -> None:
+        clock, own, ticks = next(found)
+        cores = [f"cpu0 {ticks} 0 0 77 7 0 0 0 0 0", "cpu1 0 0 0 9 9 0 0 0 0 0", "cpu2 999 0 0 0 0 0 0 0 0 0"]
+        rows = "\n".join(["cpu 9 9 9", *cores, "intr 5"])
+        monkeypatch.setattr("builtins.open", lambda *_, **__: io.StringIO(rows))
+        monkeypatch.setattr("time.perf_counter", lambda: clock)
+        monkeypatch.setattr("time.process_time", lambda: own)
+
+    look()
+    others = threads.Others()
+    for expected in (1.0, 1.0, 0.0, None):
+        look()
+        assert others() == expected
+
+
+@pytest.fixture
+def restless(two_threads: None, monkeypatch: pytest.MonkeyPatch) -> list[Way]:
+    """Every unit goes another way than the one before; which way each went."""
+    went: list[Way] = []
+
+    def took(pace: Pace, *_: object) -> None:
+        went.append(pace.way)
+        pace.at = (pace.at + 1) % len(pace.ways)
+
+    monkeypatch.setattr(Pace, "took", took)
+    return went
+
+
+def model(kind: str) -> gf.Model:
+    made = gf.preset("llama@1m+layers=2+d_model=256+heads=4+gqa:2+vocab_size=1000").build(seed=0).eval()
+    if kind == "float32":
+        return made
+    made = made.bfloat16()
+    return made if kind == "bfloat16" else quantize(made, kind)  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("kind", ["bfloat16", "int8", "int4"])
+def test_one_thread_has_the_bits_of_two(kind: str, two_threads: None) -> None:
+    """Of prompts, short and long, of single tokens and of several rows."""
+    one, found = model(kind), []
+    tokens = torch.randint(0, 1000, (4, 300), generator=torch.Generator().manual_seed(0))
+    for count in (1, 2):
+        with threads.at_most(count), torch.inference_mode():
+            logits = []
+            for rows, length in ((1, 5), (1, 130), (1, 300), (4, 20)):
+                state = one.init_state(rows, length + 3)
+                logits.append(prefill(one, tokens[:rows, :length], state, chunk=256))
+                logits += [decode(one, tokens[:rows, i : i + 1], state) for i in range(3)]
+            found.append(logits)
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "int8", "int4"])
+def test_a_text_is_the_same_whatever_is_chosen(kind: str, restless: list[Way], monkeypatch: pytest.MonkeyPatch) -> None:
+    """In fp32 the number of threads stays, in 16 bits and less it may not matter."""
+    one, prompt = model(kind), torch.arange(40)[None]
+
+    def write() -> list[float]:
+        rows = stream(one, prompt, 12, temperature=1.0, seed=0, logprobs=0)
+        return [value for row in rows for value in (int(row.tokens), float(row.logprobs))]
+
+    found = write()
+    assert {way.threads for way in restless} == ({2} if kind == "float32" else {1, 2})
+    assert len(set(restless)) == 2
+    monkeypatch.setattr(threads, "_fixed", True)
+    assert write() == found
+
+
+def test_a_run_has_the_same_weights_whatever_is_chosen(
+    text: TextData, restless: list[Way], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "available_cores", lambda: 2)
+    recipe = {"tokens": 8 * 4 * 64, "batch_size": 4, "context": 64, "compile": False, "dtype": "float32"}
+    config = gf.preset("gpt2@1m+layers=1+d_model=256+heads=4")
+    runs = [gf.train(config, text, recipe)]
+    assert set(restless) == {Way(2), Way(2, sleep=True)}
+    monkeypatch.setattr(Pace, "took", lambda *_: None)
+    monkeypatch.setattr(threads, "_others", lambda: 0.0)
+    runs.append(gf.train(config, text, recipe))
+    one, two = (run.model.state_dict() for run in runs)
+    assert all(torch.equal(one[name], two[name]) for name in one)
