@@ -248,7 +248,7 @@ def free_memory(device: torch.device | str = "cpu") -> int | None:
     except (OSError, ValueError, IndexError):
         pass
     found.append(quota.free_memory())
-    return min((number for number in found if number), default=None)
+    return min((number for number in found if number is not None), default=None)
 
 
 def peak_memory(device: str) -> int:
