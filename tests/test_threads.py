@@ -34,7 +34,10 @@ class Machine:
         end, began, units = self.now + seconds, self.now, 0
         while self.now < end:
             at = self.pace.at
-            took = (self.beside if self.neighbours else self.alone)[at] * (1 + self.noise * self.draw.random())
+            self.pace.prepare(self.others())
+            took = (self.beside if self.neighbours else self.alone)[self.pace.at] * (
+                1 + self.noise * self.draw.random()
+            )
             self.now, units = self.now + took, units + 1
             self.pace.took(took, self.now, self.others)
             self.changes += self.pace.at != at
@@ -113,10 +116,10 @@ def test_where_the_machine_is_taken_it_begins_humbly() -> None:
     for free, humble in ((True, Way(1)), (False, Way(2, sleep=True))):
         for others, way in ((1.0, humble), (0.2, Way(2)), (None, Way(2)), (2.0, humble)):
             pace = Pace(ways(2, free), cores=2)
-            pace.begin(others)
+            pace.prepare(others)
             assert pace.way == way
     pace = Pace(ways(8, free=True), cores=8)
-    pace.begin(1.0)
+    pace.prepare(1.0)
     assert pace.way == Way(7)
 
 
@@ -176,23 +179,34 @@ def test_a_number_that_was_asked_for_stays(two_threads: None, monkeypatch: pytes
 
 
 def test_others_are_all_but_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the time that two cores were busy, less one's own; after a pause, those that run."""
+    now: list[float] = [0.0, 0.0, 0, 1]
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1}, raising=False)
     monkeypatch.setattr("os.sysconf", lambda _: 100)
-    found = iter([(0.0, 0.0, 0), (1.0, 0.5, 150), (1.05, 0.5, 160), (2.0, 1.5, 250), (60.0, 1.5, 9000)])
+    monkeypatch.setattr("time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("time.process_time", lambda: now[1])
 
-    def look() -> None:
-        clock, own, ticks = next(found)
-        cores = [f"cpu0 {ticks} 0 0 77 7 0 0 0 0 0", "cpu1 0 0 0 9 9 0 0 0 0 0", "cpu2 999 0 0 0 0 0 0 0 0 0"]
-        rows = "\n".join(["cpu 9 9 9", *cores, "intr 5"])
-        monkeypatch.setattr("builtins.open", lambda *_, **__: io.StringIO(rows))
-        monkeypatch.setattr("time.perf_counter", lambda: clock)
-        monkeypatch.setattr("time.process_time", lambda: own)
+    def stat(*_: object, **__: object) -> io.StringIO:
+        cores = [f"cpu0 {int(now[2])} 0 0 77 7 0 0 0 0 0", "cpu1 0 0 0 9 9 0 0 0 0 0"]
+        return io.StringIO("\n".join(["cpu 9 9 9", *cores, "intr 5", f"procs_running {int(now[3])}"]))
 
-    look()
+    monkeypatch.setattr("builtins.open", stat)
     others = threads.Others()
-    for expected in (1.0, 1.0, 0.0, None):
-        look()
+    for clock, own, ticks, running, expected in (
+        (0.05, 0.0, 5, 3, None),  # too soon to say
+        (1.0, 0.5, 150, 1, 1.0),
+        (1.05, 0.5, 200, 1, 1.0),
+        (2.0, 1.5, 250, 1, 0.0),
+        (60.0, 1.5, 9000, 3, 2.0),
+        (90.0, 1.5, 9000, 1, 0.0),
+    ):
+        now[:] = [clock, own, ticks, running]
         assert others() == expected
+
+
+def test_where_nobody_counts_others_are_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr("os.sched_getaffinity", raising=False)
+    assert threads.Others()() is None
 
 
 @pytest.fixture

@@ -10,10 +10,10 @@ machine:
 
 A pace is told how long the units of its work took:
 
-    a humbler way   is tried once at the beginning, where units are short, and when they take `SLOWER` times as long as
-                    they did; where the machine was taken when the work began, it begins with one
+    a humbler way   is taken when others have the cores that this one counts on; and tried, for nobody may tell, once at
+                    the beginning, where units are short, and when they take `SLOWER` times as long as they did
     a further one   is tried when others leave it the cores
-    either          stays where units take less than `FASTER` (`FURTHER`) of what they took before
+    a try           stays where units take less than `FASTER` (`FURTHER`) of what they took before
 
 Each try doubles the time to the next, and peace makes it short again. What torch is set to is the most that is taken,
 and it is set to it again afterwards; a number that was asked for is never touched (`fix`).
@@ -106,10 +106,13 @@ class Pace:
     def way(self) -> Way:
         return self.ways[self.at]
 
-    def begin(self, others: float | None) -> None:
-        """The first way, where others took so many cores of late."""
+    def prepare(self, others: float | None) -> None:
+        """To be told before a unit how many cores others took of late: a way that counts on them is left at once."""
+        if self._room(self.at, others):
+            return
         while self.at > 0 and not self._room(self.at, others):
             self.at -= 1
+        self.before, self._times, self._spent = None, [], 0.0
 
     def took(
         self, seconds: float, now: float, others: Callable[[], float | None] = lambda: None, size: float = 1.0
@@ -161,34 +164,40 @@ class Others:
     """Cores that other processes took of late, of those this one may use: by Linux's count of their busy time, less
     what this process took itself. None where nobody counts, or it was not looked at lately."""
 
-    LEAST, MOST = 0.1, 5.0
-    """Seconds between two looks: time is counted in hundredths, and what was long ago is not what is now."""
+    LEAST, MOST = 0.1, 1.0
+    """Seconds between two looks: time is counted in hundredths, and what was long ago is not what is now. After that it
+    is the number of those that run at this moment."""
 
     def __init__(self) -> None:
         self._look = self._counted()
         self._found: float | None = None
 
     def __call__(self) -> float | None:
-        then, now = self._look, self._counted()
-        if now is None or then is None:
-            self._look = now
-            return None
-        seconds = now[0] - then[0]
-        if seconds >= self.LEAST:
-            self._look = now
-            self._found = None if seconds > self.MOST else max(0.0, now[1] - then[1]) / seconds
+        if self._look is None or (seconds := time.perf_counter() - self._look[0]) < self.LEAST:
+            return self._found
+        then, self._look = self._look, self._counted()
+        if self._look is None:
+            self._found = None
+        elif seconds <= self.MOST:
+            self._found = max(0.0, self._look[1] - then[1]) / seconds
+        else:
+            self._found = self._look[2]
         return self._found
 
     @staticmethod
-    def _counted() -> tuple[float, float] | None:
-        """Seconds on the clock, and those that all others had of these cores."""
+    def _counted() -> tuple[float, float, float | None] | None:
+        """Seconds on the clock, those that all others had of these cores, and the others that run now; None where this
+        process has some of the cores alone, and they are not told apart."""
         try:
             here = os.sched_getaffinity(0)
             with open("/proc/stat", encoding="ascii") as file:
-                rows = [line.split() for line in file if line.startswith("cpu") and line[3].isdecimal()]
+                rows = [line.split() for line in file if line.startswith(("cpu", "procs_running"))]
+            cores = [row for row in rows if row[0][3:].isdecimal()]
             # user, nice, system, idle, waiting, interrupts of two kinds, stolen
-            ticks = sum(int(row[i]) for row in rows if int(row[0][3:]) in here for i in (1, 2, 3, 6, 7, 8))
-            return time.perf_counter(), ticks / os.sysconf("SC_CLK_TCK") - time.process_time()
+            ticks = sum(int(row[i]) for row in cores if int(row[0][3:]) in here for i in (1, 2, 3, 6, 7, 8))
+            running = [float(row[1]) - 1 for row in rows if row[0] == "procs_running" and len(cores) == len(here)]
+            others = ticks / os.sysconf("SC_CLK_TCK") - time.process_time()
+            return time.perf_counter(), others, running[0] if running else None
         except (OSError, AttributeError, ValueError, IndexError):
             return None
 
@@ -250,7 +259,6 @@ def pace(owner: Any, kind: Hashable, free: bool) -> Pace | None:
     key = (kind, most, free)
     if key not in paces:
         paces[key] = Pace(ways(most, free), _cores())
-        paces[key].begin(_others())
     return paces[key]
 
 
@@ -267,6 +275,7 @@ def paced(owner: Any, kind: Hashable, size: float = 1.0, free: bool = True) -> I
         yield
         return
     _busy.unit = True
+    mine.prepare(_others())
     way, before = mine.way, torch.get_num_threads()
     sleeping(way.sleep)
     if way.threads != before:
