@@ -7,7 +7,8 @@ from importlib.util import find_spec
 import pytest
 
 import glassformer as gf
-from benchmarks import generate, train
+from benchmarks import generate, neighbours, train
+from glassformer.cli import main
 from glassformer.parts.quantized import quantize
 
 pytest.importorskip("transformers")
@@ -54,3 +55,26 @@ def test_bytes_read_are_those_of_the_matrices(tied: bool) -> None:
     assert generate.weight_bytes(model) == 2 * values
     quantize(model, "int8")
     assert generate.weight_bytes(model) == values + 2 * rows
+
+
+def test_the_page_of_neighbours_has_every_figure() -> None:
+    """Shares are of one quiet thread, ratios to the peers of the same place, and both decodes are added up."""
+    found = {}
+    for task, sides in neighbours.TASKS.items():
+        found[task] = {
+            place: {side: 100.0 * (i + 1) + j for j, side in enumerate(sides)}
+            for i, place in enumerate(neighbours.PLACES)
+        }
+    found["decode"][neighbours.PLACES[3]][f"{neighbours.OURS} {neighbours.SECOND}"] = 202.0
+    table = neighbours.page(found)
+    assert "| beside one | 200 | 201 | 202 | 203 | 204 | 198% | 1.0 | 1.0 |" in table
+    assert "400 and 202 tokens/s, together 298%" in table  # 602 of twice 101
+    drawn = neighbours.picture(found)
+    assert drawn.count("<title>") == sum(len(sides) for sides in neighbours.TASKS.values()) * len(neighbours.PLACES)
+    assert "llama.cpp, beside two: 304 tokens/s" in drawn
+
+
+@pytest.mark.parametrize("given", [["train", "--task", "decode"], ["neighbours", "--threads", "1"]])
+def test_what_a_benchmark_has_not_is_refused(given: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", *given]) == 2
+    assert "leave" in capsys.readouterr().err

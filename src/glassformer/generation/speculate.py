@@ -13,10 +13,11 @@ from torch import Tensor
 
 from glassformer.errors import RequestError, WorkError, check_whole
 from glassformer.generation.sampling import Sampling, choose, draw, row_generator, warp
-from glassformer.generation.steps import check_state, check_tokens, prefill
+from glassformer.generation.steps import check_state, check_tokens, prefill, same_bits
 from glassformer.model import Model
 from glassformer.parts.precision import exact, exact_device
 from glassformer.state import ModelState
+from glassformer.threads import paced
 
 __all__ = ["Draft", "PromptLookup", "Proposal", "Proposer", "Speculation", "speculate"]
 
@@ -194,7 +195,11 @@ class Speculation:
             most, self._resting = 0, max(self._resting - 1, 0)
         guess, drawn_from = self.proposer.propose(self.text, most) if most > 0 else NOTHING
         tokens = torch.tensor([unread + guess], device=self._device)
-        logits = self.model(tokens, self.state)[0] if len(unread) == 1 else prefill(self.model, tokens, self.state)
+        if len(unread) == 1:
+            with paced(self.model, ("several", tokens.numel()), free=same_bits(self.model)):
+                logits = self.model(tokens, self.state)[0]
+        else:
+            logits = prefill(self.model, tokens, self.state)
         kept, token = self._check(logits, guess, drawn_from)
         if not logits[: kept + 1].max(-1).values.isfinite().all():
             raise WorkError(f"the model's logits are not numbers after {len(self.text) + kept} tokens")
