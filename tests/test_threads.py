@@ -185,6 +185,9 @@ def test_others_are_all_but_this_process(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr("os.sysconf", lambda _: 100)
     monkeypatch.setattr("time.perf_counter", lambda: now[0])
     monkeypatch.setattr("time.process_time", lambda: now[1])
+    monkeypatch.setattr("time.sleep", lambda _: now.__setitem__(3, max(1, now[3] - ends.pop(0))))
+    ends = [0, 0, 1, 1]
+    """Of those that run, how many have ended at each further look."""
 
     def stat(*_: object, **__: object) -> io.StringIO:
         cores = [f"cpu0 {int(now[2])} 0 0 77 7 0 0 0 0 0", "cpu1 0 0 0 9 9 0 0 0 0 0"]
@@ -198,7 +201,7 @@ def test_others_are_all_but_this_process(monkeypatch: pytest.MonkeyPatch) -> Non
         (1.05, 0.5, 200, 1, 1.0),
         (2.0, 1.5, 250, 1, 0.0),
         (60.0, 1.5, 9000, 3, 2.0),
-        (90.0, 1.5, 9000, 1, 0.0),
+        (90.0, 1.5, 9000, 3, 0.0),
     ):
         now[:] = [clock, own, ticks, running]
         assert others() == expected

@@ -166,7 +166,8 @@ class Others:
 
     LEAST, MOST = 0.1, 1.0
     """Seconds between two looks: time is counted in hundredths, and what was long ago is not what is now. After that it
-    is the number of those that run at this moment."""
+    is the number of those that run at this moment, and go on for a moment more."""
+    MOMENT = 0.001
 
     def __init__(self) -> None:
         self._look = self._counted()
@@ -181,7 +182,11 @@ class Others:
         elif seconds <= self.MOST:
             self._found = max(0.0, self._look[1] - then[1]) / seconds
         else:
-            self._found = self._look[2]
+            running = [self._look[2]]
+            for _ in range(2):
+                time.sleep(self.MOMENT)
+                running.append((self._counted() or self._look)[2])
+            self._found = min((one for one in running if one is not None), default=None)
         return self._found
 
     @staticmethod
