@@ -1,8 +1,8 @@
 """What is left of the speed on a machine that is not idle: `glassformer bench neighbours`.
 
 Each side is a process of its own that waits for its turn. In every round each does each task alone, beside one busy
-process and two (a loop that does nothing), and beside a second of ours that decodes. `1 thread` and `2 threads` are ours with
-that number asked for, which then stays: two threads are what every step took before it was chosen.
+process and two (a loop that does nothing), and beside a second of ours that decodes. `1 thread` and `2 threads` are
+ours with that number asked for, which then stays: two threads are what every step took before it was chosen.
 
 decode    SmolLM2, 60 tokens after a short prompt, steps alone: ours in 4 bits with the compiled step, llama.cpp the
           same file, `transformers` in bf16
