@@ -190,7 +190,7 @@ def test_others_are_all_but_this_process(monkeypatch: pytest.MonkeyPatch) -> Non
     """Of those that run, how many have ended at each further look."""
 
     def stat(*_: object, **__: object) -> io.StringIO:
-        cores = [f"cpu0 {int(now[2])} 0 0 77 7 0 0 0 0 0", "cpu1 0 0 0 9 9 0 0 0 0 0"]
+        cores = [f"cpu0 {int(now[2])} 0 0 77 7 0 0 99 0 0", "cpu1 0 0 0 9 9 0 0 0 0 0"]
         return io.StringIO("\n".join(["cpu 9 9 9", *cores, "intr 5", f"procs_running {int(now[3])}"]))
 
     monkeypatch.setattr("builtins.open", stat)
@@ -221,6 +221,7 @@ def restless(two_threads: None, monkeypatch: pytest.MonkeyPatch) -> list[Way]:
         went.append(pace.way)
         pace.at = (pace.at + 1) % len(pace.ways)
 
+    monkeypatch.setattr(threads, "_others", lambda: None)
     monkeypatch.setattr(Pace, "took", took)
     return went
 

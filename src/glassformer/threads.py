@@ -164,7 +164,7 @@ class Others:
     """Cores that other processes took of late, of those this one may use: by Linux's count of their busy time, less
     what this process took itself. None where nobody counts, or it was not looked at lately."""
 
-    LEAST, MOST = 0.1, 1.0
+    LEAST, MOST = 0.25, 1.0
     """Seconds between two looks: time is counted in hundredths, and what was long ago is not what is now. After that it
     is the number of those that run at this moment, and go on for a moment more."""
     MOMENT = 0.001
@@ -198,8 +198,8 @@ class Others:
             with open("/proc/stat", encoding="ascii") as file:
                 rows = [line.split() for line in file if line.startswith(("cpu", "procs_running"))]
             cores = [row for row in rows if row[0][3:].isdecimal()]
-            # user, nice, system, idle, waiting, interrupts of two kinds, stolen
-            ticks = sum(int(row[i]) for row in cores if int(row[0][3:]) in here for i in (1, 2, 3, 6, 7, 8))
+            # user, nice, system, idle, waiting, interrupts of two kinds; what a host stole is taken from all alike
+            ticks = sum(int(row[i]) for row in cores if int(row[0][3:]) in here for i in (1, 2, 3, 6, 7))
             running = [float(row[1]) - 1 for row in rows if row[0] == "procs_running" and len(cores) == len(here)]
             others = ticks / os.sysconf("SC_CLK_TCK") - time.process_time()
             return time.perf_counter(), others, running[0] if running else None
