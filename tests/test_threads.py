@@ -118,6 +118,11 @@ def test_where_the_machine_is_taken_it_begins_humbly() -> None:
             pace = Pace(ways(2, free), cores=2)
             pace.prepare(others)
             assert pace.way == way
+    pace = Pace(ways(2, free=True), cores=2)
+    for now in range(9):
+        pace.prepare(2.0)
+        pace.took(0.02, now, lambda: 2.0)
+    assert (pace.way, pace.usual) == (Way(1), {0: 0.02}), "the humblest way is timed beside any number of others"
     pace = Pace(ways(8, free=True), cores=8)
     pace.prepare(1.0)
     assert pace.way == Way(7)

@@ -108,7 +108,7 @@ class Pace:
 
     def prepare(self, others: float | None) -> None:
         """To be told before a unit how many cores others took of late: a way that counts on them is left at once."""
-        if self._room(self.at, others):
+        if self.at == 0 or self._room(self.at, others):
             return
         while self.at > 0 and not self._room(self.at, others):
             self.at -= 1
