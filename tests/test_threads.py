@@ -191,7 +191,7 @@ def test_others_are_all_but_this_process(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr("time.perf_counter", lambda: now[0])
     monkeypatch.setattr("time.process_time", lambda: now[1])
     monkeypatch.setattr("time.sleep", lambda _: now.__setitem__(3, max(1, now[3] - ends.pop(0))))
-    ends = [0, 0, 1, 1]
+    ends = [0, 0, 0, 1, 1]
     """Of those that run, how many have ended at each further look."""
 
     def stat(*_: object, **__: object) -> io.StringIO:

@@ -166,8 +166,9 @@ class Others:
 
     LEAST, MOST = 0.25, 1.0
     """Seconds between two looks: time is counted in hundredths, and what was long ago is not what is now. After that it
-    is the number of those that run at this moment, and go on for a moment more."""
-    MOMENT = 0.001
+    is the number of those that run at this moment, and go on for some moments more: what has just ended turns round for
+    some milliseconds."""
+    MOMENTS, MOMENT = 3, 0.005
 
     def __init__(self) -> None:
         self._look = self._counted()
@@ -182,11 +183,12 @@ class Others:
         elif seconds <= self.MOST:
             self._found = max(0.0, self._look[1] - then[1]) / seconds
         else:
-            running = [self._look[2]]
-            for _ in range(2):
+            self._found = self._look[2]
+            for _ in range(self.MOMENTS):
+                if not self._found:
+                    break
                 time.sleep(self.MOMENT)
-                running.append((self._counted() or self._look)[2])
-            self._found = min((one for one in running if one is not None), default=None)
+                self._found = min(self._found, (self._counted() or self._look)[2] or 0.0)
         return self._found
 
     @staticmethod
