@@ -4,7 +4,7 @@ Each side is a process of its own that waits for its turn. In every round each d
 process and two (a loop that does nothing), and beside a second of ours that decodes. `1 thread` and `2 threads` are
 ours with that number asked for, which then stays: two threads are what every step took before it was chosen.
 
-decode    SmolLM2, 60 tokens after a short prompt, steps alone: ours in 4 bits with the compiled step, llama.cpp the
+decode    SmolLM2, 40 tokens after a short prompt, steps alone: ours in 4 bits with the compiled step, llama.cpp the
           same file, `transformers` in bf16
 prefill   512 tokens up to the logits of the next: ours in bf16, laid out as `quantize="bf16"` does
 train     a step of llama@10m on 16 x 256 tokens, bf16, compiled, AdamW; the mean of three. `transformers` with SDPA.
@@ -48,7 +48,7 @@ TASKS = {
 }
 UNITS = {"decode": "tokens/s", "prefill": "tokens/s", "train": "steps/s", "load": "loads/s"}
 PLACES = ("alone", "beside one", "beside two", "beside a second of ours")
-NEW, LENGTH, STEPS = 60, 512, 3
+NEW, LENGTH, STEPS = 40, 512, 3
 BUSY = "import os\nparent = os.getppid()\nwhile os.getppid() == parent:\n    for _ in range(100_000): pass"
 """As busy as can be, until whoever began it is gone."""
 WARM = 0.3
