@@ -37,6 +37,7 @@ TOUCHES: dict[str, tuple[str, ...]] = {
     "branch_scale": (f"{BLOCK}residual.depth_scaled",),
     "gain": (f"{ATTENTION}gain_control",),
     "linear_attention": (f"{BLOCK}mixer",),
+    **dict.fromkeys(("retention", "lightning"), (f"{BLOCK}mixer", "embedding.position")),
     **dict.fromkeys(("mamba", "mamba2", "gated_deltanet", "s4"), (f"{BLOCK}mixer", "embedding.position")),
     **dict.fromkeys(("beside:mamba2", "beside:s4"), (f"{BLOCK}mixer",)),
     **dict.fromkeys(("stack:mamba*2,attention", "stack:window:8*2,causal", "stack:swiglu:64,moe:4:2*"), ("stack",)),

@@ -485,6 +485,7 @@ NOT_ARGUMENTS = {
     "latent_attention": {"norm"},
     "parallel": {"shared_norm"},  # one norm is given, or two
     "experts": {"n_shared", "shared_hidden", "router_bias", *inspect.signature(Router).parameters},
+    "retention": {"lightning"},  # what its decays are in this layer
 }
 
 
@@ -515,7 +516,7 @@ def test_the_table_of_parts_is_whole():
         "norm": {"layernorm", "rmsnorm"},
         "position": {"learned", "sinusoidal", "rotary", "alibi"},
         "visibility": {"causal", "bidirectional", "sliding_window"},
-        "mixer": {"attention", "cross_attention", "latent_attention", "linear_attention", "mamba"},
+        "mixer": {"attention", "cross_attention", "latent_attention", "linear_attention", "retention", "mamba"},
         "projection": {"cross", "fused", "separate"},
         "kernel": {"naive", "sdpa", "flex", "banded", "direct", "auto"},
         "ffn": {"mlp", "glu", "experts", "expert_choice"},

@@ -46,6 +46,8 @@ ROWS = {
     "dropout": f"llama@1m+{SMALL}+heads=4+residual.dropout=0.1+kernel=sdpa",
     "mamba": f"mamba@1m+{SMALL}",
     "linear attention": f"llama@1m+{SMALL}+heads=4+linear_attention",
+    "retention": f"llama@1m+{SMALL}+heads=4+retention",
+    "lightning": f"llama@1m+{SMALL}+heads=4+lightning",
     "mamba norms": f"mamba@1m+{SMALL}+mixer.norm_eps=1e-3",
     "mamba2": f"llama@1m+{SMALL}+mamba2+mixer.head_dim=16",
     "mamba2 groups": f"llama@1m+{SMALL}+mamba2+mixer.head_dim=16+mixer.n_groups=4+mixer.d_state=8",

@@ -10,6 +10,7 @@ from glassformer.parts.mixer.linear_attention import LinearAttention, LinearAtte
 from glassformer.parts.mixer.mamba import Mamba, MambaConfig
 from glassformer.parts.mixer.mamba2 import Mamba2, Mamba2Config
 from glassformer.parts.mixer.recurrent import RecurrentState
+from glassformer.parts.mixer.retention import Retention, RetentionConfig
 from glassformer.parts.mixer.s4 import S4, S4Config
 
 __all__ = [
@@ -37,6 +38,8 @@ __all__ = [
     "MixerConfig",
     "QKNormConfig",
     "RecurrentState",
+    "Retention",
+    "RetentionConfig",
     "S4",
     "S4Config",
     "keys_before",
