@@ -188,6 +188,7 @@ ENCODERS = [
     Case(f"gpt2@1m+{TINY}+bidirectional"),
     Case(f"gpt2@1m+{TINY}+bidirectional+rope+kernel=banded+post+gqa:2"),
     Case(f"gpt2@1m+{TINY}+linear_attention+bidirectional+bias"),
+    Case(f"gpt2@1m+{TINY}+performer:16+bidirectional"),
 ]
 CURES = [
     Case(f"llama@1m+{TINY}+sigmareparam+gqa:2"),
@@ -211,6 +212,7 @@ RECURRENT = [
     Case(f"bloom@1m+{TINY}+kernel=banded", layers=("mamba+mixer.expand=1", f"window:{WINDOW}")),
     Case(f"llama@1m+{TINY}", layers=("gqa:2+moe:4:2", "mamba")),
     Case(f"gpt2@1m+{TINY}+linear_attention+head_dim=6"),
+    Case(f"llama@1m+{TINY}+performer:16"),
     Case(f"llama@1m+{TINY}", layers=("retention", "lightning+bias")),
     Case(f"llama@1m+{TINY}+mamba2+mixer.head_dim=8+mixer.d_state=5"),
     Case(f"gpt2@1m+{TINY}+mamba2+mixer.head_dim=16+mixer.n_groups=2+post+sigmareparam+bias+mixer.dt_most=0.5"),
@@ -745,7 +747,7 @@ def test_patterns_are_the_softmax_of_scores(case: Case):
 # Kernels
 
 
-@pytest.mark.parametrize("case", [*RECURRENT, ENCODERS[-1]], ids=str)
+@pytest.mark.parametrize("case", [*RECURRENT, *ENCODERS[2:]], ids=str)
 def test_effective_attention_is_the_map_of_a_mixer_without_softmax(case: Case):
     """z is the map times what it mixes, and what it takes from its own token alone, also where documents end; where
     the mixer is causal it sees no later token."""

@@ -46,6 +46,7 @@ ROWS = {
     "dropout": f"llama@1m+{SMALL}+heads=4+residual.dropout=0.1+kernel=sdpa",
     "mamba": f"mamba@1m+{SMALL}",
     "linear attention": f"llama@1m+{SMALL}+heads=4+linear_attention",
+    "performer": f"llama@1m+{SMALL}+heads=4+performer:24",
     "retention": f"llama@1m+{SMALL}+heads=4+retention",
     "lightning": f"llama@1m+{SMALL}+heads=4+lightning",
     "mamba norms": f"mamba@1m+{SMALL}+mixer.norm_eps=1e-3",

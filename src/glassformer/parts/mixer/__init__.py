@@ -9,6 +9,7 @@ from glassformer.parts.mixer.latent_attention import LatentAttention, LatentAtte
 from glassformer.parts.mixer.linear_attention import LinearAttention, LinearAttentionConfig
 from glassformer.parts.mixer.mamba import Mamba, MambaConfig
 from glassformer.parts.mixer.mamba2 import Mamba2, Mamba2Config
+from glassformer.parts.mixer.performer import Performer, PerformerConfig
 from glassformer.parts.mixer.recurrent import RecurrentState
 from glassformer.parts.mixer.retention import Retention, RetentionConfig
 from glassformer.parts.mixer.s4 import S4, S4Config
@@ -38,6 +39,8 @@ __all__ = [
     "MixerConfig",
     "QKNormConfig",
     "RecurrentState",
+    "Performer",
+    "PerformerConfig",
     "Retention",
     "RetentionConfig",
     "S4",

@@ -67,19 +67,22 @@ class MatrixMixer(Mixer):
         log_decay: Tensor | None,
         pass_: Pass,
         state: RecurrentState | None,
+        **along: Tensor,
     ) -> Tensor:
-        """y (b, s, n, V) of q, k (b, s, n, K) and v; goes on from the state, and keeps what it comes to."""
+        """y (b, s, n, V) of q, k (b, s, n, K) and v; goes on from the state, and keeps what it comes to, and of what is
+        given besides, (b, s, ...), the value at the last token."""
         fresh = pass_.begins
         if state is None:
             return chunked_linear_attention(q, k, v, log_decay, None, fresh)[0]
-        matrix, ys, end = state.begin(pass_, wide(q))[1][STATE], list[Tensor](), 0
+        matrix, end = state.begin(pass_, wide(q))[1][STATE], 0
+        ys = []
         for size in state.pieces(q.shape[1]):
             at, end = slice(end, end + size), end + size
             part = None if fresh is None else fresh[:, at]
             decay = log_decay if log_decay is None or log_decay.dim() == 1 else log_decay[:, at]
             y, matrix = chunked_linear_attention(q[:, at], k[:, at], v[:, at], decay, matrix, part)
             ys.append(y)
-            state.keep({STATE: matrix}, pass_, end)
+            state.keep({STATE: matrix, **{name: values[:, end - 1] for name, values in along.items()}}, pass_, end)
         return torch.cat(ys, dim=1)
 
     def show(
