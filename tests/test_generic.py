@@ -188,6 +188,7 @@ ENCODERS = [
     Case(f"gpt2@1m+{TINY}+bidirectional"),
     Case(f"gpt2@1m+{TINY}+bidirectional+rope+kernel=banded+post+gqa:2"),
     Case(f"gpt2@1m+{TINY}+linear_attention+bidirectional+bias"),
+    Case(f"gpt2@1m+{TINY}+linformer:5+mixer.share=each"),
     Case(f"gpt2@1m+{TINY}+performer:16+bidirectional"),
 ]
 CURES = [

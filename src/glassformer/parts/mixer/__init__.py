@@ -7,6 +7,7 @@ from glassformer.parts.mixer.cross_attention import CrossAttention, CrossAttenti
 from glassformer.parts.mixer.gated_deltanet import GatedDeltaNet, GatedDeltaNetConfig
 from glassformer.parts.mixer.latent_attention import LatentAttention, LatentAttentionConfig
 from glassformer.parts.mixer.linear_attention import LinearAttention, LinearAttentionConfig
+from glassformer.parts.mixer.linformer import Linformer, LinformerConfig
 from glassformer.parts.mixer.mamba import Mamba, MambaConfig
 from glassformer.parts.mixer.mamba2 import Mamba2, Mamba2Config
 from glassformer.parts.mixer.performer import Performer, PerformerConfig
@@ -39,6 +40,8 @@ __all__ = [
     "MixerConfig",
     "QKNormConfig",
     "RecurrentState",
+    "Linformer",
+    "LinformerConfig",
     "Performer",
     "PerformerConfig",
     "Retention",
