@@ -37,6 +37,7 @@ TOUCHES: dict[str, tuple[str, ...]] = {
     "branch_scale": (f"{BLOCK}residual.depth_scaled",),
     "gain": (f"{ATTENTION}gain_control",),
     "linear_attention": (f"{BLOCK}mixer",),
+    "xl_memory:8": (f"{BLOCK}mixer", "embedding.position"),
     "linformer:16": (f"{BLOCK}mixer",),
     "performer:32": (f"{BLOCK}mixer",),
     **dict.fromkeys(("retention", "lightning"), (f"{BLOCK}mixer", "embedding.position")),

@@ -213,6 +213,7 @@ RECURRENT = [
     Case(f"bloom@1m+{TINY}+kernel=banded", layers=("mamba+mixer.expand=1", f"window:{WINDOW}")),
     Case(f"llama@1m+{TINY}", layers=("gqa:2+moe:4:2", "mamba")),
     Case(f"gpt2@1m+{TINY}+linear_attention+head_dim=6"),
+    Case(f"llama@1m+{TINY}+xl_memory:64"),
     Case(f"llama@1m+{TINY}+performer:16"),
     Case(f"llama@1m+{TINY}", layers=("retention", "lightning+bias")),
     Case(f"llama@1m+{TINY}+mamba2+mixer.head_dim=8+mixer.d_state=5"),

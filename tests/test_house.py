@@ -521,6 +521,7 @@ def test_the_table_of_parts_is_whole():
             "cross_attention",
             "latent_attention",
             "linear_attention",
+            "xl_memory",
             "linformer",
             "performer",
             "retention",

@@ -14,6 +14,7 @@ from glassformer.parts.mixer.performer import Performer, PerformerConfig
 from glassformer.parts.mixer.recurrent import RecurrentState
 from glassformer.parts.mixer.retention import Retention, RetentionConfig
 from glassformer.parts.mixer.s4 import S4, S4Config
+from glassformer.parts.mixer.xl_memory import XLMemory, XLMemoryConfig
 
 __all__ = [
     "Attention",
@@ -40,6 +41,8 @@ __all__ = [
     "MixerConfig",
     "QKNormConfig",
     "RecurrentState",
+    "XLMemory",
+    "XLMemoryConfig",
     "Linformer",
     "LinformerConfig",
     "Performer",

@@ -1,0 +1,242 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import torch
+from jaxtyping import Float
+from pydantic import Field
+from torch import Tensor, nn
+
+from glassformer.errors import RequestError
+from glassformer.parts.base import BuildContext
+from glassformer.parts.cost import Cost, Shape
+from glassformer.parts.forward_pass import Pass
+from glassformer.parts.heads import Heads
+from glassformer.parts.init import Init
+from glassformer.parts.kernel import AttentionCall, Auto, AutoConfig, CallFacts, HeadLayout, Kernel, KernelConfig
+from glassformer.parts.kernel.base import ScoreBias
+from glassformer.parts.linear import Linear, Matrix, linear_cost
+from glassformer.parts.mixer.attend import attend, attention_cost
+from glassformer.parts.mixer.base import Mixer, MixerChange, MixerConfig
+from glassformer.parts.mixer.kv import KVState, WindowState, vector_bytes
+from glassformer.parts.precision import wide
+from glassformer.parts.reparam import MakeReparam
+from glassformer.parts.shard import Shard
+from glassformer.parts.site import Site
+from glassformer.parts.visibility import SlidingWindow
+from glassformer.parts.visibility.base import SameDocument
+from glassformer.parts.words import Word, whole
+
+
+def waves(distances: Float[Tensor, " r"], width: int) -> Float[Tensor, "r d"]:
+    """R: sines, then cosines, of distances times 10000^(-2i/d)."""
+    exponents = torch.arange(0, width, 2, device=distances.device, dtype=distances.dtype) / width
+    angle = distances[:, None] * 10_000.0**-exponents
+    return torch.cat([angle.sin(), angle.cos()], dim=1)
+
+
+class XLMemory(Mixer):
+    """Attention of a segment to itself and to the hidden states of the m tokens before it, by relative positions:
+    Transformer-XL. Dai et al. 2019, 1901.02860.
+
+        h = [sg(memory), x]        q = x W_Q        k, v = h W_K, h W_V
+        score_ij = ((q_i + u) k_j + (q_i + w) W_R R_(i-j)) / sqrt(h)        0 <= i - j <= m
+
+    x (b,s,d) -> q (b,s,n,h), k, v (b,t,n,h); u, w (n,h) are learned, R_(i-j) (d,) are sines and cosines of distances.
+    Every token sees itself and the m before it (`same_length` in the paper's code). The memory is the decode state: it
+    keeps the last tokens' x, d numbers each, of which keys and values are made anew in every call. A caller that trains
+    on one segment after another with one state trains as the paper does: no gradient reaches the memory, and that of
+    W_K and W_V does. Without a state all s tokens are one segment.
+
+    Sites: q, k, v, scores, pattern (b,n,s,t), z, out.
+
+    It loses where steps are many and the memory long: keys of the whole memory are made at each. Scores cost twice
+    those of attention.
+    """
+
+    separates_documents = True
+    causal = True
+
+    def __init__(
+        self,
+        d_model: int,
+        n_heads: int,
+        head_dim: int | None = None,
+        memory: int = 256,
+        bias: bool = False,
+        kernel: Kernel | None = None,
+        reparam: MakeReparam | None = None,
+    ):
+        super().__init__()
+        self.n_heads, _, self.head_dim = Heads.of(d_model, n_heads, None, head_dim)
+        if d_model % 2:
+            raise RequestError(
+                f"xl_memory has a sine and a cosine for each two of d_model={d_model} values; use an even width",
+                code="range", field="d_model", value=d_model, expected="an even number",
+            )  # fmt: skip
+        n, h = self.n_heads, self.head_dim
+        self.d_model, self.visibility, self.kernel = d_model, SlidingWindow(memory + 1), kernel or Auto()
+        self.kernel.check(CallFacts(learned=True))
+        column = Shard("column", n)
+        self.q_proj = Linear(d_model, n * h, bias, "score", reparam, column)
+        self.kv_proj = Linear(d_model, (n * h, n * h), bias, ("score", "hidden"), reparam, column)
+        self.distance = Linear(d_model, n * h, False, "score", reparam, column)
+        self.content_bias, self.distance_bias = nn.Parameter(torch.empty(n, h)), nn.Parameter(torch.empty(n, h))
+        self.output = Linear(n * h, d_model, bias, "output", reparam, Shard("row", n))
+        self.init_weights(Init())
+        self.q, self.k, self.v = Site("bsnh"), Site("bsnh"), Site("bsnh")
+        self.scores, self.pattern, self.z, self.out = Site("bnst"), Site("bnst"), Site("bsnh"), Site("bsd")
+
+    def forward(
+        self, x: Float[Tensor, "b s d"], pass_: Pass | None = None, state: KVState | None = None
+    ) -> Float[Tensor, "b s d"]:
+        pass_ = pass_ or Pass.of(x)
+        h, k_idx = x, None
+        if state is not None:  # which keeps a vector as two halves, as it would keep keys and values
+            one, two = x[:, :, None].split(_halves(self.d_model), -1)
+            one, two, k_idx = state.append(one, two, pass_)
+            h = torch.cat([one, two], dim=-1).squeeze(2)
+        k, v = (part.unflatten(-1, (self.n_heads, -1)) for part in self.kv_proj.split(self.kv_proj(h)))
+        q, k, v = self.q(self.q_proj(x).unflatten(-1, (self.n_heads, -1))), self.k(k), self.v(v)
+        # Without k_idx the queries are the last of the keys.
+        first: int | Tensor = h.shape[1] - x.shape[1] if k_idx is None else pass_.slots[..., :1]
+        bias = self.by_distance(q + self.distance_bias.to(q.dtype), first, pass_)
+        seen = self.visibility if pass_.documents is None else SameDocument(self.visibility, pass_.documents)
+        scale = self.head_dim**-0.5
+        call = AttentionCall(q + self.content_bias.to(q.dtype), k, v, seen, bias, scale, 0.0, pass_.index(k_idx))
+        return self.out(self.output(self.z(attend(self.kernel, call, self.scores, self.pattern)).flatten(-2)))
+
+    def by_distance(self, q: Tensor, first: int | Tensor, pass_: Pass) -> ScoreBias:
+        """Adds the part of the scores that depends on queries and distances: that of query i and distance r is looked
+        up in a table (b, n, s, r) of q W_R R_r. `first`: the index of the first query, (1,) or (b, 1) if a tensor."""
+        reach = min(pass_.end, self.visibility.window)
+        wave = waves(torch.arange(reach, device=q.device, dtype=wide(q).dtype), self.d_model).to(q.dtype)
+        table = torch.einsum("bsnh,rnh->bnsr", q, self.distance(wave).unflatten(-1, (self.n_heads, -1)))
+        table, given = table * self.head_dim**-0.5, pass_.given
+
+        def add(score: Tensor, b: Tensor, n: Tensor, q_idx: Tensor, k_idx: Tensor) -> Tensor:
+            row = q_idx - (first[b, 0] if isinstance(first, Tensor) and first.dim() == 2 else first)
+            if given is not None:
+                last = given.shape[1] - 1
+                q_idx, k_idx = given[b, q_idx.clamp(max=last)], given[b, k_idx.clamp(max=last)]
+            return score + table[b, n, row, (q_idx - k_idx).clamp(0, reach - 1)]
+
+        return ScoreBias(add, True, "xl_memory", (table,))
+
+    @property
+    def reach(self) -> int:
+        return self.visibility.window
+
+    @property
+    def heads(self) -> Heads:
+        return Heads(self.n_heads, self.n_heads, self.head_dim)
+
+    @property
+    def head_output(self) -> Linear:
+        return self.output
+
+    def matrices(self) -> dict[str, Matrix]:
+        """The maps of this mixer by the names of the sites they make; `distance` makes keys of distances."""
+        n = self.n_heads
+        maps = {"k": Matrix.of(self.kv_proj, 0, n), "v": Matrix.of(self.kv_proj, 1, n)}
+        distance = Matrix.of(self.distance, 0, n)
+        return {"q": Matrix.of(self.q_proj, 0, n), **maps, "distance": distance, "out": Matrix.of(self.output)}
+
+    def init_state(self, batch: int, max_len: int, dtype: torch.dtype, device: Any = None, rewind: int = 0) -> KVState:
+        first, second = ((1, width) for width in _halves(self.d_model))
+        if self.reach + rewind < max_len:
+            return WindowState(batch, self.reach, first, second, dtype, device, rewind)
+        return KVState(batch, max_len, first, second, dtype, device)
+
+    @torch.no_grad()
+    def init_weights(self, init: Init) -> None:
+        init.fill(self.content_bias, "score")
+        init.fill(self.distance_bias, "score")
+
+
+def _halves(width: int) -> list[int]:
+    return [width - width // 2, width // 2]
+
+
+class XLMemoryConfig(MixerConfig, kind="xl_memory", words=Word("xl_memory", whole("memory"), "256")):
+    """Attention to the m tokens before by relative positions, of which hidden states are kept (1901.02860):
+    score_ij = ((q_i + u) k_j + (q_i + w) W_R R_(i-j)) / sqrt(h). It loses where it writes token by token, as keys of
+    the whole memory are made at each."""
+
+    knows_order: ClassVar[bool] = True
+
+    n_heads: int | None = Field(None, gt=0, le=1 << 16)
+    """None: one for every 64 of the width, or as many as divide it."""
+    head_dim: int | None = Field(None, gt=0, le=1 << 20)
+    """None: d_model / n_heads."""
+    memory: int = Field(256, gt=0, le=1 << 24)
+    """m: tokens before each that it sees; more than the context is the same as the context."""
+    bias: bool = False
+    kernel: KernelConfig = AutoConfig()
+
+    def causal(self, ctx: BuildContext) -> bool:
+        return True
+
+    def reach(self, ctx: BuildContext) -> int:
+        return self.memory + 1
+
+    def keys_seen(self, ctx: BuildContext, t: int) -> float:
+        return SlidingWindow(self.memory + 1).keys_seen(t)
+
+    def heads(self, ctx: BuildContext) -> Heads:
+        return Heads.of(ctx.d_model, self.n_heads or Heads.fitting(ctx.d_model), None, self.head_dim)
+
+    def check_training(self, ctx: BuildContext, device: str) -> None:
+        self.kernel.build(ctx).check_training(device)
+
+    def resized(self, n_heads: int) -> XLMemoryConfig:
+        return self.vary(n_heads=n_heads, head_dim=None)
+
+    def changed(self, change: MixerChange, new: Callable[[Any], Any]) -> XLMemoryConfig | None:
+        return self.vary(**{change: new(getattr(self, change))}) if change in ("bias", "kernel") else None
+
+    def build(self, ctx: BuildContext) -> XLMemory:
+        if ctx.mup is not None:
+            raise RequestError(
+                "mup has no rule for the mixer xl_memory, whose scores have two sums; leave mup out",
+                code="conflict", field="mup", value=self.kind,
+            )  # fmt: skip
+        n, _, h = self.heads(ctx)
+        return XLMemory(ctx.d_model, n, h, self.memory, self.bias, self.kernel.build(ctx), ctx.make_reparam)
+
+    def explicit(self, ctx: BuildContext) -> XLMemoryConfig:
+        n, _, h = self.heads(ctx)
+        return self.vary(n_heads=n, head_dim=h, kernel=AutoConfig())
+
+    def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
+        """Keys and values are made of the memory too; kept besides are the table of distances and what the kernel
+        keeps."""
+        (n, _, h), d, s, t = self.heads(ctx), ctx.d_model, shape.s, shape.t
+        near = min(t, self.memory + 1)
+        read = t if shape.phase == "train" else min(t, near + s - 1)
+        inner, narrow = ctx.within(n_heads=n, n_kv_heads=n, head_dim=h), shape.reading(shape.products)
+        of_memory, of_distances = replace(shape, s=read, t=max(t, read)), replace(shape, b=1, s=near, t=max(t, near))
+        seen = self.keys_seen(ctx, t)
+        keys = t if shape.every_key else (t * seen - (t - s) * self.keys_seen(ctx, t - s) if s < t else t * seen) / s
+        maps = linear_cost(ctx, shape, d, n * h, bias=self.bias)
+        maps += linear_cost(ctx, of_memory, d, (n * h, n * h), bias=self.bias)
+        maps += linear_cost(ctx, of_distances, d, n * h)
+        maps += linear_cost(ctx, narrow, n * h, d, bias=self.bias)
+        table = Cost.weights(
+            2 * n * h,
+            flops=shape.passes * 2 * shape.tokens * n * h * near,
+            kept=shape.keeps(n * (3 * h + near)),
+            moved_bytes=shape.passes * shape.tokens * n * near * shape.products.itemsize,
+        )
+        facts = CallFacts(
+            shape.device, shape.products, shape.b, s, t, h, self.memory + 1, plain=False, masked=True, learned=True,
+            grad=True,
+        )  # fmt: skip
+        kept = self.kernel.build(ctx).keeps(facts, SlidingWindow(self.memory + 1), HeadLayout(n, n, True))
+        token = sum(vector_bytes(width, shape.state) for width in _halves(d))
+        held, before, new = (token * min(tokens, self.memory + 1) for tokens in (t, t - s, s))
+        state = Cost.state(shape, held, before + new)
+        own = Cost(kept=kept.own if shape.phase == "train" else 0)
+        return maps + table + attention_cost(inner, shape, h, keys) + own + state
