@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from glassformer.parts.mixer import chunked
 from glassformer.parts.mixer.chunked import (
     CHUNK,
     chunked_linear_attention,
@@ -47,11 +48,20 @@ def fresh_of(kind: str, b: int, s: int) -> Tensor | None:
 
 @given(
     st.integers(1, 2), st.integers(1, 23), st.integers(1, 2), st.integers(1, 3), st.sampled_from(DECAYS),
-    st.sampled_from(["", "rows", "alike"]), st.integers(1, 9),
+    st.sampled_from(["", "rows", "alike"]), st.integers(1, 9), st.sampled_from([1, 200, 1 << 20]),
 )  # fmt: skip
 @settings(max_examples=60, deadline=None)
-def test_chunks_are_the_definition(b: int, s: int, g: int, r: int, kind: str, cut: str, chunk: int):
-    """In outputs, the last state and every gradient, in chunks of any length, wherever sequences begin."""
+def test_chunks_are_the_definition(b: int, s: int, g: int, r: int, kind: str, cut: str, chunk: int, pairs: int):
+    """In outputs, the last state and every gradient, in chunks of any length, any number of them at once, wherever
+    sequences begin."""
+    chunked.PAIRS_PER_BLOCK, before = pairs, chunked.PAIRS_PER_BLOCK
+    try:
+        compare(b, s, g, r, kind, cut, chunk)
+    finally:
+        chunked.PAIRS_PER_BLOCK = before
+
+
+def compare(b: int, s: int, g: int, r: int, kind: str, cut: str, chunk: int) -> None:
     given, fresh = draw(b, s, g, r, kind, seed=s), fresh_of(cut, b, s)
     wanted, found = ({name: x.clone().requires_grad_() for name, x in given.items()} for _ in range(2))
     y, h = naive_linear_attention(**wanted, fresh=fresh)

@@ -24,6 +24,8 @@ CHUNK = 64
 """Tokens that meet in one matrix of pairs; one state of each chunk is kept (docs/log.md)."""
 LEAST_LOG = -60.0
 """Decays below exp of this are taken as it: 1e-26 of a state is nothing, and sums of logarithms stay precise."""
+PAIRS_PER_BLOCK = 1 << 18
+"""Numbers of a matrix of pairs that chunks computed together may have (docs/log.md)."""
 VALUES_PER_BLOCK = 1 << 22
 
 
@@ -166,20 +168,44 @@ def _carried(given: Tensor, over: Tensor, first: Tensor) -> Tensor:
     return states
 
 
+def _blocks(v: Tensor, length: int) -> list[slice]:
+    """Tokens of chunks that are computed together: their pairs stay near the processor, and in memory for a moment."""
+    b, s, n, _ = v.shape
+    step = length * max(1, PAIRS_PER_BLOCK // (b * n * length * length))
+    return [slice(first, min(first + step, s)) for first in range(0, s, step)]
+
+
+def _part(x: Tensor | None, at: slice) -> Tensor | None:
+    """Those tokens of decays or beginnings, where there is something for each."""
+    return x if x is None or x.dim() == 1 else x[:, at]
+
+
 def _chunks(
     q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, state: Tensor, fresh: Tensor | None, length: int
 ) -> tuple[Tensor, Tensor]:
     """y, and the state before each chunk and after the last."""
-    g = q.shape[2]
+    y, states = torch.empty_like(v), [state[None]]
     with full_precision(q):
-        f = Factors.of(log_decay, fresh, g, length, v)
-        q, k = (by_chunk(x, g, length).squeeze(4).contiguous() for x in (q, k))
-        v = by_chunk(v, g, length).contiguous()
-        given = (k.mT @ (v * f.until).flatten(-2)).unflatten(-1, v.shape[-2:])
-        states = _carried(given, f.over, state)
-        near = ((q @ k.mT)[:, :, :, None] * f.inner) @ v.transpose(3, 4)
-        far = (q @ states[:-1].flatten(-2)).unflatten(-1, v.shape[-2:])
-        return by_token(torch.addcmul(near.transpose(3, 4), far, f.since)), states
+        for at in _blocks(v, length):
+            part = _part(log_decay, at), states[-1][-1], _part(fresh, at)
+            y[:, at], after = _block(q[:, at], k[:, at], v[:, at], *part, length)
+            states.append(after)
+    return y, torch.cat(states)
+
+
+def _block(
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, state: Tensor, fresh: Tensor | None, length: int
+) -> tuple[Tensor, Tensor]:
+    """y of some chunks, and the state after each."""
+    g = q.shape[2]
+    f = Factors.of(log_decay, fresh, g, length, v)
+    q, k = (by_chunk(x, g, length).squeeze(4).contiguous() for x in (q, k))
+    v = by_chunk(v, g, length).contiguous()
+    given = (k.mT @ (v * f.until).flatten(-2)).unflatten(-1, v.shape[-2:])
+    states = _carried(given, f.over, state)
+    near = ((q @ k.mT)[:, :, :, None] * f.inner) @ v.transpose(3, 4)
+    far = (q @ states[:-1].flatten(-2)).unflatten(-1, v.shape[-2:])
+    return by_token(torch.addcmul(near.transpose(3, 4), far, f.since)), states[1:]
 
 
 # One operator, so that whoever compiles the model around it does not unroll the chunks into their graph.
@@ -204,38 +230,59 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 
 def _grad(ctx: Any, dy: Tensor | None, dstates: Tensor | None) -> tuple[Tensor | None, ...]:
     q, k, v, log_decay, fresh, states = ctx.saved_tensors
-    g, length = q.shape[2], ctx.length
+    length, decays = ctx.length, ctx.needs_input_grad[3]
     dy = torch.zeros_like(v) if dy is None else dy
+    dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+    da = torch.zeros_like(log_decay) if log_decay is not None and decays else None
+    ds = torch.zeros_like(states[0]) if dstates is None else dstates[-1]  # of the state after the block
     with full_precision(q):
-        f = Factors.of(log_decay, fresh, g, length, v)
-        q, k = (by_chunk(x, g, length).squeeze(4).contiguous() for x in (q, k))
-        v, dy = (by_chunk(x, g, length).contiguous() for x in (v, dy))
-        heads = v.shape[-2:]
-        far = dy * f.since
-        ds = (q.mT @ far.flatten(-2)).unflatten(-1, heads)
-        last = torch.zeros_like(states[0])
-        if dstates is not None:
-            ds, last = ds + dstates[:-1], dstates[-1]
-        ds = _carried(ds.flip(0), f.over.flip(0), last).flip(0)  # the gradient of each state, those before it in it
-        after = ds[1:].flatten(-2)
-        pairs, dpairs = q @ k.mT, dy.transpose(3, 4) @ v.transpose(3, 4).mT  # dpairs (c, b, g, r, l, l)
-        left, taken = pairs[:, :, :, None] * f.inner, (k @ after).unflatten(-1, heads)
-        dv = (left.mT @ dy.transpose(3, 4)).transpose(3, 4) + taken * f.until
-        da = None
-        if log_decay is not None and ctx.needs_input_grad[3]:
-            met = dpairs * left
-            read = ((q @ states[:-1].flatten(-2)).unflatten(-1, heads) * far).sum(-1).transpose(3, 4)
-            gave = (taken * f.until * v).sum(-1).transpose(3, 4)
-            dsums = met.sum(-1) - met.sum(-2) + read - gave  # (c, b, g, r, l)
-            kept = (states[:-1] * ds[1:]).sum((3, 5)) * f.over[:, :, :, 0, :, 0]
-            dsums[..., -1] += gave.sum(-1) + kept
-            da = by_token(dsums.flip(-1).cumsum(-1).flip(-1).transpose(3, 4)[..., None])[..., 0]
-            da = da.sum((0, 1)) if log_decay.dim() == 1 else da
-            da = da.where(log_decay > LEAST_LOG, 0.0)
-        dpairs = (dpairs * f.inner).sum(3)
-        dq = dpairs @ k + far.flatten(-2) @ states[:-1].flatten(-2).mT
-        dk = dpairs.mT @ q + (v * f.until).flatten(-2) @ after.mT
-    return *(by_token(x[..., None, :]) for x in (dq, dk)), by_token(dv), da, ds[0], None, None
+        for at in reversed(_blocks(v, length)):
+            some = slice(at.start // length, at.stop // length)
+            given = None if dstates is None else dstates[some]
+            decay, begins, before = _part(log_decay, at), _part(fresh, at), states[some]
+            one = _block_grad(q[:, at], k[:, at], v[:, at], decay, begins, before, dy[:, at], given, ds, length, decays)
+            dq[:, at], dk[:, at], dv[:, at], of_decay, ds = one
+            if da is not None and of_decay is not None:
+                if da.dim() == 1:
+                    da += of_decay.sum((0, 1))
+                else:
+                    da[:, at] = of_decay
+    if da is not None:
+        da = da.where(log_decay > LEAST_LOG, 0.0)
+    return dq, dk, dv, da, ds, None, None
+
+
+def _block_grad(
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, fresh: Tensor | None, states: Tensor, dy: Tensor,
+    dstates: Tensor | None, ds: Tensor, length: int, decays: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor]:  # fmt: skip
+    """Gradients of q, k, v, the decays by token and the state before some chunks, from those of y, of the state before
+    each chunk, and `ds`, of the state after all."""
+    g = q.shape[2]
+    f = Factors.of(log_decay, fresh, g, length, v)
+    q, k = (by_chunk(x, g, length).squeeze(4).contiguous() for x in (q, k))
+    v, dy = (by_chunk(x, g, length).contiguous() for x in (v, dy))
+    heads, before = v.shape[-2:], states.flatten(-2)
+    far = dy * f.since
+    read = (q.mT @ far.flatten(-2)).unflatten(-1, heads)
+    read = read if dstates is None else read + dstates
+    every = _carried(read.flip(0), f.over.flip(0), ds).flip(0)  # of each state, those before it in it
+    after = every[1:].flatten(-2)
+    pairs, dpairs = q @ k.mT, dy.transpose(3, 4) @ v.transpose(3, 4).mT  # dpairs (c, b, g, r, l, l)
+    left, taken = pairs[:, :, :, None] * f.inner, (k @ after).unflatten(-1, heads)
+    dv = (left.mT @ dy.transpose(3, 4)).transpose(3, 4) + taken * f.until
+    da = None
+    if log_decay is not None and decays:
+        met = dpairs * left
+        seen = ((q @ before).unflatten(-1, heads) * far).sum(-1).transpose(3, 4)
+        gave = (taken * f.until * v).sum(-1).transpose(3, 4)
+        dsums = met.sum(-1) - met.sum(-2) + seen - gave  # (c, b, g, r, l)
+        dsums[..., -1] += gave.sum(-1) + (states * every[1:]).sum((3, 5)) * f.over[:, :, :, 0, :, 0]
+        da = by_token(dsums.flip(-1).cumsum(-1).flip(-1).transpose(3, 4)[..., None])[..., 0]
+    dpairs = (dpairs * f.inner).sum(3)
+    dq = dpairs @ k + far.flatten(-2) @ before.mT
+    dk = dpairs.mT @ q + (v * f.until).flatten(-2) @ after.mT
+    return by_token(dq[..., None, :]), by_token(dk[..., None, :]), by_token(dv), da, every[0]
 
 
 _operator.register_autograd(_grad, setup_context=_save)
