@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 
 import glassformer as gf
-from benchmarks import generate, neighbours, train
-from glassformer.cli import main
+from benchmarks import generate, mixers, train
+from glassformer.errors import RequestError
 from glassformer.parts.quantized import quantize
 
 pytest.importorskip("transformers")
@@ -57,24 +59,34 @@ def test_bytes_read_are_those_of_the_matrices(tied: bool) -> None:
     assert generate.weight_bytes(model) == values + 2 * rows
 
 
-def test_the_page_of_neighbours_has_every_figure() -> None:
-    """Shares are of one quiet thread, ratios to the peers of the same place, and both decodes are added up."""
-    found = {}
-    for task, sides in neighbours.TASKS.items():
-        found[task] = {
-            place: {side: 100.0 * (i + 1) + j for j, side in enumerate(sides)}
-            for i, place in enumerate(neighbours.PLACES)
-        }
-    found["decode"][neighbours.PLACES[3]][f"{neighbours.OURS} {neighbours.SECOND}"] = 202.0
-    table = neighbours.page(found)
-    assert "| beside one | 200 | 201 | 202 | 203 | 204 | 198% | 1.0 | 1.0 |" in table
-    assert "400 and 202 tokens/s, together 298%" in table  # 602 of twice 101
-    drawn = neighbours.picture(found)
-    assert drawn.count("<title>") == sum(len(sides) for sides in neighbours.TASKS.values()) * len(neighbours.PLACES)
-    assert "llama.cpp, beside two: 304 tokens/s" in drawn
+def test_an_exponent_is_the_slope_of_the_logarithms() -> None:
+    exact = mixers.exponent({s: 3e-6 * s**1.7 for s in mixers.LENGTHS})
+    assert exact is not None and abs(exact[0] - 1.7) < 1e-9 and exact[1] < 1e-6
+    rough = mixers.exponent({s: s * (1.1 if i % 2 else 0.9) for i, s in enumerate(mixers.LENGTHS)})
+    assert rough is not None and abs(rough[0] - 1) < rough[1] < 0.5  # the truth is inside
+    assert mixers.exponent({1024: 1.0, 2048: 2.0}) is None
 
 
-@pytest.mark.parametrize("given", [["train", "--task", "decode"], ["neighbours", "--threads", "1"]])
-def test_what_a_benchmark_has_not_is_refused(given: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", *given]) == 2
-    assert "leave" in capsys.readouterr().err
+def test_where_two_costs_cross() -> None:
+    attention = {s: 1e-9 * s**2 for s in mixers.LENGTHS}
+    assert mixers.crossing({s: 3e-6 * s for s in mixers.LENGTHS}, attention) == "3,000"
+    assert mixers.crossing({s: 1e-3 * s for s in mixers.LENGTHS}, attention) == "not up to 16,384"
+    assert mixers.crossing({s: 1e-9 * s for s in mixers.LENGTHS}, attention) == "512 or less"
+
+
+def test_mixers_are_measured_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each call adds its rows to those that `--out` has; the picture shows all."""
+    monkeypatch.setattr(mixers, "LENGTHS", (64, 128))
+    monkeypatch.setattr(mixers, "CONTEXTS", (64, 128))
+    out = str(tmp_path / "mixers.md")
+    mixers.run(1, 1, quiet=True, quick=True, only="attention,retention", out=out)
+    result = mixers.run(1, 1, quiet=True, quick=True, only="linformer,transformers", out=out)
+    assert list(result["rows"]) == ["attention", "retention", "linformer, 128 keys", "transformers lightning"]
+    assert result["rows"] == json.loads((tmp_path / "mixers.json").read_text())["rows"]
+    assert all(len(row["train"]) == len(row["prefill"]) == 2 for row in result["rows"].values())
+    states = {name: list(row["state"].values()) for name, row in result["rows"].items()}
+    assert states["attention"][1] > 1.9 * states["attention"][0] and states["retention"] == [4 * 64 * 64 * 4] * 2
+    assert states["linformer, 128 keys"] == []
+    assert "| retention |" in result["table"] and "retention" in (tmp_path / "mixers.svg").read_text()
+    with pytest.raises(RequestError, match="no mixer is measured"):
+        mixers.run(1, 1, quiet=True, only="nothing")

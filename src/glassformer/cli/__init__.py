@@ -67,10 +67,7 @@ Context = Annotated[
 ]
 Device = Annotated[str, Parameter(help="auto, cpu, cuda, mps.")]
 DType = Annotated[str, Parameter(help="auto, float32, bfloat16.")]
-Threads = Annotated[
-    int | None,
-    Parameter(help="Threads of the processor; by default as many as it has cores, which give way to other processes."),
-]
+Threads = Annotated[int | None, Parameter(help="Threads of the processor; by default as many as it has cores.")]
 Compile = Annotated[
     bool | None,
     Parameter(help="Compile the layers; by default where there is a compiler and the run is long enough to pay."),
@@ -555,13 +552,13 @@ def schema(*, json: Json = False) -> None:
 
 @app.command
 def bench(
-    what: Literal["train", "kernels", "load", "parity", "generate", "quality", "watch", "neighbours"] = "train",
+    what: Literal["train", "kernels", "load", "parity", "generate", "quality", "watch", "mixers"] = "train",
     /,
     *,
     rounds: int = 5,
     threads: Threads = None,
     quick: Flag = False,
-    task: Literal["decode", "prefill", "train", "load"] | None = None,
+    only: str | None = None,
     out: str | None = None,
     json: Json = False,
 ) -> None:
@@ -574,19 +571,20 @@ def bench(
         kernels against each other; load: from a file to a ready model, beside transformers and safetensors; parity:
         every family against its published implementation; generate: SmolLM2 writing, beside transformers and
         llama.cpp; quality: SmolLM2's perplexity in fewer bits, over 4,000 tokens for each round; watch: what --watch
-        costs a training step; neighbours: decoding, prompts, training and loading beside busy processes.
+        costs a training step; mixers: every way to mix tokens against the length of the text.
     rounds
         Measurements of each, taken in turn.
     quick
-        generate: with few tokens and nothing compiled, to see that it runs.
-    task
-        neighbours: this one alone; with --out it joins what was measured before.
+        generate, mixers: with few tokens and nothing compiled, to see that it runs.
+    only
+        mixers: these alone, by the beginnings of their names and with commas between; the others stay as `--out` has
+        them.
     out
         A Markdown file to write the table to, with machine and date.
     """
     from glassformer.cli.show import show_bench
 
-    show_bench(what, rounds, threads, quick, task, out, json)
+    show_bench(what, rounds, threads, quick, only, out, json)
 
 
 def _interval(watch: bool, every: int | None) -> int | None:

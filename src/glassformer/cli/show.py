@@ -338,30 +338,32 @@ def show_presets(as_json: bool) -> None:
     console.print("  any field: +path=value, such as +norm.eps=1e-6", highlight=False)
 
 
-PEERS = dict.fromkeys(("generate", "neighbours"), ("transformers", "xllamacpp")) | {"train": ("transformers",)}
+PEERS = {
+    "train": ("transformers",),
+    "generate": ("transformers", "xllamacpp"),
+    "mixers": ("transformers", "matplotlib"),
+}
 
 
 def show_bench(
-    what: str, rounds: int, threads: int | None, quick: bool, task: str | None, out: str | None, as_json: bool
+    what: str, rounds: int, threads: int | None, quick: bool, only: str | None, out: str | None, as_json: bool
 ) -> None:
     source = Path(__file__).resolve().parents[3]
     if not (source / "benchmarks" / f"{what}.py").is_file():
         raise RequestError("the benchmarks are part of the source tree; run this from a clone installed with -e")
     if rounds < 1:
         raise RequestError(f"rounds={rounds} must be at least 1")
-    if quick and what != "generate":
-        raise RequestError("--quick is for bench generate; leave it out")
-    if task and what != "neighbours":
-        raise RequestError("--task is for bench neighbours; leave it out")
-    if threads and what == "neighbours":
-        raise RequestError("bench neighbours has sides of 1 and 2 threads; leave --threads out")
+    if quick and what not in ("generate", "mixers"):
+        raise RequestError("--quick is for bench generate and bench mixers; leave it out")
+    if only is not None and what != "mixers":
+        raise RequestError("--only is for bench mixers; leave it out", field="only", value=only)
     for peer in PEERS.get(what, ()):
         if find_spec(peer) is None:
             raise RequestError(f"bench {what} measures beside {peer}; install it: pip install -e '.[dev]'")
     sys.path.insert(0, str(source))
     measured = import_module(f"benchmarks.{what}")
-    more = {"task": task, "out": out} if what == "neighbours" else {"quick": True} if quick else {}
-    result = measured.run(rounds, threads, quiet=as_json, **more)
+    own = {"only": only, "out": out} if what == "mixers" else {}
+    result = measured.run(rounds, threads, quiet=as_json, **own, **({"quick": True} if quick else {}))
     if out:
         here, call = result["machine"], f"{what} --rounds {rounds}{' --quick' if quick else ''}"
         where = f"{date.today()}, {here['processor']}, {here['cores']} cores, torch {here['torch']}"

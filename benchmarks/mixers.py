@@ -1,0 +1,335 @@
+"""Every way to mix tokens against the length of the text: `glassformer bench mixers`.
+
+One mixer alone, of width 256 with 4 heads, in fp32, for one sequence. Training is a forward and a backward pass of x
+(1, s, 256), prefill a forward pass without gradients; both are medians of rounds. Memory is what the process' resident
+set grew by at its peak, over the same pass. Decoding is one token with a state that has room for the context and is
+taken as full, the median of many; state is what it allocates. A mixer stops at the length whose pass would take longer
+than the limit.
+
+An exponent is the slope of the logarithm of the cost over that of the length, by least squares over the lengths from
+1024 on, with its 95 % interval by Student's t. Crossing is the length from which a mixer costs less than attention,
+between two measured ones by a straight line in the logarithms. Rows that begin with `transformers` are the published
+classes in the same process.
+
+`--only a,b` measures some rows and leaves the others as `--out` has them, in the JSON beside it; what is drawn and
+written is all of it. A new mixer is one line of `ROWS`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import json
+import math
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import glassformer as gf
+from glassformer import machine
+from glassformer.errors import RequestError
+from glassformer.parts.forward_pass import Pass
+
+WIDTH, HEADS = 256, 4
+BASE = f"llama@1m+layers=1+d_model={WIDTH}+heads={HEADS}+vocab_size=256+context=65536"
+LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
+CONTEXTS = (512, 2048, 8192, 32768, 65536)
+FITTED_FROM = 1024
+LIMIT = 8.0
+"""Seconds: a pass that would take longer is not measured."""
+ENOUGH = 1.5
+"""Seconds of one measurement after which no further round is taken, once there are two."""
+ATTENTION = "attention"
+# The two-sided 95 % quantile of Student's t, by degrees of freedom.
+STUDENT = {1: 12.71, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306}
+
+
+@dataclass(frozen=True)
+class Row:
+    """A mixer by its change of BASE, or a published class: `peer()` gives a module x (1, s, d) -> (1, s, d), or a tuple
+    that begins with it."""
+
+    change: str = ""
+    peer: Callable[[], nn.Module] | None = None
+
+    def build(self) -> nn.Module:
+        if self.peer is not None:
+            return self.peer()
+        return gf.preset(BASE + self.change).build(seed=0).layers[0].mixer  # type: ignore[return-value]
+
+
+def lightning() -> nn.Module:
+    from transformers import MiniMaxConfig
+    from transformers.models.minimax.modeling_minimax import MiniMaxLightningAttention
+
+    config = MiniMaxConfig(hidden_size=WIDTH, num_attention_heads=HEADS, head_dim=WIDTH // HEADS, num_hidden_layers=1,
+                           layer_types=["linear_attention"])  # fmt: skip
+    return _Called(MiniMaxLightningAttention(config, 0), None, None)
+
+
+ROWS: dict[str, Row] = {
+    ATTENTION: Row(),
+    "linear attention": Row("+linear_attention"),
+    "retention": Row("+retention+mixer.expand=1"),
+    "lightning": Row("+lightning"),
+    "performer, 128 features": Row("+performer:128"),
+    "linformer, 128 keys": Row("+linformer:128+bidirectional"),
+    "xl memory of 256": Row("+xl_memory:256"),
+    "window of 256": Row("+window:256"),
+    "mamba": Row("+mamba+mixer.expand=1"),
+    "transformers lightning": Row(peer=lightning),
+}
+
+
+class _Called(nn.Module):
+    """A published module, called with x and these."""
+
+    def __init__(self, module: nn.Module, *rest: Any):
+        super().__init__()
+        self.module, self.rest = module, rest
+
+    def forward(self, x: Tensor) -> Tensor:
+        made = self.module(x, *self.rest)
+        return made[0] if isinstance(made, tuple) else made
+
+
+# Measuring
+
+
+def train(module: nn.Module, s: int) -> None:
+    x = torch.randn(1, s, WIDTH, requires_grad=True)
+    module.zero_grad(set_to_none=True)
+    y = module(x)
+    y.backward(torch.ones_like(y))
+
+
+@torch.no_grad()
+def prefill(module: nn.Module, s: int) -> None:
+    module(torch.randn(1, s, WIDTH))
+
+
+def timed(run: Callable[[], None], rounds: int) -> float:
+    """Median seconds."""
+    took: list[float] = []
+    while len(took) < rounds and (len(took) < 2 or sum(took) < ENOUGH):
+        began = time.perf_counter()
+        run()
+        took.append(time.perf_counter() - began)
+    return statistics.median(took)
+
+
+def grown(run: Callable[[], None]) -> int | None:
+    """Bytes that the resident set grew by at its peak; None where the system does not say."""
+    try:
+        gc.collect()
+        ctypes.CDLL(None).malloc_trim(0)
+        Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far
+        before = _resident("VmRSS")
+        run()
+        return max(0, _resident("VmHWM") - before)
+    except (OSError, AttributeError):
+        return None
+
+
+def _resident(name: str) -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(name + ":"):
+            return int(line.split()[1]) * 1024
+    raise OSError(name)
+
+
+@torch.inference_mode()
+def decode(module: Any, context: int, rounds: int) -> dict[str, float]:
+    """Median seconds of a token that goes on from `context` tokens, and the bytes of the state."""
+    state = module.init_state(1, context + 1, torch.float32)
+    x, times = torch.randn(1, 1, WIDTH), []
+    for turn in range(3 + 4 * rounds):
+        began = time.perf_counter()
+        module(x, Pass(context, context + 1), state)
+        if turn >= 3:
+            times.append(time.perf_counter() - began)
+    return {"seconds": statistics.median(times), "state": state.nbytes}
+
+
+def measured(row: Row, rounds: int, lengths: Sequence[int], contexts: Sequence[int]) -> dict[str, Any]:
+    """{"train": {s: seconds}, "prefill": ..., "memory": {s: bytes}, "decode": {t: seconds}, "state": {t: bytes}}"""
+    found: dict[str, dict[int, float]] = {name: {} for name in ("train", "prefill", "memory", "decode", "state")}
+    module = row.build()
+    for name, run in (("train", train), ("prefill", prefill)):
+        last = 0.0
+        for s in lengths:
+            if 4.5 * last > LIMIT:  # as if its cost were quadratic
+                break
+            if name == "train":
+                grew = grown(partial(train, module, s))  # also the first, which warms up
+                if grew is not None:
+                    found["memory"][s] = grew
+            else:
+                run(module, s)
+            last = found[name][s] = timed(partial(run, module, s), rounds)
+    if row.peer is None:
+        for t in contexts:
+            try:
+                one = decode(module, t, rounds)
+            except RequestError:  # an encoder
+                break
+            found["decode"][t], found["state"][t] = one["seconds"], one["state"]
+    return {name: {str(at): value for at, value in values.items()} for name, values in found.items()}
+
+
+# Reading
+
+
+def exponent(costs: Mapping[int, float]) -> tuple[float, float] | None:
+    """The slope of log cost over log length from `FITTED_FROM` on, and the half width of its 95 % interval; None where
+    there are fewer than three points."""
+    pairs = [(math.log(s), math.log(cost)) for s, cost in costs.items() if s >= FITTED_FROM and cost > 0]
+    if len(pairs) < 3:
+        return None
+    mean_x, mean_y = (statistics.fmean(values) for values in zip(*pairs, strict=True))
+    spread = sum((x - mean_x) ** 2 for x, _ in pairs)
+    slope = sum((x - mean_x) * (y - mean_y) for x, y in pairs) / spread
+    left = sum((y - mean_y - slope * (x - mean_x)) ** 2 for x, y in pairs)
+    free = len(pairs) - 2
+    return slope, STUDENT[free] * math.sqrt(left / free / spread)
+
+
+def crossing(costs: Mapping[int, float], attention: Mapping[int, float]) -> str:
+    """From which length on the costs are lower than attention's."""
+    both = sorted(set(costs) & set(attention))
+    if not both:
+        return ""
+    gaps = [math.log(costs[s] / attention[s]) for s in both]
+    if gaps[-1] > 0:
+        return f"not up to {both[-1]:,}"
+    last = max((i for i, gap in enumerate(gaps) if gap > 0), default=None)
+    if last is None:
+        return f"below {both[0]:,}" if both[0] > min(LENGTHS) else f"{both[0]:,} or less"
+    part = gaps[last] / (gaps[last] - gaps[last + 1])
+    return f"{round(both[last] * (both[last + 1] / both[last]) ** part):,}"
+
+
+def _numbers(row: Mapping[str, Any], name: str) -> dict[int, float]:
+    return {int(at): value for at, value in row.get(name, {}).items()}
+
+
+def _shown(found: tuple[float, float] | None) -> str:
+    return "" if found is None else f"{found[0]:.2f} ± {found[1]:.2f}"
+
+
+def table(rows: Mapping[str, Any]) -> str:
+    """Markdown of all rows."""
+    attention = rows.get(ATTENTION, {})
+    lines = ["Exponents, and from which length on a mixer costs less than attention:", "",
+             "| mixer | training | prefill | memory | faster in training from | in prefill from | smaller from |",
+             "|---|--:|--:|--:|--:|--:|--:|"]  # fmt: skip
+    for name, row in rows.items():
+        fits = [_shown(exponent(_numbers(row, what))) for what in ("train", "prefill", "memory")]
+        meets = ["" if name == ATTENTION else crossing(_numbers(row, what), _numbers(attention, what))
+                 for what in ("train", "prefill", "memory")]  # fmt: skip
+        lines.append(f"| {name} | {' | '.join(fits + meets)} |")
+    for what, title, digits, unit in (
+        ("train", "Training, ms by length", 1, 1e-3), ("prefill", "Prefill, ms by length", 1, 1e-3),
+        ("memory", "Memory of training, MB by length", 0, 1e6), ("decode", "A token, ms by context", 3, 1e-3),
+        ("state", "State, kB by context", 0, 1e3),
+    ):  # fmt: skip
+        given = {name: _numbers(row, what) for name, row in rows.items()}
+        at = sorted({length for costs in given.values() for length in costs})
+        lines += ["", f"{title}:", "", "| mixer | " + " | ".join(f"{length:,}" for length in at) + " |",
+                  "|---|" + "--:|" * len(at)]  # fmt: skip
+        for name, costs in given.items():
+            cells = " | ".join(f"{costs[length] / unit:,.{digits}f}" if length in costs else "" for length in at)
+            if costs:
+                lines.append(f"| {name} | {cells} |")
+    return "\n".join(lines)
+
+
+def draw(rows: Mapping[str, Any], path: Path) -> None:
+    """One picture: time and memory of training, and time and state of a token, against the length."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    from matplotlib.figure import Figure
+
+    from glassformer.lens import style
+
+    figure = Figure(figsize=(11, 8.5), layout="constrained")
+    panels = (
+        ("train", "training, seconds", "tokens"), ("memory", "training, bytes", "tokens"),
+        ("decode", "one token, seconds", "tokens read before"), ("state", "decode state, bytes", "tokens read before"),
+    )  # fmt: skip
+    axes = style.axes(figure, 2, 2, title="What mixing tokens costs")
+    markers = "osD^vP*X"
+    for ax, (what, title, x) in zip(axes.flat, panels, strict=True):
+        for i, (name, row) in enumerate(rows.items()):
+            points = sorted(_numbers(row, what).items())
+            if points:
+                dashes = "--" if name.startswith("transformers") else "-"
+                colour = style.COLOURS[i % len(style.COLOURS)]
+                ax.plot(*zip(*points, strict=True), dashes, marker=markers[i // len(style.COLOURS) % len(markers)],
+                        color=colour, label=name, markersize=4, linewidth=1.4)  # fmt: skip
+        ax.set_xscale("log", base=2)
+        ax.set_yscale("log")
+        ax.set_title(title, loc="left", color=style.INK, fontsize=9)
+        ax.set_xlabel(x, color=style.INK, fontsize=9)
+        ticks = LENGTHS if x == "tokens" else CONTEXTS
+        ax.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
+        ax.minorticks_off()
+    handles, names = axes.flat[0].get_legend_handles_labels()
+    figure.legend(handles, names, loc="outside lower center", ncols=5, fontsize=8, frameon=False)
+    with matplotlib.rc_context({"svg.hashsalt": "glassformer", "svg.fonttype": "none"}):
+        figure.savefig(path, format="svg", metadata={"Date": None})
+
+
+def chosen(only: str | None) -> list[str]:
+    """Names of the rows to measure. Raises RequestError for one that there is not."""
+    if only is None:
+        return list(ROWS)
+    names = [name.strip() for name in only.split(";" if ";" in only else ",")]
+    found = [row for row in ROWS if any(row == name or row.startswith(name) for name in names)]
+    for name in names:
+        if not any(row.startswith(name) for row in ROWS):
+            raise RequestError(
+                f"--only {name}: no mixer is measured under that name; known: {'; '.join(ROWS)}",
+                code="unknown", field="only", value=name, expected="; ".join(ROWS),
+            )  # fmt: skip
+    return found
+
+
+def run(
+    rounds: int = 5,
+    threads: int | None = None,
+    quiet: bool = False,
+    quick: bool = False,
+    only: str | None = None,
+    out: str | None = None,
+) -> dict[str, Any]:
+    """Measures, and merges with the rows of the JSON beside `out`, if there is one of this machine."""
+    names = chosen(only)
+    torch.set_num_threads(machine.settings("cpu", threads=threads).threads)
+    here, kept = machine.machine(), Path(out).with_suffix(".json") if out else None
+    lengths, contexts = (LENGTHS[:2], CONTEXTS[:2]) if quick else (LENGTHS, CONTEXTS)
+    rows: dict[str, Any] = {}
+    if kept is not None and kept.is_file():
+        before = json.loads(kept.read_text(encoding="utf-8"))
+        rows = before["rows"] if before["machine"] == here else {}
+    for name in names:
+        rows[name] = measured(ROWS[name], rounds, lengths, contexts)
+        if not quiet:
+            print(name, {what: list(costs.values())[-1:] for what, costs in rows[name].items()}, file=sys.stderr)
+    rows = {name: rows[name] for name in ROWS if name in rows}
+    result = {"machine": here, "rounds": rounds, "rows": rows}
+    text = table(rows)
+    if kept is not None:
+        kept.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        draw(rows, kept.with_suffix(".svg"))
+        text = f"![what mixing tokens costs]({kept.with_suffix('.svg').name})\n\n{text}"
+    return {**result, "table": text}
