@@ -41,7 +41,7 @@ TOUCHES: dict[str, tuple[str, ...]] = {
     "linformer:16": (f"{BLOCK}mixer",),
     "performer:32": (f"{BLOCK}mixer",),
     **dict.fromkeys(("retention", "lightning"), (f"{BLOCK}mixer", "embedding.position")),
-    **dict.fromkeys(("mamba", "mamba2", "gated_deltanet", "s4"), (f"{BLOCK}mixer", "embedding.position")),
+    **dict.fromkeys(("mamba", "mamba2", "gated_deltanet", "s4", "rglru"), (f"{BLOCK}mixer", "embedding.position")),
     **dict.fromkeys(("beside:mamba2", "beside:s4"), (f"{BLOCK}mixer",)),
     **dict.fromkeys(("stack:mamba*2,attention", "stack:window:8*2,causal", "stack:swiglu:64,moe:4:2*"), ("stack",)),
     **dict.fromkeys(("sigmareparam", "sigmareparam:1"), ("reparam",)),

@@ -54,6 +54,7 @@ ROWS = {
     "mamba2 groups": f"llama@1m+{SMALL}+mamba2+mixer.head_dim=16+mixer.n_groups=4+mixer.d_state=8",
     "gated_deltanet": f"llama@1m+{SMALL}+gated_deltanet+mixer.n_heads=2+mixer.n_v_heads=4+mixer.v_head_dim=24",
     "beside": f"llama@1m+{SMALL}+heads=4+kernel=sdpa+beside:mamba2",
+    "rglru": f"llama@1m+{SMALL}+rglru+mixer.n_heads=4",
     "s4": f"llama@1m+{SMALL}+s4",
     "s4 real": f"llama@1m+{SMALL}+s4+mixer.real=true",
     "mla": f"llama@1m+{SMALL}+heads=4+mla:24+mixer.value_dim=24+kernel=banded",
@@ -225,7 +226,7 @@ def test_keys_seen_by_the_last_queries_alone():
         assert every - seen == pytest.approx(2 * 4 * 64 * (s * t - pairs))  # 2 layers, 4 n h a pair
 
 
-@pytest.mark.parametrize("name", ["gqa", "window", "mamba", "mamba2 groups", "gated_deltanet", "s4"])
+@pytest.mark.parametrize("name", ["gqa", "window", "mamba", "mamba2 groups", "gated_deltanet", "s4", "rglru"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8], ids=str)
 def test_state_bytes_of_several_sequences(name: str, dtype: torch.dtype):
     config = gf.preset(ROWS[name])

@@ -1,5 +1,5 @@
-"""Mamba-2 and the gated delta rule against their published classes, step by step against at once; how they begin, and
-what is refused."""
+"""Mamba-2, the gated delta rule and the RG-LRU against their published classes, step by step against at once; how they
+begin, and what is refused."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
 from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextGatedDeltaNet
+from transformers.models.recurrent_gemma.modeling_recurrent_gemma import RecurrentGemmaRecurrentBlock
 
 import glassformer as gf
 from glassformer.errors import RequestError
 from glassformer.parts.forward_pass import Pass
-from glassformer.parts.mixer import S4, GatedDeltaNet, Mamba2
+from glassformer.parts.mixer import RGLRU, S4, GatedDeltaNet, Mamba2
 from glassformer.parts.mup import parameter_groups
 
 D = 24
@@ -94,9 +95,46 @@ def test_gated_deltanet_is_the_published_class(s: int, g: int, n: int):
     compare(mine.eval(), theirs, names, s)
 
 
+@pytest.mark.parametrize(("s", "n"), [(37, 3), (5, 1)])
+def test_rglru_is_the_published_class(s: int, n: int):
+    config = transformers.RecurrentGemmaConfig(
+        hidden_size=D, lru_width=D, num_attention_heads=n, num_hidden_layers=1, intermediate_size=8,
+    )  # fmt: skip
+    theirs, mine = RecurrentGemmaRecurrentBlock(config, 0), RGLRU(D, n)
+    for weight in theirs.parameters():  # which it leaves as the memory was
+        nn.init.normal_(weight, std=0.3)
+    one_for_one = {
+        "conv1d.weight": "conv_1d.weight", "conv1d.bias": "conv_1d.bias", "Lambda": "rg_lru.recurrent_param",
+        "out_proj.weight": "linear_out.weight", "out_proj.bias": "linear_out.bias",
+        **{f"{mine}_gate.{leaf}": f"rg_lru.{name}_gate_{leaf}" for mine, name in (("r", "recurrent"), ("i", "input"))
+           for leaf in ("weight", "bias")},
+    }  # fmt: skip
+    shapes = {name: weight.shape for name, weight in mine.named_parameters()}
+    names: dict[str, Any] = {
+        ours: (lambda of, name=name, shape=shapes[ours]: of(name).view(shape)) for ours, name in one_for_one.items()
+    }
+    for leaf in ("weight", "bias"):
+        names[f"in_proj.{leaf}"] = lambda of, leaf=leaf: torch.cat([of(f"linear_{one}.{leaf}") for one in "xy"])
+    mine.load_state_dict({name: names[name](theirs.get_parameter) for name in names})
+
+    class Called(nn.Module):
+        """Theirs, called with an input alone."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.block = theirs
+
+        def forward(self, x: Tensor) -> Tensor:
+            return theirs(x, torch.arange(x.shape[1])[None].expand(len(x), -1), None, use_cache=False)[0]
+
+    inside = {name: (lambda of, get=get: get(lambda one: of(f"block.{one}"))) for name, get in names.items()}
+    compare(mine.eval(), Called(), inside, s)
+
+
 MIXERS = {
     "mamba2": lambda: Mamba2(D, 5, 8, 2),
     "gated_deltanet": lambda: GatedDeltaNet(D, 2, 4, 4, 3),
+    "rglru": lambda: RGLRU(D, 3, 30),
     "s4": lambda: S4(D, 6),
     "s4 real": lambda: S4(D, 5, real=True, discretization="bilinear"),
 }
@@ -173,7 +211,8 @@ def test_what_is_summed_up_in_16_bits_is_summed_up_in_fp32(name: str, dtype: tor
 def test_they_begin_as_published():
     """-A between 1 and 16, steps spread evenly in their logarithm, and nothing but matrices decays."""
     for mixer in (Mamba2(512, dt_min=0.01, dt_max=0.05), GatedDeltaNet(512, 128, 4, dt_min=0.01, dt_max=0.05)):
-        assert float(mixer.A_log.exp().min()) >= 1 and float(mixer.A_log.exp().max()) <= 16
+        rates = mixer.A_log.detach().exp()
+        assert rates.min() >= 1 and rates.max() <= 16
         steps = nn.functional.softplus(mixer.dt_bias).log()
         assert math.log(0.01) <= steps.min() + 1e-4 and steps.max() <= math.log(0.05) + 1e-4
         decays = {id(weight) for weight in parameter_groups(mixer, 1.0, 0.1, {})[0]["params"]}
@@ -205,6 +244,9 @@ def test_they_begin_as_published():
         ("llama@1m+s4+mixer.dt_max=1e-4", "dt_min"),
         ("llama@1m+s4+mixer.discretization=euler", "discretization"),
         ("llama@1m+s4+mup", "mup has no rule"),
+        ("llama@1m+rglru+mixer.n_heads=5", "n_heads=5 does not divide the 128 channels"),
+        ("llama@1m+rglru+mixer.width=0", "width"),
+        ("llama@1m+rglru+mup", "mup has no rule"),
     ],
 )
 def test_wrong_requests_are_refused_in_a_sentence(expression: str, said: str):

@@ -13,6 +13,7 @@ from glassformer.parts.mixer.mamba2 import Mamba2, Mamba2Config
 from glassformer.parts.mixer.performer import Performer, PerformerConfig
 from glassformer.parts.mixer.recurrent import RecurrentState
 from glassformer.parts.mixer.retention import Retention, RetentionConfig
+from glassformer.parts.mixer.rglru import RGLRU, RGLRUConfig
 from glassformer.parts.mixer.s4 import S4, S4Config
 from glassformer.parts.mixer.xl_memory import XLMemory, XLMemoryConfig
 
@@ -40,6 +41,7 @@ __all__ = [
     "MixerChange",
     "MixerConfig",
     "QKNormConfig",
+    "RGLRUConfig",
     "RecurrentState",
     "XLMemory",
     "XLMemoryConfig",
@@ -49,6 +51,7 @@ __all__ = [
     "PerformerConfig",
     "Retention",
     "RetentionConfig",
+    "RGLRU",
     "S4",
     "S4Config",
     "keys_before",

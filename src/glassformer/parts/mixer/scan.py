@@ -67,6 +67,25 @@ def selective_scan(
     return y, states[-1]
 
 
+def gated_scan(
+    log_decay: Float[Tensor, "b s c"],
+    x: Float[Tensor, "b s c"],
+    h: Float[Tensor, "b c"] | None = None,
+    fresh: Bool[Tensor, "#b s"] | None = None,
+) -> tuple[Float[Tensor, "b s c"], Float[Tensor, "b c"]]:
+    """h_t = exp(log_decay_t) h_{t-1} + x_t, all of them and the last: the scan with one state for each channel."""
+    (b, s, c), one = x.shape, x.new_ones(len(x), x.shape[1], 1)
+    h = x.new_zeros(b, c) if h is None else h
+    keep = None if fresh is None else (~fresh).to(x.dtype).expand(b, s)
+    if s == 1:
+        decay = torch.exp(log_decay[:, 0])
+        h = h * (decay if keep is None else decay * keep) + x[:, 0]
+        return h[:, None], h
+    run = _operator if torch.is_grad_enabled() or torch.compiler.is_compiling() else _scan
+    y, states = run(-log_decay, x, -x.new_ones(1, c), one, one, h[:, None], keep)
+    return y, states[-1, :, 0]
+
+
 def _scan(
     dt: Tensor, x: Tensor, a: Tensor, b: Tensor, c: Tensor, h: Tensor, keep: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
