@@ -182,7 +182,7 @@ MATRIX = sampled()
 PUBLISHED = [
     Case(f"{name}@1m+{TINY}")
     for name in ["gpt2", *FAMILIES, "falcon-40b", "llama-3-8b", "smollm2-135m", "pythia-160m"]
-    if name != "mamba"  # which has no heads, and is below
+    if name not in ("mamba", "mamba2")  # which has no heads, and is below
 ]
 ENCODERS = [
     Case(f"gpt2@1m+{TINY}+bidirectional"),

@@ -100,6 +100,12 @@ def test_every_preset_leaves_as_what_it_is(name: str) -> None:
     assert opened.family.model_type == known.get(stem, stem)
 
 
+@pytest.mark.parametrize("name", [name for name in CONFIGS if name.startswith(("mamba2", "jamba", "qwen3-next"))])
+def test_a_preset_is_what_its_family_reads(name: str) -> None:
+    said = FAMILIES[CONFIGS[name]["model_type"]].config(Fields(CONFIGS[name]))
+    assert not said.explicit().diff(PRESETS[name]().explicit())
+
+
 @pytest.mark.parametrize(
     ("expression", "family", "closers"),
     [

@@ -97,4 +97,16 @@ CONFIGS: dict[str, dict[str, Any]] = {
         topk_method="noaux_tc", scoring_func="sigmoid", norm_topk_prob=True, routed_scaling_factor=2.5,
         num_nextn_predict_layers=1,
     ),
+    "mamba2-130m": {
+        "model_type": "mamba2", "num_hidden_layers": 24, "hidden_size": 768, "vocab_size": 50288, "state_size": 128,
+        "head_dim": 64, "num_heads": 24, "n_groups": 1, "expand": 2, "conv_kernel": 4, "chunk_size": 256,
+        "layer_norm_epsilon": 1e-5, "use_bias": False, "use_conv_bias": True, "hidden_act": "silu",
+        "time_step_limit": [0.0, {"__float__": "Infinity"}], "tie_word_embeddings": True,
+    },
+    "jamba-v0.1": _dense(
+        "jamba", 32, 4096, 14336, (32, 8), 65536, 262144, 1e-6, 1e4, False, hidden_act="silu", num_experts=16,
+        num_experts_per_tok=2, expert_layer_period=2, expert_layer_offset=1, attn_layer_period=8, attn_layer_offset=4,
+        mamba_d_state=16, mamba_d_conv=4, mamba_expand=2, mamba_dt_rank=256, mamba_conv_bias=True,
+        mamba_proj_bias=False, router_aux_loss_coef=0.001,
+    ),
 }  # fmt: skip

@@ -14,6 +14,7 @@ from glassformer.architectures.falcon import falcon_7b, falcon_40b
 from glassformer.architectures.gemma import gemma_2_2b, gemma_2_9b, gemma_3_1b, gemma_3_270m
 from glassformer.architectures.gpt2 import gpt2, gpt2_large, gpt2_medium, gpt2_xl
 from glassformer.architectures.gpt_neox import gpt_neox_20b, pythia_160m
+from glassformer.architectures.jamba import jamba_v0_1
 from glassformer.architectures.llama import (
     llama_2_70b,
     llama_3_2_1b,
@@ -26,6 +27,7 @@ from glassformer.architectures.llama import (
     smollm2_360m,
 )
 from glassformer.architectures.mamba import mamba_130m
+from glassformer.architectures.mamba2 import mamba2_130m
 from glassformer.architectures.mistral import mistral_7b, mixtral_8x7b
 from glassformer.architectures.mpt import mpt_7b
 from glassformer.architectures.olmo import olmo_2_1b, olmo_2_7b, olmoe_1b_7b
@@ -74,6 +76,8 @@ PRESETS: dict[str, Callable[[], ModelConfig]] = {
     "pythia-160m": pythia_160m,
     "mpt-7b": mpt_7b,
     "mamba-130m": mamba_130m,
+    "mamba2-130m": mamba2_130m,
+    "jamba-v0.1": jamba_v0_1,
 }
 
 FAMILIES: dict[str, str] = {
@@ -85,6 +89,7 @@ FAMILIES: dict[str, str] = {
     "gpt-neox": "gpt-neox-20b",
     "mpt": "mpt-7b",
     "mamba": "mamba-130m",
+    "mamba2": "mamba2-130m",
 }
 
 
