@@ -53,6 +53,22 @@ def test_chunks_are_the_definition(b: int, s: int, g: int, r: int, wk: int, wv: 
         torch.testing.assert_close(found[name].grad, wanted[name].grad, msg=name, rtol=1e-6, atol=1e-8)
 
 
+@pytest.mark.parametrize("cut", [False, True])
+def test_blocks_of_chunks_are_the_definition(cut: bool, monkeypatch: pytest.MonkeyPatch):
+    """Two chunks at once, of seven and a rest."""
+    monkeypatch.setattr("glassformer.parts.mixer.delta.VALUES_AT_ONCE", 2 * 2 * 4 * 3 * 3)
+    given, fresh = drawn(2, 23, 2, 2, 4, 3), starts(2, 23, 5) if cut else None
+    wanted, found = ({name: x.clone().requires_grad_() for name, x in given.items()} for _ in range(2))
+    y, h = naive_delta_rule(**wanted, fresh=fresh)
+    z, i = delta_rule(**found, fresh=fresh, chunk=3)
+    torch.testing.assert_close(z, y)
+    torch.testing.assert_close(i, h)
+    (z.sin().sum() + i.cos().sum()).backward()
+    (y.sin().sum() + h.cos().sum()).backward()
+    for name in NAMES:
+        torch.testing.assert_close(found[name].grad, wanted[name].grad, msg=name, rtol=1e-6, atol=1e-8)
+
+
 def test_its_gradient_is_the_slope():
     given, fresh = drawn(1, 7, 1, 2, 3, 2), starts(1, 7, 1)
     for x in given.values():

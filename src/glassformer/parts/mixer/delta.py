@@ -20,6 +20,8 @@ from glassformer.parts.mixer.chunked import CHUNK, LEAST_LOG, Factors, by_chunk,
 from glassformer.parts.precision import full_precision, wide
 
 VALUES_PER_BLOCK = 1 << 22
+VALUES_AT_ONCE = 1 << 18
+"""Of the pairs and values of the chunks that are computed together: what stays near the processor."""
 
 
 def naive_delta_rule(
@@ -115,10 +117,12 @@ class _Chunks(NamedTuple):
 
     @classmethod
     def of(
-        cls, q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor, fresh: Tensor | None, length: int
-    ) -> _Chunks:
-        g = q.shape[2]
-        f = Factors.of(log_decay, fresh, g, length, v)
+        cls, q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor, fresh: Tensor | None, at: slice,
+        length: int,
+    ) -> _Chunks:  # fmt: skip
+        """Of the tokens `at`, whole chunks of them."""
+        g, (q, k, v, beta) = q.shape[2], (x[:, at] for x in (q, k, v, beta))
+        f = Factors.of(log_decay[:, at], None if fresh is None else fresh[:, at], g, length, v)
         q, k = (by_chunk(x, g, length).transpose(3, 4).contiguous() for x in (q, k))
         v, beta = (by_chunk(x, g, length).transpose(3, 4).contiguous() for x in (v, beta[..., None]))
         since, until, over = (x.transpose(3, 4) for x in (f.since, f.until, f.over))
@@ -132,20 +136,28 @@ class _Chunks(NamedTuple):
         )  # fmt: skip
 
 
+def _blocks(v: Tensor, length: int) -> list[slice]:
+    """Whole chunks of tokens, as many as are computed at once."""
+    b, s, n, width = v.shape
+    step = length * max(1, VALUES_AT_ONCE // (b * n * length * max(length, width)))
+    return [slice(first, min(first + step, s)) for first in range(0, s, step)]
+
+
 def _chunks(
     q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor, state: Tensor, fresh: Tensor | None, length: int
 ) -> tuple[Tensor, Tensor]:
     """y, and the state before each chunk and after the last, (c + 1, b, n, K, V)."""
+    states, ys = [state.unflatten(1, (q.shape[2], -1))], []
     with full_precision(q):
-        c = _Chunks.of(q, k, v, beta, log_decay, fresh, length)
-        states, ws = [state.unflatten(1, (q.shape[2], -1))], []
-        kept = (c.k * c.until).mT
-        for i in range(len(kept)):
-            ws.append(c.written[i] - c.reads[i] @ states[i])
-            states.append(states[i] * c.over[i] + kept[i] @ ws[i])
-        all_states = torch.stack(states)
-        y = torch.addcmul(c.near @ torch.stack(ws), c.q @ all_states[:-1], c.since)
-        return by_token(y.transpose(3, 4)), all_states.flatten(2, 3)
+        for at in _blocks(v, length):
+            c = _Chunks.of(q, k, v, beta, log_decay, fresh, at, length)
+            ws, kept, first = [], (c.k * c.until).mT, len(states) - 1
+            for i in range(len(kept)):
+                ws.append(c.written[i] - c.reads[i] @ states[-1])
+                states.append(states[-1] * c.over[i] + kept[i] @ ws[i])
+            y = torch.addcmul(c.near @ torch.stack(ws), c.q @ torch.stack(states[first:-1]), c.since)
+            ys.append(by_token(y.transpose(3, 4)))
+    return ys[0] if len(ys) == 1 else torch.cat(ys, dim=1), torch.stack(states).flatten(2, 3)
 
 
 # One operator, so that whoever compiles the model around it does not unroll the chunks into their graph.
@@ -170,48 +182,57 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 
 def _grad(ctx: Any, dy: Tensor | None, dstates: Tensor | None) -> tuple[Tensor | None, ...]:
     q, k, v, beta, log_decay, fresh, states = ctx.saved_tensors
-    g, length = q.shape[2], ctx.length
+    g, length, parts = q.shape[2], ctx.length, list[tuple[Tensor, ...]]()
     dy = torch.zeros_like(v) if dy is None else dy
+    dstates = None if dstates is None else dstates.unflatten(2, (g, -1))
+    states = states.unflatten(2, (g, -1))
+    ds = torch.zeros_like(states[0]) if dstates is None else dstates[-1]
     with full_precision(q):
-        c = _Chunks.of(q, k, v, beta, log_decay, fresh, length)
-        states = states.unflatten(2, (g, -1))
-        dy = by_chunk(dy, g, length).transpose(3, 4).contiguous()
-        before = states[:-1]
-        dnear = c.near.mT @ dy
-        given = (c.q * c.since).mT @ dy - c.reads.mT @ dnear
-        kept = c.k * c.until
-        ds = torch.zeros_like(states[0]) if dstates is None else dstates[-1].unflatten(1, (g, -1))
-        every = [ds]  # the gradients of the states, the last one first
-        for i in reversed(range(len(given))):
-            ds = ds * c.over[i] + given[i] - c.reads[i].mT @ (kept[i] @ ds)
-            if dstates is not None:
-                ds = ds + dstates[i].unflatten(1, (g, -1))
-            every.append(ds)
-        after = torch.stack(every[-2::-1])
-        w = c.written - c.reads @ before
-        taken = (c.k @ after) * c.until
-        dx = c.solved.mT @ (dnear + taken)  # of beta (v - S k)
-        old = (c.k @ before) * c.since
-        dmet = -(dx @ w.mT).tril(-1)
-        dpairs = dy @ w.mT
-        moved = dmet * c.met + dpairs * c.near  # of the sums of logarithms between two tokens
-        read = ((c.q @ before) * c.since * dy).sum(-1) - (dx * c.beta * old).sum(-1)
-        gave = (taken * w).sum(-1)
-        dsums = moved.sum(-1) - moved.sum(-2) + read - gave  # (c, b, g, r, l)
-        dsums[..., -1] += gave.sum(-1) + (before * after).sum((-1, -2)) * c.over[..., 0, 0]
-        da = by_token(dsums.flip(-1).cumsum(-1).flip(-1).transpose(3, 4)[..., None])[..., 0]
-        dmet = dmet * c.inner
-        dbeta = (dx * (c.v - old)).sum(-1) + (dmet * (c.k @ c.k.mT)).sum(-1)
-        dpairs, dkk = (dpairs * c.inner).sum(3, keepdim=True), (dmet * c.beta).sum(3, keepdim=True)
-        dq = dpairs @ c.k + ((dy * c.since) @ before.mT).sum(3, keepdim=True)
-        dk = dpairs.mT @ c.q + (dkk + dkk.mT) @ c.k
-        far = (w * c.until) @ after.mT - (dx * (c.beta * c.since)) @ before.mT
-        dk = dk + far.sum(3, keepdim=True)
-        dq, dk, dv = (by_token(x.transpose(3, 4)) for x in (dq, dk, dx * c.beta))
-        return (
-            dq, dk, dv, by_token(dbeta.transpose(3, 4)[..., None])[..., 0], da.where(log_decay > LEAST_LOG, 0.0),
-            ds.flatten(1, 2), None, None,
-        )  # fmt: skip
+        for at in reversed(_blocks(v, length)):
+            c = _Chunks.of(q, k, v, beta, log_decay, fresh, at, length)
+            first, last = at.start // length, at.stop // length
+            given = None if dstates is None else dstates[first:last]
+            *of_inputs, ds = _block_grad(c, dy[:, at], states[first:last], ds, given)
+            parts.append(tuple(of_inputs))
+    dq, dk, dv, dbeta, da = (torch.cat(pieces, dim=1) for pieces in zip(*reversed(parts), strict=True))
+    return dq, dk, dv, dbeta, da.where(log_decay > LEAST_LOG, 0.0), ds.flatten(1, 2), None, None
+
+
+def _block_grad(c: _Chunks, dy: Tensor, before: Tensor, ds: Tensor, dstates: Tensor | None) -> tuple[Tensor, ...]:
+    """From ds, the gradient of the state after the block, and dstates, those of the states before its chunks that do
+    not come from the block: the gradients of q, k, v, beta and the decays, and of the state before the block."""
+    g, length = c.q.shape[2], c.q.shape[4]
+    dy = by_chunk(dy, g, length).transpose(3, 4).contiguous()
+    dnear = c.near.mT @ dy
+    given = (c.q * c.since).mT @ dy - c.reads.mT @ dnear
+    kept, every = c.k * c.until, [ds]  # the gradients of the states, the last one first
+    for i in reversed(range(len(given))):
+        ds = ds * c.over[i] + given[i] - c.reads[i].mT @ (kept[i] @ ds)
+        if dstates is not None:
+            ds = ds + dstates[i]
+        every.append(ds)
+    after = torch.stack(every[-2::-1])
+    w = c.written - c.reads @ before
+    taken = (c.k @ after) * c.until
+    dx = c.solved.mT @ (dnear + taken)  # of beta (v - S k)
+    old = (c.k @ before) * c.since
+    dmet = -(dx @ w.mT).tril(-1)
+    dpairs = dy @ w.mT
+    moved = dmet * c.met + dpairs * c.near  # of the sums of logarithms between two tokens
+    read = ((c.q @ before) * c.since * dy).sum(-1) - (dx * c.beta * old).sum(-1)
+    gave = (taken * w).sum(-1)
+    dsums = moved.sum(-1) - moved.sum(-2) + read - gave  # (c, b, g, r, l)
+    dsums[..., -1] += gave.sum(-1) + (before * after).sum((-1, -2)) * c.over[..., 0, 0]
+    da = dsums.flip(-1).cumsum(-1).flip(-1)
+    dmet = dmet * c.inner
+    dbeta = (dx * (c.v - old)).sum(-1) + (dmet * (c.k @ c.k.mT)).sum(-1)
+    dpairs, dkk = (dpairs * c.inner).sum(3, keepdim=True), (dmet * c.beta).sum(3, keepdim=True)
+    dq = dpairs @ c.k + ((dy * c.since) @ before.mT).sum(3, keepdim=True)
+    far = (w * c.until) @ after.mT - (dx * (c.beta * c.since)) @ before.mT
+    dk = dpairs.mT @ c.q + (dkk + dkk.mT) @ c.k + far.sum(3, keepdim=True)
+    dq, dk, dv = (by_token(x.transpose(3, 4)) for x in (dq, dk, dx * c.beta))
+    dbeta, da = (by_token(x.transpose(3, 4)[..., None])[..., 0] for x in (dbeta, da))
+    return dq, dk, dv, dbeta, da, ds
 
 
 _operator.register_autograd(_grad, setup_context=_save)
