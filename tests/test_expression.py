@@ -49,6 +49,9 @@ TOUCHES: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("z_loss=1e-4", "head.z_loss=1e-4"), ("head.z_loss",)),
     **dict.fromkeys(("mha", "mqa", "gqa:2"), (f"{ATTENTION}n_kv_heads",)),
     **dict.fromkeys(("causal", "bidirectional", "window:16"), (f"{ATTENTION}visibility",)),
+    **dict.fromkeys(("longformer:16:2", "bigbird:8", "bigbird:8:2", "chunked:16"), (f"{ATTENTION}visibility",)),
+    **dict.fromkeys(("dilated:16:2", "prefix", "prefix:4"), (f"{ATTENTION}visibility",)),
+    "sinks": (f"{ATTENTION}sinks",),
     **dict.fromkeys(
         (
             "relu",

@@ -31,7 +31,7 @@ from glassformer.parts.norm import LayerNormConfig, NormConfig
 from glassformer.parts.position.scaling import Scaling
 from glassformer.parts.projection import Projection, ProjectionConfig
 from glassformer.parts.residual import ResidualConfig
-from glassformer.parts.visibility import SlidingWindowConfig, Visibility
+from glassformer.parts.visibility import LongformerConfig, SlidingWindowConfig, Visibility
 
 SRC = Path(glassformer.__file__).parent
 
@@ -433,7 +433,12 @@ NEEDED = {
     "cross_attention": {"n_heads": 4},
     "beside": {"mixers": ("mamba", "s4")},
     "latent_attention": {"n_heads": 4},
+    "global_attention": {"n_heads": 4, "visibility": LongformerConfig(window=4, causal=False)},
     "sliding_window": {"window": 3},
+    "longformer": {"window": 4},
+    "bigbird": {"block": 3},
+    "dilated": {"window": 3, "rate": 2},
+    "chunked": {"chunk": 3},
     **{kind: {"factor": 2.0} for kind in ("linear", "ntk", "dynamic_ntk", "yarn", "llama3")},
     "longrope": {"factor": 2.0, "short": (1.0, 1.0), "long": (2.0, 2.0)},
 }
@@ -468,11 +473,12 @@ def test_every_registered_part_builds_at_its_defaults(cls: type[PartConfig]):
 
 FROM_THE_MODEL = {
     "d_model", "vocab_size", "width", "sets", "n_heads", "head_dim", "length", "hidden",
-    "in_features", "outs", "reparam", "heads", "clip",
+    "in_features", "outs", "reparam", "heads", "clip", "layer",
 }  # fmt: skip
 """Constructor arguments that a config may leave to the model around it."""
 ELSEWHERE = {
     "attention": {"norm_after_position"},  # a field of its qk_norm
+    "global_attention": {"norm_after_position"},
     "rotary": {"dim"},  # `fraction` of the head
     "alibi": {"scale"},  # where it is `scaled`
     "latent_attention": {"q_norm", "kv_norm"},  # both from `norm`
@@ -515,17 +521,27 @@ def test_the_table_of_parts_is_whole():
     expected = {
         "norm": {"layernorm", "rmsnorm"},
         "position": {"learned", "sinusoidal", "rotary", "alibi"},
-        "visibility": {"causal", "bidirectional", "sliding_window"},
+        "visibility": {
+            "bidirectional",
+            "bigbird",
+            "causal",
+            "chunked",
+            "dilated",
+            "longformer",
+            "prefix",
+            "sliding_window",
+        },
         "mixer": {
             "attention",
             "cross_attention",
+            "global_attention",
             "latent_attention",
             "linear_attention",
-            "xl_memory",
             "linformer",
+            "mamba",
             "performer",
             "retention",
-            "mamba",
+            "xl_memory",
         },
         "projection": {"cross", "fused", "separate"},
         "kernel": {"naive", "sdpa", "flex", "banded", "direct", "auto"},

@@ -223,7 +223,7 @@ CUDA = CallFacts(device="cuda", dtype=torch.bfloat16, batch=8, s=1024, t=1024, g
 DECODING = CUDA._replace(s=1, grad=False)
 GPU_CHOICES = {
     "causal": (CUDA, "sdpa"),
-    "window": (CUDA._replace(reach=128, plain=False, masked=True), "flex"),
+    "window": (CUDA._replace(width=128, plain=False, masked=True), "flex"),
     "alibi or documents": (CUDA._replace(plain=False, masked=True), "flex"),
     "softcap": (CUDA._replace(plain=False, masked=True, additive=False), "flex"),
     "a prompt": (CUDA._replace(plain=False, masked=True, grad=False), "flex"),
@@ -276,7 +276,7 @@ def test_a_call_says_what_it_is():
     assert not facts(1, 9, Causal()).masked and facts(3, 9, Causal()).masked and facts(3, 9, Causal()).plain
     assert not facts(3, 9, Bidirectional()).masked
     assert not facts(9, 9, SlidingWindow(9)).masked and facts(9, 9, SlidingWindow(8)).masked
-    assert facts(9, 9, SlidingWindow(8)).reach == 8
+    assert facts(9, 9, SlidingWindow(8)).width == 8
     bent = facts(9, 9, Causal(), bias=softcap(2.0), dropout=0.1)
     assert bent.masked and not bent.plain and not bent.additive and bent.dropout
     assert facts(9, 9, SameDocument(Causal(), ids(9))).masked

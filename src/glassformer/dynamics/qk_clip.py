@@ -115,13 +115,14 @@ def largest_logits(mixer: DotProduct, q: Tensor, k: Tensor) -> Tensor:
     b, s, n, _ = q.shape
     k = wide(k).repeat_interleave(n // k.shape[2], dim=2)
     at = torch.arange(s, device=q.device)
+    visibility = mixer.visibility.sized(s)
     found = torch.full((n,), float("-inf"), device=q.device, dtype=k.dtype)
     rows = max(1, VALUES_PER_BLOCK // (b * n * s))
     for first in range(0, s, rows):
         block = wide(q[:, first : first + rows])
         with torch.autocast(q.device.type, enabled=False):
             logits = torch.einsum("bsnh,btnh->bnst", block, k) * mixer.scale
-        visible = mixer.visibility.visible(*indices(block, k, (at[first : first + rows], at)))
+        visible = visibility.visible(*indices(block, k, (at[first : first + rows], at)))
         found = torch.maximum(found, logits.masked_fill(~visible, float("-inf")).amax((0, 2, 3)))
     return found
 

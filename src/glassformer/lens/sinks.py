@@ -80,7 +80,10 @@ def attention_sinks(model: Model, tokens: Int[Tensor, "b s"]) -> AttentionSinks:
     found = [seen.get(f"layers.{at}.mixer.pattern") for at in range(len(counts))]
     mass = attention_table([None if one is None else one.mean((0, 2)) for one in found])
     length, mixers = tokens.shape[1], [layer.mixer for layer in eager(model).layers]
-    alike = [evenly(mixer.visibility, length) if n else math.nan for mixer, n in zip(mixers, counts, strict=True)]
+    alike = [
+        evenly(mixer.visibility.sized(length), length) if n else math.nan
+        for mixer, n in zip(mixers, counts, strict=True)
+    ]
     return AttentionSinks(mass, length, torch.tensor(alike, dtype=torch.float64))
 
 

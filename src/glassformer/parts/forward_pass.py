@@ -11,6 +11,7 @@ from torch import Tensor
 
 from glassformer.errors import RequestError
 from glassformer.parts.kernel.base import Index
+from glassformer.parts.visibility import Borders, SameDocument, Visibility
 
 
 class Memory(NamedTuple):
@@ -88,6 +89,19 @@ class Pass:
         """Whether a document begins at each token, (1, s) or (b, s); None where each row is one document."""
         return None if self.documents is None else self.age == 0
 
+    @property
+    def borders(self) -> Borders:
+        """Where its documents begin and end."""
+        assert self.documents is not None
+        documents = self.documents
+        return self.once("borders", lambda: Borders(documents))
+
+    def seen(self, visibility: Visibility) -> Visibility:
+        """Who sees whom in this pass, its documents apart."""
+        if self.documents is None:
+            return visibility.sized(self.end)
+        return SameDocument(visibility, self.documents, self.borders)
+
     def index(self, k_idx: Tensor | None) -> Index | None:
         return None if k_idx is None else (self.slots, k_idx)
 
@@ -123,7 +137,4 @@ class Pass:
 
 def position_in_document(documents: Int[Tensor, "b t"]) -> Int[Tensor, "b t"]:
     """Each token's distance from the start of its run of equal ids."""
-    slot = torch.arange(documents.shape[1], device=documents.device).expand_as(documents)
-    begins = torch.ones_like(documents, dtype=torch.bool)
-    begins[:, 1:] = documents[:, 1:] != documents[:, :-1]
-    return slot - torch.where(begins, slot, 0).cummax(dim=1).values
+    return torch.arange(documents.shape[1], device=documents.device) - Borders(documents).begins

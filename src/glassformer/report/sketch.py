@@ -151,7 +151,8 @@ def _mixer_detail(mixer: dict, narrow: bool) -> str:
         words += f", {count(groups)} kv"
     visibility = mapping(mixer.get("visibility"))
     if _kind(visibility) not in (*_ORDINARY, "") and not narrow:
-        reach = finite(visibility.get("window"))
+        sizes = map(finite, map(visibility.get, ("window", "chunk", "block", "length")))
+        reach = next((size for size in sizes if size is not None), None)
         seen = _kind(visibility).replace("_", " ").replace("sliding window", "window")
         words = ", ".join(filter(None, [words, f"{seen} {count(reach)}" if reach is not None else seen]))
     if mixer.get("qk_norm") and not narrow:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Hashable
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -16,25 +18,24 @@ from glassformer.parts.kernel.base import (
     KeptTensors,
     Kernel,
     KernelConfig,
+    ScoreBias,
     masked_bias,
     pattern_bytes,
+    softmax_over,
 )
 from glassformer.parts.precision import wide
-from glassformer.parts.visibility import Visibility
+from glassformer.parts.visibility import Spans, Visibility
 
 BLOCK = 128
-
-Spans = list[tuple[int, int]]
-"""Intervals [begin, end) of keys, at least one."""
+LEAST_BLOCK = 32
 
 
 class Tile(NamedTuple):
-    """Queries `begin` .. `end`-1 against keys `first` .. `last`-1; `mask` is added to the columns from `since` on."""
+    """Queries `begin` .. `end`-1 against the keys of `spans`; `mask` is added to the columns from `since` on."""
 
     begin: int
     end: int
-    first: int
-    last: int
+    spans: Spans
     since: int
     mask: Tensor | None
 
@@ -43,8 +44,9 @@ class Banded(Kernel):
     """Blocks of queries against only those keys that one of them can see.
 
     Under a causal mask block i reads keys 0 .. its end, half the work of the whole square; under a window of w it
-    reads its own block and the w - 1 keys before, so time and memory are O(s (w + block)) for any s. For the backward
-    pass it keeps the pattern of each block in the products' dtype.
+    reads its own block and the w - 1 keys before, so time and memory are O(s (w + block)) for any s; of several
+    intervals (`Visibility.spans`) it reads those. A window with gaps is a plain one of every rate-th token. For the
+    backward pass it keeps the pattern of each block in the products' dtype.
     """
 
     name = "banded"
@@ -53,23 +55,34 @@ class Banded(Kernel):
         self.block = block
 
     def attend(self, call: AttentionCall) -> Tensor:
+        rate = call.visibility.stride
+        if rate > 1 and call.sees_itself and call.q.shape[1] == call.k.shape[1]:
+            s = call.q.shape[1]
+            z = self.attend(_folded(call, rate))
+            return z.unflatten(0, (-1, rate)).transpose(1, 2).flatten(1, 2)[:, :s]
         # Masks travel outside autograd: a learned bias takes the other path, which torch differentiates.
         if call.dropout or call.learned or not call.additive or not call.sees_itself:
             return self._general(call)
         tiles = call.once(("tiles", self.block, *call.key), lambda: self.tiles(call))
-        return self._general(call) if tiles is None else _Tiles.apply(call.q, call.k, call.v, call.score_scale, tiles)
+        return _Tiles.apply(call.q, call.k, call.v, call.score_scale, tiles, call.sinks)
 
     def keeps(self, facts: CallFacts, visibility: Visibility, heads: HeadLayout) -> KeptTensors:
         """The pattern of each block; keys and values that lie token by token, head by head."""
+        if (rate := visibility.stride) > 1:
+            folds = facts._replace(batch=facts.batch * rate, s=-(-facts.s // rate), t=-(-facts.t // rate))
+            kept = self.keeps(folds, visibility.folded(0), heads._replace(by_head=False))
+            copies = facts.batch * heads.n * folds.s * rate * facts.head_dim * facts.dtype.itemsize
+            return KeptTensors(kept.own + copies)
         n, g = heads.n, heads.g
         blocks = [(end - begin, spans) for begin, end, spans in self.blocks(visibility, facts.s, facts.t)]
         area = sum(rows * _width(spans) for rows, spans in blocks)
         pairs = facts.batch * n * area
         per_head = facts.batch * facts.head_dim * facts.dtype.itemsize
-        tiled = facts.additive and not facts.dropout and not facts.learned
-        if tiled and all(len(spans) == 1 for _, spans in blocks):
-            copies = g * facts.t * (1 if heads.by_head else 2)
-            return KeptTensors(pairs * facts.dtype.itemsize + copies * per_head, given="qk" if heads.by_head else "q")
+        if facts.additive and not facts.dropout and not facts.learned:
+            apart = not heads.by_head or facts.sinks  # k and v, filled up with a key for the sinks
+            copies = g * (facts.t + facts.sinks) * (2 if apart else 1)
+            pairs += facts.batch * n * facts.s * facts.sinks
+            return KeptTensors(pairs * facts.dtype.itemsize + copies * per_head, given="q" if apart else "qk")
         read = sum(_width(spans) for _, spans in blocks)
         copies = n * facts.s + g * (facts.t if heads.by_head else read) + g * read
         visible = area + facts.s  # bools: of a query and a key, and of a query with any key
@@ -78,27 +91,43 @@ class Banded(Kernel):
     def blocks(self, visibility: Visibility, s: int, t: int) -> list[tuple[int, int, Spans]]:
         """(begin, end, spans): queries begin .. end-1, and the intervals of keys that one of them may see, the queries
         being the last s of t tokens."""
-        ends = [(begin, min(begin + self.block, s)) for begin in range(0, s, self.block)]
-        return [(begin, end, visibility.spans(t - s + begin, t - s + end, t)) for begin, end in ends]
+        size, before = self._size(visibility), t - s
+        ends = {*range(size - before % size, s, size), *(cut - before for cut in visibility.cuts(t))}
+        edges = [0, *sorted(end for end in ends if 0 < end < s), s]
+        return [(begin, end, visibility.spans(before + begin, before + end, t)) for begin, end in pairwise(edges)]
 
-    def tiles(self, call: AttentionCall) -> list[Tile] | None:
-        """The blocks with their masks, -inf where invisible, plus the bias where there is one; None where a block's
-        keys are not one interval."""
+    def _size(self, visibility: Visibility) -> int:
+        """How many queries make a block: as many as see alike, or a part of them, or a few times as many."""
+        tile = visibility.tile or self.block
+        if tile < self.block:
+            return tile * max(1, LEAST_BLOCK // tile) if self.block >= LEAST_BLOCK else tile
+        parts = -(-tile // self.block)
+        return tile // parts if tile % parts == 0 else self.block
+
+    def tiles(self, call: AttentionCall) -> list[Tile]:
+        """The blocks with their masks, -inf where invisible, plus the bias where there is one."""
         visibility, s, t = call.visibility, call.q.shape[1], call.k.shape[1]
         b, n, q_idx, k_idx = call.at
         made = []
+        masks: dict[Hashable, Tensor] = {}
         for begin, end, spans in self.blocks(visibility, s, t):
-            if len(spans) != 1:
-                return None
-            ((first, last),) = spans
-            # Keys before the block are all visible to it when nothing but order decides.
-            since = (t - s + begin if visibility.causal else last) if call.plain else first
-            if since >= last:
-                made.append(Tile(begin, end, first, last, last, None))
+            first, last, since, alike = t - s + begin, t - s + end, 0, None
+            if call.plain:  # keys before the block are all visible to it when nothing but order decides
+                since = first if visibility.causal else t
+            elif call.bias is None:
+                since = visibility.sure(first, last, t)
+            if since >= _width(spans):
+                made.append(Tile(begin, end, spans, since, None))
                 continue
-            at = b, n, q_idx[:, :, begin:end], k_idx[..., since:last]
-            mask = masked_bias(visibility, call.bias, at).detach().to(call.q.dtype)
-            made.append(Tile(begin, end, first, last, since, mask))
+            if call.bias is None:
+                alike = visibility.alike(first, last, t)
+            mask = masks.get(alike) if alike is not None else None
+            if mask is None:
+                at = b, n, q_idx[:, :, begin:end], _within(k_idx, spans, 3)[..., since:]
+                mask = masked_bias(visibility, call.bias, at).detach().to(call.q.dtype)
+                if alike is not None:
+                    masks[alike] = mask
+            made.append(Tile(begin, end, spans, since, mask))
         return made
 
     def _general(self, call: AttentionCall) -> Tensor:
@@ -120,10 +149,30 @@ class Banded(Kernel):
                 scores = call.bias(scores, *at)
             visible = call.visibility.visible(*at)
             scores = scores.masked_fill(~visible, float("-inf"))
-            pattern = torch.softmax(scores, -1).masked_fill(~visible.any(-1, keepdim=True), 0.0).to(v.dtype)
-            pattern = F.dropout(pattern, call.dropout).view(batch, g, -1, pattern.shape[-1])
+            pattern = softmax_over(scores, call.sinks).masked_fill(~visible.any(-1, keepdim=True), 0.0).to(v.dtype)
+            pattern = F.dropout(pattern, call.dropout).reshape(batch, g, -1, pattern.shape[-1])
             out.append((pattern @ _within(values, spans, 2)).view(batch, n, end - begin, v.shape[-1]))
         return torch.cat(out, dim=2).transpose(1, 2)
+
+
+def _folded(call: AttentionCall, rate: int) -> AttentionCall:
+    """The call with every `rate`-th token as a sequence of its own: row b becomes rows b rate .. b rate + rate - 1,
+    filled up with tokens that nobody sees."""
+    rest = -call.q.shape[1] % rate
+
+    def fold(x: Tensor) -> Tensor:
+        return F.pad(x, (0, 0, 0, 0, 0, rest)).unflatten(1, (-1, rate)).transpose(1, 2).flatten(0, 1)
+
+    visibility = call.once(("folded", *call.visibility.key), lambda: call.visibility.folded(rest))
+    bias = call.bias
+
+    def bend(score: Tensor, b: Tensor, n: Tensor, q_idx: Tensor, k_idx: Tensor) -> Tensor:
+        assert bias is not None
+        at = [(index * rate + b % rate).clamp(max=call.q.shape[1] - 1) for index in (q_idx, k_idx)]
+        return bias(score, b // rate, n, *at)
+
+    folded = None if bias is None else ScoreBias(bend, bias.additive, ("folded", rate, bias.key), bias.parameters)
+    return call.vary(q=fold(call.q), k=fold(call.k), v=fold(call.v), visibility=visibility, bias=folded)
 
 
 def _width(spans: Spans) -> int:
@@ -137,34 +186,42 @@ def _within(x: Tensor, spans: Spans, dim: int) -> Tensor:
 
 
 class _Tiles(torch.autograd.Function):
-    """Attention over tiles. Every query sees itself here, so no row of a pattern is empty.
+    """Attention over tiles. Every query sees itself here, so no row of a pattern is empty. Sinks are one key more, of
+    zeros, which every tile reads last.
 
     Grouped heads become rows: the n/g query heads that share keys stand below each other in one product. Scores become
     the pattern, and its gradient theirs, in the place where they lie: the cache still holds them."""
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, scale: float, tiles: list[Tile]) -> Tensor:
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, scale: float, tiles: list[Tile], sinks: Tensor | None
+    ) -> Tensor:
         b, s, n, h = q.shape
         t, g = k.shape[1], k.shape[2]
         queries = q.transpose(1, 2)  # (b, n, s, h)
         keys, values = (x.transpose(1, 2).reshape(b * g, t, x.shape[-1]) for x in (k, v))
+        if sinks is not None:
+            keys, values = (F.pad(x, (0, 0, 0, 1)) for x in (keys, values))
+            tiles = [tile._replace(spans=[*tile.spans, (t, t + 1)]) for tile in tiles]
         width = v.shape[-1]
         z = q.new_empty(b, s, n, width)
         learns = any(ctx.needs_input_grad)
         patterns = []
-        for begin, end, first, last, since, mask in tiles:
+        for begin, end, spans, since, mask in tiles:
             rows = queries[:, :, begin:end].reshape(b * g, -1, h)
-            scores = scaled_product(rows, keys[:, first:last].transpose(1, 2), scale)
-            scores = scores.view(b, n, end - begin, last - first)
+            scores = scaled_product(rows, _within(keys, spans, 1).transpose(1, 2), scale)
+            scores = scores.view(b, n, end - begin, -1)
             if mask is not None:
-                scores[..., since - first :].add_(mask)
+                scores[..., since : since + mask.shape[-1]].add_(mask)
+            if sinks is not None:
+                scores[..., -1] = sinks.view(-1, 1)
             pattern = torch.softmax(scores, -1, out=scores)
             if learns:
                 patterns.append(pattern)
-            made = torch.bmm(pattern.view(b * g, -1, last - first), values[:, first:last])
+            made = torch.bmm(pattern.view(b * g, -1, pattern.shape[-1]), _within(values, spans, 1))
             z[:, begin:end] = made.view(b, n, end - begin, width).transpose(1, 2)
         ctx.save_for_backward(queries, keys, values, *patterns)
-        ctx.scale, ctx.tiles, ctx.groups = scale, tiles, g
+        ctx.scale, ctx.tiles, ctx.groups, ctx.sinks = scale, tiles, g, sinks
         return z
 
     @staticmethod
@@ -172,22 +229,26 @@ class _Tiles(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         queries, keys, values, *patterns = ctx.saved_tensors
         b, n, _s, h = queries.shape
-        g, t = ctx.groups, keys.shape[1]
+        g, t = ctx.groups, keys.shape[1] - (ctx.sinks is not None)
         grad_z = grads[0].transpose(1, 2)
         grad_q = queries.new_empty(queries.shape)
         grad_k, grad_v = Sum(keys), Sum(values)
-        for (begin, end, first, last, _, _), pattern in zip(reversed(ctx.tiles), reversed(patterns), strict=True):
+        grad_sinks = None if ctx.sinks is None else torch.zeros_like(ctx.sinks)
+        for (begin, end, spans, _, _), pattern in zip(reversed(ctx.tiles), reversed(patterns), strict=True):
             rows = grad_z[:, :, begin:end].reshape(b * g, -1, values.shape[-1])
-            flat = pattern.view(b * g, -1, last - first)
-            grad_v.add(first, last, torch.bmm(flat.transpose(1, 2), rows))
-            grad = torch.bmm(rows, values[:, first:last].transpose(1, 2)).view_as(pattern)
+            flat = pattern.view(b * g, -1, pattern.shape[-1])
+            grad_v.add(spans, torch.bmm(flat.transpose(1, 2), rows))
+            grad = torch.bmm(rows, _within(values, spans, 1).transpose(1, 2)).view_as(pattern)
             torch.ops.aten._softmax_backward_data.out(grad, pattern, -1, pattern.dtype, grad_input=grad)
+            if grad_sinks is not None:
+                grad_sinks += grad[..., -1].sum((0, 2), dtype=grad_sinks.dtype)
             flat = grad.view_as(flat)
-            grad_q[:, :, begin:end] = scaled_product(flat, keys[:, first:last], ctx.scale).view(b, n, end - begin, h)
+            of_q = scaled_product(flat, _within(keys, spans, 1), ctx.scale)
+            grad_q[:, :, begin:end] = of_q.view(b, n, end - begin, h)
             rows = queries[:, :, begin:end].reshape(b * g, -1, h)
-            grad_k.add(first, last, scaled_product(flat.transpose(1, 2), rows, ctx.scale))
-        by_token = (x.total.view(b, g, t, -1).transpose(1, 2) for x in (grad_k, grad_v))
-        return grad_q.transpose(1, 2), *by_token, None, None
+            grad_k.add(spans, scaled_product(flat.transpose(1, 2), rows, ctx.scale))
+        by_token = (x.total[:, :t].unflatten(0, (b, g)).transpose(1, 2) for x in (grad_k, grad_v))
+        return grad_q.transpose(1, 2), *by_token, None, None, grad_sinks
 
 
 def scaled_product(x: Tensor, y: Tensor, scale: float) -> Tensor:
@@ -196,18 +257,22 @@ def scaled_product(x: Tensor, y: Tensor, scale: float) -> Tensor:
 
 
 class Sum:
-    """Adds up parts (B, last - first, h) into (B, t, h); one that covers everything and comes first is not copied."""
+    """Adds up parts (B, width, h) of intervals into (B, t, h); one that covers everything and comes first is not
+    copied."""
 
     def __init__(self, like: Tensor):
         self.like = like
         self.made: Tensor | None = None
 
-    def add(self, first: int, last: int, part: Tensor) -> None:
+    def add(self, spans: Spans, part: Tensor) -> None:
         if self.made is None and part.shape == self.like.shape:
             self.made = part
             return
         self.made = self.total
-        self.made[:, first:last].add_(part)
+        at = 0
+        for first, last in spans:
+            self.made[:, first:last].add_(part[:, at : at + last - first])
+            at += last - first
 
     @property
     def total(self) -> Tensor:

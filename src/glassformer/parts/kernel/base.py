@@ -78,7 +78,8 @@ class CallFacts(NamedTuple):
     s: int = 1
     t: int = 1
     head_dim: int = 64
-    reach: int | None = None
+    width: int | None = None
+    """About how many keys most queries see at most; None: there is no bound."""
     plain: bool = True
     """As `AttentionCall.plain`."""
     masked: bool = False
@@ -90,11 +91,16 @@ class CallFacts(NamedTuple):
     dropout: bool = False
     grad: bool = False
     """A gradient is wanted of the result."""
+    sinks: bool = False
+    """As `AttentionCall.sinks`."""
 
 
 @dataclass(frozen=True, eq=False)
 class AttentionCall:
     """One call of a kernel: z = dropout(softmax(bias(q k^T scale) where visible)) v.
+
+    With `sinks`, the softmax of head i has one score more, sinks[i], whose weight is dropped: the others sum to
+    sigmoid(log sum exp(scores) - sinks[i]). A head can so look at nothing.
 
     q           (b, s, n, h)
     k, v        (b, t, g, h), g dividing n: query head i reads key/value head i // (n/g); v may have another width hv
@@ -104,6 +110,7 @@ class AttentionCall:
     dropout     probability with which an entry of the pattern is dropped
     index       which tokens the queries and keys are; None: the queries are the last s of the t tokens
     once        keeps masks for the other layers of a pass
+    sinks       (n,)
     """
 
     q: Float[Tensor, "b s n h"]
@@ -115,6 +122,7 @@ class AttentionCall:
     dropout: float = 0.0
     index: Index | None = None
     once: Once = anew
+    sinks: Float[Tensor, " n"] | None = None
 
     def vary(self, **changes: Any) -> AttentionCall:
         """A copy with some fields changed."""
@@ -172,15 +180,17 @@ class AttentionCall:
         """Whether a gradient is wanted of the result."""
         if not torch.is_grad_enabled():
             return False
-        return self.q.requires_grad or self.k.requires_grad or self.v.requires_grad or self.learned
+        sinks = self.sinks is not None and self.sinks.requires_grad
+        return self.q.requires_grad or self.k.requires_grad or self.v.requires_grad or self.learned or sinks
 
     @property
     def facts(self) -> CallFacts:
         q, bias, plain = self.q, self.bias, self.plain  # asked at every layer of every token: written for speed
         b, s, _, h = q.shape
         return CallFacts(
-            q.device.type, q.dtype, b, s, self.k.shape[1], h, self.visibility.reach, plain, not plain or self.masked,
+            q.device.type, q.dtype, b, s, self.k.shape[1], h, self.visibility.width, plain, not plain or self.masked,
             bias is None or bias.additive, bias is not None and self.learned, self.dropout > 0, self.grad,
+            self.sinks is not None,
         )  # fmt: skip
 
     @property
@@ -213,6 +223,14 @@ def indices(q: Tensor, k: Tensor, index: Index) -> At:
         index[0].reshape(-1, 1, s, 1),
         index[1].reshape(-1, 1, 1, t),
     )
+
+
+def softmax_over(scores: Tensor, sinks: Tensor | None) -> Tensor:
+    """The softmax of scores (b, n, s, t), with the sinks (n,) as one score more, whose weight is dropped."""
+    if sinks is None:
+        return torch.softmax(scores, -1)
+    column = sinks.to(scores.dtype).view(1, -1, 1, 1).expand(*scores.shape[:3], 1)
+    return torch.softmax(torch.cat((scores, column), -1), -1)[..., :-1]
 
 
 def masked_bias(visibility: Visibility, bias: ScoreBias | None, at: At) -> Tensor:

@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from glassformer.parts.base import BuildContext
-from glassformer.parts.kernel.base import AttentionCall, Kernel, KernelConfig
+from glassformer.parts.kernel.base import AttentionCall, Index, Kernel, KernelConfig, softmax_over
 from glassformer.parts.precision import wide
 
 BLOCK = 64
@@ -14,8 +14,8 @@ BLOCK = 64
 class Direct(Kernel):
     """Two matrix products and a softmax in fp32, each key/value head read once for all its queries: for few queries.
 
-    Decoding reads every key for one query per head, so memory decides: repeating keys for grouped queries, or tiling
-    over queries that are not there, only costs.
+    Decoding reads every key that may be visible for one query per head, so memory decides: repeating keys for grouped
+    queries, or tiling over queries that are not there, only costs.
 
     Keys come in blocks of one size, the last filled up with zeros, and values are added up block by block. So keys
     that a row does not see add zeros at the end and change no bit of it, however many they are: in a batch of
@@ -26,6 +26,7 @@ class Direct(Kernel):
     name = "direct"
 
     def attend(self, call: AttentionCall) -> Tensor:
+        call = _near(call)
         q, k, v = call.q, call.k, call.v
         (b, s, n, h), (t, g) = q.shape, k.shape[1:3]
         compiling = torch.compiler.is_compiling()  # how many blocks there are would be compiled in
@@ -39,12 +40,32 @@ class Direct(Kernel):
             scores = _masked(scores, call, end)
         elif end > t:
             scores = scores + call.once(("direct", t), lambda: _hidden(scores.new_zeros(t), end))
-        softmax = torch.softmax if call.sees_itself else torch.ops.aten._safe_softmax  # zero for a row without keys
-        pattern = F.dropout(softmax(scores, -1), call.dropout, call.dropout > 0)
-        pattern = pattern.view(b * g, -1, blocks, size).transpose(1, 2).reshape(len(values), -1, size)
+        if call.sinks is not None:  # no row is then without a score
+            pattern = softmax_over(scores, call.sinks)
+        else:
+            softmax = torch.softmax if call.sees_itself else torch.ops.aten._safe_softmax  # zero for a row without keys
+            pattern = softmax(scores, -1)
+        pattern = F.dropout(pattern, call.dropout, call.dropout > 0)
+        pattern = pattern.reshape(b * g, -1, blocks, size).transpose(1, 2).reshape(len(values), -1, size)
         z = torch.bmm(pattern, values).view(b * g, blocks, -1, v.shape[-1])
         z = z[:, 0] if blocks == 1 else z.cumsum(1)[:, -1]  # first to last; `sum` would choose an order by the size
         return z.reshape(b, n, s, -1).transpose(1, 2).to(q.dtype)
+
+
+def _near(call: AttentionCall) -> AttentionCall:
+    """The call with the keys of `Visibility.spans` alone, where these are few of many."""
+    s, t, width = call.q.shape[1], call.k.shape[1], call.visibility.width
+    if width is None or call.index is not None or torch.compiler.is_compiling() or width > t // 4:
+        return call
+    spans = call.visibility.spans(t - s, t, t)
+    device = call.k.device
+
+    def make() -> Index:
+        keys = torch.cat([torch.arange(begin, end, device=device) for begin, end in spans])
+        return torch.arange(t - s, t, device=device), keys
+
+    k, v = (torch.cat([x[:, begin:end] for begin, end in spans], dim=1) for x in (call.k, call.v))
+    return call.vary(k=k, v=v, index=call.once(("near", *call.key), make))
 
 
 def _masked(scores: Tensor, call: AttentionCall, end: int) -> Tensor:

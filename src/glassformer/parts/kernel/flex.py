@@ -62,6 +62,8 @@ class Flex(Kernel):
     def refusal(self, facts: CallFacts) -> str | None:
         if facts.dropout:
             return "has no dropout"
+        if facts.sinks:
+            return "has no sinks"
         if not facts.device:  # at construction
             return None
         if facts.device == "cpu" and facts.grad:

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from glassformer.parts.base import BuildContext
-from glassformer.parts.kernel.base import AttentionCall, Kernel, KernelConfig
+from glassformer.parts.kernel.base import AttentionCall, Kernel, KernelConfig, softmax_over
 from glassformer.parts.precision import wide
 
 VALUES_PER_BLOCK = 1 << 22
@@ -18,7 +18,8 @@ def _same(x: Tensor) -> Tensor:
 
 
 def attention_pattern(call: AttentionCall, on_scores: Callable[[Tensor], Tensor] = _same) -> Tensor:
-    """softmax of the scores over the keys each query sees, (b, n, s, t); a row that sees none is zero."""
+    """softmax of the scores over the keys each query sees, (b, n, s, t); a row that sees none is zero. Sinks, which
+    are no keys, take their part of it."""
     k = call.k.repeat_interleave(call.q.shape[2] // call.k.shape[2], dim=2)  # (b, t, n, h)
     scores = wide(torch.einsum("bsnh,btnh->bnst", call.q, k)) * call.score_scale
     at = call.at
@@ -26,7 +27,7 @@ def attention_pattern(call: AttentionCall, on_scores: Callable[[Tensor], Tensor]
         scores = call.bias(scores, *at)
     visible = call.visibility.visible(*at)
     scores = on_scores(scores.masked_fill(~visible, float("-inf")))
-    return torch.softmax(scores, dim=-1).masked_fill(~visible.any(-1, keepdim=True), 0.0)
+    return softmax_over(scores, call.sinks).masked_fill(~visible.any(-1, keepdim=True), 0.0)
 
 
 def naive_attention(

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -11,7 +12,8 @@ from glassformer.parts.visibility import Visibility
 class Sdpa(Kernel):
     """`F.scaled_dot_product_attention`: tiled, no (s, t) matrix kept (Dao et al. 2022, 2205.14135).
 
-    Plain causal and bidirectional calls need no mask; windows, documents and additive biases travel as one.
+    Plain causal and bidirectional calls need no mask; windows, documents and additive biases travel as one. A sink is
+    one key more, of zeros, with the sink as its bias.
     """
 
     name = "sdpa"
@@ -21,7 +23,7 @@ class Sdpa(Kernel):
 
     def keeps(self, facts: CallFacts, visibility: Visibility, heads: HeadLayout) -> KeptTensors:
         """q, k, v, z and the logarithm of each row's sum; torch computes dropout on CPUs by the definition."""
-        if facts.dropout and facts.device == "cpu":
+        if facts.sinks or (facts.dropout and facts.device == "cpu"):
             return super().keeps(facts, visibility, heads)
         mask = facts.s * facts.t * (heads.n if heads.biased else 1) * facts.dtype.itemsize if facts.masked else 0
         return KeptTensors(facts.batch * heads.n * facts.s * 4, mask, "qkvz")
@@ -30,8 +32,14 @@ class Sdpa(Kernel):
         q, k, v = call.q, call.k, call.v
         sees_past = call.sees_past
         mask = None
-        if not (sees_past or call.sees_all):
+        if call.sinks is not None or not (sees_past or call.sees_all):
             mask = call.once(("mask", *call.key), lambda: call.additive_mask(q.dtype))
+        if call.sinks is not None:
+            assert mask is not None
+            column = call.sinks.to(q.dtype).view(1, -1, 1, 1)
+            parts = [x.expand(len(mask), q.shape[2], q.shape[1], -1) for x in (mask, column)]
+            mask, sees_past = torch.cat(parts, -1), False
+            k, v = (F.pad(x, (0, 0, 0, 0, 0, 1)) for x in (k, v))
         z = F.scaled_dot_product_attention(
             q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2),
             attn_mask=mask, dropout_p=call.dropout, is_causal=sees_past, scale=call.scale,

@@ -31,10 +31,10 @@ def _on_cpu(facts: CallFacts, goes_on: bool) -> tuple[str, ...]:
     if facts.s <= CPU_DIRECT and goes_on:
         alone = facts.batch == 1 and facts.dtype == torch.float32 and facts.plain and facts.t < 1024
         return ("sdpa",) if alone else ("direct",)
-    if not facts.additive:
+    if not facts.additive or facts.sinks:
         return ("banded",)
     first, last = CPU_BANDED.get(facts.dtype, CPU_BANDED_OTHER)
-    windowed = facts.reach is not None and facts.reach <= facts.t // 2
+    windowed = facts.width is not None and facts.width <= facts.t // 2
     return ("banded",) if first <= facts.s and (facts.s < last or windowed) else ("sdpa",)
 
 

@@ -5,6 +5,7 @@ from glassformer.parts.mixer.base import DotProduct, EffectiveMaps, Heads, Mixer
 from glassformer.parts.mixer.beside import Beside, BesideConfig
 from glassformer.parts.mixer.cross_attention import CrossAttention, CrossAttentionConfig
 from glassformer.parts.mixer.gated_deltanet import GatedDeltaNet, GatedDeltaNetConfig
+from glassformer.parts.mixer.global_attention import GlobalAttention, GlobalAttentionConfig
 from glassformer.parts.mixer.latent_attention import LatentAttention, LatentAttentionConfig
 from glassformer.parts.mixer.linear_attention import LinearAttention, LinearAttentionConfig
 from glassformer.parts.mixer.linformer import Linformer, LinformerConfig
@@ -28,6 +29,8 @@ __all__ = [
     "EffectiveMaps",
     "GatedDeltaNet",
     "GatedDeltaNetConfig",
+    "GlobalAttention",
+    "GlobalAttentionConfig",
     "Heads",
     "LinearAttention",
     "LinearAttentionConfig",

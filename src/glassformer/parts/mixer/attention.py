@@ -30,14 +30,14 @@ from glassformer.parts.kernel import (
 from glassformer.parts.linear import Linear, Matrix, linear_cost
 from glassformer.parts.mixer.attend import attend, attention_cost
 from glassformer.parts.mixer.base import DotProduct, Mixer, MixerChange, MixerConfig
-from glassformer.parts.mixer.kv import KVState, WindowState, vector_bytes
+from glassformer.parts.mixer.kv import KVState, state_of, vector_bytes
 from glassformer.parts.norm import NormConfig, RMSNormConfig
 from glassformer.parts.position import AttentionPosition, AttentionPositionConfig
 from glassformer.parts.projection import FusedQKV, FusedQKVConfig, MakeProjection, Projection, SelfProjectionConfig
 from glassformer.parts.reparam import MakeReparam
 from glassformer.parts.shard import Shard
 from glassformer.parts.site import Site
-from glassformer.parts.visibility import Causal, CausalConfig, SameDocument, Visibility, VisibilityConfig
+from glassformer.parts.visibility import Causal, CausalConfig, Visibility, VisibilityConfig
 from glassformer.parts.words import Word, positive, whole
 
 Over = Literal["head", "each_head", "full"]
@@ -61,6 +61,20 @@ class QKNorm(nn.Module):
         return self.q_norm(q), self.k_norm(k)
 
 
+class Sinks(nn.Module):
+    """A score per head (n,) that no key has, 0 at first."""
+
+    def __init__(self, n_heads: int):
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(n_heads))
+        self.shards = {"weight": (Shard("column", n_heads),)}
+        self.init_weights(None)
+
+    @torch.no_grad()
+    def init_weights(self, init: object) -> None:
+        self.weight.zero_()
+
+
 class Attention(Mixer):
     """z = softmax(q k^T / sqrt(h) + bias) v per head, out = z W_O. Vaswani et al. 2017, 1706.03762.
 
@@ -76,6 +90,10 @@ class Attention(Mixer):
     s sees, so that no part of it is common to all tokens (rank collapse). Giorlandino & Goldt, 2505.24333, take the
     mean of z over the sequence, to which this one tends for many tokens; it needs no later ones, and a cache of values
     has it. It costs the attention once more. The site z is what is left; pattern and scores are the softmax's own.
+
+    With `sinks`, a learned number per head is one more score in each softmax, whose weight goes nowhere (gpt-oss;
+    Agarwal et al. 2025, 2508.10925): a head that finds nothing need not look at the first token. At its start of 0 the
+    softmax is e^s / (1 + sum e^s). The rows of the pattern then sum to less than 1.
     """
 
     def __init__(
@@ -95,6 +113,7 @@ class Attention(Mixer):
         clip: float | None = None,
         projection: MakeProjection = FusedQKV,
         gain_control: bool = False,
+        sinks: bool = False,
         dropout: float = 0.0,
         kernel: Kernel | None = None,
         reparam: MakeReparam | None = None,
@@ -114,16 +133,25 @@ class Attention(Mixer):
         self.output = Linear(width, d_model, out_bias, "output", reparam, Shard("row", self.n_heads))
         self.visibility = visibility or Causal()
         self.kernel = kernel or Auto()
-        self.kernel.check(CallFacts(additive=softcap is None, dropout=dropout > 0))
+        self.kernel.check(CallFacts(additive=softcap is None, dropout=dropout > 0, sinks=sinks))
+        self.sinks = Sinks(self.n_heads) if sinks else None
         steps = (position, qk_norm) if norm_after_position else (qk_norm, position)
         self._adjust = [step for step in steps if step is not None]
         self.q, self.k, self.v = Site("bsnh"), Site("bsgh"), Site("bsgh")
         self.scores, self.pattern, self.z, self.out = Site("bnst"), Site("bnst"), Site("bsnh"), Site("bsd")
+        self.own(d_model, bias, reparam)
+
+    def own(self, d_model: int, bias: bool, reparam: MakeReparam | None) -> None:
+        """What a subclass has besides; called at the end of the constructor."""
 
     def forward(
         self, x: Float[Tensor, "b s d"], pass_: Pass | None = None, state: KVState | None = None
     ) -> Float[Tensor, "b s d"]:
-        pass_ = pass_ or Pass.of(x)
+        z = self.mixed(x, pass_ or Pass.of(x), state)
+        return self.out(self.output(self.z(z).flatten(-2)))
+
+    def mixed(self, x: Tensor, pass_: Pass, state: KVState | None = None) -> Tensor:
+        """z (b, s, n, h), before its site and the output."""
         q, k, v = self.projection(self, x, pass_)
         for adjust in self._adjust:
             q, k = adjust(q, k, pass_)
@@ -135,8 +163,8 @@ class Attention(Mixer):
         call = self.call(q, k, v, k_idx, pass_)
         z = attend(self.kernel, call, self.scores, self.pattern)
         if self.gain_control:
-            z = z - self.kernel(call.vary(q=torch.zeros_like(q), bias=None, dropout=0.0))
-        return self.out(self.output(self.z(z).flatten(-2)))
+            z = z - self.kernel(call.vary(q=torch.zeros_like(q), bias=None, dropout=0.0, sinks=None))
+        return z
 
     @property
     def causal(self) -> bool:
@@ -173,20 +201,17 @@ class Attention(Mixer):
 
     def call(self, q: Tensor, k: Tensor, v: Tensor, k_idx: Tensor | None, pass_: Pass) -> AttentionCall:
         """The call of the kernel; k_idx as `KVState.append` returns it."""
-        documents = pass_.documents
-        visibility = self.visibility if documents is None else SameDocument(self.visibility, documents)
+        visibility = pass_.seen(self.visibility)
         bias = self.position.bias(pass_) if self.position is not None else None
         if self.softcap is not None:
             bias = ScoreBias.chain(softcap(self.softcap), bias)
         dropout = self.dropout if self.training else 0.0
         index = pass_.index(k_idx)
-        return AttentionCall(q, k, v, visibility, bias, self.scale, dropout, index, pass_.once)
+        sinks = self.sinks.weight if self.sinks is not None else None
+        return AttentionCall(q, k, v, visibility, bias, self.scale, dropout, index, pass_.once, sinks)
 
     def init_state(self, batch: int, max_len: int, dtype: torch.dtype, device: Any = None, rewind: int = 0) -> KVState:
-        reach = self.visibility.reach
-        if reach is not None and reach + rewind < max_len:
-            return WindowState(batch, reach, *self.projection.kept_shapes, dtype, device, rewind)
-        return KVState(batch, max_len, *self.projection.kept_shapes, dtype, device)
+        return state_of(self.visibility, self.projection.kept_shapes, batch, max_len, dtype, device, rewind)
 
 
 class QKNormConfig(Value):
@@ -231,6 +256,7 @@ _WORDS = (
     Word("gqa", whole("n_kv_heads"), "2", change="n_kv_heads"),
     Word("softcap", positive("softcap"), "50", change="softcap"),
     Word("gain", fields={"gain_control": True}, change="gain_control"),
+    Word("sinks", fields={"sinks": True}, change="sinks"),
     Word("qknorm", _read_qk_norm, "full", optional=True, fields={"qk_norm": _qk_norm}, change="qk_norm"),
 )  # fmt: skip
 """Changes of any mixer that has these properties."""
@@ -255,8 +281,14 @@ class AttentionConfig(MixerConfig, kind="attention", words=_WORDS):
     """Largest |q|, |k|, |v| that the projection makes; None: no bound."""
     projection: SelfProjectionConfig = FusedQKVConfig()
     gain_control: bool = False
+    sinks: bool = False
+    """A learned score per head that no key has."""
     dropout: float = Field(0.0, ge=0, lt=1)
     kernel: KernelConfig = AutoConfig()
+
+    def module(self) -> type[Attention]:
+        """The class that it builds."""
+        return Attention
 
     def _within(self, ctx: BuildContext) -> BuildContext:
         n, g, h = self.heads(ctx)
@@ -302,14 +334,14 @@ class AttentionConfig(MixerConfig, kind="attention", words=_WORDS):
     def build(self, ctx: BuildContext) -> Attention:
         n, g, h = self.heads(ctx)
         inner = self._within(ctx)
-        return Attention(
-            ctx.d_model, n, g, h, self.bias, self.out_bias,
+        return self.module()(
+            ctx.d_model, n, g, h, self.bias, out_bias=self.out_bias,
             position=self.position.build(inner) if self.position else None,
             visibility=self.visibility.build(inner),
             qk_norm=self.qk_norm.build(inner) if self.qk_norm else None,
             norm_after_position=self.qk_norm.after_position if self.qk_norm else False,
             softcap=self.softcap, scale=self._scale(ctx), clip=self.clip,
-            projection=self.projection.build(inner), gain_control=self.gain_control,
+            projection=self.projection.build(inner), gain_control=self.gain_control, sinks=self.sinks,
             dropout=self.dropout, kernel=self.kernel.build(inner), reparam=ctx.make_reparam,
         )  # fmt: skip
 
@@ -327,6 +359,7 @@ class AttentionConfig(MixerConfig, kind="attention", words=_WORDS):
         core = attention_cost(inner, shape, width, self._keys(inner, shape), 2 if self.gain_control else 1)
         output = linear_cost(ctx, shape.reading(shape.products), self.n_heads * width, ctx.d_model, bias=out_bias)
         own = core + output + self._kept(inner, shape) + self._state(inner, shape)
+        own += Cost.weights(n_sinks := self.n_heads * self.sinks, moved_bytes=shape.reads(n_sinks))
         parts = [part for part in (self.projection, self.qk_norm, self.position) if part is not None]
         return sum((part.costs(inner, shape) for part in parts), own)
 
@@ -370,10 +403,12 @@ class AttentionConfig(MixerConfig, kind="attention", words=_WORDS):
         visibility = self.visibility.build(ctx)
         biased = self.position is not None and self.position.biases
         near = visibility.reach is None or visibility.reach >= shape.t
+        visibility = visibility.sized(shape.t)
         plain = visibility.only_order and near and not biased and self.softcap is None
         facts = CallFacts(
-            shape.device, shape.products, shape.b, shape.s, shape.t, ctx.head_dim, visibility.reach, plain,
+            shape.device, shape.products, shape.b, shape.s, shape.t, ctx.head_dim, visibility.width, plain,
             masked=not plain, additive=self.softcap is None, dropout=self.dropout > 0, grad=True,
+            sinks=self.sinks,
         )  # fmt: skip
         heads = HeadLayout(ctx.n_heads, ctx.n_kv_heads, biased, by_head)
         kept = self.kernel.build(ctx).keeps(facts, visibility, heads)
@@ -382,7 +417,7 @@ class AttentionConfig(MixerConfig, kind="attention", words=_WORDS):
 
     def _state(self, ctx: BuildContext, shape: Shape) -> Cost:
         """Keys and values of the tokens within reach: those before are read, the new ones written."""
-        reach = self.visibility.build(ctx).reach or shape.t
+        most = self.visibility.build(ctx).needed.most(shape.t)
         token = sum(n * vector_bytes(width, shape.state) for n, width in self._projection(ctx).kept_shapes)
-        held, read, written = (token * min(tokens, reach) for tokens in (shape.t, shape.t - shape.s, shape.s))
+        held, read, written = (token * min(tokens, most) for tokens in (shape.t, shape.t - shape.s, shape.s))
         return Cost.state(shape, held, read + written)

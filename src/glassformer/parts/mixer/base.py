@@ -22,7 +22,7 @@ from glassformer.parts.visibility import Visibility
 from glassformer.state import State
 
 MixerChange = Literal[
-    "bias", "dropout", "gain_control", "kernel", "n_kv_heads", "position", "qk_norm", "softcap", "visibility"
+    "bias", "dropout", "gain_control", "kernel", "n_kv_heads", "position", "qk_norm", "sinks", "softcap", "visibility"
 ]
 """Properties that callers change by name, in mixers of any kind."""
 

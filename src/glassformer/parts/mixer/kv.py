@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from glassformer.parts.forward_pass import Pass
+from glassformer.parts.visibility import Visibility
 from glassformer.state import ForgetfulState, State
 
 SCALE = torch.bfloat16
@@ -150,7 +151,8 @@ class KVState(State):
 class WindowState(KVState, ForgetfulState):
     """Keys and values of the last tokens that a window needs: a ring, token i in slot i mod its size.
 
-    `rewind` slots more than the window let `truncate` go back by as many tokens from the furthest ever read."""
+    `rewind` slots more than the window let `truncate` go back by as many tokens from the furthest ever read. With
+    `absolute`, `append` always says which tokens the keys are, unless they are the first ones."""
 
     def __init__(
         self,
@@ -161,9 +163,10 @@ class WindowState(KVState, ForgetfulState):
         dtype: torch.dtype,
         device: Any = None,
         rewind: int = 0,
+        absolute: bool = False,
     ):
         super().__init__(batch, window + rewind, k, v, dtype, device)
-        self.rewind = rewind
+        self.rewind, self.absolute = rewind, absolute
 
     def append(self, k: Tensor, v: Tensor, pass_: Pass) -> tuple[Tensor, Tensor, Tensor | None]:
         size, start, end, s = self.slots, pass_.start, pass_.end, k.shape[1]
@@ -173,8 +176,9 @@ class WindowState(KVState, ForgetfulState):
             if end <= size:  # not full yet: slot i holds token i
                 return super().append(k, v, pass_)
             if s > 1:
-                named = pass_.documents is not None or pass_.given is not None
+                named = self.absolute or pass_.documents is not None or pass_.given is not None
                 k, v, past = self._append_many(k, v, tokens, start)
+                named = named and start >= size  # otherwise they are all tokens so far
                 return k, v, pass_.once(("ring", size), lambda: torch.cat((past, tokens))) if named else None
         elif s > 1:
             keys, values = k, v
@@ -212,3 +216,123 @@ class WindowState(KVState, ForgetfulState):
     def truncate(self, length: int) -> None:
         if length == 0 or self.read > self.slots:  # until the ring has turned, all is there
             self.go_back(length, f"a window of {self.slots - self.rewind} is full")
+
+
+class PinnedState(WindowState):
+    """A `WindowState` that also keeps the first `pinned` tokens of each row's document, behind the ring."""
+
+    def __init__(
+        self,
+        batch: int,
+        window: int,
+        pinned: int,
+        k: tuple[int, int],
+        v: tuple[int, int],
+        dtype: torch.dtype,
+        device: Any = None,
+        rewind: int = 0,
+    ):
+        super().__init__(batch, window, k, v, dtype, device, rewind, absolute=True)
+        self.pinned = pinned
+        self.k, self.v = (Cells(batch, self.slots + pinned, *shape, dtype, device) for shape in (k, v))
+        self.begun: Tensor | None = None
+        """The furthest beginning of a document; tokens pinned before it are gone."""
+
+    def append(self, k: Tensor, v: Tensor, pass_: Pass) -> tuple[Tensor, Tensor, Tensor | None]:
+        """A pinned token that the ring still holds counts there, and its pinned copy as a token yet to come."""
+        size, start, s = self.slots, pass_.start, k.shape[1]
+        if pass_.rows is None and start < size:  # the ring holds all tokens so far
+            found = super().append(k, v, pass_)
+            self._pin(k, v, pass_)
+            return found
+        if s == 1:
+            self._pin(k, v, pass_)
+            _, _, held = super().append(k, v, pass_)
+            slots = pass_.slots % size
+            k, v = self.k.read(size + self.pinned, slots, k), self.v.read(size + self.pinned, slots, v)
+        else:
+            pins = torch.arange(size, size + self.pinned, device=k.device)
+            first_k, first_v = self.k.at(pins, k.dtype), self.v.at(pins, v.dtype)
+            self._pin(k, v, pass_)
+            k, v, held = super().append(k, v, pass_)
+            k, v = torch.cat((k, first_k), dim=1), torch.cat((v, first_v), dim=1)
+        assert held is not None
+        ring: Tensor = held
+        return k, v, pass_.once(("pinned", size, self.pinned, s), lambda: self._with_pinned(ring, pass_))
+
+    def _with_pinned(self, ring: Tensor, pass_: Pass) -> Tensor:
+        """Which tokens the slots hold, the pinned ones behind those of the ring and of the call."""
+        new = pass_.slots.view(-1, pass_.tokens)
+        one = pass_.tokens == 1
+        oldest = new[:, :1] - self.slots + 1 if one or pass_.rows is None else new[:, :1] - self.slots
+        tokens = self._begin(pass_, pass_.end if one else pass_.start) + torch.arange(self.pinned, device=new.device)
+        tokens = torch.where(tokens < oldest, tokens, new[:, -1:] + 1)
+        if ring.dim() == 2 or len(tokens) > 1:
+            rows = max(len(tokens), len(ring) if ring.dim() == 2 else 1)
+            return torch.cat((ring.expand(rows, -1), tokens.expand(rows, -1)), dim=1)
+        return torch.cat((ring, tokens[0]))
+
+    def _begin(self, pass_: Pass, end: int) -> Tensor:
+        """(b, 1) or (1, 1): the first token of the document that token end - 1 belongs to."""
+        if pass_.documents is None:
+            return torch.zeros(1, 1, dtype=torch.int64, device=self.k.values.device)
+        return pass_.borders.begins[:, end - 1 : end]
+
+    def _pin(self, k: Tensor, v: Tensor, pass_: Pass) -> None:
+        """Keeps those of the new tokens that are the first ones of the document a row ends in."""
+        if pass_.rows is None and pass_.documents is None:
+            if pass_.start < self.pinned:
+                end = min(pass_.end, self.pinned)
+                for cells, x in ((self.k, k), (self.v, v)):
+                    cells[slice(self.slots + pass_.start, self.slots + end)] = x[:, : end - pass_.start]
+            return
+        begin = self._begin(pass_, pass_.end)
+        if pass_.documents is not None:
+            self.begun = begin.max() if self.begun is None else torch.maximum(self.begun, begin.max())
+        at = begin + torch.arange(self.pinned, device=k.device) - pass_.slots.view(-1, pass_.tokens)[:, :1]
+        is_new = ((at >= 0) & (at < k.shape[1]))[:, None, :, None]
+        row = torch.arange(len(k), device=k.device)[:, None]
+        for cells, x in ((self.k, k), (self.v, v)):
+            taken = x[row, at.clamp(0, k.shape[1] - 1)]
+            heads, width = x.shape[2:]
+            made = Cells(len(x), self.pinned, heads, width, cells.values.dtype, x.device)
+            made[slice(0, self.pinned)] = taken
+            for old, new in zip(cells.tensors(), made.tensors(), strict=True):
+                pins = old[:, :, self.slots :]
+                pins.copy_(torch.where(is_new, new, pins))
+
+    def upto(self, length: int) -> dict[str, Tensor]:
+        return self.tensors()
+
+    def over(self, tensors: Mapping[str, Tensor]) -> KVState:
+        other = super().over(tensors)
+        other.slots -= self.pinned
+        return other
+
+    def truncate(self, length: int) -> None:
+        super().truncate(length)
+        if length == 0:
+            self.begun = None
+        elif self.begun is not None and self.read > self.slots and length <= int(self.begun):
+            raise ValueError(
+                f"the first tokens of a document that began at {int(self.begun)} are pinned, and those before it "
+                f"forgotten; it cannot go back to {length}"
+            )
+
+
+def state_of(
+    visibility: Visibility,
+    shapes: tuple[tuple[int, int], tuple[int, int]],
+    batch: int,
+    max_len: int,
+    dtype: torch.dtype,
+    device: Any = None,
+    rewind: int = 0,
+) -> KVState:
+    """An empty state of what later queries may see; `shapes` are the (heads, width) of k and v."""
+    first, last = visibility.needed
+    if last is None or first + last + rewind >= max_len:
+        return KVState(batch, max_len, *shapes, dtype, device)
+    if first:
+        return PinnedState(batch, last, first, *shapes, dtype, device, rewind)
+    return WindowState(batch, last, *shapes, dtype, device, rewind, visibility.absolute)

@@ -26,13 +26,13 @@ from glassformer.parts.kernel import (
 from glassformer.parts.linear import Linear, Matrix, linear_cost
 from glassformer.parts.mixer.attend import attend, attention_cost
 from glassformer.parts.mixer.base import Mixer, MixerChange, MixerConfig
-from glassformer.parts.mixer.kv import KVState, WindowState, vector_bytes
+from glassformer.parts.mixer.kv import KVState, state_of, vector_bytes
 from glassformer.parts.norm import NormConfig, RMSNorm, RMSNormConfig
 from glassformer.parts.position import AttentionPosition, AttentionPositionConfig
 from glassformer.parts.reparam import MakeReparam
 from glassformer.parts.shard import Shard
 from glassformer.parts.site import Site
-from glassformer.parts.visibility import Causal, CausalConfig, SameDocument, Visibility, VisibilityConfig
+from glassformer.parts.visibility import Causal, CausalConfig, Visibility, VisibilityConfig
 from glassformer.parts.words import Word, whole
 
 Form = Literal["auto", "expanded", "absorbed"]
@@ -184,8 +184,7 @@ class LatentAttention(Mixer):
 
     def call(self, q: Tensor, k: Tensor, v: Tensor, k_idx: Tensor | None, pass_: Pass) -> AttentionCall:
         """The call of the kernel; k_idx as `KVState.append` returns it."""
-        documents = pass_.documents
-        visibility = self.visibility if documents is None else SameDocument(self.visibility, documents)
+        visibility = pass_.seen(self.visibility)
         bias = self.position.bias(pass_) if self.position is not None else None
         dropout = self.dropout if self.training else 0.0
         return AttentionCall(q, k, v, visibility, bias, self.scale, dropout, pass_.index(k_idx), pass_.once)
@@ -232,10 +231,8 @@ class LatentAttention(Mixer):
 
     def init_state(self, batch: int, max_len: int, dtype: torch.dtype, device: Any = None, rewind: int = 0) -> KVState:
         """The latent and the shared key of each token within reach."""
-        reach, kept = self.visibility.reach, ((1, self.shape.kv_rank), (1, self.shape.rope))
-        if reach is not None and reach + rewind < max_len:
-            return WindowState(batch, reach, *kept, dtype, device, rewind)
-        return KVState(batch, max_len, *kept, dtype, device)
+        kept = (1, self.shape.kv_rank), (1, self.shape.rope)
+        return state_of(self.visibility, kept, batch, max_len, dtype, device, rewind)
 
 
 class LatentAttentionConfig(
@@ -424,9 +421,9 @@ class LatentAttentionConfig(
         visibility = self.visibility.build(ctx)
         biased = self.position is not None and self.position.biases
         near = visibility.reach is None or visibility.reach >= shape.t
-        plain = visibility.only_order and near and not biased
+        plain, visibility = visibility.only_order and near and not biased, visibility.sized(shape.t)
         facts = CallFacts(
-            shape.device, shape.products, shape.b, shape.s, shape.t, ctx.head_dim, visibility.reach, plain,
+            shape.device, shape.products, shape.b, shape.s, shape.t, ctx.head_dim, visibility.width, plain,
             masked=not plain, dropout=self.dropout > 0, grad=True,
         )  # fmt: skip
         heads = HeadLayout(ctx.n_heads, ctx.n_kv_heads, biased, False)
@@ -434,7 +431,7 @@ class LatentAttentionConfig(
 
     def _state(self, ctx: BuildContext, shape: Shape) -> Cost:
         """Latents and shared keys of the tokens within reach: those before are read, the new ones written."""
-        size, reach = self.shape(ctx), self.visibility.build(ctx).reach or shape.t
+        size, most = self.shape(ctx), self.visibility.build(ctx).needed.most(shape.t)
         token = sum(vector_bytes(width, shape.state) for width in (size.kv_rank, size.rope))
-        held, read, written = (token * min(tokens, reach) for tokens in (shape.t, shape.t - shape.s, shape.s))
+        held, read, written = (token * min(tokens, most) for tokens in (shape.t, shape.t - shape.s, shape.s))
         return Cost.state(shape, held, read + written)

@@ -59,7 +59,8 @@ class Alibi(AttentionPosition):
 
         def penalise(score: Tensor, b: Tensor, n: Tensor, q_idx: Tensor, k_idx: Tensor) -> Tensor:
             if given is not None:
-                q_idx, k_idx = given[b, q_idx], given[b, k_idx]
+                last = given.shape[1] - 1  # an empty slot of a state counts as a token yet to come
+                q_idx, k_idx = given[b, q_idx.clamp(max=last)], given[b, k_idx.clamp(max=last)]
             return score - slopes[n] * (q_idx - k_idx).abs()
 
         return ScoreBias(penalise, True, self._key)

@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+from pydantic import Field
+from torch import Tensor
+
+from glassformer.parts.base import BuildContext
+from glassformer.parts.visibility.base import Spans, Visibility, VisibilityConfig
+from glassformer.parts.words import Word, whole
+
+
+class Chunked(Visibility):
+    """k <= q and k // chunk == q // chunk: a document falls into chunks that see nothing of each other.
+
+    A query sees (chunk + 1) / 2 keys in the mean, and a decode state keeps `chunk` tokens.
+    """
+
+    causal = sees_itself = absolute = True
+
+    def __init__(self, chunk: int):
+        self.chunk = self.reach = self.tile = chunk
+
+    def visible(self, b: Tensor, n: Tensor, q_idx: Tensor, k_idx: Tensor) -> Tensor:
+        return (k_idx <= q_idx) & (q_idx // self.chunk == k_idx // self.chunk)
+
+    def spans(self, first: int, last: int, t: int) -> Spans:
+        return [(first // self.chunk * self.chunk, last)]
+
+    def sure(self, first: int, last: int, t: int) -> int:
+        return first % self.chunk if (last - 1) // self.chunk == first // self.chunk else 0
+
+    def alike(self, first: int, last: int, t: int) -> Hashable:
+        return first % self.chunk, last - first
+
+    def keys_seen(self, t: int) -> float:
+        whole, rest = divmod(t, self.chunk)
+        return (whole * self.chunk * (self.chunk + 1) + rest * (rest + 1)) / 2 / t
+
+
+class ChunkedConfig(VisibilityConfig, kind="chunked", words=Word("chunked", whole("chunk"), "256")):
+    """k <= q and k // chunk == q // chunk, counted from the start of a document: three of four layers of Llama 4 (Meta
+    2025) are so, between layers that see everything.
+
+    It loses wherever an answer lies across a border: the first token of a chunk sees nothing but itself, and more such
+    layers do not help, as the borders are the same in all of them.
+    """
+
+    chunk: int = Field(gt=0, le=1 << 28)
+
+    def build(self, ctx: BuildContext) -> Chunked:
+        return Chunked(self.chunk)

@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any
+
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from glassformer.errors import RequestError
+from glassformer.parts.base import BuildContext
+from glassformer.parts.visibility.base import Needed, Spans, Visibility, VisibilityConfig, joined
+from glassformer.parts.words import Word, whole_number
+
+
+class Longformer(Visibility):
+    """A window, and the first `globals` tokens of a document, which are always in sight. Beltagy et al. 2020
+    (2004.05150).
+
+    causal       0 <= q - k < window, or k < globals and k <= q: the attention sinks of StreamingLLM (Xiao et al. 2023,
+                 2309.17453). A decode state keeps window + globals tokens.
+    two-sided    |q - k| <= window / 2, or k < globals, or q < globals: as published, window + 1 keys around each token,
+                 and global tokens see everything. `LongformerAttention` gives those projections of their own.
+
+    Positions stay those of the text, which StreamingLLM renumbers.
+    """
+
+    sees_itself = absolute = True
+
+    def __init__(self, window: int, globals: int = 1, causal: bool = True):
+        if not causal and window % 2:
+            raise RequestError(code="range", field="window", value=window, expected="an even number, half on each side")
+        self.window, self.globals, self.causal = window, globals, causal
+
+    @property
+    def needed(self) -> Needed:
+        return Needed(self.globals, self.window) if self.causal else Needed(0, None)
+
+    @property
+    def width(self) -> int:
+        return self.window + self.globals + (0 if self.causal else 1)
+
+    def visible(self, b: Tensor, n: Tensor, q_idx: Tensor, k_idx: Tensor) -> Tensor:
+        back = q_idx - k_idx
+        if self.causal:
+            return (back >= 0) & ((back < self.window) | (k_idx < self.globals))
+        return (back.abs() <= self.window // 2) | (k_idx < self.globals) | (q_idx < self.globals)
+
+    def spans(self, first: int, last: int, t: int) -> Spans:
+        if self.causal:
+            return joined([(0, min(self.globals, last)), (max(0, first - self.window + 1), last)])
+        if first < self.globals:
+            return [(0, t)]
+        half = self.window // 2
+        return joined([(0, min(self.globals, t)), (max(0, first - half), min(t, last + half))])
+
+    def sure(self, first: int, last: int, t: int) -> int:
+        if not self.causal and last <= self.globals:
+            return t
+        return min(self.globals, t) if not self.causal or first >= self.globals else 0
+
+    def alike(self, first: int, last: int, t: int) -> Hashable | None:
+        begin, end = self.spans(first, last, t)[-1]
+        return (last - first, begin - first, end - first) if begin > self.globals else None
+
+    def cuts(self, t: int) -> tuple[int, ...]:
+        return () if self.causal else (self.globals,)
+
+    def keys_seen(self, t: int) -> float:
+        g = min(self.globals, t)
+        if self.causal:
+            w = min(self.window, t)
+            near = w * (w + 1) / 2 + (t - w) * w
+            m = max(0, t - w)  # query w + i sees min(i + 1, g) keys before its window
+            far = min(m, g) * (min(m, g) + 1) / 2 + max(0, m - g) * g
+            return (near + far) / t
+        # Pairs of a global token with anything, and those of two others at most half a window apart.
+        u = t - g
+        half = min(self.window // 2, max(u - 1, 0))
+        return (t * t - u * u + u + 2 * (u * half - half * (half + 1) / 2)) / t if u else float(t)
+
+
+def _read(word: str, text: str) -> dict[str, Any]:
+    window, colon, first = text.partition(":")
+    found = {"window": whole_number(word, window)}
+    return {**found, "globals": whole_number(word, first)} if colon else found
+
+
+class LongformerConfig(VisibilityConfig, kind="longformer", words=Word("longformer", _read, "64:4")):
+    """0 <= q - k < window, or k < globals and k <= q: a window, and the first tokens of a document (StreamingLLM, Xiao
+    et al. 2023, 2309.17453). With causal=False |q - k| <= window / 2, or k < globals, or q < globals, as Beltagy et al.
+    2020 (2004.05150) published it.
+
+    It loses where an answer lies further back than the window and is no global token: each layer above reaches one
+    window further, but what it reaches has been mixed on the way.
+    """
+
+    window: int = Field(gt=0, le=1 << 28)
+    """Causal: the tokens seen, itself included. Two-sided: half of them on each side, and itself."""
+    globals: int = Field(1, ge=0, le=1 << 20)
+    causal: bool = True
+
+    @model_validator(mode="after")
+    def _halves(self) -> LongformerConfig:
+        if not self.causal and self.window % 2:
+            raise ValueError(f"window={self.window} is odd, and half of it lies on each side of a token")
+        return self
+
+    def build(self, ctx: BuildContext) -> Longformer:
+        return Longformer(self.window, self.globals, self.causal)
