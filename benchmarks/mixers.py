@@ -75,6 +75,26 @@ def lightning() -> nn.Module:
     return _Called(MiniMaxLightningAttention(config, 0), None, None)
 
 
+def mamba2() -> nn.Module:
+    from transformers import Mamba2Config
+    from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
+
+    config = Mamba2Config(hidden_size=WIDTH, num_heads=2 * WIDTH // 64, head_dim=64, n_groups=1, num_hidden_layers=1)
+    return Mamba2Mixer(config, 0)
+
+
+def deltanet() -> nn.Module:
+    from transformers import Qwen3NextConfig
+    from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextGatedDeltaNet
+
+    size = WIDTH // HEADS
+    config = Qwen3NextConfig(
+        hidden_size=WIDTH, linear_num_key_heads=HEADS, linear_num_value_heads=HEADS, linear_key_head_dim=size,
+        linear_value_head_dim=size, num_hidden_layers=1, layer_types=["linear_attention"],
+    )  # fmt: skip
+    return Qwen3NextGatedDeltaNet(config, 0)
+
+
 ROWS: dict[str, Row] = {
     ATTENTION: Row(),
     "linear attention": Row("+linear_attention"),
@@ -85,7 +105,13 @@ ROWS: dict[str, Row] = {
     "xl memory of 256": Row("+xl_memory:256"),
     "window of 256": Row("+window:256"),
     "mamba": Row("+mamba+mixer.expand=1"),
+    "mamba2": Row("+mamba2"),
+    "gated deltanet": Row("+gated_deltanet"),
+    "s4": Row("+s4"),
+    "rglru": Row("+rglru"),
     "transformers lightning": Row(peer=lightning),
+    "transformers mamba2": Row(peer=mamba2),
+    "transformers deltanet": Row(peer=deltanet),
 }
 
 

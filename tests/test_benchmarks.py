@@ -80,7 +80,7 @@ def test_mixers_are_measured_in_pieces(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(mixers, "CONTEXTS", (64, 128))
     out = str(tmp_path / "mixers.md")
     mixers.run(1, 1, quiet=True, quick=True, only="attention,retention", out=out)
-    result = mixers.run(1, 1, quiet=True, quick=True, only="linformer,transformers", out=out)
+    result = mixers.run(1, 1, quiet=True, quick=True, only="linformer,transformers lightning", out=out)
     assert list(result["rows"]) == ["attention", "retention", "linformer, 128 keys", "transformers lightning"]
     assert result["rows"] == json.loads((tmp_path / "mixers.json").read_text())["rows"]
     assert all(len(row["train"]) == len(row["prefill"]) == 2 for row in result["rows"].values())
