@@ -349,6 +349,8 @@ def run(
         rows = before["rows"] if before["machine"] == here else {}
     for name in names:
         rows[name] = measured(ROWS[name], rounds, lengths, contexts)
+        if kept is not None:  # what is measured stays, whatever ends this
+            kept.write_text(json.dumps({"machine": here, "rounds": rounds, "rows": rows}, indent=1), encoding="utf-8")
         if not quiet:
             print(name, {what: list(costs.values())[-1:] for what, costs in rows[name].items()}, file=sys.stderr)
     rows = {name: rows[name] for name in ROWS if name in rows}
