@@ -277,7 +277,8 @@ def _cores() -> int:
 def paced(owner: Any, kind: Hashable, size: float = 1.0, free: bool = True) -> Iterator[None]:
     """Inside, a unit of work of this kind, of this size (tokens, bytes), goes the way that it does best with. `free`:
     its bits are the same with any number of threads. Units inside others are not counted."""
-    mine = None if _busy.unit else pace(owner, kind, free)
+    # Whoever compiles what runs inside would have all of this in the graph.
+    mine = None if torch.compiler.is_compiling() or _busy.unit else pace(owner, kind, free)
     if mine is None:
         yield
         return
