@@ -213,6 +213,7 @@ CURES = [
     Case(f"llama@1m+{TINY}+mup:16"),
     Case(f"gpt2@1m+{TINY}+mup+sigmareparam"),
     Case(f"llama@1m+{TINY}+gain+gqa:2"),
+    Case(f"llama@1m+{TINY}+gqa:2+qknorm+mixer.gated=true+bias"),
     Case(f"bloom@1m+{TINY}+gain+window:{WINDOW}+kernel=banded"),
 ]
 EXPERTS = [
@@ -768,6 +769,8 @@ def test_patterns_are_the_softmax_of_scores(case: Case):
             visible = scores.isfinite().float()
             pattern = pattern - visible / visible.sum(-1, keepdim=True)
         z = torch.einsum("bnst,btnh->bsnh", pattern, seen[at + "v"].repeat_interleave(repeats, 2))
+        if getattr(mixer, "gated", False):
+            z = z * torch.sigmoid(seen[at + "gate"])
         own = getattr(built(case).layers[layer].mixer, "first", 0)  # global tokens look with projections of their own
         close(seen[at + "z"][:, own:], z[:, own:])
 

@@ -109,4 +109,11 @@ CONFIGS: dict[str, dict[str, Any]] = {
         mamba_d_state=16, mamba_d_conv=4, mamba_expand=2, mamba_dt_rank=256, mamba_conv_bias=True,
         mamba_proj_bias=False, router_aux_loss_coef=0.001,
     ),
+    "qwen3-next-80b": _dense(
+        "qwen3_next", 48, 2048, 5120, (16, 2), 151936, 262144, 1e-6, 1e7, False, hidden_act="silu", head_dim=256,
+        partial_rotary_factor=0.25, full_attention_interval=4, linear_num_key_heads=16, linear_key_head_dim=128,
+        linear_num_value_heads=32, linear_value_head_dim=128, linear_conv_kernel_dim=4, num_experts=512,
+        num_experts_per_tok=10, moe_intermediate_size=512, shared_expert_intermediate_size=512, norm_topk_prob=True,
+        decoder_sparse_step=1, mlp_only_layers=[], attention_bias=False, router_aux_loss_coef=0.001,
+    ),
 }  # fmt: skip

@@ -33,6 +33,8 @@ ROWS = {
     "banded": f"gpt2@1m+{SMALL}+heads=4+kernel=banded",
     "gqa": f"llama@1m+{SMALL}+heads=4+gqa:2+kernel=sdpa",
     "gqa-banded": f"llama@1m+{SMALL}+heads=4+gqa:2+kernel=banded",
+    "gated": f"llama@1m+{SMALL}+heads=4+qknorm+mixer.gated=true+kernel=sdpa",
+    "gated naive": f"gpt2@1m+{SMALL}+heads=4+mixer.gated=true+kernel=naive",
     "qknorm": f"llama@1m+{SMALL}+heads=4+qknorm+kernel=sdpa",
     "alibi": f"gpt2@1m+{SMALL}+heads=4+alibi+kernel=sdpa",
     "window": f"llama@1m+{SMALL}+heads=4+window:32+kernel=banded",

@@ -34,6 +34,7 @@ from glassformer.architectures.olmo import olmo_2_1b, olmo_2_7b, olmoe_1b_7b
 from glassformer.architectures.phi3 import phi_3_mini
 from glassformer.architectures.qwen2 import qwen2_5_0_5b, qwen2_5_1_5b, qwen2_5_7b
 from glassformer.architectures.qwen3 import qwen3_0_6b, qwen3_8b, qwen3_30b_a3b
+from glassformer.architectures.qwen3_next import qwen3_next_80b
 from glassformer.config import ModelConfig
 
 PRESETS: dict[str, Callable[[], ModelConfig]] = {
@@ -78,6 +79,7 @@ PRESETS: dict[str, Callable[[], ModelConfig]] = {
     "mamba-130m": mamba_130m,
     "mamba2-130m": mamba2_130m,
     "jamba-v0.1": jamba_v0_1,
+    "qwen3-next-80b": qwen3_next_80b,
 }
 
 FAMILIES: dict[str, str] = {

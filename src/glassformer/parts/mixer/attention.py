@@ -94,6 +94,9 @@ class Attention(Mixer):
     With `sinks`, a learned number per head is one more score in each softmax, whose weight goes nowhere (gpt-oss;
     Agarwal et al. 2025, 2508.10925): a head that finds nothing need not look at the first token. At its start of 0 the
     softmax is e^s / (1 + sum e^s). The rows of the pattern then sum to less than 1.
+
+    With `gated`, z is times sigmoid(x W_gate), value by value (Qwen3-Next; Qiu et al. 2025, 2505.06708). The site gate
+    (b,s,n,h) is x W_gate, and z what the gate lets through.
     """
 
     def __init__(
@@ -114,6 +117,7 @@ class Attention(Mixer):
         projection: MakeProjection = FusedQKV,
         gain_control: bool = False,
         sinks: bool = False,
+        gated: bool = False,
         dropout: float = 0.0,
         kernel: Kernel | None = None,
         reparam: MakeReparam | None = None,
@@ -131,6 +135,9 @@ class Attention(Mixer):
         self.position = position
         width, out_bias = self.n_heads * self.projection.value_dim, bias if out_bias is None else out_bias
         self.output = Linear(width, d_model, out_bias, "output", reparam, Shard("row", self.n_heads))
+        cut = Shard("column", self.n_heads)
+        self.gate_proj = Linear(d_model, width, bias, reparam=reparam, shard=cut) if gated else None
+        self.gate = Site("bsnh") if gated else None
         self.visibility = visibility or Causal()
         self.kernel = kernel or Auto()
         self.kernel.check(CallFacts(additive=softcap is None, dropout=dropout > 0, sinks=sinks))
@@ -148,10 +155,12 @@ class Attention(Mixer):
         self, x: Float[Tensor, "b s d"], pass_: Pass | None = None, state: KVState | None = None
     ) -> Float[Tensor, "b s d"]:
         z = self.mixed(x, pass_ or Pass.of(x), state)
+        if self.gate_proj is not None and self.gate is not None:
+            z = z * torch.sigmoid(self.gate(self.gate_proj(x).unflatten(-1, (self.n_heads, -1))))
         return self.out(self.output(self.z(z).flatten(-2)))
 
     def mixed(self, x: Tensor, pass_: Pass, state: KVState | None = None) -> Tensor:
-        """z (b, s, n, h), before its site and the output."""
+        """z (b, s, n, h), before its gate, its site and the output."""
         q, k, v = self.projection(self, x, pass_)
         for adjust in self._adjust:
             q, k = adjust(q, k, pass_)
@@ -197,7 +206,8 @@ class Attention(Mixer):
 
     def matrices(self) -> dict[str, Matrix]:
         """The maps of this mixer by the names of the sites they make."""
-        return {**self.projection.matrices(self), "out": Matrix.of(self.output)}
+        gate = {} if self.gate_proj is None else {"gate": Matrix.of(self.gate_proj, heads=self.n_heads)}
+        return {**self.projection.matrices(self), **gate, "out": Matrix.of(self.output)}
 
     def call(self, q: Tensor, k: Tensor, v: Tensor, k_idx: Tensor | None, pass_: Pass) -> AttentionCall:
         """The call of the kernel; k_idx as `KVState.append` returns it."""
@@ -283,6 +293,8 @@ class AttentionConfig(MixerConfig, kind="attention", words=_WORDS):
     gain_control: bool = False
     sinks: bool = False
     """A learned score per head that no key has."""
+    gated: bool = False
+    """Whether what the heads make passes a gate: z sigmoid(x W_gate)."""
     dropout: float = Field(0.0, ge=0, lt=1)
     kernel: KernelConfig = AutoConfig()
 
@@ -341,7 +353,8 @@ class AttentionConfig(MixerConfig, kind="attention", words=_WORDS):
             qk_norm=self.qk_norm.build(inner) if self.qk_norm else None,
             norm_after_position=self.qk_norm.after_position if self.qk_norm else False,
             softcap=self.softcap, scale=self._scale(ctx), clip=self.clip,
-            projection=self.projection.build(inner), gain_control=self.gain_control, sinks=self.sinks,
+            projection=self.projection.build(inner), gain_control=self.gain_control, gated=self.gated,
+            sinks=self.sinks,
             dropout=self.dropout, kernel=self.kernel.build(inner), reparam=ctx.make_reparam,
         )  # fmt: skip
 
@@ -360,6 +373,9 @@ class AttentionConfig(MixerConfig, kind="attention", words=_WORDS):
         output = linear_cost(ctx, shape.reading(shape.products), self.n_heads * width, ctx.d_model, bias=out_bias)
         own = core + output + self._kept(inner, shape) + self._state(inner, shape)
         own += Cost.weights(n_sinks := self.n_heads * self.sinks, moved_bytes=shape.reads(n_sinks))
+        if self.gated:  # it reads what the projection reads
+            gate = linear_cost(ctx, shape, ctx.d_model, self.n_heads * width, bias=self.bias)
+            own += gate + Cost(kept=-shape.keeps(ctx.d_model if shape.inputs == shape.products else 0))
         parts = [part for part in (self.projection, self.qk_norm, self.position) if part is not None]
         return sum((part.costs(inner, shape) for part in parts), own)
 
@@ -390,7 +406,9 @@ class AttentionConfig(MixerConfig, kind="attention", words=_WORDS):
         z = ctx.n_heads * self._projection(ctx).value_dim if "z" in kept.given else 0
         if self.gain_control:  # a second call, with queries of its own; the output reads the difference
             own += kept.own + shape.keeps(size["q"] + 2 * z)
-        elif turned:  # z then lies as q does, head by head, and the output reads a copy
+        if self.gated:  # z and the opened gate, of which the output reads the product
+            own += shape.keeps(2 * ctx.n_heads * self._projection(ctx).value_dim)
+        elif turned and not self.gain_control:  # z then lies as q does, head by head, and the output reads a copy
             own += shape.keeps(z)
         return Cost(kept=own) + mask
 
