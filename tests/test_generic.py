@@ -236,7 +236,7 @@ RECURRENT = [
     Case(f"llama@1m+{TINY}+gated_deltanet+mixer.n_v_heads=8+mixer.v_head_dim=6"),
     Case(f"gpt2@1m+{TINY}+s4+mixer.real=true+mixer.discretization=bilinear+mixer.d_state=5"),
     Case(f"llama@1m+{TINY}+rglru+mixer.width=48"),
-    Case(f"llama@1m+{TINY}", layers=("gqa:2", "gated_deltanet+moe:4:2")),
+    Case(f"llama@1m+{TINY}", layers=("gqa:2", "gated_deltanet")),
     Case(f"bloom@1m+{TINY}", layers=("s4", "mamba2+mixer.expand=1+mixer.head_dim=32")),
     Case(f"mamba@1m+{TINY.replace('+heads=4', '')}+mixer.norm_eps=1e-3"),
 ]
