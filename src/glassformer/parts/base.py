@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaH
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 from torch import nn
 
-from glassformer.errors import did_you_mean, shown
+from glassformer.errors import RequestError, did_you_mean, shown
 from glassformer.parts.cost import Cost, Shape
 from glassformer.parts.outside import GROUP, load_installed
 from glassformer.parts.words import Word, Words, as_words
@@ -68,6 +68,7 @@ class BuildContext:
     _layer: int = 0
     _asked: list[int] = field(default_factory=list, compare=False, repr=False)
     _shared: dict[Hashable, nn.Module] = field(default_factory=dict, compare=False, repr=False)
+    _offered: dict[Hashable, Any] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def n_branches(self) -> int:
@@ -97,6 +98,22 @@ class BuildContext:
             return Reference(self._shared[key])
         self._shared[key] = made = make()
         return made
+
+    def offer(self, key: Hashable, value: Any) -> None:
+        """Tells the layers above what this one will hand them in each pass (`Pass.share`), the latest for a key."""
+        self._asked.append(self._layer)
+        self._offered[key] = value
+
+    def offered(self, key: Hashable) -> Any:
+        """What the nearest layer below has offered. Raises RequestError where none has."""
+        self._asked.append(self._layer)
+        if key not in self._offered:
+            given = ", ".join(map(repr, self._offered)) or "nothing"
+            raise RequestError(
+                f"layer {self._layer} takes {key!r} of a layer below, and none offers it; offered are {given}",
+                code="missing", field=f"layers.{self._layer}.mixer", value=key, expected=given,
+            )  # fmt: skip
+        return self._offered[key]
 
     def within(self, **changes: Any) -> BuildContext:
         """The context of a part inside this one: the same model, with some of the fields above changed."""

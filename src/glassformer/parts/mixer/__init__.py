@@ -16,6 +16,7 @@ from glassformer.parts.mixer.recurrent import RecurrentState
 from glassformer.parts.mixer.retention import Retention, RetentionConfig
 from glassformer.parts.mixer.rglru import RGLRU, RGLRUConfig
 from glassformer.parts.mixer.s4 import S4, S4Config
+from glassformer.parts.mixer.shared_attention import SharedAttention, SharedAttentionConfig
 from glassformer.parts.mixer.xl_memory import XLMemory, XLMemoryConfig
 
 __all__ = [
@@ -57,5 +58,7 @@ __all__ = [
     "RGLRU",
     "S4",
     "S4Config",
+    "SharedAttention",
+    "SharedAttentionConfig",
     "keys_before",
 ]

@@ -121,9 +121,10 @@ class Attention(Mixer):
         dropout: float = 0.0,
         kernel: Kernel | None = None,
         reparam: MakeReparam | None = None,
+        shares: str | None = None,
     ):
         super().__init__()
-        heads = Heads.of(d_model, n_heads, n_kv_heads, head_dim)
+        heads, self.shares = Heads.of(d_model, n_heads, n_kv_heads, head_dim), shares
         self.n_heads, self.n_kv_heads, self.head_dim = heads
         self.scale = scale or self.head_dim**-0.5
         self.softcap, self.gain_control = softcap, gain_control
@@ -169,6 +170,8 @@ class Attention(Mixer):
         if state is not None:
             k, v, k_idx = state.append(k, v, pass_)  # (b, t, g, h)
         k, v = self.projection.expand(self, k, v)
+        if self.shares is not None:
+            pass_.share(("keys", self.shares), (k, v, k_idx))
         call = self.call(q, k, v, k_idx, pass_)
         z = attend(self.kernel, call, self.scores, self.pattern)
         if self.gain_control:
@@ -297,6 +300,8 @@ class AttentionConfig(MixerConfig, kind="attention", words=_WORDS):
     """Whether what the heads make passes a gate: z sigmoid(x W_gate)."""
     dropout: float = Field(0.0, ge=0, lt=1)
     kernel: KernelConfig = AutoConfig()
+    shares: str | None = Field(None, min_length=1, max_length=100)
+    """The name under which layers above may take its keys and values (`shared_attention`); None: they are its own."""
 
     def module(self) -> type[Attention]:
         """The class that it builds."""
@@ -346,6 +351,8 @@ class AttentionConfig(MixerConfig, kind="attention", words=_WORDS):
     def build(self, ctx: BuildContext) -> Attention:
         n, g, h = self.heads(ctx)
         inner = self._within(ctx)
+        if self.shares is not None:
+            ctx.offer(("keys", self.shares), (g, h, self.visibility, self.position and self.position.explicit(ctx)))
         return self.module()(
             ctx.d_model, n, g, h, self.bias, out_bias=self.out_bias,
             position=self.position.build(inner) if self.position else None,
@@ -356,6 +363,7 @@ class AttentionConfig(MixerConfig, kind="attention", words=_WORDS):
             projection=self.projection.build(inner), gain_control=self.gain_control, gated=self.gated,
             sinks=self.sinks,
             dropout=self.dropout, kernel=self.kernel.build(inner), reparam=ctx.make_reparam,
+            shares=self.shares,
         )  # fmt: skip
 
     def explicit(self, ctx: BuildContext) -> AttentionConfig:

@@ -80,8 +80,11 @@ class Mixer(nn.Module, ABC):
     def forward(self, x: Tensor, pass_: Pass | None = None, state: Any = None) -> Tensor: ...
 
     @abstractmethod
-    def init_state(self, batch: int, max_len: int, dtype: torch.dtype, device: Any = None, rewind: int = 0) -> State:
-        """An empty state for `batch` sequences of at most `max_len` tokens; `truncate` takes back up to `rewind`."""
+    def init_state(
+        self, batch: int, max_len: int, dtype: torch.dtype, device: Any = None, rewind: int = 0
+    ) -> State | None:
+        """An empty state for `batch` sequences of at most `max_len` tokens; `truncate` takes back up to `rewind`. None
+        for a mixer that keeps nothing of its own."""
 
     @property
     @abstractmethod

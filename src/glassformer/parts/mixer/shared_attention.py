@@ -1,0 +1,255 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from pydantic import Field
+from torch import Tensor, nn
+
+from glassformer.errors import RequestError
+from glassformer.parts.base import BuildContext
+from glassformer.parts.cost import Cost, Number, Shape
+from glassformer.parts.forward_pass import Pass
+from glassformer.parts.heads import Heads, nearest_groups
+from glassformer.parts.kernel import AttentionCall, Auto, AutoConfig, CallFacts, HeadLayout, Kernel, KernelConfig
+from glassformer.parts.linear import Linear, Matrix, linear_cost
+from glassformer.parts.mixer.attend import attend, attention_cost
+from glassformer.parts.mixer.base import Mixer, MixerChange, MixerConfig
+from glassformer.parts.norm import NormConfig
+from glassformer.parts.position import AttentionPosition, AttentionPositionConfig
+from glassformer.parts.reparam import MakeReparam
+from glassformer.parts.shard import Shard
+from glassformer.parts.site import Site
+from glassformer.parts.visibility import Causal, CausalConfig, Visibility, VisibilityConfig
+
+
+class SharedAttention(Mixer):
+    """z = softmax(q k^T / sqrt(h)) v per head, out = z W_O, with the k and v of a layer below: only W_Q and W_O are its
+    own, and it keeps nothing in decoding. Brandon et al. 2024, 2405.12981 (CLA); Sun et al. 2024, 2405.05254 (YOCO).
+
+        x (b,s,d) -> q (b,s,n,h) -> norm? -> position -> kernel -> out (b,s,d)
+                     k, v (b,t,g,h) of the nearest layer below that shares them as `source`
+
+    The keys are turned already, so positions and visibility have to be those of that layer. Sites: q, k, v, scores and
+    pattern (b,n,s,t), z, out; an edit of k or v is of this layer alone.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        n_heads: int,
+        n_kv_heads: int | None = None,
+        head_dim: int | None = None,
+        source: str = "kv",
+        bias: bool = False,
+        out_bias: bool | None = None,
+        position: AttentionPosition | None = None,
+        visibility: Visibility | None = None,
+        q_norm: nn.Module | None = None,
+        scale: float | None = None,
+        dropout: float = 0.0,
+        kernel: Kernel | None = None,
+        reparam: MakeReparam | None = None,
+    ):
+        super().__init__()
+        heads = Heads.of(d_model, n_heads, n_kv_heads, head_dim)
+        self.n_heads, self.n_kv_heads, self.head_dim = heads
+        width, self.source = self.n_heads * self.head_dim, source
+        self.q_proj = Linear(d_model, width, bias, "score", reparam, Shard("column", self.n_heads))
+        out_bias = bias if out_bias is None else out_bias
+        self.output = Linear(width, d_model, out_bias, "output", reparam, Shard("row", self.n_heads))
+        self.q_norm, self.position, self.visibility = q_norm, position, visibility or Causal()
+        self.scale, self.dropout = scale or self.head_dim**-0.5, dropout
+        self.kernel = kernel or Auto()
+        self.kernel.check(CallFacts(dropout=dropout > 0))
+        self.q, self.k, self.v = Site("bsnh"), Site("bsgh"), Site("bsgh")
+        self.scores, self.pattern, self.z, self.out = Site("bnst"), Site("bnst"), Site("bsnh"), Site("bsd")
+
+    def forward(self, x: Float[Tensor, "b s d"], pass_: Pass | None = None, state: None = None) -> Tensor:
+        pass_ = pass_ or Pass.of(x)
+        k, v, k_idx = pass_.shared(("keys", self.source))
+        q = self.q_proj(x).unflatten(-1, (self.n_heads, -1))
+        if self.q_norm is not None:
+            q = self.q_norm(q)
+        bias = None
+        if self.position is not None:
+            q, _ = self.position(q, q[:, :, :1], pass_)
+            bias = self.position.bias(pass_)
+        call = AttentionCall(
+            self.q(q), self.k(k), self.v(v), pass_.seen(self.visibility), bias, self.scale,
+            self.dropout if self.training else 0.0, pass_.index(k_idx), pass_.once,
+        )  # fmt: skip
+        z = attend(self.kernel, call, self.scores, self.pattern)
+        return self.out(self.output(self.z(z).flatten(-2)))
+
+    @property
+    def causal(self) -> bool:
+        return self.visibility.causal
+
+    @property
+    def separates_documents(self) -> bool:
+        return True
+
+    @property
+    def reach(self) -> int | None:
+        return self.visibility.reach
+
+    @property
+    def heads(self) -> Heads:
+        return Heads(self.n_heads, self.n_kv_heads, self.head_dim)
+
+    @property
+    def attention_position(self) -> AttentionPosition | None:
+        return self.position
+
+    @property
+    def head_output(self) -> Linear:
+        return self.output
+
+    def matrices(self) -> dict[str, Matrix]:
+        """The maps of this mixer by the names of the sites they make."""
+        return {"q": Matrix.of(self.q_proj, 0, self.n_heads), "out": Matrix.of(self.output)}
+
+    def init_state(self, batch: int, max_len: int, dtype: torch.dtype, device: Any = None, rewind: int = 0) -> None:
+        """Keys and values are kept where they are made."""
+
+
+class SharedAttentionConfig(MixerConfig, kind="shared_attention"):
+    """z = softmax(q k^T / sqrt(h)) v with the k and v of the nearest layer below that shares them (`mixer.shares` of an
+    attention). Brandon et al. 2024, 2405.12981; Sun et al. 2024, 2405.05254.
+
+    Half the layers so halve the decode state. It loses quality where layers would want keys of their own, more the more
+    layers share one, and saves no time in training but that of W_K and W_V.
+    """
+
+    n_heads: int = Field(gt=0, le=1 << 16)
+    n_kv_heads: int | None = Field(None, gt=0, le=1 << 16)
+    """Those of the layer that shares; None: as many as n_heads."""
+    head_dim: int | None = Field(None, gt=0, le=1 << 20)
+    """None: d_model / n_heads."""
+    source: str = Field("kv", min_length=1, max_length=100)
+    """The name under which keys and values are shared."""
+    bias: bool = False
+    out_bias: bool | None = None
+    """None: as `bias`."""
+    position: AttentionPositionConfig | None = None
+    """As in the layer that shares."""
+    visibility: VisibilityConfig = CausalConfig()
+    """As in the layer that shares."""
+    q_norm: NormConfig | None = None
+    """Of each head's queries; None: there is none."""
+    scale: float | None = Field(None, gt=0)
+    """None: 1 / sqrt(head_dim), and sqrt(base head_dim) / head_dim under muP."""
+    dropout: float = Field(0.0, ge=0, lt=1)
+    kernel: KernelConfig = AutoConfig()
+
+    def _within(self, ctx: BuildContext) -> BuildContext:
+        n, g, h = self.heads(ctx)
+        return ctx.within(n_heads=n, n_kv_heads=g, head_dim=h)
+
+    def causal(self, ctx: BuildContext) -> bool:
+        return self.visibility.build(ctx).causal
+
+    def reach(self, ctx: BuildContext) -> int | None:
+        return self.visibility.build(ctx).reach
+
+    def keys_seen(self, ctx: BuildContext, t: int) -> float:
+        return self.visibility.build(ctx).keys_seen(t)
+
+    def heads(self, ctx: BuildContext) -> Heads:
+        return Heads.of(ctx.d_model, self.n_heads, self.n_kv_heads, self.head_dim)
+
+    def check_training(self, ctx: BuildContext, device: str) -> None:
+        self.kernel.build(ctx).check_training(device)
+
+    def resized(self, n_heads: int) -> SharedAttentionConfig:
+        groups = nearest_groups(n_heads, self.n_heads, self.n_kv_heads)
+        return self.vary(n_heads=n_heads, n_kv_heads=groups, head_dim=None)
+
+    def changed(self, change: MixerChange, new: Callable[[Any], Any]) -> SharedAttentionConfig | None:
+        """The output's bias goes with that of the queries."""
+        if change not in type(self).model_fields:
+            return None
+        return self.vary(**{change: new(getattr(self, change))}, **({"out_bias": None} if change == "bias" else {}))
+
+    def can_clip_logits(self) -> bool:
+        raise RequestError("mixer.kind=shared_attention: its keys are another layer's, which it cannot scale")
+
+    def _scale(self, ctx: BuildContext) -> float:
+        h = self.heads(ctx).head_dim
+        return self.scale or (ctx.mup.score_scale(h) if ctx.mup else h**-0.5)
+
+    def build(self, ctx: BuildContext) -> SharedAttention:
+        n, g, h = self.heads(ctx)
+        inner = self._within(ctx)
+        self._check(ctx, g, h)
+        return SharedAttention(
+            ctx.d_model, n, g, h, self.source, self.bias, self.out_bias,
+            position=self.position.build(inner) if self.position else None, visibility=self.visibility.build(inner),
+            q_norm=self.q_norm.build(inner.within(width=h)) if self.q_norm else None, scale=self._scale(ctx),
+            dropout=self.dropout, kernel=self.kernel.build(inner), reparam=ctx.make_reparam,
+        )  # fmt: skip
+
+    def _check(self, ctx: BuildContext, g: int, h: int) -> None:
+        """Raises RequestError where the layer that shares is another one than this takes it to be."""
+        there = ctx.offered(("keys", self.source))
+        mine = (g, h, self.visibility, self.position and self.position.explicit(ctx))
+        for name, own, other in zip(("n_kv_heads", "head_dim", "visibility", "position"), mine, there, strict=True):
+            if own != other:
+                raise RequestError(
+                    f"mixer.{name}={own} of a layer that takes keys and values as {self.source!r}, and the layer that "
+                    f"shares them has {other}; both must agree",
+                    code="conflict", field=f"mixer.{name}", value=own, expected=str(other),
+                )  # fmt: skip
+
+    def explicit(self, ctx: BuildContext) -> SharedAttentionConfig:
+        _, g, h = self.heads(ctx)
+        return self.vary(
+            n_kv_heads=g, head_dim=h, out_bias=self.bias if self.out_bias is None else self.out_bias,
+            position=self.position.explicit(ctx) if self.position else None, scale=self._scale(ctx),
+            dropout=0.0, kernel=AutoConfig(),
+        )  # fmt: skip
+
+    def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
+        """Keys and values, and their state, are counted where they are made."""
+        inner, out_bias = self._within(ctx), self.bias if self.out_bias is None else self.out_bias
+        (n, _, h), d = self.heads(ctx), ctx.d_model
+        total = linear_cost(ctx, shape, d, n * h, bias=self.bias)
+        total += linear_cost(ctx, shape.reading(shape.products), n * h, d, bias=out_bias)
+        total += attention_cost(inner, shape, h, self._keys(ctx, shape)) + self._kept(inner, shape)
+        if self.q_norm is not None:
+            heads = Shape(**{**vars(shape.reading(shape.products)), "b": shape.b * n})
+            total += self.q_norm.costs(ctx.within(width=h), heads)
+        return total + (self.position.costs(inner, shape) if self.position else Cost())
+
+    def _keys(self, ctx: BuildContext, shape: Shape) -> Number:
+        """Mean number of keys that count for one of the last s queries of t tokens."""
+        visibility, s, t = self.visibility.build(ctx), shape.s, shape.t
+        if shape.every_key:
+            return t
+        if s == t or not visibility.causal:
+            return visibility.keys_seen(t)
+        return (t * visibility.keys_seen(t) - (t - s) * visibility.keys_seen(t - s)) / s
+
+    def _kept(self, ctx: BuildContext, shape: Shape) -> Cost:
+        """q as the kernel reads it, and what the kernel makes."""
+        if shape.phase != "train":
+            return Cost()
+        n, g, h = ctx.n_heads, ctx.n_kv_heads, ctx.head_dim
+        visibility = self.visibility.build(ctx)
+        biased = self.position is not None and self.position.biases
+        near = visibility.reach is None or visibility.reach >= shape.t
+        visibility = visibility.sized(shape.t)
+        plain = visibility.only_order and near and not biased
+        facts = CallFacts(
+            shape.device, shape.products, shape.b, shape.s, shape.t, h, visibility.width, plain,
+            masked=not plain, dropout=self.dropout > 0, grad=True,
+        )  # fmt: skip
+        turned = self.position is not None and self.position.turns
+        kept = self.kernel.build(ctx).keeps(facts, visibility, HeadLayout(n, g, biased, turned))
+        z = n * h if "z" in kept.given and turned else 0  # then lies as q does, and the output reads a copy
+        own = Cost(kept=kept.own + shape.keeps(n * h * ("q" in kept.given) + z))
+        mask = Cost.once(("mask", self.visibility, self.position), Cost(kept=kept.mask))
+        return own + mask if kept.mask else own
