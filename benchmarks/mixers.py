@@ -104,6 +104,7 @@ ROWS: dict[str, Row] = {
     "linformer, 128 keys": Row("+linformer:128+bidirectional"),
     "xl memory of 256": Row("+xl_memory:256"),
     "window of 256": Row("+window:256"),
+    "latent attention": Row("+mla"),
     "mamba": Row("+mamba+mixer.expand=1"),
     "mamba2": Row("+mamba2"),
     "gated deltanet": Row("+gated_deltanet"),

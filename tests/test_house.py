@@ -31,7 +31,7 @@ from glassformer.parts.norm import LayerNormConfig, NormConfig
 from glassformer.parts.position.scaling import Scaling
 from glassformer.parts.projection import Projection, ProjectionConfig
 from glassformer.parts.residual import ResidualConfig
-from glassformer.parts.visibility import LongformerConfig, SlidingWindowConfig, Visibility
+from glassformer.parts.visibility import CausalConfig, LongformerConfig, SlidingWindowConfig, Visibility
 
 SRC = Path(glassformer.__file__).parent
 
@@ -428,8 +428,10 @@ CTX = BuildContext(
     d_model=16, vocab_size=11, context=32, n_layers=2, outs=(16, 16), n_heads=4, n_kv_heads=2, head_dim=8,
     norm=LayerNormConfig(),
 )  # fmt: skip
+CTX.offer(("keys", "kv"), (4, 4, CausalConfig(), None))
 NEEDED = {
     "attention": {"n_heads": 4},
+    "shared_attention": {"n_heads": 4},
     "cross_attention": {"n_heads": 4},
     "beside": {"mixers": ("mamba", "s4")},
     "latent_attention": {"n_heads": 4},
@@ -520,7 +522,7 @@ def test_the_table_of_parts_is_whole():
     kinds = {(cls.axis, cls.kind) for cls in PARTS}
     expected = {
         "norm": {"layernorm", "rmsnorm"},
-        "position": {"learned", "sinusoidal", "rotary", "alibi"},
+        "position": {"learned", "sinusoidal", "rotary", "alibi", "temperature"},
         "visibility": {
             "bidirectional",
             "bigbird",
@@ -541,6 +543,7 @@ def test_the_table_of_parts_is_whole():
             "mamba",
             "performer",
             "retention",
+            "shared_attention",
             "xl_memory",
         },
         "projection": {"cross", "fused", "separate"},

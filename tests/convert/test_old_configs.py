@@ -247,6 +247,17 @@ PUBLISHED: dict[str, tuple[Json, int]] = {
                rope_scaling=None, rope_theta=500000, pad_token_id=100277, tie_word_embeddings=False),
         7_298_617_344,
     ),
+    "Llama-4-Scout-17B-16E": (  # its text model
+        _llama("llama4_text", 48, 5120, 8192, 40, 202048, 10485760, 1e-5, num_key_value_heads=8, head_dim=128,
+               intermediate_size_mlp=16384, rope_theta=500000.0, use_qk_norm=True, attention_bias=False,
+               attention_chunk_size=8192, attn_scale=0.1, attn_temperature_tuning=True, floor_scale=8192,
+               interleave_moe_layer_step=1, no_rope_layers=[], num_experts_per_tok=1, num_local_experts=16,
+               for_llm_compressor=False, router_aux_loss_coef=0.001, router_jitter_noise=0.0,
+               output_router_logits=False, tie_word_embeddings=False,
+               rope_scaling={"factor": 16.0, "high_freq_factor": 1.0, "low_freq_factor": 1.0,
+                             "original_max_position_embeddings": 8192, "rope_type": "llama3"}),
+        107_769_861_120,
+    ),
     "c4ai-command-r-v01": (
         _says("cohere", num_hidden_layers=40, hidden_size=8192, intermediate_size=22528, num_attention_heads=64,
               num_key_value_heads=64, vocab_size=256000, max_position_embeddings=8192, hidden_act="silu",

@@ -53,6 +53,16 @@ def _deepseek(kind: str, share: float, **more: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _gpt_oss(layers: int, experts: int) -> dict[str, Any]:
+    rope = {"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
+            "original_max_position_embeddings": 4096}  # fmt: skip
+    kinds = [("sliding_attention", "full_attention")[i % 2] for i in range(layers)]
+    return _dense("gpt_oss", layers, 2880, 2880, (64, 8), 201088, 131072, 1e-5, 150000, False, head_dim=64,
+                  hidden_act="silu", sliding_window=128, layer_types=kinds, rope_scaling=rope, attention_bias=True,
+                  num_local_experts=experts, num_experts_per_tok=4, experts_per_token=4, swiglu_limit=7.0,
+                  initial_context_length=4096, router_aux_loss_coef=0.9, output_router_logits=False)  # fmt: skip
+
+
 CONFIGS: dict[str, dict[str, Any]] = {
     "llama-3.2-1b": _llama32(16, 2048, 32),
     "llama-3.2-3b": _llama32(28, 3072, 24),
@@ -84,6 +94,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "phi3", 32, 3072, 8192, (32, 32), 32064, 4096, 1e-5, 1e4, False, hidden_act="silu", sliding_window=2047,
         original_max_position_embeddings=4096, rope_scaling=None, attention_bias=False, pad_token_id=32000,
     ),
+    "gpt-oss-20b": _gpt_oss(24, 32),
+    "gpt-oss-120b": _gpt_oss(36, 128),
     "deepseek-v2-lite": _deepseek(
         "deepseek_v2", 0.707, num_hidden_layers=27, hidden_size=2048, intermediate_size=10944, num_attention_heads=16,
         num_key_value_heads=16, q_lora_rank=None, vocab_size=102400, first_k_dense_replace=1, n_routed_experts=64,

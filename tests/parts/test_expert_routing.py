@@ -148,6 +148,35 @@ def test_a_shared_network_of_its_own_width_behind_a_gate():
     close(part(x), expected[0] if isinstance(expected, tuple) else expected)
 
 
+@pytest.mark.parametrize("blocks", [False, True])
+def test_the_weight_may_be_the_inputs(blocks: bool, monkeypatch: pytest.MonkeyPatch):
+    """E_i(w x): the definition, an expert at a time, also where rows are filled up to blocks."""
+    if blocks:
+        monkeypatch.setattr("glassformer.parts.ffn.experts.wants_blocks", lambda *given: True)
+        monkeypatch.setattr("glassformer.parts.ffn.experts.BLOCK", 5)
+    part = moved(ExpertsConfig(n_experts=4, top_k=2, hidden=12, weigh="input", score="sigmoid").build(CTX))
+    draw = torch.Generator().manual_seed(1)
+    x, weights = torch.randn(9, 16, generator=draw), torch.rand(9, 2, generator=draw)
+    chosen = torch.rand(9, 4, generator=draw).argsort(1)[:, :2]
+    gate, up, down = (m.weight.unflatten(0, (4, -1)) for m in (part.gate_proj, part.up_proj, part.down_proj))
+
+    def by_hand(x: Tensor, weights: Tensor) -> Tensor:
+        rows = []
+        for row in range(9):
+            inputs = [(int(i), w * x[row]) for i, w in zip(chosen[row], weights[row], strict=True)]
+            rows.append(sum(down[i] @ (nn.functional.silu(gate[i] @ y) * (up[i] @ y)) for i, y in inputs))
+        return torch.stack(rows)  # type: ignore[arg-type]
+
+    made = []
+    for mix in (by_hand, lambda x, w: part.mix(x, w, chosen), lambda x, w: part.naive_mix(x, w, chosen)):
+        leaves = [x.clone().requires_grad_(), weights.clone().requires_grad_()]
+        y = mix(*leaves)
+        made.append([y, *torch.autograd.grad(y.sin().sum(), [*leaves, part.gate_proj.weight, part.down_proj.weight])])
+    for other in made[1:]:
+        for a, b in zip(other, made[0], strict=True):
+            close(a, b)
+
+
 # Capacity
 
 

@@ -173,3 +173,14 @@ def test_configs_count_and_build():
         norm = config.build(CTX.within(width=10))
         assert config.num_params(CTX.within(width=10)) == count == sum(p.numel() for p in norm.parameters())
         assert norm.eps == config.eps
+
+
+def test_a_norm_without_weights_has_none():
+    norm, x = RMSNorm(6, 1e-3, affine=False), torch.randn(3, 6, requires_grad=True)
+    assert list(norm.parameters()) == [] and not norm.state_dict()
+    wanted = x / (x.square().mean(-1, keepdim=True) + 1e-3).sqrt()
+    torch.testing.assert_close(norm(x), wanted)
+    probe = torch.randn(3, 6)
+    (a,), (b,) = (torch.autograd.grad((y * probe).sum(), x) for y in (norm(x), wanted))
+    torch.testing.assert_close(a, b)
+    assert RMSNormConfig(affine=False).num_params(BuildContext(d_model=6, vocab_size=7, context=8, n_layers=1)) == 0

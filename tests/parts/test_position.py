@@ -14,7 +14,7 @@ from glassformer.errors import RequestError
 from glassformer.naming import preset
 from glassformer.parts.base import BuildContext
 from glassformer.parts.forward_pass import Pass
-from glassformer.parts.position import Alibi, Learned, LearnedConfig, Rotary, RotaryConfig, Sinusoidal
+from glassformer.parts.position import Alibi, Learned, LearnedConfig, Rotary, RotaryConfig, Sinusoidal, Temperature
 from glassformer.parts.position.alibi import alibi_slopes
 from glassformer.parts.position.rotary import Pairing, naive_turn
 
@@ -353,3 +353,30 @@ def test_readers_and_learners_turn_to_the_same_bits(pairing: Pairing, dim: int, 
         assert torch.equal(read, learnt) and read.stride() == learnt.stride()
         cos, sin = rotary.tables(at)
         torch.testing.assert_close(read, naive_turn(q, cos, sin, -2 if pairing == "half" else -1), rtol=1e-2, atol=1e-6)
+
+
+def test_temperature_is_a_factor_of_later_queries():
+    """1 up to the first step, then 1 + share ln 2, 1 + share ln 3; keys stay as they are."""
+    part, q = Temperature(every=4, share=0.5), torch.randn(1, 5, 2, HEAD)
+    turned, k = part(q, q[:, :, :1], at(0, 2, 3, 7, 11))
+    factors = torch.tensor([1.0, 1.0, 1 + 0.5 * math.log(2), 1 + 0.5 * math.log(3), 1 + 0.5 * math.log(4)])
+    torch.testing.assert_close(turned, q * factors.view(1, 5, 1, 1))
+    assert torch.equal(k, q[:, :, :1])
+
+
+def test_a_rounded_alibi_is_the_plain_one_to_a_softmax_but_for_its_rounding():
+    """bf16(m k) / sqrt(h), which differs from -m |q - k| / sqrt(h) by a number for each query and three digits."""
+    index = torch.arange(40)
+    indices = (torch.zeros(1, 1, 1, 1, dtype=torch.long), torch.arange(12).view(1, 12, 1, 1), index.view(1, 1, -1, 1),
+               index.view(1, 1, 1, -1))  # fmt: skip
+    zero, past = torch.zeros(()), index[:, None] >= index
+    plain, rounded = (
+        Alibi(12, rounded=one, scale=0.25).bias(at(*index.tolist()))(zero, *indices).masked_fill(~past, -math.inf)
+        for one in (False, True)
+    )
+    torch.testing.assert_close(rounded.softmax(-1), plain.softmax(-1), rtol=0.05, atol=0.0)
+    assert not torch.allclose(rounded.softmax(-1), plain.softmax(-1), rtol=1e-4)
+    slopes = torch.tensor(alibi_slopes(12)).bfloat16()
+    wanted = (slopes[:, None].double() * index).bfloat16().double() * 0.25  # one rounding of an exact product
+    given = Alibi(12, rounded=True, scale=0.25).bias(at(*index.tolist()))(zero, *indices)
+    torch.testing.assert_close(given[0, :, 0].double(), wanted)

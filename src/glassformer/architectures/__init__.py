@@ -14,6 +14,7 @@ from glassformer.architectures.falcon import falcon_7b, falcon_40b
 from glassformer.architectures.gemma import gemma_2_2b, gemma_2_9b, gemma_3_1b, gemma_3_270m
 from glassformer.architectures.gpt2 import gpt2, gpt2_large, gpt2_medium, gpt2_xl
 from glassformer.architectures.gpt_neox import gpt_neox_20b, pythia_160m
+from glassformer.architectures.gpt_oss import gpt_oss_20b, gpt_oss_120b
 from glassformer.architectures.jamba import jamba_v0_1
 from glassformer.architectures.llama import (
     llama_2_70b,
@@ -61,6 +62,8 @@ PRESETS: dict[str, Callable[[], ModelConfig]] = {
     "qwen3-30b-a3b": qwen3_30b_a3b,
     "deepseek-v2-lite": deepseek_v2_lite,
     "deepseek-v3": deepseek_v3,
+    "gpt-oss-20b": gpt_oss_20b,
+    "gpt-oss-120b": gpt_oss_120b,
     "olmo-2-1b": olmo_2_1b,
     "olmo-2-7b": olmo_2_7b,
     "olmoe-1b-7b": olmoe_1b_7b,

@@ -187,12 +187,15 @@ class OfExperts(Bare):
     """One tensor (e, in, k out) of all experts, of whose columns ours, (e out, in), are the i-th of k parts: one beside
     the other, or every k-th (gpt-oss)."""
 
-    def __init__(self, name: str, i: int = 0, k: int = 1, interleaved: bool = False):
+    def __init__(self, name: str, i: int = 0, k: int = 1, interleaved: bool = False, dense: str = ""):
+        """`dense`: the name in layers that have one network instead."""
         super().__init__(name)
-        self.i, self.k, self.interleaved = i, k, interleaved
+        self.i, self.k, self.interleaved, self.dense = i, k, interleaved, dense
 
     def pieces(self, at: Place) -> list[Piece]:
-        e = len(at.module.outs)  # type: ignore[arg-type]
+        if not isinstance(at.module, GroupedLinear):
+            return [Piece(f"{self.dense}.weight", at.shape)]
+        e = len(at.module.outs)
         out, inner = at.shape[0] // e, at.shape[1:]
         columns = slice(self.i, None, self.k) if self.interleaved else slice(self.i * out, (self.i + 1) * out)
 

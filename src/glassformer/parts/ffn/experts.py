@@ -29,6 +29,7 @@ from glassformer.parts.site import Site
 from glassformer.parts.words import Word, whole_number
 
 Score = Literal["softmax", "sigmoid"]
+Weigh = Literal["output", "input"]
 
 _SCORES = {"softmax": lambda logits: logits.softmax(-1), "sigmoid": torch.sigmoid}
 
@@ -181,7 +182,8 @@ class Experts(FFN):
     x, y (b, s, d); w and the choice are the `Router`'s. E_i(x) = (phi(x W_gate) * x W_up) W_down if `gated`, else
     phi(x W_up) W_down, with matrices of e experts stacked by rows: W_gate, W_up (e f, d), W_down (e d, f), and `clamp`
     as in `Glu`. Every token is served, however many choose one expert, unless the router has a capacity. `shared` sees
-    every token (Dai et al. 2024, 2401.06066); with `shared_gate`, times sigmoid(x w) (Qwen2-MoE, 2407.10671).
+    every token (Dai et al. 2024, 2401.06066); with `shared_gate`, times sigmoid(x w) (Qwen2-MoE, 2407.10671). With
+    weigh="input" the weight is the input's: E_i(w_i x) (Llama 4).
 
     Sites: router, the p of every expert, from which the choice is made, so that an edit changes it; out; those of
     `shared`; and gate, up and hidden (b,s,k,f), of the k experts that a token was sent to, in the order in which
@@ -200,8 +202,10 @@ class Experts(FFN):
         reparam: MakeReparam | None = None,
         clamp: Clamp | None = None,
         shared_gate: bool = False,
+        weigh: Weigh = "output",
     ):
         super().__init__()
+        self.weigh = weigh
         self.router, e = router, router.outs[0]
         self.gate_proj = GroupedLinear(e, d_model, hidden, bias, reparam=reparam) if gated else None
         self.up_proj = GroupedLinear(e, d_model, hidden, bias, reparam=reparam)
@@ -249,10 +253,14 @@ class Experts(FFN):
         flat, tokens, back = x.flatten(0, -2), order // chosen.shape[-1], order.argsort()
         flat = flat.to(product_dtype(flat))
         groups = Groups.sorted(by_expert, len(self.up_proj.outs))
+        share = weights.flatten()[order] if self.weigh == "input" else None
         if wants_blocks(x, len(order), len(groups.ends)):
             groups, place = groups.in_blocks(BLOCK)  # filled up with the first token, whose results nobody takes
             tokens, back = torch.zeros_like(groups.of).scatter(0, place, tokens), place[back]
+            share = None if share is None else share.new_zeros(len(tokens)).index_copy(0, place, share)
         rows = flat.index_select(0, tokens)
+        if share is not None:
+            rows = (rows * share[:, None]).to(rows.dtype)
 
         def at(site: Site, rows: Tensor) -> Tensor:
             """`rows` as the site changes them, who sees them (*b, k, f): token by token, in the order of the choice."""
@@ -267,7 +275,7 @@ class Experts(FFN):
         else:
             hidden = self.activation(at(self.gate, self.gate_proj(rows, groups)), up)
         y = self.down_proj(at(self.hidden, hidden), groups).index_select(0, back).view(*chosen.shape, -1)
-        return (y * weights[..., None]).sum(-2).to(y.dtype)
+        return (y if self.weigh == "input" else y * weights[..., None]).sum(-2).to(y.dtype)
 
     def naive_mix(self, x: Float[Tensor, "n d"], weights: Float[Tensor, "n k"], chosen: Int[Tensor, "n k"]) -> Tensor:
         """The definition: every expert computes every token, and counts for nothing where it was not chosen."""
@@ -277,10 +285,13 @@ class Experts(FFN):
             y = torch.einsum("...i,eoi->...eo" if x.dim() == 2 else "...ei,eoi->...eo", x, linear.maps())
             return y if linear.bias is None else y + linear.bias.view(len(linear.outs), -1)
 
+        all_weights = weights.new_zeros(len(x), len(self.up_proj.outs)).scatter(1, chosen, weights)
+        if self.weigh == "input":
+            sent = torch.zeros_like(all_weights).scatter(1, chosen, 1.0)
+            x, all_weights = x[:, None] * all_weights[..., None], sent
         up = every(self.up_proj, x)
         hidden = self.activation(up) if self.gate_proj is None else self.activation(every(self.gate_proj, x), up)
         y = every(self.down_proj, hidden)
-        all_weights = weights.new_zeros(len(x), y.shape[1]).scatter(1, chosen, weights)
         return (y * all_weights[..., None]).sum(1).to(y.dtype)
 
 
@@ -307,6 +318,8 @@ class ExpertsConfig(FFNConfig, kind="experts", words=Word("moe", read_experts, "
     """Width of that network; None: n_shared times `hidden`."""
     shared_gate: bool = False
     """Whether what it adds is multiplied by sigmoid(x w)."""
+    weigh: Weigh = "output"
+    """What the router's weight of an expert multiplies."""
     clamp: Clamp | None = None
     """Bounds of a SwiGLU; None: there are none."""
     router_bias: bool = False
@@ -400,7 +413,7 @@ class ExpertsConfig(FFNConfig, kind="experts", words=Word("moe", read_experts, "
         shared = self._shared(ctx).build(ctx) if self.n_shared else None
         return Experts(
             ctx.d_model, self.width(ctx), router, self.gated, self.activation, self.bias, shared, reparam, self.clamp,
-            self.shared_gate,
+            self.shared_gate, self.weigh,
         )  # fmt: skip
 
     def _shared(self, ctx: BuildContext) -> GluConfig | MlpConfig:

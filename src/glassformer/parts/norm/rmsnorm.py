@@ -18,29 +18,40 @@ class RMSNorm(Norm):
     """y = x / sqrt(mean(x^2) + eps) * w over the last axis; x, y (..., d). Zhang & Sennrich 2019, 1910.07467.
 
     `unit_offset` stores w - 1, so that weights begin at zero and decay towards the identity: y = ... * (1 + w)
-    (Gemma). With `sets`, x is (..., sets, d) and w is (sets, d). The mean is taken in fp32 whatever the input.
+    (Gemma); without `affine` there is no w (Llama 4's norm of queries and keys). With `sets`, x is (..., sets, d) and
+    w is (sets, d). The mean is taken in fp32 whatever the input.
     """
 
-    def __init__(self, width: int, eps: float = 1e-5, unit_offset: bool = False, sets: int | None = None):
+    weight: nn.Parameter | None
+
+    def __init__(
+        self, width: int, eps: float = 1e-5, unit_offset: bool = False, sets: int | None = None, affine: bool = True
+    ):
         super().__init__()
         self.eps = eps
         self.unit_offset = unit_offset
-        self.weight = nn.Parameter(torch.empty((width,) if sets is None else (sets, width)))
+        shape = (width,) if sets is None else (sets, width)
+        self.register_parameter("weight", nn.Parameter(torch.empty(shape)) if affine else None)
         self.init_weights(None)
 
     def forward(self, x: Float[Tensor, "... d"]) -> Float[Tensor, "... d"]:
-        weight = wide(self.weight) + 1.0 if self.unit_offset else self.weight
+        if self.weight is None:
+            weight = torch.ones(x.shape[-1], dtype=wide(x[:0]).dtype, device=x.device)
+        else:
+            weight = wide(self.weight) + 1.0 if self.unit_offset else self.weight
         if weight.dim() == 2:
             return naive_rms_norm(x, weight, self.eps)
         return rms_norm(x, weight, self.eps, self.out_dtype(x))
 
     def held(self, x: Tensor, direction: Tensor) -> tuple[Tensor, Tensor]:
-        weight = exact(self.weight) + (1.0 if self.unit_offset else 0.0)
-        return direction * weight / (x.square().mean() + self.eps).sqrt(), direction.new_zeros(())
+        if self.weight is not None:
+            direction = direction * (exact(self.weight) + (1.0 if self.unit_offset else 0.0))
+        return direction / (x.square().mean() + self.eps).sqrt(), direction.new_zeros(())
 
     @torch.no_grad()
     def init_weights(self, init: object) -> None:
-        self.weight.fill_(0.0 if self.unit_offset else 1.0)
+        if self.weight is not None:
+            self.weight.fill_(0.0 if self.unit_offset else 1.0)
 
 
 def naive_rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -95,9 +106,11 @@ class _RMSNorm(torch.autograd.Function):
 
 class RMSNormConfig(NormConfig, kind="rmsnorm", words="rmsnorm"):
     unit_offset: bool = False
+    affine: bool = True
+    """Whether there are weights w."""
 
     def build(self, ctx: BuildContext) -> RMSNorm:
-        return RMSNorm(ctx.width or ctx.d_model, self.eps, self.unit_offset, ctx.sets)
+        return RMSNorm(ctx.width or ctx.d_model, self.eps, self.unit_offset, ctx.sets, self.affine)
 
     def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
-        return norm_cost(ctx, shape, weights=1, statistics=1)
+        return norm_cost(ctx, shape, weights=int(self.affine), statistics=1)

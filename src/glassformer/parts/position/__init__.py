@@ -13,6 +13,7 @@ from glassformer.parts.position.picture import Plot
 from glassformer.parts.position.rotary import Rotary, RotaryConfig
 from glassformer.parts.position.scaling import RotaryScalingConfig
 from glassformer.parts.position.sinusoidal import Sinusoidal, SinusoidalConfig
+from glassformer.parts.position.temperature import Temperature, TemperatureConfig
 
 __all__ = [
     "Alibi",
@@ -30,4 +31,6 @@ __all__ = [
     "RotaryScalingConfig",
     "Sinusoidal",
     "SinusoidalConfig",
+    "Temperature",
+    "TemperatureConfig",
 ]
