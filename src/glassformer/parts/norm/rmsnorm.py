@@ -22,7 +22,8 @@ class RMSNorm(Norm):
     w is (sets, d). The mean is taken in fp32 whatever the input.
     """
 
-    weight: nn.Parameter | None
+    weight: Any
+    """A parameter; None without `affine`."""
 
     def __init__(
         self, width: int, eps: float = 1e-5, unit_offset: bool = False, sets: int | None = None, affine: bool = True
