@@ -510,6 +510,9 @@ def plan(
     batch: int = 1,
     dtype: Literal["float32", "bfloat16"] = "bfloat16",
     state_dtype: Literal["float32", "bfloat16", "int8"] | None = None,
+    machine: Annotated[str | None, Parameter(name=["--machine", "--gpu"])] = None,
+    machines: str | None = None,
+    explain: Flag = False,
     json: Json = False,
 ) -> None:
     """What generating with these models takes: weights, decode state and FLOPs, exactly, before anything is built.
@@ -526,10 +529,21 @@ def plan(
         What the weights are kept in.
     state_dtype
         What the state is kept in; by default as the weights.
+    machine
+        An accelerator, such as h100 or a100-80gb: how many sequences, and how long a context, fit one of them.
+    machines
+        A file of machines of your own, beside ours (planning/machines.yaml shows the fields).
+    explain
+        Show every figure with its formula: parameters by component, and what the FLOPs of training are spent on.
     """
     from glassformer.cli.costs import show_plans
 
-    show_plans(models, _as_int(context, "context"), batch, dtype, state_dtype, json)
+    on = None
+    if machine is not None:
+        from glassformer.planning.machines import cluster
+
+        on = cluster(machine, own=machines)
+    show_plans(models, _as_int(context, "context"), batch, dtype, state_dtype, json, explain, on)
 
 
 @app.command

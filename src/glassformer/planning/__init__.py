@@ -6,19 +6,30 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any
 
 import torch
 
 from glassformer.config import MAX_CONTEXT, ModelConfig
 from glassformer.errors import RequestError
 from glassformer.parts.cost import Shape
+from glassformer.planning.counts import Component, Counts, Flops
+
+WEIGHTS = {"float32": 4.0, "bfloat16": 2.0, "int8": 1.0, "int4": 0.5}
+"""Bytes of a weight, without the scales of groups."""
+SPARE = 0.9
+"""Share of a machine's memory that weights and states may fill: the rest is for activations, the context of the driver
+and fragments."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Generation with weights in `dtype` and states in `state_dtype`, of `batch` sequences of `context` tokens."""
+    """What a model is made of, and generation with weights in `dtype` and states in `state_dtype`, of `batch` sequences
+    of `context` tokens."""
 
+    config: ModelConfig
     context: int
     batch: int
     dtype: torch.dtype
@@ -37,6 +48,67 @@ class Plan:
     flops: float
     """Forward FLOPs of matrix products per token, as `config.flops` counts them at this context."""
 
+    @cached_property
+    def counts(self) -> Counts:
+        return Counts(self.config)
+
+    @property
+    def components(self) -> tuple[Component, ...]:
+        """Parameters by component, each with its formula; they add up to `parameters`."""
+        return self.counts.components
+
+    @cached_property
+    def training_flops(self) -> Flops:
+        """FLOPs of a token in training at this context, by what they are spent on."""
+        return self.counts.flops(self.context)
+
+    @property
+    def weights_in(self) -> dict[str, float]:
+        """Bytes of the weights by what they are kept in."""
+        return {name: self.parameters * each for name, each in WEIGHTS.items()}
+
+    def batch_that_fits(self, memory: float) -> int:
+        """Sequences of this context whose states fit beside the weights in so many bytes, `SPARE` of them used."""
+        left = SPARE * memory - self.weight_bytes
+        return max(0, int(left // self.state_bytes)) if self.state_bytes else int(left > 0)
+
+    def context_that_fits(self, memory: float) -> int:
+        """The longest context of this batch that fits in so many bytes; 0 for none, at most `MAX_CONTEXT`."""
+        left = (SPARE * memory - self.weight_bytes) / self.batch
+        least, most = 0, self.config.embedding.limit(self.config.ctx) or MAX_CONTEXT
+        while least < most:
+            middle = (least + most + 1) // 2
+            if self.config.state_bytes(middle, self.state_dtype) <= left:
+                least = middle
+            else:
+                most = middle - 1
+        return least
+
+    def to_dict(self) -> dict[str, Any]:
+        """Every figure as plain values."""
+        dtypes = {"dtype": self.dtype, "state_dtype": self.state_dtype}
+        derived = ("state_bytes_per_token", "bytes", "bytes_read", "weights_in")
+        flops = self.training_flops
+        spent = (
+            "forward",
+            "backward",
+            "training",
+            "recomputed",
+            "scores",
+            "share_of_scores",
+            "six_n",
+            "idle",
+            "unlike",
+        )
+        return {
+            **{name: value for name, value in vars(self).items() if name in PLAIN},
+            **{name: str(kind).removeprefix("torch.") for name, kind in dtypes.items()},
+            **{name: getattr(self, name) for name in derived},
+            "symbols": self.counts.symbols,
+            "components": [asdict(one) for one in self.components],
+            "training_flops": {name: getattr(flops, name) for name in spent},
+        }
+
     @property
     def state_bytes_per_token(self) -> float:
         return self.state_bytes / self.context
@@ -52,6 +124,12 @@ class Plan:
         memory's bandwidth it is the shortest time that a step can take. (Of experts, a batch meets more than one token
         does, up to all.)"""
         return self.read_parameters * self.dtype.itemsize + self.batch * self.state_bytes
+
+
+PLAIN = (
+    "context", "batch", "parameters", "active_parameters", "weight_bytes", "state_bytes", "next_token_bytes",
+    "read_parameters", "flops",
+)  # fmt: skip
 
 
 def plan(
@@ -78,6 +156,7 @@ def plan(
     cost = config.costs(Shape(1, 1, context, "decode", dtype, state_dtype=state_dtype))
     idle = sum(cost[name].active_parameters for name in ("embedding", "head"))
     return Plan(
+        config=config,
         context=context,
         batch=batch,
         dtype=dtype,

@@ -1,0 +1,221 @@
+"""What a model is made of, counted: parameters by component with their formula, FLOPs by what they are spent on."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass
+from functools import cached_property
+
+from glassformer.config import ModelConfig
+from glassformer.parts.cost import Shape
+from glassformer.parts.shard import Cut, Shard, shards_of
+
+COMPONENTS = (
+    "embedding", "positions", "mixer", "ffn", "experts", "shared experts", "router", "norms", "wiring", "head",
+)  # fmt: skip
+"""In the order of a table. `mixer` is attention's projections, or all that another mixer has."""
+
+
+@dataclass(frozen=True)
+class Weight:
+    """One map of a parameter, or a vector."""
+
+    name: str
+    layer: int | None
+    """None: outside the layers."""
+    component: str
+    cut: Cut
+    values: int
+    dims: tuple[tuple[str, int], ...]
+    """(symbol, number); a symbol that nobody has is the number."""
+
+
+@dataclass(frozen=True)
+class Component:
+    """One row of the table: parameters, their share, and the formula that gives them."""
+
+    name: str
+    parameters: int
+    share: float
+    symbols: str
+    numbers: str
+    """Read as arithmetic it is `parameters`."""
+
+
+@dataclass(frozen=True)
+class Flops:
+    """Of one token of a sequence, by what they are spent on; every query counts against all keys, as 6 N + 12 L d s
+    does.
+
+    forward     products of the forward pass
+    backward    those of the gradients of both operands, twice as many
+    recomputed  what a full recomputation of the layers adds
+    scores      what of training grows with the length: queries against keys and patterns against values
+    six_n       6 N, all parameters
+    idle        6 times the experts that a token does not meet
+    unlike      what is left: weights in no product (lookups, norms) below zero, tied or repeated ones above
+
+    six_n - idle + unlike + scores = forward + backward."""
+
+    forward: float
+    recomputed: float
+    scores: float
+    six_n: float
+    idle: float
+
+    @property
+    def backward(self) -> float:
+        return 2 * self.forward
+
+    @property
+    def training(self) -> float:
+        return 3 * self.forward
+
+    @property
+    def unlike(self) -> float:
+        return self.training - self.scores - (self.six_n - self.idle)
+
+    @property
+    def share_of_scores(self) -> float:
+        return self.scores / self.training
+
+
+@dataclass(frozen=True)
+class Counts:
+    """The weights of a model, from its outline."""
+
+    config: ModelConfig
+
+    @cached_property
+    def weights(self) -> tuple[Weight, ...]:
+        model = self.config.outline()
+        cuts = shards_of(model)
+        found: list[Weight] = []
+        letters: dict[str, int] = {}
+
+        def one_of(symbol: str, number: int) -> str:
+            """A letter stands for one number of a model; another that would have it stays a number."""
+            return symbol if letters.setdefault(symbol, number) == number else str(number)
+
+        for name, values in model.named_parameters():
+            at = next((int(step) for step in name.split(".")[1:2] if name.startswith("layers.")), None)
+            shape = tuple(values.shape)
+            for cut in cuts[name]:
+                rows = cut.rows or shape[0] if shape else 1
+                of_map = (rows, *shape[1:])
+                component = _component(name, cut.cut)
+                dims = self._dims(component, cut, of_map, at)
+                dims = tuple((one_of(symbol, number), number) for symbol, number in dims)
+                found.append(Weight(name, at, component, cut.cut, math.prod(of_map), dims))
+        return tuple(found)
+
+    @cached_property
+    def symbols(self) -> dict[str, int]:
+        """What the letters of the formulas stand for."""
+        letters = {"L": self.config.n_layers, "d": self.config.d_model, "V": self.config.vocab_size}
+        for weight in self.weights:
+            for symbol, number in weight.dims:
+                if not symbol.isdecimal():
+                    letters.setdefault(symbol, number)
+        return letters
+
+    def _dims(
+        self, component: str, cut: Shard, shape: tuple[int, ...], layer: int | None
+    ) -> tuple[tuple[str, int], ...]:
+        """The sides of a map by their letters: V tokens, d width, q queries' width, c keys' and values', f hidden, E
+        experts."""
+        config = self.config
+        letters = {config.vocab_size: "V"} if component in ("embedding", "head") else {}
+        if component == "mixer" and cut.cut == "column" and cut.units and layer is not None and len(shape) == 2:
+            widest = self._query_heads.get(layer, cut.units)
+            letters[shape[0]] = "q" if cut.units >= widest else "c"
+        if component == "mixer" and cut.cut == "row" and len(shape) == 2:
+            letters[shape[1]] = "q"
+        sides = list(shape)
+        dims: list[tuple[str, int]] = []
+        if cut.cut == "expert" and cut.units and sides[0] % cut.units == 0:
+            dims.append(("E", cut.units))
+            sides[0] //= cut.units
+        if component in ("ffn", "experts", "shared experts") and len(sides) == 2:
+            hidden = sides[0] if sides[1] == config.d_model else sides[1]
+            letters[hidden] = {"ffn": "f", "experts": "f_e", "shared experts": "f_s"}[component]
+        letters[config.d_model] = "d"
+        return (*dims, *((letters.get(side, str(side)), side) for side in sides))
+
+    @cached_property
+    def _query_heads(self) -> dict[int, int]:
+        """Most heads of any map of a layer."""
+        most: dict[int, int] = {}
+        for name, cuts in shards_of(self.config.outline()).items():
+            if name.startswith("layers."):
+                layer = int(name.split(".")[1])
+                most[layer] = max([most.get(layer, 1), *(cut.units or 1 for cut in cuts if cut.cut == "column")])
+        return most
+
+    @cached_property
+    def components(self) -> tuple[Component, ...]:
+        """The table, empty rows left out; its parameters add up to those of the model."""
+        total = sum(weight.values for weight in self.weights)
+        rows = []
+        for name in COMPONENTS:
+            own = [weight for weight in self.weights if weight.component == name]
+            if own:
+                values = sum(weight.values for weight in own)
+                symbols, numbers = _formula([weight.dims for weight in own], self.config.n_layers)
+                rows.append(Component(name, values, values / total, symbols, numbers))
+        return tuple(rows)
+
+    def flops(self, context: int) -> Flops:
+        """Of a token of a sequence of `context` tokens in training."""
+        config = self.config
+
+        def spent(s: int) -> float:
+            return config.costs(Shape(s=s, t=s, phase="prefill")).flops / s
+
+        forward = spent(context)
+        cost = config.costs(Shape(s=context, t=context, phase="prefill"))
+        n, active = cost.parameters, cost.active_parameters
+        return Flops(
+            forward=forward,
+            recomputed=cost["layers"].flops / context,
+            scores=3 * (forward - spent(1)) if context > 1 else 0.0,
+            six_n=6.0 * n,
+            idle=6.0 * (n - active),
+        )
+
+
+def _component(name: str, cut: Cut) -> str:
+    """Which row of the table a parameter belongs to, by its name and its declared cut."""
+    steps = name.split(".")
+    if any("norm" in step for step in steps):
+        return "norms"
+    if steps[0] != "layers":
+        return "positions" if "position" in steps else "head" if steps[0] == "head" else "embedding"
+    if steps[2] == "ffn":
+        return (
+            "router" if "router" in steps else "shared experts" if "shared" in steps
+            else "experts" if cut == "expert" else "ffn"
+        )  # fmt: skip
+    return "mixer" if steps[2] == "mixer" else "wiring"
+
+
+def _formula(terms: list[tuple[tuple[str, int], ...]], layers: int) -> tuple[str, str]:
+    """(in symbols, in numbers) of a sum of products; terms that stand in every layer are within L ( )."""
+    counted = Counter(tuple(sorted(dims, key=lambda dim: -dim[1])) for dims in terms)
+    inside = {dims: n // layers for dims, n in counted.items() if n % layers == 0}
+    outside = {dims: n for dims, n in counted.items() if n % layers}
+    if layers == 1:
+        inside, outside = {}, dict(counted)
+
+    def summed(some: dict[tuple[tuple[str, int], ...], int], side: int) -> str:
+        return " + ".join(
+            " * ".join([str(n)] * (n > 1) + [str(dim[side] if side else dim[0]) for dim in dims])
+            for dims, n in some.items()
+        )
+
+    def whole(side: int) -> str:
+        sums = [f"{layers if side else 'L'} * ({summed(inside, side)})"] if inside else []
+        return " + ".join([*sums, *([summed(outside, side)] if outside else [])])
+
+    return whole(0), whole(1)

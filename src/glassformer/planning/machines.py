@@ -1,0 +1,122 @@
+"""Accelerators, as data: what each one holds, reads, computes and costs (machines.yaml, or a file of one's own)."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import yaml
+from pydantic import BeforeValidator, Field
+
+from glassformer.config import read_tree, validated
+from glassformer.errors import RequestError, did_you_mean, shown
+from glassformer.parts.base import Value
+from glassformer.planning.units import quantity
+
+KNOWN = Path(__file__).with_name("machines.yaml")
+
+
+def _in(unit: str) -> Callable[[Any], float]:
+    return lambda text: quantity(text, unit)
+
+
+Bytes = Annotated[float, BeforeValidator(_in("B")), Field(gt=0)]
+Rate = Annotated[float, BeforeValidator(_in("B/s")), Field(gt=0)]
+Products = Annotated[float, BeforeValidator(_in("FLOP/s")), Field(gt=0)]
+Watts = Annotated[float, BeforeValidator(_in("W")), Field(gt=0)]
+
+
+def _written(value: Any) -> Any:
+    """A date as it stands in the file; YAML makes some of them dates."""
+    return value.isoformat() if isinstance(value, datetime.date) else value
+
+
+class Price(Value):
+    """What an accelerator costs for an hour: a range of offers, when they were seen, and where."""
+
+    low: float = Field(ge=0)
+    high: float = Field(ge=0)
+    currency: str = Field(pattern="^[A-Z]{3}$")
+    date: Annotated[str, BeforeValidator(_written)]
+    source: str
+
+    @classmethod
+    def of(cls, text: str) -> Price:
+        """2.5USD. Raises RequestError for a price without a currency."""
+        number, currency = text[:-3].strip(), text[-3:]
+        if not (currency.isalpha() and currency.isupper()):
+            raise RequestError(
+                code="type", field="price", value=text, expected="an hour's price with its currency, 2.5USD"
+            )
+        value = quantity(number, field="price")
+        return cls(low=value, high=value, currency=currency, date="as given", source="as given")
+
+
+class Machine(Value):
+    """One accelerator. Bytes, bytes per second, FLOP/s of dense products by dtype, watts."""
+
+    title: str
+    memory: Bytes
+    bandwidth: Rate
+    peak: dict[str, Products]
+    inside: Rate
+    """Link to the others of its node, one way."""
+    between: Rate
+    """Link to other nodes, one way."""
+    power: Watts
+    source: str = Field(min_length=1)
+    price: Price | None = None
+
+    def peak_of(self, dtype: str) -> float:
+        """FLOP/s in a dtype. Raises RequestError where the machine has no such products."""
+        if dtype not in self.peak:
+            options = ", ".join(self.peak)
+            raise RequestError(code="unknown", field="dtype", value=dtype, expected=f"{options} on {self.title}")
+        return self.peak[dtype]
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """`count` equal accelerators, `node` of them in each node."""
+
+    name: str
+    machine: Machine
+    count: int = 1
+    node: int = 1
+
+
+def machines(own: str | Path | None = None) -> dict[str, Machine]:
+    """Every known machine by name, those of a file of one's own over ours. Raises RequestError for a wrong file."""
+    trees = [("", yaml.safe_load(KNOWN.read_text(encoding="utf-8")))]
+    if own is not None:
+        trees.append((str(own), read_tree(own)))
+    found: dict[str, Machine] = {}
+    for where, tree in trees:
+        if not isinstance(tree, dict):
+            raise RequestError(f"{where}: a file of machines is a mapping of names to machines")
+        for name, fields in tree.items():
+            found[str(name)] = validated(Machine, fields, "machine", f"{where}: {shown(name)}" if where else str(name))
+    return found
+
+
+def cluster(text: str, nodes: int = 1, own: str | Path | None = None) -> Cluster:
+    """NAME or NAME:COUNT, COUNT in each of `nodes` nodes: "h100:8".
+
+    Raises RequestError for an unknown machine, with the nearest."""
+    name, _, count = text.partition(":")
+    known = machines(own)
+    if name not in known:
+        near = did_you_mean(name, known) or f"; known: {', '.join(known)}"
+        raise RequestError(
+            f"no machine is named {shown(name)!r}{near}",
+            code="unknown", field="machine", value=name, expected=", ".join(known),
+        )  # fmt: skip
+    each = int(count) if count.isdecimal() and len(count) < 8 else 0 if count or ":" in text else 1
+    if each < 1:
+        raise RequestError(code="range", field="machine", value=text, expected="NAME:COUNT with a count from 1 up")
+    if nodes < 1:
+        raise RequestError(code="range", field="nodes", value=nodes, expected="a number of nodes from 1 up")
+    return Cluster(name, known[name], each * nodes, each)

@@ -1,0 +1,35 @@
+"""Numbers as people write them: 80GB, 3.35TB/s, 4k, 15T."""
+
+from __future__ import annotations
+
+import re
+
+from glassformer.errors import RequestError, shown
+
+POWERS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9, "t": 10**12, "p": 10**15}
+BINARY = {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
+NUMBER = re.compile(r"([0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]{1,3})?)\s*([kKmMgGtTpP]i?|[bB])?")
+
+
+def quantity(text: object, unit: str = "", field: str = "") -> float:
+    """The number in `text`, in units of `unit`; a plain number is that many of them.
+
+    >>> quantity("80GB", "B"), quantity("80GiB", "B"), quantity("15T"), quantity("3.35TB/s", "B/s")
+    (80000000000.0, 85899345920.0, 15000000000000.0, 3350000000000.0)
+
+    Raises RequestError for another unit, or for what is no number."""
+    expected = f"a number such as {f'80G{unit}' if unit else '4k or 15T'}"
+    wrong = RequestError(code="type", field=field or "number", value=text, expected=expected)
+    if isinstance(text, bool) or not isinstance(text, (str, int, float)):
+        raise wrong
+    written = str(text).replace("_", "").replace(",", "").strip()
+    if unit and written.lower().endswith(unit.lower()):
+        written = written[: -len(unit)].strip()
+    found = NUMBER.fullmatch(written) if len(shown(written)) == len(written) else None
+    power = ((found[2] or "") if found else "").lower()
+    if found is None or (unit and power == "b"):
+        raise wrong
+    value = float(found[1]) * {**POWERS, **BINARY}[power]
+    if not 0 <= value < float("inf"):
+        raise wrong
+    return value
