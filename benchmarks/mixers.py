@@ -105,6 +105,12 @@ ROWS: dict[str, Row] = {
     "xl memory of 256": Row("+xl_memory:256"),
     "window of 256": Row("+window:256"),
     "latent attention": Row("+mla"),
+    "longformer, 256 and 4": Row("+longformer:256:4"),
+    "bigbird, blocks of 64": Row("+bigbird:64"),
+    "dilated, 256 by 4": Row("+dilated:256:4"),
+    "chunked by 256": Row("+chunked:256"),
+    "two-sided longformer": Row("+nope+bias+longformer:256:1+visibility.causal=false+mixer.kind=global_attention"),
+    "two-sided bigbird": Row("+nope+bias+bigbird:64+visibility.causal=false"),
     "mamba": Row("+mamba+mixer.expand=1"),
     "mamba2": Row("+mamba2"),
     "gated deltanet": Row("+gated_deltanet"),
@@ -202,7 +208,7 @@ def measured(row: Row, rounds: int, lengths: Sequence[int], contexts: Sequence[i
             else:
                 run(module, s)
             last = found[name][s] = timed(partial(run, module, s), rounds)
-    if row.peer is None:
+    if row.peer is None and module.causal:
         for t in contexts:
             try:
                 one = decode(module, t, rounds)
