@@ -44,7 +44,12 @@ def inspection(folder: Path) -> Path:
     return folder / "inspection" / "inspect.html"
 
 
-PICTURES = {"inspection": Picture(inspection)}
+def report(folder: Path) -> Path:
+    """The page of the docs, which `make example` writes: it trains for minutes, and a picture does not."""
+    return DOCS / "example" / "report.html"
+
+
+PICTURES = {"inspection": Picture(inspection), "report": Picture(report, height=1600)}
 
 
 def main(names: list[str]) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from experiments.browser import settle
 from glassformer.config import Stage
 from glassformer.lens.inspection import Inspection, inspect
 from glassformer.model import Model
@@ -115,7 +116,7 @@ def test_looks_at_is_exact_and_all_else_makes_it_whole(
         for key, value in (("layer", layer), ("head", head)):
             page.select_option(f"#{key}", str(value))
         page.fill("#token", str(token))
-        page.wait_for_function(f"() => document.querySelector('#at-title').textContent.includes(' {token} looks at')")
+        settle(page)
         found = of.looked_at(layer, head, token, 8)
         names = page.locator("#at li").all_inner_texts()
         assert [int(re.findall(r"(\d+)\n", line)[0]) for line in names[: len(found)]] == [key for key, _ in found]
