@@ -127,6 +127,15 @@ def test_looks_at_is_exact_and_all_else_makes_it_whole(
         assert percents(page, "#by .value")[: len(by)] == pytest.approx([100 * weight for _, weight in by], abs=0.51)
 
 
+def test_no_predicted_token_is_impossible(seen: Inspection, view: View, tmp_path: Path):
+    """Less than the page's numbers can hold is not nothing."""
+    rare = seen.top_probabilities.clone()
+    rare[:, :, 1:] = 1e-14
+    page = view(replace(seen, top_probabilities=rare).save(tmp_path / "rare.html"))
+    shown = page.locator("#predictions .said small").all_inner_texts()
+    assert "0\u00a0%" not in shown and shown[1] == "< 0.1\u00a0%"
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_words_on_colours_can_be_read(scheme: str, page: Path, view: View):
     """At every probability from 0 to 1: 4.5 to 1 at least."""
@@ -165,10 +174,18 @@ def test_on_a_phone_cells_have_words_and_room(name: str, pages: dict[str, Path],
     words = page.locator("#lens-grid tbody td").all_inner_texts()
     assert len(words) >= 3 * 5 and all(words)
     assert all(page.locator("#lens-grid thead th").all_inner_texts())
+    titles = page.locator("#lens-grid tbody th").all_inner_texts()  # layers, as in the table below it
+    assert titles == [
+        "emb.",
+        *(name.removeprefix("layer ") for name in page.locator("#predictions tbody th").all_inner_texts()[1:]),
+    ]
+    for title in page.locator("#lens-grid tr > :first-child").all():
+        assert title.evaluate("(one) => one.scrollWidth <= one.clientWidth")  # not cut
     for cell in page.locator("#head-grid [role=gridcell]").all():
         box = cell.bounding_box()
         assert box["width"] >= 24 and box["height"] >= 24
     assert page.locator("#lens-grid").bounding_box()["width"] <= NARROW["width"]
+    assert page.locator(".gf-more:visible").all_inner_texts() == ["Scroll for more columns →"]  # over the predictions
     assert page.locator("#head-grid").bounding_box()["width"] <= NARROW["width"]
 
 
@@ -181,6 +198,8 @@ def test_columns_name_their_mixers_and_brackets_their_key_heads(pages: dict[str,
     labels = [cell.get_attribute("aria-label") for cell in page.locator("#head-grid [role=gridcell]").all()]
     assert len(labels) == 8 and labels[2].startswith("Layer 2, head 1, on key head 0: entropy ")
     assert labels[4].startswith("Layer 2, head 2, on key head 1")
+    assert page.get_by_text("A hatched layer has no softmax").count() == 1
+    assert view(pages["short"]).get_by_text("A hatched layer").count() == 0
     # Ink along the heads 0 and 1 of layer 2, at the left of their column, and none between heads 1 and 2.
     inked = page.locator("#overview").evaluate("""(canvas) => {
         const grid = document.getElementById("head-grid").getBoundingClientRect();

@@ -160,6 +160,18 @@ def test_a_spike_of_one_arm_is_not_blamed_on_the_data() -> None:
     assert shared_spikes(arms_of(readable(Results, made))) == []
 
 
+def test_the_loss_of_the_trained_context_may_differ_from_the_summary() -> None:
+    """The two are measured on different amounts of text, and the page says so beside the second."""
+    made = results(1)
+    for run in made["runs"]:
+        for row in run["extrapolation"][:1]:
+            row["loss"] += 0.01
+    said = Page(render(made)).text
+    assert "At 1× it can differ a little from the loss of the summary" in said
+    first = made["runs"][0]
+    assert f"{first['validation']['loss']:.3f}" in said and f"{first['extrapolation'][0]['loss']:.3f}" in said
+
+
 # --- What has nothing to show ---
 
 
@@ -219,6 +231,11 @@ def test_drawings_mark_what_differs_and_nothing_else() -> None:
     first, second, third = marked([one, one, placed])
     assert first.differs == second.differs == frozenset()
     assert third.differs == {("position",), (0, 0, "mixer")}
+    narrow = sketch(config(attention(ROTARY), MLP, LAYERNORM, "parallel"))  # with less room, and the same parts
+    first, second, third = marked([one, one, narrow])
+    assert first.differs == second.differs == frozenset() and third.differs == {(0, 0, "wiring")}
+    few = sketch(config(attention(ROTARY, n_kv_heads=1), MLP, LAYERNORM, "parallel"))
+    assert marked([one, one, few])[2].differs == {(0, 0, "wiring"), (0, 0, "mixer")}
     drawing = render(two())
     assert drawing.count("gf-badge-sign") > drawing[: drawing.index("<main")].count("gf-badge-sign")
     assert "differs in: " in drawing and "A heavy frame with ≠ marks what differs" in drawing

@@ -25,11 +25,14 @@ KNOWN = ("pre", "post", "sandwich", "res_post", "parallel")
 
 @dataclass(frozen=True)
 class Box:
-    """A part: its name, in small type what distinguishes it, and what acts `inside` it (a position)."""
+    """A part: its name, in small type what distinguishes it, and what acts `inside` it (a position).
+
+    `whole`, which is not drawn, is all that distinguishes it: a narrow box has less room for words."""
 
     name: str
     detail: str = ""
     inside: str = ""
+    whole: str = ""
 
 
 @dataclass(frozen=True)

@@ -376,7 +376,10 @@ def extrapolation_section(results: Results, arms: Sequence[Arm]) -> Markup | Abs
         line_chart(series, x, y, title, **NARROW),  # type: ignore[arg-type]
     )
     table = _reach_table(arms, known, contexts, trained)
-    words = "Loss on validation text at contexts up to eight times as long as in training."
+    words = (
+        "Loss on validation text at contexts up to eight times as long as in training, on the same stretches of it. "
+        "At 1× it can differ a little from the loss of the summary, which is measured on more of the text."
+    )
     if any(_cannot(one) for reach in known.values() for one in reach.values()):
         words += " “Cannot” means that a part of the arm has no value for so long a context."
     return section(

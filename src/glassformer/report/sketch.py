@@ -60,9 +60,14 @@ def _places(model: ModelSketch) -> dict[Place, object]:
     for i, stage in enumerate(model.stages):
         found[i, "repeat"] = stage.repeat
         for j, block in enumerate(stage.blocks):
-            found |= {(i, j, "mixer"): block.mixer, (i, j, "ffn"): block.ffn, (i, j, "norm"): block.norm,
-                      (i, j, "wiring"): (block.wiring, block.shared_norm)}  # fmt: skip
+            found |= {(i, j, "mixer"): _whole(block.mixer), (i, j, "ffn"): _whole(block.ffn),
+                      (i, j, "norm"): block.norm, (i, j, "wiring"): (block.wiring, block.shared_norm)}  # fmt: skip
     return {key: value for key, value in found.items() if value}
+
+
+def _whole(box: Box | None) -> object:
+    """What a box stands for: a narrow one says less of the same part."""
+    return box and (box.name, box.whole)
 
 
 def describe(name: str, model: ModelSketch) -> str:
@@ -114,10 +119,8 @@ def _block(block: dict, times: int) -> BlockSketch:
     return BlockSketch(
         wiring,
         _kind(block.get("norm")),
-        Box(_kind(mixer) or "mixer", _mixer_detail(mixer, narrow), _acting(mixer.get("position"), narrow))
-        if mixer
-        else None,
-        Box(_kind(ffn) or "ffn", _ffn_detail(ffn, narrow)) if ffn else None,
+        _mixer_box(mixer, narrow) if mixer else None,
+        Box(_kind(ffn) or "ffn", _ffn_detail(ffn, narrow), whole=_ffn_detail(ffn, narrow=False)) if ffn else None,
         times,
         mapping(block.get("residual")).get("shared_norm") is not False,
     )
@@ -142,6 +145,12 @@ def _sizes(part: dict, keys: tuple[str, ...], forms: tuple[str, ...]) -> str:
     """`4.1k tokens, width 384`: those of the keys that hold a count."""
     found = [(form, finite(part.get(key))) for key, form in zip(keys, forms, strict=True)]
     return ", ".join(form.format(count(value)) for form, value in found if value is not None)
+
+
+def _mixer_box(mixer: dict, narrow: bool) -> Box:
+    position = mixer.get("position")
+    whole = f"{_mixer_detail(mixer, narrow=False)}; {_kind(position)}"
+    return Box(_kind(mixer) or "mixer", _mixer_detail(mixer, narrow), _acting(position, narrow), whole)
 
 
 def _mixer_detail(mixer: dict, narrow: bool) -> str:

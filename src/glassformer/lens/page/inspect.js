@@ -196,7 +196,9 @@
   };
   const best = (depth, place, rank = 0) => {
     const at = (depth * length + place) * data.k + rank;
-    return { word: data.table[arrays.top[at]], id: data.tableIds[arrays.top[at]], share: shareOf(arrays.shares, at) };
+    // No token is impossible: a code of 0 stands for less than it can hold.
+    const share = Math.max(shareOf(arrays.shares, at), Number.MIN_VALUE);
+    return { word: data.table[arrays.top[at]], id: data.tableIds[arrays.top[at]], share };
   };
   const paid = (token) => {
     const loss = lossOf(token);
@@ -381,6 +383,7 @@
   const mixed = new Set(data.mixers).size > 1;
   const exists = (layer, head) => head < (data.layers[layer]?.heads ?? 0);
   const short = (value) => String(Number(value.toPrecision(3)));
+  const figures = (value) => (value >= 0.001 && value < 999.5 ? value.toPrecision(3) : short(value));
   const ofMeasure = (index, value) => {
     if (!Number.isFinite(value)) return "–";
     return index === 0 ? value.toFixed(2) : index < data.measures.length - 1 ? percent(value) : value.toFixed(1);
@@ -690,7 +693,7 @@
   const lensTable = $("lens-grid");
   let shown = { first: 0, count: 0 };
   const windowed = () => {
-    const side = sizes.lens > 560 ? 84 : 34;
+    const side = sizes.lens > 560 ? 84 : 40;
     const count = Math.min(length, Math.max(3, Math.floor((sizes.lens - side) / (sizes.lens > 560 ? 62 : 58))));
     const inside = state.token >= shown.first && state.token < shown.first + count && shown.count === count;
     const first = inside ? shown.first : clamp(state.token - Math.floor(count / 2), 0, length - count);
@@ -732,7 +735,7 @@
     const focus = { place: places.includes(read?.place) ? read.place : state.token, depth: read?.depth ?? depths - 1 };
     const rows = Array.from({ length: depths }, (_, depth) => {
       const row = make("tr");
-      const title = headCell(sizes.lens > 560 ? depthName(depth) : depth, depthName(depth));
+      const title = headCell(sizes.lens > 560 ? depthName(depth) : depth ? depth - 1 : "emb.", depthName(depth));
       title.scope = "row";
       row.append(title, ...places.map((place) => {
         const [said, value] = [best(depth, place), known(depth, place)];
@@ -826,7 +829,7 @@
         cell.append(bar, make("small", "value", percent(known(depth, place))));
         row.append(cell);
       }
-      row.append(make("td", "rms", short(arrays.rms[depth * length + place])));
+      row.append(make("td", "rms", figures(arrays.rms[depth * length + place])));
       body.append(row);
     }
     const heading = make("thead");

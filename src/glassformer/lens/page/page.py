@@ -254,12 +254,18 @@ def heads(seen: Inspected) -> Markup:
         tag("p", tag("span", class_="ramp ramp-look", aria_hidden="true"), " ", tag("span", id="scale"),
             class_="legend"),
         caption("Each cell is a head; choose one to see it below. In a map, a row is a token that looks, a column one "
-                "that is looked at.", POOLED if is_pooled(seen) else None),
+                "that is looked at.", POOLED if is_pooled(seen) else None,
+                HATCHED if len(seen.attention) < seen.layers else None),
         notable(seen),
     )  # fmt: skip
 
 
 POOLED = " The text is long, so in a map some tokens share a row and a column: a cell shows their mean."
+
+HATCHED = (
+    " A hatched layer has no softmax, so that no weights add up to 100\u00a0%; gf.lens.attention_map(model, tokens, "
+    "layer, head) draws its effective attention, where it has one."
+)
 
 
 def shared(seen: Inspected) -> str:
@@ -296,7 +302,7 @@ def _head(one: Head, measure: str) -> Markup:
 def one_map(seen: Inspected) -> Markup:
     if not seen.heads:
         return Markup("")
-    power = "0.3rd power" if is_pooled(seen) else "square root"
+    power = "power 0.3" if is_pooled(seen) else "square root"
     how = (
         f"Rows look, columns are looked at; the colour grows with the {power} of the weight, so that small ones are "
         "seen. The lists have exact weights."
@@ -339,7 +345,7 @@ def lens(seen: Inspected) -> Markup:
         tag("p", tag("span", class_="ramp ramp-lens", aria_hidden="true"), f" probability of {what}, 0 to 1",
             class_="legend"),
         tag("p", id="after-what", class_="lead"),
-        tag("div", tag("table", id="predictions"), class_="scroll", role="region", tabindex=0,
+        tag("div", tag("table", id="predictions"), class_="scroll gf-scroll", role="region", tabindex=0,
             aria_label="Predictions by depth"),
         caption(
             "The logit lens: the stream after each layer, read by the model's own final norm and head. The depth grows "
