@@ -14,8 +14,11 @@ import torch
 
 import glassformer as gf
 from experiments.docs import DOCS, ROOMS, Page, call, escaped, index, markdown_of, pages, public, written
+from experiments.docs.parts import SMALL, PartPage, index_of_parts, influence, part_pages, with_word, written_part
 from glassformer import dynamics, lens
 from glassformer.dynamics.watch import Moment, Watch
+from glassformer.parts.mixer import MixerConfig
+from glassformer.parts.visibility import VisibilityConfig
 
 PAGES = list(pages().values())
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: f"{page.room}.{page.name}")
@@ -157,3 +160,49 @@ def test_words_are_not_markup():
 
 def test_pages_lie_where_the_index_says():
     assert Path(DOCS).name == "docs" and {page.room for page in PAGES} == set(ROOMS)
+
+
+every_part = pytest.mark.parametrize("part", list(part_pages().values()), ids=lambda part: part.name)
+NO_PAGE = {"causal", "bidirectional", "of_memory", "cross_attention"}
+"""Kinds that are told on another's page: plain attention's, and what encoders need."""
+
+
+@every_part
+def test_the_page_of_a_part_is_fresh(part: PartPage):
+    """Words, formula and costs: all of it but the picture."""
+    assert part.path.read_text(encoding="utf-8") == written_part(part), "run python -m experiments.docs " + part.name
+    assert part.figure.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+    assert len(part.loses.split()) > 30, "say honestly when it loses"
+
+
+@every_part
+def test_the_page_of_a_part_names_its_source(part: PartPage):
+    assert re.search(r"\b\d{4}\.\d{5}\b", written_part(part)), "name the paper that it is from"
+
+
+def test_every_mixer_and_every_visibility_has_a_page():
+    said = [with_word(SMALL, part.word).to_dict() for part in part_pages().values()]
+    mixers = [tree["stack"][0]["blocks"][0]["mixer"] for tree in said]
+    told = {mixer["kind"] for mixer in mixers} | {
+        mixer["visibility"]["kind"] if isinstance(mixer["visibility"], dict) else mixer["visibility"]
+        for mixer in mixers
+        if "visibility" in mixer
+    }
+    ours = {
+        kind
+        for axis in (MixerConfig, VisibilityConfig)
+        for kind, choice in axis.choices().items()
+        if choice.__module__.startswith("glassformer.")
+    }
+    assert ours - told - NO_PAGE == set(), "give it a heading in experiments/docs/parts.md"
+
+
+def test_the_index_of_parts_is_fresh():
+    assert (DOCS / "mixers.md").read_text(encoding="utf-8") == index_of_parts()
+
+
+def test_what_a_token_sees_is_what_its_window_says():
+    seen = influence(part_pages()["window"])
+    place = torch.arange(len(seen))
+    back = place[:, None] - place
+    assert torch.equal(seen > 0, (back >= 0) & (back < 12))

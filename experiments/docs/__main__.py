@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from matplotlib.figure import Figure
 
-from experiments.docs import DOCS, index, measured_before, pages, public, readings, statistics, written
+from experiments.docs import DOCS, index, measured_before, pages, parts, public, readings, statistics, written
 
 LARGEST = 150_000
 DRAW = {"readings": readings.draw, "statistics": statistics.draw}
@@ -34,10 +34,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("name", nargs="*", help="pages; by default all")
     parser.add_argument("--words", action="store_true", help="measure and draw nothing: the words alone")
     given = parser.parse_args(arguments)
-    if unknown := set(given.name) - set(pages()):
-        parser.error(f"there is no page {sorted(unknown)[0]!r}; there are {', '.join(pages())}")
+    known = {**pages(), **parts.part_pages()}
+    if unknown := set(given.name) - set(known):
+        parser.error(f"there is no page {sorted(unknown)[0]!r}; there are {', '.join(known)}")
     torch.set_num_threads(1)
     too_large = []
+    parts.write([name for name in given.name if name in parts.part_pages()] if given.name else [], keep, given.words)
     for page in pages().values():
         if given.name and page.name not in given.name:
             continue

@@ -1,0 +1,211 @@
+"""The pages of docs/parts: one for each way to mix tokens, made of docstrings, costs from configs, and parts.md.
+
+>>> python -m experiments.docs parts               # all of them, and docs/mixers.md
+
+What a token sees is measured, not drawn by hand: |d out_i / d x_j| of one mixer of llama@1m with fresh weights. Costs are
+those that the config answers, which tests hold against the built module, so a page that is not fresh is found by a test.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import sys
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor
+
+import glassformer as gf
+from experiments.docs import DOCS, GENERATED, HERE, markdown_of
+from glassformer.config import ModelConfig
+from glassformer.lens import style
+from glassformer.lens.reading import blank
+from glassformer.parts.cost import Cost, Shape
+from glassformer.parts.forward_pass import Pass
+
+BASE = "llama@10m"
+"""The model whose mixer is counted: six layers, width 384."""
+SMALL = "llama@1m"
+"""The model of which a mixer is drawn."""
+SHOWN = 48
+"""Tokens of the picture."""
+LENGTHS = (512, 2048, 8192, 32768, 131072)
+FAINT = 1e-4
+"""The least share of the largest influence that is drawn."""
+PASSES = 4
+"""Random directions of the output that a picture averages over."""
+
+
+@dataclass(frozen=True)
+class PartPage:
+    """One heading of parts.md."""
+
+    name: str
+    word: str
+    """What an expression adds to have it, with a usual value."""
+    drawn: str
+    """The same with a value that a picture of SHOWN tokens can show."""
+    what: str
+    loses: str
+
+    @property
+    def path(self) -> Path:
+        return DOCS / "parts" / f"{self.name}.md"
+
+    @property
+    def figure(self) -> Path:
+        return DOCS / "figures" / "parts" / f"{self.name}.png"
+
+
+@cache
+def part_pages() -> dict[str, PartPage]:
+    """name -> page, in the order of parts.md."""
+    found = {}
+    for section in re.split(r"^## ", (HERE / "parts.md").read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]:
+        name, _, body = section.partition("\n")
+        fields = dict(re.findall(r"^(word|drawn|what):[ ]?(.*)$", body, flags=re.MULTILINE))
+        loses = re.sub(r"^(word|drawn|what):.*\n", "", body, flags=re.MULTILINE).strip()
+        word = fields["word"]
+        found[name] = PartPage(name, word, fields.get("drawn", word), fields["what"], loses)
+    return found
+
+
+def with_word(base: str, word: str) -> ModelConfig:
+    return gf.preset(f"{base}+{word}" if word else base)
+
+
+def told_by(page: PartPage) -> list[type]:
+    """The classes whose docstrings say what the part is: the mixer's, or that of what it sees by."""
+    mixer = with_word(SMALL, page.word).build(seed=0).layers[0].mixer
+    visibility = getattr(mixer, "visibility", None)
+    usual = with_word(SMALL, "").build(seed=0).layers[0].mixer
+    if visibility is not None and type(mixer) is type(usual) and type(visibility) is not type(usual.visibility):
+        return [type(visibility)]
+    return [type(mixer)]
+
+
+def influence(page: PartPage) -> Tensor:
+    """|d out_i / d x_j| (s, s) of a fresh mixer on noise, by query, as a share of the largest value of its row: 1 for all
+    of it, 0 for FAINT or less, and even steps for equal factors between."""
+    config = with_word(SMALL, page.drawn)
+    mixer = config.build(seed=0).layers[0].mixer.eval()
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(1, SHOWN, config.d_model, generator=generator).requires_grad_()
+    out = mixer(x, Pass.of(x))
+    total = torch.zeros(SHOWN, SHOWN)
+    for _ in range(PASSES):
+        direction = torch.randn(config.d_model, generator=generator)
+        for i in range(SHOWN):
+            (slope,) = torch.autograd.grad(out[0, i] @ direction, x, retain_graph=True)
+            total[i] += slope[0].norm(dim=-1)
+    share = total / total.amax(1, keepdim=True).clamp(min=1e-30)
+    return 1 - share.clamp(min=FAINT).log10() / math.log10(FAINT)
+
+
+def of_mixer(config: ModelConfig, shape: Shape) -> Cost:
+    return config.costs(shape)["layers.0.mixer"]
+
+
+@cache
+def costs(word: str) -> dict[int, tuple[int, float, int]]:
+    """length -> parameters, FLOPs of a token of a prompt, bytes of state after it; of one mixer of BASE in bf16."""
+    config = with_word(BASE, word)
+    found = {}
+    for s in LENGTHS:
+        cost = of_mixer(config, Shape(1, s, s, "prefill", torch.bfloat16, every_key=False))
+        found[s] = (cost.parameters, cost.flops / s, cost.state_bytes)
+    return found
+
+
+def draw(page: PartPage) -> Figure:
+    figure = blank(10.4, 3.5)
+    left, middle, right = style.axes(figure, 1, 3, width_ratios=(1, 1, 1)).flat
+    style.heat(left, influence(page), label="0: a ten-thousandth of the largest", bar=True)
+    left.set(xlabel="token that is seen", ylabel="token that looks")
+    left.set_title(f"what a token sees: {SMALL}+{page.drawn}" if page.drawn else f"what a token sees: {SMALL}",
+                   loc="left", fontsize=9, color=style.INK)  # fmt: skip
+    for ax, which, unit in ((middle, 1, "MFLOPs per token of a prompt"), (right, 2, "state [kB]")):
+        for colour, (label, word) in enumerate((("full attention", ""), (page.name, page.word))):
+            values = [costs(word)[s][which] / (1e6 if which == 1 else 1e3) for s in LENGTHS]
+            ax.plot(LENGTHS, values, label=label, color=style.COLOURS[colour], marker="o", markersize=3, linewidth=1.6,
+                    linestyle="-" if word else (0, (4, 2)))  # fmt: skip
+        ax.set(xlabel="tokens", xscale="log", yscale="log")
+        ax.set_title(unit, loc="left", fontsize=9, color=style.INK)
+    style.legend(middle)
+    return figure
+
+
+def table(page: PartPage) -> str:
+    """Costs of one mixer against full attention's."""
+    rows = [f"| tokens | FLOPs per token | of full attention | state | of full attention |\n|--:|--:|--:|--:|--:|"]
+    own, full = costs(page.word), costs("")
+    for s in LENGTHS:
+        (_, work, state), (_, its_work, its_state) = own[s], full[s]
+        rows.append(f"| {s:,} | {work / 1e6:,.2f} M | {work / its_work:.1%} | {state / 1e3:,.1f} kB | "
+                    f"{state / its_state:.1%} |")  # fmt: skip
+    params = own[LENGTHS[0]][0]
+    said = f"{params:,} parameters ({params / full[LENGTHS[0]][0] - 1:+.1%} against full attention)"
+    model = f"{BASE}+{page.word}" if page.word else BASE
+    return f"One mixer of `{model}` in bf16: {said}.\n\n" + "\n".join(rows)
+
+
+def written_part(page: PartPage) -> str:
+    """The whole page."""
+    classes = told_by(page)
+    files = [f"src/{one.__module__.replace('.', '/')}.py" for one in classes]
+    example = f"{SMALL}+{page.word}" if page.word else SMALL
+    shown = with_word(SMALL, page.word)
+    command = f"inspect {example}"
+    if page.word and all(block.mixer.causal(shown.ctx) for block in shown.layers()):
+        command = f"compare {SMALL} {example} --data python-docs --minutes 1"
+    pieces = [
+        GENERATED.replace("pages.md", "parts.md"),
+        f"# {page.name}",
+        f"*{page.what[0].upper()}{page.what[1:]}.*",
+        f"![{page.name}](../figures/parts/{page.name}.png)",
+        f"```\nglassformer {command}\n```",
+        *(block for one in classes for block in markdown_of(one)),
+        "## What it costs",
+        table(page),
+        "## When it loses",
+        page.loses,
+        "[All mixers](../mixers.md) · " + " · ".join(f"[{file}](../../{file})" for file in files),
+    ]
+    return "\n\n".join(piece for piece in pieces if piece) + "\n"
+
+
+def index_of_parts() -> str:
+    """docs/mixers.md."""
+    at = LENGTHS[3]
+    rows = []
+    for page in part_pages().values():
+        _, work, state = costs(page.word)[at]
+        word = f"`+{page.word}`" if page.word else "(the usual)"
+        rows.append(f"| [{page.name}](parts/{page.name}.md) | {word} | {page.what} | {work / 1e6:,.2f} M | "
+                    f"{state / 1e3:,.1f} kB |")  # fmt: skip
+    return "\n\n".join([
+        GENERATED.replace("pages.md", "parts.md"),
+        "# Ways to mix tokens",
+        "Each is one part, for any layer of any model: `+word` behind a model's name puts it into every layer, and "
+        "`+stack:mamba2*3,attention` makes a pattern of them. Every one trains, generates from a state, opens up and is "
+        f"counted by the same code. Costs are those of one mixer of `{BASE}` in bf16, for a prompt of {at:,} tokens.",
+        "| | in an expression | what it does | FLOPs per token | state |\n|---|---|---|--:|--:|\n" + "\n".join(rows),
+    ]) + "\n"  # fmt: skip
+
+
+def write(names: list[str], keep: Any, words: bool = False) -> None:
+    """Writes the pages of these names, or all, and the index; `keep` saves a figure."""
+    for page in part_pages().values():
+        if names and page.name not in names:
+            continue
+        page.path.parent.mkdir(parents=True, exist_ok=True)
+        if not words:
+            keep(draw(page), page.figure)
+        page.path.write_text(written_part(page), encoding="utf-8")
+        print(page.path.relative_to(DOCS.parent), file=sys.stderr, flush=True)
+    (DOCS / "mixers.md").write_text(index_of_parts(), encoding="utf-8")
