@@ -163,8 +163,8 @@ def test_pages_lie_where_the_index_says():
 
 
 every_part = pytest.mark.parametrize("part", list(part_pages().values()), ids=lambda part: part.name)
-NO_PAGE = {"causal", "bidirectional", "of_memory", "cross_attention"}
-"""Kinds that are told on another's page: plain attention's, and what encoders need."""
+NO_PAGE = {"bidirectional", "cross_attention", "shared_attention"}
+"""Kinds that no layer of a decoder has by itself: they need an encoder, or a layer below to share with."""
 
 
 @every_part

@@ -2,8 +2,8 @@
 
 >>> python -m experiments.docs parts               # all of them, and docs/mixers.md
 
-What a token sees is measured, not drawn by hand: |d out_i / d x_j| of one mixer of llama@1m with fresh weights. Costs are
-those that the config answers, which tests hold against the built module, so a page that is not fresh is found by a test.
+What a token sees is measured: |d out_i / d x_j| of one mixer of llama@1m with fresh weights. Costs are those that the
+config answers; tests hold them against the built module, and the pages against them.
 """
 
 from __future__ import annotations
@@ -79,21 +79,27 @@ def with_word(base: str, word: str) -> ModelConfig:
     return gf.preset(f"{base}+{word}" if word else base)
 
 
+def mixer_of(config: ModelConfig) -> Any:
+    """The mixer of the first layer, with weights."""
+    layer: Any = config.build(seed=0).layers[0]
+    return layer.mixer
+
+
 def told_by(page: PartPage) -> list[type]:
     """The classes whose docstrings say what the part is: the mixer's, or that of what it sees by."""
-    mixer = with_word(SMALL, page.word).build(seed=0).layers[0].mixer
+    mixer = mixer_of(with_word(SMALL, page.word))
     visibility = getattr(mixer, "visibility", None)
-    usual = with_word(SMALL, "").build(seed=0).layers[0].mixer
+    usual = mixer_of(with_word(SMALL, ""))
     if visibility is not None and type(mixer) is type(usual) and type(visibility) is not type(usual.visibility):
         return [type(visibility)]
     return [type(mixer)]
 
 
 def influence(page: PartPage) -> Tensor:
-    """|d out_i / d x_j| (s, s) of a fresh mixer on noise, by query, as a share of the largest value of its row: 1 for all
-    of it, 0 for FAINT or less, and even steps for equal factors between."""
+    """|d out_i / d x_j| (s, s) of a fresh mixer on noise, by query, as a share of the largest value of its row: 1 for
+    all of it, 0 for FAINT or less, and even steps for equal factors between."""
     config = with_word(SMALL, page.drawn)
-    mixer = config.build(seed=0).layers[0].mixer.eval()
+    mixer = mixer_of(config).eval()
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(1, SHOWN, config.d_model, generator=generator).requires_grad_()
     out = mixer(x, Pass.of(x))
@@ -142,7 +148,7 @@ def draw(page: PartPage) -> Figure:
 
 def table(page: PartPage) -> str:
     """Costs of one mixer against full attention's."""
-    rows = [f"| tokens | FLOPs per token | of full attention | state | of full attention |\n|--:|--:|--:|--:|--:|"]
+    rows = ["| tokens | FLOPs per token | of full attention | state | of full attention |\n|--:|--:|--:|--:|--:|"]
     own, full = costs(page.word), costs("")
     for s in LENGTHS:
         (_, work, state), (_, its_work, its_state) = own[s], full[s]
@@ -168,6 +174,7 @@ def written_part(page: PartPage) -> str:
         f"# {page.name}",
         f"*{page.what[0].upper()}{page.what[1:]}.*",
         f"![{page.name}](../figures/parts/{page.name}.png)",
+        "What a token sees is measured with fresh weights; how far a recurrence remembers is decided in training.",
         f"```\nglassformer {command}\n```",
         *(block for one in classes for block in markdown_of(one)),
         "## What it costs",
@@ -192,8 +199,9 @@ def index_of_parts() -> str:
         GENERATED.replace("pages.md", "parts.md"),
         "# Ways to mix tokens",
         "Each is one part, for any layer of any model: `+word` behind a model's name puts it into every layer, and "
-        "`+stack:mamba2*3,attention` makes a pattern of them. Every one trains, generates from a state, opens up and is "
-        f"counted by the same code. Costs are those of one mixer of `{BASE}` in bf16, for a prompt of {at:,} tokens.",
+        "`+stack:mamba2*3,attention` makes a pattern of them. All open up and are counted by the same code, and those "
+        "that see nothing of what comes after train on the next token and generate from a state. Costs are those of "
+        f"one mixer of `{BASE}` in bf16, for a prompt of {at:,} tokens.",
         "| | in an expression | what it does | FLOPs per token | state |\n|---|---|---|--:|--:|\n" + "\n".join(rows),
     ]) + "\n"  # fmt: skip
 
