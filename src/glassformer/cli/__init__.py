@@ -513,6 +513,10 @@ def plan(
     machine: Annotated[str | None, Parameter(name=["--machine", "--gpu"])] = None,
     machines: str | None = None,
     explain: Flag = False,
+    train: Flag = False,
+    optimizer: Optimizer = "adamw",
+    recompute: Literal["none", "selective", "full"] = "none",
+    layout: str | None = None,
     json: Json = False,
 ) -> None:
     """What generating with these models takes: weights, decode state and FLOPs, exactly, before anything is built.
@@ -535,9 +539,25 @@ def plan(
         A file of machines of your own, beside ours (planning/machines.yaml shows the fields).
     explain
         Show every figure with its formula: parameters by component, and what the FLOPs of training are spent on.
+    train
+        The memory of a training step on one rank instead, of --batch sequences over all ranks.
+    recompute
+        With --train, what the backward pass computes again.
+    layout
+        With --train, how ranks share the work: dp=8,zero=3.
     """
     from glassformer.cli.costs import show_plans
 
+    if not train and (layout is not None or recompute != "none" or optimizer != "adamw"):
+        raise RequestError("--layout, --recompute and --optimizer are for --train")
+    if train:
+        from glassformer.cli.costs import show_training
+
+        if machine is not None or explain or state_dtype is not None:
+            raise RequestError("--machine, --explain and --state-dtype are not for --train")
+        asked = {"context": _as_int(context, "context"), "batch": batch, "optimizer": optimizer}
+        show_training(models, {**asked, "recompute": recompute, "layout": layout}, dtype, json)
+        return
     on = None
     if machine is not None:
         from glassformer.planning.machines import cluster

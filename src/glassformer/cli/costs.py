@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from rich.table import Table
@@ -101,3 +102,23 @@ def show_explained(name: str, one: Plan) -> None:
     for what, (value, made_of) in lines.items():
         spent.add_row(what, f"{value:.4g}", made_of)
     output().print(spent, highlight=False)
+
+
+def show_training(names: list[str], asked: dict[str, Any], dtype: str, as_json: bool) -> None:
+    """The memory of a training step on one rank, by what it is for."""
+    plans = {name: plan(preset(name), train=True, dtype=DTYPES[dtype], **asked) for name in names}
+    if as_json:
+        print(json.dumps([{"name": name, **one.to_dict()} for name, one in plans.items()]))
+        return
+    table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0))
+    table.add_column("bytes of a rank")
+    for name in plans:
+        table.add_column(name, justify="right", overflow="fold", max_width=24)
+    first = next(iter(plans.values()))
+    for what in first.memory:
+        table.add_row(what, *(size(one.memory[what]) for one in plans.values()))
+    table.add_row("FLOPs of a step", *(f"{one.step_flops:.4g}" for one in plans.values()))
+    output().print(table)
+    told = f"weights in float32, products in {dtype}, {first.optimizer}, recompute {first.recompute}"
+    ranks = f"{first.layout.dp} ranks, ZeRO stage {first.layout.zero}, {first.batch} sequences in all"
+    output().print(f"{told}; {ranks}", style="dim", highlight=False)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal, overload
 
 import torch
 
@@ -16,6 +16,8 @@ from glassformer.config import MAX_CONTEXT, ModelConfig
 from glassformer.errors import RequestError
 from glassformer.parts.cost import Shape
 from glassformer.planning.counts import Component, Counts, Flops
+from glassformer.planning.training import Layout, TrainingPlan, plan_training
+from glassformer.training import Recipe
 
 WEIGHTS = {"float32": 4.0, "bfloat16": 2.0, "int8": 1.0, "int4": 0.5}
 """Bytes of a weight, without the scales of groups."""
@@ -132,18 +134,54 @@ PLAIN = (
 )  # fmt: skip
 
 
+@overload
 def plan(
     config: ModelConfig,
     *,
+    train: Literal[False] = False,
     context: int | None = None,
     batch: int = 1,
     dtype: torch.dtype = torch.bfloat16,
     state_dtype: torch.dtype | None = None,
-) -> Plan:
-    """What generating with this model takes. `context`: tokens of a sequence, by default all the model is trained to
-    read; `state_dtype`: by default that of the weights.
+) -> Plan: ...
 
-    Raises RequestError for a context that the model cannot have."""
+
+@overload
+def plan(
+    config: ModelConfig,
+    *,
+    train: Literal[True],
+    context: int | None = None,
+    batch: int = 1,
+    dtype: torch.dtype = torch.bfloat16,
+    optimizer: str = "adamw",
+    recompute: str = "none",
+    layout: Layout | str | None = None,
+) -> TrainingPlan: ...
+
+
+def plan(
+    config: ModelConfig,
+    *,
+    train: bool = False,
+    context: int | None = None,
+    batch: int = 1,
+    dtype: torch.dtype = torch.bfloat16,
+    state_dtype: torch.dtype | None = None,
+    optimizer: str = "adamw",
+    recompute: str = "none",
+    layout: Layout | str | None = None,
+) -> Plan | TrainingPlan:
+    """What generating with this model takes, or with `train` a training step. `context`: tokens of a sequence, by
+    default all the model is trained to read; `state_dtype`: by default that of the weights. In training weights are
+    fp32, `dtype` is that of the products, `batch` counts the sequences of all ranks, and `layout` is such as
+    "dp=8,zero=3".
+
+    Raises RequestError for a context that the model cannot have, or a layout that does not divide."""
+    if train:
+        chosen = Recipe.of(tokens=1, optimizer=optimizer).optimizer
+        shared = Layout.of(layout) if isinstance(layout, str) else layout
+        return plan_training(config, batch, context or config.context, dtype, chosen, recompute, shared)
     context = config.context if context is None else context
     state_dtype = dtype if state_dtype is None else state_dtype
     if not 1 <= context <= MAX_CONTEXT:

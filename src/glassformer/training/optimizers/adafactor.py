@@ -29,5 +29,13 @@ class AdafactorConfig(OptimizerConfig, kind="adafactor"):
     clip: float = Field(1.0, gt=0)
     """Largest RMS of an update before it is scaled."""
 
+    def state_values(self, model: Model) -> dict[str, int]:
+        def values(shape: torch.Size) -> int:
+            """Of a stack of matrices the rows and the columns of each; of a vector all."""
+            n = shape.numel()
+            return n // shape[-1] + n // shape[-2] if len(shape) > 1 else n
+
+        return {name: values(weight.shape) for name, weight in model.named_parameters()}
+
     def over_groups(self, groups: Groups, model: Model) -> torch.optim.Optimizer:
         return torch.optim.Adafactor(groups, beta2_decay=self.beta2_decay, eps=(None, self.eps), d=self.clip)

@@ -18,5 +18,8 @@ class AdamWConfig(OptimizerConfig, kind="adamw"):
     """b2 of GPT-3 and later models; torch's 0.999 averages over more steps than a short run has."""
     eps: float = Field(1e-8, gt=0)
 
+    def state_values(self, model: Model) -> dict[str, int]:
+        return {name: 2 * weight.numel() for name, weight in model.named_parameters()}
+
     def over_groups(self, groups: Groups, model: Model) -> torch.optim.Optimizer:
         return torch.optim.AdamW(groups, betas=self.betas, eps=self.eps, fused=True)

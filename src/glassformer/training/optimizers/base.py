@@ -53,6 +53,10 @@ class OptimizerConfig(PartConfig, axis="optimizer"):
             parameter_groups(model, learning_rate, weight_decay * self.decay, model.config.rates), model
         )
 
+    def state_values(self, model: Model) -> dict[str, int]:
+        """Values of state after a step, in the weights' dtype, for each parameter by name; counters of steps apart."""
+        raise NotImplementedError(f"{type(self).__name__} does not say what it keeps")
+
     def over_groups(self, groups: Groups, model: Model) -> Optimizer:
         """The optimizer over these parameter groups of the model."""
         raise NotImplementedError(f"{type(self).__name__} creates no optimizer")

@@ -44,5 +44,8 @@ class LionConfig(OptimizerConfig, kind="lion"):
 
     betas: tuple[Beta, Beta] = (0.9, 0.99)
 
+    def state_values(self, model: Model) -> dict[str, int]:
+        return {name: weight.numel() for name, weight in model.named_parameters()}
+
     def over_groups(self, groups: Groups, model: Model) -> torch.optim.Optimizer:
         return Lion(groups, betas=self.betas)

@@ -29,6 +29,12 @@ class MuonConfig(OptimizerConfig, kind="muon"):
     eps: float = Field(1e-8, gt=0)
     """Of AdamW."""
 
+    def state_values(self, model: Model) -> dict[str, int]:
+        matrices = {id(weight) for weight in layer_matrices(model)}
+        return {
+            name: weight.numel() * (1 if id(weight) in matrices else 2) for name, weight in model.named_parameters()
+        }
+
     def over_groups(self, groups: Groups, model: Model) -> torch.optim.Optimizer:
         matrices = {id(weight) for weight in layer_matrices(model)}
         own, others = (

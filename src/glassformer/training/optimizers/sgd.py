@@ -36,5 +36,8 @@ class SGDConfig(OptimizerConfig, kind="sgd"):
         """The decay is part of the gradient here, so that momentum multiplies it by 1 / (1 - momentum)."""
         return (1 - self.momentum) / self.rate
 
+    def state_values(self, model: Model) -> dict[str, int]:
+        return {name: weight.numel() if self.momentum else 0 for name, weight in model.named_parameters()}
+
     def over_groups(self, groups: Groups, model: Model) -> torch.optim.Optimizer:
         return torch.optim.SGD(groups, momentum=self.momentum, nesterov=self.nesterov)
