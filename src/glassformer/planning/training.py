@@ -5,6 +5,8 @@ In bytes, N parameters, W ranks (Rajbhandari et al. 2020, 1910.02054, with fp32 
 weights     4 N, from stage 3 on 4 N / W
 gradients   4 N, from stage 2 on 4 N / W
 optimizer   4 values, from stage 1 on over W; AdamW has 2 N values
+
+They add up to more than the peak: the loss's logits are gone when most gradients arise.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from glassformer.config import MAX_CONTEXT, ModelConfig
 from glassformer.errors import RequestError, check_whole
 from glassformer.parts.base import Value
 from glassformer.parts.cost import Shape
+from glassformer.parts.loss import working_bytes
 from glassformer.planning.counts import Counts, Flops
 from glassformer.training.optimizers import OptimizerConfig
 
@@ -115,13 +118,14 @@ def plan_training(
         return -(-size // layout.dp) if layout.zero >= stage else size
 
     gathered = GATHERED * max(layer.parameters for layer in layers) + sum(end.parameters for end in ends)
+    logits = working_bytes(batch // layout.dp * context, config.vocab_size, dtype)
     memory = {
         "weights": over(4 * n, 3),
         "gradients": over(4 * n, 2),
         "optimizer": over(4 * values, 1),
         "activations": cost["layers"].activation_bytes(recompute),
         "recomputed": max(layer.kept for layer in layers) if recompute == "full" else 0,
-        "loss": sum(end.activation_bytes(recompute) for end in ends),
+        "loss": sum(end.activation_bytes(recompute) for end in ends) + logits,
         "buffers": gathered * dtype.itemsize if layout.zero == 3 and layout.dp > 1 else 0,
     }
     memory["margin"] = round(MARGIN * sum(memory.values()))
