@@ -68,7 +68,7 @@ def part_pages() -> dict[str, PartPage]:
     found = {}
     for section in re.split(r"^## ", (HERE / "parts.md").read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]:
         name, _, body = section.partition("\n")
-        fields = dict(re.findall(r"^(word|drawn|what):[ ]?(.*)$", body, flags=re.MULTILINE))
+        fields: dict[str, str] = dict(re.findall(r"^(word|drawn|what):[ ]?(.*)$", body, flags=re.MULTILINE))
         loses = re.sub(r"^(word|drawn|what):.*\n", "", body, flags=re.MULTILINE).strip()
         word = fields["word"]
         found[name] = PartPage(name, word, fields.get("drawn", word), fields["what"], loses)
