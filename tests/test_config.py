@@ -109,6 +109,7 @@ def test_diff_names_every_path_and_is_the_other_way_round():
     assert a.diff(b) == {
         "d_model": (32, 64),
         "final_norm.kind": ("rmsnorm", None),
+        "final_norm.affine": (True, None),
         "final_norm.eps": (1e-6, None),
         "final_norm.unit_offset": (False, None),
     }

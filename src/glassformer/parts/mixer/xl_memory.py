@@ -111,10 +111,11 @@ class XLMemory(Mixer):
     def by_distance(self, q: Tensor, first: int | Tensor, pass_: Pass) -> ScoreBias:
         """Adds the part of the scores that depends on queries and distances: that of query i and distance r is looked
         up in a table (b, n, s, r) of q W_R R_r. `first`: the index of the first query, (1,) or (b, 1) if a tensor."""
-        reach = min(pass_.end, self.visibility.window)
+        given = pass_.given  # positions with gaps are further apart than tokens
+        reach = min(pass_.end if given is None else int(given.max()) + 1, self.visibility.window)
         wave = waves(torch.arange(reach, device=q.device, dtype=wide(q).dtype), self.d_model).to(q.dtype)
         table = torch.einsum("bsnh,rnh->bnsr", q, self.distance(wave).unflatten(-1, (self.n_heads, -1)))
-        table, given = table * self.head_dim**-0.5, pass_.given
+        table = table * self.head_dim**-0.5
 
         def add(score: Tensor, b: Tensor, n: Tensor, q_idx: Tensor, k_idx: Tensor) -> Tensor:
             row = q_idx - (first[b, 0] if isinstance(first, Tensor) and first.dim() == 2 else first)
