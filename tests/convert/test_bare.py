@@ -28,6 +28,17 @@ OWN_WORDS: dict[str, dict[str, Any]] = {
     "gpt_neox": {**PLAIN, "rotary_pct": 0.5},
     "opt": {name: value for name, value in PLAIN.items() if name != "intermediate_size"} | {"word_embed_proj_dim": 24},
     "mamba": {"vocab_size": 61, "hidden_size": 24, "num_hidden_layers": 3},
+    "mamba2": {
+        "vocab_size": 61,
+        "hidden_size": 24,
+        "num_hidden_layers": 3,
+        "num_heads": 12,
+        "head_dim": 4,
+        "n_groups": 2,
+    },
+    "bamba": {**SIZES, "mamba_n_heads": 4, "mamba_d_state": 8, "attn_layer_indices": [1]},
+    "deepseek_v2": {**SIZES, "num_key_value_heads": 2, "num_experts_per_tok": 2},
+    "deepseek_v3": {**SIZES, "num_key_value_heads": 2},
     "stablelm": {**SIZES, "hidden_size": 48},
 }
 
@@ -36,7 +47,10 @@ def saved(family: str, place: Path, **more: Any) -> tuple[Path, Path]:
     """The whole model's folder and the bare one's, both as `transformers` writes them."""
     whole = CASES[family].model({**OWN_WORDS.get(family, SIZES), "tie_word_embeddings": True, **more}, 0)
     whole.save_pretrained(place / "whole")
-    whole.base_model.save_pretrained(place / "bare")
+    body = (
+        whole.base_model if whole.base_model is not whole else whole.model
+    )  # Llama 4's text has it under no base name
+    body.save_pretrained(place / "bare")
     return place / "whole", place / "bare"
 
 

@@ -67,21 +67,29 @@ def test_a_family_sound_and_with_two_wrong_weights(family: str) -> None:
             report = check(folder)
             spoilt = gf.load(folder, dtype=torch.float32).model
             last = f"layers.{len(spoilt.layers) - 1}"
+            within, spoil = seen_in(spoilt.layers[0]), two_of(spoilt.layers[-1])
             nudged(*(f"{last}.{module}.weight" for module in spoil))(spoilt)
-            up, ffn = "up", spoilt.layers[-1].ffn
+            sites, ffn = {"ffn.up_proj": "ffn.up", "mixer.out_proj": "mixer.out"}, spoilt.layers[-1].ffn
             if isinstance(ffn, Experts):  # whose maps are no modules there; of those that nobody chose none is missed
-                up = "out"
+                sites["ffn.up_proj"] = "ffn.out"
                 ffn.up_proj.maps().data[:, 0] += 1
             wrong = check(spoilt, reference=folder, largest=0).wrong
         assert sound(report)["round trip", "weights"].error == 0.0
         reference = [row for row in report.rows if row.check == "reference"]
         assert {"embed", *within, "layers.0.resid_post", "logits"} <= {row.site for row in reference}
         assert all(row.verdict == "ok" and row.alone is not None and row.alone <= 5e-6 for row in reference)
-        assert {row.site for row in wrong} == {f"{last}.{module}".replace("up_proj", up) for module in spoil}
+        assert {row.site for row in wrong} == {f"{last}.{sites.get(module, module)}" for module in spoil}
 
-    recurrent = family == "mamba"
-    spoil = ("mixer.in_proj", "mixer.x_proj") if recurrent else ("ffn.up_proj", "mixer.qkv")
-    within = ("layers.0.mixer.out", "layers.0.mixer") if recurrent else ("layers.0.mixer.z",)
+    def seen_in(block: Any) -> set[str]:
+        """What the mixer itself computes, where it is seen: before the last map, or all of a recurrence."""
+        return {"layers.0.mixer.z"} if hasattr(block.mixer, "output") else {"layers.0.mixer", "layers.0.mixer.out"}
+
+    def two_of(block: Any) -> tuple[str, str]:
+        """Two maps, one where the mixer begins."""
+        first = next(name for name in ("qkv", "kv_up", "in_proj") if hasattr(block.mixer, name))
+        further = "ffn.up_proj" if block.ffn else f"mixer.{'x' if hasattr(block.mixer, 'x_proj') else 'out'}_proj"
+        return further, f"mixer.{first}"
+
     run()
 
 
@@ -115,6 +123,23 @@ def test_a_wrong_decay_is_told_from_the_projections(tmp_path: Path) -> None:
     nudged("layers.1.mixer.A_log")(spoilt)
     wrong = check(spoilt, reference=tmp_path, largest=0).wrong
     assert {row.site for row in wrong} == {"layers.1.mixer.out_proj (input)"}
+
+
+APART: dict[str, tuple[dict[str, Any], str, str]] = {
+    "mamba2": ({"num_heads": 8, "head_dim": 4, "n_groups": 2}, "mixer.norm", "mixer.out_proj (input)"),
+    "llama4_text": ({"intermediate_size": 20, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8,
+                     "num_local_experts": 3, "num_experts_per_tok": 2}, "ffn.router", "ffn.out"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("family", APART)
+def test_a_weight_of_a_module_that_computes_more_there_is_seen_behind_it(family: str, tmp_path: Path) -> None:
+    own, module, site = APART[family]
+    sizes = {"vocab_size": 61, "hidden_size": 16, "num_hidden_layers": 3, "tie_word_embeddings": False}
+    CASES[family].model({**sizes, **own}, 0).save_pretrained(tmp_path)
+    spoilt = gf.load(tmp_path).model
+    nudged(f"layers.1.{module}.weight")(spoilt)
+    assert {row.site for row in check(spoilt, reference=tmp_path, largest=0).wrong} == {f"layers.1.{site}"}
 
 
 def test_a_model_in_half_precision_is_checked_in_full() -> None:

@@ -258,6 +258,14 @@ PUBLISHED: dict[str, tuple[Json, int]] = {
                              "original_max_position_embeddings": 8192, "rope_type": "llama3"}),
         107_769_861_120,
     ),
+    "Bamba-9B": (
+        _llama("bamba", 32, 4096, 14336, 32, 128256, 262144, 1e-5, num_key_value_heads=8, attention_bias=False,
+               attention_dropout=0.0, attn_layer_indices=[9, 18, 27], mamba_chunk_size=256, mamba_conv_bias=True,
+               mamba_d_conv=4, mamba_d_head=64, mamba_d_state=128, mamba_expand=2, mamba_n_groups=1,
+               mamba_n_heads=128, mamba_proj_bias=False, mlp_bias=False, num_logits_to_keep=1, rope_scaling=None,
+               rope_theta=10000.0, pad_token_id=0, tie_word_embeddings=False),
+        9_780_235_392,
+    ),
     "c4ai-command-r-v01": (
         _says("cohere", num_hidden_layers=40, hidden_size=8192, intermediate_size=22528, num_attention_heads=64,
               num_key_value_heads=64, vocab_size=256000, max_position_embeddings=8192, hidden_act="silu",
@@ -315,6 +323,7 @@ _NAMED = {"gpt2": {"vocab_size": 64, "n_embd": 128, "n_layer": 2, "n_head": 32},
           "mpt": {"vocab_size": 64, "d_model": 128, "n_layers": 2, "n_heads": 32},
           "opt": {**_SIZES, "ffn_dim": 256},
           "qwen3_moe": {**_SIZES, "moe_intermediate_size": 64},
+          "mamba2": {"vocab_size": 64, "hidden_size": 4096, "num_hidden_layers": 2},
           "deepseek_v2": {**_SIZES, "intermediate_size": 256, "num_experts_per_tok": 2},
           "deepseek_v3": {**_SIZES, "intermediate_size": 256, "num_key_value_heads": 32},
           "mamba": {"vocab_size": 64, "hidden_size": 128, "num_hidden_layers": 2}}  # fmt: skip

@@ -321,7 +321,7 @@ def pairs(model: Model, theirs: nn.Module, names: Names) -> list[Pair]:
             found.append(Pair(path, names.layer.replace("*", layer) + names.wholes[f".{part}"], None, None))
             continue
         weight = next(module.parameters(recurse=False), None)
-        if weight is None or not path.startswith(("layers.", "final_norm")):
+        if weight is None or f".{part}" in names.apart or not path.startswith(("layers.", "final_norm")):
             continue
         try:
             layout, stem = names.layout(path)
@@ -332,8 +332,9 @@ def pairs(model: Model, theirs: nn.Module, names: Names) -> list[Pair]:
         for piece in layout.pieces(Place(features, "weight", module, mixer)):
             mine = None if piece.ours is None and piece.row is None else piece.mine(_counted(features)).flatten()
             other = None if piece.theirs is None else piece.theirs(_counted(piece.shape)).flatten()
-            if stem + piece.name in known:
-                found.append(Pair(path, stem + piece.name, mine, other))
+            there = (stem + piece.name).removesuffix(".weight")  # of layouts that name the tensor itself
+            if there in known:
+                found.append(Pair(path, there, mine, other))
     return found
 
 

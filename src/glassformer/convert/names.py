@@ -265,6 +265,9 @@ class Names:
     """Their tensors that hold no weights, a regular expression."""
     wholes: Mapping[str, str] = field(default_factory=dict)
     """A part of our layer -> their module that computes all of it, where its weights are in no modules of their own."""
+    apart: frozenset[str] = frozenset()
+    """Parts of our layer whose weights lie in a module there that computes more than they do (a norm and its gate): its
+    inputs and outputs are other numbers than ours."""
     buffers: Mapping[str, str] = field(default_factory=dict)
     """Our buffer -> their tensor, for numbers of a checkpoint that no gradient moves."""
 

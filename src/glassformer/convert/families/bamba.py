@@ -35,6 +35,7 @@ NAMES = Names(
         "head": "lm_head",
     },
     prefix="model.",
+    apart=frozenset({".mixer.norm"}),
 )
 TURNED = 0.5
 """Share of the head that is turned, whatever the fields say."""

@@ -71,14 +71,19 @@ def read_ffn(fields: Fields, activation: str = "silu") -> dict[str, Any]:
 
 
 def read_routing(
-    fields: Fields, hidden: str, n_experts: int, top_k: int, also: str = "num_local_experts"
+    fields: Fields,
+    hidden: str,
+    n_experts: int,
+    top_k: int,
+    also: str = "num_local_experts",
+    width: tuple[int, ...] = (),
 ) -> dict[str, Any]:
     """Sizes and activation of experts, the family's own where the fields say nothing. `hidden` is their word for the
-    width of one, `also` an older one for their number."""
+    width of one, `also` an older one for their number; without a `width` of the family's own it has to be said."""
     fields.ignore("router_aux_loss_coef", "router_jitter_noise", "output_router_logits")  # of training alone
     older = fields.whole(also, n_experts)
     return {
-        "hidden": fields.whole(hidden),
+        "hidden": fields.whole(hidden, *width),
         "activation": fields.one_of("hidden_act", ACTIVATIONS, "silu"),
         "n_experts": fields.whole("num_local_experts", older),
         "top_k": fields.whole("num_experts_per_tok", top_k),

@@ -47,6 +47,7 @@ NAMES = Names(
 
 def read(fields: Fields) -> ModelConfig:
     fields.ignore("use_mamba_kernels", "use_mambapy", "use_associative_scan", "num_logits_to_keep")
+    fields.ignore("rope_theta", "rope_scaling", "rope_parameters")  # its attention knows no positions
     fields.ignore("router_aux_loss_coef", "output_router_logits", "sliding_window", "layers_block_type", "layer_types")
     eps = fields.number("rms_norm_eps", 1e-6)
     rank = None if fields.get("mamba_dt_rank", "auto") == "auto" else fields.whole("mamba_dt_rank")

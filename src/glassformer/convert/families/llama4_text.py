@@ -4,6 +4,7 @@ inputs are weighed, beside one that all tokens see."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from glassformer.config import BlockConfig, ModelConfig, stack_of
@@ -31,7 +32,7 @@ from glassformer.parts.visibility import CausalConfig, ChunkedConfig
 
 CHUNKED, OURS = "chunked_attention", "feed_forward"
 _UP = f"{OURS}.experts.gate_up_proj"
-NAMES = with_experts(
+_EXPERTS = with_experts(
     LLAMA,
     {
         ".ffn.router": f"{OURS}.router",
@@ -41,6 +42,7 @@ NAMES = with_experts(
         **{f".ffn.shared.{name}_proj": f"{OURS}.shared_expert.{name}_proj" for name in ("gate", "up", "down")},
     },
 )
+NAMES = replace(_EXPERTS, wholes={".ffn": OURS}, apart=frozenset({".ffn.router"}))
 
 
 def _places(fields: Fields, name: str, default: list[int], most: int) -> list[int]:

@@ -29,6 +29,7 @@ NAMES = Names(
         "head": "lm_head",
     },
     prefix="backbone.",
+    apart=frozenset({".mixer.norm"}),
 )
 CONTEXT = 2048
 """Tokens that the published ones were trained on at once; their configs do not say."""

@@ -86,6 +86,7 @@ NAMES = Names(
         "head": "lm_head",
     },
     prefix="model.",
+    apart=frozenset({".mixer.norm"}),
     ignored=r"mtp\..*",
     wholes={".ffn": "mlp"},
 )
@@ -117,7 +118,7 @@ def read(fields: Fields) -> ModelConfig:
     kinds = fields.names("layer_types", (LINEAR, FULL), layers) or usual
     dense = GluConfig(hidden=fields.whole("intermediate_size", 5632))
     experts = ExpertsConfig(
-        **read_routing(fields, "moe_intermediate_size", n_experts=512, top_k=10, also="num_experts"),
+        **read_routing(fields, "moe_intermediate_size", n_experts=512, top_k=10, also="num_experts", width=(512,)),
         normalised=fields.flag("norm_topk_prob", True),
         n_shared=1,
         shared_hidden=fields.whole("shared_expert_intermediate_size", 512),
