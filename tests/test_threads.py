@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import random
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -268,3 +269,21 @@ def test_a_text_is_the_same_whatever_is_chosen(kind: str, restless: list[Way], m
     assert len(set(restless)) == 2
     monkeypatch.setattr(threads, "_fixed", True)
     assert write() == found
+
+
+def test_a_run_has_the_same_weights_whatever_is_chosen(
+    tmp_path: Path, restless: list[Way], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "available_cores", lambda: 2)
+    monkeypatch.setenv("GLASSFORMER_CACHE", str(tmp_path / "cache"))
+    text = tmp_path / "text.txt"
+    text.write_text("".join(f"line {i} of many\n" for i in range(2000)))
+    recipe = {"tokens": 8 * 4 * 64, "batch_size": 4, "context": 64, "compile": False, "dtype": "float32"}
+    config = gf.preset("gpt2@1m+layers=1+d_model=256+heads=4")
+    runs = [gf.train(config, text, recipe, tokenizer="char")]
+    assert set(restless) == {Way(2), Way(2, sleep=True)}
+    monkeypatch.setattr(Pace, "took", lambda *_: None)
+    monkeypatch.setattr(threads, "_others", lambda: 0.0)
+    runs.append(gf.train(config, text, recipe, tokenizer="char"))
+    one, two = (run.model.state_dict() for run in runs)
+    assert all(torch.equal(one[name], two[name]) for name in one)
