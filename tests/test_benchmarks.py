@@ -74,6 +74,7 @@ def test_where_two_costs_cross() -> None:
     assert mixers.crossing({s: 1e-9 * s for s in mixers.LENGTHS}, attention) == "512 or less"
 
 
+@pytest.mark.slow
 def test_mixers_are_measured_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each call adds its rows to those that `--out` has; the picture shows all."""
     monkeypatch.setattr(mixers, "LENGTHS", (64, 128))

@@ -269,8 +269,8 @@ EVERY = [*DECODERS, *ENCODERS]
 
 every_model = pytest.mark.parametrize("case", EVERY, ids=str)
 every_decoder = pytest.mark.parametrize("case", DECODERS, ids=str)
-every_other_decoder = pytest.mark.parametrize("case", quickly(DECODERS, one_in(2)), ids=str)
-every_other_model = pytest.mark.parametrize("case", quickly(EVERY, one_in(2)), ids=str)
+every_other_decoder = pytest.mark.parametrize("case", quickly(DECODERS, one_in(3)), ids=str)
+every_other_model = pytest.mark.parametrize("case", quickly(EVERY, one_in(3)), ids=str)
 
 
 def test_the_sample_covers_every_pair_and_every_value():

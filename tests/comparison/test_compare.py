@@ -366,6 +366,7 @@ def test_a_comparison_from_end_to_end(source: Path, tmp_path: Path) -> None:
         compare(names, source, seeds=2, out=tmp_path / "out", **{**PLAN, "learning_rate": 1e-2})
 
 
+@pytest.mark.slow
 def test_files_named_like_modules_are_not_run(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("random", "statistics", "torch", "glassformer"):
@@ -489,6 +490,7 @@ def test_a_folder_that_is_no_comparison_is_refused(source: Path, tmp_path: Path,
     assert list(held_in(out).values()) == [b'{"mine": 1}']
 
 
+@pytest.mark.slow
 def test_an_arm_that_dies_leaves_the_others(source: Path, tmp_path: Path) -> None:
     names = [f"gpt2@1m{TINY}", f"llama@1m{TINY}"]
 

@@ -453,6 +453,7 @@ JUNK = [
 ]
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.sampled_from(PLACES), st.sampled_from(["delete", *JUNK])), min_size=1, max_size=12))
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_missing_keys_and_nonsense_never_break_the_page(changes: list) -> None:

@@ -182,6 +182,7 @@ def test_a_header_of_100_mb_is_not_read(tmp_path: Path):
     assert "more than the 33554432 allowed" in refused(path, nbytes=4 << 20)
 
 
+@pytest.mark.slow
 def test_the_most_tensors_a_header_may_have(tmp_path: Path):
     names = [f"model.layers.{i}.mlp.experts.{i}.down_proj.weight" for i in range(1 << 17)]
     path = tmp_path / "model.safetensors"
