@@ -451,7 +451,7 @@ def test_a_refusal_leaves_no_file_open(folder: Path):
                 open_tensors(path)
         gc.collect()
     assert not seen, seen[0].message  # ResourceWarning: closed by the garbage collector
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before  # another test may have left one to the collector
 
 
 # The bounded reading of JSON
