@@ -10,6 +10,7 @@ import torch
 import glassformer as gf
 from glassformer.cli import main
 from glassformer.errors import RequestError
+from glassformer.planning.layout import Layout
 from glassformer.training import Recipe
 
 
@@ -49,9 +50,9 @@ def test_recomputation_takes_less_memory_and_more_flops():
 @pytest.mark.parametrize(
     ("asked", "field", "sentence"),
     [
-        ({"batch": 6, "layout": "dp=4"}, "dp", "dp=3 does"),
-        ({"batch": 8, "layout": "dp=8,zero=4"}, "zero", "0 to 3"),
-        ({"layout": "pd=8"}, "layout", "dp=RANKS"),
+        ({"batch": 6, "layout": "dp=4"}, "dp", "dp=3 would do"),
+        ({"batch": 8, "layout": "dp=8,zero=4"}, "zero", "from 0 to 3"),
+        ({"layout": "pd=8"}, "layout", "layout: unknown word"),
         ({"context": 1 << 40}, "context", "from 1 to"),
         ({"recompute": "some"}, "recompute", "none, selective, full"),
     ],
@@ -71,3 +72,36 @@ def test_the_verb_says_what_the_function_does(capsys: pytest.CaptureFixture[str]
     plan = gf.plan(gf.preset("llama-7b"), train=True, batch=8, layout="dp=8,zero=3", recompute="full")
     assert facts["memory"] == plan.memory
     assert main(["plan", "llama-7b", "--layout", "dp=8"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("model", "layout", "field", "near"),
+    [
+        ("llama-7b", "tp=3", "tp", "2"),  # 32 heads, 11,008 hidden
+        ("llama-3-8b", "tp=16", "tp", "8"),  # 8 heads of keys and values
+        ("llama-7b", "pp=33", "pp", "32"),
+        ("llama-7b", "pp=16,interleave=4", "interleave", "2"),
+        ("llama-7b", "cp=3", "cp", "2"),
+        ("llama-7b", "dp=8,ep=8", "ep", "1"),  # no experts
+        ("mixtral-8x7b", "dp=16,ep=16", "ep", "8"),
+        ("mixtral-8x7b", "dp=8,ep=3", "ep", "2"),
+        ("llama-7b", "dp=4,micro=3", "micro", "2"),
+        ("llama-7b", "sp=1", "sp", ""),
+    ],
+)
+def test_layouts_that_do_not_divide_name_the_nearest_that_does(model: str, layout: str, field: str, near: str):
+    config = gf.preset(model)
+    with pytest.raises(RequestError, match=f"{field}=" + (f".*{field}={near}\\b" if near else "")) as caught:
+        Layout.of(layout).check(config, 16, 2048)
+    assert caught.value.field == field
+    if near:
+        Layout.of(layout).vary(**{field: int(near)}).check(config, 16, 2048)
+
+
+def test_a_layout_is_read_by_words():
+    assert Layout.of("fsdp=8,tp=2,sp=1,recompute=full") == Layout(dp=8, zero=3, tp=2, sp=True, recompute="full")
+    assert Layout.of("dp=4,cp=2,tp=8,pp=16").ranks == 1024 and Layout.of("dp=4,micro=2").microbatches(16) == 2
+    for wrong, field in [("fsdp=8,zero=1", "zero"), ("tp=x", "tp"), ("sp=2", "sp"), ("recompute=some", "recompute")]:
+        with pytest.raises(RequestError) as caught:
+            Layout.of(wrong)
+        assert caught.value.field == field

@@ -16,7 +16,8 @@ from glassformer.config import MAX_CONTEXT, ModelConfig
 from glassformer.errors import RequestError
 from glassformer.parts.cost import Shape
 from glassformer.planning.counts import Component, Counts, Flops
-from glassformer.planning.training import Layout, TrainingPlan, plan_training
+from glassformer.planning.layout import Layout
+from glassformer.planning.training import TrainingPlan, plan_training
 from glassformer.training import Recipe
 
 WEIGHTS = {"float32": 4.0, "bfloat16": 2.0, "int8": 1.0, "int4": 0.5}
@@ -175,13 +176,15 @@ def plan(
     """What generating with this model takes, or with `train` a training step. `context`: tokens of a sequence, by
     default all the model is trained to read; `state_dtype`: by default that of the weights. In training weights are
     fp32, `dtype` is that of the products, `batch` counts the sequences of all ranks, and `layout` is such as
-    "dp=8,zero=3".
+    "dp=8,zero=3,recompute=full".
 
     Raises RequestError for a context that the model cannot have, or a layout that does not divide."""
     if train:
         chosen = Recipe.of(tokens=1, optimizer=optimizer).optimizer
-        shared = Layout.of(layout) if isinstance(layout, str) else layout
-        return plan_training(config, batch, context or config.context, dtype, chosen, recompute, shared)
+        shared = Layout.of(layout) if isinstance(layout, str) else layout or Layout()
+        if recompute != "none":
+            shared = shared.recomputing(recompute)
+        return plan_training(config, batch, context or config.context, dtype, chosen, shared)
     context = config.context if context is None else context
     state_dtype = dtype if state_dtype is None else state_dtype
     if not 1 <= context <= MAX_CONTEXT:

@@ -18,10 +18,10 @@ import torch
 
 from glassformer.config import MAX_CONTEXT, ModelConfig
 from glassformer.errors import RequestError, check_whole
-from glassformer.parts.base import Value
 from glassformer.parts.cost import Shape
 from glassformer.parts.loss import working_bytes
 from glassformer.planning.counts import Counts, Flops
+from glassformer.planning.layout import Layout
 from glassformer.training.optimizers import OptimizerConfig
 
 MARGIN = 0.06
@@ -30,34 +30,40 @@ GATHERED = 2
 """Blocks whose weights are whole at a time from stage 3 on: the one at work and the one that is fetched ahead."""
 
 
-class Layout(Value):
-    """How ranks share the work: `dp` of them, each with batch / dp sequences, and ZeRO's stage."""
+@dataclass(frozen=True)
+class TrainingMemory:
+    """Bytes of one rank, the fullest one, by what they are for.
 
-    dp: int = 1
-    zero: int = 0
+    weights, gradients, optimizer   what the rank keeps of them
+    activations                     kept for the backward pass, of all microbatches in flight
+    recomputed                      a layer whose activations are made again
+    loss                            embedding, head, and the logits that are held at once
+    buffers                         weights gathered from other ranks
+    margin                          what allocators reserve beyond what is used
+    """
 
-    @classmethod
-    def of(cls, text: str) -> Layout:
-        """dp=8,zero=3. Raises RequestError for another word or number."""
-        given: dict[str, int] = {}
-        for word in filter(None, text.split(",")):
-            name, _, number = word.partition("=")
-            if name not in cls.model_fields or not number.isdecimal() or len(number) > 7:
-                raise RequestError(code="unknown", field="layout", value=word, expected="dp=RANKS and zero=STAGE")
-            given[name] = int(number)
-        return cls(**given)
+    weights: int
+    gradients: int
+    optimizer: int
+    activations: int
+    recomputed: int
+    loss: int
+    buffers: int
 
-    def check(self, batch: int) -> None:
-        """Raises RequestError where the ranks do not divide the batch, with the nearest number that does."""
-        check_whole("dp", self.dp)
-        if self.zero not in range(4):
-            raise RequestError(code="range", field="zero", value=self.zero, expected="a stage from 0 to 3")
-        if batch % self.dp:
-            near = min((n for n in range(1, batch + 1) if batch % n == 0), key=lambda n: abs(n - self.dp))
-            raise RequestError(
-                f"dp={self.dp} does not divide the batch of {batch} sequences; dp={near} does",
-                code="conflict", field="dp", value=self.dp, expected=f"a divisor of {batch}, such as {near}",
-            )  # fmt: skip
+    @property
+    def margin(self) -> int:
+        return round(MARGIN * self.used)
+
+    @property
+    def used(self) -> int:
+        return sum(vars(self).values())
+
+    @property
+    def total(self) -> int:
+        return self.used + self.margin
+
+    def to_dict(self) -> dict[str, int]:
+        return {**vars(self), "margin": self.margin, "total": self.total}
 
 
 @dataclass(frozen=True)
@@ -69,12 +75,29 @@ class TrainingPlan:
     context: int
     dtype: torch.dtype
     optimizer: str
-    recompute: str
     layout: Layout
-    memory: dict[str, int]
-    """Bytes of one rank: weights, gradients, optimizer, activations, recomputed, loss, buffers, margin, and total."""
+    rank: TrainingMemory
     flops: Flops
     """Of a token."""
+
+    @property
+    def memory(self) -> dict[str, int]:
+        """Bytes of the fullest rank by what they are for, and `total`."""
+        return self.rank.to_dict()
+
+    @property
+    def recompute(self) -> str:
+        return self.layout.recompute
+
+    @property
+    def microbatch(self) -> int:
+        """Sequences that a rank computes at once."""
+        return self.layout.microbatch(self.batch)
+
+    @property
+    def microbatches(self) -> int:
+        """Of a rank in a step."""
+        return self.layout.microbatches(self.batch)
 
     @property
     def step_flops(self) -> float:
@@ -96,20 +119,23 @@ def plan_training(
     context: int,
     dtype: torch.dtype,
     optimizer: OptimizerConfig,
-    recompute: str = "none",
     layout: Layout | None = None,
 ) -> TrainingPlan:
     """What a step takes. Raises RequestError for a context, layout or policy that cannot be."""
     layout = layout or Layout()
     check_whole("batch", batch)
-    layout.check(batch)
     limit = config.embedding.limit(config.ctx)
     if not 1 <= context <= min(MAX_CONTEXT, limit or MAX_CONTEXT):
         most = min(MAX_CONTEXT, limit or MAX_CONTEXT)
         raise RequestError(
             code="range", field="context", value=context, expected=f"a number of tokens from 1 to {most:,}"
         )
-    cost = config.costs(Shape.training(batch // layout.dp, context, torch.float32, dtype))
+    layout.check(config, batch, context)
+    if layout.ranks > layout.dp:
+        raise RequestError(
+            "only dp is planned yet", code="conflict", field="layout", value=str(layout), expected="dp=N"
+        )
+    cost = config.costs(Shape.training(layout.microbatch(batch), context, torch.float32, dtype))
     ends = [cost[name] for name in cost.children if name != "layers"]
     n, layers = cost.parameters, list(cost["layers"].children.values())
     values = sum(optimizer.state_values(config.outline()).values())
@@ -118,18 +144,14 @@ def plan_training(
         return -(-size // layout.dp) if layout.zero >= stage else size
 
     gathered = GATHERED * max(layer.parameters for layer in layers) + sum(end.parameters for end in ends)
-    logits = working_bytes(batch // layout.dp * context, config.vocab_size, dtype)
-    memory = {
-        "weights": over(4 * n, 3),
-        "gradients": over(4 * n, 2),
-        "optimizer": over(4 * values, 1),
-        "activations": cost["layers"].activation_bytes(recompute),
-        "recomputed": max(layer.kept for layer in layers) if recompute == "full" else 0,
-        "loss": sum(end.activation_bytes(recompute) for end in ends) + logits,
-        "buffers": gathered * dtype.itemsize if layout.zero == 3 and layout.dp > 1 else 0,
-    }
-    memory["margin"] = round(MARGIN * sum(memory.values()))
-    memory["total"] = sum(memory.values())
-    return TrainingPlan(
-        config, batch, context, dtype, optimizer.kind, recompute, layout, memory, Counts(config).flops(context)
+    logits = working_bytes(layout.microbatch(batch) * context, config.vocab_size, dtype)
+    memory = TrainingMemory(
+        weights=over(4 * n, 3),
+        gradients=over(4 * n, 2),
+        optimizer=over(4 * values, 1),
+        activations=cost["layers"].activation_bytes(layout.recompute),
+        recomputed=max(layer.kept for layer in layers) if layout.recompute == "full" else 0,
+        loss=sum(end.activation_bytes(layout.recompute) for end in ends) + logits,
+        buffers=gathered * dtype.itemsize if layout.zero == 3 and layout.dp > 1 else 0,
     )
+    return TrainingPlan(config, batch, context, dtype, optimizer.kind, layout, memory, Counts(config).flops(context))

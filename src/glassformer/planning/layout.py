@@ -1,0 +1,162 @@
+"""How ranks share a training step: data, tensor, pipeline, expert and context parallelism, ZeRO, microbatches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+from pydantic import Field
+
+from glassformer.config import ModelConfig
+from glassformer.errors import RequestError, did_you_mean
+from glassformer.parts.base import Value
+from glassformer.parts.cost import RECOMPUTE
+from glassformer.parts.shard import shards_of
+
+RANKS = 1 << 24
+"""Most ranks of a layout."""
+WORDS = "dp, tp, pp, ep, cp, zero, fsdp, micro, interleave, sp, recompute"
+
+
+class Layout(Value):
+    """How `ranks` = dp cp tp pp processes share a step.
+
+    dp          copies of the model, each with its share of the batch
+    cp          pieces of a sequence, for every copy
+    tp          owners of each matrix, cut as modules declare (`parts/shard.py`; Shoeybi et al. 2019, 1909.08053)
+    pp          stages of layers, by the schedule 1F1B (Narayanan et al. 2021, 2104.04473)
+    ep          owners of the experts, among the dp copies: they trade tokens
+    zero        what the dp cp ranks share besides: 1 optimizer state, 2 gradients, 3 weights (Rajbhandari et al. 2020,
+                1910.02054); stage 3 is FSDP
+    micro       sequences of a microbatch, of which a rank adds up the gradients; None: all of a rank's at once
+    interleave  chunks of layers on each stage
+    sp          tp divides the residual stream by tokens too (Korthikanti et al. 2022, 2205.05198)
+    recompute   what the backward pass computes again: none, selective, full
+    """
+
+    dp: int = Field(1, ge=1, le=RANKS)
+    tp: int = Field(1, ge=1, le=RANKS)
+    pp: int = Field(1, ge=1, le=RANKS)
+    ep: int = Field(1, ge=1, le=RANKS)
+    cp: int = Field(1, ge=1, le=RANKS)
+    zero: int = Field(0, ge=0, le=3)
+    micro: int | None = Field(None, ge=1)
+    interleave: int = Field(1, ge=1, le=RANKS)
+    sp: bool = False
+    recompute: Literal["none", "selective", "full"] = "none"
+
+    @classmethod
+    def of(cls, text: str) -> Layout:
+        """dp=8,tp=4,zero=3,recompute=full; fsdp=8 is dp=8,zero=3. Raises RequestError for another word or value."""
+        given: dict[str, int | str | bool] = {}
+        for word in filter(None, (word.strip() for word in text.split(","))):
+            name, _, value = word.partition("=")
+            fields = {"dp": value, "zero": "3"} if name == "fsdp" else {name: value}
+            for field, chosen in fields.items():
+                if given.get(field, chosen) != chosen:
+                    raise RequestError(code="conflict", field=field, value=word, expected=f"given once, not {chosen!r}")
+                _check_word(field, chosen, word)
+                given[field] = chosen
+        return cls(**{name: value == "1" if name == "sp" else value for name, value in given.items()})
+
+    def recomputing(self, recompute: str) -> Layout:
+        """The same with this policy. Raises RequestError for an unknown one, or where the layout has another."""
+        _check_word("recompute", recompute, recompute)
+        if self.recompute not in ("none", recompute):
+            expected = f"that of the layout, {self.recompute}"
+            raise RequestError(code="conflict", field="recompute", value=recompute, expected=expected)
+        return self.vary(recompute=recompute)
+
+    @property
+    def ranks(self) -> int:
+        return self.dp * self.cp * self.tp * self.pp
+
+    @property
+    def sharing(self) -> int:
+        """Ranks that hold the same weights but for ZeRO: copies, and pieces of a sequence."""
+        return self.dp * self.cp
+
+    def microbatch(self, batch: int) -> int:
+        """Sequences of a microbatch, of a batch of all ranks."""
+        return self.micro or batch // self.dp
+
+    def microbatches(self, batch: int) -> int:
+        """How many a rank computes in a step."""
+        return batch // self.dp // self.microbatch(batch)
+
+    def check(self, config: ModelConfig, batch: int, context: int) -> None:
+        """Raises RequestError where a number does not divide what it must, with the nearest that does."""
+        self._divides("dp", batch, f"the batch of {batch} sequences")
+        if self.micro is not None:
+            self._divides("micro", batch // self.dp, f"the {batch // self.dp} sequences of a rank")
+        self._divides("cp", context, f"the context of {context} tokens")
+        self._divides("ep", self.dp, f"dp={self.dp}, among whose ranks the experts are spread")
+        stage = config.n_layers // self.pp
+        if not stage:
+            raise _no("pp", self.pp, f"more stages than the {config.n_layers} layers make", config.n_layers)
+        chunks = stage if self.pp > 1 else 1
+        if self.interleave > chunks:
+            raise _no("interleave", self.interleave, f"more chunks than a stage of pp={self.pp} can have", chunks)
+        if self.sp and self.tp == 1:
+            raise RequestError("sp=1 divides what tp divides; give tp=2 or more", code="conflict", field="sp", value=1)
+        if self.tp > 1 or self.ep > 1:
+            self._check_units(config)
+
+    def _check_units(self, config: ModelConfig) -> None:
+        """What owners divide must divide: heads, rows and columns of every map, experts."""
+        model = config.outline()
+        found: dict[str, set[tuple[int, str]]] = {"tp": set(), "ep": set()}
+        parameters = dict(model.named_parameters())
+        for name, cuts in shards_of(model).items():
+            for cut in cuts:
+                field = "ep" if cut.cut == "expert" else "tp" if cut.cut in ("column", "row") else ""
+                if field and cut.axis < parameters[name].dim():
+                    units = cut.units or (parameters[name].shape[cut.axis] if cut.rows is None else cut.rows)
+                    kind = "experts" if field == "ep" else "heads or groups" if cut.units else "rows or columns"
+                    found[field].add((units, f"the {units} {kind} of {name}"))
+        if self.ep > 1 and not found["ep"]:
+            raise _no("ep", self.ep, "for models with experts", 1)
+        for field, counted in found.items():
+            for units, what in sorted(counted):
+                self._divides(field, units, what, [other for other, _ in counted])
+
+    def _divides(self, field: str, number: int, what: str, besides: Sequence[int] = ()) -> None:
+        """Raises unless the field's value divides `number`; the nearest that does divides those `besides` too."""
+        value, all_of = getattr(self, field), [number, *besides]
+        if number % value:
+            near = _nearest(value, lambda n: not any(one % n for one in all_of), number)
+            raise _no(field, value, f"no divisor of {what}", near)
+
+
+def _nearest(value: int, serves: Callable[[int], bool], most: int) -> int:
+    """The number nearest to `value`, of 1 to `most`, that serves; the smaller of two."""
+    for away in range(max(value, most)):
+        for n in (value - away, value + away):
+            if 1 <= n <= most and serves(n):
+                return n
+    return 1
+
+
+def _no(field: str, value: int, why: str, near: int) -> RequestError:
+    return RequestError(
+        f"{field}={value} is {why}; {field}={near} would do",
+        code="conflict", field=field, value=value, expected=f"{near}",
+    )  # fmt: skip
+
+
+def _check_word(field: str, value: str, word: str) -> None:
+    if field not in Layout.model_fields:
+        near = did_you_mean(field, [*Layout.model_fields, "fsdp"])
+        raise RequestError(
+            f"layout: unknown word {word!r}{near or f'; known: {WORDS}'}",
+            code="unknown", field="layout", value=word, expected=f"words such as dp=8,zero=3; known: {WORDS}",
+        )  # fmt: skip
+    most = {"zero": 3, "sp": 1}.get(field, RANKS)
+    least = 0 if field in ("zero", "sp") else 1
+    if field == "recompute":
+        if value not in RECOMPUTE:
+            raise RequestError(
+                code="unknown", field="recompute", value=value, expected=f"one of {', '.join(RECOMPUTE)}"
+            )
+    elif not (value.isascii() and value.isdecimal() and len(value) < 9 and least <= int(value) <= most):
+        raise RequestError(code="range", field=field, value=value, expected=f"a whole number from {least} to {most:,}")
