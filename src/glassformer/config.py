@@ -10,15 +10,16 @@ from typing import Any
 
 import torch
 import yaml
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
+from torch import nn
 
 from glassformer.building import InitialWeights, check_seed, fill
 from glassformer.errors import RequestError, shown
 from glassformer.figures import plain_table
-from glassformer.model import Block, Model
+from glassformer.model import Block, Model, Tower
 from glassformer.parts.base import BuildContext, PartConfig, Value, to_plain
-from glassformer.parts.cost import Cost, Shape
-from glassformer.parts.embedding import EmbeddingConfig
+from glassformer.parts.cost import OF_WORK, Cost, Shape
+from glassformer.parts.embedding import Embedding, EmbeddingConfig
 from glassformer.parts.ffn import FFNConfig
 from glassformer.parts.head import HeadConfig
 from glassformer.parts.init import Gpt2InitConfig, Init, InitConfig, Role
@@ -79,26 +80,16 @@ class Stage(Value):
     blocks: tuple[BlockConfig, ...] = Field(min_length=1)
 
 
-class ModelConfig(Value):
-    """A whole model.
+class TowerConfig(Value):
+    """Embedding, layers and final norm: what an encoder is, and a model without its head."""
 
-    >>> config = ModelConfig.from_file("model.yaml")
-    >>> model = config.build(seed=0)
-    """
-
-    vocab_size: int = Field(gt=0, le=1 << 28)
-    d_model: int = Field(gt=0, le=1 << 20)
-    context: int = Field(gt=0, le=MAX_CONTEXT)
-    """Tokens the model is trained to read at once."""
+    vocab_size: int | None = Field(None, gt=0, le=1 << 28)
+    """None: that of the model around it; so for d_model and context."""
+    d_model: int | None = Field(None, gt=0, le=1 << 20)
+    context: int | None = Field(None, gt=0, le=MAX_CONTEXT)
     embedding: EmbeddingConfig = EmbeddingConfig()
     stack: tuple[Stage, ...] = Field(min_length=1)
     final_norm: NormConfig | None
-    head: HeadConfig = HeadConfig()
-    init: InitConfig = Gpt2InitConfig()
-    reparam: ReparamConfig | None = None
-    """How linear maps hold their matrices; None: as they are."""
-    mup: Mup | None = None
-    """What begins and learns with the width; None: the standard parametrisation."""
 
     @field_validator("stack")
     @classmethod
@@ -128,11 +119,121 @@ class ModelConfig(Value):
             for _ in range(stage.repeat):
                 yield from stage.blocks
 
+    def _kinds(self) -> Iterator[tuple[int, BlockConfig]]:
+        for stage in self.stack:
+            for block in stage.blocks:
+                yield stage.repeat, block
+
+    @property
+    def reads_memory(self) -> bool:
+        """Whether a layer reads another sequence beside its own."""
+        return any(block.mixer.reads_memory for _, block in self._kinds())
+
+    def parts_within(self, ctx: BuildContext) -> dict[str, Any]:
+        """Its parts with the defaults that depend on the model written out."""
+        return {
+            "embedding": self.embedding.explicit(ctx),
+            "stack": stack_of([block.explicit(ctx) for block in self.layers()]),
+        }
+
+    def costs_within(self, ctx: BuildContext, shape: Shape) -> dict[str, Cost]:
+        """Those of embedding, layers and final norm, by site name."""
+        parts = {
+            "embedding": self.embedding.costs(ctx, shape).outside_blocks(),
+            "layers": Cost.of(self._layer_costs(ctx, shape)),
+        }
+        if self.final_norm is not None:
+            parts["final_norm"] = self.final_norm.costs(ctx, shape).outside_blocks()
+        return parts
+
+    def _layer_costs(self, ctx: BuildContext, shape: Shape) -> dict[str, Cost]:
+        """Layers of one block config are one object, unless a part asks which layer it is."""
+        made, costs = dict[int, Cost](), dict[str, Cost]()
+        for layer, block in enumerate(self.layers()):
+            if (cost := made.get(id(block))) is None:
+                at = ctx.at(layer)
+                cost = block.costs(at, shape)
+                if not at.asked:
+                    made[id(block)] = cost
+            costs[str(layer)] = cost
+        return costs
+
+    def modules_within(self, ctx: BuildContext) -> tuple[Embedding, list[Block], nn.Module | None]:
+        """Embedding, layers and final norm, on the meta device."""
+        with torch.device("meta"):
+            embedding = self.embedding.build(ctx)
+            final_norm = self.final_norm.build(ctx) if self.final_norm else None
+        return embedding, self._blocks(ctx), final_norm
+
+    def _blocks(self, ctx: BuildContext) -> list[Block]:
+        """The layers: one of a kind is built, and the others are copies of it."""
+        moulds: dict[int, Mould] = {}
+        blocks: list[Block] = []
+        for layer, config in enumerate(self.layers()):
+            if (mould := moulds.get(id(config))) is not None:
+                blocks.append(mould.make())  # type: ignore[arg-type]
+                continue
+            at = ctx.at(layer)
+            with torch.device("meta"):
+                blocks.append(config.build(at))
+            if not at.asked:
+                moulds[id(config)] = Mould(blocks[-1])
+        return blocks
+
+
+class ModelConfig(TowerConfig):
+    """A whole model.
+
+    >>> config = ModelConfig.from_file("model.yaml")
+    >>> model = config.build(seed=0)
+    """
+
+    vocab_size: int = Field(gt=0, le=1 << 28)
+    d_model: int = Field(gt=0, le=1 << 20)
+    context: int = Field(gt=0, le=MAX_CONTEXT)
+    """Tokens the model is trained to read at once."""
+    head: HeadConfig = HeadConfig()
+    init: InitConfig = Gpt2InitConfig()
+    reparam: ReparamConfig | None = None
+    """How linear maps hold their matrices; None: as they are."""
+    mup: Mup | None = None
+    """What begins and learns with the width; None: the standard parametrisation."""
+    encoder: TowerConfig | None = None
+    """A tower that reads a source, whose output layers with cross-attention read; None: there is none."""
+
+    @model_validator(mode="after")
+    def _joined(self) -> ModelConfig:
+        """Both towers fit together."""
+        if self.embedding.tied:
+            raise ValueError("embedding.tied=True: only an encoder's table can be that of the model around it")
+        if (encoder := self.encoder) is None:
+            return self
+        if not self.reads_memory:
+            raise ValueError("encoder: no layer of the stack reads it; give one a mixer of kind cross_attention")
+        if encoder.reads_memory:
+            raise ValueError("encoder.stack: an encoder reads no other sequence; use attention there")
+        for name in ("vocab_size", "d_model"):
+            other = getattr(encoder, name)
+            if encoder.embedding.tied and other not in (None, getattr(self, name)):
+                raise ValueError(f"encoder.{name}={other}: a tied table has {name}={getattr(self, name)}")
+        return self
+
     @property
     def ctx(self) -> BuildContext:
         return BuildContext(
             self.d_model, self.vocab_size, self.context, self.n_layers,
             reparam=self.reparam, mup=self.mup, branches=self.n_branches,
+            memory_width=self.encoder.d_model if self.encoder else None,
+        )  # fmt: skip
+
+    @property
+    def encoder_ctx(self) -> BuildContext:
+        """The context of the encoder's parts."""
+        assert self.encoder is not None
+        it = self.encoder
+        return BuildContext(
+            it.d_model or self.d_model, it.vocab_size or self.vocab_size, it.context or self.context, it.n_layers,
+            reparam=self.reparam, mup=self.mup, branches=it.n_branches,
         )  # fmt: skip
 
     @property
@@ -150,55 +251,54 @@ class ModelConfig(Value):
         """The same model with nothing left to defaults and nothing that only training knows: two configs are the same
         function of the same weights where these are equal."""
         return self.vary(
-            embedding=self.embedding.explicit(self.ctx),
-            stack=stack_of([block.explicit(self.ctx) for block in self.layers()]),
+            **self.parts_within(self.ctx),
             head=self.head.explicit(self.ctx),
             init=Gpt2InitConfig(),
             mup=None,
+            encoder=self._explicit_encoder(),
         )
+
+    def _explicit_encoder(self) -> TowerConfig | None:
+        if self.encoder is None:
+            return None
+        ctx = self.encoder_ctx
+        sizes = {"vocab_size": ctx.vocab_size, "d_model": ctx.d_model, "context": ctx.context}
+        return self.encoder.vary(**sizes, **self.encoder.parts_within(ctx))
 
     # What it costs
 
     def costs(self, shape: Shape) -> Cost:
-        """What the model costs for this shape, as a tree by site name; allocates nothing.
+        """What the model costs for this shape, as a tree by site name; allocates nothing. A source counts as as long as
+        the text, and as read where the text begins.
 
         >>> print(config.costs(Shape.training(8, 1024)))
         >>> config.costs(Shape(s=1, t=1024, phase="decode"))["layers.3.mixer"].state_bytes
         """
-        ctx = self.ctx
-        parts = {
-            "embedding": self.embedding.costs(ctx, shape).outside_blocks(),
-            "layers": Cost.of(self._layer_costs(shape)),
-            "head": self.head.costs(ctx, shape).outside_blocks(),
-        }
-        if self.final_norm is not None:
-            parts["final_norm"] = self.final_norm.costs(ctx, shape).outside_blocks()
+        own = self.costs_within(self.ctx, shape)
+        own["head"] = self.head.costs(self.ctx, shape).outside_blocks()
+        order = ("embedding", "layers", "head", "final_norm")
+        parts = {name: own[name] for name in order if name in own}
+        if self.encoder is not None:
+            encoder = Cost.of(self.encoder.costs_within(self.encoder_ctx, shape))
+            begins = shape.s == shape.t and shape.phase != "decode"
+            parts["encoder"] = encoder.without("state_bytes") if begins else encoder.without(*OF_WORK)
         return Cost.of(parts)
-
-    def _layer_costs(self, shape: Shape) -> dict[str, Cost]:
-        """Layers of one block config are one object, unless a part asks which layer it is."""
-        ctx, made, costs = self.ctx, dict[int, Cost](), dict[str, Cost]()
-        for layer, block in enumerate(self.layers()):
-            if (cost := made.get(id(block))) is None:
-                at = ctx.at(layer)
-                cost = block.costs(at, shape)
-                if not at.asked:
-                    made[id(block)] = cost
-            costs[str(layer)] = cost
-        return costs
 
     def num_params(self, embeddings: bool = True) -> int:
         """Exact number of parameters, tied ones once; allocates nothing.
 
         Without `embeddings`: the layers and the final norm alone, the N of scaling laws."""
         cost = self.costs(Shape())
-        return cost.parameters - (0 if embeddings else cost["embedding"].parameters + cost["head"].parameters)
+        return cost.parameters - (0 if embeddings else sum(end.parameters for end in self._ends(cost)))
 
     def active_params(self, embeddings: bool = True) -> int:
         """Those of `num_params` that one token meets: of experts, the chosen ones alone."""
         cost = self.costs(Shape())
-        ends = cost["embedding"].active_parameters + cost["head"].active_parameters
-        return cost.active_parameters - (0 if embeddings else ends)
+        return cost.active_parameters - (0 if embeddings else sum(end.active_parameters for end in self._ends(cost)))
+
+    def _ends(self, cost: Cost) -> list[Cost]:
+        """Those of the tables of words and of the head."""
+        return [cost["embedding"], cost["head"], *([cost["encoder.embedding"]] if self.encoder else [])]
 
     def flops(self, t: int, full: bool = True) -> float:
         """Forward FLOPs of matrix products per token of a t-token sequence (training takes three times as many).
@@ -210,11 +310,6 @@ class ModelConfig(Value):
     def state_bytes(self, t: int, dtype: torch.dtype = torch.bfloat16) -> int:
         """Bytes of decode state in `dtype` that one sequence of t tokens needs: those that `init_state` allocates."""
         return self.costs(Shape(s=1, t=t, phase="decode", state_dtype=dtype)).state_bytes
-
-    def _kinds(self) -> Iterator[tuple[int, BlockConfig]]:
-        for stage in self.stack:
-            for block in stage.blocks:
-                yield stage.repeat, block
 
     def _repr_html_(self) -> str:
         """In a notebook: a table of the parts and the parameters of each."""
@@ -246,11 +341,11 @@ class ModelConfig(Value):
         """The model on the meta device: its modules and shapes, and nothing allocated."""
         if (params := self.num_params()) > MAX_PARAMETERS:
             raise RequestError(f"{params:,} parameters are more than the {MAX_PARAMETERS:,} allowed")
-        ctx = self.ctx
         with torch.device("meta"):
-            embedding, head = self.embedding.build(ctx), self.head.build(ctx)
-            final_norm = self.final_norm.build(ctx) if self.final_norm else None
-        return Model(embedding, self._blocks(ctx), final_norm, head, config=self)
+            head = self.head.build(self.ctx)
+        embedding, layers, final_norm = self.modules_within(self.ctx)
+        encoder = Tower(*self.encoder.modules_within(self.encoder_ctx)) if self.encoder else None
+        return Model(embedding, layers, final_norm, head, config=self, encoder=encoder)
 
     def build(self, seed: int | None = 0) -> Model:
         """The model, on torch's current device, in torch's current dtype.
@@ -269,27 +364,15 @@ class ModelConfig(Value):
 
     def begin(self, seed: int) -> Init:
         """How the weights of this model begin from a seed."""
-        init = self.mup.rule(self.init, self.ctx) if self.mup else self.init.build(self.ctx)
-        return replace(init, seed=check_seed(seed))
+        of_towers = {"encoder.": self._rule(self.encoder_ctx).std} if self.encoder else {}
+        return replace(self._rule(self.ctx), seed=check_seed(seed), of_towers=of_towers)
+
+    def _rule(self, ctx: BuildContext) -> Init:
+        return self.mup.rule(self.init, ctx) if self.mup else self.init.build(ctx)
 
     def initial_weights(self, seed: int = 0) -> InitialWeights:
         """The weights of `build(seed)`, any slice of any tensor alone."""
         return InitialWeights(self.outline(), self.begin(seed))
-
-    def _blocks(self, ctx: BuildContext) -> list[Block]:
-        """The layers, on the meta device: one of a kind is built, and the others are copies of it."""
-        moulds: dict[int, Mould] = {}
-        blocks: list[Block] = []
-        for layer, config in enumerate(self.layers()):
-            if (mould := moulds.get(id(config))) is not None:
-                blocks.append(mould.make())  # type: ignore[arg-type]
-                continue
-            at = ctx.at(layer)
-            with torch.device("meta"):
-                blocks.append(config.build(at))
-            if not at.asked:
-                moulds[id(config)] = Mould(blocks[-1])
-        return blocks
 
     # Files
 

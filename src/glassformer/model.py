@@ -38,31 +38,19 @@ class Block(nn.Module):
         return self.resid_post(self.residual(self.resid_pre(x), lambda x: self.mixer(x, pass_, state), self.ffn))
 
 
-class Model(nn.Module):
-    """tokens (b, s) -> logits (b, s, v).
+class Tower(nn.Module):
+    """tokens (b, s) -> x (b, s, d): embedding -> layers -> final_norm?. An encoder, and a model without its head.
 
-        embedding -> layers -> final_norm? -> head
-
-    Sites: embed, those of the layers, final_norm (its output), logits.
+    Sites: embed, those of the layers, final_norm (its output).
     """
 
-    def __init__(
-        self,
-        embedding: Embedding,
-        layers: list[Block],
-        final_norm: nn.Module | None,
-        head: Head,
-        config: Any = None,
-    ):
+    def __init__(self, embedding: Embedding, layers: list[Block], final_norm: nn.Module | None):
         super().__init__()
-        self.config = config
         self.embedding = embedding
         self.embed = Site()
         self.layers = nn.ModuleList(layers)
         self.final_norm = final_norm
         self.final = Site(name="final_norm")
-        self.head = head
-        self.logits = Site("bsv")
 
     @property
     def causal(self) -> bool:
@@ -71,69 +59,15 @@ class Model(nn.Module):
         networks: list[Any] = [layer.ffn for layer in self.layers]
         return all(mixer.causal for mixer in mixers) and all(ffn is None or ffn.causal for ffn in networks)
 
-    def forward(
-        self,
-        tokens: Int[Tensor, "b s"],
-        state: ModelState | None = None,
-        positions: Int[Tensor, "b s"] | None = None,
-        documents: Int[Tensor, "b s"] | None = None,
-        memory: Memory | None = None,
-        targets: Int[Tensor, "b s"] | None = None,
-        reduction: str = "mean",
-    ) -> Tensor:
-        """Logits (b, s, v) of the token after each; with `targets`, their loss instead (see `loss`).
-
-        With a state, continues where it stands and advances it; gradients reach the tokens of this call alone.
-
-        `positions` says where the tokens stand instead of one after the other: learned, sinusoidal and rotary positions
-        are those, ALiBi's distances are between them, and later calls count on from the last. What a window or a causal
-        mask hides goes by the order of the tokens, as before.
-        `documents` names the document of each token: tokens of different ids do not see each other, and positions
-        count from the start of each run of equal ids. Padding is a document of its own.
-        `memory` is another sequence for layers that read one (`cross_attention`). A state keeps it: later calls with
-        that state need none.
-        """
-        if targets is None:
-            return self.logits(self.unembed(self.hidden_states(tokens, state, positions, documents, memory)))
-        with auxiliary.gathering() as added:
-            x = self.hidden_states(tokens, state, positions, documents, memory)
-        if self.logits.watched:
-            loss = self.head.loss_of(self.logits(self.unembed(x)), targets, reduction)
-        else:
-            loss = self.head(x, self.embedding, targets, reduction)
-        return auxiliary.join(loss, added)
-
-    def loss(
-        self,
-        tokens: Int[Tensor, "b s"],
-        targets: Int[Tensor, "b s"],
-        documents: Int[Tensor, "b s"] | None = None,
-        reduction: str = "mean",
-    ) -> Tensor:
-        """Mean cross-entropy in nats; targets of -100 do not count. `reduction="none"` gives (b, s) losses.
-
-        While training, what the head adds to it (`head.z_loss`) is part of it; what other parts add (`balance_loss` of
-        experts) is part of its gradient alone. The call goes through `forward`, so the hooks of the model fire."""
-        return self(tokens, documents=documents, targets=targets, reduction=reduction)
-
-    def hidden_states(
-        self,
-        tokens: Tensor,
-        state: ModelState | None = None,
-        positions: Tensor | None = None,
-        documents: Tensor | None = None,
-        memory: Memory | None = None,
+    def read(
+        self, tokens: Tensor, pass_: Pass, state: ModelState | None = None, table: Embedding | None = None
     ) -> Float[Tensor, "b s d"]:
-        """The last layer's normalised output, of which the head makes logits."""
-        pass_ = locate(tokens, state, positions, documents)
-        pass_.memory = memory
+        """The last layer's normalised output. A tied embedding looks its rows up in `table`."""
         if pass_.documents is not None:
             self._check_documents()
-        x = self.embed(self.embedding(tokens, pass_))
+        x = self.embed(self.embedding(tokens, pass_, table))
         for layer, kept in zip(self.layers, state.layers if state else [None] * len(self.layers), strict=True):
             x = layer(x, pass_, kept)
-        if state is not None:
-            state.advance(pass_.start + pass_.tokens, pass_.tokens)
         return self.final(x if self.final_norm is None else self.final_norm(x))
 
     def _check_documents(self) -> None:
@@ -147,6 +81,136 @@ class Model(nn.Module):
                         "padded texts",
                         code="conflict", field="documents", value=f"layers.{number}.{name}",
                     )  # fmt: skip
+
+
+class Model(Tower):
+    """tokens (b, s) -> logits (b, s, v).
+
+        embedding -> layers -> final_norm? -> head
+
+    With an `encoder`, a tower that reads a source (b, t), and whose output layers with cross-attention read.
+
+    Sites: embed, those of the layers, final_norm (its output), logits; those of the encoder as `encoder.layers.0.z`.
+    """
+
+    def __init__(
+        self,
+        embedding: Embedding,
+        layers: list[Block],
+        final_norm: nn.Module | None,
+        head: Head,
+        config: Any = None,
+        encoder: Tower | None = None,
+    ):
+        super().__init__(embedding, layers, final_norm)
+        self.config = config
+        self.head = head
+        self.logits = Site("bsv")
+        self.encoder = encoder
+
+    def forward(
+        self,
+        tokens: Int[Tensor, "b s"],
+        state: ModelState | None = None,
+        positions: Int[Tensor, "b s"] | None = None,
+        documents: Int[Tensor, "b s"] | None = None,
+        memory: Memory | None = None,
+        targets: Int[Tensor, "b s"] | None = None,
+        reduction: str = "mean",
+        source: Int[Tensor, "b t"] | None = None,
+        source_documents: Int[Tensor, "b t"] | None = None,
+    ) -> Tensor:
+        """Logits (b, s, v) of the token after each; with `targets`, their loss instead (see `loss`).
+
+        With a state, continues where it stands and advances it; gradients reach the tokens of this call alone.
+
+        `positions` says where the tokens stand instead of one after the other: learned, sinusoidal and rotary positions
+        are those, ALiBi's distances are between them, and later calls count on from the last. What a window or a causal
+        mask hides goes by the order of the tokens, as before.
+        `documents` names the document of each token: tokens of different ids do not see each other, and positions
+        count from the start of each run of equal ids. Padding is a document of its own.
+        `memory` is another sequence for layers that read one (`cross_attention`). A state keeps it: later calls with
+        that state need none.
+        `source` is the text that a model with an encoder makes its memory of, and `source_documents` the documents of
+        its tokens: 0 for padding, otherwise that of the tokens which read it, where those name any.
+        """
+        if targets is None:
+            return self.logits(
+                self.unembed(self.hidden_states(tokens, state, positions, documents, memory, source, source_documents))
+            )
+        with auxiliary.gathering() as added:
+            x = self.hidden_states(tokens, state, positions, documents, memory, source, source_documents)
+        if self.logits.watched:
+            loss = self.head.loss_of(self.logits(self.unembed(x)), targets, reduction)
+        else:
+            loss = self.head(x, self.embedding, targets, reduction)
+        return auxiliary.join(loss, added)
+
+    def loss(
+        self,
+        tokens: Int[Tensor, "b s"],
+        targets: Int[Tensor, "b s"],
+        documents: Int[Tensor, "b s"] | None = None,
+        reduction: str = "mean",
+        source: Int[Tensor, "b t"] | None = None,
+        source_documents: Int[Tensor, "b t"] | None = None,
+    ) -> Tensor:
+        """Mean cross-entropy in nats; targets of -100 do not count. `reduction="none"` gives (b, s) losses.
+
+        While training, what the head adds to it (`head.z_loss`) is part of it; what other parts add (`balance_loss` of
+        experts) is part of its gradient alone. The call goes through `forward`, so the hooks of the model fire."""
+        return self(
+            tokens, documents=documents, targets=targets, reduction=reduction, source=source,
+            source_documents=source_documents,
+        )  # fmt: skip
+
+    def hidden_states(
+        self,
+        tokens: Tensor,
+        state: ModelState | None = None,
+        positions: Tensor | None = None,
+        documents: Tensor | None = None,
+        memory: Memory | None = None,
+        source: Tensor | None = None,
+        source_documents: Tensor | None = None,
+    ) -> Float[Tensor, "b s d"]:
+        """The last layer's normalised output, of which the head makes logits."""
+        pass_ = locate(tokens, state, positions, documents)
+        self._check_source(tokens, state, memory, source)
+        pass_.memory = memory if source is None else self.encode(source, source_documents)
+        x = self.read(tokens, pass_, state)
+        if state is not None:
+            state.advance(pass_.start + pass_.tokens, pass_.tokens)
+        return x
+
+    def encode(self, source: Int[Tensor, "b t"], documents: Int[Tensor, "b t"] | None = None) -> Memory:
+        """What the encoder makes of a source, for `memory`; `documents` are 0 where it is padding."""
+        if self.encoder is None:
+            raise RequestError(
+                "this model has no encoder, so it takes no source; give the text as tokens",
+                code="conflict", field="source", expected="None",
+            )  # fmt: skip
+        length, limit = source.shape[1], self.encoder.embedding.limit
+        if length == 0 or (limit is not None and length > limit):
+            most = "" if limit is None else f" and at most {limit}"
+            raise RequestError(
+                f"the source has {length} tokens; give at least one{most}",
+                code="range", field="source", value=length, expected=f"at least 1 token{most}",
+            )  # fmt: skip
+        return Memory(self.encoder.read(source, locate(source, documents=documents), table=self.embedding), documents)
+
+    def _check_source(self, tokens: Tensor, state: ModelState | None, memory: Memory | None, source: Any) -> None:
+        """Raises RequestError where an encoder has nothing to read, or another number of texts."""
+        if source is not None and len(source) != len(tokens):
+            raise RequestError(
+                f"the source has {len(source)} rows and the tokens have {len(tokens)}; give a source for each row",
+                code="conflict", field="source", value=len(source), expected=str(len(tokens)),
+            )  # fmt: skip
+        if self.encoder is not None and source is None and memory is None and (state is None or not state.length):
+            raise RequestError(
+                "this model reads a source beside its own text: give source=(b, t) token ids",
+                code="missing", field="source", expected="token ids (b, t)",
+            )  # fmt: skip
 
     def unembed(self, x: Float[Tensor, "b s d"]) -> Float[Tensor, "b s v"]:
         """Logits of hidden states; the site `logits` sees those of `forward` alone."""

@@ -47,6 +47,8 @@ class BuildContext:
     """What scales with the width (`parts/mup.py`); None: the standard parametrisation."""
     branches: int | None = None
     """Residual additions in the whole stack; None: two for each layer."""
+    memory_width: int | None = None
+    """Width of the other sequence that layers read; None: d_model."""
 
     # What the part around it says, by `within`
 

@@ -161,6 +161,19 @@ class Cost:
         """The cost of a part that no policy computes again."""
         return replace(self, kept_selective=self.kept, kept_full=self.kept)
 
+    def without(self, *numbers: str) -> Cost:
+        """The same tree with 0 for these numbers: of a tower that reads without a decode state, or not at all."""
+        made: dict[int, Cost] = {}
+
+        def zero(cost: Cost) -> Cost:
+            if id(cost) not in made:
+                children = {name: zero(child) for name, child in cost.children.items()}
+                shared = {key: zero(one) for key, one in cost.shared.items()}
+                made[id(cost)] = replace(cost, **dict.fromkeys(numbers, 0), children=children, shared=shared)
+            return made[id(cost)]
+
+        return zero(self)
+
     def __add__(self, other: Cost) -> Cost:
         names = dict.fromkeys((*self.children, *other.children))
         children = {
@@ -218,6 +231,9 @@ class Cost:
 NUMBERS = (
     "parameters", "active_parameters", "flops", "state_bytes", "kept", "kept_selective", "kept_full", "moved_bytes",
 )  # fmt: skip
+
+OF_WORK = tuple(name for name in NUMBERS if not name.endswith("parameters"))
+"""Those of them that count only where something is computed."""
 
 
 def _total(times: Mapping[int, int], costs: Iterable[Cost], children: Mapping[str, Cost]) -> Cost:

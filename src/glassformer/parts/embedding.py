@@ -22,6 +22,7 @@ class Embedding(nn.Module):
     """x = dropout(norm(E[token] scale + P[position])); tokens (b, s), E (v, d), x (b, s, d).
 
     scale is sqrt(d) in Vaswani et al. 2017 and Gemma; the norm is BLOOM's (Le Scao et al. 2022, 2211.05100).
+    Tied, E is the table of another embedding, which comes with the call: an encoder's that shares its decoder's words.
     """
 
     roles: tuple[Role, ...] = ("embedding",)
@@ -35,16 +36,21 @@ class Embedding(nn.Module):
         norm: nn.Module | None = None,
         position: EmbeddingPosition | None = None,
         dropout: float = 0.0,
+        tied: bool = False,
     ):
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(vocab_size, d_model))
+        if not tied:
+            self.weight = nn.Parameter(torch.empty(vocab_size, d_model))
+        self.tied = tied
         self.scale, self.dropout = scale, dropout
         self.norm = norm
         self.position = position
         self.init_weights(Init())
 
-    def forward(self, tokens: Int[Tensor, "b s"], pass_: Pass) -> Float[Tensor, "b s d"]:
-        x = F.embedding(tokens, self.weight)
+    def forward(
+        self, tokens: Int[Tensor, "b s"], pass_: Pass, table: Embedding | None = None
+    ) -> Float[Tensor, "b s d"]:
+        x = F.embedding(tokens, self._own(table).weight)
         if self.scale != 1.0:
             x = x * torch.tensor(self.scale, dtype=x.dtype, device=x.device)  # rounded as Gemma rounds it
         if self.position is not None:
@@ -52,6 +58,14 @@ class Embedding(nn.Module):
         if self.norm is not None:
             x = self.norm(x)
         return F.dropout(x, self.dropout, self.training)
+
+    def _own(self, table: Embedding | None) -> Embedding:
+        """The embedding that holds the table."""
+        if not self.tied:
+            return self
+        if table is None:
+            raise TypeError("a tied embedding looks tokens up in another; call it as embedding(tokens, pass_, table)")
+        return table
 
     @property
     def limit(self) -> int | None:
@@ -76,7 +90,8 @@ class Embedding(nn.Module):
 
     @torch.no_grad()
     def init_weights(self, init: Init) -> None:
-        init.fill(self.weight, "embedding")
+        if not self.tied:
+            init.fill(self.weight, "embedding")
 
 
 class EmbeddingConfig(PartConfig, axis="embedding", kind="embedding"):
@@ -85,6 +100,8 @@ class EmbeddingConfig(PartConfig, axis="embedding", kind="embedding"):
     norm: NormConfig | None = None
     position: EmbeddingPositionConfig | None = None
     dropout: float = Field(0.0, ge=0, lt=1)
+    tied: bool = False
+    """Whether an encoder's table is that of the model around it."""
 
     def limit(self, ctx: BuildContext) -> int | None:
         """The first position that cannot be represented, if there is one."""
@@ -96,6 +113,7 @@ class EmbeddingConfig(PartConfig, axis="embedding", kind="embedding"):
             norm=self.norm.build(ctx) if self.norm else None,
             position=self.position.build(ctx) if self.position else None,
             dropout=self.dropout,
+            tied=self.tied,
         )  # fmt: skip
 
     def explicit(self, ctx: BuildContext) -> EmbeddingConfig:
@@ -107,5 +125,5 @@ class EmbeddingConfig(PartConfig, axis="embedding", kind="embedding"):
         rows = shape.tokens * ctx.d_model * shape.dtype.itemsize
         kept = shape.keeps(1, torch.int64) + (shape.keeps_mask(ctx.d_model, shape.dtype) if self.dropout else 0)
         moved = (4 if shape.phase == "train" else 2) * rows
-        table = Cost.weights(ctx.vocab_size * ctx.d_model, kept=kept, moved_bytes=moved)
+        table = Cost.weights(0 if self.tied else ctx.vocab_size * ctx.d_model, kept=kept, moved_bytes=moved)
         return sum((part.costs(ctx, shape) for part in (self.norm, self.position) if part), table)

@@ -127,13 +127,16 @@ class Init:
     seed: int | None = None
     names: Mapping[Any, str] = field(default_factory=dict)
     path: str = ""
+    of_towers: Mapping[str, Spread] = field(default_factory=dict)
+    """Rules of parts of the model that have a depth of their own, by how their paths begin."""
     recorded: dict[str, list[tuple[Tensor, Numbers]]] | None = None
     """Of weights on the meta device: what would be drawn into which view of the parameter; None: not kept."""
     _unnamed: int = 0
 
     def at(self, path: str) -> Init:
         """The same for the module at `path`."""
-        return replace(self, path=path)
+        own = next((rule for begin, rule in self.of_towers.items() if path.startswith(begin)), self.std)
+        return replace(self, path=path, std=own)
 
     @property
     def generator(self) -> torch.Generator:

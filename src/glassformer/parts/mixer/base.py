@@ -140,6 +140,8 @@ class MixerConfig(PartConfig, axis="mixer"):
 
     knows_order: ClassVar[bool] = False
     """True if the mixer tells the order of tokens by itself: its short name then drops positions at the embedding."""
+    reads_memory: ClassVar[bool] = False
+    """True if it reads another sequence beside its own, the pass's memory."""
 
     @classmethod
     def replacing(cls, old: Any, **fields: Any) -> Any:

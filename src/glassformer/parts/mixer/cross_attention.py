@@ -207,6 +207,8 @@ class CrossAttention(Mixer):
 
 
 class CrossAttentionConfig(MixerConfig, kind="cross_attention"):
+    reads_memory = True
+
     n_heads: int = Field(gt=0, le=1 << 16)
     n_kv_heads: int | None = Field(None, gt=0, le=1 << 16)
     """None: as many as n_heads."""

@@ -60,7 +60,7 @@ MakeCrossProjection = Callable[[Heads, float | None], CrossQKV]
 
 class CrossQKVConfig(MemoryProjectionConfig, kind="cross"):
     memory_width: int | None = Field(None, gt=0, le=1 << 20)
-    """Width m of the memory; None: d_model."""
+    """Width m of the memory; None: the encoder's, or d_model where there is none."""
 
     def build(self, ctx: BuildContext) -> MakeCrossProjection:
-        return partial(CrossQKV, memory_width=self.memory_width)
+        return partial(CrossQKV, memory_width=self.memory_width or ctx.memory_width)
