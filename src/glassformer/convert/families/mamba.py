@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 from glassformer.config import BlockConfig, ModelConfig
-from glassformer.convert.families.common import read_model
+from glassformer.convert.families.common import read_model, with_modules
 from glassformer.convert.family import Closed, Family
 from glassformer.convert.fields import Fields
 from glassformer.convert.names import Names
 from glassformer.parts.head import HeadConfig
-from glassformer.parts.mixer import MambaConfig
+from glassformer.parts.mixer import Mamba2Config, MambaConfig
 from glassformer.parts.norm import RMSNormConfig
 
-NAMES = Names(
+BACKBONE = Names(
     "backbone.layers.*.",
     {
         "embedding": "backbone.embeddings",
         ".mixer": "mixer",
         ".mixer.in_proj": "mixer.in_proj",
         ".mixer.conv1d": "mixer.conv1d",
-        ".mixer.x_proj": "mixer.x_proj",
-        ".mixer.dt_proj": "mixer.dt_proj",
         ".mixer.out_proj": "mixer.out_proj",
         ".residual.mixer_norm": "norm",
         "final_norm": "backbone.norm_f",
@@ -29,8 +27,11 @@ NAMES = Names(
     },
     prefix="backbone.",
 )
+"""Those of Mamba-2 too."""
+NAMES = with_modules(BACKBONE, {".mixer.x_proj": "mixer.x_proj", ".mixer.dt_proj": "mixer.dt_proj"})
 CONTEXT = 2048
 """Tokens that the published ones were trained on at once; their configs do not say."""
+M = TypeVar("M", MambaConfig, Mamba2Config)
 
 
 def read(fields: Fields) -> ModelConfig:
@@ -56,12 +57,13 @@ def read(fields: Fields) -> ModelConfig:
     return read_model(fields, fields.whole("max_position_embeddings", CONTEXT), block, HeadConfig(tied=True))
 
 
-def write(config: ModelConfig) -> dict[str, Any]:
+def recurrence(config: ModelConfig, kind: type[M]) -> tuple[M, dict[str, Any]]:
+    """The mixer of all layers, and what the configs of both versions say in the same words."""
     block = next(config.layers())
     mixer = block.mixer
-    if not isinstance(mixer, MambaConfig):
+    if not isinstance(mixer, kind):
         raise Closed({"mixer.kind": mixer.kind})
-    return {
+    return mixer, {
         "vocab_size": config.vocab_size,
         "hidden_size": config.d_model,
         "num_hidden_layers": config.n_layers,
@@ -71,10 +73,14 @@ def write(config: ModelConfig) -> dict[str, Any]:
         "state_size": mixer.d_state,
         "conv_kernel": mixer.d_conv,
         "expand": mixer.expand,
-        "time_step_rank": mixer.dt_rank,
         "use_bias": mixer.bias,
         "use_conv_bias": mixer.conv_bias,
     }
+
+
+def write(config: ModelConfig) -> dict[str, Any]:
+    mixer, said = recurrence(config, MambaConfig)
+    return {**said, "time_step_rank": mixer.dt_rank}
 
 
 FAMILY = Family("mamba", "MambaForCausalLM", NAMES, read, write)

@@ -3,36 +3,21 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 from glassformer.config import BlockConfig, ModelConfig
-from glassformer.convert.families.common import read_model
+from glassformer.convert.families.common import read_model, with_modules
+from glassformer.convert.families.mamba import BACKBONE, CONTEXT, recurrence
 from glassformer.convert.family import Closed, Family
 from glassformer.convert.fields import Fields
-from glassformer.convert.names import Flat, Names
+from glassformer.convert.names import Flat
 from glassformer.parts.head import HeadConfig
 from glassformer.parts.mixer import Mamba2Config
 from glassformer.parts.mixer.mamba2 import heads_of
 from glassformer.parts.norm import RMSNormConfig
 
-NAMES = Names(
-    "backbone.layers.*.",
-    {
-        "embedding": "backbone.embeddings",
-        ".mixer": "mixer",
-        ".mixer.in_proj": "mixer.in_proj",
-        ".mixer.conv1d": "mixer.conv1d",
-        ".mixer.norm": Flat("mixer.norm"),
-        ".mixer.out_proj": "mixer.out_proj",
-        ".residual.mixer_norm": "norm",
-        "final_norm": "backbone.norm_f",
-        "head": "lm_head",
-    },
-    prefix="backbone.",
-    apart=frozenset({".mixer.norm"}),
-)
-CONTEXT = 2048
-"""Tokens that the published ones were trained on at once; their configs do not say."""
+NAMES = replace(with_modules(BACKBONE, {".mixer.norm": Flat("mixer.norm")}), apart=frozenset({".mixer.norm"}))
 
 
 def read_limits(fields: Fields, name: str) -> dict[str, Any]:
@@ -81,25 +66,12 @@ def read(fields: Fields) -> ModelConfig:
 
 
 def write(config: ModelConfig) -> dict[str, Any]:
-    block = next(config.layers())
-    mixer = block.mixer
-    if not isinstance(mixer, Mamba2Config):
-        raise Closed({"mixer.kind": mixer.kind})
+    mixer, said = recurrence(config, Mamba2Config)
     return {
-        "vocab_size": config.vocab_size,
-        "hidden_size": config.d_model,
-        "num_hidden_layers": config.n_layers,
-        "max_position_embeddings": config.context,
-        "tie_word_embeddings": config.head.tied,
-        "layer_norm_epsilon": block.norm.eps,
-        "state_size": mixer.d_state,
+        **said,
         "head_dim": mixer.head_dim,
         "num_heads": heads_of(config.d_model, mixer.expand, mixer.head_dim, mixer.n_groups),
         "n_groups": mixer.n_groups,
-        "conv_kernel": mixer.d_conv,
-        "expand": mixer.expand,
-        "use_bias": mixer.bias,
-        "use_conv_bias": mixer.conv_bias,
         **write_limits(mixer, "time_step_limit"),
     }
 

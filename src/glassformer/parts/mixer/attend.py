@@ -1,4 +1,4 @@
-"""Attention with sites on its scores and its pattern."""
+"""What mixers have in common whose z is a softmax of scores times values."""
 
 from __future__ import annotations
 
@@ -7,21 +7,97 @@ from torch import Tensor
 
 from glassformer.parts.base import BuildContext
 from glassformer.parts.cost import Cost, Number, Shape
-from glassformer.parts.kernel import AttentionCall, Kernel, attention_rows, naive_attention
+from glassformer.parts.forward_pass import Pass
+from glassformer.parts.heads import Heads
+from glassformer.parts.kernel import (
+    AttentionCall,
+    Auto,
+    CallFacts,
+    HeadLayout,
+    KeptTensors,
+    Kernel,
+    ScoreBias,
+    attention_rows,
+    naive_attention,
+)
+from glassformer.parts.linear import Linear
+from glassformer.parts.mixer.base import Mixer
+from glassformer.parts.position import AttentionPosition
 from glassformer.parts.site import Site
+from glassformer.parts.visibility import Causal, Visibility
 
 
-def attend(kernel: Kernel, call: AttentionCall, scores: Site, pattern: Site) -> Tensor:
-    """z (b, s, n, hv) of the call, with its scores and pattern (b, n, s, t) at the two sites.
+class SoftmaxAttention(Mixer):
+    """z = softmax(q k^T scale + bias) v per head, out = z W_O: what follows once q, k and v are made, however they are.
 
-    Where a site is edited, z comes from the definition, which alone has them to hand. Where one is looked at, they are
-    computed beside the kernel, whose result stays the same."""
-    if scores.edited or pattern.edited:
-        return naive_attention(call, on_scores=scores, on_pattern=pattern)
-    z = kernel(call)
-    if scores.looks or pattern.looks:
-        _show(call, scores, pattern)
-    return z
+    A subclass makes `output`, the map W_O. Sites: q, k, v, scores and pattern (b,n,s,t), z, out."""
+
+    separates_documents = True
+    output: Linear
+
+    def __init__(
+        self,
+        heads: Heads,
+        position: AttentionPosition | None = None,
+        visibility: Visibility | None = None,
+        scale: float | None = None,
+        dropout: float = 0.0,
+        kernel: Kernel | None = None,
+        facts: CallFacts | None = None,
+    ):
+        """`facts`: what the kernel has to serve besides dropout."""
+        super().__init__()
+        self.n_heads, self.n_kv_heads, self.head_dim = heads
+        self.position, self.visibility = position, visibility or Causal()
+        self.scale, self.dropout, self.kernel = scale or self.head_dim**-0.5, dropout, kernel or Auto()
+        self.kernel.check((facts or CallFacts())._replace(dropout=dropout > 0))
+        self.q, self.k, self.v = Site("bsnh"), Site("bsgh"), Site("bsgh")
+        self.scores, self.pattern, self.z, self.out = Site("bnst"), Site("bnst"), Site("bsnh"), Site("bsd")
+
+    def call(self, q: Tensor, k: Tensor, v: Tensor, k_idx: Tensor | None, pass_: Pass) -> AttentionCall:
+        """The call of the kernel; k_idx as `KVState.append` returns it."""
+        dropout = self.dropout if self.training else 0.0
+        seen, bias = pass_.seen(self.visibility), self.score_bias(pass_)
+        return AttentionCall(q, k, v, seen, bias, self.scale, dropout, pass_.index(k_idx), pass_.once)
+
+    def score_bias(self, pass_: Pass) -> ScoreBias | None:
+        return None if self.position is None else self.position.bias(pass_)
+
+    def attend(self, call: AttentionCall) -> Tensor:
+        """z (b, s, n, hv) of the call, with its scores and pattern at the two sites.
+
+        Where a site is edited, z comes from the definition, which alone has them to hand. Where one is looked at, they
+        are computed beside the kernel, whose result stays the same."""
+        if self.scores.edited or self.pattern.edited:
+            return naive_attention(call, on_scores=self.scores, on_pattern=self.pattern)
+        z = self.kernel(call)
+        if self.scores.looks or self.pattern.looks:
+            _show(call, self.scores, self.pattern)
+        return z
+
+    def put_out(self, z: Tensor) -> Tensor:
+        """out (b, s, d) of z (b, s, n, hv)."""
+        return self.out(self.output(self.z(z).flatten(-2)))
+
+    @property
+    def causal(self) -> bool:
+        return self.visibility.causal
+
+    @property
+    def reach(self) -> int | None:
+        return self.visibility.reach
+
+    @property
+    def heads(self) -> Heads:
+        return Heads(self.n_heads, self.n_kv_heads, self.head_dim)
+
+    @property
+    def attention_position(self) -> AttentionPosition | None:
+        return self.position
+
+    @property
+    def head_output(self) -> Linear:
+        return self.output
 
 
 @torch.no_grad()
@@ -42,3 +118,35 @@ def attention_cost(ctx: BuildContext, shape: Shape, value_dim: int, keys: Number
         kept_selective=shape.keeps(n * value_dim) + shape.keeps(n, torch.float32),
         moved_bytes=calls * shape.tokens * (n + g) * (h + value_dim) * shape.products.itemsize,
     )
+
+
+def keys_met(visibility: Visibility, shape: Shape) -> Number:
+    """Mean number of keys that count for one of the last s queries of t tokens."""
+    s, t = shape.s, shape.t
+    if shape.every_key:
+        return t
+    if s == t or not visibility.causal:
+        return visibility.keys_seen(t)
+    return (t * visibility.keys_seen(t) - (t - s) * visibility.keys_seen(t - s)) / s
+
+
+def kept_of_call(
+    kernel: Kernel,
+    visibility: Visibility,
+    heads: HeadLayout,
+    head_dim: int,
+    shape: Shape,
+    dropout: float = 0.0,
+    additive: bool = True,
+    sinks: bool = False,
+    learned: bool = False,
+) -> KeptTensors:
+    """What the kernel keeps of a training call of this shape."""
+    near = visibility.reach is None or visibility.reach >= shape.t
+    visibility = visibility.sized(shape.t)
+    plain = visibility.only_order and near and not heads.biased and additive
+    facts = CallFacts(
+        shape.device, shape.products, shape.b, shape.s, shape.t, head_dim, visibility.width, plain,
+        masked=not plain, additive=additive, learned=learned, dropout=dropout > 0, grad=True, sinks=sinks,
+    )  # fmt: skip
+    return kernel.keeps(facts, visibility, heads)

@@ -12,12 +12,11 @@ from torch import Tensor, nn
 
 from glassformer.errors import RequestError
 from glassformer.parts.base import BuildContext, Value
-from glassformer.parts.cost import Cost, Number, Shape
+from glassformer.parts.cost import Cost, Shape
 from glassformer.parts.forward_pass import Pass
 from glassformer.parts.heads import Heads, nearest_groups
 from glassformer.parts.kernel import (
     AttentionCall,
-    Auto,
     AutoConfig,
     CallFacts,
     HeadLayout,
@@ -28,8 +27,8 @@ from glassformer.parts.kernel import (
     softcap,
 )
 from glassformer.parts.linear import Linear, Matrix, linear_cost
-from glassformer.parts.mixer.attend import attend, attention_cost
-from glassformer.parts.mixer.base import DotProduct, Mixer, MixerChange, MixerConfig
+from glassformer.parts.mixer.attend import SoftmaxAttention, attention_cost, kept_of_call, keys_met
+from glassformer.parts.mixer.base import DotProduct, MixerChange, MixerConfig
 from glassformer.parts.mixer.kv import KVState, state_of, vector_bytes
 from glassformer.parts.norm import NormConfig, RMSNormConfig
 from glassformer.parts.position import AttentionPosition, AttentionPositionConfig
@@ -37,7 +36,7 @@ from glassformer.parts.projection import FusedQKV, FusedQKVConfig, MakeProjectio
 from glassformer.parts.reparam import MakeReparam
 from glassformer.parts.shard import Shard
 from glassformer.parts.site import Site
-from glassformer.parts.visibility import Causal, CausalConfig, Visibility, VisibilityConfig
+from glassformer.parts.visibility import CausalConfig, Visibility, VisibilityConfig
 from glassformer.parts.words import Word, positive, whole
 
 Over = Literal["head", "each_head", "full"]
@@ -75,7 +74,7 @@ class Sinks(nn.Module):
         self.weight.zero_()
 
 
-class Attention(Mixer):
+class Attention(SoftmaxAttention):
     """z = softmax(q k^T / sqrt(h) + bias) v per head, out = z W_O. Vaswani et al. 2017, 1706.03762.
 
     n query heads share g key/value heads: g = n is MHA, g = 1 MQA (1911.02150), between them GQA (2305.13245).
@@ -123,30 +122,22 @@ class Attention(Mixer):
         reparam: MakeReparam | None = None,
         shares: str | None = None,
     ):
-        super().__init__()
-        heads, self.shares = Heads.of(d_model, n_heads, n_kv_heads, head_dim), shares
-        self.n_heads, self.n_kv_heads, self.head_dim = heads
-        self.scale = scale or self.head_dim**-0.5
-        self.softcap, self.gain_control = softcap, gain_control
-        self.dropout = dropout
+        heads = Heads.of(d_model, n_heads, n_kv_heads, head_dim)
+        facts = CallFacts(additive=softcap is None, sinks=sinks)
+        super().__init__(heads, position, visibility, scale, dropout, kernel, facts)
+        self.softcap, self.gain_control, self.shares = softcap, gain_control, shares
         self.projection = projection(heads, clip)
         for name, module in self.projection.maps(d_model, bias, reparam).items():
             self.add_module(name, module)
         self.qk_norm = qk_norm
-        self.position = position
         width, out_bias = self.n_heads * self.projection.value_dim, bias if out_bias is None else out_bias
         self.output = Linear(width, d_model, out_bias, "output", reparam, Shard("row", self.n_heads))
         cut = Shard("column", self.n_heads)
         self.gate_proj = Linear(d_model, width, bias, reparam=reparam, shard=cut) if gated else None
         self.gate = Site("bsnh") if gated else None
-        self.visibility = visibility or Causal()
-        self.kernel = kernel or Auto()
-        self.kernel.check(CallFacts(additive=softcap is None, dropout=dropout > 0, sinks=sinks))
         self.sinks = Sinks(self.n_heads) if sinks else None
         steps = (position, qk_norm) if norm_after_position else (qk_norm, position)
         self._adjust = [step for step in steps if step is not None]
-        self.q, self.k, self.v = Site("bsnh"), Site("bsgh"), Site("bsgh")
-        self.scores, self.pattern, self.z, self.out = Site("bnst"), Site("bnst"), Site("bsnh"), Site("bsd")
         self.own(d_model, bias, reparam)
 
     def own(self, d_model: int, bias: bool, reparam: MakeReparam | None) -> None:
@@ -158,7 +149,7 @@ class Attention(Mixer):
         z = self.mixed(x, pass_ or Pass.of(x), state)
         if self.gate_proj is not None and self.gate is not None:
             z = z * torch.sigmoid(self.gate(self.gate_proj(x).unflatten(-1, (self.n_heads, -1))))
-        return self.out(self.output(self.z(z).flatten(-2)))
+        return self.put_out(z)
 
     def mixed(self, x: Tensor, pass_: Pass, state: KVState | None = None) -> Tensor:
         """z (b, s, n, h), before its gate, its site and the output."""
@@ -173,39 +164,15 @@ class Attention(Mixer):
         if self.shares is not None:
             pass_.share(("keys", self.shares), (k, v, k_idx))
         call = self.call(q, k, v, k_idx, pass_)
-        z = attend(self.kernel, call, self.scores, self.pattern)
+        z = self.attend(call)
         if self.gain_control:
             z = z - self.kernel(call.vary(q=torch.zeros_like(q), bias=None, dropout=0.0, sinks=None))
         return z
 
     @property
-    def causal(self) -> bool:
-        return self.visibility.causal
-
-    @property
-    def separates_documents(self) -> bool:
-        return True
-
-    @property
-    def reach(self) -> int | None:
-        return self.visibility.reach
-
-    @property
-    def heads(self) -> Heads:
-        return Heads(self.n_heads, self.n_kv_heads, self.head_dim)
-
-    @property
-    def attention_position(self) -> AttentionPosition | None:
-        return self.position
-
-    @property
     def dot_product(self) -> DotProduct:
         maps = self.matrices()
         return DotProduct(self.q, self.k, self.scale, self.visibility, maps["q"], maps["k"])
-
-    @property
-    def head_output(self) -> Linear:
-        return self.output
 
     def matrices(self) -> dict[str, Matrix]:
         """The maps of this mixer by the names of the sites they make."""
@@ -213,15 +180,12 @@ class Attention(Mixer):
         return {**self.projection.matrices(self), **gate, "out": Matrix.of(self.output)}
 
     def call(self, q: Tensor, k: Tensor, v: Tensor, k_idx: Tensor | None, pass_: Pass) -> AttentionCall:
-        """The call of the kernel; k_idx as `KVState.append` returns it."""
-        visibility = pass_.seen(self.visibility)
-        bias = self.position.bias(pass_) if self.position is not None else None
-        if self.softcap is not None:
-            bias = ScoreBias.chain(softcap(self.softcap), bias)
-        dropout = self.dropout if self.training else 0.0
-        index = pass_.index(k_idx)
-        sinks = self.sinks.weight if self.sinks is not None else None
-        return AttentionCall(q, k, v, visibility, bias, self.scale, dropout, index, pass_.once, sinks)
+        call = super().call(q, k, v, k_idx, pass_)
+        return call if self.sinks is None else call.vary(sinks=self.sinks.weight)
+
+    def score_bias(self, pass_: Pass) -> ScoreBias | None:
+        bias = super().score_bias(pass_)
+        return bias if self.softcap is None else ScoreBias.chain(softcap(self.softcap), bias)
 
     def init_state(self, batch: int, max_len: int, dtype: torch.dtype, device: Any = None, rewind: int = 0) -> KVState:
         return state_of(self.visibility, self.projection.kept_shapes, batch, max_len, dtype, device, rewind)
@@ -377,7 +341,8 @@ class AttentionConfig(MixerConfig, kind="attention", words=_WORDS):
     def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
         inner, out_bias = self._within(ctx), self.bias if self.out_bias is None else self.out_bias
         width = self._projection(ctx).value_dim
-        core = attention_cost(inner, shape, width, self._keys(inner, shape), 2 if self.gain_control else 1)
+        keys = keys_met(self.visibility.build(inner), shape)
+        core = attention_cost(inner, shape, width, keys, 2 if self.gain_control else 1)
         output = linear_cost(ctx, shape.reading(shape.products), self.n_heads * width, ctx.d_model, bias=out_bias)
         own = core + output + self._kept(inner, shape) + self._state(inner, shape)
         own += Cost.weights(n_sinks := self.n_heads * self.sinks, moved_bytes=shape.reads(n_sinks))
@@ -386,15 +351,6 @@ class AttentionConfig(MixerConfig, kind="attention", words=_WORDS):
             own += gate + Cost(kept=-shape.keeps(ctx.d_model if shape.inputs == shape.products else 0))
         parts = [part for part in (self.projection, self.qk_norm, self.position) if part is not None]
         return sum((part.costs(inner, shape) for part in parts), own)
-
-    def _keys(self, ctx: BuildContext, shape: Shape) -> Number:
-        """Mean number of keys that count for one of the last s queries of t tokens."""
-        visibility, s, t = self.visibility.build(ctx), shape.s, shape.t
-        if shape.every_key:
-            return t
-        if s == t or not visibility.causal:
-            return visibility.keys_seen(t)
-        return (t * visibility.keys_seen(t) - (t - s) * visibility.keys_seen(t - s)) / s
 
     def _kept(self, ctx: BuildContext, shape: Shape) -> Cost:
         """q, k and v as projected while a part of them is read, q and k as the kernel reads them, and what it makes."""
@@ -426,18 +382,12 @@ class AttentionConfig(MixerConfig, kind="attention", words=_WORDS):
 
     def _kernel_keeps(self, ctx: BuildContext, shape: Shape, by_head: bool) -> tuple[KeptTensors, Cost]:
         """What the kernel keeps, and the mask that it shares with other layers."""
-        visibility = self.visibility.build(ctx)
         biased = self.position is not None and self.position.biases
-        near = visibility.reach is None or visibility.reach >= shape.t
-        visibility = visibility.sized(shape.t)
-        plain = visibility.only_order and near and not biased and self.softcap is None
-        facts = CallFacts(
-            shape.device, shape.products, shape.b, shape.s, shape.t, ctx.head_dim, visibility.width, plain,
-            masked=not plain, additive=self.softcap is None, dropout=self.dropout > 0, grad=True,
-            sinks=self.sinks,
-        )  # fmt: skip
         heads = HeadLayout(ctx.n_heads, ctx.n_kv_heads, biased, by_head)
-        kept = self.kernel.build(ctx).keeps(facts, visibility, heads)
+        kept = kept_of_call(
+            self.kernel.build(ctx), self.visibility.build(ctx), heads, ctx.head_dim, shape,
+            self.dropout, self.softcap is None, self.sinks,
+        )  # fmt: skip
         mask = Cost.once(("mask", self.visibility, self.position), Cost(kept=kept.mask))
         return kept, mask if kept.mask else Cost()
 

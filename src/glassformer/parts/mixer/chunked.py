@@ -29,6 +29,18 @@ PAIRS_PER_BLOCK = 1 << 18
 VALUES_PER_BLOCK = 1 << 22
 
 
+def as_operator() -> bool:
+    """Whether a recurrence is called as an operator of torch, which has a gradient and is one step to a compiler: the
+    first such call loads torch's whole compiler, which takes longer than a reader would wait."""
+    return torch.is_grad_enabled() or torch.compiler.is_compiling()
+
+
+def whole_chunks(s: int, length: int) -> list[slice]:
+    """The tokens that make up whole chunks, and those left for a shorter one."""
+    full = s - s % length
+    return [at for at in (slice(0, full), slice(full, s)) if at.start < at.stop]
+
+
 def naive_linear_attention(
     q: Float[Tensor, "b s g k"],
     k: Float[Tensor, "b s g k"],
@@ -76,18 +88,13 @@ def chunked_linear_attention(
     if s == 1:
         return naive_linear_attention(q, k, v, log_decay, state, fresh)
     r = n // q.shape[2]
-    # The first call of an operator loads torch's whole compiler, which takes longer than a reader would wait.
-    run = _operator if torch.is_grad_enabled() or torch.compiler.is_compiling() else _chunks
+    run, ys = _operator if as_operator() else _chunks, []
     within = state.unflatten(1, (-1, r)).transpose(2, 3)  # (b, g, K, r, V)
-    ys, end = [], 0
-    for size in (s - s % length, s % length):
-        if size:
-            at, end = slice(end, end + size), end + size
-            decay = log_decay if log_decay is None or log_decay.dim() == 1 else log_decay[:, at]
-            part = None if fresh is None else fresh[:, at]
-            y, states = run(q[:, at], k[:, at], v[:, at], decay, within, part, min(length, size))
-            within = states[-1]
-            ys.append(y)
+    for at in whole_chunks(s, length):
+        parts = _part(log_decay, at), within, _part(fresh, at)
+        y, states = run(q[:, at], k[:, at], v[:, at], *parts, min(length, at.stop - at.start))
+        within = states[-1]
+        ys.append(y)
     return ys[0] if len(ys) == 1 else torch.cat(ys, dim=1), within.transpose(2, 3).flatten(1, 2)
 
 

@@ -14,16 +14,16 @@ from glassformer.parts.base import BuildContext
 from glassformer.parts.cost import Cost, Shape
 from glassformer.parts.forward_pass import Pass
 from glassformer.parts.heads import Heads, nearest_groups
-from glassformer.parts.kernel import AttentionCall, Auto, AutoConfig, CallFacts, HeadLayout, Kernel, KernelConfig
+from glassformer.parts.kernel import AttentionCall, AutoConfig, HeadLayout, Kernel, KernelConfig
 from glassformer.parts.linear import Linear, Matrix, linear_cost
-from glassformer.parts.mixer.attend import attend, attention_cost
-from glassformer.parts.mixer.base import Mixer, MixerChange, MixerConfig
+from glassformer.parts.mixer.attend import SoftmaxAttention, attention_cost, kept_of_call
+from glassformer.parts.mixer.base import MixerChange, MixerConfig
 from glassformer.parts.mixer.kv import Cells, vector_bytes
 from glassformer.parts.projection import CrossQKV, CrossQKVConfig, MakeCrossProjection, MemoryProjectionConfig
 from glassformer.parts.reparam import MakeReparam
 from glassformer.parts.shard import Shard
 from glassformer.parts.site import Site
-from glassformer.parts.visibility import Bidirectional, OfMemory, Visibility
+from glassformer.parts.visibility import Bidirectional, OfMemory
 from glassformer.state import State
 
 IDS = torch.int64
@@ -104,7 +104,7 @@ class MemoryState(State):
             self.length = 0
 
 
-class CrossAttention(Mixer):
+class CrossAttention(SoftmaxAttention):
     """z = softmax(q k^T / sqrt(h)) v per head, q from x, k and v from another sequence. Vaswani et al. 2017, 3.2.3.
 
         x (b,s,d) -> q (b,s,n,h)  ─┐
@@ -129,19 +129,14 @@ class CrossAttention(Mixer):
         kernel: Kernel | None = None,
         reparam: MakeReparam | None = None,
     ):
-        super().__init__()
-        self._heads = Heads.of(d_model, n_heads, n_kv_heads, head_dim)
-        n, _, h = self._heads
-        self.scale, self.dropout = scale or h**-0.5, dropout
-        self.projection = projection(self._heads, None)
+        heads = Heads.of(d_model, n_heads, n_kv_heads, head_dim)
+        super().__init__(heads, None, Bidirectional(), scale, dropout, kernel)
+        self.projection = projection(heads, None)
         for name, module in self.projection.maps(d_model, bias, reparam).items():
             self.add_module(name, module)
-        width, out_bias = n * self.projection.value_dim, bias if out_bias is None else out_bias
-        self.output = Linear(width, d_model, out_bias, "output", reparam, Shard("row", n))
-        self.kernel = kernel or Auto()
-        self.kernel.check(CallFacts(dropout=dropout > 0))
-        self.q, self.k, self.v = Site("bsnh"), Site("btgh"), Site("btgh")
-        self.scores, self.pattern, self.z, self.out = Site("bnst"), Site("bnst"), Site("bsnh"), Site("bsd")
+        width, out_bias = n_heads * self.projection.value_dim, bias if out_bias is None else out_bias
+        self.output = Linear(width, d_model, out_bias, "output", reparam, Shard("row", n_heads))
+        self.k, self.v = Site("btgh"), Site("btgh")
 
     def forward(
         self, x: Float[Tensor, "b s d"], pass_: Pass | None = None, state: MemoryState | None = None
@@ -149,9 +144,7 @@ class CrossAttention(Mixer):
         pass_ = pass_ or Pass.of(x)
         q = self.q(self.projection.queries(self, x))
         k, v, documents = self.memory(x, pass_, state)
-        call = self.call(q, self.k(k), self.v(v), documents, pass_)
-        z = attend(self.kernel, call, self.scores, self.pattern)
-        return self.out(self.output(self.z(z).flatten(-2)))
+        return self.put_out(self.attend(self.call_of(q, self.k(k), self.v(v), documents, pass_)))
 
     def memory(self, x: Tensor, pass_: Pass, state: MemoryState | None) -> tuple[Tensor, Tensor, Tensor | None]:
         """k, v (b, t, g, h) of the memory and the ids of its tokens (b, t), from the pass or from the state."""
@@ -164,10 +157,9 @@ class CrossAttention(Mixer):
             state.write(k, v, memory.documents)
         return *self.projection.expand(self, k, v), memory.documents
 
-    def call(self, q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None, pass_: Pass) -> AttentionCall:
-        """The call of the kernel."""
-        visibility: Visibility = Bidirectional()
-        index = None
+    def call_of(self, q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None, pass_: Pass) -> AttentionCall:
+        """The call of the kernel over a memory whose tokens have these ids."""
+        visibility, index = self.visibility, None
         if documents is not None:
             visibility = OfMemory(pass_.documents, documents)
             keys = pass_.once("memory tokens", lambda: torch.arange(k.shape[1], device=k.device))
@@ -181,20 +173,8 @@ class CrossAttention(Mixer):
         return True
 
     @property
-    def separates_documents(self) -> bool:
-        return True
-
-    @property
     def reach(self) -> int:
         return 1
-
-    @property
-    def heads(self) -> Heads:
-        return self._heads
-
-    @property
-    def head_output(self) -> Linear:
-        return self.output
 
     def matrices(self) -> dict[str, Matrix]:
         return {**self.projection.matrices(self), "out": Matrix.of(self.output)}
@@ -291,9 +271,6 @@ class CrossAttentionConfig(MixerConfig, kind="cross_attention"):
         if shape.phase != "train":
             return 0
         n, g, h = ctx.n_heads, ctx.n_kv_heads, ctx.head_dim
-        facts = CallFacts(
-            shape.device, shape.products, shape.b, shape.s, shape.t, h, dropout=self.dropout > 0, grad=True
-        )
-        kept = self.kernel.build(ctx).keeps(facts, Bidirectional(), HeadLayout(n, g))
+        kept = kept_of_call(self.kernel.build(ctx), Bidirectional(), HeadLayout(n, g), h, shape, self.dropout)
         values = n * h * ("q" in kept.given) + g * (h + width) * bool({"k", "v"} & set(kept.given))
         return kept.own + shape.keeps(values)

@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, library
 
-from glassformer.parts.mixer.chunked import CHUNK, LEAST_LOG, Factors, by_chunk, by_token
+from glassformer.parts.mixer.chunked import CHUNK, LEAST_LOG, Factors, as_operator, by_chunk, by_token, whole_chunks
 from glassformer.parts.precision import full_precision, wide
 
 VALUES_PER_BLOCK = 1 << 22
@@ -74,16 +74,12 @@ def delta_rule(
         state = v.new_zeros(b, n, q.shape[3], v.shape[3])
     if s == 1:
         return naive_delta_rule(q, k, v, beta, log_decay, state, fresh)
-    # The first call of an operator loads torch's whole compiler, which takes longer than a reader would wait.
-    run = _operator if torch.is_grad_enabled() or torch.compiler.is_compiling() else _chunks
-    ys, end = [], 0
-    for size in (s - s % length, s % length):
-        if size:
-            at, end = slice(end, end + size), end + size
-            part = None if fresh is None else fresh[:, at]
-            y, states = run(q[:, at], k[:, at], v[:, at], beta[:, at], log_decay[:, at], state, part, min(length, size))
-            state = states[-1]
-            ys.append(y)
+    run, ys = _operator if as_operator() else _chunks, []
+    for at in whole_chunks(s, length):
+        part, size = None if fresh is None else fresh[:, at], min(length, at.stop - at.start)
+        y, states = run(q[:, at], k[:, at], v[:, at], beta[:, at], log_decay[:, at], state, part, size)
+        state = states[-1]
+        ys.append(y)
     return ys[0] if len(ys) == 1 else torch.cat(ys, dim=1), state
 
 

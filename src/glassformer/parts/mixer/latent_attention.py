@@ -10,29 +10,26 @@ from torch import Tensor, nn
 
 from glassformer.errors import RequestError
 from glassformer.parts.base import BuildContext
-from glassformer.parts.cost import Cost, Number, Shape
+from glassformer.parts.cost import Cost, Shape
 from glassformer.parts.forward_pass import Pass
 from glassformer.parts.heads import Heads
 from glassformer.parts.kernel import (
-    AttentionCall,
-    Auto,
     AutoConfig,
-    CallFacts,
     HeadLayout,
     KeptTensors,
     Kernel,
     KernelConfig,
 )
 from glassformer.parts.linear import Linear, Matrix, linear_cost
-from glassformer.parts.mixer.attend import attend, attention_cost
-from glassformer.parts.mixer.base import Mixer, MixerChange, MixerConfig
+from glassformer.parts.mixer.attend import SoftmaxAttention, attention_cost, kept_of_call, keys_met
+from glassformer.parts.mixer.base import MixerChange, MixerConfig
 from glassformer.parts.mixer.kv import KVState, state_of, vector_bytes
 from glassformer.parts.norm import NormConfig, RMSNorm, RMSNormConfig
 from glassformer.parts.position import AttentionPosition, AttentionPositionConfig
 from glassformer.parts.reparam import MakeReparam
 from glassformer.parts.shard import Shard
 from glassformer.parts.site import Site
-from glassformer.parts.visibility import Causal, CausalConfig, Visibility, VisibilityConfig
+from glassformer.parts.visibility import CausalConfig, Visibility, VisibilityConfig
 from glassformer.parts.words import Word, whole
 
 Form = Literal["auto", "expanded", "absorbed"]
@@ -65,7 +62,7 @@ class LatentShape(NamedTuple):
         return s * (2 * self.kv_rank - each) <= self.kv_rank * each
 
 
-class LatentAttention(Mixer):
+class LatentAttention(SoftmaxAttention):
     """Attention whose keys and values are maps of one latent per token, which is all that is kept of the token.
 
         c = norm(x W_DKV)   k_r = rope(x W_KR)      c (b,s,r), k_r (b,s,dr), shared by the heads
@@ -105,10 +102,9 @@ class LatentAttention(Mixer):
         form: Form = "auto",
         reparam: MakeReparam | None = None,
     ):
-        super().__init__()
         n, dn, dr, dv = n_heads, head_dim, rope_dim, value_dim or head_dim
-        self.shape = LatentShape(n, dn, dr, dv, kv_rank, q_rank)
-        self.n_heads, self.n_kv_heads, self.head_dim = self.heads
+        super().__init__(Heads(n, n, dn + dr), position, visibility, scale, dropout, kernel)
+        self.shape, self.form = LatentShape(n, dn, dr, dv, kv_rank, q_rank), form
         by_head = Shard("column", n)
         if q_rank:
             self.q_down = Linear(d_model, q_rank, bias, reparam=reparam)
@@ -118,12 +114,7 @@ class LatentAttention(Mixer):
         self.kv_norm = kv_norm or RMSNorm(kv_rank, 1e-6)
         self.kv_up = Linear(kv_rank, (n * dn, n * dv), False, ("score", "hidden"), reparam, (by_head, by_head))
         self.output = Linear(n * dv, d_model, bias, "output", reparam, Shard("row", n))
-        self.position, self.visibility = position, visibility or Causal()
-        self.scale, self.dropout = scale or (dn + dr) ** -0.5, dropout
-        self.kernel, self.form = kernel or Auto(), form
-        self.kernel.check(CallFacts(dropout=dropout > 0))
-        self.q, self.k, self.v, self.latent = Site("bsnh"), Site("bsnh"), Site("bsnh"), Site("bsr")
-        self.scores, self.pattern, self.z, self.out = Site("bnst"), Site("bnst"), Site("bsnh"), Site("bsd")
+        self.latent = Site("bsr")
 
     def forward(
         self, x: Float[Tensor, "b s d"], pass_: Pass | None = None, state: KVState | None = None
@@ -139,7 +130,7 @@ class LatentAttention(Mixer):
         absorbed = few if self.form == "auto" else self.form == "absorbed"
         made = self.absorbed if absorbed else self.expanded
         z = made(q, c, turned, k_idx, pass_, apart=state is None)
-        return self.out(self.output(self.z(z).flatten(-2)))
+        return self.put_out(z)
 
     def project(self, x: Tensor, pass_: Pass) -> tuple[Tensor, Tensor, Tensor]:
         """q (b,s,n,dn+dr), the latent (b,s,r), and the keys that the heads share (b,s,1,dr)."""
@@ -165,7 +156,7 @@ class LatentAttention(Mixer):
         k, v = self.expand(c, turned)
         if apart:
             k, v = self.k(k), self.v(v)
-        return attend(self.kernel, self.call(q, k, v, k_idx, pass_), self.scores, self.pattern)
+        return self.attend(self.call(q, k, v, k_idx, pass_))
 
     def absorbed(
         self, q: Tensor, c: Tensor, turned: Tensor, k_idx: Tensor | None, pass_: Pass, apart: bool = False
@@ -178,16 +169,8 @@ class LatentAttention(Mixer):
         q_c, q_r = q.split([size.content, size.rope], -1)
         q = torch.cat((torch.einsum("bsnh,nhr->bsnr", q_c, w_k), q_r), -1)
         c = c[:, :, None]
-        call = self.call(q, torch.cat((c, turned), -1), c, k_idx, pass_)
-        seen = attend(self.kernel, call, self.scores, self.pattern)
+        seen = self.attend(self.call(q, torch.cat((c, turned), -1), c, k_idx, pass_))
         return torch.einsum("bsnr,nhr->bsnh", seen, w_v)
-
-    def call(self, q: Tensor, k: Tensor, v: Tensor, k_idx: Tensor | None, pass_: Pass) -> AttentionCall:
-        """The call of the kernel; k_idx as `KVState.append` returns it."""
-        visibility = pass_.seen(self.visibility)
-        bias = self.position.bias(pass_) if self.position is not None else None
-        dropout = self.dropout if self.training else 0.0
-        return AttentionCall(q, k, v, visibility, bias, self.scale, dropout, pass_.index(k_idx), pass_.once)
 
     def _show(self, c: Tensor, turned: Tensor) -> None:
         """k and v of the new tokens, for those who look. Raises RequestError where they are to be edited."""
@@ -196,30 +179,6 @@ class LatentAttention(Mixer):
         if self.k.watched or self.v.watched:
             k, v = self.expand(c, turned)
             self.k(k), self.v(v)
-
-    @property
-    def causal(self) -> bool:
-        return self.visibility.causal
-
-    @property
-    def separates_documents(self) -> bool:
-        return True
-
-    @property
-    def reach(self) -> int | None:
-        return self.visibility.reach
-
-    @property
-    def heads(self) -> Heads:
-        return Heads(self.shape.n, self.shape.n, self.shape.query)
-
-    @property
-    def attention_position(self) -> AttentionPosition | None:
-        return self.position
-
-    @property
-    def head_output(self) -> Linear:
-        return self.output
 
     def matrices(self) -> dict[str, Matrix]:
         """The maps by the names of the sites they make; `rope` makes the shared keys, `q_latent` is queries' latent."""
@@ -374,7 +333,7 @@ class LatentAttentionConfig(
         size, goes_on = self.shape(ctx), shape.phase != "train" and shape.s < shape.t
         n, dn, dr, dv, r, _ = size
         absorbed = self.form == "absorbed" or (self.form == "auto" and goes_on and size.absorbs(shape.s))
-        keys = self._keys(ctx, shape)
+        keys = keys_met(self.visibility.build(ctx), shape)
         if absorbed:
             whole = ctx.within(n_heads=n, n_kv_heads=1, head_dim=r + dr)
             weights = r * n * (dn + dv)
@@ -390,15 +349,6 @@ class LatentAttentionConfig(
             read = Shape(**{**vars(read), "s": shape.t})
         core = attention_cost(self._within(ctx), shape, dv, keys)
         return linear_cost(ctx, read, r, (n * dn, n * dv)) + core + self._kept(ctx, shape)
-
-    def _keys(self, ctx: BuildContext, shape: Shape) -> Number:
-        """Mean number of keys that count for one of the last s queries of t tokens."""
-        visibility, s, t = self.visibility.build(ctx), shape.s, shape.t
-        if shape.every_key:
-            return t
-        if s == t or not visibility.causal:
-            return visibility.keys_seen(t)
-        return (t * visibility.keys_seen(t) - (t - s) * visibility.keys_seen(t - s)) / s
 
     def _kept(self, ctx: BuildContext, shape: Shape) -> Cost:
         """The shared key beside the latent before its norm, q and k as the kernel reads them, k beside v as made, and
@@ -418,16 +368,9 @@ class LatentAttentionConfig(
 
     def _keeps(self, ctx: BuildContext, shape: Shape) -> KeptTensors:
         """Of a call with the heads of the context; values count as wide as keys."""
+        heads = HeadLayout(ctx.n_heads, ctx.n_kv_heads, self.position is not None and self.position.biases)
         visibility = self.visibility.build(ctx)
-        biased = self.position is not None and self.position.biases
-        near = visibility.reach is None or visibility.reach >= shape.t
-        plain, visibility = visibility.only_order and near and not biased, visibility.sized(shape.t)
-        facts = CallFacts(
-            shape.device, shape.products, shape.b, shape.s, shape.t, ctx.head_dim, visibility.width, plain,
-            masked=not plain, dropout=self.dropout > 0, grad=True,
-        )  # fmt: skip
-        heads = HeadLayout(ctx.n_heads, ctx.n_kv_heads, biased, False)
-        return self.kernel.build(ctx).keeps(facts, visibility, heads)
+        return kept_of_call(self.kernel.build(ctx), visibility, heads, ctx.head_dim, shape, self.dropout)
 
     def _state(self, ctx: BuildContext, shape: Shape) -> Cost:
         """Latents and shared keys of the tokens within reach: those before are read, the new ones written."""

@@ -18,6 +18,7 @@ from glassformer.parts.forward_pass import Pass
 from glassformer.parts.init import Init
 from glassformer.parts.linear import Linear, Matrix, linear_cost
 from glassformer.parts.mixer.base import EffectiveMaps, show_maps
+from glassformer.parts.mixer.chunked import whole_chunks
 from glassformer.parts.mixer.recurrent import (
     Recurrence,
     RecurrenceConfig,
@@ -257,13 +258,11 @@ def convolution(
     computed once for each of the documents in it."""
     (b, s, c), length = u.shape, factors.inner.shape[1]
     state = u.new_zeros(b, c, factors.since.shape[2]) if h is None else h
-    ys, end = [], 0
-    for size in (s - s % length, s % length):
-        if size:
-            at, end = slice(end, end + size), end + size
-            part = factors if size >= length else factors.first(size)
-            y, state = _chunks(u[:, at], part, state, None if fresh is None else fresh[:, at])
-            ys.append(y)
+    ys = []
+    for at in whole_chunks(s, length):
+        part = factors if at.stop - at.start >= length else factors.first(at.stop - at.start)
+        y, state = _chunks(u[:, at], part, state, None if fresh is None else fresh[:, at])
+        ys.append(y)
     return ys[0] if len(ys) == 1 else torch.cat(ys, dim=1), state
 
 

@@ -16,6 +16,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, library
 
+from glassformer.parts.mixer.chunked import as_operator
 from glassformer.parts.precision import exact
 from glassformer.parts.region import region
 
@@ -61,9 +62,7 @@ def selective_scan(
     if u.shape[1] == 1:
         return naive_scan(u, dt, a, b, c, h, fresh)
     keep = None if fresh is None else (~fresh).to(u.dtype).expand(u.shape[:2])
-    # The first call of an operator loads torch's whole compiler, which takes longer than a reader would wait.
-    run = _operator if torch.is_grad_enabled() or torch.compiler.is_compiling() else _scan
-    y, states = run(dt, dt * u, a, b, c, h, keep)
+    y, states = (_operator if as_operator() else _scan)(dt, dt * u, a, b, c, h, keep)
     return y, states[-1]
 
 
@@ -81,8 +80,7 @@ def gated_scan(
         decay = torch.exp(log_decay[:, 0])
         h = h * (decay if keep is None else decay * keep) + x[:, 0]
         return h[:, None], h
-    run = _operator if torch.is_grad_enabled() or torch.compiler.is_compiling() else _scan
-    y, states = run(-log_decay, x, -x.new_ones(1, c), one, one, h[:, None], keep)
+    y, states = (_operator if as_operator() else _scan)(-log_decay, x, -x.new_ones(1, c), one, one, h[:, None], keep)
     return y, states[-1, :, 0]
 
 

@@ -10,22 +10,21 @@ from torch import Tensor, nn
 
 from glassformer.errors import RequestError
 from glassformer.parts.base import BuildContext
-from glassformer.parts.cost import Cost, Number, Shape
+from glassformer.parts.cost import Cost, Shape
 from glassformer.parts.forward_pass import Pass
 from glassformer.parts.heads import Heads, nearest_groups
-from glassformer.parts.kernel import AttentionCall, Auto, AutoConfig, CallFacts, HeadLayout, Kernel, KernelConfig
+from glassformer.parts.kernel import AutoConfig, HeadLayout, Kernel, KernelConfig
 from glassformer.parts.linear import Linear, Matrix, linear_cost
-from glassformer.parts.mixer.attend import attend, attention_cost
-from glassformer.parts.mixer.base import Mixer, MixerChange, MixerConfig
+from glassformer.parts.mixer.attend import SoftmaxAttention, attention_cost, kept_of_call, keys_met
+from glassformer.parts.mixer.base import MixerChange, MixerConfig
 from glassformer.parts.norm import NormConfig
 from glassformer.parts.position import AttentionPosition, AttentionPositionConfig
 from glassformer.parts.reparam import MakeReparam
 from glassformer.parts.shard import Shard
-from glassformer.parts.site import Site
-from glassformer.parts.visibility import Causal, CausalConfig, Visibility, VisibilityConfig
+from glassformer.parts.visibility import CausalConfig, Visibility, VisibilityConfig
 
 
-class SharedAttention(Mixer):
+class SharedAttention(SoftmaxAttention):
     """z = softmax(q k^T / sqrt(h)) v per head, out = z W_O, with the k and v of a layer below: only W_Q and W_O are its
     own, and it keeps nothing in decoding. Brandon et al. 2024, 2405.12981 (CLA); Sun et al. 2024, 2405.05254 (YOCO).
 
@@ -53,19 +52,12 @@ class SharedAttention(Mixer):
         kernel: Kernel | None = None,
         reparam: MakeReparam | None = None,
     ):
-        super().__init__()
-        heads = Heads.of(d_model, n_heads, n_kv_heads, head_dim)
-        self.n_heads, self.n_kv_heads, self.head_dim = heads
+        super().__init__(Heads.of(d_model, n_heads, n_kv_heads, head_dim), position, visibility, scale, dropout, kernel)
         width, self.source = self.n_heads * self.head_dim, source
         self.q_proj = Linear(d_model, width, bias, "score", reparam, Shard("column", self.n_heads))
         out_bias = bias if out_bias is None else out_bias
         self.output = Linear(width, d_model, out_bias, "output", reparam, Shard("row", self.n_heads))
-        self.q_norm, self.position, self.visibility = q_norm, position, visibility or Causal()
-        self.scale, self.dropout = scale or self.head_dim**-0.5, dropout
-        self.kernel = kernel or Auto()
-        self.kernel.check(CallFacts(dropout=dropout > 0))
-        self.q, self.k, self.v = Site("bsnh"), Site("bsgh"), Site("bsgh")
-        self.scores, self.pattern, self.z, self.out = Site("bnst"), Site("bnst"), Site("bsnh"), Site("bsd")
+        self.q_norm = q_norm
 
     def forward(self, x: Float[Tensor, "b s d"], pass_: Pass | None = None, state: None = None) -> Tensor:
         pass_ = pass_ or Pass.of(x)
@@ -73,40 +65,9 @@ class SharedAttention(Mixer):
         q = self.q_proj(x).unflatten(-1, (self.n_heads, -1))
         if self.q_norm is not None:
             q = self.q_norm(q)
-        bias = None
         if self.position is not None:
             q, _ = self.position(q, q[:, :, :1], pass_)
-            bias = self.position.bias(pass_)
-        call = AttentionCall(
-            self.q(q), self.k(k), self.v(v), pass_.seen(self.visibility), bias, self.scale,
-            self.dropout if self.training else 0.0, pass_.index(k_idx), pass_.once,
-        )  # fmt: skip
-        z = attend(self.kernel, call, self.scores, self.pattern)
-        return self.out(self.output(self.z(z).flatten(-2)))
-
-    @property
-    def causal(self) -> bool:
-        return self.visibility.causal
-
-    @property
-    def separates_documents(self) -> bool:
-        return True
-
-    @property
-    def reach(self) -> int | None:
-        return self.visibility.reach
-
-    @property
-    def heads(self) -> Heads:
-        return Heads(self.n_heads, self.n_kv_heads, self.head_dim)
-
-    @property
-    def attention_position(self) -> AttentionPosition | None:
-        return self.position
-
-    @property
-    def head_output(self) -> Linear:
-        return self.output
+        return self.put_out(self.attend(self.call(self.q(q), self.k(k), self.v(v), k_idx, pass_)))
 
     def matrices(self) -> dict[str, Matrix]:
         """The maps of this mixer by the names of the sites they make."""
@@ -218,37 +179,21 @@ class SharedAttentionConfig(MixerConfig, kind="shared_attention"):
         (n, _, h), d = self.heads(ctx), ctx.d_model
         total = linear_cost(ctx, shape, d, n * h, bias=self.bias)
         total += linear_cost(ctx, shape.reading(shape.products), n * h, d, bias=out_bias)
-        total += attention_cost(inner, shape, h, self._keys(ctx, shape)) + self._kept(inner, shape)
+        total += attention_cost(inner, shape, h, keys_met(self.visibility.build(ctx), shape)) + self._kept(inner, shape)
         if self.q_norm is not None:
             heads = Shape(**{**vars(shape.reading(shape.products)), "b": shape.b * n})
             total += self.q_norm.costs(ctx.within(width=h), heads)
         return total + (self.position.costs(inner, shape) if self.position else Cost())
-
-    def _keys(self, ctx: BuildContext, shape: Shape) -> Number:
-        """Mean number of keys that count for one of the last s queries of t tokens."""
-        visibility, s, t = self.visibility.build(ctx), shape.s, shape.t
-        if shape.every_key:
-            return t
-        if s == t or not visibility.causal:
-            return visibility.keys_seen(t)
-        return (t * visibility.keys_seen(t) - (t - s) * visibility.keys_seen(t - s)) / s
 
     def _kept(self, ctx: BuildContext, shape: Shape) -> Cost:
         """q as the kernel reads it, and what the kernel makes."""
         if shape.phase != "train":
             return Cost()
         n, g, h = ctx.n_heads, ctx.n_kv_heads, ctx.head_dim
-        visibility = self.visibility.build(ctx)
         biased = self.position is not None and self.position.biases
-        near = visibility.reach is None or visibility.reach >= shape.t
-        visibility = visibility.sized(shape.t)
-        plain = visibility.only_order and near and not biased
-        facts = CallFacts(
-            shape.device, shape.products, shape.b, shape.s, shape.t, h, visibility.width, plain,
-            masked=not plain, dropout=self.dropout > 0, grad=True,
-        )  # fmt: skip
         turned = self.position is not None and self.position.turns
-        kept = self.kernel.build(ctx).keeps(facts, visibility, HeadLayout(n, g, biased, turned))
+        heads = HeadLayout(n, g, biased, turned)
+        kept = kept_of_call(self.kernel.build(ctx), self.visibility.build(ctx), heads, h, shape, self.dropout)
         z = n * h if "z" in kept.given and turned else 0  # then lies as q does, and the output reads a copy
         own = Cost(kept=kept.own + shape.keeps(n * h * ("q" in kept.given) + z))
         mask = Cost.once(("mask", self.visibility, self.position), Cost(kept=kept.mask))

@@ -15,16 +15,15 @@ from glassformer.parts.cost import Cost, Shape
 from glassformer.parts.forward_pass import Pass
 from glassformer.parts.heads import Heads
 from glassformer.parts.init import Init
-from glassformer.parts.kernel import AttentionCall, Auto, AutoConfig, CallFacts, HeadLayout, Kernel, KernelConfig
+from glassformer.parts.kernel import AttentionCall, AutoConfig, CallFacts, HeadLayout, Kernel, KernelConfig
 from glassformer.parts.kernel.base import ScoreBias
 from glassformer.parts.linear import Linear, Matrix, linear_cost
-from glassformer.parts.mixer.attend import attend, attention_cost
-from glassformer.parts.mixer.base import Mixer, MixerChange, MixerConfig
+from glassformer.parts.mixer.attend import SoftmaxAttention, attention_cost, kept_of_call, keys_met
+from glassformer.parts.mixer.base import MixerChange, MixerConfig
 from glassformer.parts.mixer.kv import KVState, WindowState, vector_bytes
 from glassformer.parts.precision import wide
 from glassformer.parts.reparam import MakeReparam
 from glassformer.parts.shard import Shard
-from glassformer.parts.site import Site
 from glassformer.parts.visibility import SlidingWindow
 from glassformer.parts.visibility.base import SameDocument
 from glassformer.parts.words import Word, whole
@@ -37,7 +36,7 @@ def waves(distances: Float[Tensor, " r"], width: int) -> Float[Tensor, "r d"]:
     return torch.cat([angle.sin(), angle.cos()], dim=1)
 
 
-class XLMemory(Mixer):
+class XLMemory(SoftmaxAttention):
     """Attention of a segment to itself and to the hidden states of the m tokens before it, by relative positions:
     Transformer-XL. Dai et al. 2019, 1901.02860.
 
@@ -56,8 +55,7 @@ class XLMemory(Mixer):
     those of attention.
     """
 
-    separates_documents = True
-    causal = True
+    visibility: SlidingWindow
 
     def __init__(
         self,
@@ -69,16 +67,14 @@ class XLMemory(Mixer):
         kernel: Kernel | None = None,
         reparam: MakeReparam | None = None,
     ):
-        super().__init__()
-        self.n_heads, _, self.head_dim = Heads.of(d_model, n_heads, None, head_dim)
+        heads = Heads.of(d_model, n_heads, None, head_dim)
+        super().__init__(heads, None, SlidingWindow(memory + 1), None, 0.0, kernel, CallFacts(learned=True))
         if d_model % 2:
             raise RequestError(
                 f"xl_memory has a sine and a cosine for each two of d_model={d_model} values; use an even width",
                 code="range", field="d_model", value=d_model, expected="an even number",
             )  # fmt: skip
-        n, h = self.n_heads, self.head_dim
-        self.d_model, self.visibility, self.kernel = d_model, SlidingWindow(memory + 1), kernel or Auto()
-        self.kernel.check(CallFacts(learned=True))
+        n, h, self.d_model = self.n_heads, self.head_dim, d_model
         column = Shard("column", n)
         self.q_proj = Linear(d_model, n * h, bias, "score", reparam, column)
         self.kv_proj = Linear(d_model, (n * h, n * h), bias, ("score", "hidden"), reparam, column)
@@ -86,8 +82,6 @@ class XLMemory(Mixer):
         self.content_bias, self.distance_bias = nn.Parameter(torch.empty(n, h)), nn.Parameter(torch.empty(n, h))
         self.output = Linear(n * h, d_model, bias, "output", reparam, Shard("row", n))
         self.init_weights(Init())
-        self.q, self.k, self.v = Site("bsnh"), Site("bsnh"), Site("bsnh")
-        self.scores, self.pattern, self.z, self.out = Site("bnst"), Site("bnst"), Site("bsnh"), Site("bsd")
 
     def forward(
         self, x: Float[Tensor, "b s d"], pass_: Pass | None = None, state: KVState | None = None
@@ -104,9 +98,8 @@ class XLMemory(Mixer):
         first: int | Tensor = h.shape[1] - x.shape[1] if k_idx is None else pass_.slots[..., :1]
         bias = self.by_distance(q + self.distance_bias.to(q.dtype), first, pass_)
         seen = self.visibility if pass_.documents is None else SameDocument(self.visibility, pass_.documents)
-        scale = self.head_dim**-0.5
-        call = AttentionCall(q + self.content_bias.to(q.dtype), k, v, seen, bias, scale, 0.0, pass_.index(k_idx))
-        return self.out(self.output(self.z(attend(self.kernel, call, self.scores, self.pattern)).flatten(-2)))
+        q = q + self.content_bias.to(q.dtype)
+        return self.put_out(self.attend(AttentionCall(q, k, v, seen, bias, self.scale, 0.0, pass_.index(k_idx))))
 
     def by_distance(self, q: Tensor, first: int | Tensor, pass_: Pass) -> ScoreBias:
         """Adds the part of the scores that depends on queries and distances: that of query i and distance r is looked
@@ -115,7 +108,7 @@ class XLMemory(Mixer):
         reach = min(pass_.end if given is None else int(given.max()) + 1, self.visibility.window)
         wave = waves(torch.arange(reach, device=q.device, dtype=wide(q).dtype), self.d_model).to(q.dtype)
         table = torch.einsum("bsnh,rnh->bnsr", q, self.distance(wave).unflatten(-1, (self.n_heads, -1)))
-        table = table * self.head_dim**-0.5
+        table = table * self.scale
 
         def add(score: Tensor, b: Tensor, n: Tensor, q_idx: Tensor, k_idx: Tensor) -> Tensor:
             row = q_idx - (first[b, 0] if isinstance(first, Tensor) and first.dim() == 2 else first)
@@ -126,18 +119,6 @@ class XLMemory(Mixer):
 
         return ScoreBias(add, True, "xl_memory", (table,))
 
-    @property
-    def reach(self) -> int:
-        return self.visibility.window
-
-    @property
-    def heads(self) -> Heads:
-        return Heads(self.n_heads, self.n_heads, self.head_dim)
-
-    @property
-    def head_output(self) -> Linear:
-        return self.output
-
     def matrices(self) -> dict[str, Matrix]:
         """The maps of this mixer by the names of the sites they make; `distance` makes keys of distances."""
         n = self.n_heads
@@ -147,8 +128,8 @@ class XLMemory(Mixer):
 
     def init_state(self, batch: int, max_len: int, dtype: torch.dtype, device: Any = None, rewind: int = 0) -> KVState:
         first, second = ((1, width) for width in _halves(self.d_model))
-        if self.reach + rewind < max_len:
-            return WindowState(batch, self.reach, first, second, dtype, device, rewind)
+        if (window := self.visibility.window) + rewind < max_len:
+            return WindowState(batch, window, first, second, dtype, device, rewind)
         return KVState(batch, max_len, first, second, dtype, device)
 
     @torch.no_grad()
@@ -219,8 +200,7 @@ class XLMemoryConfig(MixerConfig, kind="xl_memory", words=Word("xl_memory", whol
         read = t if shape.phase == "train" else min(t, near + s - 1)
         inner, narrow = ctx.within(n_heads=n, n_kv_heads=n, head_dim=h), shape.reading(shape.products)
         of_memory, of_distances = replace(shape, s=read, t=max(t, read)), replace(shape, b=1, s=near, t=max(t, near))
-        seen = self.keys_seen(ctx, t)
-        keys = t if shape.every_key else (t * seen - (t - s) * self.keys_seen(ctx, t - s) if s < t else t * seen) / s
+        visibility = SlidingWindow(self.memory + 1)
         maps = linear_cost(ctx, shape, d, n * h, bias=self.bias)
         maps += linear_cost(ctx, of_memory, d, (n * h, n * h), bias=self.bias)
         maps += linear_cost(ctx, of_distances, d, n * h)
@@ -231,13 +211,9 @@ class XLMemoryConfig(MixerConfig, kind="xl_memory", words=Word("xl_memory", whol
             kept=shape.keeps(n * (3 * h + near)),
             moved_bytes=shape.passes * shape.tokens * n * near * shape.products.itemsize,
         )
-        facts = CallFacts(
-            shape.device, shape.products, shape.b, s, t, h, self.memory + 1, plain=False, masked=True, learned=True,
-            grad=True,
-        )  # fmt: skip
-        kept = self.kernel.build(ctx).keeps(facts, SlidingWindow(self.memory + 1), HeadLayout(n, n, True))
+        kept = kept_of_call(self.kernel.build(ctx), visibility, HeadLayout(n, n, True), h, shape, learned=True)
         token = sum(vector_bytes(width, shape.state) for width in _halves(d))
         held, before, new = (token * min(tokens, self.memory + 1) for tokens in (t, t - s, s))
         state = Cost.state(shape, held, before + new)
         own = Cost(kept=kept.own if shape.phase == "train" else 0)
-        return maps + table + attention_cost(inner, shape, h, keys) + own + state
+        return maps + table + attention_cost(inner, shape, h, keys_met(visibility, shape)) + own + state
