@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from importlib import import_module
+from threading import Timer
 from typing import Any
 
 import pytest
@@ -272,17 +273,21 @@ def test_a_model_without_a_template(model: str, capsys: pytest.CaptureFixture[st
 
 
 def test_ctrl_c_stops_the_answer_and_not_the_program(talker: str):
-    """A real process, a real signal."""
+    """A real process, a real signal. The seed is one whose answers are long."""
     command = [sys.executable, "-m", "glassformer", "chat", talker, "--temperature", "5", "--max-new-tokens", "200"]
+    command += ["--seed", "1"]
     process = subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=dict(os.environ)
     )
     assert process.stdin is not None and process.stdout is not None
+    patience = Timer(60, process.kill)  # whatever it waits for
+    patience.start()
     process.stdin.write("Hi!\n")
     process.stdin.flush()
     begun = process.stdout.read(3)  # the answer has begun
     process.send_signal(signal.SIGINT)
     out, err = process.communicate("/new\nAnd now?\n", timeout=60)
+    patience.cancel()
     assert process.returncode == 0, err
     assert "Traceback" not in err and begun and err.count("tokens/s") == 2 and len(out.splitlines()) > 1
 
