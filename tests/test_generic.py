@@ -863,8 +863,8 @@ def test_half_precision_is_near_full(case: Case, kernel: str):
 
 @contextmanager
 def choosing_as_in_full(model: Model, tokens: Tensor) -> Iterator[None]:
-    """Inside, every router's p has the values of a pass over `tokens` in fp32, so that rounding moves no token to another
-    expert, and the gradient of its own; calls go on from where the last ended."""
+    """Inside, every router's p has the values of a pass over `tokens` in fp32, so that rounding moves no token to
+    another expert, and the gradient of its own; calls go on from where the last ended."""
     routers = [name for name in sites(model) if name.endswith((".router", ".affinity"))]
     with torch.no_grad():
         full = capture(model, tokens, routers) if routers else {}
