@@ -53,7 +53,7 @@ def cached(quiet: bool = False) -> list[dict[str, Any]]:
     """A text of READ tokens, token by token against one pass, and one pass against fp32."""
     loaded = gf.load(MODEL)
     assert loaded.tokenizer is not None
-    text = next(iter(windows_of(loaded.tokenizer, READ, tokens=READ)))[0][:, :READ]
+    text = next(iter(windows_of(loaded.tokenizer, READ, tokens=READ))).batch.inputs[:, :READ]
     model, exact, rows = loaded.model, loaded.model(text)[0], []
     for weights, memory in STATES:
         model = model.to(weights)

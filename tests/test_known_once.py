@@ -65,7 +65,7 @@ def test_the_allocators_error_is_known():
 
 
 def test_a_length_without_memory_says_so(monkeypatch: pytest.MonkeyPatch):
-    def score(model: object, windows: EvaluationWindows, how: object) -> dict[str, float]:
+    def score(model: object, windows: EvaluationWindows, how: object, objective: object) -> dict[str, float]:
         if windows.context > 16:
             out_of_memory()
         return {"loss": 1.0, "tokens": 64}

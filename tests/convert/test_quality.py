@@ -110,7 +110,7 @@ def test_a_checkpoint_in_half_precision_is_measured_once(text: str) -> None:
 def test_windows_are_short_and_few(text: str) -> None:
     assert windows_of(TOKENIZER, 10_000, text, tokens=1).context == 512
     windows = windows_of(TOKENIZER, 32, text, tokens=100)
-    assert windows.context == 32 and len(windows) == 3 and [batch.inputs.shape for batch in windows] == [(1, 32)] * 3
+    assert windows.context == 32 and len(windows) == 3 and [one.batch.inputs.shape for one in windows] == [(1, 32)] * 3
 
 
 def test_progress_is_told(text: str) -> None:

@@ -18,7 +18,7 @@ from glassformer.errors import RequestError
 from glassformer.parts.base import BuildContext
 from glassformer.parts.ffn import Clamp, ExpertChoice, ExpertChoiceConfig, Experts, ExpertsConfig, Glu, Router
 from glassformer.parts.ffn.glu import clamped_glu, naive_clamped_glu
-from glassformer.training.request import refuse_blind
+from glassformer.training.objectives import NextTokenConfig
 
 TINY = "layers=2+d_model=32+heads=4+vocab_size=61+context=64"
 CTX = BuildContext(d_model=16, vocab_size=61, context=64, n_layers=2)
@@ -261,7 +261,7 @@ def test_experts_that_choose_are_refused_where_the_next_token_is_predicted():
     model = config.build().eval()
     assert not config.causal and not model.causal
     with pytest.raises(RequestError, match="to be predicted") as refused:
-        refuse_blind(config)
+        NextTokenConfig().check(config)
     assert refused.value.code == "not_causal" and refused.value.field == "layers.0.ffn"
     with pytest.raises(RequestError, match="causal"):
         gf.generate(model, tokens=torch.zeros(1, 3, dtype=torch.long), max_tokens=2)

@@ -352,12 +352,12 @@ def test_large_values_are_full_attention():
                                     "bigbird:4+visibility.causal=false"])  # fmt: skip
 def test_what_sees_ahead_is_not_asked_for_the_next_token(change: str):
     from glassformer.generation import generate
-    from glassformer.training.request import refuse_blind
+    from glassformer.training.objectives import NextTokenConfig
 
     config = preset(f"llama@1m+vocab_size=61+{change}")
     assert not config.causal
     with pytest.raises(RequestError) as refused:
-        refuse_blind(config)
+        NextTokenConfig().check(config)
     assert refused.value.code == "not_causal"
     with pytest.raises(RequestError):
         generate(config.build(), torch.zeros(1, 3, dtype=torch.long), max_new_tokens=1)

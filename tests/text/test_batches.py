@@ -169,7 +169,7 @@ def test_no_target_is_scored_twice(n: int, context: int, stride: int, most: int 
     stride = min(stride, context)
     windows = evaluation_windows(np.arange(n), context, most, stride, token_bytes=np.arange(n) + 1, batch=batch)
     scored: list[int] = []
-    for inputs, targets, counts in windows:
+    for (inputs, targets), counts in windows:
         assert torch.equal(torch.where(targets < 0, inputs + 1, targets), inputs + 1)
         assert torch.equal(counts, torch.where(targets < 0, 0, targets + 1))
         scored += targets[targets >= 0].tolist()

@@ -15,7 +15,7 @@ from glassformer import machine
 from glassformer.dynamics.watch import Moment
 from glassformer.errors import RequestError, WorkError
 from glassformer.naming import preset
-from glassformer.text import TextData, prepare
+from glassformer.text import Batch, TextData, prepare
 from glassformer.training import Interrupted, Recipe, Report, Reporter, checkpoint, loop, request, train
 from glassformer.training.callbacks import Callback
 from glassformer.training.optimizers import AdamWConfig
@@ -147,8 +147,8 @@ def test_a_diverging_run_stops_and_says_what_was_seen(text: TextData, tmp_path: 
 def test_a_nan_stops_before_it_reaches_the_weights(text: TextData, monkeypatch: pytest.MonkeyPatch) -> None:
     real = loop.backward
 
-    def poisoned(run: Training, inputs: torch.Tensor, targets: torch.Tensor) -> float:
-        return float("nan") if run.step == 4 else real(run, inputs, targets)
+    def poisoned(run: Training, batch: Batch) -> float:
+        return float("nan") if run.step == 4 else real(run, batch)
 
     monkeypatch.setattr(loop, "backward", poisoned)
     run = train(model(), text, TEN)
@@ -302,7 +302,7 @@ def test_a_model_that_sees_the_answer_is_refused(text: TextData) -> None:
 def test_a_climb_after_learning_is_divergence(text: TextData, monkeypatch: pytest.MonkeyPatch) -> None:
     """4.2, then 1.5, then 4.0: below the first loss, and lost all the same."""
     fake = iter([4.2] + [1.5] * 80 + [4.0] * 200)
-    monkeypatch.setattr(loop, "backward", lambda run, inputs, targets: next(fake))
+    monkeypatch.setattr(loop, "backward", lambda run, batch: next(fake))
     monkeypatch.setattr(loop, "warm_up", lambda run: None)
     monkeypatch.setattr(loop, "gradient_norm", lambda model: 1.0)
     run = train(model(), text, {**TEN, "tokens": 250 * BATCH * CONTEXT})
@@ -315,7 +315,7 @@ def test_a_run_shorter_than_a_window_can_diverge(
     text: TextData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, losses: list[float], status: str
 ) -> None:
     fake = iter(losses)
-    monkeypatch.setattr(loop, "backward", lambda run, inputs, targets: next(fake))
+    monkeypatch.setattr(loop, "backward", lambda run, batch: next(fake))
     monkeypatch.setattr(loop, "warm_up", lambda run: None)
     monkeypatch.setattr(loop, "gradient_norm", lambda model: 1.0)
     run = train(model(), text, TEN, tmp_path / "run")

@@ -25,7 +25,7 @@ from glassformer.errors import RequestError
 from glassformer.model import Model
 from glassformer.naming import preset
 from glassformer.parts.region import compiled_regions, region
-from glassformer.text import Batches, TextData
+from glassformer.text import Batch, Batches, TextData
 from glassformer.training import Callback, Interrupted, Report, Reporter, checkpoint, train
 from glassformer.training.progress import read_metrics
 from glassformer.training.state import Training
@@ -396,12 +396,12 @@ def one_bad_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     """The batch of step 80 is noise."""
     whole = Batches.__getitem__
 
-    def get(self: Batches, step: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def get(self: Batches, step: int) -> Batch:
         inputs, targets = whole(self, step)
         if step == 79:
             noise = torch.Generator().manual_seed(0)
             inputs, targets = (torch.randint(0, int(x.max()) + 1, x.shape, generator=noise) for x in (inputs, targets))
-        return inputs, targets
+        return Batch(inputs, targets)
 
     monkeypatch.setattr(Batches, "__getitem__", get)
 

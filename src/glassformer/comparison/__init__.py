@@ -106,7 +106,9 @@ def compare(
         refuse_untrained(config, here.device)
         modules_of(part_classes(config))  # refuses a part that the arm's process cannot import
     recipes(configs, fields, match, vocab_size=1)
-    common = Recipe.of(**amounts, batch_size=fields["batch_size"], context=context)
+    common = Recipe.of(**amounts, batch_size=fields["batch_size"], context=context, objective=fields["objective"])
+    for config in configs.values():
+        common.objective.check(config)
     budget = Budget(
         match=match or next(name for name, amount in amounts.items() if amount is not None),
         tokens=common.tokens, minutes=common.minutes, flops=common.flops, seeds=seeds,
@@ -115,6 +117,7 @@ def compare(
     check_comparison(folder, list(configs), budget)
 
     text = data if isinstance(data, TextData) else prepare(data, tokenizer, context, progress=on_progress)
+    text = common.objective.with_tokens(text)
     size = text.tokenizer.vocab_size
     configs = {n: fit(c, size, context, own_value(n, c, "vocab_size")) for n, c in configs.items()}
     for config in configs.values():

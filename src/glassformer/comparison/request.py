@@ -14,7 +14,7 @@ from glassformer.report.page import WORTH_SAYING
 from glassformer.training import Recipe
 from glassformer.training.overrides import with_recipe
 from glassformer.training.recipe import BUDGETS
-from glassformer.training.request import fit, refuse_blind, settings
+from glassformer.training.request import fit, settings
 
 Match = Literal["tokens", "flops", "minutes"]
 MOST_SEEDS = 1000
@@ -23,7 +23,7 @@ UNFAIR = 0.2
 """Largest relative difference in parameters of the layers without `allow_unmatched`."""
 ALIKE = {
     "tokens": "--tokens", "flops": "--flops", "minutes": "--minutes", "steps": "--steps", "seed": "--seeds",
-    "context": "--context", "evaluation_tokens": "as many",
+    "context": "--context", "evaluation_tokens": "as many", "objective": "--objective",
 }  # fmt: skip
 """Fields of the recipe that must be the same for all arms, and the option that sets them: losses are compared under
 one budget, on the same text, seed by seed."""
@@ -61,7 +61,6 @@ def arms(expressions: Sequence[str]) -> dict[str, ModelConfig]:
                 f"+recipe.{field}={wishes[field]}: one arm cannot have {field} for itself; give {ALIKE[field]} to all"
             )
         found[expression] = preset(model)
-        refuse_blind(found[expression])
     return found
 
 

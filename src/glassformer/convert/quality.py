@@ -87,8 +87,8 @@ def qualities(
     if loaded.tokenizer is None:
         raise RequestError("this checkpoint has no tokenizer, and perplexity is measured on text")
     windows = windows_of(loaded.tokenizer, loaded.config.context, data, tokens, progress)
-    for inputs, _, _ in windows:
-        check_tokens(loaded.model, inputs)
+    for batch, _ in windows:
+        check_tokens(loaded.model, batch.inputs)
     first = _measured(loaded.model, windows, progress)
     yield first
     if first.weights != "bfloat16":

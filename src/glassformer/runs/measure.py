@@ -69,12 +69,15 @@ def describe(name: str, run: Run, peak: int | None) -> RunResult:
 
 def measured(result: RunResult, run: Run, text: Tokens) -> RunResult:
     """The result with what is measured on the trained model."""
-    context = run.recipe.context
-    found = evaluate(run.model, text, context, run.how, max_tokens=4 * run.recipe.evaluation_tokens)
-    reach = extrapolate(run.model, text, context, run.how)
+    context, objective = run.recipe.context, run.recipe.objective
+    text = objective.with_tokens(text)
+    found = evaluate(
+        run.model, text, context, run.how, max_tokens=4 * run.recipe.evaluation_tokens, objective=objective
+    )
+    reach = extrapolate(run.model, text, context, run.how, objective=objective)
     return result.changed(
         validation=_validation(found),
-        generation=generation(run, text),
+        generation=generation(run, text) if run.model.causal else None,
         extrapolation=[Reach.of({**row, "loss": _finite(row["loss"])}) for row in reach],
     )
 

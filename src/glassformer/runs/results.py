@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import ConfigDict, Field, RootModel, Strict
 
+from glassformer.errors import RequestError
 from glassformer.written import Count, Measures, Written
 
 VERSION: Literal[1] = 1
@@ -183,6 +184,16 @@ class RunResult(Entry):
         return self.name, self.seed
 
     @property
+    def generates(self) -> bool:
+        """Whether its model continues a text; one that sees both ways does not."""
+        from glassformer.config import ModelConfig  # imports torch, which a report does without
+
+        try:
+            return ModelConfig.from_dict(self.config).causal
+        except RequestError:
+            return True
+
+    @property
     def complete(self) -> bool:
         """True if a run that was trained, to its end or until it diverged, has every measurement."""
         ended = self.status == "ok"
@@ -190,7 +201,7 @@ class RunResult(Entry):
             self.status != "failed"
             and self.model_fields_set >= LEFT
             and None not in (self.parameters, self.flops_per_token, self.train)
-            and not (ended and (self.validation is None or self.generation is None))
+            and not (ended and (self.validation is None or (self.generation is None and self.generates)))
         )
 
 

@@ -17,7 +17,9 @@ import numpy as np
 
 from glassformer.folders import cache_folder
 from glassformer.text.batches import (
+    Batch,
     Batches,
+    EvaluationBatch,
     EvaluationWindows,
     bits_per_byte,
     evaluation_windows,
@@ -38,16 +40,19 @@ from glassformer.text.tokenizers import (
     make_tokenizer,
     parse_spec,
     replace_tokenizer,
+    with_special_token,
 )
 
 __all__ = [
     "BPETokenizer",
+    "Batch",
     "Batches",
     "ByteTokenizer",
     "CharTokenizer",
     "Corpus",
     "Document",
     "EMBEDDED",
+    "EvaluationBatch",
     "EvaluationWindows",
     "FileTokenizer",
     "OnProgress",
@@ -64,9 +69,11 @@ __all__ = [
     "make_tokenizer",
     "open_corpus",
     "prepare",
+    "refuse_long",
     "replace_tokenizer",
     "split",
     "token_shards",
+    "with_special_token",
 ]
 
 SMALL_BYTES = 4_000_000

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -19,17 +19,29 @@ if TYPE_CHECKING:
 
 
 class Batch(NamedTuple):
-    """`targets[:, i]` is the token that follows `inputs[:, i]`."""
+    """`targets[:, i]` is what is to be predicted at `inputs[:, i]`, the token that follows unless an objective says
+    otherwise; -100 is not scored. All fields have a row for each sequence."""
 
     inputs: Int[Tensor, "b s"]
     targets: Int[Tensor, "b s"]
+
+    def pieces(self, size: int) -> Iterator[tuple[Batch, float]]:
+        """Batches of at most `size` rows, and the share of each in the targets that are scored."""
+        from glassformer.parts.loss import IGNORED  # imports torch, which preparing a text does without
+
+        whole = int((self.targets != IGNORED).sum())
+        for parts in zip(*(field.split(size) for field in self), strict=True):
+            piece = Batch(*parts)
+            yield piece, int((piece.targets != IGNORED).sum()) / whole
+
+    def to(self, device: Any) -> Batch:
+        return Batch(*(field.to(device) for field in self))
 
 
 class EvaluationBatch(NamedTuple):
-    """As Batch; a target of -100 is not scored. `bytes` is the text of each scored one, 0 elsewhere."""
+    """A batch, and the bytes of text of each target that is scored, 0 elsewhere."""
 
-    inputs: Int[Tensor, "b s"]
-    targets: Int[Tensor, "b s"]
+    batch: Batch
     bytes: Int[Tensor, "b s"]
 
 
@@ -169,7 +181,7 @@ class EvaluationWindows:
             weight = self.token_bytes[targets]
             unscored = (np.arange(self.context) < self.context - self.stride) & (starts > 0)[:, None]
             targets[unscored], weight[unscored] = IGNORED, 0
-            yield EvaluationBatch(_tensor(windows[:, :-1]), _tensor(targets), _tensor(weight))
+            yield EvaluationBatch(Batch(_tensor(windows[:, :-1]), _tensor(targets)), _tensor(weight))
 
 
 def evaluation_windows(

@@ -31,6 +31,7 @@ BPE_SIZES = (257, 1_000_000)  # 256 bytes and the separator, to what nobody need
 TRAINING_BYTES = 100_000_000  # of text; merges learned from more hardly differ, and take memory and hours
 # The end of a text, in files without a tokenizer_config.json that names it: the first of these they have.
 USUAL_ENDS = (END_OF_TEXT, "</s>", "<eos>", "<|end_of_text|>", "<|im_end|>", "<｜end▁of▁sentence｜>", "[SEP]")
+USUAL_MASKS = ("[MASK]", "<mask>")
 SPACE = "\u2581"  # the visible space of SentencePiece
 SETTINGS_FILE = "tokenizer_config.json"
 TEMPLATE_FILE = "chat_template.jinja"
@@ -73,6 +74,8 @@ class FileTokenizer(Tokenizer):
         self.bos_id, self.pad_id, self.unk_id = (
             vocabulary.get(self.special_tokens.get(name, "")) for name in ("bos_token", "pad_token", "unk_token")
         )
+        names = (self.special_tokens.get("mask_token", ""), *USUAL_MASKS)
+        self.mask_id = next((vocabulary[name] for name in names if name in vocabulary), None)
 
     @classmethod
     def read(cls, path: str | Path) -> FileTokenizer:
@@ -162,6 +165,21 @@ class FileTokenizer(Tokenizer):
     def description(self) -> dict[str, Any]:
         """All of the tokenizer.json, as plain values."""
         return json.loads(self._library.to_str())
+
+    def id_of(self, token: str) -> int | None:
+        """The id of a token by its exact text."""
+        return self._library.token_to_id(token)
+
+    def with_special(self, name: str, token: str) -> FileTokenizer:
+        """This tokenizer with a special token, of the next id unless it is there, in the role that
+        tokenizer_config.json calls `name`."""
+        from tokenizers import AddedToken
+        from tokenizers import Tokenizer as Library
+
+        library = Library.from_str(self._library.to_str())
+        library.add_special_tokens([AddedToken(token, special=True, normalized=False)])
+        end = None if self.eos_id is None else self._library.id_to_token(self.eos_id)
+        return FileTokenizer(library, {**(self.settings or settings_of(end)), name: token})
 
     def fingerprint(self) -> str:
         return hashlib.sha256(f"{self._sha256} eos {self.eos_id}".encode()).hexdigest()

@@ -11,7 +11,7 @@ from pathlib import Path
 from glassformer.errors import RequestError, did_you_mean
 from glassformer.folders import cache_folder
 from glassformer.text.documents import Document
-from glassformer.text.plain import ByteTokenizer, CharTokenizer, from_fields
+from glassformer.text.plain import ByteTokenizer, CharTokenizer, equivalent, from_fields
 from glassformer.text.storage import OnProgress, atomic_folder, digest, silent
 from glassformer.text.subword import (
     LARGEST_SETTINGS,
@@ -34,6 +34,7 @@ __all__ = [
     "make_tokenizer",
     "parse_spec",
     "replace_tokenizer",
+    "with_special_token",
 ]
 
 DEFAULT_BPE = 4096
@@ -75,6 +76,11 @@ def replace_tokenizer(tokenizer: Tokenizer | None, folder: Path) -> None:
         (folder / name).unlink(missing_ok=True)
     if tokenizer is not None:
         tokenizer.save(folder)
+
+
+def with_special_token(tokenizer: Tokenizer, name: str, token: str) -> FileTokenizer:
+    """The tokenizer with one more special token (`FileTokenizer.with_special`); it encodes all else as before."""
+    return (tokenizer if isinstance(tokenizer, FileTokenizer) else equivalent(tokenizer)).with_special(name, token)
 
 
 def parse_spec(spec: str) -> tuple[str, int | None]:

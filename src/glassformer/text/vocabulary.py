@@ -31,6 +31,13 @@ class Tokenizer(ABC):
     kind: str
     vocab_size: int
     eos_id: int | None
+    mask_id: int | None = None
+    """The token that stands for one to be predicted; None: it has none."""
+
+    @property
+    def special_ids(self) -> frozenset[int]:
+        """The ids of tokens that have no text."""
+        return frozenset() if self.eos_id is None else frozenset((self.eos_id,))
 
     @abstractmethod
     def encode(self, text: str) -> Ids:

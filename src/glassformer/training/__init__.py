@@ -5,6 +5,7 @@ from glassformer.training.callbacks import Callback, Report, Reporter
 from glassformer.training.evaluate import evaluate, extrapolate
 from glassformer.training.fast import fast_training
 from glassformer.training.loop import run_request, train
+from glassformer.training.objectives import MaskedConfig, NextTokenConfig, ObjectiveConfig
 from glassformer.training.optimizers import (
     AdafactorConfig,
     AdamWConfig,
@@ -29,8 +30,11 @@ __all__ = [
     "Lion",
     "LionConfig",
     "Loaded",
+    "MaskedConfig",
     "MuonConfig",
+    "NextTokenConfig",
     "NoamConfig",
+    "ObjectiveConfig",
     "OptimizerConfig",
     "Recipe",
     "Report",

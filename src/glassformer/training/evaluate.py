@@ -12,31 +12,42 @@ from glassformer.errors import RequestError, no_memory
 from glassformer.machine import Settings
 from glassformer.model import Model
 from glassformer.parts.loss import IGNORED
-from glassformer.text import EvaluationWindows, Tokens, bits_per_byte, evaluation_windows
+from glassformer.text import EvaluationWindows, Tokens, bits_per_byte
 from glassformer.threads import paced
+from glassformer.training.objectives import NextTokenConfig, ObjectiveConfig
+
+NEXT_TOKEN = NextTokenConfig()
 
 
 def evaluate(
-    model: Model, text: Tokens, context: int, how: Settings, max_tokens: int = 65536, batch: int = 8
+    model: Model,
+    text: Tokens,
+    context: int,
+    how: Settings,
+    max_tokens: int = 65536,
+    batch: int = 8,
+    objective: ObjectiveConfig = NEXT_TOKEN,
 ) -> dict[str, Any]:
     """Mean loss in nats per token, perplexity exp(loss), and bits per byte of text, over held-out windows of
-    `context` tokens that lie evenly and do not overlap. None bits per byte where the tokenizer loses text."""
-    windows = evaluation_windows(text.validation, context, max_tokens, token_bytes=text.token_bytes, batch=batch)
-    return score(model, windows, how)
+    `context` tokens that lie evenly and do not overlap. None bits per byte where the tokenizer loses text or the loss
+    of the `objective` is no likelihood of it."""
+    return score(model, objective.evaluation(text, context, max_tokens, batch), how, objective)
 
 
 @torch.no_grad()
-def score(model: Model, windows: EvaluationWindows, how: Settings) -> dict[str, Any]:
+def score(
+    model: Model, windows: EvaluationWindows, how: Settings, objective: ObjectiveConfig = NEXT_TOKEN
+) -> dict[str, Any]:
     """The measures of `evaluate` over given windows."""
     nats, tokens, size = 0.0, 0, 0
     was_training = model.training
     model.eval()
     try:
-        for inputs, targets, counts in windows:
-            with paced(model, "evaluation", inputs.numel(), free=False), how.autocast():
-                losses = model.loss(inputs.to(how.device), targets.to(how.device), reduction="none")
+        for batch, counts in windows:
+            with paced(model, "evaluation", batch.inputs.numel(), free=False), how.autocast():
+                losses = objective.loss(model, batch.to(how.device), reduction="none")
             nats += float(losses.cpu().double().sum())
-            tokens += int((targets != IGNORED).sum())
+            tokens += int((batch.targets != IGNORED).sum())
             size += int(counts.sum())
     finally:
         model.train(was_training)
@@ -50,23 +61,24 @@ def score(model: Model, windows: EvaluationWindows, how: Settings) -> dict[str, 
 
 
 def extrapolate(
-    model: Model, text: Tokens, context: int, how: Settings, max_tokens: int = 32768
+    model: Model,
+    text: Tokens,
+    context: int,
+    how: Settings,
+    max_tokens: int = 32768,
+    objective: ObjectiveConfig = NEXT_TOKEN,
 ) -> list[dict[str, Any]]:
     """The loss at 1, 2, 4 and 8 times the training context, every length over the same tokens: stretches of the
     longest are cut into windows of each. A length the model or the text cannot serve says why."""
     lengths = [times * context for times in (1, 2, 4, 8)]
     longest = max((length for length in lengths if length < len(text.validation)), default=context)
-    stretches = evaluation_windows(
-        text.validation, longest, max(max_tokens, longest), token_bytes=text.token_bytes
-    ).starts
+    stretches = objective.evaluation(text, longest, max(max_tokens, longest), batch=8).starts
     rows: list[dict[str, Any]] = []
     for length in lengths:
         try:
-            windows = evaluation_windows(
-                text.validation, length, None, token_bytes=text.token_bytes, batch=max(1, 8 * context // length)
-            )
+            windows = objective.evaluation(text, length, None, max(1, 8 * context // length))
             windows.starts = (stretches[:, None] + np.arange(0, longest, length)).ravel()
-            found = score(model, windows, how)
+            found = score(model, windows, how, objective)
             rows.append({"context": length, "loss": found["loss"], "tokens": found["tokens"]})
         except RequestError as error:
             rows.append({"context": length, "loss": None, "reason": f"cannot: {error}"})

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from glassformer import machine
 from glassformer.config import ModelConfig
@@ -19,7 +18,7 @@ from glassformer.dynamics.watch import Moment
 from glassformer.errors import RequestError, WorkError
 from glassformer.parts.base import after_step
 from glassformer.parts.region import compiled_regions
-from glassformer.text import Tokens
+from glassformer.text import Batch, Tokens
 from glassformer.threads import paced
 from glassformer.training.callbacks import ClipQK, Divergence, Log, SpikePolicy, Watching
 from glassformer.training.callbacks.base import Callback, check_callbacks
@@ -117,11 +116,11 @@ def one_step(run: Training) -> None:
     began = time.perf_counter()
     rate = set_learning_rate(run)
     torch.manual_seed(run.seed_of_step)  # dropout is a function of the step alone
-    inputs, targets = run.batches[run.step + run.shift]
+    batch = run.batches[run.step + run.shift]
     with run.around_backward():
-        loss = backward(run, inputs, targets)
+        loss = backward(run, batch)
     norm = gradient_norm(run.model)
-    moment = run.moment = Moment(run.step + 1, loss, norm, rate, inputs, targets, run.model, run.optimizer)
+    moment = run.moment = Moment(run.step + 1, loss, norm, rate, batch.inputs, batch.targets, run.model, run.optimizer)
     run.take, run.back = True, False
     for callback in run.callbacks:
         callback.before_update(run, moment)
@@ -154,16 +153,13 @@ def set_learning_rate(run: Training) -> float:
     return rate
 
 
-def backward(run: Training, inputs: Tensor, targets: Tensor) -> float:
+def backward(run: Training, batch: Batch) -> float:
     """Adds the gradients of a batch, in pieces of micro_batch sequences; returns the mean loss."""
-    recipe, device = run.recipe, run.how.device
-    size = recipe.micro_batch or recipe.batch_size
-    total = 0.0
-    for x, y in zip(inputs.split(size), targets.split(size), strict=True):
-        share = len(x) / recipe.batch_size
+    recipe, total = run.recipe, 0.0
+    for piece, share in batch.pieces(recipe.micro_batch or recipe.batch_size):
         with compiled_regions(run.how.compile):
             with run.how.autocast():
-                loss = run.model.loss(x.to(device), y.to(device))
+                loss = recipe.objective.loss(run.model, piece.to(run.how.device))
             (loss * share).backward()
         total += float(loss.detach()) * share
     return total
@@ -174,14 +170,14 @@ def warm_up(run: Training) -> None:
     torch.manual_seed(0)
     kept = [buffer.clone() for buffer in run.model.buffers()]
     try:
-        backward(run, *run.batches[0])
+        backward(run, run.batches[0])
     except Exception as error:
         if not run.how.compile or isinstance(error, (RequestError, WorkError)):
             raise
         run.how = replace(run.how, compile=False)
         reason = " ".join(str(error).split())[:200]
         warnings.warn(f"compiling failed, so this run is eager: {reason}")
-        backward(run, *run.batches[0])
+        backward(run, run.batches[0])
     run.optimizer.zero_grad(set_to_none=True)
     for buffer, value in zip(run.model.buffers(), kept, strict=True):
         buffer.copy_(value)

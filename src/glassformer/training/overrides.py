@@ -11,9 +11,10 @@ from glassformer.training.recipe import Recipe
 
 _PATHS = {
     "warmup": "schedule.warmup", "schedule.kind": "schedule", "optimizer.kind": "optimizer",
-    "betas.0": "optimizer.betas.0", "betas.1": "optimizer.betas.1", "adam_eps": "optimizer.eps",
+    "objective.kind": "objective", "betas.0": "optimizer.betas.0", "betas.1": "optimizer.betas.1",
+    "adam_eps": "optimizer.eps",
 }  # fmt: skip
-_AXES = ("schedule", "optimizer")
+_AXES = ("schedule", "optimizer", "objective")
 """Fields of the recipe whose value is a choice with fields of its own."""
 
 

@@ -13,6 +13,7 @@ from glassformer.config import ModelConfig, read_tree, validated
 from glassformer.dynamics.rates import default_learning_rate
 from glassformer.errors import RequestError
 from glassformer.parts.base import Value, to_plain
+from glassformer.training.objectives import NextTokenConfig, ObjectiveConfig
 from glassformer.training.optimizers import AdamWConfig, OptimizerConfig
 from glassformer.training.schedule import CosineConfig, ScheduleConfig
 
@@ -45,6 +46,8 @@ class Recipe(Value):
     seed: int = Field(0, ge=0, lt=1 << 63)
     learning_rate: float | None = Field(None, gt=0)
     """The peak. None takes a rule by the model's size and the optimizer (`peak_learning_rate`)."""
+    objective: ObjectiveConfig = NextTokenConfig()
+    """What the model is trained for and scored on: next_token, or masked:P."""
     optimizer: OptimizerConfig = AdamWConfig()
     schedule: ScheduleConfig = CosineConfig()
     weight_decay: float = Field(0.1, ge=0)

@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from glassformer import machine
-from glassformer.config import ModelConfig, told
+from glassformer.config import ModelConfig
 from glassformer.dynamics.qk_clip import refuse_clipping
 from glassformer.errors import RequestError
 from glassformer.parts.base import to_plain
 from glassformer.text import OnProgress, Tokens, prepare
-from glassformer.text.batches import refuse_long
 from glassformer.training import checkpoint
 from glassformer.training.folder import as_it_began, check_folder, check_same_run
 from glassformer.training.recipe import Recipe
@@ -69,8 +68,8 @@ def prepare_run(
             code="missing", field="out", expected="a run folder",
         )  # fmt: skip
     text = data if isinstance(data, Tokens) else prepare(data, tokenizer, context=recipe.context, progress=progress)
-    for name, side in (("training", text.train), ("held-out", text.validation)):
-        refuse_long(recipe.context, len(side), f"{name} text")
+    text = recipe.objective.with_tokens(text)
+    recipe.objective.check_length(text, recipe.context)
     config = fit(config, text.tokenizer.vocab_size, recipe.context, vocab_size)
     how = settings(config, as_it_began(recipe, found))
     config.check()
@@ -120,27 +119,10 @@ def refuse_early(config: ModelConfig, recipe: Recipe) -> None:
     config = config.vary(context=recipe.context)
     config.check()
     refuse_short(config)
-    refuse_blind(config)
+    recipe.objective.check(config)
     refuse_clipping(config, recipe.qk_clip)
     recipe.optimizer.check(config)
     refuse_untrained(config, settings(config, recipe).device)
-
-
-def refuse_blind(config: ModelConfig) -> None:
-    """A next-token loss means nothing where a token sees what follows it. Raises RequestError."""
-    for layer, block in enumerate(config.layers()):
-        if not block.mixer.causal(config.ctx):
-            raise RequestError(
-                f"layer {layer} is not causal ({told(block.mixer)}): it would see the token it is to predict; use a "
-                "causal mixer",
-                code="not_causal", field=f"layers.{layer}.mixer", value=block.mixer,
-            )  # fmt: skip
-        if block.ffn is not None and not block.ffn.causal:
-            raise RequestError(
-                f"layer {layer} is not causal (ffn {block.ffn.kind}): which tokens its experts choose depends on the "
-                "tokens that are to be predicted; use experts that tokens choose (ffn kind experts)",
-                code="not_causal", field=f"layers.{layer}.ffn", value=block.ffn.kind,
-            )  # fmt: skip
 
 
 def refuse_untrained(config: ModelConfig, device: str) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from glassformer.config import validated
 from glassformer.dynamics.watch import Moment
 from glassformer.errors import RequestError
-from glassformer.text import Batches, Tokens
+from glassformer.text import Tokens
 from glassformer.text.vocabulary import TOKENIZER_FILES
 from glassformer.training import checkpoint
 from glassformer.training.evaluate import evaluate
@@ -33,7 +33,8 @@ class Training:
         self.model = self.config.build(seed=self.recipe.seed).to(self.how.device).train()
         self.learning_rate = self.recipe.peak_learning_rate(self.config)
         self.optimizer = self.recipe.optimizer.create(self.model, self.learning_rate, self.recipe.weight_decay)
-        self.batches = Batches(self.text.train, self.recipe.batch_size, self.recipe.context, self.recipe.seed)
+        recipe = self.recipe
+        self.batches = recipe.objective.batches(self.text, recipe.batch_size, recipe.context, recipe.seed)
         self.steps = self.recipe.num_steps(self.config)
         """Of the whole run; None where the clock bounds it."""
         self.step, self.seconds = 0, 0.0
@@ -123,7 +124,9 @@ class Training:
     def evaluate(self) -> None:
         recipe = self.recipe
         batch = recipe.micro_batch or recipe.batch_size
-        self.validation = evaluate(self.model, self.text, recipe.context, self.how, recipe.evaluation_tokens, batch)
+        self.validation = evaluate(
+            self.model, self.text, recipe.context, self.how, recipe.evaluation_tokens, batch, recipe.objective
+        )
         self.record({"validation": self.validation})
         self.call("evaluated")
 

@@ -1,0 +1,173 @@
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import numpy as np
+import torch
+from pydantic import Field, model_validator
+
+from glassformer.config import ModelConfig
+from glassformer.errors import RequestError
+from glassformer.parts.loss import IGNORED
+from glassformer.text import (
+    Batch,
+    Batches,
+    EvaluationBatch,
+    EvaluationWindows,
+    FileTokenizer,
+    Tokenizer,
+    Tokens,
+    with_special_token,
+)
+from glassformer.text.permutation import keyed
+from glassformer.training.objectives.base import ObjectiveConfig, Text
+
+NEW_MASK = "<mask>"
+"""The mask token of a tokenizer that has none."""
+
+
+class MaskedConfig(ObjectiveConfig, kind="masked"):
+    """Hidden tokens from all the others: the mean of -log p(x_i | x with some hidden) over the hidden ones.
+
+    Devlin et al. 2018, 1810.04805: a share `p` of the tokens is chosen, anew for every batch (RoBERTa, 1907.11692); of
+    those 80 % become the mask token, 10 % a random token, 10 % stay. Special tokens are not chosen; of a sequence at
+    least one token is. With `span` they are chosen in stretches of geometric length (SpanBERT, Joshi et al. 2019,
+    1907.10529), each of which is treated alike. The loss is no likelihood of the text, so there are no bits per byte.
+    """
+
+    value: ClassVar[str] = "p"
+
+    p: float = Field(0.15, gt=0, lt=1)
+    """Share of the tokens that are to be predicted."""
+    span: float = Field(1.0, ge=1, le=100)
+    """Mean length of the stretches; 1: each token by itself."""
+    mask: float = Field(0.8, ge=0, le=1)
+    """Share of the chosen that become the mask token."""
+    random: float = Field(0.1, ge=0, le=1)
+    """Share of the chosen that become a random token."""
+    token: str | None = None
+    """The mask token. None: the tokenizer's own, and a new one where it has none."""
+
+    @model_validator(mode="after")
+    def _shares(self) -> MaskedConfig:
+        if self.mask + self.random > 1:
+            raise ValueError(f"mask={self.mask} and random={self.random} are more than the whole")
+        return self
+
+    def check(self, config: ModelConfig) -> None:
+        if config.causal:
+            raise RequestError(
+                "objective=masked needs a model that sees both ways, and this one is causal: it cannot use what stands "
+                "after a mask; use an encoder such as bert, +bidirectional, or objective next_token",
+                code="causal", field="objective", value=self.kind, expected="next_token",
+            )  # fmt: skip
+
+    def with_tokens(self, text: Text) -> Text:
+        """With a mask token, which a run's folder then keeps."""
+        tokenizer = text.tokenizer
+        if self.token is not None:
+            return self._named(text, self.token)
+        if tokenizer.mask_id is not None:
+            return text
+        made = with_special_token(tokenizer, "mask_token", NEW_MASK)
+        lost = np.zeros(made.vocab_size - len(text.token_bytes), np.int64)
+        return replace(text, tokenizer=made, token_bytes=np.concatenate([text.token_bytes, lost]))
+
+    def _named(self, text: Text, token: str) -> Text:
+        known = text.tokenizer
+        if not isinstance(known, FileTokenizer) or known.id_of(token) is None:
+            raise RequestError(
+                f"objective.token={token!r} is not in the {known.kind} tokenizer of {known.vocab_size:,} tokens; name "
+                "its mask token, or leave it out for a new one",
+                code="unknown", field="objective.token", value=token, expected="a token of the tokenizer",
+            )  # fmt: skip
+        return replace(text, tokenizer=known.with_special("mask_token", token))
+
+    def batches(self, text: Tokens, batch: int, context: int, seed: int) -> MaskedBatches:
+        return MaskedBatches(text, batch, context, seed, Masking.of(self, text.tokenizer))
+
+    def evaluation(self, text: Tokens, context: int, max_tokens: int | None, batch: int) -> MaskedWindows:
+        return MaskedWindows(text, context, max_tokens, batch, Masking.of(self, text.tokenizer))
+
+
+@dataclass(frozen=True)
+class Masking:
+    """How tokens are hidden, given the vocabulary."""
+
+    how: MaskedConfig
+    mask_id: int
+    vocab_size: int
+    special: np.ndarray
+    """Ids that are never chosen."""
+
+    @classmethod
+    def of(cls, how: MaskedConfig, tokenizer: Tokenizer) -> Masking:
+        assert tokenizer.mask_id is not None
+        return cls(how, tokenizer.mask_id, tokenizer.vocab_size, np.array(sorted(tokenizer.special_ids), np.int64))
+
+    def batch(self, inputs: torch.Tensor, keys: Sequence[int]) -> Batch:
+        """Hides tokens of inputs (b, s), each row by a key of its own."""
+        rows = [self.row(row, key) for row, key in zip(inputs.numpy(), keys, strict=True)]
+        hidden, targets = (torch.from_numpy(np.stack(side)) for side in zip(*rows, strict=True))
+        return Batch(hidden, targets)
+
+    def row(self, tokens: np.ndarray, key: int) -> tuple[np.ndarray, np.ndarray]:
+        """(s,) tokens -> (s,) inputs and (s,) targets, -100 where nothing is to be predicted."""
+        draw = np.random.default_rng(key)
+        free = ~np.isin(tokens, self.special)
+        if not free.any():  # nothing but special tokens: one of them, as a mean over nothing is no number
+            free[:] = True
+        chosen, fate = self._tokens(free, draw) if self.how.span == 1 else self._spans(free, draw)
+        hidden = np.where(chosen & (fate < self.how.mask), self.mask_id, tokens)
+        drawn = chosen & (fate >= self.how.mask) & (fate < self.how.mask + self.how.random)
+        hidden = np.where(drawn, draw.integers(self.vocab_size, size=len(tokens)), hidden)
+        return hidden, np.where(chosen, tokens, IGNORED)
+
+    def _tokens(self, free: np.ndarray, draw: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        """Which are chosen, each by itself, and a number in [0, 1) that decides what becomes of it."""
+        chosen = (draw.random(len(free)) < self.how.p) & free
+        if not chosen.any():
+            chosen[draw.choice(np.flatnonzero(free))] = True
+        return chosen, draw.random(len(free))
+
+    def _spans(self, free: np.ndarray, draw: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        """As `_tokens`, in stretches, of which each has one number; as many tokens as the share, exactly."""
+        left = max(1, round(self.how.p * int(free.sum())))
+        chosen, fate = np.zeros(len(free), bool), np.zeros(len(free))
+        while left:
+            start = draw.choice(np.flatnonzero(free & ~chosen))
+            stretch = np.arange(start, min(start + draw.geometric(1 / self.how.span), len(free)))
+            taken = stretch[(free & ~chosen)[stretch]][:left]
+            chosen[taken], fate[taken] = True, draw.random()
+            left -= len(taken)
+        return chosen, fate
+
+
+class MaskedBatches(Batches):
+    """The inputs of `Batches` with tokens hidden, by the seed and the number of the sequence alone."""
+
+    def __init__(self, text: Tokens, batch: int, context: int, seed: int, masking: Masking, rank: int = 0,
+                 world: int = 1):  # fmt: skip
+        super().__init__(text.train, batch, context, seed, rank, world)
+        self.masking = masking
+
+    def __getitem__(self, step: int) -> Batch:
+        first = (step * self.world + self.rank) * self.batch
+        keys = [keyed("masked", self.seed, first + row) for row in range(self.batch)]
+        return self.masking.batch(super().__getitem__(step).inputs, keys)
+
+
+class MaskedWindows(EvaluationWindows):
+    """The inputs of `EvaluationWindows` with tokens hidden, alike for every model and seed. No target has bytes."""
+
+    def __init__(self, text: Tokens, context: int, max_tokens: int | None, batch: int, masking: Masking):
+        super().__init__(text.validation, context, max_tokens, None, text.token_bytes, batch)
+        self.masking = masking
+
+    def __iter__(self) -> Iterator[EvaluationBatch]:
+        for first, plain in zip(range(0, len(self.starts), self.batch), super().__iter__(), strict=True):
+            keys = [keyed("masked evaluation", int(start)) for start in self.starts[first : first + self.batch]]
+            batch = self.masking.batch(plain.batch.inputs, keys)
+            yield EvaluationBatch(batch, torch.zeros_like(batch.targets))
