@@ -34,6 +34,7 @@ import torch
 from torch import Tensor, nn
 
 import glassformer as gf
+from benchmarks import among
 from glassformer import machine
 from glassformer.errors import RequestError
 from glassformer.parts.forward_pass import Pass
@@ -322,21 +323,6 @@ def draw(rows: Mapping[str, Any], path: Path) -> None:
         figure.savefig(path, format="svg", metadata={"Date": None})
 
 
-def chosen(only: str | None) -> list[str]:
-    """Names of the rows to measure. Raises RequestError for one that there is not."""
-    if only is None:
-        return list(ROWS)
-    names = [name.strip() for name in only.split(";" if ";" in only else ",")]
-    found = [row for row in ROWS if any(row == name or row.startswith(name) for name in names)]
-    for name in names:
-        if not any(row.startswith(name) for row in ROWS):
-            raise RequestError(
-                f"--only {name}: no mixer is measured under that name; known: {'; '.join(ROWS)}",
-                code="unknown", field="only", value=name, expected="; ".join(ROWS),
-            )  # fmt: skip
-    return found
-
-
 def run(
     rounds: int = 5,
     threads: int | None = None,
@@ -346,7 +332,7 @@ def run(
     out: str | None = None,
 ) -> dict[str, Any]:
     """Measures, and merges with the rows of the JSON beside `out`, if there is one of this machine."""
-    names = chosen(only)
+    names = among(ROWS, only)
     torch.set_num_threads(machine.settings("cpu", threads=threads).threads)
     here, kept = machine.machine(), Path(out).with_suffix(".json") if out else None
     lengths, contexts = (LENGTHS[:2], CONTEXTS[:2]) if quick else (LENGTHS, CONTEXTS)

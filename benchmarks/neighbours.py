@@ -11,7 +11,7 @@ train     a step of llama@10m on 16 x 256 tokens, bf16, compiled, AdamW; the mea
           The number of threads stays, as gradients depend on it; how they wait is chosen
 load      SmolLM2's Q4_1 file to fp32. `transformers` unpacks it too (`gguf_file=`), once, in the first round
 
-Medians over the rounds. A task can be measured by itself (`--task`); results are kept beside the page and joined.
+Medians over the rounds. `--only decode` measures one task; results are kept beside the page and joined.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from typing import Any
 import torch
 
 import glassformer as gf
-from benchmarks import generate
+from benchmarks import among, generate
 from benchmarks import train as training
 from glassformer import machine
 from glassformer.convert import locate
@@ -177,12 +177,10 @@ def neighbours(place: str, second: Worker | None, folder: str) -> Iterator[list[
             flag.unlink()
 
 
-def run(
-    rounds: int = 3, threads: int | None = None, quiet: bool = False, task: str | None = None, out: str | None = None
-) -> dict[str, Any]:
-    """Medians over `rounds`, of one task or of all; joined with what was kept beside `out`."""
+def run(rounds: int = 3, quiet: bool = False, only: str | None = None, out: str | None = None) -> dict[str, Any]:
+    """Medians over `rounds`, of the tasks asked for; joined with what was kept beside `out`."""
     found: dict[str, dict[str, dict[str, float]]] = {}
-    for name in [task] if task else TASKS:
+    for name in among(TASKS, only):
         found[name] = measured(name, rounds, quiet)
     kept = None if out is None else Path(out).with_suffix(".json")
     if kept is not None and kept.is_file():

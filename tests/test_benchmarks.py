@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from importlib.util import find_spec
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 import pytest
 
 import glassformer as gf
 from benchmarks import generate, mixers, train
+from glassformer import cli
 from glassformer.errors import RequestError
 from glassformer.parts.quantized import quantize
 
@@ -91,3 +93,18 @@ def test_mixers_are_measured_in_pieces(tmp_path: Path, monkeypatch: pytest.Monke
     assert "| retention |" in result["table"] and "retention" in (tmp_path / "mixers.svg").read_text()
     with pytest.raises(RequestError, match="no mixer is measured"):
         mixers.run(1, 1, quiet=True, only="nothing")
+
+
+def test_every_benchmark_has_a_name_on_the_command_line() -> None:
+    files = {path.stem for path in Path(generate.__file__).parent.glob("*.py")}
+    offered = get_args(get_type_hints(cli.bench)["what"])
+    assert set(offered) == files - {"__init__", "nanogpt"}
+
+
+def test_an_option_of_another_benchmark_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["bench", "kernels", "--only", "naive"]) == 2
+    assert "bench kernels has no --only" in capsys.readouterr().err
+    assert cli.main(["bench", "neighbours", "--threads", "1"]) == 2
+    assert "bench neighbours has no --threads" in capsys.readouterr().err
+    assert cli.main(["bench", "neighbours", "--only", "sleep"]) == 2
+    assert "decode; prefill; train; load" in capsys.readouterr().err

@@ -67,7 +67,11 @@ Context = Annotated[
 ]
 Device = Annotated[str, Parameter(help="auto, cpu, cuda, mps.")]
 DType = Annotated[str, Parameter(help="auto, float32, bfloat16.")]
-Threads = Annotated[int | None, Parameter(help="Threads of the processor; by default as many as it has cores.")]
+Threads = Annotated[
+    int | None,
+    Parameter(help="Threads of the processor; by default as many as it has cores, which give way to other processes."),
+]
+Benchmark = Literal["train", "kernels", "load", "parity", "generate", "quality", "watch", "mixers", "neighbours"]
 Compile = Annotated[
     bool | None,
     Parameter(help="Compile the layers; by default where there is a compiler and the run is long enough to pay."),
@@ -586,7 +590,9 @@ def schema(*, json: Json = False) -> None:
 
 @app.command
 def bench(
-    what: Literal["train", "kernels", "load", "parity", "generate", "quality", "watch", "mixers"] = "train",
+    what: Literal[
+        "train", "kernels", "load", "parity", "generate", "quality", "watch", "mixers", "neighbours"
+    ] = "train",
     /,
     *,
     rounds: int = 5,
@@ -605,14 +611,15 @@ def bench(
         kernels against each other; load: from a file to a ready model, beside transformers and safetensors; parity:
         every family against its published implementation; generate: SmolLM2 writing, beside transformers and
         llama.cpp; quality: SmolLM2's perplexity in fewer bits, over 4,000 tokens for each round; watch: what --watch
-        costs a training step; mixers: every way to mix tokens against the length of the text.
+        costs a training step; mixers: every way to mix tokens against the length of the text; neighbours: decoding,
+        prompts, training and loading beside busy processes.
     rounds
         Measurements of each, taken in turn.
     quick
         generate, mixers: with few tokens and nothing compiled, to see that it runs.
     only
-        mixers: these alone, by the beginnings of their names and with commas between; the others stay as `--out` has
-        them.
+        mixers, neighbours: these rows or tasks alone, by the beginnings of their names and with commas between; the
+        others stay as `--out` has them.
     out
         A Markdown file to write the table to, with machine and date.
     """

@@ -9,6 +9,7 @@ import time
 from datetime import date
 from importlib import import_module
 from importlib.util import find_spec
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -341,6 +342,7 @@ def show_presets(as_json: bool) -> None:
 PEERS = {
     "train": ("transformers",),
     "generate": ("transformers", "xllamacpp"),
+    "neighbours": ("transformers", "xllamacpp"),
     "mixers": ("transformers", "matplotlib"),
 }
 
@@ -353,17 +355,18 @@ def show_bench(
         raise RequestError("the benchmarks are part of the source tree; run this from a clone installed with -e")
     if rounds < 1:
         raise RequestError(f"rounds={rounds} must be at least 1")
-    if quick and what not in ("generate", "mixers"):
-        raise RequestError("--quick is for bench generate and bench mixers; leave it out")
-    if only is not None and what != "mixers":
-        raise RequestError("--only is for bench mixers; leave it out", field="only", value=only)
     for peer in PEERS.get(what, ()):
         if find_spec(peer) is None:
             raise RequestError(f"bench {what} measures beside {peer}; install it: pip install -e '.[dev]'")
     sys.path.insert(0, str(source))
     measured = import_module(f"benchmarks.{what}")
-    own = {"only": only, "out": out} if what == "mixers" else {}
-    result = measured.run(rounds, threads, quiet=as_json, **own, **({"quick": True} if quick else {}))
+    known = signature(measured.run).parameters
+    given = {"threads": threads, "quick": quick or None, "only": only}
+    for name, value in given.items():
+        if value is not None and name not in known:
+            raise RequestError(f"bench {what} has no --{name}; leave it out", field=name, value=value)
+    asked = {name: value for name, value in given.items() if name in known and value is not None}
+    result = measured.run(rounds, quiet=as_json, **asked, **({"out": out} if "out" in known else {}))
     if out:
         here, call = result["machine"], f"{what} --rounds {rounds}{' --quick' if quick else ''}"
         where = f"{date.today()}, {here['processor']}, {here['cores']} cores, torch {here['torch']}"
