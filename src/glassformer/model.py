@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from glassformer.errors import RequestError, check_whole
@@ -65,10 +65,28 @@ class Tower(nn.Module):
         """The last layer's normalised output. A tied embedding looks its rows up in `table`."""
         if pass_.documents is not None:
             self._check_documents()
+        if pass_.global_tokens is not None:
+            self._check_globals(tokens, pass_.global_tokens)
         x = self.embed(self.embedding(tokens, pass_, table))
         for layer, kept in zip(self.layers, state.layers if state else [None] * len(self.layers), strict=True):
             x = layer(x, pass_, kept)
         return self.final(x if self.final_norm is None else self.final_norm(x))
+
+    def _check_globals(self, tokens: Tensor, chosen: Tensor) -> None:
+        """Raises RequestError for another shape than the tokens', and where no layer takes them."""
+        if chosen.shape != tokens.shape:
+            raise RequestError(
+                f"global_tokens has the shape {tuple(chosen.shape)} and the tokens {tuple(tokens.shape)}; say of each "
+                "token whether it is global",
+                code="conflict", field="global_tokens", value=tuple(chosen.shape), expected=str(tuple(tokens.shape)),
+            )  # fmt: skip
+        mixers: list[Any] = [layer.mixer for layer in self.layers]
+        if not any(mixer.takes_globals for mixer in mixers):
+            raise RequestError(
+                "global_tokens: no layer has global tokens of a caller's choice; a visibility of kind longformer with "
+                "causal=false has",
+                code="conflict", field="global_tokens", expected="None",
+            )  # fmt: skip
 
     def _check_documents(self) -> None:
         """Raises RequestError where a part lets one document see another."""
@@ -119,6 +137,7 @@ class Model(Tower):
         reduction: str = "mean",
         source: Int[Tensor, "b t"] | None = None,
         source_documents: Int[Tensor, "b t"] | None = None,
+        global_tokens: Bool[Tensor, "b s"] | None = None,
     ) -> Tensor:
         """Logits (b, s, v) of the token after each; with `targets`, their loss instead (see `loss`).
 
@@ -133,13 +152,14 @@ class Model(Tower):
         that state need none.
         `source` is the text that a model with an encoder makes its memory of, and `source_documents` the documents of
         its tokens: 0 for padding, otherwise that of the tokens which read it, where those name any.
+        `global_tokens` are those which all tokens of their document see and which see all of it, in layers whose
+        visibility has global tokens (a two-sided `longformer`), instead of the first ones of each document.
         """
+        given = positions, documents, memory, source, source_documents, global_tokens
         if targets is None:
-            return self.logits(
-                self.unembed(self.hidden_states(tokens, state, positions, documents, memory, source, source_documents))
-            )
+            return self.logits(self.unembed(self.hidden_states(tokens, state, *given)))
         with auxiliary.gathering() as added:
-            x = self.hidden_states(tokens, state, positions, documents, memory, source, source_documents)
+            x = self.hidden_states(tokens, state, *given)
         if self.logits.watched:
             loss = self.head.loss_of(self.logits(self.unembed(x)), targets, reduction)
         else:
@@ -154,6 +174,7 @@ class Model(Tower):
         reduction: str = "mean",
         source: Int[Tensor, "b t"] | None = None,
         source_documents: Int[Tensor, "b t"] | None = None,
+        global_tokens: Bool[Tensor, "b s"] | None = None,
     ) -> Tensor:
         """Mean cross-entropy in nats; targets of -100 do not count. `reduction="none"` gives (b, s) losses.
 
@@ -161,7 +182,7 @@ class Model(Tower):
         experts) is part of its gradient alone. The call goes through `forward`, so the hooks of the model fire."""
         return self(
             tokens, documents=documents, targets=targets, reduction=reduction, source=source,
-            source_documents=source_documents,
+            source_documents=source_documents, global_tokens=global_tokens,
         )  # fmt: skip
 
     def hidden_states(
@@ -173,9 +194,11 @@ class Model(Tower):
         memory: Memory | None = None,
         source: Tensor | None = None,
         source_documents: Tensor | None = None,
+        global_tokens: Tensor | None = None,
     ) -> Float[Tensor, "b s d"]:
         """The last layer's normalised output, of which the head makes logits."""
         pass_ = locate(tokens, state, positions, documents)
+        pass_.global_tokens = global_tokens
         self._check_source(tokens, state, memory, source)
         pass_.memory = memory if source is None else self.encode(source, source_documents)
         x = self.read(tokens, pass_, state)
@@ -183,8 +206,14 @@ class Model(Tower):
             state.advance(pass_.start + pass_.tokens, pass_.tokens)
         return x
 
-    def encode(self, source: Int[Tensor, "b t"], documents: Int[Tensor, "b t"] | None = None) -> Memory:
-        """What the encoder makes of a source, for `memory`; `documents` are 0 where it is padding."""
+    def encode(
+        self,
+        source: Int[Tensor, "b t"],
+        documents: Int[Tensor, "b t"] | None = None,
+        global_tokens: Bool[Tensor, "b t"] | None = None,
+    ) -> Memory:
+        """What the encoder makes of a source, for `memory`; `documents` are 0 where it is padding, `global_tokens` as
+        in `forward`."""
         if self.encoder is None:
             raise RequestError(
                 "this model has no encoder, so it takes no source; give the text as tokens",
@@ -197,7 +226,9 @@ class Model(Tower):
                 f"the source has {length} tokens; give at least one{most}",
                 code="range", field="source", value=length, expected=f"at least 1 token{most}",
             )  # fmt: skip
-        return Memory(self.encoder.read(source, locate(source, documents=documents), table=self.embedding), documents)
+        pass_ = locate(source, documents=documents)
+        pass_.global_tokens = global_tokens
+        return Memory(self.encoder.read(source, pass_, table=self.embedding), documents)
 
     def _check_source(self, tokens: Tensor, state: ModelState | None, memory: Memory | None, source: Any) -> None:
         """Raises RequestError where an encoder has nothing to read, or another number of texts."""

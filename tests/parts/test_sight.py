@@ -361,3 +361,44 @@ def test_what_sees_ahead_is_not_asked_for_the_next_token(change: str):
     assert refused.value.code == "not_causal"
     with pytest.raises(RequestError):
         generate(config.build(), torch.zeros(1, 3, dtype=torch.long), max_new_tokens=1)
+
+
+# Global tokens of a caller's choice, against the published class in test_sight_published.py
+
+
+def test_chosen_globals_in_every_kernel():
+    """A row of none, of one, of many: outputs and gradients, alone and in documents, and spans that hide no key."""
+    t, generator = 33, torch.Generator().manual_seed(0)
+    chosen = torch.zeros(3, t, dtype=torch.bool)
+    chosen[1, 20] = chosen[2, [0, 1, 9, 30]] = True
+    ids = torch.tensor([[0] * 33, [1] * 21 + [2] * 12, [4] * 5 + [5] * 28])
+    leaves = [torch.randn(3, t, n, 8, dtype=torch.float64, generator=generator).requires_grad_() for n in (4, 2, 2)]
+    visibility = Longformer(4, 3, causal=False).of_globals(chosen)
+    for one in (visibility, SameDocument(visibility, ids)):
+        for first in range(0, t, 4):
+            spans = one.spans(first, first + 4, t)
+            hidden = [key for key in range(t) if not any(begin <= key < end for begin, end in spans)]
+            assert not seen(one, t, 3)[:, first : first + 4, hidden].any()
+        expected = grads(lambda one=one: naive_attention(AttentionCall(*leaves, one)), *leaves)
+        for kernel in KERNELS.values():
+            found = grads(lambda: kernel(AttentionCall(*leaves, one)), *leaves)  # noqa: B023
+            for mine, theirs in zip(found, expected, strict=True):
+                torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-9)
+
+
+def test_a_model_takes_globals():
+    """Naming the first tokens is the model's own choice; naming others reaches where windows do not."""
+    small = "llama@1m+layers=1+d_model=24+heads=2+vocab_size=31+context=40+longformer:4:2"
+    model = preset(f"{small}+visibility.causal=false").build(seed=0).double()
+    tokens = torch.randint(31, (2, 40), generator=torch.Generator().manual_seed(0))
+    place = torch.arange(40).expand(2, -1)
+    torch.testing.assert_close(model(tokens, global_tokens=place < 2), model(tokens))
+    moved = tokens.clone()
+    moved[0, 39] = (moved[0, 39] + 1) % 31
+    for named, reached in ((place == 39, True), (place == 20, False)):
+        before, after = (model(some, global_tokens=named)[0, 0] for some in (tokens, moved))
+        assert (not torch.equal(before, after)) == reached
+    with pytest.raises(RequestError, match="say of each token"):
+        model.hidden_states(tokens, global_tokens=place[:, :3] < 2)
+    with pytest.raises(RequestError, match=r"no layer has global tokens of a caller's choice"):
+        preset(small).build(seed=0)(tokens, global_tokens=place < 2)

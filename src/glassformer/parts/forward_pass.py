@@ -34,6 +34,7 @@ class Pass:
                 number of slots that queries look at
     given       (b, t) true positions of all tokens so far, where a caller gave them; None: within a document they go up
                 by one from slot to slot
+    global_tokens  (b, t) whether each token is global, for a visibility that takes them (`Longformer`); None: its own
     memory      another sequence for layers that read one; None: there is none, or a decode state has read it
     """
 
@@ -48,6 +49,7 @@ class Pass:
         tokens: int | None = None,
         given: Tensor | None = None,
         memory: Memory | None = None,
+        global_tokens: Tensor | None = None,
     ):
         self.start, self.end, self.rows = start, end, rows
         self.tokens = end - start if tokens is None else tokens
@@ -56,6 +58,7 @@ class Pass:
         self._device = device if ids is None else ids.device
         self.ids = self.slots if ids is None else ids
         self.documents, self.given, self.memory = documents, given, memory
+        self.global_tokens = global_tokens
 
     @classmethod
     def of(cls, x: Tensor) -> Pass:
@@ -98,6 +101,9 @@ class Pass:
 
     def seen(self, visibility: Visibility) -> Visibility:
         """Who sees whom in this pass, its documents apart."""
+        if (tokens := self.global_tokens) is not None:
+            own = visibility
+            visibility = self.once(("globals", *own.key), lambda: own.of_globals(tokens))
         if self.documents is None:
             return visibility.sized(self.end)
         return SameDocument(visibility, self.documents, self.borders)

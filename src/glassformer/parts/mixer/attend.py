@@ -88,6 +88,10 @@ class SoftmaxAttention(Mixer):
         return self.visibility.reach
 
     @property
+    def takes_globals(self) -> bool:
+        return self.visibility.takes_globals
+
+    @property
     def heads(self) -> Heads:
         return Heads(self.n_heads, self.n_kv_heads, self.head_dim)
 

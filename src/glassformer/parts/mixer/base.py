@@ -119,6 +119,11 @@ class Mixer(nn.Module, ABC):
         return None
 
     @property
+    def takes_globals(self) -> bool:
+        """Whether the caller of the model may say which tokens are global (`Pass.global_tokens`)."""
+        return False
+
+    @property
     def dot_product(self) -> DotProduct | None:
         """The softmax logits that QK-clip bounds; None if there are none."""
         return None

@@ -108,6 +108,10 @@ class Beside(Mixer):
         return None
 
     @property
+    def takes_globals(self) -> bool:
+        return any(mixer.takes_globals for mixer in self._all())
+
+    @property
     def separates_documents(self) -> bool:
         return all(mixer.separates_documents for mixer in self._all())
 

@@ -24,7 +24,8 @@ class GlobalAttention(Attention):
     2020 (2004.05150), 3.1.
 
         z_i = softmax(q_i K^T) V      over the keys that i sees: its window, and the global tokens
-        z_i = softmax(q'_i K'^T) V'   over its whole document, for the global tokens: the first ones of a document
+        z_i = softmax(q'_i K'^T) V'   over its whole document, for the global tokens: the first ones of a document, or
+                                      those that the caller of the model names (`global_tokens`)
 
     q', K', V' come from maps of their own, `global_maps`, made as those of q, K and V. Scores and
     pattern are those of the first line. There is no decoding: every token sees tokens after it.
@@ -43,13 +44,14 @@ class GlobalAttention(Attention):
         for adjust in self._adjust:
             q, k = adjust(q, k, pass_)
         k, v = self.projection.expand(self.global_maps, k, v)
-        if pass_.documents is None:
+        if pass_.documents is None and pass_.global_tokens is None:
             first = min(self.first, x.shape[1])
             rows = torch.arange(first, device=x.device)
             found = self.kernel(self._call(q[:, :first], k, v, rows, pass_))
             return torch.cat((found, z[:, first:]), dim=1)
-        is_global = pass_.age < self.first
-        most = int(is_global.sum(1).max())
+        is_global = (pass_.age < self.first).expand(x.shape[:2]) if (t := pass_.global_tokens) is None else t.bool()
+        if not (most := int(is_global.sum(1).max())):
+            return z
         rows = is_global.int().argsort(dim=1, descending=True, stable=True)[:, :most]  # (b, m), some of them not global
         row = torch.arange(len(x), device=x.device)[:, None]
         found = self.kernel(self._call(q[row, rows], k, v, rows, pass_))

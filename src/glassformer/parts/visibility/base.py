@@ -67,6 +67,16 @@ class Visibility:
         that depend on where a document ends."""
         return self
 
+    @property
+    def takes_globals(self) -> bool:
+        """Whether a caller may say which tokens are global (`of_globals`)."""
+        return False
+
+    def of_globals(self, tokens: Tensor) -> Visibility:
+        """The same with these tokens (b, t) global, True or False for each, where it has global tokens that a caller
+        may choose."""
+        return self
+
     def folded(self, rest: int) -> Visibility:
         """With a `stride`: who sees whom among every stride-th token, after `rest` tokens were added at the end."""
         raise NotImplementedError

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
+from itertools import groupby
 from typing import Any
 
+import torch
+from jaxtyping import Bool
 from pydantic import Field, model_validator
 from torch import Tensor
 
@@ -21,6 +24,9 @@ class Longformer(Visibility):
     two-sided    |q - k| <= window / 2, or k < globals, or q < globals: as published, window + 1 keys around each token,
                  and global tokens see everything. `LongformerAttention` gives those projections of their own.
 
+    Which tokens are global may also come with the text (`Model.forward`, `global_tokens`): two-sided alone, and then
+    in place of the first ones.
+
     Positions stay those of the text, which StreamingLLM renumbers.
     """
 
@@ -38,6 +44,13 @@ class Longformer(Visibility):
     @property
     def width(self) -> int:
         return self.window + self.globals + (0 if self.causal else 1)
+
+    @property
+    def takes_globals(self) -> bool:
+        return not self.causal
+
+    def of_globals(self, tokens: Tensor) -> Visibility:
+        return self if self.causal else Chosen(self.window, tokens)
 
     def visible(self, b: Tensor, n: Tensor, q_idx: Tensor, k_idx: Tensor) -> Tensor:
         back = q_idx - k_idx
@@ -77,6 +90,46 @@ class Longformer(Visibility):
         u = t - g
         half = min(self.window // 2, max(u - 1, 0))
         return (t * t - u * u + u + 2 * (u * half - half * (half + 1) / 2)) / t if u else float(t)
+
+
+class Chosen(Visibility):
+    """Two-sided `Longformer` whose global tokens a caller has chosen: |q - k| <= window / 2, or q or k is global."""
+
+    sees_itself = True
+
+    def __init__(self, window: int, tokens: Bool[Tensor, "b t"]):
+        self.window, self.tokens = window, tokens.bool()
+        known = tokens.device.type == "cpu" and not torch.compiler.is_compiling()
+        self.runs = tuple(_runs(self.tokens.any(0).tolist())) if known else None
+        """Intervals of tokens that are global in some row; None: not known in advance."""
+
+    @property
+    def width(self) -> int | None:
+        return None if self.runs is None else self.window + 1 + sum(end - begin for begin, end in self.runs)
+
+    def visible(self, b: Tensor, n: Tensor, q_idx: Tensor, k_idx: Tensor) -> Tensor:
+        return ((q_idx - k_idx).abs() <= self.window // 2) | self.tokens[b, q_idx] | self.tokens[b, k_idx]
+
+    def spans(self, first: int, last: int, t: int) -> Spans:
+        if self.runs is None or any(begin < last and first < end for begin, end in self.runs):
+            return [(0, t)]
+        half = self.window // 2
+        return joined([*self.runs, (max(0, first - half), min(t, last + half))])
+
+    def cuts(self, t: int) -> tuple[int, ...]:
+        return tuple(edge for run in self.runs or () for edge in run)
+
+    def keys_seen(self, t: int) -> float:
+        return Longformer(self.window, round(float(self.tokens.sum(1).float().mean())), causal=False).keys_seen(t)
+
+
+def _runs(marks: list[bool]) -> Iterator[tuple[int, int]]:
+    """[begin, end) of the marks that are set and touch."""
+    at = 0
+    for mark, run in groupby(marks):
+        begin, at = at, at + len(list(run))
+        if mark:
+            yield begin, at
 
 
 def _read(word: str, text: str) -> dict[str, Any]:
