@@ -28,7 +28,9 @@ EMBEDDED = ("embedding.position",)
 ATTENTION = f"{BLOCK}mixer."
 
 TOUCHES: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(("rope", "alibi", "learned", "sinusoidal", "nope"), ("embedding.position", f"{ATTENTION}position")),
+    **dict.fromkeys(
+        ("rope", "alibi", "relbias", "learned", "sinusoidal", "nope"), ("embedding.position", f"{ATTENTION}position")
+    ),
     **dict.fromkeys(("rmsnorm", "layernorm"), (f"{BLOCK}norm", "final_norm", "embedding.norm")),
     **dict.fromkeys(
         ("pre", "post", "sandwich", "respost", "parallel", "parallel2"), (f"{BLOCK}residual", "final_norm")

@@ -36,7 +36,7 @@ TINY = f"layers=2+d_model=32+heads=4+vocab_size={VOCAB}+context={CONTEXT}"
 # others occurs in several.
 
 IMPORTANT: dict[str, tuple[str, ...]] = {
-    "position": ("rope", "alibi", "learned", "sinusoidal", "nope"),
+    "position": ("rope", "alibi", "learned", "sinusoidal", "relbias", "nope"),
     "residual": ("pre", "post", "sandwich", "parallel", "parallel2", "respost", "residual.scale=0.5"),
     "kernel": ("kernel=auto", "kernel=naive", "kernel=sdpa", "kernel=banded"),
     "qk_norm": ("", "qknorm", "qknorm:full", "qknorm:each_head", "qknorm+qk_norm.after_position=true"),
@@ -67,7 +67,8 @@ OF_POSITION = {
     "rope": ("", "position.pairing=interleaved", "position.fraction=0.5", "yarn", "llama3"),
     "alibi": ("", "position.max_bias=4", "position.rounded=true+position.scaled=true"),
     "learned": ("", "embedding.position.length=40"),
-    "sinusoidal": ("", "embedding.position.base=100"),
+    "relbias": ("", "position.buckets=8+position.furthest=9", "position.shared=false"),
+    "sinusoidal": ("", "embedding.position.base=100", "embedding.position.layout=halves"),
 }
 OF_NORM = {"rmsnorm": ("", "norm.unit_offset=true"), "layernorm": ("", "norm.bias=false")}
 SCALINGS = {

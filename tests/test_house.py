@@ -483,6 +483,7 @@ ELSEWHERE = {
     "global_attention": {"norm_after_position"},
     "rotary": {"dim"},  # `fraction` of the head
     "alibi": {"scale"},  # where it is `scaled`
+    "relative_bias": {"table"},  # of so many buckets
     "latent_attention": {"q_norm", "kv_norm"},  # both from `norm`
     "experts": {"router", "shared"},  # parts of their own
 }
@@ -490,6 +491,7 @@ NOT_ARGUMENTS = {
     "rotary": {"fraction"},
     "glu": {"multiple_of"},
     "alibi": {"scaled"},
+    "relative_bias": {"buckets", "shared"},  # the table's, and whose it is
     "latent_attention": {"norm"},
     "parallel": {"shared_norm"},  # one norm is given, or two
     "experts": {"n_shared", "shared_hidden", "router_bias", *inspect.signature(Router).parameters},

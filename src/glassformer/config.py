@@ -233,7 +233,7 @@ class ModelConfig(TowerConfig):
         it = self.encoder
         return BuildContext(
             it.d_model or self.d_model, it.vocab_size or self.vocab_size, it.context or self.context, it.n_layers,
-            reparam=self.reparam, mup=self.mup, branches=it.n_branches,
+            reparam=self.reparam, mup=self.mup, branches=it.n_branches, tower="encoder",
         )  # fmt: skip
 
     @property

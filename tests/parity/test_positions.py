@@ -13,10 +13,12 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.bloom.modeling_bloom import build_alibi_tensor
 from transformers.models.gpt_neox.modeling_gpt_neox import GPTNeoXRotaryEmbedding, apply_rotary_pos_emb
 from transformers.models.mpt.modeling_mpt import build_mpt_alibi_tensor
+from transformers.models.t5.modeling_t5 import T5Attention
 
 from glassformer.parts.base import BuildContext
 from glassformer.parts.forward_pass import Pass
 from glassformer.parts.position import AlibiConfig, Rotary, RotaryConfig
+from glassformer.parts.position.relative import bucket
 from glassformer.parts.position.scaling import (
     DynamicNtkScalingConfig,
     LinearScalingConfig,
@@ -211,3 +213,11 @@ def test_alibi(n: int) -> None:
         for other in (mpt, bloom) if max_bias == 8 else (mpt,):
             shifted = other - other.expand_as(mine).diagonal(dim1=-2, dim2=-1)[..., None]
             torch.testing.assert_close(mine[seen], shifted[seen], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("both_sides", [False, True])
+@pytest.mark.parametrize(("buckets", "furthest"), [(32, 128), (16, 20), (8, 300)])
+def test_distances_fall_into_the_buckets_of_t5(both_sides: bool, buckets: int, furthest: int):
+    distance = torch.arange(-400, 401)
+    theirs = T5Attention._relative_position_bucket(distance, both_sides, buckets, furthest)
+    assert torch.equal(bucket(distance, buckets, furthest, both_sides), theirs)

@@ -63,10 +63,10 @@ def test_head_is_its_formula(tied: bool, bias: bool, cap: float | None, scale: f
 
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("cap", [None, 3.0])
-@pytest.mark.parametrize("z_loss", [0.0, 0.1])
+@pytest.mark.parametrize(("z_loss", "smoothing"), [(0.0, 0.0), (0.1, 0.0), (0.0, 0.2), (0.1, 0.2)])
 @pytest.mark.parametrize("chunk", [1, 13, 40, 1 << 20])
 def test_the_loss_is_the_definition_in_chunks_of_any_size(
-    monkeypatch: pytest.MonkeyPatch, bias: bool, cap: float | None, chunk: int, z_loss: float
+    monkeypatch: pytest.MonkeyPatch, bias: bool, cap: float | None, chunk: int, z_loss: float, smoothing: float
 ):
     monkeypatch.setattr(loss_module, "_LEAST_ROWS", 1)
     monkeypatch.setattr(loss_module, "_VALUES_PER_CHUNK", chunk)
@@ -76,11 +76,11 @@ def test_the_loss_is_the_definition_in_chunks_of_any_size(
     targets[[0, 5, 10]] = -100
     leaves = [leaf for leaf in (x, weight, b) if leaf is not None]
     both = linear_cross_entropy, naive_linear_cross_entropy
-    mine, theirs = (f(x, weight, targets, b, cap, z_loss=z_loss) for f in both)
+    mine, theirs = (f(x, weight, targets, b, cap, z_loss=z_loss, smoothing=smoothing) for f in both)
     torch.testing.assert_close(mine, theirs)
     for a, c in zip(torch.autograd.grad(3 * mine, leaves), torch.autograd.grad(3 * theirs, leaves), strict=True):
         torch.testing.assert_close(a, c, rtol=1e-4, atol=1e-6)
-    each = [f(x, weight, targets, b, cap, "none", z_loss) for f in both]
+    each = [f(x, weight, targets, b, cap, "none", z_loss, smoothing) for f in both]
     torch.testing.assert_close(*each)
     for a, c in zip(*(torch.autograd.grad(one.square().sum(), leaves) for one in each), strict=True):
         torch.testing.assert_close(a, c, rtol=1e-4, atol=1e-6)

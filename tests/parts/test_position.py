@@ -215,6 +215,11 @@ def test_sinusoidal_is_its_formula(position: int, d: int, base: float):
         assert found[2 * i + 1] == pytest.approx(math.cos(angle), abs=1e-3)
 
 
+def test_in_halves_all_sines_come_first():
+    turns = Sinusoidal(24)(Pass(0, 60))
+    assert torch.equal(Sinusoidal(24, layout="halves")(Pass(0, 60)), torch.cat((turns[:, ::2], turns[:, 1::2]), 1))
+
+
 @given(st.integers(0, 300), st.integers(0, 300), st.integers(0, 300))
 def test_sinusoidal_products_depend_on_distance_alone(m: int, n: int, by: int):
     table = Sinusoidal(32)(at(m, n, m + by, n + by))

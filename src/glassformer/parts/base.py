@@ -49,6 +49,8 @@ class BuildContext:
     """Residual additions in the whole stack; None: two for each layer."""
     memory_width: int | None = None
     """Width of the other sequence that layers read; None: d_model."""
+    tower: str = ""
+    """Which tower of the model this is: the model itself, or its "encoder"."""
 
     # What the part around it says, by `within`
 

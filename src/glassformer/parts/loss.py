@@ -2,6 +2,8 @@
 
 With `z_loss` every token adds z_loss (log Z)^2, Z = sum of exp(logits): it holds the logits where a softmax, which
 would not mind, lets them drift (PaLM, Chowdhery et al. 2022, 2204.02311, section 5; 1e-4 there).
+With `smoothing` e the target is (1 - e) of the right token and e / v of each of the v tokens, so that a model is not
+asked for certainty (Szegedy et al. 2016, 1512.00567, section 7; 0.1 in Vaswani et al. 2017).
 """
 
 from __future__ import annotations
@@ -28,22 +30,25 @@ def naive_linear_cross_entropy(
     softcap: float | None = None,
     reduction: str = "mean",
     z_loss: float = 0.0,
+    smoothing: float = 0.0,
 ) -> Tensor:
     """The definition: x (N, d), weight (v, d), targets (N,), bias (v,) -> nats; keeps (N, v) in fp32."""
     logits = wide(F.linear(x, weight, bias))
     if softcap is not None:
         logits = softcap * torch.tanh(logits / softcap)
-    return _of_logits(logits, targets, reduction, z_loss)
+    return _of_logits(logits, targets, reduction, z_loss, smoothing)
 
 
-def cross_entropy(logits: Tensor, targets: Tensor, reduction: str = "mean", z_loss: float = 0.0) -> Tensor:
+def cross_entropy(
+    logits: Tensor, targets: Tensor, reduction: str = "mean", z_loss: float = 0.0, smoothing: float = 0.0
+) -> Tensor:
     """Nats; logits (b, s, v), targets (b, s). `reduction="none"` gives (b, s)."""
-    loss = _of_logits(wide(logits).flatten(0, 1), targets.flatten(), reduction, z_loss)
+    loss = _of_logits(wide(logits).flatten(0, 1), targets.flatten(), reduction, z_loss, smoothing)
     return loss if reduction == "mean" else loss.view_as(targets)
 
 
-def _of_logits(logits: Tensor, targets: Tensor, reduction: str, z_loss: float) -> Tensor:
-    loss = F.cross_entropy(logits, targets, ignore_index=IGNORED, reduction=reduction)
+def _of_logits(logits: Tensor, targets: Tensor, reduction: str, z_loss: float, smoothing: float) -> Tensor:
+    loss = F.cross_entropy(logits, targets, ignore_index=IGNORED, reduction=reduction, label_smoothing=smoothing)
     if not z_loss:
         return loss
     counted = targets != IGNORED
@@ -59,18 +64,19 @@ def linear_cross_entropy(
     softcap: float | None = None,
     reduction: str = "mean",
     z_loss: float = 0.0,
+    smoothing: float = 0.0,
 ) -> Tensor:
     """Equals `naive_linear_cross_entropy`; holds the logits of a few rows at a time.
 
     With `reduction="mean"` the gradients are made in the same pass as the loss, chunk by chunk. `reduction="none"`
     returns (N,) losses, zero where a target is ignored."""
     if reduction == "mean":
-        return _LinearCrossEntropy.apply(x, weight, targets, bias, softcap, z_loss)
+        return _LinearCrossEntropy.apply(x, weight, targets, bias, softcap, z_loss, smoothing)
     if reduction != "none":
         raise ValueError(f"reduction={reduction!r}: use mean or none")
     rows = max(_LEAST_ROWS, _VALUES_PER_CHUNK // weight.shape[0])
-    parts = zip(x.split(rows), targets.split(rows), strict=True)
-    return torch.cat([naive_linear_cross_entropy(a, weight, b, bias, softcap, "none", z_loss) for a, b in parts])
+    parts, how = zip(x.split(rows), targets.split(rows), strict=True), (bias, softcap, "none", z_loss, smoothing)
+    return torch.cat([naive_linear_cross_entropy(a, weight, b, *how) for a, b in parts])
 
 
 def working_bytes(tokens: int, vocab: int, products: torch.dtype) -> int:
@@ -90,6 +96,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         bias: Tensor | None,
         softcap: float | None,
         z_loss: float,
+        smoothing: float,
     ) -> Tensor:
         counted = targets != IGNORED
         count = counted.sum()
@@ -107,17 +114,21 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 logits = softcap * torch.tanh(logits / softcap)
             log_z = logits.logsumexp(-1, keepdim=True)
             place = target.where(keep, 0)[:, None]
-            total = total + ((log_z - logits.gather(-1, place))[:, 0] * keep).sum()
+            total = total + ((log_z - logits.gather(-1, place))[:, 0] * keep).sum() * (1 - smoothing)
+            if smoothing:
+                total = total + ((log_z[:, 0] - logits.mean(-1)) * keep).sum() * smoothing
             if z_loss:
                 total = total + z_loss * (log_z[:, 0].square() * keep).sum()
             if not (want_x or want_w or want_b):
                 continue
-            # d loss / d logit = (softmax (1 + 2 z_loss log Z) - one-hot) / count, through the cap 1 - (logit / cap)^2
+            # d loss / d logit = (softmax (1 + 2 z_loss log Z) - target) / count, through the cap 1 - (logit / cap)^2
             slope = 1.0 if softcap is None else 1.0 - (logits / softcap).square()
             grad = (logits - log_z).exp_()
             if z_loss:
                 grad = grad * (1 + 2 * z_loss * log_z)
-            grad.scatter_add_(-1, place, torch.full_like(place, -1.0, dtype=grad.dtype))
+            grad.scatter_add_(-1, place, torch.full_like(place, smoothing - 1.0, dtype=grad.dtype))
+            if smoothing:
+                grad -= smoothing / logits.shape[-1]
             grad = (grad * slope * (keep[:, None] / count)).to(made.dtype)
             if want_x:
                 grad_x.append((grad @ weight.to(made.dtype)).to(x.dtype))
@@ -136,4 +147,4 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
         grads = [grad * upstream[0] if grad is not None else None for grad in ctx.saved_tensors]
-        return grads[0], grads[1], None, grads[2], None, None
+        return grads[0], grads[1], None, grads[2], None, None, None

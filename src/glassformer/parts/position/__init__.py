@@ -10,6 +10,7 @@ from glassformer.parts.position.base import (
 )
 from glassformer.parts.position.learned import Learned, LearnedConfig
 from glassformer.parts.position.picture import Plot
+from glassformer.parts.position.relative import RelativeBias, RelativeBiasConfig
 from glassformer.parts.position.rotary import Rotary, RotaryConfig
 from glassformer.parts.position.scaling import RotaryScalingConfig
 from glassformer.parts.position.sinusoidal import Sinusoidal, SinusoidalConfig
@@ -26,6 +27,8 @@ __all__ = [
     "LearnedConfig",
     "Plot",
     "PositionConfig",
+    "RelativeBias",
+    "RelativeBiasConfig",
     "Rotary",
     "RotaryConfig",
     "RotaryScalingConfig",

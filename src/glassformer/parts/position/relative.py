@@ -1,0 +1,130 @@
+from __future__ import annotations
+
+import math
+from typing import ClassVar
+
+import torch
+from jaxtyping import Float, Int
+from pydantic import Field
+from torch import Tensor, nn
+
+from glassformer.errors import RequestError
+from glassformer.parts.base import BuildContext, Reference
+from glassformer.parts.cost import Cost, Shape
+from glassformer.parts.forward_pass import Pass
+from glassformer.parts.init import Init, Role
+from glassformer.parts.kernel.base import ScoreBias
+from glassformer.parts.position.base import AttentionPosition, AttentionPositionConfig
+from glassformer.parts.position.picture import Plot
+from glassformer.parts.shard import REPLICATED, Shards
+
+
+def bucket(distance: Int[Tensor, "*s"], buckets: int, furthest: int, both_sides: bool) -> Int[Tensor, "*s"]:
+    """The bucket of distance k - q: near ones have one each, those further away share more and more.
+
+    Half of the buckets are near; the others grow as the logarithm does. Looking to both sides, half are for keys after
+    the query; otherwise those are at 0."""
+    first = torch.zeros_like(distance)
+    if both_sides:
+        buckets //= 2
+        first = (distance > 0).long() * buckets
+        back = distance.abs()
+    else:
+        back = (-distance).clamp(min=0)
+    near = buckets // 2
+    share = (back.float().clamp(min=1) / near).log() / math.log(furthest / near)
+    far = near + (share * (buckets - near)).long()
+    return first + torch.where(back < near, back, far.clamp(max=buckets - 1))
+
+
+class RelativeTable(nn.Module):
+    """weight (buckets, n): what each head adds to the scores of a bucket. A call hands it out."""
+
+    roles: tuple[Role, ...] = ("embedding",)
+    shards: ClassVar[Shards] = {"weight": (REPLICATED,)}
+
+    def __init__(self, buckets: int, n_heads: int):
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(buckets, n_heads))
+        self.init_weights(Init())
+
+    def forward(self) -> Float[Tensor, "k n"]:
+        return self.weight
+
+    @torch.no_grad()
+    def init_weights(self, init: Init) -> None:
+        init.fill(self.weight, "embedding")
+
+
+class RelativeBias(AttentionPosition):
+    """score + B[bucket(k - q), n]: a learned number per head and bucket of distances. Raffel et al. 2020, 1910.10683.
+
+    The table B (buckets, n) may be shared by the layers of a tower (T5) or each layer's own (UMT5). Of `buckets`, half
+    are single distances; the others widen up to `furthest` tokens, beyond which all is one. Distances are those between
+    slots, or between the positions that a caller gave.
+    """
+
+    def __init__(self, table: nn.Module | Reference, furthest: int = 128, both_sides: bool = False):
+        super().__init__()
+        self.table, self.furthest, self.both_sides = table, furthest, both_sides
+
+    def bias(self, pass_: Pass) -> ScoreBias:
+        weight, given = self.table(), pass_.given
+        buckets, furthest, both_sides = len(weight), self.furthest, self.both_sides
+
+        def add(score: Tensor, b: Tensor, n: Tensor, q_idx: Tensor, k_idx: Tensor) -> Tensor:
+            if given is not None:
+                last = given.shape[1] - 1  # an empty slot of a state counts as a token yet to come
+                q_idx, k_idx = given[b, q_idx.clamp(max=last)], given[b, k_idx.clamp(max=last)]
+            return score + weight[bucket(k_idx - q_idx, buckets, furthest, both_sides), n].to(score.dtype)
+
+        return ScoreBias(add, True, ("relative_bias", furthest, both_sides, given is None), (weight,))
+
+    @torch.no_grad()
+    def picture(self, length: int) -> dict[str, Plot]:
+        """B by distance, a line for each head, and which distances share a bucket."""
+        first = 1 - length if self.both_sides else 0
+        back = torch.arange(first, length)
+        weight = self.table().float().cpu()
+        which = bucket(-back, len(weight), self.furthest, self.both_sides)
+        heads = tuple(f"head {n}" for n in range(weight.shape[1]))
+        return {
+            "bias by distance": Plot("distance", "bias", back, weight[which].T, heads),
+            "bucket by distance": Plot("distance", "bucket", back, which[None].float(), ("bucket",)),
+        }
+
+    def extra_repr(self) -> str:
+        return f"furthest={self.furthest}, both_sides={self.both_sides}"
+
+
+class RelativeBiasConfig(AttentionPositionConfig, kind="relative_bias", words="relbias"):
+    biases: ClassVar[bool] = True
+    buckets: int = Field(32, ge=4, le=1 << 16)
+    furthest: int = Field(128, gt=1, le=1 << 28)
+    """From how many tokens away on all is one bucket."""
+    both_sides: bool = False
+    """Whether keys after the query have buckets of their own, as in an encoder."""
+    shared: bool = True
+    """Whether all layers of a tower have one table."""
+
+    def _key(self, ctx: BuildContext) -> tuple[object, ...]:
+        return ("relative_bias", ctx.tower, ctx.n_heads, self.buckets, self.furthest, self.both_sides)
+
+    def build(self, ctx: BuildContext) -> RelativeBias:
+        near = self.buckets // (4 if self.both_sides else 2)
+        if near >= self.furthest:
+            raise RequestError(
+                f"position.furthest={self.furthest} lies among the {near} distances that have buckets of their own; "
+                f"use {near + 1} or more, or fewer buckets",
+                code="range", field="position.furthest", value=self.furthest, expected=f"> {near}",
+            )  # fmt: skip
+
+        def make() -> RelativeTable:
+            return RelativeTable(self.buckets, ctx.n_heads)
+
+        table = ctx.shared(self._key(ctx), make) if self.shared else make()
+        return RelativeBias(table, self.furthest, self.both_sides)
+
+    def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
+        table = Cost.weights(self.buckets * ctx.n_heads)
+        return Cost.once(self._key(ctx), table) if self.shared else table
