@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -55,6 +56,18 @@ class Price(Value):
         return cls(low=value, high=value, currency=currency, date="as given", source="as given")
 
 
+class Factors(Value):
+    """How many times the roofline's seconds measured training steps took, by the kind of work (`planning/time.py`)."""
+
+    products: float = Field(gt=0)
+    scores: float = Field(gt=0)
+    elementwise: float = Field(gt=0)
+    links: float = Field(gt=0)
+    error: tuple[float, float]
+    """5th and 95th percentile of predicted / measured - 1 of models whose size the fit had not seen."""
+    source: str = Field(min_length=1)
+
+
 class Machine(Value):
     """One accelerator. Bytes, bytes per second, FLOP/s of dense products by dtype, watts."""
 
@@ -69,6 +82,8 @@ class Machine(Value):
     power: Watts
     source: str = Field(min_length=1)
     price: Price | None = None
+    measured: Factors | None = None
+    """None: planned times are a range, from the machines that have been measured."""
 
     def peak_of(self, dtype: str) -> float:
         """FLOP/s in a dtype. Raises RequestError where the machine has no such products."""
@@ -88,17 +103,21 @@ class Cluster:
     node: int = 1
 
 
+@cache
+def _known() -> dict[str, Machine]:
+    tree = yaml.safe_load(KNOWN.read_text(encoding="utf-8"))
+    return {str(name): validated(Machine, fields, "machine", str(name)) for name, fields in tree.items()}
+
+
 def machines(own: str | Path | None = None) -> dict[str, Machine]:
     """Every known machine by name, those of a file of one's own over ours. Raises RequestError for a wrong file."""
-    trees = [("", yaml.safe_load(KNOWN.read_text(encoding="utf-8")))]
+    found = dict(_known())
     if own is not None:
-        trees.append((str(own), read_tree(own)))
-    found: dict[str, Machine] = {}
-    for where, tree in trees:
+        tree = read_tree(own)
         if not isinstance(tree, dict):
-            raise RequestError(f"{where}: a file of machines is a mapping of names to machines")
+            raise RequestError(f"{own}: a file of machines is a mapping of names to machines")
         for name, fields in tree.items():
-            found[str(name)] = validated(Machine, fields, "machine", f"{where}: {shown(name)}" if where else str(name))
+            found[str(name)] = validated(Machine, fields, "machine", f"{own}: {shown(name)}")
     return found
 
 

@@ -1,0 +1,1 @@
+"""What a plan says beside what others have published and measured."""

@@ -1,0 +1,177 @@
+"""216 published training runs: their MFU from their throughput, and the factors of the time model fitted on them.
+
+>>> python -m experiments.plan.mpt          # the fields `measured` of machines.yaml, and the errors
+"""
+
+from __future__ import annotations
+
+import csv
+import itertools
+from dataclasses import dataclass
+from functools import cache, cached_property
+from pathlib import Path
+
+import numpy as np
+import torch
+
+import glassformer as gf
+from glassformer.planning.layout import Layout
+from glassformer.planning.machines import Cluster, Factors, machines
+from glassformer.planning.time import FACTOR_OF, StepTime, Work, step_time, workload
+
+ROWS = Path(__file__).with_name("mpt_runs.csv")
+SIZES = {
+    "125m": (768, 12, 12), "350m": (1024, 24, 16), "760m": (1536, 24, 12), "1b": (2048, 24, 16), "3b": (2560, 32, 20),
+    "7b": (4096, 32, 32), "13b": (5120, 40, 40), "30b": (7168, 48, 56), "70b": (8192, 80, 64),
+}  # fmt: skip
+"""Width, layers, heads."""
+FITTED = ("products", "scores", "elementwise", "links")
+NODE = 8
+SOURCE = "mosaicml/llm-foundry scripts/train/benchmarking at 8c8dd48"
+LEAST = 1.1
+"""What large products take of the roofline's time at least, of all accelerators: without this bound the fit gives an
+A100 99 % of its peak, and the elementwise parts what is left, which splits wrongly once tensors are divided."""
+
+
+@cache
+def config_of(model: str, context: int = 2048) -> gf.ModelConfig:
+    if context != 2048:
+        return config_of(model).vary(context=context)
+    d, layers, heads = SIZES[model]
+    return gf.preset(f"gpt2+d_model={d}+layers={layers}+heads={heads}+vocab_size=50368+context={context}")
+
+
+@dataclass(frozen=True)
+class Row:
+    """A run."""
+
+    model: str
+    context: int
+    gpus: int
+    gpu: str
+    mfu: float
+    hfu: float
+    micro: int
+    accumulated: int
+    tps: float
+    dtype: str
+    pure: bool
+    zero: int
+    recompute: str
+    parameters: int
+
+    @property
+    def config(self) -> gf.ModelConfig:
+        return config_of(self.model, self.context)
+
+    @cached_property
+    def planned(self) -> StepTime:
+        """In bf16: its factors are those of the machine."""
+        layout = Layout(dp=self.gpus, zero=self.zero, micro=self.micro, recompute=self.recompute)
+        cluster = Cluster(self.gpu, machines()[self.gpu], self.gpus, NODE)
+        work = workload(self.config, self.context, torch.bfloat16)
+        return step_time(work, self.gpus * self.micro * self.accumulated, layout, cluster)
+
+    @property
+    def seconds(self) -> float:
+        """Of a step, measured."""
+        return self.micro * self.accumulated * self.context / self.tps
+
+    @property
+    def mfu_of_throughput(self) -> float:
+        """What 6 N + 12 L d s makes of the published tokens per second, in per cent of the machine's peak. Ours leave
+        out learned positions, which are in no product: 128 k of them are 17 % of the smallest model."""
+        work = self.planned.work
+        flops = 6 * self.parameters + work.model_flops - work.products
+        return 100 * flops * self.tps / machines()[self.gpu].peak_of(self.dtype)
+
+
+@cache
+def rows() -> tuple[Row, ...]:
+    lines = [line for line in ROWS.read_text(encoding="utf-8").splitlines() if not line.startswith("#")]
+    return tuple(
+        Row(
+            row["model"], int(row["context"]), int(row["gpus"]), row["gpu"], float(row["mfu"]), float(row["hfu"]),
+            int(row["micro"]), int(row["accumulated"]), float(row["tps"]), row["dtype"], row["pure"] == "1",
+            int(row["zero"]), row["recompute"], int(row["parameters"]),
+        )
+        for row in csv.DictReader(lines)
+    )  # fmt: skip
+
+
+def least_squares(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """x >= 0 with the least |a x - b|: the best of all subsets of columns, which are few."""
+    best, least = np.zeros(a.shape[1]), float("inf")
+    for size in range(1, a.shape[1] + 1):
+        for columns in itertools.combinations(range(a.shape[1]), size):
+            x = np.linalg.lstsq(a[:, columns], b, rcond=None)[0]
+            error = float(np.square(a[:, columns] @ x - b).sum())
+            if (x >= 0).all() and error < least:
+                best, least = np.zeros(a.shape[1]), error
+                best[list(columns)] = x
+    return best
+
+
+def factors_of(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """`least_squares` whose first factor is `LEAST` or more."""
+    free = least_squares(a, b)
+    return free if free[0] >= LEAST else np.array([LEAST, *least_squares(a[:, 1:], b - LEAST * a[:, 0])])
+
+
+def features(kinds: tuple[Work, ...]) -> tuple[list[float], float]:
+    """Seconds at the roofline by factor, and of what takes none."""
+    by = dict.fromkeys(FITTED, 0.0)
+    for one in kinds:
+        if one.kind in FACTOR_OF:
+            by[FACTOR_OF[one.kind]] += one.roof
+    return list(by.values()), sum(one.roof for one in kinds if one.kind not in FACTOR_OF)
+
+
+@dataclass(frozen=True)
+class Fit:
+    factors: tuple[float, ...]
+    errors: tuple[float, ...]
+    """predicted / measured - 1 of every run, by the factors of the other sizes."""
+    sizes: int
+
+    def quantile(self, share: float) -> float:
+        return float(np.quantile(self.errors, share))
+
+    def absolute(self, share: float) -> float:
+        return float(np.quantile(np.abs(self.errors), share))
+
+
+@cache
+def fit(gpu: str) -> Fit:
+    """Factors by least squares on relative errors; one size at a time left out for the errors."""
+    runs = [row for row in rows() if row.gpu == gpu and row.dtype == "bfloat16"]
+    made = [features(row.planned.kinds) for row in runs]
+    seconds = np.array([row.seconds for row in runs])
+    a = np.array([roof for roof, _ in made]) / seconds[:, None]
+    rest = np.array([other for _, other in made]) / seconds
+    names = [row.model for row in runs]
+    errors: list[float] = []
+    for size in dict.fromkeys(names):
+        out = np.array([name == size for name in names])
+        x = factors_of(a[~out], 1 - rest[~out])
+        errors.extend(a[out] @ x + rest[out] - 1)
+    return Fit(tuple(factors_of(a, 1 - rest).tolist()), tuple(float(e) for e in errors), len(set(names)))
+
+
+def written(gpu: str) -> Factors:
+    """As it stands in machines.yaml."""
+    found = fit(gpu)
+    named = {name: round(value, 3) for name, value in zip(FITTED, found.factors, strict=True)}
+    error = (round(found.quantile(0.05), 3), round(found.quantile(0.95), 3))
+    source = (
+        f"{len(found.errors)} runs of {found.sizes} sizes, mosaicml/llm-foundry scripts/train/benchmarking at 8c8dd48"
+    )
+    return Factors(**named, error=error, source=source)
+
+
+if __name__ == "__main__":
+    for gpu in dict.fromkeys(row.gpu for row in rows()):
+        print(gpu, written(gpu).model_dump())
+        print(
+            f"   one size left out: median {fit(gpu).absolute(0.5):.1%}, 90th percentile {fit(gpu).absolute(0.9):.1%}"
+        )

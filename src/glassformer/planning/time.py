@@ -1,0 +1,316 @@
+"""How long a training step takes: what the roofline allows for each kind of work, times what measured runs took of it.
+
+Per rank, k = 1, or 4/3 where layers are computed again (the roofline: Williams, Waterman and Patterson 2009; the
+measured factors: `machines.yaml`, fitted on the runs that docs/planning.md lists):
+
+products      k FLOPs of weights / peak
+scores        k FLOPs of queries against the keys that they see, and of patterns against values / peak
+elementwise   k 3 x bytes kept for the backward pass / bandwidth: written, read, and their gradients written
+optimizer     weights, gradients and states, read and written / bandwidth
+sharding      2 N gathered twice and 4 N of gradients reduced for a microbatch (ZeRO 3), or 8 N a step / link
+tensor        4 all-reduces of a layer's residual stream, 6 with recomputation / link
+experts       4 exchanges of the chosen tokens / link
+context       keys and values of the other pieces, three times / link
+stages        the residual stream between stages / link
+bubble        (p - 1) / (m v) of a microbatch's time, m microbatches, p stages, v chunks (Narayanan et al. 2021)
+
+Kinds of work follow one another: what runs at the same time is in the measured factors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from typing import Any
+
+import torch
+
+from glassformer.config import ModelConfig
+from glassformer.parts.cost import Shape
+from glassformer.planning.counts import Counts
+from glassformer.planning.layout import Layout
+from glassformer.planning.machines import Cluster, Factors, machines
+
+LINKS = ("sharding", "tensor", "experts", "context", "stages")
+FACTOR_OF = {"products": "products", "scores": "scores", "elementwise": "elementwise"} | dict.fromkeys(LINKS, "links")
+"""Which measured factor a kind of work takes; the others take none."""
+REPLICATED = 10 / 34
+"""Share of a layer's kept bytes that tensor parallelism without `sp` does not divide (Korthikanti et al. 2022)."""
+BEYOND = (0.7, 1.45)
+"""What steps with tensors, layers or sequences divided take, over what is planned: the factors were fitted without, and
+published runs of such layouts lie within (docs/planning.md)."""
+DAY = 86_400.0
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A model at a context and a dtype of products: what a token of a training step asks of a machine."""
+
+    config: ModelConfig
+    context: int
+    dtype: torch.dtype
+    products: float
+    """FLOPs forward and backward, without those of `scores`."""
+    layer_products: float
+    """Those within the layers."""
+    scores: float
+    """FLOPs of the keys that a query sees."""
+    model_flops: float
+    """FLOPs as MFU counts them: every query against all keys."""
+    kept: float
+    """Bytes kept for the backward pass, fused as on accelerators."""
+    layer_kept: float
+    parameters: int
+    expert_parameters: int
+    experts_met: float
+    """Experts that a token meets, over all layers."""
+    exchanged: float
+    """Bytes of the residual stream of one token."""
+    keys: float
+    """Bytes of keys and values of a token, over all layers."""
+
+    @property
+    def layers(self) -> int:
+        return self.config.n_layers
+
+
+@lru_cache(maxsize=64)
+def workload(config: ModelConfig, context: int, dtype: torch.dtype) -> Workload:
+    """What a token costs. FLOPs, as in `config.flops`, are those of matrix products."""
+
+    def spent(tokens: int, every_key: bool) -> tuple[float, float]:
+        cost = config.costs(Shape(s=tokens, t=tokens, phase="prefill", every_key=every_key))
+        return cost.flops / tokens, cost["layers"].flops / tokens
+
+    (alone, layers_alone), (seen, _), (full, _) = spent(1, True), spent(context, False), spent(context, True)
+    kept = config.costs(replace(Shape.training(1, context, dtype), device="cuda"))
+    idle = config.num_params() - config.active_params()
+    spread = [one for one in Counts(config).weights if one.component == "experts"] if idle else []
+    experts, of_layer = sum(one.values for one in spread), {one.layer: one.dims[0][1] for one in spread}
+    met = sum(of_layer.values()) * (1 - idle / experts) if experts else 0.0
+    return Workload(
+        config, context, dtype,
+        products=3 * alone, layer_products=3 * layers_alone,
+        scores=max(3 * (seen - alone), 0.0), model_flops=3 * full,
+        kept=kept.kept / context, layer_kept=kept["layers"].kept / context,
+        parameters=config.num_params(), expert_parameters=experts, experts_met=met,
+        exchanged=config.d_model * dtype.itemsize,
+        keys=config.state_bytes(context, dtype) / context,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Work:
+    """One kind of work of a rank in a step: an amount of FLOPs or bytes, and the seconds that the roofline allows."""
+
+    kind: str
+    amount: float
+    unit: str
+    rate: float
+    """Of `unit` in a second."""
+    formula: str
+    roof: float
+    """Seconds at that rate."""
+    seconds: float
+    """Those times the measured factor."""
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """A training step on a cluster."""
+
+    work: Workload
+    batch: int
+    layout: Layout
+    cluster: Cluster
+    kinds: tuple[Work, ...]
+    measured: bool
+    """Whether the factors were fitted on runs of this machine and of such layouts: else only the interval is known."""
+    low: float
+    high: float
+
+    @cached_property
+    def seconds(self) -> float:
+        """Of a step; without measurements the middle of the interval."""
+        return sum(one.seconds for one in self.kinds)
+
+    @property
+    def tokens(self) -> int:
+        return self.batch * self.work.context
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.tokens / self.seconds
+
+    @property
+    def peak(self) -> float:
+        """FLOP/s of all ranks."""
+        return self.layout.ranks * self.cluster.machine.peak_of(str(self.work.dtype).removeprefix("torch."))
+
+    @property
+    def mfu(self) -> float:
+        """Share of the peak that the model's own FLOPs take (Chowdhery et al. 2022, 2204.02311, appendix B)."""
+        return self.work.model_flops * self.tokens_per_second / self.peak
+
+    @property
+    def hfu(self) -> float:
+        """The same with what is computed again."""
+        return self.mfu * (1 + again(self.work, self.layout) / 3)
+
+    @property
+    def bound(self) -> str:
+        """The kind of work that takes longest."""
+        return max(self.kinds, key=lambda one: one.seconds).kind
+
+    def run(self, tokens: float) -> Run:
+        """Training on so many tokens."""
+        steps = tokens / self.tokens
+        return Run(self, tokens, steps * self.seconds, steps * self.low, steps * self.high)
+
+    def to_dict(self) -> dict[str, Any]:
+        named = ("seconds", "low", "high", "measured", "tokens_per_second", "mfu", "hfu", "bound")
+        return {
+            "machine": self.cluster.name, "ranks": self.layout.ranks,
+            **{name: getattr(self, name) for name in named},
+            "kinds": [vars(one) for one in self.kinds],
+        }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Run:
+    """A whole training run, without the time that failures take."""
+
+    step: StepTime
+    tokens: float
+    seconds: float
+    low: float
+    high: float
+
+    @property
+    def hours(self) -> float:
+        """Of accelerators."""
+        return self.seconds / 3600 * self.step.layout.ranks
+
+    @property
+    def energy(self) -> float:
+        """kWh of the accelerators at the power that they are built for: the most they take."""
+        return self.hours * self.step.cluster.machine.power / 1000
+
+    def cost(self) -> tuple[float, float, str] | None:
+        """(least, most, currency) at the machine's prices and the interval's ends; None without a price."""
+        price = self.step.cluster.machine.price
+        if price is None:
+            return None
+        hours = (self.low / 3600 * self.step.layout.ranks, self.high / 3600 * self.step.layout.ranks)
+        return hours[0] * price.low, hours[1] * price.high, price.currency
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "tokens": self.tokens, "days": self.seconds / DAY, "days_low": self.low / DAY,
+            "days_high": self.high / DAY, "hours": self.hours, "energy_kwh": self.energy, "cost": self.cost(),
+        }  # fmt: skip
+
+
+def again(work: Workload, layout: Layout) -> float:
+    """What a step computes again, as a share of the forward pass."""
+    if layout.recompute != "full":
+        return 0.0
+    return (work.layer_products + work.scores) / (work.products + work.scores)
+
+
+def step_time(work: Workload, batch: int, layout: Layout, cluster: Cluster) -> StepTime:
+    """The time of a step of `batch` sequences over all ranks of `layout`, on machines of the kind of `cluster`.
+
+    Raises RequestError where the machine has no products in the dtype."""
+    kinds = _roofline(work, batch, layout, cluster)
+    own = cluster.machine.measured
+    known = [own] if own else [one.measured for one in machines().values() if one.measured]
+    sums = [sum(_taken(kinds, factors).values()) for factors in known]
+    low = min(total / (1 + factors.error[1]) for total, factors in zip(sums, known, strict=True))
+    high = max(total / (1 + factors.error[0]) for total, factors in zip(sums, known, strict=True))
+    fitted = layout.tp == layout.pp == layout.cp == layout.ep == 1
+    if not fitted:
+        low, high = low * BEYOND[0], high * BEYOND[1]
+    taken = [_taken(kinds, factors) for factors in known]
+    middle = {one.kind: sum(each[one.kind] for each in taken) / len(taken) for one in kinds}
+    timed = tuple(replace(one, seconds=middle[one.kind]) for one in kinds)
+    return StepTime(work, batch, layout, cluster, timed, fitted and own is not None, low, high)
+
+
+def _taken(kinds: Iterable[Work], factors: Factors) -> dict[str, float]:
+    """Seconds of each kind with these factors; the bubble is that of what it waits for."""
+    kinds = list(kinds)
+    seconds = {
+        one.kind: one.roof * (getattr(factors, FACTOR_OF[one.kind]) if one.kind in FACTOR_OF else 1.0)
+        for one in kinds
+        if one.kind != "bubble"
+    }
+    waited = sum(value for kind, value in seconds.items() if kind not in ("optimizer", "sharding"))
+    seconds |= {one.kind: one.amount * waited for one in kinds if one.kind == "bubble"}
+    return {one.kind: seconds[one.kind] for one in kinds}
+
+
+def _roofline(work: Workload, batch: int, layout: Layout, cluster: Cluster) -> list[Work]:
+    """What a rank, the one with most layers, has to do in a step."""
+    machine = cluster.machine
+    peak = machine.peak_of(str(work.dtype).removeprefix("torch."))
+    dp, tp, pp, ep, cp = layout.dp, layout.tp, layout.pp, layout.ep, layout.cp
+    tokens = batch * work.context / (dp * cp)
+    micro = layout.microbatches(batch)
+    most = max(-(-work.layers // pp) / work.layers, 1 / pp)
+    repeat = 1 / 3 if layout.recompute == "full" else 0.0
+    products = tokens * most / tp * (work.products + repeat * work.layer_products)
+    scores = tokens * most / tp * (1 + repeat) * work.scores
+    whole = 1.0 if layout.sp or tp == 1 else (1 - REPLICATED) + REPLICATED * tp
+    kept = tokens * most / tp * whole * 3 * (work.kept + repeat * work.layer_kept)
+    held = most * ((work.parameters - work.expert_parameters) / tp + work.expert_parameters / (tp * ep))
+    shared = layout.sharing
+    states = 28 * held / (shared if layout.zero else 1)
+    found = [
+        _work("products", products, "FLOP", peak, f"{_made_again(repeat)}{work.products:.4g} x {tokens:,.0f} tokens"),
+        _work("scores", scores, "FLOP", peak, f"{_made_again(repeat)}{work.scores:.4g} x {tokens:,.0f} tokens"),
+        _work("elementwise", kept, "B", machine.bandwidth, f"3 x {work.kept:,.0f} B x {tokens:,.0f} tokens"),
+        _work("optimizer", states, "B", machine.bandwidth, "28 B for a parameter of the rank"),
+    ]
+    inside = tp * cp
+    per_step = {0: 8.0, 1: 8.0, 2: 4.0 + 4.0 * micro, 3: (2 * work.dtype.itemsize + 4.0) * micro}[layout.zero]
+    stream = tokens * work.exchanged
+    linked = {
+        "sharding": (shared, inside if shared == dp else tp, per_step * held, f"{per_step:g} B for a parameter"),
+        "tensor": (tp, 1, (6 if repeat else 4) * 2 * stream * work.layers * most, "4 x 2 residual streams a layer"),
+        "context": (cp, tp, 3 * tokens * (cp - 1) * work.keys * most / tp, "3 x keys and values of others"),
+        "stages": (pp, inside * dp, 2 * stream * layout.interleave / tp, "2 residual streams a stage"),
+    }
+    for kind, (size, stride, amount, formula) in linked.items():
+        if size > 1:
+            found.append(_linked(kind, amount, cluster, size, stride, formula, kind == "stages"))
+    if ep > 1 and work.experts_met:
+        traded = (6 if repeat else 4) * work.experts_met * tokens * work.exchanged * most / tp
+        found.append(_linked("experts", traded, cluster, ep, inside, "4 x the residual stream of a choice", True))
+    if pp > 1:
+        share = (pp - 1) / (micro * layout.interleave)
+        found.append(Work("bubble", share, "", 1.0, f"({pp} - 1) / ({micro} x {layout.interleave})", 0.0, 0.0))
+    return found
+
+
+def _made_again(repeat: float) -> str:
+    return "4/3 of layers x " if repeat else ""
+
+
+def _work(kind: str, amount: float, unit: str, rate: float, formula: str) -> Work:
+    return Work(kind, amount, unit, rate, formula, amount / rate, amount / rate)
+
+
+def _linked(
+    kind: str, amount: float, cluster: Cluster, size: int, stride: int, formula: str, traded: bool = False
+) -> Work:
+    """`amount` bytes of each rank among `size` ranks, of which neighbours are `stride` apart. Collectives reduce within
+    a node before they cross it; traded bytes each cross alone."""
+    machine, node = cluster.machine, cluster.node
+    near = max(1, min(size, node // stride)) if stride < node else 1
+    far = size / near
+    outside = (1 - 1 / far) / (1 if traded else near) / machine.between
+    within = (near - 1) / size if traded else (size - 1) / size
+    roof = amount * max(outside, within / machine.inside if near > 1 else 0.0)
+    return Work(kind, amount, "B", amount / roof if roof else float("inf"), formula, roof, roof)
