@@ -515,9 +515,13 @@ def plan(
     dtype: Literal["float32", "bfloat16"] = "bfloat16",
     state_dtype: Literal["float32", "bfloat16", "int8"] | None = None,
     machine: Annotated[str | None, Parameter(name=["--machine", "--gpu"])] = None,
+    nodes: int = 1,
     machines: str | None = None,
+    price: str | None = None,
     explain: Flag = False,
+    generate: Flag = False,
     train: Flag = False,
+    tokens: Annotated[Count | None, Parameter(converter=count)] = None,
     optimizer: Optimizer = "adamw",
     recompute: Literal["none", "selective", "full"] = "none",
     layout: str | None = None,
@@ -538,13 +542,22 @@ def plan(
     state_dtype
         What the state is kept in; by default as the weights.
     machine
-        An accelerator, such as h100 or a100-80gb: how many sequences, and how long a context, fit one of them.
+        Accelerators, h100 or h100:8: how many sequences, and how long a context, fit one; the time of a token, or with
+        --train of a step, as an interval; and what it costs.
+    nodes
+        Of as many accelerators each as --machine says.
     machines
         A file of machines of your own, beside ours (planning/machines.yaml shows the fields).
+    price
+        Of an hour of one accelerator, 2.5USD; by default those of the machine's file.
     explain
         Show every figure with its formula: parameters by component, and what the FLOPs of training are spent on.
+    generate
+        Generation, as without --train.
     train
-        The memory of a training step on one rank instead, of --batch sequences over all ranks.
+        A training step instead, of --batch sequences over all ranks: memory of one rank, and on a --machine its time.
+    tokens
+        With --train, those to train on, 15T: days, energy, and cost.
     recompute
         With --train, what the backward pass computes again.
     layout
@@ -552,21 +565,17 @@ def plan(
     """
     from glassformer.cli.costs import show_plans
 
-    if not train and (layout is not None or recompute != "none" or optimizer != "adamw"):
-        raise RequestError("--layout, --recompute and --optimizer are for --train")
+    if not train and (layout is not None or recompute != "none" or optimizer != "adamw" or tokens is not None):
+        raise RequestError("--layout, --recompute, --optimizer and --tokens are for --train")
+    on = {"machine": machine, "nodes": nodes, "machines": machines, "price": price}
     if train:
         from glassformer.cli.costs import show_training
 
-        if machine is not None or explain or state_dtype is not None:
-            raise RequestError("--machine, --explain and --state-dtype are not for --train")
-        asked = {"context": _as_int(context, "context"), "batch": batch, "optimizer": optimizer}
-        show_training(models, {**asked, "recompute": recompute, "layout": layout}, dtype, json)
+        if generate or state_dtype is not None:
+            raise RequestError("--generate and --state-dtype are not for --train")
+        asked = {"context": _as_int(context, "context"), "batch": batch, "optimizer": optimizer, "tokens": tokens}
+        show_training(models, {**asked, **on, "recompute": recompute, "layout": layout}, dtype, json, explain)
         return
-    on = None
-    if machine is not None:
-        from glassformer.planning.machines import cluster
-
-        on = cluster(machine, own=machines)
     show_plans(models, _as_int(context, "context"), batch, dtype, state_dtype, json, explain, on)
 
 

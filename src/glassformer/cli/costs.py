@@ -13,7 +13,11 @@ from glassformer.cli.show import output, size
 from glassformer.errors import RequestError
 from glassformer.naming import preset
 from glassformer.planning import Plan, plan
+from glassformer.planning.advice import advice
+from glassformer.planning.decoding import Decoding
 from glassformer.planning.machines import Cluster
+from glassformer.planning.time import DAY, Run, StepTime
+from glassformer.planning.training import TrainingPlan
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.int8}
 
@@ -31,6 +35,43 @@ ROWS: dict[str, Callable[[Plan], str]] = {
 }
 
 
+def span(low: float, high: float, told: Callable[[float], str] = "{:.3g}".format, unit: str = "") -> str:
+    """An interval in words."""
+    return f"{told(low)} to {told(high)}{unit and ' '}{unit}"
+
+
+def money(cost: tuple[float, float, str] | None) -> str:
+    if cost is None:
+        return "no price known"
+    return span(cost[0], cost[1], lambda value: f"{value:,.2f}" if value < 100 else f"{value:,.0f}", cost[2])
+
+
+def _milliseconds(seconds: tuple[float, float]) -> str:
+    return span(1000 * seconds[0], 1000 * seconds[1], unit="ms")
+
+
+DECODING: dict[str, Callable[[Decoding], str]] = {
+    "time of a step": lambda one: _milliseconds(one.seconds),
+    "tokens a second": lambda one: span(*one.tokens_per_second),
+    "a prompt that fills it": lambda one: _milliseconds(one.first_token),
+    "bound by products from": lambda one: (
+        "no batch: states grow" if one.turning_batch is None else f"{one.turning_batch:,} sequences"
+    ),
+    "a million tokens cost": lambda one: money(one.cost_per_million),
+}
+
+
+def _priced(on: Cluster) -> str:
+    """The machines, and where their price is from."""
+    price, machine = on.machine.price, on.machine
+    told = f"on {on.count} {machine.title}" if on.count > 1 else f"on {machine.title}"
+    if price is None:
+        return told
+    hour = f"{price.low:g}" if price.low == price.high else f"{price.low:g} to {price.high:g}"
+    source = "" if price.source == "as given" else f" ({price.date}, {price.source})"
+    return f"{told}, {hour} {price.currency} an hour{source}"
+
+
 def show_plans(
     names: list[str],
     context: int | None,
@@ -38,15 +79,17 @@ def show_plans(
     dtype: str,
     state_dtype: str | None,
     as_json: bool,
-    explain: bool = False,
-    on: Cluster | None = None,
+    explain: bool,
+    asked: dict[str, Any],
 ) -> None:
     if not names:
         raise RequestError("plan needs at least one model, such as llama-7b")
     kept = None if state_dtype is None else DTYPES[state_dtype]
     plans = {
-        name: plan(preset(name), context=context, batch=batch, dtype=DTYPES[dtype], state_dtype=kept) for name in names
+        name: plan(preset(name), context=context, batch=batch, dtype=DTYPES[dtype], state_dtype=kept, **asked)
+        for name in names
     }
+    on = next(iter(plans.values())).on
     if as_json:
         fits = {name: _fits(one, on) if on else {} for name, one in plans.items()}
         print(json.dumps([{"name": name, **one.to_dict(), **fits[name]} for name, one in plans.items()]))
@@ -59,12 +102,16 @@ def show_plans(
         table.add_row(what, *map(told, plans.values()))
     if on is not None:
         fitting = [_fits(one, on) for one in plans.values()]
-        table.add_row(f"sequences that fit a {on.name}", *(f"{fit['batch_that_fits']:,}" for fit in fitting))
+        table.add_row(f"sequences that fit one {on.name}", *(f"{fit['batch_that_fits']:,}" for fit in fitting))
         table.add_row("context that fits", *(f"{fit['context_that_fits']:,}" for fit in fitting))
+        for what, of in DECODING.items():
+            table.add_row(what, *(of(one.decoding) for one in plans.values() if one.decoding is not None))
     output().print(table)
     rows = "one sequence" if batch == 1 else f"{batch} sequences"
     kept_in = f"weights in {dtype}, state in {state_dtype or dtype}, {rows} of that context"
     output().print(kept_in, style="dim", highlight=False)
+    if on is not None:
+        output().print(_priced(on), style="dim", highlight=False)
     if explain:
         for name, one in plans.items():
             show_explained(name, one)
@@ -104,8 +151,10 @@ def show_explained(name: str, one: Plan) -> None:
     output().print(spent, highlight=False)
 
 
-def show_training(names: list[str], asked: dict[str, Any], dtype: str, as_json: bool) -> None:
-    """The memory of a training step on one rank, by what it is for."""
+def show_training(names: list[str], asked: dict[str, Any], dtype: str, as_json: bool, explain: bool = False) -> None:
+    """A training step: the memory of one rank by what it is for, and on a machine its time."""
+    if not names:
+        raise RequestError("plan needs at least one model, such as llama-7b")
     plans = {name: plan(preset(name), train=True, dtype=DTYPES[dtype], **asked) for name in names}
     if as_json:
         print(json.dumps([{"name": name, **one.to_dict()} for name, one in plans.items()]))
@@ -113,12 +162,91 @@ def show_training(names: list[str], asked: dict[str, Any], dtype: str, as_json: 
     table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0))
     table.add_column("bytes of a rank")
     for name in plans:
-        table.add_column(name, justify="right", overflow="fold", max_width=24)
+        table.add_column(name, justify="right", overflow="fold", max_width=32)
     first = next(iter(plans.values()))
     for what in first.memory:
         table.add_row(what, *(size(one.memory[what]) for one in plans.values()))
     table.add_row("FLOPs of a step", *(f"{one.step_flops:.4g}" for one in plans.values()))
+    if first.on is not None:
+        of = first.on.machine.memory
+        shares = [one.memory["total"] / of for one in plans.values()]
+        table.add_row(f"of {size(of)}", *(f"{share:.0%}{', does not fit' * (share > 1)}" for share in shares))
+    steps = [one.time for one in plans.values() if one.time is not None]
+    runs = [one.run for one in plans.values() if one.run is not None]
+    for rows, of in ((STEP, steps), (RUN, runs)):
+        for what, told in rows.items() if of else ():
+            table.add_row(what, *map(told, of))
     output().print(table)
     told = f"weights in float32, products in {dtype}, {first.optimizer}, recompute {first.recompute}"
-    ranks = f"{first.layout.dp} ranks, ZeRO stage {first.layout.zero}, {first.batch} sequences in all"
+    layout = first.layout
+    kinds = {"data": layout.dp, "tensor": layout.tp, "pipeline": layout.pp, "context": layout.cp}
+    split = ", ".join(f"{count} {kind}" for kind, count in kinds.items() if count > 1)
+    ranks = f"{layout.ranks} ranks{split and f' ({split})'}, ZeRO stage {layout.zero}, {first.batch} sequences in all"
     output().print(f"{told}; {ranks}", style="dim", highlight=False)
+    if first.on is not None:
+        output().print(_priced(first.on), style="dim", highlight=False)
+        if not steps[0].measured:
+            why = f"no training run of {first.on.machine.title} with such a layout has been fitted: times are a range"
+            output().print(why, style="dim", highlight=False)
+        for name, one in plans.items():
+            _show_advice(name, one)
+    if explain:
+        for name, one in plans.items():
+            _show_kinds(name, one)
+
+
+STEP: dict[str, Callable[[StepTime], str]] = {
+    "time of a step": lambda one: _likely(one, 1000, "ms"),
+    "tokens a second": lambda one: (
+        f"{one.tokens_per_second:,.0f}"
+        if one.measured
+        else span(one.tokens / one.high, one.tokens / one.low, "{:,.0f}".format)
+    ),
+    "MFU, with recomputation HFU": lambda one: (
+        f"{one.mfu:.1%}, {one.hfu:.1%}"
+        if one.measured
+        else span(one.mfu * one.seconds / one.high, one.mfu * one.seconds / one.low, "{:.1%}".format)
+    ),
+    "longest": lambda one: one.bound,
+}
+RUN: dict[str, Callable[[Run], str]] = {
+    "days": lambda one: span(one.low / DAY, one.high / DAY, "{:,.3g}".format),
+    "accelerator hours": lambda one: span(
+        one.hours * one.low / one.seconds, one.hours * one.high / one.seconds, "{:,.0f}".format
+    ),
+    "energy, at most": lambda one: f"{one.energy * one.high / one.seconds:,.0f} kWh",
+    "cost": lambda one: money(one.cost()),
+}
+
+
+def _likely(step: StepTime, times: float, unit: str) -> str:
+    """Number and interval, or where nothing was measured the interval alone."""
+    between = span(times * step.low, times * step.high, "{:,.4g}".format, unit)
+    return f"{times * step.seconds:,.4g} {unit}, {between}" if step.measured else between
+
+
+def _show_advice(name: str, one: TrainingPlan) -> None:
+    """The changes that would save most, of the layout and of the machine."""
+    found = advice(one)
+    layouts = [change for change in found if change.layout is not None][:1]
+    machines = [change for change in found if change.layout is None][:1]
+    told = [f"{change.words} saves {change.saves:.0%} of a step" for change in (*layouts, *machines)]
+    if told:
+        output().print(f"{name}: {'; '.join(told)}", highlight=False)
+
+
+def _show_kinds(name: str, one: TrainingPlan) -> None:
+    """Where the time of a step goes, with the formula of each amount."""
+    if one.time is None:
+        return
+    table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0), title=name, title_justify="left")
+    for head in ("time of a step", "share", "roofline", "planned", "made of"):
+        table.add_column(head, justify="left" if head in ("time of a step", "made of") else "right", overflow="fold")
+    for kind in sorted(one.time.kinds, key=lambda kind: -kind.seconds):
+        share = kind.seconds / one.time.seconds
+        amount = f"{kind.amount:.4g} {kind.unit} / {kind.rate:.4g} {kind.unit}/s" if kind.unit else f"{kind.amount:.3g}"
+        table.add_row(
+            kind.kind, f"{share:.1%}", f"{1000 * kind.roof:.4g} ms", f"{1000 * kind.seconds:.4g} ms",
+            f"{kind.formula}\n= {amount}",
+        )  # fmt: skip
+    output().print(table, highlight=False)

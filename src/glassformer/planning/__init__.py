@@ -6,8 +6,9 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Literal, overload
 
 import torch
@@ -16,8 +17,11 @@ from glassformer.config import MAX_CONTEXT, ModelConfig
 from glassformer.errors import RequestError
 from glassformer.parts.cost import Shape
 from glassformer.planning.counts import Component, Counts, Flops
+from glassformer.planning.decoding import Decoding
 from glassformer.planning.layout import Layout
+from glassformer.planning.machines import Cluster, Price, cluster
 from glassformer.planning.training import TrainingPlan, plan_training
+from glassformer.planning.units import quantity
 from glassformer.training import Recipe
 
 WEIGHTS = {"float32": 4.0, "bfloat16": 2.0, "int8": 1.0, "int4": 0.5}
@@ -50,6 +54,20 @@ class Plan:
     """Those that the step of one token reads: of experts the chosen ones, of embeddings the head's matrix alone."""
     flops: float
     """Forward FLOPs of matrix products per token, as `config.flops` counts them at this context."""
+    on: Cluster | None = None
+    """The machines that it is planned on."""
+
+    @property
+    def decoding(self) -> Decoding | None:
+        """The time of a step, on the plan's machines; None without any."""
+        return None if self.on is None else Decoding(self, self.on)
+
+    @cached_property
+    def expert_parameters(self) -> int:
+        """Of all experts that a router chooses among."""
+        if self.parameters == self.active_parameters:
+            return 0
+        return sum(one.parameters for one in self.components if one.name == "experts")
 
     @cached_property
     def counts(self) -> Counts:
@@ -109,6 +127,7 @@ class Plan:
             **{name: getattr(self, name) for name in derived},
             "symbols": self.counts.symbols,
             "components": [asdict(one) for one in self.components],
+            **({} if self.decoding is None else {"decoding": self.decoding.to_dict()}),
             "training_flops": {name: getattr(flops, name) for name in spent},
         }
 
@@ -144,6 +163,10 @@ def plan(
     batch: int = 1,
     dtype: torch.dtype = torch.bfloat16,
     state_dtype: torch.dtype | None = None,
+    machine: str | Cluster | None = None,
+    nodes: int = 1,
+    machines: str | Path | None = None,
+    price: str | None = None,
 ) -> Plan: ...
 
 
@@ -158,6 +181,11 @@ def plan(
     optimizer: str = "adamw",
     recompute: str = "none",
     layout: Layout | str | None = None,
+    machine: str | Cluster | None = None,
+    nodes: int = 1,
+    machines: str | Path | None = None,
+    price: str | None = None,
+    tokens: float | str | None = None,
 ) -> TrainingPlan: ...
 
 
@@ -172,19 +200,43 @@ def plan(
     optimizer: str = "adamw",
     recompute: str = "none",
     layout: Layout | str | None = None,
+    machine: str | Cluster | None = None,
+    nodes: int = 1,
+    machines: str | Path | None = None,
+    price: str | None = None,
+    tokens: float | str | None = None,
 ) -> Plan | TrainingPlan:
-    """What generating with this model takes, or with `train` a training step. `context`: tokens of a sequence, by
-    default all the model is trained to read; `state_dtype`: by default that of the weights. In training weights are
-    fp32, `dtype` is that of the products, `batch` counts the sequences of all ranks, and `layout` is such as
-    "dp=8,zero=3,recompute=full".
+    """What generating with this model takes, or with `train` a training step.
 
-    Raises RequestError for a context that the model cannot have, or a layout that does not divide."""
+    context      tokens of a sequence; by default all the model is trained to read
+    batch        sequences at once; in training, of all ranks
+    dtype        of the weights; in training of the products, weights are fp32
+    state_dtype  of the decode state; by default that of the weights
+    optimizer, recompute, layout
+                 of training; a layout is such as "dp=8,zero=3,recompute=full", by default "dp=N,zero=3"
+    machine, nodes
+                 accelerators: "h100", as many as the layout has ranks, or "h100:8", eight in each of `nodes` nodes
+    machines     a file of machines of one's own
+    price        of an accelerator hour, "2.5USD"
+    tokens       to train on, 15e12 or "15T": days, energy, and cost
+
+    Raises RequestError for a context that the model cannot have, a layout that does not divide or has other ranks than
+    there are accelerators, an unknown machine, or a price without a currency."""
+    on = None if machine is None else _on(machine, nodes, machines, price)
+    if on is None and (price is not None or nodes != 1):
+        raise RequestError(
+            "price and nodes are of a machine; name one, such as h100:8", code="conflict", field="machine"
+        )
     if train:
         chosen = Recipe.of(tokens=1, optimizer=optimizer).optimizer
-        shared = Layout.of(layout) if isinstance(layout, str) else layout or Layout()
+        default = Layout(dp=on.count, zero=3) if on is not None and on.count > 1 else Layout()
+        shared = Layout.of(layout) if isinstance(layout, str) else layout or default
         if recompute != "none":
             shared = shared.recomputing(recompute)
-        return plan_training(config, batch, context or config.context, dtype, chosen, shared)
+        planned = plan_training(config, batch, context or config.context, dtype, chosen, shared)
+        return planned.placed(on, None if tokens is None else quantity(tokens, field="tokens"))
+    if tokens is not None:
+        raise RequestError(code="conflict", field="tokens", value=tokens, expected="train=True beside it")
     context = config.context if context is None else context
     state_dtype = dtype if state_dtype is None else state_dtype
     if not 1 <= context <= MAX_CONTEXT:
@@ -209,4 +261,10 @@ def plan(
         state_bytes=cost.state_bytes,
         next_token_bytes=config.state_bytes(context + 1, state_dtype) - cost.state_bytes,
         flops=float(cost.flops),
+        on=on,
     )
+
+
+def _on(machine: str | Cluster, nodes: int, own: str | Path | None, price: str | None) -> Cluster:
+    on = cluster(machine, nodes, own) if isinstance(machine, str) else machine
+    return on if price is None else replace(on, machine=on.machine.vary(price=Price.of(price)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,6 +17,8 @@ from glassformer.errors import RequestError, did_you_mean, shown
 from glassformer.parts.base import Value
 from glassformer.planning.units import quantity
 
+NODE = 8
+"""Accelerators of a node where nobody says."""
 KNOWN = Path(__file__).with_name("machines.yaml")
 
 
@@ -101,6 +103,12 @@ class Cluster:
     machine: Machine
     count: int = 1
     node: int = 1
+    exact: bool = True
+    """False: the number was not said."""
+
+    def of(self, count: int) -> Cluster:
+        """So many of the same, eight in a node."""
+        return replace(self, count=count, node=min(count, NODE))
 
 
 @cache
@@ -138,4 +146,4 @@ def cluster(text: str, nodes: int = 1, own: str | Path | None = None) -> Cluster
         raise RequestError(code="range", field="machine", value=text, expected="NAME:COUNT with a count from 1 up")
     if nodes < 1:
         raise RequestError(code="range", field="nodes", value=nodes, expected="a number of nodes from 1 up")
-    return Cluster(name, known[name], each * nodes, each)
+    return Cluster(name, known[name], each * nodes, each, exact=bool(count) or nodes > 1)

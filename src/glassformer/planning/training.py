@@ -11,7 +11,8 @@ They add up to more than the peak: the loss's logits are gone when most gradient
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -22,6 +23,8 @@ from glassformer.parts.cost import Shape
 from glassformer.parts.loss import working_bytes
 from glassformer.planning.counts import Counts, Flops
 from glassformer.planning.layout import Layout
+from glassformer.planning.machines import Cluster
+from glassformer.planning.time import Run, StepTime, step_time, workload
 from glassformer.training.optimizers import OptimizerConfig
 
 MARGIN = 0.06
@@ -79,6 +82,32 @@ class TrainingPlan:
     rank: TrainingMemory
     flops: Flops
     """Of a token."""
+    on: Cluster | None = None
+    """The machines that it is planned on."""
+    tokens: float | None = None
+    """To train on."""
+
+    @cached_property
+    def time(self) -> StepTime | None:
+        """Of a step, on the plan's machines; None without any."""
+        if self.on is None:
+            return None
+        return step_time(workload(self.config, self.context, self.dtype), self.batch, self.layout, self.on)
+
+    @property
+    def run(self) -> Run | None:
+        """Training on `tokens`; None without them, or without a machine."""
+        return None if self.time is None or self.tokens is None else self.time.run(self.tokens)
+
+    def placed(self, on: Cluster | None, tokens: float | None = None) -> TrainingPlan:
+        """The same on these machines. Raises RequestError where the layout has more or fewer ranks than they are."""
+        ranks = self.layout.ranks
+        if on is not None and on.exact and on.count != ranks:
+            raise RequestError(
+                f"layout: {ranks} ranks on {on.count} accelerators; give a layout of {on.count}",
+                code="conflict", field="layout", value=ranks, expected=f"{on.count} ranks",
+            )  # fmt: skip
+        return replace(self, on=on if on is None or on.exact else on.of(ranks), tokens=tokens)
 
     @property
     def memory(self) -> dict[str, int]:
@@ -110,6 +139,8 @@ class TrainingPlan:
             "batch": self.batch, "context": self.context, "dtype": str(self.dtype).removeprefix("torch."),
             "optimizer": self.optimizer, "recompute": self.recompute, "layout": self.layout.model_dump(),
             "memory": self.memory, "flops_per_token": self.flops.training, "step_flops": self.step_flops,
+            **({} if self.time is None else {"time": self.time.to_dict()}),
+            **({} if self.run is None else {"run": self.run.to_dict()}),
         }  # fmt: skip
 
 

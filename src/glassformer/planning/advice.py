@@ -1,0 +1,78 @@
+"""Which change would shorten a training step most: of its layout, where memory allows, and of its machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from glassformer.errors import RequestError
+from glassformer.parts.cost import RECOMPUTE
+from glassformer.planning.layout import Layout
+from glassformer.planning.machines import Cluster
+from glassformer.planning.time import step_time, workload
+from glassformer.planning.training import TrainingPlan, plan_training
+from glassformer.training import Recipe
+
+FASTER = {
+    "products twice as fast": lambda machine: {"peak": {name: 2 * rate for name, rate in machine.peak.items()}},
+    "memory twice as fast": lambda machine: {"bandwidth": 2 * machine.bandwidth},
+    "links twice as fast": lambda machine: {"inside": 2 * machine.inside, "between": 2 * machine.between},
+}
+"""Changes of a machine: they say what a step waits for, by how much it would gain."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """A change, and the share of a step's time that it saves."""
+
+    words: str
+    saves: float
+    layout: Layout | None = None
+    """The changed layout; None for a change of the machine."""
+
+
+def advice(plan: TrainingPlan) -> tuple[Change, ...]:
+    """Changes that save time, the largest first. Layouts that do not divide or do not fit are left out."""
+    if plan.on is None or plan.time is None:
+        return ()
+    found = [*_layouts(plan, plan.on), *_machines(plan, plan.on)]
+    return tuple(sorted((one for one in found if one.saves > 0.005), key=lambda one: -one.saves))
+
+
+def _layouts(plan: TrainingPlan, on: Cluster) -> Iterator[Change]:
+    optimizer = Recipe.of(tokens=1, optimizer=plan.optimizer).optimizer
+    assert plan.time is not None
+    for words, layout in _neighbours(plan.layout, plan.microbatch):
+        try:
+            other = plan_training(plan.config, plan.batch, plan.context, plan.dtype, optimizer, layout)
+        except RequestError:
+            continue
+        if other.memory["total"] <= on.machine.memory:
+            step = step_time(plan.time.work, plan.batch, layout, on)
+            yield Change(words, 1 - step.seconds / plan.time.seconds, layout)
+
+
+def _neighbours(layout: Layout, micro: int) -> Iterator[tuple[str, Layout]]:
+    """Layouts of as many ranks that differ in one thing."""
+    for policy in RECOMPUTE[: RECOMPUTE.index(layout.recompute)]:
+        yield f"recompute={policy}", layout.vary(recompute=policy)
+    for other in {2 * micro, micro // 2} - {0}:
+        yield f"micro={other}", layout.vary(micro=other)
+    if layout.interleave == 1 < layout.pp:
+        yield "interleave=2", layout.vary(interleave=2)
+    for stage in range(layout.zero):
+        yield f"zero={stage}", layout.vary(zero=stage)
+    for name in ("tp", "pp", "cp"):
+        size = getattr(layout, name)
+        if size % 2 == 0:
+            sp = {"sp": False} if name == "tp" and size == 2 else {}
+            fewer = layout.vary(dp=2 * layout.dp, **{name: size // 2}, **sp)
+            yield f"{name}={size // 2},dp={fewer.dp}", fewer
+
+
+def _machines(plan: TrainingPlan, on: Cluster) -> Iterator[Change]:
+    assert plan.time is not None
+    work = workload(plan.config, plan.context, plan.dtype)
+    for words, change in FASTER.items():
+        faster = replace(on, machine=on.machine.vary(**change(on.machine)))
+        yield Change(words, 1 - step_time(work, plan.batch, plan.layout, faster).seconds / plan.time.seconds)

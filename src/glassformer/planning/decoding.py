@@ -1,0 +1,115 @@
+"""How long a step of decoding takes: the roofline of what it reads and computes, as a range.
+
+For b sequences on W accelerators that divide every tensor, in seconds:
+
+read       (weights read + b states) / (W bandwidth)      of experts, all that b tokens choose
+compute    b FLOPs of a token / (W peak)
+exchange   two all-reduces a layer, where W > 1
+
+The least is max(read, compute) at what decoders reach at best, the most their sum at what they reach at worst. With
+many sequences compute grows past reading: from there on, each further one costs its full time (Pope et al. 2022,
+2211.05102).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from glassformer.planning.machines import Cluster
+
+if TYPE_CHECKING:
+    from glassformer.planning import Plan
+
+REACHED = (0.5, 0.85)
+"""Share of the bandwidth, and of the peak, that decoders reach: 0.69 is published for Llama 2 7B on an A100
+(pytorch-labs/gpt-fast at 0f925b5, README)."""
+LATENCY = (5e-6, 40e-6)
+"""Seconds of a small all-reduce within a node: 23 to 29 us by the same table, for 70B and 7B on eight A100."""
+MOST = 1 << 20
+"""Largest batch that is looked at."""
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """A step that writes a token to each of a plan's sequences, on a cluster."""
+
+    plan: Plan
+    cluster: Cluster
+
+    def bytes_read(self, batch: int) -> float:
+        """Weights once, of experts those that `batch` tokens choose, and the states of all sequences."""
+        plan = self.plan
+        idle = plan.parameters - plan.active_parameters
+        experts = plan.expert_parameters
+        missed = idle / experts if experts else 0.0
+        met = experts * (1 - missed**batch)
+        weights = plan.read_parameters - (experts - idle) + met
+        return weights * plan.dtype.itemsize + batch * plan.state_bytes
+
+    def roof(self, batch: int) -> tuple[float, float, float]:
+        """Seconds to read, to compute, and to exchange, at the machine's own rates."""
+        plan, machine, count = self.plan, self.cluster.machine, self.cluster.count
+        read = self.bytes_read(batch) / (count * machine.bandwidth)
+        compute = batch * plan.flops / (count * machine.peak_of(str(plan.dtype).removeprefix("torch.")))
+        link = machine.inside if count <= self.cluster.node else machine.between
+        stream = 2 * plan.config.n_layers * batch * plan.config.d_model * plan.dtype.itemsize
+        return read, compute, 2 * stream * (count - 1) / count / link
+
+    @cached_property
+    def seconds(self) -> tuple[float, float]:
+        """(least, most) of a step at the plan's batch."""
+        read, compute, exchange = self.roof(self.plan.batch)
+        waits = 2 * self.plan.config.n_layers if self.cluster.count > 1 else 0
+        least = max(read, compute) / REACHED[1] + exchange + waits * LATENCY[0]
+        most = (read + compute + exchange) / REACHED[0] + waits * LATENCY[1]
+        return least, most
+
+    @property
+    def tokens_per_second(self) -> tuple[float, float]:
+        """(least, most) of all sequences."""
+        least, most = self.seconds
+        return self.plan.batch / most, self.plan.batch / least
+
+    @cached_property
+    def turning_batch(self) -> int | None:
+        """The smallest batch whose products take as long as what they read; None where states grow faster."""
+        low, high = 0, 1
+        while not self._computes(high):
+            if high >= MOST:
+                return None
+            low, high = high, 2 * high
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (low, middle) if self._computes(middle) else (middle, high)
+        return high
+
+    def _computes(self, batch: int) -> bool:
+        read, compute, _ = self.roof(batch)
+        return compute >= read
+
+    @property
+    def first_token(self) -> tuple[float, float]:
+        """(least, most) seconds to read a prompt that fills the context, for one sequence."""
+        plan, machine, count = self.plan, self.cluster.machine, self.cluster.count
+        flops = plan.config.flops(plan.context) * plan.context
+        roof = flops / (count * machine.peak_of(str(plan.dtype).removeprefix("torch.")))
+        return roof / REACHED[1], roof / REACHED[0]
+
+    @property
+    def cost_per_million(self) -> tuple[float, float, str] | None:
+        """(least, most, currency) of a million written tokens; None where the machine has no price."""
+        price = self.cluster.machine.price
+        if price is None:
+            return None
+        hours = [self.cluster.count * 1e6 / rate / 3600 for rate in reversed(self.tokens_per_second)]
+        return hours[0] * price.low, hours[1] * price.high, price.currency
+
+    def to_dict(self) -> dict[str, Any]:
+        named = ("seconds", "tokens_per_second", "turning_batch", "first_token", "cost_per_million")
+        return {
+            "machine": self.cluster.name,
+            "accelerators": self.cluster.count,
+            **{name: getattr(self, name) for name in named},
+        }
