@@ -168,14 +168,15 @@ def show_training(names: list[str], asked: dict[str, Any], dtype: str, as_json: 
         table.add_row(what, *(size(one.memory[what]) for one in plans.values()))
     table.add_row("FLOPs of a step", *(f"{one.step_flops:.4g}" for one in plans.values()))
     if first.on is not None:
-        of = first.on.machine.memory
-        shares = [one.memory["total"] / of for one in plans.values()]
-        table.add_row(f"of {size(of)}", *(f"{share:.0%}{', does not fit' * (share > 1)}" for share in shares))
+        has = first.on.machine.memory
+        shares = [one.memory["total"] / has for one in plans.values()]
+        table.add_row(f"of {size(has)}", *(f"{share:.0%}{', does not fit' * (share > 1)}" for share in shares))
     steps = [one.time for one in plans.values() if one.time is not None]
     runs = [one.run for one in plans.values() if one.run is not None]
-    for rows, of in ((STEP, steps), (RUN, runs)):
-        for what, told in rows.items() if of else ():
-            table.add_row(what, *map(told, of))
+    for what, of_step in STEP.items() if steps else ():
+        table.add_row(what, *map(of_step, steps))
+    for what, of_run in RUN.items() if runs else ():
+        table.add_row(what, *map(of_run, runs))
     output().print(table)
     told = f"weights in float32, products in {dtype}, {first.optimizer}, recompute {first.recompute}"
     layout = first.layout

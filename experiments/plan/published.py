@@ -1,0 +1,248 @@
+"""Twenty-one published points, and what a plan makes of the same inputs.
+
+Throughput of a published run gives its MFU from our FLOPs; its layout gives a planned time. Both stand beside what was
+published, with the error; `tolerance` is what the tests hold each to, None where the two are not of the same thing and
+the note says why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+
+import glassformer as gf
+from experiments.plan import mpt
+from glassformer.planning.layout import Layout
+from glassformer.planning.machines import cluster, machines
+from glassformer.planning.time import StepTime, again, step_time, workload
+
+GIB = 2**30
+GPT = "gpt2+d_model={d}+layers={layers}+heads={heads}+vocab_size=51200+context=2048"
+LLAMA_405B = "llama-2-70b+vocab_size=128256+context=8192+d_model=16384+layers=126+heads=128+gqa:8+ffn.hidden=53248"
+LLAMA_70B = "llama-2-70b+vocab_size=128256+context=8192"
+LLAMA_65B = "llama-7b+d_model=8192+layers=80+heads=64+ffn.hidden=22016"
+PALM = (
+    "llama-7b+d_model=18432+layers=118+heads=48+head_dim=256+mqa+ffn.hidden=73728+vocab_size=256000+tied+parallel"
+    "+context=2048"
+)
+BLOOM = "bloom-560m+d_model=14336+layers=70+heads=112+vocab_size=250880+context=2048"
+PYTHIA = {
+    "70m": (512, 6, 8, 50304, 510), "410m": (1024, 24, 16, 50304, 2540), "1.4b": (2048, 24, 16, 50304, 7120),
+    "2.8b": (2560, 32, 32, 50304, 14240), "6.9b": (4096, 32, 32, 50432, 33500), "12b": (5120, 36, 40, 50688, 72300),
+}  # fmt: skip
+TITAN = "torchtitan benchmarks/llama3_h100_202412_torchtitan.md"
+TITAN_A100 = "torchtitan docs/performance.md at 0413364"
+
+
+@dataclass(frozen=True)
+class Point:
+    """A published figure and ours."""
+
+    number: int
+    what: str
+    published: float
+    ours: float
+    unit: str
+    tolerance: float | None
+    source: str
+    note: str = ""
+    low: float | None = None
+    high: float | None = None
+    """Of a planned range."""
+
+    @property
+    def error(self) -> float:
+        return self.ours / self.published - 1
+
+
+@cache
+def config(name: str) -> gf.ModelConfig:
+    return gf.preset(name)
+
+
+def flops(name: str, context: int) -> float:
+    """Of a token in training, every query against all keys."""
+    return 3 * config(name).flops(context)
+
+
+def mfu(name: str, context: int, rate: float, gpu: str) -> float:
+    """Per cent, of tokens per second on one accelerator."""
+    return 100 * flops(name, context) * rate / machines()[gpu].peak_of("bfloat16")
+
+
+def planned(name: str, context: int, gpu: str, nodes: int, layout: str, batch: int) -> StepTime:
+    work = workload(config(name), context, torch.bfloat16)
+    return step_time(work, batch, Layout.of(layout), cluster(f"{gpu}:8", nodes))
+
+
+def rate(
+    number: int, what: str, published: float, step: StepTime, tolerance: float | None, source: str, note: str = ""
+) -> Point:
+    """Tokens per second of one accelerator: published beside planned."""
+    ranks = step.layout.ranks
+    return Point(
+        number, what, published, step.tokens_per_second / ranks, "tokens/s/GPU", tolerance, source, note,
+        step.tokens / step.high / ranks, step.tokens / step.low / ranks,
+    )  # fmt: skip
+
+
+def _titan() -> Iterator[Point]:
+    every_second = "they compute every second product again, about a sixth more FLOPs; parts of 500 W and 2.4 TB/s"
+    for number, nodes, eager in ((1, 1, 5762), (2, 16, 5605)):
+        layout = f"dp={8 * nodes},zero=3,micro=2,recompute=selective"
+        step = planned("llama-3-8b", 8192, "h100-96gb", nodes, layout, 16 * nodes)
+        yield rate(number, f"Llama 3.1 8B, {8 * nodes} H100, eager", eager, step, None, TITAN, every_second)
+    for cp, published in ((1, 3890), (2, 2540), (4, 1071), (8, 548)):
+        s = 32768 * cp
+        layout = f"dp={8 // cp},cp={cp},zero=3,micro=1,recompute=full"
+        step = planned(f"llama-3-8b+context={s}", s, "h100-96gb", 1, layout, 8 // cp)
+        yield rate(3, f"Llama 3.1 8B, context {s:,}, cp={cp}", published, step, 0.35, TITAN, "they ran float8")
+    step = planned(LLAMA_70B, 8192, "h100-96gb", 32, "dp=32,tp=8,sp=1,zero=3,micro=16,recompute=full", 512)
+    yield rate(4, "Llama 3.1 70B, FSDP 32, TP 8", 829, step, 0.35, TITAN, "they ran float8")
+    for interleave, published in ((1, 100), (2, 128)):
+        layout = f"dp=8,tp=8,pp=8,sp=1,zero=3,micro=4,interleave={interleave},recompute=full"
+        step = planned(LLAMA_405B, 8192, "h100-96gb", 64, layout, 256)
+        what = f"Llama 3.1 405B, FSDP 8, TP 8, PP 8, {'interleaved' if interleave > 1 else '1F1B'}"
+        yield rate(5, what, published, step, None, TITAN, "float8; the order of the schedules is what is tested")
+    for nodes, published in ((4, 10938), (8, 10753)):
+        layout = f"dp={8 * nodes},zero=3,micro=2,recompute=selective"
+        step = planned("llama-3-8b", 8192, "h200", nodes, layout, 16 * nodes)
+        yield rate(
+            6, f"Llama 3.1 8B, {8 * nodes} H200", published, step, None, "Trainy", "float8 products: bf16 is planned"
+        )
+
+
+def _runs() -> Iterator[Point]:
+    worst = max(mpt.rows(), key=lambda row: abs(row.mfu_of_throughput / row.mfu - 1))
+    what = f"216 runs of MPT, MFU: the furthest, {worst.model} at context {worst.context:,}"
+    yield Point(7, what, worst.mfu, worst.mfu_of_throughput, "% MFU", 0.015, mpt.SOURCE)
+
+
+def _llama_3() -> Iterator[Point]:
+    source = "Llama Team 2024, 2407.21783, table 4"
+    for what, tflops, published in (("8,192 GPUs", 430, 43), ("16,384 GPUs", 400, 41), ("context 131,072", 380, 38)):
+        yield Point(
+            8, f"Llama 3 405B, {what}: {tflops} TFLOP/s", published, 100 * tflops / 989.5, "% MFU", 0.02, source
+        )
+    step = planned(LLAMA_405B, 8192, "h100", 1024, "dp=64,tp=8,pp=16,sp=1,zero=1,micro=1", 2048)
+    yield rate(8, "Llama 3 405B, TP 8, PP 16, DP 64", 430e12 / flops(LLAMA_405B, 8192), step, 0.25, source)
+    hours = flops(LLAMA_405B, 8192) * 15.6e12 / 400e12 / 3600
+    note = "at 400 TFLOP/s; the rest is what failures took, 7 %"
+    yield Point(9, "Llama 3 405B, 15.6T tokens", 30.84e6, hours, "GPU hours", 0.1, "Llama 3.1 model card", note)
+
+
+def _deepseek() -> Iterator[Point]:
+    source = "DeepSeek-AI 2024, 2412.19437, table 1"
+    work = workload(config("deepseek-v3"), 4096, torch.bfloat16)
+    each = 14.8e12 / 2.664e6 / 3600
+    yield Point(10, "DeepSeek-V3, days for 1T tokens on 2,048", 3.7, 1e12 / each / 2048 / 86400, "days", 0.05, source)
+    yield Point(10, "DeepSeek-V3, cost of 2.788M hours at 2 USD", 5.576e6, 2.788e6 * 2, "USD", 0.001, source)
+    seen = (work.products + work.scores) / 1e9
+    yield Point(10, "DeepSeek-V3, FLOPs of a token, causal, 4k", 250, seen, "GFLOP", 0.05, "often quoted")
+
+
+def _states() -> Iterator[Point]:
+    caches = {
+        "deepseek-v3": 70_272, "llama-2-70b+kernel=auto": 327_680, LLAMA_405B: 516_096,
+    }  # fmt: skip
+    titles = ("DeepSeek-V3, latent", "80 layers, 8 heads of 128 (Qwen2.5 72B, Llama 2 70B)", "Llama 3 405B")
+    for title, (name, published) in zip(titles, caches.items(), strict=True):
+        ours = config(name).state_bytes(1024, torch.bfloat16) / 1024
+        yield Point(11, f"{title}: cache of a token, bf16", published, ours, "B", 0.0, "DeepSeek-AI 2025, 2505.09343")
+    small = "qwen3-0.6b+layers=28+d_model=2048"
+    each = config(small).state_bytes(1024, torch.bfloat16) / 1024
+    tokens = round(18.78 * GIB / each)
+    yield Point(12, "Qwen3 1.7B, tokens in 18.78 GiB", 175_856, tokens, "tokens", 5e-4, "vLLM issue 33263")
+    whole = 2 * 36 * 8 * 64 * 2
+    note = "an engine that keeps full pages for windowed layers; ours keeps a window for each second layer"
+    yield Point(12, "gpt-oss-120b, tokens in 5.38 GiB", 78_384, round(5.38 * GIB / whole), "tokens", 5e-4,
+                "vLLM log", note)  # fmt: skip
+
+
+def _utilisation() -> Iterator[Point]:
+    source = "Chowdhery et al. 2022, 2204.02311, table 3"
+    share = 100 * 238.3e3 * flops(PALM, 2048) / (6144 * 275e12)
+    yield Point(13, "PaLM 540B, 6,144 TPU v4, 238.3k tokens/s", 46.2, share, "% MFU", 0.01, source)
+    source = "Jiang et al. 2024, 2402.15627, table 2"
+    name = GPT.format(d=12288, layers=96, heads=96)
+    for what, seconds, published in (("MegaScale", 6.34, 55.2), ("Megatron-LM", 8.57, 41.2)):
+        each = 6144 * 2048 / seconds / 12288
+        share = mfu(name, 2048, each, "a100-80gb")
+        yield Point(14, f"{what} 175B, 12,288 A100, {seconds} s a step", published, share, "% MFU", 0.02, source)
+    yield Point(14, "MegaScale 175B, 300B tokens", 1.75, 300e9 / (6144 * 2048 / 6.34) / 86400, "days", 0.01, source)
+    layout = "dp=192,tp=8,pp=8,sp=1,micro=1,interleave=6,zero=1,recompute=selective"
+    step = planned(name, 2048, "a100-80gb", 1536, layout, 6144)
+    yield rate(14, "MegaScale 175B, TP 8, PP 8, DP 192", 6144 * 2048 / 6.34 / 12288, step, 0.25, source)
+
+
+def _megatron() -> Iterator[Point]:
+    source = "Korthikanti et al. 2022, 2205.05198, table 5"
+    shapes = (
+        (22, 6144, 48, 64, 8, 4, 1.10, 41.5, 1), (175, 12288, 96, 96, 64, 64, 13.75, 51.4, 3),
+        (530, 20480, 105, 128, 280, 280, 37.83, 56.0, 3), (1000, 25600, 128, 160, 512, 512, 71.49, 56.3, 1),
+    )  # fmt: skip
+    for size, d, layers, heads, gpus, batch, seconds, published, interleave in shapes:
+        name = GPT.format(d=d, layers=layers, heads=heads)
+        each = batch * 2048 / seconds / gpus
+        what = f"GPT {size}B, {gpus} A100, a step in {seconds} s"
+        yield Point(15, what, published, mfu(name, 2048, each, "a100-80gb"), "% MFU", 0.01, source)
+        layout = f"tp=8,pp={gpus // 8},sp=1,micro=1,interleave={interleave},recompute=selective"
+        step = planned(f"{name}+kernel=naive", 2048, "a100-80gb", gpus // 8, layout, batch)
+        yield rate(15, f"GPT {size}B, TP 8, PP {gpus // 8}, no fused attention", each, step, 0.25, source)
+
+
+def _hours() -> Iterator[Point]:
+    source = "Touvron et al. 2023, 2302.13971, section 2.4"
+    yield Point(16, "LLaMA 65B, 1.4T tokens at 380 tokens/s/GPU", 21, 1.4e12 / 380 / 2048 / 86400, "days", 0.02, source)
+    step = planned(LLAMA_65B, 2048, "a100-80gb", 256, "dp=2048,zero=3,micro=1,recompute=selective", 2048)
+    yield rate(16, "LLaMA 65B, 2,048 A100", 380, step, 0.15, source, "their layout is not published: planned as FSDP")
+    source = "Touvron et al. 2023, 2307.09288, table 2"
+    for size, name, hours in (("7B", "llama-7b+context=4096", 184_320), ("13B", "llama-13b+context=4096", 368_640),
+                              ("70B", "llama-2-70b", 1_720_320)):  # fmt: skip
+        step = planned(name, 4096, "a100-80gb", 128, "dp=1024,zero=3,micro=1", 1024)
+        run = step.run(2e12)
+        yield Point(17, f"Llama 2 {size}, 2T tokens", hours, run.hours, "GPU hours", None, source,
+                    "hours of all runs; their layout is not published: planned as FSDP on 1,024",
+                    run.low / 3600 * 1024, run.high / 3600 * 1024)  # fmt: skip
+    source = "Le Scao et al. 2022, 2211.05100"
+    work = workload(config(BLOOM), 2048, torch.bfloat16)
+    repeated = 1 + again(work, Layout(recompute="full")) / 3
+    of_bloom = flops(BLOOM, 2048) * repeated * 366e9 / 150e12 / 3600
+    note = "150 TFLOP/s count what is computed again, a quarter; what is left are failures and evaluations"
+    yield Point(18, "BLOOM 176B, 366B tokens at 150 TFLOP/s", 1_082_990, of_bloom, "GPU hours", None, source, note)
+    source = "Biderman et al. 2023, 2304.01373, table 5"
+    for size, (d, layers, heads, vocab, hours) in PYTHIA.items():
+        name = f"pythia-160m+d_model={d}+layers={layers}+heads={heads}+vocab_size={vocab}"
+        run = planned(name, 2048, "a100-40gb", 8, "dp=64,zero=1,micro=8,recompute=full", 1024).run(299.9e9)
+        note = f"{mfu(name, 2048, 299.9e9 / hours / 3600, 'a100-40gb'):.0f} % MFU: small models are far from 45 %; "
+        yield Point(19, f"Pythia {size}, 300B tokens", hours, run.hours, "GPU hours", None, source,
+                    note + "planned in data parallel with full recomputation",
+                    run.low / 3600 * 64, run.high / 3600 * 64)  # fmt: skip
+    source = "OLMo-core 1.2.0, README"
+    thirteen = "olmo-2-7b+d_model=5120+layers=40+heads=40+ffn.hidden=13824"
+    for what, name, each, published in (("7B", "olmo-2-7b", 9_850, 47.5), ("13B", thirteen, 4_500, 41.5)):
+        yield Point(
+            20, f"OLMo 2 {what} at {each:,} tokens/s", published, mfu(name, 4096, each, "h100"), "% MFU", 0.03, source
+        )
+    seven = planned("olmo-2-7b", 8192, "h100", 128, "dp=1024,zero=3,micro=1,recompute=none", 1024).run(5.93e12)
+    yield Point(21, "Olmo 3 7B, 5.93T tokens", 234e3, seven.hours, "GPU hours", None, "Olmo Team 2025",
+                "planned as OLMo 2 7B without windows", seven.low / 3600 * 1024, seven.high / 3600 * 1024)  # fmt: skip
+
+
+GROUPS: tuple[Callable[[], Iterator[Point]], ...] = (
+    _titan, _runs, _llama_3, _deepseek, _states, _utilisation, _megatron, _hours,
+)  # fmt: skip
+
+
+@cache
+def points() -> tuple[Point, ...]:
+    return tuple(point for group in GROUPS for point in group())
+
+
+if __name__ == "__main__":
+    for one in points():
+        between = "" if one.low is None else f" ({one.low:.4g} to {one.high:.4g})"
+        print(f"{one.number:2} {one.what}: {one.published:.6g} / {one.ours:.6g}{between} {one.unit} {one.error:+.1%}")
