@@ -182,7 +182,8 @@ def show_training(names: list[str], asked: dict[str, Any], dtype: str, as_json: 
     layout = first.layout
     kinds = {"data": layout.dp, "tensor": layout.tp, "pipeline": layout.pp, "context": layout.cp}
     split = ", ".join(f"{count} {kind}" for kind, count in kinds.items() if count > 1)
-    ranks = f"{layout.ranks} ranks{f' ({split})' * (layout.ranks > layout.dp)}, ZeRO stage {layout.zero}, {first.batch} sequences in all"
+    shared = f" ({split})" if layout.ranks > layout.dp else ""
+    ranks = f"{layout.ranks} ranks{shared}, ZeRO stage {layout.zero}, {first.batch} sequences in all"
     output().print(f"{told}; {ranks}", style="dim", highlight=False)
     if first.on is not None:
         output().print(_priced(first.on), style="dim", highlight=False)
