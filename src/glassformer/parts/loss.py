@@ -86,6 +86,10 @@ def working_bytes(tokens: int, vocab: int, products: torch.dtype) -> int:
     return rows * vocab * (products.itemsize + 4 * torch.float32.itemsize)
 
 
+def _added(total: Tensor | None, step: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    return step.to(dtype or step.dtype) if total is None else total.add_(step)
+
+
 class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -108,8 +112,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
         grad_b: Tensor | None = None
         chunks = zip(x.split(rows), targets.split(rows), counted.split(rows), strict=True)
         for part, target, keep in chunks:
-            made = F.linear(part, weight, bias)
-            logits = wide(made)
+            logits = F.linear(part, weight, bias)
+            dtype, logits = logits.dtype, wide(logits)
             if softcap is not None:
                 logits = softcap * torch.tanh(logits / softcap)
             log_z = logits.logsumexp(-1, keepdim=True)
@@ -122,22 +126,24 @@ class _LinearCrossEntropy(torch.autograd.Function):
             if not (want_x or want_w or want_b):
                 continue
             # d loss / d logit = (softmax (1 + 2 z_loss log Z) - target) / count, through the cap 1 - (logit / cap)^2
-            slope = 1.0 if softcap is None else 1.0 - (logits / softcap).square()
-            grad = (logits - log_z).exp_()
+            slope = None if softcap is None else 1.0 - (logits / softcap).square()
+            grad = logits.sub_(log_z).exp_()  # in place: a chunk of logits is among the largest tensors of a step
             if z_loss:
-                grad = grad * (1 + 2 * z_loss * log_z)
+                grad.mul_(1 + 2 * z_loss * log_z)
             grad.scatter_add_(-1, place, torch.full_like(place, smoothing - 1.0, dtype=grad.dtype))
             if smoothing:
-                grad -= smoothing / logits.shape[-1]
-            grad = (grad * slope * (keep[:, None] / count)).to(made.dtype)
+                grad -= smoothing / grad.shape[-1]
+            if slope is not None:
+                grad.mul_(slope)
+            grad = grad.mul_(keep[:, None] / count).to(dtype)
+            del logits, slope
             if want_x:
-                grad_x.append((grad @ weight.to(made.dtype)).to(x.dtype))
+                grad_x.append((grad @ weight.to(dtype)).to(x.dtype))
             if want_w:
-                step = grad.t() @ part.to(made.dtype)
-                grad_w = step.to(weight.dtype) if grad_w is None else grad_w.add_(step)
+                grad_w = _added(grad_w, grad.t() @ part.to(dtype), weight.dtype)
             if want_b:
-                step = grad.sum(0, dtype=wide(grad[:0]).dtype)
-                grad_b = step if grad_b is None else grad_b.add_(step)
+                grad_b = _added(grad_b, grad.sum(0, dtype=wide(grad[:0]).dtype))
+            del grad
         if bias is not None and grad_b is not None:
             grad_b = grad_b.to(bias.dtype)
         ctx.save_for_backward(torch.cat(grad_x) if grad_x else None, grad_w, grad_b)
