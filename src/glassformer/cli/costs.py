@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import fields
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from glassformer.planning.advice import advice
 from glassformer.planning.decoding import Decoding
 from glassformer.planning.machines import Cluster
 from glassformer.planning.time import DAY, Run, StepTime
-from glassformer.planning.training import TrainingPlan
+from glassformer.planning.training import TrainingMemory, TrainingPlan
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.int8}
 
@@ -169,7 +170,7 @@ def show_training(names: list[str], asked: dict[str, Any], dtype: str, as_json: 
     table.add_row("FLOPs of a step", *(f"{one.step_flops:.4g}" for one in plans.values()))
     if first.on is not None:
         has = first.on.machine.memory
-        shares = [one.memory["total"] / has for one in plans.values()]
+        shares = [one.memory["reserved"] / has for one in plans.values()]
         table.add_row(f"of {size(has)}", *(f"{share:.0%}{', does not fit' * (share > 1)}" for share in shares))
     steps = [one.time for one in plans.values() if one.time is not None]
     runs = [one.run for one in plans.values() if one.run is not None]
@@ -194,6 +195,7 @@ def show_training(names: list[str], asked: dict[str, Any], dtype: str, as_json: 
             _show_advice(name, one)
     if explain:
         for name, one in plans.items():
+            _show_moments(name, one)
             _show_kinds(name, one)
 
 
@@ -235,6 +237,20 @@ def _show_advice(name: str, one: TrainingPlan) -> None:
     told = [f"{change.words} saves {change.saves:.0%} of a step" for change in (*layouts, *machines)]
     if told:
         output().print(f"{name}: {'; '.join(told)}", highlight=False)
+
+
+def _show_moments(name: str, one: TrainingPlan) -> None:
+    """Bytes of the fullest rank by what they are for, at each moment of a step."""
+    table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0), title=name, title_justify="left")
+    table.add_column("bytes of a rank")
+    for moment in one.moments:
+        table.add_column(f"at the {moment}" if moment != "backward" else "in the backward pass", justify="right")
+    for what in (field.name for field in fields(TrainingMemory)):
+        values = [getattr(memory, what) for memory in one.moments.values()]
+        if any(values):
+            table.add_row(what, *(size(value) if value else "" for value in values))
+    table.add_row("total", *(size(memory.total) for memory in one.moments.values()), style="bold")
+    output().print(table, highlight=False)
 
 
 def _show_kinds(name: str, one: TrainingPlan) -> None:

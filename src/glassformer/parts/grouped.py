@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, library
+from torch._subclasses.fake_tensor import FakeTensor
 
 BLOCK = 64
 
@@ -43,7 +44,12 @@ def wants_blocks(x: Tensor, rows: int, groups: int) -> bool:
     """Whether products of so many rows are to be of whole blocks: oneDNN, which computes those in 16 bits on a
     processor, writes a program for every number of rows that it meets, and keeps a thousand of them."""
     half = x.dtype in (torch.bfloat16, torch.float16) and x.device.type == "cpu"
-    return half and rows > groups * BLOCK and not torch.compiler.is_compiling()
+    return half and rows > groups * BLOCK and not shapes_alone(x)
+
+
+def shapes_alone(x: Tensor) -> bool:
+    """Whether sizes that the data decide are unknown: where a compiler looks on, and of tensors without data."""
+    return torch.compiler.is_compiling() or isinstance(x, FakeTensor)
 
 
 def filled_rows(dtype: torch.dtype, device: str, rows: int, groups: int) -> int:
@@ -54,7 +60,7 @@ def filled_rows(dtype: torch.dtype, device: str, rows: int, groups: int) -> int:
 
 def grouped_product(x: Float[Tensor, "r i"], weight: Float[Tensor, "n o i"], groups: Groups) -> Float[Tensor, "r o"]:
     """y_r = W_j x_r, j = groups.of[r]; equal to `naive_grouped_product`."""
-    if not torch.compiler.is_compiling():
+    if not shapes_alone(x):
         return _product(x, weight, groups.ends)
     if len(x) <= len(weight):  # a decoding step: the compiler reads the chosen maps where they lie
         return torch.bmm(x[:, None], weight[groups.of].transpose(1, 2))[:, 0]

@@ -79,13 +79,6 @@ def linear_cross_entropy(
     return torch.cat([naive_linear_cross_entropy(a, weight, b, *how) for a, b in parts])
 
 
-def working_bytes(tokens: int, vocab: int, products: torch.dtype) -> int:
-    """Bytes that `linear_cross_entropy` holds at once of a chunk's logits in training: in `products`, and four times in
-    fp32 (they, the gradient, and two of its multiples), without a softcap."""
-    rows = min(tokens, max(_LEAST_ROWS, _VALUES_PER_CHUNK // vocab))
-    return rows * vocab * (products.itemsize + 4 * torch.float32.itemsize)
-
-
 def _added(total: Tensor | None, step: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     return step.to(dtype or step.dtype) if total is None else total.add_(step)
 

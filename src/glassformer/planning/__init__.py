@@ -233,7 +233,8 @@ def plan(
         shared = Layout.of(layout) if isinstance(layout, str) else layout or default
         if recompute != "none":
             shared = shared.recomputing(recompute)
-        planned = plan_training(config, batch, context or config.context, dtype, chosen, shared)
+        device = on.machine.device if on is not None else "cpu"
+        planned = plan_training(config, batch, context or config.context, dtype, chosen, shared, device=device)
         return planned.placed(on, None if tokens is None else quantity(tokens, field="tokens"))
     if tokens is not None:
         raise RequestError(code="conflict", field="tokens", value=tokens, expected="train=True beside it")

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import BeforeValidator, Field
@@ -82,6 +82,8 @@ class Machine(Value):
     between: Rate
     """Link to other nodes, one way."""
     power: Watts
+    device: Literal["cuda", "cpu"] = "cuda"
+    """Whose kernels it runs."""
     source: str = Field(min_length=1)
     price: Price | None = None
     measured: Factors | None = None

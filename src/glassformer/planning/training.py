@@ -1,17 +1,21 @@
-"""What training takes on one rank: fp32 weights, products in another dtype by autocast, data in parallel.
+"""What a training step takes: the memory of the fullest rank at its moments, and FLOPs.
 
-In bytes, N parameters, W ranks (Rajbhandari et al. 2020, 1910.02054, with fp32 weights in place of master copies):
+States in bytes, N parameters, W ranks (Rajbhandari et al. 2020, 1910.02054, fp32 weights in place of master copies):
 
 weights     4 N, from stage 3 on 4 N / W
 gradients   4 N, from stage 2 on 4 N / W
 optimizer   4 values, from stage 1 on over W; AdamW has 2 N values
+masters     of weights kept in 16 bits: 4 N, from stage 1 on over W
 
-They add up to more than the peak: the loss's logits are gone when most gradients arise.
+The peak is the most of any moment, and no sum of what each moment has at most: at the loss no gradient is there yet,
+and when most gradients are, the activations are gone. What layers and loss hold is traced (`planning/trace.py`), what
+ranks divide is what modules declare (`planning/ranks.py`).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -19,54 +23,43 @@ import torch
 
 from glassformer.config import MAX_CONTEXT, ModelConfig
 from glassformer.errors import RequestError, check_whole
-from glassformer.parts.cost import Shape
-from glassformer.parts.loss import working_bytes
+from glassformer.parts.cost import Cost, Shape
 from glassformer.planning.counts import Counts, Flops
 from glassformer.planning.layout import Layout
 from glassformer.planning.machines import Cluster
+from glassformer.planning.ranks import Held, Share, for_gpu, owned, share, stages
 from glassformer.planning.time import Run, StepTime, step_time, workload
+from glassformer.planning.trace import Traced, trace
 from glassformer.training.optimizers import OptimizerConfig
 
 MARGIN = 0.06
 """What allocators reserve beyond what is used, as a share of it: 2 to 10 % where segments can grow."""
-GATHERED = 2
-"""Blocks whose weights are whole at a time from stage 3 on: the one at work and the one that is fetched ahead."""
+FP32 = torch.float32.itemsize
 
 
 @dataclass(frozen=True)
 class TrainingMemory:
-    """Bytes of one rank, the fullest one, by what they are for.
+    """Bytes of one rank at one moment of a step, by what they are for.
 
-    weights, gradients, optimizer   what the rank keeps of them
-    activations                     kept for the backward pass, of all microbatches in flight
-    recomputed                      a layer whose activations are made again
-    loss                            embedding, head, and the logits that are held at once
-    buffers                         weights gathered from other ranks
-    margin                          what allocators reserve beyond what is used
+    weights, gradients, optimizer, masters   what the rank keeps of them
+    activations                              kept for the backward pass, of all microbatches in flight
+    working                                  what a layer computes with, and makes again where it is recomputed
+    loss                                     head and loss: logits of a chunk, gradients that the loss makes
+    buffers                                  weights gathered from other ranks
     """
 
-    weights: int
-    gradients: int
-    optimizer: int
-    activations: int
-    recomputed: int
-    loss: int
-    buffers: int
-
-    @property
-    def margin(self) -> int:
-        return round(MARGIN * self.used)
-
-    @property
-    def used(self) -> int:
-        return sum(vars(self).values())
+    weights: int = 0
+    gradients: int = 0
+    optimizer: int = 0
+    masters: int = 0
+    activations: int = 0
+    working: int = 0
+    loss: int = 0
+    buffers: int = 0
 
     @property
     def total(self) -> int:
-        return self.used + self.margin
-
-    def to_dict(self) -> dict[str, int]:
-        return {**vars(self), "margin": self.margin, "total": self.total}
+        return sum(vars(self).values())
 
 
 @dataclass(frozen=True)
@@ -79,7 +72,8 @@ class TrainingPlan:
     dtype: torch.dtype
     optimizer: str
     layout: Layout
-    rank: TrainingMemory
+    moments: dict[str, TrainingMemory]
+    """Of the fullest rank: "loss", "backward", "step", each where it holds most."""
     flops: Flops
     """Of a token."""
     on: Cluster | None = None
@@ -110,9 +104,20 @@ class TrainingPlan:
         return replace(self, on=on if on is None or on.exact else on.of(ranks), tokens=tokens)
 
     @property
+    def peak(self) -> TrainingMemory:
+        return max(self.moments.values(), key=lambda one: one.total)
+
+    @property
     def memory(self) -> dict[str, int]:
-        """Bytes of the fullest rank by what they are for, and `total`."""
-        return self.rank.to_dict()
+        """Bytes of the fullest rank by what they are for, each at its most; `total`, the peak, which is less than their
+        sum; `margin`, what an allocator reserves beyond it; `reserved`, both."""
+        most = {
+            field.name: max(getattr(one, field.name) for one in self.moments.values())
+            for field in fields(TrainingMemory)
+        }
+        total = self.peak.total
+        margin = round(MARGIN * total)
+        return {**most, "total": total, "margin": margin, "reserved": total + margin}
 
     @property
     def recompute(self) -> str:
@@ -138,7 +143,8 @@ class TrainingPlan:
         return {
             "batch": self.batch, "context": self.context, "dtype": str(self.dtype).removeprefix("torch."),
             "optimizer": self.optimizer, "recompute": self.recompute, "layout": self.layout.model_dump(),
-            "memory": self.memory, "flops_per_token": self.flops.training, "step_flops": self.step_flops,
+            "memory": self.memory, "moments": {name: asdict(one) for name, one in self.moments.items()},
+            "flops_per_token": self.flops.training, "step_flops": self.step_flops,
             **({} if self.time is None else {"time": self.time.to_dict()}),
             **({} if self.run is None else {"run": self.run.to_dict()}),
         }  # fmt: skip
@@ -151,6 +157,8 @@ def plan_training(
     dtype: torch.dtype,
     optimizer: OptimizerConfig,
     layout: Layout | None = None,
+    weights: torch.dtype = torch.float32,
+    device: str = "cpu",
 ) -> TrainingPlan:
     """What a step takes. Raises RequestError for a context, layout or policy that cannot be."""
     layout = layout or Layout()
@@ -162,27 +170,152 @@ def plan_training(
             code="range", field="context", value=context, expected=f"a number of tokens from 1 to {most:,}"
         )
     layout.check(config, batch, context)
-    if layout.ranks > layout.dp:
-        raise RequestError(
-            "only dp is planned yet", code="conflict", field="layout", value=str(layout), expected="dp=N"
-        )
-    cost = config.costs(Shape.training(layout.microbatch(batch), context, torch.float32, dtype))
-    ends = [cost[name] for name in cost.children if name != "layers"]
-    n, layers = cost.parameters, list(cost["layers"].children.values())
-    values = sum(optimizer.state_values(config.outline()).values())
+    ranks = Ranks.of(config, batch, context, dtype, optimizer, layout, weights, device)
+    moments = max(map(ranks.moments, range(layout.pp)), key=lambda of: max(one.total for one in of.values()))
+    return TrainingPlan(config, batch, context, dtype, optimizer.kind, layout, moments, Counts(config).flops(context))
 
-    def over(size: int, stage: int) -> int:
-        return -(-size // layout.dp) if layout.zero >= stage else size
 
-    gathered = GATHERED * max(layer.parameters for layer in layers) + sum(end.parameters for end in ends)
-    logits = working_bytes(layout.microbatch(batch) * context, config.vocab_size, dtype)
-    memory = TrainingMemory(
-        weights=over(4 * n, 3),
-        gradients=over(4 * n, 2),
-        optimizer=over(4 * values, 1),
-        activations=cost["layers"].activation_bytes(layout.recompute),
-        recomputed=max(layer.kept for layer in layers) if layout.recompute == "full" else 0,
-        loss=sum(end.activation_bytes(layout.recompute) for end in ends) + logits,
-        buffers=gathered * dtype.itemsize if layout.zero == 3 and layout.dp > 1 else 0,
-    )
-    return TrainingPlan(config, batch, context, dtype, optimizer.kind, layout, memory, Counts(config).flops(context))
+@dataclass(frozen=True)
+class Ranks:
+    """The memory of the stages of a layout."""
+
+    layout: Layout
+    share: Share
+    traced: Traced
+    costs: tuple[Cost, ...]
+    """Of the layers of one owner."""
+    microbatches: int
+    stream: int
+    """Bytes of the residual stream of a microbatch."""
+    itemsize: int
+    """Of the weights that a rank gathers, and of their gradients before they are added up."""
+    weights: torch.dtype
+    working: int
+    """Bytes that the optimizer's step computes with."""
+    table: Held
+    """What a tied head has of the embedding: its gradient waits for the embedding's."""
+
+    @classmethod
+    def of(
+        cls,
+        config: ModelConfig,
+        batch: int,
+        context: int,
+        dtype: torch.dtype,
+        optimizer: OptimizerConfig,
+        layout: Layout,
+        weights: torch.dtype,
+        device: str,
+    ) -> Ranks:
+        sharded = layout.zero == 3 and layout.sharing > 1  # gathered in `dtype`: no autocast
+        kept = dtype if sharded else weights
+        mine = owned(config if device == "cpu" else for_gpu(config), layout.tp)
+        rows, tokens = layout.microbatch(batch), context // layout.cp
+        cost = mine.costs(Shape.training(rows, tokens, kept, dtype))
+        return cls(
+            layout, share(config, layout, optimizer), trace(mine, rows, tokens, kept, dtype),
+            tuple(cost["layers"].children.values()), layout.microbatches(batch),
+            rows * tokens * config.d_model * kept.itemsize // (layout.tp if layout.sp else 1), kept.itemsize, weights,
+            FP32 * optimizer.step_values(config.outline()), _table(config, layout) if config.head.tied else Held(),
+        )  # fmt: skip
+
+    def moments(self, stage: int) -> dict[str, TrainingMemory]:
+        """Where a rank of this stage holds most: at the loss, in the backward pass of a layer, at the step."""
+        found = {"step": self._state(stage, all_of=True, working=self.working)}
+        for name, one in self._through(stage):
+            if name not in found or one.total > found[name].total:
+                found[name] = one
+        return {name: found[name] for name in ("loss", "backward", "step") if name in found}
+
+    def _through(self, stage: int) -> Iterator[tuple[str, TrainingMemory]]:
+        """The last microbatch of a step that a rank has most of in flight: at the loss, and back through the layers."""
+        layout, own = self.layout, stages(len(self.costs), self.layout.pp)[stage]
+        first, last = stage == 0, stage == layout.pp - 1
+        begins = self.traced.embedding.kept if first else self.stream
+        kept = [self._kept(layer) for layer in own]
+        others = round((self.in_flight(stage) - 1) * (begins + sum(kept)))
+        all_of = self.microbatches > 1
+        if last:
+            loss = self.traced.loss
+            most = max(loss.forward, loss.kept + loss.backward)
+            yield "loss", self._state(stage, all_of, activations=others + begins + sum(kept), loss=most)
+        above = self.share.last + self.table if last else Held()
+        for layer in reversed(own):
+            held = sum(kept[: layer - own.start + 1])
+            part = self.traced.layers[layer]
+            again = max(0, part.kept - self._kept(layer))
+            yield "backward", self._state(
+                stage, all_of, above, activations=others + begins + held, working=again + part.backward,
+                gathered=self.share.layers[max(own.start, layer - 1) : layer + 1],
+            )  # fmt: skip
+            above += self.share.layers[layer]
+        if first:
+            yield (
+                "backward",
+                self._state(
+                    stage,
+                    all_of,
+                    above,
+                    activations=others + begins,
+                    working=self.traced.embedding.backward,
+                ),
+            )
+
+    def in_flight(self, stage: int) -> float:
+        """Microbatches whose activations the rank holds: of 1F1B, those of the stages behind it; with v chunks,
+        (2 (p - i - 1) + (v - 1) p + 1) / v."""
+        p, v = self.layout.pp, self.layout.interleave
+        ahead = p - stage if v == 1 else (2 * (p - stage - 1) + (v - 1) * p + 1) / v
+        return min(ahead, self.microbatches)
+
+    def _kept(self, layer: int) -> int:
+        """Bytes of a layer that wait for its backward pass."""
+        cost, layout = self.costs[layer], self.layout
+        if layout.recompute == "full":
+            return self.stream
+        kept = self.traced.layers[layer].kept
+        if layout.recompute == "selective":
+            kept = cost.activation_bytes("selective")
+        if layout.sp:  # what is not inside the branches is divided by tokens
+            inside = sum(
+                cost.children[name].activation_bytes(layout.recompute) for name in BRANCHES & cost.children.keys()
+            )
+            kept -= (cost.activation_bytes(layout.recompute) - inside) * (layout.tp - 1) // layout.tp
+        return kept
+
+    def _state(
+        self,
+        stage: int,
+        all_of: bool,
+        done: Held | None = None,
+        gathered: tuple[Held, ...] = (),
+        **besides: int,
+    ) -> TrainingMemory:
+        """What is there all the time, and gradients: all of them, or of the layers that are done."""
+        layout, own = self.layout, stages(len(self.costs), self.layout.pp)[stage]
+        first, last = stage == 0, stage == layout.pp - 1
+        ends = (self.share.first if first else Held()) + (self.share.last if last else Held())
+        if last and not first:
+            ends += self.table
+        whole = sum((self.share.layers[layer] for layer in own), ends)
+        divided = whole.shards / max(1, whole.values)
+        reached = whole if all_of else done or Held()
+        gradients = reached.shards if layout.zero >= 2 else reached.values
+        sharded = layout.zero == 3 and layout.sharing > 1
+        masters = FP32 * whole.values if self.weights != torch.float32 else 0
+        return TrainingMemory(
+            weights=self.weights.itemsize * (whole.shards if layout.zero == 3 else whole.values),
+            gradients=FP32 * gradients,
+            optimizer=round(FP32 * whole.state * (divided if layout.zero else 1)),
+            masters=round(masters * (divided if layout.zero else 1)),
+            buffers=self.itemsize * (ends.values + sum(held.values for held in gathered)) if sharded else 0,
+            **besides,
+        )  # fmt: skip
+
+
+def _table(config: ModelConfig, layout: Layout) -> Held:
+    rows = -(-config.vocab_size // layout.tp)
+    return Held(rows * config.d_model, -(-rows // layout.sharing) * config.d_model)
+
+
+BRANCHES = {"mixer", "ffn"}

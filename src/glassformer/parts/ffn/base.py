@@ -108,6 +108,10 @@ class FFNConfig(PartConfig, axis="ffn"):
     def width(self, ctx: BuildContext) -> int:
         """`hidden`, or the width that its default stands for."""
 
+    def divided(self, ctx: BuildContext, owners: int) -> FFNConfig:
+        """What one of so many owners computes: a network of its share of the hidden layer."""
+        return self.vary(hidden=self.width(ctx) // owners)
+
     def check_built(self, ffn: FFN) -> None:
         """Raises RequestError unless the module that this config builds is an FFN."""
         if not isinstance(ffn, FFN):

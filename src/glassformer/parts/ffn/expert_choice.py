@@ -161,6 +161,10 @@ class ExpertChoiceConfig(FFNConfig, kind="expert_choice", words=Word("expert_cho
         kind = GluConfig if self.gated else MlpConfig
         return kind(hidden=hidden, activation=self.activation, bias=self.bias)
 
+    def divided(self, ctx: BuildContext, owners: int) -> ExpertChoiceConfig:
+        """Experts belong to owners of experts, each of them whole."""
+        return self.vary(hidden=self.width(ctx))
+
     def width(self, ctx: BuildContext) -> int:
         return self.hidden or share_of(self.dense(None).width(ctx), self.top_k)
 

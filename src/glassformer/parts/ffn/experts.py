@@ -389,6 +389,11 @@ class ExpertsConfig(FFNConfig, kind="experts", words=Word("moe", read_experts, "
     def width(self, ctx: BuildContext) -> int:
         return self.hidden or share_of(self.dense(None).width(ctx), self.top_k + self.n_shared)
 
+    def divided(self, ctx: BuildContext, owners: int) -> ExpertsConfig:
+        """The shared experts are divided; the routed ones belong to owners of experts, each of them whole."""
+        shared = (self._shared(ctx).hidden or 0) // owners if self.n_shared else None
+        return self.vary(hidden=self.width(ctx), shared_hidden=shared)
+
     def explicit(self, ctx: BuildContext) -> ExpertsConfig:
         rate = None if self.balance_rate is None else 0.0
         shared = self._shared(ctx).hidden if self.n_shared else None

@@ -10,7 +10,7 @@ from glassformer.parts.kernel.banded import Banded
 from glassformer.parts.kernel.base import AttentionCall, CallFacts, HeadLayout, KeptTensors, Kernel, KernelConfig
 from glassformer.parts.kernel.direct import Direct
 from glassformer.parts.kernel.flex import Flex
-from glassformer.parts.kernel.sdpa import Sdpa
+from glassformer.parts.kernel.sdpa import Sdpa, SdpaConfig
 from glassformer.parts.kernel.table import ranking
 from glassformer.parts.precision import slow_in_bf16
 from glassformer.parts.visibility import Visibility
@@ -45,3 +45,6 @@ class Auto(Kernel):
 class AutoConfig(KernelConfig, kind="auto"):
     def build(self, ctx: BuildContext) -> Auto:
         return Auto()
+
+    def for_gpu(self) -> SdpaConfig:
+        return SdpaConfig()

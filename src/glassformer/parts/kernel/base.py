@@ -319,3 +319,7 @@ def pattern_bytes(facts: CallFacts, pairs: int) -> int:
 class KernelConfig(PartConfig, axis="kernel"):
     def build(self, ctx: BuildContext) -> Kernel:
         raise NotImplementedError
+
+    def for_gpu(self) -> KernelConfig:
+        """The kernel whose memory a plan for a GPU counts: this one, unless it chooses by the device."""
+        return self

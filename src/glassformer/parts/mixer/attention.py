@@ -297,6 +297,10 @@ class AttentionConfig(MixerConfig, kind="attention", words=_WORDS):
         groups = nearest_groups(n_heads, self.n_heads, self.n_kv_heads)
         return self.vary(n_heads=n_heads, n_kv_heads=groups, head_dim=None)
 
+    def divided(self, ctx: BuildContext, owners: int) -> AttentionConfig:
+        n, g, h = self.heads(ctx)
+        return self.vary(n_heads=n // owners, n_kv_heads=g // owners, head_dim=h)
+
     def changed(self, change: MixerChange, new: Callable[[Any], Any]) -> AttentionConfig:
         """The output's bias goes with the others'."""
         return self.vary(**{change: new(getattr(self, change))}, **({"out_bias": None} if change == "bias" else {}))

@@ -198,6 +198,11 @@ class MixerConfig(PartConfig, axis="mixer"):
         """The same mixer for another width, with `n_heads` heads if it has heads; sizes that follow from the width are
         left to it."""
 
+    def divided(self, ctx: BuildContext, owners: int) -> MixerConfig | None:
+        """What one of so many owners computes where its maps are cut between them as they declare (`parts/shard.py`):
+        a mixer of the same width with its share of the heads. None: nobody said how."""
+        return None
+
     @abstractmethod
     def changed(self, change: MixerChange, new: Callable[[Any], Any]) -> MixerConfig | None:
         """The mixer with one property changed from x to new(x); None if it has no such property, so that a change of

@@ -57,6 +57,11 @@ class OptimizerConfig(PartConfig, axis="optimizer"):
         """Values of state after a step, in the weights' dtype, for each parameter by name; counters of steps apart."""
         raise NotImplementedError(f"{type(self).__name__} does not say what it keeps")
 
+    def step_values(self, model: Model) -> int:
+        """Values in fp32 that a step computes with at once, besides weights, gradients and state; 0 where it is
+        fused."""
+        return 0
+
     def over_groups(self, groups: Groups, model: Model) -> Optimizer:
         """The optimizer over these parameter groups of the model."""
         raise NotImplementedError(f"{type(self).__name__} creates no optimizer")

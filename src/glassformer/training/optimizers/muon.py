@@ -35,6 +35,10 @@ class MuonConfig(OptimizerConfig, kind="muon"):
             name: weight.numel() * (1 if id(weight) in matrices else 2) for name, weight in model.named_parameters()
         }
 
+    def step_values(self, model: Model) -> int:
+        """Of the largest matrix (n, m), m <= n: momentum looked ahead; X in bf16 and what it becomes; two (m, m)."""
+        return max((2 * weight.numel() + min(weight.shape) ** 2 for weight in layer_matrices(model)), default=0)
+
     def over_groups(self, groups: Groups, model: Model) -> torch.optim.Optimizer:
         matrices = {id(weight) for weight in layer_matrices(model)}
         own, others = (

@@ -1,0 +1,129 @@
+"""What each rank of a layout holds of a model's weights: cut as modules declare, by stages, by experts, by ZeRO."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import astuple, dataclass
+from functools import lru_cache
+
+from glassformer.config import BlockConfig, ModelConfig, stack_of
+from glassformer.errors import RequestError
+from glassformer.parts.mixer import MixerConfig
+from glassformer.parts.shard import shards_of
+from glassformer.planning.layout import Layout
+from glassformer.training.optimizers import OptimizerConfig
+
+
+@dataclass(frozen=True)
+class Held:
+    """Values of weights of one layer, or of what stands before or after the layers, on a rank.
+
+    values    after tensor and expert parallelism
+    shards    of them where ranks share the weights (stage 3): rows are padded to a multiple of the ranks
+    state     of the optimizer, of `values`
+    experts   of `values`, those of routed experts
+    """
+
+    values: int = 0
+    shards: int = 0
+    state: int = 0
+    experts: int = 0
+
+    def __add__(self, other: Held) -> Held:
+        return Held(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
+
+
+@dataclass(frozen=True)
+class Share:
+    """The weights that a rank has to do with."""
+
+    first: Held
+    """Embedding, and an encoder."""
+    layers: tuple[Held, ...]
+    last: Held
+    """Final norm and head; with a tied head on another stage than the embedding, the table once more."""
+
+
+@lru_cache(maxsize=256)
+def share(config: ModelConfig, layout: Layout, optimizer: OptimizerConfig) -> Share:
+    """Of the rank with the most, before the layers are spread over stages."""
+    model = config.outline()
+    cuts, state = shards_of(model), optimizer.state_values(model)
+    first, last, layers = Held(), Held(), [Held()] * config.n_layers
+    for name, weight in model.named_parameters():
+        shape, held = tuple(weight.shape), 0
+        expert = any(cut.cut == "expert" for cut in cuts[name])
+        for cut in cuts[name]:
+            rows = cut.rows or (shape[0] if shape else 1)
+            of_map = (rows, *shape[1:])
+            owners = {"replicated": 1, "expert": layout.ep}.get(cut.cut, layout.tp)
+            whole = cut.axis >= len(shape)
+            held += (
+                math.prod(of_map) if whole else math.prod(of_map) // of_map[cut.axis] * -(-of_map[cut.axis] // owners)
+            )
+        ranks = layout.sharing // layout.ep if expert else layout.sharing
+        whole_rows = max(1, shape[0] if shape else 1)
+        rows = -(-held * whole_rows // max(1, weight.numel()))  # of this rank, before ZeRO
+        rest = held / rows
+        one = Held(
+            held,
+            round(-(-rows // ranks) * rest),
+            round(state[name] * held / max(1, weight.numel())),
+            held * expert,
+        )
+        steps = name.split(".")
+        if steps[0] == "layers":
+            layers[int(steps[1])] += one
+        elif steps[0] in ("head", "final_norm"):
+            last += one
+        else:
+            first += one
+    return Share(first, tuple(layers), last)
+
+
+def stages(layers: int, pp: int) -> list[range]:
+    """Layers of each stage; where they do not divide, the stages in the middle have one more, as embedding and head are
+    work too."""
+    least, more = divmod(layers, pp)
+    middle = sorted(range(pp), key=lambda i: min(i, pp - 1 - i), reverse=True)[:more]
+    found, at = [], 0
+    for i in range(pp):
+        size = least + (i in middle)
+        found.append(range(at, at + size))
+        at += size
+    return found
+
+
+def owned(config: ModelConfig, tp: int) -> ModelConfig:
+    """The model that one of `tp` owners computes: its share of heads, hidden layers and vocabulary, of the same width.
+
+    Raises RequestError where a mixer does not say what an owner computes."""
+    if tp == 1:
+        return config
+    made: dict[BlockConfig, BlockConfig] = {}
+    for layer, block in enumerate(config.layers()):
+        if block not in made:
+            ctx = config.ctx.at(layer)
+            mixer = block.mixer.divided(ctx, tp)
+            if mixer is None:
+                raise RequestError(
+                    f"tp={tp}: the mixer of layer {layer}, {block.mixer.kind}, does not say what one of several owners "
+                    "computes; tp=1 would do",
+                    code="conflict", field="tp", value=tp, expected="1",
+                )  # fmt: skip
+            made[block] = block.vary(mixer=mixer, ffn=block.ffn.divided(ctx, tp) if block.ffn else None)
+    vocabulary = -(-config.vocab_size // tp)
+    return config.vary(vocab_size=vocabulary, stack=stack_of([made[block] for block in config.layers()]))
+
+
+def for_gpu(config: ModelConfig) -> ModelConfig:
+    """The model with the kernels of attention that a GPU would choose."""
+
+    def with_kernel(mixer: MixerConfig) -> MixerConfig:
+        try:
+            return mixer.changed("kernel", lambda kernel: kernel.for_gpu()) or mixer
+        except RequestError:  # a bias that is not additive stays with the kernel that has it
+            return mixer
+
+    made = {block: block.vary(mixer=with_kernel(block.mixer)) for block in dict.fromkeys(config.layers())}
+    return config.vary(stack=stack_of([made[block] for block in config.layers()]))

@@ -1,0 +1,176 @@
+"""What a training step holds at its moments, from running it on fake tensors: shapes alone, nothing is allocated.
+
+Every distinct block runs once, between the embedding and the loss; a deep model is put together from them
+(`planning/training.py`). What is counted is storages that live, as torch's MemTracker counts them.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from collections.abc import Iterable
+from contextlib import nullcontext
+from dataclasses import astuple, dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from glassformer.config import BlockConfig, ModelConfig, Stage
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Bytes of a part of the model, weights apart.
+
+    kept      what is held from its forward pass to its backward pass, its output included
+    forward   most that the forward pass holds, beyond what was held before it
+    backward  most that the backward pass holds, beyond what was held before it; gradients of its weights count
+    after     what the backward pass leaves: gradients of its weights, and that of its input
+    """
+
+    kept: int
+    forward: int
+    backward: int
+    after: int
+
+
+@dataclass(frozen=True)
+class Traced:
+    embedding: Moments
+    layers: tuple[Moments, ...]
+    """Of each layer of the model."""
+    loss: Moments
+    """Of the final norm, the head and the loss."""
+    operations: int
+
+
+class Living(TorchDispatchMode):
+    """Counts the bytes of storages that live, `now` and at `most`, without those that were there `before`."""
+
+    def __init__(self, before: Iterable[Tensor] = ()) -> None:
+        super().__init__()
+        self._known: dict[int, weakref.ref[Any]] = {}
+        for value in before:
+            self.see(value)
+        self.now = self.most = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        self.operations += 1
+        for value in tree_leaves(made):
+            if isinstance(value, Tensor):
+                self.see(value)
+        return made
+
+    now = most = operations = 0
+
+    def see(self, value: Tensor) -> None:
+        storage = value.untyped_storage()
+        if (key := id(storage)) in self._known:
+            return
+        size = storage.nbytes()
+
+        def gone(_: object) -> None:
+            del self._known[key]
+            self.now -= size
+
+        self._known[key] = weakref.ref(storage, gone)
+        self.now += size
+        self.most = max(self.most, self.now)
+
+    def mark(self) -> tuple[int, int]:
+        """(bytes now, most since the mark before)."""
+        most, self.most = self.most, self.now
+        return self.now, most
+
+
+def faked(model: nn.Module, dtype: torch.dtype) -> None:
+    """Gives a model on the meta device fake weights on the CPU, inside a FakeTensorMode."""
+    for module in model.modules():
+        for name, weight in module._parameters.items():
+            if weight is not None:
+                module._parameters[name] = nn.Parameter(torch.empty(weight.shape, dtype=dtype))
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                module._buffers[name] = torch.empty(buffer.shape, dtype=buffer.dtype)
+
+
+def trace(config: ModelConfig, batch: int, context: int, dtype: torch.dtype, products: torch.dtype) -> Traced:
+    """A step of `batch` sequences with weights in `dtype`, products in `products` by autocast where that differs.
+
+    A recurrence that goes token by token is traced at three short lengths, through which a parabola is drawn."""
+    counted = Counter(config.layers())
+    short = [block for block, n in counted.items() for _ in range(min(n, 2))]  # the first makes what others share
+    few = config.vary(stack=(Stage(blocks=tuple(short)),))
+    found = _of_length(few, batch, context, dtype, products)
+    first = {block: short.index(block) for block in counted}
+    met: set[BlockConfig] = set()
+    layers = []
+    for block in config.layers():
+        layers.append(found.layers[first[block] + (block in met)])
+        met.add(block)
+    return Traced(found.embedding, tuple(layers), found.loss, found.operations)
+
+
+TOKENS = (32, 64, 96)
+
+
+def _of_length(config: ModelConfig, batch: int, context: int, *dtypes: torch.dtype) -> Traced:
+    if context <= TOKENS[-1]:
+        return _trace(config, batch, context, *dtypes)
+    one, two = (_trace(config, batch, s, *dtypes) for s in TOKENS[:2])
+    if two.operations < 1.25 * one.operations:
+        return _trace(config, batch, context, *dtypes)
+    three = _trace(config, batch, TOKENS[2], *dtypes)
+
+    def through(*parts: Moments) -> Moments:
+        values = zip(*(astuple(part) for part in parts), strict=True)
+        return Moments(*(round(float(np.polyval(np.polyfit(TOKENS, y, 2), context))) for y in values))
+
+    layers = map(through, one.layers, two.layers, three.layers)
+    return Traced(
+        through(one.embedding, two.embedding, three.embedding),
+        tuple(layers),
+        through(one.loss, two.loss, three.loss),
+        three.operations,
+    )
+
+
+@lru_cache(maxsize=512)
+def _trace(config: ModelConfig, batch: int, context: int, dtype: torch.dtype, products: torch.dtype) -> Traced:
+    model = config.outline().train()
+    with FakeTensorMode():
+        faked(model, dtype)
+        tokens = torch.zeros(batch, context, dtype=torch.int64)
+        living = Living([tokens, *model.parameters(), *model.buffers()])
+        ahead: list[tuple[int, int]] = []
+        back: list[tuple[int, int]] = []
+
+        def leaves(_module: nn.Module, _given: Any, x: Tensor) -> None:
+            """The stream leaves the embedding or a layer; its gradient comes back there."""
+            ahead.append(living.mark())
+            x.register_hook(lambda _grad: back.append(living.mark()))
+
+        for part in (model.embed, *model.layers):
+            part.register_forward_hook(leaves)
+        source = tokens if model.encoder is not None else None
+        with living:
+            with torch.autocast("cpu", products) if products != dtype else nullcontext():
+                loss = model.loss(tokens, tokens, source=source)
+            ahead.append(living.mark())
+            loss.backward()
+            back.append(living.mark())
+    back.reverse()  # now both are in the order of the parts
+    before = [0, *(now for now, _ in ahead)]
+    began = [*(now for now, _ in back[1:]), ahead[-1][0]]
+    moments = [
+        Moments(kept=now - held, forward=most - held, backward=peak - start, after=left - start + now - held)
+        for held, (now, most), start, (left, peak) in zip(before, ahead, began, back, strict=False)
+    ]
+    return Traced(moments[0], tuple(moments[1:-1]), moments[-1], living.operations)
