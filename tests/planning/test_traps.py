@@ -1,0 +1,72 @@
+"""Where rules and calculators that are often used go wrong, each beside what the config answers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import glassformer as gf
+from experiments.plan import calculators as rules
+from experiments.plan.document import PAGE, written
+from glassformer.parts.cost import Shape
+
+
+def test_the_rules_are_exact_where_they_were_made():
+    """12 L d^2 for GPT-2's matrices, 2 L H d where every head has keys, the cookbook's count of an untied LLaMA."""
+    layers = gf.preset("gpt2").costs(Shape(s=1, t=1, phase="prefill"))["layers"].parameters
+    assert rules.twelve(rules.SHAPES["gpt2"]) - 50257 * 768 == pytest.approx(layers, rel=0.002)
+    assert rules.full_heads_cache(rules.SHAPES["llama-7b"]) == rules.state("llama-7b")
+    assert rules.cookbook(rules.SHAPES["llama-7b"]) == pytest.approx(rules.parameters("llama-7b"), rel=0.002)
+
+
+def test_a_cache_has_keys_and_values():
+    shape = rules.SHAPES["llama-7b"]
+    assert 2 * rules.cookbook_cache(shape) == rules.state("llama-7b")
+
+
+@pytest.mark.parametrize("name", ["llama-3-8b", "mistral-7b", "qwen3-8b", "falcon-7b"])
+def test_a_cache_has_the_heads_of_keys_alone(name: str):
+    """By 2 L H d grouped heads are forgotten: too large by query heads over key heads, where heads fill the width."""
+    shape = rules.SHAPES[name]
+    assert rules.full_heads_cache(shape) / rules.state(name) == pytest.approx(shape.heads / shape.kv_heads)
+
+
+def test_windowed_layers_stop_growing():
+    """Every second layer of gpt-oss sees 128 tokens: an engine that counts it whole says twice as much."""
+    config = gf.preset("gpt-oss-120b")
+    whole = 2 * 36 * 8 * 64 * 2
+    assert config.state_bytes(131_072, torch.bfloat16) / 131_072 == pytest.approx(whole / 2, rel=0.01)
+
+
+def test_a_latent_is_not_a_cache_of_heads():
+    assert rules.state("deepseek-v2-lite") == 2 * 27 * (512 + 64)
+
+
+def test_tied_ends_count_once():
+    assert rules.cookbook(rules.SHAPES["gpt2"]) > 1.3 * rules.parameters("gpt2")
+    assert rules.parameters("gpt2") == 124_439_808
+
+
+def test_a_token_meets_few_experts_and_training_pays_for_those():
+    plan = gf.plan(gf.preset("mixtral-8x7b"))
+    flops = plan.training_flops
+    assert flops.training - flops.scores == pytest.approx(6 * plan.active_parameters, rel=0.02)
+    assert plan.active_parameters < 0.28 * plan.parameters
+
+
+def test_a_full_recomputation_keeps_the_input_of_a_layer():
+    """2 d bytes a token and layer in 16 bits, not 34 d (Korthikanti et al. 2022, 2205.05198, section 5)."""
+    kept = gf.preset("llama-7b").costs(Shape.training(1, 64, torch.bfloat16))["layers"]
+    assert kept.activation_bytes("full") == 64 * 32 * 2 * 4096
+
+
+def test_states_alone_are_not_what_training_takes():
+    """Four times the fp32 weights leave out activations and logits, which grow with the batch."""
+    small, large = (gf.plan(gf.preset("gpt2"), train=True, batch=batch).memory["total"] for batch in (1, 16))
+    states = 16 * rules.parameters("gpt2")
+    assert states < small and large > 2 * states
+
+
+@pytest.mark.slow
+def test_the_page_is_what_its_command_writes():
+    assert PAGE.read_text(encoding="utf-8") == written(), "run python -m experiments.plan.document"
