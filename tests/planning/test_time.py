@@ -145,6 +145,7 @@ def test_what_cannot_be_planned_is_refused(asked: dict[str, object], field: str)
     assert caught.value.field == field
 
 
+@pytest.mark.slow
 def test_advice_names_what_helps_and_fits():
     """A full recomputation that need not be: without it, as 137 of the 216 runs, a step is up to a quarter shorter."""
     plan = gf.plan(gf.preset("gpt2"), train=True, machine="h100:8", batch=8, layout="dp=8,zero=0,recompute=full")

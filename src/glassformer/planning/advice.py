@@ -47,7 +47,7 @@ def _layouts(plan: TrainingPlan, on: Cluster) -> Iterator[Change]:
             other = plan_training(plan.config, plan.batch, plan.context, plan.dtype, optimizer, layout)
         except RequestError:
             continue
-        if other.memory["total"] <= on.machine.memory:
+        if other.memory["reserved"] <= on.machine.memory:
             step = step_time(plan.time.work, plan.batch, layout, on)
             yield Change(words, 1 - step.seconds / plan.time.seconds, layout)
 
