@@ -13,6 +13,8 @@ from glassformer.parts.norm import LayerNorm, RMSNormConfig
 from glassformer.parts.residual import (
     DeepNorm,
     DeepNormConfig,
+    Normed,
+    NormedConfig,
     Parallel,
     ParallelConfig,
     Post,
@@ -142,6 +144,20 @@ def test_deepnorm_weighs_the_stream_by_depth():
     assert DeepNormConfig().explicit(CTX) == DeepNormConfig(alpha=4**0.25, scale=1.0)
 
 
+def test_a_normed_stream_is_deepnorm_with_its_norms_one_place_on():
+    """Two blocks of one and a last norm, and a first norm and two blocks of the other."""
+    a, b, c, d, last = norms(5)
+    mixer, ffn = branches()
+    x = torch.randn(2, 3, D)
+    found = x
+    for first, second in ((a, b), (c, d)):
+        found = Normed(first, second, scale=0.7, alpha=1.7)(found, mixer, ffn)
+    expected = a(x)
+    for behind, after in ((b, c), (d, last)):
+        expected = DeepNorm(behind, after, scale=0.7, alpha=1.7)(expected, mixer, ffn)
+    torch.testing.assert_close(last(found), expected)
+
+
 @pytest.mark.parametrize("layers", [1, 2, 24])
 @pytest.mark.parametrize("scale", [None, 0.5])
 def test_branches_may_be_scaled_by_depth(layers: int, scale: float | None):
@@ -157,6 +173,7 @@ CONFIGS = [
     PreConfig(),
     PostConfig(),
     DeepNormConfig(),
+    NormedConfig(),
     SandwichConfig(),
     ResPostConfig(),
     ParallelConfig(shared_norm=True),
@@ -197,7 +214,7 @@ def test_dropout_is_on_each_branch_while_training(config: ResidualConfig):
     nn.init.zeros_(zero.bias)
     for mixed, fed in ((torch.ones_like, zero), (zero, torch.ones_like)):  # each branch is dropped by itself
         assert len({dropped(x, mixed, fed).sum().item() for _ in range(5)}) > 1
-    if not config.ends_in_norm:
+    if not config.ends_in_norm and not isinstance(config, NormedConfig):  # the stream stays as it is
         torch.testing.assert_close(dropped(x, zero, zero), x)
         ones = dropped(x, lambda y: torch.ones_like(y), zero) - x
         if not isinstance(config, SandwichConfig):

@@ -31,6 +31,8 @@ class Case:
     """Gain of the matrices; lower where scores grow so sharp that fp32 itself leaves less than the tests' bound."""
     attention: str = "eager"
     """The published class' implementation that is the oracle."""
+    fixed: tuple[str, ...] = ()
+    """Ends of names of buffers that follow from the config."""
     renamed: Mapping[str, str] = field(default_factory=dict)
     """Tensor of the file -> what the class calls it, where `transformers` renames between them."""
     gather: Callable[[dict[str, Tensor]], dict[str, Tensor]] = lambda named: named
@@ -46,7 +48,7 @@ class Case:
         draw = torch.Generator().manual_seed(seed)
         with torch.no_grad():
             kept = [(name, value) for name, value in model.named_buffers() if name in model.state_dict()]
-            for name, weight in [*model.named_parameters(), *kept]:
+            for name, weight in [*model.named_parameters(), *(one for one in kept if not one[0].endswith(self.fixed))]:
                 noise = torch.randn(weight.shape, generator=draw)
                 if any(part in name for part in self.quiet):
                     noise *= 0.02

@@ -1,0 +1,35 @@
+from __future__ import annotations
+
+from typing import ClassVar
+
+from torch import Tensor
+
+from glassformer.parts.residual.base import Branch
+from glassformer.parts.residual.deepnorm import DeepNorm, DeepNormConfig
+
+
+class Normed(DeepNorm):
+    """u = norm(x), x <- alpha u + mixer(u); u = norm(x), x <- alpha u + ffn(u). MiniMax-01, 2501.08313.
+
+    `DeepNorm` with each norm before a branch instead of behind the one below it: with a norm at the embedding there and
+    a final one here, the two compute the same.
+
+    x ─ norm ─┬─ alpha ──(+)─ norm ─┬─ alpha ─(+)─
+              └─ mixer ───┘         └─ ffn ────┘
+    """
+
+    norms_stream: ClassVar[bool | None] = None
+
+    def forward(self, x: Tensor, mixer: Branch, ffn: Branch | None) -> Tensor:
+        x = self.mixer_norm(x)
+        x = self.resid_mid(self.alpha * x + self.share(mixer(x)))
+        if ffn is None:
+            return x
+        assert self.ffn_norm is not None, "a block with an ffn needs ffn_norm"
+        x = self.ffn_norm(x)
+        return self.alpha * x + self.share(ffn(x))
+
+
+class NormedConfig(DeepNormConfig, kind="normed"):
+    wiring = Normed
+    ends_in_norm: ClassVar[bool] = False
