@@ -278,7 +278,8 @@ every_other_model = pytest.mark.parametrize("case", quickly(EVERY, one_in(3)), i
 
 def test_the_sample_covers_every_pair_and_every_value():
     assert set().union(*(pairs_of(row) for row in covering())) == all_pairs()
-    assert len(covering()) <= 40
+    *_, second, first = sorted(len(values) for values in IMPORTANT.values())
+    assert len(covering()) <= 1.15 * first * second  # there are that many pairs of the two longest axes
     text = [case.expression.split("+") for case in MATRIX]
     wanted = [value for axis in OTHER.values() for value in axis]
     wanted += [value for axis in (*OF_POSITION.values(), *OF_NORM.values()) for value in axis if value not in SCALINGS]
