@@ -104,7 +104,7 @@ def test_the_peak_of_large_models_is_that_of_torchs_tracker(name: str):
         ({"batch": 8, "layout": "dp=8,zero=4"}, "zero", "from 0 to 3"),
         ({"layout": "pd=8"}, "layout", "layout: unknown word"),
         ({"context": 1 << 40}, "context", "from 1 to"),
-        ({"recompute": "some"}, "recompute", "none, selective, full"),
+        ({"recompute": "some"}, "recompute", "none, selective, alternate, full"),
     ],
 )
 def test_what_cannot_be_is_refused(asked: dict[str, object], field: str, sentence: str):

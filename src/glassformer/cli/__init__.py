@@ -523,7 +523,7 @@ def plan(
     train: Flag = False,
     tokens: Annotated[Count | None, Parameter(converter=count)] = None,
     optimizer: Optimizer = "adamw",
-    recompute: Literal["none", "selective", "full"] = "none",
+    recompute: Literal["none", "selective", "alternate", "full"] = "none",
     layout: str | None = None,
     json: Json = False,
 ) -> None:

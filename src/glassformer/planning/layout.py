@@ -15,6 +15,7 @@ from glassformer.parts.shard import shards_of
 
 RANKS = 1 << 24
 """Most ranks of a layout."""
+POLICIES = (*RECOMPUTE[:2], "alternate", RECOMPUTE[2])
 WORDS = "dp, tp, pp, ep, cp, zero, fsdp, micro, interleave, sp, recompute"
 
 
@@ -31,7 +32,8 @@ class Layout(Value):
     micro       sequences of a microbatch, of which a rank adds up the gradients; None: all of a rank's at once
     interleave  chunks of layers on each stage
     sp          tp divides the residual stream by tokens too (Korthikanti et al. 2022, 2205.05198)
-    recompute   what the backward pass computes again: none, selective, full
+    recompute   what the backward pass computes again of a layer: none; selective, all but matrix products and fused
+                attention; alternate, every second product too, as torchtitan does; full
     """
 
     dp: int = Field(1, ge=1, le=RANKS)
@@ -43,7 +45,7 @@ class Layout(Value):
     micro: int | None = Field(None, ge=1)
     interleave: int = Field(1, ge=1, le=RANKS)
     sp: bool = False
-    recompute: Literal["none", "selective", "full"] = "none"
+    recompute: Literal["none", "selective", "alternate", "full"] = "none"
 
     @classmethod
     def of(cls, text: str) -> Layout:
@@ -154,9 +156,7 @@ def _check_word(field: str, value: str, word: str) -> None:
     most = {"zero": 3, "sp": 1}.get(field, RANKS)
     least = 0 if field in ("zero", "sp") else 1
     if field == "recompute":
-        if value not in RECOMPUTE:
-            raise RequestError(
-                code="unknown", field="recompute", value=value, expected=f"one of {', '.join(RECOMPUTE)}"
-            )
+        if value not in POLICIES:
+            raise RequestError(code="unknown", field="recompute", value=value, expected=f"one of {', '.join(POLICIES)}")
     elif not (value.isascii() and value.isdecimal() and len(value) < 9 and least <= int(value) <= most):
         raise RequestError(code="range", field=field, value=value, expected=f"a whole number from {least} to {most:,}")

@@ -20,12 +20,14 @@ class Held:
 
     values    after tensor and expert parallelism
     shards    of them where ranks share the weights (stage 3): rows are padded to a multiple of the ranks
+    gathered  the shards of all ranks
     state     of the optimizer, of `values`
     experts   of `values`, those of routed experts
     """
 
     values: int = 0
     shards: int = 0
+    gathered: int = 0
     state: int = 0
     experts: int = 0
 
@@ -64,13 +66,8 @@ def share(config: ModelConfig, layout: Layout, optimizer: OptimizerConfig) -> Sh
         ranks = layout.sharing // layout.ep if expert else layout.sharing
         whole_rows = max(1, shape[0] if shape else 1)
         rows = -(-held * whole_rows // max(1, weight.numel()))  # of this rank, before ZeRO
-        rest = held / rows
-        one = Held(
-            held,
-            round(-(-rows // ranks) * rest),
-            round(state[name] * held / max(1, weight.numel())),
-            held * expert,
-        )
+        shard = -(-rows // ranks) * held // rows
+        one = Held(held, shard, shard * ranks, round(state[name] * held / max(1, weight.numel())), held * expert)
         steps = name.split(".")
         if steps[0] == "layers":
             layers[int(steps[1])] += one

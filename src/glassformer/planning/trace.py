@@ -10,8 +10,8 @@ import weakref
 from collections import Counter
 from collections.abc import Iterable
 from contextlib import nullcontext
-from dataclasses import astuple, dataclass
-from functools import lru_cache
+from dataclasses import astuple, dataclass, replace
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from glassformer.config import BlockConfig, ModelConfig, Stage
 
@@ -31,13 +32,13 @@ class Moments:
     kept      what is held from its forward pass to its backward pass, its output included
     forward   most that the forward pass holds, beyond what was held before it
     backward  most that the backward pass holds, beyond what was held before it; gradients of its weights count
-    after     what the backward pass leaves: gradients of its weights, and that of its input
+    cached    what autocast made of its weights and holds until the loss is done, beyond what is kept
     """
 
     kept: int
     forward: int
     backward: int
-    after: int
+    cached: int = 0
 
 
 @dataclass(frozen=True)
@@ -101,14 +102,48 @@ def faked(model: nn.Module, dtype: torch.dtype) -> None:
                 module._buffers[name] = torch.empty(buffer.shape, dtype=buffer.dtype)
 
 
-def trace(config: ModelConfig, batch: int, context: int, dtype: torch.dtype, products: torch.dtype) -> Traced:
+ATTENTION = {
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
+    torch.ops.aten._scaled_dot_product_flash_attention.default,
+    torch.ops.aten._scaled_dot_product_efficient_attention.default,
+}
+PRODUCTS = {torch.ops.aten.mm.default, torch.ops.aten.addmm.default}
+
+
+def recomputing(layer: nn.Module, recompute: str) -> None:
+    """Has a layer computed again in the backward pass, by `torch.utils.checkpoint`: `full`, all of it; `selective`, all
+    but matrix products and fused attention; `alternate`, every second product too."""
+    if recompute == "none":
+        return
+    within, count = layer.forward, 0
+
+    def keeps(_context: Any, operation: Any, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:
+        nonlocal count
+        count += operation in PRODUCTS
+        kept = operation in ATTENTION or (operation in PRODUCTS and (recompute == "selective" or count % 2 == 1))
+        return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
+
+    def forward(*args: Any) -> Any:
+        nonlocal count
+        count = 0
+        if recompute == "full":
+            return checkpoint(within, *args, use_reentrant=False)
+        chosen = partial(create_selective_checkpoint_contexts, keeps)
+        return checkpoint(within, *args, use_reentrant=False, context_fn=chosen)
+
+    layer.forward = forward
+
+
+def trace(
+    config: ModelConfig, batch: int, context: int, dtype: torch.dtype, products: torch.dtype, recompute: str = "none"
+) -> Traced:
     """A step of `batch` sequences with weights in `dtype`, products in `products` by autocast where that differs.
 
     A recurrence that goes token by token is traced at three short lengths, through which a parabola is drawn."""
     counted = Counter(config.layers())
     short = [block for block, n in counted.items() for _ in range(min(n, 2))]  # the first makes what others share
     few = config.vary(stack=(Stage(blocks=tuple(short)),))
-    found = _of_length(few, batch, context, dtype, products)
+    found = _of_length(few, batch, context, dtype, products, recompute)
     first = {block: short.index(block) for block in counted}
     met: set[BlockConfig] = set()
     layers = []
@@ -121,13 +156,13 @@ def trace(config: ModelConfig, batch: int, context: int, dtype: torch.dtype, pro
 TOKENS = (32, 64, 96)
 
 
-def _of_length(config: ModelConfig, batch: int, context: int, *dtypes: torch.dtype) -> Traced:
+def _of_length(config: ModelConfig, batch: int, context: int, *how: Any) -> Traced:
     if context <= TOKENS[-1]:
-        return _trace(config, batch, context, *dtypes)
-    one, two = (_trace(config, batch, s, *dtypes) for s in TOKENS[:2])
+        return _trace(config, batch, context, *how)
+    one, two = (_trace(config, batch, s, *how) for s in TOKENS[:2])
     if two.operations < 1.25 * one.operations:
-        return _trace(config, batch, context, *dtypes)
-    three = _trace(config, batch, TOKENS[2], *dtypes)
+        return _trace(config, batch, context, *how)
+    three = _trace(config, batch, TOKENS[2], *how)
 
     def through(*parts: Moments) -> Moments:
         values = zip(*(astuple(part) for part in parts), strict=True)
@@ -143,8 +178,12 @@ def _of_length(config: ModelConfig, batch: int, context: int, *dtypes: torch.dty
 
 
 @lru_cache(maxsize=512)
-def _trace(config: ModelConfig, batch: int, context: int, dtype: torch.dtype, products: torch.dtype) -> Traced:
+def _trace(
+    config: ModelConfig, batch: int, context: int, dtype: torch.dtype, products: torch.dtype, recompute: str
+) -> Traced:
     model = config.outline().train()
+    for layer in model.layers:
+        recomputing(layer, recompute)
     with FakeTensorMode():
         faked(model, dtype)
         tokens = torch.zeros(batch, context, dtype=torch.int64)
@@ -170,7 +209,13 @@ def _trace(config: ModelConfig, batch: int, context: int, dtype: torch.dtype, pr
     before = [0, *(now for now, _ in ahead)]
     began = [*(now for now, _ in back[1:]), ahead[-1][0]]
     moments = [
-        Moments(kept=now - held, forward=most - held, backward=peak - start, after=left - start + now - held)
-        for held, (now, most), start, (left, peak) in zip(before, ahead, began, back, strict=False)
+        Moments(kept=now - held, forward=most - held, backward=peak - start)
+        for held, (now, most), start, (_, peak) in zip(before, ahead, began, back, strict=False)
     ]
-    return Traced(moments[0], tuple(moments[1:-1]), moments[-1], living.operations)
+    layers: list[Moments] = []
+    for i, layer in enumerate(model.layers, 1):  # a layer leaves the gradients of its weights, and what was cached
+        gradients = sum(weight.numel() for weight in layer.parameters()) * dtype.itemsize
+        cached = back[i][0] - began[i] + moments[i].kept - gradients
+        layers.append(replace(moments[i], kept=moments[i].kept - cached, cached=cached))
+    ends = replace(moments[-1], kept=moments[-1].kept + sum(layer.cached for layer in layers))
+    return Traced(moments[0], tuple(layers), ends, living.operations)

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -159,8 +159,15 @@ def plan_training(
     layout: Layout | None = None,
     weights: torch.dtype = torch.float32,
     device: str = "cpu",
+    loss: Literal["chunked", "in_place", "whole"] = "chunked",
 ) -> TrainingPlan:
-    """What a step takes. Raises RequestError for a context, layout or policy that cannot be."""
+    """What a step takes. Raises RequestError for a context, layout or policy that cannot be.
+
+    weights  what they are kept in; in bfloat16 with fp32 masters beside the optimizer's state
+    device   whose kernels of attention count
+    loss     "chunked", ours; "in_place": logits in `dtype`, and in fp32 where they become their gradient; "whole": in
+             `dtype` and fp32, their log-softmax and its gradient, and where tp divides the vocabulary a fourth in fp32,
+             as torch's `loss_parallel` has"""
     layout = layout or Layout()
     check_whole("batch", batch)
     limit = config.embedding.limit(config.ctx)
@@ -170,7 +177,7 @@ def plan_training(
             code="range", field="context", value=context, expected=f"a number of tokens from 1 to {most:,}"
         )
     layout.check(config, batch, context)
-    ranks = Ranks.of(config, batch, context, dtype, optimizer, layout, weights, device)
+    ranks = Ranks.of(config, batch, context, dtype, optimizer, layout, weights, device, loss)
     moments = max(map(ranks.moments, range(layout.pp)), key=lambda of: max(one.total for one in of.values()))
     return TrainingPlan(config, batch, context, dtype, optimizer.kind, layout, moments, Counts(config).flops(context))
 
@@ -192,6 +199,8 @@ class Ranks:
     weights: torch.dtype
     working: int
     """Bytes that the optimizer's step computes with."""
+    logits: int
+    """Bytes of a loss that has all logits at once; 0 for ours, which has a chunk of them."""
     table: Held
     """What a tied head has of the embedding: its gradient waits for the embedding's."""
 
@@ -206,17 +215,22 @@ class Ranks:
         layout: Layout,
         weights: torch.dtype,
         device: str,
+        loss: str,
     ) -> Ranks:
         sharded = layout.zero == 3 and layout.sharing > 1  # gathered in `dtype`: no autocast
         kept = dtype if sharded else weights
         mine = owned(config if device == "cpu" else for_gpu(config), layout.tp)
         rows, tokens = layout.microbatch(batch), context // layout.cp
+        logits = (
+            rows * tokens * mine.vocab_size * (dtype.itemsize + (3 + (layout.tp > 1)) * FP32) if loss == "whole" else 0
+        )
         cost = mine.costs(Shape.training(rows, tokens, kept, dtype))
         return cls(
-            layout, share(config, layout, optimizer), trace(mine, rows, tokens, kept, dtype),
+            layout, share(config, layout, optimizer), trace(mine, rows, tokens, kept, dtype, layout.recompute),
             tuple(cost["layers"].children.values()), layout.microbatches(batch),
             rows * tokens * config.d_model * kept.itemsize // (layout.tp if layout.sp else 1), kept.itemsize, weights,
-            FP32 * optimizer.step_values(config.outline()), _table(config, layout) if config.head.tied else Held(),
+            FP32 * optimizer.step_values(config.outline()), logits,
+            _table(config, layout) if config.head.tied else Held(),
         )  # fmt: skip
 
     def moments(self, stage: int) -> dict[str, TrainingMemory]:
@@ -237,16 +251,20 @@ class Ranks:
         all_of = self.microbatches > 1
         if last:
             loss = self.traced.loss
-            most = max(loss.forward, loss.kept + loss.backward)
-            yield "loss", self._state(stage, all_of, activations=others + begins + sum(kept), loss=most)
+            most = self.logits or max(loss.forward, loss.kept + loss.backward)
+            cached = sum(self.traced.layers[layer].cached for layer in own)
+            yield "loss", self._state(
+                stage, all_of, activations=others + begins + sum(kept) + cached, loss=most,
+                gathered=self.share.layers[own.stop - 1 : own.stop],
+            )  # fmt: skip
         above = self.share.last + self.table if last else Held()
         for layer in reversed(own):
             held = sum(kept[: layer - own.start + 1])
             part = self.traced.layers[layer]
-            again = max(0, part.kept - self._kept(layer))
             yield "backward", self._state(
-                stage, all_of, above, activations=others + begins + held, working=again + part.backward,
+                stage, all_of, above, activations=others + begins + held, working=part.backward,
                 gathered=self.share.layers[max(own.start, layer - 1) : layer + 1],
+                summed=self.share.layers[layer + 1] if layer + 1 in own else Held(),
             )  # fmt: skip
             above += self.share.layers[layer]
         if first:
@@ -269,19 +287,14 @@ class Ranks:
         return min(ahead, self.microbatches)
 
     def _kept(self, layer: int) -> int:
-        """Bytes of a layer that wait for its backward pass."""
-        cost, layout = self.costs[layer], self.layout
-        if layout.recompute == "full":
-            return self.stream
-        kept = self.traced.layers[layer].kept
-        if layout.recompute == "selective":
-            kept = cost.activation_bytes("selective")
-        if layout.sp:  # what is not inside the branches is divided by tokens
-            inside = sum(
-                cost.children[name].activation_bytes(layout.recompute) for name in BRANCHES & cost.children.keys()
-            )
-            kept -= (cost.activation_bytes(layout.recompute) - inside) * (layout.tp - 1) // layout.tp
-        return kept
+        """Bytes of a layer that wait for its backward pass; with `sp`, what is not inside the branches is divided by
+        tokens."""
+        cost, layout, kept = self.costs[layer], self.layout, self.traced.layers[layer].kept
+        if not layout.sp:
+            return kept
+        policy = "selective" if layout.recompute == "alternate" else layout.recompute
+        inside = sum(part.activation_bytes(policy) for name, part in cost.children.items() if name in BRANCHES)
+        return kept - (cost.activation_bytes(policy) - inside) * (layout.tp - 1) // layout.tp
 
     def _state(
         self,
@@ -289,9 +302,11 @@ class Ranks:
         all_of: bool,
         done: Held | None = None,
         gathered: tuple[Held, ...] = (),
+        summed: Held | None = None,
         **besides: int,
     ) -> TrainingMemory:
-        """What is there all the time, and gradients: all of them, or of the layers that are done."""
+        """What is there all the time, and gradients: all of them, or of the layers that are done. With stage 3, layers
+        that are `gathered`, and one whose gradients are `summed` over ranks meanwhile."""
         layout, own = self.layout, stages(len(self.costs), self.layout.pp)[stage]
         first, last = stage == 0, stage == layout.pp - 1
         ends = (self.share.first if first else Held()) + (self.share.last if last else Held())
@@ -300,22 +315,25 @@ class Ranks:
         whole = sum((self.share.layers[layer] for layer in own), ends)
         divided = whole.shards / max(1, whole.values)
         reached = whole if all_of else done or Held()
-        gradients = reached.shards if layout.zero >= 2 else reached.values
         sharded = layout.zero == 3 and layout.sharing > 1
+        stays = layout.pp > 1  # a stage that gathered for every microbatch would wait for it each time
+        gradients = reached.shards if layout.zero >= 2 and not (sharded and stays) else reached.values
+        gathers = whole if stays else sum(gathered, ends)
         masters = FP32 * whole.values if self.weights != torch.float32 else 0
         return TrainingMemory(
             weights=self.weights.itemsize * (whole.shards if layout.zero == 3 else whole.values),
             gradients=FP32 * gradients,
             optimizer=round(FP32 * whole.state * (divided if layout.zero else 1)),
             masters=round(masters * (divided if layout.zero else 1)),
-            buffers=self.itemsize * (ends.values + sum(held.values for held in gathered)) if sharded else 0,
+            buffers=(self.itemsize * gathers.gathered + FP32 * (summed or Held()).gathered) if sharded else 0,
             **besides,
         )  # fmt: skip
 
 
 def _table(config: ModelConfig, layout: Layout) -> Held:
     rows = -(-config.vocab_size // layout.tp)
-    return Held(rows * config.d_model, -(-rows // layout.sharing) * config.d_model)
+    shard = -(-rows // layout.sharing) * config.d_model
+    return Held(rows * config.d_model, shard, shard * layout.sharing)
 
 
 BRANCHES = {"mixer", "ffn"}

@@ -1,0 +1,106 @@
+"""Published memory of training runs, and what a plan makes of the same inputs; whether 216 runs that ran would fit.
+
+>>> python -m experiments.plan.memory       # docs/planning-memory.md, the two tables that are made of published figures
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import Literal
+
+import torch
+
+from experiments.plan import mpt
+from experiments.plan.published import GIB, LLAMA_70B, LLAMA_405B, TITAN, config
+from glassformer.planning.layout import Layout
+from glassformer.planning.machines import machines
+from glassformer.planning.training import TrainingPlan, plan_training
+from glassformer.training.optimizers import AdamWConfig
+
+LLAMA_8B = "llama-3-8b+context=262144"
+
+
+@dataclass(frozen=True)
+class Point:
+    """What an allocator reserved of a rank's memory, published, beside what is planned."""
+
+    number: int
+    what: str
+    published: float
+    plan: TrainingPlan
+    tolerance: float | None
+    note: str = ""
+
+    @property
+    def ours(self) -> float:
+        """GiB reserved."""
+        return self.plan.memory["reserved"] / GIB
+
+    @property
+    def error(self) -> float:
+        return self.ours / self.published - 1
+
+
+@cache
+def planned(name: str, batch: int, context: int, layout: str, loss: Literal["in_place", "whole"]) -> TrainingPlan:
+    how = Layout.of(layout)
+    return plan_training(config(name), batch, context, torch.bfloat16, AdamWConfig(), how, device="cuda", loss=loss)
+
+
+def points() -> Iterator[Point]:
+    """torchtitan, December 2024, H100: peak reserved memory in GiB. They compute every second product again, or all of
+    a layer, and have all logits at once."""
+
+    def point(
+        number: int, what: str, name: str, batch: int, context: int, layout: str, published: float,
+        tolerance: float | None, note: str = "",
+    ) -> Point:  # fmt: skip
+        return Point(number, what, published, planned(name, batch, context, layout, "whole"), tolerance, note)
+
+    compiled = "compiled; eager 82.4"
+    yield point(1, "8B, FSDP 8", LLAMA_8B, 16, 8192, "fsdp=8,recompute=alternate", 77.0, 0.05, compiled)
+    yield point(2, "8B, FSDP 128", LLAMA_8B, 256, 8192, "fsdp=128,recompute=alternate", 62.0, 0.07, "eager 67.0")
+    for cp, published in ((1, 83.9), (2, 84.2), (4, 84.0), (8, 84.5)):
+        layout, s = f"fsdp={8 // cp},cp={cp},recompute=full", 32768 * cp
+        yield point(3, f"8B, context {s:,}, CP {cp}", LLAMA_8B, 8 // cp, s, layout, published, 0.05)
+    layout = "fsdp=32,tp=8,sp=1,recompute=full"
+    yield point(4, "70B, FSDP 32, TP 8", LLAMA_70B, 512, 8192, layout, 71.9, 0.12, "what tp gathers counts once")
+    for v, published, tolerance in ((1, 82.5, 0.05), (2, 72.7, None)):
+        layout, how = f"fsdp=8,tp=8,pp=8,interleave={v},sp=1,micro=4,recompute=full", ("1F1B", "interleaved")[v - 1]
+        note = "" if v == 1 else "the formula has the interleaved schedule hold as much"
+        yield point(5, f"405B, FSDP 8, TP 8, PP 8, {how}", LLAMA_405B, 256, 8192, layout, published, tolerance, note)
+    for ranks, published in ((32, 47.96), (64, 46.97)):
+        layout = f"fsdp={ranks},recompute=alternate"
+        note = "Trainy, H200, float8; what its loss holds is not said"
+        yield point(6, f"8B, FSDP {ranks}", LLAMA_8B, 2 * ranks, 8192, layout, published, None, note)
+
+
+@cache
+def fit(row: mpt.Row) -> float:
+    """The share of the accelerator's memory that a run of MPT takes by plan; their loss works in place."""
+    layout = Layout(dp=row.gpus, zero=row.zero, micro=row.micro, recompute=row.recompute)
+    plan = plan_training(
+        row.config, row.gpus * row.micro, row.context, torch.bfloat16, AdamWConfig(), layout, device="cuda",
+        loss="in_place",
+    )  # fmt: skip
+    return plan.memory["total"] / machines()[row.gpu].memory
+
+
+def table() -> str:
+    """Published beside planned."""
+    lines = ["| | run | GiB published | planned | error | |", "|---|---|---:|---:|---:|---|"]
+    lines += [
+        f"| {one.number} | {one.what} | {one.published:.1f} | {one.ours:.1f} | {one.error:+.0%} | {one.note} |"
+        for one in points()
+    ]
+    return "\n".join([*lines, "", f"Source: {TITAN}."])
+
+
+if __name__ == "__main__":
+    print(table())
+    shares = {row: fit(row) for row in mpt.rows()}
+    print(f"of {len(shares)} runs of MPT that ran, {sum(share <= 1 for share in shares.values())} fit by plan")
+    for row, share in sorted(shares.items(), key=lambda pair: -pair[1])[:12]:
+        print(f"{share:.2f} {row}")
