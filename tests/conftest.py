@@ -20,7 +20,7 @@ QUICK = (
     "tests/test_house.py",
     "tests/test_known_once.py",
     "tests/parts/",
-    "tests/convert/test_parity.py::test_in_and_out[llama]",
+    "tests/convert/test_parity.py::test_in_and_out[llama-5]",
     "tests/comparison/test_compare.py::test_a_padded_vocabulary_is_trained_and_written_with",
 )
 """Files and tests of `make quick`."""

@@ -116,10 +116,11 @@ def test_every_family_has_a_case() -> None:
     assert set(CASES) == set(FAMILIES)
 
 
+@pytest.mark.parametrize("models", [5, pytest.param(30, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("family", sorted(CASES))
-def test_in_and_out(family: str) -> None:
-    @settings(max_examples=12, deadline=None, database=None, derandomize=True, phases=[Phase.generate, Phase.shrink],
-              suppress_health_check=list(HealthCheck))  # fmt: skip
+def test_in_and_out(family: str, models: int) -> None:
+    @settings(max_examples=models, deadline=None, database=None, derandomize=True,
+              phases=[Phase.generate, Phase.shrink], suppress_health_check=list(HealthCheck))  # fmt: skip
     @given(fields=CASES[family].fields, seed=st.integers(0, 1000))
     def run(fields: dict[str, Any], seed: int) -> None:
         prove(family, fields, seed)
