@@ -60,6 +60,18 @@ ROWS = {
     "s4": f"llama@1m+{SMALL}+s4",
     "s4 real": f"llama@1m+{SMALL}+s4+mixer.real=true",
     "mla": f"llama@1m+{SMALL}+heads=4+mla:24+mixer.value_dim=24+kernel=banded",
+    "mla of heads' width": f"llama@1m+{SMALL}+heads=4+mla:24+window:40+kernel=banded",
+    "mla fused": f"llama@1m+{SMALL}+heads=4+mla:24+kernel=sdpa",
+    "linformer": f"gpt2@1m+{SMALL}+heads=4+linformer:24",
+    "linformer by head": f"gpt2@1m+{SMALL}+heads=4+linformer:24+mixer.share=each",
+    "xl_memory": f"gpt2@1m+{SMALL}+heads=4+xl_memory:200+kernel=naive",
+    "xl_memory in blocks": f"gpt2@1m+{SMALL}+heads=4+xl_memory:32+kernel=banded",
+    "two-sided": f"gpt2@1m+{SMALL}+heads=4+bidirectional+kernel=banded",
+    "two-sided linear attention": f"llama@1m+{SMALL}+heads=4+linear_attention+bidirectional",
+    "two-sided performer": f"llama@1m+{SMALL}+heads=4+performer:24+bidirectional",
+    "two-sided bigbird": f"gpt2@1m+{SMALL}+heads=4+bigbird:16:1+visibility.causal=false+kernel=banded",
+    "global_attention": f"gpt2@1m+{SMALL}+heads=4+longformer:32:2+visibility.causal=false"
+    "+mixer.kind=global_attention+kernel=banded",
     "mla of latent queries": f"llama@1m+{SMALL}+heads=4+mla:24+mixer.q_rank=20+mixer.value_dim=24+kernel=naive+bias",
     "clamped experts": f"llama@1m+{SMALL}+heads=4+moe:4:2+ffn.clamp=7+ffn.router_bias=true+ffn.n_shared=1"
     "+ffn.shared_gate=true+kernel=sdpa",

@@ -75,18 +75,22 @@ class Banded(Kernel):
             return KeptTensors(kept.own + copies)
         n, g = heads.n, heads.g
         blocks = [(end - begin, spans) for begin, end, spans in self.blocks(visibility, facts.s, facts.t)]
-        area = sum(rows * _width(spans) for rows, spans in blocks)
+        area = self.pairs(visibility, facts.s, facts.t)
         pairs = facts.batch * n * area
         per_head = facts.batch * facts.head_dim * facts.dtype.itemsize
         if facts.additive and not facts.dropout and not facts.learned:
             apart = not heads.by_head or facts.sinks  # k and v, filled up with a key for the sinks
-            copies = g * (facts.t + facts.sinks) * (2 if apart else 1)
+            width = heads.value_dim or facts.head_dim
+            copies = facts.batch * g * (facts.t + facts.sinks) * (width + facts.head_dim * apart)
             pairs += facts.batch * n * facts.s * facts.sinks
-            return KeptTensors(pairs * facts.dtype.itemsize + copies * per_head, given="q" if apart else "qk")
+            return KeptTensors((pairs + copies) * facts.dtype.itemsize, given="q" if apart else "qk")
         read = sum(_width(spans) for _, spans in blocks)
         copies = n * facts.s + g * (facts.t if heads.by_head else read) + g * read
         visible = area + facts.s  # bools: of a query and a key, and of a query with any key
         return KeptTensors(pattern_bytes(facts, pairs) + visible + copies * per_head)
+
+    def pairs(self, visibility: Visibility, s: int, t: int) -> int:
+        return sum((end - begin) * _width(spans) for begin, end, spans in self.blocks(visibility, s, t))
 
     def blocks(self, visibility: Visibility, s: int, t: int) -> list[tuple[int, int, Spans]]:
         """(begin, end, spans): queries begin .. end-1, and the intervals of keys that one of them may see, the queries

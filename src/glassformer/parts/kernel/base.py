@@ -250,6 +250,8 @@ class HeadLayout(NamedTuple):
     """The bias differs from head to head."""
     by_head: bool = False
     """q and k lie in memory head by head, as rotary positions leave them; otherwise token by token."""
+    value_dim: int | None = None
+    """Width of a value; None: that of a key."""
 
 
 class KeptTensors(NamedTuple):
@@ -297,8 +299,13 @@ class Kernel:
     def keeps(self, facts: CallFacts, visibility: Visibility, heads: HeadLayout) -> KeptTensors:
         """What autograd keeps of a training call; by default what the definition needs."""
         pairs = facts.batch * heads.n * facts.s * facts.t
-        expanded = facts.batch * heads.n * facts.t * facts.head_dim
-        return KeptTensors(pattern_bytes(facts, pairs) + facts.s * (facts.t + 1) + 3 * expanded * facts.dtype.itemsize)
+        widths = 2 * facts.head_dim + (heads.value_dim or facts.head_dim)
+        expanded = facts.batch * heads.n * facts.t * widths
+        return KeptTensors(pattern_bytes(facts, pairs) + facts.s * (facts.t + 1) + expanded * facts.dtype.itemsize)
+
+    def pairs(self, visibility: Visibility, s: int, t: int) -> int:
+        """Pairs of a query and a key whose scores are computed, of each head."""
+        return s * t
 
     def check_training(self, device: str) -> None:
         """Raises RequestError where the kernel has no backward pass on this type of device."""

@@ -22,9 +22,15 @@ class Sdpa(Kernel):
         return None if facts.additive else "cannot apply a softcap, or another bias that is not additive"
 
     def keeps(self, facts: CallFacts, visibility: Visibility, heads: HeadLayout) -> KeptTensors:
-        """q, k, v, z and the logarithm of each row's sum; torch computes dropout on CPUs by the definition."""
+        """q, k, v, z and the logarithm of each row's sum; on CPUs torch computes dropout by the definition, and
+        values of another width than keys by one that is fp32 throughout."""
         if facts.sinks or (facts.dropout and facts.device == "cpu"):
             return super().keeps(facts, visibility, heads)
+        width, h = heads.value_dim or facts.head_dim, facts.head_dim
+        if width != h and facts.device == "cpu":
+            fp32 = torch.promote_types(facts.dtype, torch.float32)
+            values = facts.s * (facts.t + h) + facts.t * (h + width)
+            return KeptTensors(facts.batch * heads.n * values * fp32.itemsize)
         mask = facts.s * facts.t * (heads.n if heads.biased else 1) * facts.dtype.itemsize if facts.masked else 0
         return KeptTensors(facts.batch * heads.n * facts.s * 4, mask, "qkvz")
 

@@ -107,7 +107,8 @@ def two_sided_linear_attention(
     """y_t = q_t S, S the sum of k_j v_j^T over all tokens of t's own sequence: those before it, those after it, and
     itself once."""
     if fresh is None:
-        return torch.einsum("bsnk,bnkv->bsnv", q, torch.einsum("bsnk,bsnv->bnkv", k, v))
+        with full_precision(q):
+            return torch.einsum("bsnk,bnkv->bsnv", q, torch.einsum("bsnk,bsnv->bnkv", k, v))
     before, _ = chunked_linear_attention(q, k, v, fresh=fresh)
     ends = F.pad(fresh[:, 1:], (0, 1), value=True).flip(1)
     after, _ = chunked_linear_attention(q.flip(1), k.flip(1), v.flip(1), fresh=ends)

@@ -10,7 +10,8 @@ from glassformer.errors import RequestError
 from glassformer.parts.base import BuildContext
 from glassformer.parts.cost import Cost, Shape
 from glassformer.parts.forward_pass import Pass
-from glassformer.parts.kernel import AttentionCall
+from glassformer.parts.kernel import AttentionCall, CallFacts
+from glassformer.parts.kernel.base import pattern_bytes
 from glassformer.parts.mixer.attention import Attention, AttentionConfig
 from glassformer.parts.mixer.kv import KVState
 from glassformer.parts.reparam import MakeReparam
@@ -93,7 +94,20 @@ class GlobalAttentionConfig(AttentionConfig, kind="global_attention"):
         projected = self.projection.costs(inner, shape)
         turned = shape.keeps(2 * inner.n_kv_heads * inner.head_dim)
         flops = calls * (inner.head_dim + self._projection(ctx).value_dim)
-        return super().costs(ctx, shape) + projected + Cost(flops=flops, kept=turned)
+        again = shape.keeps(ctx.d_model) if shape.inputs == shape.products else 0  # of x, which both projections read
+        return (
+            super().costs(ctx, shape)
+            + projected
+            + Cost(flops=flops, kept=turned - again + self._global(inner, shape, first))
+        )
+
+    def _global(self, ctx: BuildContext, shape: Shape, first: int) -> int:
+        """What the calls of global queries keep: these, and their pattern."""
+        if shape.phase != "train":
+            return 0
+        facts = CallFacts(dtype=shape.products, dropout=self.dropout > 0, additive=self.softcap is None)
+        pattern = pattern_bytes(facts, shape.b * ctx.n_heads * first * shape.t) + first * (shape.t + 1)
+        return pattern + shape.keeps_once(shape.b * first * ctx.n_heads * ctx.head_dim)
 
     def _state(self, ctx: BuildContext, shape: Shape) -> Cost:
         return Cost()

@@ -340,7 +340,7 @@ class LatentAttentionConfig(
             own = Cost.weights(
                 weights, flops=shape.passes * 2 * shape.tokens * weights, moved_bytes=shape.reads(weights)
             )
-            kept = self._kernel_keeps(whole, shape) + Cost(
+            kept = self._kernel_keeps(whole, shape, r) + Cost(
                 kept=shape.keeps(n * (dn + dr) + r + (n + 1) * (r + dr) + n * r)
             )
             return own + attention_cost(whole, shape, r, keys) + kept
@@ -354,21 +354,22 @@ class LatentAttentionConfig(
         """The shared key beside the latent before its norm, q and k as the kernel reads them, k beside v as made, and
         what the kernel makes."""
         n, dn, dr, dv, _, _ = self.shape(ctx)
-        given = self._keeps(self._within(ctx), shape).given
+        given = self._keeps(self._within(ctx), shape, dv).given
         values = dr + n * (dn + dr) * sum(name in given for name in "qk") + n * (dn + dv) * ("v" in given)
-        return self._kernel_keeps(self._within(ctx), shape) + Cost(kept=shape.keeps(values))
+        return self._kernel_keeps(self._within(ctx), shape, dv) + Cost(kept=shape.keeps(values))
 
-    def _kernel_keeps(self, ctx: BuildContext, shape: Shape) -> Cost:
+    def _kernel_keeps(self, ctx: BuildContext, shape: Shape, value_dim: int) -> Cost:
         """What the kernel makes, and the mask that it shares with other layers."""
         if shape.phase != "train":
             return Cost()
-        kept = self._keeps(ctx, shape)
+        kept = self._keeps(ctx, shape, value_dim)
         mask = Cost.once(("mask", self.visibility, self.position), Cost(kept=kept.mask))
         return Cost(kept=kept.own) + mask if kept.mask else Cost(kept=kept.own)
 
-    def _keeps(self, ctx: BuildContext, shape: Shape) -> KeptTensors:
-        """Of a call with the heads of the context; values count as wide as keys."""
-        heads = HeadLayout(ctx.n_heads, ctx.n_kv_heads, self.position is not None and self.position.biases)
+    def _keeps(self, ctx: BuildContext, shape: Shape, value_dim: int) -> KeptTensors:
+        """Of a call with the heads of the context."""
+        biased = self.position is not None and self.position.biases
+        heads = HeadLayout(ctx.n_heads, ctx.n_kv_heads, biased, value_dim=value_dim)
         visibility = self.visibility.build(ctx)
         return kept_of_call(self.kernel.build(ctx), visibility, heads, ctx.head_dim, shape, self.dropout)
 

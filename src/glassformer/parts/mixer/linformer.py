@@ -216,15 +216,21 @@ class LinformerConfig(MixerConfig, kind="linformer", words=Word("linformer", who
         return self.vary(n_heads=n, head_dim=h, length=self._length(ctx))
 
     def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
-        """Kept: q, k and v as projected, the m keys and values, scores' softmax, and z."""
+        """Kept: q, k and v as projected, the m keys and values, scores' softmax, at least in fp32 and as it meets the
+        values, z, and E and F where they are copied: into the dtype of products, or for each row and head."""
         (n, _, h), m = self.heads(ctx), self.keys
         maps = linear_cost(ctx, shape, ctx.d_model, (n * h,) * 3, bias=self.bias)
         maps += linear_cost(ctx, shape.reading(shape.products), n * h, ctx.d_model, bias=self.bias)
         tables = (1 if self.share == "kv" else 2) * (n if self.share == "each" else 1)
+        fp32 = torch.promote_types(shape.products, torch.float32)
+        wide_pattern = shape.keeps(n * m, fp32) if fp32 != shape.products else 0
+        copied = shape.b * n if self.share == "each" else int(shape.products != shape.dtype)
         own = Cost.weights(
             tables * self._length(ctx) * m,
             flops=shape.passes * 8 * shape.tokens * n * h * m,
-            kept=shape.keeps(n * (3 * h + m)) + shape.keeps_once(2 * shape.b * n * m * h),
+            kept=shape.keeps(n * (3 * h + m))
+            + shape.keeps_once(2 * m * (shape.b * n * h + shape.s * copied))
+            + wide_pattern,
             moved_bytes=shape.passes * shape.tokens * n * (4 * h + 2 * m) * shape.products.itemsize,
         )
         return maps + own

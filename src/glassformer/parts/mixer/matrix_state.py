@@ -180,7 +180,8 @@ class MatrixMixerConfig(MixerConfig):
             )  # fmt: skip
 
     def recurrence_cost(self, ctx: BuildContext, shape: Shape) -> Cost:
-        """Of the recurrence in chunks: its products, what it keeps for the backward pass, and its state."""
+        """Of the recurrence in chunks: its products, what it keeps for the backward pass, and its state. Two-sided
+        it is two products, which keep copies of q and k head by head."""
         n, (k, v) = self.heads(ctx).n_heads, self.widths(ctx)
         fp32 = torch.promote_types(shape.products, torch.float32)
         whole, rest = divmod(shape.s, CHUNK)
@@ -191,10 +192,11 @@ class MatrixMixerConfig(MixerConfig):
             flops = 4 * n * k * v
         else:
             flops = 2 * n * (pairs * (k + v) + 2 * shape.s * k * v)
-        states = n * k * v * (whole + bool(whole) + bool(rest) + bool(rest))
+        states = n * k * v * (whole + bool(whole) + bool(rest) + bool(rest) if self.causal(ctx) else 1)
+        copies = 0 if self.causal(ctx) else 2 * k
         own = Cost(
             flops=shape.passes * shape.b * flops,
-            kept=shape.keeps(n * (2 * k + v), fp32) + shape.keeps_once(shape.b * states, fp32),
+            kept=shape.keeps(n * (2 * k + v + copies), fp32) + shape.keeps_once(shape.b * states, fp32),
             moved_bytes=shape.passes * shape.tokens * n * 2 * (k + v) * fp32.itemsize,
         )
         return own + recurrent_cost(shape, {STATE: (n, k, v)}) if self.causal(ctx) else own

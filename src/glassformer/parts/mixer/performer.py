@@ -220,7 +220,7 @@ class PerformerConfig(MatrixMixerConfig, kind="performer", words=Word("performer
         passes = 2 if shape.phase == "train" else 1
         features = Cost(
             flops=passes * 4 * shape.tokens * n * h * self.features,
-            kept=shape.keeps(n * (2 * h + 1 + h + 2), fp32),
+            kept=shape.keeps(n * (3 * h + 2 + self.causal(ctx)), fp32),
             moved_bytes=passes * shape.tokens * 2 * n * (h + self.features) * fp32.itemsize,
         )
         state = recurrent_cost(shape, {LARGEST: (n,)}) if self.causal(ctx) else Cost()

@@ -193,8 +193,8 @@ class XLMemoryConfig(MixerConfig, kind="xl_memory", words=Word("xl_memory", whol
         return self.vary(n_heads=n, head_dim=h, kernel=AutoConfig())
 
     def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
-        """Keys and values are made of the memory too; kept besides are the table of distances and what the kernel
-        keeps."""
+        """Keys and values are made of the memory too; kept besides are the queries of distances, their keys, where each
+        pair looks into the table of both, and what the kernel keeps."""
         (n, _, h), d, s, t = self.heads(ctx), ctx.d_model, shape.s, shape.t
         near = min(t, self.memory + 1)
         read = t if shape.phase == "train" else min(t, near + s - 1)
@@ -208,12 +208,17 @@ class XLMemoryConfig(MixerConfig, kind="xl_memory", words=Word("xl_memory", whol
         table = Cost.weights(
             2 * n * h,
             flops=shape.passes * 2 * shape.tokens * n * h * near,
-            kept=shape.keeps(n * (3 * h + near)),
+            kept=shape.keeps(n * h) + shape.keeps_once(near * n * h),
             moved_bytes=shape.passes * shape.tokens * n * near * shape.products.itemsize,
         )
-        kept = kept_of_call(self.kernel.build(ctx), visibility, HeadLayout(n, n, True), h, shape, learned=True)
+        kernel = self.kernel.build(ctx)
+        kept = kept_of_call(kernel, visibility, HeadLayout(n, n, True), h, shape, learned=True)
+        looks = shape.keeps_once(kernel.pairs(visibility, s, t) + s, torch.int64)
+        again = shape.keeps(d) if shape.inputs == shape.products else 0  # of x, which two maps read
+        if shape.products != shape.dtype:  # the map of distances has no gradient to hand on: its cast goes
+            again += shape.keeps_once(d * n * h)
         token = sum(vector_bytes(width, shape.state) for width in _halves(d))
         held, before, new = (token * min(tokens, self.memory + 1) for tokens in (t, t - s, s))
         state = Cost.state(shape, held, before + new)
-        own = Cost(kept=kept.own if shape.phase == "train" else 0)
+        own = Cost(kept=kept.own + looks - again if shape.phase == "train" else 0)
         return maps + table + attention_cost(inner, shape, h, keys_met(visibility, shape)) + own + state
