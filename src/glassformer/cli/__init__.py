@@ -525,6 +525,7 @@ def plan(
     optimizer: Optimizer = "adamw",
     recompute: Literal["none", "selective", "alternate", "full"] = "none",
     layout: str | None = None,
+    find: Flag = False,
     json: Json = False,
 ) -> None:
     """What generating with these models takes: weights, decode state and FLOPs, exactly, before anything is built.
@@ -561,9 +562,20 @@ def plan(
     recompute
         With --train, what the backward pass computes again.
     layout
-        With --train, how ranks share the work: dp=8,zero=3.
+        With --train, how ranks share the work: dp=8,tp=2,zero=3,micro=1,recompute=full.
+    find
+        Search the layouts of a --machine, h100:8, that a training step fits, the fastest first.
     """
     from glassformer.cli.costs import show_plans
+
+    if find:
+        from glassformer.cli.costs import show_found
+
+        if machine is None or layout is not None or recompute != "none" or generate:
+            raise RequestError("--find searches the layouts of a --machine, such as h100:8; leave out --layout")
+        on = {"machine": machine, "nodes": nodes, "machines": machines, "price": price}
+        show_found(models, _as_int(context, "context"), batch, dtype, optimizer, on, json)
+        return
 
     if not train and (layout is not None or recompute != "none" or optimizer != "adamw" or tokens is not None):
         raise RequestError("--layout, --recompute, --optimizer and --tokens are for --train")

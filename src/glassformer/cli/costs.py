@@ -13,7 +13,7 @@ from rich.table import Table
 from glassformer.cli.show import output, size
 from glassformer.errors import RequestError
 from glassformer.naming import preset
-from glassformer.planning import Plan, plan
+from glassformer.planning import Plan, plan, search
 from glassformer.planning.advice import advice
 from glassformer.planning.decoding import Decoding
 from glassformer.planning.machines import Cluster
@@ -197,6 +197,43 @@ def show_training(names: list[str], asked: dict[str, Any], dtype: str, as_json: 
         for name, one in plans.items():
             _show_moments(name, one)
             _show_kinds(name, one)
+
+
+def show_found(
+    names: list[str], context: int | None, batch: int, dtype: str, optimizer: str, on: dict[str, Any], as_json: bool
+) -> None:
+    """The layouts that fit, the fastest first, and the faster ones that do not."""
+    if not names:
+        raise RequestError("plan needs at least one model, such as llama-7b")
+    found = {
+        name: search(preset(name), batch=batch, context=context, dtype=DTYPES[dtype], optimizer=optimizer, **on)
+        for name in names
+    }
+    if as_json:
+        print(json.dumps([{"name": name, **one.to_dict()} for name, one in found.items()]))
+        return
+    for name, one in found.items():
+        has = one.on.machine.memory
+        table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0), title=name, title_justify="left")
+        for head in ("layout", "a step", "tokens a second", "reserved", f"of {size(has)}"):
+            table.add_column(head, justify="left" if head == "layout" else "right", overflow="fold")
+        for plan_of in one.fitting:
+            if (step := plan_of.time) is not None:
+                memory = plan_of.memory["reserved"]
+                rate = f"{step.tokens_per_second:,.0f}"
+                table.add_row(str(plan_of.layout), f"{step.seconds:.3g} s", rate, size(memory), f"{memory / has:.0%}")
+        if one.fitting:
+            output().print(table, highlight=False)
+        for large in one.too_large[:3]:
+            told = f"{large.layout} would take {large.seconds:.3g} s and does not fit: {size(large.reserved)}"
+            output().print(f"{told}, {large.reason}", style="dim", highlight=False)
+        if one.smallest is not None:
+            ranks, layout = one.smallest
+            told = f"{name} fits no layout of {one.on.count} {one.on.name}; {ranks} would do: {layout}"
+            output().print(told, highlight=False)
+        elif not one.fitting:
+            output().print(f"{name} fits no layout of any number of {one.on.name}", highlight=False)
+        output().print(f"{one.possible:,} layouts, the memory of {one.tried} planned", style="dim", highlight=False)
 
 
 STEP: dict[str, Callable[[StepTime], str]] = {

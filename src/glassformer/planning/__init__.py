@@ -20,6 +20,7 @@ from glassformer.planning.counts import Component, Counts, Flops
 from glassformer.planning.decoding import Decoding
 from glassformer.planning.layout import Layout
 from glassformer.planning.machines import Cluster, Price, cluster
+from glassformer.planning.search import Search, find
 from glassformer.planning.training import TrainingPlan, plan_training
 from glassformer.planning.units import quantity
 from glassformer.training import Recipe
@@ -264,6 +265,26 @@ def plan(
         flops=float(cost.flops),
         on=on,
     )
+
+
+def search(
+    config: ModelConfig,
+    *,
+    machine: str | Cluster,
+    context: int | None = None,
+    batch: int = 1,
+    dtype: torch.dtype = torch.bfloat16,
+    optimizer: str = "adamw",
+    nodes: int = 1,
+    machines: str | Path | None = None,
+    price: str | None = None,
+) -> Search:
+    """Layouts of all accelerators of a machine, "h100:8", that a training step of `batch` sequences fits, the fastest
+    first by its planned time; and why faster ones do not fit.
+
+    Raises RequestError for a context that the model cannot have, a batch that no layout divides, an unknown machine."""
+    chosen = Recipe.of(tokens=1, optimizer=optimizer).optimizer
+    return find(config, batch, context or config.context, dtype, chosen, _on(machine, nodes, machines, price))
 
 
 def _on(machine: str | Cluster, nodes: int, own: str | Path | None, price: str | None) -> Cluster:

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from glassformer.errors import RequestError
-from glassformer.parts.cost import RECOMPUTE
-from glassformer.planning.layout import Layout
+from glassformer.planning.layout import POLICIES, Layout
 from glassformer.planning.machines import Cluster
 from glassformer.planning.time import step_time, workload
 from glassformer.planning.training import TrainingPlan, plan_training
@@ -44,7 +43,9 @@ def _layouts(plan: TrainingPlan, on: Cluster) -> Iterator[Change]:
     assert plan.time is not None
     for words, layout in _neighbours(plan.layout, plan.microbatch):
         try:
-            other = plan_training(plan.config, plan.batch, plan.context, plan.dtype, optimizer, layout)
+            other = plan_training(
+                plan.config, plan.batch, plan.context, plan.dtype, optimizer, layout, device=on.machine.device
+            )
         except RequestError:
             continue
         if other.memory["reserved"] <= on.machine.memory:
@@ -54,7 +55,7 @@ def _layouts(plan: TrainingPlan, on: Cluster) -> Iterator[Change]:
 
 def _neighbours(layout: Layout, micro: int) -> Iterator[tuple[str, Layout]]:
     """Layouts of as many ranks that differ in one thing."""
-    for policy in RECOMPUTE[: RECOMPUTE.index(layout.recompute)]:
+    for policy in POLICIES[: POLICIES.index(layout.recompute)]:
         yield f"recompute={policy}", layout.vary(recompute=policy)
     for other in {2 * micro, micro // 2} - {0}:
         yield f"micro={other}", layout.vary(micro=other)

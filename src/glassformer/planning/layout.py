@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Literal
 
 from pydantic import Field
@@ -69,6 +70,11 @@ class Layout(Value):
             raise RequestError(code="conflict", field="recompute", value=recompute, expected=expected)
         return self.vary(recompute=recompute)
 
+    def __str__(self) -> str:
+        """As `of` reads it."""
+        told = self.model_dump(exclude_defaults=True)
+        return ",".join(f"{name}={int(value) if name == 'sp' else value}" for name, value in told.items()) or "dp=1"
+
     @property
     def ranks(self) -> int:
         return self.dp * self.cp * self.tp * self.pp
@@ -106,21 +112,12 @@ class Layout(Value):
 
     def _check_units(self, config: ModelConfig) -> None:
         """What owners divide must divide: heads, rows and columns of every map, experts."""
-        model = config.outline()
-        found: dict[str, set[tuple[int, str]]] = {"tp": set(), "ep": set()}
-        parameters = dict(model.named_parameters())
-        for name, cuts in shards_of(model).items():
-            for cut in cuts:
-                field = "ep" if cut.cut == "expert" else "tp" if cut.cut in ("column", "row") else ""
-                if field and cut.axis < parameters[name].dim():
-                    units = cut.units or (parameters[name].shape[cut.axis] if cut.rows is None else cut.rows)
-                    kind = "experts" if field == "ep" else "heads or groups" if cut.units else "rows or columns"
-                    found[field].add((units, f"the {units} {kind} of {name}"))
-        if self.ep > 1 and not found["ep"]:
+        units = _units(config)
+        if self.ep > 1 and not units["ep"]:
             raise _no("ep", self.ep, "for models with experts", 1)
-        for field, counted in found.items():
-            for units, what in sorted(counted):
-                self._divides(field, units, what, [other for other, _ in counted])
+        for field, counted in units.items():
+            for number, what in counted:
+                self._divides(field, number, what, [other for other, _ in counted])
 
     def _divides(self, field: str, number: int, what: str, besides: Sequence[int] = ()) -> None:
         """Raises unless the field's value divides `number`; the nearest that does divides those `besides` too."""
@@ -128,6 +125,22 @@ class Layout(Value):
         if number % value:
             near = _nearest(value, lambda n: not any(one % n for one in all_of), number)
             raise _no(field, value, f"no divisor of {what}", near)
+
+
+@lru_cache(maxsize=64)
+def _units(config: ModelConfig) -> dict[str, list[tuple[int, str]]]:
+    """What tp and ep must divide: numbers, and what they are of."""
+    model = config.outline()
+    found: dict[str, set[tuple[int, str]]] = {"tp": set(), "ep": set()}
+    parameters = dict(model.named_parameters())
+    for name, cuts in shards_of(model).items():
+        for cut in cuts:
+            field = "ep" if cut.cut == "expert" else "tp" if cut.cut in ("column", "row") else ""
+            if field and cut.axis < parameters[name].dim():
+                units = cut.units or (parameters[name].shape[cut.axis] if cut.rows is None else cut.rows)
+                kind = "experts" if field == "ep" else "heads or groups" if cut.units else "rows or columns"
+                found[field].add((units, f"the {units} {kind} of {name}"))
+    return {field: sorted(counted) for field, counted in found.items()}
 
 
 def _nearest(value: int, serves: Callable[[int], bool], most: int) -> int:

@@ -46,9 +46,13 @@ class Share:
     """Final norm and head; with a tied head on another stage than the embedding, the table once more."""
 
 
-@lru_cache(maxsize=256)
 def share(config: ModelConfig, layout: Layout, optimizer: OptimizerConfig) -> Share:
     """Of the rank with the most, before the layers are spread over stages."""
+    return _share(config, optimizer, layout.tp, layout.ep, layout.sharing)
+
+
+@lru_cache(maxsize=256)
+def _share(config: ModelConfig, optimizer: OptimizerConfig, tp: int, ep: int, sharing: int) -> Share:
     model = config.outline()
     cuts, state = shards_of(model), optimizer.state_values(model)
     first, last, layers = Held(), Held(), [Held()] * config.n_layers
@@ -58,12 +62,12 @@ def share(config: ModelConfig, layout: Layout, optimizer: OptimizerConfig) -> Sh
         for cut in cuts[name]:
             rows = cut.rows or (shape[0] if shape else 1)
             of_map = (rows, *shape[1:])
-            owners = {"replicated": 1, "expert": layout.ep}.get(cut.cut, layout.tp)
+            owners = {"replicated": 1, "expert": ep}.get(cut.cut, tp)
             whole = cut.axis >= len(shape)
             held += (
                 math.prod(of_map) if whole else math.prod(of_map) // of_map[cut.axis] * -(-of_map[cut.axis] // owners)
             )
-        ranks = layout.sharing // layout.ep if expert else layout.sharing
+        ranks = sharing // ep if expert else sharing
         whole_rows = max(1, shape[0] if shape else 1)
         rows = -(-held * whole_rows // max(1, weight.numel()))  # of this rank, before ZeRO
         shard = -(-rows // ranks) * held // rows

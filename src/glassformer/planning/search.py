@@ -1,0 +1,169 @@
+"""Layouts of a training step that fit a cluster, the fastest first, and why others do not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any
+
+import torch
+
+from glassformer.config import ModelConfig
+from glassformer.errors import RequestError
+from glassformer.planning.layout import Layout
+from glassformer.planning.machines import Cluster
+from glassformer.planning.ranks import Held, share
+from glassformer.planning.time import step_time, workload
+from glassformer.planning.training import FP32, MARGIN, TrainingPlan, plan_training
+from glassformer.training.optimizers import OptimizerConfig
+
+FOUND = 5
+"""Layouts that are shown."""
+TRIED = 60
+"""Layouts, of those that promise to be fastest, whose memory is planned."""
+POLICIES = ("none", "selective", "full")
+MOST_RANKS = 1 << 16
+LONG = 1 << 15
+"""Tokens of a context from which sequences are divided too."""
+
+
+@dataclass(frozen=True)
+class TooLarge:
+    """A layout that does not fit, faster than those that do, and what it asks for."""
+
+    layout: Layout
+    seconds: float
+    reserved: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Search:
+    """What was found: plans that fit, the fastest first; where there is none, the fewest accelerators that would do."""
+
+    on: Cluster
+    fitting: tuple[TrainingPlan, ...]
+    too_large: tuple[TooLarge, ...]
+    tried: int
+    possible: int
+    smallest: tuple[int, Layout] | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "machine": self.on.name, "ranks": self.on.count, "possible": self.possible, "tried": self.tried,
+            "fitting": [one.to_dict() for one in self.fitting],
+            "too_large": [{**vars(one), "layout": one.layout.model_dump()} for one in self.too_large],
+            "smallest": None if self.smallest is None else {
+                "ranks": self.smallest[0], "layout": self.smallest[1].model_dump()
+            },
+        }  # fmt: skip
+
+
+def find(
+    config: ModelConfig,
+    batch: int,
+    context: int,
+    dtype: torch.dtype,
+    optimizer: OptimizerConfig,
+    on: Cluster,
+) -> Search:
+    """Searches layouts of all accelerators of `on` for a batch of all ranks. Raises RequestError where the context
+    cannot be, or no layout divides the batch."""
+    possible = list(layouts(config, batch, context, on))
+    work = workload(config, context, dtype)
+    if not possible:
+        near = max(n for n in range(1, on.count + 1) if batch % n == 0)
+        raise RequestError(
+            f"batch={batch}: no layout of {on.count} accelerators divides it; {near} accelerators would do",
+            code="conflict", field="batch", value=batch, expected=f"a multiple of {on.count}",
+        )  # fmt: skip
+    timed = [(step_time(work, batch, layout, on).seconds, at, layout) for at, layout in enumerate(possible)]
+    fitting: dict[Layout, TrainingPlan] = {}
+    too_large: dict[Layout, TooLarge] = {}
+    refused: dict[Layout, TooLarge] = {}
+    tried = 0
+    for seconds, _, layout in sorted(timed):
+        alike = layout.vary(micro=None, recompute="none")  # of these, the first that fits is the fastest
+        if alike in fitting or alike in too_large:
+            continue
+        if len(fitting) == FOUND or tried == TRIED:
+            break
+        states = states_of(config, layout, optimizer)
+        if states * (1 + MARGIN) > on.machine.memory:
+            too_large[alike] = TooLarge(layout, seconds, states, "weights, gradients and states alone are more")
+            continue
+        if any(layout.recompute == other.recompute and layout.vary(micro=other.micro) == other for other in refused):
+            continue  # with fewer sequences at once it was too large already
+        tried += 1
+        try:
+            plan = plan_training(config, batch, context, dtype, optimizer, layout, device=on.machine.device)
+        except RequestError:  # a mixer that cannot be divided so
+            continue
+        memory = plan.memory
+        if memory["reserved"] <= on.machine.memory:
+            fitting[alike] = plan.placed(on)
+            continue
+        most = max(vars(plan.peak).items(), key=lambda item: item[1])[0]
+        refused[layout] = TooLarge(layout, seconds, memory["reserved"], f"{most} are most of it")
+    smallest = None if fitting else smallest_cluster(config, batch, context, dtype, optimizer, on)
+    larger = sorted([*too_large.values(), *refused.values()], key=lambda one: one.seconds)
+    return Search(on, tuple(fitting.values()), tuple(larger), tried, len(possible), smallest)
+
+
+def layouts(config: ModelConfig, batch: int, context: int, on: Cluster) -> Iterator[Layout]:
+    """Those of all accelerators that divide what they must: tensors within a node, powers of two."""
+    for tp, pp, cp in product(_powers(on.node), _powers(min(on.count, config.n_layers)), _powers(on.count)):
+        if on.count % (tp * pp * cp) or (cp > 1 and context < LONG) or (cp > 1 and pp > 1):
+            continue
+        dp = on.count // (tp * pp * cp)
+        if batch % dp:
+            continue
+        rows, sharing = batch // dp, dp * cp
+        for ep, micro in product(_powers(dp), _powers(rows)):
+            base = Layout(dp=dp, tp=tp, pp=pp, cp=cp, ep=ep, sp=tp > 1, micro=micro)
+            try:
+                base.check(config, batch, context)
+            except RequestError:
+                continue
+            for zero, policy in product((0,) if sharing == 1 else (1, 3), POLICIES):
+                yield base.vary(zero=zero, recompute=policy)
+
+
+def states_of(config: ModelConfig, layout: Layout, optimizer: OptimizerConfig) -> int:
+    """Bytes that a rank holds all the time, at least: weights and the optimizer's state, gradients after a step."""
+    held = share(config, layout, optimizer)
+    whole: Held = sum(held.layers, held.first + held.last)
+    divided = whole.shards / max(1, whole.values)
+    each = [1.0 if layout.zero < 3 else divided, 1.0 if layout.zero < 2 else divided]
+    state = FP32 * whole.state * (divided if layout.zero else 1.0)
+    return round((FP32 * whole.values * sum(each) + state) / layout.pp)
+
+
+def smallest_cluster(
+    config: ModelConfig, batch: int, context: int, dtype: torch.dtype, optimizer: OptimizerConfig, on: Cluster
+) -> tuple[int, Layout] | None:
+    """(accelerators, layout) of the fewest, in doublings, on which the leanest layout fits, with a batch that divides.
+    None where one sequence is too long for any."""
+    count = on.count
+    while (count := 2 * count) <= MOST_RANKS:
+        larger = replace(on.of(count), exact=True)
+        enough = batch if batch % count == 0 else count * -(-batch // count)
+        lean = [
+            layout
+            for layout in layouts(config, enough, context, larger)
+            if layout.recompute == "full" and layout.microbatch(enough) == 1 and layout.zero in (0, 3)
+        ]
+        lean = [one for one in lean if states_of(config, one, optimizer) * (1 + MARGIN) <= on.machine.memory]
+        for layout in sorted(lean, key=lambda one: (one.pp, one.ep, one.tp)):
+            try:
+                plan = plan_training(config, enough, context, dtype, optimizer, layout, device=on.machine.device)
+            except RequestError:
+                continue
+            if plan.memory["reserved"] <= on.machine.memory:
+                return count, layout
+    return None
+
+
+def _powers(most: int) -> list[int]:
+    return [1 << i for i in range(most.bit_length()) if 1 << i <= most]
