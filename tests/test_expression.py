@@ -74,6 +74,7 @@ TOUCHES: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("mla", "mla:16"), (f"{BLOCK}mixer",)),
     **dict.fromkeys(("bias", "nobias"), (f"{ATTENTION}bias", f"{ATTENTION}out_bias", f"{BLOCK}ffn.bias")),
     **dict.fromkeys(("tied", "untied"), ("head.tied",)),
+    **dict.fromkeys(("pooled:mean", "pooled:cls", "classes:3"), ("head",)),
     **dict.fromkeys(("embednorm", "noembednorm"), ("embedding.norm",)),
     **dict.fromkeys(("qknorm", "qknorm:head", "qknorm:full"), (f"{ATTENTION}qk_norm",)),
     **dict.fromkeys(("softcap:50", "mixer.softcap=50"), (f"{ATTENTION}softcap",)),

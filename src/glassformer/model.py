@@ -138,8 +138,10 @@ class Model(Tower):
         source: Int[Tensor, "b t"] | None = None,
         source_documents: Int[Tensor, "b t"] | None = None,
         global_tokens: Bool[Tensor, "b s"] | None = None,
+        segments: Int[Tensor, "b s"] | None = None,
     ) -> Tensor:
-        """Logits (b, s, v) of the token after each; with `targets`, their loss instead (see `loss`).
+        """Logits (b, s, v) of the token after each; with `targets`, their loss instead (see `loss`). A head that pools
+        gives (b, c) of classes, or vectors (b, d).
 
         With a state, continues where it stands and advances it; gradients reach the tokens of this call alone.
 
@@ -154,16 +156,17 @@ class Model(Tower):
         its tokens: 0 for padding, otherwise that of the tokens which read it, where those name any.
         `global_tokens` are those which all tokens of their document see and which see all of it, in layers whose
         visibility has global tokens (a two-sided `longformer`), instead of the first ones of each document.
+        `segments` says which kind of text each token belongs to, for models that tell them apart (BERT's token types).
         """
-        given = positions, documents, memory, source, source_documents, global_tokens
+        given = positions, documents, memory, source, source_documents, global_tokens, segments
         if targets is None:
-            return self.logits(self.unembed(self.hidden_states(tokens, state, *given)))
+            return self.logits(self.unembed(self.hidden_states(tokens, state, *given), documents))
         with auxiliary.gathering() as added:
             x = self.hidden_states(tokens, state, *given)
         if self.logits.watched:
-            loss = self.head.loss_of(self.logits(self.unembed(x)), targets, reduction)
+            loss = self.head.loss_of(self.logits(self.unembed(x, documents)), targets, reduction)
         else:
-            loss = self.head(x, self.embedding, targets, reduction)
+            loss = self.head(x, self.embedding, targets, reduction, documents)
         return auxiliary.join(loss, added)
 
     def loss(
@@ -195,10 +198,11 @@ class Model(Tower):
         source: Tensor | None = None,
         source_documents: Tensor | None = None,
         global_tokens: Tensor | None = None,
+        segments: Tensor | None = None,
     ) -> Float[Tensor, "b s d"]:
         """The last layer's normalised output, of which the head makes logits."""
         pass_ = locate(tokens, state, positions, documents)
-        pass_.global_tokens = global_tokens
+        pass_.global_tokens, pass_.segments = global_tokens, segments
         self._check_source(tokens, state, memory, source)
         pass_.memory = memory if source is None else self.encode(source, source_documents)
         x = self.read(tokens, pass_, state)
@@ -243,9 +247,10 @@ class Model(Tower):
                 code="missing", field="source", expected="token ids (b, t)",
             )  # fmt: skip
 
-    def unembed(self, x: Float[Tensor, "b s d"]) -> Float[Tensor, "b s v"]:
-        """Logits of hidden states; the site `logits` sees those of `forward` alone."""
-        return self.head(x, self.embedding)
+    def unembed(self, x: Float[Tensor, "b s d"], documents: Int[Tensor, "b s"] | None = None) -> Tensor:
+        """Logits of hidden states, (b, s, v); the site `logits` sees those of `forward` alone. A head that pools takes
+        the tokens of a row's first document."""
+        return self.head(x, self.embedding, documents=documents)
 
     @property
     def vocab_size(self) -> int:

@@ -52,7 +52,7 @@ def prove(family: str, fields: dict[str, Any], seed: int) -> dict[str, float]:
     """Everything that must hold for one model. Returns the errors."""
     other = CASES[family].model(fields, seed)
     draw = torch.Generator().manual_seed(seed)
-    tokens = torch.randint(other.config.vocab_size, (2, 29), generator=draw)
+    tokens = torch.randint(CASES[family].first_token, other.config.vocab_size, (2, 29), generator=draw)
     with TemporaryDirectory() as place:
         other.save_pretrained(f"{place}/theirs")
         with warnings.catch_warnings():
@@ -61,23 +61,22 @@ def prove(family: str, fields: dict[str, Any], seed: int) -> dict[str, float]:
         errors = compare(loaded.model, other, tokens, family)
         assert doors.door(loaded.config, FAMILIES[family]).open
         gf.save(loaded.model, None, f"{place}/ours", family=family)
-        back = transformers.AutoModelForCausalLM.from_pretrained(
-            f"{place}/ours", attn_implementation=CASES[family].attention
-        )
+        back = type(other).from_pretrained(f"{place}/ours", attn_implementation=CASES[family].attention)
+        auto = auto_class(other).from_pretrained(f"{place}/ours")
+        assert type(auto) is type(other)
         same(back, other)
-        close(back(tokens).logits, other(tokens).logits, "logits after saving", 1e-6)
+        close(answer(back(tokens)), answer(other(tokens)), "logits after saving", 1e-6)
         assert gf.load(f"{place}/ours").config.explicit() == loaded.config.explicit()
     return errors
 
 
 def compare(mine: Model, other: nn.Module, tokens: Tensor, family: str) -> dict[str, float]:
     """Logits, the gradient of every parameter, and cached decoding, against theirs. Returns the errors."""
-    probe = torch.randn((*tokens.shape, mine.config.vocab_size), generator=torch.Generator().manual_seed(1))
     outs = []
     for model in (mine, other):
         model.zero_grad()
-        out = model(tokens)
-        out = getattr(out, "logits", out)
+        out = answer(model(tokens))
+        probe = torch.randn(out.shape, generator=torch.Generator().manual_seed(1))
         (out * probe).sum().backward()
         outs.append(out.detach())
     logits, expected = outs
@@ -90,12 +89,33 @@ def compare(mine: Model, other: nn.Module, tokens: Tensor, family: str) -> dict[
         error = float((grad - theirs[name]).abs().max()) / scale
         assert error <= TOLERANCE, f"gradient of {name}: {error:.2e} of the largest"
         errors["gradients"] = max(error, errors.get("gradients", 0.0))
+    if not mine.causal:
+        return errors
     with torch.no_grad():
         state = mine.init_state(batch=2, max_len=tokens.shape[1])
         steps = [mine(tokens[:, :20], state)] + [mine(tokens[:, at : at + 1], state) for at in range(20, 29)]
     if not _moving_frequencies(mine):
         errors["cached"] = close(torch.cat(steps, 1), expected, "cached decoding")
     return errors
+
+
+def answer(out: Any) -> Tensor:
+    """What a model of ours or of theirs gives: logits, a vector for each text, hidden states."""
+    named = (getattr(out, name, None) for name in ("logits", "pooler_output", "last_hidden_state"))
+    return out if isinstance(out, Tensor) else next(one for one in named if one is not None)
+
+
+AUTO = {
+    "ForCausalLM": transformers.AutoModelForCausalLM, "LMHeadModel": transformers.AutoModelForCausalLM,
+    "ForMaskedLM": transformers.AutoModelForMaskedLM,
+    "ForSequenceClassification": transformers.AutoModelForSequenceClassification,
+}  # fmt: skip
+
+
+def auto_class(model: nn.Module) -> Any:
+    """The Auto class that builds a model of this class from its folder."""
+    name = type(model).__name__
+    return next((auto for end, auto in AUTO.items() if name.endswith(end)), transformers.AutoModel)
 
 
 def _moving_frequencies(model: Model) -> bool:

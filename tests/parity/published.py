@@ -63,7 +63,30 @@ def _gpt_oss(layers: int, experts: int) -> dict[str, Any]:
                   initial_context_length=4096, router_aux_loss_coef=0.9, output_router_logits=False)  # fmt: skip
 
 
+def _bert(cls: str, layers: int = 12, d: int = 768, **more: Any) -> dict[str, Any]:
+    return {
+        "model_type": "bert", "architectures": [cls], "attention_probs_dropout_prob": 0.1, "hidden_act": "gelu",
+        "gradient_checkpointing": False, "hidden_dropout_prob": 0.1, "hidden_size": d, "intermediate_size": 4 * d,
+        "initializer_range": 0.02, "layer_norm_eps": 1e-12, "max_position_embeddings": 512, "num_attention_heads": 12,
+        "num_hidden_layers": layers, "pad_token_id": 0, "position_embedding_type": "absolute", "type_vocab_size": 2,
+        "use_cache": True, "vocab_size": 30522, **more,
+    }  # fmt: skip
+
+
 CONFIGS: dict[str, dict[str, Any]] = {
+    "bert-base": _bert("BertModel"),
+    "bert-base-mlm": _bert("BertForMaskedLM"),
+    "minilm-l6": _bert("BertModel", 6, 384),
+    "roberta-base": _bert(
+        "RobertaForMaskedLM", model_type="roberta", vocab_size=50265, max_position_embeddings=514, type_vocab_size=1,
+        layer_norm_eps=1e-5, bos_token_id=0, pad_token_id=1, eos_token_id=2,
+    ),
+    "distilbert-base": {
+        "model_type": "distilbert", "architectures": ["DistilBertForMaskedLM"], "activation": "gelu", "dim": 768,
+        "attention_dropout": 0.1, "dropout": 0.1, "hidden_dim": 3072, "initializer_range": 0.02, "n_heads": 12,
+        "max_position_embeddings": 512, "n_layers": 6, "pad_token_id": 0, "qa_dropout": 0.1, "tie_weights_": True,
+        "seq_classif_dropout": 0.2, "sinusoidal_pos_embds": False, "vocab_size": 30522,
+    },
     "llama-3.2-1b": _llama32(16, 2048, 32),
     "llama-3.2-3b": _llama32(28, 3072, 24),
     "smollm2-360m": _dense("llama", 32, 960, 2560, (15, 5), 49152, 8192, 1e-5, 1e5, True, hidden_act="silu"),

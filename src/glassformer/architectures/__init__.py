@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from glassformer.architectures.bert import bert_base, bert_base_mlm, distilbert_base, minilm_l6, roberta_base
 from glassformer.architectures.bloom import bloom_7b1, bloom_560m
 from glassformer.architectures.deepseek import deepseek_v2_lite, deepseek_v3
 from glassformer.architectures.falcon import falcon_7b, falcon_40b
@@ -83,6 +84,11 @@ PRESETS: dict[str, Callable[[], ModelConfig]] = {
     "mamba2-130m": mamba2_130m,
     "jamba-v0.1": jamba_v0_1,
     "qwen3-next-80b": qwen3_next_80b,
+    "bert-base": bert_base,
+    "bert-base-mlm": bert_base_mlm,
+    "minilm-l6": minilm_l6,
+    "roberta-base": roberta_base,
+    "distilbert-base": distilbert_base,
 }
 
 FAMILIES: dict[str, str] = {
@@ -95,6 +101,9 @@ FAMILIES: dict[str, str] = {
     "mpt": "mpt-7b",
     "mamba": "mamba-130m",
     "mamba2": "mamba2-130m",
+    "bert": "bert-base-mlm",
+    "roberta": "roberta-base",
+    "distilbert": "distilbert-base",
 }
 
 

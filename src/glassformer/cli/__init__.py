@@ -57,6 +57,10 @@ LearningRate = Annotated[float | None, Parameter(name=["--lr", "--learning-rate"
 Optimizer = Annotated[
     str, Parameter(help="adamw, muon, lion, adafactor or sgd; +recipe.optimizer.FIELD=VALUE sets its fields.")
 ]
+Objective = Annotated[
+    str,
+    Parameter(help="next_token, or masked:P for encoders; +recipe.objective.FIELD=VALUE sets its fields."),
+]
 Steps = Annotated[int | None, Parameter(converter=count, help="Budget of a run in optimizer steps.")]
 Minutes = Annotated[float | None, Parameter(help="Budget of a run in minutes of training.")]
 Flops = Annotated[float | None, Parameter(converter=count, help="Budget of a run in training FLOPs.")]
@@ -109,6 +113,7 @@ def compare(
     context: Context = None,
     lr: LearningRate = None,
     optimizer: Optimizer = "adamw",
+    objective: Objective = "next_token",
     device: Device = "auto",
     dtype: DType = "auto",
     threads: Threads = None,
@@ -156,7 +161,7 @@ def compare(
             seeds=seeds, out=out,
             tokenizer=tokenizer, allow_unmatched=allow_unmatched, on_event=view.event, on_progress=view.progress,
             command=_command_line(), batch_size=batch_size, context=context, learning_rate=lr,
-            optimizer=optimizer, device=device, dtype=dtype, threads=threads, compile=compile,
+            optimizer=optimizer, objective=objective, device=device, dtype=dtype, threads=threads, compile=compile,
             watch=_interval(watch, watch_every), on_spike=on_spike, log_to=log_to or (),
         )  # fmt: skip
     results = Results.of(written)
@@ -188,6 +193,7 @@ def train(
     seed: int = 0,
     lr: LearningRate = None,
     optimizer: Optimizer = "adamw",
+    objective: Objective = "next_token",
     schedule: str = "cosine",
     warmup: float | None = None,
     weight_decay: float = 0.1,
@@ -265,8 +271,8 @@ def train(
     adam = {name: value for name, value in (("betas", betas), ("adam_eps", adam_eps)) if value is not None}
     recipe = Recipe.of(
         tokens=_as_int(tokens, "tokens"), minutes=minutes, flops=flops, steps=_as_int(steps, "steps"),
-        seed=seed, learning_rate=lr,
-        optimizer=optimizer, schedule=plan, weight_decay=weight_decay, clip=clip, **adam, qk_clip=qk_clip,
+        seed=seed, learning_rate=lr, optimizer=optimizer, objective=objective,
+        schedule=plan, weight_decay=weight_decay, clip=clip, **adam, qk_clip=qk_clip,
         batch_size=batch_size, micro_batch=micro_batch, **({"context": contexts[0]} if contexts else {}),
         evaluate_every=evaluate_every, checkpoint_seconds=checkpoint_seconds, device=device, dtype=dtype,
         threads=threads, compile=compile, watch=_interval(watch, watch_every), on_spike=on_spike,

@@ -65,6 +65,17 @@ class Family:
     read: Callable[[Fields], ModelConfig]
     write: Callable[[ModelConfig], dict[str, Any]]
     gguf: Gguf | None = None
+    others: Mapping[str, str] = field(default_factory=dict)
+    """The classes for other heads than of tokens: "vector" and "classes" -> class."""
+
+    def architecture_of(self, config: ModelConfig) -> str:
+        """The class that `transformers` builds for this config. Raises Closed where there is none for its head."""
+        if config.head.predicts_tokens:
+            return self.architecture
+        kind = "vector" if config.head.vector else "classes"
+        if kind not in self.others:
+            raise Closed({"head.classes" if config.head.classes else "head.vector": config.head.classes or True})
+        return self.others[kind]
 
     def config(self, fields: Fields) -> ModelConfig:
         """`read`, with every complaint in one sentence that names the file. Raises RequestError."""

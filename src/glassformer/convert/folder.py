@@ -98,11 +98,11 @@ def write_folder(
     with atomic_file(folder / "README.md") as temporary:
         temporary.write_text(readme, encoding="utf-8")
     said = {
-        "architectures": [family.architecture],
+        "architectures": [family.architecture_of(config)],
         "model_type": family.model_type,
-        **fields,
-        "torch_dtype": str(dtype).removeprefix("torch."),
         **ids,
+        **fields,  # where positions begin behind the padding's, it is the family that says which token that is
+        "torch_dtype": str(dtype).removeprefix("torch."),
     }
     _write_json(folder / "config.json", said)
     return family

@@ -132,5 +132,5 @@ def _named(name: str) -> ModelConfig:
     if grammar.looks_like_path(name):
         raise RequestError(f"there is no file {name}")
     known = [*FAMILIES, *PRESETS, *_packaged()]
-    near = did_you_mean(name, known) or "; known: " + ", ".join(known)
+    near = did_you_mean(name, known) or f"; known: {', '.join([*FAMILIES, *_packaged()])}; all are listed by presets"
     raise RequestError(f"no model is named {name!r}{near}", code="unknown", field="name", value=name)

@@ -8,6 +8,7 @@ from jaxtyping import Float, Int
 from pydantic import Field
 from torch import Tensor, nn
 
+from glassformer.errors import RequestError
 from glassformer.parts.base import BuildContext, PartConfig
 from glassformer.parts.cost import Cost, Shape
 from glassformer.parts.forward_pass import Pass
@@ -15,11 +16,39 @@ from glassformer.parts.init import Init, Role
 from glassformer.parts.loss import linear_cross_entropy
 from glassformer.parts.norm import NormConfig
 from glassformer.parts.position import EmbeddingPosition, EmbeddingPositionConfig
-from glassformer.parts.shard import Shard, Shards
+from glassformer.parts.shard import REPLICATED, Shard, Shards
+
+
+class Segments(nn.Module):
+    """S[segment]: a row for each kind of text in a sequence, weight (n, d); the first where none is named (BERT's token
+    types: Devlin et al. 2018, 1810.04805)."""
+
+    roles: tuple[Role, ...] = ("embedding",)
+    shards: ClassVar[Shards] = {"weight": (REPLICATED,)}
+
+    def __init__(self, n: int, d_model: int):
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(n, d_model))
+        self.init_weights(Init())
+
+    def forward(self, pass_: Pass) -> Float[Tensor, "*b d"]:
+        if pass_.segments is None:
+            return self.weight[0]
+        most = int(pass_.segments.max()) if pass_.segments.numel() else 0
+        if most >= len(self.weight) or (pass_.segments.numel() and int(pass_.segments.min()) < 0):
+            raise RequestError(
+                f"segments holds {most}, and this model knows segments 0 to {len(self.weight) - 1}",
+                code="range", field="segments", value=most, expected=f"0 to {len(self.weight) - 1}",
+            )  # fmt: skip
+        return F.embedding(pass_.segments, self.weight)
+
+    @torch.no_grad()
+    def init_weights(self, init: Init) -> None:
+        init.fill(self.weight, "embedding")
 
 
 class Embedding(nn.Module):
-    """x = dropout(norm(E[token] scale + P[position])); tokens (b, s), E (v, d), x (b, s, d).
+    """x = dropout(norm(E[token] scale + P[position] + S[segment])); tokens (b, s), E (v, d), x (b, s, d).
 
     scale is sqrt(d) in Vaswani et al. 2017 and Gemma; the norm is BLOOM's (Le Scao et al. 2022, 2211.05100).
     Tied, E is the table of another embedding, which comes with the call: an encoder's that shares its decoder's words.
@@ -37,6 +66,7 @@ class Embedding(nn.Module):
         position: EmbeddingPosition | None = None,
         dropout: float = 0.0,
         tied: bool = False,
+        segments: Segments | None = None,
     ):
         super().__init__()
         if not tied:
@@ -45,6 +75,7 @@ class Embedding(nn.Module):
         self.scale, self.dropout = scale, dropout
         self.norm = norm
         self.position = position
+        self.segments = segments
         self.init_weights(Init())
 
     def forward(
@@ -55,6 +86,8 @@ class Embedding(nn.Module):
             x = x * torch.tensor(self.scale, dtype=x.dtype, device=x.device)  # rounded as Gemma rounds it
         if self.position is not None:
             x = x + self.position(pass_).to(x.dtype)
+        if self.segments is not None:
+            x = x + self.segments(pass_).to(x.dtype)
         if self.norm is not None:
             x = self.norm(x)
         return F.dropout(x, self.dropout, self.training)
@@ -102,6 +135,8 @@ class EmbeddingConfig(PartConfig, axis="embedding", kind="embedding"):
     dropout: float = Field(0.0, ge=0, lt=1)
     tied: bool = False
     """Whether an encoder's table is that of the model around it."""
+    segments: int | None = Field(None, gt=0, le=1 << 16)
+    """Kinds of text that a sequence may hold, each with a vector of its own; None: they are not told apart."""
 
     def limit(self, ctx: BuildContext) -> int | None:
         """The first position that cannot be represented, if there is one."""
@@ -114,6 +149,7 @@ class EmbeddingConfig(PartConfig, axis="embedding", kind="embedding"):
             position=self.position.build(ctx) if self.position else None,
             dropout=self.dropout,
             tied=self.tied,
+            segments=Segments(self.segments, ctx.d_model) if self.segments else None,
         )  # fmt: skip
 
     def explicit(self, ctx: BuildContext) -> EmbeddingConfig:
@@ -126,4 +162,5 @@ class EmbeddingConfig(PartConfig, axis="embedding", kind="embedding"):
         kept = shape.keeps(1, torch.int64) + (shape.keeps_mask(ctx.d_model, shape.dtype) if self.dropout else 0)
         moved = (4 if shape.phase == "train" else 2) * rows
         table = Cost.weights(0 if self.tied else ctx.vocab_size * ctx.d_model, kept=kept, moved_bytes=moved)
-        return sum((part.costs(ctx, shape) for part in (self.norm, self.position) if part), table)
+        named = Cost.weights((self.segments or 0) * ctx.d_model)
+        return sum((part.costs(ctx, shape) for part in (self.norm, self.position) if part), table + named)

@@ -36,6 +36,7 @@ class Pass:
                 by one from slot to slot
     global_tokens  (b, t) whether each token is global, for a visibility that takes them (`Longformer`); None: its own
     memory      another sequence for layers that read one; None: there is none, or a decode state has read it
+    segments    (b, s) which kind of text each token belongs to (`embedding.segments`); None: all to the first
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class Pass:
         given: Tensor | None = None,
         memory: Memory | None = None,
         global_tokens: Tensor | None = None,
+        segments: Tensor | None = None,
     ):
         self.start, self.end, self.rows = start, end, rows
         self.tokens = end - start if tokens is None else tokens
@@ -57,7 +59,7 @@ class Pass:
         self._shared: dict[Hashable, Any] = {}
         self._device = device if ids is None else ids.device
         self.ids = self.slots if ids is None else ids
-        self.documents, self.given, self.memory = documents, given, memory
+        self.documents, self.given, self.memory, self.segments = documents, given, memory, segments
         self.global_tokens = global_tokens
 
     @classmethod

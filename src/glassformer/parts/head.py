@@ -2,27 +2,85 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from glassformer.parts.base import BuildContext, PartConfig
+from glassformer.errors import RequestError
+from glassformer.parts.base import BuildContext, PartConfig, Value
 from glassformer.parts.cost import Cost, Shape
 from glassformer.parts.embedding import Embedding
+from glassformer.parts.ffn.base import ACTIVATIONS, EXTRA_KEPT
 from glassformer.parts.init import Init, Role
-from glassformer.parts.linear import linear_cost
+from glassformer.parts.linear import Linear, linear_cost
 from glassformer.parts.loss import cross_entropy, linear_cross_entropy
+from glassformer.parts.norm import NormConfig
 from glassformer.parts.reparam import MakeReparam
 from glassformer.parts.shard import Shard, Shards
-from glassformer.parts.words import Word
+from glassformer.parts.words import Word, whole
+
+Pool = Literal["cls", "mean", "last"]
+
+
+def pool(x: Float[Tensor, "b s d"], how: Pool, documents: Int[Tensor, "b s"] | None = None) -> Float[Tensor, "b d"]:
+    """One vector for each text: that of its first token (cls), the mean over its tokens, or that of its last. A text is
+    the tokens whose id in `documents` is that of the row's first; without ids, the whole row."""
+    if how == "cls":
+        return x[:, 0]
+    own = None if documents is None else documents == documents[:, :1]
+    if how == "last":
+        return x[:, -1] if own is None else x[torch.arange(len(x), device=x.device), own.sum(1) - 1]
+    return x.mean(1) if own is None else (x * own[..., None]).sum(1) / own.sum(1, keepdim=True)
+
+
+class Transform(nn.Module):
+    """y = norm(phi(x W + b)): what BERT's heads do to hidden states before the matrix of the logits; x, y (..., d)."""
+
+    def __init__(
+        self,
+        d_model: int,
+        activation: str = "gelu",
+        bias: bool = True,
+        norm: nn.Module | None = None,
+        reparam: MakeReparam | None = None,
+    ):
+        super().__init__()
+        self.dense = Linear(d_model, d_model, bias, reparam=reparam)
+        self.norm = norm
+        self.activation, self.phi = activation, torch.tanh if activation == "tanh" else ACTIVATIONS[activation]
+
+    def forward(self, x: Float[Tensor, "... d"]) -> Float[Tensor, "... d"]:
+        y = self.phi(self.dense(x))
+        return y if self.norm is None else self.norm(y)
+
+
+class TransformConfig(Value):
+    """Config of `Transform`."""
+
+    activation: Literal["gelu", "gelu_tanh", "relu", "silu", "tanh"] = "gelu"
+    bias: bool = True
+    norm: NormConfig | None = None
+
+    def build(self, ctx: BuildContext) -> Transform:
+        norm = self.norm.build(ctx) if self.norm else None
+        return Transform(ctx.d_model, self.activation, self.bias, norm, ctx.make_reparam)
+
+    def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
+        d = ctx.d_model
+        kept = shape.keeps((1 if self.activation == "tanh" else EXTRA_KEPT[self.activation]) * d)
+        dense = linear_cost(ctx, shape, d, d, bias=self.bias) + Cost(kept=kept)
+        return dense + self.norm.costs(ctx, shape) if self.norm else dense
 
 
 class Head(nn.Module):
     """logits = softcap(scale x W^T + b); x (b, s, d), W (v, d), logits (b, s, v).
+
+    With a `transform`, of what it makes of x. With `pool`, of one vector for each text: logits (b, c) of classes, or
+    without W (`vector`) the vector itself, (b, d), with `normalize` of length 1.
 
     Tied, W is the embedding's table (Press & Wolf 2017, 1608.05859): the embedding comes with the call and computes the
     product.
@@ -50,13 +108,20 @@ class Head(nn.Module):
         reparam: MakeReparam | None = None,
         smoothing: float = 0.0,
         offset: bool = False,
+        transform: nn.Module | None = None,
+        pool: Pool | None = None,
+        classes: int | None = None,
+        vector: bool = False,
+        normalize: bool = False,
     ):
         super().__init__()
+        rows = classes or vocab_size
         self.tied, self.softcap, self.scale, self.z_loss, self.smoothing = tied, softcap, scale, z_loss, smoothing
-        self.weight = None if tied else nn.Parameter(torch.empty(vocab_size, d_model))
-        self.bias = nn.Parameter(torch.empty(vocab_size)) if bias else None
-        self.register_buffer("offset", torch.empty(1, vocab_size) if offset else None)
-        self.reparam = None if tied or reparam is None else reparam(d_model, (vocab_size,))
+        self.transform, self.pool, self.vector, self.normalize = transform, pool, vector, normalize
+        self.weight = None if tied or vector else nn.Parameter(torch.empty(rows, d_model))
+        self.bias = nn.Parameter(torch.empty(rows)) if bias else None
+        self.register_buffer("offset", torch.empty(1, rows) if offset else None)
+        self.reparam = None if self.weight is None or reparam is None else reparam(d_model, (rows,))
         self.packed: nn.Module | None = None
         self.init_weights(Init())
 
@@ -66,11 +131,22 @@ class Head(nn.Module):
         embedding: Embedding | None = None,
         targets: Int[Tensor, "b s"] | None = None,
         reduction: str = "mean",
+        documents: Int[Tensor, "b s"] | None = None,
     ) -> Tensor:
         """Logits (b, s, v), or with `targets` their cross-entropy in nats, without keeping the logits: the mean over
-        targets that are not -100; `reduction="none"` gives (b, s) losses. A tied head needs the `embedding`."""
+        targets that are not -100; `reduction="none"` gives (b, s) losses. A tied head needs the `embedding`. Of pooled
+        texts logits are (b, c) and targets (b,); `documents` say which tokens are theirs."""
+        if self.pool is not None:
+            x = pool(x, self.pool, documents)
+        if self.transform is not None:
+            x = self.transform(x)
         if targets is not None:
             return self._loss(x, embedding, targets, reduction)
+        if self.vector:
+            return F.normalize(x, dim=-1) if self.normalize else x
+        return self._logits(x, embedding)
+
+    def _logits(self, x: Tensor, embedding: Embedding | None) -> Tensor:
         logits = self._product(self.scaled(x), embedding)
         return logits if self.softcap is None else self.softcap * torch.tanh(logits / self.softcap)
 
@@ -82,9 +158,14 @@ class Head(nn.Module):
         return F.linear(x, self._own(self.weight), self._added)
 
     def _loss(self, x: Tensor, embedding: Embedding | None, targets: Tensor, reduction: str) -> Tensor:
+        if self.vector:
+            raise RequestError(
+                "this model's head gives vectors, of which there is no loss; use a head of tokens or of classes",
+                code="conflict", field="head.vector", value=True, expected="False",
+            )  # fmt: skip
         if self.packed is not None:
-            return self.loss_of(self(x), targets, reduction)
-        rows, flat = self.scaled(x).flatten(0, 1), targets.flatten()
+            return self.loss_of(self._logits(x, embedding), targets, reduction)
+        rows, flat = self.scaled(x).flatten(0, -2), targets.flatten()
         how: dict[str, Any] = {
             "bias": self._added, "softcap": self.softcap, "reduction": reduction, **self._in_training
         }  # fmt: skip
@@ -145,11 +226,29 @@ def _given(embedding: Embedding | None) -> Embedding:
     return embedding
 
 
+def _pool(word: str, text: str) -> str:
+    if text not in get_args(Pool):
+        known = ", ".join(get_args(Pool))
+        raise RequestError(f"{word}:{text}: use one of {known}", code="unknown", field=word, value=text, expected=known)
+    return text
+
+
+_VECTORS: dict[str, Any] = {
+    "tied": False, "bias": False, "softcap": None, "z_loss": 0.0, "transform": None, "classes": None, "vector": True,
+    "normalize": True,
+}  # fmt: skip
+
+
 class HeadConfig(
     PartConfig,
     axis="head",
     kind="head",
-    words=(Word("tied", fields={"tied": True}), Word("untied", fields={"tied": False})),
+    words=(
+        Word("tied", fields={"tied": True}),
+        Word("untied", fields={"tied": False}),
+        Word("pooled", lambda word, text: {"pool": _pool(word, text)}, "mean", fields=_VECTORS),
+        Word("classes", whole("classes"), "2", fields={"tied": False, "pool": "cls", "vector": False}),
+    ),
 ):
     tied: bool = False
     bias: bool = False
@@ -162,10 +261,38 @@ class HeadConfig(
     offset: bool = False
     """Whether a checkpoint brings numbers that are added to the logits and not trained."""
 
+    transform: TransformConfig | None = None
+    """What is done to hidden states before W; None: nothing."""
+    pool: Pool | None = None
+    """One vector for each text, not for each token: that of the first token, the mean, that of the last."""
+    classes: int | None = Field(None, gt=0, le=1 << 20)
+    """Rows of W; None: one for each token of the vocabulary."""
+    vector: bool = False
+    """Whether there is no W, and the model's output are the vectors themselves."""
+    normalize: bool = False
+    """Whether those have length 1."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> HeadConfig:
+        if self.tied and self.classes:
+            raise ValueError(f"classes={self.classes} have no rows in the embedding, so tied=False is right")
+        if self.vector and (self.tied or self.bias or self.classes or self.softcap or self.z_loss):
+            raise ValueError("vector=True gives no logits: tied, bias, classes, softcap and z_loss have no meaning")
+        if self.normalize and not self.vector:
+            raise ValueError("normalize=True is for vectors; set vector=True")
+        return self
+
+    @property
+    def predicts_tokens(self) -> bool:
+        """Whether it gives logits of the vocabulary for each token."""
+        return not (self.vector or self.pool or self.classes)
+
     def build(self, ctx: BuildContext) -> Head:
         return Head(
-            ctx.vocab_size, ctx.d_model, self.tied, self.bias, self.softcap, self._scale(ctx), self.z_loss,
-            reparam=ctx.make_reparam, smoothing=self.smoothing, offset=self.offset,
+            ctx.vocab_size, ctx.d_model, self.tied, self.bias, self.softcap, self._scale(ctx),
+            self.z_loss, reparam=ctx.make_reparam, smoothing=self.smoothing, offset=self.offset,
+            transform=self.transform.build(ctx) if self.transform else None,
+            pool=self.pool, classes=self.classes, vector=self.vector, normalize=self.normalize,
         )  # fmt: skip
 
     def explicit(self, ctx: BuildContext) -> HeadConfig:
@@ -176,8 +303,13 @@ class HeadConfig(
 
     def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
         """The loss keeps its gradients by x, W and b, and no logits. A tied W counts with the embedding."""
-        d, v = ctx.d_model, ctx.vocab_size
+        d, v = ctx.d_model, self.classes or ctx.vocab_size
+        if self.pool is not None:
+            shape = replace(shape, s=1)
+        before = self.transform.costs(ctx, shape) if self.transform else Cost()
+        if self.vector:
+            return before
         whole = linear_cost(ctx.within(reparam=None) if self.tied else ctx, shape, d, v, bias=self.bias)
         own = whole.parameters - (d * v if self.tied else 0)
         kept = shape.keeps(d, shape.dtype) + shape.keeps_once((d + self.bias) * v, shape.dtype)
-        return replace(whole, parameters=own, active_parameters=own, kept=kept)
+        return before + replace(whole, parameters=own, active_parameters=own, kept=kept)

@@ -35,12 +35,16 @@ class Case:
     """Ends of names of buffers that follow from the config."""
     renamed: Mapping[str, str] = field(default_factory=dict)
     """Tensor of the file -> what the class calls it, where `transformers` renames between them."""
+    classes: tuple[str, ...] = ()
+    """The published classes of one draw each, by the seed; empty: `architecture` alone."""
+    first_token: int = 0
+    """The least token that may be drawn: those below mean something of their own to the class."""
     gather: Callable[[dict[str, Tensor]], dict[str, Tensor]] = lambda named: named
     """Tensors of the file -> those of the class, where `transformers` joins several."""
 
     def model(self, fields: dict[str, Any], seed: int) -> nn.Module:
         """Their model with random weights in every parameter, norms and biases included."""
-        cls = getattr(transformers, self.architecture)
+        cls = getattr(transformers, self.classes[seed % len(self.classes)] if self.classes else self.architecture)
         special = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
         config = cls.config_class(**{**special, **fields})
         config._attn_implementation = self.attention
@@ -65,6 +69,24 @@ def heads(draw: st.DrawFn, even: int = 2, groups: bool = True) -> tuple[int, int
     g = draw(st.sampled_from([1, 2, 3]))
     n = g * draw(st.sampled_from([1, 2, 3])) if groups else g
     return n, g, even * draw(st.integers(2, 4))
+
+
+def encoder(**more: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
+    """The fields of BERT and its relatives; `more` are a family's own."""
+    own: dict[str, st.SearchStrategy[Any]] = {
+        "num_hidden_layers": st.integers(1, 3),
+        "intermediate_size": st.sampled_from([28, 40]),
+        "hidden_act": st.sampled_from(["gelu", "relu", "gelu_new", "silu"]),
+        "layer_norm_eps": st.sampled_from([1e-12, 1e-5]),
+        "max_position_embeddings": st.just(CONTEXT),
+        **more,
+    }
+    return st.builds(
+        lambda n, h, **drawn: {"vocab_size": VOCAB, "num_attention_heads": n, "hidden_size": n * h, **drawn},
+        n=st.integers(1, 4),
+        h=st.sampled_from([6, 8]),
+        **own,
+    )
 
 
 ROPES = st.one_of(

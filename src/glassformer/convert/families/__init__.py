@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from glassformer.convert.families import (
     bamba,
+    bert,
     bloom,
     cohere,
     deepseek_v2,
     deepseek_v3,
+    distilbert,
     falcon,
     gemma,
     gemma2,
@@ -34,6 +36,7 @@ from glassformer.convert.families import (
     qwen3,
     qwen3_moe,
     qwen3_next,
+    roberta,
     stablelm,
     starcoder2,
 )
@@ -43,7 +46,7 @@ _MODULES = [
     llama, gpt2, bloom, falcon, gpt_neox, mistral, mpt, opt, qwen2, qwen3,
     gemma, gemma2, gemma3_text, phi, phi3, starcoder2, stablelm, olmo2, cohere, granite,
     mixtral, qwen3_moe, olmoe, deepseek_v2, deepseek_v3, gpt_oss, llama4_text, mamba, mamba2, jamba, bamba, qwen3_next,
-    minimax,
+    minimax, bert, roberta, distilbert,
 ]  # fmt: skip
 FAMILIES: dict[str, Family] = {module.FAMILY.model_type: module.FAMILY for module in _MODULES}
 """model_type -> family. Where several can hold a config, the first is the one it is written as."""
