@@ -133,7 +133,7 @@ class Model(Tower):
         positions: Int[Tensor, "b s"] | None = None,
         documents: Int[Tensor, "b s"] | None = None,
         memory: Memory | None = None,
-        targets: Int[Tensor, "b s"] | None = None,
+        targets: Int[Tensor, "b ..."] | None = None,
         reduction: str = "mean",
         source: Int[Tensor, "b t"] | None = None,
         source_documents: Int[Tensor, "b t"] | None = None,
@@ -172,7 +172,7 @@ class Model(Tower):
     def loss(
         self,
         tokens: Int[Tensor, "b s"],
-        targets: Int[Tensor, "b s"],
+        targets: Int[Tensor, "b ..."],
         documents: Int[Tensor, "b s"] | None = None,
         reduction: str = "mean",
         source: Int[Tensor, "b t"] | None = None,

@@ -84,6 +84,11 @@ def inspect(
     tokenizer, words are ids. `command` is what made it, for the page to say. Raises RequestError for tokens that are
     none of this model's, and too many."""
     inner: Any = eager(model)
+    if inner.config is not None and not inner.config.head.predicts_tokens:
+        raise RequestError(
+            "this model's head predicts no tokens, which is what an inspection shows of each layer; give one that does",
+            code="conflict", field="model", value=name, expected="a head of tokens",
+        )  # fmt: skip
     tokens = one_row(model, tokens)
     if tokens.shape[1] > LONGEST:
         raise RequestError(f"tokens has {tokens.shape[1]:,} of them; at most {LONGEST:,} can be inspected at once")

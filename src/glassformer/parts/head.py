@@ -129,7 +129,7 @@ class Head(nn.Module):
         self,
         x: Float[Tensor, "b s d"],
         embedding: Embedding | None = None,
-        targets: Int[Tensor, "b s"] | None = None,
+        targets: Int[Tensor, "b ..."] | None = None,
         reduction: str = "mean",
         documents: Int[Tensor, "b s"] | None = None,
     ) -> Tensor:
@@ -196,11 +196,15 @@ class Head(nn.Module):
 
     def pack(self, packed: Callable[[Tensor, Tensor | None, tuple[int, ...]], nn.Module], embedding: Embedding) -> None:
         """Logits from now on come from a quantised copy of the matrix (`parts/quantized.py`)."""
+        if self.vector:
+            return
         weight = self.applied(embedding)
         self.packed = packed(weight, self._added, (len(weight),))
         self.weight = self.bias = self.offset = self.reparam = None
 
-    def loss_of(self, logits: Float[Tensor, "b s v"], targets: Int[Tensor, "b s"], reduction: str = "mean") -> Tensor:
+    def loss_of(
+        self, logits: Float[Tensor, "b ... v"], targets: Int[Tensor, "b ..."], reduction: str = "mean"
+    ) -> Tensor:
         """The cross-entropy of logits that were made."""
         return cross_entropy(logits, targets, reduction, **self._in_training)
 

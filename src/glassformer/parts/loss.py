@@ -43,7 +43,7 @@ def cross_entropy(
     logits: Tensor, targets: Tensor, reduction: str = "mean", z_loss: float = 0.0, smoothing: float = 0.0
 ) -> Tensor:
     """Nats; logits (b, s, v), targets (b, s). `reduction="none"` gives (b, s)."""
-    loss = _of_logits(wide(logits).flatten(0, 1), targets.flatten(), reduction, z_loss, smoothing)
+    loss = _of_logits(wide(logits).flatten(0, -2), targets.flatten(), reduction, z_loss, smoothing)
     return loss if reduction == "mean" else loss.view_as(targets)
 
 

@@ -38,7 +38,7 @@ HEAD = {
     "head.transform.dense": "cls.predictions.transform.dense",
     "head.transform.norm": "cls.predictions.transform.LayerNorm",
 }
-IGNORED = r".*embeddings\.position_ids|cls\.predictions\.decoder\..*|cls\.seq_relationship\..*"
+UNUSED = r".*embeddings\.position_ids|cls\.predictions\.decoder\..*|cls\.seq_relationship\..*"
 
 
 def named(
@@ -145,6 +145,6 @@ def written_labels(config: ModelConfig) -> dict[str, Any]:
 
 
 FAMILY = Family(
-    "bert", "BertForMaskedLM", named("bert", HEAD, IGNORED), read, write,
+    "bert", "BertForMaskedLM", named("bert", HEAD, UNUSED), read, write,
     others={"vector": "BertModel", "classes": "BertForSequenceClassification"},
 )  # fmt: skip

@@ -17,7 +17,7 @@ from glassformer.parts.norm import LayerNormConfig
 from glassformer.parts.position import LearnedConfig
 
 HEAD = {"head": "lm_head", "head.transform.dense": "lm_head.dense", "head.transform.norm": "lm_head.layer_norm"}
-IGNORED = r".*embeddings\.position_ids|lm_head\.decoder\..*"
+UNUSED = r".*embeddings\.position_ids|lm_head\.decoder\..*"
 
 
 def read(fields: Fields) -> ModelConfig:
@@ -51,5 +51,5 @@ def write(config: ModelConfig) -> dict[str, Any]:
 
 
 FAMILY = Family(
-    "roberta", "RobertaForMaskedLM", named("roberta", HEAD, IGNORED), read, write, others={"vector": "RobertaModel"}
+    "roberta", "RobertaForMaskedLM", named("roberta", HEAD, UNUSED), read, write, others={"vector": "RobertaModel"}
 )

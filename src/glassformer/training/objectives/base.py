@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Protocol, TypeVar
 from torch import Tensor
 
 from glassformer.config import ModelConfig
+from glassformer.errors import RequestError
 from glassformer.model import Model
 from glassformer.parts.base import PartConfig
 from glassformer.text import Batch, Batches, EvaluationWindows, Tokens, evaluation_windows, refuse_long
@@ -42,6 +43,12 @@ class ObjectiveConfig(PartConfig, axis="objective"):
 
     def check(self, config: ModelConfig) -> None:
         """Raises RequestError for a model that cannot learn this, or would learn nothing by it."""
+        if not config.head.predicts_tokens:
+            raise RequestError(
+                f"objective={self.kind} predicts tokens, and this model's head gives "
+                f"{'vectors' if config.head.vector else 'classes'}; use one of tokens (head.vector=false, no pool)",
+                code="conflict", field="head", value=config.head, expected="a head of tokens",
+            )  # fmt: skip
 
     def with_tokens(self, text: Text) -> Text:
         """The text with a tokenizer that has the special tokens this objective needs. The ids of the text itself stay

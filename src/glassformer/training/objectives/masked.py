@@ -57,6 +57,7 @@ class MaskedConfig(ObjectiveConfig, kind="masked"):
         return self
 
     def check(self, config: ModelConfig) -> None:
+        super().check(config)
         if config.causal:
             raise RequestError(
                 "objective=masked needs a model that sees both ways, and this one is causal: it cannot use what stands "

@@ -10,6 +10,7 @@ class NextTokenConfig(ObjectiveConfig, kind="next_token"):
 
     def check(self, config: ModelConfig) -> None:
         """A next-token loss means nothing where a token sees what follows it."""
+        super().check(config)
         for layer, block in enumerate(config.layers()):
             if not block.mixer.causal(config.ctx):
                 raise RequestError(
