@@ -12,6 +12,7 @@ from glassformer.errors import RequestError
 from glassformer.lens.inspection import inspect
 from glassformer.parts.head import pool
 from glassformer.training.objectives import MaskedConfig
+from tests.convert.test_parity import close
 
 TINY = "bert@1m+layers=2+d_model=24+heads=3+vocab_size=61+context=32"
 DOCUMENTS = torch.tensor([[1] * 9, [1] * 5 + [0] * 4])
@@ -48,7 +49,7 @@ def test_padded_pairs_are_as_the_published_class_has_them(cls: str, tmp_path: ob
         plain = mine(TOKENS, documents=DOCUMENTS)
     expected = out.pooler_output if cls == "BertModel" else out.logits
     real = DOCUMENTS.bool() if cls == "BertForMaskedLM" else ...
-    torch.testing.assert_close(found[real], expected[real], rtol=1e-5, atol=1e-6)
+    close(found[real], expected[real], cls)
     assert not torch.allclose(plain[real], expected[real], atol=1e-3)
 
 
