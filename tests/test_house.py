@@ -44,7 +44,7 @@ LEVELS: list[set[str]] = [
     {"lens", "training"},
     {"convert", "planning", "runs"},
     {"naming", "report"},
-    {"comparison"},
+    {"comparison", "retrieval"},
     {"cli"},
     {"__main__"},
 ]

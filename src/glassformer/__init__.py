@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from glassformer.naming import load as load
     from glassformer.naming import preset as preset
     from glassformer.planning import plan as plan
+    from glassformer.retrieval import embed as embed
     from glassformer.training import fast_training as fast_training
     from glassformer.training import train as train
     from glassformer.version import __version__ as __version__
@@ -34,6 +35,7 @@ _HOMES = {
     "compare": "comparison",
     "dynamics": "dynamics",
     "edit": "introspection",
+    "embed": "retrieval",
     "fast_training": "training",
     "generate": "generation",
     "lens": "lens",
@@ -52,6 +54,7 @@ __all__ = [
     "compare",
     "dynamics",
     "edit",
+    "embed",
     "fast_training",
     "generate",
     "lens",
@@ -67,17 +70,28 @@ __all__ = [
 
 if not TYPE_CHECKING:  # not lazily by name: nnsight gives every object, and so every module, a method `save`
 
-    def save(model, tokenizer, folder, *, dtype=None, trained=None, family=None, ends=(), generation=None):
+    def save(
+        model, tokenizer, folder, *, dtype=None, trained=None, family=None, ends=(), generation=None, pooling=None
+    ):
         """Writes the folder that `AutoModelForCausalLM.from_pretrained` loads, as `family` (a model_type) or the first
         that can hold the model; returns which.
 
         A model that no published class can hold is written as our own, which `transformers` loads once `glassformer`
         is imported. Reparametrised matrices are written as they are applied. `trained` goes into the model card. `ends`
         are the ids at which an answer ends, the tokenizer's own where none is given, and `generation` how it is drawn,
-        both as `load` gives them. Raises RequestError."""
+        both as `load` gives them. `pooling`, as `load` gives it, makes it a folder of sentence-transformers too. Raises
+        RequestError."""
         save = import_module("glassformer.convert").save
         return save(
-            model, tokenizer, folder, dtype=dtype, trained=trained, family=family, ends=ends, generation=generation
+            model,
+            tokenizer,
+            folder,
+            dtype=dtype,
+            trained=trained,
+            family=family,
+            ends=ends,
+            generation=generation,
+            pooling=pooling,
         )
 
 

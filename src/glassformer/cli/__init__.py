@@ -322,6 +322,34 @@ def generate(
 
 
 @app.command
+def embed(
+    model: str,
+    /,
+    *,
+    text: Annotated[list[str] | None, Parameter(negative="")] = None,
+    file: str | None = None,
+    out: str | None = None,
+    json: Json = False,
+) -> None:
+    """Turn texts into vectors, pooled and normalised as the model's folder says.
+
+    Parameters
+    ----------
+    model
+        An encoder with weights: minilm, a run, a Hugging Face or sentence-transformers folder, hf:owner/name.
+    text
+        Texts, each an option: --text "..." --text "...".
+    file
+        A text in each line, or in the field `text` of each line of a .jsonl file.
+    out
+        Where the vectors go: a .npy file (n, d) in fp32, or .jsonl lines; by default they are printed as lines.
+    """
+    from glassformer.cli.vectors import embed_texts
+
+    embed_texts(model, text or [], file, out, json)
+
+
+@app.command
 def chat(
     model: str,
     /,

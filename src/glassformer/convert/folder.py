@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from glassformer.config import ModelConfig, read_tree
-from glassformer.convert import answers
+from glassformer.convert import answers, sentences
 from glassformer.convert.card import card
 from glassformer.convert.doors import door, family_of
 from glassformer.convert.families import FAMILIES
@@ -25,6 +25,7 @@ from glassformer.model import Model
 from glassformer.text import Tokenizer, load_tokenizer, replace_tokenizer
 from glassformer.text.storage import atomic_file
 from glassformer.training import Loaded
+from glassformer.training.run import Pooling
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "float64": torch.float64}
 SHARD_BYTES = 5_000_000_000
@@ -60,7 +61,8 @@ def read_folder(folder: Path, dtype: torch.dtype | None = None, device: Any = No
     with open_folder(folder) as file:
         model = fill(config, family.names_of(config), file, dtype or DTYPES.get(str(said)), device, where=fields.where)
     ends, settings = answers.read(folder, fields.get("eos_token_id"))
-    return Loaded(model, model.config, _tokenizer(folder), ends=ends, generation=settings)
+    pooling = sentences.read(folder)
+    return Loaded(model, model.config, _tokenizer(folder), ends=ends, generation=settings, pooling=pooling)
 
 
 def _tokenizer(folder: Path) -> Tokenizer | None:
@@ -76,6 +78,7 @@ def write_folder(
     kind: str | None = None,
     ends: Sequence[int] = (),
     generation: Mapping[str, Any] | None = None,
+    pooling: Pooling | None = None,
 ) -> Family:
     """Writes what `from_pretrained(folder)` loads, as the family `kind` or the first that holds it; says which.
 
@@ -93,6 +96,8 @@ def write_folder(
     (folder / "config.json").unlink(missing_ok=True)
     write_safetensors(folder, weights, max_shard_bytes=SHARD_BYTES, by_name=False)
     replace_tokenizer(tokenizer, folder)
+    if pooling is not None:
+        sentences.write(folder, pooling, config.d_model)
     ids = answers.special_ids(tokenizer, ends)
     _write_json(folder / answers.FILE, answers.written(ids, ends, generation or {}))
     with atomic_file(folder / "README.md") as temporary:

@@ -117,6 +117,24 @@ class FileTokenizer(Tokenizer):
             found = self._library.encode_batch_fast(list(texts), add_special_tokens=False)
         return [np.array(encoding.ids, dtype=np.int32) for encoding in found]
 
+    def encode_whole(self, texts: Sequence[str], limit: int) -> list[Ids]:
+        """As `encode_batch`, with what the file's post-processor adds (BERT's [CLS] and [SEP]); of a text too long for
+        `limit` the end of the text is left out, not what is added."""
+        for text in texts:
+            utf8(text)
+        with self._working():
+            self._library.encode_special_tokens = True
+            room = limit - self._library.num_special_tokens_to_add(is_pair=False)
+            if room < 1:
+                raise RequestError(
+                    f"limit={limit} leaves no room for a token of the text; use {limit - room + 1} or more"
+                )
+            found = self._library.encode_batch(list(texts), add_special_tokens=False)
+            for encoding in found:
+                encoding.truncate(room)
+            whole = [self._library.post_process(encoding) for encoding in found]
+        return [np.array(encoding.ids, dtype=np.int32) for encoding in whole]
+
     def decode(self, ids: Any, *, keep_specials: bool = False) -> str:
         checked = self._checked(ids).tolist()
         with self._working():

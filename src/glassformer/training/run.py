@@ -12,6 +12,7 @@ from glassformer.errors import RequestError, WorkError
 from glassformer.figures import Markup, tag
 from glassformer.machine import Settings
 from glassformer.model import Model
+from glassformer.parts.head import Pool
 from glassformer.text import Tokenizer, load_tokenizer
 from glassformer.training import checkpoint
 from glassformer.training.recipe import Recipe
@@ -50,6 +51,17 @@ class Run:
         return rates[len(rates) // 2] if rates else 0.0
 
 
+@dataclass(frozen=True)
+class Pooling:
+    """How a checkpoint says that hidden states become one vector for a text."""
+
+    how: Pool
+    normalize: bool
+    """To length 1."""
+    max_tokens: int | None = None
+    """Of a text; what follows is cut off. None: the model's context."""
+
+
 @dataclass
 class Loaded:
     """A model ready to run, with what it needs to read and write text."""
@@ -63,6 +75,8 @@ class Loaded:
     """Ids at which an answer ends, where the checkpoint names them."""
     generation: Mapping[str, Any] = field(default_factory=dict)
     """How it says that an answer is drawn, in the words of a generation_config.json."""
+    pooling: Pooling | None = None
+    """How it says that a text becomes a vector, where it is one of sentence-transformers."""
 
     def _repr_html_(self) -> str:
         """In a notebook: the parts and their parameters, and what reads its text."""

