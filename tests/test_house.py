@@ -37,7 +37,7 @@ SRC = Path(glassformer.__file__).parent
 
 LEVELS: list[set[str]] = [
     {"errors", "version", "folders", "thresholds", "written", "state", "figures", "quota", "threads"},
-    {"parts"},
+    {"parts", "units"},
     {"model", "building", "text", "machine"},
     {"config", "introspection"},
     {"architectures", "dynamics", "generation", "register"},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import operator
 
 import pytest
@@ -78,3 +79,12 @@ def test_explain_shows_formula_and_figure(capsys: pytest.CaptureFixture[str]):
     assert main(["plan", "qwen3-8b", "--explain", "--machine", "h100"]) == 0
     told = capsys.readouterr().out
     assert "5,435,817,984" in told and "36 * (3 * 12288 * 4096)" in told and "sequences that fit one h100" in told
+
+
+def test_inspect_shows_the_table_of_components_and_then_the_tree(capsys: pytest.CaptureFixture[str]):
+    assert main(["inspect", "llama@1m", "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert sum(facts["components"].values()) == facts["parameters"]
+    assert main(["inspect", "llama@1m"]) == 0
+    shown = capsys.readouterr().out
+    assert 0 < shown.index("L * (3 * f * d)") < shown.index("vocab_size:")

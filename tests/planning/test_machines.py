@@ -8,7 +8,7 @@ import pytest
 
 from glassformer.errors import RequestError
 from glassformer.planning.machines import Price, cluster, machines
-from glassformer.planning.units import quantity
+from glassformer.units import quantity
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 import os
-import re
 import signal
 import sys
 import traceback
@@ -19,6 +17,7 @@ from cyclopts import App, CycloptsError, Parameter
 import glassformer
 from glassformer.cli.options import Chatting, Flag, Writing
 from glassformer.errors import NO_MEMORY, RequestError, WorkError, no_memory, printable
+from glassformer.units import quantity
 
 app = App(
     name="glassformer",
@@ -41,15 +40,7 @@ Json = Annotated[bool, Parameter(name="--json", negative="", help="Print the res
 
 def count(type_: Any, tokens: Any) -> float:
     """200k, 5M, 1.5B -> a number."""
-    text = tokens[0].value.replace("_", "").replace(",", "")
-    found = re.fullmatch(r"([0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?)([kKmMbBgGtT]?)", text)
-    if not found:
-        raise ValueError(f"{tokens[0].value!r} is not a count; write 200000, 200k, 5M or 1.5B")
-    power = {"": 0, "k": 3, "m": 6, "b": 9, "g": 9, "t": 12}[found[2].lower()]
-    value = float(found[1]) * 10**power
-    if math.isinf(value):
-        raise ValueError(f"{tokens[0].value!r} is more than a number can hold; write 200000, 200k, 5M or 1.5B")
-    return value
+    return quantity(tokens[0].value, field="count")
 
 
 Count = Annotated[float, Parameter(converter=count)]

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from rich.table import Table
 
-from glassformer.cli.show import output, size
+from glassformer.cli.show import component_table, output, size
 from glassformer.errors import RequestError
 from glassformer.naming import preset
 from glassformer.planning import Plan, plan, search
@@ -126,12 +126,7 @@ def _fits(one: Plan, on: Cluster) -> dict[str, int]:
 
 def show_explained(name: str, one: Plan) -> None:
     """Every figure of a model with the formula that it was made by."""
-    parts = Table(box=None, header_style="bold", padding=(0, 2, 0, 0), title=name, title_justify="left")
-    for head in ("component", "parameters", "share", "formula"):
-        parts.add_column(head, justify="right" if head in ("parameters", "share") else "left", overflow="fold")
-    for row in one.components:
-        parts.add_row(row.name, f"{row.parameters:,}", f"{row.share:.1%}", f"{row.symbols}\n= {row.numbers}")
-    output().print(parts, highlight=False)
+    output().print(component_table(one.components, name), highlight=False)
     output().print(", ".join(f"{letter} = {n:,}" for letter, n in one.counts.symbols.items()), style="dim")
     flops = one.training_flops
     lines = {

@@ -6,6 +6,7 @@ import json
 import math
 import sys
 import time
+from collections.abc import Iterable
 from datetime import date
 from importlib import import_module
 from importlib.util import find_spec
@@ -23,6 +24,7 @@ from glassformer.config import ModelConfig
 from glassformer.dynamics.summary import event_words
 from glassformer.errors import RequestError
 from glassformer.naming import SIZES, changes, words
+from glassformer.planning.counts import Component, Counts
 from glassformer.runs import events
 from glassformer.runs.results import Results, RunResult
 from glassformer.text import TextData
@@ -287,9 +289,20 @@ def met(config: ModelConfig) -> str:
     return "" if active == config.num_params(embeddings=False) else f" ({active:,} for each token)"
 
 
+def component_table(rows: Iterable[Component], title: str = "") -> Table:
+    """Parameters by component, with their formula in symbols and in numbers."""
+    table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0), title=title or None, title_justify="left")
+    for head in ("component", "parameters", "share", "formula"):
+        table.add_column(head, justify="right" if head in ("parameters", "share") else "left", overflow="fold")
+    for row in rows:
+        table.add_row(row.name, f"{row.parameters:,}", f"{row.share:.1%}", f"{row.symbols}\n= {row.numbers}")
+    return table
+
+
 def show_config(
     name: str, config: ModelConfig, other_name: str | None, other: ModelConfig | None, as_json: bool
 ) -> None:
+    rows = Counts(config).components
     facts = {
         "name": name,
         "parameters": config.num_params(),
@@ -297,6 +310,7 @@ def show_config(
         "active_parameters": config.active_params(),
         "forward_flops_per_token": config.flops(config.context),
         "state_bytes_per_token": config.state_bytes(config.context) / config.context,
+        "components": {row.name: row.parameters for row in rows},
         "config": config.to_dict(),
     }
     difference = config.diff(other) if other is not None else None
@@ -317,6 +331,8 @@ def show_config(
         f"{facts['forward_flops_per_token']:.4g} FLOPs per token forward at {config.context} tokens, all pairs counted"
     )
     print(f"{size(facts['state_bytes_per_token'])} of decode state per token in 16 bits\n")  # type: ignore[arg-type]
+    output().print(component_table(rows), highlight=False)
+    print()
     print(config.to_yaml(), end="")
 
 

@@ -22,8 +22,8 @@ from glassformer.planning.layout import Layout
 from glassformer.planning.machines import Cluster, Price, cluster
 from glassformer.planning.search import Search, find
 from glassformer.planning.training import TrainingPlan, plan_training
-from glassformer.planning.units import quantity
 from glassformer.training import Recipe
+from glassformer.units import quantity
 
 WEIGHTS = {"float32": 4.0, "bfloat16": 2.0, "int8": 1.0, "int4": 0.5}
 """Bytes of a weight, without the scales of groups."""

@@ -15,7 +15,7 @@ from pydantic import BeforeValidator, Field
 from glassformer.config import read_tree, validated
 from glassformer.errors import RequestError, did_you_mean, shown
 from glassformer.parts.base import Value
-from glassformer.planning.units import quantity
+from glassformer.units import quantity
 
 NODE = 8
 """Accelerators of a node where nobody says."""

@@ -30,6 +30,8 @@ def quantity(text: object, unit: str = "", field: str = "") -> float:
     if found is None or (unit and power == "b"):
         raise wrong
     value = float(found[1]) * {**POWERS, **BINARY}[power]
-    if not 0 <= value < float("inf"):
-        raise wrong
+    if value == float("inf"):
+        raise RequestError(
+            f"{shown(text)!r} is more than a number can hold", code="range", field=field, value=text, expected=expected
+        )
     return value
