@@ -6,10 +6,12 @@ import pytest
 import torch
 
 import glassformer as gf
+from glassformer.config import Stage
 from glassformer.errors import RequestError
 from glassformer.introspection import capture
 from glassformer.model import Model
-from glassformer.parts.mixer import Beside, BesideConfig
+from glassformer.parts.cost import Shape
+from glassformer.parts.mixer import AttentionConfig, Beside, BesideConfig, Mamba2Config, SharedAttentionConfig
 
 SIZE = "layers=2+d_model=32+heads=4+vocab_size=61+context=64"
 
@@ -99,3 +101,26 @@ def test_how_it_is_named():
             gf.preset(expression)
     with pytest.raises(RequestError, match="two or more"):
         Beside([])
+
+
+def test_one_of_them_may_take_anothers_keys():
+    """Those of a layer below, or of the mixer before it in the same layer; it keeps nothing, and decoding is the full
+    pass."""
+    plain = gf.preset(f"llama@1m+{SIZE}")
+    block = next(plain.layers())
+    own = block.mixer.vary(shares="kv")
+    assert isinstance(own, AttentionConfig)
+    taker = SharedAttentionConfig(n_heads=4, position=own.position)
+    for mixers in ((own, BesideConfig(mixers=(taker, Mamba2Config()))), (BesideConfig(mixers=(own, taker)), own)):
+        blocks = tuple(block.vary(mixer=mixer) for mixer in mixers)
+        config = plain.vary(stack=(Stage(blocks=blocks),))
+        model, text = config.build(seed=0).eval(), tokens(2, 9)
+        with torch.no_grad():
+            full, state = model(text), model.init_state(2, 12, rewind=2)
+            parts = torch.cat([model(part, state) for part in text.split([5, 1, 3], dim=1)], dim=1)
+            torch.testing.assert_close(parts, full, rtol=1e-4, atol=1e-5)
+            state.truncate(7)
+            state.reorder(torch.tensor([1, 1]))
+            torch.testing.assert_close(model(text[1:, 7:].expand(2, -1), state)[0], full[1, 7:], rtol=1e-4, atol=1e-5)
+        wanted = config.costs(Shape(2, 1, 12, "decode", torch.float32)).state_bytes
+        assert model.init_state(2, 12).nbytes == wanted

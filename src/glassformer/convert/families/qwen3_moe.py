@@ -49,7 +49,7 @@ def read(fields: Fields) -> ModelConfig:
             qk_norm=QKNormConfig(norm=norm),
         ),
         ffn=ExpertsConfig(
-            **read_routing(fields, "moe_intermediate_size", n_experts=128, top_k=8, also="num_experts"),
+            **read_routing(fields, "moe_intermediate_size", n_experts=128, top_k=8, also="num_experts", width=(768,)),
             normalised=fields.flag("norm_topk_prob", False),
         ),
         norm=norm,

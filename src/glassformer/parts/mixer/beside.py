@@ -21,50 +21,51 @@ from glassformer.state import State
 
 
 class States(State):
-    """The states of mixers side by side, each tensor named after its mixer's number."""
+    """The states of mixers side by side by their numbers, each tensor named after one; a mixer that keeps nothing has
+    none."""
 
-    def __init__(self, states: Sequence[State]):
-        self.states = list(states)
-        known = [state.rewind for state in self.states if state.rewind is not None]
+    def __init__(self, states: Mapping[int, State]):
+        self.states = dict(states)
+        known = [state.rewind for state in self.states.values() if state.rewind is not None]
         self.rewind = min(known) if known else None
 
     @property
     def nbytes(self) -> int:
-        return sum(state.nbytes for state in self.states)
+        return sum(state.nbytes for state in self.states.values())
 
-    def _joined(self, parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-        return {f"{i}.{name}": tensor for i, part in enumerate(parts) for name, tensor in part.items()}
+    def _joined(self, part: Callable[[State], Mapping[str, Tensor]]) -> dict[str, Tensor]:
+        return {f"{i}.{name}": tensor for i, one in self.states.items() for name, tensor in part(one).items()}
 
     def tensors(self) -> dict[str, Tensor]:
-        return self._joined([state.tensors() for state in self.states])
+        return self._joined(lambda state: state.tensors())
 
     def upto(self, length: int) -> dict[str, Tensor]:
-        return self._joined([state.upto(length) for state in self.states])
+        return self._joined(lambda state: state.upto(length))
 
     def over(self, tensors: Mapping[str, Tensor]) -> States:
         other = copy.copy(self)
-        parts: list[dict[str, Tensor]] = [{} for _ in self.states]
+        parts: dict[int, dict[str, Tensor]] = {i: {} for i in self.states}
         for name, tensor in tensors.items():
             i, _, part = name.partition(".")
             parts[int(i)][part] = tensor
-        other.states = [state.over(part) for state, part in zip(self.states, parts, strict=True)]
+        other.states = {i: state.over(parts[i]) for i, state in self.states.items()}
         return other
 
     def put(self, row: int, other: State, length: int) -> None:
         assert isinstance(other, States)
-        for mine, theirs in zip(self.states, other.states, strict=True):
-            mine.put(row, theirs, length)
+        for i, mine in self.states.items():
+            mine.put(row, other.states[i], length)
 
     def clear(self, row: int, length: int) -> None:
-        for state in self.states:
+        for state in self.states.values():
             state.clear(row, length)
 
     def reserve(self, memory_len: int) -> None:
-        for state in self.states:
+        for state in self.states.values():
             state.reserve(memory_len)
 
     def truncate(self, length: int) -> None:
-        for state in sorted(self.states, key=lambda state: state.rewind is None):  # those that may refuse come first
+        for state in sorted(self.states.values(), key=lambda one: one.rewind is None):  # those that may refuse first
             state.truncate(length)
 
 
@@ -91,8 +92,8 @@ class Beside(Mixer):
         self, x: Float[Tensor, "b s d"], pass_: Pass | None = None, state: States | None = None
     ) -> Float[Tensor, "b s d"]:
         pass_ = pass_ or Pass.of(x)
-        states = [None] * len(self.mixers) if state is None else state.states
-        outs = [mixer(x, pass_, kept) for mixer, kept in zip(self._all(), states, strict=True)]
+        states: Mapping[int, State] = {} if state is None else state.states
+        outs = [mixer(x, pass_, states.get(i)) for i, mixer in enumerate(self._all())]
         return self.out(sum(outs[1:], outs[0]))
 
     @property
@@ -124,7 +125,8 @@ class Beside(Mixer):
         }
 
     def init_state(self, batch: int, max_len: int, dtype: torch.dtype, device: Any = None, rewind: int = 0) -> States:
-        return States([mixer.init_state(batch, max_len, dtype, device, rewind) for mixer in self._all()])
+        made = {i: mixer.init_state(batch, max_len, dtype, device, rewind) for i, mixer in enumerate(self._all())}
+        return States({i: state for i, state in made.items() if state is not None})
 
 
 def farthest(reaches: Sequence[int | None]) -> int | None:
