@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+import glassformer as gf
 from glassformer.errors import RequestError
 from glassformer.naming import preset
 from glassformer.parts.loss import IGNORED
@@ -184,3 +185,24 @@ def test_an_expression_sets_fields_of_the_objective():
     recipe = with_recipe(Recipe.of(steps=1), {"objective": "masked:0.2", "objective.span": "3"})
     assert recipe.objective == MaskedConfig(p=0.2, span=3.0)
     assert with_recipe(recipe, {"objective": "next_token"}).objective == NextTokenConfig()
+
+
+@pytest.mark.slow
+def test_encoders_are_compared_under_the_same_masks(text: TextData, tmp_path: Path):
+    """Held-out losses, no generation, and a table that shows them; an arm that sees one way alone is refused."""
+    from glassformer.cli.show import comparison_tables
+    from glassformer.runs.results import Results
+
+    asked: dict[str, Any] = {**TEN, "tokens": 256, "objective": "masked:0.3"}
+    with pytest.raises(RequestError, match="sees both ways"):
+        gf.compare([ENCODER, TINY], text, out=tmp_path, allow_unmatched=True, **asked)
+    with pytest.raises(RequestError, match="--objective"):
+        gf.compare([ENCODER, f"{ENCODER}+recipe.objective=masked:0.5"], text, out=tmp_path, **asked)
+    found = Results.of(gf.compare([ENCODER, f"{ENCODER}+rope"], text, out=tmp_path, **asked))
+    assert found.status == "complete" and [run.status for run in found.runs] == ["ok", "ok"]
+    assert {run.validation.tokens for run in found.runs if run.validation} and len(found.runs) == 2
+    assert all(run.generation is None and run.complete for run in found.runs)
+    summary = comparison_tables(found)[0]
+    assert all(float(loss) > 0 for loss in summary.columns[2].cells)
+    again = gf.compare([ENCODER, f"{ENCODER}+rope"], text, out=tmp_path, **asked)
+    assert [run["train"]["seconds"] for run in again["runs"]] == [run.train.seconds for run in found.runs if run.train]

@@ -206,13 +206,13 @@ def comparison_tables(results: Results) -> list[Table]:
     for run in sorted(results.runs, key=lambda run: run.validation.loss if run.validation else math.inf):
         name = f"{run.name} seed {run.seed}" if several else run.name
         found, train, made = run.validation, run.train, run.generation
-        if run.status != "ok" or found is None or train is None or made is None:
+        if run.status != "ok" or found is None or train is None:
             summary.add_row(name, short(run.parameters or 0), run.status)
             continue
         summary.add_row(
             name, short(run.parameters or 0), f"{found.loss:.4f}", decimals(found.bits_per_byte),
             f"{train.tokens_per_second:,.0f}", size(train.peak_memory_bytes),
-            f"{1000 * made.seconds_per_token:.2f}", size(made.state_bytes_per_token),
+            *((f"{1000 * made.seconds_per_token:.2f}", size(made.state_bytes_per_token)) if made else ("no", "no")),
         )  # fmt: skip
         reach.add_row(name, *("cannot" if row.loss is None else f"{row.loss:.4f}" for row in run.extrapolation))
     return [summary, reach] if reach.row_count else [summary]
