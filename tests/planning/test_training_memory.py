@@ -155,3 +155,18 @@ def test_a_layout_is_read_by_words():
         with pytest.raises(RequestError) as caught:
             Layout.of(wrong)
         assert caught.value.field == field
+
+
+def test_adapters_alone_have_gradients_and_states():
+    """Of rank 16 on q, k, v, out, gate, up and down: 16 L (4 (d + d) + 3 (d + f)) values (2106.09685)."""
+    config, trained = gf.preset("llama-7b"), 16 * 32 * (4 * (4096 + 4096) + 3 * (4096 + 11008))
+    memory = gf.plan(config, train=True, batch=1, context=128, finetune="lora:16").memory
+    assert memory["weights"] == 2 * config.num_params() + 4 * trained
+    assert (memory["gradients"], memory["optimizer"]) == (4 * trained, 8 * trained)
+    whole = gf.plan(config, train=True, batch=1, context=128).memory
+    assert memory["activations"] < whole["activations"]  # a frozen matrix is not copied by autocast
+    for wrong in ("lora", "lora:0", "qlora:8"):
+        with pytest.raises(RequestError) as caught:
+            gf.plan(config, train=True, finetune=wrong)
+        assert caught.value.field == "finetune"
+    assert main(["plan", "llama@1m", "--finetune", "lora:4", "--json"]) == 0

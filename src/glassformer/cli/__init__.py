@@ -551,6 +551,7 @@ def plan(
     recompute: Literal["none", "selective", "alternate", "full"] = "none",
     layout: str | None = None,
     find: Flag = False,
+    finetune: str | None = None,
     json: Json = False,
 ) -> None:
     """What generating with these models takes: weights, decode state and FLOPs, exactly, before anything is built.
@@ -590,28 +591,38 @@ def plan(
         With --train, how ranks share the work: dp=8,tp=2,zero=3,micro=1,recompute=full.
     find
         Search the layouts of a --machine, h100:8, that a training step fits, the fastest first.
+    finetune
+        A training step of adapters on every linear map, lora:16, all else frozen.
     """
     from glassformer.cli.costs import show_plans
 
     if find:
         from glassformer.cli.costs import show_found
 
-        if machine is None or layout is not None or recompute != "none" or generate:
+        if machine is None or layout is not None or recompute != "none" or generate or finetune is not None:
             raise RequestError("--find searches the layouts of a --machine, such as h100:8; leave out --layout")
         on = {"machine": machine, "nodes": nodes, "machines": machines, "price": price}
         show_found(models, _as_int(context, "context"), batch, dtype, optimizer, on, json)
         return
 
-    if not train and (layout is not None or recompute != "none" or optimizer != "adamw" or tokens is not None):
+    if not (train or finetune) and (
+        layout is not None or recompute != "none" or optimizer != "adamw" or tokens is not None
+    ):
         raise RequestError("--layout, --recompute, --optimizer and --tokens are for --train")
     on = {"machine": machine, "nodes": nodes, "machines": machines, "price": price}
-    if train:
+    if train or finetune is not None:
         from glassformer.cli.costs import show_training
 
         if generate or state_dtype is not None:
             raise RequestError("--generate and --state-dtype are not for --train")
         asked = {"context": _as_int(context, "context"), "batch": batch, "optimizer": optimizer, "tokens": tokens}
-        show_training(models, {**asked, **on, "recompute": recompute, "layout": layout}, dtype, json, explain)
+        show_training(
+            models,
+            {**asked, **on, "recompute": recompute, "layout": layout, "finetune": finetune},
+            dtype,
+            json,
+            explain,
+        )
         return
     show_plans(models, _as_int(context, "context"), batch, dtype, state_dtype, json, explain, on)
 

@@ -182,6 +182,7 @@ def plan(
     optimizer: str = "adamw",
     recompute: str = "none",
     layout: Layout | str | None = None,
+    finetune: str | None = None,
     machine: str | Cluster | None = None,
     nodes: int = 1,
     machines: str | Path | None = None,
@@ -201,6 +202,7 @@ def plan(
     optimizer: str = "adamw",
     recompute: str = "none",
     layout: Layout | str | None = None,
+    finetune: str | None = None,
     machine: str | Cluster | None = None,
     nodes: int = 1,
     machines: str | Path | None = None,
@@ -215,6 +217,7 @@ def plan(
     state_dtype  of the decode state; by default that of the weights
     optimizer, recompute, layout
                  of training; a layout is such as "dp=8,zero=3,recompute=full", by default "dp=N,zero=3"
+    finetune     of training, "lora:16": adapters of rank 16 on every linear map, all else frozen in `dtype`
     machine, nodes
                  accelerators: "h100", as many as the layout has ranks, or "h100:8", eight in each of `nodes` nodes
     machines     a file of machines of one's own
@@ -235,7 +238,9 @@ def plan(
         if recompute != "none":
             shared = shared.recomputing(recompute)
         device = on.machine.device if on is not None else "cpu"
-        planned = plan_training(config, batch, context or config.context, dtype, chosen, shared, device=device)
+        planned = plan_training(
+            config, batch, context or config.context, dtype, chosen, shared, device=device, rank=_rank(finetune)
+        )
         return planned.placed(on, None if tokens is None else quantity(tokens, field="tokens"))
     if tokens is not None:
         raise RequestError(code="conflict", field="tokens", value=tokens, expected="train=True beside it")
@@ -285,6 +290,16 @@ def search(
     Raises RequestError for a context that the model cannot have, a batch that no layout divides, an unknown machine."""
     chosen = Recipe.of(tokens=1, optimizer=optimizer).optimizer
     return find(config, batch, context or config.context, dtype, chosen, _on(machine, nodes, machines, price))
+
+
+def _rank(finetune: str | None) -> int:
+    """Of adapters: 16 of "lora:16", 0 of None."""
+    if finetune is None:
+        return 0
+    kind, _, rank = finetune.partition(":")
+    if kind != "lora" or not (rank.isascii() and rank.isdecimal() and 0 < len(rank) < 6 and int(rank)):
+        raise RequestError(code="range", field="finetune", value=finetune, expected="lora:RANK, such as lora:16")
+    return int(rank)
 
 
 def _on(machine: str | Cluster, nodes: int, own: str | Path | None, price: str | None) -> Cluster:

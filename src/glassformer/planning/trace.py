@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -96,7 +97,8 @@ def faked(model: nn.Module, dtype: torch.dtype) -> None:
     for module in model.modules():
         for name, weight in module._parameters.items():
             if weight is not None:
-                module._parameters[name] = nn.Parameter(torch.empty(weight.shape, dtype=dtype))
+                trained = weight.requires_grad
+                module._parameters[name] = nn.Parameter(torch.empty(weight.shape, dtype=dtype), requires_grad=trained)
         for name, buffer in module._buffers.items():
             if buffer is not None:
                 module._buffers[name] = torch.empty(buffer.shape, dtype=buffer.dtype)
@@ -134,16 +136,49 @@ def recomputing(layer: nn.Module, recompute: str) -> None:
     layer.forward = forward
 
 
+def adapted(layer: nn.Module, rank: int) -> int:
+    """Adds W' = W + B A to every linear map of a layer, A (rank, i), B (o, rank), and freezes all else (LoRA; Hu et al.
+    2021, 2106.09685); a matrix of several maps has an A for each. Returns how many values are trained.
+
+    Experts stay as they are."""
+    layer.requires_grad_(False)
+    trained = 0
+    modules: list[Any] = list(layer.modules())
+    for module in modules:
+        outs, cuts = getattr(module, "outs", ()), getattr(module, "cuts", ())
+        if not outs or any(cut.cut == "expert" for cut in cuts):
+            continue
+        weight = module.weight
+        module.register_parameter("down_adapter", nn.Parameter(weight.new_empty(rank * len(outs), weight.shape[1])))
+        module.up_adapters = nn.ParameterList([weight.new_empty(out, rank) for out in outs])
+        trained += rank * sum(weight.shape[1] + out for out in outs)
+
+        def forward(x: Tensor, linear: Any = module, within: Any = module.forward) -> Tensor:
+            parts = F.linear(x, linear.down_adapter).split(rank, -1)
+            made = [F.linear(part, up) for part, up in zip(parts, linear.up_adapters, strict=True)]
+            return within(x) + torch.cat(made, -1)
+
+        module.forward = forward
+    return trained
+
+
 def trace(
-    config: ModelConfig, batch: int, context: int, dtype: torch.dtype, products: torch.dtype, recompute: str = "none"
+    config: ModelConfig,
+    batch: int,
+    context: int,
+    dtype: torch.dtype,
+    products: torch.dtype,
+    recompute: str = "none",
+    rank: int = 0,
 ) -> Traced:
-    """A step of `batch` sequences with weights in `dtype`, products in `products` by autocast where that differs.
+    """A step of `batch` sequences with weights in `dtype`, products in `products` by autocast where that differs; with
+    a `rank`, of adapters alone.
 
     A recurrence that goes token by token is traced at three short lengths, through which a parabola is drawn."""
     counted = Counter(config.layers())
     short = [block for block, n in counted.items() for _ in range(min(n, 2))]  # the first makes what others share
     few = config.vary(stack=(Stage(blocks=tuple(short)),))
-    found = _of_length(few, batch, context, dtype, products, recompute)
+    found = _of_length(few, batch, context, dtype, products, recompute, rank)
     first = {block: short.index(block) for block in counted}
     met: set[BlockConfig] = set()
     layers = []
@@ -179,11 +214,23 @@ def _of_length(config: ModelConfig, batch: int, context: int, *how: Any) -> Trac
 
 @lru_cache(maxsize=512)
 def _trace(
-    config: ModelConfig, batch: int, context: int, dtype: torch.dtype, products: torch.dtype, recompute: str
+    config: ModelConfig,
+    batch: int,
+    context: int,
+    dtype: torch.dtype,
+    products: torch.dtype,
+    recompute: str,
+    rank: int,
 ) -> Traced:
     model = config.outline().train()
     for layer in model.layers:
+        if rank:
+            adapted(layer, rank)
         recomputing(layer, recompute)
+    if rank:
+        for part in (model.embedding, model.head, model.final_norm, model.encoder):
+            if part is not None:
+                part.requires_grad_(False)
     with FakeTensorMode():
         faked(model, dtype)
         tokens = torch.zeros(batch, context, dtype=torch.int64)
@@ -194,7 +241,7 @@ def _trace(
         def leaves(_module: nn.Module, _given: Any, x: Tensor) -> None:
             """The stream leaves the embedding or a layer; its gradient comes back there."""
             ahead.append(living.mark())
-            x.register_hook(lambda _grad: back.append(living.mark()))
+            (x if x.requires_grad else x.requires_grad_()).register_hook(lambda _grad: back.append(living.mark()))
 
         for part in (model.embed, *model.layers):
             part.register_forward_hook(leaves)
@@ -214,7 +261,7 @@ def _trace(
     ]
     layers: list[Moments] = []
     for i, layer in enumerate(model.layers, 1):  # a layer leaves the gradients of its weights, and what was cached
-        gradients = sum(weight.numel() for weight in layer.parameters()) * dtype.itemsize
+        gradients = sum(weight.numel() for weight in layer.parameters() if weight.requires_grad) * dtype.itemsize
         cached = back[i][0] - began[i] + moments[i].kept - gradients
         layers.append(replace(moments[i], kept=moments[i].kept - cached, cached=cached))
     ends = replace(moments[-1], kept=moments[-1].kept + sum(layer.cached for layer in layers))

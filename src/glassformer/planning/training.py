@@ -29,7 +29,7 @@ from glassformer.planning.layout import Layout
 from glassformer.planning.machines import Cluster
 from glassformer.planning.ranks import Held, Share, for_gpu, owned, share, stages
 from glassformer.planning.time import Run, StepTime, step_time, workload
-from glassformer.planning.trace import Traced, trace
+from glassformer.planning.trace import Traced, adapted, trace
 from glassformer.training.optimizers import OptimizerConfig
 
 MARGIN = 0.06
@@ -160,6 +160,7 @@ def plan_training(
     weights: torch.dtype = torch.float32,
     device: str = "cpu",
     loss: Literal["chunked", "in_place", "whole"] = "chunked",
+    rank: int = 0,
 ) -> TrainingPlan:
     """What a step takes. Raises RequestError for a context, layout or policy that cannot be.
 
@@ -167,7 +168,8 @@ def plan_training(
     device   whose kernels of attention count
     loss     "chunked", ours; "in_place": logits in `dtype`, and in fp32 where they become their gradient; "whole": in
              `dtype` and fp32, their log-softmax and its gradient, and where tp divides the vocabulary a fourth in fp32,
-             as torch's `loss_parallel` has"""
+             as torch's `loss_parallel` has
+    rank     of adapters, which alone are trained (LoRA): in fp32, beside weights that stay in `dtype`"""
     layout = layout or Layout()
     check_whole("batch", batch)
     limit = config.embedding.limit(config.ctx)
@@ -177,7 +179,7 @@ def plan_training(
             code="range", field="context", value=context, expected=f"a number of tokens from 1 to {most:,}"
         )
     layout.check(config, batch, context)
-    ranks = Ranks.of(config, batch, context, dtype, optimizer, layout, weights, device, loss)
+    ranks = Ranks.of(config, batch, context, dtype, optimizer, layout, dtype if rank else weights, device, loss, rank)
     moments = max(map(ranks.moments, range(layout.pp)), key=lambda of: max(one.total for one in of.values()))
     return TrainingPlan(config, batch, context, dtype, optimizer.kind, layout, moments, Counts(config).flops(context))
 
@@ -201,6 +203,8 @@ class Ranks:
     """Bytes that the optimizer's step computes with."""
     logits: int
     """Bytes of a loss that has all logits at once; 0 for ours, which has a chunk of them."""
+    adapters: tuple[int, ...]
+    """Values that are trained of each layer, where that is not all."""
     table: Held
     """What a tied head has of the embedding: its gradient waits for the embedding's."""
 
@@ -216,6 +220,7 @@ class Ranks:
         weights: torch.dtype,
         device: str,
         loss: str,
+        rank: int,
     ) -> Ranks:
         sharded = layout.zero == 3 and layout.sharing > 1  # gathered in `dtype`: no autocast
         kept = dtype if sharded else weights
@@ -226,10 +231,11 @@ class Ranks:
         )
         cost = mine.costs(Shape.training(rows, tokens, kept, dtype))
         return cls(
-            layout, share(config, layout, optimizer), trace(mine, rows, tokens, kept, dtype, layout.recompute),
+            layout, share(config, layout, optimizer), trace(mine, rows, tokens, kept, dtype, layout.recompute, rank),
             tuple(cost["layers"].children.values()), layout.microbatches(batch),
             rows * tokens * config.d_model * kept.itemsize // (layout.tp if layout.sp else 1), kept.itemsize, weights,
             FP32 * optimizer.step_values(config.outline()), logits,
+            tuple(adapted(layer, rank) for layer in mine.outline().layers) if rank else (),
             _table(config, layout) if config.head.tied else Held(),
         )  # fmt: skip
 
@@ -319,6 +325,17 @@ class Ranks:
         stays = layout.pp > 1  # a stage that gathered for every microbatch would wait for it each time
         gradients = reached.shards if layout.zero >= 2 and not (sharded and stays) else reached.values
         gathers = whole if stays else sum(gathered, ends)
+        if self.adapters:
+            trained = FP32 * sum(self.adapters[layer] for layer in own)
+            shared = [layout.sharing if layout.zero >= stage_of else 1 for stage_of in (1, 2, 3)]
+            return TrainingMemory(
+                weights=self.weights.itemsize * (whole.shards if layout.zero == 3 else whole.values)
+                + trained // shared[2],
+                gradients=trained // shared[1],
+                optimizer=round(trained * whole.state / max(1, whole.values)) // shared[0],
+                buffers=self.itemsize * gathers.gathered if sharded else 0,
+                **besides,
+            )
         masters = FP32 * whole.values if self.weights != torch.float32 else 0
         return TrainingMemory(
             weights=self.weights.itemsize * (whole.shards if layout.zero == 3 else whole.values),
