@@ -120,6 +120,11 @@ class GroupedLinear(Linear):
         return f"{len(self.outs)} x ({self.in_features} -> {self.outs[0]}), bias={self.bias is not None}"
 
 
+def linears(module: nn.Module) -> list[Linear]:
+    """Every linear map of a module that all rows pass; those of groups apart."""
+    return [one for one in module.modules() if isinstance(one, Linear) and not isinstance(one, GroupedLinear)]
+
+
 @dataclass(frozen=True)
 class Matrix:
     """One map inside a parameter: its rows first .. last-1, and how many heads they belong to, if to any."""

@@ -24,6 +24,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from glassformer.config import BlockConfig, ModelConfig, Stage
+from glassformer.parts.linear import linears
 
 
 @dataclass(frozen=True)
@@ -143,11 +144,9 @@ def adapted(layer: nn.Module, rank: int) -> int:
     Experts stay as they are."""
     layer.requires_grad_(False)
     trained = 0
-    modules: list[Any] = list(layer.modules())
-    for module in modules:
-        outs, cuts = getattr(module, "outs", ()), getattr(module, "cuts", ())
-        if not outs or any(cut.cut == "expert" for cut in cuts):
-            continue
+    maps: list[Any] = linears(layer)
+    for module in maps:
+        outs = module.outs
         weight = module.weight
         module.register_parameter("down_adapter", nn.Parameter(weight.new_empty(rank * len(outs), weight.shape[1])))
         module.up_adapters = nn.ParameterList([weight.new_empty(out, rank) for out in outs])
