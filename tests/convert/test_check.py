@@ -27,7 +27,7 @@ from glassformer.parts.ffn import Experts
 from glassformer.text import BPETokenizer, ByteTokenizer
 from tests.quick import one_in, quickly
 
-from .cases import CASES
+from .cases import CASES, TWO_TOWERS
 
 torch.set_num_threads(1)
 
@@ -54,7 +54,13 @@ def loud(expression: str, vocab_size: int = 61) -> Model:
 # Sound models
 
 
-@pytest.mark.parametrize("family", quickly(sorted(CASES), one_in(3)))
+def test_models_of_two_towers_are_refused() -> None:
+    with pytest.raises(RequestError, match="encoder") as problem:
+        check(preset("t5@1m+vocab_size=61").build())
+    assert problem.value.field == "encoder"
+
+
+@pytest.mark.parametrize("family", quickly(sorted(set(CASES) - TWO_TOWERS), one_in(3)))
 def test_a_family_sound_and_with_two_wrong_weights(family: str) -> None:
     """Whatever its layouts: nothing is found in a sound model, and two values changed by one are found."""
 

@@ -73,6 +73,28 @@ def _bert(cls: str, layers: int = 12, d: int = 768, **more: Any) -> dict[str, An
     }  # fmt: skip
 
 
+def _t5(**more: Any) -> dict[str, Any]:
+    return {
+        "model_type": "t5", "d_model": 512, "d_kv": 64, "vocab_size": 32128, "layer_norm_epsilon": 1e-6,
+        "relative_attention_num_buckets": 32, "n_positions": 512, "dropout_rate": 0.1, "is_encoder_decoder": True,
+        "decoder_start_token_id": 0, "pad_token_id": 0, "eos_token_id": 1, "output_past": True, **more,
+    }  # fmt: skip
+
+
+def _bart(layers: int, width: int, heads: int, **more: Any) -> dict[str, Any]:
+    towers = {
+        f"{tower}_{name}": value
+        for tower in ("encoder", "decoder")
+        for name, value in {"layers": layers, "ffn_dim": 4 * width, "attention_heads": heads, "layerdrop": 0.0}.items()
+    }
+    return {
+        "model_type": "bart", "d_model": width, "vocab_size": 50265, "max_position_embeddings": 1024,
+        "activation_function": "gelu", "scale_embedding": False, "is_encoder_decoder": True, "normalize_before": False,
+        "normalize_embedding": True, "add_bias_logits": False, "add_final_layer_norm": False,
+        "num_hidden_layers": layers, "decoder_start_token_id": 2, **towers, **more,
+    }  # fmt: skip
+
+
 CONFIGS: dict[str, dict[str, Any]] = {
     "bert-base": _bert("BertModel"),
     "bert-base-mlm": _bert("BertForMaskedLM"),
@@ -151,4 +173,16 @@ CONFIGS: dict[str, dict[str, Any]] = {
         num_experts_per_tok=10, moe_intermediate_size=512, shared_expert_intermediate_size=512, norm_topk_prob=True,
         decoder_sparse_step=1, mlp_only_layers=[], attention_bias=False, router_aux_loss_coef=0.001,
     ),
+    "t5-small": _t5(num_layers=6, num_heads=8, d_ff=2048),
+    "bart-base": _bart(6, 768, 12),
+    "bart-large": _bart(12, 1024, 16),
+    "opus-mt": _bart(
+        6, 512, 8, model_type="marian", vocab_size=58101, max_position_embeddings=512, activation_function="swish",
+        scale_embedding=True, normalize_embedding=False, static_position_embeddings=True,
+        decoder_start_token_id=58100, pad_token_id=58100, bad_words_ids=[[58100]], num_beams=6, max_length=512,
+    ),
 }  # fmt: skip
+
+NO_CLASS = {"transformer-base", "transformer-big", "flan-t5-small"}
+"""Presets that no class of `transformers` builds from a config: Marian's has biases in attention and another eps; T5's
+ties every head, until a file has one of its own."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from glassformer.architectures.bart import bart_base, bart_large, opus_mt
 from glassformer.architectures.bert import bert_base, bert_base_mlm, distilbert_base, minilm_l6, roberta_base
 from glassformer.architectures.bloom import bloom_7b1, bloom_560m
 from glassformer.architectures.deepseek import deepseek_v2_lite, deepseek_v3
@@ -37,6 +38,8 @@ from glassformer.architectures.phi3 import phi_3_mini
 from glassformer.architectures.qwen2 import qwen2_5_0_5b, qwen2_5_1_5b, qwen2_5_7b
 from glassformer.architectures.qwen3 import qwen3_0_6b, qwen3_8b, qwen3_30b_a3b
 from glassformer.architectures.qwen3_next import qwen3_next_80b
+from glassformer.architectures.t5 import flan_t5_small, t5_small
+from glassformer.architectures.transformer import transformer_base, transformer_big
 from glassformer.config import ModelConfig
 
 PRESETS: dict[str, Callable[[], ModelConfig]] = {
@@ -89,6 +92,13 @@ PRESETS: dict[str, Callable[[], ModelConfig]] = {
     "minilm-l6": minilm_l6,
     "roberta-base": roberta_base,
     "distilbert-base": distilbert_base,
+    "transformer-base": transformer_base,
+    "transformer-big": transformer_big,
+    "t5-small": t5_small,
+    "flan-t5-small": flan_t5_small,
+    "bart-base": bart_base,
+    "bart-large": bart_large,
+    "opus-mt": opus_mt,
 }
 
 FAMILIES: dict[str, str] = {
@@ -104,6 +114,10 @@ FAMILIES: dict[str, str] = {
     "bert": "bert-base-mlm",
     "roberta": "roberta-base",
     "distilbert": "distilbert-base",
+    "transformer": "transformer-base",
+    "t5": "t5-small",
+    "bart": "bart-base",
+    "marian": "opus-mt",
 }
 
 

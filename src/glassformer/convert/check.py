@@ -108,6 +108,12 @@ def checks(
     if not 0 < tolerance < math.inf:
         raise RequestError(f"tolerance={tolerance}: a positive, finite number is right, as {TOLERANCE}")
     loaded, source = _load(model, reference)
+    if loaded.model.encoder is not None:
+        raise RequestError(
+            "this model has an encoder, and check knows models of one tower; compare its logits with the published "
+            "class",
+            code="conflict", field="encoder",
+        )  # fmt: skip
     ours = fold(loaded.model)
     tokens = _tokens(loaded, text, seed)
     size = sum(weight.nbytes for weight in ours.parameters())

@@ -45,10 +45,10 @@ def read_config(folder: Path) -> tuple[Family, ModelConfig, Fields]:
     if family is None:
         near = did_you_mean(kind, FAMILIES) or f"; known are {', '.join(FAMILIES)}"
         raise RequestError(f"{fields.where}: model_type={kind!r} is no family known here{near}")
-    fields.only("is_encoder_decoder", False)
     if (how := fields.get("quantization_config")) is not None:
         raise fields.refuse("quantization_config", how, "only weights that are not quantised can be read")
     config = family.config(fields)
+    fields.only("is_encoder_decoder", config.encoder is not None)
     if unread := fields.unread():
         warnings.warn(f"{fields.where} has fields that are not understood and may matter: {', '.join(unread[:8])}")
     return family, config, fields

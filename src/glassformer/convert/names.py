@@ -26,6 +26,7 @@ from glassformer.parts.linear import GroupedLinear, Linear
 View = Callable[[Tensor], Tensor]
 
 LAYER = re.compile(r"layers\.(\d+)(\..+)")
+OWNER = re.compile(r"(encoder\.)?layers\.\d+")
 
 
 class Piece(NamedTuple):
@@ -270,12 +271,28 @@ class Names:
     inputs and outputs are other numbers than ours."""
     buffers: Mapping[str, str] = field(default_factory=dict)
     """Our buffer -> their tensor, for numbers of a checkpoint that no gradient moves."""
+    absent: frozenset[str] = frozenset()
+    """Their tensors that a checkpoint may lack, for numbers that are then 0."""
+    encoder: Names | None = None
+    """Names of the encoder's modules, without `encoder.` before them."""
+    blocks: int = 1
+    """How many of our blocks one of their layers is; of several, names begin with the block's number in it, as in
+    `.1.mixer.output`."""
 
     def layout(self, module: str) -> tuple[Layout, str]:
         """The layout of one of our modules, and the stem of its names."""
+        names, key, stem = self._found(module)
+        return names._layouts[key], stem
+
+    def _found(self, module: str) -> tuple[Names, str, str]:
+        """Whose names, which of them, and the stem of a module."""
+        if self.encoder is not None and module.startswith("encoder."):
+            return self.encoder._found(module.removeprefix("encoder."))
         if (layer := LAYER.fullmatch(module)) is None:
-            return self._layouts[module], ""
-        return self._layouts[layer[2]], self.layer.replace("*", layer[1])
+            return self, module, ""
+        number, within = divmod(int(layer[1]), self.blocks)
+        key = layer[2] if self.blocks == 1 else f".{within}{layer[2]}"
+        return self, key, self.layer.replace("*", str(number))
 
     @cached_property
     def _layouts(self) -> dict[str, Layout]:
@@ -288,7 +305,6 @@ class Names:
         """(our name, our parameter, its pieces) for every parameter of the model, given `modules_of` it.
 
         Raises KeyError for a module that the family does not have."""
-        mixers = [layer.mixer for layer in modules["layers"]]  # type: ignore[attr-defined]
         seen: set[int] = set()
         for module, owner in modules.items():
             for leaf, parameter in owner._parameters.items():
@@ -296,7 +312,7 @@ class Names:
                     continue
                 seen.add(id(parameter))
                 layout, stem = self.layout(module)
-                mixer = mixers[int(module.split(".")[1])] if stem else None
+                mixer = modules[f"{OWNER.match(module)[0]}.mixer"] if stem else None  # type: ignore[index]
                 place = Place(tuple(parameter.shape), leaf, owner, mixer)
                 pieces = [
                     Piece(
@@ -309,9 +325,8 @@ class Names:
                 yield from self._kept(module, owner)
 
     def _kept(self, module: str, owner: nn.Module) -> Iterator[tuple[str, Tensor, list[Piece]]]:
-        layer = LAYER.fullmatch(module)
-        stem = self.layer.replace("*", layer[1]) if layer else ""
+        names, key, stem = self._found(module)
         for leaf, value in owner._buffers.items():
-            named = self.buffers.get(f"{layer[2] if layer else module}.{leaf}")
+            named = names.buffers.get(f"{key}.{leaf}")
             if value is not None and named is not None:
                 yield f"{module}.{leaf}", value, [Piece(f"{stem}{named}", tuple(value.shape))]

@@ -59,9 +59,12 @@ def fill(
         vars(module)["training"] = False  # what `eval` does, in a tenth of the time
     packed: dict[str, list[tuple[Piece, Packed]]] = {}
     for path, parameter, pieces in list(names.pieces(modules)):
-        entries = theirs.entries(path, pieces)
         owner, _, leaf = path.rpartition(".")
         module = modules[owner]
+        if theirs.lacks(pieces):
+            module._buffers[leaf] = torch.zeros(parameter.shape, dtype=theirs.dtype, device=theirs.device)
+            continue
+        entries = theirs.entries(path, pieces)
         quantised = keep and all(entry.dtype not in DTYPES for entry in entries)
         if quantised and isinstance(module, Linear) and module.packable and leaf == "weight":
             packed[owner] = [(piece, file.packed(entry.name)) for piece, entry in zip(pieces, entries, strict=True)]
@@ -112,6 +115,13 @@ class _Theirs:
         """Bytes from which on a tensor is mapped."""
         bare = names.prefix and not any(name.startswith(names.prefix) for name in file.entries)
         self.cut = names.prefix if bare else ""
+
+    def lacks(self, pieces: list[Piece]) -> bool:
+        """Whether the file has none of the pieces, and need not."""
+        return all(
+            piece.name in self.names.absent and piece.name.removeprefix(self.cut) not in self.file.entries
+            for piece in pieces
+        )
 
     def entries(self, path: str, pieces: list[Piece]) -> list[Entry]:
         """Where the pieces of one of our parameters lie, which are then used."""

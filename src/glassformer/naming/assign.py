@@ -25,25 +25,29 @@ OF_MIXER = ("position", "visibility", "kernel", "qk_norm")
 
 def assign(config: ModelConfig, path: str, value: str) -> ModelConfig:
     """Sets the value at a path. A path that starts at a part of a block (norm.eps, position.base) sets it in every
-    block that has it; norm also in the final norm and the embedding's. Raises RequestError."""
+    block that has it, of an encoder too; norm also in the final norm and the embedding's. Raises RequestError."""
     tree = config.to_dict()
     first, *rest = steps = ALIASES.get(path, path).split(".")
     if first == RECIPE:
         raise RequestError(f"+{path}={value} is about training, not about the model; train and compare take it")
-    blocks = [block for stage in tree["stack"] for block in stage["blocks"]]
+    towers = [tree, *([tree["encoder"]] if tree["encoder"] else [])]
+    own = [tree] if first == "visibility" else towers
+    blocks = [block for tower in own for stage in tower["stack"] for block in stage["blocks"]]
     if first == "layers":
         if rest:
             raise RequestError(f"{path}={value}: layers is a number and has no fields; use layers={value}")
-        if len(tree["stack"]) != 1 or len(blocks) != 1:
+        if any(len(tower["stack"]) != 1 for tower in towers) or len(blocks) != 2 * len(towers) - 1:
             raise RequestError("layers= is for a stack of equal blocks; set stack.0.repeat and so on")
-        tree["stack"][0]["repeat"] = read_value(value)
+        for tower in towers:
+            tower["stack"][0]["repeat"] = read_value(value)
     elif first in OF_MIXER:
         for block in _having(blocks, "mixer", first):
             set_value(block["mixer"], steps, value, path)
     elif first in OF_BLOCK:
         for block in _having(blocks, *steps[:2]) if rest else blocks:
             set_value(block, steps, value, path)
-        for holder, name in ((tree, "final_norm"), (tree["embedding"], "norm")):
+        ends = [end for tower in towers for end in ((tower, "final_norm"), (tower["embedding"], "norm"))]
+        for holder, name in ends:
             if first == "norm" and holder[name] is not None:
                 set_value(holder, [name, *steps[1:]], value, path)
     else:

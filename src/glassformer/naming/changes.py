@@ -10,7 +10,7 @@ from functools import partial
 from itertools import cycle
 from typing import Any
 
-from glassformer.config import BlockConfig, ModelConfig, Stage, stack_of
+from glassformer.config import BlockConfig, ModelConfig, Stage, TowerConfig, stack_of
 from glassformer.errors import RequestError, did_you_mean
 from glassformer.naming.assign import assign
 from glassformer.parts.base import WORDS
@@ -24,9 +24,22 @@ Change = Callable[[ModelConfig], ModelConfig]
 Fields = Mapping[str, Any]
 
 
-def each_block(config: ModelConfig, change: Callable[[BlockConfig], BlockConfig]) -> ModelConfig:
-    stack = tuple(stage.vary(blocks=tuple(change(block) for block in stage.blocks)) for stage in config.stack)
-    return config.vary(stack=stack)
+def each_block(config: ModelConfig, change: Callable[[BlockConfig], BlockConfig], encoder: bool = True) -> ModelConfig:
+    """Every block changed, those of an encoder too unless they are to stay."""
+
+    def changed(tower: TowerConfig) -> tuple[Stage, ...]:
+        return tuple(stage.vary(blocks=tuple(change(block) for block in stage.blocks)) for stage in tower.stack)
+
+    other = config.encoder
+    if other is not None and encoder:
+        other = other.vary(stack=changed(other))
+    return config.vary(stack=changed(config), encoder=other)
+
+
+def each_end(config: ModelConfig, change: Callable[[TowerConfig], dict[str, Any]]) -> ModelConfig:
+    """What is around the blocks changed, in both towers."""
+    encoder = config.encoder and config.encoder.vary(**change(config.encoder))
+    return config.vary(**change(config), encoder=encoder)
 
 
 def each_mixer(config: ModelConfig, change: str, value: Any, required: bool = True) -> ModelConfig:
@@ -40,7 +53,7 @@ def each_mixer(config: ModelConfig, change: str, value: Any, required: bool = Tr
         found.append(mixer is not None)
         return block if mixer is None else block.vary(mixer=mixer)
 
-    changed = each_block(config, fit)
+    changed = each_block(config, fit, encoder=change != "visibility")
     if required and not any(found):
         kinds = sorted({block.mixer.kind for block in config.layers()})
         raise RequestError(
@@ -58,8 +71,13 @@ def _norm(config: ModelConfig, choice: Any, fields: Fields) -> ModelConfig:
         return None if norm is None else choice.replacing(norm, **fields)
 
     config = each_block(config, lambda block: block.vary(norm=swap(block.norm)))
-    embedding = config.embedding.vary(norm=swap(config.embedding.norm))
-    return config.vary(final_norm=swap(config.final_norm), embedding=embedding)
+    return each_end(
+        config,
+        lambda tower: {
+            "final_norm": swap(tower.final_norm),
+            "embedding": tower.embedding.vary(norm=swap(tower.embedding.norm)),
+        },
+    )
 
 
 def _residual(config: ModelConfig, choice: Any, fields: Fields) -> ModelConfig:
@@ -74,11 +92,17 @@ def _residual(config: ModelConfig, choice: Any, fields: Fields) -> ModelConfig:
     own = Gpt2InitConfig() if type(config.init) in brought else config.init
     if choice.brings is not None:
         own = type(choice.brings).replacing(config.init)
-    return config.vary(final_norm=None if choice.ends_in_norm else config.final_norm or norm, init=own)
+    config = each_end(config, lambda tower: {"final_norm": None if choice.ends_in_norm else tower.final_norm or norm})
+    return config.vary(init=own)
 
 
 def _ffn(config: ModelConfig, choice: Any, fields: Fields) -> ModelConfig:
-    changed = each_block(config, lambda block: block.vary(ffn=choice.replacing(block.ffn, **fields)))
+    halves = config.encoder is not None  # the half of a layer that has none is left without
+
+    def swap(block: BlockConfig) -> BlockConfig:
+        return block if block.ffn is None and halves else block.vary(ffn=choice.replacing(block.ffn, **fields))
+
+    changed = each_block(config, swap)
     if not any(block.ffn for block in changed.layers()):
         raise RequestError(f"ffn={choice.kind}: this model has no ffn that it could be made of; add one first")
     return changed
@@ -87,7 +111,12 @@ def _ffn(config: ModelConfig, choice: Any, fields: Fields) -> ModelConfig:
 def _mixer(config: ModelConfig, choice: Any, fields: Fields) -> ModelConfig:
     if choice.knows_order:
         config = config.vary(embedding=config.embedding.vary(position=None))
-    return each_block(config, lambda block: block.vary(mixer=choice.replacing(block.mixer, **fields)))
+
+    def swap(block: BlockConfig) -> BlockConfig:
+        reads = config.encoder is not None and block.mixer.reads_memory
+        return block if reads else block.vary(mixer=choice.replacing(block.mixer, **fields))
+
+    return each_block(config, swap, encoder=False)
 
 
 def _position(config: ModelConfig, choice: Any, fields: Fields) -> ModelConfig:
@@ -96,7 +125,9 @@ def _position(config: ModelConfig, choice: Any, fields: Fields) -> ModelConfig:
     def at(place: str, old: Any) -> Any:
         return choice.replacing(old, **fields) if choice.place == place else None
 
-    config = config.vary(embedding=config.embedding.vary(position=at("embedding", config.embedding.position)))
+    config = each_end(
+        config, lambda tower: {"embedding": tower.embedding.vary(position=at("embedding", tower.embedding.position))}
+    )
     return each_mixer(config, "position", lambda old, norm: at("mixer", old))
 
 
@@ -136,7 +167,7 @@ def _bias(config: ModelConfig, fields: Fields) -> ModelConfig:
 def _dropout(config: ModelConfig, fields: Fields) -> ModelConfig:
     config = each_block(config, lambda block: block.vary(residual=block.residual.vary(**fields)))
     config = each_mixer(config, "dropout", fields["dropout"], required=False)
-    return config.vary(embedding=config.embedding.vary(**fields))
+    return each_end(config, lambda tower: {"embedding": tower.embedding.vary(**fields)})
 
 
 def _probability(word: str, text: str) -> dict[str, Any]:
@@ -150,7 +181,7 @@ def _probability(word: str, text: str) -> dict[str, Any]:
 
 def _embedding_norm(config: ModelConfig, fields: Fields) -> ModelConfig:
     norm = config.embedding.norm or next(config.layers()).norm
-    return config.vary(embedding=config.embedding.vary(norm=norm if fields["on"] else None))
+    return each_end(config, lambda tower: {"embedding": tower.embedding.vary(norm=norm if fields["on"] else None)})
 
 
 def _mup(config: ModelConfig, fields: Fields) -> ModelConfig:

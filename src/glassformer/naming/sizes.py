@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from glassformer.errors import RequestError
 
 if TYPE_CHECKING:
-    from glassformer.config import ModelConfig
+    from glassformer.config import ModelConfig, Stage, TowerConfig
 
 # size: (layers, d_model, heads). The name counts the layers' own parameters, about 12 L d^2, not the vocabulary's.
 SIZES: dict[str, tuple[int, int, int]] = {
@@ -29,19 +29,28 @@ SIZES: dict[str, tuple[int, int, int]] = {
 
 
 def resize(config: ModelConfig, size: str) -> ModelConfig:
-    """The same parts at one of the sizes of the table: layers, width and heads change, ffn and head widths follow.
-    Raises RequestError for a size that is not in it."""
+    """The same parts at one of the sizes of the table: layers, width and heads change, ffn and head widths follow. Two
+    towers have half of the layers each. Raises RequestError for a size that is not in it."""
     if size.lower() not in SIZES:
         raise RequestError(
             f"no size is named {size!r}; sizes are {', '.join(SIZES)}", code="unknown", field="size", value=size
         )
     n_layers, d_model, n_heads = SIZES[size.lower()]
-    each = n_layers / config.n_layers
-    stack = []
-    for stage in config.stack:
+    encoder = (
+        None if config.encoder is None else config.encoder.vary(stack=_scaled(config.encoder, n_layers / 2, n_heads))
+    )
+    if encoder is not None:
+        encoder = encoder.vary(d_model=None)
+    return config.vary(d_model=d_model, stack=_scaled(config, n_layers, n_heads), encoder=encoder)
+
+
+def _scaled(tower: TowerConfig, n_layers: float, n_heads: int) -> tuple[Stage, ...]:
+    """Its blocks at another size, about so many in all."""
+    each, stack = n_layers / tower.n_layers, []
+    for stage in tower.stack:
         blocks = tuple(
             block.vary(mixer=block.mixer.resized(n_heads), ffn=block.ffn.vary(hidden=None) if block.ffn else None)
             for block in stage.blocks
         )
         stack.append(stage.vary(repeat=max(1, round(stage.repeat * each)), blocks=blocks))
-    return config.vary(d_model=d_model, stack=tuple(stack))
+    return tuple(stack)

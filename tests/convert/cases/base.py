@@ -52,7 +52,8 @@ class Case:
         draw = torch.Generator().manual_seed(seed)
         with torch.no_grad():
             kept = [(name, value) for name, value in model.named_buffers() if name in model.state_dict()]
-            for name, weight in [*model.named_parameters(), *(one for one in kept if not one[0].endswith(self.fixed))]:
+            learned = [(name, weight) for name, weight in model.named_parameters() if weight.requires_grad]
+            for name, weight in [*learned, *(one for one in kept if not one[0].endswith(self.fixed))]:
                 noise = torch.randn(weight.shape, generator=draw)
                 if any(part in name for part in self.quiet):
                     noise *= 0.02

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from glassformer.convert.families import (
     bamba,
+    bart,
     bert,
     bloom,
     cohere,
@@ -23,13 +24,17 @@ from glassformer.convert.families import (
     llama4_text,
     mamba,
     mamba2,
+    marian,
+    mbart,
     minimax,
     mistral,
     mixtral,
     mpt,
+    mt5,
     olmo2,
     olmoe,
     opt,
+    pegasus,
     phi,
     phi3,
     qwen2,
@@ -39,6 +44,7 @@ from glassformer.convert.families import (
     roberta,
     stablelm,
     starcoder2,
+    t5,
 )
 from glassformer.convert.family import Family
 
@@ -47,6 +53,8 @@ _MODULES = [
     gemma, gemma2, gemma3_text, phi, phi3, starcoder2, stablelm, olmo2, cohere, granite,
     mixtral, qwen3_moe, olmoe, deepseek_v2, deepseek_v3, gpt_oss, llama4_text, mamba, mamba2, jamba, bamba, qwen3_next,
     minimax, bert, roberta, distilbert,
+    minimax,
+    t5, mt5, bart, mbart, pegasus, marian,
 ]  # fmt: skip
 FAMILIES: dict[str, Family] = {module.FAMILY.model_type: module.FAMILY for module in _MODULES}
 """model_type -> family. Where several can hold a config, the first is the one it is written as."""

@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from glassformer.config import BlockConfig, ModelConfig, stack_of
+from glassformer.config import BlockConfig, ModelConfig, TowerConfig, stack_of
 from glassformer.convert.family import Closed, attention, ffn
 from glassformer.convert.fields import Fields
 from glassformer.convert.names import Layout, Names
 from glassformer.convert.rope import read_rotary, write_rotary
 from glassformer.parts.ffn import FFNConfig
 from glassformer.parts.head import HeadConfig
-from glassformer.parts.mixer import AttentionConfig
+from glassformer.parts.mixer import AttentionConfig, CrossAttentionConfig
 from glassformer.parts.position import RotaryConfig
 from glassformer.parts.visibility import CausalConfig, SlidingWindowConfig, VisibilityConfig
 
@@ -102,6 +102,21 @@ def read_model(fields: Fields, context: int, block: BlockConfig, head: HeadConfi
         "head": head.vary(tied=fields.flag("tie_word_embeddings", head.tied)),
     }
     return ModelConfig(**said | own)
+
+
+def encoder_of(config: ModelConfig) -> TowerConfig:
+    """Raises Closed where there is none."""
+    if config.encoder is None:
+        raise Closed({"encoder": None})
+    return config.encoder
+
+
+def halves(config: ModelConfig) -> tuple[BlockConfig, BlockConfig]:
+    """The two blocks of a published decoder's layer. Raises Closed where the first two are no such pair."""
+    own, cross, *_ = [*config.layers(), None, None]
+    if own is None or cross is None or not isinstance(cross.mixer, CrossAttentionConfig):
+        raise Closed({"stack": "blocks of another kind"})
+    return own, cross
 
 
 def heads(mixer: AttentionConfig) -> dict[str, Any]:

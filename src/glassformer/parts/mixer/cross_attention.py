@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -230,11 +230,11 @@ class CrossAttentionConfig(MixerConfig, kind="cross_attention"):
         groups = nearest_groups(n_heads, self.n_heads, self.n_kv_heads)
         return self.vary(n_heads=n_heads, n_kv_heads=groups, head_dim=None)
 
-    def changed(self, change: MixerChange, value: Any) -> CrossAttentionConfig | None:
+    def changed(self, change: MixerChange, new: Callable[[Any], Any]) -> CrossAttentionConfig | None:
         """Of a change of `bias`, the output's goes with the others'."""
         if change not in type(self).model_fields:
             return None
-        return self.vary(**{change: value}, **({"out_bias": None} if change == "bias" else {}))
+        return self.vary(**{change: new(getattr(self, change))}, **({"out_bias": None} if change == "bias" else {}))
 
     def _scale(self, ctx: BuildContext) -> float:
         h = self.heads(ctx).head_dim
