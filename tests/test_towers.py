@@ -22,6 +22,7 @@ from glassformer.parts.mixer import AttentionConfig, CrossAttentionConfig
 from glassformer.parts.norm import LayerNormConfig
 from glassformer.parts.position import LearnedConfig
 from glassformer.parts.visibility import BidirectionalConfig
+from glassformer.training.objectives import NextTokenConfig
 
 NORM = LayerNormConfig()
 FFN = MlpConfig(hidden=24, bias=True)
@@ -213,3 +214,9 @@ def test_a_decoder_takes_no_source(texts):
 def test_towers_that_do_not_fit(change: dict[str, object], sentence: str):
     with pytest.raises(ValueError, match=sentence):
         towers(**change)
+
+
+def test_a_plain_text_trains_no_encoder():
+    with pytest.raises(RequestError, match="encoder") as problem:
+        NextTokenConfig().check(towers())
+    assert problem.value.field == "objective"

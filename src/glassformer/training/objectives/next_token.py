@@ -9,7 +9,12 @@ class NextTokenConfig(ObjectiveConfig, kind="next_token"):
     """Each token from those before it: the mean of -log p(x_i | x_<i). Held-out text has bits per byte."""
 
     def check(self, config: ModelConfig) -> None:
-        """A next-token loss means nothing where a token sees what follows it."""
+        """A next-token loss means nothing where a token sees what follows it, and a plain text has no source."""
+        if config.encoder is not None:
+            raise RequestError(
+                "objective=next_token gives a model one text, and the encoder of this one reads another beside it",
+                code="conflict", field="objective", value=self.kind, expected="a model without an encoder",
+            )  # fmt: skip
         super().check(config)
         for layer, block in enumerate(config.layers()):
             if not block.mixer.causal(config.ctx):
