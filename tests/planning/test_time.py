@@ -43,6 +43,7 @@ def test_time_of_a_size_that_the_fit_has_not_seen(gpu: str):
 @pytest.mark.parametrize(
     ("name", "context", "layout", "batch", "rate"),
     [
+        ("llama-3-8b", 8192, "dp=64,zero=3,micro=1,recompute=alternate", 64, 2973),
         ("llama-13b+context=4096", 4096, "dp=64,zero=3,micro=2", 128, 2162),
         ("llama-2-70b", 4096, "dp=64,zero=3,micro=2,recompute=full", 128, 353),
         ("llama-2-70b+vocab_size=128256", 8192, "dp=64,zero=3,micro=1,recompute=full", 64, 331),

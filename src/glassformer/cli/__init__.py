@@ -552,6 +552,8 @@ def plan(
     layout: str | None = None,
     find: Flag = False,
     finetune: str | None = None,
+    here: Flag = False,
+    out: str | None = None,
     json: Json = False,
 ) -> None:
     """What generating with these models takes: weights, decode state and FLOPs, exactly, before anything is built.
@@ -593,6 +595,10 @@ def plan(
         Search the layouts of a --machine, h100:8, that a training step fits, the fastest first.
     finetune
         A training step of adapters on every linear map, lora:16, all else frozen.
+    here
+        Measure this processor once, and plan a training step and a token of decoding on it.
+    out
+        A page to write: where parameters, memory and time go, every figure with its formula.
     """
     from glassformer.cli.costs import show_plans
 
@@ -610,6 +616,13 @@ def plan(
     ):
         raise RequestError("--layout, --recompute, --optimizer and --tokens are for --train")
     on = {"machine": machine, "nodes": nodes, "machines": machines, "price": price}
+    if here:
+        from glassformer.cli.costs import show_here
+
+        if train or generate or machine is not None or out is not None:
+            raise RequestError("--here plans this machine: leave out --train, --generate, --machine and --out")
+        show_here(models, batch, _as_int(context, "context"), json)
+        return
     if train or finetune is not None:
         from glassformer.cli.costs import show_training
 
@@ -622,9 +635,10 @@ def plan(
             dtype,
             json,
             explain,
+            out,
         )
         return
-    show_plans(models, _as_int(context, "context"), batch, dtype, state_dtype, json, explain, on)
+    show_plans(models, _as_int(context, "context"), batch, dtype, state_dtype, json, explain, on, out)
 
 
 @app.command
@@ -648,7 +662,7 @@ def schema(*, json: Json = False) -> None:
 @app.command
 def bench(
     what: Literal[
-        "train", "kernels", "load", "parity", "generate", "quality", "watch", "mixers", "neighbours"
+        "train", "kernels", "load", "parity", "generate", "quality", "watch", "mixers", "neighbours", "plan"
     ] = "train",
     /,
     *,
@@ -669,7 +683,7 @@ def bench(
         every family against its published implementation; generate: SmolLM2 writing, beside transformers and
         llama.cpp; quality: SmolLM2's perplexity in fewer bits, over 4,000 tokens for each round; watch: what --watch
         costs a training step; mixers: every way to mix tokens against the length of the text; neighbours: decoding,
-        prompts, training and loading beside busy processes.
+        prompts, training and loading beside busy processes; plan: what `plan --here` says beside sampled models.
     rounds
         Measurements of each, taken in turn.
     quick

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from dataclasses import fields
+import shlex
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, fields
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,9 +15,11 @@ from rich.table import Table
 
 from glassformer.cli.show import component_table, output, size
 from glassformer.errors import RequestError
+from glassformer.figures import days
 from glassformer.naming import preset
 from glassformer.planning import Plan, plan, search
 from glassformer.planning.advice import advice
+from glassformer.planning.counts import Counts
 from glassformer.planning.decoding import Decoding
 from glassformer.planning.machines import Cluster
 from glassformer.planning.time import DAY, Run, StepTime
@@ -82,6 +87,7 @@ def show_plans(
     as_json: bool,
     explain: bool,
     asked: dict[str, Any],
+    out: str | None = None,
 ) -> None:
     if not names:
         raise RequestError("plan needs at least one model, such as llama-7b")
@@ -91,6 +97,7 @@ def show_plans(
         for name in names
     }
     on = next(iter(plans.values())).on
+    _write_page(plans, out)
     if as_json:
         fits = {name: _fits(one, on) if on else {} for name, one in plans.items()}
         print(json.dumps([{"name": name, **one.to_dict(), **fits[name]} for name, one in plans.items()]))
@@ -147,11 +154,71 @@ def show_explained(name: str, one: Plan) -> None:
     output().print(spent, highlight=False)
 
 
-def show_training(names: list[str], asked: dict[str, Any], dtype: str, as_json: bool, explain: bool = False) -> None:
+def _write_page(plans: Mapping[str, Plan | TrainingPlan], out: str | None) -> None:
+    """The page of these plans, where one is asked for."""
+    if out is None:
+        return
+    from glassformer.report.plan import write_plan
+    from glassformer.training.checkpoint import disk_errors
+
+    pages = []
+    for name, one in plans.items():
+        counts = Counts(one.config)
+        placed = {} if one.on is None else {
+            "machine_title": one.on.machine.title, "machine_memory": one.on.machine.memory, "machine_node": one.on.node,
+        }  # fmt: skip
+        components = [asdict(part) for part in counts.components]
+        named = {"name": name, "parameters": one.config.num_params(), "symbols": counts.symbols}
+        pages.append({**one.to_dict(), **named, **placed, "components": components})
+    with disk_errors(Path(out)):
+        write_plan(pages, shlex.join(["glassformer", *sys.argv[1:]]), out)
+
+
+def show_here(names: list[str], batch: int, context: int | None, as_json: bool) -> None:
+    """A training step and a step of decoding on this processor, planned."""
+    from glassformer.planning.here import here
+
+    if not names:
+        raise RequestError("plan needs at least one model, such as llama@10m")
+    configs = {name: preset(name) for name in names}
+    found = {name: here(config, batch, context or config.context) for name, config in configs.items()}
+    if as_json:
+        print(json.dumps([{"name": name, "batch": batch, **one.to_dict()} for name, one in found.items()]))
+        return
+    table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0))
+    table.add_column("")
+    for name in found:
+        table.add_column(name, justify="right", overflow="fold", max_width=32)
+    table.add_row("a training step", *(f"{1e3 * one.step_seconds:,.3g} ms" for one in found.values()))
+    for part in next(iter(found.values())).step:
+        table.add_row(f"  {part}", *(f"{one.step[part] / one.step_seconds:.0%}" for one in found.values()))
+    table.add_row("tokens a second", *(f"{one.tokens / one.step_seconds:,.0f}" for one in found.values()))
+    for one in found.values():
+        if one.token_seconds is None:
+            break
+    else:
+        steps = [one.token_seconds or 0.0 for one in found.values()]
+        table.add_row("a step of decoding", *(f"{1e3 * step:,.3g} ms" for step in steps))
+        table.add_row("tokens written a second", *(f"{batch / step:,.0f}" for step in steps))
+    output().print(table)
+    by = next(iter(found.values())).by
+    told = f"{by.processor}, {by.threads} threads, eager, products in {by.dtype} in training and float32 in decoding"
+    output().print(told, style="dim", highlight=False)
+
+
+def show_training(
+    names: list[str],
+    asked: dict[str, Any],
+    dtype: str,
+    as_json: bool,
+    explain: bool = False,
+    out: str | None = None,
+) -> None:
     """A training step: the memory of one rank by what it is for, and on a machine its time."""
     if not names:
         raise RequestError("plan needs at least one model, such as llama-7b")
     plans = {name: plan(preset(name), train=True, dtype=DTYPES[dtype], **asked) for name in names}
+    _write_page(plans, out)
     if as_json:
         print(json.dumps([{"name": name, **one.to_dict()} for name, one in plans.items()]))
         return
@@ -246,7 +313,7 @@ STEP: dict[str, Callable[[StepTime], str]] = {
     "longest": lambda one: one.bound,
 }
 RUN: dict[str, Callable[[Run], str]] = {
-    "days": lambda one: span(one.low / DAY, one.high / DAY, "{:,.3g}".format),
+    "days": lambda one: span(one.low / DAY, one.high / DAY, days),
     "accelerator hours": lambda one: span(
         one.hours * one.low / one.seconds, one.hours * one.high / one.seconds, "{:,.0f}".format
     ),

@@ -8,13 +8,14 @@ wants those; `document()` is a page that has both.
 
 from __future__ import annotations
 
+from .bars import node_drawing, part_swatch, stacked_bar
 from .chart import Axis
 from .document import copyable, document, embedded, script, stylesheet, write_document
 from .heat import HeatColumn, HeatScale, Mark, heat_legend, heat_map, heat_scale, is_not_finite
 from .intervals import interval_axis, interval_domain, interval_row
 from .lines import Series, legend, line_chart
 from .markup import Markup, breakable, escape, join, tag
-from .numbers import count, finite, fixed, log_ticks, nice_ticks, si, tick_labels
+from .numbers import count, days, finite, fixed, log_ticks, nice_ticks, si, tick_labels
 from .scatter import Dot, scatter_chart
 from .style import swatch
 from .table import plain_table
@@ -35,6 +36,7 @@ __all__ = [
     "breakable",
     "copyable",
     "count",
+    "days",
     "document",
     "embedded",
     "escape",
@@ -52,10 +54,13 @@ __all__ = [
     "line_chart",
     "log_ticks",
     "nice_ticks",
+    "node_drawing",
+    "part_swatch",
     "plain_table",
     "scatter_chart",
     "script",
     "si",
+    "stacked_bar",
     "stylesheet",
     "swatch",
     "tag",

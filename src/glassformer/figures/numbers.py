@@ -110,3 +110,8 @@ def _tick_label(tick: float, step: float) -> str:
     if "." in text and (suffix or tick == 0):
         text = text.rstrip("0").rstrip(".")
     return text + suffix
+
+
+def days(value: float) -> str:
+    """A number of days in words: whole ones, and of a few their parts."""
+    return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"

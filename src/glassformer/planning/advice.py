@@ -20,6 +20,10 @@ FASTER = {
 """Changes of a machine: they say what a step waits for, by how much it would gain."""
 
 
+LEAST = 0.005
+"""Smaller savings are not told."""
+
+
 @dataclass(frozen=True)
 class Change:
     """A change, and the share of a step's time that it saves."""
@@ -31,26 +35,38 @@ class Change:
 
 
 def advice(plan: TrainingPlan) -> tuple[Change, ...]:
-    """Changes that save time, the largest first. Layouts that do not divide or do not fit are left out."""
+    """The layout that saves most of those that divide and fit, and changes of the machine, the largest first."""
     if plan.on is None or plan.time is None:
         return ()
-    found = [*_layouts(plan, plan.on), *_machines(plan, plan.on)]
-    return tuple(sorted((one for one in found if one.saves > 0.005), key=lambda one: -one.saves))
+    best = next(_fitting(plan, plan.on, _layouts(plan, plan.on)), None)
+    found = [*([best] if best else []), *_machines(plan, plan.on)]
+    return tuple(sorted((one for one in found if one.saves > LEAST), key=lambda one: -one.saves))
 
 
-def _layouts(plan: TrainingPlan, on: Cluster) -> Iterator[Change]:
-    optimizer = Recipe.of(tokens=1, optimizer=plan.optimizer).optimizer
+def _layouts(plan: TrainingPlan, on: Cluster) -> list[Change]:
+    """Those that divide, the fastest first."""
     assert plan.time is not None
+    found = []
     for words, layout in _neighbours(plan.layout, plan.microbatch):
         try:
-            other = plan_training(
-                plan.config, plan.batch, plan.context, plan.dtype, optimizer, layout, device=on.machine.device
-            )
+            layout.check(plan.config, plan.batch, plan.context)
         except RequestError:
             continue
-        if other.memory["reserved"] <= on.machine.memory:
-            step = step_time(plan.time.work, plan.batch, layout, on)
-            yield Change(words, 1 - step.seconds / plan.time.seconds, layout)
+        step = step_time(plan.time.work, plan.batch, layout, on)
+        found.append(Change(words, 1 - step.seconds / plan.time.seconds, layout))
+    return sorted(found, key=lambda one: -one.saves)
+
+
+def _fitting(plan: TrainingPlan, on: Cluster, found: list[Change]) -> Iterator[Change]:
+    """Those whose memory a machine has, as they are asked for: memory takes longer to plan than time."""
+    optimizer = Recipe.of(tokens=1, optimizer=plan.optimizer).optimizer
+    for change in found:
+        if change.saves > LEAST:
+            other = plan_training(
+                plan.config, plan.batch, plan.context, plan.dtype, optimizer, change.layout, device=on.machine.device
+            )
+            if other.memory["reserved"] <= on.machine.memory:
+                yield change
 
 
 def _neighbours(layout: Layout, micro: int) -> Iterator[tuple[str, Layout]]:

@@ -35,6 +35,8 @@ from glassformer.planning.machines import Cluster, Factors, machines
 LINKS = ("sharding", "tensor", "experts", "context", "stages")
 FACTOR_OF = {"products": "products", "scores": "scores", "elementwise": "elementwise"} | dict.fromkeys(LINKS, "links")
 """Which measured factor a kind of work takes; the others take none."""
+AGAIN = {"none": (0.0, 0.0, 0.0), "selective": (0.0, 0.0, 1.0), "alternate": (0.5, 0.0, 1.0), "full": (1.0, 1.0, 1.0)}
+"""What each policy computes again of the layers' forward pass: products, scores, elementwise parts."""
 REPLICATED = 10 / 34
 """Share of a layer's kept bytes that tensor parallelism without `sp` does not divide (Korthikanti et al. 2022)."""
 BEYOND = (0.7, 1.45)
@@ -214,9 +216,8 @@ class Run:
 
 def again(work: Workload, layout: Layout) -> float:
     """What a step computes again, as a share of the forward pass."""
-    if layout.recompute != "full":
-        return 0.0
-    return (work.layer_products + work.scores) / (work.products + work.scores)
+    products, scores, _ = AGAIN[layout.recompute]
+    return (products * work.layer_products + scores * work.scores) / (work.products + work.scores)
 
 
 def step_time(work: Workload, batch: int, layout: Layout, cluster: Cluster) -> StepTime:
@@ -259,18 +260,19 @@ def _roofline(work: Workload, batch: int, layout: Layout, cluster: Cluster) -> l
     tokens = batch * work.context / (dp * cp)
     micro = layout.microbatches(batch)
     most = max(-(-work.layers // pp) / work.layers, 1 / pp)
-    repeat = 1 / 3 if layout.recompute == "full" else 0.0
-    products = tokens * most / tp * (work.products + repeat * work.layer_products)
-    scores = tokens * most / tp * (1 + repeat) * work.scores
+    of_products, of_scores, of_kept = (share / 3 for share in AGAIN[layout.recompute])
+    products = tokens * most / tp * (work.products + of_products * work.layer_products)
+    scores = tokens * most / tp * (1 + of_scores) * work.scores
     whole = 1.0 if layout.sp or tp == 1 else (1 - REPLICATED) + REPLICATED * tp
-    kept = tokens * most / tp * whole * 3 * (work.kept + repeat * work.layer_kept)
+    kept = tokens * most / tp * whole * 3 * (work.kept + of_kept * work.layer_kept)
     held = most * ((work.parameters - work.expert_parameters) / tp + work.expert_parameters / (tp * ep))
     shared = layout.sharing
+    read = f"{tokens:,.0f} tokens"
     states = 28 * held / (shared if layout.zero else 1)
     found = [
-        _work("products", products, "FLOP", peak, f"{_made_again(repeat)}{work.products:.4g} x {tokens:,.0f} tokens"),
-        _work("scores", scores, "FLOP", peak, f"{_made_again(repeat)}{work.scores:.4g} x {tokens:,.0f} tokens"),
-        _work("elementwise", kept, "B", machine.bandwidth, f"3 x {work.kept:,.0f} B x {tokens:,.0f} tokens"),
+        _work("products", products, "FLOP", peak, f"{_made_again(of_products)}{work.products:.4g} x {read}"),
+        _work("scores", scores, "FLOP", peak, f"{_made_again(of_scores)}{work.scores:.4g} x {read}"),
+        _work("elementwise", kept, "B", machine.bandwidth, f"3 x {work.kept:,.0f} B x {read}"),
         _work("optimizer", states, "B", machine.bandwidth, "28 B for a parameter of the rank"),
     ]
     inside = tp * cp
@@ -278,7 +280,7 @@ def _roofline(work: Workload, batch: int, layout: Layout, cluster: Cluster) -> l
     stream = tokens * work.exchanged
     linked = {
         "sharding": (shared, inside if shared == dp else tp, per_step * held, f"{per_step:g} B for a parameter"),
-        "tensor": (tp, 1, (6 if repeat else 4) * 2 * stream * work.layers * most, "4 x 2 residual streams a layer"),
+        "tensor": (tp, 1, (6 if of_scores else 4) * 2 * stream * work.layers * most, "4 x 2 residual streams a layer"),
         "context": (cp, tp, 3 * tokens * (cp - 1) * work.keys * most / tp, "3 x keys and values of others"),
         "stages": (pp, inside * dp, 2 * stream * layout.interleave / tp, "2 residual streams a stage"),
     }
@@ -286,7 +288,7 @@ def _roofline(work: Workload, batch: int, layout: Layout, cluster: Cluster) -> l
         if size > 1:
             found.append(_linked(kind, amount, cluster, size, stride, formula, kind == "stages"))
     if ep > 1 and work.experts_met:
-        traded = (6 if repeat else 4) * work.experts_met * tokens * work.exchanged * most / tp
+        traded = (6 if of_scores else 4) * work.experts_met * tokens * work.exchanged * most / tp
         found.append(_linked("experts", traded, cluster, ep, inside, "4 x the residual stream of a choice", True))
     if pp > 1:
         share = (pp - 1) / (micro * layout.interleave)
@@ -295,7 +297,7 @@ def _roofline(work: Workload, batch: int, layout: Layout, cluster: Cluster) -> l
 
 
 def _made_again(repeat: float) -> str:
-    return "4/3 of layers x " if repeat else ""
+    return f"{1 + repeat:.3g} of layers x " if repeat else ""
 
 
 def _work(kind: str, amount: float, unit: str, rate: float, formula: str) -> Work:
