@@ -116,7 +116,9 @@ def test_logits_are_made_of_a_few_places_at_a_time(monkeypatch: pytest.MonkeyPat
     whole, rows = logit_lens(model, TOKENS), []
     monkeypatch.setattr(import_module("glassformer.lens.logit_lens"), "VALUES_PER_CHUNK", 97 * 3)
     forward = model.head.forward
-    monkeypatch.setattr(model.head, "forward", lambda x, w: rows.append(x.shape[1]) or forward(x, w))
+    monkeypatch.setattr(
+        model.head, "forward", lambda x, *more, **how: rows.append(x.shape[1]) or forward(x, *more, **how)
+    )
     found = logit_lens(model, TOKENS)
     assert max(rows) == 3
     assert torch.equal(found.top, whole.top)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import glassformer as gf
-from glassformer.parts.base import BuildContext
+from glassformer.parts.base import BuildContext, Reference
 from glassformer.parts.cost import Cost, Shape
 from glassformer.parts.mould import ATOMS, Mould
 from glassformer.parts.norm import LayerNorm, NormConfig
@@ -46,8 +46,8 @@ def structure(module: nn.Module) -> list[Any]:
 
 
 def mutable(value: Any, seen: dict[int, Any]) -> Iterator[Any]:
-    """Everything that can change in a module, however deep."""
-    if isinstance(value, ATOMS) or id(value) in seen:
+    """Everything that can change in a module, however deep, but what is another's: layers may refer to one of them."""
+    if isinstance(value, (*ATOMS, Reference)) or id(value) in seen:
         return
     seen[id(value)] = value
     if not isinstance(value, tuple):
@@ -61,7 +61,8 @@ def mutable(value: Any, seen: dict[int, Any]) -> Iterator[Any]:
 def test_a_copied_layer_is_the_one_that_would_be_built(case: Case):
     config = case.config()
     with torch.device("meta"):
-        built = [block.build(config.ctx.at(layer)) for layer, block in enumerate(config.layers())]
+        ctx = config.ctx  # which knows what layers share
+        built = [block.build(ctx.at(layer)) for layer, block in enumerate(config.layers())]
         model = config.build(seed=None)
     assert [structure(layer) for layer in model.layers] == [structure(layer) for layer in built]
 
