@@ -128,6 +128,12 @@ class Case:
     def config(self) -> ModelConfig:
         return _config(self.expression, self.scaling, self.layers)
 
+    def kind(self) -> str:
+        config = self.config()
+        if config.encoder is not None:
+            return "both"
+        return "decoder" if config.causal else "encoder"
+
     def attends(self) -> list[bool]:
         """Whether each layer's mixer has patterns of attention: its state grows, and it has a kernel."""
         return list(_attends(self))
@@ -194,12 +200,15 @@ def sampled() -> list[Case]:
 
 
 MATRIX = sampled()
-PUBLISHED = [
+NAMED = [
     Case(f"{name}@1m+{TINY}")
     for name in ["gpt2", *FAMILIES, "falcon-40b", "llama-3-8b", "smollm2-135m", "pythia-160m"]
     if name not in ("mamba", "mamba2")  # which has no heads, and is below
 ]
+PUBLISHED = [case for case in NAMED if case.kind() == "decoder"]
+"""Those with two towers have tests of their own, in tests/test_towers.py."""
 ENCODERS = [
+    *(case for case in NAMED if case.kind() == "encoder"),
     Case(f"gpt2@1m+{TINY}+bidirectional"),
     Case(f"gpt2@1m+{TINY}+bidirectional+rope+kernel=banded+post+gqa:2"),
     Case(f"gpt2@1m+{TINY}+linear_attention+bidirectional+bias"),

@@ -66,7 +66,9 @@ Threads = Annotated[
     int | None,
     Parameter(help="Threads of the processor; by default as many as it has cores, which give way to other processes."),
 ]
-Benchmark = Literal["train", "kernels", "load", "parity", "generate", "quality", "watch", "mixers", "neighbours"]
+Benchmark = Literal[
+    "train", "kernels", "load", "parity", "generate", "quality", "watch", "mixers", "neighbours", "plan"
+]
 Compile = Annotated[
     bool | None,
     Parameter(help="Compile the layers; by default where there is a compiler and the run is long enough to pay."),
@@ -661,9 +663,7 @@ def schema(*, json: Json = False) -> None:
 
 @app.command
 def bench(
-    what: Literal[
-        "train", "kernels", "load", "parity", "generate", "quality", "watch", "mixers", "neighbours", "plan"
-    ] = "train",
+    what: Benchmark = "train",
     /,
     *,
     rounds: int = 5,

@@ -32,8 +32,8 @@ class Segments(nn.Module):
         self.init_weights(Init())
 
     def forward(self, pass_: Pass) -> Float[Tensor, "*b d"]:
-        if pass_.segments is None:
-            return self.weight[0]
+        if pass_.segments is None:  # not weight[0]: without gradients that is a leaf, which torch's counters refuse
+            return F.embedding(torch.zeros(1, dtype=torch.long, device=self.weight.device), self.weight)
         most = int(pass_.segments.max()) if pass_.segments.numel() else 0
         if most >= len(self.weight) or (pass_.segments.numel() and int(pass_.segments.min()) < 0):
             raise RequestError(
