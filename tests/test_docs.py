@@ -123,9 +123,9 @@ def test_the_index_is_fresh_and_lists_them_all():
 
 
 def test_all_that_a_monitor_records_is_told():
-    model = gf.preset("gpt2@1m+moe:4:2+ffn.n_shared=1+layers=1+d_model=32+heads=2+vocab_size=31+context=16").build(
-        seed=0
-    )
+    model = gf.preset(
+        "gpt2@1m+moe:4:2+ffn.n_shared=1+ffn.capacity=1+layers=1+d_model=32+heads=2+vocab_size=31+context=16"
+    ).build(seed=0)
     optimizer = torch.optim.AdamW(model.parameters())
     tokens = torch.arange(30).view(2, 15)
     rows: list[dict[str, Any]] = []

@@ -44,6 +44,7 @@ def short_form(windows: int = 40, layers: int = LAYERS, **changes: Any) -> dict[
             "gradient_norm": grid(0.9),
             "token_cosine": grid(0.2),
             "max_violation": grid(0.3),
+            "router_dropped": grid(0.05),
             "router_entropy": grid(1.2),
         },
         "curves": {name: [[step, value] for step in steps] for name, value in (

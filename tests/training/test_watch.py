@@ -347,7 +347,7 @@ def test_a_loop_of_ones_own_can_be_watched(
 
 @pytest.mark.parametrize("score", ["softmax", "sigmoid"])
 def test_routers_are_measured(score: str) -> None:
-    expression = f"llama@1m+moe:4:2+ffn.score={score}+ffn.balance_rate=0.1"
+    expression = f"llama@1m+moe:4:2+ffn.score={score}+ffn.balance_rate=0.1+ffn.capacity=0.9"
     net = model(expression).vary(vocab_size=11, context=CONTEXT).build(seed=0).train()
     for layer in net.layers:
         layer.ffn.router.weight.data *= 30
@@ -364,6 +364,8 @@ def test_routers_are_measured(score: str) -> None:
             share = row / row.sum()
             entropy -= float((share * share.log()).sum()) / 32
         assert found["router_load"][where] == pytest.approx([count / 64 for count in counts])
+        over = [max(0, count - 15) for count in counts]  # ceil(0.9 * 64 / 4)
+        assert found["router_dropped"][where] == pytest.approx(sum(over) / 64) and sum(over)
         assert found["max_violation"][where] == pytest.approx(max(counts) / 16 - 1)
         assert found["router_entropy"][where] == pytest.approx(entropy, rel=1e-5)
 

@@ -73,10 +73,13 @@ class Sent:
         self.chosen = torch.empty(0)
 
     def routing(self, p: Tensor) -> dict[str, Tensor]:
-        """Of p (b, s, e): the load of each expert, (e,), and what it comes to."""
+        """Of p (b, s, e): the load of each expert, (e,), and what it comes to; with a capacity, the share of
+        assignments beyond it, which training drops."""
         self.chosen = self.router.choose(p)[1]
         load = router_load(self.chosen, p.shape[-1])
+        late = {} if self.router.capacity is None else {"router_dropped": self.router.late(self.chosen).float().mean()}
         return {
+            **late,
             "router_load": load,
             "router_entropy": router_entropy(p / p.sum(-1, keepdim=True)),
             "max_violation": max_violation(load),

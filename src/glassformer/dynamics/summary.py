@@ -68,6 +68,7 @@ LAYERS = (
     Kept("token_cosine", "token_cosine", "resid_post", _mean, _mean),
     Kept("max_violation", "max_violation", "ffn.router", max, _mean),
     Kept("router_entropy", "router_entropy", "ffn.router", _mean, _mean),
+    Kept("router_dropped", "router_dropped", "ffn.router", max, _mean),
 )
 """One number for each layer and window."""
 

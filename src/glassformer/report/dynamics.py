@@ -59,6 +59,7 @@ MAPS = (
     Statistic("qk_effective_rank", "rank of W_Q W_Kᵀ", "Effective rank of W_Q W_Kᵀ, mean over heads", low=1),
     Statistic("gradient_norm", "gradient", "Gradient norm of a layer's matrices, before clipping", "log"),
     Statistic("max_violation", "busiest expert", "Load of the busiest expert over its share, less 1; 0: level", low=0),
+    Statistic("router_dropped", "dropped", "Share of the experts' assignments beyond their capacity", low=0, high=1),
     Statistic("router_entropy", "router", "Entropy of the router, nats; log e: it does not decide", low=0),
 )  # fmt: skip
 CURVES = (

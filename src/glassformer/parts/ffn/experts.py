@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any, Literal, get_args
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from pydantic import Field, model_validator
 from torch import Tensor
 
@@ -126,13 +126,19 @@ class Router(Linear):
         """The weights, 0 where an expert has its fill of the tokens of this pass."""
         if self.capacity is None:
             return weights
+        late = self.late(chosen)
+        self.dropped = late.float().mean()
+        return weights.masked_fill(late, 0.0)
+
+    def late(self, chosen: Int[Tensor, "*b k"]) -> Bool[Tensor, "*b k"]:
+        """Which assignments come after an expert has its fill, where there is a capacity."""
+        if self.capacity is None:
+            return torch.zeros_like(chosen, dtype=torch.bool)
         flat, e = chosen.flatten(), self.outs[0]
         by_expert, order = flat.sort(stable=True)
         first = torch.searchsorted(by_expert, torch.arange(e, device=flat.device))
         turn = torch.empty_like(flat).scatter(0, order, torch.arange(len(flat), device=flat.device) - first[by_expert])
-        late = turn >= math.ceil(self.capacity * len(flat) / e)
-        self.dropped = late.float().mean()
-        return weights.masked_fill(late.view_as(chosen), 0.0)
+        return (turn >= math.ceil(self.capacity * len(flat) / e)).view_as(chosen)
 
     def balance(self, logits: Float[Tensor, "n e"], p: Float[Tensor, "n e"], counts: Float[Tensor, " e"]) -> None:
         """Adds the losses of a pass, and its load; `counts`: how many tokens chose each expert."""
