@@ -386,7 +386,7 @@ def test_logits_that_are_no_numbers(model: str, capsys: Said, monkeypatch: pytes
         loaded.model.embedding.weight[ord("y")] = float("nan")
         loaded.model.head.weight = torch.nn.Parameter(loaded.model.embedding.weight.nan_to_num())
     monkeypatch.setattr(import_module("glassformer.cli.generate"), "load", lambda *_, **__: loaded)
-    monkeypatch.setattr(type(loaded.model.head), "forward", lambda self, x, _: x @ self.weight.T)
+    monkeypatch.setattr(type(loaded.model.head), "forward", lambda self, x, *_, **__: x @ self.weight.T)
     options = ["--temperature", "0", "--max-new-tokens", "5", "--ignore-eos"]
     assert "not numbers after 2 tokens" in run(capsys, model, "--prompt", "xy", *options, status=1)[1]
     both = ["--prompt", "xy", "--prompt", "xz", *options]

@@ -58,7 +58,11 @@ def keys(folder: Path) -> set[str]:
     return set(load_file(folder / "model.safetensors"))
 
 
-@pytest.mark.parametrize("family", sorted(set(CASES) - {"phi"} - TWO_TOWERS))
+HEADED = {"bert", "roberta", "distilbert"}
+"""Whose heads have weights of their own, which the bare model lacks."""
+
+
+@pytest.mark.parametrize("family", sorted(set(CASES) - {"phi"} - TWO_TOWERS - HEADED))
 def test_bare_is_whole(family: str, tmp_path: Path) -> None:
     paths = saved(family, tmp_path)
     names = FAMILIES[family].names_of(gf.load(paths[0]).config)

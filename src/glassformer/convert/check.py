@@ -245,6 +245,8 @@ def _reference(
             theirs = (_computed_by_us if _is_ours(source) else _published)(source).to(tokens.device)
             family = {**FAMILIES, own.OWN.model_type: own.OWN}.get(theirs.config.model_type)
             why = "" if family else f"model_type={theirs.config.model_type!r} is no family known here"
+            if (padding := getattr(theirs.config, "pad_token_id", None)) is not None:  # it moves positions of some
+                tokens = torch.where(tokens == padding, (padding + 1) % model.vocab_size, tokens)
         except RequestError:
             raise
         except Exception as problem:  # another library's, of whatever kind
@@ -283,12 +285,16 @@ def _computed_by_us(source: Path) -> Any:
 
 
 def _published(source: Path) -> Any:
-    from transformers import AutoModelForCausalLM
+    import transformers
 
     where, file = (source, {}) if source.is_dir() else (source.parent, {"gguf_file": source.name})
     how = {**file, "dtype": torch.float32, "attn_implementation": "eager"}
     with redirect_stderr(io.StringIO()):  # its bars, of which not all can be switched off
-        return AutoModelForCausalLM.from_pretrained(where, **how).eval()
+        config = transformers.AutoConfig.from_pretrained(where, **file)
+        named = getattr(transformers, (config.architectures or [""])[0], None)  # an encoder is no causal model there
+        masked = isinstance(named, type) and named in transformers.MODEL_FOR_MASKED_LM_MAPPING.values()
+        auto = transformers.AutoModelForMaskedLM if masked else transformers.AutoModelForCausalLM
+        return auto.from_pretrained(where, **how).eval()
 
 
 SITES = {"mixer.output": ("mixer.z", "mixer.out"), "mixer.out_proj": ("", "mixer.out"),
