@@ -203,7 +203,7 @@ class Model(Tower):
         """The last layer's normalised output, of which the head makes logits."""
         pass_ = locate(tokens, state, positions, documents)
         pass_.global_tokens, pass_.segments = global_tokens, segments
-        self._check_source(tokens, state, memory, source)
+        self.check_source(len(tokens), state, memory, source)
         pass_.memory = memory if source is None else self.encode(source, source_documents)
         x = self.read(tokens, pass_, state)
         if state is not None:
@@ -218,11 +218,8 @@ class Model(Tower):
     ) -> Memory:
         """What the encoder makes of a source, for `memory`; `documents` are 0 where it is padding, `global_tokens` as
         in `forward`."""
-        if self.encoder is None:
-            raise RequestError(
-                "this model has no encoder, so it takes no source; give the text as tokens",
-                code="conflict", field="source", expected="None",
-            )  # fmt: skip
+        self.check_source(len(source), source=source)
+        assert self.encoder is not None
         length, limit = source.shape[1], self.encoder.embedding.limit
         if length == 0 or (limit is not None and length > limit):
             most = "" if limit is None else f" and at most {limit}"
@@ -234,12 +231,20 @@ class Model(Tower):
         pass_.global_tokens = global_tokens
         return Memory(self.encoder.read(source, pass_, table=self.embedding), documents)
 
-    def _check_source(self, tokens: Tensor, state: ModelState | None, memory: Memory | None, source: Any) -> None:
-        """Raises RequestError where an encoder has nothing to read, or another number of texts."""
-        if source is not None and len(source) != len(tokens):
+    def check_source(
+        self, rows: int, state: ModelState | None = None, memory: Memory | None = None, source: Any = None
+    ) -> None:
+        """Raises RequestError where an encoder has nothing to read, or another number of texts than `rows`, and for a
+        source that nobody reads."""
+        if source is not None and self.encoder is None:
             raise RequestError(
-                f"the source has {len(source)} rows and the tokens have {len(tokens)}; give a source for each row",
-                code="conflict", field="source", value=len(source), expected=str(len(tokens)),
+                "this model has no encoder, so it takes no source; give the text as tokens",
+                code="conflict", field="source", expected="None",
+            )  # fmt: skip
+        if source is not None and len(source) != rows:
+            raise RequestError(
+                f"the source has {len(source)} rows and the tokens have {rows}; give a source for each row",
+                code="conflict", field="source", value=len(source), expected=str(rows),
             )  # fmt: skip
         if self.encoder is not None and source is None and memory is None and (state is None or not state.length):
             raise RequestError(

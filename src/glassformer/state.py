@@ -21,6 +21,11 @@ class State(ABC):
     """How many tokens `truncate` can take back from the furthest ever read; None: any number."""
 
     @property
+    def memory_len(self) -> int:
+        """Tokens of another sequence that it has room for."""
+        return 0
+
+    @property
     @abstractmethod
     def nbytes(self) -> int:
         """Bytes allocated."""
@@ -112,6 +117,11 @@ class ModelState:
     def nbytes(self) -> int:
         """Bytes allocated by all layers."""
         return sum(layer.nbytes for layer in self.layers if layer is not None)
+
+    @property
+    def memory_len(self) -> int:
+        """Tokens of another sequence that the layers which read one have room for."""
+        return max((layer.memory_len for layer in self.layers if layer is not None), default=0)
 
     def tensors(self) -> dict[str, Tensor]:
         """The memory of all layers, by `layer.name`."""

@@ -21,9 +21,11 @@ from glassformer.generation.steps import (
     CHUNK,
     check_documents,
     check_rows,
+    check_source,
     check_state,
     check_tokens,
     decode,
+    encoded,
     prefill,
     prefill_rows,
 )
@@ -49,6 +51,8 @@ def stream(
     chunk: int = CHUNK,
     logprobs: int | None = None,
     documents: Int[Tensor, "b s"] | None = None,
+    source: Int[Tensor, "b t"] | list[list[int]] | None = None,
+    source_documents: Int[Tensor, "b t"] | None = None,
     **sampling: Any,
 ) -> Iterator[Any]:
     """Yields the next token of every row (b,), one step at a time. With a `state`, `tokens` go on from where it stands.
@@ -58,6 +62,9 @@ def stream(
 
     Rows given as lists may differ in length, and each is read alone. Who pads a tensor on the left says so in
     `documents`, as for the model: each row goes on with the document it ends in.
+
+    `source` is what the encoder of a model that has one reads for each row: ids (b, t), of which `source_documents` are
+    0 where they are padding, or a list for each row. `tokens` begin with the one that its texts begin with.
 
     `sampling`: top_p, min_p, typical_p, penalties, logit_bias (`Sampling`). Row i draws from a generator of (seed, i),
     and its text does not depend on its neighbours (docs/decisions.md says where it does). Raises RequestError for what
@@ -73,6 +80,9 @@ def stream(
     check_whole("chunk", chunk)
     if logprobs is not None:
         check_whole("logprobs", logprobs, 0)
+    check_source(model, len(rows), state, source, source_documents)
+    if source is not None and compiled is not None:
+        raise RequestError("a compiled step reads no source; leave it out", code="conflict", field="compiled")
     rule = Sampling(temperature=temperature, top_k=top_k, **sampling)
     b, s = len(rows), max(map(len, rows))
     rule.check(model.vocab_size)
@@ -97,15 +107,18 @@ def stream(
     was_training = model.training
     model.eval()
     try:
+        memory = None if source is None else encoded(model, source, source_documents)
+        room = 0 if memory is None else memory.x.shape[1]
         if state is None:
-            state = model.init_state(b, s + max_new_tokens) if compiled is None else compiled.init_state()
+            new = s + max_new_tokens
+            state = model.init_state(b, new, memory_len=room) if compiled is None else compiled.init_state()
             check_state(model, state, b, s + max_new_tokens - 1)
         for step in range(max_new_tokens):
             with torch.inference_mode():
                 if step == 0 and together:
-                    logits = prefill(model, torch.stack(rows), state, chunk, documents)
+                    logits = prefill(model, torch.stack(rows), state, chunk, documents, memory)
                 elif step == 0:
-                    logits = prefill_rows(model, rows, state, chunk)
+                    logits = prefill_rows(model, rows, state, chunk, memory)
                 else:
                     logits = compiled(token[:, None], state) if compiled else decode(model, token[:, None], state)
                 chosen = choose(logits, [rule] * b, past, given, generators, logprobs or 0, logprobs is not None)
@@ -140,6 +153,7 @@ def generate(
     stops. Lists of ids, of any lengths, give lists: each row followed by its own new tokens, up to its `eos_id`.
 
     >>> gf.generate(model, [[1, 2, 3], [4]], max_new_tokens=5)
+    >>> gf.generate(translator, [[0]], source=[[8, 5, 1]], eos_id=1)
 
     `more` as for `stream`, but for `logprobs`: what is returned are tokens."""
     if more.get("logprobs") is not None:

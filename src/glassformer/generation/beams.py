@@ -12,8 +12,9 @@ from jaxtyping import Int
 from torch import Tensor
 
 from glassformer.errors import RequestError, WorkError, check_whole
-from glassformer.generation.steps import check_tokens, decode, prefill
+from glassformer.generation.steps import check_source, check_tokens, decode, encoded, prefill
 from glassformer.model import Model
+from glassformer.parts.forward_pass import Memory
 
 __all__ = ["Beam", "beams"]
 
@@ -38,18 +39,20 @@ def beams(
     n: int = 1,
     early_stopping: bool | Literal["never"] = False,
     dtype: torch.dtype | None = None,
+    source: Int[Tensor, "1 t"] | list[list[int]] | None = None,
 ) -> list[Beam]:
     """The n best continuations that were found, best first; fewer where there are no more.
 
     A text is complete with a token of `ends`, or at max_new_tokens. The search is over when `width` texts are, and
     early_stopping=True: at once; False: no open text would, at its present length, beat the worst of them; "never": nor
     at any length it may reach. Choices, scores and ends are those of `transformers`' generate(num_beams=width). `dtype`
-    is that of the state.
+    is that of the state; `source` is what an encoder reads.
 
     Raises RequestError for what cannot be generated, WorkError where the model's logits are not numbers."""
     tokens = check_tokens(model, tokens)
     if len(tokens) != 1:
         raise RequestError(f"beams continue one text at a time; tokens have {len(tokens)} rows")
+    check_source(model, 1, None, source, None)
     for name, value in (("width", width), ("max_new_tokens", max_new_tokens), ("n", n)):
         check_whole(name, value)
     if n > width:
@@ -61,7 +64,9 @@ def beams(
     was_training = model.training
     model.eval()
     try:
-        return _search(model, tokens, width, max_new_tokens, set(ends), length_penalty, early_stopping, dtype)[:n]
+        memory = None if source is None else encoded(model, source)
+        found = _search(model, tokens, width, max_new_tokens, set(ends), length_penalty, early_stopping, dtype, memory)
+        return found[:n]
     finally:
         model.train(was_training)
 
@@ -76,9 +81,11 @@ def _search(
     length_penalty: float,
     early_stopping: bool | str,
     dtype: torch.dtype | None,
+    memory: Memory | None,
 ) -> list[Beam]:
-    state = model.init_state(1, tokens.shape[1] + max_new_tokens, dtype)
-    logits = prefill(model, tokens, state).expand(width, -1)
+    room = 0 if memory is None else memory.x.shape[1]
+    state = model.init_state(1, tokens.shape[1] + max_new_tokens, dtype, memory_len=room)
+    logits = prefill(model, tokens, state, memory=memory).expand(width, -1)
     state = state.over({name: tensor.repeat_interleave(width, 0) for name, tensor in state.tensors().items()})
     state.batch = width
     scores = torch.full((width,), -math.inf, device=logits.device)  # -inf: this row is no text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -11,6 +12,7 @@ from torch import Tensor
 from glassformer.errors import RequestError
 from glassformer.introspection import in_vocabulary
 from glassformer.model import Model
+from glassformer.parts.forward_pass import Memory
 from glassformer.state import ModelState
 from glassformer.threads import paced
 
@@ -24,9 +26,10 @@ def prefill(
     state: ModelState,
     chunk: int = CHUNK,
     documents: Int[Tensor, "b s"] | None = None,
+    memory: Memory | None = None,
 ) -> Float[Tensor, "b v"]:
     """Reads the prompt; logits of the token after it. Only the last token's are made. `documents` as for the model:
-    padding on the left is a document of its own."""
+    padding on the left is a document of its own. `memory`: what the encoder made of a source, which the state keeps."""
     if chunk < 1:
         raise RequestError(f"chunk={chunk} must be at least 1")
     first = min(chunk - state.length % chunk, tokens.shape[1])  # pieces end where they would end from the beginning on
@@ -35,19 +38,24 @@ def prefill(
     told = [None] * len(sizes) if documents is None else documents.split(sizes, dim=1)
     for part, ids in zip(tokens.split(sizes, dim=1), told, strict=True):
         with paced(model, ("prefill", part.numel().bit_length()), part.numel(), same_bits(model)):
-            x = model.hidden_states(part, state, documents=ids)
+            x = model.hidden_states(part, state, documents=ids, memory=memory)
+        memory = None
     return model.logits(model.unembed(x[:, -1:]))[:, -1]
 
 
 def prefill_rows(
-    model: Model, rows: Sequence[Int[Tensor, " s"]], state: ModelState, chunk: int = CHUNK
+    model: Model,
+    rows: Sequence[Int[Tensor, " s"]],
+    state: ModelState,
+    chunk: int = CHUNK,
+    memory: Memory | None = None,
 ) -> Float[Tensor, "b v"]:
     """Reads a prompt in each row, of any length, as if it were the only one; where lengths differ, rows have lengths of
     their own from then on. Logits of the token after each."""
     logits, lengths = [], []
     for i, tokens in enumerate(rows):
         alone = state.row(i)
-        logits.append(prefill(model, tokens[None], alone, chunk))
+        logits.append(prefill(model, tokens[None], alone, chunk, memory=memory and memory.row(i)))
         state.put(i, alone)
         lengths.append(alone.length)
     if state.rows is None and len(set(lengths)) == 1:
@@ -67,6 +75,40 @@ def same_bits(model: Model) -> bool:
     """Whether one thread computes the same bits as several: in 16 bits all products do (packed ones too), in fp32 MKL
     shares out the inner dimension."""
     return model.dtype.itemsize < 4
+
+
+@torch.inference_mode()
+def encoded(model: Model, source: Tensor | Sequence[Sequence[int]], documents: Tensor | None = None) -> Memory:
+    """What the encoder makes of a source (b, t), or of rows of any lengths, which are padded behind documents."""
+    if isinstance(source, Tensor):
+        return model.encode(_as_ids(source), documents)
+    rows = [torch.as_tensor(row, device=model.device) for row in source]
+    real = torch.nn.utils.rnn.pad_sequence([torch.ones_like(row) for row in rows], batch_first=True)
+    return model.encode(torch.nn.utils.rnn.pad_sequence(rows, batch_first=True), real)
+
+
+def check_source(model: Model, rows: int, state: ModelState | None, source: Any, documents: Tensor | None) -> None:
+    """RequestError where the encoder cannot read this source, before anything is computed."""
+    model.check_source(rows, state, source=source)
+    if source is None:
+        return
+    if state is not None and state.length:
+        raise RequestError("the state has read its source; give none to go on with it", code="conflict", field="source")
+    if documents is not None:
+        if not isinstance(source, Tensor):
+            raise RequestError("source_documents are of a source in a tensor; rows in lists are not padded")
+        check_documents(documents, source, "source_documents", "source tokens")
+    assert model.encoder is not None
+    vocab_size = model.vocab_size if model.encoder.embedding.tied else model.encoder.embedding.vocab_size
+    for i, row in enumerate(source):
+        ids = torch.as_tensor(row)
+        if ids.dim() != 1 or not len(ids):
+            raise RequestError(
+                f"row {i} of the source is empty, or no list of ids; give at least one token in each row",
+                code="range", field="source",
+            )  # fmt: skip
+        for token in (int(_as_ids(ids).max()), int(ids.min())):
+            in_vocabulary(token, vocab_size, "source token")
 
 
 def check_rows(model: Model, rows: Sequence[Sequence[int]]) -> list[Int[Tensor, " s"]]:
@@ -105,11 +147,11 @@ def _as_ids(tokens: Tensor) -> Tensor:
     return tokens.long()
 
 
-def check_documents(documents: Tensor, tokens: Tensor) -> None:
+def check_documents(documents: Tensor, tokens: Tensor, name: str = "documents", of: str = "tokens") -> None:
     if documents.shape != tokens.shape or documents.is_floating_point():
         raise RequestError(
-            f"documents are {documents.dtype} of shape {tuple(documents.shape)}; give a whole number for each of the "
-            f"tokens {tuple(tokens.shape)}"
+            f"{name} are {documents.dtype} of shape {tuple(documents.shape)}; give a whole number for each of the "
+            f"{of} {tuple(tokens.shape)}"
         )
 
 
@@ -118,7 +160,7 @@ def check_state(model: Model, state: ModelState, rows: int, more: int) -> None:
     if state.batch != rows:
         raise RequestError(f"the state has batch={state.batch} and the tokens have {rows} rows; make it with as many")
     dtype = torch.int8 if any(tensor.dtype == torch.int8 for tensor in state.tensors().values()) else None
-    like = model.init_state(state.batch, state.max_len, dtype, state.rewind, "meta")
+    like = model.init_state(state.batch, state.max_len, dtype, state.rewind, "meta", state.memory_len)
     mine, its = ({name: one.shape for name, one in each.tensors().items()} for each in (like, state))
     if len(model.layers) != len(state.layers) or mine != its:
         raise RequestError("the state is that of another model; make it with this model's init_state")

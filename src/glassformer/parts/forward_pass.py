@@ -21,6 +21,10 @@ class Memory(NamedTuple):
     x: Float[Tensor, "b t m"]
     documents: Int[Tensor, "b t"] | None = None
 
+    def row(self, i: int) -> Memory:
+        """That of row i alone."""
+        return Memory(self.x[i : i + 1], None if self.documents is None else self.documents[i : i + 1])
+
 
 class Pass:
     """One forward pass of s tokens: their positions, and what its layers share.

@@ -45,6 +45,10 @@ class MemoryState(State):
         self.documents = torch.zeros(self.batch, memory_len, dtype=IDS, device=self.device)
 
     @property
+    def memory_len(self) -> int:
+        return self.slots
+
+    @property
     def nbytes(self) -> int:
         return sum(tensor.nbytes for tensor in self.tensors().values())
 
@@ -91,7 +95,8 @@ class MemoryState(State):
         given, t = other.tensors(), other.length
         for name, mine in self.tensors().items():
             axis = 0 if name == "documents" else 1
-            mine[row].zero_().narrow(axis, 0, t).copy_(given[name][0].narrow(axis, 0, t))
+            mine[row].narrow(axis, 0, t).copy_(given[name][0].narrow(axis, 0, t))  # which may be the same memory
+            mine[row].narrow(axis, t, self.slots - t).zero_()
         self.length, self.padded = max(self.length, t), True
 
     def clear(self, row: int, length: int) -> None:

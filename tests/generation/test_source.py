@@ -1,0 +1,116 @@
+"""A model with an encoder writes what `transformers` writes from the same source."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import glassformer as gf
+from glassformer.errors import RequestError
+from glassformer.generation.beams import beams
+from glassformer.model import Model
+from tests.convert.cases import CASES
+
+SIZES: dict[str, dict[str, Any]] = {
+    "t5": {
+        "vocab_size": 61, "d_model": 24, "d_kv": 8, "num_heads": 3, "d_ff": 28, "num_layers": 2,
+        "decoder_start_token_id": 0, "pad_token_id": 0, "eos_token_id": 1,
+    },
+    "bart": {
+        "vocab_size": 61, "d_model": 24, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 2,
+        "decoder_attention_heads": 2, "encoder_ffn_dim": 28, "decoder_ffn_dim": 28, "max_position_embeddings": 48,
+        "decoder_start_token_id": 2, "pad_token_id": 1, "eos_token_id": 2, "forced_eos_token_id": None,
+    },
+}  # fmt: skip
+GAIN = {"t5": 1, "bart": 30}
+"""Of the table that is the head's too: T5 would only repeat what it reads, BART say one token."""
+NEW = 8
+DRAWN: dict[str, Any] = {"temperature": 1.0, "seed": 3}
+Pair = tuple[Model, Any]
+
+
+@pytest.fixture(params=list(SIZES))
+def pair(request: pytest.FixtureRequest, tmp_path: Path) -> Pair:
+    """Ours and theirs."""
+    other: Any = CASES[request.param].model(SIZES[request.param], seed=5)
+    with torch.no_grad():
+        other.get_output_embeddings().weight *= GAIN[request.param]
+    other.save_pretrained(tmp_path)
+    return gf.load(str(tmp_path), dtype=torch.float32).model, other
+
+
+def wanted(other: Any, source: torch.Tensor, real: torch.Tensor, width: int) -> list[list[int]]:
+    """The new tokens of each row by `transformers`, with the one that ends it."""
+    end, start = other.config.eos_token_id, other.config.decoder_start_token_id
+    out = other.generate(source, attention_mask=real, num_beams=width, do_sample=False, max_new_tokens=NEW)
+    rows = [row[1:] for row in out.tolist()]
+    assert all(row[0] == start for row in out.tolist())
+    return [row[: row.index(end) + 1] if end in row else row for row in rows]
+
+
+def sources() -> tuple[torch.Tensor, torch.Tensor]:
+    """Four, of 9, 9, 4 and 1 tokens."""
+    source = torch.randint(3, 61, (4, 9), generator=torch.Generator().manual_seed(2))
+    real = torch.ones_like(source)
+    real[2, 4:] = real[3, 1:] = 0
+    return source, real
+
+
+def test_greedy_text_is_that_of_transformers(pair: Pair) -> None:
+    model, other = pair
+    source, real = sources()
+    end, start = other.config.eos_token_id, other.config.decoder_start_token_id
+    texts = wanted(other, source, real, width=1)
+    assert len({tuple(text) for text in texts}) > 1
+    begin = torch.full((4, 1), start)
+    padded = gf.generate(model, begin, NEW, source=source, source_documents=real, eos_id=end)
+    for row, text in zip(padded[:, 1:].tolist(), texts, strict=True):
+        assert row[: len(text)] == text
+    given = [row[:n].tolist() for row, n in zip(source, real.sum(1), strict=True)]
+    lists = gf.generate(model, [[start]] * 4, NEW, source=given, eos_id=end)
+    assert [row[1:] for row in lists] == texts
+
+
+def test_beams_are_those_of_transformers(pair: Pair) -> None:
+    model, other = pair
+    source, real = sources()
+    ends, begin = {other.config.eos_token_id}, torch.tensor([[other.config.decoder_start_token_id]])
+    for row, mask in zip(source[1:], real[1:], strict=True):
+        alone = row[mask.bool()][None]
+        (text,) = wanted(other, alone, torch.ones_like(alone), width=3)
+        assert beams(model, begin, 3, NEW, ends, source=alone)[0].tokens == text
+
+
+def test_rows_of_other_lengths_and_draws_say_what_they_say_alone(pair: Pair) -> None:
+    model, _ = pair
+    tokens, source = [[2], [2, 7, 9]], [[5, 6, 7, 8], [9, 4]]
+    both, drawn = (gf.generate(model, tokens, NEW, source=source, **rule) for rule in ({}, DRAWN))
+    assert both[1] == gf.generate(model, tokens[1:], NEW, source=source[1:])[0]
+    assert drawn[0] == gf.generate(model, tokens[:1], NEW, source=source[:1], **DRAWN)[0] != both[0]
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"source": None}, "reads a source beside its own text"),
+        ({"source": [[1], [2]]}, "source has 2 rows and the tokens have 1"),
+        ({"source": torch.ones(1, 3, dtype=torch.long), "source_documents": torch.ones(1, 2)}, "source_documents are"),
+        ({"source": [[]]}, "row 0 of the source is empty"),
+        ({"source": [[3, 61]]}, "source token 61 is outside the vocabulary of 61"),
+        ({"source": [[1] * 49]}, "source has 49 tokens; give at least one and at most 48"),
+        ({"source": [[1]], "model": gf.preset("llama@1m+vocab_size=61+layers=1").build()}, "no encoder"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_wrong_sources_are_refused_in_a_sentence(fields: dict[str, Any], said: str, tmp_path: Path) -> None:
+    CASES["bart"].model(SIZES["bart"], seed=1).save_pretrained(tmp_path)
+    asked = {"model": gf.load(str(tmp_path)).model, **fields}
+    calls = [gf.generate] if "source_documents" in fields else [gf.generate, partial(beams, width=2)]
+    for call in calls:
+        with pytest.raises(RequestError, match=said) as caught:
+            call(tokens=torch.tensor([[2]]), **asked)
+        assert "\n" not in str(caught.value)
