@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,12 @@ import pytest
 import torch
 
 import glassformer as gf
+from glassformer.cli import main
 from glassformer.errors import RequestError
 from glassformer.generation.beams import beams
 from glassformer.model import Model
+from glassformer.text import ByteTokenizer, CharTokenizer
+from glassformer.text.pairs import source_ids
 from tests.convert.cases import CASES
 
 SIZES: dict[str, dict[str, Any]] = {
@@ -114,3 +118,42 @@ def test_wrong_sources_are_refused_in_a_sentence(fields: dict[str, Any], said: s
         with pytest.raises(RequestError, match=said) as caught:
             call(tokens=torch.tensor([[2]]), **asked)
         assert "\n" not in str(caught.value)
+
+
+def test_the_command_writes_what_transformers_writes(pair: Pair, tmp_path: Path, capsys: Any) -> None:
+    """From a folder with a tokenizer; the start comes from its files."""
+    model, other = pair
+    loaded, tokenizer = gf.load(str(tmp_path)), CharTokenizer(map(chr, range(65, 65 + model.vocab_size)))
+    folder = str(tmp_path / "with text")
+    gf.save(model, tokenizer, folder, family=other.config.model_type, ends=loaded.ends, generation=loaded.generation)
+    source = torch.tensor([tokenizer.encode("abcde").tolist()])
+    for width, options in ((1, ["--temperature", "0"]), (3, ["--beams", "3"])):
+        (ids,) = wanted(other, source, torch.ones_like(source), width)
+        asked = ["generate", folder, "--source", "abcde", "--max-new-tokens", str(NEW), "--json", "--threads", "1"]
+        assert main([*asked, *options]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert found["text"] == tokenizer.decode([token for token in ids if token not in loaded.ends])
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--source", "abc"], "no encoder, so it takes no source"),
+        (["--source", ""], "no encoder"),
+        (["--source", "abc", "--speculate"], "--source does not go with --speculate"),
+        (["--source", "abc", "--compile"], "--source does not go with --compile"),
+    ],
+    ids=str,
+)
+def test_wrong_commands_are_refused_in_a_sentence(options: list[str], said: str, tmp_path: Path, capsys: Any) -> None:
+    gf.save(gf.preset("llama@1m+vocab_size=257+layers=1").build(), ByteTokenizer(), tmp_path)
+    assert main(["generate", str(tmp_path), *options, "--threads", "1"]) == 2
+    problem = capsys.readouterr().err
+    assert said in problem and len(problem.splitlines()) == 1
+
+
+def test_a_source_is_bounded_and_ends() -> None:
+    assert source_ids(ByteTokenizer(), "ab", 3) == [97, 98, 256]
+    for text, said in (("", "has 0 characters"), ("abc", "has 4 tokens, and this model's encoder reads 3")):
+        with pytest.raises(RequestError, match=said):
+            source_ids(ByteTokenizer(), text, 3)

@@ -15,6 +15,7 @@ import torch
 from glassformer import machine
 from glassformer.cli.options import Drawing, Writing
 from glassformer.cli.show import size
+from glassformer.convert.answers import START
 from glassformer.convert.fold import fold
 from glassformer.errors import RequestError, WorkError, no_memory
 from glassformer.generation import CompiledStep, Sampling, prefill, stream
@@ -22,7 +23,7 @@ from glassformer.generation.beams import beams
 from glassformer.generation.engine import LONGEST_PROMPT, Engine, Request
 from glassformer.generation.kept import kept_tokens, load_state, save_state
 from glassformer.generation.speculate import AHEAD, Draft, PromptLookup, Proposer, Speculation, speculate
-from glassformer.generation.steps import check_tokens
+from glassformer.generation.steps import check_source, check_tokens
 from glassformer.generation.text import Detokenizer, Stops
 from glassformer.introspection import rows_of
 from glassformer.naming import load
@@ -30,6 +31,7 @@ from glassformer.parts.precision import onednn_in_bf16
 from glassformer.parts.quantized import QUANTIZED, quantize
 from glassformer.state import ModelState
 from glassformer.text.documents import utf8
+from glassformer.text.pairs import source_ids
 from glassformer.training import Loaded
 
 NEW_TOKENS = 200
@@ -200,6 +202,9 @@ def check(asked: Writing, rule: Sampling, as_json: bool) -> None:
         "several prompts": prompts > 1, "--n": asked.n > 1 and not asked.beams, "--compile": asked.compile,
         "--state": asked.state is not None, "--logprobs": asked.logprobs is not None,
     }  # fmt: skip
+    given = [*(way for way in ways if way != "--beams"), *(name for name, said in others.items() if said)]
+    if asked.source is not None and given:
+        raise RequestError(f"--source does not go with {given[0]}; leave one of them out")
     if ways and (wrong := [*ways[1:], *(name for name, given in others.items() if given)]):
         raise RequestError(f"{ways[0]} does not go with {wrong[0]}; leave one of them out")
     if asked.beams and rule != Sampling(temperature=rule.temperature, top_k=TOP_K):
@@ -221,6 +226,8 @@ def read_prompts(asked: Writing) -> list[str]:
     """The texts to go on from. RequestError for one that is empty, far too long, or not there."""
     named = [*(asked.prompt or ()), *([] if asked.prompt_file is None else [None])]
     prompts = []
+    if not named and asked.source is not None:
+        return [""]
     for text in named or ["-"]:
         if text is None and asked.prompt_file != "-":
             text = read_file(str(asked.prompt_file))
@@ -254,7 +261,9 @@ class Writer:
         self.loaded, self.asked, self.rule, self.prompts, self.as_json = loaded, asked, rule, prompts, as_json
         self.model, self.tokenizer, self.dtype = loaded.model, loaded.tokenizer, state_dtype(asked)
         rule.check(self.model.vocab_size)
-        self.ids = [self._tokens(prompt) for prompt in prompts]
+        self.source = self._source()
+        check_source(self.model, 1, None, self.source, None)
+        self.ids = [[*self._start(), *self._tokens(prompt)] for prompt in prompts]
         for ids in self.ids:
             check_tokens(self.model, rows_of(self.model, ids))
         self.count = len(prompts) * (1 if asked.beams else asked.n)
@@ -275,6 +284,31 @@ class Writer:
         self.first: float | None = None
         self.failed: WorkError | None = None
         self.began = time.perf_counter()
+
+    def _source(self) -> list[list[int]] | None:
+        """The ids of the one source; None: there is none."""
+        encoder, given = self.loaded.config.encoder, self.asked.source
+        if given is None:
+            return None
+        if encoder is None:
+            return [[0]]  # is refused as such
+        return [source_ids(self.tokenizer, given, encoder.context or self.loaded.config.context)]
+
+    def _start(self) -> list[int]:
+        """What a text from a source begins with: the folder's token, and in a run that which ends a text."""
+        if self.source is None:
+            return []
+        start = self.loaded.generation.get(START, self.tokenizer.eos_id)
+        if start is None:
+            raise RequestError(
+                "nothing says which token this model's texts begin with; its folder's config.json has a "
+                f"{START} where that is known", code="missing", field=START, expected="a token id",
+            )  # fmt: skip
+        return [start]
+
+    def _new_state(self) -> ModelState:
+        room = len(self.source[0]) if self.source else 0
+        return self.model.init_state(1, self.max_len, self.dtype, memory_len=room)
 
     def _tokens(self, prompt: str) -> list[int]:
         """Of one far too long the beginning is enough to refuse it."""
@@ -346,7 +380,7 @@ class Writer:
         self.state_bytes = state.nbytes
         return stream(
             self.model, rows_of(self.model, self.ids[0][read:]), self.new, seed=self.asked.seed, state=state,
-            compiled=step, **self.rule.model_dump(),
+            compiled=step, source=self.source, **self.rule.model_dump(),
         )  # fmt: skip
 
     def _speculation(self) -> Speculation:
@@ -382,7 +416,7 @@ class Writer:
             if len(read) < len(ids) and ids[: len(read)] == read:
                 return load_state(kept, self.model, self.max_len, self.dtype)[0], len(read)
             say(f"{kept} has not the beginning of this prompt; it is written anew")
-        state = self.model.init_state(1, self.max_len, self.dtype)
+        state = self._new_state()
         if kept is None or len(ids) == 1:
             return state, 0
         with torch.inference_mode():
@@ -464,7 +498,7 @@ class Writer:
         try:
             found = beams(
                 self.model, rows_of(self.model, ids), self.asked.beams, self.new, self.ends, n=self.asked.n,
-                dtype=self.dtype,
+                dtype=self.dtype, source=self.source,
             )  # fmt: skip
             self._timed()
         except KeyboardInterrupt:  # a search has nothing to show before it is over

@@ -68,6 +68,8 @@ class Prompting:
 
     prompt: Texts = None
     """The text to go on from; - reads standard input, as does no prompt at all. Several are written on side by side."""
+    source: Annotated[str | None, Parameter(allow_leading_hyphen=True)] = None
+    """The text that a model with an encoder reads; --prompt is then what its own text begins with, or left out."""
     prompt_file: Annotated[str | None, Parameter(allow_leading_hyphen=True)] = None
     """A file that has the prompt; - is standard input."""
     max_new_tokens: int | None = None

@@ -11,6 +11,8 @@ from glassformer.config import read_tree
 from glassformer.text import Tokenizer
 
 FILE = "generation_config.json"
+START = "decoder_start_token_id"
+"""What a text that is written from a source begins with."""
 MOST_ENDS = 64
 LARGEST = 1 << 31
 
@@ -31,7 +33,7 @@ KNOWN: dict[str, Callable[[Any], bool]] = {
     **dict.fromkeys(("do_sample", "renormalize_logits", "use_cache"), _flag),
     **dict.fromkeys(("top_k", "num_beams", "no_repeat_ngram_size"), _is_count),
     **dict.fromkeys(("max_length", "max_new_tokens", "min_length", "min_new_tokens"), _is_count),
-    **dict.fromkeys(("bos_token_id", "pad_token_id"), _is_count),
+    **dict.fromkeys(("bos_token_id", "pad_token_id", START), _is_count),
     **dict.fromkeys(("temperature", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff"), _number),
     **dict.fromkeys(("repetition_penalty", "length_penalty"), _number),
 }

@@ -67,6 +67,8 @@ class Family:
     gguf: Gguf | None = None
     others: Mapping[str, str] = field(default_factory=dict)
     """The classes for other heads than of tokens: "vector" and "classes" -> class."""
+    start: str = "pad_token_id"
+    """Which token a text that is written from a source begins with, where config.json does not say."""
 
     def architecture_of(self, config: ModelConfig) -> str:
         """The class that `transformers` builds for this config. Raises Closed where there is none for its head."""

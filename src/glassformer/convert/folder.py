@@ -61,6 +61,11 @@ def read_folder(folder: Path, dtype: torch.dtype | None = None, device: Any = No
     with open_folder(folder) as file:
         model = fill(config, family.names_of(config), file, dtype or DTYPES.get(str(said)), device, where=fields.where)
     ends, settings = answers.read(folder, fields.get("eos_token_id"))
+    if config.encoder is not None:
+        begins = fields.get(answers.START)
+        begins = fields.get(family.start) if begins is None else begins
+        if answers.KNOWN[answers.START](begins):
+            settings.setdefault(answers.START, begins)
     pooling = sentences.read(folder)
     return Loaded(model, model.config, _tokenizer(folder), ends=ends, generation=settings, pooling=pooling)
 

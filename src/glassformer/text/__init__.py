@@ -5,6 +5,7 @@ held_out                                     Corpus -> what is trained on, what 
 vocabulary, subword, tokenizers, gguf        text <-> ids
 chat                                         messages -> text, by the template of a checkpoint
 storage, shards                              ids on disk, mapped into memory
+pairs                                        a source as an encoder reads it
 permutation, batches                         (seed, step, rank) -> tensors
 """
 

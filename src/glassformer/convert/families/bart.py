@@ -140,4 +140,4 @@ def read(fields: Fields) -> ModelConfig:
     return read_towers(fields, LEARNED, embedding_norm=True, before=False)
 
 
-FAMILY = Family("bart", "BartForConditionalGeneration", NAMES, read, write)
+FAMILY = Family("bart", "BartForConditionalGeneration", NAMES, read, write, start="eos_token_id")

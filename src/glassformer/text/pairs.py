@@ -1,0 +1,32 @@
+"""Pairs of texts: a source that an encoder reads, and the target that is written from it."""
+
+from __future__ import annotations
+
+from glassformer.errors import RequestError
+from glassformer.text.documents import utf8
+from glassformer.text.subword import FileTokenizer
+from glassformer.text.vocabulary import Tokenizer
+
+LONGEST_SOURCE = 1_000_000
+"""Characters: what no encoder here reads is refused before it is tokenised."""
+
+
+def source_ids(tokenizer: Tokenizer, text: str, context: int) -> list[int]:
+    """A source as an encoder reads it: with what the tokenizer's file adds to a text, and an end behind it. Raises
+    RequestError for an empty one, and for more than `context` tokens."""
+    if not text or len(text) > LONGEST_SOURCE:
+        raise RequestError(
+            f"the source has {len(text):,} characters; give from 1 to {LONGEST_SOURCE:,}",
+            code="range", field="source", value=len(text), expected="a text",
+        )  # fmt: skip
+    utf8(text, "the source")
+    whole = isinstance(tokenizer, FileTokenizer)
+    ids = (tokenizer.encode(text, add_specials=True) if whole else tokenizer.encode(text)).tolist()  # type: ignore[call-arg]
+    if tokenizer.eos_id is not None and ids[-1:] != [tokenizer.eos_id]:
+        ids.append(tokenizer.eos_id)
+    if len(ids) > context:
+        raise RequestError(
+            f"the source has {len(ids):,} tokens, and this model's encoder reads {context:,}; give a shorter one",
+            code="range", field="source", value=len(ids), expected=f"at most {context:,} tokens",
+        )  # fmt: skip
+    return ids
