@@ -1,6 +1,7 @@
 """Text to tokens to batches: `prepare(data)` is the whole way, each submodule a stretch of it.
 
-documents, files, embedded, hub, corpora     DATA -> Corpus: documents, streamed
+documents, files, embedded, languages, hub, corpora
+                                             DATA -> Corpus: documents, streamed
 held_out                                     Corpus -> what is trained on, what is held out
 vocabulary, subword, tokenizers, gguf        text <-> ids
 chat                                         messages -> text, by the template of a checkpoint
