@@ -19,6 +19,7 @@ from glassformer.parts.head import HeadConfig
 from glassformer.parts.init import SmallInitConfig
 from glassformer.parts.kernel import Naive
 from glassformer.parts.mixer import AttentionConfig, CrossAttentionConfig
+from glassformer.parts.mup import parameter_groups
 from glassformer.parts.norm import LayerNormConfig
 from glassformer.parts.position import LearnedConfig
 from glassformer.parts.visibility import BidirectionalConfig
@@ -220,3 +221,10 @@ def test_a_plain_text_trains_no_encoder():
     with pytest.raises(RequestError, match="encoder") as problem:
         NextTokenConfig().check(towers())
     assert problem.value.field == "objective"
+
+
+def test_an_optimizer_takes_every_parameter_once(config: ModelConfig):
+    """A tied table is the decoder's alone."""
+    model = config.build(seed=0)
+    groups = parameter_groups(model, 1e-3, 0.1, {})
+    assert sorted(id(one) for group in groups for one in group["params"]) == sorted(map(id, model.parameters()))

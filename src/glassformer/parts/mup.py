@@ -63,7 +63,8 @@ def parameter_groups(
     and decays by `weight_decay` over it."""
     declared = {}
     for module in model.modules():
-        if roles := getattr(module, "roles", ()):
+        roles = getattr(module, "roles", ())
+        if roles and hasattr(module, "weight"):  # a tied table is another module's
             declared[id(module.weight)] = (getattr(module, "decays", False), rates.get(roles[0], 1.0))
     groups: dict[tuple[bool, float], list[nn.Parameter]] = {}
     for parameter in model.parameters():
