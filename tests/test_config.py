@@ -686,6 +686,7 @@ def test_the_schema_refuses_what_is_wrong(path: str, value: Any):
     assert fits(SCHEMA, changed(path, value), SCHEMA["$defs"]) is not None
 
 
+@pytest.mark.slow
 def test_a_validator_agrees():
     jsonschema = pytest.importorskip("jsonschema")
     jsonschema.Draft202012Validator.check_schema(SCHEMA)

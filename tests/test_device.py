@@ -158,7 +158,7 @@ Written = Callable[[str], object]
 
 
 @pytest.mark.parametrize("asked", ASKED.values(), ids=ASKED)
-@pytest.mark.parametrize("rows", ["tensor", "lists"])
+@pytest.mark.parametrize("rows", quickly(["tensor", "lists"], one_in(2)))
 def test_texts(asked: dict[str, Any], rows: str, device: str):
     def written(where: str) -> object:
         tokens = prompt(2, 6).to(where) if rows == "tensor" else [[1, 2, 3], [4, 5, 6, 7]]

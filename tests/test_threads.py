@@ -271,6 +271,7 @@ def test_a_text_is_the_same_whatever_is_chosen(kind: str, restless: list[Way], m
     assert write() == found
 
 
+@pytest.mark.slow
 def test_a_run_has_the_same_weights_whatever_is_chosen(
     tmp_path: Path, restless: list[Way], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -46,12 +46,14 @@ def sentence(problem: pytest.ExceptionInfo[RequestError]) -> str:
     return text
 
 
+@pytest.mark.parametrize("changes", [25, pytest.param(120, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("family", sorted(CASES))
-def test_configs(family: str) -> None:
+def test_configs(family: str, changes: int) -> None:
     """Any value in any field: a model, or one sentence."""
     base = CASES[family]
 
-    @settings(max_examples=60, deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=changes, deadline=None, database=None, derandomize=True,
+              suppress_health_check=list(HealthCheck))  # fmt: skip
     @given(fields=base.fields, data=st.data())
     def run(fields: dict[str, Any], data: st.DataObject) -> None:
         fields = copy.deepcopy(fields)

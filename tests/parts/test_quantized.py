@@ -280,19 +280,21 @@ def check_model(model: Model, kind: str, head: str) -> None:
     assert not [name for name, module in model.named_modules() if type(module) is Linear]
     gone = left - {name for name, _ in model.named_parameters()}
     assert gone >= {f"{name}.weight" for name, module in like.named_modules() if isinstance(module, Linear)}
-    own = ("conv1d.weight", "A_log")  # a recurrence's: no matrices that multiply x
+    own = ("conv1d.weight", "A_log", "position.table.weight")  # no matrices that multiply x
     rest = {name: weight for name, weight in model.named_parameters() if not name.endswith(own)}
-    assert all(weight.dim() == 1 for name, weight in rest.items() if not name.startswith("embedding."))
+    tables = ("embedding.", "encoder.embedding.")
+    assert all(weight.dim() == 1 for name, weight in rest.items() if not name.startswith(tables))
     for length in (3, 60):
         tokens = torch.randint(vocab, (1, length), generator=torch.Generator().manual_seed(length))
-        logits, expected = model(tokens), unpacked(model, like)(tokens).detach()
+        more = {} if model.encoder is None else {"source": tokens.flip(1)}
+        logits, expected = model(tokens, **more), unpacked(model, like)(tokens, **more).detach()
         assert (logits - expected).abs().max() <= 0.04 * expected.abs().max()
         targets = tokens.roll(-1)
-        losses = model.loss(tokens, targets, reduction="none")
+        losses = model.loss(tokens, targets, reduction="none", **more)
         torch.testing.assert_close(
             losses.flatten(), nn.functional.cross_entropy(logits[0], targets[0], reduction="none")
         )
-        torch.testing.assert_close(model.loss(tokens, targets), losses.mean())
+        torch.testing.assert_close(model.loss(tokens, targets, **more), losses.mean())
 
 
 @pytest.mark.parametrize("kind", ["int8", "int4"])

@@ -55,9 +55,9 @@ def told(folder: Path | None) -> list[float]:
 @pytest.mark.parametrize(
     ("name", "extra"),
     [
-        ("llama@1m", {}),
         ("gpt2@1m+dropout:0.1", {"micro_batch": 2}),
-        ("bloom@1m", {"schedule": "wsd", "dtype": "bfloat16"}),
+        pytest.param("llama@1m", {}, marks=pytest.mark.slow),
+        pytest.param("bloom@1m", {"schedule": "wsd", "dtype": "bfloat16"}, marks=pytest.mark.slow),
         pytest.param("llama@1m+sigmareparam", {"micro_batch": 2}, marks=pytest.mark.slow),
         pytest.param(
             "llama@1m+moe:4:2+ffn.balance_rate=0.01+ffn.n_shared=1", {"micro_batch": 2}, marks=pytest.mark.slow
