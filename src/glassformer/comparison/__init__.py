@@ -107,6 +107,11 @@ def compare(
         modules_of(part_classes(config))  # refuses a part that the arm's process cannot import
     recipes(configs, fields, match, vocab_size=1)
     common = Recipe.of(**amounts, batch_size=fields["batch_size"], context=context, objective=fields["objective"])
+    if not common.objective.compares:
+        raise RequestError(
+            f"compare cannot measure models trained for objective {common.objective.kind} yet; train each with train",
+            code="conflict", field="objective", value=common.objective.kind, expected="next_token",
+        )  # fmt: skip
     for config in configs.values():
         common.objective.check(config)
     budget = Budget(

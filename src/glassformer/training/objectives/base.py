@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Protocol, TypeVar
 
 from torch import Tensor
 
-from glassformer.config import ModelConfig
+from glassformer.config import ModelConfig, told
 from glassformer.errors import RequestError
 from glassformer.model import Model
 from glassformer.parts.base import PartConfig
@@ -29,6 +29,8 @@ class ObjectiveConfig(PartConfig, axis="objective"):
 
     value: ClassVar[str] = ""
     """The field that the VALUE of KIND:VALUE sets; empty: there is none."""
+    compares: ClassVar[bool] = True
+    """Whether `compare` can measure what was trained for it: at other lengths, and writing on from a text."""
 
     @classmethod
     def _choose(cls, value: Any) -> PartConfig:
@@ -72,3 +74,20 @@ class ObjectiveConfig(PartConfig, axis="objective"):
     def loss(self, model: Model, batch: Batch, reduction: str = "mean") -> Tensor:
         """Mean nats over the targets of the batch; `reduction="none"` gives (b, s) losses."""
         return model.loss(batch.inputs, batch.targets, reduction=reduction)
+
+
+def check_causal(config: ModelConfig) -> None:
+    """Raises RequestError where a token would see what follows it."""
+    for layer, block in enumerate(config.layers()):
+        if not block.mixer.causal(config.ctx):
+            raise RequestError(
+                f"layer {layer} is not causal ({told(block.mixer)}): it would see the token it is to predict; use "
+                "a causal mixer, or objective masked",
+                code="not_causal", field=f"layers.{layer}.mixer", value=block.mixer,
+            )  # fmt: skip
+        if block.ffn is not None and not block.ffn.causal:
+            raise RequestError(
+                f"layer {layer} is not causal (ffn {block.ffn.kind}): which tokens its experts choose depends on "
+                "the tokens that are to be predicted; use experts that tokens choose (ffn kind experts)",
+                code="not_causal", field=f"layers.{layer}.ffn", value=block.ffn.kind,
+            )  # fmt: skip

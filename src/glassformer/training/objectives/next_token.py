@@ -1,8 +1,8 @@
 from __future__ import annotations
 
-from glassformer.config import ModelConfig, told
+from glassformer.config import ModelConfig
 from glassformer.errors import RequestError
-from glassformer.training.objectives.base import ObjectiveConfig
+from glassformer.training.objectives.base import ObjectiveConfig, check_causal
 
 
 class NextTokenConfig(ObjectiveConfig, kind="next_token"):
@@ -16,16 +16,4 @@ class NextTokenConfig(ObjectiveConfig, kind="next_token"):
                 code="conflict", field="objective", value=self.kind, expected="a model without an encoder",
             )  # fmt: skip
         super().check(config)
-        for layer, block in enumerate(config.layers()):
-            if not block.mixer.causal(config.ctx):
-                raise RequestError(
-                    f"layer {layer} is not causal ({told(block.mixer)}): it would see the token it is to predict; use "
-                    "a causal mixer, or objective masked",
-                    code="not_causal", field=f"layers.{layer}.mixer", value=block.mixer,
-                )  # fmt: skip
-            if block.ffn is not None and not block.ffn.causal:
-                raise RequestError(
-                    f"layer {layer} is not causal (ffn {block.ffn.kind}): which tokens its experts choose depends on "
-                    "the tokens that are to be predicted; use experts that tokens choose (ffn kind experts)",
-                    code="not_causal", field=f"layers.{layer}.ffn", value=block.ffn.kind,
-                )  # fmt: skip
+        check_causal(config)
