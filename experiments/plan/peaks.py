@@ -15,6 +15,7 @@ from torch.distributed._tools.mem_tracker import MemTracker
 
 import glassformer as gf
 from experiments.plan import memory, mpt
+from glassformer.model import Model
 from glassformer.planning.layout import POLICIES
 from glassformer.planning.trace import recomputing
 from glassformer.training import Recipe
@@ -57,13 +58,17 @@ def measured(one: Sample) -> int:
     model = config.build().train()
     for layer in model.layers:
         recomputing(layer, one.recompute)
-    optimizer = Recipe.of(tokens=1, optimizer=one.optimizer).optimizer.create(model, 1e-3, 0.1)
-    tokens, tracker = torch.randint(config.vocab_size, (one.batch, one.context)), MemTracker()
+    return peak(model, torch.randint(config.vocab_size, (one.batch, one.context)), one.dtype, one.optimizer)
+
+
+def peak(model: Model, tokens: torch.Tensor, dtype: torch.dtype, kind: str) -> int:
+    """Bytes at the peak of the second of two steps on tokens (b, s), as torch's MemTracker counts them."""
+    optimizer, tracker = Recipe.of(tokens=1, optimizer=kind).optimizer.create(model, 1e-3, 0.1), MemTracker()
     tracker.track_external(model, optimizer)
     with tracker, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for _ in range(2):
-            with torch.autocast("cpu", torch.bfloat16, enabled=one.dtype == torch.bfloat16):
+            with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
                 loss = model.loss(tokens, tokens)
             loss.backward()
             optimizer.step()

@@ -7,9 +7,9 @@ import json
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.distributed._tools.mem_tracker import MemTracker
 
 import glassformer as gf
+from experiments.plan.peaks import peak
 from glassformer.cli import main
 from glassformer.errors import RequestError
 from glassformer.planning.layout import Layout
@@ -24,18 +24,7 @@ def tracked(
     model = config.outline().train()
     with FakeTensorMode():
         faked(model, torch.float32)
-        optimizer = Recipe.of(tokens=1, optimizer=kind).optimizer.create(model, 1e-3, 0.1)
-        tokens, tracker = torch.zeros(batch, context, dtype=torch.int64), MemTracker()
-        tracker.track_external(model, optimizer)
-        with tracker:
-            for _ in range(2):
-                with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
-                    loss = model.loss(tokens, tokens)
-                loss.backward()
-                optimizer.step()
-                optimizer.zero_grad()
-                tracker.reset_mod_stats()
-    return sum(of["Total"] for of in tracker.get_tracker_snapshot("peak").values())
+        return peak(model, torch.zeros(batch, context, dtype=torch.int64), dtype, kind)
 
 
 @pytest.mark.parametrize("kind", ["adamw", "lion", "sgd", "adafactor", "muon"])
