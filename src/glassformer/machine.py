@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import ctypes
-import json
 import os
 import platform
 import shutil
 import sys
 import sysconfig
-import tempfile
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -17,10 +15,10 @@ from typing import Any, Literal
 
 import torch
 
-from glassformer import quota
+from glassformer import processor, quota
 from glassformer import threads as pacing
 from glassformer.errors import RequestError
-from glassformer.folders import cache_folder
+from glassformer.folders import remember, remembered
 from glassformer.parts.precision import bf16_gain
 from glassformer.version import __version__
 
@@ -136,23 +134,11 @@ LEAST_GAIN = 1.1
 @cache
 def bfloat16_gain() -> float:
     """`bf16_gain`, measured once for a processor and kept on disk: every run on one machine has the same defaults."""
-    kept = cache_folder() / "products.json"
-    key = f"{_processor()}, {len(processor_flags())} flags, one thread, torch {torch.__version__}"
-    try:
-        known = json.loads(kept.read_text(encoding="utf-8")) if kept.stat().st_size < 1 << 16 else {}
-    except (OSError, ValueError):
-        known = {}
-    known = known if isinstance(known, dict) else {}
-    gain = known.get(key)
+    key = f"{processor.name()}, {len(processor.flags())} flags, one thread, torch {torch.__version__}"
+    gain = remembered("products.json", key)
     if not isinstance(gain, float) or not 0.01 < gain < 100:
         gain = bf16_gain()
-        try:
-            kept.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile("w", dir=kept.parent, delete=False, encoding="utf-8") as file:
-                json.dump({**known, key: gain}, file)
-            os.replace(file.name, kept)
-        except OSError:  # measured again next time
-            pass
+        remember("products.json", key, gain)
     return gain
 
 
@@ -195,7 +181,7 @@ def keep_freed_memory() -> bool:
 def machine() -> dict[str, Any]:
     """Processor, memory and versions, for reports."""
     return {
-        "processor": _processor(),
+        "processor": processor.name(),
         "cores": available_cores(),
         "memory_bytes": _memory(),
         "platform": platform.platform(),
@@ -203,23 +189,6 @@ def machine() -> dict[str, Any]:
         "torch": torch.__version__,
         "glassformer": __version__,
     }
-
-
-def _processor() -> str:
-    return _said_of_the_processor("model name") or platform.processor() or platform.machine()
-
-
-def processor_flags() -> frozenset[str]:
-    """What this processor can do, by Linux's names (avx512_vnni); empty where nobody says."""
-    return frozenset(_said_of_the_processor("flags").split())
-
-
-def _said_of_the_processor(what: str) -> str:
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as file:
-            return next((line.partition(":")[2].strip() for line in file if line.startswith(what)), "")
-    except OSError:
-        return ""
 
 
 def _memory() -> int | None:

@@ -28,6 +28,7 @@ from glassformer.errors import RequestError
 from glassformer.introspection import looking, sites
 from glassformer.model import Model
 from glassformer.parts.loss import IGNORED
+from glassformer.threads import paced
 
 RING = 64
 """Steps before a spike whose norms are kept."""
@@ -133,7 +134,9 @@ class Watch:
             self.dense_until = moment.step + DENSE
             found[0] |= self._batch(moment)
         if self.every is not None:
-            self.ring.append({"step": moment.step, "statistics": pulse(self.matrices)})
+            with self._paced("norms"):
+                norms = pulse(self.matrices)
+            self.ring.append({"step": moment.step, "statistics": norms})
             if self._due(moment.step):
                 self.before = {id(one): one.detach().clone() for one in moment.model.parameters()}
         if found:
@@ -145,12 +148,14 @@ class Watch:
         if not self.before:
             return
         row = self.ring[-1]["statistics"]
-        row |= updates(self.matrices, self.before)
+        with self._paced("updates"):
+            row |= updates(self.matrices, self.before)
         self.before = {}
         if moment.step == 1 or (self.every and moment.step % (SPECTRA * self.every) == 0):
-            row |= merged(row, spectra(self.matrices))
+            with self._paced("spectra"):
+                row |= merged(row, spectra(self.matrices))
         rows = max(1, PROBE_TOKENS // moment.inputs.shape[1])
-        with self.autocast():
+        with self._paced("probe"), self.autocast():
             row |= merged(row, probe(moment.model, self._here(moment.inputs[:rows, :PROBE_LENGTH])))
         self._write(self.ring[-1])
         self.latest = self.ring[-1]
@@ -207,6 +212,10 @@ class Watch:
         self.written, self.dense_until = written[-RING:], state["dense_until"]
 
     # What is done at the sites
+
+    def _paced(self, what: str) -> AbstractContextManager[None]:
+        """A unit of its own, whose time is not the training step's."""
+        return paced(self.model, f"watch: {what}", free=False, apart=True)
 
     def _due(self, step: int) -> bool:
         return step == 1 or step <= self.dense_until or (self.every is not None and step % self.every == 0)

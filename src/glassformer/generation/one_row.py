@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor, library
 
-from glassformer.machine import processor_flags
+from glassformer import processor
 from glassformer.parts.precision import wide
 from glassformer.parts.quantized import GROUP, codes, layout
 
@@ -37,7 +37,7 @@ MOST = 127 * 256
 @cache
 def has_vnni() -> bool:
     """Whether `one_row.cpp` runs here, and 4-bit matrices lie as it reads them."""
-    return processor_flags() >= NEEDED and layout("cpu") == (64, True)
+    return processor.flags() >= NEEDED and layout("cpu") == (64, True)
 
 
 def rounded(x: Tensor) -> tuple[Tensor, Tensor]:

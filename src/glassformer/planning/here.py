@@ -17,8 +17,6 @@ from __future__ import annotations
 import itertools
 import json
 import math
-import os
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -38,7 +36,7 @@ from torch.utils.flop_counter import flop_registry
 from glassformer import machine
 from glassformer.architectures import PRESETS
 from glassformer.config import ModelConfig, Stage
-from glassformer.folders import cache_folder
+from glassformer.folders import remember, remembered
 from glassformer.planning.trace import faked
 
 REFERENCES = (
@@ -123,26 +121,15 @@ def profile(again: bool = False) -> Profile:
     how = machine.settings("cpu", compile=False)
     named: dict[str, Any] = {"processor": str(machine.machine()["processor"]), "torch": torch.__version__,
              "threads": torch.get_num_threads(), "dtype": how.dtype}  # fmt: skip
-    kept = cache_folder() / "planned.json"
     key = json.dumps([VERSION, *named.values()])
-    try:
-        known = json.loads(kept.read_text(encoding="utf-8")) if kept.stat().st_size < 1 << 20 else {}
-    except (OSError, ValueError):
-        known = {}
-    known = known if isinstance(known, dict) else {}
-    if not again and key in known:
+    known = None if again else remembered("planned.json", key)
+    if isinstance(known, dict):
         try:
-            return Profile(**known[key])
+            return Profile(**known)
         except TypeError:  # written by another version
             pass
     found = _calibrated(Profile(**named, **_measure(how.dtype), step_factors={}, token_factors={}))
-    try:
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=kept.parent, delete=False, encoding="utf-8") as file:
-            json.dump({**known, key: asdict(found)}, file)
-        os.replace(file.name, kept)
-    except OSError:  # measured again next time
-        pass
+    remember("planned.json", key, asdict(found))
     return found
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from glassformer import machine
 from glassformer import threads as pacing
@@ -28,7 +29,8 @@ def fast_training(
     ...         loss.backward()
 
     device, dtype   auto, or as in a recipe; bfloat16 where its products are faster than float32's here
-    threads         of the CPU; None: all cores. On leaving torch has as many as before
+    threads         of the CPU; None: all cores. On leaving torch has as many as before. How they wait for each other is
+                    chosen by how long steps take, from one call of the optimizer to the next (`threads`)
     compile         None: where it can be done. It takes some tens of seconds in the first step
 
     Shapes that change from step to step compile again, a few times, and then run eagerly: evaluate and generate
@@ -38,9 +40,12 @@ def fast_training(
     how = machine.settings(device, dtype, threads, compile)
     before, fixed = torch.get_num_threads(), pacing.fixed()
     machine.apply(how)
+    beat = pacing.Beat("step of a loop")
+    timed = register_optimizer_step_post_hook(lambda optimizer, *_: beat(optimizer))
     try:
         with compiled_regions(how.compile):
             yield how
     finally:
+        timed.remove()
         torch.set_num_threads(before)
         pacing.fix(fixed)

@@ -1,0 +1,88 @@
+"""The cores that other processes take."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+
+
+class Others:
+    """Cores that other processes took of late, of those this one may use: by Linux's count of their busy time, less
+    what this process took itself. None where nobody counts, or it was not looked at lately."""
+
+    LEAST, MOST = 0.25, 1.0
+    """Seconds between two looks: time is counted in hundredths, and what was long ago is not what is now. After a pause
+    longer than that it is the number of those that run at this moment."""
+    MOMENTS, MOMENT = 10, 0.003
+    """So often, and so many seconds apart, those that run after a pause are counted again, unless they were there
+    before it and all through it: threads of what has just ended turn round for up to some 20 ms."""
+
+    def __init__(self) -> None:
+        self._look = self._counted()
+        self._found: float | None = None
+
+    def __call__(self, worked: bool = False) -> float | None:
+        """`worked`: there was no pause since the last look."""
+        if self._look is None or (seconds := time.perf_counter() - self._look[0]) < self.LEAST:
+            return self._found
+        then, self._look = self._look, self._counted()
+        if self._look is None:
+            self._found = None
+            return None
+        meanwhile = max(0.0, self._look[1] - then[1]) / seconds
+        if worked or seconds <= self.MOST:
+            self._found = meanwhile
+        else:
+            self._found = self._lasting(min(meanwhile, self._found or 0.0))
+        return self._found
+
+    def _lasting(self, known: float) -> float | None:
+        """Those of the running that go on, of which so many were known before."""
+        running = _running()
+        for _ in range(self.MOMENTS):
+            if not running or running - known < 0.5:
+                break
+            time.sleep(self.MOMENT)
+            running = min(running, _running() or 0.0)
+        return running
+
+    @staticmethod
+    def _counted() -> tuple[float, float] | None:
+        """Seconds on the clock, and those that all others had of these cores; None where nobody counts."""
+        try:
+            here = os.sched_getaffinity(0)
+            cores = [row for row in _rows("cpu") if row[0][3:].isdecimal() and int(row[0][3:]) in here]
+            # user, nice, system, idle, waiting, interrupts of two kinds; what a host stole is taken from all alike
+            ticks = sum(int(row[i]) for row in cores for i in (1, 2, 3, 6, 7))
+            return time.perf_counter(), ticks / os.sysconf("SC_CLK_TCK") - time.process_time()
+        except (OSError, AttributeError, ValueError, IndexError):
+            return None
+
+
+def _running() -> float | None:
+    """Threads of others that run now; None where this process has only some of the cores, as they are of all."""
+    try:
+        cores = sum(row[0][3:].isdecimal() for row in _rows("cpu"))
+        if cores != len(os.sched_getaffinity(0)):
+            return None
+        return max(0.0, float(next(_rows("procs_running"))[1]) - _own())
+    except (OSError, AttributeError, ValueError, IndexError, StopIteration):
+        return None
+
+
+def _own() -> int:
+    """Threads of this process that run."""
+    count = 0
+    for thread in os.listdir("/proc/self/task"):
+        try:
+            with open(f"/proc/self/task/{thread}/stat", encoding="utf-8", errors="replace") as file:
+                count += file.read().rpartition(")")[2].split()[:1] == ["R"]
+        except OSError:  # it has ended
+            pass
+    return max(1, count)
+
+
+def _rows(begin: str) -> Iterator[list[str]]:
+    with open("/proc/stat", encoding="ascii") as file:
+        yield from (line.split() for line in file if line.startswith(begin))
