@@ -91,7 +91,7 @@ def synchronize(device: str) -> None:
 
 def apply(chosen: Settings) -> None:
     """Sets torch's threads and the allocator for this process. A number that was asked for is that of every step; else
-    it is the most that one takes (`threads.py`)."""
+    it is the most that one takes (`threads`)."""
     torch.set_num_threads(chosen.threads)
     pacing.fix(chosen.fixed or chosen.device != "cpu")
     if chosen.device == "cpu":
