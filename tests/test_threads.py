@@ -14,7 +14,7 @@ import torch
 
 import glassformer as gf
 from glassformer import folders, machine, threads
-from glassformer.generation import prefill, stream
+from glassformer.generation import prefill, sampling, stream
 from glassformer.generation.steps import decode
 from glassformer.parts.quantized import quantize
 from glassformer.threads.pace import LATE, SURE, Pace, Way, ways
@@ -451,6 +451,16 @@ def model(kind: str) -> gf.Model:
         return made
     made = made.bfloat16()
     return made if kind == "bfloat16" else quantize(made, kind)  # type: ignore[return-value]
+
+
+def test_the_next_token_is_chosen_by_one_thread(two_threads: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many rows: beside others, meeting over a row of logits takes several times what it gains."""
+    seen: list[int] = []
+    draw = sampling.draw
+    monkeypatch.setattr(sampling, "draw", lambda *given: seen.append(torch.get_num_threads()) or draw(*given))
+    rows, rule = torch.randn(3, 50_000), sampling.Sampling(temperature=1.0)
+    sampling.choose(rows, [rule] * 3, generators=[torch.Generator().manual_seed(i) for i in range(3)])
+    assert (seen, torch.get_num_threads()) == ([1], 2)
 
 
 @pytest.mark.parametrize("kind", ["bfloat16", "int8", "int4"])

@@ -22,6 +22,7 @@ from glassformer.config import explain
 from glassformer.errors import RequestError
 from glassformer.parts.base import Value
 from glassformer.parts.precision import exact_device
+from glassformer.threads import at_most
 
 __all__ = ["Chosen", "Sampling", "choose", "row_generator", "warp"]
 
@@ -208,6 +209,7 @@ class Chosen:
         return Chosen(**{name: tensor.clone() for name, tensor in given.items() if tensor is not None})
 
 
+@at_most(1)
 def choose(
     logits: Float[Tensor, "b v"],
     samplings: Sequence[Sampling],
@@ -221,7 +223,7 @@ def choose(
 
     Rows that share a Sampling object are warped together. `histories` and `generated_from` are read where a row
     penalizes, `generators` where it has a temperature (None: torch's own). With `top`, the log-probabilities of the
-    k likeliest tokens too."""
+    k likeliest tokens too. By one thread: a row of logits is too little for several to meet over."""
     best, tokens = logits.max(-1)  # one pass: in bf16 on the CPU, argmax takes four times as long
     bad = ~best.isfinite()  # NaN counts as the largest
     alike: dict[int, list[int]] = {}

@@ -36,11 +36,14 @@ def prefill(
     whole, rest = divmod(tokens.shape[1] - first, chunk)
     sizes = [first, *[chunk] * whole, *[rest] * bool(rest)]
     told = [None] * len(sizes) if documents is None else documents.split(sizes, dim=1)
+    read = 0
     for part, ids in zip(tokens.split(sizes, dim=1), told, strict=True):
         with paced(model, ("prefill", part.numel().bit_length()), part.numel(), same_bits(model)):
             x = model.hidden_states(part, state, documents=ids, memory=memory)
+            if (read := read + part.shape[1]) == tokens.shape[1]:
+                logits = model.logits(model.unembed(x[:, -1:]))[:, -1]
         memory = None
-    return model.logits(model.unembed(x[:, -1:]))[:, -1]
+    return logits
 
 
 def prefill_rows(
