@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     from glassformer.naming import load as load
     from glassformer.naming import preset as preset
     from glassformer.planning import plan as plan
+    from glassformer.retrieval import ask as ask
     from glassformer.retrieval import embed as embed
+    from glassformer.retrieval import index as index
     from glassformer.training import fast_training as fast_training
     from glassformer.training import train as train
     from glassformer.version import __version__ as __version__
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "ModelConfig": "config",
     "__version__": "version",
+    "ask": "retrieval",
     "capture": "introspection",
     "compare": "comparison",
     "dynamics": "dynamics",
@@ -38,6 +41,7 @@ _HOMES = {
     "embed": "retrieval",
     "fast_training": "training",
     "generate": "generation",
+    "index": "retrieval",
     "lens": "lens",
     "load": "naming",
     "plan": "planning",
@@ -50,6 +54,7 @@ _HOMES = {
 
 __all__ = [
     "ModelConfig",
+    "ask",
     "capture",
     "compare",
     "dynamics",
@@ -57,6 +62,7 @@ __all__ = [
     "embed",
     "fast_training",
     "generate",
+    "index",
     "lens",
     "load",
     "plan",

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 from cyclopts import App, CycloptsError, Parameter
 
 import glassformer
-from glassformer.cli.options import Chatting, Flag, Writing
+from glassformer.cli.options import Asking, Chatting, Flag, Writing
 from glassformer.errors import NO_MEMORY, RequestError, WorkError, no_memory, printable
 from glassformer.units import quantity
 
@@ -67,7 +67,7 @@ Threads = Annotated[
     Parameter(help="Threads of the processor; by default as many as it has cores, which give way to other processes."),
 ]
 Benchmark = Literal[
-    "train", "kernels", "load", "parity", "generate", "quality", "watch", "mixers", "neighbours", "plan"
+    "train", "kernels", "load", "parity", "generate", "quality", "watch", "mixers", "neighbours", "plan", "embed"
 ]
 Compile = Annotated[
     bool | None,
@@ -340,6 +340,62 @@ def embed(
     from glassformer.cli.vectors import embed_texts
 
     embed_texts(model, text or [], file, out, json)
+
+
+@app.command
+def index(
+    data: Data,
+    /,
+    *,
+    out: str,
+    encoder: str = "minilm",
+    passage_tokens: Annotated[int | None, Parameter(converter=count)] = None,
+    json: Json = False,
+) -> None:
+    """Cut texts into passages and embed them, for `ask`; the same command goes on where it was broken off.
+
+    Parameters
+    ----------
+    out
+        The folder of the index.
+    encoder
+        An encoder with weights: minilm, a run, a Hugging Face or sentence-transformers folder, hf:owner/name.
+    passage_tokens
+        Tokens of a passage, at most; by default as many as the encoder reads.
+    """
+    from glassformer.cli.retrieval import index_data
+
+    index_data(data, out, encoder, _as_int(passage_tokens, "passage_tokens"), json)
+
+
+@app.command
+def ask(
+    question: Annotated[str, Parameter(allow_leading_hyphen=True)],
+    /,
+    *,
+    index: str,
+    model: str = "smollm2",
+    k: Annotated[int, Parameter(name=["-k", "--k"])] = 4,
+    encoder: str | None = None,
+    how: Annotated[Asking, Parameter(name="*")] = Asking(),  # noqa: B008  # frozen
+    json: Json = False,
+) -> None:
+    """Answer a question from an index: the sources with their scores, then the answer as it is written.
+
+    Parameters
+    ----------
+    index
+        A folder that `glassformer index` made.
+    model
+        What answers: a Hugging Face folder, a run, a .gguf file, hf:owner/name, or smollm2.
+    k
+        Passages to retrieve.
+    encoder
+        Where the encoder of the index is now; by default what `glassformer index` was given.
+    """
+    from glassformer.cli.retrieval import answer
+
+    answer(question, index, model, k, encoder, how, json)
 
 
 @app.command
@@ -683,11 +739,12 @@ def bench(
         every family against its published implementation; generate: SmolLM2 writing, beside transformers and
         llama.cpp; quality: SmolLM2's perplexity in fewer bits, over 4,000 tokens for each round; watch: what --watch
         costs a training step; mixers: every way to mix tokens against the length of the text; neighbours: decoding,
-        prompts, training and loading beside busy processes; plan: what `plan --here` says beside sampled models.
+        prompts, training and loading beside busy processes; plan: what `plan --here` says beside sampled models; embed:
+        vectors of 10,000 sentences beside sentence-transformers.
     rounds
         Measurements of each, taken in turn.
     quick
-        generate, mixers: with few tokens and nothing compiled, to see that it runs.
+        generate, mixers, embed: with few tokens and nothing compiled, to see that it runs.
     only
         mixers, neighbours: these rows or tasks alone, by the beginnings of their names and with commas between; the
         others stay as `--out` has them.

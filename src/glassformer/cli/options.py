@@ -63,6 +63,16 @@ class Chatting(Drawing):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Asking(Drawing):
+    """An answer from an index."""
+
+    temperature: float = 0.0
+    """0 takes the most likely token."""
+    max_new_tokens: int = 200
+    """Of the answer, at most."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Prompting:
     """What is written."""
 

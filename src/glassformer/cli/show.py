@@ -360,6 +360,7 @@ PEERS = {
     "generate": ("transformers", "xllamacpp"),
     "neighbours": ("transformers", "xllamacpp"),
     "mixers": ("transformers", "matplotlib"),
+    "embed": ("sentence_transformers",),
 }
 
 

@@ -21,8 +21,8 @@ from glassformer.text.tokenizers import FileTokenizer
 from glassformer.threads import paced
 from glassformer.training.run import Pooling
 
-TOKENS = 4096
-"""Of a batch, padding included: large enough for the products, small enough for the caches."""
+TOKENS = 1024
+"""Of a batch, padding included: large enough for the products, and so few that its texts are of almost one length."""
 MEAN = Pooling("mean", True)
 """How a model is pooled whose folder does not say."""
 

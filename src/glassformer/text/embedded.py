@@ -75,17 +75,34 @@ def open_python_docs(cache: Path, progress: OnProgress = silent) -> Corpus:
     topics = root / "pydoc_data" / "topics.py"
     sha, _ = _hash([*paths, topics] if topics.exists() else paths, seed=f"docs {EXTRACTION}")
     kept = cache / "embedded" / f"python-docs-{sha[:32]}.jsonl"
-    if not kept.exists():
-        with atomic_file(kept) as temporary, open(temporary, "w", encoding="ascii") as file:
-            for text in _topics(topics):
-                file.write(json.dumps({"text": text}) + "\n")
-            for done, path in enumerate(paths):
-                progress("reading docstrings", done, len(paths))
-                if text := docstrings(path, _module_name(path.relative_to(root))):
+    names = kept.with_suffix(".names.json")
+    if not (kept.exists() and names.exists()):
+        with atomic_file(kept) as temporary, atomic_file(names) as temporary_names:
+            named = []
+            with open(temporary, "w", encoding="ascii") as file:
+                for name, text in _documented(root, paths, topics, progress):
                     file.write(json.dumps({"text": text}) + "\n")
-            progress("reading docstrings", len(paths), len(paths))
+                    named.append(name)
+            temporary_names.write_text(json.dumps(named), encoding="ascii")
     corpus = open_file(kept, "python-docs")
-    return Corpus("python-docs", corpus.fingerprint, corpus.source, corpus.size, {"python": platform.python_version()})
+
+    def documents() -> Iterator[Document]:
+        for name, document in zip(json.loads(names.read_text(encoding="ascii")), corpus.documents(), strict=True):
+            yield Document(name, document.source)
+
+    return Corpus("python-docs", corpus.fingerprint, documents, corpus.size, {"python": platform.python_version()})
+
+
+def _documented(root: Path, paths: list[Path], topics: Path, progress: OnProgress) -> Iterator[tuple[str, str]]:
+    """(name, text) of the topics of the language, and of the docstrings of each module."""
+    for name, text in _topics(topics):
+        yield f"topic {name}", text
+    for done, path in enumerate(paths):
+        progress("reading docstrings", done, len(paths))
+        module = _module_name(path.relative_to(root))
+        if text := docstrings(path, module):
+            yield module, text
+    progress("reading docstrings", len(paths), len(paths))
 
 
 EMBEDDED: dict[str, Callable[[Path, OnProgress], Corpus]] = {
@@ -112,16 +129,16 @@ def _module_name(relative: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def _topics(path: Path) -> Iterator[str]:
-    """The values of the dictionary literal `topics` of pydoc_data, in the order of their names. A Python
-    without it has docstrings only.
+def _topics(path: Path) -> Iterator[tuple[str, str]]:
+    """Name and text of each entry of the dictionary literal `topics` of pydoc_data, in the order of their names. A
+    Python without it has docstrings only.
     """
     if not path.exists():
         return
     for node in ast.parse(path.read_bytes()).body:
         if isinstance(node, (ast.Assign, ast.AnnAssign)) and isinstance(node.value, ast.Dict):
             topics: dict[str, str] = ast.literal_eval(node.value)
-            yield from (topics[name] for name in sorted(topics))
+            yield from ((name, topics[name]) for name in sorted(topics))
 
 
 def docstrings(path: Path, module: str) -> str:

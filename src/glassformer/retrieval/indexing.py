@@ -1,0 +1,379 @@
+"""A folder of passages and their vectors, searched exactly.
+
+DIR/  index.json       what was indexed by which encoder, how much, and the SHA-256 of the other files; written last
+      passages.jsonl   {"document", "start", "text"}, a line each
+      offsets.npy      (n + 1,) int64: where each line begins
+      vectors.npy      (n, d) fp32, of length 1
+      building.json    only while it is built: what was asked for, and how many vectors are on the disk
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
+from io import BytesIO
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import torch.nn.functional as F
+
+from glassformer.convert import Loaded
+from glassformer.errors import RequestError, check_whole, shown
+from glassformer.generation.kept import fingerprint
+from glassformer.naming import load
+from glassformer.retrieval.embedding import Embedder
+from glassformer.retrieval.passages import Passage, Splitter, special_tokens
+from glassformer.text import OnProgress
+from glassformer.text.corpora import open_corpus
+from glassformer.text.documents import Corpus
+from glassformer.text.storage import atomic_file, silent
+from glassformer.training.checkpoint import disk_errors
+from glassformer.training.folder import only_writer
+
+SCHEMA = 1
+META, BUILDING = "index.json", "building.json"
+PASSAGES, OFFSETS, VECTORS = FILES = ("passages.jsonl", "offsets.npy", "vectors.npy")
+DTYPES = {OFFSETS: "<i8", VECTORS: "<f4"}
+BLOCK = 1024
+"""Passages between two places that a run which was broken off goes on from."""
+LARGEST_META = 1 << 20
+LARGEST_LINE = 1 << 22
+"""Bytes of one passage's line."""
+EXTRA = "pip install 'glassformer[retrieval]'"
+WORDS = {
+    "data": "other data", "passage_tokens": "passages of another length", "encoder": "another encoder",
+    "schema": "another version of this program",
+}  # fmt: skip
+"""How an index can be another one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A passage, its place in the index, and its cosine with the question."""
+
+    score: float
+    number: int
+    passage: Passage
+
+
+def index(
+    data: str | Path,
+    out: str | Path,
+    encoder: str | Path | Loaded = "minilm",
+    passage_tokens: int | None = None,
+    progress: OnProgress = silent,
+    cache_dir: str | Path | None = None,
+) -> Index:
+    """Cuts the documents of `data` into passages at the borders of paragraphs and embeds them, into the folder `out`.
+
+    `data` is what `train` takes: a file, a folder, python-docs. A passage has at most `passage_tokens` tokens of the
+    encoder, by default as many as it reads. The same call goes on where one was broken off, and does nothing where the
+    index is whole. Raises RequestError for data without text, a folder of something else or of another index, and
+    passages longer than the encoder reads.
+
+    >>> gf.index("python-docs", "docs.index").search("how do I read a file line by line?", k=3)
+    """
+    need_faiss()
+    out = Path(out)
+    check_place(out)
+    embedder = Embedder(encoder if isinstance(encoder, Loaded) else load(encoder))
+    most = longest_passage(embedder, passage_tokens)
+    corpus = open_corpus(data, cache_dir, progress)
+    name = "" if isinstance(encoder, Loaded) else str(encoder)
+    asked = {
+        "schema": SCHEMA, "data": corpus.describe(), "passage_tokens": most, "metric": "cosine",
+        "encoder": {"name": name, "identity": identity(embedder)},
+    }  # fmt: skip
+    asked = json.loads(json.dumps(asked))
+    if (out / META).exists():
+        check_same(out, read_signed(out / META), asked)
+    else:
+        with only_writer(out), disk_errors(out):
+            build(out, asked, corpus, embedder, progress)
+    return Index(out, embedder)
+
+
+def build(out: Path, asked: dict[str, Any], corpus: Corpus, embedder: Embedder, progress: OnProgress) -> None:
+    """Each step leaves a folder that the next call goes on from."""
+    if (out / BUILDING).exists():
+        begun = read_signed(out / BUILDING)
+        check_same(out, begun, asked)
+        check_files(out, begun)
+    else:
+        passages = write_passages(out, corpus, Splitter(embedder.tokenizer, asked["passage_tokens"]), progress)
+        begun = {**asked, "passages": passages, "dimensions": embedder(["a"]).shape[1], "vectors": 0}
+        begun["files"] = measured(out, (PASSAGES, OFFSETS))
+        write_signed(out / BUILDING, begun)
+    total, width = begun["passages"], begun["dimensions"]
+    offsets, header = np.load(out / OFFSETS, allow_pickle=False), npy_header(total, width)
+    row = width * np.dtype(DTYPES[VECTORS]).itemsize
+    with open(out / VECTORS, "r+b" if begun["vectors"] else "wb") as vectors:
+        vectors.write(header)
+        for first in range(begun["vectors"], total, BLOCK):
+            progress("embedding passages", first, total)
+            with open(out / PASSAGES, "rb") as file:
+                texts = [read_passage(file, offsets, i).text for i in range(first, min(first + BLOCK, total))]
+            vectors.seek(len(header) + first * row)
+            vectors.write(F.normalize(embedder(texts), dim=-1).numpy().astype(DTYPES[VECTORS]).tobytes())
+            vectors.truncate()
+            vectors.flush()
+            os.fsync(vectors.fileno())
+            write_signed(out / BUILDING, {**begun, "vectors": first + len(texts)})
+    progress("embedding passages", total, total)
+    del begun["vectors"]
+    write_signed(out / META, {**begun, "files": measured(out, FILES)})
+    (out / BUILDING).unlink()
+
+
+def write_passages(out: Path, corpus: Corpus, splitter: Splitter, progress: OnProgress) -> int:
+    """Writes the passages of the corpus and where each begins, and says how many. Raises RequestError for none."""
+    offsets = array("q", [0])
+    with atomic_file(out / PASSAGES) as temporary:
+        with open(temporary, "wb") as file:
+            for document in corpus.documents():
+                for passage in splitter(document):
+                    fields = {"document": passage.document, "start": passage.start, "text": passage.text}
+                    file.write(json.dumps(fields).encode("ascii") + b"\n")
+                    offsets.append(file.tell())
+                progress("cutting into passages", min(file.tell(), corpus.size or file.tell()), corpus.size)
+        if len(offsets) == 1:
+            raise RequestError(
+                f"data={shown(corpus.name)!r} has no text, so there is nothing to index",
+                code="missing", field="data", value=corpus.name, expected="documents with text",
+            )  # fmt: skip
+    with atomic_file(out / OFFSETS) as temporary, open(temporary, "wb") as file:
+        np.lib.format.write_array(file, np.array(offsets, DTYPES[OFFSETS]), allow_pickle=False)
+    return len(offsets) - 1
+
+
+class Index:
+    """An index that is asked: `index.search("...", k=4)`.
+
+    Raises RequestError for a folder that is no index, one with a damaged file, one that is not whole yet, and an
+    encoder that did not make it. By default the encoder is the one that the index names."""
+
+    def __init__(self, folder: str | Path, encoder: str | Path | Loaded | Embedder | None = None):
+        need_faiss()
+        self.folder = Path(folder)
+        if not (self.folder / META).is_file():
+            raise RequestError(
+                f"{self.folder} is no index, or one that is not whole yet; glassformer index DATA --out "
+                f"{self.folder} makes one, and goes on where it was broken off",
+                code="missing", field="index", value=str(self.folder), expected=f"a folder with {META}",
+            )  # fmt: skip
+        self.meta = read_signed(self.folder / META)
+        check_files(self.folder, self.meta)
+        self.offsets = self._array(OFFSETS, (self.meta["passages"] + 1,))
+        self.vectors = self._array(VECTORS, (self.meta["passages"], self.meta["dimensions"]))
+        self.embedder = encoder if isinstance(encoder, Embedder) else Embedder(self._encoder(encoder))
+        if identity(self.embedder) != self.meta["encoder"]["identity"]:
+            raise RequestError(
+                f"{self.folder} was made by another encoder ({shown(self.meta['encoder']['name']) or 'unnamed'}), whose "
+                "vectors do not compare; give that one, or index the data anew",
+                code="conflict", field="encoder", expected=self.meta["encoder"]["name"],
+            )  # fmt: skip
+
+    def __len__(self) -> int:
+        return self.meta["passages"]
+
+    def search(self, question: str, k: int = 4) -> list[Found]:
+        """The k passages of the largest cosine with the question, the best first."""
+        return self.search_all([question], k)[0]
+
+    def search_all(self, questions: Sequence[str], k: int = 4) -> list[list[Found]]:
+        """`search` for each of them, in one pass over the vectors."""
+        rows = self.nearest(questions, k)
+        with open(self.folder / PASSAGES, "rb") as file:
+            return [
+                [Found(float(score), int(i), read_passage(file, self.offsets, int(i))) for score, i in row]
+                for row in rows
+            ]
+
+    def nearest(self, questions: Sequence[str], k: int = 4) -> list[list[tuple[float, int]]]:
+        """(cosine, number) of the k best passages for each question."""
+        check_whole("k", k)
+        vectors = F.normalize(self.embedder(questions), dim=-1).numpy()
+        faiss = import_module("faiss")
+        scores, numbers = faiss.knn(vectors, self.vectors, min(k, len(self)), metric=faiss.METRIC_INNER_PRODUCT)
+        return [list(zip(*row, strict=True)) for row in zip(scores.tolist(), numbers.tolist(), strict=True)]
+
+    def _array(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
+        try:
+            found = np.load(self.folder / name, mmap_mode="r", allow_pickle=False)
+        except (ValueError, OSError):
+            raise damaged(self.folder, name) from None
+        if found.dtype != np.dtype(DTYPES[name]) or found.shape != shape:
+            raise damaged(self.folder, name)
+        return found
+
+    def _encoder(self, given: str | Path | Loaded | None) -> Loaded:
+        if isinstance(given, Loaded):
+            return given
+        name = self.meta["encoder"]["name"] if given is None else given
+        if given is None and (not name or name.startswith("hf:")):  # a folder of a stranger's has nothing fetched
+            raise RequestError(
+                f"{self.folder} was made by {shown(name) or 'an encoder without a name'}; give it with --encoder",
+                code="missing", field="encoder", expected="the encoder that made the index",
+            )  # fmt: skip
+        return load(name)
+
+
+# What is on the disk
+
+
+def read_signed(path: Path) -> dict[str, Any]:
+    """The object of a JSON file that `write_signed` wrote, of the fields that an index has. Raises RequestError."""
+    try:
+        if path.stat().st_size > LARGEST_META:
+            raise ValueError
+        found = json.loads(path.read_bytes())
+        check = found.pop("check")
+        whole = check == digest(found) and all(
+            isinstance(found["files"][name]["bytes"], int) for name in found["files"]
+        )
+        whole &= isinstance(found["encoder"]["name"], str) and set(found["files"]) <= set(FILES)
+        numbers = [found["passages"], found["dimensions"], found.get("vectors", 0)]
+        whole &= all(type(n) is int and 0 <= n < 1 << 40 for n in numbers) and numbers[2] <= numbers[0]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        whole = False
+    if not whole:
+        raise damaged(path.parent, path.name)
+    return found
+
+
+def write_signed(path: Path, fields: dict[str, Any]) -> None:
+    with atomic_file(path) as temporary, open(temporary, "w", encoding="utf-8") as file:
+        json.dump({**fields, "check": digest(fields)}, file, indent=1)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def digest(fields: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
+
+
+def measured(folder: Path, names: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Bytes and SHA-256 of files."""
+    found = {}
+    for name in names:
+        with open(folder / name, "rb") as file:
+            sha = hashlib.file_digest(file, "sha256").hexdigest()
+            found[name] = {"bytes": file.tell(), "sha256": sha}
+    return found
+
+
+def check_files(folder: Path, meta: dict[str, Any]) -> None:
+    """Raises RequestError for a file that is not as it was written."""
+    for name, was in meta["files"].items():
+        try:
+            same = (folder / name).stat().st_size == was["bytes"] and measured(folder, [name])[name] == was
+        except OSError:
+            same = False
+        if not same:
+            raise damaged(folder, name)
+    if (done := meta.get("vectors", 0)) and not (folder / VECTORS).exists():
+        raise damaged(folder, VECTORS)
+    if done:
+        least = len(npy_header(meta["passages"], meta["dimensions"])) + done * meta["dimensions"] * 4
+        if (folder / VECTORS).stat().st_size < least:
+            raise damaged(folder, VECTORS)
+
+
+def damaged(folder: Path, name: str) -> RequestError:
+    return RequestError(
+        f"{folder} is damaged: its {name} is not as it was written; delete the folder and index the data anew",
+        code="damaged", field="index", value=name, expected="the file that was written",
+    )  # fmt: skip
+
+
+def npy_header(rows: int, width: int) -> bytes:
+    """That of a file of (rows, width) vectors."""
+    written = BytesIO()
+    described = {"descr": DTYPES[VECTORS], "fortran_order": False, "shape": (rows, width)}
+    np.lib.format.write_array_header_1_0(written, described)
+    return written.getvalue()
+
+
+def read_passage(file: IO[bytes], offsets: np.ndarray, i: int) -> Passage:
+    """Passage i of an open passages.jsonl. Raises RequestError where there is none."""
+    begin, end = int(offsets[i]), int(offsets[i + 1])
+    try:
+        if not 0 <= begin < end <= begin + LARGEST_LINE:
+            raise ValueError
+        file.seek(begin)
+        fields = json.loads(file.read(end - begin))
+        document, start, text = fields["document"], fields["start"], fields["text"]
+        if not (isinstance(document, str) and type(start) is int and isinstance(text, str)):
+            raise ValueError
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise damaged(Path(file.name).parent, PASSAGES) from None
+    return Passage(document, start, text)
+
+
+# What can be asked for
+
+
+def need_faiss() -> None:
+    """Raises RequestError where the library of vector search is not installed."""
+    if find_spec("faiss") is None:
+        raise RequestError(
+            f"an index needs faiss, which is not installed; {EXTRA}",
+            code="missing", field="index", expected="faiss-cpu",
+        )  # fmt: skip
+
+
+def check_place(out: Path) -> None:
+    """Raises RequestError for a place that is no folder, or the folder of something else."""
+    if out.exists() and not out.is_dir():
+        raise RequestError(f"{out} is a file; name a folder", code="range", field="out", value=str(out))
+    ours = {META, BUILDING, *FILES}
+    other = (
+        sorted(path.name for path in out.iterdir() if path.name not in ours and path.name[0] != ".")
+        if out.exists()
+        else []
+    )
+    if other:
+        raise RequestError(
+            f"{out} holds {shown(other[0])}, which is not of an index; name an empty folder",
+            code="conflict", field="out", value=str(out), expected="an empty folder, or that of this index",
+        )  # fmt: skip
+
+
+def check_same(out: Path, begun: dict[str, Any], asked: dict[str, Any]) -> None:
+    """Raises RequestError where the folder is that of another request."""
+    for field, words in WORDS.items():
+        was, now = ({k: v for k, v in one.items() if k != "name"} if isinstance(one, dict) else one
+                    for one in (begun.get(field), asked[field]))  # fmt: skip
+        if was != now:
+            raise RequestError(
+                f"{out} is an index of {words}, or its beginning; name another folder",
+                code="conflict", field=field, value=str(out), expected="an empty folder, or that of this index",
+            )  # fmt: skip
+
+
+def longest_passage(embedder: Embedder, asked: int | None) -> int:
+    """Tokens of the longest passage. Raises RequestError for one longer than the encoder reads."""
+    room = embedder.limit - special_tokens(embedder.tokenizer, embedder.limit)
+    if asked is None:
+        return room
+    check_whole("passage_tokens", asked)
+    if asked > room:
+        raise RequestError(
+            f"passage_tokens={asked} is more than the {room} tokens that this encoder reads; use at most {room}",
+            code="range", field="passage_tokens", value=asked, expected=f"1 to {room}",
+        )  # fmt: skip
+    return asked
+
+
+def identity(embedder: Embedder) -> str:
+    """A hash of what decides about a text's vector: the model, its tokenizer, how it is pooled, and what it reads."""
+    pooling = "own" if embedder.own else f"{embedder.pooling.how} {embedder.pooling.normalize}"
+    parts = (fingerprint(embedder.model), embedder.tokenizer.fingerprint(), pooling, embedder.limit)
+    return hashlib.sha256(repr(parts).encode()).hexdigest()
