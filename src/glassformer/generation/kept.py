@@ -157,7 +157,7 @@ def fingerprint(model: Model) -> str:
     return found.hexdigest()
 
 
-LATER: Mapping[str, Any] = {"projection": {"kind": "fused"}}
+LATER: Mapping[str, Any] = {"projection": {"kind": "fused"}, "chunks": None}
 """Fields that configs have gained since states were first kept, with the values that mean what was meant without."""
 
 

@@ -2,16 +2,18 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor
 
 from glassformer.errors import RequestError
-from glassformer.parts.base import BuildContext
-from glassformer.parts.cost import Cost, Shape
+from glassformer.parts.base import BuildContext, Value
+from glassformer.parts.cost import Cost, Number, Shape
 from glassformer.parts.forward_pass import Pass
 from glassformer.parts.heads import Heads, nearest_groups
 from glassformer.parts.kernel import AttentionCall, AutoConfig, HeadLayout, Kernel, KernelConfig
@@ -23,7 +25,7 @@ from glassformer.parts.projection import CrossQKV, CrossQKVConfig, MakeCrossProj
 from glassformer.parts.reparam import MakeReparam
 from glassformer.parts.shard import Shard
 from glassformer.parts.site import Site
-from glassformer.parts.visibility import Bidirectional, OfMemory
+from glassformer.parts.visibility import Bidirectional, ChunksOfMemory, OfMemory
 from glassformer.state import State
 
 IDS = torch.int64
@@ -117,7 +119,9 @@ class CrossAttention(SoftmaxAttention):
         memory (b,t,m) -> k, v (b,t,g,h) -> state? ─┘
 
     The memory is that of the pass; a state keeps its k and v, so that later calls need none. `OfMemory` says which
-    tokens of it a query sees. Sites: q, k, v, scores and pattern (b,n,s,t), z, out.
+    tokens of it a query sees, and with `chunks` `ChunksOfMemory`: RETRO's chunked cross-attention, whose memory grows by
+    what is retrieved for each chunk of m tokens. z is zero where a query sees nothing. Sites: q, k, v, scores and
+    pattern (b,n,s,t), z, out.
     """
 
     def __init__(
@@ -133,7 +137,9 @@ class CrossAttention(SoftmaxAttention):
         dropout: float = 0.0,
         kernel: Kernel | None = None,
         reparam: MakeReparam | None = None,
+        chunks: tuple[int, int] | None = None,
     ):
+        """`chunks`: tokens of a chunk, and of the memory for each."""
         heads = Heads.of(d_model, n_heads, n_kv_heads, head_dim)
         super().__init__(heads, None, Bidirectional(), scale, dropout, kernel)
         self.projection = projection(heads, None)
@@ -142,6 +148,8 @@ class CrossAttention(SoftmaxAttention):
         width, out_bias = n_heads * self.projection.value_dim, bias if out_bias is None else out_bias
         self.output = Linear(width, d_model, out_bias, "output", reparam, Shard("row", n_heads))
         self.k, self.v = Site("btgh"), Site("btgh")
+        self.chunks = chunks
+        self.separates_documents = chunks is None
 
     def forward(
         self, x: Float[Tensor, "b s d"], pass_: Pass | None = None, state: MemoryState | None = None
@@ -149,7 +157,10 @@ class CrossAttention(SoftmaxAttention):
         pass_ = pass_ or Pass.of(x)
         q = self.q(self.projection.queries(self, x))
         k, v, documents = self.memory(x, pass_, state)
-        return self.put_out(self.attend(self.call_of(q, self.k(k), self.v(v), documents, pass_)))
+        call = self.call_of(q, self.k(k), self.v(v), documents, pass_)
+        if self.chunks is None or pass_.start or pass_.rows is not None or self.scores.watched or self.pattern.watched:
+            return self.put_out(self.attend(call))
+        return self.put_out(chunk_by_chunk(call, *self.chunks, documents, self.kernel))
 
     def memory(self, x: Tensor, pass_: Pass, state: MemoryState | None) -> tuple[Tensor, Tensor, Tensor | None]:
         """k, v (b, t, g, h) of the memory and the ids of its tokens (b, t), from the pass or from the state."""
@@ -165,8 +176,12 @@ class CrossAttention(SoftmaxAttention):
     def call_of(self, q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None, pass_: Pass) -> AttentionCall:
         """The call of the kernel over a memory whose tokens have these ids."""
         visibility, index = self.visibility, None
-        if documents is not None:
+        if self.chunks is not None:
+            check_chunks(*self.chunks, pass_.end, k.shape[1])
+            visibility = ChunksOfMemory(*self.chunks, documents)
+        elif documents is not None:
             visibility = OfMemory(pass_.documents, documents)
+        if visibility is not self.visibility:
             keys = pass_.once("memory tokens", lambda: torch.arange(k.shape[1], device=k.device))
             index = pass_.index(keys)
         dropout = self.dropout if self.training else 0.0
@@ -191,6 +206,44 @@ class CrossAttention(SoftmaxAttention):
         return MemoryState(batch, *self.projection.kept_shapes, dtype, device)
 
 
+def chunk_by_chunk(call: AttentionCall, m: int, w: int, documents: Tensor | None, kernel: Kernel) -> Tensor:
+    """z (b, s, n, hv) of a call under `ChunksOfMemory` that begins with the first token: each chunk and its memory are a
+    row of their own, so that a score is made for visible keys alone.
+
+        queries m-1 .. 2m-2 and keys 0 .. w-1, queries 2m-1 .. 3m-2 and keys w .. 2w-1, ...
+    """
+    (b, s), l = call.q.shape[:2], call.q.shape[1] // m
+    if not l:
+        return call.q.new_zeros(*call.q.shape[:3], call.v.shape[-1])
+    rows = F.pad(call.q[:, m - 1 :], (0, 0, 0, 0, 0, l * m - (s - m + 1)))
+    q, k, v = (x.reshape(b * l, -1, *x.shape[2:]) for x in (rows, call.k[:, : l * w], call.v[:, : l * w]))
+    seen = Bidirectional() if documents is None else OfMemory(None, documents[:, : l * w].reshape(b * l, w))
+    z = kernel(AttentionCall(q, k, v, seen, None, call.scale, call.dropout, None, call.once))
+    return F.pad(z.reshape(b, l * m, *z.shape[2:])[:, : s - m + 1], (0, 0, 0, 0, m - 1, 0))
+
+
+def check_chunks(m: int, w: int, end: int, memory_len: int) -> None:
+    """Raises RequestError for a memory that has nothing for a chunk which has ended."""
+    if memory_len < (end // m) * w:
+        raise RequestError(
+            f"{end} tokens have {end // m} whole chunks of {m}, for each of which the memory has {w} tokens, "
+            f"{end // m * w:,} in all, and it has {memory_len:,}; give what was retrieved for every chunk",
+            code="range", field="memory", value=memory_len, expected=f"at least {end // m * w} tokens",
+        )  # fmt: skip
+
+
+class ChunksConfig(Value):
+    """RETRO's chunks: the memory has `width` tokens for each `chunk` tokens of the sequence, such as two neighbours of
+    128 tokens for 64."""
+
+    chunk: int = Field(64, gt=0, le=1 << 20)
+    width: int = Field(256, gt=0, le=1 << 20)
+
+    def memory_len(self, t: int) -> int:
+        """Tokens of the memory of t tokens."""
+        return t // self.chunk * self.width
+
+
 class CrossAttentionConfig(MixerConfig, kind="cross_attention"):
     reads_memory = True
 
@@ -207,6 +260,8 @@ class CrossAttentionConfig(MixerConfig, kind="cross_attention"):
     projection: MemoryProjectionConfig = CrossQKVConfig()
     dropout: float = Field(0.0, ge=0, lt=1)
     kernel: KernelConfig = AutoConfig()
+    chunks: ChunksConfig | None = None
+    """None: a query sees the whole memory."""
 
     def _within(self, ctx: BuildContext) -> BuildContext:
         n, g, h = self.heads(ctx)
@@ -222,8 +277,8 @@ class CrossAttentionConfig(MixerConfig, kind="cross_attention"):
         return 1
 
     def keys_seen(self, ctx: BuildContext, t: int) -> float:
-        """All of a memory as long as the sequence."""
-        return float(t)
+        """All of a memory as long as the sequence, or what was retrieved for one chunk."""
+        return float(t) if self.chunks is None else ChunksOfMemory(self.chunks.chunk, self.chunks.width).keys_seen(t)
 
     def heads(self, ctx: BuildContext) -> Heads:
         return Heads.of(ctx.d_model, self.n_heads, self.n_kv_heads, self.head_dim)
@@ -251,6 +306,7 @@ class CrossAttentionConfig(MixerConfig, kind="cross_attention"):
         return CrossAttention(
             ctx.d_model, n, g, h, self.bias, self.out_bias, self._scale(ctx), self.projection.build(inner),
             self.dropout, self.kernel.build(inner), ctx.make_reparam,
+            None if self.chunks is None else (self.chunks.chunk, self.chunks.width),
         )  # fmt: skip
 
     def explicit(self, ctx: BuildContext) -> CrossAttentionConfig:
@@ -261,21 +317,38 @@ class CrossAttentionConfig(MixerConfig, kind="cross_attention"):
         )  # fmt: skip
 
     def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
-        """With a memory of t tokens, of which as many are read anew as the sequence has new ones."""
+        """With a memory of t tokens, of which as many are read anew as the sequence has new ones; with `chunks`, of as
+        many as its whole chunks have."""
         inner, out_bias = self._within(ctx), self.bias if self.out_bias is None else self.out_bias
         projection = self._projection(ctx)
-        width = projection.value_dim
+        width, held = projection.value_dim, self._memory_len(shape.t)
         output = linear_cost(ctx, shape.reading(shape.products), self.n_heads * width, ctx.d_model, bias=out_bias)
-        total = self.projection.costs(inner, shape) + output + attention_cost(inner, shape, width, shape.t)
+        total = self.projection.costs(inner, shape) + output + attention_cost(inner, shape, width, self._keys(shape))
+        if more := self._memory_len(shape.s) - shape.s:  # the projection counts a memory as long as the sequence
+            made = sum(n * width for n, width in projection.kept_shapes)
+            total += Cost(flops=shape.passes * 2 * shape.b * more * (projection.memory_width or ctx.d_model) * made)
+            total += Cost.once("more memory", Cost(kept=shape.keeps_once(shape.b * more * ctx.d_model, shape.inputs)))
         token = sum(n * vector_bytes(width, shape.state) for n, width in projection.kept_shapes) + IDS.itemsize
-        held = shape.t * token
-        return total + Cost(kept=self._kept(inner, shape, width)) + Cost.state(shape, held, held)
+        return total + Cost(kept=self._kept(inner, shape, width)) + Cost.state(shape, held * token, held * token)
+
+    def _memory_len(self, t: int) -> int:
+        return t if self.chunks is None else self.chunks.memory_len(t)
+
+    def _keys(self, shape: Shape) -> Number:
+        """Of each query, those whose scores are computed."""
+        if self.chunks is None or shape.s < shape.t:
+            return self._memory_len(shape.t)
+        return self._memory_len(shape.t) * self.chunks.chunk / shape.t
 
     def _kept(self, ctx: BuildContext, shape: Shape, width: int) -> int:
         """q, k and v as far as the kernel keeps them, and what it makes."""
         if shape.phase != "train":
             return 0
         n, g, h = ctx.n_heads, ctx.n_kv_heads, ctx.head_dim
-        kept = kept_of_call(self.kernel.build(ctx), Bidirectional(), HeadLayout(n, g), h, shape, self.dropout)
-        values = n * h * ("q" in kept.given) + g * (h + width) * bool({"k", "v"} & set(kept.given))
-        return kept.own + shape.keeps(values)
+        rows = shape
+        if self.chunks is not None and (l := shape.s // self.chunks.chunk):  # a row of its own for each chunk
+            m, w = self.chunks.chunk, self.chunks.width
+            rows = replace(shape, b=shape.b * l, s=min(m, w), t=w)
+        kept = kept_of_call(self.kernel.build(ctx), Bidirectional(), HeadLayout(n, g), h, rows, self.dropout)
+        made = g * (h + width) * bool({"k", "v"} & set(kept.given)) * shape.b * self._memory_len(shape.s)
+        return kept.own + shape.keeps(n * h * ("q" in kept.given)) + shape.keeps_once(made)

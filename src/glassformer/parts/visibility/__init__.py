@@ -7,7 +7,7 @@ from glassformer.parts.visibility.causal import Causal, CausalConfig
 from glassformer.parts.visibility.chunked import Chunked, ChunkedConfig
 from glassformer.parts.visibility.dilated import Dilated, DilatedConfig
 from glassformer.parts.visibility.longformer import Longformer, LongformerConfig
-from glassformer.parts.visibility.memory import OfMemory
+from glassformer.parts.visibility.memory import ChunksOfMemory, OfMemory
 from glassformer.parts.visibility.prefix import Prefix, PrefixConfig
 from glassformer.parts.visibility.sliding_window import SlidingWindow, SlidingWindowConfig
 
@@ -21,6 +21,7 @@ __all__ = [
     "CausalConfig",
     "Chunked",
     "ChunkedConfig",
+    "ChunksOfMemory",
     "Dilated",
     "DilatedConfig",
     "Longformer",

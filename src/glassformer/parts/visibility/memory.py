@@ -28,3 +28,29 @@ class OfMemory(Visibility):
 
     def keys_seen(self, t: int) -> float:
         return float(t)
+
+
+class ChunksOfMemory(Visibility):
+    """A query sees what was retrieved for the chunk that ended last before it, its own token included: nothing of a
+    neighbour reaches a token of the chunk that it was retrieved for, but the last. Borgeaud et al. 2021, 2112.04426,
+    section 2.4.
+
+    The sequence is cut into chunks of m tokens, u = 0, 1, ..., and the memory has w tokens for each. Query i sees key j
+    where j // w = (i + 1) // m - 1, so the first m - 1 queries see nothing. memory (b, t) holds 0 where a token of the
+    memory is padding; None: every token is real.
+    """
+
+    def __init__(self, chunk: int, width: int, memory: Tensor | None = None):
+        self.chunk, self.per_chunk, self.memory = chunk, width, memory
+
+    @property
+    def key(self) -> tuple[type, int, int, bool]:
+        return type(self), self.chunk, self.per_chunk, self.memory is None  # all layers of a pass read one memory
+
+    def visible(self, b: Tensor, n: Tensor, q_idx: Tensor, k_idx: Tensor) -> Tensor:
+        mine = k_idx // self.per_chunk == (q_idx + 1) // self.chunk - 1
+        return mine if self.memory is None else mine & (self.memory[b, k_idx] != 0)
+
+    def keys_seen(self, t: int) -> float:
+        """Mean over t queries."""
+        return self.per_chunk * max(0, t - self.chunk + 1) / max(t, 1)
