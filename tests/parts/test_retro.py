@@ -31,10 +31,10 @@ def seeded(*shape: int, seed: int = 0) -> Tensor:
 def of_the_paper(mixer: CrossAttention, x: Tensor, memory: Tensor, real: Tensor | None) -> Tensor:
     """Section 2.4 of 2112.04426: the attending chunk H_u^+ = (h_{u m + i - 1}), i in [1, m], whose tokens attend to the
     neighbours E_u of chunk u; the first m - 1 tokens attend to nothing. Tokens and chunks count from 1."""
-    (b, s), l, g, h = x.shape[:2], x.shape[1] // M, mixer.n_kv_heads, mixer.head_dim
+    (b, s), g, h = x.shape[:2], mixer.n_kv_heads, mixer.head_dim
     rows: dict[tuple[int, int], Tensor] = {}
     for row in range(b):
-        for u in range(1, l + 1):
+        for u in range(1, s // M + 1):
             of_u = memory[row, (u - 1) * W : u * W]
             for i in range(1, M + 1):
                 place = u * M + i - 1  # from 1

@@ -67,7 +67,18 @@ Threads = Annotated[
     Parameter(help="Threads of the processor; by default as many as it has cores, which give way to other processes."),
 ]
 Benchmark = Literal[
-    "train", "kernels", "load", "parity", "generate", "quality", "watch", "mixers", "neighbours", "plan", "embed"
+    "train",
+    "kernels",
+    "load",
+    "parity",
+    "generate",
+    "quality",
+    "watch",
+    "mixers",
+    "neighbours",
+    "plan",
+    "embed",
+    "retrieval",
 ]
 Compile = Annotated[
     bool | None,
@@ -740,11 +751,12 @@ def bench(
         llama.cpp; quality: SmolLM2's perplexity in fewer bits, over 4,000 tokens for each round; watch: what --watch
         costs a training step; mixers: every way to mix tokens against the length of the text; neighbours: decoding,
         prompts, training and loading beside busy processes; plan: what `plan --here` says beside sampled models; embed:
-        vectors of 10,000 sentences beside sentence-transformers.
+        vectors of 10,000 sentences beside sentence-transformers; retrieval: how often an index finds what belongs to a
+        question, beside BM25.
     rounds
         Measurements of each, taken in turn.
     quick
-        generate, mixers, embed: with few tokens and nothing compiled, to see that it runs.
+        generate, mixers, embed, retrieval: with few tokens and nothing compiled, to see that it runs.
     only
         mixers, neighbours: these rows or tasks alone, by the beginnings of their names and with commas between; the
         others stay as `--out` has them.

@@ -361,6 +361,7 @@ PEERS = {
     "neighbours": ("transformers", "xllamacpp"),
     "mixers": ("transformers", "matplotlib"),
     "embed": ("sentence_transformers",),
+    "retrieval": ("bm25s",),
 }
 
 

@@ -133,7 +133,7 @@ def build(out: Path, asked: dict[str, Any], corpus: Corpus, embedder: Embedder, 
 
 
 def write_passages(out: Path, corpus: Corpus, splitter: Splitter, progress: OnProgress) -> int:
-    """Writes the passages of the corpus and where each begins, and says how many. Raises RequestError for none."""
+    """Writes the passages of the corpus and where each begins; says how many. Raises RequestError for none."""
     offsets = array("q", [0])
     with atomic_file(out / PASSAGES) as temporary:
         with open(temporary, "wb") as file:
@@ -174,10 +174,11 @@ class Index:
         self.vectors = self._array(VECTORS, (self.meta["passages"], self.meta["dimensions"]))
         self.embedder = encoder if isinstance(encoder, Embedder) else Embedder(self._encoder(encoder))
         if identity(self.embedder) != self.meta["encoder"]["identity"]:
+            name = shown(self.meta["encoder"]["name"]) or "one without a name"
             raise RequestError(
-                f"{self.folder} was made by another encoder ({shown(self.meta['encoder']['name']) or 'unnamed'}), whose "
-                "vectors do not compare; give that one, or index the data anew",
-                code="conflict", field="encoder", expected=self.meta["encoder"]["name"],
+                f"{self.folder} was made by another encoder ({name}), whose vectors do not compare; give that one, or "
+                "index the data anew",
+                code="conflict", field="encoder", expected=name,
             )  # fmt: skip
 
     def __len__(self) -> int:

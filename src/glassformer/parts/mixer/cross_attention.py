@@ -119,8 +119,8 @@ class CrossAttention(SoftmaxAttention):
         memory (b,t,m) -> k, v (b,t,g,h) -> state? ─┘
 
     The memory is that of the pass; a state keeps its k and v, so that later calls need none. `OfMemory` says which
-    tokens of it a query sees, and with `chunks` `ChunksOfMemory`: RETRO's chunked cross-attention, whose memory grows by
-    what is retrieved for each chunk of m tokens. z is zero where a query sees nothing. Sites: q, k, v, scores and
+    tokens of it a query sees, and with `chunks` `ChunksOfMemory`: RETRO's chunked cross-attention, whose memory grows
+    by what is retrieved for each chunk of m tokens. z is zero where a query sees nothing. Sites: q, k, v, scores and
     pattern (b,n,s,t), z, out.
     """
 
@@ -207,19 +207,19 @@ class CrossAttention(SoftmaxAttention):
 
 
 def chunk_by_chunk(call: AttentionCall, m: int, w: int, documents: Tensor | None, kernel: Kernel) -> Tensor:
-    """z (b, s, n, hv) of a call under `ChunksOfMemory` that begins with the first token: each chunk and its memory are a
-    row of their own, so that a score is made for visible keys alone.
+    """z (b, s, n, hv) of a call under `ChunksOfMemory` that begins with the first token: each chunk and its memory are
+    a row of their own, so that a score is made for visible keys alone.
 
         queries m-1 .. 2m-2 and keys 0 .. w-1, queries 2m-1 .. 3m-2 and keys w .. 2w-1, ...
     """
-    (b, s), l = call.q.shape[:2], call.q.shape[1] // m
-    if not l:
+    b, s = call.q.shape[:2]
+    if not (count := s // m):
         return call.q.new_zeros(*call.q.shape[:3], call.v.shape[-1])
-    rows = F.pad(call.q[:, m - 1 :], (0, 0, 0, 0, 0, l * m - (s - m + 1)))
-    q, k, v = (x.reshape(b * l, -1, *x.shape[2:]) for x in (rows, call.k[:, : l * w], call.v[:, : l * w]))
-    seen = Bidirectional() if documents is None else OfMemory(None, documents[:, : l * w].reshape(b * l, w))
+    rows = F.pad(call.q[:, m - 1 :], (0, 0, 0, 0, 0, count * m - (s - m + 1)))
+    q, k, v = (x.reshape(b * count, -1, *x.shape[2:]) for x in (rows, call.k[:, : count * w], call.v[:, : count * w]))
+    seen = Bidirectional() if documents is None else OfMemory(None, documents[:, : count * w].reshape(b * count, w))
     z = kernel(AttentionCall(q, k, v, seen, None, call.scale, call.dropout, None, call.once))
-    return F.pad(z.reshape(b, l * m, *z.shape[2:])[:, : s - m + 1], (0, 0, 0, 0, m - 1, 0))
+    return F.pad(z.reshape(b, count * m, *z.shape[2:])[:, : s - m + 1], (0, 0, 0, 0, m - 1, 0))
 
 
 def check_chunks(m: int, w: int, end: int, memory_len: int) -> None:
@@ -346,9 +346,9 @@ class CrossAttentionConfig(MixerConfig, kind="cross_attention"):
             return 0
         n, g, h = ctx.n_heads, ctx.n_kv_heads, ctx.head_dim
         rows = shape
-        if self.chunks is not None and (l := shape.s // self.chunks.chunk):  # a row of its own for each chunk
+        if self.chunks is not None and (count := shape.s // self.chunks.chunk):  # a row of its own for each chunk
             m, w = self.chunks.chunk, self.chunks.width
-            rows = replace(shape, b=shape.b * l, s=min(m, w), t=w)
+            rows = replace(shape, b=shape.b * count, s=min(m, w), t=w)
         kept = kept_of_call(self.kernel.build(ctx), Bidirectional(), HeadLayout(n, g), h, rows, self.dropout)
         made = g * (h + width) * bool({"k", "v"} & set(kept.given)) * shape.b * self._memory_len(shape.s)
         return kept.own + shape.keeps(n * h * ("q" in kept.given)) + shape.keeps_once(made)
