@@ -60,8 +60,8 @@ def run(rounds: int = 3, threads: int | None = None, quiet: bool = False, quick:
     """Medians over `rounds` of each side, taken in turn."""
     if threads is not None:
         torch.set_num_threads(threads)
-    texts, seconds, vectors = sentences(QUICK if quick else SENTENCES), {}, {}
-    compared = sides()
+    texts, compared = sentences(QUICK if quick else SENTENCES), sides()
+    seconds, vectors = dict[str, list[float]](), dict[str, np.ndarray]()
     for side in compared.values():
         side(texts[:WARM])
     for _ in range(rounds):

@@ -83,7 +83,7 @@ def docstrings(most: int) -> Task:
 
 def topics(most: int) -> Task:
     """(heading, paragraphs below it)"""
-    questions, texts, relevant = [], [], []
+    questions, texts, relevant = list[str](), list[str](), list[set[int]]()
     for _, text in _topics(standard_library() / "pydoc_data" / "topics.py"):
         heading, *paragraphs = re.split(r"\n\s*\n", text.strip())
         own = [" ".join(one.split()) for one in paragraphs if len(one) >= LEAST_PARAGRAPH]

@@ -36,13 +36,13 @@ from glassformer.text.corpora import open_corpus
 from glassformer.text.subword import BPETokenizer
 
 PAGE = Path(__file__).parents[1] / "docs" / "retro.md"
-CHUNK, NEIGHBOURS, CONTEXT, VOCABULARY = 32, 2, 256, 2048
+CHUNK, NEIGHBOURS, CONTEXT, VOCABULARY = 32, 2, 256, 1024
 VALUE = 2 * CHUNK
 """Tokens of a neighbour: a chunk and its continuation."""
 CHUNKS = CONTEXT // CHUNK
-WIDTH, ENCODER_WIDTH, HEADS = 128, 64, 4
-STEPS, BATCH, SEEDS, RATE = 300, 16, (0, 1), 2e-3
-CHARACTERS = 1_200_000
+WIDTH, ENCODER_WIDTH, HEADS = 96, 48, 4
+STEPS, BATCH, SEEDS, RATE = 250, 8, (0, 1), 2e-3
+CHARACTERS = 600_000
 """Of the corpus: whole documents, by the hash of their names."""
 HELD_OUT = 10
 """One document in so many."""
@@ -71,7 +71,8 @@ def corpus(quick: bool) -> tuple[BPETokenizer, list[list[int]], list[list[int]]]
             size += len(text)
     held, rest = kept[::HELD_OUT], [one for i, one in enumerate(kept) if i % HELD_OUT]
     tokenizer = BPETokenizer.train((text for _, text in rest), VOCABULARY)
-    return tokenizer, *([tokenizer.encode(text).tolist() for _, text in some] for some in (rest, held))
+    train, apart = ([tokenizer.encode(text).tolist() for _, text in some] for some in (rest, held))
+    return tokenizer, train, apart
 
 
 def chunked(documents: list[list[int]]) -> list[tuple[int, list[int], list[int]]]:
@@ -87,16 +88,20 @@ def nearest(tokenizer: BPETokenizer, train: list[list[int]], held: list[list[int
     stored = chunked(train)
     with tempfile.TemporaryDirectory() as folder:
         data = Path(folder) / "chunks.jsonl"
-        texts = [tokenizer.decode(chunk) for _, chunk, _ in stored]
-        data.write_text("".join(json.dumps({"text": text or "."}) + "\n" for text in texts), encoding="utf-8")
+        texts = [tokenizer.decode(chunk).strip() or "." for _, chunk, _ in stored]
+        data.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
         index = gf.index(data, Path(folder) / "index")
+        if len(index) != len(stored):
+            raise ValueError("a chunk is longer than the encoder reads")
+        outside = chunked(held)
+        rows = {
+            "train": index.near(index.vectors, 8 * NEIGHBOURS),
+            "held": index.nearest([tokenizer.decode(chunk).strip() or "." for _, chunk, _ in outside], NEIGHBOURS),
+        }
         found: dict[tuple[str, int], list[list[int]]] = {}
-        for side, asked in (("train", stored), ("held", chunked(held))):
-            questions = [tokenizer.decode(chunk).strip() or "." for _, chunk, _ in asked]
-            hits = index.search_all(questions, 8 * NEIGHBOURS if side == "train" else NEIGHBOURS)
-            for (document, _, _), row in zip(asked, hits, strict=True):
-                rows = [int(hit.passage.document.rpartition("#")[2]) - 1 for hit in row]
-                others = [i for i in dict.fromkeys(rows) if side == "held" or stored[i][0] != document][:NEIGHBOURS]
+        for side, asked in (("train", stored), ("held", outside)):
+            for (document, _, _), row in zip(asked, rows[side], strict=True):
+                others = [i for _, i in row if side == "held" or stored[i][0] != document][:NEIGHBOURS]
                 found.setdefault((side, document), []).append(others + [-1] * (NEIGHBOURS - len(others)))
     return [value for _, _, value in stored], found
 

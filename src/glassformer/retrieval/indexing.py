@@ -199,8 +199,11 @@ class Index:
 
     def nearest(self, questions: Sequence[str], k: int = 4) -> list[list[tuple[float, int]]]:
         """(cosine, number) of the k best passages for each question."""
+        return self.near(F.normalize(self.embedder(questions), dim=-1).numpy(), k)
+
+    def near(self, vectors: np.ndarray, k: int = 4) -> list[list[tuple[float, int]]]:
+        """`nearest` for vectors (n, d) of length 1."""
         check_whole("k", k)
-        vectors = F.normalize(self.embedder(questions), dim=-1).numpy()
         faiss = import_module("faiss")
         scores, numbers = faiss.knn(vectors, self.vectors, min(k, len(self)), metric=faiss.METRIC_INNER_PRODUCT)
         return [list(zip(*row, strict=True)) for row in zip(scores.tolist(), numbers.tolist(), strict=True)]
@@ -217,8 +220,10 @@ class Index:
     def _encoder(self, given: str | Path | Loaded | None) -> Loaded:
         if isinstance(given, Loaded):
             return given
-        name = self.meta["encoder"]["name"] if given is None else given
-        if given is None and (not name or name.startswith("hf:")):  # a folder of a stranger's has nothing fetched
+        if given is not None:
+            return load(given)
+        name = self.meta["encoder"]["name"]
+        if not name or name.startswith("hf:"):  # a folder of a stranger's has nothing fetched
             raise RequestError(
                 f"{self.folder} was made by {shown(name) or 'an encoder without a name'}; give it with --encoder",
                 code="missing", field="encoder", expected="the encoder that made the index",
@@ -236,8 +241,10 @@ def read_signed(path: Path) -> dict[str, Any]:
             raise ValueError
         found = json.loads(path.read_bytes())
         check = found.pop("check")
-        whole = check == digest(found) and all(
-            isinstance(found["files"][name]["bytes"], int) for name in found["files"]
+        whole = (
+            found["schema"] == SCHEMA
+            and check == digest(found)
+            and all(isinstance(found["files"][name]["bytes"], int) for name in found["files"])
         )
         whole &= isinstance(found["encoder"]["name"], str) and set(found["files"]) <= set(FILES)
         numbers = [found["passages"], found["dimensions"], found.get("vectors", 0)]

@@ -81,9 +81,9 @@ def rag_loss(
         None if one is None else one.flatten(0, 1) for one in (tokens, targets, documents, source, source_documents)
     ]
     ids, wanted, own, read, padding = flat
-    losses = model(  # type: ignore[misc]
-        ids, targets=wanted, documents=own, source=read, source_documents=padding, reduction="none"
-    ).view(b, k, s)
+    losses = model(ids, targets=wanted, documents=own, source=read, source_documents=padding, reduction="none").view(
+        b, k, s
+    )
     order = (~answer).int().argsort(dim=-1, stable=True)[..., : int(lengths.max())]  # the answers, one below the other
     counts = answer.gather(-1, order)
     if not bool((targets.gather(-1, order) == targets.gather(-1, order)[:, :1]).all()):
