@@ -116,13 +116,13 @@ def build(out: Path, asked: dict[str, Any], corpus: Corpus, embedder: Embedder, 
     row = width * np.dtype(DTYPES[VECTORS]).itemsize
     with open(out / VECTORS, "r+b" if begun["vectors"] else "wb") as vectors:
         vectors.write(header)
+        vectors.truncate(len(header) + begun["vectors"] * row)  # what came after was not noted
         for first in range(begun["vectors"], total, BLOCK):
             progress("embedding passages", first, total)
             with open(out / PASSAGES, "rb") as file:
                 texts = [read_passage(file, offsets, i).text for i in range(first, min(first + BLOCK, total))]
             vectors.seek(len(header) + first * row)
             vectors.write(F.normalize(embedder(texts), dim=-1).numpy().astype(DTYPES[VECTORS]).tobytes())
-            vectors.truncate()
             vectors.flush()
             os.fsync(vectors.fileno())
             write_signed(out / BUILDING, {**begun, "vectors": first + len(texts)})
