@@ -279,10 +279,11 @@ OUTSIDE = [
 DECODERS = [*MATRIX, *PUBLISHED, *CURES, *EXPERTS, *RECURRENT, *LATENT, *SIGHT, *OUTSIDE]
 EVERY = [*DECODERS, *ENCODERS]
 
-every_model = pytest.mark.parametrize("case", EVERY, ids=str)
-every_decoder = pytest.mark.parametrize("case", DECODERS, ids=str)
-every_other_decoder = pytest.mark.parametrize("case", quickly(DECODERS, one_in(3)), ids=str)
-every_other_model = pytest.mark.parametrize("case", quickly(EVERY, one_in(3)), ids=str)
+every_model = pytest.mark.parametrize("case", quickly(EVERY, one_in(2)), ids=str)
+every_decoder = pytest.mark.parametrize("case", quickly(DECODERS, one_in(2)), ids=str)
+third_decoder = pytest.mark.parametrize("case", quickly(DECODERS, one_in(3)), ids=str)
+third_model = pytest.mark.parametrize("case", quickly(EVERY, one_in(3)), ids=str)
+"""The others are slow ones: all of them are tried by `make test-all`."""
 
 
 def test_the_sample_covers_every_pair_and_every_value():
@@ -527,7 +528,7 @@ def test_cached_decoding_is_the_full_forward(case: Case):
         assert state.length == 16
 
 
-@every_other_decoder
+@third_decoder
 def test_left_padding_changes_nothing(case: Case):
     """Ragged rows padded on the left, read in one batch and continued, against each row alone."""
     model, lengths, more = built(case), (3, 8, 6), 5
@@ -559,7 +560,7 @@ def test_a_prompt_may_come_in_pieces_with_documents(case: Case):
     close(in_chunks(model, tokens, model.init_state(2, LENGTH), [5, 1, 6], documents), full)
 
 
-@every_other_decoder
+@third_decoder
 def test_given_positions_are_kept_while_decoding(case: Case):
     model, tokens = built(case), draw(2, LENGTH)
     positions = torch.arange(LENGTH) + torch.tensor([[2], [9]])
@@ -571,7 +572,7 @@ def test_given_positions_are_kept_while_decoding(case: Case):
     close(torch.cat([first, *rest], dim=1), full)
 
 
-@every_other_decoder
+@third_decoder
 def test_given_positions_may_leave_gaps(case: Case):
     """A state knows where its tokens stood: in one pass and in pieces, told at once, only at first, or later."""
     model, tokens = built(case), draw(2, LENGTH)
@@ -587,7 +588,7 @@ def test_given_positions_may_leave_gaps(case: Case):
         close(torch.cat([plain, rest], dim=1)[:1], full[:1])
 
 
-@every_other_decoder
+@third_decoder
 @pytest.mark.parametrize("padded", [False, True])
 def test_a_state_can_be_reordered(case: Case, padded: bool):
     """Beam search: row i goes on as what row index[i] was."""
@@ -604,7 +605,7 @@ def test_a_state_can_be_reordered(case: Case, padded: bool):
     close(in_chunks(model, more, state, [1, 1, 2]), in_chunks(model, more, other, [1, 1, 2]))
 
 
-@every_other_decoder
+@third_decoder
 @pytest.mark.parametrize("padded", [False, True])
 def test_a_state_can_be_truncated(case: Case, padded: bool, kept: int = 3):
     """Rejected speculation: what was read after the first tokens leaves no trace."""
@@ -636,7 +637,7 @@ def test_a_state_truncated_to_nothing_is_a_new_one(told: str):
     close(in_chunks(model, other, state, [2, 1, 2]), in_chunks(model, other, model.init_state(2, 12), [2, 1, 2]))
 
 
-@every_other_decoder
+@third_decoder
 def test_truncation_refuses_what_is_not_there(case: Case):
     model = built(case)
     state = model.init_state(1, 16)
@@ -653,7 +654,7 @@ def test_truncation_refuses_what_is_not_there(case: Case):
         state.truncate(4)
 
 
-@every_other_decoder
+@third_decoder
 def test_rows_join_and_leave_a_running_batch(case: Case):
     """Rows of different lengths, each read alone, go on together; one leaves and another takes its place. Every second
     model looks at all slots, filled or not."""
@@ -689,7 +690,7 @@ def test_rows_join_and_leave_a_running_batch(case: Case):
         assert batch.rows is not None and batch.rows.tolist() == lengths and batch.length == max(lengths)
 
 
-@every_other_decoder
+@third_decoder
 def test_a_narrow_state_is_near(case: Case):
     """bf16 and int8 memory: as far off as rounding keys and values to 8 and 7 bits makes it."""
     model, tokens = built(case), draw(2, 16)
@@ -718,7 +719,7 @@ def test_state_bytes_are_what_is_allocated(case: Case):
         assert model.init_state(2, 16, dtype).nbytes == 2 * cost.state_bytes == cost.bytes - cost.weight_bytes
 
 
-@every_other_decoder
+@third_decoder
 def test_the_state_of_attention_grows_with_length_unless_a_window_bounds_it(case: Case):
     model = built(case)
     growing = [not bounded for bounded in case.bounded()]
@@ -747,7 +748,7 @@ def test_a_full_state_refuses_another_token(case: Case):
 # Looking inside
 
 
-@every_other_model
+@third_model
 def test_looking_changes_nothing(case: Case):
     """Bit for bit with the definition as kernel; fast ones step aside where a pattern is looked at."""
     tokens = draw(2, LENGTH)
@@ -820,7 +821,7 @@ def test_effective_attention_is_the_map_of_a_mixer_without_softmax(case: Case):
 
 
 @pytest.mark.parametrize("kernel", ["auto", "sdpa", "banded"])
-@every_other_model
+@third_model
 def test_every_kernel_is_the_definition(case: Case, kernel: str):
     """In logits and in the gradient of every parameter."""
     if kernel == "sdpa" and "softcap:" in case.expression:
@@ -854,7 +855,7 @@ def smooth(config: ModelConfig) -> ModelConfig:
 
 
 @pytest.mark.parametrize("kernel", ["auto", "naive", "sdpa", "banded"])
-@every_other_model
+@third_model
 def test_half_precision_is_near_full(case: Case, kernel: str):
     """Under autocast, as models are trained: the loss and the whole gradient, against those in fp32."""
     if kernel == "sdpa" and "softcap:" in case.expression:

@@ -46,7 +46,7 @@ def sentence(problem: pytest.ExceptionInfo[RequestError]) -> str:
     return text
 
 
-@pytest.mark.parametrize("changes", [25, pytest.param(120, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("changes", [10, pytest.param(120, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("family", sorted(CASES))
 def test_configs(family: str, changes: int) -> None:
     """Any value in any field: a model, or one sentence."""

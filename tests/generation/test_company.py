@@ -16,6 +16,7 @@ from glassformer.naming import preset
 from glassformer.parts.linear import Linear
 from glassformer.parts.precision import as_among_others, onednn_in_bf16
 from glassformer.parts.quantized import quantize
+from tests.quick import one_in, quickly
 
 torch.set_num_threads(1)
 VOCAB = 64
@@ -73,7 +74,7 @@ def written(model: Model, asked: list[list[int]], **more: Any) -> list[Request]:
 @pytest.mark.parametrize(
     ("expression", "bits"),
     [
-        *((name, "") for name in KINDS),
+        *(pytest.param(name, "", marks=[pytest.mark.slow] * (i % 2)) for i, name in enumerate(KINDS)),
         *((name, bits) for name in ("llama", "gpt2") for bits in ("bf16", "int8", "int4")),
     ],
 )
@@ -86,7 +87,7 @@ def test_an_engine_writes_what_it_writes_for_one(expression: str, bits: str):
         assert request.tokens == alone.tokens and request.logprobs == alone.logprobs
 
 
-@pytest.mark.parametrize("expression", KINDS)
+@pytest.mark.parametrize("expression", quickly(KINDS, one_in(2)))
 def test_rows_are_continued_as_one_is(expression: str):
     """`stream` and `generate`, with rows of one length and of several."""
     require("")

@@ -221,7 +221,7 @@ def test_several_beginnings_are_read_once(start: list[int]):
 
 
 @pytest.mark.parametrize("expression", ["llama", "mistral+window:5", "llama+mamba"])
-@pytest.mark.parametrize("dtype", [None, torch.int8])
+@pytest.mark.parametrize("dtype", [None, pytest.param(torch.int8, marks=pytest.mark.slow)])
 def test_prompts_that_share_beginnings(expression: str, dtype: torch.dtype | None):
     """Any order of prompts that are beginnings of each other: as read anew, each on an engine of its own."""
     model = tiny(expression)
