@@ -72,7 +72,7 @@ def test_a_length_without_memory_says_so(monkeypatch: pytest.MonkeyPatch):
 
     monkeypatch.setattr(import_module("glassformer.training.evaluate"), "score", score)
     text = SimpleNamespace(validation=np.zeros(200, dtype=np.uint16), token_bytes=np.ones(4, dtype=np.int64))
-    rows = extrapolate(None, text, 16, Settings("cpu", "float32", 1, False))
+    rows = extrapolate(SimpleNamespace(config=None), text, 16, Settings("cpu", "float32", 1, False))
     assert [row["context"] for row in rows] == [16, 32, 64, 128] and rows[0]["loss"] == 1.0
     assert {row.get("reason") for row in rows[1:]} == {"cannot: out of memory at this length"}
 

@@ -243,6 +243,12 @@ class ModelConfig(TowerConfig):
         return all(block.mixer.causal(self.ctx) and (block.ffn is None or block.ffn.causal) for block in blocks)
 
     @property
+    def takes_prefix(self) -> bool:
+        """Whether the caller may name a prefix whose tokens see each other, and all else is causal."""
+        found = [(block.mixer.causal(self.ctx), block.mixer.takes_prefix(self.ctx)) for _, block in self._kinds()]
+        return any(takes for _, takes in found) and all(causal or takes for causal, takes in found)
+
+    @property
     def rates(self) -> dict[Role, float]:
         """Learning rates of weights by their role, over the recipe's; 1 where it is not named."""
         return self.mup.rates(self.d_model) if self.mup else {}

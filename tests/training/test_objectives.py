@@ -17,7 +17,8 @@ from glassformer.naming import preset
 from glassformer.parts.loss import IGNORED
 from glassformer.text import Batch, Batches, TextData
 from glassformer.training import Interrupted, MaskedConfig, NextTokenConfig, Recipe, checkpoint, train
-from glassformer.training.objectives.masked import MaskedBatches, Masking
+from glassformer.training.objectives.corrupted import CorruptedBatches
+from glassformer.training.objectives.masked import Masking
 from glassformer.training.overrides import with_recipe
 from glassformer.training.request import prepare_run
 from tests.training.test_loop import TEN, interrupt_at, told
@@ -28,9 +29,10 @@ ENCODER = f"{TINY}+bidirectional"
 
 def batches_of(
     text: TextData, how: MaskedConfig, batch: int, context: int, seed: int = 0, **rank: int
-) -> MaskedBatches:
+) -> CorruptedBatches:
     text = how.with_tokens(text)
-    return MaskedBatches(text, batch, context, seed, Masking.of(how, text.tokenizer), **rank)
+    hide = Masking.of(how, text.tokenizer).batch
+    return CorruptedBatches(hide, "masked", text.train.tokens, batch, context, seed, **rank)
 
 
 def test_masks_fall_as_those_of_the_published_collator(text: TextData, tmp_path: Path):
@@ -189,13 +191,14 @@ def test_an_expression_sets_fields_of_the_objective():
 
 @pytest.mark.slow
 def test_encoders_are_compared_under_the_same_masks(text: TextData, tmp_path: Path):
-    """Held-out losses, no generation, and a table that shows them; an arm that sees one way alone is refused."""
+    """Held-out losses, no generation, and a table that shows them. A causal arm may take part beside one that sees both
+    ways, and not alone."""
     from glassformer.cli.show import comparison_tables
     from glassformer.runs.results import Results
 
     asked: dict[str, Any] = {**TEN, "tokens": 256, "objective": "masked:0.3"}
     with pytest.raises(RequestError, match="sees both ways"):
-        gf.compare([ENCODER, TINY], text, out=tmp_path, allow_unmatched=True, **asked)
+        gf.compare([TINY], text, out=tmp_path / "alone", **asked)
     with pytest.raises(RequestError, match="--objective"):
         gf.compare([ENCODER, f"{ENCODER}+recipe.objective=masked:0.5"], text, out=tmp_path, **asked)
     found = Results.of(gf.compare([ENCODER, f"{ENCODER}+rope"], text, out=tmp_path, **asked))
@@ -204,5 +207,7 @@ def test_encoders_are_compared_under_the_same_masks(text: TextData, tmp_path: Pa
     assert all(run.generation is None and run.complete for run in found.runs)
     summary = comparison_tables(found)[0]
     assert all(float(loss) > 0 for loss in summary.columns[2].cells)
+    ways = Results.of(gf.compare([ENCODER, TINY], text, out=tmp_path / "ways", **asked))
+    assert [run.status for run in ways.runs] == ["ok", "ok"]
     again = gf.compare([ENCODER, f"{ENCODER}+rope"], text, out=tmp_path, **asked)
     assert [run["train"]["seconds"] for run in again["runs"]] == [run.train.seconds for run in found.runs if run.train]

@@ -14,7 +14,7 @@ from glassformer.parts.loss import IGNORED
 from glassformer.text import ByteTokenizer
 from glassformer.text.languages import pairs
 from glassformer.training import train
-from glassformer.training.objectives.seq2seq import PairBatches, Pairs
+from glassformer.training.objectives.pairs import Layout, PairBatches, Pairs
 
 BYTES = ByteTokenizer()
 END = BYTES.eos_id
@@ -27,18 +27,42 @@ def stream(*texts: str) -> np.ndarray:
 
 def test_a_batch_is_the_pairs():
     batch = Pairs(stream("ab\tc", "d\tefg"), BYTES).batch([0, 1])
-    assert batch.source.tolist() == [[97, 98, END], [100, END, END]]
-    assert batch.source_documents.tolist() == [[1, 1, 1], [1, 1, 0]]
+    assert batch.beside["source"].tolist() == [[97, 98, END], [100, END, END]]
+    assert batch.beside["source_documents"].tolist() == [[1, 1, 1], [1, 1, 0]]
     assert batch.inputs.tolist() == [[END, 99, END, END], [END, 101, 102, 103]]
     assert batch.targets.tolist() == [[99, END, IGNORED, IGNORED], [101, 102, 103, END]]
+
+
+def test_a_model_without_an_encoder_reads_the_source_first():
+    """Scored are the same targets; those with a prefix are told which tokens it has."""
+    pairs_ = stream("ab\tc", "d\tefg")
+    for layout in (Layout(False), Layout(False, prefix=True)):
+        batch = Pairs(pairs_, BYTES, layout).batch([0, 1])
+        assert batch.inputs.tolist() == [[97, 98, 9, 99, END], [100, 9, 101, 102, 103]]
+        x = IGNORED
+        assert batch.targets.tolist() == [[x, x, 99, END, x], [x, 101, 102, 103, END]]
+        told = {"global_tokens": [[True, True, True, False, False], [True, True, False, False, False]]}
+        assert {name: one.tolist() for name, one in batch.beside.items()} == (told if layout.prefix else {})
+
+
+def test_what_a_run_reads_is_what_its_batches_hold():
+    found = PairBatches(Pairs(stream(*("\t".join(pair) for pair in pairs("numbers", 30))), BYTES), 4, seed=1)
+    sources = targets = 0
+    for step in range(20):  # into a third epoch
+        assert found.read(step) == {"tokens": sources + targets, "sources": sources, "targets": targets}
+        batch = found[step]
+        sources += int(batch.beside["source_documents"].sum())
+        targets += int((batch.targets != IGNORED).sum())
+    assert found.read(3)["tokens"] < found.read(20)["tokens"] == sources + targets
+    assert found.read(30)["tokens"] == 30 * found.tokens_per_step == 4 * found.pairs.sizes.sum()
 
 
 def test_pieces_and_copies_keep_their_sources():
     batch = Pairs(stream("ab\tc", "d\tefg", "h\ti"), BYTES).batch([0, 1, 2]).to("cpu")
     found = list(batch.pieces(2))
     assert [share for _, share in found] == [6 / 8, 2 / 8]
-    assert torch.equal(torch.cat([piece.source for piece, _ in found]), batch.source)
-    assert torch.equal(torch.cat([piece.source_documents for piece, _ in found]), batch.source_documents)
+    for name, whole in batch.beside.items():
+        assert torch.equal(torch.cat([piece.beside[name] for piece, _ in found]), whole)
     inputs, targets = batch
     assert inputs.shape == targets.shape
 
@@ -58,6 +82,7 @@ def test_an_epoch_has_each_pair_once_and_ranks_divide_it():
         (["a\tb", "c"], "2 documents and 1 tabs"),
         (["a\tb\tc", "d"], "a pair is a source, one tab"),
         (["a\tb", "\tc"], "the source of pair 1 is empty"),
+        (["a\t", "b\tc"], "the target of pair 0 is empty"),
     ],
     ids=str,
 )
@@ -68,7 +93,11 @@ def test_what_is_no_pair_is_refused(texts: list[str], said: str):
 
 @pytest.mark.parametrize(
     ("model", "context", "said"),
-    [("llama@1m", 16, "gives a source to an encoder"), ("transformer@1m", 8, "tokens with its end; the context is 8")],
+    [
+        ("llama@1m+bidirectional", 32, "layer 0 is not causal"),
+        ("transformer@1m", 8, "tokens with its end; the context is 8"),
+        ("llama@1m", 16, "21 tokens with what parts them; the context is 16"),
+    ],
 )
 def test_what_cannot_be_trained_is_refused(model: str, context: int, said: str):
     recipe: dict[str, Any] = {"tokens": 64, "batch_size": 2, "context": context, "objective": "seq2seq"}
@@ -76,18 +105,45 @@ def test_what_cannot_be_trained_is_refused(model: str, context: int, said: str):
         train(gf.preset(model), "pairs:reversal", recipe)
 
 
-def test_a_comparison_says_that_it_cannot_measure_it(tmp_path: Any):
-    with pytest.raises(RequestError, match="objective seq2seq yet"):
-        gf.compare(
-            ["transformer@1m"], data="pairs:reversal", tokens=1000, objective="seq2seq", out=str(tmp_path / "out")
-        )
+def test_budgets_of_one_text_are_refused(tmp_path: Any):
+    asked: dict[str, Any] = {"data": "pairs:reversal", "objective": "seq2seq", "out": str(tmp_path / "out")}
+    for budget in ({"flops": 1e9}, {"steps": 10}, {"tokens": 100, "match": "flops"}):
+        with pytest.raises(RequestError, match="give the budget of a comparison in --tokens or --minutes"):
+            gf.compare(["transformer@1m"], **budget, **asked)
+    with pytest.raises(RequestError, match="is a budget for one text"):
+        train(gf.preset("transformer@1m"), "pairs:reversal", {"flops": 1e9, "objective": "seq2seq"})
+
+
+def test_a_run_is_watched_on_both_sides(tmp_path: Any):
+    """The looks inside have the source that the step had."""
+    recipe: dict[str, Any] = {"tokens": 150, "batch_size": 4, "context": 16, "objective": "seq2seq", "watch": 1}
+    recipe |= {"evaluation_tokens": 64}
+    run = train(gf.preset(TINY), "pairs:reversal", {**recipe, "device": "cpu"}, tmp_path / "run")
+    assert run.read["sources"] + run.read["targets"] == run.tokens >= 150 and run.steps < 5
+    rows = gf.dynamics.read_records(tmp_path / "run" / "dynamics.jsonl")
+    assert any("encoder.layers.0" in place for row in rows for places in row["statistics"].values() for place in places)
+
+
+@pytest.mark.slow
+def test_kinds_of_models_are_compared_on_the_same_pairs(tmp_path: Any):
+    """Encoder and decoder, a decoder with a prefix and a plain one: scored on the same targets."""
+    plain = "gpt2@1m+layers=4+d_model=96+heads=4"
+    kinds = [TINY, f"{plain}+prefix", plain]
+    found = gf.compare(
+        kinds, "pairs:reversal", tokens=400, batch_size=4, context=32, objective="seq2seq", allow_unmatched=True,
+        evaluation_tokens=256, device="cpu", out=str(tmp_path / "out"),
+    )  # fmt: skip
+    assert [run["status"] for run in found["runs"]] == ["ok"] * 3
+    assert len({run["validation"]["tokens"] for run in found["runs"]}) == 1
+    assert len({run["train"]["tokens"] for run in found["runs"]}) == 1
+    assert [run["generation"] is None for run in found["runs"]] == [False, True, False]
 
 
 def test_a_step_learns_from_both_sides(tmp_path: Any):
     """The encoder too: its weights move."""
     config = gf.preset(TINY)
-    run = train(config, "pairs:reversal", {"steps": 2, "batch_size": 4, "context": 16, "objective": "seq2seq",
-                                           "learning_rate": 1e-3, "seed": 0, "device": "cpu"})  # fmt: skip
+    recipe: dict[str, Any] = {"steps": 2, "batch_size": 4, "context": 16, "objective": "seq2seq", "seed": 0}
+    run = train(config, "pairs:reversal", {**recipe, "learning_rate": 1e-3, "device": "cpu", "evaluation_tokens": 64})
     fitted = run.model.config.build(seed=0)
     for name, weight in fitted.named_parameters():
         if name.endswith("weight") and "norm" not in name:

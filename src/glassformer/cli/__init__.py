@@ -50,7 +50,10 @@ Optimizer = Annotated[
 ]
 Objective = Annotated[
     str,
-    Parameter(help="next_token, or masked:P for encoders; +recipe.objective.FIELD=VALUE sets its fields."),
+    Parameter(
+        help="next_token, masked:P (encoders), seq2seq (pairs), span:DENSITY:MEAN, infill:P:MEAN, prefix, "
+        "contrastive:TEMPERATURE; +recipe.objective.FIELD=VALUE sets its fields."
+    ),
 ]
 Steps = Annotated[int | None, Parameter(converter=count, help="Budget of a run in optimizer steps.")]
 Minutes = Annotated[float | None, Parameter(help="Budget of a run in minutes of training.")]
@@ -79,6 +82,8 @@ Benchmark = Literal[
     "plan",
     "embed",
     "retrieval",
+    "masked",
+    "translate",
 ]
 Compile = Annotated[
     bool | None,
@@ -263,6 +268,7 @@ def train(
     from glassformer.cli.show import TrainingView
     from glassformer.naming import own_value, preset, split_recipe
     from glassformer.report import write_run
+    from glassformer.runs.answers import answers
     from glassformer.runs.measure import describe
     from glassformer.training import Recipe, Report, Reporter, prepare_run, run_request
     from glassformer.training.overrides import with_recipe
@@ -299,7 +305,10 @@ def train(
             done = run_request(request, [Reporter(tell)])
     if recipe.watch:
         write_run(describe(model, done, None).to_dict(), Path(out) / "dynamics.html")
-    view.finish(done, json)
+    found = answers(done.model, request.text, recipe.objective, recipe.context) if done.status == "ok" else None
+    if found is not None:
+        (Path(out) / "answers.json").write_text(found.model_dump_json(indent=1), encoding="utf-8")
+    view.finish(done, json, found)
     if done.status != "ok":
         raise WorkError(f"the run diverged: {done.error}")
 
@@ -752,7 +761,8 @@ def bench(
         costs a training step; mixers: every way to mix tokens against the length of the text; neighbours: decoding,
         prompts, training and loading beside busy processes; plan: what `plan --here` says beside sampled models; embed:
         vectors of 10,000 sentences beside sentence-transformers; retrieval: how often an index finds what belongs to a
-        question, beside BM25.
+        question, beside BM25; masked: a training step
+        of bert@10m beside transformers' BERT; translate: a translator of Marian's shape beside theirs.
     rounds
         Measurements of each, taken in turn.
     quick

@@ -26,7 +26,7 @@ from glassformer.errors import RequestError
 from glassformer.naming import SIZES, changes, words
 from glassformer.planning.counts import Component, Counts
 from glassformer.runs import events
-from glassformer.runs.results import Results, RunResult
+from glassformer.runs.results import Answers, Results, RunResult
 from glassformer.text import TextData
 from glassformer.training import Report, Request, Run
 from glassformer.training.checkpoint import disk_errors
@@ -266,21 +266,40 @@ class TrainingView(View):
             self.spoke = time.monotonic()
             self.say(note)
 
-    def finish(self, run: Run, as_json: bool) -> None:
+    def finish(self, run: Run, as_json: bool, found: Answers | None = None) -> None:
         summary = {
-            "status": run.status, "error": run.error, "steps": run.steps, "tokens": run.tokens, "seconds": run.seconds,
+            "status": run.status, "error": run.error, "steps": run.steps, **run.read, "seconds": run.seconds,
             "tokens_per_second": run.tokens_per_second, "validation": run.validation,
             "run": None if run.folder is None else str(run.folder),
+            **({} if found is None else {"answers": found.model_dump()}),
         }  # fmt: skip
         if as_json:
             print(json.dumps(summary))
         elif run.status == "ok" and run.validation:
             print(
-                f"{run.tokens:,} tokens in {clock(run.seconds)}, {run.tokens_per_second:,.0f} tokens/s; held-out loss "
-                f"{run.validation['loss']:.4f}, perplexity {run.validation['perplexity']:.2f}, "
+                f"{run.tokens:,} tokens{sides(run.read)} in {clock(run.seconds)}, "
+                f"{run.tokens_per_second:,.0f} tokens/s; held-out loss {run.validation['loss']:.4f}, "
+                f"perplexity {run.validation['perplexity']:.2f}, "
                 f"{decimals(run.validation['bits_per_byte'])} bits per byte"
             )
+            if found is not None:
+                print(answers_in_words(found))
             print(f"run: {run.folder}")
+
+
+def sides(read: dict[str, int]) -> str:
+    """Of the tokens that a run read, those of sources and targets, where it reads pairs."""
+    parts = [f"{read[side]:,} of {side}" for side in ("sources", "targets") if side in read]
+    return f" ({', '.join(parts)})" if parts else ""
+
+
+def answers_in_words(found: Answers) -> str:
+    words = [f"{found.pairs:,} held-out sources answered greedily: {found.exact:.1%} exactly"]
+    if found.placeholders is not None:
+        words.append(f"placeholders kept in {found.placeholders:.1%} of those that have any")
+    if found.bleu is not None and found.chrf is not None:
+        words.append(f"BLEU {found.bleu:.1f}, chrF {found.chrf:.1f}")
+    return ", ".join(words)
 
 
 def met(config: ModelConfig) -> str:
@@ -362,6 +381,8 @@ PEERS = {
     "mixers": ("transformers", "matplotlib"),
     "embed": ("sentence_transformers",),
     "retrieval": ("bm25s",),
+    "masked": ("transformers",),
+    "translate": ("transformers",),
 }
 
 

@@ -24,6 +24,7 @@ from glassformer.comparison.request import (
     common_context,
     compiled_alike,
     fairness,
+    given_budget,
     likeness,
     recipe_defaults,
     recipes,
@@ -107,22 +108,22 @@ def compare(
         modules_of(part_classes(config))  # refuses a part that the arm's process cannot import
     recipes(configs, fields, match, vocab_size=1)
     common = Recipe.of(**amounts, batch_size=fields["batch_size"], context=context, objective=fields["objective"])
-    if not common.objective.compares:
+    if not common.objective.continues and (steps is not None or "flops" in (match, given_budget(amounts))):
         raise RequestError(
-            f"compare cannot measure models trained for objective {common.objective.kind} yet; train each with train",
-            code="conflict", field="objective", value=common.objective.kind, expected="next_token",
+            f"objective={common.objective.kind} gives a model two texts, whose tokens and FLOPs are not those of "
+            "so many contexts; give the budget of a comparison in --tokens or --minutes",
+            code="conflict", field="objective", value=common.objective.kind, expected="--tokens",
         )  # fmt: skip
-    for config in configs.values():
-        common.objective.check(config)
+    fields["objective"] = common.objective.among(configs)
     budget = Budget(
-        match=match or next(name for name, amount in amounts.items() if amount is not None),
+        match=match or given_budget(amounts),
         tokens=common.tokens, minutes=common.minutes, flops=common.flops, seeds=seeds,
         batch_size=common.batch_size, context=common.context,
     )  # fmt: skip
     check_comparison(folder, list(configs), budget)
 
     text = data if isinstance(data, TextData) else prepare(data, tokenizer, context, progress=on_progress)
-    text = common.objective.with_tokens(text)
+    text = fields["objective"].with_tokens(text)
     size = text.tokenizer.vocab_size
     configs = {n: fit(c, size, context, own_value(n, c, "vocab_size")) for n, c in configs.items()}
     for config in configs.values():

@@ -92,6 +92,12 @@ def tokens_of_steps(steps: int | None, tokens: int | None, batch_size: int | Non
     return steps * (batch_size or Recipe.model_fields["batch_size"].default) * context
 
 
+def given_budget(amounts: dict[str, Any]) -> Match:
+    """The name of the one that is given."""
+    names: tuple[Match, ...] = ("tokens", "flops", "minutes")
+    return next(name for name in names if amounts[name] is not None)
+
+
 def fairness(configs: dict[str, ModelConfig], allow_unmatched: bool) -> list[str]:
     """Notes on how far the arms are from equal in size; raises RequestError where they are too far apart.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -20,8 +20,9 @@ RANKED = 256
 """Tokens of a sequence, evenly spaced, whose rank is taken."""
 
 
-def probe(model: Model, tokens: Tensor) -> Statistics:
+def probe(model: Model, tokens: Tensor, beside: Mapping[str, Tensor] | None = None) -> Statistics:
     """Statistics of the activations of model(tokens), tokens (b, s), in the mode of evaluation and without gradients.
+    `beside` is what else the model is given (`source`).
 
     Leaves the model as it was. One transfer for all numbers."""
     found: dict[str, dict[str, Tensor]] = {}
@@ -42,7 +43,7 @@ def probe(model: Model, tokens: Tensor) -> Statistics:
     model.eval()
     try:
         with torch.no_grad(), looking(model, looks):
-            model(tokens)
+            model(tokens, **(beside or {}))
     finally:
         model.train(trains)
     for where, attention in seen.items():

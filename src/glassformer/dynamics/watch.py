@@ -14,7 +14,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -60,6 +60,12 @@ class Moment:
     targets: Tensor
     model: Model
     optimizer: torch.optim.Optimizer
+    beside: dict[str, Tensor] = field(default_factory=dict)
+    """What else the model was given, by the names of `Model.loss`: a row for each sequence."""
+
+    def given(self, rows: slice) -> dict[str, Tensor]:
+        """Of these sequences, where the model computes."""
+        return {name: tensor[rows].to(self.model.device) for name, tensor in self.beside.items()}
 
     @property
     def finite(self) -> bool:
@@ -156,7 +162,7 @@ class Watch:
                 row |= merged(row, spectra(self.matrices))
         rows = max(1, PROBE_TOKENS // moment.inputs.shape[1])
         with self._paced("probe"), self.autocast():
-            row |= merged(row, probe(moment.model, self._here(moment.inputs[:rows, :PROBE_LENGTH])))
+            row |= merged(row, probe(moment.model, *self._some(moment, rows)))
         self._write(self.ring[-1])
         self.latest = self.ring[-1]
 
@@ -233,6 +239,13 @@ class Watch:
     def _here(self, tokens: Tensor) -> Tensor:
         return tokens.to(self.model.device)
 
+    def _some(self, moment: Moment, rows: int) -> tuple[Tensor, dict[str, Tensor]]:
+        """The beginnings of the first sequences, and what goes with them."""
+        inputs, given = moment.inputs[:rows], moment.given(slice(rows))
+        if not given:
+            inputs = inputs[:, :PROBE_LENGTH]
+        return self._here(inputs), given
+
     def _batch(self, moment: Moment) -> dict[str, Any]:
         """The sequences of the batch with the largest losses, as text; nothing where nobody keeps it."""
         if self.records is None:
@@ -242,8 +255,11 @@ class Watch:
         moment.model.eval()
         rows = max(1, BATCH_TOKENS // moment.inputs.shape[1])
         with torch.no_grad(), self.autocast():
-            for x, y in zip(moment.inputs.split(rows), moment.targets.split(rows), strict=True):
-                nats = moment.model.loss(self._here(x), self._here(y), reduction="none").view(len(y), -1).cpu()
+            for first in range(0, len(moment.inputs), rows):
+                some = slice(first, first + rows)
+                x, y = moment.inputs[some], moment.targets[some]
+                nats = moment.model.loss(self._here(x), self._here(y), reduction="none", **moment.given(some))
+                nats = nats.view(len(y), -1).cpu()
                 losses += (nats.float().sum(1) / (y.cpu() != IGNORED).sum(1)).tolist()
         moment.model.train(trains)
         worst = sorted(range(len(losses)), key=lambda row: -losses[row] if losses[row] == losses[row] else -math.inf)
@@ -271,8 +287,8 @@ class Watch:
 
         names: Iterable[str] = (name for name in sites(moment.model) if not name.endswith((".scores", ".pattern")))
         with torch.no_grad(), self.autocast(), looking(moment.model, {name: look(name) for name in names}):
-            for row in self._here(moment.inputs).split(1):
-                moment.model(row)
+            for i in range(len(moment.inputs)):
+                moment.model(self._here(moment.inputs[i : i + 1]), **moment.given(slice(i, i + 1)))
                 if first:
                     return first[0]
         for name, matrix in reversed(self.matrices.items()):

@@ -13,6 +13,7 @@ import torch
 from glassformer.dynamics.summary import summary_of
 from glassformer.generation import stream
 from glassformer.parts.base import to_plain
+from glassformer.runs.answers import answers
 from glassformer.runs.results import (
     Dynamics,
     Generation,
@@ -74,22 +75,28 @@ def measured(result: RunResult, run: Run, text: Tokens) -> RunResult:
     found = evaluate(
         run.model, text, context, run.how, max_tokens=4 * run.recipe.evaluation_tokens, objective=objective
     )
-    reach = extrapolate(run.model, text, context, run.how, objective=objective)
+    reach = extrapolate(run.model, text, context, run.how, objective=objective) if objective.continues else []
     return result.changed(
         validation=_validation(found),
-        generation=generation(run, text) if run.model.causal else None,
+        generation=generation(run, text),
+        answers=answers(run.model, text, objective, context),
         extrapolation=[Reach.of({**row, "loss": _finite(row["loss"])}) for row in reach],
     )
 
 
-def generation(run: Run, text: Tokens) -> Generation:
-    """Seconds per token (median, one stream, cached), bytes of state per token, and a sample."""
+def generation(run: Run, text: Tokens) -> Generation | None:
+    """Seconds per token (median, one stream, cached), bytes of state per token, and a sample; None of a model that does
+    not write."""
     context, device = run.recipe.context, run.how.device
     prompt_length = max(1, min(PROMPT, context // 4))
-    new = max(1, min(GENERATED, context - prompt_length))
-    prompt = torch.from_numpy(text.validation.tokens[:prompt_length].astype("int64"))[None].to(device)
+    if not run.recipe.objective.writes(run.model.config):
+        return None
+    opening = run.recipe.objective.opening(text, prompt_length, run.model.config)
+    prompt = torch.from_numpy(opening.tokens.astype("int64"))[None].to(device)
+    source = None if opening.source is None else torch.from_numpy(opening.source.astype("int64"))[None].to(device)
+    new = max(1, min(GENERATED, context - len(opening.tokens)))
     stamps, ids = [time.perf_counter()], []
-    for token in stream(run.model, prompt, new, TEMPERATURE, TOP_K, seed=0):
+    for token in stream(run.model, prompt, new, TEMPERATURE, TOP_K, seed=0, source=source):
         ids.append(int(token))
         stamps.append(time.perf_counter())
     gaps = [b - a for a, b in itertools.pairwise(stamps)]
@@ -101,7 +108,7 @@ def generation(run: Run, text: Tokens) -> Generation:
         seconds_per_token_scatter=scatter(gaps),
         state_bytes_per_token=run.model.init_state(1, context).nbytes / context,
         sample=Sample(
-            prompt=decode(prompt[0].tolist()),
+            prompt=decode((opening.tokens if opening.source is None else opening.source).tolist()),
             text=decode([token for token in ids if token < text.tokenizer.vocab_size]),  # not of a padded row
             temperature=TEMPERATURE,
             top_k=TOP_K,

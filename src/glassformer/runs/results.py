@@ -137,6 +137,20 @@ class Generation(Entry):
     sample: Sample
 
 
+class Answers(Entry):
+    """What was written for held-out sources: `runs.answers`."""
+
+    pairs: Count
+    exact: Amount
+    placeholders: Amount | None = None
+    bleu: Amount | None = None
+    chrf: Amount | None = None
+    signatures: list[str] = []
+    """How sacrebleu counted."""
+    samples: list[list[str]] = []
+    """[source, target, answer]"""
+
+
 class Reach(Entry):
     """Held-out loss at one context length, or the reason why there is none."""
 
@@ -171,6 +185,8 @@ class RunResult(Entry):
     train: Training | None = None
     validation: Validation | None = None
     generation: Generation | None = None
+    answers: Answers | None = None
+    """Where it was trained on pairs."""
     extrapolation: list[Reach] = []
     dynamics: Dynamics = Dynamics()
     machine: Machine = Machine({})
@@ -185,11 +201,12 @@ class RunResult(Entry):
 
     @property
     def generates(self) -> bool:
-        """Whether its model continues a text; one that sees both ways does not."""
+        """Whether its model continues a text; one that sees both ways does not, nor one that was not trained to."""
         from glassformer.config import ModelConfig  # imports torch, which a report does without
+        from glassformer.training import Recipe
 
         try:
-            return ModelConfig.from_dict(self.config).causal
+            return Recipe.of(**self.recipe).objective.writes(ModelConfig.from_dict(self.config))
         except RequestError:
             return True
 
@@ -205,7 +222,7 @@ class RunResult(Entry):
         )
 
 
-LEFT = frozenset(RunResult.model_fields) - {"parameters_without_embeddings", "weights"}
+LEFT = frozenset(RunResult.model_fields) - {"parameters_without_embeddings", "weights", "answers"}
 """Fields that every trained run has; the others came later."""
 
 

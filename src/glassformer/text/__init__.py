@@ -1,6 +1,6 @@
 """Text to tokens to batches: `prepare(data)` is the whole way, each submodule a stretch of it.
 
-documents, files, embedded, languages, hub, corpora
+documents, files, embedded, languages, catalogues, hub, corpora
                                              DATA -> Corpus: documents, streamed
 held_out                                     Corpus -> what is trained on, what is held out
 vocabulary, subword, tokenizers, gguf        text <-> ids
@@ -23,6 +23,7 @@ from glassformer.text.batches import (
     Batches,
     EvaluationBatch,
     EvaluationWindows,
+    FedBatch,
     bits_per_byte,
     evaluation_windows,
     refuse_long,
@@ -38,6 +39,7 @@ from glassformer.text.tokenizers import (
     CharTokenizer,
     FileTokenizer,
     Tokenizer,
+    as_file,
     load_tokenizer,
     make_tokenizer,
     parse_spec,
@@ -56,6 +58,7 @@ __all__ = [
     "EMBEDDED",
     "EvaluationBatch",
     "EvaluationWindows",
+    "FedBatch",
     "FileTokenizer",
     "OnProgress",
     "Split",
@@ -63,6 +66,7 @@ __all__ = [
     "TokenShards",
     "Tokenizer",
     "Tokens",
+    "as_file",
     "bits_per_byte",
     "cache_folder",
     "choose_tokenizer",

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+import operator
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -25,17 +26,44 @@ class Batch(NamedTuple):
     inputs: Int[Tensor, "b s"]
     targets: Int[Tensor, "b s"]
 
+    @property
+    def beside(self) -> dict[str, Tensor]:
+        """What else a model is given, by the names of `Model.loss`: a row for each sequence."""
+        return {}
+
     def pieces(self, size: int) -> Iterator[tuple[Batch, float]]:
         """Batches of at most `size` rows, and the share of each in the targets that are scored."""
         from glassformer.parts.loss import IGNORED  # imports torch, which preparing a text does without
 
         whole = int((self.targets != IGNORED).sum())
-        for parts in zip(*(field.split(size) for field in self), strict=True):
-            piece = Batch(*parts)
+        for first in range(0, len(self.inputs), size):
+            piece = self._each(operator.itemgetter(slice(first, first + size)))
             yield piece, int((piece.targets != IGNORED).sum()) / whole
 
     def to(self, device: Any) -> Batch:
-        return Batch(*(field.to(device) for field in self))
+        return self._each(lambda field: field.to(device))
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> Batch:
+        return Batch(*map(change, self))
+
+
+class FedBatch(Batch):
+    """A batch that gives its model more than tokens: a source, say."""
+
+    given: dict[str, Tensor]
+
+    @classmethod
+    def of(cls, inputs: Tensor, targets: Tensor, **given: Tensor) -> FedBatch:
+        made = cls(inputs, targets)
+        made.given = given
+        return made
+
+    @property
+    def beside(self) -> dict[str, Tensor]:
+        return self.given
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> FedBatch:
+        return FedBatch.of(*map(change, self), **{name: change(field) for name, field in self.given.items()})
 
 
 class EvaluationBatch(NamedTuple):
@@ -90,6 +118,10 @@ class Batches:
     def tokens_per_step(self) -> int:
         """Targets of one step over all ranks."""
         return self.batch * self.context * self.world
+
+    def read(self, steps: int) -> dict[str, int]:
+        """What the first steps read, over all ranks."""
+        return {"tokens": steps * self.tokens_per_step}
 
     @property
     def steps_per_epoch(self) -> int:

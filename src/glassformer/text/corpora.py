@@ -1,4 +1,5 @@
-"""DATA -> Corpus: a text file, a folder, `-`, `hf:owner/name`, `pairs:LANGUAGE`, or the name of an embedded corpus."""
+"""DATA -> Corpus: a text file, a folder, `-`, `hf:owner/name`, `pairs:LANGUAGE`, `gettext:LANGUAGE`, or the name of an
+embedded corpus."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from pathlib import Path
 
 from glassformer.errors import RequestError, did_you_mean
 from glassformer.folders import cache_folder
+from glassformer.text.catalogues import CATALOGUES, open_catalogues
 from glassformer.text.documents import Corpus, Document
 from glassformer.text.embedded import EMBEDDED
 from glassformer.text.files import open_file, open_folder, spool
@@ -22,7 +24,7 @@ def open_corpus(data: str | Path, cache_dir: str | Path | None = None, progress:
 
     A file: JSON lines (`.jsonl`, field `text`), else text, cut at `<|endoftext|>` where it has that, else one
     document. A folder: every text file below it is a document, behind links too. `-`: standard input, kept in
-    the cache. `hf:`: see `text/hub.py`; `pairs:`: `text/languages.py`.
+    the cache. `hf:`: see `text/hub.py`; `pairs:`: `text/languages.py`; `gettext:`: `text/catalogues.py`.
     Text is UTF-8, for every tokenizer: a few bytes that are not become
     U+FFFD and are counted in `notes`, a file with more is refused, or skipped in a folder. A byte-order mark is
     dropped, line ends stay as they are.
@@ -40,6 +42,8 @@ def open_corpus(data: str | Path, cache_dir: str | Path | None = None, progress:
         return EMBEDDED[data](cache, progress)
     if data.startswith(PREFIX):
         return open_pairs(data)
+    if data.startswith(CATALOGUES):
+        return open_catalogues(data)
     if data.startswith("hf:"):
         from glassformer.text.hub import open_hub
 

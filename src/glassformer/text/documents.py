@@ -73,11 +73,12 @@ def in_pieces(chunks: Iterable[str], size: int = PIECE) -> Iterator[str]:
 @dataclass(frozen=True, slots=True)
 class Document:
     """One text with a name. `source` is the text, or a function that starts reading it again from its
-    beginning.
+    beginning. Documents of one `group` are held out together, or not at all.
     """
 
     name: str
     source: str | Callable[[], Iterable[str]]
+    group: str | None = None
 
     def pieces(self, size: int = PIECE) -> Iterator[str]:
         """The text in non-empty pieces of at most `size` characters: the only way to read a document larger

@@ -116,7 +116,7 @@ def split(corpus: Corpus, fraction: float = 0.1, seed: int = 0, progress: OnProg
 
 
 def _rank(document: Document, seed: int) -> tuple[int, int, int]:
-    """(64-bit keyed hash of the content, UTF-8 bytes, characters)."""
+    """(64-bit keyed hash of the content, or of the group; UTF-8 bytes; characters)."""
     sha = hashlib.blake2b(digest_size=8, key=digest("split", seed).encode())
     size = characters = 0
     for piece in document.pieces():
@@ -124,6 +124,8 @@ def _rank(document: Document, seed: int) -> tuple[int, int, int]:
         sha.update(data)
         size += len(data)
         characters += len(piece)
+    if document.group is not None:  # one rank for all of a group
+        sha = hashlib.blake2b(document.group.encode(), digest_size=8, key=digest("split group", seed).encode())
     return int.from_bytes(sha.digest(), "little"), size, characters
 
 

@@ -191,13 +191,18 @@ class FileTokenizer(Tokenizer):
     def with_special(self, name: str, token: str) -> FileTokenizer:
         """This tokenizer with a special token, of the next id unless it is there, in the role that
         tokenizer_config.json calls `name`."""
+        return self.with_specials([token], {name: token})
+
+    def with_specials(self, tokens: Iterable[str], roles: dict[str, Any] | None = None) -> FileTokenizer:
+        """This tokenizer with these special tokens, of the next ids unless they are there, and with these entries of
+        tokenizer_config.json."""
         from tokenizers import AddedToken
         from tokenizers import Tokenizer as Library
 
         library = Library.from_str(self._library.to_str())
-        library.add_special_tokens([AddedToken(token, special=True, normalized=False)])
+        library.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in tokens])
         end = None if self.eos_id is None else self._library.id_to_token(self.eos_id)
-        return FileTokenizer(library, {**(self.settings or settings_of(end)), name: token})
+        return FileTokenizer(library, {**(self.settings or settings_of(end)), **(roles or {})})
 
     def fingerprint(self) -> str:
         return hashlib.sha256(f"{self._sha256} eos {self.eos_id}".encode()).hexdigest()

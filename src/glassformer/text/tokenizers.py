@@ -30,6 +30,7 @@ __all__ = [
     "CharTokenizer",
     "FileTokenizer",
     "Tokenizer",
+    "as_file",
     "load_tokenizer",
     "make_tokenizer",
     "parse_spec",
@@ -80,7 +81,12 @@ def replace_tokenizer(tokenizer: Tokenizer | None, folder: Path) -> None:
 
 def with_special_token(tokenizer: Tokenizer, name: str, token: str) -> FileTokenizer:
     """The tokenizer with one more special token (`FileTokenizer.with_special`); it encodes all else as before."""
-    return (tokenizer if isinstance(tokenizer, FileTokenizer) else equivalent(tokenizer)).with_special(name, token)
+    return as_file(tokenizer).with_special(name, token)
+
+
+def as_file(tokenizer: Tokenizer) -> FileTokenizer:
+    """The same as a FileTokenizer, which can be given more tokens."""
+    return tokenizer if isinstance(tokenizer, FileTokenizer) else equivalent(tokenizer)
 
 
 def parse_spec(spec: str) -> tuple[str, int | None]:

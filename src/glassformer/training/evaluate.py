@@ -31,7 +31,7 @@ def evaluate(
     """Mean loss in nats per token, perplexity exp(loss), and bits per byte of text, over held-out windows of
     `context` tokens that lie evenly and do not overlap. None bits per byte where the tokenizer loses text or the loss
     of the `objective` is no likelihood of it."""
-    return score(model, objective.evaluation(text, context, max_tokens, batch), how, objective)
+    return score(model, objective.evaluation(text, context, max_tokens, batch, model.config), how, objective)
 
 
 @torch.no_grad()
@@ -72,11 +72,11 @@ def extrapolate(
     longest are cut into windows of each. A length the model or the text cannot serve says why."""
     lengths = [times * context for times in (1, 2, 4, 8)]
     longest = max((length for length in lengths if length < len(text.validation)), default=context)
-    stretches = objective.evaluation(text, longest, max(max_tokens, longest), batch=8).starts
+    stretches = objective.evaluation(text, longest, max(max_tokens, longest), 8, model.config).starts
     rows: list[dict[str, Any]] = []
     for length in lengths:
         try:
-            windows = objective.evaluation(text, length, None, max(1, 8 * context // length))
+            windows = objective.evaluation(text, length, None, max(1, 8 * context // length), model.config)
             windows.starts = (stretches[:, None] + np.arange(0, longest, length)).ravel()
             found = score(model, windows, how, objective)
             rows.append({"context": length, "loss": found["loss"], "tokens": found["tokens"]})

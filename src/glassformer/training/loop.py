@@ -120,7 +120,8 @@ def one_step(run: Training) -> None:
     with run.around_backward():
         loss = backward(run, batch)
     norm = gradient_norm(run.model)
-    moment = run.moment = Moment(run.step + 1, loss, norm, rate, batch.inputs, batch.targets, run.model, run.optimizer)
+    moment = run.moment = Moment(run.step + 1, loss, norm, rate, batch.inputs, batch.targets, run.model, run.optimizer,
+                                 batch.beside)  # fmt: skip
     run.take, run.back = True, False
     for callback in run.callbacks:
         callback.before_update(run, moment)
@@ -134,10 +135,11 @@ def one_step(run: Training) -> None:
     run.optimizer.zero_grad(set_to_none=True)
     machine.synchronize(run.how.device)
     took = time.perf_counter() - began
+    before = run.tokens
     run.step += 1
     run.seconds += took
     if run.take:
-        speed = run.recipe.tokens_per_step / took
+        speed = (run.tokens - before) / took
         run.record({"loss": loss, "learning_rate": rate, "grad_norm": norm, "tokens_per_second": speed})
     else:
         run.record({"skipped": loss if moment.finite else str(loss)})

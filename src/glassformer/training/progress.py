@@ -42,6 +42,9 @@ class Progress(Written):
 class _Row(Written):
     step: Count
     tokens: Count
+    sources: Count | None = None
+    """Of the tokens, where a run reads pairs; None: it reads none."""
+    targets: Count | None = None
     seconds: Length
 
 
@@ -69,7 +72,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     try:
         for line in path.read_text(encoding="utf-8").splitlines():
             try:
-                rows.append(_ROWS.validate_json(line).model_dump())
+                rows.append(_ROWS.validate_json(line).model_dump(exclude_unset=True))
             except ValidationError:
                 continue
     except FileNotFoundError:

@@ -47,7 +47,7 @@ class Recipe(Value):
     learning_rate: float | None = Field(None, gt=0)
     """The peak. None takes a rule by the model's size and the optimizer (`peak_learning_rate`)."""
     objective: ObjectiveConfig = NextTokenConfig()
-    """What the model is trained for and scored on: next_token, or masked:P."""
+    """What the model is trained for and scored on: next_token, masked:P, seq2seq, ... (`training/objectives`)."""
     optimizer: OptimizerConfig = AdamWConfig()
     schedule: ScheduleConfig = CosineConfig()
     weight_decay: float = Field(0.1, ge=0)
@@ -107,14 +107,15 @@ class Recipe(Value):
         """`learning_rate`, or AdamW's default for a model of this size times the optimizer's `rate`."""
         return self.learning_rate or default_learning_rate(config) * self.optimizer.rate
 
-    def num_steps(self, config: ModelConfig) -> int | None:
-        """Optimizer steps of the run, or None where the clock decides."""
+    def num_steps(self, config: ModelConfig, tokens_per_step: float | None = None) -> int | None:
+        """Optimizer steps of the run, or None where the clock decides. `tokens_per_step`: what a step reads in the
+        mean, where that depends on the text."""
         if self.steps is not None:
             return self.steps
         tokens = self.tokens
         if self.flops is not None:
             tokens = round(self.flops / (3 * config.flops(self.context)))
-        return None if tokens is None else max(1, math.ceil(tokens / self.tokens_per_step))
+        return None if tokens is None else max(1, math.ceil(tokens / (tokens_per_step or self.tokens_per_step)))
 
     @classmethod
     def current(cls, tree: dict[str, Any]) -> dict[str, Any]:

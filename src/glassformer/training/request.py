@@ -69,7 +69,7 @@ def prepare_run(
         )  # fmt: skip
     text = data if isinstance(data, Tokens) else prepare(data, tokenizer, context=recipe.context, progress=progress)
     text = recipe.objective.with_tokens(text)
-    recipe.objective.check_length(text, recipe.context)
+    recipe.objective.check_length(text, recipe.context, config)
     config = fit(config, text.tokenizer.vocab_size, recipe.context, vocab_size)
     how = settings(config, as_it_began(recipe, found))
     config.check()
@@ -120,6 +120,12 @@ def refuse_early(config: ModelConfig, recipe: Recipe) -> None:
     config.check()
     refuse_short(config)
     recipe.objective.check(config)
+    if recipe.flops is not None and not recipe.objective.continues:
+        raise RequestError(
+            f"flops={recipe.flops:g} is a budget for one text, and objective={recipe.objective.kind} gives a model "
+            "two; give tokens, steps or minutes",
+            code="conflict", field="flops", value=recipe.flops, expected="tokens",
+        )  # fmt: skip
     refuse_clipping(config, recipe.qk_clip)
     recipe.optimizer.check(config)
     refuse_untrained(config, settings(config, recipe).device)

@@ -43,6 +43,8 @@ class Run:
     error: str | None = None
     learning_rate: float = 0.0
     """The peak."""
+    read: dict[str, int] = field(default_factory=dict)
+    """`tokens`, and of pairs those of the `sources` and `targets`, each with its end."""
 
     @property
     def tokens_per_second(self) -> float:

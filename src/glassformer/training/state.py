@@ -34,8 +34,8 @@ class Training:
         self.learning_rate = self.recipe.peak_learning_rate(self.config)
         self.optimizer = self.recipe.optimizer.create(self.model, self.learning_rate, self.recipe.weight_decay)
         recipe = self.recipe
-        self.batches = recipe.objective.batches(self.text, recipe.batch_size, recipe.context, recipe.seed)
-        self.steps = self.recipe.num_steps(self.config)
+        self.batches = recipe.objective.batches(self.text, recipe.batch_size, recipe.context, recipe.seed, self.config)
+        self.steps = self.recipe.num_steps(self.config, self.batches.tokens_per_step)
         """Of the whole run; None where the clock bounds it."""
         self.step, self.seconds = 0, 0.0
         self.shift = 0
@@ -58,8 +58,13 @@ class Training:
         """All, in the order in which they are called."""
 
     @property
+    def read(self) -> dict[str, int]:
+        """The tokens that were read, and of pairs those of either side."""
+        return self.batches.read(self.step)
+
+    @property
     def tokens(self) -> int:
-        return self.step * self.recipe.tokens_per_step
+        return self.read["tokens"]
 
     @property
     def share(self) -> float:
@@ -118,7 +123,7 @@ class Training:
 
     def record(self, row: dict[str, Any]) -> None:
         """Adds a row of metrics.jsonl."""
-        self.rows.append({"step": self.step, "tokens": self.tokens, "seconds": self.seconds, **row})
+        self.rows.append({"step": self.step, **self.read, "seconds": self.seconds, **row})
         self.call("recorded", self.rows[-1])
 
     def evaluate(self) -> None:
@@ -134,7 +139,7 @@ class Training:
         return Run(
             self.model, self.config, self.text.tokenizer, self.recipe, "diverged" if self.error else "ok", self.step,
             self.tokens, self.seconds, self.validation, self.rows, self.how, self.folder, self.error,
-            self.learning_rate,
+            self.learning_rate, self.read,
         )  # fmt: skip
 
     # Checkpoints

@@ -278,6 +278,9 @@ class AttentionConfig(MixerConfig, kind="attention", words=_WORDS):
     def _projection(self, ctx: BuildContext) -> Projection:
         return self.projection.build(self._within(ctx))(self.heads(ctx), self.clip)
 
+    def takes_prefix(self, ctx: BuildContext) -> bool:
+        return self.visibility.build(ctx).takes_prefix
+
     def causal(self, ctx: BuildContext) -> bool:
         return self.visibility.build(ctx).causal
 

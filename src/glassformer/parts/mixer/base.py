@@ -173,6 +173,11 @@ class MixerConfig(PartConfig, axis="mixer"):
     def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
         """Parameters, FLOPs and bytes for this shape (`parts/cost.py`)."""
 
+    def takes_prefix(self, ctx: BuildContext) -> bool:
+        """Whether an output depends on later tokens within a prefix that the caller of the model names
+        (`Pass.global_tokens`), and on no others."""
+        return False
+
     @abstractmethod
     def causal(self, ctx: BuildContext) -> bool:
         """True if no output depends on later tokens."""

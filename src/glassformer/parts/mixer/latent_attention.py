@@ -248,6 +248,9 @@ class LatentAttentionConfig(
         half = max(2, h // 2 // 2 * 2)
         return LatentShape(self.n_heads, h, self.rope_dim or half, self.value_dim or h, self.kv_rank or 4 * h, q_rank)
 
+    def takes_prefix(self, ctx: BuildContext) -> bool:
+        return self.visibility.build(ctx).takes_prefix
+
     def causal(self, ctx: BuildContext) -> bool:
         return self.visibility.build(ctx).causal
 

@@ -68,6 +68,12 @@ class Visibility:
         return self
 
     @property
+    def takes_prefix(self) -> bool:
+        """Whether a token sees ahead within a prefix, whose tokens a caller may name (`of_globals`), and nowhere
+        else."""
+        return False
+
+    @property
     def takes_globals(self) -> bool:
         """Whether a caller may say which tokens are global (`of_globals`)."""
         return False

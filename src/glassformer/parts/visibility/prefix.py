@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from jaxtyping import Bool
 from pydantic import Field
 from torch import Tensor
 
@@ -12,13 +13,25 @@ class Prefix(Visibility):
     """k <= q or k < length: the first `length` tokens of a document are seen by all, themselves included; the others
     see what came before.
 
-    A prefix must be read in one call of the model.
+    A prefix must be read in one call of the model. Which tokens it has may also come with the text (`Model.forward`,
+    `global_tokens`): rows then have prefixes of their own.
     """
 
     sees_itself = absolute = True
 
     def __init__(self, length: int):
         self.length = length
+
+    @property
+    def takes_prefix(self) -> bool:
+        return True
+
+    @property
+    def takes_globals(self) -> bool:
+        return True
+
+    def of_globals(self, tokens: Tensor) -> Visibility:
+        return ChosenPrefix(tokens)
 
     def visible(self, b: Tensor, n: Tensor, q_idx: Tensor, k_idx: Tensor) -> Tensor:
         return (k_idx <= q_idx) | (k_idx < self.length)
@@ -29,6 +42,21 @@ class Prefix(Visibility):
     def keys_seen(self, t: int) -> float:
         p = min(self.length, t)
         return (p * p + (t * (t + 1) - p * (p + 1)) / 2) / t
+
+
+class ChosenPrefix(Visibility):
+    """`Prefix` whose tokens a caller has named: k <= q or k is one of tokens (b, t), the first ones of each row."""
+
+    sees_itself = True
+
+    def __init__(self, tokens: Bool[Tensor, "b t"]):
+        self.tokens = tokens.bool()
+
+    def visible(self, b: Tensor, n: Tensor, q_idx: Tensor, k_idx: Tensor) -> Tensor:
+        return (k_idx <= q_idx) | self.tokens[b, k_idx]
+
+    def keys_seen(self, t: int) -> float:
+        return Prefix(max(1, round(float(self.tokens.sum(1).float().mean())))).keys_seen(t)
 
 
 class PrefixConfig(VisibilityConfig, kind="prefix", words=Word("prefix", whole("length"), "16", optional=True)):

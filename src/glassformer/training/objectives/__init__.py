@@ -1,13 +1,22 @@
 """Objectives: what a model is trained for. A new one is a config with a `kind` in a file of its own, imported here."""
 
-from glassformer.training.objectives.base import ObjectiveConfig
+from glassformer.training.objectives.base import Asked, ObjectiveConfig
+from glassformer.training.objectives.contrastive import ContrastiveConfig
+from glassformer.training.objectives.infill import InfillConfig
 from glassformer.training.objectives.masked import MaskedConfig
 from glassformer.training.objectives.next_token import NextTokenConfig
+from glassformer.training.objectives.prefix import PrefixObjectiveConfig
 from glassformer.training.objectives.seq2seq import Seq2seqConfig
+from glassformer.training.objectives.span import SpanConfig
 
 __all__ = [
+    "Asked",
+    "ContrastiveConfig",
+    "InfillConfig",
     "MaskedConfig",
     "NextTokenConfig",
     "ObjectiveConfig",
+    "PrefixObjectiveConfig",
     "Seq2seqConfig",
+    "SpanConfig",
 ]

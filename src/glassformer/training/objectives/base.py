@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Protocol, TypeVar
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, ClassVar, NamedTuple, Protocol, Self, TypeVar
 
+import numpy as np
 from torch import Tensor
 
 from glassformer.config import ModelConfig, told
 from glassformer.errors import RequestError
 from glassformer.model import Model
 from glassformer.parts.base import PartConfig
-from glassformer.text import Batch, Batches, EvaluationWindows, Tokens, evaluation_windows, refuse_long
+from glassformer.text import (
+    Batch,
+    Batches,
+    EvaluationWindows,
+    FileTokenizer,
+    Tokenizer,
+    Tokens,
+    as_file,
+    evaluation_windows,
+    refuse_long,
+)
+from glassformer.text.vocabulary import END_OF_TEXT
 
 Text = TypeVar("Text", bound=Tokens)
 
@@ -18,29 +32,54 @@ Text = TypeVar("Text", bound=Tokens)
 class Steps(Protocol):
     """Batches by step: a pure function of (seed, step, rank)."""
 
+    @property
+    def tokens_per_step(self) -> float:
+        """In the mean."""
+
     def __getitem__(self, step: int) -> Batch: ...
+
+    def read(self, steps: int) -> dict[str, int]:
+        """What the first steps read: `tokens`, and what these are made of where there is more to say."""
+
+
+class Opening(NamedTuple):
+    """Where a model that was trained for an objective begins to write: ids (s,), and the encoder's source (t,)."""
+
+    tokens: np.ndarray
+    source: np.ndarray | None = None
+
+
+class Asked(NamedTuple):
+    """A held-out question: where the model begins, and the ids of the source and of the target that is right."""
+
+    opening: Opening
+    source: np.ndarray
+    target: np.ndarray
 
 
 class ObjectiveConfig(PartConfig, axis="objective"):
     """What a model is trained for: the batches that are made of a text, and their loss.
 
-    `KIND:VALUE` names one in a recipe and after --objective, where VALUE is the field `value`.
+    `KIND:VALUE` or `KIND:VALUE:VALUE` names one in a recipe and after --objective, where the values are those of the
+    fields `values`.
     """
 
-    value: ClassVar[str] = ""
-    """The field that the VALUE of KIND:VALUE sets; empty: there is none."""
-    compares: ClassVar[bool] = True
-    """Whether `compare` can measure what was trained for it: at other lengths, and writing on from a text."""
+    values: ClassVar[tuple[str, ...]] = ()
+    """The fields that the values behind KIND set, in this order."""
+    continues: ClassVar[bool] = True
+    """Whether what it trains reads one text from its beginning on, so that other lengths and writing on from a text
+    can be measured, and its FLOPs are those of so many tokens."""
 
     @classmethod
     def _choose(cls, value: Any) -> PartConfig:
         if isinstance(value, str) and ":" in value:
-            kind, _, text = value.partition(":")
+            kind, *given = value.split(":")
             known = cls.choices().get(kind)
             if known is not None and issubclass(known, ObjectiveConfig):
-                if not known.value:
-                    raise ValueError(f"{kind} takes no value")
-                value = {"kind": kind, known.value: text}
+                if len(given) > len(known.values):
+                    takes = ":".join(known.values)
+                    raise ValueError(f"{kind} takes no value" if not takes else f"write {kind}:{takes.upper()}")
+                value = {"kind": kind, **dict(zip(known.values, given, strict=False))}
         return super()._choose(value)
 
     def check(self, config: ModelConfig) -> None:
@@ -52,28 +91,68 @@ class ObjectiveConfig(PartConfig, axis="objective"):
                 code="conflict", field="head", value=config.head, expected="a head of tokens",
             )  # fmt: skip
 
+    def among(self, configs: Mapping[str, ModelConfig]) -> Self:
+        """This objective for models that are compared with each other, by their names. Raises RequestError where one
+        cannot learn it, or where they would be trained on different texts."""
+        for config in configs.values():
+            self.check(config)
+        return self
+
     def with_tokens(self, text: Text) -> Text:
         """The text with a tokenizer that has the special tokens this objective needs. The ids of the text itself stay
         as they are. Raises RequestError where a token is missing that cannot be added."""
         return text
 
-    def check_length(self, text: Tokens, context: int) -> None:
-        """Raises RequestError where the text is too short for this context."""
+    def check_length(self, text: Tokens, context: int, config: ModelConfig | None = None) -> None:
+        """Raises RequestError where the text is too short for this context, or its pairs are too long."""
         for name, side in (("training", text.train), ("held-out", text.validation)):
             refuse_long(context, len(side), f"{name} text")
 
-    def batches(self, text: Tokens, batch: int, context: int, seed: int) -> Steps:
-        """What each step is trained on."""
+    def batches(self, text: Tokens, batch: int, context: int, seed: int, config: ModelConfig | None = None) -> Steps:
+        """What each step is trained on, as a model of this config takes it; None: as its kind usually does."""
         return Batches(text.train, batch, context, seed)
 
-    def evaluation(self, text: Tokens, context: int, max_tokens: int | None, batch: int) -> EvaluationWindows:
+    def evaluation(
+        self, text: Tokens, context: int, max_tokens: int | None, batch: int, config: ModelConfig | None = None
+    ) -> EvaluationWindows:
         """What the model is scored on, the same at every call: the `EvaluationBatch.bytes` of a target are those whose
         bits it counts, 0 where bits per byte of text mean nothing."""
         return evaluation_windows(text.validation, context, max_tokens, token_bytes=text.token_bytes, batch=batch)
 
+    def writes(self, config: ModelConfig) -> bool:
+        """Whether what a model of this config learns is to write a text on."""
+        return config.causal
+
+    def opening(self, text: Tokens, length: int, config: ModelConfig) -> Opening:
+        """About `length` held-out tokens from which a model that writes goes on."""
+        return Opening(text.validation.tokens[:length])
+
+    def asked(self, text: Tokens, count: int, config: ModelConfig) -> list[Asked]:
+        """At most `count` held-out questions to which there is one right answer; none where a model of this config
+        answers none."""
+        return []
+
     def loss(self, model: Model, batch: Batch, reduction: str = "mean") -> Tensor:
         """Mean nats over the targets of the batch; `reduction="none"` gives (b, s) losses."""
-        return model.loss(batch.inputs, batch.targets, reduction=reduction)
+        return model.loss(batch.inputs, batch.targets, reduction=reduction, **batch.beside)
+
+
+def read_by(text: Text, tokenizer: Tokenizer) -> Text:
+    """The text with a tokenizer that has more special tokens than its own, and encodes all else as that does."""
+    lost = np.zeros(tokenizer.vocab_size - len(text.token_bytes), np.int64)
+    return replace(text, tokenizer=tokenizer, token_bytes=np.concatenate([text.token_bytes, lost]))
+
+
+def with_end(tokenizer: Tokenizer) -> FileTokenizer:
+    """The tokenizer with a token that ends a text: its own, or a new one."""
+    known = as_file(tokenizer)
+    return known if known.eos_id is not None else known.with_special("eos_token", END_OF_TEXT)
+
+
+def check_reading_on(config: ModelConfig) -> None:
+    """Raises RequestError where a token would see what follows it, other than within a prefix that is given."""
+    if not config.takes_prefix:
+        check_causal(config)
 
 
 def check_causal(config: ModelConfig) -> None:

@@ -1,8 +1,8 @@
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import numpy as np
 import torch
@@ -11,18 +11,9 @@ from pydantic import Field, model_validator
 from glassformer.config import ModelConfig
 from glassformer.errors import RequestError
 from glassformer.parts.loss import IGNORED
-from glassformer.text import (
-    Batch,
-    Batches,
-    EvaluationBatch,
-    EvaluationWindows,
-    FileTokenizer,
-    Tokenizer,
-    Tokens,
-    with_special_token,
-)
-from glassformer.text.permutation import keyed
-from glassformer.training.objectives.base import ObjectiveConfig, Text
+from glassformer.text import Batch, FileTokenizer, Tokenizer, Tokens, with_special_token
+from glassformer.training.objectives.base import ObjectiveConfig, Text, read_by
+from glassformer.training.objectives.corrupted import CorruptedBatches, CorruptedWindows
 
 NEW_MASK = "<mask>"
 """The mask token of a tokenizer that has none."""
@@ -37,7 +28,7 @@ class MaskedConfig(ObjectiveConfig, kind="masked"):
     1907.10529), each of which is treated alike. The loss is no likelihood of the text, so there are no bits per byte.
     """
 
-    value: ClassVar[str] = "p"
+    values: ClassVar[tuple[str, ...]] = ("p", "span")
 
     p: float = Field(0.15, gt=0, lt=1)
     """Share of the tokens that are to be predicted."""
@@ -56,14 +47,33 @@ class MaskedConfig(ObjectiveConfig, kind="masked"):
             raise ValueError(f"mask={self.mask} and random={self.random} are more than the whole")
         return self
 
+    one_sided: bool = False
+    """Whether a causal model may learn it too, from what stands before a hidden token alone: to be compared with one
+    that sees both ways."""
+
     def check(self, config: ModelConfig) -> None:
         super().check(config)
-        if config.causal:
+        if config.encoder is not None:
+            raise RequestError(
+                "objective=masked gives a model one text, and the encoder of this one reads another beside it; use "
+                "span or infill",
+                code="conflict", field="objective", value=self.kind, expected="span",
+            )  # fmt: skip
+        if config.causal and not self.one_sided:
             raise RequestError(
                 "objective=masked needs a model that sees both ways, and this one is causal: it cannot use what stands "
                 "after a mask; use an encoder such as bert, +bidirectional, or objective next_token",
                 code="causal", field="objective", value=self.kind, expected="next_token",
             )  # fmt: skip
+
+    def among(self, configs: Mapping[str, ModelConfig]) -> Self:
+        """Causal models may take part beside one that sees both ways: what that is worth can be measured."""
+        found = self
+        if len({config.causal for config in configs.values()}) > 1:
+            found = self.vary(one_sided=True)
+        for config in configs.values():
+            found.check(config)
+        return found
 
     def with_tokens(self, text: Text) -> Text:
         """With a mask token, which a run's folder then keeps."""
@@ -72,9 +82,7 @@ class MaskedConfig(ObjectiveConfig, kind="masked"):
             return self._named(text, self.token)
         if tokenizer.mask_id is not None:
             return text
-        made = with_special_token(tokenizer, "mask_token", NEW_MASK)
-        lost = np.zeros(made.vocab_size - len(text.token_bytes), np.int64)
-        return replace(text, tokenizer=made, token_bytes=np.concatenate([text.token_bytes, lost]))
+        return read_by(text, with_special_token(tokenizer, "mask_token", NEW_MASK))
 
     def _named(self, text: Text, token: str) -> Text:
         known = text.tokenizer
@@ -86,11 +94,17 @@ class MaskedConfig(ObjectiveConfig, kind="masked"):
             )  # fmt: skip
         return replace(text, tokenizer=known.with_special("mask_token", token))
 
-    def batches(self, text: Tokens, batch: int, context: int, seed: int) -> MaskedBatches:
-        return MaskedBatches(text, batch, context, seed, Masking.of(self, text.tokenizer))
+    def batches(
+        self, text: Tokens, batch: int, context: int, seed: int, config: ModelConfig | None = None
+    ) -> CorruptedBatches:
+        hide = Masking.of(self, text.tokenizer).batch
+        return CorruptedBatches(hide, self.kind, text.train.tokens, batch, context, seed)
 
-    def evaluation(self, text: Tokens, context: int, max_tokens: int | None, batch: int) -> MaskedWindows:
-        return MaskedWindows(text, context, max_tokens, batch, Masking.of(self, text.tokenizer))
+    def evaluation(
+        self, text: Tokens, context: int, max_tokens: int | None, batch: int, config: ModelConfig | None = None
+    ) -> CorruptedWindows:
+        hide = Masking.of(self, text.tokenizer).batch
+        return CorruptedWindows(hide, self.kind, text, context, max_tokens, batch)
 
 
 @dataclass(frozen=True)
@@ -108,9 +122,9 @@ class Masking:
         assert tokenizer.mask_id is not None
         return cls(how, tokenizer.mask_id, tokenizer.vocab_size, np.array(sorted(tokenizer.special_ids), np.int64))
 
-    def batch(self, inputs: torch.Tensor, keys: Sequence[int]) -> Batch:
-        """Hides tokens of inputs (b, s), each row by a key of its own."""
-        rows = [self.row(row, key) for row, key in zip(inputs.numpy(), keys, strict=True)]
+    def batch(self, texts: Batch, keys: Sequence[int]) -> Batch:
+        """Hides tokens of texts (b, s), each row by a key of its own."""
+        rows = [self.row(row, key) for row, key in zip(texts.inputs.numpy(), keys, strict=True)]
         hidden, targets = (torch.from_numpy(np.stack(side)) for side in zip(*rows, strict=True))
         return Batch(hidden, targets)
 
@@ -144,31 +158,3 @@ class Masking:
             chosen[taken], fate[taken] = True, draw.random()
             left -= len(taken)
         return chosen, fate
-
-
-class MaskedBatches(Batches):
-    """The inputs of `Batches` with tokens hidden, by the seed and the number of the sequence alone."""
-
-    def __init__(self, text: Tokens, batch: int, context: int, seed: int, masking: Masking, rank: int = 0,
-                 world: int = 1):  # fmt: skip
-        super().__init__(text.train, batch, context, seed, rank, world)
-        self.masking = masking
-
-    def __getitem__(self, step: int) -> Batch:
-        first = (step * self.world + self.rank) * self.batch
-        keys = [keyed("masked", self.seed, first + row) for row in range(self.batch)]
-        return self.masking.batch(super().__getitem__(step).inputs, keys)
-
-
-class MaskedWindows(EvaluationWindows):
-    """The inputs of `EvaluationWindows` with tokens hidden, alike for every model and seed. No target has bytes."""
-
-    def __init__(self, text: Tokens, context: int, max_tokens: int | None, batch: int, masking: Masking):
-        super().__init__(text.validation, context, max_tokens, None, text.token_bytes, batch)
-        self.masking = masking
-
-    def __iter__(self) -> Iterator[EvaluationBatch]:
-        for first, plain in zip(range(0, len(self.starts), self.batch), super().__iter__(), strict=True):
-            keys = [keyed("masked evaluation", int(start)) for start in self.starts[first : first + self.batch]]
-            batch = self.masking.batch(plain.batch.inputs, keys)
-            yield EvaluationBatch(batch, torch.zeros_like(batch.targets))

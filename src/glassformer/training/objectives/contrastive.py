@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor
+
+from glassformer.config import ModelConfig
+from glassformer.errors import RequestError
+from glassformer.model import Model
+from glassformer.text import Batch, FedBatch, Tokens
+from glassformer.training.objectives.base import ObjectiveConfig
+from glassformer.training.objectives.pairs import Layout, Pair, PairBatches, Pairs, PairWindows, check_pairs
+
+
+class ContrastiveConfig(ObjectiveConfig, kind="contrastive"):
+    """Which target belongs to which source, by the angle between their vectors, among those of one batch.
+
+    van den Oord et al. 2018, 1807.03748 (InfoNCE); both ways as Radford et al. 2021, 2103.00020. With u_i and v_i the
+    vectors of source i and target i, of length 1, and temperature t,
+
+        loss = 1/2 mean_i [ -log softmax_j(u_i v_j / t)[i]  -  log softmax_j(u_j v_i / t)[i] ]
+
+    Each document of the data is a pair, its two texts with a tab between. A model with a head of vectors reads each
+    text by itself. The other pairs of a batch are what a text is told from (with micro_batch, those of a piece):
+    batches of other sizes have other losses. It is no likelihood, so there are no bits per byte; `perplexity` is the
+    number of pairs among which the model is as lost as one that guesses.
+    """
+
+    values: ClassVar[tuple[str, ...]] = ("temperature",)
+    continues: ClassVar[bool] = False
+
+    temperature: float = Field(0.05, gt=0, le=100)
+
+    def check(self, config: ModelConfig) -> None:
+        if not config.head.vector:
+            raise RequestError(
+                "objective=contrastive compares vectors, and this model's head gives "
+                f"{'tokens' if config.head.predicts_tokens else 'classes'}; use one of vectors (+pooled:mean)",
+                code="conflict", field="head", value=config.head, expected="a head of vectors",
+            )  # fmt: skip
+        if config.encoder is not None:
+            raise RequestError(
+                "objective=contrastive gives a model one text at a time, and the encoder of this one reads another "
+                "beside it",
+                code="conflict", field="objective", value=self.kind, expected="a model without an encoder",
+            )  # fmt: skip
+
+    def check_length(self, text: Tokens, context: int, config: ModelConfig | None = None) -> None:
+        for name, side in (("training", text.train), ("held-out", text.validation)):
+            found = Pairs(side.tokens, text.tokenizer, Apart())
+            check_pairs(found, context, name)
+            if len(found) < 2:
+                raise RequestError(
+                    f"the {name} text has one pair, which there is nothing to tell from; give two or more",
+                    code="range", field="data", value=len(found), expected=">= 2",
+                )  # fmt: skip
+
+    def batches(
+        self, text: Tokens, batch: int, context: int, seed: int, config: ModelConfig | None = None
+    ) -> PairBatches:
+        if batch < 2:
+            raise RequestError(
+                f"batch_size={batch} leaves nothing to tell a text from; use 2 or more",
+                code="range", field="batch_size", value=batch, expected=">= 2",
+            )  # fmt: skip
+        return PairBatches(Pairs(text.train.tokens, text.tokenizer, Apart()), batch, seed)
+
+    def evaluation(
+        self, text: Tokens, context: int, max_tokens: int | None, batch: int, config: ModelConfig | None = None
+    ) -> PairWindows:
+        """In batches of one size, at least one, so that each pair is told from as many."""
+        windows = PairWindows(Pairs(text.validation.tokens, text.tokenizer, Apart()), max_tokens, batch)
+        count = len(windows.starts)
+        windows.starts = windows.starts[: max(count - count % batch, min(count, batch))]
+        return windows
+
+    def writes(self, config: ModelConfig) -> bool:
+        """A vector writes nothing."""
+        return False
+
+    def loss(self, model: Model, batch: Batch, reduction: str = "mean") -> Tensor:
+        given = batch.beside
+        sources = model(batch.inputs, documents=given["documents"])
+        targets = model(given["other"], documents=given["other_documents"])
+        cosines = F.normalize(sources.float(), dim=-1) @ F.normalize(targets.float(), dim=-1).T / self.temperature
+        right = torch.arange(len(cosines), device=cosines.device)
+        ways = (F.cross_entropy(one, right, reduction=reduction) for one in (cosines, cosines.T))
+        loss = 0.5 * sum(ways, torch.zeros((), device=cosines.device))
+        return loss if reduction == "mean" else loss[:, None]
+
+
+class Apart(Layout):
+    """Source and target each read by itself, with its end; the target of a row is its own number."""
+
+    def batch(self, pairs: list[Pair], end: int, between: int) -> Batch:  # type: ignore[override]
+        whole = super().batch(pairs, end, between)
+        other = super().batch([(target, source) for source, target in pairs], end, between)
+        given, others = whole.beside, other.beside
+        return FedBatch.of(
+            given["source"], torch.arange(len(pairs))[:, None], documents=given["source_documents"],
+            other=others["source"], other_documents=others["source_documents"],
+        )  # fmt: skip

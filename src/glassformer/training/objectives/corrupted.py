@@ -1,0 +1,46 @@
+"""Windows of a text, changed row by row, each by a key of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import torch
+
+from glassformer.parts.loss import IGNORED
+from glassformer.text import Batch, Batches, EvaluationBatch, EvaluationWindows, Tokens
+from glassformer.text.permutation import keyed
+
+Change = Callable[[Batch, Sequence[int]], Batch]
+"""Texts (b, s), with the token after each, and a key for each row -> what is trained on."""
+
+
+class CorruptedBatches(Batches):
+    """The inputs of `Batches`, changed by the seed and the number of the sequence alone."""
+
+    def __init__(self, change: Change, name: str, tokens: np.ndarray, batch: int, context: int, seed: int,
+                 rank: int = 0, world: int = 1):  # fmt: skip
+        super().__init__(tokens, batch, context, seed, rank, world)
+        self.change, self.name = change, name
+
+    def __getitem__(self, step: int) -> Batch:
+        first = (step * self.world + self.rank) * self.batch
+        keys = [keyed(self.name, self.seed, first + row) for row in range(self.batch)]
+        return self.change(super().__getitem__(step), keys)
+
+
+class CorruptedWindows(EvaluationWindows):
+    """The inputs of `EvaluationWindows`, changed alike for every model and seed. Targets have bytes where they are
+    those of the text (`likelihood`)."""
+
+    def __init__(self, change: Change, name: str, text: Tokens, context: int, max_tokens: int | None, batch: int,
+                 likelihood: bool = False):  # fmt: skip
+        super().__init__(text.validation, context, max_tokens, None, text.token_bytes, batch)
+        self.change, self.name, self.likelihood = change, name, likelihood
+
+    def __iter__(self) -> Iterator[EvaluationBatch]:
+        for first, plain in zip(range(0, len(self.starts), self.batch), super().__iter__(), strict=True):
+            keys = [keyed(f"{self.name} evaluation", int(start)) for start in self.starts[first : first + self.batch]]
+            batch = self.change(plain.batch, keys)
+            scored = plain.bytes * (batch.targets != IGNORED) if self.likelihood else torch.zeros_like(batch.targets)
+            yield EvaluationBatch(batch, scored)

@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+from pydantic import Field
+
+from glassformer.config import ModelConfig
+from glassformer.errors import RequestError
+from glassformer.parts.loss import IGNORED
+from glassformer.text import Batch, FedBatch, Tokens
+from glassformer.training.objectives.base import ObjectiveConfig, check_reading_on
+from glassformer.training.objectives.corrupted import CorruptedBatches, CorruptedWindows
+
+
+class PrefixObjectiveConfig(ObjectiveConfig, kind="prefix"):
+    """The rest of a text from its beginning: the mean of -log p(x_i | x_<i) over the tokens behind a prefix.
+
+    Raffel et al. 2020, 1910.10683, 3.2.1: tokens of the prefix see each other, those behind it what came before, which
+    is the visibility `prefix` (`+prefix`). How long a prefix is, is drawn for each sequence from 1 up to the context.
+    A causal model reads the same prefixes as any text, and is scored on the same tokens. The loss is a likelihood of
+    the rest, so it has bits per byte.
+    """
+
+    values: ClassVar[tuple[str, ...]] = ("length",)
+
+    length: int | None = Field(None, gt=0, le=1 << 28)
+    """Tokens of each prefix; None: drawn."""
+
+    def check(self, config: ModelConfig) -> None:
+        super().check(config)
+        if config.encoder is not None:
+            raise RequestError(
+                "objective=prefix has no source, and the encoder of this model reads one; use span or infill, or a "
+                "model without an encoder",
+                code="conflict", field="objective", value=self.kind, expected="span",
+            )  # fmt: skip
+        check_reading_on(config)
+
+    def check_length(self, text: Tokens, context: int, config: ModelConfig | None = None) -> None:
+        super().check_length(text, context, config)
+        if self.length is not None and self.length > context:
+            raise RequestError(
+                f"a prefix of {self.length:,} tokens leaves nothing to predict in a context of {context:,}; use a "
+                "shorter one",
+                code="range", field="objective.length", value=self.length, expected=f"<= {context}",
+            )  # fmt: skip
+
+    def batches(
+        self, text: Tokens, batch: int, context: int, seed: int, config: ModelConfig | None = None
+    ) -> CorruptedBatches:
+        return CorruptedBatches(self._change(config), self.kind, text.train.tokens, batch, context, seed)
+
+    def evaluation(
+        self, text: Tokens, context: int, max_tokens: int | None, batch: int, config: ModelConfig | None = None
+    ) -> CorruptedWindows:
+        return CorruptedWindows(self._change(config), self.kind, text, context, max_tokens, batch, likelihood=True)
+
+    def _change(self, config: ModelConfig | None) -> Prefixes:
+        return Prefixes(self.length, config is not None and config.takes_prefix)
+
+
+@dataclass(frozen=True)
+class Prefixes:
+    """Prefixes of texts (b, s)."""
+
+    length: int | None
+    sees: bool
+    """Whether the model is told which tokens are the prefix."""
+
+    def __call__(self, texts: Batch, keys: Sequence[int]) -> Batch:
+        inputs, targets = texts.inputs, texts.targets.clone()
+        s = inputs.shape[1]
+        drawn = [self.length or int(np.random.default_rng(key).integers(1, s + 1)) for key in keys]
+        place, lengths = torch.arange(s), torch.tensor(drawn)[:, None]
+        targets[place < lengths - 1] = IGNORED  # the last token of a prefix predicts the first behind it
+        return FedBatch.of(inputs, targets, global_tokens=place < lengths) if self.sees else Batch(inputs, targets)

@@ -1,0 +1,165 @@
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Self
+
+import numpy as np
+from pydantic import Field
+
+from glassformer.config import ModelConfig
+from glassformer.errors import RequestError
+from glassformer.text import Batch, Tokenizer, Tokens, as_file, refuse_long
+from glassformer.training.objectives.base import ObjectiveConfig, Text, check_reading_on, read_by, with_end
+from glassformer.training.objectives.corrupted import CorruptedBatches, CorruptedWindows
+from glassformer.training.objectives.pairs import Layout, refuse_other_texts
+
+SENTINEL = "<extra_id_{}>"
+"""T5's name of the token that stands for the n-th span."""
+
+
+class SpanConfig(ObjectiveConfig, kind="span"):
+    """Spans that were taken out of a text: the mean of -log p(y_i | y_<i, x) over them and the sentinels before each.
+
+    Raffel et al. 2020, 1910.10683, 3.1.4: of n tokens a share `density` is taken out in spans of `mean` tokens in the
+    mean. In the source a sentinel of its own stands for each; the target has, span by span, its sentinel and its
+    tokens.
+
+        x = Thank you <0> me to your party <1> week </s>        y = <0> for inviting <1> last </s>
+
+    The lengths of the spans, and of what is left between, are a random division into that many parts. The text of a
+    sequence is as long as the source then fills the context (568 tokens for 512 as published, with targets of 114). The
+    loss is no likelihood of the text, so there are no bits per byte. A model without an encoder reads x, then writes y.
+    """
+
+    values: ClassVar[tuple[str, ...]] = ("density", "mean")
+    continues: ClassVar[bool] = False
+
+    density: float = Field(0.15, gt=0, lt=1)
+    """Share of the tokens that are taken out."""
+    mean: float = Field(3.0, ge=1, le=100)
+    """Tokens of a span, in the mean."""
+    sentinels: int = Field(100, gt=0, le=10_000)
+    """So many spans at most; special tokens that the tokenizer gets unless it has them."""
+
+    def check(self, config: ModelConfig) -> None:
+        super().check(config)
+        check_reading_on(config)
+
+    def among(self, configs: Mapping[str, ModelConfig]) -> Self:
+        refuse_other_texts(self.kind, configs)
+        return super().among(configs)
+
+    def writes(self, config: ModelConfig) -> bool:
+        """What stands in a gap is no text to write on."""
+        return False
+
+    def with_tokens(self, text: Text) -> Text:
+        """With sentinels and an end, which a run's folder then keeps."""
+        names = [SENTINEL.format(i) for i in range(self.sentinels)]
+        tokenizer = with_end(text.tokenizer)
+        if all(tokenizer.id_of(name) is not None for name in names):
+            return text
+        return read_by(text, tokenizer.with_specials(names, {"additional_special_tokens": names}))
+
+    def check_length(self, text: Tokens, context: int, config: ModelConfig | None = None) -> None:
+        sizes = self.sizes(context, Layout.of(config))
+        if sizes.spans > self.sentinels:
+            raise RequestError(
+                f"context={context} holds {sizes.spans:,} spans, and there are {self.sentinels:,} sentinels; use a "
+                "shorter context, or more of objective.sentinels",
+                code="range", field="objective.sentinels", value=self.sentinels, expected=f">= {sizes.spans}",
+            )  # fmt: skip
+        for name, side in (("training", text.train), ("held-out", text.validation)):
+            refuse_long(sizes.text, len(side), f"{name} text")
+
+    def sizes(self, context: int, layout: Layout | None = None) -> Sizes:
+        """Of the longest text that the context holds. Raises RequestError where it holds none."""
+        found = None
+        for tokens in range(2, 4 * context + 2):
+            sizes = Sizes.of(tokens, self.density, self.mean)
+            needed = (layout or Layout()).length(sizes.source - 1, sizes.target - 1)
+            found = sizes if needed <= context else found
+        if found is None:
+            raise RequestError(
+                f"context={context} is too short for a span and what stands around it; use 8 or more",
+                code="range", field="context", value=context, expected=">= 8",
+            )  # fmt: skip
+        return found
+
+    def batches(
+        self, text: Tokens, batch: int, context: int, seed: int, config: ModelConfig | None = None
+    ) -> CorruptedBatches:
+        spans = Spans.of(self, context, text.tokenizer, Layout.of(config))
+        return CorruptedBatches(spans.batch, self.kind, text.train.tokens, batch, spans.sizes.text, seed)
+
+    def evaluation(
+        self, text: Tokens, context: int, max_tokens: int | None, batch: int, config: ModelConfig | None = None
+    ) -> CorruptedWindows:
+        spans = Spans.of(self, context, text.tokenizer, Layout.of(config))
+        return CorruptedWindows(spans.batch, self.kind, text, spans.sizes.text, max_tokens, batch)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Tokens of a text, those taken out of it and in how many spans, and of source and target, each with its end."""
+
+    text: int
+    taken: int
+    spans: int
+
+    @classmethod
+    def of(cls, tokens: int, density: float, mean: float) -> Sizes:
+        taken = min(max(round(tokens * density), 1), tokens - 1)
+        return cls(tokens, taken, min(max(round(taken / mean), 1), taken, tokens - taken))
+
+    @property
+    def source(self) -> int:
+        return self.text - self.taken + self.spans + 1
+
+    @property
+    def target(self) -> int:
+        return self.taken + self.spans + 1
+
+
+@dataclass(frozen=True)
+class Spans:
+    """How spans are taken out, given the vocabulary and the length."""
+
+    sizes: Sizes
+    sentinels: np.ndarray
+    end: int
+    layout: Layout
+
+    @classmethod
+    def of(cls, how: SpanConfig, context: int, tokenizer: Tokenizer, layout: Layout) -> Spans:
+        known = as_file(tokenizer)
+        ids = [known.id_of(SENTINEL.format(i)) for i in range(how.sentinels)]
+        assert known.eos_id is not None and None not in ids
+        return cls(how.sizes(context, layout), np.array(ids, np.int64), known.eos_id, layout)
+
+    def batch(self, texts: Batch, keys: Sequence[int]) -> Batch:
+        """Of texts (b, s), each row by a key of its own."""
+        rows = [self.row(row, key) for row, key in zip(texts.inputs.numpy(), keys, strict=True)]
+        return self.layout.batch(rows, self.end, self.end)
+
+    def row(self, tokens: np.ndarray, key: int) -> tuple[np.ndarray, np.ndarray]:
+        """(s,) tokens -> source and target, without ends. A text begins with what is left and ends with a span."""
+        draw = np.random.default_rng(key)
+        taken = divided(self.sizes.taken, self.sizes.spans, draw)
+        left = divided(self.sizes.text - self.sizes.taken, self.sizes.spans, draw)
+        source: list[np.ndarray] = []
+        target: list[np.ndarray] = []
+        at = 0
+        for here, gone, sentinel in zip(left, taken, self.sentinels, strict=False):
+            mark = np.array([sentinel])
+            source += [tokens[at : at + here], mark]
+            target += [mark, tokens[at + here : at + here + gone]]
+            at += here + gone
+        return np.concatenate(source), np.concatenate(target)
+
+
+def divided(n: int, parts: int, draw: np.random.Generator) -> np.ndarray:
+    """(parts,) positive numbers that add up to n, every such division as likely as any other."""
+    cuts = np.sort(draw.choice(n - 1, parts - 1, replace=False)) + 1
+    return np.diff(np.concatenate([[0], cuts, [n]]))

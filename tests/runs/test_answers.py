@@ -1,0 +1,67 @@
+"""What a model answers to held-out sources, and how that is counted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import glassformer as gf
+from glassformer.runs.answers import answers, scores
+from glassformer.text import prepare
+from glassformer.training import train
+
+TRANSLATOR = "transformer@1m+layers=2+d_model=96+heads=4+pre+residual.dropout=0+embedding.dropout=0+head.smoothing=0"
+
+
+def test_scores_are_those_of_sacrebleu():
+    """Values from its command line and its own documentation's example (Post 2018, 1804.08771)."""
+    pytest.importorskip("sacrebleu")
+    right = ["The dog bit the man.", "It was not unexpected.", "The man bit him first."]
+    written = ["The dog bit the man.", "It wasn't surprising.", "The man had just bitten him."]
+    found = scores(written, right)
+    assert found["bleu"] == pytest.approx(45.07, abs=0.005)  # one reference of its README's two
+    assert 50 < found["chrf"] < 70 and found["signatures"][0].startswith("nrefs:1|case:mixed|eff:no|tok:13a")
+    assert scores(right, right)["bleu"] == pytest.approx(100)
+
+
+def test_scores_are_none_without_sacrebleu(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(__import__("sys").modules, "sacrebleu", None)
+    assert scores(["a"], ["a"]) == {"bleu": None, "chrf": None, "signatures": []}
+
+
+@pytest.mark.parametrize("model", [TRANSLATOR, "gpt2@1m+layers=2+d_model=32+heads=2"])
+def test_answers_are_those_of_generate(model: str):
+    """Batched and cut where they end, they are what one source after the other gives."""
+    text = prepare("pairs:reversal", "char")
+    recipe: dict[str, Any] = {"steps": 1, "batch_size": 2, "context": 32, "objective": "seq2seq", "device": "cpu"}
+    recipe |= {"evaluation_tokens": 64}
+    run = train(gf.preset(model), text, recipe)
+    found = answers(run.model, text, run.recipe.objective, 32, pairs=8)
+    assert found is not None and found.pairs == 8 and found.exact == 0
+    eos, decode, encode = text.tokenizer.eos_id, text.tokenizer.decode, text.tokenizer.encode
+    assert eos is not None
+    for source, target, written in found.samples:
+        assert source[::-1] == target
+        ids = encode(source).tolist()
+        both = run.config.encoder is not None
+        prompt, given = ([[eos]], [[*ids, eos]]) if both else ([[*ids, *encode("\t").tolist()]], None)
+        new = gf.generate(run.model, prompt, 10, source=given)[0][len(prompt[0]) :]
+        new = [int(token) for token in new]
+        alone = decode(new[: new.index(eos)] if eos in new else new)
+        assert written[:10] == alone[:10] and len(written) <= 2 * 10 + 8
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("language", ["reversal"])
+def test_a_language_is_solved(language: str, tmp_path: Path):
+    """Every held-out pair is answered exactly."""
+    text = prepare(f"pairs:{language}", "char")
+    recipe: dict[str, Any] = {
+        "steps": 2000, "batch_size": 128, "context": 16, "objective": "seq2seq", "learning_rate": 3e-3, "device": "cpu",
+        "weight_decay": 0.01,
+    }  # fmt: skip
+    run = train(gf.preset(f"{TRANSLATOR}+embedding.scale=3"), text, recipe)
+    found = answers(run.model, text, run.recipe.objective, 16, pairs=10**6)
+    assert found is not None and found.pairs > 1900 and found.exact == 1.0
