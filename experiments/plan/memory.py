@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
-from typing import Literal
 
 import torch
 
 from experiments.plan import mpt
-from experiments.plan.published import GIB, LLAMA_70B, LLAMA_405B, TITAN, config
+from experiments.plan.published import GIB, LLAMA_70B, LLAMA_405B, TITAN, TRAINY, config
 from glassformer.planning.layout import Layout
 from glassformer.planning.machines import machines
+from glassformer.planning.memory import Loss
 from glassformer.planning.training import TrainingPlan, plan_training
 from glassformer.training.optimizers import AdamWConfig
 
@@ -44,47 +44,42 @@ class Point:
 
 
 @cache
-def planned(name: str, batch: int, context: int, layout: str, loss: Literal["in_place", "whole"]) -> TrainingPlan:
+def planned(name: str, batch: int, context: int, layout: str, loss: Loss) -> TrainingPlan:
     how = Layout.of(layout)
     return plan_training(config(name), batch, context, torch.bfloat16, AdamWConfig(), how, device="cuda", loss=loss)
 
 
 def points() -> Iterator[Point]:
-    """torchtitan, December 2024, H100: peak reserved memory in GiB. They compute every second product again, or all of
-    a layer, and have all logits at once."""
+    """torchtitan's peak reserved memory in GiB. Its runs compute every second product again, or all of a layer. Those
+    of December 2024 have all logits at once, as their loss was not compiled (torchtitan e8977b0, 2024-12-18); those of
+    June 2025 compiled it."""
 
     def point(
         number: int, what: str, name: str, batch: int, context: int, layout: str, published: float,
-        tolerance: float | None, note: str = "",
+        tolerance: float | None, note: str = "", loss: Loss = "whole",
     ) -> Point:  # fmt: skip
-        return Point(number, what, published, planned(name, batch, context, layout, "whole"), tolerance, note)
+        return Point(number, what, published, planned(name, batch, context, layout, loss), tolerance, note)
 
-    compiled = "compiled; eager 82.4"
-    yield point(1, "8B, FSDP 8", LLAMA_8B, 16, 8192, "fsdp=8,recompute=alternate", 77.0, 0.05, compiled)
-    yield point(
-        2,
-        "8B, FSDP 128",
-        LLAMA_8B,
-        256,
-        8192,
-        "fsdp=128,recompute=alternate",
-        62.0,
-        None,
-        "eager 67.0: between the two",
-    )
+    regions = "what is traced is eager: compiled layers keep less"
+    for number, ranks, eager, compiled in ((1, 8, 82.4, 77.0), (2, 128, 67.0, 62.0)):
+        layout = f"fsdp={ranks},recompute=alternate"
+        for how, published, tolerance in (("eager", eager, 0.05), ("compiled", compiled, None)):
+            note = "" if how == "eager" else regions
+            yield point(
+                number, f"8B, FSDP {ranks}, {how}", LLAMA_8B, 2 * ranks, 8192, layout, published, tolerance, note
+            )
     for cp, published in ((1, 83.9), (2, 84.2), (4, 84.0), (8, 84.5)):
         layout, s = f"fsdp={8 // cp},cp={cp},recompute=full", 32768 * cp
         yield point(3, f"8B, context {s:,}, CP {cp}", LLAMA_8B, 8 // cp, s, layout, published, 0.05)
     layout = "fsdp=32,tp=8,sp=1,recompute=full"
     yield point(4, "70B, FSDP 32, TP 8", LLAMA_70B, 512, 8192, layout, 71.9, 0.12, "what tp gathers counts once")
-    for v, published, tolerance in ((1, 82.5, 0.05), (2, 72.7, None)):
+    for v, published, tolerance in ((1, 82.5, 0.05), (2, 72.7, 0.05)):
         layout, how = f"fsdp=8,tp=8,pp=8,interleave={v},sp=1,micro=4,recompute=full", ("1F1B", "interleaved")[v - 1]
-        note = "" if v == 1 else "the formula has the interleaved schedule hold as much"
+        note = "" if v == 1 else "one chunk at a time has whole gradients: as many microbatches as stages"
         yield point(5, f"405B, FSDP 8, TP 8, PP 8, {how}", LLAMA_405B, 256, 8192, layout, published, tolerance, note)
     for ranks, published in ((32, 47.96), (64, 46.97)):
-        layout = f"fsdp={ranks},recompute=alternate"
-        note = "Trainy, H200, float8; what its loss holds is not said"
-        yield point(6, f"8B, FSDP {ranks}", LLAMA_8B, 2 * ranks, 8192, layout, published, None, note)
+        layout, note = f"fsdp={ranks},recompute=alternate", "H200, float8, loss compiled (June 2025)"
+        yield point(6, f"8B, FSDP {ranks}", LLAMA_8B, 2 * ranks, 8192, layout, published, 0.1, note, "fused")
 
 
 @cache
@@ -107,7 +102,7 @@ def table() -> str:
         f"| {one.number} | {one.what} | {one.published:.1f} | {one.ours:.1f} | {one.error:+.0%} | {one.note} |"
         for one in points()
     ]
-    return "\n".join([*lines, "", f"Source: {TITAN}."])
+    return "\n".join([*lines, "", f"Sources: {TITAN}; {TRAINY}."])
 
 
 if __name__ == "__main__":

@@ -34,6 +34,7 @@ PYTHIA = {
     "2.8b": (2560, 32, 32, 50304, 14240), "6.9b": (4096, 32, 32, 50432, 33500), "12b": (5120, 36, 40, 50688, 72300),
 }  # fmt: skip
 TITAN = "torchtitan benchmarks/llama3_h100_202412_torchtitan.md"
+TRAINY = "torchtitan benchmarks/llama3-8b_h200_202506_trainy-whitefiber.md"
 TITAN_A100 = "torchtitan docs/performance.md at 0413364"
 
 
@@ -111,7 +112,7 @@ def _titan() -> Iterator[Point]:
         layout = f"dp={8 * nodes},zero=3,micro=2,recompute=alternate"
         step = planned("llama-3-8b", 8192, "h200", nodes, layout, 16 * nodes)
         yield rate(
-            6, f"Llama 3.1 8B, {8 * nodes} H200", published, step, None, "Trainy", "float8 products: bf16 is planned"
+            6, f"Llama 3.1 8B, {8 * nodes} H200", published, step, None, TRAINY, "float8 products: bf16 is planned"
         )
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -17,6 +18,8 @@ from torch import Tensor
 class State(ABC):
     """One mixer's memory of b sequences."""
 
+    kind = "other"
+    """What it is, for those who add up bytes: a cache, a window, a latent, a recurrent state, a source's keys."""
     rewind: int | None = None
     """How many tokens `truncate` can take back from the furthest ever read; None: any number."""
 
@@ -29,6 +32,10 @@ class State(ABC):
     @abstractmethod
     def nbytes(self) -> int:
         """Bytes allocated."""
+
+    def by_kind(self) -> dict[str, int]:
+        """`nbytes` by kind."""
+        return {self.kind: self.nbytes}
 
     @abstractmethod
     def tensors(self) -> dict[str, Tensor]:
@@ -65,6 +72,14 @@ class State(ABC):
     @abstractmethod
     def truncate(self, length: int) -> None:
         """Forgets every token after the first `length` (rejected speculation)."""
+
+
+def added_up(kinds: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    """Bytes of several states by kind."""
+    found = Counter[str]()
+    for one in kinds:
+        found.update(one)
+    return dict(found)
 
 
 class ForgetfulState(State):
@@ -117,6 +132,10 @@ class ModelState:
     def nbytes(self) -> int:
         """Bytes allocated by all layers."""
         return sum(layer.nbytes for layer in self.layers if layer is not None)
+
+    def by_kind(self) -> dict[str, int]:
+        """`nbytes` by kind of state."""
+        return added_up(layer.by_kind() for layer in self.layers if layer is not None)
 
     @property
     def memory_len(self) -> int:

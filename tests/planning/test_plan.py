@@ -11,7 +11,9 @@ import pytest
 import torch
 
 import glassformer as gf
+from glassformer.cli import main
 from glassformer.errors import RequestError
+from glassformer.parts.cost import Shape
 
 
 def test_weights_are_those_of_the_model():
@@ -31,6 +33,43 @@ def test_fewer_heads_cost_less_and_a_window_stops_growing():
     assert third.next_token_bytes == third.state_bytes_per_token
     assert gf.plan(gf.preset("llama-2-70b")).state_bytes_per_token == 2 * 80 * 8 * 128 * 2
     assert gf.plan(gf.preset("mamba-130m")).next_token_bytes == 0
+
+
+KINDS = {
+    "llama@1m": {"cache"}, "gpt-oss-20b": {"cache", "window"}, "mamba-130m": {"recurrent"},
+    "deepseek-v2-lite": {"latent"}, "jamba-v0.1": {"cache", "recurrent"}, "t5-small": {"cache", "source"},
+    "bert-base": set(),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_states_are_told_by_kind(name: str):
+    config = gf.preset(name)
+    cost = gf.plan(config, context=64 if config.encoder else 512)
+    assert set(cost.states) == KINDS[name]
+    assert cost.state_bytes == (config.state_bytes(cost.context) if config.causal else 0)
+    assert cost.to_dict()["states"] == cost.states
+
+
+def test_an_encoder_is_read_before_the_first_token():
+    """A written token reads no encoder and adds none of the source's keys."""
+    config = gf.preset("t5-small")
+    cost = gf.plan(config)
+    encoder = config.costs(Shape(s=1, t=1, phase="decode"))["encoder"].parameters
+    assert cost.read_parameters <= cost.parameters - encoder + config.vocab_size * config.d_model
+    assert cost.next_token_bytes == cost.states["cache"] // cost.context == 2 * 2 * 6 * 512
+    assert {one.name for one in cost.components} >= {"encoder mixer", "encoder ffn", "mixer", "ffn", "embedding"}
+    ffn = next(one for one in cost.components if one.name == "encoder ffn")
+    assert ffn.symbols == "L_e * (2 * f * d)" and ffn.parameters == 6 * 2 * 2048 * 512
+
+
+def test_what_reads_in_both_directions_writes_nothing(capsys: pytest.CaptureFixture[str]):
+    cost = gf.plan(gf.preset("bert-base"), machine="h100")
+    assert cost.decoding is None and cost.state_bytes == cost.next_token_bytes == 0
+    assert cost.context_that_fits(80e9) == 512 and cost.batch_that_fits(80e9) == 1
+    assert main(["plan", "bert-base", "--gpu", "h100"]) == 0
+    assert main(["plan", "bert-base", "--generate"]) == 2
+    assert "writes no text" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,7 @@ def test_kinds_of_work_add_up():
     by = {one.kind: one for one in step.kinds}
     work, peak = step.work, 989.5e12
     tokens = 8 * 8192
-    assert by["products"].amount == pytest.approx(tokens / 8 * (work.products + work.layer_products / 3))
+    assert by["products"].amount == pytest.approx(tokens / 8 * (work.products + work.again))
     assert by["products"].roof == pytest.approx(by["products"].amount / peak)
     assert by["bubble"].amount == 1 / 8, "(p - 1) / m"
     assert step.mfu < step.hfu < 4 / 3 * step.mfu and step.bound == "products"
@@ -174,3 +174,15 @@ def test_the_verb_says_time_and_cost(capsys: pytest.CaptureFixture[str]):
     assert main(["plan", "gpt2", "--gpu", "h100", "--price", "2.5"]) == 2
     assert main(["plan", "llama-3-8b", "--train", "--gpu", "l40s:8", "--batch", "8"]) == 0
     assert "times are a range" in capsys.readouterr().out
+
+
+def test_a_frozen_matrix_has_two_products_of_three():
+    """Forward, and the gradient of its input; adapters' own come besides (LoRA, 2106.09685)."""
+    config = gf.preset("llama-7b")
+    whole, adapters = (
+        gf.plan(config, train=True, batch=32, context=512, machine="h100", finetune=how) for how in (None, "lora:8")
+    )
+    assert whole.time is not None and adapters.time is not None
+    trained = adapters.time.work.trained
+    assert adapters.time.work.products == pytest.approx(whole.time.work.products * 2 / 3 + 6 * trained)
+    assert 0.6 < adapters.time.seconds / whole.time.seconds < 0.95

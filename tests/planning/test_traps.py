@@ -60,6 +60,57 @@ def test_a_full_recomputation_keeps_the_input_of_a_layer():
     assert kept.activation_bytes("full") == 64 * 32 * 2 * 4096
 
 
+def test_experts_trade_tokens():
+    """What experts keep for the backward pass is not divided by their owners: each computes the tokens of all. Their
+    weights are."""
+    config = gf.preset("llama@1m+moe:4:2+vocab_size=512")
+    all_of, spread = (
+        gf.plan(config, train=True, batch=8, context=64, layout=f"dp=4,{how}") for how in ("ep=1", "ep=4")
+    )
+    assert spread.memory["activations"] == all_of.memory["activations"]
+    experts = gf.plan(config).expert_parameters
+    assert all_of.memory["weights"] - spread.memory["weights"] == pytest.approx(4 * experts * 3 / 4)
+
+
+def test_stage_3_divides_what_tensors_and_stages_have_left():
+    """16 N / (tp pp dp) bytes of states, and not that over tp pp once more."""
+    config = gf.preset("llama@1m+vocab_size=512+untied")
+    memory = gf.plan(config, train=True, batch=8, context=64, layout="dp=2,tp=2,pp=2,zero=3,micro=2").moments["step"]
+    states = memory.weights + memory.gradients + memory.optimizer
+    assert states == pytest.approx(16 * config.num_params() / 8, rel=0.05)
+
+
+def test_the_fullest_stage_is_planned():
+    """Seven layers on two stages: four on one of them, not three and a half."""
+    config = gf.preset("gpt2@1m+vocab_size=64+context=64+layers=7")
+    layers = config.costs(Shape(s=1, t=1, phase="prefill"))["layers"].parameters
+    weights = gf.plan(config, train=True, batch=2, context=64, layout="pp=2,micro=1").memory["weights"]
+    assert weights >= 4 * layers * 4 / 7
+
+
+def test_buckets_of_gradients_are_memory():
+    """torch's DistributedDataParallel copies gradients into buckets, as large as all of them."""
+    config = gf.preset("gpt2@1m")
+    alone, copies = (gf.plan(config, train=True, batch=2, layout=how).memory for how in ("dp=1,micro=1", "dp=2"))
+    assert copies["buffers"] == 4 * config.num_params() and alone["buffers"] == 0
+    assert copies["total"] == pytest.approx(alone["total"] + copies["buffers"], rel=0.15)
+
+
+def test_logits_are_memory():
+    """Eager torch holds them in 16 bits and three times in fp32: 14 bytes each; ours has a chunk of them."""
+    config, tokens = gf.preset("gpt2@1m"), 8 * 256
+    ours, whole = (gf.plan(config, train=True, batch=8, context=256, loss=how).memory for how in ("chunked", "whole"))
+    assert whole["loss"] == 14 * tokens * config.vocab_size and ours["loss"] < whole["loss"] / 2
+
+
+def test_masters_are_memory():
+    """Weights in 16 bits with masters: 2 N + 4 N where they were 4 N (Narayanan et al. 2021, 18 N in all)."""
+    config = gf.preset("llama@1m+vocab_size=512")
+    memory = gf.plan(config, train=True, context=64, weights="bfloat16").moments["step"]
+    states = memory.weights + memory.masters + memory.gradients + memory.optimizer
+    assert states == 18 * config.num_params() and memory.masters == 4 * config.num_params()
+
+
 def test_states_alone_are_not_what_training_takes():
     """Four times the fp32 weights leave out activations and logits, which grow with the batch."""
     small, large = (gf.plan(gf.preset("gpt2"), train=True, batch=batch).memory["total"] for batch in (1, 16))

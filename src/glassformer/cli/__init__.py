@@ -628,6 +628,8 @@ def plan(
     optimizer: Optimizer = "adamw",
     recompute: Literal["none", "selective", "alternate", "full"] = "none",
     layout: str | None = None,
+    weights: Literal["float32", "bfloat16"] = "float32",
+    loss: Literal["chunked", "in_place", "fused", "whole"] = "chunked",
     find: Flag = False,
     finetune: str | None = None,
     here: Flag = False,
@@ -669,6 +671,11 @@ def plan(
         With --train, what the backward pass computes again.
     layout
         With --train, how ranks share the work: dp=8,tp=2,zero=3,micro=1,recompute=full.
+    weights
+        With --train, what weights are kept in: float32, or bfloat16 with masters in float32 beside them.
+    loss
+        With --train, what the loss holds of logits: ours a chunk; in_place and fused those of all tokens once and
+        twice in --dtype; whole as eager torch does, three times in float32 besides.
     find
         Search the layouts of a --machine, h100:8, that a training step fits, the fastest first.
     finetune
@@ -689,10 +696,13 @@ def plan(
         show_found(models, _as_int(context, "context"), batch, dtype, optimizer, on, json)
         return
 
-    if not (train or finetune) and (
-        layout is not None or recompute != "none" or optimizer != "adamw" or tokens is not None
-    ):
-        raise RequestError("--layout, --recompute, --optimizer and --tokens are for --train")
+    changed = {
+        "layout": layout is not None, "recompute": recompute != "none", "optimizer": optimizer != "adamw",
+        "tokens": tokens is not None, "weights": weights != "float32", "loss": loss != "chunked",
+    }  # fmt: skip
+    if not (train or finetune) and any(changed.values()):
+        given = ", ".join(f"--{name}" for name, was in changed.items() if was)
+        raise RequestError(f"{given} {'is' if sum(changed.values()) == 1 else 'are'} for --train")
     on = {"machine": machine, "nodes": nodes, "machines": machines, "price": price}
     if here:
         from glassformer.cli.costs import show_here
@@ -709,14 +719,22 @@ def plan(
         asked = {"context": _as_int(context, "context"), "batch": batch, "optimizer": optimizer, "tokens": tokens}
         show_training(
             models,
-            {**asked, **on, "recompute": recompute, "layout": layout, "finetune": finetune},
+            {
+                **asked,
+                **on,
+                "recompute": recompute,
+                "layout": layout,
+                "finetune": finetune,
+                "weights": weights,
+                "loss": loss,
+            },
             dtype,
             json,
             explain,
             out,
         )
         return
-    show_plans(models, _as_int(context, "context"), batch, dtype, state_dtype, json, explain, on, out)
+    show_plans(models, _as_int(context, "context"), batch, dtype, state_dtype, json, explain, on, out, generate)
 
 
 @app.command

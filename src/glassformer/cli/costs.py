@@ -22,17 +22,19 @@ from glassformer.planning.advice import advice
 from glassformer.planning.counts import Counts
 from glassformer.planning.decoding import Decoding
 from glassformer.planning.machines import Cluster
+from glassformer.planning.memory import TrainingMemory
 from glassformer.planning.time import DAY, Run, StepTime
-from glassformer.planning.training import TrainingMemory, TrainingPlan
+from glassformer.planning.training import TrainingPlan
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.int8}
 
+STATE = "state of a sequence"
 ROWS: dict[str, Callable[[Plan], str]] = {
     "parameters": lambda one: f"{one.parameters:,}",
     "of them for a token": lambda one: f"{one.active_parameters:,}",
     "weights": lambda one: size(one.weight_bytes),
     "context": lambda one: f"{one.context:,}",
-    "state of a sequence": lambda one: size(one.state_bytes),
+    STATE: lambda one: size(one.state_bytes) if one.states else "none",
     "state per token": lambda one: f"{one.state_bytes_per_token:,.0f} B",
     "one token more adds": lambda one: f"{one.next_token_bytes:,} B",
     "weights and states": lambda one: size(one.bytes),
@@ -88,7 +90,9 @@ def show_plans(
     explain: bool,
     asked: dict[str, Any],
     out: str | None = None,
+    generate: bool = False,
 ) -> None:
+    """What models are made of, and what generating with them takes."""
     if not names:
         raise RequestError("plan needs at least one model, such as llama-7b")
     kept = None if state_dtype is None else DTYPES[state_dtype]
@@ -96,6 +100,13 @@ def show_plans(
         name: plan(preset(name), context=context, batch=batch, dtype=DTYPES[dtype], state_dtype=kept, **asked)
         for name in names
     }
+    if generate:
+        for name, one in plans.items():
+            if not one.config.causal:
+                raise RequestError(
+                    f"{name} reads in both directions and writes no text; leave out --generate, or plan its --train",
+                    code="conflict", field="generate", value=name,
+                )  # fmt: skip
     on = next(iter(plans.values())).on
     _write_page(plans, out)
     if as_json:
@@ -106,18 +117,23 @@ def show_plans(
     table.add_column("")
     for name in plans:
         table.add_column(name, justify="right", overflow="fold", max_width=24)
+    kinds = dict.fromkeys(kind for one in plans.values() for kind in one.states)
     for what, told in ROWS.items():
         table.add_row(what, *map(told, plans.values()))
+        for kind in kinds if what == STATE else ():
+            held = [one.states.get(kind, 0) for one in plans.values()]
+            table.add_row(f"  {kind}", *(size(value) if value else "" for value in held))
     if on is not None:
         fitting = [_fits(one, on) for one in plans.values()]
         table.add_row(f"sequences that fit one {on.name}", *(f"{fit['batch_that_fits']:,}" for fit in fitting))
         table.add_row("context that fits", *(f"{fit['context_that_fits']:,}" for fit in fitting))
         for what, of in DECODING.items():
-            table.add_row(what, *(of(one.decoding) for one in plans.values() if one.decoding is not None))
+            table.add_row(what, *("" if one.decoding is None else of(one.decoding) for one in plans.values()))
     output().print(table)
     rows = "one sequence" if batch == 1 else f"{batch} sequences"
     kept_in = f"weights in {dtype}, state in {state_dtype or dtype}, {rows} of that context"
-    output().print(kept_in, style="dim", highlight=False)
+    source = "; a source is as long" if any(one.config.encoder is not None for one in plans.values()) else ""
+    output().print(kept_in + source, style="dim", highlight=False)
     if on is not None:
         output().print(_priced(on), style="dim", highlight=False)
     if explain:
@@ -136,12 +152,13 @@ def show_explained(name: str, one: Plan) -> None:
     output().print(component_table(one.components, name), highlight=False)
     output().print(", ".join(f"{letter} = {n:,}" for letter, n in one.counts.symbols.items()), style="dim")
     flops = one.training_flops
+    unmet = {"- experts not met": (-flops.idle, f"-6 * {one.parameters - one.active_parameters}")} if flops.idle else {}
     lines = {
         "forward": (flops.forward, "2 for each weight in a product and token, and every query against all keys"),
         "backward": (flops.backward, "2 forward: the gradients of both operands of each product"),
         "full recompute adds": (flops.recomputed, "the forward pass of the layers once more"),
         "6 N": (flops.six_n, f"6 * {one.parameters}"),
-        "- experts not met": (-flops.idle, f"-6 * {one.parameters - one.active_parameters}"),
+        **unmet,
         "+ lookups, norms, repeats": (flops.unlike, "weights in no product, less those in several"),
         "+ scores": (flops.scores, f"{flops.share_of_scores:.1%}: grows with the context, {one.context:,} tokens here"),
         "= training": (flops.training, "forward + backward"),
@@ -241,7 +258,9 @@ def show_training(
     for what, of_run in RUN.items() if runs else ():
         table.add_row(what, *map(of_run, runs))
     output().print(table)
-    told = f"weights in float32, products in {dtype}, {first.optimizer}, recompute {first.recompute}"
+    kept = f"weights in {str(first.weights).removeprefix('torch.')}"
+    kept += f" and frozen, adapters of rank {first.rank} in float32" if first.rank else ""
+    told = f"{kept}, products in {dtype}, {first.optimizer}, recompute {first.recompute}"
     layout = first.layout
     kinds = {"data": layout.dp, "tensor": layout.tp, "pipeline": layout.pp, "context": layout.cp}
     split = ", ".join(f"{count} {kind}" for kind, count in kinds.items() if count > 1)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, overload
+from typing import Any, Literal, cast, overload
 
 import torch
 
@@ -20,6 +20,7 @@ from glassformer.planning.counts import Component, Counts, Flops
 from glassformer.planning.decoding import Decoding
 from glassformer.planning.layout import Layout
 from glassformer.planning.machines import Cluster, Price, cluster
+from glassformer.planning.memory import LOSSES, Loss
 from glassformer.planning.search import Search, find
 from glassformer.planning.training import TrainingPlan, plan_training
 from glassformer.training import Recipe
@@ -27,6 +28,8 @@ from glassformer.units import quantity
 
 WEIGHTS = {"float32": 4.0, "bfloat16": 2.0, "int8": 1.0, "int4": 0.5}
 """Bytes of a weight, without the scales of groups."""
+MASTERED = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+"""What weights are kept in while they are trained."""
 SPARE = 0.9
 """Share of a machine's memory that weights and states may fill: the rest is for activations, the context of the driver
 and fragments."""
@@ -47,21 +50,30 @@ class Plan:
     active_parameters: int
     """Those that one token meets: of experts, the chosen ones alone."""
     weight_bytes: int
-    state_bytes: int
-    """Of one sequence: exactly what `model.init_state(1, context, state_dtype)` allocates."""
+    states: dict[str, int]
+    """Bytes of the decode state of one sequence by kind (cache, window, latent, recurrent, source), exactly what
+    `model.init_state(1, context, state_dtype)` allocates; a source is as long as the context. None of a model that
+    reads in both directions, which does not decode."""
     next_token_bytes: int
-    """By how much the state grows with a token after `context`: 0 where windows and recurrences hold all there is."""
+    """By how much the state grows with a written token after `context`: 0 where windows and recurrences hold all there
+    is."""
     read_parameters: int
-    """Those that the step of one token reads: of experts the chosen ones, of embeddings the head's matrix alone."""
+    """Those that the step of one token reads: of experts the chosen ones, of embeddings the head's matrix alone, of an
+    encoder none."""
     flops: float
     """Forward FLOPs of matrix products per token, as `config.flops` counts them at this context."""
     on: Cluster | None = None
     """The machines that it is planned on."""
 
     @property
+    def state_bytes(self) -> int:
+        """Of one sequence."""
+        return sum(self.states.values())
+
+    @property
     def decoding(self) -> Decoding | None:
-        """The time of a step, on the plan's machines; None without any."""
-        return None if self.on is None else Decoding(self, self.on)
+        """The time of a step, on the plan's machines; None without any, and for a model that does not decode."""
+        return None if self.on is None or not self.config.causal else Decoding(self, self.on)
 
     @cached_property
     def expert_parameters(self) -> int:
@@ -98,6 +110,8 @@ class Plan:
         """The longest context of this batch that fits in so many bytes; 0 for none, at most `MAX_CONTEXT`."""
         left = (SPARE * memory - self.weight_bytes) / self.batch
         least, most = 0, self.config.embedding.limit(self.config.ctx) or MAX_CONTEXT
+        if not self.config.causal:
+            return most if left >= 0 else 0
         while least < most:
             middle = (least + most + 1) // 2
             if self.config.state_bytes(middle, self.state_dtype) <= left:
@@ -109,7 +123,7 @@ class Plan:
     def to_dict(self) -> dict[str, Any]:
         """Every figure as plain values."""
         dtypes = {"dtype": self.dtype, "state_dtype": self.state_dtype}
-        derived = ("state_bytes_per_token", "bytes", "bytes_read", "weights_in")
+        derived = ("state_bytes", "state_bytes_per_token", "bytes", "bytes_read", "weights_in")
         flops = self.training_flops
         spent = (
             "forward",
@@ -150,7 +164,7 @@ class Plan:
 
 
 PLAIN = (
-    "context", "batch", "parameters", "active_parameters", "weight_bytes", "state_bytes", "next_token_bytes",
+    "context", "batch", "parameters", "active_parameters", "weight_bytes", "states", "next_token_bytes",
     "read_parameters", "flops",
 )  # fmt: skip
 
@@ -183,6 +197,8 @@ def plan(
     recompute: str = "none",
     layout: Layout | str | None = None,
     finetune: str | None = None,
+    weights: str = "float32",
+    loss: str = "chunked",
     machine: str | Cluster | None = None,
     nodes: int = 1,
     machines: str | Path | None = None,
@@ -203,6 +219,8 @@ def plan(
     recompute: str = "none",
     layout: Layout | str | None = None,
     finetune: str | None = None,
+    weights: str = "float32",
+    loss: str = "chunked",
     machine: str | Cluster | None = None,
     nodes: int = 1,
     machines: str | Path | None = None,
@@ -213,11 +231,14 @@ def plan(
 
     context      tokens of a sequence; by default all the model is trained to read
     batch        sequences at once; in training, of all ranks
-    dtype        of the weights; in training of the products, weights are fp32
+    dtype        of the weights; in training of the products
     state_dtype  of the decode state; by default that of the weights
     optimizer, recompute, layout
                  of training; a layout is such as "dp=8,zero=3,recompute=full", by default "dp=N,zero=3"
     finetune     of training, "lora:16": adapters of rank 16 on every linear map, all else frozen in `dtype`
+    weights, loss
+                 of training: "float32", or "bfloat16" with masters in fp32; what the loss holds of logits, "chunked" as
+                 ours does, "in_place", "fused" or "whole" (`planning/memory.py`)
     machine, nodes
                  accelerators: "h100", as many as the layout has ranks, or "h100:8", eight in each of `nodes` nodes
     machines     a file of machines of one's own
@@ -238,9 +259,13 @@ def plan(
         if recompute != "none":
             shared = shared.recomputing(recompute)
         device = on.machine.device if on is not None else "cpu"
+        for field, value, known in (("weights", weights, tuple(MASTERED)), ("loss", loss, LOSSES)):
+            if value not in known:
+                raise RequestError(code="unknown", field=field, value=value, expected=f"one of {', '.join(known)}")
         planned = plan_training(
-            config, batch, context or config.context, dtype, chosen, shared, device=device, rank=_rank(finetune)
-        )
+            config, batch, context or config.context, dtype, chosen, shared, MASTERED[weights], device,
+            cast(Loss, loss), _rank(finetune),
+        )  # fmt: skip
         return planned.placed(on, None if tokens is None else quantity(tokens, field="tokens"))
     if tokens is not None:
         raise RequestError(code="conflict", field="tokens", value=tokens, expected="train=True beside it")
@@ -254,7 +279,12 @@ def plan(
     if limit is not None and context > limit:
         raise RequestError(f"context={context} is past this model's learned positions, which end at {limit}")
     cost = config.costs(Shape(1, 1, context, "decode", dtype, state_dtype=state_dtype))
-    idle = sum(cost[name].active_parameters for name in ("embedding", "head"))
+    unread = ("embedding", "head", "encoder")
+    idle = sum(cost[name].active_parameters for name in unread if name in cost.children)
+    states, added = _states(config, context, state_dtype), 0
+    if states:
+        longer = config.state_bytes(context + 1, state_dtype) - cost.state_bytes
+        added = longer - states.get("source", 0) // context
     return Plan(
         config=config,
         context=context,
@@ -265,8 +295,8 @@ def plan(
         active_parameters=cost.active_parameters,
         read_parameters=cost.active_parameters - idle + config.vocab_size * config.d_model,
         weight_bytes=cost.parameters * dtype.itemsize,
-        state_bytes=cost.state_bytes,
-        next_token_bytes=config.state_bytes(context + 1, state_dtype) - cost.state_bytes,
+        states=states,
+        next_token_bytes=added,
         flops=float(cost.flops),
         on=on,
     )
@@ -290,6 +320,14 @@ def search(
     Raises RequestError for a context that the model cannot have, a batch that no layout divides, an unknown machine."""
     chosen = Recipe.of(tokens=1, optimizer=optimizer).optimizer
     return find(config, batch, context or config.context, dtype, chosen, _on(machine, nodes, machines, price))
+
+
+def _states(config: ModelConfig, context: int, dtype: torch.dtype) -> dict[str, int]:
+    """Bytes by kind of the decode state of a sequence, and of a source as long."""
+    if not config.causal:
+        return {}
+    memory_len = context if config.encoder is not None else 0
+    return config.outline().init_state(1, context, dtype, device="meta", memory_len=memory_len).by_kind()
 
 
 def _rank(finetune: str | None) -> int:

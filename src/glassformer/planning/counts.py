@@ -15,6 +15,8 @@ COMPONENTS = (
     "embedding", "positions", "mixer", "ffn", "experts", "shared experts", "router", "norms", "wiring", "head",
 )  # fmt: skip
 """In the order of a table. `mixer` is attention's projections, or all that another mixer has."""
+ENCODER = "encoder "
+"""Begins the names of the rows of an encoder, which are the same ones."""
 
 
 @dataclass(frozen=True)
@@ -24,6 +26,8 @@ class Weight:
     name: str
     layer: int | None
     """None: outside the layers."""
+    tower: str
+    """`ENCODER`, or nothing."""
     component: str
     cut: Cut
     values: int
@@ -99,21 +103,24 @@ class Counts:
             return symbol if letters.setdefault(symbol, number) == number else str(number)
 
         for name, values in model.named_parameters():
-            at = next((int(step) for step in name.split(".")[1:2] if name.startswith("layers.")), None)
+            tower, own = _tower(name)
+            at = int(own.split(".")[1]) if own.startswith("layers.") else None
             shape = tuple(values.shape)
             for cut in cuts[name]:
                 rows = cut.rows or shape[0] if shape else 1
                 of_map = (rows, *shape[1:])
-                component = _component(name, cut.cut)
-                dims = self._dims(component, cut, of_map, at)
+                component = _component(own, cut.cut)
+                dims = self._dims(component, cut, of_map, (tower, at))
                 dims = tuple((one_of(symbol, number), number) for symbol, number in dims)
-                found.append(Weight(name, at, component, cut.cut, math.prod(of_map), dims))
+                found.append(Weight(name, at, tower, component, cut.cut, math.prod(of_map), dims))
         return tuple(found)
 
     @cached_property
     def symbols(self) -> dict[str, int]:
         """What the letters of the formulas stand for."""
         letters = {"L": self.config.n_layers, "d": self.config.d_model, "V": self.config.vocab_size}
+        if self.config.encoder is not None:
+            letters["L_e"] = self.config.encoder.n_layers
         for weight in self.weights:
             for symbol, number in weight.dims:
                 if not symbol.isdecimal():
@@ -121,13 +128,13 @@ class Counts:
         return letters
 
     def _dims(
-        self, component: str, cut: Shard, shape: tuple[int, ...], layer: int | None
+        self, component: str, cut: Shard, shape: tuple[int, ...], layer: tuple[str, int | None]
     ) -> tuple[tuple[str, int], ...]:
         """The sides of a map by their letters: V tokens, d width, q queries' width, c keys' and values', f hidden, E
         experts."""
         config = self.config
         letters = {config.vocab_size: "V"} if component in ("embedding", "head") else {}
-        if component == "mixer" and cut.cut == "column" and cut.units and layer is not None and len(shape) == 2:
+        if component == "mixer" and cut.cut == "column" and cut.units and layer[1] is not None and len(shape) == 2:
             widest = self._query_heads.get(layer, cut.units)
             letters[shape[0]] = "q" if cut.units >= widest else "c"
         if component == "mixer" and cut.cut == "row" and len(shape) == 2:
@@ -144,12 +151,13 @@ class Counts:
         return (*dims, *((letters.get(side, str(side)), side) for side in sides))
 
     @cached_property
-    def _query_heads(self) -> dict[int, int]:
-        """Most heads of any map of a layer."""
-        most: dict[int, int] = {}
+    def _query_heads(self) -> dict[tuple[str, int | None], int]:
+        """Most heads of any map of a layer of a tower."""
+        most: dict[tuple[str, int | None], int] = {}
         for name, cuts in shards_of(self.config.outline()).items():
-            if name.startswith("layers."):
-                layer = int(name.split(".")[1])
+            tower, own = _tower(name)
+            if own.startswith("layers."):
+                layer = tower, int(own.split(".")[1])
                 most[layer] = max([most.get(layer, 1), *(cut.units or 1 for cut in cuts if cut.cut == "column")])
         return most
 
@@ -158,12 +166,14 @@ class Counts:
         """The table, empty rows left out; its parameters add up to those of the model."""
         total = sum(weight.values for weight in self.weights)
         rows = []
-        for name in COMPONENTS:
-            own = [weight for weight in self.weights if weight.component == name]
-            if own:
-                values = sum(weight.values for weight in own)
-                symbols, numbers = _formula([weight.dims for weight in own], self.config.n_layers)
-                rows.append(Component(name, values, values / total, symbols, numbers))
+        for tower in (ENCODER, ""):
+            of = self.config.encoder if tower else self.config
+            for name in COMPONENTS:
+                own = [weight for weight in self.weights if (weight.tower, weight.component) == (tower, name)]
+                if own and of is not None:
+                    values = sum(weight.values for weight in own)
+                    symbols, numbers = _formula([weight.dims for weight in own], of.n_layers, "L_e" if tower else "L")
+                    rows.append(Component(tower + name, values, values / total, symbols, numbers))
         return tuple(rows)
 
     def flops(self, context: int) -> Flops:
@@ -185,6 +195,12 @@ class Counts:
         )
 
 
+def _tower(name: str) -> tuple[str, str]:
+    """(`ENCODER` or nothing, the name within the tower) of a parameter."""
+    own = name.removeprefix("encoder.")
+    return ("" if own == name else ENCODER), own
+
+
 def _component(name: str, cut: Cut) -> str:
     """Which row of the table a parameter belongs to, by its name and its declared cut."""
     steps = name.split(".")
@@ -200,8 +216,9 @@ def _component(name: str, cut: Cut) -> str:
     return "mixer" if steps[2] == "mixer" else "wiring"
 
 
-def _formula(terms: list[tuple[tuple[str, int], ...]], layers: int) -> tuple[str, str]:
-    """(in symbols, in numbers) of a sum of products; terms that stand in every layer are within L ( )."""
+def _formula(terms: list[tuple[tuple[str, int], ...]], layers: int, letter: str) -> tuple[str, str]:
+    """(in symbols, in numbers) of a sum of products; terms that stand in every layer are within L ( ), L the
+    letter of their number."""
     counted = Counter(tuple(sorted(dims, key=lambda dim: -dim[1])) for dims in terms)
     inside = {dims: n // layers for dims, n in counted.items() if n % layers == 0}
     outside = {dims: n for dims, n in counted.items() if n % layers}
@@ -215,7 +232,7 @@ def _formula(terms: list[tuple[tuple[str, int], ...]], layers: int) -> tuple[str
         )
 
     def whole(side: int) -> str:
-        sums = [f"{layers if side else 'L'} * ({summed(inside, side)})"] if inside else []
+        sums = [f"{layers if side else letter} * ({summed(inside, side)})"] if inside else []
         return " + ".join([*sums, *([summed(outside, side)] if outside else [])])
 
     return whole(0), whole(1)

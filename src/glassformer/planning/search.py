@@ -13,9 +13,10 @@ from glassformer.config import ModelConfig
 from glassformer.errors import RequestError
 from glassformer.planning.layout import Layout
 from glassformer.planning.machines import Cluster
+from glassformer.planning.memory import FP32, MARGIN
 from glassformer.planning.ranks import Held, share
 from glassformer.planning.time import step_time, workload
-from glassformer.planning.training import FP32, MARGIN, TrainingPlan, plan_training
+from glassformer.planning.training import TrainingPlan, plan_training
 from glassformer.training.optimizers import OptimizerConfig
 
 FOUND = 5

@@ -31,6 +31,7 @@ from glassformer.parts.cost import Shape
 from glassformer.planning.counts import Counts
 from glassformer.planning.layout import Layout
 from glassformer.planning.machines import Cluster, Factors, machines
+from glassformer.planning.trace import adapted
 
 LINKS = ("sharding", "tensor", "experts", "context", "stages")
 FACTOR_OF = {"products": "products", "scores": "scores", "elementwise": "elementwise"} | dict.fromkeys(LINKS, "links")
@@ -54,8 +55,8 @@ class Workload:
     dtype: torch.dtype
     products: float
     """FLOPs forward and backward, without those of `scores`."""
-    layer_products: float
-    """Those within the layers."""
+    again: float
+    """Those of a forward pass within the layers, which may be computed again."""
     scores: float
     """FLOPs of the keys that a query sees."""
     model_flops: float
@@ -71,6 +72,8 @@ class Workload:
     """Bytes of the residual stream of one token."""
     keys: float
     """Bytes of keys and values of a token, over all layers."""
+    trained: int
+    """Of the parameters, or of adapters, which alone have gradients."""
 
     @property
     def layers(self) -> int:
@@ -78,8 +81,10 @@ class Workload:
 
 
 @lru_cache(maxsize=64)
-def workload(config: ModelConfig, context: int, dtype: torch.dtype) -> Workload:
-    """What a token costs. FLOPs, as in `config.flops`, are those of matrix products."""
+def workload(config: ModelConfig, context: int, dtype: torch.dtype, rank: int = 0) -> Workload:
+    """What a token costs. FLOPs, as in `config.flops`, are those of matrix products. With a `rank`, of adapters on
+    every linear map: a frozen matrix has no gradient, so that its products are two of three, and the adapters' own,
+    6 for each of their values, come besides."""
 
     def spent(tokens: int, every_key: bool) -> tuple[float, float]:
         cost = config.costs(Shape(s=tokens, t=tokens, phase="prefill", every_key=every_key))
@@ -91,14 +96,16 @@ def workload(config: ModelConfig, context: int, dtype: torch.dtype) -> Workload:
     spread = [one for one in Counts(config).weights if one.component == "experts"] if idle else []
     experts, of_layer = sum(one.values for one in spread), {one.layer: one.dims[0][1] for one in spread}
     met = sum(of_layer.values()) * (1 - idle / experts) if experts else 0.0
+    trained = sum(adapted(layer, rank) for layer in config.outline().layers) if rank else config.num_params()
+    passes, own = (2, 6 * trained) if rank else (3, 0)
     return Workload(
         config, context, dtype,
-        products=3 * alone, layer_products=3 * layers_alone,
+        products=passes * alone + own, again=layers_alone + own / 3,
         scores=max(3 * (seen - alone), 0.0), model_flops=3 * full,
         kept=kept.kept / context, layer_kept=kept["layers"].kept / context,
         parameters=config.num_params(), expert_parameters=experts, experts_met=met,
         exchanged=config.d_model * dtype.itemsize,
-        keys=config.state_bytes(context, dtype) / context,
+        keys=config.state_bytes(context, dtype) / context, trained=trained,
     )  # fmt: skip
 
 
@@ -217,7 +224,7 @@ class Run:
 def again(work: Workload, layout: Layout) -> float:
     """What a step computes again, as a share of the forward pass."""
     products, scores, _ = AGAIN[layout.recompute]
-    return (products * work.layer_products + scores * work.scores) / (work.products + work.scores)
+    return (products * 3 * work.again + scores * work.scores) / (work.products + work.scores)
 
 
 def step_time(work: Workload, batch: int, layout: Layout, cluster: Cluster) -> StepTime:
@@ -261,22 +268,25 @@ def _roofline(work: Workload, batch: int, layout: Layout, cluster: Cluster) -> l
     micro = layout.microbatches(batch)
     most = max(-(-work.layers // pp) / work.layers, 1 / pp)
     of_products, of_scores, of_kept = (share / 3 for share in AGAIN[layout.recompute])
-    products = tokens * most / tp * (work.products + of_products * work.layer_products)
+    products = tokens * most / tp * (work.products + of_products * 3 * work.again)
     scores = tokens * most / tp * (1 + of_scores) * work.scores
     whole = 1.0 if layout.sp or tp == 1 else (1 - REPLICATED) + REPLICATED * tp
     kept = tokens * most / tp * whole * 3 * (work.kept + of_kept * work.layer_kept)
     held = most * ((work.parameters - work.expert_parameters) / tp + work.expert_parameters / (tp * ep))
     shared = layout.sharing
     read = f"{tokens:,.0f} tokens"
-    states = 28 * held / (shared if layout.zero else 1)
+    trained = held * work.trained / work.parameters
+    states = 28 * trained / (shared if layout.zero else 1)
     found = [
         _work("products", products, "FLOP", peak, f"{_made_again(of_products)}{work.products:.4g} x {read}"),
         _work("scores", scores, "FLOP", peak, f"{_made_again(of_scores)}{work.scores:.4g} x {read}"),
         _work("elementwise", kept, "B", machine.bandwidth, f"3 x {work.kept:,.0f} B x {read}"),
-        _work("optimizer", states, "B", machine.bandwidth, "28 B for a parameter of the rank"),
+        _work("optimizer", states, "B", machine.bandwidth, "28 B for a trained parameter of the rank"),
     ]
     inside = tp * cp
-    per_step = {0: 8.0, 1: 8.0, 2: 4.0 + 4.0 * micro, 3: (2 * work.dtype.itemsize + 4.0) * micro}[layout.zero]
+    of_weights = 2.0 * work.dtype.itemsize * micro if layout.zero == 3 else 0.0
+    of_gradients = {0: 8.0, 1: 8.0, 2: 4.0 + 4.0 * micro, 3: 4.0 * micro}[layout.zero]
+    per_step = of_weights + of_gradients * work.trained / work.parameters
     stream = tokens * work.exchanged
     linked = {
         "sharding": (shared, inside if shared == dp else tp, per_step * held, f"{per_step:g} B for a parameter"),

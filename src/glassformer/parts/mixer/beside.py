@@ -17,7 +17,7 @@ from glassformer.parts.linear import Matrix
 from glassformer.parts.mixer.base import Mixer, MixerChange, MixerConfig
 from glassformer.parts.site import Site
 from glassformer.parts.words import Word
-from glassformer.state import State
+from glassformer.state import State, added_up
 
 
 class States(State):
@@ -32,6 +32,9 @@ class States(State):
     @property
     def nbytes(self) -> int:
         return sum(state.nbytes for state in self.states.values())
+
+    def by_kind(self) -> dict[str, int]:
+        return added_up(state.by_kind() for state in self.states.values())
 
     def _joined(self, part: Callable[[State], Mapping[str, Tensor]]) -> dict[str, Tensor]:
         return {f"{i}.{name}": tensor for i, one in self.states.items() for name, tensor in part(one).items()}

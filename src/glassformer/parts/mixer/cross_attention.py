@@ -37,6 +37,8 @@ class MemoryState(State):
 
     `reserve` makes room. `documents` (b, slots) holds the ids of the memory's tokens, 0 where there is none."""
 
+    kind = "source"
+
     def __init__(self, batch: int, k: tuple[int, int], v: tuple[int, int], dtype: torch.dtype, device: Any = None):
         self.batch, self.shapes, self.dtype, self.device = batch, (k, v), dtype, device
         self.reserve(0)

@@ -97,6 +97,8 @@ def _put(cells: Tensor, slots: slice | Tensor, x: Tensor) -> None:
 class KVState(State):
     """Keys and values (b, g, slots, h) of every token read. `k` and `v` are (heads, width) of each."""
 
+    kind = "cache"
+
     def __init__(
         self,
         batch: int,
@@ -153,6 +155,8 @@ class WindowState(KVState, ForgetfulState):
 
     `rewind` slots more than the window let `truncate` go back by as many tokens from the furthest ever read. With
     `absolute`, `append` always says which tokens the keys are, unless they are the first ones."""
+
+    kind = "window"
 
     def __init__(
         self,

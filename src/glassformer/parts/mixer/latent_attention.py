@@ -191,7 +191,9 @@ class LatentAttention(SoftmaxAttention):
     def init_state(self, batch: int, max_len: int, dtype: torch.dtype, device: Any = None, rewind: int = 0) -> KVState:
         """The latent and the shared key of each token within reach."""
         kept = (1, self.shape.kv_rank), (1, self.shape.rope)
-        return state_of(self.visibility, kept, batch, max_len, dtype, device, rewind)
+        state = state_of(self.visibility, kept, batch, max_len, dtype, device, rewind)
+        state.kind = "latent"
+        return state
 
 
 class LatentAttentionConfig(

@@ -30,6 +30,8 @@ class RecurrentState(ForgetfulState):
     Which slots are meant is said by the number of tokens read, as for keys and values: going back by up to `rewind`
     tokens, or in one row alone, takes no copy. Inputs are kept as `dtype`, the others in fp32 at least."""
 
+    kind = "recurrent"
+
     def __init__(
         self,
         batch: int,

@@ -1,0 +1,268 @@
+"""The memory of a rank at the moments of a training step.
+
+States in bytes, N parameters, W ranks (Rajbhandari et al. 2020, 1910.02054, fp32 weights in place of master copies):
+
+weights     4 N, from stage 3 on 4 N / W
+gradients   4 N, from stage 2 on 4 N / W
+optimizer   4 values, from stage 1 on over W; AdamW has 2 N values
+masters     of weights kept in 16 bits: 4 N, from stage 1 on over W
+
+The peak is the most of any moment, and no sum of what each moment has at most: at the loss no gradient is there yet,
+and when most gradients are, the activations are gone. What layers and loss hold is traced (`planning/trace.py`), what
+ranks divide is what modules declare (`planning/ranks.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from glassformer.config import ModelConfig
+from glassformer.parts.cost import Cost, Shape
+from glassformer.planning.layout import Layout
+from glassformer.planning.ranks import Held, Share, for_gpu, owned, share, stages
+from glassformer.planning.trace import Traced, adapted, trace
+from glassformer.training.optimizers import OptimizerConfig
+
+MARGIN = 0.06
+"""What allocators reserve beyond what is used, as a share of it: 2 to 10 % where segments can grow."""
+FP32 = torch.float32.itemsize
+BRANCHES = {"mixer", "ffn"}
+Loss = Literal["chunked", "in_place", "fused", "whole"]
+"""What the loss holds of logits, for all tokens of a microbatch:
+
+chunked   ours: those of a chunk at a time, traced
+in_place  logits in the products' dtype, which become their gradient
+fused     logits and their gradient in the products' dtype, as a compiled cross-entropy has
+whole     logits in that dtype and in fp32, their log-softmax and its gradient in fp32, as eager torch has; and where tp
+          divides the vocabulary a fourth in fp32, as torch's `loss_parallel` has"""
+LOSSES: tuple[Loss, ...] = ("chunked", "in_place", "fused", "whole")
+
+
+def bytes_of_logit(loss: Loss, products: int, tp: int) -> int:
+    """Of one logit, whose products have so many bytes; 0 where the loss is traced."""
+    each = {"chunked": 0, "in_place": products, "fused": 2 * products}
+    return each[loss] if loss in each else products + (3 + (tp > 1)) * FP32
+
+
+@dataclass(frozen=True)
+class TrainingMemory:
+    """Bytes of one rank at one moment of a step, by what they are for.
+
+    weights, gradients, optimizer, masters   what the rank keeps of them
+    activations                              kept for the backward pass, of all microbatches in flight
+    working                                  what a layer computes with, and makes again where it is recomputed
+    loss                                     head and loss: logits of a chunk, gradients that the loss makes
+    buffers                                  weights gathered from other ranks, and where these all have the gradients,
+                                             the buckets in which they are added up (torch's DistributedDataParallel)
+    """
+
+    weights: int = 0
+    gradients: int = 0
+    optimizer: int = 0
+    masters: int = 0
+    activations: int = 0
+    working: int = 0
+    loss: int = 0
+    buffers: int = 0
+
+    @property
+    def total(self) -> int:
+        return sum(vars(self).values())
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """The memory of the stages of a layout."""
+
+    layout: Layout
+    share: Share
+    traced: Traced
+    costs: tuple[Cost, ...]
+    """Of the layers of one owner."""
+    microbatches: int
+    stream: int
+    """Bytes of the residual stream of a microbatch."""
+    itemsize: int
+    """Of the weights that a rank gathers, and of their gradients before they are added up."""
+    weights: torch.dtype
+    working: int
+    """Bytes that the optimizer's step computes with."""
+    logits: int
+    """Bytes of a loss that has all logits at once; 0 for ours, which has a chunk of them."""
+    adapters: tuple[int, ...]
+    """Values that are trained of each layer, where that is not all."""
+    table: Held
+    """What a tied head has of the embedding: its gradient waits for the embedding's."""
+
+    @classmethod
+    def of(
+        cls,
+        config: ModelConfig,
+        batch: int,
+        context: int,
+        dtype: torch.dtype,
+        optimizer: OptimizerConfig,
+        layout: Layout,
+        weights: torch.dtype,
+        device: str,
+        loss: Loss,
+        rank: int,
+    ) -> Ranks:
+        sharded = layout.zero == 3 and layout.sharing > 1  # gathered in `dtype`: no autocast
+        kept = dtype if sharded else weights
+        mine = owned(config if device == "cpu" else for_gpu(config), layout.tp)
+        rows, tokens = layout.microbatch(batch), context // layout.cp
+        logits = rows * tokens * mine.vocab_size * bytes_of_logit(loss, dtype.itemsize, layout.tp)
+        cost = mine.costs(Shape.training(rows, tokens, kept, dtype))
+        return cls(
+            layout, share(config, layout, optimizer), trace(mine, rows, tokens, kept, dtype, layout.recompute, rank),
+            tuple(cost["layers"].children.values()), layout.microbatches(batch),
+            rows * tokens * config.d_model * kept.itemsize // (layout.tp if layout.sp else 1), kept.itemsize, weights,
+            FP32 * optimizer.step_values(config.outline()), logits,
+            tuple(adapted(layer, rank) for layer in mine.outline().layers) if rank else (),
+            _table(config, layout) if config.head.tied else Held(),
+        )  # fmt: skip
+
+    def moments(self, stage: int) -> dict[str, TrainingMemory]:
+        """Where a rank of this stage holds most: at the loss, in the backward pass of a layer, at the step."""
+        found = {"step": self._state(stage, ready=1.0, stepping=True, working=self.working)}
+        for flight, ready in self._passes(stage):
+            for name, one in self._back(stage, flight, ready):
+                if name not in found or one.total > found[name].total:
+                    found[name] = one
+        return {name: found[name] for name in ("loss", "backward", "step") if name in found}
+
+    def _passes(self, stage: int) -> Iterator[tuple[float, float]]:
+        """(microbatches in flight, share of the gradients that are there) where a backward pass begins.
+
+        While forward passes go on between the backward ones, all that is ever in flight meets all gradients. Where all
+        forward passes come first, the first backward pass finds no gradients, and the second a microbatch less."""
+        m, whole = self.microbatches, 1 / self.chunks
+        ahead = self.in_flight(stage)
+        if ahead < m:
+            yield ahead, whole
+            return
+        yield m, 0.0
+        if m > 1:
+            yield m - 1 / self.layout.interleave, whole
+
+    @property
+    def chunks(self) -> int:
+        """Chunks of a stage of which one at a time has whole gradients: with no more microbatches than stages, a chunk
+        has all of its backward passes, and hands its gradients on, before the chunk below begins."""
+        return self.layout.interleave if self.microbatches <= self.layout.pp else 1
+
+    def _back(self, stage: int, flight: float, ready: float) -> Iterator[tuple[str, TrainingMemory]]:
+        """A microbatch at the loss, and back through the layers; of chunks that go one by one, those of the last."""
+        layout, own = self.layout, stages(len(self.costs), self.layout.pp)[stage]
+        first, last = stage == 0, stage == layout.pp - 1
+        begins = self.traced.embedding.kept if first else self.stream
+        kept = [self._kept(layer) for layer in own]
+        others = round((flight - 1) * (begins + sum(kept)))
+        if last:
+            loss = self.traced.loss
+            cached = sum(self.traced.layers[layer].cached for layer in own)
+            yield "loss", self._state(
+                stage, ready, activations=others + begins + sum(kept) + cached,
+                loss=self.logits or max(loss.forward, loss.kept + loss.backward),
+                gathered=self.share.layers[own.stop - 1 : own.stop],
+            )  # fmt: skip
+        done = self.share.last + self.table if last else Held()
+        for layer in reversed(own[len(own) - -(-len(own) // self.chunks) :]):
+            held = sum(kept[: layer - own.start + 1])
+            yield "backward", self._state(
+                stage, ready, done, activations=others + begins + held, working=self.traced.layers[layer].backward,
+                gathered=self.share.layers[max(own.start, layer - 1) : layer + 1],
+                summed=self.share.layers[layer + 1] if layer + 1 in own else Held(),
+            )  # fmt: skip
+            done += self.share.layers[layer]
+        if first and self.chunks == 1:
+            working = self.traced.embedding.backward
+            yield "backward", self._state(stage, ready, done, activations=others + begins, working=working)
+
+    def in_flight(self, stage: int) -> float:
+        """Microbatches whose activations the rank holds: of 1F1B, those of the stages behind it; with v chunks,
+        (2 (p - i - 1) + (v - 1) p + 1) / v."""
+        p, v = self.layout.pp, self.layout.interleave
+        ahead = p - stage if v == 1 else (2 * (p - stage - 1) + (v - 1) * p + 1) / v
+        return min(ahead, self.microbatches)
+
+    def _kept(self, layer: int) -> int:
+        """Bytes of a layer that wait for its backward pass; with `sp`, what is not inside the branches is divided by
+        tokens."""
+        cost, layout, kept = self.costs[layer], self.layout, self.traced.layers[layer].kept
+        if not layout.sp:
+            return kept
+        policy = "selective" if layout.recompute == "alternate" else layout.recompute
+        inside = sum(part.activation_bytes(policy) for name, part in cost.children.items() if name in BRANCHES)
+        return kept - (cost.activation_bytes(policy) - inside) * (layout.tp - 1) // layout.tp
+
+    def _state(
+        self,
+        stage: int,
+        ready: float,
+        done: Held | None = None,
+        gathered: tuple[Held, ...] = (),
+        summed: Held | None = None,
+        stepping: bool = False,
+        **besides: int,
+    ) -> TrainingMemory:
+        """What is there all the time, and gradients: this share of them is `ready`, or those of the layers that are
+        `done` are. With stage 3, layers that are `gathered`, and one whose gradients are `summed` over ranks meanwhile;
+        at the step nothing is gathered any more."""
+        layout, own = self.layout, stages(len(self.costs), self.layout.pp)[stage]
+        first, last = stage == 0, stage == layout.pp - 1
+        ends = (self.share.first if first else Held()) + (self.share.last if last else Held())
+        if last and not first:
+            ends += self.table
+        whole = sum((self.share.layers[layer] for layer in own), ends)
+        stays = layout.pp > 1 and not stepping  # a stage that gathered for every microbatch would wait for it each time
+        states = self._adapters(own, whole) if self.adapters else self._states(whole, done or Held(), ready, stays)
+        buffers = 0
+        if layout.zero == 3 and layout.sharing > 1:
+            gathers = whole if stays else Held() if stepping else sum(gathered, ends)
+            buffers = self.itemsize * gathers.gathered
+            buffers += FP32 * (summed or Held()).gathered if not self.adapters else 0
+        elif layout.zero == 0 and layout.sharing > 1:
+            buffers = states["gradients"] if self.adapters else FP32 * whole.values
+        return TrainingMemory(**states, buffers=buffers, **besides)
+
+    def _states(self, whole: Held, done: Held, ready: float, stays: bool) -> dict[str, int]:
+        """Weights, gradients, states of the optimizer, masters, where all weights are trained. A stage that `stays`
+        gathered adds up whole gradients, and divides those of a chunk that is through."""
+        layout = self.layout
+        divided = whole.shards / max(1, whole.values)
+        reached = whole if ready else done
+        if layout.zero < 2 or (layout.zero == 3 and layout.sharing > 1 and stays):
+            part = ready or 1.0
+            gradients = part * reached.values + (1 - part) * (reached.shards if layout.zero >= 2 else reached.values)
+        else:
+            gradients = reached.shards
+        masters = FP32 * whole.values if self.weights != torch.float32 else 0
+        return {
+            "weights": self.weights.itemsize * (whole.shards if layout.zero == 3 else whole.values),
+            "gradients": round(FP32 * gradients),
+            "optimizer": round(FP32 * whole.state * (divided if layout.zero else 1)),
+            "masters": round(masters * (divided if layout.zero else 1)),
+        }
+
+    def _adapters(self, own: range, whole: Held) -> dict[str, int]:
+        """The same where adapters alone are trained, in fp32, beside weights that stay as they are."""
+        trained = FP32 * sum(self.adapters[layer] for layer in own)
+        shared = [self.layout.sharing if self.layout.zero >= stage else 1 for stage in (1, 2, 3)]
+        weights = self.weights.itemsize * (whole.shards if self.layout.zero == 3 else whole.values)
+        return {
+            "weights": weights + trained // shared[2],
+            "gradients": trained // shared[1],
+            "optimizer": round(trained * whole.state / max(1, whole.values)) // shared[0],
+        }
+
+
+def _table(config: ModelConfig, layout: Layout) -> Held:
+    rows = -(-config.vocab_size // layout.tp)
+    shard = -(-rows // layout.sharing) * config.d_model
+    return Held(rows * config.d_model, shard, shard * layout.sharing)
