@@ -64,6 +64,7 @@ bench: $(DEV)
 
 docs: $(DEV)
 	$(BIN)/python -m experiments.docs
+	$(BIN)/python -m experiments.plan.document
 
 screenshots: $(DEV)
 	$(BIN)/python -m experiments.screenshots

@@ -53,6 +53,8 @@ class Point:
     low: float | None = None
     high: float | None = None
     """Of a planned range."""
+    divided: float | None = None
+    """Seconds of a step, published / planned, where the layout divides tensors, layers or sequences."""
 
     @property
     def error(self) -> float:
@@ -83,15 +85,16 @@ def rate(
     number: int, what: str, published: float, step: StepTime, tolerance: float | None, source: str, note: str = ""
 ) -> Point:
     """Tokens per second of one accelerator: published beside planned."""
-    ranks = step.layout.ranks
+    layout, ranks = step.layout, step.layout.ranks
     return Point(
         number, what, published, step.tokens_per_second / ranks, "tokens/s/GPU", tolerance, source, note,
         step.tokens / step.high / ranks, step.tokens / step.low / ranks,
+        step.tokens_per_second / ranks / published if layout.tp * layout.pp * layout.cp * layout.ep > 1 else None,
     )  # fmt: skip
 
 
 def _titan() -> Iterator[Point]:
-    capped = "parts held to 500 W"
+    capped = "parts held to 500 W, whose peak is not known (their footnote): that of 700 W is planned"
     for number, nodes, eager in ((1, 1, 5762), (2, 16, 5605)):
         layout = f"dp={8 * nodes},zero=3,micro=2,recompute=alternate"
         step = planned("llama-3-8b", 8192, "h100-96gb", nodes, layout, 16 * nodes)
@@ -224,13 +227,23 @@ def _hours() -> Iterator[Point]:
                     run.low / 3600 * 64, run.high / 3600 * 64)  # fmt: skip
     source = "OLMo-core 1.2.0, README"
     thirteen = "olmo-2-7b+d_model=5120+layers=40+heads=40+ffn.hidden=13824"
-    for what, name, each, published in (("7B", "olmo-2-7b", 9_850, 47.5), ("13B", thirteen, 4_500, 41.5)):
+    one = "olmo-2-1b+layers=18+ffn.hidden=5632"
+    sizes = (("1B", one, 46_000, 40.0), ("7B", "olmo-2-7b", 9_850, 47.5), ("13B", thirteen, 4_500, 41.5))
+    for what, name, each, published in sizes:
         yield Point(
             20, f"OLMo 2 {what} at {each:,} tokens/s", published, mfu(name, 4096, each, "h100"), "% MFU", 0.03, source
         )
-    seven = planned("olmo-2-7b", 8192, "h100", 128, "dp=1024,zero=3,micro=1,recompute=none", 1024).run(5.93e12)
-    yield Point(21, "Olmo 3 7B, 5.93T tokens", 234e3, seven.hours, "GPU hours", None, "Olmo Team 2025",
-                "planned as OLMo 2 7B without windows", seven.low / 3600 * 1024, seven.high / 3600 * 1024)  # fmt: skip
+    source = "OLMo-core src/scripts/official/OLMo3 (GPUs, batch, layout); hours: Olmo Team 2025"
+    thirty_two = "olmo-2-7b+d_model=5120+layers=64+heads=40+gqa:8+head_dim=128+ffn.hidden=27648"
+    for what, name, gpus, layout, tokens, taken, note in (
+        ("7B", "olmo-2-7b", 512, "dp=512,zero=3,micro=1", 5.93e12, 234e3, ""),
+        ("32B", thirty_two, 1024, "dp=1024,zero=3,micro=1,recompute=alternate", 5.5e12, 1.05e6,
+         "; half of the activations computed again"),
+    ):  # fmt: skip
+        run = planned(name, 8192, "h100", gpus // 8, layout, gpus).run(tokens)
+        yield Point(21, f"Olmo 3 {what}, {tokens / 1e12:g}T tokens", taken, run.hours, "GPU hours", None, source,
+                    f"planned as OLMo 2, without windows, and as FSDP{note}",
+                    run.low / 3600 * gpus, run.high / 3600 * gpus)  # fmt: skip
 
 
 GROUPS: tuple[Callable[[], Iterator[Point]], ...] = (

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -88,7 +88,7 @@ def _calibrated(by: Profile) -> Profile:
     runs = [steps(*one, by.dtype) for one in configs]
     of_steps = {("step", i): step for i, (step, _) in enumerate(runs)}
     of_tokens = {("token", i): token for i, (_, token) in enumerate(runs)}
-    operations: dict[Hashable, float] = {}
+    operations: dict[Any, float] = {}
     taken: dict[tuple[str, int], float] = {}
     for _ in range(TURNS):
         least(operations, seconds_of_operations(by.dtype))

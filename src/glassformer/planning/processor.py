@@ -154,9 +154,9 @@ def least(found: dict[Any, float], seconds: Mapping[Any, float]) -> None:
     found.update({key: min(found.get(key, math.inf), each) for key, each in seconds.items()})
 
 
-def seconds_of_operations(dtype: str) -> dict[Hashable, float]:
+def seconds_of_operations(dtype: str) -> dict[Any, float]:
     """Of everything that `measured` is made of: products in fp32 and in `dtype`, with as many threads as torch has."""
-    found: dict[Hashable, float] = {}
+    found: dict[Any, float] = {}
     for name in dict.fromkeys(("float32", dtype)):  # one after the other: each has a working set of the largest size
         arena = torch.full((SETS[-1] // getattr(torch, name).itemsize,), 0.5, dtype=getattr(torch, name))
         runs = {key: _product(arena, i, *key[1:]) for i, key in enumerate(_products(name, name == "float32"))}
