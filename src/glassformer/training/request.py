@@ -96,6 +96,8 @@ def settings(config: ModelConfig, recipe: Recipe) -> machine.Settings:
 
 def worth_compiling(config: ModelConfig, recipe: Recipe) -> bool:
     """Whether a run is long enough to win back the time its regions take to compile, some tens of seconds."""
+    if not recipe.objective.one_length:
+        return False
     if recipe.minutes is not None:
         return recipe.minutes >= COMPILE_MINUTES
     work = 3 * config.flops(recipe.context) * (recipe.num_steps(config) or 0) * recipe.tokens_per_step

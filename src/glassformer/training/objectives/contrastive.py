@@ -31,6 +31,7 @@ class ContrastiveConfig(ObjectiveConfig, kind="contrastive"):
 
     values: ClassVar[tuple[str, ...]] = ("temperature",)
     continues: ClassVar[bool] = False
+    one_length: ClassVar[bool] = False
 
     temperature: float = Field(0.05, gt=0, le=100)
 

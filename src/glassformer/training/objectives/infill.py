@@ -31,6 +31,7 @@ class InfillConfig(ObjectiveConfig, kind="infill"):
 
     values: ClassVar[tuple[str, ...]] = ("p", "mean")
     continues: ClassVar[bool] = False
+    one_length: ClassVar[bool] = False
 
     p: float = Field(0.3, gt=0, lt=1)
     """Share of the tokens that are hidden."""

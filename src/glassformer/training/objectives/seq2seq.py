@@ -20,6 +20,7 @@ class Seq2seqConfig(ObjectiveConfig, kind="seq2seq"):
     """
 
     continues: ClassVar[bool] = False
+    one_length: ClassVar[bool] = False
 
     def check(self, config: ModelConfig) -> None:
         super().check(config)
