@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -54,13 +53,12 @@ def test_answers_are_those_of_generate(model: str):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("language", ["reversal"])
-def test_a_language_is_solved(language: str, tmp_path: Path):
-    """Every held-out pair is answered exactly."""
-    text = prepare(f"pairs:{language}", "char")
+def test_a_language_is_solved():
+    """Every held-out word is reversed exactly, after some minutes on one thread."""
+    text = prepare("pairs:reversal", "char")
     recipe: dict[str, Any] = {
-        "steps": 2000, "batch_size": 128, "context": 16, "objective": "seq2seq", "learning_rate": 3e-3, "device": "cpu",
-        "weight_decay": 0.01,
+        "steps": 900, "batch_size": 96, "context": 16, "objective": "seq2seq", "learning_rate": 3e-3, "device": "cpu",
+        "weight_decay": 0.01, "evaluation_tokens": 2000,
     }  # fmt: skip
     run = train(gf.preset(f"{TRANSLATOR}+embedding.scale=3"), text, recipe)
     found = answers(run.model, text, run.recipe.objective, 16, pairs=10**6)
