@@ -14,6 +14,7 @@ import torch
 
 import glassformer as gf
 from experiments.docs import DOCS, ROOMS, Page, call, escaped, index, markdown_of, pages, public, written
+from experiments.docs.kinds import FOLDER, KINDS, picture
 from experiments.docs.parts import SMALL, PartPage, index_of_parts, influence, part_pages, with_word, written_part
 from glassformer import dynamics, lens
 from glassformer.dynamics.watch import Moment, Watch
@@ -88,9 +89,21 @@ def test_the_hand_written_part_is_whole(page: Page):
         assert len(cells) == 3 and all(cell.strip() for cell in cells), row
 
 
+@pytest.mark.parametrize("name", KINDS)
+def test_the_picture_of_a_kind_is_fresh_and_its_numbers_are_those_of_presets(name: str):
+    drawn = FOLDER / f"{name}.svg"
+    assert drawn.read_text(encoding="utf-8") == picture(KINDS[name]), "run python -m experiments.docs.kinds"
+    text = (DOCS / "kinds" / f"{name}.md").read_text(encoding="utf-8")
+    assert f"(../figures/kinds/{name}.svg)" in text and f"`{KINDS[name]}`" in text
+    for row in re.findall(r"(?m)^\| (`[a-z0-9-]+`(?:, `[a-z0-9-]+`)*).*?\| ([\d,; ]+) \|", text):
+        names = re.findall(r"`([a-z0-9-]+)`", row[0])
+        counts = [int(count.replace(",", "")) for count in row[1].split(";")]
+        assert [gf.preset(one).num_params() for one in names] == counts
+
+
 def texts() -> dict[str, str]:
     return {str(path.relative_to(DOCS)): path.read_text(encoding="utf-8") for path in
-            (DOCS / "under_glass.md", *(page.path for page in PAGES))}  # fmt: skip
+            (DOCS / "under_glass.md", *(page.path for page in PAGES), *sorted((DOCS / "kinds").iterdir()))}  # fmt: skip
 
 
 def test_names_in_the_text_exist():

@@ -222,6 +222,13 @@ ENCODERS = [
         ),
     ),
     Case(f"llama@1m+{TINY}+prefix:4"),
+    Case(
+        f"llama@1m+{TINY}+layernorm+embednorm",
+        layers=(
+            "bidirectional+residual.mixer_normed=false",
+            "longformer:4+visibility.globals=0+visibility.causal=false+position.base=100+geglu",
+        ),
+    ),
 ]
 CURES = [
     Case(f"llama@1m+{TINY}+sigmareparam+gqa:2"),

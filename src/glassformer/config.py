@@ -66,10 +66,14 @@ class BlockConfig(Value):
     def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
         """Those of its parts by site name; recomputing the block takes its input, resid_pre."""
         stream = shape.keeps(ctx.d_model, shape.dtype)
-        inner = shape.reading(shape.products) if self.residual.feeds_products else shape
-        parts = {"resid_pre": Cost(kept_selective=stream, kept_full=stream), "mixer": self.mixer.costs(ctx, inner)}
+        inner = {
+            branch: shape.reading(shape.products) if self.residual.feeds(branch) else shape
+            for branch in ("mixer", "ffn")
+        }
+        parts = {"resid_pre": Cost(kept_selective=stream, kept_full=stream)}
+        parts["mixer"] = self.mixer.costs(ctx, inner["mixer"])
         if self.ffn is not None:
-            parts["ffn"] = self.ffn.costs(ctx, inner)
+            parts["ffn"] = self.ffn.costs(ctx, inner["ffn"])
         return Cost.of(parts) + self.residual.costs(self.within(ctx), shape)
 
 
@@ -206,6 +210,13 @@ class ModelConfig(TowerConfig):
         """Both towers fit together."""
         if self.embedding.tied:
             raise ValueError("embedding.tied=True: only an encoder's table can be that of the model around it")
+        if (patches := self.embedding.patches) is not None:
+            if self.head.predicts_tokens:
+                raise ValueError("head: a model of images predicts no tokens; give its head classes=, or vector=True")
+            if patches.tokens > self.context:
+                raise ValueError(
+                    f"context={self.context}: an image is {patches.tokens} tokens, and all are read at once"
+                )
         if (encoder := self.encoder) is None:
             return self
         if not self.reads_memory:

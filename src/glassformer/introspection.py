@@ -94,18 +94,21 @@ def within(given: int | Iterable[int], count: int, what: str, owner: str = "the 
 
 
 def rows_of(model: Model, tokens: Any, least: int = 1) -> Tensor:
-    """tokens (b, s) of tokens (b, s) or (s,), a tensor, an array or lists. RequestError where they are no text of this
-    model, or too short."""
+    """tokens (b, s) of tokens (b, s) or (s,), a tensor, an array or lists; of a model that reads images, these. Raises
+    RequestError where they are no text of this model, or too short."""
     try:
         tokens = torch.as_tensor(tokens)
     except (TypeError, ValueError, RuntimeError) as problem:
         raise RequestError(f"tokens are no rows of ids: {problem}") from None
+    whole = eager(model)
+    if whole.embedding.patches is not None:
+        whole.embedding.places(tokens)
+        return tokens.to(whole.device)
     if tokens.dim() not in (1, 2) or tokens.numel() == 0 or tokens.shape[-1] < least:
         enough = "at least one token" if least == 1 else f"at least {least} in a row"
         raise RequestError(f"tokens must be (length,) or (b, s) with {enough}, and are {tuple(tokens.shape)}")
     if tokens.is_floating_point() or tokens.is_complex() or tokens.dtype == torch.bool:
         raise RequestError(f"tokens are {tokens.dtype}; ids are whole numbers")
-    whole = eager(model)
     tokens = tokens.to(whole.device, torch.int64)  # unsigned ones have no smallest
     for token in (int(tokens.min()), int(tokens.max())):
         in_vocabulary(token, whole.vocab_size)

@@ -128,14 +128,14 @@ class Model(Tower):
 
     def forward(
         self,
-        tokens: Int[Tensor, "b s"],
+        tokens: Int[Tensor, "b s"] | Float[Tensor, "b c h w"],
         state: ModelState | None = None,
         positions: Int[Tensor, "b s"] | None = None,
         documents: Int[Tensor, "b s"] | None = None,
         memory: Memory | None = None,
         targets: Int[Tensor, "b ..."] | None = None,
         reduction: str = "mean",
-        source: Int[Tensor, "b t"] | None = None,
+        source: Int[Tensor, "b t"] | Float[Tensor, "b c h w"] | None = None,
         source_documents: Int[Tensor, "b t"] | None = None,
         global_tokens: Bool[Tensor, "b s"] | None = None,
         segments: Int[Tensor, "b s"] | None = None,
@@ -157,6 +157,7 @@ class Model(Tower):
         `global_tokens` are those which all tokens of their document see and which see all of it, in layers whose
         visibility has global tokens (a two-sided `longformer`), instead of the first ones of each document.
         `segments` says which kind of text each token belongs to, for models that tell them apart (BERT's token types).
+        A model whose embedding has `patches` reads images (b, c, h, w) in the place of tokens.
         """
         given = positions, documents, memory, source, source_documents, global_tokens, segments
         if targets is None:
@@ -171,11 +172,11 @@ class Model(Tower):
 
     def loss(
         self,
-        tokens: Int[Tensor, "b s"],
+        tokens: Int[Tensor, "b s"] | Float[Tensor, "b c h w"],
         targets: Int[Tensor, "b ..."],
         documents: Int[Tensor, "b s"] | None = None,
         reduction: str = "mean",
-        source: Int[Tensor, "b t"] | None = None,
+        source: Int[Tensor, "b t"] | Float[Tensor, "b c h w"] | None = None,
         source_documents: Int[Tensor, "b t"] | None = None,
         global_tokens: Bool[Tensor, "b s"] | None = None,
     ) -> Tensor:
@@ -201,7 +202,7 @@ class Model(Tower):
         segments: Tensor | None = None,
     ) -> Float[Tensor, "b s d"]:
         """The last layer's normalised output, of which the head makes logits."""
-        pass_ = locate(tokens, state, positions, documents)
+        pass_ = locate(self.embedding.places(tokens), state, positions, documents)
         pass_.global_tokens, pass_.segments = global_tokens, segments
         self.check_source(len(tokens), state, memory, source)
         pass_.memory = memory if source is None else self.encode(source, source_documents)
@@ -212,7 +213,7 @@ class Model(Tower):
 
     def encode(
         self,
-        source: Int[Tensor, "b t"],
+        source: Int[Tensor, "b t"] | Float[Tensor, "b c h w"],
         documents: Int[Tensor, "b t"] | None = None,
         global_tokens: Bool[Tensor, "b t"] | None = None,
     ) -> Memory:
@@ -220,14 +221,15 @@ class Model(Tower):
         in `forward`."""
         self.check_source(len(source), source=source)
         assert self.encoder is not None
-        length, limit = source.shape[1], self.encoder.embedding.limit
+        places, limit = self.encoder.embedding.places(source), self.encoder.embedding.limit
+        length = places.shape[1]
         if length == 0 or (limit is not None and length > limit):
             most = "" if limit is None else f" and at most {limit}"
             raise RequestError(
                 f"the source has {length} tokens; give at least one{most}",
                 code="range", field="source", value=length, expected=f"at least 1 token{most}",
             )  # fmt: skip
-        pass_ = locate(source, documents=documents)
+        pass_ = locate(places, documents=documents)
         pass_.global_tokens = global_tokens
         return Memory(self.encoder.read(source, pass_, table=self.embedding), documents)
 
@@ -252,6 +254,12 @@ class Model(Tower):
                 code="missing", field="source", expected="token ids (b, t)",
             )  # fmt: skip
 
+    def reading(self, source: Int[Tensor, "1 t"] | Float[Tensor, "1 c h w"]) -> Model:
+        """This model, its weights and sites, with a source that every call which names none reads, row for row: for
+        readings and loops that know of tokens alone. Raises RequestError where it reads no source."""
+        self.check_source(len(source), source=source)
+        return _Reading(self, source)
+
     def unembed(self, x: Float[Tensor, "b s d"], documents: Int[Tensor, "b s"] | None = None) -> Tensor:
         """Logits of hidden states, (b, s, v); the site `logits` sees those of `forward` alone. A head that pools takes
         the tokens of a row's first document."""
@@ -263,11 +271,11 @@ class Model(Tower):
 
     @property
     def device(self) -> torch.device:
-        return self.embedding.weight.device
+        return self.embedding.device
 
     @property
     def dtype(self) -> torch.dtype:
-        return self.embedding.weight.dtype
+        return self.embedding.dtype
 
     def _repr_html_(self) -> str | None:
         """In a notebook: the table of its config; without one, what `print` says."""
@@ -304,6 +312,24 @@ class Model(Tower):
             if memory_len and layer is not None:
                 layer.reserve(memory_len)
         return ModelState(layers, batch, max_len, rewind)
+
+
+class _Reading(Model):
+    """A model with a source of its own, all else shared with the one it was made of."""
+
+    source: Tensor
+
+    def __init__(self, model: Model, source: Tensor):
+        vars(self).update(vars(model), source=source)
+
+    def hidden_states(
+        self, tokens: Tensor, state: ModelState | None = None, positions: Tensor | None = None,
+        documents: Tensor | None = None, memory: Memory | None = None, source: Tensor | None = None, *rest: Any,
+        **more: Any,
+    ) -> Tensor:  # fmt: skip
+        if source is None and memory is None and (state is None or not state.length):
+            source = self.source.expand(len(tokens), *self.source.shape[1:])
+        return super().hidden_states(tokens, state, positions, documents, memory, source, *rest, **more)
 
 
 def locate(

@@ -58,7 +58,7 @@ def keys(folder: Path) -> set[str]:
     return set(load_file(folder / "model.safetensors"))
 
 
-HEADED = {"bert", "roberta", "distilbert"}
+HEADED = {"bert", "roberta", "distilbert", "modernbert", "longformer", "big_bird", "vit"}
 """Whose heads have weights of their own, which the bare model lacks."""
 
 

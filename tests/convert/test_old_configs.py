@@ -316,6 +316,25 @@ PUBLISHED |= {
         568_699_904,
     ),
 }  # fmt: skip
+_ENCODER = {
+    "attention_probs_dropout_prob": 0.1, "hidden_dropout_prob": 0.1, "hidden_size": 768, "intermediate_size": 3072,
+    "num_attention_heads": 12, "num_hidden_layers": 12, "gradient_checkpointing": False,
+}  # fmt: skip
+PUBLISHED |= {
+    "longformer-base-4096": (
+        {**_says("longformer", architectures=["LongformerForMaskedLM"], attention_window=[512] * 12, vocab_size=50265,
+                 attention_mode="longformer", hidden_act="gelu", ignore_attention_mask=False, layer_norm_eps=1e-5,
+                 max_position_embeddings=4098, pad_token_id=1, sep_token_id=2, type_vocab_size=1), **_ENCODER},
+        148_711_257,
+    ),
+    "bigbird-base": (
+        {**_says("big_bird", architectures=["BigBirdModel"], attention_type="block_sparse", block_size=64,
+                 hidden_act="gelu_new", layer_norm_eps=1e-12, max_position_embeddings=4096, num_random_blocks=3,
+                 pad_token_id=0, rescale_embeddings=False, sep_token_id=66, type_vocab_size=2, use_bias=True,
+                 vocab_size=50358, position_embedding_type="absolute"), **_ENCODER},
+        127_468_800,
+    ),
+}  # fmt: skip
 PUBLISHED |= {name: (fields, PARAMETERS[name]) for name, fields in CONFIGS.items()}
 
 
@@ -363,7 +382,7 @@ _NAMED = {"gpt2": {"vocab_size": 64, "n_embd": 128, "n_layer": 2, "n_head": 32},
           "opt": {**_SIZES, "ffn_dim": 256},
           "distilbert": {"vocab_size": 64, "dim": 128, "n_layers": 2, "n_heads": 32},
           **{kind: {"vocab_size": 64, "d_model": 128, "d_ff": 256, "num_layers": 2, "num_heads": 4}
-             for kind in ("t5", "mt5")},
+             for kind in ("t5", "mt5", "umt5")},
           **{kind: {"vocab_size": 64, "d_model": 128, **_TOWERS} for kind in ("bart", "mbart", "pegasus", "marian")},
           "mamba2": {"vocab_size": 64, "hidden_size": 4096, "num_hidden_layers": 2},
           "deepseek_v2": {**_SIZES, "intermediate_size": 256, "num_experts_per_tok": 2},
@@ -395,7 +414,7 @@ def test_windows_from_a_layer_on(kind: str, first: int, tmp_path: Path) -> None:
 
 def test_every_preset_and_family_is_here() -> None:
     assert set(gf.presets()) <= set(PUBLISHED) | NO_CLASS
-    assert set(FAMILIES) - {"mt5"} == {fields["model_type"] for fields, _ in PUBLISHED.values()}
+    assert set(FAMILIES) - {"mt5", "umt5"} == {fields["model_type"] for fields, _ in PUBLISHED.values()}
 
 
 REFUSED = {

@@ -41,6 +41,8 @@ PARAMETERS = {
     "minilm-l6": 22_713_216,
     "roberta-base": 124_697_433,
     "distilbert-base": 66_985_530,
+    "modernbert-base": 149_655_232,
+    "vit-base": 86_567_656,
     "llama-3.2-1b": 1_235_814_400,
     "llama-3.2-3b": 3_212_749_824,
     "smollm2-360m": 361_821_120,

@@ -45,6 +45,7 @@ ROWS = {
     "sandwich": f"gpt2@1m+{SMALL}+heads=4+sandwich+kernel=sdpa",
     "post": f"gpt2@1m+{SMALL}+heads=4+post+kernel=sdpa",
     "respost": f"llama@1m+{SMALL}+heads=4+respost+kernel=sdpa",
+    "no norm before the mixer": f"llama@1m+{SMALL}+heads=4+residual.mixer_normed=false+kernel=sdpa",
     "dropout": f"llama@1m+{SMALL}+heads=4+residual.dropout=0.1+kernel=sdpa",
     "mamba": f"mamba@1m+{SMALL}",
     "linear attention": f"llama@1m+{SMALL}+heads=4+linear_attention",
@@ -71,6 +72,8 @@ ROWS = {
     "two-sided performer": f"llama@1m+{SMALL}+heads=4+performer:24+bidirectional",
     "two-sided bigbird": f"gpt2@1m+{SMALL}+heads=4+bigbird:16:1+visibility.causal=false+kernel=banded",
     "global_attention": f"gpt2@1m+{SMALL}+heads=4+longformer:32:2+visibility.causal=false"
+    "+mixer.kind=global_attention+kernel=banded",
+    "no global tokens": f"gpt2@1m+{SMALL}+heads=4+longformer:32+visibility.globals=0+visibility.causal=false"
     "+mixer.kind=global_attention+kernel=banded",
     "mla of latent queries": f"llama@1m+{SMALL}+heads=4+mla:24+mixer.q_rank=20+mixer.value_dim=24+kernel=naive+bias",
     "clamped experts": f"llama@1m+{SMALL}+heads=4+moe:4:2+ffn.clamp=7+ffn.router_bias=true+ffn.n_shared=1"

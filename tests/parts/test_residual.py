@@ -106,6 +106,14 @@ def test_a_block_may_lack_an_ffn(wiring: type[Residual], n: int, formula: Callab
     torch.testing.assert_close(wiring(*given)(x, mixer, None), formula(x, mixer, *given))
 
 
+def test_the_mixer_of_a_pre_block_may_read_the_stream_itself():
+    """The first layer of ModernBERT."""
+    (mixer, ffn), (norm, _), x = branches(), norms(2), torch.randn(2, 3, D)
+    after = x + mixer(x)
+    torch.testing.assert_close(Pre(None, norm)(x, mixer, ffn), after + ffn(norm(after)))
+    assert PreConfig(mixer_normed=False).norm_names(has_ffn=True) == ("ffn_norm",)
+
+
 @pytest.mark.parametrize(
     ("wiring", "formula", "norms_after"),
     [
@@ -171,6 +179,7 @@ def test_branches_may_be_scaled_by_depth(layers: int, scale: float | None):
 
 CONFIGS = [
     PreConfig(),
+    PreConfig(mixer_normed=False),
     PostConfig(),
     DeepNormConfig(),
     NormedConfig(),

@@ -32,6 +32,7 @@ from glassformer.architectures.llama import (
 from glassformer.architectures.mamba import mamba_130m
 from glassformer.architectures.mamba2 import mamba2_130m
 from glassformer.architectures.mistral import mistral_7b, mixtral_8x7b
+from glassformer.architectures.modernbert import modernbert_base
 from glassformer.architectures.mpt import mpt_7b
 from glassformer.architectures.olmo import olmo_2_1b, olmo_2_7b, olmoe_1b_7b
 from glassformer.architectures.phi3 import phi_3_mini
@@ -40,6 +41,7 @@ from glassformer.architectures.qwen3 import qwen3_0_6b, qwen3_8b, qwen3_30b_a3b
 from glassformer.architectures.qwen3_next import qwen3_next_80b
 from glassformer.architectures.t5 import flan_t5_small, t5_small
 from glassformer.architectures.transformer import transformer_base, transformer_big
+from glassformer.architectures.vit import vit_base
 from glassformer.config import ModelConfig
 
 PRESETS: dict[str, Callable[[], ModelConfig]] = {
@@ -92,6 +94,7 @@ PRESETS: dict[str, Callable[[], ModelConfig]] = {
     "minilm-l6": minilm_l6,
     "roberta-base": roberta_base,
     "distilbert-base": distilbert_base,
+    "modernbert-base": modernbert_base,
     "transformer-base": transformer_base,
     "transformer-big": transformer_big,
     "t5-small": t5_small,
@@ -99,6 +102,7 @@ PRESETS: dict[str, Callable[[], ModelConfig]] = {
     "bart-base": bart_base,
     "bart-large": bart_large,
     "opus-mt": opus_mt,
+    "vit-base": vit_base,
 }
 
 FAMILIES: dict[str, str] = {

@@ -509,6 +509,7 @@ def inspect(
     /,
     *,
     text: Annotated[str | None, Parameter(allow_leading_hyphen=True)] = None,
+    source: Annotated[str | None, Parameter(allow_leading_hyphen=True)] = None,
     reading: Annotated[list[str] | None, Parameter(negative="")] = None,
     against: Annotated[str | None, Parameter(allow_leading_hyphen=True)] = None,
     ablate: Annotated[list[str] | None, Parameter(negative="")] = None,
@@ -528,6 +529,9 @@ def inspect(
     text
         Read this (@FILE: a file's text, -: standard input) and show attention, predictions by depth and surprise, here
         and on a page that opens offline.
+    source
+        With --text, what the encoder of a model of two towers reads (@FILE or - as well), and what the text takes from
+        it.
     reading
         With --text, one reading more, printed and drawn in the folder as NAME.png: attention_rollout, side_by_side,
         logit_attribution, head_ablation (of the last 256 tokens), activation_patching, head_scores, attention_sinks,
@@ -557,7 +561,9 @@ def inspect(
              "--diff": diff is not None}  # fmt: skip
     if sum(asked.values()) > 1:
         raise RequestError(f"give one of {' and '.join(name for name, given in asked.items() if given)} at a time")
-    for option, given in (("--reading", reading), ("--against", against), ("--ablate", ablate)):
+    for option, given in (
+        ("--source", source), ("--reading", reading), ("--against", against), ("--ablate", ablate)
+    ):  # fmt: skip
         if given is not None and text is None:
             raise RequestError(f"{option} is for --text: give what is to be read")
     if not quality and (data is not None or tokens is not None):
@@ -570,7 +576,9 @@ def inspect(
         from glassformer.cli.look import show_inspection
 
         with standard_input():
-            show_inspection(model, text, out, json, readings=reading or (), against=against, ablate=ablate or ())
+            show_inspection(
+                model, text, out, json, readings=reading or (), against=against, ablate=ablate or (), source=source
+            )
         return
     if coord_check:
         from glassformer.cli.coords import show_coord_check

@@ -25,8 +25,10 @@ from glassformer import machine
 from glassformer.cli.show import View, output, ruled, short, size
 from glassformer.cli.why import one_line
 from glassformer.convert import is_checkpoint
+from glassformer.convert.answers import START
 from glassformer.convert.storage.base import disk
 from glassformer.errors import RequestError, WorkError, did_you_mean
+from glassformer.generation.steps import check_source
 from glassformer.introspection import edit, rows_of
 from glassformer.lens.asking import PATCHING, READINGS, Question, ablation
 from glassformer.lens.inspection import Head, Inspection, inspect
@@ -35,6 +37,7 @@ from glassformer.lens.reading import Reading
 from glassformer.model import Model
 from glassformer.naming import load, parse, preset
 from glassformer.text import ByteTokenizer, Tokenizer
+from glassformer.text.pairs import source_ids
 
 LONGEST = 4096
 """Tokens that are read, at most; the context of the model may be shorter."""
@@ -55,6 +58,7 @@ def show_inspection(
     readings: Sequence[str] = (),
     against: str | None = None,
     ablate: Sequence[str] = (),
+    source: str | None = None,
 ) -> None:
     """Reads `text` with a checkpoint, or with an expression of random weights; prints what is seen and writes
     OUT/inspect.html. With `as_json` the reading is printed as JSON, and the page is written where `out` is given.
@@ -63,7 +67,8 @@ def show_inspection(
     context, or 4,096 tokens, is cut off and said. Each of the `readings` ("all": every one) is printed too, drawn in
     OUT/NAME.png, and stands under its name in the `readings` of the JSON; what the model cannot give is said, and the
     others go on. `against` is the text that activation_patching puts the values of this one into. What `ablate` names
-    (`lens.asking.ablation`) is taken away from the model meanwhile, and the page says so. Raises RequestError, also
+    (`lens.asking.ablation`) is taken away from the model meanwhile, and the page says so. A model with an encoder reads
+    a `source`, said as `text` is, and the text behind the token that its texts begin with. Raises RequestError, also
     where not one of the readings can be given."""
     asked, edits = chosen(readings), [ablation(one) for one in ablate]
     if against is not None and PATCHING not in asked:
@@ -72,7 +77,8 @@ def show_inspection(
         machine.settings("cpu", threads=threads).threads
     )  # freed memory is given back: blocks are large
     words, others = read_text(text), None if against is None else read_text(against, "--against")
-    for option, given in (("--text", words), ("--against", others)):
+    reads = None if source is None else read_text(source, "--source")
+    for option, given in (("--text", words), ("--against", others), ("--source", reads)):
         if given == "":
             raise RequestError(f"{option} is empty; give at least one character")
     folder = out if out is not None or as_json else FOLDER
@@ -81,20 +87,26 @@ def show_inspection(
             Path(folder).mkdir(parents=True, exist_ok=True)
             tempfile.TemporaryFile(dir=folder).close()
     with View(quiet=as_json) as view, ExitStack() as edited:
-        model, tokenizer, trained = opened(name, view.say)
+        model, tokenizer, trained, begins = opened(name, view.say)
         for gone in edits:
             edited.enter_context(edit(model, gone))
-        found = tokenizer.encode(words)
+        behind = begins if model.encoder is not None and begins is not None else []
+        found = [*behind, *tokenizer.encode(words).tolist()]
         limit = min(LONGEST, model.config.context)
         if len(found) > limit:
             why = f"{name} has a context of {limit:,}" if limit < LONGEST else "more are not drawn"
             view.say(f"the first {limit:,} of {len(found):,} tokens are read: {why}")
-        tokens = rows_of(model, found[:limit].tolist())
+        tokens = rows_of(model, found[:limit])
+        ids = None if reads is None else _source(model, tokenizer, reads)
         title = f"{name} without {', '.join(ablate)}" if ablate else name
-        again = typed(name, text, out, readings, against, ablate)
-        seen = inspect(model, tokens, tokenizer, name=title, trained=trained, command=again, progress=view.progress)
-        other = None if others is None else rows_of(model, tokenizer.encode(others)[:limit].tolist())
-        made, refused = ask(asked, Question(model, tokens, tokenizer, seen, other), view)
+        again = typed(name, text, out, readings, against, ablate, source)
+        seen = inspect(
+            model, tokens, tokenizer, source=ids, name=title, trained=trained, command=again, progress=view.progress
+        )
+        against_ids = None if others is None else [*behind, *tokenizer.encode(others).tolist()]
+        other = None if against_ids is None else rows_of(model, against_ids[:limit])
+        asking = model if ids is None else model.reading(ids)
+        made, refused = ask(asked, Question(asking, tokens, tokenizer, seen, other), view)
     page = None if folder is None else seen.save(Path(folder) / PAGE)
     drawn = {} if folder is None else draw(made, Path(folder), view)
     if as_json:
@@ -114,12 +126,27 @@ def show_inspection(
         raise RequestError("; ".join(f"--reading {name}: {why}" for name, why in refused.items()))
 
 
+def _source(model: Model, tokenizer: Tokenizer, text: str) -> torch.Tensor:
+    """The ids (1, t) of a source. Raises RequestError where the model reads none, or no source of that length."""
+    ids: list[int] = tokenizer.encode(text).tolist()
+    if (encoder := model.config.encoder) is not None:
+        ids = source_ids(tokenizer, text, encoder.context or model.config.context)
+    check_source(model, 1, None, [ids], None)
+    return torch.tensor([ids], device=model.device)
+
+
 def typed(
-    name: str, text: str, out: str | None, readings: Sequence[str], against: str | None, ablate: Sequence[str]
+    name: str,
+    text: str,
+    out: str | None,
+    readings: Sequence[str],
+    against: str | None,
+    ablate: Sequence[str],
+    source: str | None = None,
 ) -> str:
     """The command of these arguments, for a shell."""
-    options = [("--text", text), *(("--reading", one) for one in readings), ("--against", against),
-               *(("--ablate", one) for one in ablate), ("--out", out)]  # fmt: skip
+    options = [("--text", text), ("--source", source), *(("--reading", one) for one in readings),
+               ("--against", against), *(("--ablate", one) for one in ablate), ("--out", out)]  # fmt: skip
     given = (word for option, value in options if value is not None for word in (option, value))
     return shlex.join(["glassformer", "inspect", name, *given])
 
@@ -184,23 +211,30 @@ def _read(what: str, start: Callable[[], IO[str]], option: str) -> str:
         ) from None
 
 
-def opened(name: str, say: Callable[[str], None]) -> tuple[Model, Tokenizer, bool]:
-    """(model, tokenizer, whether it has weights of its own). An expression gets random weights, and reads bytes."""
+def opened(name: str, say: Callable[[str], None]) -> tuple[Model, Tokenizer, bool, list[int] | None]:
+    """(model, tokenizer, whether it has weights of its own, what a text that is written from a source begins with,
+    where that is known). An expression gets random weights, and reads bytes."""
     if is_checkpoint(parse(name)[0]):
         loaded = load(name)
         if loaded.tokenizer is None:
             raise RequestError(f"{name} has no tokenizer; gf.lens.inspect(model, tokens) shows it with ids")
         if loaded.fresh:
             say(f"{len(loaded.fresh)} parameters begin anew, the checkpoint has none: {', '.join(loaded.fresh[:4])}")
-        return loaded.model, loaded.tokenizer, True
+        begins = loaded.generation.get(START, loaded.tokenizer.eos_id)
+        return loaded.model, loaded.tokenizer, True, None if begins is None else [begins]
     config = preset(name)
+    if config.embedding.patches is not None:
+        raise RequestError(
+            f"{name} reads images, and --text is for models of tokens; gf.capture(model, images, sites) looks inside",
+            code="conflict", field="model", value=name, expected="a model of tokens",
+        )  # fmt: skip
     if config.vocab_size < 256:
         raise RequestError(
             f"vocab_size={config.vocab_size} of {name} is too small for bytes, and it has no tokenizer; "
             "256 or more is right, or a checkpoint"
         )
     say(f"{name} names no checkpoint: its weights are random, and it reads bytes")
-    return config.build(seed=0).eval(), ByteTokenizer(), False
+    return config.build(seed=0).eval(), ByteTokenizer(), False, None
 
 
 # What the terminal shows
@@ -218,6 +252,8 @@ def tell(seen: Inspection, console: Console) -> None:
         console.print(Text("most surprising: ").append(dear))
     if seen.heads:
         console.print(head_table(seen))
+    if seen.crossings:
+        console.print(crossing_table(seen))
     console.print(prediction_table(seen))
 
 
@@ -277,6 +313,20 @@ def head_table(seen: Inspection) -> Table:
     for kind, found in seen.notable(SHOWN_HEADS).items():
         for head in found:
             table.add_row(kind, *_numbers(head), Text(looked_at(seen, head, last)))
+    return table
+
+
+def crossing_table(seen: Inspection) -> Table:
+    """What the last layer that reads the source takes from it, at some positions."""
+    one = seen.crossings[-1]
+    table = ruled(f"what layer {one.layer} reads of the source, mean of its heads")
+    table.add_column("at", no_wrap=True)
+    table.add_column("reads", overflow="fold")
+    count = one.maps.shape[1]
+    for position in sorted({*range(0, count, max(1, math.ceil(count / SHOWN_DEPTHS))), count - 1}):
+        found = seen.read_at(one, position, SHOWN_WORDS)
+        words = ", ".join(f"{quoted(seen.source[at])} {weight:.2f}" for at, weight in found)
+        table.add_row(Text(f"{position} {quoted(seen.words[position])}"), Text(words))
     return table
 
 

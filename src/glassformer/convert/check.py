@@ -10,12 +10,13 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import io
 import math
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
@@ -29,12 +30,14 @@ from glassformer.building import generator_of
 from glassformer.convert import is_checkpoint, load, locate, save
 from glassformer.convert.doors import doors
 from glassformer.convert.families import FAMILIES, own
+from glassformer.convert.family import Family
 from glassformer.convert.fold import fold
 from glassformer.convert.folder import is_folder, read_config
 from glassformer.convert.names import Names, Place
 from glassformer.errors import RequestError
-from glassformer.model import Model
+from glassformer.model import Model, Tower
 from glassformer.model import locate as place
+from glassformer.parts.forward_pass import Memory, Pass
 from glassformer.parts.linear import Linear
 from glassformer.training import Loaded
 
@@ -44,6 +47,8 @@ STRICTER = 4
 LARGEST = 4_000_000_000
 LONGEST_WINDOW = 512
 Verdict = Literal["ok", "wrong", "inherited", "skipped"]
+Given = dict[str, Tensor]
+"""What our model is called with, by name: `tokens`, and `source` where it reads one."""
 
 
 @dataclass(frozen=True)
@@ -108,20 +113,14 @@ def checks(
     if not 0 < tolerance < math.inf:
         raise RequestError(f"tolerance={tolerance}: a positive, finite number is right, as {TOLERANCE}")
     loaded, source = _load(model, reference)
-    if loaded.model.encoder is not None:
-        raise RequestError(
-            "this model has an encoder, and check knows models of one tower; compare its logits with the published "
-            "class",
-            code="conflict", field="encoder",
-        )  # fmt: skip
     ours = fold(loaded.model)
-    tokens = _tokens(loaded, text, seed)
+    given = _given(loaded, text, seed)
     size = sum(weight.nbytes for weight in ours.parameters())
     kept = "" if size <= largest else f"{size:,} bytes of weights are more than largest={largest:,}; give a larger one"
     trains = ours.training
     ours.eval()
     try:
-        yield from _decoding(ours, tokens, tolerance)
+        yield from _decoding(ours, given, tolerance)
         with tempfile.TemporaryDirectory() as folder:
             if not kept and shutil.disk_usage(folder).free < 1.1 * size:
                 kept = f"{size:,} bytes of weights are more than is free in {folder}"
@@ -131,7 +130,7 @@ def checks(
                 save(ours, None, folder)
                 yield _round_trip(ours, folder, size)
             lies = source or (None if kept else Path(folder))
-            yield from _reference(ours, tokens, lies, reference is not None, kept, tolerance)
+            yield from _reference(ours, given, lies, reference is not None, kept, tolerance)
     finally:
         ours.train(trains)
 
@@ -149,24 +148,40 @@ def _load(model: Model | str | Path, reference: str | Path | None) -> tuple[Load
     return load(model, dtype=torch.float32), source
 
 
-def _tokens(loaded: Loaded, text: str | None, seed: int) -> Tensor:
-    """(2, s): long enough that every window of bearable length closes, and of a length that is nobody's head count."""
+def _given(loaded: Loaded, text: str | None, seed: int) -> Given:
+    """What the model is called with: two rows of tokens, or images, and a source of another length where it reads
+    one."""
+    model, vocab, draw = loaded.model, loaded.config.vocab_size, generator_of(seed)
+    if (patches := model.embedding.patches) is not None:
+        if text is not None:
+            raise RequestError("text: this model reads images")
+        images = torch.randn(2, patches.channels, patches.size, patches.size, generator=draw)
+        return {"tokens": images.to(model.device)}
+    length = _length(loaded)
+    given = {"tokens": torch.randint(vocab, (2, length), generator=draw)}
+    if text is not None:
+        if loaded.tokenizer is None:
+            raise RequestError("text: this model has no tokenizer to read it")
+        read = torch.tensor(loaded.tokenizer.encode(text).tolist(), dtype=torch.long)
+        if len(read) < 2:
+            raise RequestError(f"text={text!r} has {len(read)} tokens; give two or more")
+        given["tokens"] = read[:length].expand(2, -1)
+    if (encoder := model.encoder) is not None:
+        known = vocab if encoder.embedding.tied else encoder.embedding.vocab_size
+        most = min(length + 3, encoder.embedding.limit or length + 3)
+        given["source"] = torch.randint(known, (2, most), generator=draw)
+    return {name: value.to(model.device) for name, value in given.items()}
+
+
+def _length(loaded: Loaded) -> int:
+    """Tokens enough that every window of bearable length closes, and a number that is nobody's head count."""
     mixers: list[Any] = [layer.mixer for layer in loaded.model.layers]
     reaches = [mixer.reach or 0 for mixer in mixers]
     length = max(32, *(reach + 8 for reach in reaches if reach <= LONGEST_WINDOW), 0)
     length = min(length, loaded.config.context)
     while length > 1 and length in {mixer.heads.n_heads for mixer in mixers if mixer.heads is not None}:
         length -= 1
-    vocab, device = loaded.config.vocab_size, loaded.model.device
-    tokens = torch.randint(vocab, (2, length), generator=generator_of(seed)).to(device)
-    if text is None:
-        return tokens
-    if loaded.tokenizer is None:
-        raise RequestError("text: this model has no tokenizer to read it")
-    read = torch.tensor(loaded.tokenizer.encode(text).tolist(), dtype=torch.long, device=device)
-    if len(read) < 2:
-        raise RequestError(f"text={text!r} has {len(read)} tokens; give two or more")
-    return read[:length].expand(2, -1)
+    return length
 
 
 def errors(actual: Tensor, expected: Tensor) -> tuple[float, float]:
@@ -180,26 +195,28 @@ def errors(actual: Tensor, expected: Tensor) -> tuple[float, float]:
 # Decoding and disk
 
 
-def _decoding(model: Model, tokens: Tensor, tolerance: float) -> Iterator[Row]:
+def _decoding(model: Model, given: Given, tolerance: float) -> Iterator[Row]:
     """Tokens one by one, and rows of unequal length padded on the left, against each row whole."""
-    s = tokens.shape[1]
-    half = (s + 1) // 2
     if why := _not_decoded(model):
         yield Row("decoding", "cached", "skipped", note=why)
         return
-    whole = [model(tokens[:1]), model(tokens[1:, s // 3 :])]
-    state = model.init_state(1, s)
-    cached = [model(tokens[:1, :half], state), *(model(tokens[:1, i : i + 1], state) for i in range(half, s))]
+    tokens, both = given["tokens"], {name: value for name, value in given.items() if name != "tokens"}
+    one, other = ({name: value[i : i + 1] for name, value in both.items()} for i in (0, 1))
+    s, room = tokens.shape[1], both["source"].shape[1] if "source" in both else 0
+    half = (s + 1) // 2
+    whole = [model(tokens[:1], **one), model(tokens[1:, s // 3 :], **other)]
+    state = model.init_state(1, s, memory_len=room)
+    cached = [model(tokens[:1, :half], state, **one), *(model(tokens[:1, i : i + 1], state) for i in range(half, s))]
     yield _compared("cached", torch.cat(cached, 1), whole[0], tolerance)
     mask = torch.ones_like(tokens)
     mask[1, : s // 3] = 0
-    rows = model(tokens, documents=mask)
-    state = model.init_state(2, s)
-    first = model(tokens[:, :half], state, documents=mask[:, :half])
+    rows = model(tokens, documents=mask, **both)
+    state = model.init_state(2, s, memory_len=room)
+    first = model(tokens[:, :half], state, documents=mask[:, :half], **both)
     later = [model(tokens[:, i : i + 1], state) for i in range(half, s)]
     for site, logits in (("padded", rows), ("padded and cached", torch.cat([first, *later], 1))):
-        both = [(logits[:1], whole[0]), (logits[1:, s // 3 :], whole[1])]
-        yield max((_compared(site, *pair, tolerance) for pair in both), key=lambda row: row.relative or 0.0)
+        pair = [(logits[:1], whole[0]), (logits[1:, s // 3 :], whole[1])]
+        yield max((_compared(site, *each, tolerance) for each in pair), key=lambda row: row.relative or 0.0)
 
 
 def _not_decoded(model: Model) -> str:
@@ -235,18 +252,22 @@ def _round_trip(model: Model, folder: str, size: int) -> Row:
 
 
 def _reference(
-    model: Model, tokens: Tensor, source: Path | None, named: bool, kept: str, tolerance: float
+    model: Model, given: Given, source: Path | None, named: bool, kept: str, tolerance: float
 ) -> Iterator[Row]:
     """`named`: the user did, and is told where it cannot be had; what was only tried is skipped."""
     theirs, family, why = None, None, _no_reference(model, source, named, kept)
     if not why:
         assert source is not None
         try:
-            theirs = (_computed_by_us if _is_ours(source) else _published)(source).to(tokens.device)
+            theirs = (_computed_by_us if _is_ours(source) else _published)(source).to(model.device)
             family = {**FAMILIES, own.OWN.model_type: own.OWN}.get(theirs.config.model_type)
             why = "" if family else f"model_type={theirs.config.model_type!r} is no family known here"
             if (padding := getattr(theirs.config, "pad_token_id", None)) is not None:  # it moves positions of some
-                tokens = torch.where(tokens == padding, (padding + 1) % model.vocab_size, tokens)
+                given = {
+                    name: torch.where(value == padding, (padding + 1) % model.vocab_size, value)
+                    if name in ("tokens", "source") else value
+                    for name, value in given.items()
+                }  # fmt: skip
         except RequestError:
             raise
         except Exception as problem:  # another library's, of whatever kind
@@ -257,7 +278,11 @@ def _reference(
     if theirs is None or family is None:
         yield Row("reference", "logits", "skipped", note=why)
     else:
-        yield from compare(model, theirs, family.names_of(model.config), tokens, tolerance)
+        family.as_ours(theirs, model)
+        if "global_attention_mask" in inspect.signature(theirs.forward).parameters:
+            every = torch.arange(given["tokens"].shape[1], device=model.device)
+            given["global_tokens"] = (every % 7 == 0).expand(2, -1)
+        yield from compare(model, theirs, family, given, tolerance)
 
 
 def _no_reference(model: Model, source: Path | None, named: bool, kept: str) -> str:
@@ -279,22 +304,22 @@ def _is_ours(source: Path) -> bool:
 
 
 def _computed_by_us(source: Path) -> Any:
-    from glassformer.convert.transformers import GlassformerForCausalLM
+    from glassformer.convert import transformers as ours
 
-    return GlassformerForCausalLM.of(fold(load(source, dtype=torch.float32).model))
+    model = fold(load(source, dtype=torch.float32).model)
+    return getattr(ours, own.OWN.architecture_of(model.config)).of(model)
 
 
 def _published(source: Path) -> Any:
     import transformers
 
-    where, file = (source, {}) if source.is_dir() else (source.parent, {"gguf_file": source.name})
-    how = {**file, "dtype": torch.float32, "attn_implementation": "eager"}
+    how: dict[str, Any] = {"dtype": torch.float32, "attn_implementation": "eager"}
     with redirect_stderr(io.StringIO()):  # its bars, of which not all can be switched off
-        config = transformers.AutoConfig.from_pretrained(where, **file)
-        named = getattr(transformers, (config.architectures or [""])[0], None)  # an encoder is no causal model there
-        masked = isinstance(named, type) and named in transformers.MODEL_FOR_MASKED_LM_MAPPING.values()
-        auto = transformers.AutoModelForMaskedLM if masked else transformers.AutoModelForCausalLM
-        return auto.from_pretrained(where, **how).eval()
+        if not source.is_dir():
+            how["gguf_file"] = source.name
+            return transformers.AutoModelForCausalLM.from_pretrained(source.parent, **how).eval()
+        family, config, _ = read_config(source)
+        return getattr(transformers, family.architecture_of(config)).from_pretrained(source, **how).eval()
 
 
 SITES = {"mixer.output": ("mixer.z", "mixer.out"), "mixer.out_proj": ("", "mixer.out"),
@@ -323,31 +348,41 @@ class Pair:
     other: Tensor | None
 
 
-def pairs(model: Model, theirs: nn.Module, names: Names) -> list[Pair]:
-    """Modules of layers and the final norm that compute the same, by the names of their weights."""
-    known, layers = dict(theirs.named_modules()), list[Any](model.layers)
-    found = []
-    for path, module in model.named_modules():
-        _, layer, part = (*path.split(".", 2), "", "")[:3]
-        if f".{part}" in names.wholes:
-            found.append(Pair(path, names.layer.replace("*", layer) + names.wholes[f".{part}"], None, None))
-            continue
-        weight = next(module.parameters(recurse=False), None)
-        if weight is None or f".{part}" in names.apart or not path.startswith(("layers.", "final_norm")):
-            continue
-        try:
-            layout, stem = names.layout(path)
-        except KeyError:  # a part that the family does not have
-            continue
-        mixer = layers[int(path.split(".")[1])].mixer if path.startswith("layers.") else None
-        features = (sum(module.outs),) if isinstance(module, Linear) else tuple(weight.shape)
-        for piece in layout.pieces(Place(features, "weight", module, mixer)):
-            mine = None if piece.ours is None and piece.row is None else piece.mine(_counted(features)).flatten()
-            other = None if piece.theirs is None else piece.theirs(_counted(piece.shape)).flatten()
-            there = (stem + piece.name).removesuffix(".weight")  # of layouts that name the tensor itself
-            if there in known:
-                found.append(Pair(path, there, mine, other))
+def pairs(model: Model, theirs: nn.Module, names: Names, called: Callable[[str], str]) -> list[Pair]:
+    """Modules of layers and the final norms that compute the same, by the names of their weights; `called`: a name in
+    their file -> that of their class."""
+    known, found = dict(theirs.named_modules()), list[Pair]()
+    for prefix, tower, within in towers(model, names):
+        for path, module in tower.named_modules(prefix=prefix.rstrip(".")):
+            inner = path.removeprefix(prefix)
+            _, layer, part = (*inner.split(".", 2), "", "")[:3]
+            if f".{part}" in within.wholes:
+                found.append(Pair(path, within.layer.replace("*", layer) + within.wholes[f".{part}"], None, None))
+                continue
+            weight = next(module.parameters(recurse=False), None)
+            if weight is None or f".{part}" in within.apart or not inner.startswith(("layers.", "final_norm")):
+                continue
+            try:
+                layout, stem = names.layout(path)
+            except KeyError:  # a part that the family does not have
+                continue
+            mixer: Any = tower.get_submodule(f"layers.{layer}.mixer") if inner.startswith("layers.") else None
+            features = (sum(module.outs),) if isinstance(module, Linear) else tuple(weight.shape)
+            for piece in layout.pieces(Place(features, "weight", module, mixer)):
+                mine = None if piece.ours is None and piece.row is None else piece.mine(_counted(features)).flatten()
+                other = None if piece.theirs is None else piece.theirs(_counted(piece.shape)).flatten()
+                there = called((stem + piece.name).removesuffix(".weight"))  # of layouts that name the tensor itself
+                if there in known:
+                    found.append(Pair(path, there, mine, other))
     return found
+
+
+def towers(model: Model, names: Names) -> list[tuple[str, Tower, Names]]:
+    """(what stands before the names of its modules, the tower, the family's names), in the order of computation."""
+    own: list[tuple[str, Tower, Names]] = [("", model, names)]
+    if model.encoder is None:
+        return own
+    return [("encoder.", model.encoder, names.encoder or names), *own]
 
 
 def _counted(shape: tuple[int, ...]) -> Tensor:
@@ -366,7 +401,9 @@ def watch(modules: dict[str, nn.Module], copies: bool = False) -> Iterator[Seen]
     for name, module in modules.items():
 
         def keep(module: nn.Module, args: Any, kwargs: Any, value: Any, name: str = name) -> None:
-            first = args[0] if args else next(iter(kwargs.values()))
+            if not (given := [*args, *kwargs.values()]):  # a table that hands out its weight
+                return
+            first = given[0]
             both = (first, value[0] if isinstance(value, tuple) else value)
             seen.setdefault(name, (both[0].clone(), both[1].clone()) if copies else both)
 
@@ -379,44 +416,98 @@ def watch(modules: dict[str, nn.Module], copies: bool = False) -> Iterator[Seen]
 
 
 def compare(
-    model: Model, theirs: nn.Module, names: Names, tokens: Tensor, tolerance: float = TOLERANCE
+    model: Model, theirs: nn.Module, family: Family, given: Given, tolerance: float = TOLERANCE
 ) -> Iterator[Row]:
     """Rows in the order of computation. Each of our layers, and each module in it, also runs alone on the reference's
     own input, so that nothing wrong hides behind something else that is."""
-    both = pairs(model, theirs, names)
-    layers = [names.layer.replace("*", str(i)).rstrip(".") for i in range(len(model.layers))]
+    names = family.names_of(model.config)
+    both, each = pairs(model, theirs, names, family.of_class), towers(model, names)
+    layers = {
+        prefix: [
+            family.of_class(within.layer.replace("*", str(i)).rstrip("."))
+            for i in range(len(tower.layers) // within.blocks)
+        ]
+        for prefix, tower, within in each
+    }
     _refuse_another_shape(model, theirs, layers)
-    wanted = {path: theirs.get_submodule(path) for path in (*layers, *(pair.theirs for pair in both))}
+    paths = [path for some in layers.values() for path in some]
+    wanted = {path: theirs.get_submodule(path) for path in (*paths, *(pair.theirs for pair in both))}
     with watch(wanted, copies=True) as there:
-        logits = theirs(tokens, use_cache=False).logits
+        expected = _answer(model, theirs(**_theirs(model, theirs, given)))
     paired = {pair.ours for pair in both}
     mine = {name: one for name, one in model.named_modules() if name in paired or name.endswith(".resid_mid")}
-    with watch({**mine, **{f"layers.{i}": block for i, block in enumerate(model.layers)}}) as whole:
-        end = model(tokens)
-    at, found = place(tokens), _Findings([pair for pair in both if pair.theirs in there], mine, there, whole, tolerance)
-    yield found.row("embed", whole["layers.0"][0], whole["layers.0"][0], there[layers[0]][0], layers[0])
+    blocks = {f"{prefix}layers.{i}": block for prefix, tower, _ in each for i, block in enumerate(tower.layers)}
+    with watch({**mine, **blocks}) as whole:
+        end = model(**given)
+    found = _Findings([pair for pair in both if pair.theirs in there], mine, there, whole, tolerance)
+    x, memory = end, None
+    for prefix, tower, within in each:
+        at = place(tower.embedding.places(given["source" if prefix else "tokens"]))
+        for path in layers[prefix]:  # some classes pad what they read
+            first, last = there[path]
+            there[path] = first[:, : at.tokens], last[:, : at.tokens]
+        at.memory, at.global_tokens = memory, None if prefix else given.get("global_tokens")
+        x = yield from _tower(found, prefix, tower, within.blocks, layers[prefix], at)
+        memory = Memory(x)
+    yield found.row("logits", end, model.unembed(x), expected, "logits", own=True)
+
+
+def _tower(
+    found: _Findings, prefix: str, tower: Tower, blocks: int, layers: list[str], at: Pass
+) -> Generator[Row, None, Tensor]:
+    """Rows of the layers of a tower, of which `blocks` are one of theirs, and of its final norm; returns what the
+    reference hands on."""
+    first, there = found.whole[f"{prefix}layers.0"][0], found.there
+    yield found.row(f"{prefix}embed", first, first, there[layers[0]][0], layers[0])
     for i, path in enumerate(layers):
-        name, block = f"layers.{i}", model.layers[i]
-        with watch({inner: one for inner, one in mine.items() if inner.startswith(f"{name}.")}) as alone:
-            out = block(there[path][0], at)
-        yield from found.inside(name, alone)
-        yield found.row(f"{name}.resid_post", whole[name][1], out, there[path][1], path)
+        out, found.broken = there[path][0], False
+        for number in range(i * blocks, (i + 1) * blocks):
+            name = f"{prefix}layers.{number}"
+            with watch({inner: one for inner, one in found.mine.items() if inner.startswith(f"{name}.")}) as alone:
+                out = tower.layers[number](out, at)
+            yield from found.inside(name, alone)
+        yield found.row(f"{name}.resid_post", found.whole[name][1], out, there[path][1], path)
     x = there[layers[-1]][1]
-    if model.final_norm is not None:
-        with watch({"final_norm": model.final_norm}) as alone:
-            x = model.final_norm(x)
-        yield from found.inside("final_norm", alone)
-        x = next((there[pair.theirs][1] for pair in found.both if pair.ours == "final_norm"), x)
-    yield found.row("logits", end, model.unembed(x), logits, "logits", own=True)
+    if tower.final_norm is not None:
+        name = f"{prefix}final_norm"
+        with watch({name: tower.final_norm}) as alone:
+            x = tower.final_norm(x)
+        yield from found.inside(name, alone)
+        x = next((there[pair.theirs][1] for pair in found.both if pair.ours == name), x)
+    return x
 
 
-def _refuse_another_shape(model: Model, theirs: Any, layers: list[str]) -> None:
-    found = theirs.config.num_hidden_layers
-    if found != len(layers):
-        raise RequestError(f"reference: it has {found} layers, and this model has {len(layers)}")
-    mine, other = tuple(model.embedding.applied().shape), tuple(theirs.get_input_embeddings().weight.shape)
-    if mine != other:
-        raise RequestError(f"reference: its embedding has the shape {other}, and this model's has {mine}")
+def _theirs(model: Model, theirs: Any, given: Given) -> dict[str, Any]:
+    """What the published class is called with."""
+    tokens, more = given["tokens"], dict[str, Any]()
+    if model.causal and model.config.head.predicts_tokens:
+        more["use_cache"] = False
+    if model.embedding.patches is not None:
+        return {"pixel_values": tokens, **more}
+    if model.encoder is not None:
+        return {"input_ids": given["source"], "decoder_input_ids": tokens, **more}
+    if "global_tokens" in given:
+        more["global_attention_mask"] = given["global_tokens"].long()
+    return {"input_ids": tokens, **more}
+
+
+def _answer(model: Model, out: Any) -> Tensor:
+    """Of what the published class returns, that which our model gives."""
+    head = model.config.head
+    if not head.vector:
+        return out.logits
+    return out.pooler_output if head.pool else out.last_hidden_state
+
+
+def _refuse_another_shape(model: Model, theirs: Any, layers: dict[str, list[str]]) -> None:
+    for paths in layers.values():
+        found = len(theirs.get_submodule(paths[0].rpartition(".")[0]))
+        if found != len(paths):
+            raise RequestError(f"reference: it has {found} layers, and this model has {len(paths)}")
+    if model.embedding.patches is None:
+        mine, other = tuple(model.embedding.applied().shape), tuple(theirs.get_input_embeddings().weight.shape)
+        if mine != other:
+            raise RequestError(f"reference: its embedding has the shape {other}, and this model's has {mine}")
 
 
 @dataclass
@@ -434,8 +525,7 @@ class _Findings:
     """Whether something before is wrong in the model."""
 
     def inside(self, name: str, alone: Seen) -> Iterator[Row]:
-        """The modules of one layer, which ran alone on the reference's input."""
-        self.broken = False
+        """The modules of one block, which ran alone on the reference's input of the layer that it is part of."""
         mid = alone.get(f"{name}.residual.resid_mid", (None, None))[1]
         shown, wrong = {""}, list[str]()  # wrong: modules, with what leads to them
         for path, (given, made) in alone.items():
@@ -480,13 +570,15 @@ class _Findings:
         self.broken |= wrong
         self.ever |= wrong
         verdict: Verdict = "wrong" if wrong else "inherited" if inherited else "ok"
-        note = CAUSES.get(re.sub(r"layers\.\d+\.", "", site), OWN) if wrong else ""
+        note = CAUSES.get(re.sub(r"^(encoder\.)?(layers\.\d+\.)?", "", site), OWN) if wrong else ""
         return Row("reference", site, verdict, *first, alone=again[1], theirs=theirs, note=note)
 
 
 def _aligned(theirs: Tensor, ours: Tensor) -> Tensor | None:
     """Their activation as (b, s, features), where ours is (b, s, ...); None where it is laid out in another way."""
     b, s = ours.shape[:2]
+    if theirs.dim() == 3 and theirs.shape[1] == b != s <= theirs.shape[0]:
+        theirs = theirs[:s].transpose(0, 1)  # (s, b, features), padded at its end
     if theirs.dim() == 4 and theirs.shape[1] != s:
         theirs = theirs.transpose(1, 2)  # (b, n, s, h)
     return theirs.reshape(b, s, -1) if theirs.numel() % (b * s) == 0 else None
@@ -494,6 +586,8 @@ def _aligned(theirs: Tensor, ours: Tensor) -> Tensor | None:
 
 def _difference(ours: Tensor, theirs: Tensor, pair: Pair | None) -> tuple[float, float] | None:
     """Errors of two activations where the features of the pair meet; None where they are laid out differently."""
+    if ours.dim() == 2:  # one row for each text
+        return errors(ours, theirs) if ours.shape == theirs.shape else None
     mine, other = ours.flatten(2), _aligned(theirs, ours)
     if other is not None and pair is not None:
         mine = mine if pair.mine is None else mine[..., pair.mine]

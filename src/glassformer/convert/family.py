@@ -70,6 +70,13 @@ class Family:
     start: str = "pad_token_id"
     """Which token a text that is written from a source begins with, where config.json does not say."""
 
+    as_ours: Callable[[Any, Any], None] = lambda theirs, model: None
+    """(the published model, ours): where it computes something else in evaluation than what it was trained as, makes it
+    compute the latter, for comparisons."""
+
+    of_class: Callable[[str], str] = lambda name: name
+    """A name in the file -> what the class calls it, where `transformers` renames between them."""
+
     def architecture_of(self, config: ModelConfig) -> str:
         """The class that `transformers` builds for this config. Raises Closed where there is none for its head."""
         if config.head.predicts_tokens:

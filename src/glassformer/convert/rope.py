@@ -4,6 +4,7 @@ or all of them inside `rope_parameters` (transformers 5). Written in the older f
 from __future__ import annotations
 
 import math
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from glassformer.convert.fields import Fields
@@ -56,6 +57,26 @@ def rotary(
         pairing=pairing,
         scaling=_read_scaling(said, fields, context),
     )
+
+
+def rotary_by_kind(
+    fields: Fields, context: int, bases: Mapping[str, tuple[str, float]], scaled: Collection[str]
+) -> dict[str, RotaryConfig]:
+    """For each kind of layer, from its mapping inside `rope_parameters`, or from older words: `bases` has the word of
+    its base and the family's own, and an outer `rope_scaling` is that of the kinds `scaled`."""
+    nested, scaling = fields.mapping("rope_parameters"), fields.mapping("rope_scaling")
+    scaling.only("type", None)  # `transformers` overhears it here
+    positions = {}
+    for kind, (word, theta) in bases.items():
+        said = nested.mapping(kind).changed(scaling.values if kind in scaled else {})
+        said.only("partial_rotary_factor", 1.0)
+        said.only("truncate", True)
+        positions[kind] = rotary(said, Fields({}), context, fields.number(word, theta))
+        if kind in scaled:
+            scaling.ignore(*said.seen)
+    if others := sorted(nested.values.keys() - bases.keys()):
+        raise nested.refuse(others[0], nested.values[others[0]], f"known are {' and '.join(bases)}")
+    return positions
 
 
 def _read_scaling(said: Fields, fields: Fields, context: int) -> RotaryScalingConfig | None:

@@ -4,34 +4,44 @@
 >>> AutoModelForCausalLM.from_pretrained(folder)                    # a folder that gf.save wrote
 >>> GlassformerForCausalLM.of(gf.preset("llama@10m+alibi").build())   # any model, wrapped as it stands
 
-Weights are named `model.<our name>`, as in the folder. Needs the extra `hf`.
+A decoder is `AutoModelForCausalLM`'s, a model that sees both ways `AutoModelForMaskedLM`'s, one with two towers
+`AutoModelForSeq2SeqLM`'s, one of classes `AutoModelForSequenceClassification`'s; `AutoModel` gives the hidden states of
+any of them. Weights are named `model.<our name>`, as in the folder. Needs the extra `hf`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+import transformers
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.cache_utils import Cache
 from transformers.generation import GenerationMixin
-from transformers.modeling_outputs import CausalLMOutputWithPast
-from transformers.modeling_utils import PreTrainedModel
+from transformers.modeling_outputs import (
+    BaseModelOutput,
+    BaseModelOutputWithPooling,
+    CausalLMOutputWithPast,
+    MaskedLMOutput,
+    Seq2SeqLMOutput,
+    SequenceClassifierOutput,
+)
 
 from glassformer.config import ModelConfig
+from glassformer.convert.wrapped import Wrapped, check_tokens, count, mean_loss, padding, placed
 from glassformer.errors import RequestError
-from glassformer.introspection import sites
 from glassformer.model import Model
 from glassformer.parts import auxiliary
+from glassformer.parts.forward_pass import Memory
 from glassformer.parts.loss import IGNORED
 from glassformer.register.config import GlassformerConfig
 from glassformer.state import ModelState
 
-__all__ = ["GlassformerCache", "GlassformerConfig", "GlassformerForCausalLM"]
+__all__ = [
+    "GlassformerCache", "GlassformerConfig", "GlassformerForCausalLM", "GlassformerForMaskedLM",
+    "GlassformerForSeq2SeqLM", "GlassformerForSequenceClassification", "GlassformerModel",
+]  # fmt: skip
 
 
 class GlassformerCache(Cache):
@@ -49,8 +59,9 @@ class GlassformerCache(Cache):
         self.mask: Tensor | None = None
         """(b, t), 0 for padding; None without any."""
 
-    def read(self, model: Model, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
-        """What `model.hidden_states` returns for the next tokens (b, s); `mask` (b, t) is that of all tokens."""
+    def read(self, model: Model, tokens: Tensor, mask: Tensor | None = None, memory: Memory | None = None) -> Tensor:
+        """What `model.hidden_states` returns for the next tokens (b, s); `mask` (b, t) is that of all tokens. The
+        `memory` of a model that reads one comes with every call, as a state that begins anew reads it again."""
         start = self.get_seq_length()
         end = start + tokens.shape[1]
         if mask is None and self.mask is not None:
@@ -60,10 +71,12 @@ class GlassformerCache(Cache):
         self.tokens = tokens if self.tokens is None else torch.cat([self.tokens, tokens], dim=1)
         self.mask = mask
         if self.state is None or end > self.state.max_len:
-            self.state = model.init_state(tokens.shape[0], self._room(model, end))
+            length = 0 if memory is None else memory.x.shape[1]
+            self.state = model.init_state(tokens.shape[0], self._room(model, end), memory_len=length)
         read = self.state.length
         documents, positions = (None, None) if mask is None else (mask[:, read:], count(mask)[:, read:])
-        return model.hidden_states(self.tokens[:, read:], self.state, positions, documents)[:, start - read :]
+        again = None if read else memory
+        return model.hidden_states(self.tokens[:, read:], self.state, positions, documents, again)[:, start - read :]
 
     def _room(self, model: Model, needed: int) -> int:
         limit = model.embedding.limit
@@ -119,45 +132,13 @@ class GlassformerCache(Cache):
         self.state = self.tokens = self.mask = None
 
 
-def count(mask: Tensor) -> Tensor:
-    """mask (b, t) of zeros and ones -> how many tokens stand before each, padding apart."""
-    return (mask.cumsum(-1) - 1).clamp(min=0)
-
-
-class GlassformerForCausalLM(PreTrainedModel, GenerationMixin):
-    """Our `Model`, as `self.model`, behind the interface of `transformers`.
-
-    Every `kernel` and every mask is the model's own: `attn_implementation` chooses nothing.
-    """
-
-    config_class = GlassformerConfig
-    base_model_prefix = "model"
-    _no_split_modules = ["Block"]
-    _skip_keys_device_placement = ["past_key_values"]
-    accepts_loss_kwargs = True
-
-    def __init__(self, config: GlassformerConfig):
-        super().__init__(config)
-        seed = int(torch.randint(1 << 31, (1,), device="cpu"))  # torch.manual_seed rules, as for every other model
-        self.model = ModelConfig.from_dict(config.glassformer).build(seed)
-        if not next(self.model.parameters()).is_meta:
-            for module in self.model.modules():
-                module._is_hf_initialized = True
-        self.post_init()
+class GlassformerForCausalLM(Wrapped, GenerationMixin):
+    """A decoder."""
 
     @classmethod
-    def of(cls, model: Model) -> GlassformerForCausalLM:
-        """Wraps a model as it stands: its weights are shared, not copied."""
-        with torch.device("meta"):
-            made = cls(GlassformerConfig(glassformer=model.config.to_dict()))
-        made.model = model
-        return made.train(model.training)
-
-    def _init_weights(self, module: nn.Module) -> None:
-        """Asked for where a checkpoint lacks a weight."""
-        lacking = [name for name, p in module.named_parameters() if not getattr(p, "_is_hf_initialized", False)]
-        path = next(path for path, one in self.named_modules() if one is module)
-        raise RequestError(f"the checkpoint has no tensor {path}.{lacking[0]}; give one that is whole")
+    def check(cls, config: ModelConfig) -> None:
+        refuse(config.encoder is not None, "reads a source", "AutoModelForSeq2SeqLM")
+        refuse(not config.head.predicts_tokens, "gives no logits of tokens", "AutoModel")
 
     def forward(
         self,
@@ -180,20 +161,14 @@ class GlassformerForCausalLM(PreTrainedModel, GenerationMixin):
         `attention_mask` (b, s), or (b, t) with a cache, is 0 for padding, on either side; positions count its ones.
         Without a cache `position_ids` may say otherwise, and where they begin anew without a mask another text begins.
         """
-        if input_ids is None or inputs_embeds is not None:
-            raise RequestError("inputs_embeds: this model reads tokens; give input_ids")
-        for name, value in (("input_ids", input_ids), ("attention_mask", attention_mask)):
-            if value is not None and value.dim() != 2:
-                raise RequestError(f"{name} has shape {tuple(value.shape)}; (batch, length) is right")
-        mask = None if attention_mask is None or bool(attention_mask.all()) else attention_mask.long()
+        tokens, mask = check_tokens(input_ids, attention_mask, inputs_embeds), padding(attention_mask)
         if past_key_values is None and use_cache:
             past_key_values = GlassformerCache()
-        hidden = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
-        with watched(self.model, bool(hidden), bool(output_attentions)) as seen, auxiliary.gathering() as added:
+        with self.looked_at(output_hidden_states, output_attentions) as seen, auxiliary.gathering() as added:
             if past_key_values is None:
-                x = self.model.hidden_states(input_ids, **placed(input_ids, mask, position_ids))
+                x = self.model.hidden_states(tokens, **placed(tokens, mask, position_ids))
             else:
-                x = self._continue(past_key_values, input_ids, mask, position_ids)
+                x = self._continue(past_key_values, tokens, mask, position_ids)
             kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
             logits = self.model.logits(self.model.unembed(x[:, kept]))
         loss = None
@@ -206,7 +181,14 @@ class GlassformerForCausalLM(PreTrainedModel, GenerationMixin):
         out = CausalLMOutputWithPast(loss, logits, past_key_values, **seen)
         return out.to_tuple() if return_dict is False else out
 
-    def _continue(self, cache: Any, tokens: Tensor, mask: Tensor | None, positions: Tensor | None) -> Tensor:
+    def _continue(
+        self,
+        cache: Any,
+        tokens: Tensor,
+        mask: Tensor | None,
+        positions: Tensor | None,
+        memory: Memory | None = None,
+    ) -> Tensor:
         if not isinstance(cache, GlassformerCache):
             raise RequestError(f"past_key_values is a {type(cache).__name__}; this model continues a GlassformerCache")
         start = cache.get_seq_length()
@@ -219,7 +201,7 @@ class GlassformerForCausalLM(PreTrainedModel, GenerationMixin):
         counted = torch.arange(start, end, device=tokens.device)
         if mask is None and positions is not None and bool((positions != counted).any()):
             raise RequestError("position_ids must count on from the tokens in the cache; leave them out")
-        return cache.read(self.model, tokens, mask)
+        return cache.read(self.model, tokens, mask, memory)
 
     def _prepare_cache_for_generation(  # type: ignore[override]
         self, generation_config: Any, model_kwargs: dict[str, Any], *rest: Any, **more: Any
@@ -230,60 +212,180 @@ class GlassformerForCausalLM(PreTrainedModel, GenerationMixin):
         if generation_config.use_cache is not False and model_kwargs.get("past_key_values") is None:
             model_kwargs["past_key_values"] = GlassformerCache(generation_config.max_length)
 
-    def get_input_embeddings(self) -> nn.Module:
-        return self.model.embedding
 
-    def set_input_embeddings(self, value: nn.Module) -> None:
-        self.model.embedding = value
+class GlassformerModel(Wrapped):
+    """The hidden states of any model, and of one whose head pools its vectors; of two towers those of the decoder."""
 
-    def resize_token_embeddings(self, new_num_tokens: int | None = None, *args: Any, **kwargs: Any) -> Any:
-        """The size of a vocabulary is part of the config. Raises RequestError for another one."""
-        if new_num_tokens in (None, self.config.vocab_size):
-            return self.model.embedding
-        raise RequestError(
-            f"new_num_tokens={new_num_tokens}: the vocabulary of this model has {self.config.vocab_size} tokens; build "
-            f"one with vocab_size={new_num_tokens} and copy the rows that stay"
-        )
-
-
-def placed(tokens: Tensor, mask: Tensor | None, positions: Tensor | None) -> dict[str, Tensor]:
-    """The positions and documents of tokens (b, s) that are a whole batch."""
-    if mask is not None:
-        return {"documents": mask, "positions": count(mask) if positions is None else positions.expand_as(tokens)}
-    usual = torch.arange(tokens.shape[1], device=tokens.device)
-    if positions is None or bool((positions == usual).all()):
-        return {}
-    positions = positions.expand_as(tokens)
-    begins = F.pad(positions.diff(dim=-1) != 1, (1, 0), value=False)
-    return {"positions": positions} | ({"documents": begins.cumsum(-1)} if bool(begins.any()) else {})
-
-
-@contextmanager
-def watched(model: Model, hidden: bool, patterns: bool) -> Iterator[dict[str, tuple[Tensor, ...]]]:
-    """Fills {hidden_states: the stream before each layer, then the normalised last one; attentions: (b, n, s, t) of
-    each layer} during one forward pass."""
-    layers = range(len(model.layers))
-    wanted: dict[str, list[str]] = {}
-    if hidden:
-        wanted["hidden_states"] = [*(f"layers.{i}.resid_pre" for i in layers), "final_norm"]
-    if patterns:
-        wanted["attentions"] = [f"layers.{i}.mixer.pattern" for i in layers]
-    known, values = (sites(model) if wanted else {}), {}
-    hooks = []
-    for name in {name for names in wanted.values() for name in names} & known.keys():
-
-        def keep(module: nn.Module, args: object, value: Tensor, name: str = name) -> None:
-            values[name] = value
-
-        hooks.append(known[name].register_forward_hook(keep))
-    seen: dict[str, tuple[Tensor, ...]] = {}
-    try:
-        yield seen
-        seen |= {key: tuple(values[name] for name in names if name in values) for key, names in wanted.items()}
-    finally:
-        for hook in hooks:
-            hook.remove()
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        decoder_input_ids: Tensor | None = None,
+        decoder_attention_mask: Tensor | None = None,
+        pixel_values: Tensor | None = None,
+        output_hidden_states: bool | None = None,
+        output_attentions: bool | None = None,
+        return_dict: bool | None = None,
+    ) -> BaseModelOutputWithPooling | tuple:
+        """last_hidden_state (b, s, d), pooler_output (b, d) or None. A model of images reads `pixel_values`."""
+        mask, given = padding(attention_mask), {}
+        if self.model.encoder is not None:
+            given = {"source": check_tokens(input_ids, attention_mask), "source_documents": mask}
+            input_ids, mask = decoder_input_ids, padding(decoder_attention_mask)
+        tokens = pixel_values if pixel_values is not None else check_tokens(input_ids, mask)
+        where = {} if pixel_values is not None else placed(tokens, mask, position_ids)
+        with self.looked_at(output_hidden_states, output_attentions) as seen:
+            x = self.model.hidden_states(tokens, **where, **given, segments=token_type_ids)
+        pooled = self.model.unembed(x, mask) if self.model.head.pool and self.model.head.vector else None
+        out = BaseModelOutputWithPooling(x, pooled, **seen)
+        return out.to_tuple() if return_dict is False else out
 
 
-AutoConfig.register(GlassformerConfig.model_type, GlassformerConfig, exist_ok=True)
-AutoModelForCausalLM.register(GlassformerConfig, GlassformerForCausalLM, exist_ok=True)
+class _WithoutDecoder(Wrapped):
+    """What an encoder with a head answers: logits, and their loss."""
+
+    answer: Any
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        pixel_values: Tensor | None = None,
+        labels: Tensor | None = None,
+        output_hidden_states: bool | None = None,
+        output_attentions: bool | None = None,
+        return_dict: bool | None = None,
+        num_items_in_batch: Tensor | int | None = None,
+    ) -> Any:
+        """logits (b, s, v) or (b, c); with `labels` (b, s) or (b,), of which -100 do not count, the mean loss in nats.
+
+        `attention_mask` (b, s) is 0 for padding; `token_type_ids` are segments; a model of images reads
+        `pixel_values` (b, c, h, w) instead of tokens."""
+        mask = padding(attention_mask)
+        tokens = pixel_values if pixel_values is not None else check_tokens(input_ids, attention_mask)
+        where = {} if pixel_values is not None else placed(tokens, mask, position_ids)
+        with self.looked_at(output_hidden_states, output_attentions) as seen, auxiliary.gathering() as added:
+            x = self.model.hidden_states(tokens, **where, segments=token_type_ids)
+            logits = self.model.logits(self.model.unembed(x, mask))
+        loss = None if labels is None else mean_loss(logits, labels, added, num_items_in_batch)
+        out = self.answer(loss, logits, **seen)
+        return out.to_tuple() if return_dict is False else out
+
+
+class GlassformerForMaskedLM(_WithoutDecoder):
+    """A model that sees both ways and predicts tokens."""
+
+    answer = MaskedLMOutput
+
+    @classmethod
+    def check(cls, config: ModelConfig) -> None:
+        refuse(config.encoder is not None, "reads a source", "AutoModelForSeq2SeqLM")
+        refuse(config.causal, "sees no later tokens", "AutoModelForCausalLM")
+        refuse(not config.head.predicts_tokens, "gives no logits of tokens", "AutoModel")
+
+
+class GlassformerForSequenceClassification(_WithoutDecoder):
+    """A model that gives logits of classes for each text."""
+
+    answer = SequenceClassifierOutput
+
+    @classmethod
+    def check(cls, config: ModelConfig) -> None:
+        refuse(not config.head.classes, "has no classes", "AutoModel")
+
+
+class _Encoder(nn.Module):
+    """The encoder, for `generate`, which calls it once; the model is not a child of it."""
+
+    main_input_name = "input_ids"
+
+    def __init__(self, model: Model):
+        super().__init__()
+        self.whole = [model]
+
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor | None = None, **more: Any
+    ) -> BaseModelOutput:  # fmt: skip
+        return BaseModelOutput(self.whole[0].encode(input_ids, padding(attention_mask)).x)
+
+
+class GlassformerForSeq2SeqLM(GlassformerForCausalLM):
+    """A model of two towers: the encoder reads `input_ids`, the decoder writes `decoder_input_ids`."""
+
+    @classmethod
+    def check(cls, config: ModelConfig) -> None:
+        refuse(config.encoder is None, "has no encoder", "AutoModelForCausalLM or AutoModelForMaskedLM")
+
+    def get_encoder(self, modality: str | None = None) -> nn.Module:
+        return _Encoder(self.model)
+
+    def forward(  # type: ignore[override]
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        decoder_input_ids: Tensor | None = None,
+        decoder_attention_mask: Tensor | None = None,
+        encoder_outputs: Any = None,
+        past_key_values: GlassformerCache | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        output_hidden_states: bool | None = None,
+        output_attentions: bool | None = None,
+        return_dict: bool | None = None,
+        num_items_in_batch: Tensor | int | None = None,
+    ) -> Seq2SeqLMOutput | tuple:
+        """logits (b, s, v) of decoder_input_ids (b, s), which read input_ids (b, t), or what the encoder made of them;
+        with `labels` (b, s) their mean loss in nats, and the labels behind the first token where no tokens are given.
+        """
+        mask = padding(attention_mask)
+        if encoder_outputs is None:
+            memory = self.model.encode(check_tokens(input_ids, attention_mask), mask)
+        else:
+            memory = Memory(encoder_outputs[0], mask)
+        if decoder_input_ids is None and labels is not None:
+            decoder_input_ids = self.behind_the_first(labels)
+        tokens, own = check_tokens(decoder_input_ids, decoder_attention_mask), padding(decoder_attention_mask)
+        if past_key_values is None and use_cache:
+            past_key_values = GlassformerCache()
+        with self.looked_at(output_hidden_states, output_attentions) as seen, auxiliary.gathering() as added:
+            if past_key_values is None:
+                x = self.model.hidden_states(tokens, **placed(tokens, own, None), memory=memory)
+            else:
+                x = self._continue(past_key_values, tokens, own, None, memory)
+            logits = self.model.logits(self.model.unembed(x))
+        loss = None if labels is None else mean_loss(logits, labels, added, num_items_in_batch)
+        looked = {f"decoder_{name}": value for name, value in seen.items()}
+        cache: Any = past_key_values
+        out = Seq2SeqLMOutput(loss, logits, cache, encoder_last_hidden_state=memory.x, **looked)
+        return out.to_tuple() if return_dict is False else out
+
+    def behind_the_first(self, labels: Tensor) -> Tensor:
+        """What the decoder reads to write labels (b, s): the first token, and all labels but the last."""
+        first = self.generation_config.decoder_start_token_id
+        if first is None:
+            raise RequestError("decoder_start_token_id: generation_config does not say with which token a text begins")
+        return F.pad(labels[:, :-1], (1, 0), value=first).masked_fill(F.pad(labels[:, :-1] == IGNORED, (1, 0)), 0)
+
+    prepare_decoder_input_ids_from_labels = behind_the_first
+
+
+def refuse(condition: bool, why: str, right: str) -> None:
+    """Raises RequestError where a model is for another Auto class."""
+    if condition:
+        raise RequestError(f"this model {why}; load it with {right}", code="conflict", field="head", expected=right)
+
+
+transformers.AutoConfig.register(GlassformerConfig.model_type, GlassformerConfig, exist_ok=True)
+for _auto, _model in {
+    transformers.AutoModel: GlassformerModel,
+    transformers.AutoModelForCausalLM: GlassformerForCausalLM,
+    transformers.AutoModelForMaskedLM: GlassformerForMaskedLM,
+    transformers.AutoModelForSeq2SeqLM: GlassformerForSeq2SeqLM,
+    transformers.AutoModelForSequenceClassification: GlassformerForSequenceClassification,
+    transformers.AutoModelForImageClassification: GlassformerForSequenceClassification,
+}.items():
+    _auto.register(GlassformerConfig, _model, exist_ok=True)

@@ -5,6 +5,8 @@ post       trunk ──┬── part ─────────⊕── norm 
 sandwich   trunk ──┬── norm ─ part ─ norm ──⊕──
 res_post   trunk ──┬── part ─ norm ──⊕──
 parallel   trunk ──┬── norm ─ mixer | ffn ──⊕── both read the same input
+
+A model with an encoder is two trunks side by side; what the encoder makes leads to the parts that read it.
 """
 
 from __future__ import annotations
@@ -16,6 +18,8 @@ from .chart import shorten
 from .markup import Markup, join, number, tag
 
 WIDTH = 300
+GAP = 34
+"""Between two towers, where the encoder's memory rises."""
 TRUNK = 50.0
 BRANCH_LEFT, BRANCH_RIGHT = 92.0, 276.0
 BRANCH = (BRANCH_LEFT + BRANCH_RIGHT) / 2
@@ -33,13 +37,16 @@ class Box:
     detail: str = ""
     inside: str = ""
     whole: str = ""
+    reads_memory: bool = False
+    """Whether it reads what an encoder makes."""
 
 
 @dataclass(frozen=True)
 class BlockSketch:
     """One block: how its parts are wired to the trunk, and which they are; `times` in a row.
 
-    `shared_norm` says whether the two branches of a parallel block read one norm or one each.
+    `shared_norm` says whether the two branches of a parallel block read one norm or one each, `mixer_normed` whether
+    the mixer of a pre block reads one at all.
     """
 
     wiring: str = "pre"
@@ -48,6 +55,7 @@ class BlockSketch:
     ffn: Box | None = None
     times: int = 1
     shared_norm: bool = True
+    mixer_normed: bool = True
 
 
 @dataclass(frozen=True)
@@ -69,6 +77,10 @@ class ModelSketch:
     final_norm: str = ""
     head: Box | None = None
     embedding_norm: str = ""
+    reads: str = "tokens"
+    gives: str = "logits"
+    encoder: ModelSketch | None = None
+    """The tower whose output parts of this one read."""
     differs: frozenset[Place] = frozenset()
     """Places to be marked: ("final_norm",), (stage, "repeat"), (stage, block, "mixer"), ..."""
 
@@ -79,6 +91,8 @@ class _Pen:
     def __init__(self) -> None:
         self.pieces: list[Markup] = []
         self.y = 0.0
+        self.readers: list[tuple[float, float]] = []
+        """The left edges of the parts that read a memory, (x, y)."""
 
     def put(self, *pieces: Markup) -> None:
         self.pieces += pieces
@@ -133,6 +147,8 @@ class _Pen:
         )
         if differs:
             self.badge(right - 3, top + 3)
+        if box.reads_memory:
+            self.readers.append((left, y - height / 2))
         base = top + (16.0 if box.detail or box.inside else height / 2 + 4)
         self.text(shorten(box.name, letters), middle, base, "gf-part")
         if box.detail:
@@ -149,11 +165,27 @@ def _height(box: Box) -> float:
 
 
 def wiring_drawing(model: ModelSketch, title: str) -> Markup:
-    """The model as one SVG, tokens at the bottom and logits at the top."""
+    """The model as one SVG, tokens at the bottom and logits at the top, an encoder to the left."""
+    pen = _drawn(model, model.differs)
+    top, width, towers = 20 - pen.y, WIDTH, [pen]
+    if model.encoder is not None:
+        marks = frozenset(place[1:] for place in model.differs if place[0] == "encoder")
+        source = _drawn(model.encoder, marks)
+        top, width, towers = max(top, 20 - source.y), 2 * WIDTH + GAP, [source, pen]
+        _memory(source, pen)
+    body = [
+        tag("g", join(one.pieces), transform=f"translate({i * (WIDTH + GAP)},{number(top)})")
+        for i, one in enumerate(towers)
+    ]
+    return tag("svg", join(body), class_="gf-wiring", viewBox=f"0 0 {width} {number(top + 4)}", width=width,
+               height=round(top + 4), role="img", aria_label=title)  # fmt: skip
+
+
+def _drawn(model: ModelSketch, marks: frozenset[Place]) -> _Pen:
+    """One tower."""
     pen = _Pen()
-    pen.text("tokens", TRUNK, -4.0, "gf-detail")
+    pen.text(model.reads, TRUNK, -4.0, "gf-detail")
     pen.y = -12.0
-    marks = model.differs
     _on_trunk(pen, model.embedding or Box("embedding"), "trunk", BRANCH_RIGHT, ("embedding",) in marks)
     if model.position:
         _added_position(pen, model.position, ("position",) in marks)
@@ -166,11 +198,17 @@ def wiring_drawing(model: ModelSketch, title: str) -> Markup:
     if model.head:
         _on_trunk(pen, model.head, "trunk", BRANCH_RIGHT, ("head",) in marks)
     pen.rise(16, arrow=True)
-    pen.text("logits", TRUNK, pen.y - 6, "gf-detail")
-    top = 20 - pen.y
-    body = tag("g", join(pen.pieces), transform=f"translate(0,{number(top)})")
-    return tag("svg", body, class_="gf-wiring", viewBox=f"0 0 {WIDTH} {number(top + 4)}", width=WIDTH,
-               height=round(top + 4), role="img", aria_label=title)  # fmt: skip
+    pen.text(model.gives, TRUNK, pen.y - 6, "gf-detail")
+    return pen
+
+
+def _memory(source: _Pen, pen: _Pen) -> None:
+    """From the top of one tower to the parts of the other that read it, in the other's coordinates."""
+    channel, start = -GAP / 2.0, source.y + 4
+    source.line((TRUNK + 10, source.y + 4), (WIDTH + GAP / 2.0, source.y + 4))
+    for x, y in pen.readers:
+        pen.line((channel, start), (channel, y), (x - 7, y))
+        pen.put(tag("path", d=f"M{number(x - 7)},{number(y - 4)}l6,4l-6,4", class_="gf-arrow"))
 
 
 def _on_trunk(pen: _Pen, box: Box, role: str, right: float, differs: bool = False) -> None:
@@ -245,7 +283,7 @@ def _sublayer(pen: _Pen, block: BlockSketch, part: Box, role: str, marks: frozen
     """One part on its branch, with the norms where the wiring puts them."""
     post = block.wiring == "post"
     start = y = pen.y
-    norm, other = block.norm, "norm" in marks
+    norm, other = "" if role == "mixer" and not block.mixer_normed else block.norm, "norm" in marks
     y = _branch_up(pen, start, y - 12)
     if norm and block.wiring not in ("post", "res_post"):
         y = _branch_box(pen, Box(norm), "norm", y, other)

@@ -79,6 +79,21 @@ class Attention:
         return (1 - self.weights.sum(-1)).clamp(min=0)
 
 
+@dataclass(frozen=True, eq=False)
+class Crossing:
+    """What a layer reads of a source: `maps` (n, s, t), the weight that each token gives to each one of the source, of
+    the first tokens of both. Rows sum to 1 where the whole source is there."""
+
+    layer: int
+    maps: Tensor
+    key_heads: int
+
+    @cached_property
+    def mean(self) -> Tensor:
+        """(s, t) of the heads."""
+        return self.maps.mean(0)
+
+
 @dataclass(frozen=True)
 class Outlier:
     """A token whose stream is far larger than the others': `ratio` times the median token's at `depth`, where that is
@@ -129,6 +144,10 @@ class Inspected:
     """Of each layer, the kind of its mixer in words: "attention", "attention, window of 256", "mamba"."""
     command: str = ""
     """What made it, to be typed again; empty: nobody said."""
+    source: tuple[str, ...] = ()
+    """What each token of the source stands for, of a model that reads one."""
+    crossings: tuple[Crossing, ...] = ()
+    """Of the layers that read it, in order."""
 
     @cached_property
     def loss(self) -> Tensor:
@@ -193,6 +212,13 @@ class Inspected:
         pairs = zip(query.tolist(), kept.weights[head, query, rank].tolist(), strict=True)
         return sorted(pairs, key=lambda pair: (-pair[1], pair[0]))[:count]
 
+    def read_at(self, crossing: Crossing, position: int, count: int = 3) -> list[tuple[int, float]]:
+        """(token of the source, weight) that the heads of a layer give most weight to in the mean, at a position."""
+        if position >= crossing.maps.shape[1]:
+            return []
+        best = crossing.mean[position].topk(min(count, crossing.maps.shape[2]))
+        return list(zip(best.indices.tolist(), best.values.tolist(), strict=True))
+
     def predictions(self, position: int) -> list[list[tuple[str, int, float]]]:
         """(word, id, probability) of the likeliest tokens at each depth."""
         rows = zip(self.top_ids[:, position].tolist(), self.top_probabilities[:, position].tolist(), strict=True)
@@ -225,6 +251,17 @@ class Inspected:
             "outliers": [vars(one) for one in self.outliers],
             "mixers": list(self.mixers),
             "settled_depth": self.settled,
+            "source": list(self.source),
+            "reads": [
+                {
+                    "layer": one.layer,
+                    "strongest": [
+                        [{"word": self.source[at], "token": at, "weight": json_number(w)} for at, w in found]
+                        for found in (self.read_at(one, i) for i in range(one.maps.shape[1]))
+                    ],
+                }
+                for one in self.crossings
+            ],
             "lens": {
                 "position": last,
                 "predictions": [

@@ -16,7 +16,7 @@ from glassformer.dynamics import max_attention_logit, token_cosine
 from glassformer.errors import RequestError, WorkError
 from glassformer.figures import write_document
 from glassformer.introspection import eager, looking, sites
-from glassformer.lens.inspected import Attention, Head, Inspected
+from glassformer.lens.inspected import Attention, Crossing, Head, Inspected
 from glassformer.lens.maps import at_rest, one_row
 from glassformer.lens.page import render
 from glassformer.lens.page.words import spelled_text, speller
@@ -37,6 +37,8 @@ EXACT_WEIGHTS, POOLED_WEIGHTS = 1 << 24, 1 << 23
 """Weights that are kept of all heads together."""
 MOST_STRONGEST, STRONGEST = 8, 1 << 21
 """The keys that are kept by name, of one query, and of all queries and heads together."""
+CROSSED = 96
+"""Tokens of a text, and of its source, whose weights are kept one by one."""
 NEGLIGIBLE = 0.001
 """A key with less weight is not kept by name."""
 PREDICTIONS = 5
@@ -73,6 +75,7 @@ def inspect(
     tokens: Tensor | Sequence[int],
     tokenizer: Tokenizer | None = None,
     *,
+    source: Tensor | Sequence[int] | None = None,
     name: str = "",
     trained: bool = True,
     command: str = "",
@@ -80,9 +83,10 @@ def inspect(
 ) -> Inspection:
     """One pass of the model over `tokens`, (s,) or (1, s), and everything that the page shows of it.
 
-    Memory is bounded: maps come by blocks of queries and are kept pooled, logits by blocks of positions. Without a
-    tokenizer, words are ids. `command` is what made it, for the page to say. Raises RequestError for tokens that are
-    none of this model's, and too many."""
+    A model with an encoder reads a `source`, and what each token takes from it is shown as well: of the first 96 tokens
+    of both. Memory is bounded: maps come by blocks of queries and are kept pooled, logits by blocks of positions.
+    Without a tokenizer, words are ids. `command` is what made it, for the page to say. Raises RequestError for tokens
+    that are none of this model's, and too many."""
     inner: Any = eager(model)
     if inner.config is not None and not inner.config.head.predicts_tokens:
         raise RequestError(
@@ -92,17 +96,22 @@ def inspect(
     tokens = one_row(model, tokens)
     if tokens.shape[1] > LONGEST:
         raise RequestError(f"tokens has {tokens.shape[1]:,} of them; at most {LONGEST:,} can be inspected at once")
-    causal = inner.causal
+    given = None if source is None else one_row(model, source)
+    if given is not None or inner.encoder is not None:
+        inner.check_source(1, source=given)
+    causal, crossed = inner.causal, reads_source(inner)
     known = sites(inner)
     maps_of = [{f"layers.{layer}.mixer.{name}" for name in ("scores", "pattern")} for layer in range(len(inner.layers))]
-    mapped = [layer for layer, names in enumerate(maps_of) if names <= known.keys()]
+    mapped = [layer for layer, names in enumerate(maps_of) if names <= known.keys() and layer not in crossed]
+    crossings = {layer: Crossed(layer) for layer in crossed}
     maps = {layer: Maps(layer, len(mapped)) for layer in mapped}
     lens = Lens(inner, tokens[0], causal, progress)
     looks: dict[str, Look] = {f"layers.{layer}.mixer.scores": maps[layer].scores for layer in mapped}
     looks |= {f"layers.{layer}.mixer.pattern": maps[layer].pattern for layer in mapped}
+    looks |= {f"layers.{layer}.mixer.pattern": one.pattern for layer, one in crossings.items()}
     looks |= {site: lens.at(depth) for depth, site in enumerate(streams(inner))}
     with at_rest(model), looking(model, looks), torch.no_grad():
-        lens.end(inner.hidden_states(tokens))
+        lens.end(inner.hidden_states(tokens, source=given))
     ids = tokens[0].cpu()
     spell = speller(tokenizer)
     top_ids = lens.ids.cpu()
@@ -125,14 +134,23 @@ def inspect(
         token_cosine=lens.cosines.cpu(),
         mixers=tuple(mixers(inner)),
         command=command,
+        source=() if given is None else tuple(spelled_text(given[0].tolist(), tokenizer)),
+        crossings=tuple(one.crossing(inner.layers[layer].mixer.heads) for layer, one in crossings.items()),
     )
+
+
+def reads_source(model: Any) -> list[int]:
+    """The layers that read another sequence: their maps have its tokens as columns."""
+    blocks = model.config.layers() if model.config else ()
+    return [layer for layer, block in enumerate(blocks) if block.mixer.reads_memory]
 
 
 def mixers(model: Any) -> Iterator[str]:
     """What moves information between the tokens, layer by layer: its kind, and how far it reaches."""
     kinds = [block.mixer.kind for block in model.config.layers()] if model.config else ["mixer"] * len(model.layers)
-    for kind, layer in zip(kinds, model.layers, strict=True):
-        reach = layer.mixer.reach
+    crossed = reads_source(model)
+    for number, (kind, layer) in enumerate(zip(kinds, model.layers, strict=True)):
+        reach = None if number in crossed else layer.mixer.reach
         yield kind.replace("_", " ") + ("" if reach is None else f", window of {reach:,}")
 
 
@@ -224,6 +242,24 @@ class Maps:
             self.largest,
         ]
         return [Head(self.layer, head, *row) for head, row in enumerate(torch.stack(columns, dim=1).tolist())]
+
+
+class Crossed:
+    """Gathers what one layer reads of a source from blocks of queries."""
+
+    def __init__(self, layer: int):
+        self.layer = layer
+
+    def pattern(self, x: Tensor, first: int, total: int) -> None:
+        if first == 0:
+            n, t = x.shape[1], x.shape[-1]
+            self.maps = x.new_zeros(n, min(total, CROSSED), min(t, CROSSED))
+        part = self.maps[:, first : first + x.shape[2]]
+        part.copy_(x[0, :, : part.shape[1], : part.shape[2]])
+
+    def crossing(self, heads: Heads | None) -> Crossing:
+        key_heads = len(self.maps) if heads is None else heads.n_kv_heads
+        return Crossing(self.layer, self.maps.float().cpu(), key_heads)
 
 
 class Lens:

@@ -15,6 +15,7 @@ from glassformer.parts.forward_pass import Pass
 from glassformer.parts.init import Init, Role
 from glassformer.parts.loss import linear_cross_entropy
 from glassformer.parts.norm import NormConfig
+from glassformer.parts.patches import Patches, PatchesConfig
 from glassformer.parts.position import EmbeddingPosition, EmbeddingPositionConfig
 from glassformer.parts.shard import REPLICATED, Shard, Shards
 
@@ -50,6 +51,8 @@ class Segments(nn.Module):
 class Embedding(nn.Module):
     """x = dropout(norm(E[token] scale + P[position] + S[segment])); tokens (b, s), E (v, d), x (b, s, d).
 
+    With `patches` images (b, c, h, w) are read, and what those make of them stands for E[token]; there is no E then.
+
     scale is sqrt(d) in Vaswani et al. 2017 and Gemma; the norm is BLOOM's (Le Scao et al. 2022, 2211.05100).
     Tied, E is the table of another embedding, which comes with the call: an encoder's that shares its decoder's words.
     """
@@ -67,21 +70,21 @@ class Embedding(nn.Module):
         dropout: float = 0.0,
         tied: bool = False,
         segments: Segments | None = None,
+        patches: Patches | None = None,
     ):
         super().__init__()
-        if not tied:
+        if not tied and patches is None:
             self.weight = nn.Parameter(torch.empty(vocab_size, d_model))
         self.tied = tied
         self.scale, self.dropout = scale, dropout
         self.norm = norm
         self.position = position
         self.segments = segments
+        self.patches = patches
         self.init_weights(Init())
 
-    def forward(
-        self, tokens: Int[Tensor, "b s"], pass_: Pass, table: Embedding | None = None
-    ) -> Float[Tensor, "b s d"]:
-        x = F.embedding(tokens, self._own(table).weight)
+    def forward(self, tokens: Tensor, pass_: Pass, table: Embedding | None = None) -> Float[Tensor, "b s d"]:
+        x = F.embedding(tokens, self._own(table).weight) if self.patches is None else self.patches(tokens)
         if self.scale != 1.0:
             x = x * torch.tensor(self.scale, dtype=x.dtype, device=x.device)  # rounded as Gemma rounds it
         if self.position is not None:
@@ -91,6 +94,31 @@ class Embedding(nn.Module):
         if self.norm is not None:
             x = self.norm(x)
         return F.dropout(x, self.dropout, self.training)
+
+    def places(self, tokens: Tensor) -> Tensor:
+        """A tensor (b, s) with a value for each vector that it makes: the tokens themselves, or of images anything.
+        Raises RequestError for what it cannot read."""
+        if self.patches is not None:
+            self.patches.check(tokens)
+            return torch.empty(len(tokens), self.patches.tokens, device=tokens.device)
+        if tokens.dim() != 2:
+            raise RequestError(
+                f"this model reads token ids (b, s), and a tensor {tuple(tokens.shape)} was given",
+                code="conflict", field="tokens", value=tuple(tokens.shape), expected="(b, s)",
+            )  # fmt: skip
+        return tokens
+
+    @property
+    def device(self) -> torch.device:
+        return self._any.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._any.dtype
+
+    @property
+    def _any(self) -> Tensor:
+        return self.weight if self.patches is None else self.patches.first.weight
 
     def _own(self, table: Embedding | None) -> Embedding:
         """The embedding that holds the table."""
@@ -114,16 +142,21 @@ class Embedding(nn.Module):
         return linear_cross_entropy(x, self.weight, targets, **how)
 
     def applied(self) -> Float[Tensor, "v d"]:
-        """The matrix of `unembed`: E."""
+        """The matrix of `unembed`: E. Raises RequestError where there is none."""
+        if self.patches is not None:
+            raise RequestError(
+                "this model reads images, so it has no table of words", code="conflict", field="embedding.patches"
+            )
         return self.weight
 
     @property
     def vocab_size(self) -> int:
-        return self.weight.shape[0]
+        """Tokens that it knows; 1 where it reads none."""
+        return self.weight.shape[0] if self.patches is None else 1
 
     @torch.no_grad()
     def init_weights(self, init: Init) -> None:
-        if not self.tied:
+        if not self.tied and self.patches is None:
             init.fill(self.weight, "embedding")
 
 
@@ -137,6 +170,8 @@ class EmbeddingConfig(PartConfig, axis="embedding", kind="embedding"):
     """Whether an encoder's table is that of the model around it."""
     segments: int | None = Field(None, gt=0, le=1 << 16)
     """Kinds of text that a sequence may hold, each with a vector of its own; None: they are not told apart."""
+    patches: PatchesConfig | None = None
+    """How images become a sequence; None: the model reads tokens."""
 
     def limit(self, ctx: BuildContext) -> int | None:
         """The first position that cannot be represented, if there is one."""
@@ -150,6 +185,7 @@ class EmbeddingConfig(PartConfig, axis="embedding", kind="embedding"):
             dropout=self.dropout,
             tied=self.tied,
             segments=Segments(self.segments, ctx.d_model) if self.segments else None,
+            patches=self.patches.build(ctx) if self.patches else None,
         )  # fmt: skip
 
     def explicit(self, ctx: BuildContext) -> EmbeddingConfig:
@@ -159,8 +195,12 @@ class EmbeddingConfig(PartConfig, axis="embedding", kind="embedding"):
     def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
         """A row is read and written per token, and in training its gradient."""
         rows = shape.tokens * ctx.d_model * shape.dtype.itemsize
-        kept = shape.keeps(1, torch.int64) + (shape.keeps_mask(ctx.d_model, shape.dtype) if self.dropout else 0)
+        masks = shape.keeps_mask(ctx.d_model, shape.dtype) if self.dropout else 0
         moved = (4 if shape.phase == "train" else 2) * rows
-        table = Cost.weights(0 if self.tied else ctx.vocab_size * ctx.d_model, kept=kept, moved_bytes=moved)
+        if self.patches is not None:
+            table = self.patches.costs(ctx, shape) + Cost(kept=masks)
+        else:
+            kept = shape.keeps(1, torch.int64) + masks
+            table = Cost.weights(0 if self.tied else ctx.vocab_size * ctx.d_model, kept=kept, moved_bytes=moved)
         named = Cost.weights((self.segments or 0) * ctx.d_model)
         return sum((part.costs(ctx, shape) for part in (self.norm, self.position) if part), table + named)

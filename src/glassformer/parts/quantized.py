@@ -303,7 +303,7 @@ def quantize(model: nn.Module, kind: str, head: str | None = None) -> nn.Module:
         raise RequestError(f"quantize={kind!r}: the weights of this model are packed already")
     embedding: Any = model.embedding
     for path, module in linears:
-        weight = module.applied().to(embedding.weight.device)
+        weight = module.applied().to(embedding.device)
         model.set_submodule(path, QUANTIZED[kind](weight, module.bias, module.outs))
     model.head.pack(QUANTIZED[head], embedding)  # type: ignore[union-attr, operator]
     return model.eval().requires_grad_(False)

@@ -17,6 +17,8 @@ def sizes(config: ModelConfig) -> dict[str, Any]:
         "num_hidden_layers": config.n_layers,
         "max_position_embeddings": config.context,
         "tie_word_embeddings": config.head.tied,
+        **({"is_encoder_decoder": True} if config.encoder is not None else {}),
+        **({"num_labels": config.head.classes} if config.head.classes else {}),
     }
 
 

@@ -17,22 +17,57 @@ SHOWN_BLOCKS = 3
 SHOWN_STAGES = 4
 _ACTS = {"rotary": "q, k", "rope": "q, k", "alibi": "scores", "relative": "scores", "t5": "scores"}
 _TIES = {"True": "tied to the embedding", "False": "weights of its own"}
+_POOLED = {"cls": "the first token", "mean": "the mean", "last": "the last token"}
 _ORDINARY = ("causal", "full", "none", None)
 
 
 def sketch(config: dict) -> ModelSketch:
     """The drawing's content; what a config does not say is left out."""
-    stages = [_stage(mapping(stage)) for stage in sequence(config.get("stack"))[:SHOWN_STAGES]]
-    embedding, head = mapping(config.get("embedding")), mapping(config.get("head"))
-    size = _sizes(config, ("vocab_size", "d_model"), ("{} tokens", "width {}"))
+    head, encoder = mapping(config.get("head")), mapping(config.get("encoder"))
+    sizes = {name: config.get(name) for name in ("vocab_size", "d_model")}
+    source = {name: config.get(name) if encoder.get(name) is None else encoder.get(name) for name in sizes}
+    below = replace(_tower(encoder, source), reads="source", gives="memory") if encoder else None
+    return replace(_tower(config, sizes), head=_head_box(head), gives=_gives(head), encoder=below)
+
+
+def _tower(tower: dict, sizes: dict) -> ModelSketch:
+    """Embedding, layers and final norm."""
+    embedding = mapping(tower.get("embedding"))
+    patches = mapping(embedding.get("patches"))
+    stages = [_stage(mapping(stage)) for stage in sequence(tower.get("stack"))[:SHOWN_STAGES]]
+    if patches:
+        words = _sizes({**patches, **sizes}, ("patch", "d_model"), ("squares of {} pixels", "width {}"))
+        box = Box("patches", words)
+    else:
+        shared = ", ".join(filter(None, [_sizes(sizes, ("d_model",), ("width {}",)), "the decoder's table"]))
+        own = _sizes(sizes, ("vocab_size", "d_model"), ("{} tokens", "width {}"))
+        box = Box(_kind(embedding) or "embedding", shared if embedding.get("tied") is True else own)
     return ModelSketch(
-        Box(_kind(embedding) or "embedding", size),
+        box,
         _added(embedding.get("position")),
         tuple(stages),
-        _kind(config.get("final_norm")),
-        Box(_kind(head) or "head", _TIES.get(str(head.get("tied")), "")),
+        _kind(tower.get("final_norm")),
+        None,
         _kind(embedding.get("norm")),
+        reads="images" if patches else "tokens",
     )
+
+
+def _head_box(head: dict) -> Box:
+    pool = _POOLED.get(str(head.get("pool")), "")
+    if head.get("vector") is True:
+        words = ", ".join(filter(None, [pool, "length 1" if head.get("normalize") is True else ""]))
+    elif finite(head.get("classes")) is not None:
+        words = " ".join(filter(None, [_sizes(head, ("classes",), ("{} classes",)), pool and f"of {pool}"]))
+    else:
+        words = _TIES.get(str(head.get("tied")), "")
+    return Box(_kind(head) or "head", words)
+
+
+def _gives(head: dict) -> str:
+    if head.get("vector") is not True:
+        return "logits"
+    return "a vector" if head.get("pool") else "vectors"
 
 
 def marked(models: Sequence[ModelSketch]) -> list[ModelSketch]:
@@ -52,7 +87,8 @@ def marked(models: Sequence[ModelSketch]) -> list[ModelSketch]:
 
 
 def _places(model: ModelSketch) -> dict[Place, object]:
-    """What stands in each place of a drawing."""
+    """What stands in each place of a drawing; those of an encoder come after its name."""
+    inner = {("encoder", *place): value for place, value in _places(model.encoder).items()} if model.encoder else {}
     found: dict[Place, object] = {
         ("embedding",): model.embedding, ("position",): model.position, ("embedding_norm",): model.embedding_norm,
         ("final_norm",): model.final_norm, ("head",): model.head,
@@ -61,8 +97,9 @@ def _places(model: ModelSketch) -> dict[Place, object]:
         found[i, "repeat"] = stage.repeat
         for j, block in enumerate(stage.blocks):
             found |= {(i, j, "mixer"): _whole(block.mixer), (i, j, "ffn"): _whole(block.ffn),
-                      (i, j, "norm"): block.norm, (i, j, "wiring"): (block.wiring, block.shared_norm)}  # fmt: skip
-    return {key: value for key, value in found.items() if value}
+                      (i, j, "norm"): block.norm,
+                      (i, j, "wiring"): (block.wiring, block.shared_norm, block.mixer_normed)}  # fmt: skip
+    return {**{key: value for key, value in found.items() if value}, **inner}
 
 
 def _whole(box: Box | None) -> object:
@@ -72,6 +109,7 @@ def _whole(box: Box | None) -> object:
 
 def describe(name: str, model: ModelSketch) -> str:
     """The drawing in words, for a screen reader."""
+    reads = describe("its encoder", replace(model.encoder, differs=frozenset())) if model.encoder else ""
     stages = []
     for stage in model.stages:
         blocks = [
@@ -80,7 +118,7 @@ def describe(name: str, model: ModelSketch) -> str:
         ]
         stages.append(f"{stage.repeat} times [{' | '.join(blocks)}]")
     pieces = [model.position and f"{model.position} at the embedding", *stages,
-              model.final_norm and f"final {model.final_norm}"]  # fmt: skip
+              model.final_norm and f"final {model.final_norm}", reads]  # fmt: skip
     differs = dict.fromkeys(str(place[-1]).replace("_", " ") for place in sorted(model.differs, key=str))
     pieces.append(f"differs in: {', '.join(differs)}" if differs else "")
     return f"Wiring of {name}: " + "; ".join(piece for piece in pieces if piece)
@@ -123,6 +161,7 @@ def _block(block: dict, times: int) -> BlockSketch:
         Box(_kind(ffn) or "ffn", _ffn_detail(ffn, narrow), whole=_ffn_detail(ffn, narrow=False)) if ffn else None,
         times,
         mapping(block.get("residual")).get("shared_norm") is not False,
+        mapping(block.get("residual")).get("mixer_normed") is not False,
     )
 
 
@@ -150,7 +189,8 @@ def _sizes(part: dict, keys: tuple[str, ...], forms: tuple[str, ...]) -> str:
 def _mixer_box(mixer: dict, narrow: bool) -> Box:
     position = mixer.get("position")
     whole = f"{_mixer_detail(mixer, narrow=False)}; {_kind(position)}"
-    return Box(_kind(mixer) or "mixer", _mixer_detail(mixer, narrow), _acting(position, narrow), whole)
+    reads = _kind(mixer) == "cross_attention"
+    return Box(_kind(mixer) or "mixer", _mixer_detail(mixer, narrow), _acting(position, narrow), whole, reads)
 
 
 def _mixer_detail(mixer: dict, narrow: bool) -> str:

@@ -42,6 +42,14 @@ class Case:
     gather: Callable[[dict[str, Tensor]], dict[str, Tensor]] = lambda named: named
     """Tensors of the file -> those of the class, where `transformers` joins several."""
 
+    also: Callable[[Tensor], tuple[dict[str, Tensor], dict[str, Tensor]]] = lambda tokens: ({}, {})
+    """What our model and theirs are called with besides tokens (b, s)."""
+
+    unused: str = "-"
+    """A part of the names of weights that the class holds and none of its answers depends on; we hold none."""
+    reads: Callable[[int, int], Tensor] | None = None
+    """(pixels on a side, channels) -> what it reads instead of tokens."""
+
     def model(self, fields: dict[str, Any], seed: int) -> nn.Module:
         """Their model with random weights in every parameter, norms and biases included."""
         cls = getattr(transformers, self.classes[seed % len(self.classes)] if self.classes else self.architecture)

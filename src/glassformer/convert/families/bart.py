@@ -21,16 +21,14 @@ from glassformer.parts.visibility import BidirectionalConfig
 
 NORM = LayerNormConfig(eps=1e-5)
 LEARNED = LearnedConfig(offset=2)
-OF_TRAINING = ("encoder_layerdrop", "decoder_layerdrop", "num_labels")
-OF_DECODING = (
+UNUSED = (
+    "encoder_layerdrop", "decoder_layerdrop", "num_labels",
     "forced_eos_token_id", "forced_bos_token_id", "force_bos_token_to_be_generated", "num_beams", "max_length",
     "min_length", "early_stopping", "no_repeat_ngram_size", "length_penalty", "prefix", "bad_words_ids",
-)  # fmt: skip
-SAID_TWICE = (
     "num_hidden_layers", "normalize_before", "normalize_embedding", "add_final_layer_norm", "add_bias_logits",
     "static_position_embeddings", "extra_pos_embeddings",
 )  # fmt: skip
-"""By the family's name."""
+"""Fields of training, of decoding, and what the family's name says."""
 
 
 def _tower(name: str) -> dict[str, str]:
@@ -83,7 +81,7 @@ def read_towers(
 ) -> ModelConfig:
     """Both towers. `before`: norms stand before the branches, and one after the last."""
     d, context = fields.whole("d_model"), fields.whole("max_position_embeddings", 1024)
-    fields.ignore(*OF_TRAINING, *OF_DECODING, *SAID_TWICE)
+    fields.ignore(*UNUSED)
     scale = d**0.5 if fields.flag("scale_embedding", False) else None
     phi = fields.one_of("activation_function", ACTIVATIONS, activation)
     embedding = EmbeddingConfig(scale=scale, norm=NORM if embedding_norm else None, position=position)

@@ -1,100 +1,34 @@
-"""BERT: `BertForMaskedLM`, `BertModel` with its pooler, `BertForSequenceClassification`, and what relatives share."""
+"""BERT: `BertForMaskedLM`, `BertModel` with its pooler, `BertForSequenceClassification`."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from glassformer.architectures.bert import POOLER
-from glassformer.config import BlockConfig, ModelConfig
-from glassformer.convert.families.common import ACTIVATIONS, name_of, read_ffn, read_model
-from glassformer.convert.family import Closed, Family, attention, ffn
+from glassformer.config import ModelConfig
+from glassformer.convert.families.common import read_model
+from glassformer.convert.families.encoders import (
+    encoder_block,
+    heads_of,
+    labels,
+    named,
+    refuse_decoders,
+    transform,
+    written,
+)
+from glassformer.convert.family import Family
 from glassformer.convert.fields import Fields
-from glassformer.convert.names import Names
 from glassformer.parts.embedding import EmbeddingConfig
-from glassformer.parts.ffn import MlpConfig
-from glassformer.parts.head import HeadConfig, TransformConfig
-from glassformer.parts.mixer import AttentionConfig
+from glassformer.parts.head import HeadConfig
 from glassformer.parts.norm import LayerNormConfig
 from glassformer.parts.position import LearnedConfig
-from glassformer.parts.residual import PostConfig
-from glassformer.parts.visibility import BidirectionalConfig
 
-TOWER = {
-    "embedding": "embeddings.word_embeddings",
-    "embedding.position": "embeddings.position_embeddings",
-    "embedding.segments": "embeddings.token_type_embeddings",
-    "embedding.norm": "embeddings.LayerNorm",
-}
-LAYER = {
-    ".mixer.qkv": "attention.self.query attention.self.key attention.self.value",
-    ".mixer.output": "attention.output.dense",
-    ".residual.mixer_norm": "attention.output.LayerNorm",
-    ".ffn.up_proj": "intermediate.dense",
-    ".ffn.down_proj": "output.dense",
-    ".residual.ffn_norm": "output.LayerNorm",
-}
 HEAD = {
     "head": "cls.predictions",
     "head.transform.dense": "cls.predictions.transform.dense",
     "head.transform.norm": "cls.predictions.transform.LayerNorm",
 }
 UNUSED = r".*embeddings\.position_ids|cls\.predictions\.decoder\..*|cls\.seq_relationship\..*"
-
-
-def named(
-    stem: str, head: dict[str, str], ignored: str, pooler: str = "pooler.dense", classes: str = "classifier"
-) -> Any:
-    """The names of a config's class: bare for a model of vectors, below `stem` for one with a head; a checkpoint of
-    masked language modelling may hold a pooler besides."""
-
-    def names(config: ModelConfig) -> Names:
-        if config.head.vector:
-            modules = {**TOWER, **LAYER, "head.transform.dense": pooler}
-            return Names("encoder.layer.*.", modules, ignored=r"embeddings\.position_ids")
-        tower = {ours: f"{stem}.{theirs}" for ours, theirs in TOWER.items()}
-        if config.head.classes:
-            own = {"head.transform.dense": f"{stem}.{pooler}", "head": classes}
-            return Names(f"{stem}.encoder.layer.*.", {**tower, **LAYER, **own}, prefix=f"{stem}.", ignored=ignored)
-        more = rf"{ignored}|{stem}\.pooler\..*"
-        return Names(f"{stem}.encoder.layer.*.", {**tower, **LAYER, **head}, prefix=f"{stem}.", ignored=more)
-
-    return names
-
-
-def heads_of(fields: Fields, classes: dict[str, HeadConfig], default: str) -> HeadConfig:
-    """The head that the class in `architectures` has. Raises RequestError for a class that is not known here."""
-    said = fields.get("architectures")
-    name = said[0] if isinstance(said, list) and len(said) == 1 else default if said is None else said
-    if name not in classes:
-        raise fields.refuse("architectures", said, f"known are {', '.join(classes)}")
-    return classes[name]
-
-
-def labels(fields: Fields) -> int:
-    """How many classes the config names; two where it names none, as `transformers` has it."""
-    names = fields.get("id2label")
-    return len(names) if isinstance(names, dict) else fields.whole("num_labels", 2)
-
-
-def encoder_block(fields: Fields, norm: LayerNormConfig) -> BlockConfig:
-    return BlockConfig(
-        mixer=AttentionConfig(n_heads=fields.whole("num_attention_heads"), bias=True, visibility=BidirectionalConfig()),
-        ffn=MlpConfig(**read_ffn(fields, "gelu"), bias=True),
-        norm=norm,
-        residual=PostConfig(),
-    )
-
-
-def transform(fields: Fields, norm: LayerNormConfig, field: str = "hidden_act") -> TransformConfig:
-    """The dense layer before the logits of masked language models, which has the activation of the layers."""
-    return TransformConfig(activation=fields.one_of(field, ACTIVATIONS, "gelu"), norm=norm)
-
-
-def refuse_decoders(fields: Fields) -> None:
-    fields.only("position_embedding_type", "absolute")
-    fields.only("is_decoder", False)
-    fields.only("tie_word_embeddings", True)
-    fields.ignore("hidden_dropout_prob", "attention_probs_dropout_prob", "num_labels", "gradient_checkpointing")
 
 
 def read(fields: Fields) -> ModelConfig:
@@ -109,39 +43,14 @@ def read(fields: Fields) -> ModelConfig:
     context = fields.whole("max_position_embeddings", 512)
     segments = fields.whole("type_vocab_size", 2)
     return read_model(
-        fields, context, encoder_block(fields, norm), HeadConfig(),
+        fields, context, encoder_block(fields, norm),
         embedding=EmbeddingConfig(norm=norm, position=LearnedConfig(length=context), segments=segments),
         final_norm=None,
     ).vary(head=heads_of(fields, known, "BertModel"))  # fmt: skip
 
 
 def write(config: ModelConfig) -> dict[str, Any]:
-    block = next(config.layers())
-    if not isinstance(block.norm, LayerNormConfig):
-        raise Closed({"norm.kind": block.norm.kind})
-    return {
-        "architectures": [FAMILY.architecture_of(config)],
-        "vocab_size": config.vocab_size,
-        "hidden_size": config.d_model,
-        "intermediate_size": ffn(block).hidden,
-        "num_hidden_layers": config.n_layers,
-        "num_attention_heads": attention(block).n_heads,
-        "hidden_act": name_of(ffn(block)),
-        "max_position_embeddings": config.context,
-        "type_vocab_size": config.embedding.segments or 1,
-        "layer_norm_eps": block.norm.eps,
-        "position_embedding_type": "absolute",
-        **written_labels(config),
-    }
-
-
-def written_labels(config: ModelConfig) -> dict[str, Any]:
-    n = config.head.classes
-    return (
-        {"id2label": {str(i): f"LABEL_{i}" for i in range(n)}, "label2id": {f"LABEL_{i}": i for i in range(n)}}
-        if n
-        else {}
-    )
+    return written(config, FAMILY.architecture_of(config))
 
 
 FAMILY = Family(

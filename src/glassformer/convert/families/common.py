@@ -12,7 +12,7 @@ from glassformer.convert.fields import Fields
 from glassformer.convert.names import Layout, Names
 from glassformer.convert.rope import read_rotary, write_rotary
 from glassformer.parts.ffn import FFNConfig
-from glassformer.parts.head import HeadConfig
+from glassformer.parts.head import HeadConfig, TransformConfig
 from glassformer.parts.mixer import AttentionConfig, CrossAttentionConfig
 from glassformer.parts.position import RotaryConfig
 from glassformer.parts.visibility import CausalConfig, SlidingWindowConfig, VisibilityConfig
@@ -47,9 +47,9 @@ def with_experts(names: Names, modules: Mapping[str, str | Layout]) -> Names:
     return replace(with_modules(names, modules), wholes={".ffn": "mlp"})
 
 
-def name_of(network: FFNConfig) -> str:
+def name_of(network: FFNConfig | TransformConfig) -> str:
     """The published name of a network's activation."""
-    ours = getattr(network, "activation", network.kind)
+    ours = str(getattr(network, "activation", None) or getattr(network, "kind", ""))
     return _THEIRS.get(ours, ours)
 
 
@@ -90,9 +90,12 @@ def read_routing(
     }
 
 
-def read_model(fields: Fields, context: int, block: BlockConfig, head: HeadConfig, **own: Any) -> ModelConfig:
-    """Layers of one block, whose norm is the last one too; `head.tied` where the fields say nothing; `own` is what the
-    family has instead."""
+def read_model(
+    fields: Fields, context: int, block: BlockConfig, tokens: HeadConfig | None = None, **own: Any
+) -> ModelConfig:
+    """Layers of one block, whose norm is the last one too; a head of `tokens`, tied as it is where the fields say
+    nothing; `own` is what the family has instead."""
+    head = tokens or HeadConfig()
     said: dict[str, Any] = {
         "vocab_size": fields.whole("vocab_size"),
         "d_model": fields.whole("hidden_size"),

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from glassformer.config import BlockConfig, ModelConfig
-from glassformer.convert.families.bert import heads_of, transform
 from glassformer.convert.families.common import ACTIVATIONS, name_of, read_model
+from glassformer.convert.families.encoders import heads_of, transform
 from glassformer.convert.family import Family, attention, ffn
 from glassformer.convert.fields import Fields
 from glassformer.convert.names import Names
@@ -62,7 +62,7 @@ def read(fields: Fields) -> ModelConfig:
     heads = {"DistilBertForMaskedLM": masked, "DistilBertModel": HeadConfig(vector=True)}
     sizes = {"hidden_size": fields.whole("dim", 768), "num_hidden_layers": fields.whole("n_layers", 6)}
     return read_model(
-        fields.changed(sizes), context, block, HeadConfig(),
+        fields.changed(sizes), context, block,
         embedding=EmbeddingConfig(norm=NORM, position=LearnedConfig(length=context)),
         final_norm=None,
     ).vary(head=heads_of(fields, heads, "DistilBertModel"))  # fmt: skip

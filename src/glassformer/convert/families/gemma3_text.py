@@ -20,9 +20,8 @@ from glassformer.convert.families.common import (
 from glassformer.convert.family import Family, Gguf, attention
 from glassformer.convert.fields import Fields
 from glassformer.convert.names import Shifted
-from glassformer.convert.rope import rotary, write_rotary
+from glassformer.convert.rope import rotary_by_kind, write_rotary
 from glassformer.parts.mixer import QKNormConfig
-from glassformer.parts.position import RotaryConfig
 
 NAMES = with_modules(gemma2.NAMES, QK_NORM)
 GGUF = with_modules(
@@ -34,6 +33,7 @@ GGUF = with_modules(
     },
 )
 CONTEXT = 131072
+BASES = {FULL: ("rope_theta", 1e6), SLIDING: ("rope_local_base_freq", 1e4)}
 FIELDS = {
     "rope_local_base_freq": "rope.freq_base_swa",
     "sliding_window_pattern": "attention.sliding_window_pattern",
@@ -47,7 +47,8 @@ def read(fields: Fields) -> ModelConfig:
     kinds = fields.names("layer_types", (SLIDING, FULL), n_layers) or _kinds(every, n_layers)
     fields.only("attn_logit_softcapping", None)
     mixer = gemma2.read_mixer(fields).vary(qk_norm=QKNormConfig(norm=gemma2.read_norm(fields)))
-    positions, near = _positions(fields), within(fields.whole("sliding_window", 4096))
+    context = fields.whole("max_position_embeddings", CONTEXT)
+    positions, near = rotary_by_kind(fields, context, BASES, {FULL}), within(fields.whole("sliding_window", 4096))
     mixers = {
         FULL: mixer.vary(position=positions[FULL]),
         SLIDING: mixer.vary(position=positions[SLIDING], visibility=near),
@@ -57,24 +58,6 @@ def read(fields: Fields) -> ModelConfig:
 
 def _kinds(every: int, n_layers: int) -> list[str]:
     return [SLIDING if layer % every else FULL for layer in range(1, n_layers + 1)]
-
-
-def _positions(fields: Fields) -> dict[str, RotaryConfig]:
-    """For each kind of layer, from rope_parameters or from older words; rope_scaling is that of the full layers."""
-    nested, scaling = fields.mapping("rope_parameters"), fields.mapping("rope_scaling")
-    scaling.only("type", None)  # `transformers` overhears it here
-    bases = {FULL: fields.number("rope_theta", 1e6), SLIDING: fields.number("rope_local_base_freq", 1e4)}
-    context = fields.whole("max_position_embeddings", CONTEXT)
-    positions = {}
-    for kind, more in ((FULL, scaling.values), (SLIDING, {})):
-        said = nested.mapping(kind).changed(more)
-        said.only("partial_rotary_factor", 1.0)
-        said.only("truncate", True)
-        positions[kind] = rotary(said, Fields({}), context, bases[kind])
-    scaling.ignore(*nested.mapping(FULL).seen)
-    if others := sorted(nested.values.keys() - {FULL, SLIDING}):
-        raise nested.refuse(others[0], nested.values[others[0]], f"known are {FULL} and {SLIDING}")
-    return positions
 
 
 def write(config: ModelConfig) -> dict[str, Any]:

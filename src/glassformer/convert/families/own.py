@@ -40,7 +40,17 @@ def write(config: ModelConfig) -> dict[str, Any]:
 
 def names(config: ModelConfig) -> Names:
     mixed = any(isinstance(block.ffn, ExpertsConfig) for block in config.layers())
-    return _Same("model.layers.*.", {}, prefix="model.", wholes={".ffn": "ffn"} if mixed else {})
+    wholes, encoder = {".ffn": "ffn"} if mixed else {}, Names("model.encoder.layers.*.", {})
+    return _Same("model.layers.*.", {}, prefix="model.", wholes=wholes, encoder=encoder)
 
 
-OWN = Family("glassformer", "GlassformerForCausalLM", names, read, write)
+class _Own(Family):
+    def architecture_of(self, config: ModelConfig) -> str:
+        if config.encoder is not None:
+            return "GlassformerForSeq2SeqLM"
+        if config.head.predicts_tokens:
+            return "GlassformerForCausalLM" if config.causal else "GlassformerForMaskedLM"
+        return "GlassformerForSequenceClassification" if config.head.classes else "GlassformerModel"
+
+
+OWN = _Own("glassformer", "GlassformerForCausalLM", names, read, write)

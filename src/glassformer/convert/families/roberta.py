@@ -6,10 +6,16 @@ from typing import Any
 
 from glassformer.architectures.bert import POOLER
 from glassformer.config import ModelConfig
-from glassformer.convert.families import bert
-from glassformer.convert.families.bert import encoder_block, heads_of, named, refuse_decoders
 from glassformer.convert.families.common import read_model
-from glassformer.convert.family import Closed, Family
+from glassformer.convert.families.encoders import (
+    encoder_block,
+    first_position,
+    heads_of,
+    named,
+    refuse_decoders,
+    written_behind_padding,
+)
+from glassformer.convert.family import Family
 from glassformer.convert.fields import Fields
 from glassformer.parts.embedding import EmbeddingConfig
 from glassformer.parts.head import HeadConfig, TransformConfig
@@ -24,14 +30,12 @@ def read(fields: Fields) -> ModelConfig:
     refuse_decoders(fields)
     norm = LayerNormConfig(eps=fields.number("layer_norm_eps", 1e-12))
     masked = HeadConfig(tied=True, bias=True, transform=TransformConfig(norm=norm))
-    padding = fields.get("pad_token_id", 1)
-    if type(padding) is not int or padding < 0:
-        raise fields.refuse("pad_token_id", padding, "a token is right")
-    context = fields.whole("max_position_embeddings", 512) - padding - 1
+    first = first_position(fields)
+    context = fields.whole("max_position_embeddings", 512) - first
     return read_model(
-        fields, context, encoder_block(fields, norm), HeadConfig(),
+        fields, context, encoder_block(fields, norm),
         embedding=EmbeddingConfig(
-            norm=norm, position=LearnedConfig(length=context, offset=padding + 1),
+            norm=norm, position=LearnedConfig(length=context, offset=first),
             segments=fields.whole("type_vocab_size", 2),
         ),
         final_norm=None,
@@ -39,15 +43,7 @@ def read(fields: Fields) -> ModelConfig:
 
 
 def write(config: ModelConfig) -> dict[str, Any]:
-    position = config.embedding.position
-    if not isinstance(position, LearnedConfig) or not position.offset:
-        raise Closed({"embedding.position": getattr(position, "offset", None)})
-    return {
-        **bert.write(config.vary(head=bert.POOLER)),
-        "architectures": [FAMILY.architecture_of(config)],
-        "max_position_embeddings": config.context + position.offset,
-        "pad_token_id": position.offset - 1,
-    }
+    return written_behind_padding(config, FAMILY.architecture_of(config))
 
 
 FAMILY = Family(

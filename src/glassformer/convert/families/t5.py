@@ -29,22 +29,18 @@ def _self(stem: str) -> dict[str, str]:
     }
 
 
-def _ffn(stem: str, layer: int) -> dict[str, str]:
+def _ffn(stem: str, layer: int, gated: bool) -> dict[str, str]:
     wi = f"layer.{layer}.DenseReluDense"
     return {
-        f"{stem}.ffn.up_proj": f"{wi}.wi",
+        f"{stem}.ffn.gate_proj": f"{wi}.wi_0",
+        f"{stem}.ffn.up_proj": f"{wi}.wi_1" if gated else f"{wi}.wi",
         f"{stem}.ffn.down_proj": f"{wi}.wo",
         f"{stem}.residual.ffn_norm": f"layer.{layer}.layer_norm",
     }
 
 
-def _gated(stem: str, layer: int) -> dict[str, str]:
-    wi = f"layer.{layer}.DenseReluDense"
-    return {**_ffn(stem, layer), f"{stem}.ffn.gate_proj": f"{wi}.wi_0", f"{stem}.ffn.up_proj": f"{wi}.wi_1"}
-
-
 def names(config: ModelConfig) -> Names:
-    network = _gated if any(isinstance(block.ffn, GluConfig) for block in config.layers()) else _ffn
+    gated = any(isinstance(block.ffn, GluConfig) for block in config.layers())
     return Names(
         "decoder.block.*.",
         {
@@ -54,19 +50,22 @@ def names(config: ModelConfig) -> Names:
             ".1.mixer.kv_proj": "layer.1.EncDecAttention.k layer.1.EncDecAttention.v",
             ".1.mixer.output": "layer.1.EncDecAttention.o",
             ".1.residual.mixer_norm": "layer.1.layer_norm",
-            **network(".1", 2),
+            **_ffn(".1", 2, gated),
             "final_norm": "decoder.final_layer_norm",
             "head": "lm_head",
         },
         ignored=r"(en|de)coder\.embed_tokens\.weight"
         r"|decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",
         blocks=2,
-        encoder=Names("encoder.block.*.", {**_self(""), **network("", 1), "final_norm": "encoder.final_layer_norm"}),
+        encoder=Names(
+            "encoder.block.*.", {**_self(""), **_ffn("", 1, gated), "final_norm": "encoder.final_layer_norm"}
+        ),
     )
 
 
-def read(fields: Fields, activation: str = "relu", scaled: bool = True) -> ModelConfig:
-    """`scaled`: whether a tied head scales what it reads, where the fields say nothing."""
+def read(fields: Fields, activation: str = "relu", scaled: bool = True, shared: bool = True) -> ModelConfig:
+    """`scaled`: whether a tied head scales what it reads, where the fields say nothing; `shared`: whether the layers of
+    a tower share one table of biases."""
     n, h, layers = fields.whole("num_heads"), fields.whole("d_kv", 64), fields.layers("num_layers")
     d, context = fields.whole("d_model"), fields.whole("n_positions", 512)
     norm = RMSNormConfig(eps=fields.number("layer_norm_epsilon", 1e-6))
@@ -79,7 +78,7 @@ def read(fields: Fields, activation: str = "relu", scaled: bool = True) -> Model
     def own(both_sides: bool) -> AttentionConfig:
         return AttentionConfig(
             n_heads=n, head_dim=h, scale=1.0, projection=FusedQKVConfig(),
-            position=RelativeBiasConfig(buckets=buckets, furthest=furthest, both_sides=both_sides),
+            position=RelativeBiasConfig(buckets=buckets, furthest=furthest, both_sides=both_sides, shared=shared),
             visibility=BidirectionalConfig() if both_sides else CausalConfig(),
         )  # fmt: skip
 

@@ -837,6 +837,55 @@
     table.replaceChildren(heading, body);
   };
 
+  // --- What is read of a source: one table, of a layer and a head or their mean. ---
+  const crossing = (part) => document.querySelector(`#cross-${part}`);  // a page without a source has none
+  const cross = { layer: crossing("layer"), head: crossing("head"), table: crossing("map") };
+  const crossWords = (part) => [...crossing(part).children];
+  const drawCross = () => {
+    const at = +cross.layer.value;
+    const { heads, rows, columns } = data.crossings[at];
+    const [codes, size, head] = [arrays[`cross${at}`], rows * columns, +cross.head.value];
+    const weights = new Float32Array(size);
+    for (let i = 0; i < size; i++)
+      if (head >= 0) weights[i] = shareOf(codes, head * size + i);
+      else for (let n = 0; n < heads; n++) weights[i] += shareOf(codes, n * size + i) / heads;
+    [...cross.table.tBodies[0].rows].forEach((row, i) => [...row.cells].slice(1).forEach((cell, j) => {
+      cell.style.setProperty("--a", Math.sqrt(weights[i * columns + j]).toFixed(2));
+      cell.title = percent(weights[i * columns + j]);
+    }));
+    const shadeWords = (words, weight) => words.forEach((word, i) => word.style.setProperty("--a", Math.sqrt(weight(i)).toFixed(2)));
+    const [source, text] = [crossWords("source"), crossWords("text")];
+    const mark = (row, column) => {
+      shadeWords(source, (j) => (row < 0 ? 0 : weights[row * columns + j]));
+      shadeWords(text, (i) => (column < 0 ? 0 : weights[i * columns + column]));
+    };
+    cross.mark = mark;
+    mark(rows - 1, -1);
+  };
+  const wireCross = () => {
+    const option = (select, value, words) => {
+      const one = make("option", "", words);
+      one.value = value;
+      select.append(one);
+    };
+    data.crossings.forEach(({ layer }, i) => option(cross.layer, i, layer));
+    cross.layer.value = data.crossings.length - 1;
+    const fill = () => {
+      cross.head.replaceChildren();
+      for (let n = -1; n < data.crossings[+cross.layer.value].heads; n++) option(cross.head, n, n < 0 ? "mean" : n);
+    };
+    fill();
+    cross.layer.addEventListener("change", () => (fill(), drawCross()));
+    cross.head.addEventListener("change", drawCross);
+    crossWords("source").forEach((word, j) => word.addEventListener("pointerenter", () => cross.mark(-1, j)));
+    crossWords("text").forEach((word, i) => word.addEventListener("pointerenter", () => cross.mark(i, -1)));
+    cross.table.addEventListener("pointerover", ({ target }) => {
+      const row = target.closest("tbody tr");
+      if (row) cross.mark(row.rowIndex - 1, target.tagName === "TD" ? target.cellIndex - 1 : -1);
+    });
+    drawCross();
+  };
+
   // --- One state; what is drawn from what has changed. ---
   const controls = { layer: $("layer"), head: $("head"), token: $("token") };
   const fillHeads = () => {
@@ -927,6 +976,7 @@
       values.addEventListener("toggle", drawValues);
     }
     wireLens();
+    if (cross.table) wireCross();
     wireBench();
     addEventListener("beforeprint", () => print(SHEET));
     addEventListener("afterprint", () => print(0));

@@ -54,7 +54,8 @@ STEEP = 4.0
 
 def render(seen: Inspected) -> str:
     """The page as text. Words are never taken for markup, and nothing is fetched."""
-    main = tag("main", header(seen), bench(seen), heads(seen), one_map(seen), lens(seen), depths(seen), notes(seen))
+    parts = (header, bench, heads, one_map, crossing, lens, depths, notes)
+    main = tag("main", *(part(seen) for part in parts))
     style, code = _file("inspect.css"), _file("inspect.js")
     values = embedded(data(seen), "inspection"), embedded(seen.to_dict(), "reading")
     return document(title(seen), main, *values, style=style, code=code)
@@ -146,6 +147,7 @@ def terms(seen: Inspected) -> Markup:
         ("Perplexity", "" if perplexity is None else si(perplexity)),
         ("Parameters", si(seen.parameters)),
         ("Layers", str(seen.layers)),
+        ("Source", f"{len(seen.source):,} tokens" if seen.source else ""),
         ("Mixers", counted(seen.mixers)),
         ("Heads", head_count(seen)),
         ("Attention maps", exact if tiles else "none"),
@@ -255,12 +257,15 @@ def heads(seen: Inspected) -> Markup:
             class_="legend"),
         caption("Each cell is a head; choose one to see it below. In a map, a row is a token that looks, a column one "
                 "that is looked at.", POOLED if is_pooled(seen) else None,
-                HATCHED if len(seen.attention) < seen.layers else None),
+                HATCHED if len(seen.attention) + len(seen.crossings) < seen.layers else None,
+                CROSSING if seen.crossings else None),
         notable(seen),
     )  # fmt: skip
 
 
 POOLED = " The text is long, so in a map some tokens share a row and a column: a cell shows their mean."
+
+CROSSING = " A hatched layer may read the source: its maps stand below, with the source’s words."
 
 HATCHED = (
     " A hatched layer has no softmax, so that no weights add up to 100\u00a0%; gf.lens.attention_map(model, tokens, "
@@ -329,6 +334,71 @@ def one_map(seen: Inspected) -> Markup:
         values,
         aria_labelledby="chosen",
     )
+
+
+# What is read of a source
+
+
+def crossing(seen: Inspected) -> Markup:
+    """Of a model with an encoder: rows write, columns are read."""
+    if not seen.crossings:
+        return Markup("")
+    rows, columns = seen.crossings[0].maps.shape[1:]
+    cut = rows < len(seen.words) or columns < len(seen.source)
+    whose = f" Of the first {rows} tokens and the first {columns} of the source." if cut else ""
+    controls = tag(
+        "div",
+        tag("label", "Layer ", tag("select", id="cross-layer")),
+        tag("label", "Head ", tag("select", id="cross-head")),
+        class_="controls",
+    )
+    texts = tag(
+        "div",
+        tag("p", tag("strong", "Source "), tag("span", *map(_word, seen.source[:columns]), id="cross-source")),
+        tag("p", tag("strong", "Text "), tag("span", *map(_word, seen.words[:rows]), id="cross-text")),
+        class_="crossing",
+    )
+    return section(
+        "crossing",
+        "What is read of the source",
+        tag("p", read_words(seen), class_="lead"),
+        controls,
+        texts,
+        tag("div", tag("table", *cross_table(seen), id="cross-map", class_="cross-map"), class_="scroll gf-scroll",
+            role="region", tabindex=0, aria_labelledby="crossing"),
+        tag("p", tag("span", class_="ramp ramp-look", aria_hidden="true"),
+            " weight, 0 to 100 %; the colour grows with its square root", class_="legend"),
+        caption("Cross-attention: a row is a token of the text, a column one of the source that the encoder read; a "
+                f"row adds up to 100 %.{whose} A token stands in the row from which the next one is predicted."),
+    )  # fmt: skip
+
+
+def _word(word: str) -> Markup:
+    return tag("span", visible(word), class_=None if word else "part")
+
+
+def read_words(seen: Inspected) -> str:
+    """Which layers read it, and how narrowly the last does."""
+    layers = [one.layer for one in seen.crossings]
+    names = ", ".join(map(str, layers))
+    one = seen.crossings[-1]
+    strongest = one.mean.amax(-1).mean().item()
+    return (
+        f"Layer{'s' if len(layers) > 1 else ''} {names} read{'' if len(layers) > 1 else 's'} the source. In layer "
+        f"{one.layer} a token gives {100 * strongest:.0f} % of its weight to one token of the source, in the mean."
+    )
+
+
+def cross_table(seen: Inspected) -> list[Markup]:
+    """The mean of the heads of the last layer that reads: the script draws the others in its place."""
+    one = seen.crossings[-1]
+    head = [tag("th", visible(word), scope="col") for word in seen.source[: one.maps.shape[2]]]
+    rows = [
+        tag("tr", tag("th", visible(word), scope="row"),
+            *(tag("td", style=f"--a:{math.sqrt(w):.2f}", title=f"{100 * w:.1f} %") for w in weights))
+        for word, weights in zip(seen.words, one.mean.tolist(), strict=False)
+    ]  # fmt: skip
+    return [tag("thead", tag("tr", tag("td"), *head)), tag("tbody", *rows)]
 
 
 # Depth
@@ -470,6 +540,7 @@ def data(seen: Inspected) -> dict[str, Any]:
         "loss": short_floats(seen.depth_loss),
         "rms": short_floats(seen.residual_rms),
     }
+    arrays |= {f"cross{i}": shares(one.maps, fine) for i, one in enumerate(seen.crossings)}
     layers: list[dict[str, int] | None] = []
     for layer in range(seen.layers):
         kept = seen.attention.get(layer)
@@ -503,6 +574,11 @@ def data(seen: Inspected) -> dict[str, Any]:
         ],
         "measures": [list(pair) for pair in MEASURES[1:]],
         "start": _start(seen),
+        "source": [visible(word) for word in seen.source],
+        "crossings": [
+            {"layer": one.layer, "heads": len(one.maps), "rows": one.maps.shape[1], "columns": one.maps.shape[2]}
+            for one in seen.crossings
+        ],
         **packed(arrays),
     }
 

@@ -17,7 +17,7 @@ from glassformer.parts.mixer.kv import KVState
 from glassformer.parts.reparam import MakeReparam
 from glassformer.parts.visibility import Bidirectional, Longformer, SameDocument
 
-TWO_SIDED = "visibility of kind longformer with causal=false and globals >= 1"
+TWO_SIDED = "visibility of kind longformer with causal=false"
 
 
 class GlobalAttention(Attention):
@@ -26,7 +26,8 @@ class GlobalAttention(Attention):
 
         z_i = softmax(q_i K^T) V      over the keys that i sees: its window, and the global tokens
         z_i = softmax(q'_i K'^T) V'   over its whole document, for the global tokens: the first ones of a document, or
-                                      those that the caller of the model names (`global_tokens`)
+                                      those that the caller of the model names (`global_tokens`); with globals=0 these
+                                      alone, as in the published class
 
     q', K', V' come from maps of their own, `global_maps`, made as those of q, K and V. Scores and
     pattern are those of the first line. There is no decoding: every token sees tokens after it.
@@ -34,13 +35,15 @@ class GlobalAttention(Attention):
 
     def own(self, d_model: int, bias: bool, reparam: MakeReparam | None) -> None:
         seen = self.visibility
-        if not isinstance(seen, Longformer) or seen.causal or not seen.globals:
+        if not isinstance(seen, Longformer) or seen.causal:
             raise RequestError(code="conflict", field="mixer.visibility", value=type(seen).__name__, expected=TWO_SIDED)
         self.first = seen.globals
         self.global_maps = nn.ModuleDict(self.projection.maps(d_model, bias, reparam))
 
     def mixed(self, x: Tensor, pass_: Pass, state: KVState | None = None) -> Tensor:
         z = super().mixed(x, pass_, state)
+        if not self.first and pass_.global_tokens is None:
+            return z
         q, k, v = self.projection(self.global_maps, x, pass_)
         for adjust in self._adjust:
             q, k = adjust(q, k, pass_)
@@ -79,7 +82,7 @@ class GlobalAttentionConfig(AttentionConfig, kind="global_attention"):
     @model_validator(mode="after")
     def _two_sided(self) -> GlobalAttentionConfig:
         seen: Any = self.visibility
-        if seen.kind != "longformer" or seen.causal or not seen.globals:
+        if seen.kind != "longformer" or seen.causal:
             raise ValueError(f"global_attention needs a {TWO_SIDED}")
         return self
 
@@ -90,6 +93,8 @@ class GlobalAttentionConfig(AttentionConfig, kind="global_attention"):
         inner, seen = self._within(ctx), self.visibility.build(ctx)
         assert isinstance(seen, Longformer)
         first = min(seen.globals, shape.t)
+        if not first:  # only those of a caller, whom a config does not know
+            return super().costs(ctx, shape) + Cost.weights(self.projection.costs(inner, shape).parameters)
         calls = 2 * shape.passes * shape.b * first * shape.t * inner.n_heads
         projected = self.projection.costs(inner, shape)
         turned = shape.keeps(2 * inner.n_kv_heads * inner.head_dim)

@@ -82,6 +82,10 @@ class ResidualConfig(PartConfig, axis="residual", words=Word("branch_scale", fie
         scale = self.scale or 1.0
         return {"dropout": self.dropout, "scale": scale * (ctx.n_branches / 2) ** -0.5 if self.depth_scaled else scale}
 
+    def feeds(self, branch: str) -> bool:
+        """Whether "mixer" or "ffn" reads a norm in the dtype of matrix products; otherwise the stream, in its own."""
+        return self.feeds_products
+
     def build(self, ctx: BuildContext) -> Residual:
         """The context has the block's norm, and whether the block has an ffn."""
         assert ctx.norm is not None, "a wiring places the norm of its context"

@@ -12,12 +12,19 @@ class Pre(Residual):
 
     x ─┬────────────────(+)─┬──────────────(+)─
        └─ norm ─ mixer ──┘  └─ norm ─ ffn ──┘
+
+    Without `mixer_norm` the mixer reads the stream as it is: the first layer of ModernBERT (2412.13663), below which
+    the embedding has a norm.
     """
 
     norms_stream: ClassVar[bool] = False
 
     def __init__(
-        self, mixer_norm: nn.Module, ffn_norm: nn.Module | None = None, dropout: float = 0.0, scale: float = 1.0
+        self,
+        mixer_norm: nn.Module | None = None,
+        ffn_norm: nn.Module | None = None,
+        dropout: float = 0.0,
+        scale: float = 1.0,
     ):
         super().__init__(dropout, scale)
         self.mixer_norm, self.ffn_norm = mixer_norm, ffn_norm
@@ -25,7 +32,7 @@ class Pre(Residual):
         self.feeding(ffn_norm)
 
     def forward(self, x: Tensor, mixer: Branch, ffn: Branch | None) -> Tensor:
-        x = self.resid_mid(x + self.share(mixer(self.mixer_norm(x))))
+        x = self.resid_mid(x + self.share(mixer(x if self.mixer_norm is None else self.mixer_norm(x))))
         if ffn is None:
             return x
         assert self.ffn_norm is not None, "a block with an ffn needs ffn_norm"
@@ -34,3 +41,11 @@ class Pre(Residual):
 
 class PreConfig(ResidualConfig, kind="pre", words="pre"):
     wiring = Pre
+    mixer_normed: bool = True
+    """Whether a norm stands before the mixer."""
+
+    def norm_names(self, has_ffn: bool) -> tuple[str, ...]:
+        return tuple(name for name in super().norm_names(has_ffn) if self.mixer_normed or name != "mixer_norm")
+
+    def feeds(self, branch: str) -> bool:
+        return self.mixer_normed or branch != "mixer"

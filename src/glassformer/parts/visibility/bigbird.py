@@ -17,7 +17,8 @@ class BigBird(Visibility):
     """Blocks of `block` tokens see some blocks: the global ones, their neighbours, and `random` others. Zaheer et al.
     2020 (2007.14062).
 
-    two-sided    block i of m sees 0, i-1, i, i+1, m-1 and `random` others; blocks 0 and m-1 see everything
+    two-sided    block i of m sees 0, i-1, i, i+1, m-1 and `random` others; blocks 0 and m-1 see everything, and of at
+                 most 5 + 2 `random` blocks all do, as in the published class
     causal       k <= q, and block i sees 0, i-1, i and `random` of those between: ours, as the paper's decoders see all
 
     Which blocks are random depends on (seed, layer, i) and is the same for all heads and rows, and in the causal form
@@ -35,6 +36,11 @@ class BigBird(Visibility):
         self.random, self.seed, self.layer, self.causal = random, seed, layer, causal
         self.length = length
 
+    @property
+    def few(self) -> int:
+        """So many blocks are too few to leave any out, in the two-sided form."""
+        return 5 + 2 * self.random
+
     def sized(self, length: int | Tensor) -> BigBird:
         if self.causal:
             return self
@@ -50,8 +56,8 @@ class BigBird(Visibility):
         if self.causal:
             near = near | (i < 0)
         else:
-            last = self._blocks(self.length) - 1
-            near = near | (j == last) | (i == 0) | (i == last)
+            m = self._blocks(self.length)
+            near = near | (j == m - 1) | (i == 0) | (i == m - 1) | (m <= self.few)
         for part in range(self.random):
             drawn, there = self.drawn(i, part)
             near = near | ((j == drawn) & there)
@@ -93,7 +99,7 @@ class BigBird(Visibility):
     def row(self, i: int, t: int) -> set[int]:
         """The blocks that block i of t tokens sees."""
         m = (t + self.block - 1) // self.block
-        if not self.causal and i in (0, m - 1):
+        if not self.causal and (i in (0, m - 1) or m <= self.few):
             return set(range(m))
         drawn = {int(block) for block, there in (self.drawn(i, part) for part in range(self.random)) if there}
         if self.causal:

@@ -1,0 +1,50 @@
+"""The pictures of docs/kinds: the wiring of a published model of each kind, drawn from its config.
+
+python -m experiments.docs.kinds writes them."""
+
+from __future__ import annotations
+
+import re
+
+from experiments.docs import DOCS
+from glassformer.figures import tag, wiring_drawing
+from glassformer.figures.document import stylesheet
+from glassformer.figures.markup import Markup
+from glassformer.naming import preset
+from glassformer.report.sketch import describe, sketch
+
+KINDS = {
+    "decoder": "llama-3-8b", "encoder": "bert-base-mlm", "encoder-decoder": "bart-base", "vision-encoder": "vit-base",
+}  # fmt: skip
+"""Page -> the model in its picture."""
+FOLDER = DOCS / "figures" / "kinds"
+
+
+def picture(expression: str) -> str:
+    """The wiring of a model as a file of its own, in the colours of a sheet of paper."""
+    drawing = sketch(preset(expression).to_dict())
+    inner = str(wiring_drawing(drawing, describe(expression, drawing)))
+    css = stylesheet()
+    used = set(re.findall(r"gf-[a-z]+", inner))
+    rules = [
+        f"{selector.strip()} {{{body}}}"
+        for selector, body in re.findall(r"([^{}@/]+)\{([^{}]*)\}", css.split("@media print")[0])
+        if used & set(re.findall(r"gf-[a-z]+", selector))
+    ]
+    colours = re.search(r":root\s*\{[^{}]*\}", css)
+    assert colours is not None
+    paper = tag("rect", width="100%", height="100%", fill="#fdfdfb")
+    head = 'xmlns="http://www.w3.org/2000/svg" style="font-family: system-ui, sans-serif" '
+    style = tag("style", Markup("\n".join([colours[0], *dict.fromkeys(rules)])))
+    opening, rest = inner.split(">", 1)
+    return f"{opening.replace('<svg ', f'<svg {head}', 1)}>{style}{paper}{rest}\n"
+
+
+def main() -> None:
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    for name, expression in KINDS.items():
+        (FOLDER / f"{name}.svg").write_text(picture(expression), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,36 @@
+"""Warner et al. 2024, 2412.13663, "Smarter, Better, Faster, Longer": BERT with what decoders have learnt since. Rotary
+positions, gated networks, norms before the branches and no biases; one layer in three sees all, the others 64 tokens to
+each side."""
+
+from __future__ import annotations
+
+from glassformer.config import BlockConfig, ModelConfig, Stage
+from glassformer.parts.embedding import EmbeddingConfig
+from glassformer.parts.ffn import GluConfig
+from glassformer.parts.head import HeadConfig, TransformConfig
+from glassformer.parts.mixer import AttentionConfig
+from glassformer.parts.norm import LayerNormConfig
+from glassformer.parts.position import RotaryConfig
+from glassformer.parts.residual import PreConfig
+from glassformer.parts.visibility import BidirectionalConfig, LongformerConfig
+
+
+def modernbert_base() -> ModelConfig:
+    """With the head of masked language models; its first layer has no norm before attention."""
+    norm = LayerNormConfig(eps=1e-5, bias=False)
+    mixer = AttentionConfig(n_heads=12, position=RotaryConfig(base=160_000.0), visibility=BidirectionalConfig())
+    wide = BlockConfig(mixer=mixer, ffn=GluConfig(hidden=1152, activation="gelu"), norm=norm)
+    window = LongformerConfig(window=128, globals=0, causal=False)
+    near = wide.vary(mixer=mixer.vary(position=RotaryConfig(base=10_000.0), visibility=window))
+    return ModelConfig(
+        vocab_size=50368,
+        d_model=768,
+        context=8192,
+        embedding=EmbeddingConfig(norm=norm),
+        stack=(
+            Stage(blocks=(wide.vary(residual=PreConfig(mixer_normed=False)),)),
+            Stage(repeat=7, blocks=(near, near, wide)),
+        ),
+        final_norm=norm,
+        head=HeadConfig(tied=True, bias=True, transform=TransformConfig(bias=False, norm=norm)),
+    )

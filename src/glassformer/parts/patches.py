@@ -1,0 +1,104 @@
+"""Images as a sequence of vectors."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from pydantic import Field, model_validator
+from torch import Tensor, nn
+
+from glassformer.errors import RequestError
+from glassformer.parts.base import BuildContext, Value
+from glassformer.parts.cost import Cost, Shape
+from glassformer.parts.init import Init, Role
+from glassformer.parts.linear import Linear, linear_cost
+from glassformer.parts.reparam import MakeReparam
+from glassformer.parts.shard import REPLICATED, Shards
+
+
+class First(nn.Module):
+    """A trained vector that stands before those of an image, weight (1, d): the place of BERT's [CLS]."""
+
+    roles: tuple[Role, ...] = ("embedding",)
+    shards: ClassVar[Shards] = {"weight": (REPLICATED,)}
+
+    def __init__(self, d_model: int):
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(1, d_model))
+        self.init_weights(Init())
+
+    @torch.no_grad()
+    def init_weights(self, init: Init) -> None:
+        init.fill(self.weight, "embedding")
+
+
+class Patches(nn.Module):
+    """x_0 = first, x_i = patch_i W + b: images (b, c, h, w) -> x (b, 1 + n, d). Dosovitskiy et al. 2020, 2010.11929.
+
+    An image of size x size pixels is cut into n squares of patch x patch, row by row; the c patch^2 numbers of each,
+    one channel after the other, are a vector. What is left over at the right and below is not looked at.
+    """
+
+    def __init__(
+        self, d_model: int, size: int, patch: int, channels: int = 3, reparam: MakeReparam | None = None
+    ):  # fmt: skip
+        super().__init__()
+        self.size, self.patch, self.channels = size, patch, channels
+        self.projection = Linear(channels * patch**2, d_model, bias=True, reparam=reparam)
+        self.first = First(d_model)
+
+    @property
+    def tokens(self) -> int:
+        """Vectors of an image, the first one included."""
+        return 1 + (self.size // self.patch) ** 2
+
+    def check(self, images: Tensor) -> None:
+        """Raises RequestError for what are no images of this size."""
+        wanted = (self.channels, self.size, self.size)
+        if images.dim() != 4 or tuple(images.shape[1:]) != wanted or not images.is_floating_point():
+            kind = "floating" if images.is_floating_point() else "whole"
+            raise RequestError(
+                f"this model reads images (b, {', '.join(map(str, wanted))}) of floating numbers, and "
+                f"{tuple(images.shape)} of {kind} ones were given",
+                code="conflict", field="images", value=tuple(images.shape), expected=str(("b", *wanted)),
+            )  # fmt: skip
+
+    def forward(self, images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b s d"]:
+        rows = F.unfold(images.to(self.first.weight.dtype), self.patch, stride=self.patch).transpose(1, 2)
+        return torch.cat((self.first.weight.expand(len(images), 1, -1), self.projection(rows)), dim=1)
+
+    def extra_repr(self) -> str:
+        return f"size={self.size}, patch={self.patch}, channels={self.channels}"
+
+
+class PatchesConfig(Value):
+    """Config of `Patches`. The vocabulary of a model that reads images has no meaning; 1 is usual."""
+
+    size: int = Field(224, gt=0, le=1 << 16)
+    """Pixels on each side of an image."""
+    patch: int = Field(16, gt=0, le=1 << 16)
+    """Pixels on each side of a patch."""
+    channels: int = Field(3, gt=0, le=1 << 10)
+
+    @model_validator(mode="after")
+    def _fits(self) -> PatchesConfig:
+        if self.patch > self.size:
+            raise ValueError(f"patch={self.patch} is larger than the image, size={self.size}")
+        return self
+
+    @property
+    def tokens(self) -> int:
+        """Vectors of an image, the first one included."""
+        return 1 + (self.size // self.patch) ** 2
+
+    def build(self, ctx: BuildContext) -> Patches:
+        return Patches(ctx.d_model, self.size, self.patch, self.channels, ctx.make_reparam)
+
+    def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
+        """Each token but the first is a product."""
+        read = replace(shape, s=max(shape.s - 1, 1))
+        return linear_cost(ctx, read, self.channels * self.patch**2, ctx.d_model, bias=True) + Cost.weights(ctx.d_model)
