@@ -65,3 +65,4 @@ def test_the_verb_finds(capsys: pytest.CaptureFixture[str]):
     assert main(command) == 0
     assert "tokens a second" in capsys.readouterr().out
     assert main(["plan", "llama@1m", "--find"]) == 2
+    assert main([*command, "--loss", "whole"]) == 2

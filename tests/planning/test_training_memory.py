@@ -158,4 +158,6 @@ def test_adapters_alone_have_gradients_and_states():
         with pytest.raises(RequestError) as caught:
             gf.plan(config, train=True, finetune=wrong)
         assert caught.value.field == "finetune"
+    with pytest.raises(RequestError, match="weights must be nothing beside finetune"):
+        gf.plan(config, train=True, finetune="lora:16", weights="bfloat16")
     assert main(["plan", "llama@1m", "--finetune", "lora:4", "--json"]) == 0

@@ -698,8 +698,12 @@ def plan(
     if find:
         from glassformer.cli.costs import show_found
 
-        if machine is None or layout is not None or recompute != "none" or generate or finetune is not None:
-            raise RequestError("--find searches the layouts of a --machine, such as h100:8; leave out --layout")
+        fixed = layout is not None or recompute != "none" or weights != "float32" or loss != "chunked"
+        if machine is None or fixed or generate or finetune is not None:
+            raise RequestError(
+                "--find searches the layouts of a --machine, such as h100:8, with fp32 weights and our loss; leave out "
+                "--layout, --recompute, --weights, --loss and --finetune"
+            )
         on = {"machine": machine, "nodes": nodes, "machines": machines, "price": price}
         show_found(models, _as_int(context, "context"), batch, dtype, optimizer, on, json)
         return

@@ -262,6 +262,9 @@ def plan(
         for field, value, known in (("weights", weights, tuple(MASTERED)), ("loss", loss, LOSSES)):
             if value not in known:
                 raise RequestError(code="unknown", field=field, value=value, expected=f"one of {', '.join(known)}")
+        if finetune is not None and weights != "float32":
+            expected = "nothing beside finetune, whose frozen weights are kept in dtype"
+            raise RequestError(code="conflict", field="weights", value=weights, expected=expected)
         planned = plan_training(
             config, batch, context or config.context, dtype, chosen, shared, MASTERED[weights], device,
             cast(Loss, loss), _rank(finetune),
