@@ -1,15 +1,17 @@
 """Every way to mix tokens against the length of the text: `glassformer bench mixers`.
 
 One mixer alone, of width 256 with 4 heads, in fp32, for one sequence. Training is a forward and a backward pass of x
-(1, s, 256), prefill a forward pass without gradients; both are medians of rounds. Memory is what the process' resident
-set grew by at its peak, over the same pass. Decoding is one token with a state that has room for the context and is
-taken as full, the median of many; state is what it allocates. A mixer stops at the length whose pass would take longer
-than the limit.
+(1, s, 256), prefill a forward pass without gradients; both are the least of rounds, as what else runs on a machine only
+ever adds. Freed memory is kept, as in training runs. Memory is what the process' resident set grew by at its peak, over
+the same pass. Decoding is one token with a state that has room for the context and is taken as full, the median of
+many; state is what it allocates. A mixer stops at the length whose pass would take longer than the limit.
 
 An exponent is the slope of the logarithm of the cost over that of the length, by least squares over the lengths from
 1024 on, with its 95 % interval by Student's t. Crossing is the length from which a mixer costs less than attention,
 between two measured ones by a straight line in the logarithms. Rows that begin with `transformers` are the published
-classes in the same process.
+classes in the same process. `beside transformers` measures both sides in turn, after one round that warms up: training
+passes, a decoding step of DeepSeek-V2-Lite's attention, and experts of width 896 in a model of 512, two of eight for a
+token, beside Mixtral's block, a dense network of their active size, and their matrix products alone.
 
 `--only a,b` measures some rows and leaves the others as `--out` has them, in the JSON beside it; what is drawn and
 written is all of it. A new mixer is one line of `ROWS`.
@@ -37,6 +39,7 @@ import glassformer as gf
 from benchmarks import among
 from glassformer import machine
 from glassformer.errors import RequestError
+from glassformer.parts.ffn import Experts, Glu, Router
 from glassformer.parts.forward_pass import Pass
 
 WIDTH, HEADS = 256, 4
@@ -123,6 +126,137 @@ ROWS: dict[str, Row] = {
 }
 
 
+Runs = dict[str, Callable[[], Any]]
+"""Sides of a comparison, ours first."""
+OURS, THEIRS = "ours", "transformers"
+
+
+def passes(change: str, peer: Callable[[], nn.Module], s: int) -> Runs:
+    """A training pass of either."""
+    return {OURS: partial(train, Row(change).build(), s), THEIRS: partial(train, peer(), s)}
+
+
+def mamba() -> nn.Module:
+    from transformers import MambaConfig
+    from transformers.models.mamba.modeling_mamba import MambaMixer
+
+    return MambaMixer(MambaConfig(hidden_size=WIDTH, num_hidden_layers=1, state_size=16, expand=1), 0)
+
+
+def longformer() -> nn.Module:
+    from transformers import LongformerConfig
+    from transformers.models.longformer.modeling_longformer import LongformerSelfAttention
+
+    config = LongformerConfig(hidden_size=WIDTH, num_attention_heads=HEADS, attention_window=[256],
+                              attention_probs_dropout_prob=0.0)  # fmt: skip
+    return _Masked(LongformerSelfAttention(config, 0), _of_globals)
+
+
+def _of_globals(x: Tensor) -> tuple[Any, ...]:
+    """What Longformer is called with where the first token is global."""
+    mask = torch.zeros(x.shape[:2])
+    mask[:, 0] = 10000.0
+    return mask, mask < 0, mask > 0, True
+
+
+def bigbird() -> nn.Module:
+    from transformers import BigBirdConfig
+    from transformers.models.big_bird.modeling_big_bird import BigBirdBlockSparseAttention, BigBirdModel
+
+    config = BigBirdConfig(hidden_size=WIDTH, num_attention_heads=HEADS, block_size=64, num_random_blocks=3,
+                           attention_probs_dropout_prob=0.0, max_position_embeddings=1 << 16)  # fmt: skip
+
+    def masks(x: Tensor) -> tuple[Any, ...]:
+        blocked, band, *sides = BigBirdModel.create_masks_for_block_sparse_attn(torch.ones(x.shape[:2]), 64)
+        return band, *sides, blocked, blocked
+
+    return _Masked(BigBirdBlockSparseAttention(config, seed=0), masks)
+
+
+@torch.no_grad()
+def latent_step(context: int) -> Runs:
+    """A step of decoding with the attention of DeepSeek-V2-Lite."""
+    from transformers import DeepseekV2Config, DynamicCache
+    from transformers.models.deepseek_v2 import modeling_deepseek_v2 as published
+
+    config = DeepseekV2Config(
+        hidden_size=2048, num_attention_heads=16, num_key_value_heads=16, q_lora_rank=None, kv_lora_rank=512,
+        qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128, num_hidden_layers=1,
+        max_position_embeddings=2 * context,
+    )  # fmt: skip
+    config._attn_implementation = "sdpa"
+    theirs, rope = published.DeepseekV2Attention(config, 0).eval(), published.DeepseekV2RotaryEmbedding(config)
+    cache = DynamicCache(config=config)
+    whole, x = torch.randn(1, context, 2048), torch.randn(1, 1, 2048)
+    theirs(whole, position_embeddings=rope(whole, torch.arange(context)[None]), attention_mask=None,
+           past_key_values=cache)  # fmt: skip
+    name = f"llama@1m+layers=1+d_model=2048+heads=16+vocab_size=64+context={2 * context}+mla"
+    mixer: Any = gf.preset(name).build(seed=0).eval().layers[0].mixer
+    state, at = mixer.init_state(1, context + 1, torch.float32), rope(x, torch.tensor([[context]]))
+    return {
+        OURS: torch.no_grad()(lambda: mixer(x, Pass(context, context + 1), state)),
+        THEIRS: torch.no_grad()(lambda: theirs(x, position_embeddings=at, attention_mask=None, past_key_values=cache)),
+    }
+
+
+EXPERT_WIDTH, EXPERT_HIDDEN, EXPERTS, CHOSEN = 512, 896, 8, 2
+
+
+def experts(tokens: int) -> Runs:
+    """A training pass of experts, of Mixtral's block, of a dense network of the active size; and the experts' matrix
+    products alone, forward and backward, with as many rows for each."""
+    from transformers import MixtralConfig
+    from transformers.models.mixtral.modeling_mixtral import MixtralSparseMoeBlock
+
+    d, f, e, k = EXPERT_WIDTH, EXPERT_HIDDEN, EXPERTS, CHOSEN
+    config = MixtralConfig(hidden_size=d, intermediate_size=f, num_local_experts=e, num_experts_per_tok=k)
+    theirs = MixtralSparseMoeBlock(config)
+    for weight in theirs.parameters():
+        nn.init.normal_(weight, std=0.02)
+    sides = {OURS: Experts(d, f, Router(d, e, k)), THEIRS: theirs, "dense": Glu(d, k * f)}
+    x, hidden = torch.randn(tokens * k // e, d), torch.randn(tokens * k // e, f)
+    up, down = torch.randn(f, d), torch.randn(d, f)
+
+    def products() -> None:
+        for _ in range(e):
+            x @ up.t(), x @ up.t(), hidden @ down.t()
+            hidden @ up, hidden @ up, x @ down
+            hidden.t() @ x, hidden.t() @ x, x.t() @ hidden
+
+    runs: Runs = {name: partial(train, module, tokens, d) for name, module in sides.items()}
+    return {**runs, "products": products}
+
+
+PAIRS: dict[str, Callable[[], Runs]] = {
+    f"beside transformers: {name}": runs
+    for name, runs in {
+        "mamba, 2,048 tokens": partial(passes, "+mamba+mixer.expand=1", mamba, 2048),
+        "mamba2, 2,048 tokens": partial(passes, "+mamba2", mamba2, 2048),
+        "deltanet, 2,048 tokens": partial(passes, "+gated_deltanet", deltanet, 2048),
+        "longformer, 2,048 tokens": partial(passes, ROWS["two-sided longformer"].change, longformer, 2048),
+        "longformer, 8,192 tokens": partial(passes, ROWS["two-sided longformer"].change, longformer, 8192),
+        "bigbird, 2,048 tokens": partial(passes, ROWS["two-sided bigbird"].change, bigbird, 2048),
+        "bigbird, 8,192 tokens": partial(passes, ROWS["two-sided bigbird"].change, bigbird, 8192),
+        "latent attention, a step after 4,096 tokens": partial(latent_step, 4096),
+        "experts, 64 tokens": partial(experts, 64),
+        "experts, 256 tokens": partial(experts, 256),
+        "experts, 2,048 tokens": partial(experts, 2048),
+        "experts, 8,192 tokens": partial(experts, 8192),
+    }.items()
+}
+
+
+class _Masked(nn.Module):
+    """A published module, called with x and what is made of it."""
+
+    def __init__(self, module: nn.Module, masks: Callable[[Tensor], tuple[Any, ...]]):
+        super().__init__()
+        self.module, self.masks = module, masks
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.module(x, *self.masks(x))[0]
+
+
 class _Called(nn.Module):
     """A published module, called with x and these."""
 
@@ -138,10 +272,11 @@ class _Called(nn.Module):
 # Measuring
 
 
-def train(module: nn.Module, s: int) -> None:
-    x = torch.randn(1, s, WIDTH, requires_grad=True)
+def train(module: nn.Module, s: int, width: int = WIDTH) -> None:
+    x = torch.randn(1, s, width, requires_grad=True)
     module.zero_grad(set_to_none=True)
     y = module(x)
+    y = y[0] if isinstance(y, tuple) else y
     y.backward(torch.ones_like(y))
 
 
@@ -151,16 +286,30 @@ def prefill(module: nn.Module, s: int) -> None:
 
 
 def timed(run: Callable[[], None], rounds: int) -> float:
-    """Median seconds."""
+    """The least seconds of a round."""
     took: list[float] = []
     while len(took) < rounds and (len(took) < 2 or sum(took) < ENOUGH):
         began = time.perf_counter()
         run()
         took.append(time.perf_counter() - began)
-    return statistics.median(took)
+    return min(took)
 
 
-def grown(run: Callable[[], None]) -> int | None:
+def in_turn(runs: Runs, rounds: int) -> dict[str, float]:
+    """The least seconds of each side. A side that takes longer than the limit has one round, without any to warm up."""
+    took: dict[str, list[float]] = {name: [] for name in runs}
+    for turn in range(2 * rounds + 1):
+        for name, run in runs.items():
+            if max(took[name], default=0.0) < LIMIT:
+                began = time.perf_counter()
+                run()
+                took[name].append(time.perf_counter() - began)
+        if turn > 1 and sum(map(sum, took.values())) > 4 * ENOUGH:
+            break
+    return {name: min(times[1:] or times) for name, times in took.items()}
+
+
+def grown(run: Callable[[], object]) -> int | None:
     """Bytes that the resident set grew by at its peak; None where the system does not say."""
     try:
         gc.collect()
@@ -259,6 +408,21 @@ def _shown(found: tuple[float, float] | None) -> str:
     return "" if found is None else f"{found[0]:.2f} ± {found[1]:.2f}"
 
 
+def pairs_table(pairs: Mapping[str, Mapping[str, float]]) -> list[str]:
+    """Markdown of what was measured in turn."""
+    if not pairs:
+        return []
+    sides = list(dict.fromkeys(name for one in pairs.values() for name in one))
+    lines = ["In turn, ms:", "", f"| | {' | '.join(sides)} | transformers / ours | ours / dense | ours / products |",
+             "|---|" + "--:|" * (len(sides) + 3)]  # fmt: skip
+    for name, one in pairs.items():
+        cells = [f"{1e3 * one[side]:,.1f}" if side in one else "" for side in sides]
+        ratios = ((THEIRS, OURS), (OURS, "dense"), (OURS, "products"))
+        cells += [f"{one[a] / one[b]:.2f}" if a in one and b in one else "" for a, b in ratios]
+        lines.append(f"| {name.partition(': ')[2]} | {' | '.join(cells)} |")
+    return [*lines, ""]
+
+
 def table(rows: Mapping[str, Any]) -> str:
     """Markdown of all rows."""
     attention = rows.get(ATTENTION, {})
@@ -332,23 +496,32 @@ def run(
     out: str | None = None,
 ) -> dict[str, Any]:
     """Measures, and merges with the rows of the JSON beside `out`, if there is one of this machine."""
-    names = among(ROWS, only)
-    torch.set_num_threads(machine.settings("cpu", threads=threads).threads)
+    names = among([*ROWS, *PAIRS], only)
+    machine.apply(machine.settings("cpu", threads=threads))
     here, kept = machine.machine(), Path(out).with_suffix(".json") if out else None
     lengths, contexts = (LENGTHS[:2], CONTEXTS[:2]) if quick else (LENGTHS, CONTEXTS)
     rows: dict[str, Any] = {}
+    pairs: dict[str, Any] = {}
     if kept is not None and kept.is_file():
         before = json.loads(kept.read_text(encoding="utf-8"))
-        rows = before["rows"] if before["machine"] == here else {}
+        if before["machine"] == here:
+            rows, pairs = before["rows"], before["pairs"]
     for name in names:
-        rows[name] = measured(ROWS[name], rounds, lengths, contexts)
+        if name in PAIRS:
+            pairs[name] = in_turn(PAIRS[name](), rounds)
+            said: Any = pairs[name]
+        else:
+            rows[name] = measured(ROWS[name], rounds, lengths, contexts)
+            said = {what: list(costs.values())[-1:] for what, costs in rows[name].items()}
+        result = {"machine": here, "rounds": rounds, "rows": rows, "pairs": pairs}
         if kept is not None:  # what is measured stays, whatever ends this
-            kept.write_text(json.dumps({"machine": here, "rounds": rounds, "rows": rows}, indent=1), encoding="utf-8")
+            kept.write_text(json.dumps(result, indent=1), encoding="utf-8")
         if not quiet:
-            print(name, {what: list(costs.values())[-1:] for what, costs in rows[name].items()}, file=sys.stderr)
+            print(name, said, file=sys.stderr, flush=True)
     rows = {name: rows[name] for name in ROWS if name in rows}
-    result = {"machine": here, "rounds": rounds, "rows": rows}
-    text = table(rows)
+    pairs = {name: pairs[name] for name in PAIRS if name in pairs}
+    result = {"machine": here, "rounds": rounds, "rows": rows, "pairs": pairs}
+    text = "\n".join([*pairs_table(pairs), table(rows)])
     if kept is not None:
         kept.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
         draw(rows, kept.with_suffix(".svg"))

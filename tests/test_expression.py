@@ -205,6 +205,20 @@ def test_a_mixer_says_what_it_does_not_have():
     assert (refused.value.code, refused.value.field) == ("not_understood", "mixer.visibility")
 
 
+@pytest.mark.parametrize(
+    ("change", "mixer"),
+    [("gqa:2", "mla"), ("kv_heads=2", "mla"), ("qknorm", "mla"), ("window:64", "mamba"), ("softcap:50", "mamba2"),
+     ("alibi", "retention"), ("gqa:2", "stack:mamba*"), ("visibility.kind=bidirectional", "mixer.kind=mamba")],
+)  # fmt: skip
+def test_a_mixer_does_not_drop_silently_what_it_would_refuse(change: str, mixer: str):
+    """What a later mixer does not have is refused in both orders; what it has, it keeps."""
+    for changes in (f"{change}+{mixer}", f"{mixer}+{change}"):
+        with pytest.raises(RequestError):
+            preset(f"llama@1m+{changes}")
+    assert preset("llama@1m+window:64+mla").stack[0].blocks[0].mixer.visibility.window == 64  # type: ignore[attr-defined]
+    assert preset("llama@1m+gqa:2+stack:mamba,attention").stack[0].blocks[1].mixer.n_kv_heads == 2  # type: ignore[attr-defined]
+
+
 @pytest.mark.parametrize("change", TOUCHES)
 @pytest.mark.parametrize("model", ["gpt2@1m", "llama@1m"])
 def test_a_change_touches_its_axis_alone(model: str, change: str):
@@ -444,6 +458,7 @@ def test_published_counts():
         ("ffn.kind=glu", f"{BLOCK}ffn.activation", "gelu_tanh"),
         ("init.kind=xavier", "init.gain", 1.0),
         ("rope+mixer.position.kind=alibi", f"{ATTENTION}position.kind", "alibi"),
+        ("retention+mixer.decays=[0.9, .99,0.95,0.5]", f"{ATTENTION}decays.1", 0.99),
     ],
 )
 def test_paths_set_values(text: str, path: str, value: object):
@@ -512,6 +527,11 @@ def test_paths_set_values(text: str, path: str, value: object):
         ("gpt2@1m+norm.x.y=3", "no field"),
         ("gpt2@1m+norm.=3", "norm"),
         ("gpt2@1m+norm=", "norm"),
+        ("gpt2@1m+layers=[2,3]", "stack.0.repeat"),
+        ("gpt2@1m+retention+mixer.decays=0.9", "decays=0.9: a list, such as [1, 2], is right here"),
+        ("gpt2@1m+retention+mixer.decays=[0.9]", "1 numbers for 4 heads"),
+        ("gpt2@1m+retention+mixer.decays=[0.9,1,0.5,0.5]", "decays.1=1: input should be less than 1"),
+        ("gpt2@1m+retention+mixer.decays=[]", "0 numbers for 4 heads"),
         ("no/such/file.yaml", "no file"),
         ("no/such/file.yaml+rope", "no file"),
         ("hf:nothing", "write hf:owner/name"),

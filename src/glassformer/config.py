@@ -622,5 +622,7 @@ def explain(error: ValidationError) -> str:
         return f"field {path} is missing"
     given = "" if isinstance(first["input"], (dict, list)) else f"={first['input']!r}"[:80]
     message = first["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
+    if first["type"] == "tuple_type":
+        message = "a list, such as [1, 2], is right here"
     where = f"{path}{given}: " if path or given else ""
     return f"{where}{message[0].lower()}{message[1:]}"

@@ -60,6 +60,10 @@ def test_sizes_far_apart_are_refused_with_the_reason() -> None:
     with pytest.raises(RequestError, match="a difference in loss would be a difference in size"):
         fairness(arms(["gpt2@1m", "gpt2@3m"]), allow_unmatched=False)
     assert fairness(arms(["gpt2@1m", "gpt2@3m"]), allow_unmatched=True)
+    with pytest.raises(RequestError) as refused:  # what it says would do, does
+        fairness(arms(["llama@1m", "llama@1m+retention"]), allow_unmatched=False)
+    named = str(refused.value).split("; ")[1].split(" has as many")[0]
+    assert named.startswith("llama@1m+retention+hidden=") and not fairness(arms(["llama@1m", named]), False)
 
 
 def test_an_arm_that_cannot_train_here_is_refused_before_any_is_trained(source: Path, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from glassformer.errors import WorkError
-from glassformer.lens import inspection
+from glassformer.lens import attention_map, inspection
 from glassformer.lens.inspection import Inspection, inspect
 from glassformer.lens.page.words import visible
 from glassformer.naming import preset
@@ -338,3 +338,18 @@ def test_it_shows_itself_in_a_notebook(seen: Inspection):
 @pytest.mark.parametrize("name", ["inspect.css", "inspect.js"])
 def test_its_parts_come_with_the_package(name: str):
     assert len(files("glassformer.lens.page").joinpath(name).read_text(encoding="utf-8")) > 1000
+
+
+def test_layers_without_softmax_have_their_effective_maps():
+    """Those that `attention_map` draws one by one; a layer of attention has none."""
+    model = preset("llama@1m+layers=3+heads=4+vocab_size=61+context=64+stack:retention,attention,mamba").build().eval()
+    seen = inspect(model, TOKENS)
+    page = Page(seen.page())
+    assert list(seen.effective) == [0, 2] and page.data["answers"] == {"0": [len(TOKENS)] * 2, "2": [len(TOKENS)] * 2}
+    assert "Layers without softmax" in page.text and "4 of 256 channels" in page.text
+    for layer, kept in seen.effective.items():
+        for one, weights, largest in zip(kept.which, kept.maps, kept.largest, strict=True):
+            wanted = attention_map(model, TOKENS, layer, one)
+            torch.testing.assert_close(weights, wanted.weights)
+            assert f"{kept.of} {one}, up to" in page.text and largest > 0
+    assert inspect(loud("llama@1m"), TOKENS).effective == {}

@@ -84,6 +84,7 @@ Benchmark = Literal[
     "retrieval",
     "masked",
     "translate",
+    "claims",
 ]
 Compile = Annotated[
     bool | None,
@@ -792,14 +793,15 @@ def bench(
         prompts, training and loading beside busy processes; plan: what `plan --here` says beside sampled models; embed:
         vectors of 10,000 sentences beside sentence-transformers; retrieval: how often an index finds what belongs to a
         question, beside BM25; masked: a training step
-        of bert@10m beside transformers' BERT; translate: a translator of Marian's shape beside theirs.
+        of bert@10m beside transformers' BERT; translate: a translator of Marian's shape beside theirs; claims:
+        what guides say of speed, with a verdict.
     rounds
         Measurements of each, taken in turn.
     quick
         generate, mixers, embed, retrieval: with few tokens and nothing compiled, to see that it runs.
     only
-        mixers, neighbours: these rows or tasks alone, by the beginnings of their names and with commas between; the
-        others stay as `--out` has them.
+        mixers, neighbours, claims: these rows or tasks alone, by the beginnings of their names and with commas between;
+        of the first two the others stay as `--out` has them.
     out
         A Markdown file to write the table to, with machine and date.
     """

@@ -109,7 +109,7 @@ def fairness(configs: dict[str, ModelConfig], allow_unmatched: bool) -> list[str
     if apart > UNFAIR and not allow_unmatched:
         raise RequestError(
             f"{large} has {sizes[large]:,} parameters in its layers and {small} {sizes[small]:,}, {apart:.0%} apart: a "
-            f"difference in loss would be a difference in size; give both the same @SIZE, or --allow-unmatched"
+            f"difference in loss would be a difference in size; {_equal(large, sizes[small])}, or --allow-unmatched"
         )
     notes = [
         f"The layers of {name} hold {held:,} parameters, of which a token meets {sizes[name]:,}."
@@ -119,6 +119,19 @@ def fairness(configs: dict[str, ModelConfig], allow_unmatched: bool) -> list[str
     if apart > WORTH_SAYING:
         notes.append(f"The layers of {large} have {apart:.0%} more parameters than those of {small}.")
     return notes
+
+
+def _equal(name: str, wanted: int) -> str:
+    """What makes a model, too large, about as large as `wanted`, in words: narrower networks, where that does."""
+    model, _ = split_recipe(name)
+    try:
+        near, far = (preset(f"{model}+hidden={width}").active_params(embeddings=False) for width in (64, 128))
+        width = 64 + round((wanted - near) * 64 / (far - near) / 8) * 8
+        if abs(preset(f"{model}+hidden={width}").active_params(embeddings=False) / wanted - 1) <= WORTH_SAYING:
+            return f"{name}+hidden={width} has as many"
+    except (RequestError, ZeroDivisionError):
+        pass
+    return "give both the same @SIZE"
 
 
 def likeness(configs: dict[str, ModelConfig], plans: dict[str, Recipe]) -> list[str]:

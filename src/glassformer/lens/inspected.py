@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import statistics
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -94,6 +95,22 @@ class Crossing:
         return self.maps.mean(0)
 
 
+@dataclass(frozen=True, eq=False)
+class Effective:
+    """Some maps of a layer whose mixer has no softmax: `maps` (k, S, T), |weight| over the largest of each map,
+    `largest`; a cell has the largest of tile x tile tokens. Rows need not sum to one."""
+
+    maps: Tensor
+    tile: int
+    which: tuple[int, ...]
+    """The heads, or channels, that they are of."""
+    largest: tuple[float, ...]
+    of: str
+    """"head" or "channel"."""
+    count: int
+    """How many there are in the layer."""
+
+
 @dataclass(frozen=True)
 class Outlier:
     """A token whose stream is far larger than the others': `ratio` times the median token's at `depth`, where that is
@@ -142,6 +159,8 @@ class Inspected:
     """(l + 1,) mean cosine between two tokens' streams (Noci et al. 2022, 2206.03126)."""
     mixers: tuple[str, ...] = ()
     """Of each layer, the kind of its mixer in words: "attention", "attention, window of 256", "mamba"."""
+    effective: Mapping[int, Effective] = field(default_factory=dict)
+    """layer -> maps of a mixer without softmax, where it has any."""
     command: str = ""
     """What made it, to be typed again; empty: nobody said."""
     source: tuple[str, ...] = ()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,8 +15,8 @@ from torch import Tensor
 from glassformer.dynamics import max_attention_logit, token_cosine
 from glassformer.errors import RequestError, WorkError
 from glassformer.figures import write_document
-from glassformer.introspection import eager, looking, sites
-from glassformer.lens.inspected import Attention, Crossing, Head, Inspected
+from glassformer.introspection import OfHeads, Tiles, eager, looking, sites
+from glassformer.lens.inspected import Attention, Crossing, Effective, Head, Inspected
 from glassformer.lens.maps import at_rest, one_row
 from glassformer.lens.page import render
 from glassformer.lens.page.words import spelled_text, speller
@@ -26,7 +26,8 @@ from glassformer.text.storage import OnProgress, silent
 if TYPE_CHECKING:
     from glassformer.model import Model
     from glassformer.parts.heads import Heads
-    from glassformer.parts.site import Look
+    from glassformer.parts.mixer.base import EffectiveMaps
+    from glassformer.parts.site import Look, Site
     from glassformer.text import Tokenizer
 
 LONGEST = 16_384
@@ -39,6 +40,8 @@ MOST_STRONGEST, STRONGEST = 8, 1 << 21
 """The keys that are kept by name, of one query, and of all queries and heads together."""
 CROSSED = 96
 """Tokens of a text, and of its source, whose weights are kept one by one."""
+FINE_EFFECTIVE, MOST_EFFECTIVE = 64, 4
+"""Cells along a side of a map of a mixer without softmax, and maps of a layer."""
 NEGLIGIBLE = 0.001
 """A key with less weight is not kept by name."""
 PREDICTIONS = 5
@@ -109,6 +112,8 @@ def inspect(
     looks: dict[str, Look] = {f"layers.{layer}.mixer.scores": maps[layer].scores for layer in mapped}
     looks |= {f"layers.{layer}.mixer.pattern": maps[layer].pattern for layer in mapped}
     looks |= {f"layers.{layer}.mixer.pattern": one.pattern for layer, one in crossings.items()}
+    effective = {layer: Answers(maps, tokens.shape[1]) for layer, maps in effective_maps(inner, known)}
+    looks |= {f"layers.{layer}.mixer.effective_attention": one.look for layer, one in effective.items()}
     looks |= {site: lens.at(depth) for depth, site in enumerate(streams(inner))}
     with at_rest(model), looking(model, looks), torch.no_grad():
         lens.end(inner.hidden_states(tokens, source=given))
@@ -133,6 +138,7 @@ def inspect(
         residual_rms=lens.rms.cpu(),
         token_cosine=lens.cosines.cpu(),
         mixers=tuple(mixers(inner)),
+        effective={layer: one.maps() for layer, one in effective.items()},
         command=command,
         source=() if given is None else tuple(spelled_text(given[0].tolist(), tokenizer)),
         crossings=tuple(one.crossing(inner.layers[layer].mixer.heads) for layer, one in crossings.items()),
@@ -260,6 +266,42 @@ class Crossed:
     def crossing(self, heads: Heads | None) -> Crossing:
         key_heads = len(self.maps) if heads is None else heads.n_kv_heads
         return Crossing(self.layer, self.maps.float().cpu(), key_heads)
+
+
+def effective_maps(model: Any, known: Mapping[str, Site]) -> Iterator[tuple[int, EffectiveMaps]]:
+    """The layers whose mixers have maps without a softmax, and those."""
+    for layer, block in enumerate(model.layers):
+        maps = block.mixer.effective_maps
+        if maps is not None and f"layers.{layer}.mixer.effective_attention" in known:
+            yield layer, maps
+
+
+class Answers:
+    """Gathers some effective maps of one layer, spread evenly over its heads or channels."""
+
+    def __init__(self, maps: EffectiveMaps, size: int):
+        self.of, self.count, self.size = maps.of, maps.count, size
+        most = min(MOST_EFFECTIVE, maps.count)
+        self.which = [i * maps.count // most for i in range(most)]
+        self.tiles: Tiles | None = None
+
+    @property
+    def look(self) -> OfHeads:
+        return OfHeads(self.add, self.which)
+
+    def add(self, x: Tensor, first: int, total: int) -> None:
+        x = x.abs().float()
+        if self.tiles is None:
+            self.tiles = Tiles(x, total, min(FINE_EFFECTIVE, self.size))
+        self.tiles.add(x, list(range(first, first + x.shape[2])))
+
+    def maps(self) -> Effective:
+        if self.tiles is None:
+            raise RuntimeError("the mixer showed no effective attention")
+        values = self.tiles.values[0].cpu()
+        largest = values.amax((1, 2))
+        shares = values / largest.clamp_min(torch.finfo(values.dtype).tiny)[:, None, None]
+        return Effective(shares, self.tiles.height, tuple(self.which), tuple(largest.tolist()), self.of, self.count)
 
 
 class Lens:

@@ -12,7 +12,7 @@ from typing import Any
 
 from glassformer.config import BlockConfig, ModelConfig, Stage, TowerConfig, stack_of
 from glassformer.errors import RequestError, did_you_mean
-from glassformer.naming.assign import assign
+from glassformer.naming.assign import ALIASES, OF_MIXER, assign
 from glassformer.parts.base import WORDS
 from glassformer.parts.init import Gpt2InitConfig
 from glassformer.parts.mup import Mup
@@ -277,6 +277,29 @@ def words() -> dict[str, list[Word]]:
 def changes() -> list[str]:
     """Short names of all changes."""
     return [word.name for some in words().values() for word in some]
+
+
+def of_mixers(text: str) -> bool:
+    """Whether a change is about a property that some mixers have and others do not."""
+    path, equals, _ = text.partition("=")
+    if equals:
+        first, *rest = ALIASES.get(path.strip(), path.strip()).split(".")
+        known = {word.change for word, _ in WORDS.values() if word.change}
+        return first in OF_MIXER or (first == "mixer" and rest[:1] != [] and rest[0] in known)
+    word, part = WORDS.get(text.partition(":")[0], (None, None))
+    return word is not None and part is not None and (bool(word.change) or part.axis in OF_MIXER)
+
+
+def changes_mixers(text: str) -> bool:
+    """Whether a change puts other mixers into the places of those there are."""
+    path, equals, _ = text.partition("=")
+    if equals:
+        return path.strip() == "mixer.kind"
+    name = text.partition(":")[0]
+    if name in OF_MODEL:
+        return OF_MODEL[name][1] is _stack
+    word, part = WORDS.get(name, (None, None))
+    return word is not None and part is not None and part.axis == "mixer" and not word.change
 
 
 def change_of(text: str) -> Change:

@@ -13,7 +13,7 @@ from glassformer.architectures import FAMILIES, PRESETS
 from glassformer.config import ModelConfig, explain
 from glassformer.errors import RequestError, did_you_mean
 from glassformer.naming import grammar
-from glassformer.naming.changes import change_of
+from glassformer.naming.changes import change_of, changes_mixers, of_mixers
 from glassformer.naming.sizes import SIZES, resize
 
 if TYPE_CHECKING:
@@ -88,8 +88,23 @@ def _changed(config: ModelConfig, changes: Sequence[str]) -> ModelConfig:
             raise RequestError(f"+{change}: {explain(error)}") from None
         except RequestError as error:
             raise error if change in str(error) else error.of(f"+{change}") from None
+    _refuse_lost(config, changes)
     config.check()
     return config
+
+
+def _refuse_lost(config: ModelConfig, changes: Sequence[str]) -> None:
+    """RequestError where another mixer came into the place of one that a change before was about, and would not take
+    that change itself: gqa:2+mla is refused as mla+gqa:2 is."""
+    mixers = [at for at, change in enumerate(changes) if changes_mixers(change)]
+    for change in changes[: mixers[-1]] if mixers else ():
+        if of_mixers(change):
+            try:
+                change_of(change)(config)
+            except ValidationError:  # it has the property, and a change after this one another value of it
+                continue
+            except RequestError as error:
+                raise error.of(f"+{change}, before +{changes[mixers[-1]]}") from None
 
 
 def _names_a_model(piece: str) -> bool:

@@ -42,7 +42,9 @@ def _key(tree: Any, step: str, path: str, also: Sequence[str]) -> Any:
 
 
 def read_value(text: str) -> Any:
-    """A number, true, false, none, or the text itself."""
+    """A number, true, false, none, [a list of those], or the text itself."""
+    if text.startswith("[") and text.endswith("]"):
+        return [read_value(one.strip()) for one in text[1:-1].split(",")] if text[1:-1].strip() else []
     if text.lower() in ("none", "null"):
         return None
     if text.lower() in ("true", "false"):

@@ -675,6 +675,19 @@
     table.append(top, body);
   };
 
+  // --- Layers without softmax: each map of a layer as a picture of its own. ---
+  const drawAnswers = () => {
+    for (const canvas of document.querySelectorAll("canvas.answer")) {
+      const { layer, map: index } = canvas.dataset;
+      const [rows, columns] = data.answers[layer];
+      const codes = roots(arrays[`answers${layer}`], index * rows * columns, (index + 1) * rows * columns);
+      const side = Math.min(220, canvas.parentElement.clientWidth || 220);
+      const pen = scaled(canvas, side, side);
+      pen.imageSmoothingEnabled = false;
+      pen.drawImage(drawn(columns, rows, colours.look, (i) => codes[i]), 0, 0, side, side);
+    }
+  };
+
   // --- The lens. ---
   const lens = $("lens-map");
   let lensGrid = {};
@@ -958,6 +971,7 @@
     sizes.lens = paper || lens.closest("section").clientWidth;
     shown = { first: 0, count: 0 };
     drawOverview();
+    drawAnswers();
     pick({}, paper > 0);
   };
   const print = (width) => {

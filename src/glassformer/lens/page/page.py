@@ -24,7 +24,7 @@ from glassformer.lens.page.packed import indices, packed, shares, short_floats
 from glassformer.lens.page.words import visible
 
 if TYPE_CHECKING:
-    from glassformer.lens.inspected import Head, Inspected
+    from glassformer.lens.inspected import Effective, Head, Inspected
 
 FINE_WEIGHTS = 1 << 20
 """So many weights of maps are written in 16 bits, more in 8."""
@@ -54,7 +54,7 @@ STEEP = 4.0
 
 def render(seen: Inspected) -> str:
     """The page as text. Words are never taken for markup, and nothing is fetched."""
-    parts = (header, bench, heads, one_map, crossing, lens, depths, notes)
+    parts = (header, bench, heads, one_map, answers, crossing, lens, depths, notes)
     main = tag("main", *(part(seen) for part in parts))
     style, code = _file("inspect.css"), _file("inspect.js")
     values = embedded(data(seen), "inspection"), embedded(seen.to_dict(), "reading")
@@ -268,8 +268,8 @@ POOLED = " The text is long, so in a map some tokens share a row and a column: a
 CROSSING = " A hatched layer may read the source: its maps stand below, with the source’s words."
 
 HATCHED = (
-    " A hatched layer has no softmax, so that no weights add up to 100\u00a0%; gf.lens.attention_map(model, tokens, "
-    "layer, head) draws its effective attention, where it has one."
+    " A hatched layer has no softmax, so that no weights add up to 100\u00a0%; its effective attention stands below, "
+    "where it has one."
 )
 
 
@@ -399,6 +399,41 @@ def cross_table(seen: Inspected) -> list[Markup]:
         for word, weights in zip(seen.words, one.mean.tolist(), strict=False)
     ]  # fmt: skip
     return [tag("thead", tag("tr", tag("td"), *head)), tag("tbody", *rows)]
+
+
+# Mixers without softmax
+
+
+def answers(seen: Inspected) -> Markup:
+    """How strongly each token answers to each other, where no softmax says who looks at whom."""
+    if not seen.effective:
+        return Markup("")
+    tiles = max(kept.tile for kept in seen.effective.values())
+    pooled = f" A cell shows the largest weight of {tiles} by {tiles} tokens." if tiles > 1 else ""
+    return section(
+        "answers",
+        "Layers without softmax",
+        *(_answers(seen, layer, kept) for layer, kept in seen.effective.items()),
+        caption("Written out, such a layer too is a sum over the tokens before: a map shows the size of each token’s "
+                "weight in it, row by column, over the largest weight of the map, with the power 0.5. Weights may be "
+                "negative, and a row need not add up to anything.", pooled),
+    )  # fmt: skip
+
+
+def _answers(seen: Inspected, layer: int, kept: Effective) -> Markup:
+    """The maps of one layer side by side."""
+    shown = "" if len(kept.which) == kept.count else f", {len(kept.which)} of {kept.count:,} {kept.of}s"
+    pictures = [
+        tag(
+            "figure",
+            tag("canvas", class_="answer", data_layer=layer, data_map=i, role="img",
+                aria_label=f"Effective attention of layer {layer}, {kept.of} {one}, of at most {largest:.3g}"),
+            tag("figcaption", f"{kept.of} {one}, up to {si(largest)}"),
+        )
+        for i, (one, largest) in enumerate(zip(kept.which, kept.largest, strict=True))
+    ]  # fmt: skip
+    mixer = f": {seen.mixers[layer]}" if seen.mixers else ""
+    return tag("div", tag("h3", f"Layer {layer}{mixer}{shown}"), tag("div", *pictures, class_="answers"))
 
 
 # Depth
@@ -560,8 +595,10 @@ def data(seen: Inspected) -> dict[str, Any]:
             "heads": count, "rows": rows, "columns": columns, "tile": kept.tile,
             "keep": kept.keys.shape[-1], "keyHeads": kept.key_heads,
         })  # fmt: skip
+    arrays |= {f"answers{layer}": shares(kept.maps, False) for layer, kept in seen.effective.items()}
     return {
         "causal": seen.causal,
+        "answers": {str(layer): list(kept.maps.shape[1:]) for layer, kept in seen.effective.items()},
         "words": [visible(word) for word in seen.words],
         "ids": seen.ids.tolist(),
         "table": [visible(seen.spelled[i]) for i in ids.tolist()],

@@ -69,15 +69,13 @@ def gated(activation: Activation) -> Callable[[Tensor, Tensor], Tensor]:
 
 @region
 def _swiglu(gate: Tensor, up: Tensor) -> Tensor:
-    g = wide(gate)
-    return (g * torch.sigmoid(g) * wide(up)).to(gate.dtype)
+    return (F.silu(wide(gate)) * wide(up)).to(gate.dtype)
 
 
 @region
 def _swiglu_grad(grad: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
     d, g = wide(grad), wide(gate)
-    s = torch.sigmoid(g)
-    return (d * wide(up) * (s + g * s * (1 - s))).to(gate.dtype), (d * g * s).to(gate.dtype)
+    return torch.ops.aten.silu_backward(d * wide(up), g).to(gate.dtype), (d * F.silu(g)).to(gate.dtype)
 
 
 class _SwiGlu(torch.autograd.Function):
@@ -99,7 +97,7 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     if torch.is_grad_enabled():
         return _SwiGlu.apply(gate, up)
     if gate.dtype != wide(gate).dtype:  # torch's own rounds twice, and is many times faster than three passes in fp32
-        return F.silu(gate) * up
+        return (F.silu(gate) * up).to(gate.dtype)
     return _swiglu(gate, up)
 
 

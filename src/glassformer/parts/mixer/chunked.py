@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, library
 
-from glassformer.parts.precision import exact, full_precision, wide
+from glassformer.parts.precision import WITHOUT_FP64, exact, full_precision, wide
 
 CHUNK = 64
 """Tokens that meet in one matrix of pairs; one state of each chunk is kept (docs/log.md)."""
@@ -138,12 +138,15 @@ class Factors:
     def of(cls, log_decay: Tensor | None, fresh: Tensor | None, groups: int, length: int, like: Tensor) -> Factors:
         sums = like.new_zeros(1, 1, 1, 1, length)  # (c, b, g, r, l): of the logarithms from the chunk's first token on
         if log_decay is not None:
-            a = log_decay.clamp(min=LEAST_LOG)
+            # In fp64, where there is one: what is left of near tokens is a small difference of sums that may be large.
+            fine = like.dtype if like.device.type in WITHOUT_FP64 else torch.float64
+            a = log_decay.to(fine).clamp(min=LEAST_LOG)
             if a.dim() == 1:
                 sums = a.view(1, 1, groups, -1, 1) * torch.arange(1, length + 1, device=a.device)
             else:
                 sums = by_chunk(a[..., None], groups, length)[..., 0].transpose(3, 4).cumsum(4)
-        gaps, left = sums[..., :, None] - sums[..., None, :], sums[..., -1:] - sums
+        gaps, left = (sums[..., :, None] - sums[..., None, :]).to(like.dtype), (sums[..., -1:] - sums).to(like.dtype)
+        sums = sums.to(like.dtype)
         since, over = sums, sums[..., -1:]
         seen = torch.ones(length, length, dtype=torch.bool, device=like.device).tril()
         if fresh is not None:  # tokens meet where as many sequences have begun in the chunk before both
