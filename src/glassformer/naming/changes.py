@@ -280,12 +280,13 @@ def changes() -> list[str]:
 
 
 def of_mixers(text: str) -> bool:
-    """Whether a change is about a property that some mixers have and others do not."""
+    """Whether a change is about a property that some mixers have and others do not. A kernel is none: it is how a mixer
+    computes, and one that has no choice of it computes the same model."""
     path, equals, _ = text.partition("=")
     if equals:
         first, *rest = ALIASES.get(path.strip(), path.strip()).split(".")
         known = {word.change for word, _ in WORDS.values() if word.change}
-        return first in OF_MIXER or (first == "mixer" and rest[:1] != [] and rest[0] in known)
+        return (first in OF_MIXER and first != "kernel") or (first == "mixer" and rest[:1] != [] and rest[0] in known)
     word, part = WORDS.get(text.partition(":")[0], (None, None))
     return word is not None and part is not None and (bool(word.change) or part.axis in OF_MIXER)
 

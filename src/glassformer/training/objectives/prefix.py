@@ -25,10 +25,10 @@ class PrefixObjectiveConfig(ObjectiveConfig, kind="prefix"):
     the rest, so it has bits per byte.
     """
 
-    values: ClassVar[tuple[str, ...]] = ("length",)
+    values: ClassVar[tuple[str, ...]] = ("tokens",)
 
-    length: int | None = Field(None, gt=0, le=1 << 28)
-    """Tokens of each prefix; None: drawn."""
+    tokens: int | None = Field(None, gt=0, le=1 << 28)
+    """Of each prefix; None: drawn."""
 
     def check(self, config: ModelConfig) -> None:
         super().check(config)
@@ -42,11 +42,11 @@ class PrefixObjectiveConfig(ObjectiveConfig, kind="prefix"):
 
     def check_length(self, text: Tokens, context: int, config: ModelConfig | None = None) -> None:
         super().check_length(text, context, config)
-        if self.length is not None and self.length > context:
+        if self.tokens is not None and self.tokens > context:
             raise RequestError(
-                f"a prefix of {self.length:,} tokens leaves nothing to predict in a context of {context:,}; use a "
+                f"a prefix of {self.tokens:,} tokens leaves nothing to predict in a context of {context:,}; use a "
                 "shorter one",
-                code="range", field="objective.length", value=self.length, expected=f"<= {context}",
+                code="range", field="objective.tokens", value=self.tokens, expected=f"<= {context}",
             )  # fmt: skip
 
     def batches(
@@ -60,7 +60,7 @@ class PrefixObjectiveConfig(ObjectiveConfig, kind="prefix"):
         return CorruptedWindows(self._change(config), self.kind, text, context, max_tokens, batch, likelihood=True)
 
     def _change(self, config: ModelConfig | None) -> Prefixes:
-        return Prefixes(self.length, config is not None and config.takes_prefix)
+        return Prefixes(self.tokens, config is not None and config.takes_prefix)
 
 
 @dataclass(frozen=True)
