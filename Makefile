@@ -11,6 +11,8 @@ NUMERICAL := tests/parts tests/generation tests/test_generate.py tests/test_gene
 # Where the tests of `make quick` are; tests/conftest.py marks them.
 QUICK := tests/test_house.py tests/test_known_once.py tests/parts tests/test_generic.py tests/convert/test_parity.py \
 	tests/comparison
+# Every shape that a function of the parts and the model declares is checked at each call: two thirds of a test's time.
+SHAPES := --jaxtyping-packages=glassformer.parts,glassformer.model,beartype.beartype
 AS_AVX2 := ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2
 AS_AVX512_WITHOUT_BF16 := ONEDNN_MAX_CPU_ISA=AVX512_CORE
 
@@ -29,9 +31,10 @@ quick: $(DEV)
 
 test: lint types
 	$(BIN)/python -m pytest -n 2 --dist worksteal --durations 40 --durations-min 2
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "quick and not slow" $(SHAPES) tests/test_generic.py tests/convert/test_parity.py
 
 test-all: lint types
-	$(BIN)/python -m pytest -n 2 --dist worksteal --durations 40 --durations-min 2 -m "slow or not slow"
+	$(BIN)/python -m pytest -n 2 --dist worksteal --durations 40 --durations-min 2 -m "slow or not slow" $(SHAPES)
 	$(AS_AVX2) $(BIN)/python -m pytest -n 2 --dist worksteal $(NUMERICAL)
 	$(AS_AVX512_WITHOUT_BF16) $(BIN)/python -m pytest -n 2 --dist worksteal $(NUMERICAL)
 
