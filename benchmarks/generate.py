@@ -39,6 +39,7 @@ from glassformer.errors import WorkError
 from glassformer.generation import CompiledStep, prefill, stream
 from glassformer.generation.engine import Engine
 from glassformer.generation.speculate import PromptLookup, speculate
+from glassformer.generation.steps import new_state
 from glassformer.model import Model
 from glassformer.parts.linear import Linear
 from glassformer.parts.precision import onednn_in_bf16
@@ -96,7 +97,7 @@ class Glassformer:
     def prefill(self, prompt: list[int]) -> dict[str, Any]:
         tokens, began = torch.tensor([prompt]), time.perf_counter()
         with torch.inference_mode():
-            prefill(self.model, tokens, self.model.init_state(1, len(prompt) + 1))
+            prefill(self.model, tokens, new_state(self.model, 1, len(prompt) + 1))
         return {"seconds": time.perf_counter() - began}
 
     def eight(self, prompts: list[list[int]], new: int) -> dict[str, Any]:

@@ -36,7 +36,7 @@ class Machine:
         end, began, units = self.now + seconds, self.now, 0
         while self.now < end:
             at = self.pace.at
-            self.pace.prepare(self.others())
+            self.pace.prepare(self.others(), self.now)
             took = (self.beside if self.neighbours else self.alone)[self.pace.at] * (
                 1 + self.noise * self.draw.random()
             )
@@ -98,6 +98,20 @@ def test_small_work_takes_one_thread_from_the_beginning() -> None:
     assert here.run(60) < 1.01 * 100e-6
 
 
+def test_the_first_unit_after_a_neighbour_takes_the_cores_again() -> None:
+    """Long units, as pieces of a prompt: none is spent on a try."""
+    here = Machine(True, alone=[0.33, 0.19], beside=[0.34, 0.75])
+    for _ in range(3):
+        here.neighbours = 0
+        here.run(1.5)
+        assert here.pace.way == Way(2)
+        here.neighbours = 1
+        here.run(20)
+        assert here.pace.way == Way(1)
+    here.neighbours = 0
+    assert here.run(2.0) == pytest.approx(0.19)
+
+
 def test_one_slow_unit_changes_nothing() -> None:
     here = Machine(True, **DECODE)
     here.run(5)
@@ -118,15 +132,15 @@ def test_where_the_machine_is_taken_it_begins_humbly() -> None:
     for free, humble in ((True, Way(1)), (False, Way(2, sleep=True))):
         for others, way in ((1.0, humble), (0.2, Way(2)), (None, Way(2)), (2.0, humble)):
             pace = Pace(ways(2, free), cores=2)
-            pace.prepare(others)
+            pace.prepare(others, 0.0)
             assert pace.way == way
     pace = Pace(ways(2, free=True), cores=2)
     for now in range(9):
-        pace.prepare(2.0)
+        pace.prepare(2.0, now)
         pace.took(0.02, now, lambda: 2.0)
     assert (pace.way, pace.usual) == (Way(1), {0: 0.02}), "the humblest way is timed beside any number of others"
     pace = Pace(ways(8, free=True), cores=8)
-    pace.prepare(1.0)
+    pace.prepare(1.0, 0.0)
     assert pace.way == Way(7)
 
 

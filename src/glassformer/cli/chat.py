@@ -15,6 +15,7 @@ from glassformer.cli.options import Chatting
 from glassformer.errors import RequestError
 from glassformer.generation import CompiledStep, Sampling, stream
 from glassformer.generation.speculate import agreeing
+from glassformer.generation.steps import new_state
 from glassformer.introspection import rows_of
 from glassformer.state import ForgetfulState, ModelState
 from glassformer.text.chat import ChatTemplate
@@ -97,7 +98,7 @@ class Conversation:
                 self.state = None
         if self.state is None:
             model, step = self.loaded.model, self.step
-            self.state = model.init_state(1, self.context, self.dtype) if step is None else step.init_state()
+            self.state = new_state(model, 1, self.context, self.dtype) if step is None else step.init_state()
         return self.state
 
 

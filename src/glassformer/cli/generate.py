@@ -23,7 +23,7 @@ from glassformer.generation.beams import beams
 from glassformer.generation.engine import LONGEST_PROMPT, Engine, Request
 from glassformer.generation.kept import kept_tokens, load_state, save_state
 from glassformer.generation.speculate import AHEAD, Draft, PromptLookup, Proposer, Speculation, speculate
-from glassformer.generation.steps import check_source, check_tokens
+from glassformer.generation.steps import check_source, check_tokens, new_state
 from glassformer.generation.text import Detokenizer, Stops
 from glassformer.introspection import rows_of
 from glassformer.naming import load
@@ -308,7 +308,7 @@ class Writer:
 
     def _new_state(self) -> ModelState:
         room = len(self.source[0]) if self.source else 0
-        return self.model.init_state(1, self.max_len, self.dtype, memory_len=room)
+        return new_state(self.model, 1, self.max_len, self.dtype, memory_len=room)
 
     def _tokens(self, prompt: str) -> list[int]:
         """Of one far too long the beginning is enough to refuse it."""
@@ -390,7 +390,7 @@ class Writer:
             self._check_draft(draft.tokenizer)
             proposer = Draft(draft.model)
         self.began = time.perf_counter()
-        state = self.model.init_state(1, self.max_len, self.dtype, rewind=AHEAD)
+        state = new_state(self.model, 1, self.max_len, self.dtype, rewind=AHEAD)
         return speculate(
             self.model, rows_of(self.model, self.ids[0]), proposer, self.new, self.rule, self.asked.seed, AHEAD, state
         )  # fmt: skip

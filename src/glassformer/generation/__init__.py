@@ -26,6 +26,7 @@ from glassformer.generation.steps import (
     check_tokens,
     decode,
     encoded,
+    new_state,
     prefill,
     prefill_rows,
 )
@@ -111,7 +112,7 @@ def stream(
         room = 0 if memory is None else memory.x.shape[1]
         if state is None:
             new = s + max_new_tokens
-            state = model.init_state(b, new, memory_len=room) if compiled is None else compiled.init_state()
+            state = new_state(model, b, new, memory_len=room) if compiled is None else compiled.init_state()
             check_state(model, state, b, s + max_new_tokens - 1)
         for step in range(max_new_tokens):
             with torch.inference_mode():

@@ -12,7 +12,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from glassformer.errors import RequestError, WorkError, check_whole
-from glassformer.generation.steps import check_source, check_tokens, decode, encoded, prefill
+from glassformer.generation.steps import check_source, check_tokens, decode, encoded, new_state, prefill
 from glassformer.model import Model
 from glassformer.parts.forward_pass import Memory
 
@@ -84,7 +84,7 @@ def _search(
     memory: Memory | None,
 ) -> list[Beam]:
     room = 0 if memory is None else memory.x.shape[1]
-    state = model.init_state(1, tokens.shape[1] + max_new_tokens, dtype, memory_len=room)
+    state = new_state(model, 1, tokens.shape[1] + max_new_tokens, dtype, memory_len=room)
     logits = prefill(model, tokens, state, memory=memory).expand(width, -1)
     state = state.over({name: tensor.repeat_interleave(width, 0) for name, tensor in state.tensors().items()})
     state.batch = width

@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from glassformer.errors import RequestError, WorkError
 from glassformer.folders import cache_folder
 from glassformer.generation.one_row import has_vnni, products, shims
+from glassformer.generation.steps import new_state
 from glassformer.introspection import sites
 from glassformer.model import Model
 from glassformer.parts.quantized import GROUP, Bf16Linear
@@ -56,7 +57,7 @@ class CompiledStep:
         self._sites = list(sites(model).values())
 
     def init_state(self) -> ModelState:
-        state = self.model.init_state(self.batch, self.max_len, self.dtype)
+        state = new_state(self.model, self.batch, self.max_len, self.dtype)
         if self._graph:
             for tensor in state.tensors().values():
                 torch._dynamo.mark_static_address(tensor)  # or a graph would copy the memory at every step

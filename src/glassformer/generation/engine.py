@@ -16,7 +16,7 @@ from glassformer.errors import RequestError, check_whole
 from glassformer.generation.compiled import CompiledStep
 from glassformer.generation.sampling import Sampling, choose, row_generator
 from glassformer.generation.speculate import agreeing
-from glassformer.generation.steps import CHUNK, check_tokens, decode, prefill
+from glassformer.generation.steps import CHUNK, check_tokens, decode, new_state, prefill
 from glassformer.generation.text import Detokenizer, Stops
 from glassformer.introspection import rows_of, sites
 from glassformer.model import Model
@@ -158,7 +158,7 @@ class Engine:
 
     def _new_state(self, batch: int) -> ModelState:
         max_len = self.context if self.compiled is None else self.compiled.max_len
-        return self.model.init_state(batch, max_len, self.dtype)
+        return new_state(self.model, batch, max_len, self.dtype)
 
     def submit(
         self,

@@ -18,6 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from glassformer.errors import RequestError, WorkError
+from glassformer.generation.steps import new_state
 from glassformer.model import Model
 from glassformer.state import ForgetfulState, ModelState
 
@@ -77,7 +78,7 @@ def load_state(
         max_len = max(model.config.context, len(ids)) if max_len is None else max_len
         if max_len < len(ids):
             raise RequestError(f"max_len={max_len} is too short for {path}, which has {len(ids)} tokens")
-        state = model.init_state(1, max_len, kept, rewind)
+        state = new_state(model, 1, max_len, kept, rewind)
         _fill(state, len(ids), file, path)
     return state, ids
 

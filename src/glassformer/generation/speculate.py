@@ -13,7 +13,7 @@ from torch import Tensor
 
 from glassformer.errors import RequestError, WorkError, check_whole
 from glassformer.generation.sampling import Sampling, choose, draw, row_generator, warp
-from glassformer.generation.steps import check_state, check_tokens, prefill, same_bits
+from glassformer.generation.steps import check_state, check_tokens, new_state, prefill, same_bits
 from glassformer.model import Model
 from glassformer.parts.precision import exact, exact_device
 from glassformer.state import ModelState
@@ -90,7 +90,7 @@ class Draft:
             )
         limit = position.limit if position is not None else None
         max_len = run.max_len if limit is None else min(limit, run.max_len)
-        self._state = self.model.init_state(1, max_len, rewind=run.ahead)
+        self._state = new_state(self.model, 1, max_len, rewind=run.ahead)
         self._rule = self.sampling or run.sampling
         self._prompt = len(run.text)
         self._generator = row_generator(run.seed, 1, self.model.device)
@@ -159,7 +159,7 @@ class Speculation:
         self.model, self.proposer, self.sampling, self.seed, self.ahead = model, proposer, sampling, seed, ahead
         self.text: list[int] = tokens[0].tolist()
         self.max_len = len(self.text) + max_new_tokens
-        self.state = state or model.init_state(1, self.max_len, rewind=ahead)
+        self.state = state or new_state(model, 1, self.max_len, rewind=ahead)
         back = min((n for layer in self.state.layers if layer and (n := layer.rewind) is not None), default=ahead)
         if back < ahead:
             raise RequestError(f"the state goes back by {back} tokens; make it with rewind={ahead}, or ahead less")

@@ -12,6 +12,7 @@ import torch
 from glassformer.convert import Loaded
 from glassformer.errors import RequestError, check_whole
 from glassformer.generation import stream
+from glassformer.generation.steps import new_state
 from glassformer.generation.text import Detokenizer
 from glassformer.introspection import rows_of
 from glassformer.naming import load
@@ -174,7 +175,7 @@ class Asker:
 
     def state(self, prompt: Prompt, max_new_tokens: int, dtype: torch.dtype | None = None) -> ModelState:
         """Room for the prompt and its answer."""
-        return self.loaded.model.init_state(1, len(prompt.ids) + max_new_tokens, dtype)
+        return new_state(self.loaded.model, 1, len(prompt.ids) + max_new_tokens, dtype)
 
     def stream(self, prompt: Prompt, max_new_tokens: int = 200, **sampling: Any) -> Iterator[str]:
         """The answer in pieces of whole characters."""

@@ -14,7 +14,7 @@ the last, and is told how long the units of its work took:
     a humbler way   is taken when others have the cores that this one counts on; and tried, for nobody may tell, once at
                     the beginning, where units are short (some seconds later where it is known), and when they take
                     `SLOWER` times as long as they did
-    a further one   is tried when others leave it the cores
+    a further one   is tried when others leave it the cores; one that was left because of them is taken again at once
     a try           stays where units take less than `FASTER` (`FURTHER`) of what they took before
 
 Each try doubles the time to the next, and peace makes it short again. What torch is set to is the most that is taken,
@@ -101,7 +101,7 @@ def paced(owner: Any, kind: Hashable, size: float = 1.0, free: bool = True, apar
         yield
         return
     _busy.unit = True
-    mine.prepare(_others())
+    mine.prepare(_others(), time.perf_counter())
     way, before, slept = mine.way, torch.get_num_threads(), _crowd is not None
     sleeping(way.sleep)
     if way.threads != before:
@@ -142,7 +142,7 @@ class Beat:
             if took > Others.LEAST:
                 _others(worked=True)
             mine.took(took, now, _others)
-        mine.prepare(_others())
+        mine.prepare(_others(), now)
         sleeping(mine.way.sleep)
         self.began = time.perf_counter(), _busy.seconds
 

@@ -85,6 +85,11 @@ class Pace:
     _further: Patience = field(default_factory=lambda: Patience(16))
     _first: float | None = None
     """When a humbler way is tried though nothing became slower."""
+    _left: int | None = None
+    """The way that was left because others took its cores: taken again, without a try, when they are gone."""
+    _back: Patience = field(default_factory=lambda: Patience(4))
+    _unit: float = 0.0
+    """Seconds of the latest unit."""
 
     def __post_init__(self) -> None:
         if self.at >= 0:
@@ -97,12 +102,19 @@ class Pace:
     def way(self) -> Way:
         return self.ways[self.at]
 
-    def prepare(self, others: float | None) -> None:
-        """To be told before a unit how many cores others took of late: a way that counts on them is left at once."""
-        if self.at == 0 or self._room(self.at, others):
+    def prepare(self, others: float | None, now: float) -> None:
+        """To be told before a unit how many cores others took of late: a way that counts on them is left at once, and
+        taken again when they are gone."""
+        if self.at > 0 and not self._room(self.at, others):
+            served = self.at if self.before is None else self.before
+            self._left = served if self._left is None else max(served, self._left)
+            while self.at > 0 and not self._room(self.at, others):
+                self.at -= 1
+        elif self._left is not None and self._room(self._left, others) and self._back.due(now):
+            self._back.tried(now, self._unit)
+            self.at, self._left = self._left, None
+        else:
             return
-        while self.at > 0 and not self._room(self.at, others):
-            self.at -= 1
         self.before, self._times, self._spent = None, [], 0.0
 
     def took(
@@ -112,6 +124,7 @@ class Pace:
         nobody says; asked only where it matters."""
         self._times.append(seconds / size)
         self._spent += seconds
+        self._unit = seconds
         found, unit = median(self._times), self._spent / len(self._times)
         if self.before is not None:
             usual, count = self.usual[self.before], len(self._times)
@@ -156,6 +169,8 @@ class Pace:
         low, high = sorted((self.at, self.before))
         if others is not None and self._room(high, others):
             self.keep(high, self.usual[high] / self.usual[low])
+        if self.at > self.before:
+            self._left = None
         enough = FASTER if self.at < self.before else FURTHER
         if found >= enough * self.usual[self.before]:
             self.at = self.before
