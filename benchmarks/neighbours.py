@@ -81,7 +81,7 @@ class Side:
                 self.peer = generate.Glassformer("int4", compiled=True)
 
     def decode(self) -> float:
-        rates, began = [], time.perf_counter()
+        rates, began = list[float](), time.perf_counter()
         while not rates or time.perf_counter() - began < LEAST:
             rates.append(self.peer.decode(self.prompt, NEW)["steps"])
         return statistics.harmonic_mean(rates)
