@@ -8,11 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import sentence_transformers
 import torch
 import transformers
 
 import glassformer as gf
 from glassformer.__main__ import entry
+from glassformer.cli import main
 from glassformer.cli.vectors import read_texts
 from glassformer.convert import Loaded
 from glassformer.errors import RequestError
@@ -101,6 +103,19 @@ def test_folders_of_sentence_transformers(tmp_path: Path):
     (folder / "modules.json").write_text('[{"type": "a.Transformer"}, {"type": "a.Pooling"}, {"type": "a.Dense"}]')
     with pytest.raises(RequestError, match="Dense"):
         gf.load(folder)
+
+
+def test_convert_keeps_how_a_text_becomes_a_vector(tmp_path: Path):
+    """`sentence-transformers` reads the folder that was written, and cuts a long text where the first one did."""
+    one = loaded(pooling=(pooling := Pooling("cls", True, 16)))
+    gf.save(one.model, one.tokenizer, tmp_path / "a", pooling=pooling)
+    assert main(["convert", str(tmp_path / "a"), str(tmp_path / "b")]) == 0
+    theirs = sentence_transformers.SentenceTransformer(str(tmp_path / "b"), device="cpu")
+    assert theirs.max_seq_length == 16
+    theirs.tokenizer.pad_token = theirs.tokenizer.eos_token  # bytes have none
+    assert gf.load(tmp_path / "b").pooling == pooling
+    found = theirs.encode(TEXTS, convert_to_tensor=True)
+    torch.testing.assert_close(found, gf.embed(one, TEXTS), rtol=0, atol=1e-5)
 
 
 def test_what_is_refused():

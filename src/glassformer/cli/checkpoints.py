@@ -65,7 +65,7 @@ def convert_checkpoint(source: str, out: str, to: Format | None, dtype: str | No
         kept = getattr(torch, dtype) if dtype else None
         family = save(
             loaded.model, loaded.tokenizer, out, dtype=kept, trained=training_of(source),
-            ends=loaded.ends, generation=loaded.generation,
+            ends=loaded.ends, generation=loaded.generation, pooling=loaded.pooling,
         )  # fmt: skip
     written = [Path(out)] if kind == "gguf" else [path for path in sorted(Path(out).iterdir()) if path.is_file()]
     total = sum(path.stat().st_size for path in written)
