@@ -63,6 +63,8 @@ ROWS = {
     "mla": f"llama@1m+{SMALL}+heads=4+mla:24+mixer.value_dim=24+kernel=banded",
     "mla of heads' width": f"llama@1m+{SMALL}+heads=4+mla:24+window:40+kernel=banded",
     "mla fused": f"llama@1m+{SMALL}+heads=4+mla:24+kernel=sdpa",
+    "mla fused in a window": f"llama@1m+{SMALL}+heads=4+mla:24+window:40+kernel=sdpa",
+    "mla of wide values": f"llama@1m+{SMALL}+heads=4+mla:24+mixer.value_dim=40+kernel=sdpa",
     "linformer": f"gpt2@1m+{SMALL}+heads=4+linformer:24",
     "linformer by head": f"gpt2@1m+{SMALL}+heads=4+linformer:24+mixer.share=each",
     "xl_memory": f"gpt2@1m+{SMALL}+heads=4+xl_memory:200+kernel=naive",

@@ -461,15 +461,27 @@ def test_auto_reads_in_fp32_where_bf16_is_slow(monkeypatch: pytest.MonkeyPatch):
 
 @pytest.mark.parametrize("name", FAST)
 @pytest.mark.parametrize("case", [Causal(), SlidingWindow(3), StrictlyBefore()], ids=lambda one: type(one).__name__)
-def test_values_may_have_a_width_of_their_own(name: str, case: Visibility):
+@pytest.mark.parametrize("hv", [4, 10])
+def test_values_may_have_a_width_of_their_own(name: str, case: Visibility, hv: int):
     """As in MLA, whose values are narrower than its keys; with gradients."""
-    made = [torch.randn(2, 9, heads, width, requires_grad=True) for heads, width in ((4, 6), (2, 6), (2, 10))]
+    made = [torch.randn(2, 9, heads, width, requires_grad=True) for heads, width in ((4, 6), (2, 6), (2, hv))]
     results = []
     for kernel in (KERNELS[name], KERNELS["naive"]):
         z = kernel(AttentionCall(*made, case))
-        results.append([z, *torch.autograd.grad((z * torch.arange(10.0)).sum(), made)])
-    assert results[0][0].shape == (2, 9, 4, 10)
+        results.append([z, *torch.autograd.grad((z * torch.arange(float(hv))).sum(), made)])
+    assert results[0][0].shape == (2, 9, 4, hv)
     for mine, theirs in zip(*results, strict=True):
         torch.testing.assert_close(mine, theirs)
     few = [x.detach() if x is not made[0] else x[:, -2:].detach() for x in made]
     torch.testing.assert_close(KERNELS[name](AttentionCall(*few, case)), results[1][0][:, -2:].detach())
+
+
+def test_narrow_values_are_linear_in_memory():
+    """torch's own path for values of another width than keys makes all scores at once."""
+    sizes = []
+    for s in (512, 1024):
+        q, k, v = (torch.randn(1, s, 2, width).requires_grad_() for width in (6, 6, 4))
+        with Sizes() as made:
+            Sdpa()(AttentionCall(q, k, v, Causal())).sum().backward()
+        sizes.append(made)
+    assert sizes[1].largest < 1024 * 1024 // 8 and sizes[1].total < 2.05 * sizes[0].total

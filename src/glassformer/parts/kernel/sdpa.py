@@ -22,17 +22,21 @@ class Sdpa(Kernel):
         return None if facts.additive else "cannot apply a softcap, or another bias that is not additive"
 
     def keeps(self, facts: CallFacts, visibility: Visibility, heads: HeadLayout) -> KeptTensors:
-        """q, k, v, z and the logarithm of each row's sum; on CPUs torch computes dropout by the definition, and
-        values of another width than keys by one that is fp32 throughout."""
+        """q, k, v, z and the logarithm of each row's sum, v and z as they were filled up where values are narrower.
+        On CPUs torch computes dropout by the definition, and values wider than keys by one that is fp32 throughout."""
         if facts.sinks or (facts.dropout and facts.device == "cpu"):
             return super().keeps(facts, visibility, heads)
         width, h = heads.value_dim or facts.head_dim, facts.head_dim
-        if width != h and facts.device == "cpu":
+        if width > h and facts.device == "cpu":
             fp32 = torch.promote_types(facts.dtype, torch.float32)
             values = facts.s * (facts.t + h) + facts.t * (h + width)
             return KeptTensors(facts.batch * heads.n * values * fp32.itemsize)
         mask = facts.s * facts.t * (heads.n if heads.biased else 1) * facts.dtype.itemsize if facts.masked else 0
-        return KeptTensors(facts.batch * heads.n * facts.s * 4, mask, "qkvz")
+        sums = facts.batch * heads.n * facts.s * 4
+        if not narrow(facts.device, h, width, facts.dropout):
+            return KeptTensors(sums, mask, "qkvz")
+        filled = facts.batch * (heads.n * facts.s + heads.g * facts.t) * h
+        return KeptTensors(sums + filled * facts.dtype.itemsize, mask, "qk")
 
     def attend(self, call: AttentionCall) -> Tensor:
         q, k, v = call.q, call.k, call.v
@@ -46,12 +50,21 @@ class Sdpa(Kernel):
             parts = [x.expand(len(mask), q.shape[2], q.shape[1], -1) for x in (mask, column)]
             mask, sees_past = torch.cat(parts, -1), False
             k, v = (F.pad(x, (0, 0, 0, 0, 0, 1)) for x in (k, v))
+        h, width = k.shape[-1], v.shape[-1]
+        if narrow(q.device.type, h, width, call.dropout > 0):
+            v = F.pad(v, (0, h - width))
         z = F.scaled_dot_product_attention(
             q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2),
             attn_mask=mask, dropout_p=call.dropout, is_causal=sees_past, scale=call.scale,
             enable_gqa=q.shape[2] != k.shape[2],
         )  # fmt: skip
-        return z.transpose(1, 2)
+        return z.transpose(1, 2)[..., :width]
+
+
+def narrow(device: str, h: int, width: int, dropout: bool) -> bool:
+    """Whether values are filled up with zeros to the width of keys: torch computes other widths than theirs by the
+    definition on CPUs, with all scores at once, as it does dropout, where filling up would gain nothing."""
+    return device == "cpu" and width < h and not dropout
 
 
 class SdpaConfig(KernelConfig, kind="sdpa"):
