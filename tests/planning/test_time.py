@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -159,6 +160,29 @@ def test_advice_names_what_helps_and_fits():
         gf.preset("llama-3-8b"), train=True, machine="h100:8", batch=16, layout="dp=8,zero=3,recompute=full"
     )
     assert not any(one.words == "recompute=none" for one in advice(crowded)), "it would not fit"
+
+
+@pytest.mark.parametrize(
+    "asked", [{"finetune": "lora:8"}, {"loss": "whole"}, {"weights": "bfloat16"}], ids=["adapters", "loss", "masters"]
+)
+def test_advice_plans_what_the_plan_does(asked: dict[str, str]):
+    """A layout is named where this very plan would fit with it; a machine's gain is that of the same work."""
+    config = gf.preset("llama@1m+vocab_size=4096+layers=2")
+
+    def planned(layout: Layout, **machine: object):
+        on = cluster("h100:4")
+        on = replace(on, machine=on.machine.vary(**machine))
+        return gf.plan(config, train=True, batch=8, context=128, layout=layout, machine=on, **asked)  # type: ignore[call-overload]
+
+    slow = Layout.of("dp=4,zero=3,recompute=full")
+    best = next(one for one in advice(planned(slow)) if one.layout is not None)
+    needed = planned(best.layout).memory["reserved"]
+    assert best in advice(planned(slow, memory=needed)), "it fits"
+    assert best not in advice(planned(slow, memory=needed - 1)), "it does not"
+    peak = cluster("h100").machine.peak
+    now, then = planned(slow).time, planned(slow, peak={name: 2 * rate for name, rate in peak.items()}).time
+    gain = next(one.saves for one in advice(planned(slow)) if one.words == "products twice as fast")
+    assert now is not None and then is not None and gain == pytest.approx(1 - then.seconds / now.seconds)
 
 
 def test_the_verb_says_time_and_cost(capsys: pytest.CaptureFixture[str]):

@@ -7,13 +7,16 @@ import json
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils.checkpoint import set_checkpoint_early_stop
+from torch.utils.flop_counter import FlopCounterMode
 
 import glassformer as gf
 from experiments.plan.peaks import peak
 from glassformer.cli import main
 from glassformer.errors import RequestError
 from glassformer.planning.layout import Layout
-from glassformer.planning.trace import faked
+from glassformer.planning.machines import cluster
+from glassformer.planning.trace import adapted, faked, recomputing
 from glassformer.training import Recipe
 
 
@@ -58,6 +61,40 @@ def test_recomputation_takes_less_memory_and_more_flops():
     assert none.memory["activations"] > some.memory["activations"] > full.memory["activations"] > 0
     assert full.memory["total"] < none.memory["total"] and none.step_flops == some.step_flops < full.step_flops
     assert none.step_flops == 3 * config.flops(config.context) * config.context
+
+
+@pytest.mark.parametrize(
+    ("finetune", "recompute", "within"),
+    [
+        (None, "none", 0.001), (None, "full", 0.001), ("lora:4", "none", 0.02), ("lora:4", "full", 0.02),
+        (None, "alternate", 0.06),  # half is a rule: of the four products of these layers it is the two smaller ones
+    ],
+)  # fmt: skip
+def test_flops_of_a_step_are_those_that_torch_counts(finetune: str | None, recompute: str, within: float):
+    """Of 24 layers: in the first, frozen matrices have no gradient of their input either. So few tokens that scores,
+    which one kernel computes again under `alternate` and another does not, are next to nothing."""
+    config = gf.preset("llama@1m+vocab_size=64+layers=24+kernel=naive")
+    model, tokens = config.outline().train(), 8 * 8
+    if finetune:
+        model.requires_grad_(False)
+    for layer in model.layers:
+        if finetune:
+            adapted(layer, 4)
+    with FakeTensorMode():
+        faked(model, torch.float32)
+        for layer in model.layers:
+            for one in layer.modules() if finetune else ():  # an adapter's second half stands in a list
+                if isinstance(one, torch.nn.ParameterList):
+                    for name, weight in list(one._parameters.items()):
+                        one._parameters[name] = torch.nn.Parameter(torch.empty(weight.shape))
+            recomputing(layer, recompute)
+        ids = torch.zeros(8, 8, dtype=torch.int64)
+        with set_checkpoint_early_stop(False), FlopCounterMode(display=False) as counted:
+            model.loss(ids, ids).backward()
+    plan = gf.plan(config, train=True, batch=8, context=8, finetune=finetune, recompute=recompute)
+    assert plan.step_flops == pytest.approx(counted.get_total_flops(), rel=within)
+    assert plan.to_dict()["flops_per_token"] * tokens <= plan.step_flops
+    assert plan.placed(cluster("h100")).time.mfu < plan.placed(cluster("h100")).time.hfu or recompute == "none"
 
 
 STEPS = {

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from glassformer.errors import RequestError
 from glassformer.planning.layout import POLICIES, Layout
 from glassformer.planning.machines import Cluster
-from glassformer.planning.time import step_time, workload
+from glassformer.planning.time import step_time
 from glassformer.planning.training import TrainingPlan, plan_training
 from glassformer.training import Recipe
 
@@ -52,7 +52,7 @@ def _layouts(plan: TrainingPlan, on: Cluster) -> list[Change]:
             layout.check(plan.config, plan.batch, plan.context)
         except RequestError:
             continue
-        step = step_time(plan.time.work, plan.batch, layout, on)
+        step = step_time(plan.work, plan.batch, layout, on)
         found.append(Change(words, 1 - step.seconds / plan.time.seconds, layout))
     return sorted(found, key=lambda one: -one.saves)
 
@@ -63,8 +63,9 @@ def _fitting(plan: TrainingPlan, on: Cluster, found: list[Change]) -> Iterator[C
     for change in found:
         if change.saves > LEAST:
             other = plan_training(
-                plan.config, plan.batch, plan.context, plan.dtype, optimizer, change.layout, device=on.machine.device
-            )
+                plan.config, plan.batch, plan.context, plan.dtype, optimizer, change.layout, plan.weights,
+                on.machine.device, plan.loss, plan.rank,
+            )  # fmt: skip
             if other.memory["reserved"] <= on.machine.memory:
                 yield change
 
@@ -89,7 +90,6 @@ def _neighbours(layout: Layout, micro: int) -> Iterator[tuple[str, Layout]]:
 
 def _machines(plan: TrainingPlan, on: Cluster) -> Iterator[Change]:
     assert plan.time is not None
-    work = workload(plan.config, plan.context, plan.dtype)
     for words, change in FASTER.items():
         faster = replace(on, machine=on.machine.vary(**change(on.machine)))
-        yield Change(words, 1 - step_time(work, plan.batch, plan.layout, faster).seconds / plan.time.seconds)
+        yield Change(words, 1 - step_time(plan.work, plan.batch, plan.layout, faster).seconds / plan.time.seconds)

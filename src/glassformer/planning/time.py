@@ -102,7 +102,7 @@ def workload(config: ModelConfig, context: int, dtype: torch.dtype, rank: int = 
     return Workload(
         config, context, dtype,
         products=passes * alone + own, again=layers_alone + own / 3,
-        scores=max(3 * (seen - alone), 0.0), model_flops=3 * full,
+        scores=max(3 * (seen - alone), 0.0), model_flops=3 * full - (3 - passes) * alone + own,
         kept=kept.kept / context, layer_kept=kept["layers"].kept / context,
         parameters=config.num_params(), expert_parameters=experts, experts_met=met,
         exchanged=config.d_model * dtype.itemsize,

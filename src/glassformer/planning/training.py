@@ -10,11 +10,10 @@ import torch
 
 from glassformer.config import MAX_CONTEXT, ModelConfig
 from glassformer.errors import RequestError, check_whole
-from glassformer.planning.counts import Counts, Flops
 from glassformer.planning.layout import Layout
 from glassformer.planning.machines import Cluster
 from glassformer.planning.memory import MARGIN, Loss, Ranks, TrainingMemory
-from glassformer.planning.time import Run, StepTime, step_time, workload
+from glassformer.planning.time import AGAIN, Run, StepTime, Workload, step_time, workload
 from glassformer.training.optimizers import OptimizerConfig
 
 
@@ -30,24 +29,24 @@ class TrainingPlan:
     layout: Layout
     moments: dict[str, TrainingMemory]
     """Of the fullest rank: "loss", "backward", "step", each where it holds most."""
-    flops: Flops
-    """Of a token."""
     weights: torch.dtype = torch.float32
     """What weights are kept in; of adapters, what is frozen."""
     rank: int = 0
     """Of adapters, which alone are trained; 0: all weights are."""
+    loss: Loss = "chunked"
     on: Cluster | None = None
     """The machines that it is planned on."""
     tokens: float | None = None
     """To train on."""
 
+    @property
+    def work(self) -> Workload:
+        return workload(self.config, self.context, self.dtype, self.rank)
+
     @cached_property
     def time(self) -> StepTime | None:
         """Of a step, on the plan's machines; None without any."""
-        if self.on is None:
-            return None
-        work = workload(self.config, self.context, self.dtype, self.rank)
-        return step_time(work, self.batch, self.layout, self.on)
+        return None if self.on is None else step_time(self.work, self.batch, self.layout, self.on)
 
     @property
     def run(self) -> Run | None:
@@ -100,9 +99,10 @@ class TrainingPlan:
 
     @property
     def step_flops(self) -> float:
-        """Of a step over all ranks, what is recomputed included."""
-        again = self.flops.recomputed if self.recompute == "full" else 0.0
-        return self.batch * self.context * (self.flops.training + again)
+        """Of a step over all ranks, what is recomputed included; every query against all keys."""
+        work, (products, scores, _) = self.work, AGAIN[self.recompute]
+        repeated = products * work.again + scores * (work.model_flops - work.products) / 3
+        return self.batch * self.context * (work.model_flops + repeated)
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -110,7 +110,7 @@ class TrainingPlan:
             "weights": str(self.weights).removeprefix("torch."), "finetune": f"lora:{self.rank}" if self.rank else None,
             "optimizer": self.optimizer, "recompute": self.recompute, "layout": self.layout.model_dump(),
             "memory": self.memory, "moments": {name: asdict(one) for name, one in self.moments.items()},
-            "flops_per_token": self.flops.training, "step_flops": self.step_flops,
+            "flops_per_token": self.work.model_flops, "step_flops": self.step_flops,
             **({} if self.time is None else {"time": self.time.to_dict()}),
             **({} if self.run is None else {"run": self.run.to_dict()}),
         }  # fmt: skip
@@ -146,5 +146,4 @@ def plan_training(
     weights = dtype if rank else weights
     ranks = Ranks.of(config, batch, context, dtype, optimizer, layout, weights, device, loss, rank)
     moments = max(map(ranks.moments, range(layout.pp)), key=lambda of: max(one.total for one in of.values()))
-    flops = Counts(config).flops(context)
-    return TrainingPlan(config, batch, context, dtype, optimizer.kind, layout, moments, flops, weights, rank)
+    return TrainingPlan(config, batch, context, dtype, optimizer.kind, layout, moments, weights, rank, loss)
