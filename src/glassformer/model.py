@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -35,7 +36,10 @@ class Block(nn.Module):
         self.resid_post = Site()
 
     def forward(self, x: Tensor, pass_: Pass, state: State | None = None) -> Tensor:
-        return self.resid_post(self.residual(self.resid_pre(x), lambda x: self.mixer(x, pass_, state), self.ffn))
+        ffn: Any = self.ffn
+        if ffn is not None and ffn.counts_tokens and (real := pass_.real) is not None:
+            ffn = partial(ffn, real=real)
+        return self.resid_post(self.residual(self.resid_pre(x), lambda x: self.mixer(x, pass_, state), ffn))
 
 
 class Tower(nn.Module):
@@ -149,7 +153,8 @@ class Model(Tower):
         are those, ALiBi's distances are between them, and later calls count on from the last. What a window or a causal
         mask hides goes by the order of the tokens, as before.
         `documents` names the document of each token: tokens of different ids do not see each other, and positions
-        count from the start of each run of equal ids. Padding is a document of its own.
+        count from the start of each run of equal ids. Padding is a document of its own, 0, whose tokens count for
+        nothing in what experts learn of their load; nor do those behind the last target of a row that counts.
         `memory` is another sequence for layers that read one (`cross_attention`). A state keeps it: later calls with
         that state need none.
         `source` is the text that a model with an encoder makes its memory of, and `source_documents` the documents of
@@ -163,7 +168,7 @@ class Model(Tower):
         if targets is None:
             return self.logits(self.unembed(self.hidden_states(tokens, state, *given), documents))
         with auxiliary.gathering() as added:
-            x = self.hidden_states(tokens, state, *given)
+            x = self.hidden_states(tokens, state, *given, targets=targets)
         if self.logits.watched:
             loss = self.head.loss_of(self.logits(self.unembed(x, documents)), targets, reduction)
         else:
@@ -200,10 +205,14 @@ class Model(Tower):
         source_documents: Tensor | None = None,
         global_tokens: Tensor | None = None,
         segments: Tensor | None = None,
+        targets: Tensor | None = None,
     ) -> Float[Tensor, "b s d"]:
-        """The last layer's normalised output, of which the head makes logits."""
+        """The last layer's normalised output, of which the head makes logits; `targets`, where they are known, tell a
+        model that sees no later tokens which of its own nobody reads."""
         pass_ = locate(self.embedding.places(tokens), state, positions, documents)
         pass_.global_tokens, pass_.segments = global_tokens, segments
+        if targets is not None and targets.shape == tokens.shape and self.causal:
+            pass_.targets = targets
         self.check_source(len(tokens), state, memory, source)
         pass_.memory = memory if source is None else self.encode(source, source_documents)
         x = self.read(tokens, pass_, state)

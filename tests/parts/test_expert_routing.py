@@ -15,6 +15,7 @@ from transformers.models.qwen2_moe.modeling_qwen2_moe import Qwen2MoeSparseMoeBl
 
 import glassformer as gf
 from glassformer.errors import RequestError
+from glassformer.parts import auxiliary
 from glassformer.parts.base import BuildContext
 from glassformer.parts.ffn import Clamp, ExpertChoice, ExpertChoiceConfig, Experts, ExpertsConfig, Glu, Router
 from glassformer.parts.ffn.glu import clamped_glu, naive_clamped_glu
@@ -209,6 +210,46 @@ def test_capacity_is_of_training_alone_and_looks_at_no_later_token():
     later = x.clone()
     later[:, 7:] = torch.randn(1, 5, 16)
     close(part(later)[:, :7], y[:, :7])
+
+
+@pytest.mark.parametrize("told", ["documents", "targets"])
+def test_padding_counts_for_nothing(told: str):
+    """A padded batch is its rows one behind the other: what experts serve, their load, and every gradient."""
+    moe = "moe:4:2+ffn.capacity=0.75+ffn.balance_loss=0.5+ffn.z_loss=0.3+ffn.balance_rate=0.1"
+    made = gf.preset(f"llama@1m+layers=1+d_model=32+heads=4+vocab_size=61+context=32+{moe}")
+    tokens = torch.randint(0, 61, (2, 10), generator=torch.Generator().manual_seed(1))
+    real = torch.arange(10) < torch.tensor([[4], [10]])
+    targets = tokens.roll(-1, 1).masked_fill(~real, -100)
+    packed = {"documents": torch.tensor([[1] * 4 + [2] * 10])}
+    padded = {"documents": real.long()} if told == "documents" else {}
+    found = []
+    for x, y, more in (
+        (tokens, targets, padded), (tokens[real][None], targets[real][None], packed), (tokens, targets * 0, padded),
+    ):  # fmt: skip
+        model = made.build(seed=0)
+        loss = model.loss(x, y, **more)
+        router = model.layers[0].ffn.router
+        gradients = torch.autograd.grad(loss, list(model.parameters()))
+        found.append((loss, router.load.clone(), router.dropped, *gradients))
+    assert 0 < float(found[0][2]) < 1
+    for mine, wanted in zip(found[0], found[1], strict=True):
+        close(mine, wanted)
+    assert found[0][1].sum() == 2 * 14 and found[2][1].sum() == (2 * 14 if told == "documents" else 2 * 20)
+
+
+def test_who_has_no_padding_keeps_every_bit():
+    """Told that all tokens are real, or told nothing; and where none is, nothing is learned."""
+    part: Experts = moved(
+        ExpertsConfig(n_experts=3, top_k=2, hidden=8, capacity=0.7, balance_loss=0.3, z_loss=0.2).build(CTX)
+    )
+    x = torch.randn(3, 7, 16)
+    found = []
+    for real in (None, torch.ones(3, 7, dtype=torch.bool), torch.zeros(3, 7, dtype=torch.bool)):
+        with auxiliary.gathering() as added:
+            y = part(x, real=real)
+        found.append([y, *added, *torch.autograd.grad(sum(added), part.router.parameters())])
+    assert all(torch.equal(a, b) for a, b in zip(found[0], found[1], strict=True))
+    assert all((one == 0).all() for one in found[2][1:]) and float(part.router.dropped) == 0
 
 
 # Experts that choose

@@ -122,7 +122,7 @@ def placed(tokens: Tensor, mask: Tensor | None, positions: Tensor | None) -> dic
         return {}
     positions = positions.expand_as(tokens)
     begins = F.pad(positions.diff(dim=-1) != 1, (1, 0), value=False)
-    return {"positions": positions} | ({"documents": begins.cumsum(-1)} if bool(begins.any()) else {})
+    return {"positions": positions} | ({"documents": begins.cumsum(-1) + 1} if bool(begins.any()) else {})
 
 
 @contextmanager

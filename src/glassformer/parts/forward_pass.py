@@ -11,6 +11,7 @@ from torch import Tensor
 
 from glassformer.errors import RequestError
 from glassformer.parts.kernel.base import Index
+from glassformer.parts.loss import IGNORED
 from glassformer.parts.visibility import Borders, SameDocument, Visibility
 
 
@@ -41,6 +42,7 @@ class Pass:
     global_tokens  (b, t) whether each token is global, for a visibility that takes them (`Longformer`); None: its own
     memory      another sequence for layers that read one; None: there is none, or a decode state has read it
     segments    (b, s) which kind of text each token belongs to (`embedding.segments`); None: all to the first
+    targets     (b, s) what is to be predicted, where the caller knows and no token depends on later ones; None: unknown
     """
 
     def __init__(
@@ -65,6 +67,7 @@ class Pass:
         self.ids = self.slots if ids is None else ids
         self.documents, self.given, self.memory, self.segments = documents, given, memory, segments
         self.global_tokens = global_tokens
+        self.targets: Tensor | None = None
 
     @classmethod
     def of(cls, x: Tensor) -> Pass:
@@ -97,6 +100,18 @@ class Pass:
     def begins(self) -> Tensor | None:
         """Whether a document begins at each token, (1, s) or (b, s); None where each row is one document."""
         return None if self.documents is None else self.age == 0
+
+    @property
+    def real(self) -> Tensor | None:
+        """(b, s) which tokens are no padding: those of no document 0, and without documents those up to the last
+        target of a row that counts; None where nobody has said."""
+
+        def make() -> Tensor | None:
+            if self.documents is not None:
+                return self.documents[:, self.documents.shape[1] - self.tokens :] != 0
+            return None if self.targets is None else (self.targets != IGNORED).flip(1).cumsum(1).flip(1) > 0
+
+        return self.once("real", make)
 
     @property
     def borders(self) -> Borders:

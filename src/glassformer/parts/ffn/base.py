@@ -79,6 +79,8 @@ class FFN(nn.Module):
     """No output depends on later tokens."""
     separates_documents: bool = True
     """No output depends on tokens of other documents."""
+    counts_tokens: bool = False
+    """Whether `forward` takes `real` (b, s), which tokens are no padding; None: all."""
 
     def matrices(self) -> dict[str, Matrix]:
         """Weight matrices by the name of the site each makes, or of its parameter."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import replace
+from fractions import Fraction
 from typing import Any, Literal, get_args
 
 import torch
@@ -47,7 +47,7 @@ class Router(Linear):
     2.2.2 (group_best 1), V3, 2412.19437, section 2.1.2 (2).
 
     What keeps the load level, while training alone; f_i is the share of assignments that expert i receives, P_i the
-    mean of its p (over the sum of p), over the tokens of one pass:
+    mean of its p (over the sum of p), over the tokens of one pass, but for padding:
     - `balance_loss` alpha: alpha e sum_i f_i P_i, alpha where all is level. Fedus et al. 2021, 2101.03961, eq. 4.
     - `z_loss`: times the mean of (log sum exp(logits))^2. Zoph et al. 2022, 2202.08906, eq. 5.
     - `balance_rate` gamma: the selection bias c, which no gradient moves: after every optimizer step (`after_step`)
@@ -90,6 +90,8 @@ class Router(Linear):
         super().__init__(d_model, n_experts, bias, reparam=reparam)
         self.n_groups, self.top_groups, self.group_best = n_groups, top_groups, group_best
         self.capacity = capacity
+        share = Fraction(capacity or 0).limit_denominator(1 << 20)  # counted in whole numbers, on every device alike
+        self._room = share.numerator, share.denominator * n_experts
         self.dropped: Tensor | float = 0.0
         self.top_k, self.score, self.normalised, self.scale = top_k, _SCORES[score], normalised, scale
         self.balance_loss, self.z_loss, self.balance_rate = balance_loss, z_loss, balance_rate
@@ -122,32 +124,42 @@ class Router(Linear):
         counts = torch.zeros_like(of_group[..., 0], dtype=torch.bool).scatter(-1, best, True)
         return of_group.masked_fill(~counts[..., None], -torch.inf).flatten(-2)
 
-    def serve(self, weights: Float[Tensor, "*b k"], chosen: Int[Tensor, "*b k"]) -> Float[Tensor, "*b k"]:
+    def serve(
+        self, weights: Float[Tensor, "*b k"], chosen: Int[Tensor, "*b k"], real: Bool[Tensor, "*b"] | None = None
+    ) -> Float[Tensor, "*b k"]:
         """The weights, 0 where an expert has its fill of the tokens of this pass."""
         if self.capacity is None:
             return weights
-        late = self.late(chosen)
-        self.dropped = late.float().mean()
+        late = self.late(chosen, real)
+        self.dropped = mean_of(late.flatten(0, -2).float(), real).mean()
         return weights.masked_fill(late, 0.0)
 
-    def late(self, chosen: Int[Tensor, "*b k"]) -> Bool[Tensor, "*b k"]:
-        """Which assignments come after an expert has its fill, where there is a capacity."""
+    def late(self, chosen: Int[Tensor, "*b k"], real: Bool[Tensor, "*b"] | None = None) -> Bool[Tensor, "*b k"]:
+        """Which assignments come after an expert has its fill, where there is a capacity. Padding fills none."""
         if self.capacity is None:
             return torch.zeros_like(chosen, dtype=torch.bool)
         flat, e = chosen.flatten(), self.outs[0]
+        given: Tensor | int = len(flat)
+        if real is not None:  # padding waits behind an expert that is not there
+            flat, given = chosen.masked_fill(~real[..., None], e).flatten(), real.sum() * self.top_k
         by_expert, order = flat.sort(stable=True)
-        first = torch.searchsorted(by_expert, torch.arange(e, device=flat.device))
+        first = torch.searchsorted(by_expert, torch.arange(e + 1, device=flat.device))
         turn = torch.empty_like(flat).scatter(0, order, torch.arange(len(flat), device=flat.device) - first[by_expert])
-        return (turn >= math.ceil(self.capacity * len(flat) / e)).view_as(chosen)
+        share, of = self._room
+        return ((turn >= -(-given * share // of)) & (flat < e)).view_as(chosen)
 
-    def balance(self, logits: Float[Tensor, "n e"], p: Float[Tensor, "n e"], counts: Float[Tensor, " e"]) -> None:
-        """Adds the losses of a pass, and its load; `counts`: how many tokens chose each expert."""
+    def balance(
+        self, logits: Float[Tensor, "n e"], p: Float[Tensor, "n e"], counts: Float[Tensor, " e"],
+        real: Bool[Tensor, " n"] | None = None,
+    ) -> None:  # fmt: skip
+        """Adds the losses of a pass, and its load; `counts`: how many of the tokens that are real (None: of all) chose
+        each expert."""
         if self.balance_loss:
             everywhere = total(counts)
-            share, mean = everywhere / everywhere.sum(), (p / p.sum(-1, keepdim=True)).mean(0)
+            share, mean = everywhere / everywhere.sum().clamp_min(1), mean_of(p / p.sum(-1, keepdim=True), real)
             auxiliary.add(self.balance_loss * len(counts) * (share * mean).sum())
         if self.z_loss:
-            auxiliary.add(self.z_loss * logits.logsumexp(-1).square().mean())
+            auxiliary.add(self.z_loss * mean_of(logits.logsumexp(-1).square(), real))
         if self.load is not None:
             self.load += counts
 
@@ -164,6 +176,15 @@ class Router(Linear):
         super().init_weights(init)
         for buffer in self.buffers(recurse=False):
             buffer.zero_()
+
+
+def mean_of(x: Float[Tensor, "n ..."], real: Bool[Tensor, "*b"] | None) -> Tensor:
+    """The mean over the rows that are real (None: all are; 0 where none is), bit for bit `x.mean(0)` where all are."""
+    if real is None:
+        return x.mean(0)
+    rows = real.flatten()
+    kept = x.where(rows.view(-1, *[1] * (x.dim() - 1)), torch.zeros((), dtype=x.dtype, device=x.device))
+    return kept.mean(0) * (len(rows) / rows.sum().clamp_min(1))
 
 
 def routing_problem(e: int, k: int, n_groups: int, top_groups: int, group_best: int) -> str | None:
@@ -195,6 +216,8 @@ class Experts(FFN):
     `shared`; and gate, up and hidden (b,s,k,f), of the k experts that a token was sent to, in the order in which
     `router.choose(p)` names them. The rows are brought into that order only while somebody looks or edits.
     """
+
+    counts_tokens = True
 
     def __init__(
         self,
@@ -236,15 +259,18 @@ class Experts(FFN):
             shared["open"] = Matrix.of(self.shared_gate)
         return {"router": Matrix.of(self.router), **own, **{f"shared.{name}": one for name, one in shared.items()}}
 
-    def forward(self, x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b d"]:
+    def forward(self, x: Float[Tensor, "*b d"], real: Bool[Tensor, "*b"] | None = None) -> Float[Tensor, "*b d"]:
+        """`real`: which tokens are no padding, and so count for the router; None: all."""
         logits = self.router(x)
         p = self.routing(self.router.score(logits))
         weights, chosen = self.router.choose(p)
         if self.training and torch.is_grad_enabled():
             flat = chosen.flatten()
-            counts = p.new_zeros(p.shape[-1]).index_add(0, flat, torch.ones_like(flat, dtype=p.dtype))
-            self.router.balance(logits.flatten(0, -2), p.flatten(0, -2), counts)
-            weights = self.router.serve(weights, chosen)
+            each = torch.ones_like(chosen, dtype=p.dtype) if real is None else real[..., None].to(p.dtype)
+            counts = p.new_zeros(p.shape[-1]).index_add(0, flat, each.expand_as(chosen).flatten())
+            rows = None if real is None else real.flatten()
+            self.router.balance(logits.flatten(0, -2), p.flatten(0, -2), counts, rows)
+            weights = self.router.serve(weights, chosen, real)
         y = self.mix(x, weights, chosen)
         if self.shared is not None:
             seen = self.shared(x)
