@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import AutoModelForSeq2SeqLM
 
 import glassformer as gf
 from glassformer.cli import main
@@ -133,6 +134,35 @@ def test_the_command_writes_what_transformers_writes(pair: Pair, tmp_path: Path,
         assert main([*asked, *options]) == 0
         found = json.loads(capsys.readouterr().out)
         assert found["text"] == tokenizer.decode([token for token in ids if token not in loaded.ends])
+
+
+@pytest.mark.parametrize(
+    ("expression", "cls"),
+    [
+        ("t5@1m+layers=2+d_model=64+heads=2+head.scale=0.125", "T5ForConditionalGeneration"),
+        ("opus-mt@1m+layers=2+d_model=64+heads=2+embedding.scale=8+encoder.embedding.scale=8", "MarianMTModel"),
+        ("transformer@1m+rope+layers=2+d_model=24+heads=2", "GlassformerForSeq2SeqLM"),
+    ],
+)
+def test_a_run_writes_the_same_after_convert(expression: str, cls: str, tmp_path: Path, capsys: Any) -> None:
+    """It was trained to begin with the token that ends a text, whatever token the family's own models begin with."""
+    recipe = {"steps": 2, "batch_size": 4, "context": 32, "objective": "seq2seq", "learning_rate": 0.05}
+    gf.train(gf.preset(expression), "pairs:reversal", recipe, tmp_path / "run", tokenizer="byte")
+    run, folder = gf.load(tmp_path / "run"), str(tmp_path / "out")
+    assert main(["convert", str(tmp_path / "run"), folder]) == 0
+    theirs = AutoModelForSeq2SeqLM.from_pretrained(folder).eval()
+    end = run.tokenizer.eos_id
+    assert type(theirs).__name__ == cls and theirs.config.decoder_start_token_id == end
+    assert gf.load(folder).generation == run.generation == {"decoder_start_token_id": end}
+    capsys.readouterr()
+    texts = []
+    for name in (str(tmp_path / "run"), folder):
+        assert main(["generate", name, "--source", "ab", "--temperature", "0", "--max-new-tokens", "8", "--json"]) == 0
+        texts.append(json.loads(capsys.readouterr().out)["text"])
+    source = torch.tensor([source_ids(run.tokenizer, "ab", 32)])
+    (ids,) = theirs.generate(source, do_sample=False, max_new_tokens=8).tolist()
+    assert ids[0] == end
+    assert texts[0] == texts[1] == run.tokenizer.decode([token for token in ids if token != end])
 
 
 @pytest.mark.parametrize(

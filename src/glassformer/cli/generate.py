@@ -15,7 +15,6 @@ import torch
 from glassformer import machine
 from glassformer.cli.options import Drawing, Writing
 from glassformer.cli.show import size
-from glassformer.convert.answers import START
 from glassformer.convert.fold import fold
 from glassformer.errors import RequestError, WorkError, no_memory
 from glassformer.generation import CompiledStep, Sampling, prefill, stream
@@ -31,7 +30,7 @@ from glassformer.parts.precision import onednn_in_bf16
 from glassformer.parts.quantized import QUANTIZED, quantize
 from glassformer.state import ModelState
 from glassformer.text.documents import utf8
-from glassformer.text.pairs import source_ids
+from glassformer.text.pairs import START, source_ids
 from glassformer.training import Loaded
 
 NEW_TOKENS = 200

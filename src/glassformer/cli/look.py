@@ -25,7 +25,6 @@ from glassformer import machine
 from glassformer.cli.show import View, output, ruled, short, size
 from glassformer.cli.why import one_line
 from glassformer.convert import is_checkpoint
-from glassformer.convert.answers import START
 from glassformer.convert.storage.base import disk
 from glassformer.errors import RequestError, WorkError, did_you_mean
 from glassformer.generation.steps import check_source
@@ -37,7 +36,7 @@ from glassformer.lens.reading import Reading
 from glassformer.model import Model
 from glassformer.naming import load, parse, preset
 from glassformer.text import ByteTokenizer, Tokenizer
-from glassformer.text.pairs import source_ids
+from glassformer.text.pairs import START, source_ids
 
 LONGEST = 4096
 """Tokens that are read, at most; the context of the model may be shorter."""

@@ -9,10 +9,9 @@ from typing import Any
 
 from glassformer.config import read_tree
 from glassformer.text import Tokenizer
+from glassformer.text.pairs import START
 
 FILE = "generation_config.json"
-START = "decoder_start_token_id"
-"""What a text that is written from a source begins with."""
 MOST_ENDS = 64
 LARGEST = 1 << 31
 

@@ -23,6 +23,7 @@ from glassformer.convert.weights import fill, tensors
 from glassformer.errors import RequestError, did_you_mean
 from glassformer.model import Model
 from glassformer.text import Tokenizer, load_tokenizer, replace_tokenizer
+from glassformer.text.pairs import START
 from glassformer.text.storage import atomic_file
 from glassformer.training import Loaded
 from glassformer.training.run import Pooling
@@ -62,10 +63,10 @@ def read_folder(folder: Path, dtype: torch.dtype | None = None, device: Any = No
         model = fill(config, family.names_of(config), file, dtype or DTYPES.get(str(said)), device, where=fields.where)
     ends, settings = answers.read(folder, fields.get("eos_token_id"))
     if config.encoder is not None:
-        begins = fields.get(answers.START)
+        begins = fields.get(START)
         begins = fields.get(family.start) if begins is None else begins
-        if answers.KNOWN[answers.START](begins):
-            settings.setdefault(answers.START, begins)
+        if answers.KNOWN[START](begins):
+            settings.setdefault(START, begins)
     pooling = sentences.read(folder)
     return Loaded(model, model.config, _tokenizer(folder), ends=ends, generation=settings, pooling=pooling)
 
@@ -104,7 +105,8 @@ def write_folder(
     if pooling is not None:
         sentences.write(folder, pooling, config.d_model)
     ids = answers.special_ids(tokenizer, ends)
-    _write_json(folder / answers.FILE, answers.written(ids, ends, generation or {}))
+    settings = generation or {}
+    _write_json(folder / answers.FILE, answers.written(ids, ends, settings))
     with atomic_file(folder / "README.md") as temporary:
         temporary.write_text(readme, encoding="utf-8")
     said = {
@@ -112,6 +114,7 @@ def write_folder(
         "model_type": family.model_type,
         **ids,
         **fields,  # where positions begin behind the padding's, it is the family that says which token that is
+        **({START: settings[START]} if START in settings else {}),  # a run's, whatever the family's is
         "torch_dtype": str(dtype).removeprefix("torch."),
     }
     _write_json(folder / "config.json", said)

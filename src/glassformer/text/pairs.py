@@ -7,6 +7,8 @@ from glassformer.text.documents import utf8
 from glassformer.text.subword import FileTokenizer
 from glassformer.text.vocabulary import Tokenizer
 
+START = "decoder_start_token_id"
+"""What a folder calls the token that a text which is written from a source begins with."""
 LONGEST_SOURCE = 1_000_000
 """Characters: what no encoder here reads is refused before it is tokenised."""
 

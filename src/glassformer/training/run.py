@@ -14,6 +14,7 @@ from glassformer.machine import Settings
 from glassformer.model import Model
 from glassformer.parts.head import Pool
 from glassformer.text import Tokenizer, load_tokenizer
+from glassformer.text.pairs import START
 from glassformer.training import checkpoint
 from glassformer.training.recipe import Recipe
 
@@ -99,4 +100,6 @@ def load(path: str | Path) -> Loaded:
         raise RequestError(f"{folder} has no checkpoint yet")
     model = config.build(seed=None)
     checkpoint.load_model(found, model)
-    return Loaded(model.eval(), config, load_tokenizer(folder))
+    tokenizer = load_tokenizer(folder)
+    begins = {} if config.encoder is None or tokenizer.eos_id is None else {START: tokenizer.eos_id}
+    return Loaded(model.eval(), config, tokenizer, generation=begins)
