@@ -13,17 +13,17 @@ from glassformer.cli import main
 from glassformer.errors import RequestError
 from glassformer.planning.layout import Layout
 from glassformer.planning.machines import cluster
-from glassformer.planning.search import FOUND, find
+from glassformer.planning.search import FOUND, TRIED, find
 from glassformer.training.optimizers import AdamWConfig
 
 CONFIG = gf.preset("llama@1m+vocab_size=512+layers=2")
 
 
-def among(memory: float, batch: int = 8):
-    """In a node of 4 with so much memory each."""
-    on = cluster("h100:4")
+def among(memory: float, batch: int = 8, node: int = 4, config: gf.ModelConfig = CONFIG, most: int = TRIED):
+    """Of 4 with so much memory each."""
+    on = cluster(f"h100:{node}", nodes=4 // node)
     on = replace(on, machine=on.machine.vary(memory=memory))
-    return find(CONFIG, batch, 64, torch.bfloat16, AdamWConfig(), on)
+    return find(config, batch, 64, torch.bfloat16, AdamWConfig(), on, most)
 
 
 def test_what_is_found_fits_and_the_fastest_is_first():
@@ -42,9 +42,31 @@ def test_what_is_found_fits_and_the_fastest_is_first():
 def test_where_nothing_fits_the_fewest_that_would_are_named():
     found = among(2e6)
     assert not found.fitting and found.smallest is not None
-    ranks, layout = found.smallest
-    assert ranks > 4 and layout.ranks == ranks
+    assert found.exhausted and found.smallest.ranks > 4 and found.smallest.node == 4
+    assert found.smallest.layout.ranks == found.smallest.ranks and found.smallest.layout.tp <= 4
+    found.smallest.layout.check(CONFIG, found.smallest.batch, 64)
     assert among(1e4).smallest is None
+
+
+def test_a_large_batch_fits_with_fewer_sequences_at_once():
+    """Of 64 sequences of a rank as many at once as fit: weights are gathered for every microbatch."""
+    found = among(10e6, 256, node=1, config=gf.preset("llama@1m+vocab_size=512+layers=1"))
+    (best,) = (plan for plan in found.fitting if plan.layout.zero == 3)
+    assert best.layout.micro == 8 and 16 in {one.layout.micro for one in found.too_large}
+
+
+def test_a_search_that_gives_up_tries_the_leanest_and_says_so():
+    found = among(6e6, 256, most=0)
+    assert not found.exhausted and [plan.recompute for plan in found.fitting] == ["full"]
+    found = among(2.5e6, 256, most=0)
+    assert not found.exhausted and found.smallest and found.smallest.ranks > 4
+
+
+def test_nodes_stay_as_large_as_they_are():
+    """Tensors are divided within a node, and a batch of 8 is not one of 32."""
+    same, more = among(2.5e6, node=1).smallest, among(2e6, node=1).smallest
+    assert same and more and (same.node, same.layout.tp, same.batch) == (1, 1, 8)
+    assert more.batch >= more.layout.dp > 8
 
 
 def test_a_batch_that_no_layout_divides_is_refused():

@@ -308,12 +308,17 @@ def show_found(
         for large in one.too_large[:3]:
             told = f"{large.layout} would take {large.seconds:.3g} s and does not fit: {size(large.reserved)}"
             output().print(f"{told}, {large.reason}", style="dim", highlight=False)
-        if one.smallest is not None:
-            ranks, layout = one.smallest
-            told = f"{name} fits no layout of {one.on.count} {one.on.name}; {ranks} would do: {layout}"
+        if not one.fitting:
+            tried = "no layout" if one.exhausted else f"none of the {one.tried} layouts tried"
+            told = f"{name} fits {tried} of {one.on.count} {one.on.name} with a batch of {one.batch:,}"
+            if one.smallest is not None:
+                larger = f" with a batch of {one.smallest.batch:,}" if one.smallest.batch != one.batch else ""
+                told += (
+                    f"; {one.smallest.ranks} in nodes of {one.smallest.node} would do{larger}: {one.smallest.layout}"
+                )
+            else:
+                told += ", nor the leanest of any larger number"
             output().print(told, highlight=False)
-        elif not one.fitting:
-            output().print(f"{name} fits no layout of any number of {one.on.name}", highlight=False)
         output().print(f"{one.possible:,} layouts, the memory of {one.tried} planned", style="dim", highlight=False)
 
 

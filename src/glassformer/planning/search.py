@@ -40,23 +40,38 @@ class TooLarge:
 
 
 @dataclass(frozen=True)
+class Smallest:
+    """The fewest accelerators that would do, in nodes as large as those that were asked about."""
+
+    ranks: int
+    node: int
+    batch: int
+    """The one asked for; a larger one where no layout of so many accelerators that fits divides it."""
+    layout: Layout
+
+
+@dataclass(frozen=True)
 class Search:
     """What was found: plans that fit, the fastest first; where there is none, the fewest accelerators that would do."""
 
     on: Cluster
+    batch: int
     fitting: tuple[TrainingPlan, ...]
     too_large: tuple[TooLarge, ...]
     tried: int
     possible: int
-    smallest: tuple[int, Layout] | None = None
+    exhausted: bool
+    """Whether every layout was judged: where False and nothing fits, another layout may."""
+    smallest: Smallest | None = None
 
     def to_dict(self) -> dict[str, Any]:
         return {
-            "machine": self.on.name, "ranks": self.on.count, "possible": self.possible, "tried": self.tried,
+            "machine": self.on.name, "ranks": self.on.count, "batch": self.batch,
+            "possible": self.possible, "tried": self.tried, "exhausted": self.exhausted,
             "fitting": [one.to_dict() for one in self.fitting],
             "too_large": [{**vars(one), "layout": one.layout.model_dump()} for one in self.too_large],
             "smallest": None if self.smallest is None else {
-                "ranks": self.smallest[0], "layout": self.smallest[1].model_dump()
+                **vars(self.smallest), "layout": self.smallest.layout.model_dump()
             },
         }  # fmt: skip
 
@@ -68,9 +83,12 @@ def find(
     dtype: torch.dtype,
     optimizer: OptimizerConfig,
     on: Cluster,
+    most: int = TRIED,
 ) -> Search:
-    """Searches layouts of all accelerators of `on` for a batch of all ranks. Raises RequestError where the context
-    cannot be, or no layout divides the batch."""
+    """Searches layouts of all accelerators of `on` for a batch of all ranks, planning the memory of about `most`, those
+    that promise to be fastest.
+
+    Raises RequestError where the context cannot be, or no layout divides the batch."""
     possible = list(layouts(config, batch, context, on))
     work = workload(config, context, dtype)
     if not possible:
@@ -79,37 +97,57 @@ def find(
             f"batch={batch}: no layout of {on.count} accelerators divides it; {near} accelerators would do",
             code="conflict", field="batch", value=batch, expected=f"a multiple of {on.count}",
         )  # fmt: skip
-    timed = [(step_time(work, batch, layout, on).seconds, at, layout) for at, layout in enumerate(possible)]
+    timed = {layout: step_time(work, batch, layout, on).seconds for layout in possible}
     fitting: dict[Layout, TrainingPlan] = {}
     too_large: dict[Layout, TooLarge] = {}
     refused: dict[Layout, TooLarge] = {}
-    tried = 0
-    for seconds, _, layout in sorted(timed):
-        alike = layout.vary(micro=None, recompute="none")  # of these, the first that fits is the fastest
-        if alike in fitting or alike in too_large:
-            continue
-        if len(fitting) == FOUND or tried == TRIED:
-            break
-        states = states_of(config, layout, optimizer)
-        if states * (1 + MARGIN) > on.machine.memory:
-            too_large[alike] = TooLarge(layout, seconds, states, "weights, gradients and states alone are more")
-            continue
-        if any(layout.recompute == other.recompute and layout.vary(micro=other.micro) == other for other in refused):
-            continue  # with fewer sequences at once it was too large already
+    hopeless: set[Layout] = set()
+    """Refused even without gradients."""
+    tried, exhausted = 0, True
+
+    def planned(layout: Layout) -> TrainingPlan | None:
+        """None where it does not fit, or a mixer cannot be divided so."""
+        nonlocal tried
         tried += 1
         try:
             plan = plan_training(config, batch, context, dtype, optimizer, layout, device=on.machine.device)
-        except RequestError:  # a mixer that cannot be divided so
+        except RequestError:
+            return None
+        if plan.memory["reserved"] <= on.machine.memory:
+            return plan
+        largest = max(vars(plan.peak).items(), key=lambda item: item[1])[0]
+        refused[layout] = TooLarge(layout, timed[layout], plan.memory["reserved"], f"{largest} are most of it")
+        if plan.peak.total - plan.peak.gradients > on.machine.memory:
+            hopeless.add(layout)
+        return None
+
+    for layout in sorted(possible, key=timed.__getitem__):
+        alike = layout.vary(micro=None, recompute="none")  # of these, the first that fits is the fastest
+        if alike in fitting or alike in too_large:
             continue
-        memory = plan.memory
-        if memory["reserved"] <= on.machine.memory:
+        if len(fitting) == FOUND or tried >= most:
+            exhausted = False
+            break
+        states = states_of(config, layout, optimizer)
+        if states * (1 + MARGIN) > on.machine.memory:
+            too_large[alike] = TooLarge(layout, timed[layout], states, "weights, gradients and states alone are more")
+            continue
+        least = layout.vary(micro=1)
+        alone = layout.microbatches(batch) <= layout.pp  # its activations may be there before any gradients are
+        if layout in refused or (least in refused and (least in hopeless or not alone)):
+            continue  # with one sequence at once it was too large already
+        if (plan := planned(layout)) is not None:
             fitting[alike] = plan.placed(on)
-            continue
-        most = max(vars(plan.peak).items(), key=lambda item: item[1])[0]
-        refused[layout] = TooLarge(layout, seconds, memory["reserved"], f"{most} are most of it")
-    smallest = None if fitting else smallest_cluster(config, batch, context, dtype, optimizer, on)
+        elif layout != least:
+            planned(least)
+    smallest = None
+    if not fitting:
+        smallest = smallest_cluster(config, batch, context, dtype, optimizer, on, on.count * (2 if exhausted else 1))
+        if smallest is not None and smallest.ranks == on.count and smallest.batch == batch:
+            plan = plan_training(config, batch, context, dtype, optimizer, smallest.layout, device=on.machine.device)
+            fitting[smallest.layout], smallest = plan.placed(on), None
     larger = sorted([*too_large.values(), *refused.values()], key=lambda one: one.seconds)
-    return Search(on, tuple(fitting.values()), tuple(larger), tried, len(possible), smallest)
+    return Search(on, batch, tuple(fitting.values()), tuple(larger), tried, len(possible), exhausted, smallest)
 
 
 def layouts(config: ModelConfig, batch: int, context: int, on: Cluster) -> Iterator[Layout]:
@@ -142,27 +180,35 @@ def states_of(config: ModelConfig, layout: Layout, optimizer: OptimizerConfig) -
 
 
 def smallest_cluster(
-    config: ModelConfig, batch: int, context: int, dtype: torch.dtype, optimizer: OptimizerConfig, on: Cluster
-) -> tuple[int, Layout] | None:
-    """(accelerators, layout) of the fewest, in doublings, on which the leanest layout fits, with a batch that divides.
-    None where one sequence is too long for any."""
-    count = on.count
-    while (count := 2 * count) <= MOST_RANKS:
-        larger = replace(on.of(count), exact=True)
-        enough = batch if batch % count == 0 else count * -(-batch // count)
-        lean = [
-            layout
-            for layout in layouts(config, enough, context, larger)
-            if layout.recompute == "full" and layout.microbatch(enough) == 1 and layout.zero in (0, 3)
-        ]
-        lean = [one for one in lean if states_of(config, one, optimizer) * (1 + MARGIN) <= on.machine.memory]
-        for layout in sorted(lean, key=lambda one: (one.pp, one.ep, one.tp)):
-            try:
-                plan = plan_training(config, enough, context, dtype, optimizer, layout, device=on.machine.device)
-            except RequestError:
-                continue
-            if plan.memory["reserved"] <= on.machine.memory:
-                return count, layout
+    config: ModelConfig,
+    batch: int,
+    context: int,
+    dtype: torch.dtype,
+    optimizer: OptimizerConfig,
+    on: Cluster,
+    least: int,
+) -> Smallest | None:
+    """The fewest accelerators from `least` on, in doublings, on which the leanest layout fits. None where one sequence
+    is too long for any."""
+    count = least
+    while count <= MOST_RANKS:
+        larger = replace(on, count=count) if on.exact else replace(on.of(count), exact=True)
+        copies = (1, count // _powers(min(count, config.n_layers))[-1], count)  # with the most stages, and with none
+        for rows in dict.fromkeys(dp * -(-batch // dp) for dp in copies):
+            lean = [
+                layout
+                for layout in layouts(config, rows, context, larger)
+                if layout.recompute == "full" and layout.microbatch(rows) == 1 and layout.zero in (0, 3)
+            ]
+            lean = [one for one in lean if states_of(config, one, optimizer) * (1 + MARGIN) <= on.machine.memory]
+            for layout in sorted(lean, key=lambda one: (one.pp, one.ep, one.tp)):
+                try:
+                    plan = plan_training(config, rows, context, dtype, optimizer, layout, device=on.machine.device)
+                except RequestError:
+                    continue
+                if plan.memory["reserved"] <= on.machine.memory:
+                    return Smallest(count, larger.node, rows, layout)
+        count *= 2
     return None
 
 
