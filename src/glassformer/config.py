@@ -256,8 +256,16 @@ class ModelConfig(TowerConfig):
     @property
     def takes_prefix(self) -> bool:
         """Whether the caller may name a prefix whose tokens see each other, and all else is causal."""
-        found = [(block.mixer.causal(self.ctx), block.mixer.takes_prefix(self.ctx)) for _, block in self._kinds()]
-        return any(takes for _, takes in found) and all(causal or takes for causal, takes in found)
+        blocks = [block for _, block in self._kinds()]
+        found = [(block.mixer.causal(self.ctx), block.mixer.takes_prefix(self.ctx)) for block in blocks]
+        reads_on = all(causal or takes for causal, takes in found)
+        return any(takes for _, takes in found) and reads_on and all(b.ffn is None or b.ffn.causal for b in blocks)
+
+    @property
+    def writes(self) -> bool:
+        """Whether it can write a text on: no token depends on later ones, but for those of a prompt that is read at
+        once."""
+        return self.causal or self.takes_prefix
 
     @property
     def rates(self) -> dict[Role, float]:

@@ -63,6 +63,24 @@ class Tower(nn.Module):
         networks: list[Any] = [layer.ffn for layer in self.layers]
         return all(mixer.causal for mixer in mixers) and all(ffn is None or ffn.causal for ffn in networks)
 
+    @property
+    def takes_prefix(self) -> bool:
+        """Whether the caller may name a prefix whose tokens see each other, and all else is causal."""
+        mixers: list[Any] = [layer.mixer for layer in self.layers]
+        networks: list[Any] = [layer.ffn for layer in self.layers]
+        reads_on = all(mixer.causal or mixer.takes_prefix for mixer in mixers)
+        return (
+            any(mixer.takes_prefix for mixer in mixers)
+            and reads_on
+            and all(ffn is None or ffn.causal for ffn in networks)
+        )
+
+    @property
+    def writes(self) -> bool:
+        """Whether it can write a text on: no token depends on later ones, but for those of a prompt that is read at
+        once."""
+        return self.causal or self.takes_prefix
+
     def read(
         self, tokens: Tensor, pass_: Pass, state: ModelState | None = None, table: Embedding | None = None
     ) -> Float[Tensor, "b s d"]:
@@ -213,6 +231,11 @@ class Model(Tower):
         pass_.global_tokens, pass_.segments = global_tokens, segments
         if targets is not None and targets.shape == tokens.shape and self.causal:
             pass_.targets = targets
+        if global_tokens is not None and pass_.start:
+            raise RequestError(
+                f"global_tokens are of a text's beginning, and the state has read {pass_.start} tokens; leave them out",
+                code="conflict", field="global_tokens", expected="None",
+            )  # fmt: skip
         self.check_source(len(tokens), state, memory, source)
         pass_.memory = memory if source is None else self.encode(source, source_documents)
         x = self.read(tokens, pass_, state)

@@ -38,6 +38,7 @@ MODELS = [
     "gpt2",
     "bloom",
     "mistral+window:7",
+    "llama+prefix:5",  # those read at first
     "qwen3+gqa:2",
     "gpt2+nope+softcap:5",
     "llama+moe:4:2",

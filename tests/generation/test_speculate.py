@@ -195,7 +195,7 @@ SMALL = 6
 class Table(nn.Module):
     """A model whose logits depend on the last token and on its place."""
 
-    causal, vocab_size, device, dtype = True, SMALL, torch.device("cpu"), torch.float32
+    writes, takes_prefix, vocab_size, device, dtype = True, False, SMALL, torch.device("cpu"), torch.float32
 
     def __init__(self, seed: int):
         super().__init__()

@@ -95,6 +95,7 @@ def test_what_is_no_pair_is_refused(texts: list[str], said: str):
     ("model", "context", "said"),
     [
         ("llama@1m+bidirectional", 32, "layer 0 is not causal"),
+        (f"{TINY}+prefix", 32, "layer 0 is not causal"),
         ("transformer@1m", 8, "tokens with its end; the context is 8"),
         ("llama@1m", 16, "21 tokens with what parts them; the context is 16"),
     ],
@@ -136,7 +137,9 @@ def test_kinds_of_models_are_compared_on_the_same_pairs(tmp_path: Any):
     assert [run["status"] for run in found["runs"]] == ["ok"] * 3
     assert len({run["validation"]["tokens"] for run in found["runs"]}) == 1
     assert len({run["train"]["tokens"] for run in found["runs"]}) == 1
-    assert [run["generation"] is None for run in found["runs"]] == [False, True, False]
+    assert [run["generation"] is None for run in found["runs"]] == [False] * 3
+    assert len({run["answers"]["pairs"] for run in found["runs"]}) == 1  # and asked for the same ones
+    assert all(run["answers"]["exact"] is not None for run in found["runs"])
 
 
 def test_a_step_learns_from_both_sides(tmp_path: Any):

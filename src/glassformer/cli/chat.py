@@ -87,6 +87,8 @@ class Conversation:
 
     def _at(self, ids: list[int]) -> ModelState:
         """The state after as many of these tokens as it has read, at least one less than all."""
+        if self.loaded.model.takes_prefix:  # reads a prompt as a whole
+            self.state = None
         if self.state is not None:
             self.state.rows = None  # there is one, as long as the state
             for layer in self.state.layers:

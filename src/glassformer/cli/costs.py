@@ -102,7 +102,7 @@ def show_plans(
     }
     if generate:
         for name, one in plans.items():
-            if not one.config.causal:
+            if not one.config.writes:
                 raise RequestError(
                     f"{name} reads in both directions and writes no text; leave out --generate, or plan its --train",
                     code="conflict", field="generate", value=name,

@@ -20,7 +20,7 @@ from glassformer.errors import RequestError, WorkError, no_memory
 from glassformer.generation import CompiledStep, Sampling, prefill, stream
 from glassformer.generation.beams import beams
 from glassformer.generation.engine import LONGEST_PROMPT, Engine, Request
-from glassformer.generation.kept import kept_tokens, load_state, save_state
+from glassformer.generation.kept import check_keeps, kept_tokens, load_state, save_state
 from glassformer.generation.speculate import AHEAD, Draft, PromptLookup, Proposer, Speculation, speculate
 from glassformer.generation.steps import check_source, check_tokens, new_state
 from glassformer.generation.text import Detokenizer, Stops
@@ -410,6 +410,8 @@ class Writer:
         """The state to go on from, and how many tokens of the prompt it has read: all but the last, where it is kept,
         so that a token is left to read, and the text may go on within it."""
         kept = Path(self.asked.state) if self.asked.state is not None else None
+        if kept is not None:
+            check_keeps(self.model)
         if kept is not None and kept.exists():
             read = kept_tokens(kept, self.model)
             if len(read) < len(ids) and ids[: len(read)] == read:

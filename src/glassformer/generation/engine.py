@@ -14,6 +14,7 @@ from torch import Tensor
 
 from glassformer.errors import RequestError, check_whole
 from glassformer.generation.compiled import CompiledStep
+from glassformer.generation.kept import check_keeps
 from glassformer.generation.sampling import Sampling, choose, row_generator
 from glassformer.generation.speculate import agreeing
 from glassformer.generation.steps import CHUNK, check_tokens, decode, new_state, prefill
@@ -221,7 +222,8 @@ class Engine:
 
     def remember(self, tokens: Sequence[int], state: ModelState) -> None:
         """A state of one row that has read these tokens: prompts that begin with them, and go on, need not read them
-        again."""
+        again. Raises RequestError for a model with a prefix."""
+        check_keeps(self.model)
         self._read = Read(list(tokens), state, None, any_length=True)
 
     def __iter__(self) -> Iterator[list[Request]]:
@@ -296,7 +298,10 @@ class Engine:
 
     def _join(self, request: Request) -> None:
         text = request.prompt + request.tokens  # it may have run before
-        alone, logits = self._prefilled(text)
+        if self.model.takes_prefix:
+            alone, logits = self._prompt_and_answer(request)
+        else:
+            alone, logits = self._prefilled(text)
         self._state.put(len(self.running), alone)
         self.running.append(request)
         self._lengths.append(len(text))
@@ -319,6 +324,13 @@ class Engine:
         most = max(1, min(MOST_READ, MOST_READ_BYTES // max(1, state.nbytes)))
         self._read, self._earlier = Read(prompt, state, logits), [one for one in known if one is not same][: most - 1]
         return state, logits
+
+    def _prompt_and_answer(self, request: Request) -> tuple[ModelState, Tensor]:
+        """The state after both, where a prompt is read as a whole: its beginning tells nothing of another's, and what
+        it has written goes on from it."""
+        state = self._new_state(1)
+        logits = self._go_on(request.prompt, state)
+        return state, self._go_on(request.prompt + request.tokens, state) if request.tokens else logits
 
     def _begun(self, prompt: list[int], known: list[Read]) -> ModelState:
         """One that has read as much of the prompt, short of its last token, as one of these can give."""

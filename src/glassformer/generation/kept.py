@@ -22,7 +22,7 @@ from glassformer.generation.steps import new_state
 from glassformer.model import Model
 from glassformer.state import ForgetfulState, ModelState
 
-__all__ = ["kept_tokens", "load_state", "save_state"]
+__all__ = ["check_keeps", "kept_tokens", "load_state", "save_state"]
 
 FORMAT = "glassformer-state-1"
 TOKENS = "tokens"
@@ -36,11 +36,22 @@ SAMPLES = 16
 """Numbers of each weight that the fingerprint looks at."""
 
 
+def check_keeps(model: Model) -> None:
+    """Raises RequestError for a model with a prefix: its first tokens see the last ones of the prompt."""
+    if model.takes_prefix:
+        raise RequestError(
+            "this model reads a prompt as a whole, its prefix, so what it has read of one serves no longer one; leave "
+            "the kept state out",
+            code="conflict", field="state", expected="None",
+        )  # fmt: skip
+
+
 def save_state(path: str | Path, state: ModelState, tokens: list[int], model: Model) -> None:
     """Writes what `tokens`, which are all that `state` has read, left in it: a safetensors file of the filled part.
 
     The file is complete or not there. Raises RequestError for a state of several rows or of other tokens, WorkError
     where the disk refuses."""
+    check_keeps(model)
     if state.batch != 1 or state.documents is not None or state.positions is not None:
         raise RequestError("a state is kept of one row, without padding or documents")
     if len(tokens) != state.length or not tokens:

@@ -191,7 +191,8 @@ class Speculation:
         """The next tokens: as many of those guessed as stand, and one more."""
         unread = self.text[self.state.length - self._start :]
         most = min(self._most, self.max_len - len(self.text) - 1, self.state.max_len - self.state.length - 1)
-        if len(unread) > 1 or self._resting:
+        whole_prompt = self.model.takes_prefix and not self.state.length  # a guess is no part of it
+        if len(unread) > 1 or self._resting or whole_prompt:
             most, self._resting = 0, max(self._resting - 1, 0)
         guess, drawn_from = self.proposer.propose(self.text, most) if most > 0 else NOTHING
         tokens = torch.tensor([unread + guess], device=self._device)

@@ -29,9 +29,14 @@ def prefill(
     memory: Memory | None = None,
 ) -> Float[Tensor, "b v"]:
     """Reads the prompt; logits of the token after it. Only the last token's are made. `documents` as for the model:
-    padding on the left is a document of its own. `memory`: what the encoder made of a source, which the state keeps."""
+    padding on the left is a document of its own. `memory`: what the encoder made of a source, which the state keeps.
+
+    To a model with a prefix the prompt is one, and is read in one piece."""
     if chunk < 1:
         raise RequestError(f"chunk={chunk} must be at least 1")
+    prefix = None
+    if model.takes_prefix and not state.length:
+        prefix, chunk = torch.ones_like(tokens, dtype=torch.bool), tokens.shape[1]
     first = min(chunk - state.length % chunk, tokens.shape[1])  # pieces end where they would end from the beginning on
     whole, rest = divmod(tokens.shape[1] - first, chunk)
     sizes = [first, *[chunk] * whole, *[rest] * bool(rest)]
@@ -39,7 +44,7 @@ def prefill(
     read = 0
     for part, ids in zip(tokens.split(sizes, dim=1), told, strict=True):
         with paced(model, ("prefill", part.numel().bit_length()), part.numel(), same_bits(model)):
-            x = model.hidden_states(part, state, documents=ids, memory=memory)
+            x = model.hidden_states(part, state, documents=ids, memory=memory, global_tokens=prefix)
             if (read := read + part.shape[1]) == tokens.shape[1]:
                 logits = model.logits(model.unembed(x[:, -1:]))[:, -1]
         memory = None
@@ -143,7 +148,7 @@ def check_tokens(model: Model, tokens: Tensor) -> Int[Tensor, "b s"]:
             f"tokens must be (batch, length) with at least one token in each row, and are {tuple(tokens.shape)}"
         )
     tokens = _as_ids(tokens)
-    if not model.causal:
+    if not model.writes:
         raise RequestError("this model is bidirectional (not causal), so it cannot generate", code="not_causal")
     vocab_size = model.vocab_size
     for token in (int(tokens.max()), int(tokens.min())):

@@ -122,6 +122,8 @@ class Pass:
 
     def seen(self, visibility: Visibility) -> Visibility:
         """Who sees whom in this pass, its documents apart."""
+        if self.start or self.rows is not None:
+            visibility = visibility.going_on
         if (tokens := self.global_tokens) is not None:
             own = visibility
             visibility = self.once(("globals", *own.key), lambda: own.of_globals(tokens))

@@ -73,7 +73,7 @@ class Plan:
     @property
     def decoding(self) -> Decoding | None:
         """The time of a step, on the plan's machines; None without any, and for a model that does not decode."""
-        return None if self.on is None or not self.config.causal else Decoding(self, self.on)
+        return None if self.on is None or not self.config.writes else Decoding(self, self.on)
 
     @cached_property
     def expert_parameters(self) -> int:
@@ -110,7 +110,7 @@ class Plan:
         """The longest context of this batch that fits in so many bytes; 0 for none, at most `MAX_CONTEXT`."""
         left = (SPARE * memory - self.weight_bytes) / self.batch
         least, most = 0, self.config.embedding.limit(self.config.ctx) or MAX_CONTEXT
-        if not self.config.causal:
+        if not self.config.writes:
             return most if left >= 0 else 0
         while least < most:
             middle = (least + most + 1) // 2
@@ -327,7 +327,7 @@ def search(
 
 def _states(config: ModelConfig, context: int, dtype: torch.dtype) -> dict[str, int]:
     """Bytes by kind of the decode state of a sequence, and of a source as long."""
-    if not config.causal:
+    if not config.writes:
         return {}
     memory_len = context if config.encoder is not None else 0
     return config.outline().init_state(1, context, dtype, device="meta", memory_len=memory_len).by_kind()

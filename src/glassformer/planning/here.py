@@ -240,4 +240,4 @@ def here(config: ModelConfig, batch: int, context: int, by: Profile | None = Non
         return time_of(calls, by, factors, working(what, calls))
 
     step = {**planned("step", by.step_factors), "optimizer": config.num_params() * by.measured.optimizer}
-    return Here(step, batch * context, planned("token", by.token_factors) if config.causal else None, batch, by)
+    return Here(step, batch * context, planned("token", by.token_factors) if config.writes else None, batch, by)

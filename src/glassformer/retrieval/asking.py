@@ -100,7 +100,7 @@ class Asker:
     def __init__(self, index: Index, model: str | Path | Loaded):
         self.index = index
         self.loaded = model if isinstance(model, Loaded) else load(model)
-        if self.loaded.tokenizer is None or self.loaded.config.encoder is not None or not self.loaded.model.causal:
+        if self.loaded.tokenizer is None or self.loaded.config.encoder is not None or not self.loaded.model.writes:
             raise RequestError(
                 "this model cannot answer: it has no tokenizer, or does not write from left to right; give a decoder "
                 "such as smollm2",

@@ -88,6 +88,10 @@ class SoftmaxAttention(Mixer):
         return self.visibility.reach
 
     @property
+    def takes_prefix(self) -> bool:
+        return self.visibility.takes_prefix
+
+    @property
     def takes_globals(self) -> bool:
         return self.visibility.takes_globals
 

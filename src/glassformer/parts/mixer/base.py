@@ -124,6 +124,12 @@ class Mixer(nn.Module, ABC):
         return False
 
     @property
+    def takes_prefix(self) -> bool:
+        """Whether an output depends on later tokens within a prefix that the caller of the model names
+        (`Pass.global_tokens`), and on no others."""
+        return False
+
+    @property
     def dot_product(self) -> DotProduct | None:
         """The softmax logits that QK-clip bounds; None if there are none."""
         return None
@@ -162,7 +168,10 @@ class MixerConfig(PartConfig, axis="mixer"):
 
     def check_built(self, mixer: Mixer, ctx: BuildContext) -> None:
         """Raises RequestError unless the module that this config builds answers as the config does."""
-        for name, said in (("causal", self.causal(ctx)), ("reach", self.reach(ctx)), ("heads", self.heads(ctx))):
+        for name, said in (
+            ("causal", self.causal(ctx)), ("takes_prefix", self.takes_prefix(ctx)),
+            ("reach", self.reach(ctx)), ("heads", self.heads(ctx)),
+        ):  # fmt: skip
             if (found := getattr(mixer, name)) != said:
                 raise RequestError(
                     f"mixer kind={self.kind}: its config says {name}={said} its module {name}={found}; both must agree",

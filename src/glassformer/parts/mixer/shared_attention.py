@@ -110,6 +110,9 @@ class SharedAttentionConfig(MixerConfig, kind="shared_attention"):
         n, g, h = self.heads(ctx)
         return ctx.within(n_heads=n, n_kv_heads=g, head_dim=h)
 
+    def takes_prefix(self, ctx: BuildContext) -> bool:
+        return self.visibility.build(ctx).takes_prefix
+
     def causal(self, ctx: BuildContext) -> bool:
         return self.visibility.build(ctx).causal
 

@@ -68,6 +68,11 @@ class Visibility:
         return self
 
     @property
+    def going_on(self) -> Visibility:
+        """Who sees whom in the calls that go on from a state, after the one that read the beginning."""
+        return self
+
+    @property
     def takes_prefix(self) -> bool:
         """Whether a token sees ahead within a prefix, whose tokens a caller may name (`of_globals`), and nowhere
         else."""

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from glassformer.parts.base import BuildContext
 from glassformer.parts.visibility.base import Spans, Visibility, VisibilityConfig
+from glassformer.parts.visibility.causal import Causal
 from glassformer.parts.words import Word, whole
 
 
@@ -13,14 +14,18 @@ class Prefix(Visibility):
     """k <= q or k < length: the first `length` tokens of a document are seen by all, themselves included; the others
     see what came before.
 
-    A prefix must be read in one call of the model. Which tokens it has may also come with the text (`Model.forward`,
-    `global_tokens`): rows then have prefixes of their own.
+    A prefix is read in the first call of a state, from which all later calls go on causally. Which tokens it has may
+    also come with the text (`Model.forward`, `global_tokens`): rows then have prefixes of their own.
     """
 
     sees_itself = absolute = True
 
     def __init__(self, length: int):
         self.length = length
+
+    @property
+    def going_on(self) -> Visibility:
+        return Causal()
 
     @property
     def takes_prefix(self) -> bool:

@@ -123,7 +123,7 @@ class ObjectiveConfig(PartConfig, axis="objective"):
 
     def writes(self, config: ModelConfig) -> bool:
         """Whether what a model of this config learns is to write a text on."""
-        return config.causal
+        return config.writes
 
     def opening(self, text: Tokens, length: int, config: ModelConfig) -> Opening:
         """About `length` held-out tokens from which a model that writes goes on."""
@@ -153,14 +153,13 @@ def with_end(tokenizer: Tokenizer) -> FileTokenizer:
 
 def check_reading_on(config: ModelConfig) -> None:
     """Raises RequestError where a token would see what follows it, other than within a prefix that is given."""
-    if not config.takes_prefix:
-        check_causal(config)
+    check_causal(config, prefix=config.encoder is None)  # with a source, no prefix is given
 
 
-def check_causal(config: ModelConfig) -> None:
-    """Raises RequestError where a token would see what follows it."""
+def check_causal(config: ModelConfig, prefix: bool = False) -> None:
+    """Raises RequestError where a token would see what follows it; with `prefix`, other than within a prefix."""
     for layer, block in enumerate(config.layers()):
-        if not block.mixer.causal(config.ctx):
+        if not (block.mixer.causal(config.ctx) or (prefix and block.mixer.takes_prefix(config.ctx))):
             raise RequestError(
                 f"layer {layer} is not causal ({told(block.mixer)}): it would see the token it is to predict; use "
                 "a causal mixer, or objective masked",

@@ -45,7 +45,7 @@ class Seq2seqConfig(ObjectiveConfig, kind="seq2seq"):
         return self.asked(text, 1, config)[0].opening
 
     def asked(self, text: Tokens, count: int, config: ModelConfig) -> list[Asked]:
-        if not config.causal:
+        if not config.writes:
             return []
         pairs = Pairs(text.validation.tokens, text.tokenizer, Layout.of(config))
         found = []
