@@ -172,6 +172,10 @@ def test_the_word_takes_over_heads_and_the_papers_shares():
     assert config.state_bytes(1) == 32 * (512 + 64) * 2
     with_queries: Any = mixer.vary(q_rank=None)
     assert with_queries.shape(config.ctx).q_rank == 1536
+    grouped: Any = next(gf.preset("llama-3-8b").layers()).mixer
+    assert grouped.n_kv_heads == 8 and mixer.heads(config.ctx).n_kv_heads == 32  # has no groups, as its docstring says
+    with pytest.raises(RequestError, match="not keys and values among groups"):
+        gf.preset("llama@1m+gqa:2+mla")
 
 
 @pytest.mark.parametrize(

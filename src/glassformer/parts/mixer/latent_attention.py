@@ -202,6 +202,9 @@ class LatentAttentionConfig(
     """Multi-head latent attention: k = [c W_UK, k_r], v = c W_UV of one latent c = norm(x W_DKV) per token, of which
     alone a decode state consists, r + dr numbers a token. DeepSeek-V2, 2405.04434.
 
+    Every head has keys and values of its own, made of the one latent: there are no groups. The word `mla` takes
+    the heads of the mixer that it replaces and leaves out how those shared keys; `+gqa:2` beside it is refused.
+
     Sizes left out are the paper's shares of a head. It loses where contexts are short: a token passes more maps than in
     grouped attention of the same state, and a wide latent makes each step of decoding n (2 r + dr) operations a key
     instead of 2 n h.
