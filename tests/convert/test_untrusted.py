@@ -191,6 +191,15 @@ def test_lies(changes: dict[str, Any], says: str, tmp_path: Path) -> None:
     assert time.monotonic() - begun < 2
 
 
+@pytest.mark.parametrize("count", [1, 3, 5])
+def test_a_list_has_an_entry_for_each_layer(count: int) -> None:
+    """Llama 4 says of each layer whether it turns queries and keys."""
+    fields = {"model_type": "llama4_text", "num_hidden_layers": 4, "no_rope_layers": [1] * count, "vocab_size": 64,
+              "hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 4}  # fmt: skip
+    with pytest.raises(RequestError, match=r"no_rope_layers=.*each of the 4 layers"):
+        FAMILIES["llama4_text"].config(Fields(fields))
+
+
 def test_a_large_lie_takes_no_memory(tmp_path: Path) -> None:
     """A config of 4096 layers and a hidden size of a million over a small file."""
     place = folder(tmp_path, num_hidden_layers=4096, hidden_size=1 << 20, intermediate_size=1 << 24)

@@ -12,6 +12,8 @@ from glassformer.introspection import capture
 from glassformer.model import Model
 from glassformer.parts.cost import Shape
 from glassformer.parts.mixer import AttentionConfig, Beside, BesideConfig, Mamba2Config, SharedAttentionConfig
+from glassformer.parts.visibility import BidirectionalConfig
+from glassformer.training.objectives import PrefixObjectiveConfig
 
 SIZE = "layers=2+d_model=32+heads=4+vocab_size=61+context=64"
 
@@ -124,3 +126,30 @@ def test_one_of_them_may_take_anothers_keys():
             torch.testing.assert_close(model(text[1:, 7:].expand(2, -1), state)[0], full[1, 7:], rtol=1e-4, atol=1e-5)
         wanted = config.costs(Shape(2, 1, 12, "decode", torch.float32)).state_bytes
         assert model.init_state(2, 12).nbytes == wanted
+
+
+def test_a_prefix_is_taken_where_it_is_the_only_look_ahead():
+    """By mixers side by side, if the others are causal, and by layers that take another's keys."""
+    taking = gf.preset(f"llama@1m+{SIZE}+prefix")
+    block = next(taking.layers())
+    owner = block.vary(mixer=block.mixer.vary(shares="kv"))
+    sharing = {name: getattr(block.mixer, name) for name in ("n_heads", "n_kv_heads", "position", "visibility")}
+    taker = block.vary(mixer=SharedAttentionConfig(**sharing))
+    shared = taking.vary(stack=(Stage(blocks=(owner, taker)),))
+    both_ways = block.mixer.vary(visibility=BidirectionalConfig())
+    mixed = taking.vary(stack=(Stage(blocks=(block.vary(mixer=BesideConfig(mixers=(block.mixer, both_ways))),)),))
+    for config, takes in (
+        (gf.preset(f"llama@1m+{SIZE}+prefix+beside:mamba2"), True), (shared, True), (mixed, False),
+        (gf.preset(f"llama@1m+{SIZE}+beside:mamba2"), False),
+    ):  # fmt: skip
+        assert config.takes_prefix is takes
+    for config in (gf.preset(f"llama@1m+{SIZE}+prefix+beside:mamba2"), shared):
+        PrefixObjectiveConfig().check(config)
+        model, text = config.build(seed=0).double().eval(), tokens(1, 9)
+        front = torch.arange(9)[None] < 4
+        first, later = text.clone(), text.clone()
+        first[:, 3] = (first[:, 3] + 1) % 61
+        later[:, 4] = (later[:, 4] + 1) % 61
+        plain, of_first, of_later = (model(one, global_tokens=front)[0] for one in (text, first, later))
+        assert (plain != of_first).any(1).all()  # a prefix is seen whole
+        assert torch.equal(plain[:4], of_later[:4]) and (plain != of_later).any(1)[4:].all()

@@ -5,7 +5,9 @@ from __future__ import annotations
 import inspect
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -22,7 +24,7 @@ from glassformer.model import Model
 from glassformer.naming import preset
 from glassformer.parts import auxiliary
 from glassformer.parts.base import after_step
-from glassformer.parts.ffn import Experts, ExpertsConfig, Glu, Router
+from glassformer.parts.ffn import ExpertChoice, Experts, ExpertsConfig, Glu, Router
 from glassformer.parts.grouped import BLOCK, Groups, grouped_product, naive_grouped_product, wants_blocks
 from glassformer.parts.quantized import QuantizedLinear, quantize
 
@@ -475,6 +477,18 @@ def test_wrong_requests_get_one_sentence(change: str, words: str) -> None:
 def test_the_router_refuses_more_than_there_are() -> None:
     with pytest.raises(RequestError, match="top_k=3 is more than n_experts=2"):
         Router(8, 2, 3)
+    with pytest.raises(RequestError, match="top_k=3 is more than n_experts=2"):
+        ExpertChoice(16, 8, 2, 3)
+
+
+@pytest.mark.parametrize("make", [partial(Router, 8), partial(ExpertChoice, 16, 8)], ids=["router", "expert choice"])
+@pytest.mark.parametrize(("sizes", "words"), [((0, 0), "n_experts=0"), ((-1, 1), "n_experts=-1"), ((4, 0), "top_k=0")])
+def test_no_experts_are_refused(make: Any, sizes: tuple[int, int], words: str) -> None:
+    with pytest.raises(RequestError, match=f"^{words} must be at least 1"):
+        make(*sizes)
+    for name in ("n_groups", "top_groups", "group_best"):
+        with pytest.raises(RequestError, match=f"^{name}=0 must be at least 1"):
+            Router(8, 4, 2, **{name: 0})
 
 
 # What its sites show

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -110,6 +111,11 @@ def test_lightning_is_the_published_class(layer: int):
 
 def test_decays_are_those_of_the_papers():
     assert retnet_decays(3) == [1 - 1 / 32, 1 - 1 / 64, 1 - 1 / 128]
+    assert retnet_decays(49)[-1] == 1 - 2**-53
+    for n in (50, 64, 512):  # the paper's form for any number of heads
+        spread = 1 - torch.linspace(math.log(1 / 32), math.log(1 / 512), n, dtype=torch.float64).exp()
+        torch.testing.assert_close(torch.tensor(retnet_decays(n), dtype=torch.float64), spread)
+    assert Retention(128, 64).n_heads == 64
     first, last = lightning_decays(8, 0, 4), lightning_decays(8, 3, 4)
     assert first == sorted(first) and 0.6 < first[0] < 0.61  # exp(-1/2)
     assert all(decay > 0.9999 for decay in last)

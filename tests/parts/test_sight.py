@@ -337,6 +337,20 @@ def test_wrong_requests_name_the_field():
         assert field in (refused.value.field or "") or field in str(refused.value), change
 
 
+@pytest.mark.parametrize(
+    ("make", "field"),
+    [
+        (lambda: BigBird(0), "block"), (lambda: BigBird(4, -1), "random"), (lambda: Chunked(0), "chunk"),
+        (lambda: Dilated(0, 1), "window"), (lambda: Dilated(4, 0), "rate"), (lambda: SlidingWindow(0), "window"),
+        (lambda: Longformer(0), "window"), (lambda: Longformer(4, -1), "globals"), (lambda: Prefix(0), "length"),
+    ],
+)  # fmt: skip
+def test_wrong_sizes_are_refused_without_a_config(make: Any, field: str):
+    with pytest.raises(RequestError) as refused:
+        make()
+    assert refused.value.field == field and refused.value.code == "range"
+
+
 def test_large_values_are_full_attention():
     """A window or chunk larger than the text, more globals than tokens, a text shorter than a block."""
     x = torch.randn(1, 7, 16, generator=torch.Generator().manual_seed(0))

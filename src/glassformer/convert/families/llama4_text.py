@@ -58,9 +58,11 @@ def read(fields: Fields) -> ModelConfig:
     fields.ignore("router_aux_loss_coef", "router_jitter_noise", "output_router_logits", "for_llm_compressor")
     every = fields.whole("no_rope_layer_interval", 4)
     turned = _places(fields, "no_rope_layers", [int((i + 1) % every != 0) for i in range(layers)], 2)
+    if len(turned) != layers:
+        raise fields.refuse("no_rope_layers", turned, f"one number for each of the {layers} layers is right")
     step = fields.whole("interleave_moe_layer_step", 1)
     mixed = _places(fields, "moe_layers", list(range(step - 1, layers, step)), layers)
-    kinds = fields.names("layer_types", (CHUNKED, FULL), layers) or [(FULL, CHUNKED)[one] for one in turned[:layers]]
+    kinds = fields.names("layer_types", (CHUNKED, FULL), layers) or [(FULL, CHUNKED)[one] for one in turned]
     chunk, activation = fields.whole("attention_chunk_size", 8192), fields.one_of("hidden_act", ACTIVATIONS, "silu")
     norm = RMSNormConfig(eps=fields.number("rms_norm_eps", 1e-5))
     own = {**read_heads(fields, n_kv_heads=8, head_dim=128), "bias": fields.flag("attention_bias", False)}

@@ -51,8 +51,6 @@ class ExpertChoice(FFN):
         bias: bool = False,
         reparam: MakeReparam | None = None,
     ):
-        if top_k > n_experts:
-            raise RequestError(f"top_k={top_k} is more than n_experts={n_experts}; use 1 to {n_experts}")
         super().__init__()
         e, self.top_k = n_experts, top_k
         self.router = Router(d_model, e, top_k, normalised=False, reparam=reparam)

@@ -189,6 +189,10 @@ def mean_of(x: Float[Tensor, "n ..."], real: Bool[Tensor, "*b"] | None) -> Tenso
 
 def routing_problem(e: int, k: int, n_groups: int, top_groups: int, group_best: int) -> str | None:
     """What is wrong with these numbers, if anything is."""
+    sizes = {"n_experts": e, "top_k": k, "n_groups": n_groups, "top_groups": top_groups, "group_best": group_best}
+    for name, size in sizes.items():
+        if size < 1:
+            return f"{name}={size} must be at least 1"
     if k > e:
         return f"top_k={k} is more than n_experts={e}; use 1 to {e}"
     if e % n_groups:

@@ -168,6 +168,10 @@ class BesideConfig(MixerConfig, kind="beside", words=Word("beside", _read, "mamb
             return cls(mixers=after) if type(old) is cls else old.vary(**more)
         return cls(mixers=(*before, of.replacing(before[0], **more)))
 
+    def takes_prefix(self, ctx: BuildContext) -> bool:
+        takes = [mixer.takes_prefix(ctx) for mixer in self.mixers]
+        return any(takes) and all(one or mixer.causal(ctx) for one, mixer in zip(takes, self.mixers, strict=True))
+
     def causal(self, ctx: BuildContext) -> bool:
         return all(mixer.causal(ctx) for mixer in self.mixers)
 

@@ -31,11 +31,15 @@ from glassformer.parts.words import Word
 
 BASE = 10_000.0
 """Of the angles that q and k are turned by."""
+MANTISSA = 53
+"""1 - 2^-53 is the number before 1 in fp64."""
 
 
 def retnet_decays(n_heads: int) -> list[float]:
-    """gamma_i = 1 - 2^(-5 - i), i = 0 .. n - 1."""
-    return [1.0 - 2.0 ** (-5 - i) for i in range(n_heads)]
+    """gamma_i = 1 - 2^(-5 - i), i = 0 .. n - 1. More heads than fp64 can tell from 1 in that way spread the exponents
+    from 5 to 9: 1 - exp(linspace(log 1/32, log 1/512, n)), the paper's own other form."""
+    step = 1.0 if n_heads + 4 <= MANTISSA else 4 / (n_heads - 1)
+    return [1.0 - 2.0 ** (-5 - step * i) for i in range(n_heads)]
 
 
 def lightning_decays(n_heads: int, layer: int, n_layers: int) -> list[float]:
@@ -51,8 +55,8 @@ class Retention(MatrixMixer):
 
     x (b,s,d) -> q, k (b,s,n,h), v, gate (b,s,n,hv), hv = expand h. With `rotate`, pair i of q and k is turned by the
     angle p 10000^(-i / (h/2 - 1)), p the position; k is multiplied by `key_scale` (h^-1/2 unless given). Decays are
-    gamma_i = 1 - 2^(-5 - i) unless given, one for each head, between 0 and 1. The norm is RMS over each head without
-    weights, or over all heads with weights (`norm="all"`); `inner="silu"` acts on q, k and v.
+    gamma_i = 1 - 2^(-5 - i) unless given (`retnet_decays`), one for each head, between 0 and 1. The norm is RMS over
+    each head without weights, or over all heads with weights (`norm="all"`); `inner="silu"` acts on q, k and v.
 
     Recurrence and norm are at least fp32. The state is (h, hv) numbers for each head, whatever the length. Sites: q, k
     (turned), v, gate, y, z (normed and gated; b,s,n,hv), out, and effective_attention (b,n,s,t), the weight of v_j in

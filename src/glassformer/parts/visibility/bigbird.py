@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import Field
 from torch import Tensor
 
-from glassformer.errors import RequestError
+from glassformer.errors import RequestError, check_whole
 from glassformer.parts.base import BuildContext
 from glassformer.parts.visibility.base import Spans, Visibility, VisibilityConfig, joined
 from glassformer.parts.words import Word, whole_number
@@ -32,6 +32,8 @@ class BigBird(Visibility):
         self, block: int, random: int = 3, seed: int = 0, layer: int = 0, causal: bool = True,
         length: int | Tensor | None = None,
     ):  # fmt: skip
+        check_whole("block", block)
+        check_whole("random", random, 0)
         self.block = self.tile = block
         self.random, self.seed, self.layer, self.causal = random, seed, layer, causal
         self.length = length

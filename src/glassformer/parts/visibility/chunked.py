@@ -5,6 +5,7 @@ from collections.abc import Hashable
 from pydantic import Field
 from torch import Tensor
 
+from glassformer.errors import check_whole
 from glassformer.parts.base import BuildContext
 from glassformer.parts.visibility.base import Spans, Visibility, VisibilityConfig
 from glassformer.parts.words import Word, whole
@@ -19,6 +20,7 @@ class Chunked(Visibility):
     causal = sees_itself = absolute = True
 
     def __init__(self, chunk: int):
+        check_whole("chunk", chunk)
         self.chunk = self.reach = self.tile = chunk
 
     def visible(self, b: Tensor, n: Tensor, q_idx: Tensor, k_idx: Tensor) -> Tensor:

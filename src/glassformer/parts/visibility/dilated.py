@@ -5,7 +5,7 @@ from typing import Any
 from pydantic import Field
 from torch import Tensor
 
-from glassformer.errors import RequestError
+from glassformer.errors import RequestError, check_whole
 from glassformer.parts.base import BuildContext
 from glassformer.parts.visibility.base import Visibility, VisibilityConfig
 from glassformer.parts.visibility.sliding_window import SlidingWindow
@@ -21,6 +21,8 @@ class Dilated(Visibility):
     causal = sees_itself = True
 
     def __init__(self, window: int, rate: int):
+        check_whole("window", window)
+        check_whole("rate", rate)
         self.window, self.stride = window, rate
         self.reach = (window - 1) * rate + 1
 

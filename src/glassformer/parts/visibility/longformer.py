@@ -9,7 +9,7 @@ from jaxtyping import Bool
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from glassformer.errors import RequestError
+from glassformer.errors import RequestError, check_whole
 from glassformer.parts.base import BuildContext
 from glassformer.parts.visibility.base import Needed, Spans, Visibility, VisibilityConfig, joined
 from glassformer.parts.words import Word, whole_number
@@ -33,6 +33,8 @@ class Longformer(Visibility):
     sees_itself = absolute = True
 
     def __init__(self, window: int, globals: int = 1, causal: bool = True):
+        check_whole("window", window)
+        check_whole("globals", globals, 0)
         if not causal and window % 2:
             raise RequestError(code="range", field="window", value=window, expected="an even number, half on each side")
         self.window, self.globals, self.causal = window, globals, causal

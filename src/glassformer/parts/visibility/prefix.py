@@ -4,6 +4,7 @@ from jaxtyping import Bool
 from pydantic import Field
 from torch import Tensor
 
+from glassformer.errors import check_whole
 from glassformer.parts.base import BuildContext
 from glassformer.parts.visibility.base import Spans, Visibility, VisibilityConfig
 from glassformer.parts.visibility.causal import Causal
@@ -21,6 +22,7 @@ class Prefix(Visibility):
     sees_itself = absolute = True
 
     def __init__(self, length: int):
+        check_whole("length", length)
         self.length = length
 
     @property

@@ -3,6 +3,7 @@ from __future__ import annotations
 from pydantic import Field
 from torch import Tensor
 
+from glassformer.errors import check_whole
 from glassformer.parts.base import BuildContext
 from glassformer.parts.visibility.base import Visibility, VisibilityConfig
 from glassformer.parts.words import Word, whole
@@ -17,6 +18,7 @@ class SlidingWindow(Visibility):
     causal = only_order = sees_itself = True
 
     def __init__(self, window: int):
+        check_whole("window", window)
         self.window = self.reach = window
 
     def visible(self, b: Tensor, n: Tensor, q_idx: Tensor, k_idx: Tensor) -> Tensor:
