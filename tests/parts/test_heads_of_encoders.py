@@ -8,6 +8,7 @@ import torch.nn.functional as F
 import transformers
 
 import glassformer as gf
+from glassformer.convert.transformers import GlassformerModel
 from glassformer.errors import RequestError
 from glassformer.lens.inspection import inspect
 from glassformer.parts.head import pool
@@ -63,6 +64,19 @@ def test_a_padded_text_is_pooled_as_alone(how: str):
     x = model.hidden_states(TOKENS[1:, :5])
     by_hand = {"cls": x[:, 0], "mean": x.sum(1) / 5, "last": x[:, 4]}[how]
     torch.testing.assert_close(alone, by_hand / by_hand.norm(dim=-1, keepdim=True), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("how", ["cls", "mean", "last"])
+def test_padding_on_the_left_is_not_pooled(how: str):
+    """By hand, and as the class for `transformers` is told of padding there."""
+    x, documents = torch.arange(16.0).view(2, 4, 2), torch.tensor([[0, 0, 1, 1], [0, 2, 2, 5]])
+    expected = {"cls": [[4, 5], [10, 11]], "mean": [[5, 6], [11, 12]], "last": [[6, 7], [12, 13]]}[how]
+    assert pool(x, how, documents).tolist() == expected
+    model = loud(f"{TINY}+pooled:{how}")
+    ours = GlassformerModel.of(model)
+    alone = ours(TOKENS[:1, :2]).pooler_output
+    found = ours(torch.cat([torch.zeros(1, 2, dtype=torch.long), TOKENS[:1, :2]], 1), torch.tensor([[0, 0, 1, 1]]))
+    torch.testing.assert_close(found.pooler_output, alone, rtol=1e-5, atol=1e-6)
 
 
 def test_means_are_of_the_first_document_alone():

@@ -28,13 +28,16 @@ Pool = Literal["cls", "mean", "last"]
 
 def pool(x: Float[Tensor, "b s d"], how: Pool, documents: Int[Tensor, "b s"] | None = None) -> Float[Tensor, "b d"]:
     """One vector for each text: that of its first token (cls), the mean over its tokens, or that of its last. A text is
-    the tokens whose id in `documents` is that of the row's first; without ids, the whole row."""
-    if how == "cls":
-        return x[:, 0]
-    own = None if documents is None else documents == documents[:, :1]
-    if how == "last":
-        return x[:, -1] if own is None else x[torch.arange(len(x), device=x.device), own.sum(1) - 1]
-    return x.mean(1) if own is None else (x * own[..., None]).sum(1) / own.sum(1, keepdim=True)
+    the tokens whose id in `documents` is the row's first other than 0, which is padding on either side; without ids,
+    the whole row."""
+    if documents is None:
+        return x.mean(1) if how == "mean" else x[:, 0 if how == "cls" else -1]
+    first = (documents != 0).int().argmax(1)
+    own = documents == documents.gather(1, first[:, None])
+    if how == "mean":
+        return (x * own[..., None]).sum(1) / own.sum(1, keepdim=True)
+    last = own.shape[1] - 1 - own.flip(1).int().argmax(1)
+    return x[torch.arange(len(x), device=x.device), first if how == "cls" else last]
 
 
 class Transform(nn.Module):
