@@ -8,16 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
 import torch
-from transformers import AutoModelForSeq2SeqLM
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 import glassformer as gf
 from glassformer.cli import main
 from glassformer.errors import RequestError
 from glassformer.generation.beams import beams
 from glassformer.model import Model
-from glassformer.text import ByteTokenizer, CharTokenizer
+from glassformer.text import ByteTokenizer, CharTokenizer, load_tokenizer, prepare, with_special_token
 from glassformer.text.pairs import source_ids
+from glassformer.training.objectives.seq2seq import Seq2seqConfig
 from tests.convert.cases import CASES
 
 SIZES: dict[str, dict[str, Any]] = {
@@ -180,6 +182,49 @@ def test_wrong_commands_are_refused_in_a_sentence(options: list[str], said: str,
     assert main(["generate", str(tmp_path), *options, "--threads", "1"]) == 2
     problem = capsys.readouterr().err
     assert said in problem and len(problem.splitlines()) == 1
+
+
+def adding(template: list[str], folder: Path) -> str:
+    """A tokenizer.json of bytes that adds this to a text, of which E is the end and L a language."""
+    file = with_special_token(ByteTokenizer(), "eos_token", "<|endoftext|>").with_specials(["en_XX"])
+    end, language = file.eos_id, file.id_of("en_XX")
+    file.save(folder)
+    path = str(folder / "tokenizer.json")
+    library = tokenizers.Tokenizer.from_file(path)
+    specials = [{"id": "E", "ids": [end], "tokens": ["<|endoftext|>"]}, {"id": "L", "ids": [language], "tokens": ["L"]}]
+    library.post_processor = tokenizers.processors.TemplateProcessing(template, special_tokens=specials)
+    library.save(path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("template", "ids"),
+    [(["$A", "E", "L"], [97, 256, 257]), (["L", "$A"], [257, 97, 256]), (["$A"], [97, 256])],
+    ids=str,
+)
+def test_a_source_has_one_end(template: list[str], ids: list[int], tmp_path: Path) -> None:
+    """mBART puts a language behind its own."""
+    tokenizer = load_tokenizer(adding(template, tmp_path))
+    assert source_ids(tokenizer, "a", 9) == ids
+    if "E" in template:
+        assert AutoTokenizer.from_pretrained(tmp_path)("a").input_ids == ids
+
+
+def test_a_run_reads_sources_as_it_was_trained_on_them(tmp_path: Path) -> None:
+    """Its tokenizer's file adds something else to a text; what was read in training is what is read from then on."""
+    recipe = {"steps": 1, "batch_size": 4, "context": 32, "objective": "seq2seq"}
+    tokenizer = adding(["L", "$A"], tmp_path / "tokenizer")
+    config = gf.preset("transformer@1m+layers=2+d_model=24+heads=2")
+    gf.train(config, "pairs:reversal", recipe, tmp_path / "run", tokenizer=tokenizer)
+    run = gf.load(tmp_path / "run")
+    text = prepare("pairs:reversal", tokenizer)
+    (asked,) = Seq2seqConfig().asked(text, 1, run.config)
+    assert asked.opening.source is not None
+    words = text.tokenizer.decode(asked.source)
+    gf.save(run.model, run.tokenizer, tmp_path / "out", generation=run.generation)
+    for found in (run.tokenizer, gf.load(tmp_path / "out").tokenizer):
+        assert source_ids(found, words, 32) == asked.opening.source.tolist()
+    assert AutoTokenizer.from_pretrained(tmp_path / "out")(words).input_ids == asked.opening.source.tolist()
 
 
 def test_a_source_is_bounded_and_ends() -> None:

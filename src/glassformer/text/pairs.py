@@ -14,17 +14,19 @@ LONGEST_SOURCE = 1_000_000
 
 
 def source_ids(tokenizer: Tokenizer, text: str, context: int) -> list[int]:
-    """A source as an encoder reads it: with what the tokenizer's file adds to a text, and an end behind it. Raises
-    RequestError for an empty one, and for more than `context` tokens."""
+    """A source as an encoder reads it: with what the tokenizer's file adds to a text, and an end behind it where that
+    has none. Raises RequestError for an empty one, and for more than `context` tokens."""
     if not text or len(text) > LONGEST_SOURCE:
         raise RequestError(
             f"the source has {len(text):,} characters; give from 1 to {LONGEST_SOURCE:,}",
             code="range", field="source", value=len(text), expected="a text",
         )  # fmt: skip
     utf8(text, "the source")
-    whole = isinstance(tokenizer, FileTokenizer)
-    ids = (tokenizer.encode(text, add_specials=True) if whole else tokenizer.encode(text)).tolist()  # type: ignore[call-arg]
-    if tokenizer.eos_id is not None and ids[-1:] != [tokenizer.eos_id]:
+    if isinstance(tokenizer, FileTokenizer):
+        ids, added = (tokenizer.encode(one, add_specials=True).tolist() for one in (text, ""))
+    else:
+        ids, added = tokenizer.encode(text).tolist(), []
+    if tokenizer.eos_id is not None and tokenizer.eos_id not in added:
         ids.append(tokenizer.eos_id)
     if len(ids) > context:
         raise RequestError(
@@ -32,3 +34,10 @@ def source_ids(tokenizer: Tokenizer, text: str, context: int) -> list[int]:
             code="range", field="source", value=len(ids), expected=f"at most {context:,} tokens",
         )  # fmt: skip
     return ids
+
+
+def as_trained(tokenizer: Tokenizer) -> Tokenizer:
+    """The tokenizer of a run on pairs, whose sources have an end behind them and nothing else that a file may add."""
+    if not isinstance(tokenizer, FileTokenizer) or tokenizer.eos_id is None:
+        return tokenizer
+    return tokenizer.adding_behind(tokenizer.eos_id)

@@ -204,6 +204,16 @@ class FileTokenizer(Tokenizer):
         end = None if self.eos_id is None else self._library.id_to_token(self.eos_id)
         return FileTokenizer(library, {**(self.settings or settings_of(end)), **(roles or {})})
 
+    def adding_behind(self, token: int) -> FileTokenizer:
+        """This tokenizer, of which `add_specials` adds one token behind a text, and nothing else."""
+        from tokenizers import Tokenizer as Library
+        from tokenizers.processors import TemplateProcessing
+
+        library = Library.from_str(self._library.to_str())
+        added = {"id": "added", "ids": [token], "tokens": [library.id_to_token(token)]}
+        library.post_processor = TemplateProcessing(["$A", "added"], special_tokens=[added])
+        return FileTokenizer(library, self.settings)
+
     def fingerprint(self) -> str:
         return hashlib.sha256(f"{self._sha256} eos {self.eos_id}".encode()).hexdigest()
 

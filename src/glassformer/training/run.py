@@ -14,7 +14,7 @@ from glassformer.machine import Settings
 from glassformer.model import Model
 from glassformer.parts.head import Pool
 from glassformer.text import Tokenizer, load_tokenizer
-from glassformer.text.pairs import START
+from glassformer.text.pairs import START, as_trained
 from glassformer.training import checkpoint
 from glassformer.training.recipe import Recipe
 
@@ -101,5 +101,6 @@ def load(path: str | Path) -> Loaded:
     model = config.build(seed=None)
     checkpoint.load_model(found, model)
     tokenizer = load_tokenizer(folder)
-    begins = {} if config.encoder is None or tokenizer.eos_id is None else {START: tokenizer.eos_id}
-    return Loaded(model.eval(), config, tokenizer, generation=begins)
+    if config.encoder is None or tokenizer.eos_id is None:
+        return Loaded(model.eval(), config, tokenizer)
+    return Loaded(model.eval(), config, as_trained(tokenizer), generation={START: tokenizer.eos_id})
