@@ -45,6 +45,7 @@ LEVELS: list[set[str]] = [
     {"convert", "planning", "runs"},
     {"naming", "report"},
     {"comparison", "retrieval"},
+    {"laboratory"},
     {"cli"},
     {"__main__"},
 ]

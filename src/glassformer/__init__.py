@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from glassformer.generation import stream as stream
     from glassformer.introspection import capture as capture
     from glassformer.introspection import edit as edit
+    from glassformer.laboratory import fit_scaling_law as fit_scaling_law
     from glassformer.naming import load as load
     from glassformer.naming import preset as preset
     from glassformer.planning import plan as plan
@@ -40,6 +41,7 @@ _HOMES = {
     "edit": "introspection",
     "embed": "retrieval",
     "fast_training": "training",
+    "fit_scaling_law": "laboratory",
     "generate": "generation",
     "index": "retrieval",
     "lens": "lens",
@@ -61,6 +63,7 @@ __all__ = [
     "edit",
     "embed",
     "fast_training",
+    "fit_scaling_law",
     "generate",
     "index",
     "lens",

@@ -38,6 +38,11 @@ Data = Annotated[
 Json = Annotated[bool, Parameter(name="--json", negative="", help="Print the result as JSON on standard output.")]
 
 
+def counts(type_: Any, tokens: Any) -> list[float]:
+    """1e21, 5M, each a number."""
+    return [quantity(token.value, field="count") for token in tokens]
+
+
 def count(type_: Any, tokens: Any) -> float:
     """200k, 5M, 1.5B -> a number."""
     return quantity(tokens[0].value, field="count")
@@ -748,6 +753,50 @@ def plan(
         )
         return
     show_plans(models, _as_int(context, "context"), batch, dtype, state_dtype, json, explain, on, out, generate)
+
+
+@app.command
+def scale(
+    *,
+    data: str,
+    form: Literal["chinchilla", "kaplan", "overtraining", "params", "tokens", "compute"] = "chinchilla",
+    columns: Annotated[list[str] | None, Parameter(negative="")] = None,
+    where: Annotated[list[str] | None, Parameter(negative="")] = None,
+    without_worst: int = 0,
+    predict: Annotated[list[str] | None, Parameter(negative="")] = None,
+    flops: Annotated[list[float] | None, Parameter(negative="", converter=counts)] = None,
+    far: Flag = False,
+    out: str | None = None,
+    json: Json = False,
+) -> None:
+    """Fit a scaling law to a table of runs: loss by parameters and tokens, with intervals.
+
+    Parameters
+    ----------
+    data
+        A .csv file with a line of names: params, tokens (or flops, 6 N D) and loss; and run, where a run has several
+        rows, which are then drawn together.
+    form
+        chinchilla: E + A N^-alpha + B D^-beta. kaplan: without E, of N and D together. overtraining: of C and D / N.
+        params, tokens, compute: of one of them alone.
+    columns
+        What this table calls them: --columns loss=val_c4 --columns params="Model Size".
+    where
+        Only rows that have this text in this column: --where dataset=c4.
+    without_worst
+        So many of the highest losses are left out.
+    predict
+        PARAMETERS,TOKENS whose loss is asked for: --predict 7b,140b.
+    flops
+        Budgets of compute to share out best: --flops 1e21.
+    far
+        Predict more than ten times beyond the largest run, too.
+    out
+        A page to write: the figures, the fit drawn, and how well the largest run is predicted from the others.
+    """
+    from glassformer.cli.scale import show_law
+
+    show_law(data, form, columns, where, without_worst, predict, flops, far, out, _command_line(), json)
 
 
 @app.command

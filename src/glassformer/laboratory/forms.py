@@ -1,0 +1,122 @@
+"""Forms of scaling laws. All are powers of sums of powers, so that log L is a log-sum-exp of terms that are linear in
+what is fitted, and one fitter with one gradient serves them all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from glassformer.laboratory.points import Numbers, Points
+
+Values = Mapping[str, Numbers]
+FIXED = ""
+"""The key of what a term has beside its fitted exponents."""
+
+
+LEAST_SHARE = 0.01
+
+
+@dataclass(frozen=True)
+class Form:
+    """log L = power * log sum over terms k of exp(a_k + sum over exponents j of x_j F_kj + F_k)."""
+
+    formula: str
+    source: str
+    amplitudes: tuple[str, ...]
+    """One for each term: e^a_k."""
+    exponents: tuple[str, ...]
+    terms: Callable[[Points], tuple[Mapping[str, Numbers], ...]]
+    """F of each term, by exponent."""
+    reads: tuple[str, ...]
+    """What has to vary among the points."""
+    power: str | None = None
+    derived: Callable[[Values], Values] = lambda values: {}
+    """Figures made of the fitted ones."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (*self.amplitudes, *self.exponents, *((self.power,) if self.power else ()))
+
+    def features(self, points: Points) -> tuple[Numbers, Numbers]:
+        """F: (k, j, n) of the exponents, and (k, n) of what is fixed."""
+        terms, none = self.terms(points), np.zeros(len(points))
+        of_exponents = np.array([[term.get(name, none) for name in self.exponents] for term in terms])
+        return of_exponents.reshape(len(terms), len(self.exponents), len(points)), np.array(
+            [term.get(FIXED, none) for term in terms]
+        )
+
+    def shares(self, theta: Numbers, features: tuple[Numbers, Numbers]) -> tuple[Numbers, Numbers]:
+        """(k, n) what each term has of the sum, and (n,) log of the sum."""
+        slopes, fixed = features
+        k, j = len(self.amplitudes), len(self.exponents)
+        terms = theta[:k, None] + np.einsum("kjn,j->kn", slopes, theta[k : k + j]) + fixed
+        most = terms.max(0)
+        shares = np.exp(terms - most)
+        total = shares.sum(0)
+        return shares / total, most + np.log(total)
+
+    def lifted(self, theta: Numbers, features: tuple[Numbers, Numbers]) -> Numbers:
+        """Theta with every term at least `LEAST_SHARE` of the sum somewhere: one that has vanished has no gradient, and
+        would be gone for good."""
+        most = self.shares(theta, features)[0].max(1)
+        lifted = theta.copy()
+        lifted[: len(most)] += np.log(np.maximum(LEAST_SHARE / np.maximum(most, 1e-300), 1.0))
+        return lifted
+
+    def log_loss(self, theta: Numbers, features: tuple[Numbers, Numbers]) -> tuple[Numbers, Numbers]:
+        """(n,) log L and its gradient (p, n); theta: log amplitudes, exponents, and the power if there is one."""
+        slopes = features[0]
+        shares, summed = self.shares(theta, features)
+        power = theta[-1] if self.power else 1.0
+        gradient = [power * shares, power * np.einsum("kn,kjn->jn", shares, slopes)]
+        if self.power:
+            gradient.append(summed[None])
+        return power * summed, np.concatenate(gradient)
+
+    def values(self, theta: Numbers) -> dict[str, Numbers]:
+        """Figures by name of fitted theta (..., p): amplitudes themselves, not their logarithms."""
+        k = len(self.amplitudes)
+        with np.errstate(over="ignore"):
+            plain = np.concatenate([np.exp(theta[..., :k]), theta[..., k:]], -1)
+            found = dict(zip(self.names, np.moveaxis(plain, -1, 0), strict=True))
+            return {**found, **self.derived(found)}
+
+
+def _chinchilla(points: Points) -> tuple[Mapping[str, Numbers], ...]:
+    return {}, {"alpha": -np.log(points.params)}, {"beta": -np.log(points.tokens)}
+
+
+def _kaplan(points: Points) -> tuple[Mapping[str, Numbers], ...]:
+    return {"ratio": -np.log(points.params)}, {FIXED: -np.log(points.tokens)}
+
+
+def _overtraining(points: Points) -> tuple[Mapping[str, Numbers], ...]:
+    ratio, flops = np.log(points.tokens / points.params), np.log(points.flops)
+    return {}, {"eta": ratio - flops}, {"eta": -ratio - flops}
+
+
+def _of_one(what: str, exponent: str) -> Callable[[Points], tuple[Mapping[str, Numbers], ...]]:
+    return lambda points: ({}, {exponent: -np.log(getattr(points, what))})
+
+
+FORMS = {
+    "chinchilla": Form(
+        "L = E + A N^-alpha + B D^-beta", "Hoffmann et al. 2022, 2203.15556", ("E", "A", "B"), ("alpha", "beta"),
+        _chinchilla, ("params", "tokens"), derived=lambda v: {"a": v["beta"] / (v["alpha"] + v["beta"])},
+    ),
+    "kaplan": Form(
+        "L = ((Nc / N)^(alpha_N / alpha_D) + Dc / D)^alpha_D", "Kaplan et al. 2020, 2001.08361", ("Nc_to_ratio", "Dc"),
+        ("ratio",), _kaplan, ("params", "tokens"), power="alpha_D",
+        derived=lambda v: {"alpha_N": v["ratio"] * v["alpha_D"], "Nc": v["Nc_to_ratio"] ** (1 / v["ratio"])},
+    ),
+    "overtraining": Form(
+        "L = E + (a M^eta + b M^-eta) C^-eta with M = D / N, C = 6 N D", "Gadre et al. 2024, 2403.08540",
+        ("E", "a", "b"), ("eta",), _overtraining, ("params", "tokens"),
+    ),
+    "params": Form("L = E + A N^-alpha", "", ("E", "A"), ("alpha",), _of_one("params", "alpha"), ("params",)),
+    "tokens": Form("L = E + B D^-beta", "", ("E", "B"), ("beta",), _of_one("tokens", "beta"), ("tokens",)),
+    "compute": Form("L = E + A C^-gamma with C = 6 N D", "", ("E", "A"), ("gamma",), _of_one("flops", "gamma"),
+                    ("flops",)),
+}  # fmt: skip
