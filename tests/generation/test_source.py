@@ -16,6 +16,7 @@ import glassformer as gf
 from glassformer.cli import main
 from glassformer.errors import RequestError
 from glassformer.generation.beams import beams
+from glassformer.generation.rules import Rules
 from glassformer.model import Model
 from glassformer.text import ByteTokenizer, CharTokenizer, load_tokenizer, prepare, with_special_token
 from glassformer.text.pairs import source_ids
@@ -90,6 +91,56 @@ def test_beams_are_those_of_transformers(pair: Pair) -> None:
         alone = row[mask.bool()][None]
         (text,) = wanted(other, alone, torch.ones_like(alone), width=3)
         assert beams(model, begin, 3, NEW, ends, source=alone)[0].tokens == text
+
+
+def test_forced_and_banned_tokens_are_those_of_transformers(pair: Pair, tmp_path: Path, capsys: Any) -> None:
+    """Whether generation_config.json says them or, as in older folders, config.json; `convert` keeps them."""
+    _, other = pair
+    source, real = sources()
+    free = {token for text in wanted(other, source, real, width=1) for token in text[1:-1]}
+    (banned, *_) = sorted(free - {other.config.eos_token_id, 7, 9})
+    said = {"forced_bos_token_id": 7, "forced_eos_token_id": 9, "bad_words_ids": [[banned], [41]]}
+    other.generation_config.update(**said)
+    other.save_pretrained(tmp_path / "a")
+    loaded = gf.load(tmp_path / "a", dtype=torch.float32)
+    assert said.items() <= loaded.generation.items()
+    rules, end = Rules.of(loaded.generation), other.config.eos_token_id
+    begin = torch.tensor([[other.config.decoder_start_token_id]])
+    for row, mask in zip(source, real, strict=True):
+        alone = row[mask.bool()][None]
+        for width in (1, 3):
+            (text,) = wanted(other, alone, torch.ones_like(alone), width)
+            assert text[0] == 7 and banned not in text
+            found = beams(loaded.model, begin, width, NEW, {end}, source=alone, rules=rules)[0].tokens
+            assert found == text and (len(text) < NEW or text[-1] == 9)
+        greedy = gf.generate(loaded.model, begin.tolist(), NEW, source=alone, rules=rules, eos_id=end)
+        assert greedy[0][1:] == wanted(other, alone, torch.ones_like(alone), 1)[0]
+        drawn = gf.generate(loaded.model, begin, NEW, temperature=50.0, seed=1, source=alone, rules=rules)[0].tolist()
+        assert drawn[1] == 7 and drawn[-1] == 9 and not {banned, 41} & {*drawn[2:]}
+    both = gf.generate(loaded.model, [[2], [2, 8]], NEW, source=[[5, 6], [5, 6]], rules=rules)
+    assert both[0][1] == 7 and both[1] == gf.generate(loaded.model, [[2, 8]], NEW, source=[[5, 6]], rules=rules)[0]
+    settings = json.loads((tmp_path / "a" / "config.json").read_text())
+    (tmp_path / "a" / "generation_config.json").unlink()
+    more = {**said, "bad_words_ids": [[banned], [4, 5]], "no_repeat_ngram_size": 3}
+    (tmp_path / "a" / "config.json").write_text(json.dumps({**settings, **more}))
+    loaded = gf.load(tmp_path / "a")
+    assert more.items() <= loaded.generation.items()
+    tokenizer = CharTokenizer(map(chr, range(65, 65 + loaded.model.vocab_size)))
+    gf.save(loaded.model, tokenizer, tmp_path / "b", generation=loaded.generation)
+    assert main(["convert", str(tmp_path / "b"), str(tmp_path / "c")]) == 0
+    assert gf.load(tmp_path / "c").generation == loaded.generation
+    capsys.readouterr()
+    asked = ["generate", str(tmp_path / "c"), "--source", "abc", "--temperature", "0", "--max-new-tokens", "4"]
+    assert main([*asked, "--json"]) == 0
+    shown, told = capsys.readouterr()
+    assert json.loads(shown)["text"].startswith(tokenizer.decode([7]))
+    assert "bad_words_ids=[[4, 5]], no_repeat_ngram_size=3, which is not applied" in told
+
+
+def test_a_rule_for_a_token_that_is_not_there_is_refused(pair: Pair) -> None:
+    for call in (gf.generate, partial(beams, width=2)):
+        with pytest.raises(RequestError, match="61 is outside the vocabulary of 61"):
+            call(model=pair[0], tokens=torch.tensor([[2]]), source=[[5]], rules=Rules(banned=(61,)))
 
 
 def test_rows_of_other_lengths_and_draws_say_what_they_say_alone(pair: Pair) -> None:

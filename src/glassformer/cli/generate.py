@@ -7,6 +7,7 @@ import json
 import sys
 import time
 from collections.abc import Iterable, Iterator
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -21,6 +22,7 @@ from glassformer.generation import CompiledStep, Sampling, prefill, stream
 from glassformer.generation.beams import beams
 from glassformer.generation.engine import LONGEST_PROMPT, Engine, Request
 from glassformer.generation.kept import check_keeps, kept_tokens, load_state, save_state
+from glassformer.generation.rules import Rules, not_applied
 from glassformer.generation.speculate import AHEAD, Draft, PromptLookup, Proposer, Speculation, speculate
 from glassformer.generation.steps import check_source, check_tokens, new_state
 from glassformer.generation.text import Detokenizer, Stops
@@ -260,6 +262,7 @@ class Writer:
         self.loaded, self.asked, self.rule, self.prompts, self.as_json = loaded, asked, rule, prompts, as_json
         self.model, self.tokenizer, self.dtype = loaded.model, loaded.tokenizer, state_dtype(asked)
         rule.check(self.model.vocab_size)
+        self.rules = Rules.of(loaded.generation)
         self.source = self._source()
         check_source(self.model, 1, None, self.source, None)
         self.ids = [[*self._start(), *self._tokens(prompt)] for prompt in prompts]
@@ -271,6 +274,13 @@ class Writer:
         self.new, self.max_len = self._room(max(map(len, self.ids)))
         penalized = asked.state is not None and rule.repetition_penalty != 1
         self.batched = not asked.beams and (self.count > 1 or asked.logprobs is not None or penalized)
+        unheeded = not_applied(loaded.generation)
+        if asked.ignore_eos:
+            self.rules = replace(self.rules, forced_eos_token_id=None)
+        if self.batched or asked.speculate or asked.draft is not None:  # in which no token is forced or banned
+            unheeded += [f"{name}={value}" for name, value in asdict(self.rules).items() if value not in (None, ())]
+        if unheeded:
+            say(f"the model's folder has {', '.join(unheeded)}, which is not applied here")
         self.slots = min(SLOTS, self.count)
         if asked.compile:
             self.slots = 1 << (self.slots - 1).bit_length()
@@ -379,7 +389,7 @@ class Writer:
         self.state_bytes = state.nbytes
         return stream(
             self.model, rows_of(self.model, self.ids[0][read:]), self.new, seed=self.asked.seed, state=state,
-            compiled=step, source=self.source, **self.rule.model_dump(),
+            compiled=step, source=self.source, rules=self.rules, **self.rule.model_dump(),
         )  # fmt: skip
 
     def _speculation(self) -> Speculation:
@@ -499,7 +509,7 @@ class Writer:
         try:
             found = beams(
                 self.model, rows_of(self.model, ids), self.asked.beams, self.new, self.ends, n=self.asked.n,
-                dtype=self.dtype, source=self.source,
+                dtype=self.dtype, source=self.source, rules=self.rules,
             )  # fmt: skip
             self._timed()
         except KeyboardInterrupt:  # a search has nothing to show before it is over

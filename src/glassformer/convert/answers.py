@@ -12,7 +12,10 @@ from glassformer.text import Tokenizer
 from glassformer.text.pairs import START
 
 FILE = "generation_config.json"
+RULES = ("forced_bos_token_id", "forced_eos_token_id", "bad_words_ids", "no_repeat_ngram_size")
+"""Of the tokens that may be written from a source; older folders have them in config.json."""
 MOST_ENDS = 64
+MOST_WORDS = 4096
 LARGEST = 1 << 31
 
 
@@ -28,11 +31,21 @@ def _number(value: Any) -> bool:
     return (isinstance(value, float) and math.isfinite(value)) or _is_count(value)
 
 
+def _words(value: Any) -> bool:
+    return isinstance(value, list) and len(value) <= MOST_WORDS and all(map(_ids, value))
+
+
+def _ids(value: Any) -> bool:
+    return isinstance(value, list) and 0 < len(value) <= MOST_ENDS and all(map(_is_count, value))
+
+
 KNOWN: dict[str, Callable[[Any], bool]] = {
     **dict.fromkeys(("do_sample", "renormalize_logits", "use_cache"), _flag),
     **dict.fromkeys(("top_k", "num_beams", "no_repeat_ngram_size"), _is_count),
     **dict.fromkeys(("max_length", "max_new_tokens", "min_length", "min_new_tokens"), _is_count),
     **dict.fromkeys(("bos_token_id", "pad_token_id", START), _is_count),
+    **dict.fromkeys(("forced_bos_token_id", "forced_eos_token_id"), _is_count),
+    "bad_words_ids": _words,
     **dict.fromkeys(("temperature", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff"), _number),
     **dict.fromkeys(("repetition_penalty", "length_penalty"), _number),
 }

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from glassformer.errors import RequestError, WorkError, check_whole
 from glassformer.generation.compiled import CompiledStep
+from glassformer.generation.rules import Rules
 from glassformer.generation.sampling import Sampling, choose, row_generator
 from glassformer.generation.steps import (
     CHUNK,
@@ -33,7 +34,7 @@ from glassformer.generation.steps import (
 from glassformer.model import Model
 from glassformer.state import ModelState
 
-__all__ = ["CompiledStep", "Sampling", "choose", "decode", "generate", "prefill", "stream"]
+__all__ = ["CompiledStep", "Rules", "Sampling", "choose", "decode", "generate", "prefill", "stream"]
 
 
 Rows = TypeVar("Rows", Tensor, list[list[int]])
@@ -54,6 +55,7 @@ def stream(
     documents: Int[Tensor, "b s"] | None = None,
     source: Int[Tensor, "b t"] | list[list[int]] | None = None,
     source_documents: Int[Tensor, "b t"] | None = None,
+    rules: Rules | None = None,
     **sampling: Any,
 ) -> Iterator[Any]:
     """Yields the next token of every row (b,), one step at a time. With a `state`, `tokens` go on from where it stands.
@@ -66,6 +68,7 @@ def stream(
 
     `source` is what the encoder of a model that has one reads for each row: ids (b, t), of which `source_documents` are
     0 where they are padding, or a list for each row. `tokens` begin with the one that its texts begin with.
+    `rules`: tokens that the model's folder forces or bans (`Rules.of(loaded.generation)`).
 
     `sampling`: top_p, min_p, typical_p, penalties, logit_bias (`Sampling`). Row i draws from a generator of (seed, i),
     and its text does not depend on its neighbours (docs/decisions.md says where it does). Raises RequestError for what
@@ -87,6 +90,8 @@ def stream(
     rule = Sampling(temperature=temperature, top_k=top_k, **sampling)
     b, s = len(rows), max(map(len, rows))
     rule.check(model.vocab_size)
+    rules = rules or Rules()
+    rules.check(model.vocab_size)
     if documents is not None:
         check_documents(documents, torch.stack(rows))
         if compiled is not None or (state is not None and state.rows is not None):
@@ -122,6 +127,7 @@ def stream(
                     logits = prefill_rows(model, rows, state, chunk, memory)
                 else:
                     logits = compiled(token[:, None], state) if compiled else decode(model, token[:, None], state)
+                logits = rules(logits, given, step, max_new_tokens)
                 chosen = choose(logits, [rule] * b, past, given, generators, logprobs or 0, logprobs is not None)
             if bool(chosen.bad.any()):
                 raise WorkError(f"the model's logits are not numbers after {s + step} tokens")

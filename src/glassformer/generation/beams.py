@@ -12,6 +12,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from glassformer.errors import RequestError, WorkError, check_whole
+from glassformer.generation.rules import Rules
 from glassformer.generation.steps import check_source, check_tokens, decode, encoded, new_state, prefill
 from glassformer.model import Model
 from glassformer.parts.forward_pass import Memory
@@ -40,13 +41,14 @@ def beams(
     early_stopping: bool | Literal["never"] = False,
     dtype: torch.dtype | None = None,
     source: Int[Tensor, "1 t"] | list[list[int]] | None = None,
+    rules: Rules | None = None,
 ) -> list[Beam]:
     """The n best continuations that were found, best first; fewer where there are no more.
 
     A text is complete with a token of `ends`, or at max_new_tokens. The search is over when `width` texts are, and
     early_stopping=True: at once; False: no open text would, at its present length, beat the worst of them; "never": nor
     at any length it may reach. Choices, scores and ends are those of `transformers`' generate(num_beams=width). `dtype`
-    is that of the state; `source` is what an encoder reads.
+    is that of the state; `source` is what an encoder reads, `rules` are as for `stream`.
 
     Raises RequestError for what cannot be generated, WorkError where the model's logits are not numbers."""
     tokens = check_tokens(model, tokens)
@@ -61,11 +63,14 @@ def beams(
         raise RequestError(f"length_penalty={length_penalty} must be from {-LARGEST_PENALTY} to {LARGEST_PENALTY}")
     if early_stopping not in (True, False, "never"):
         raise RequestError(f"early_stopping={early_stopping!r} must be True, False or 'never'")
+    rules = rules or Rules()
+    rules.check(model.vocab_size)
     was_training = model.training
     model.eval()
     try:
         memory = None if source is None else encoded(model, source)
-        found = _search(model, tokens, width, max_new_tokens, set(ends), length_penalty, early_stopping, dtype, memory)
+        how = set(ends), length_penalty, early_stopping, dtype, memory, rules
+        found = _search(model, tokens, width, max_new_tokens, *how)
         return found[:n]
     finally:
         model.train(was_training)
@@ -82,6 +87,7 @@ def _search(
     early_stopping: bool | str,
     dtype: torch.dtype | None,
     memory: Memory | None,
+    rules: Rules,
 ) -> list[Beam]:
     room = 0 if memory is None else memory.x.shape[1]
     state = new_state(model, 1, tokens.shape[1] + max_new_tokens, dtype, memory_len=room)
@@ -98,7 +104,8 @@ def _search(
     for length in range(1, max_new_tokens + 1):
         if not logits.max(-1).values.isfinite().all():
             raise WorkError(f"the model's logits are not numbers after {tokens.shape[1] + length - 1} tokens")
-        total = scores[:, None] + logits.float().log_softmax(-1)
+        own = logits.float().log_softmax(-1)
+        total = scores[:, None] + rules(own, [tokens.shape[1]] * width, length - 1, max_new_tokens)
         found, index = total.flatten().topk(candidates)
         rows, new = index // vocab_size, index % vocab_size
         ended = torch.isin(new, ending) | (length == max_new_tokens)

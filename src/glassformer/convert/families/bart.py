@@ -23,8 +23,8 @@ NORM = LayerNormConfig(eps=1e-5)
 LEARNED = LearnedConfig(offset=2)
 UNUSED = (
     "encoder_layerdrop", "decoder_layerdrop", "num_labels",
-    "forced_eos_token_id", "forced_bos_token_id", "force_bos_token_to_be_generated", "num_beams", "max_length",
-    "min_length", "early_stopping", "no_repeat_ngram_size", "length_penalty", "prefix", "bad_words_ids",
+    "force_bos_token_to_be_generated", "num_beams", "max_length", "min_length", "early_stopping",
+    "length_penalty", "prefix",
     "num_hidden_layers", "normalize_before", "normalize_embedding", "add_final_layer_norm", "add_bias_logits",
     "static_position_embeddings", "extra_pos_embeddings",
 )  # fmt: skip
