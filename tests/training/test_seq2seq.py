@@ -106,6 +106,24 @@ def test_what_cannot_be_trained_is_refused(model: str, context: int, said: str):
         train(gf.preset(model), "pairs:reversal", recipe)
 
 
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("encoder.context=16", "encoder.context=16 is shorter than context=32; use 32"),
+        (
+            "encoder.embedding.position.kind=learned+encoder.embedding.position.length=16",
+            "encoder.embedding.position.l",
+        ),
+        ("encoder.embedding.tied=false+encoder.vocab_size=100", "encoder.vocab_size=100 is less than the 257 tokens"),
+    ],
+)
+def test_an_encoder_too_small_for_the_text_is_refused(change: str, said: str):
+    recipe: dict[str, Any] = {"steps": 1, "batch_size": 2, "context": 32, "objective": "seq2seq", "device": "cpu"}
+    with pytest.raises(RequestError, match=said) as refused:
+        train(gf.preset(f"{TINY}+{change}"), "pairs:reversal", recipe, tokenizer="byte")
+    assert str(refused.value).startswith(f"{refused.value.field}=")
+
+
 def test_budgets_of_one_text_are_refused(tmp_path: Any):
     asked: dict[str, Any] = {"data": "pairs:reversal", "objective": "seq2seq", "out": str(tmp_path / "out")}
     for budget in ({"flops": 1e9}, {"steps": 10}, {"tokens": 100, "match": "flops"}):

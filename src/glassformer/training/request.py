@@ -106,12 +106,19 @@ def worth_compiling(config: ModelConfig, recipe: Recipe) -> bool:
 
 def fit(config: ModelConfig, vocab_size: int, context: int, padded: int | None = None) -> ModelConfig:
     """The config with the text's vocabulary, or one `padded` to more, and the training context. Raises RequestError
-    where that is less."""
+    where that is less, or an encoder's own is."""
     if padded is not None and padded < vocab_size:
         raise RequestError(
             f"vocab_size={padded} is less than the {vocab_size} tokens of the text's tokenizer; leave it out, or give "
             f"{vocab_size} or more",
             code="range", field="vocab_size", value=padded, expected=f">= {vocab_size}",
+        )  # fmt: skip
+    own = None if config.encoder is None else config.encoder.vocab_size
+    if own is not None and own < vocab_size:
+        raise RequestError(
+            f"encoder.vocab_size={own} is less than the {vocab_size} tokens of the text's tokenizer; leave it out, or "
+            f"give {vocab_size} or more",
+            code="range", field="encoder.vocab_size", value=own, expected=f">= {vocab_size}",
         )  # fmt: skip
     return config.vary(vocab_size=padded or vocab_size, context=context)
 
@@ -140,10 +147,14 @@ def refuse_untrained(config: ModelConfig, device: str) -> None:
 
 
 def refuse_short(config: ModelConfig) -> None:
-    """Raises RequestError where positions end before the context does."""
-    length = config.embedding.limit(config.ctx)
-    if length is not None and length < config.context:
-        raise RequestError(
-            f"embedding.position.length={length} is shorter than context={config.context}; use {config.context}",
-            code="range", field="embedding.position.length", value=length, expected=f">= {config.context}",
-        )  # fmt: skip
+    """Raises RequestError where positions end before the context does, in either tower: a source may be as long."""
+    limits = {"embedding.position.length": config.embedding.limit(config.ctx)}
+    if (encoder := config.encoder) is not None:
+        limits["encoder.context"] = encoder.context
+        limits["encoder.embedding.position.length"] = encoder.embedding.limit(config.encoder_ctx)
+    for field, length in limits.items():
+        if length is not None and length < config.context:
+            raise RequestError(
+                f"{field}={length} is shorter than context={config.context}; use {config.context}",
+                code="range", field=field, value=length, expected=f">= {config.context}",
+            )  # fmt: skip
