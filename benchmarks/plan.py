@@ -53,9 +53,9 @@ def row(name: str, batch: int, context: int, by: here.Profile) -> dict[str, Any]
 
 def run(rounds: int = 1, threads: int | None = None, quiet: bool = False, quick: bool = False) -> dict[str, Any]:
     """Every model once in each round: of all bursts of a step the shortest counts, as for the profile."""
-    torch.set_num_threads(threads or machine.available_cores())
     machine.keep_freed_memory()
-    by = here.profile(again=True)
+    by = here.profile(again=True, threads=threads)
+    torch.set_num_threads(by.threads)
     rows = [row(*one, by) for one in sampled(2 if quick else 20)]
     for turn in range(rounds):
         for one in rows:

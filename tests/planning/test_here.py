@@ -4,37 +4,43 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 import glassformer as gf
+from glassformer import machine
 from glassformer.cli import main
 from glassformer.planning import here as planning_here
 from glassformer.planning import processor as planning_processor
-from glassformer.planning.here import Profile, here, time_of, working
-from glassformer.planning.operations import Listed, calls_of_step, calls_of_token
+from glassformer.planning.here import PARTS, Profile, here, time_of, working
+from glassformer.planning.operations import Call, Listed, calls_of_step, calls_of_token
 from glassformer.planning.processor import BYTES, KINDS, SETS, SIDES, Measured, _products, least, shortest
 
 
-def measured(overhead: float = 0.0, moved: float = 1e30) -> Measured:
+def measured(overhead: float = 0.0, moved: float = 1e18) -> Measured:
     """Products at 1 GFLOP/s whatever their size."""
     products = {" ".join(map(str, key)): 1e9 for key in _products("float32", decoding=True)}
-    return Measured(overhead, 0.0, products, {f"{kind} {size}": moved for kind in KINDS for size in BYTES}, 0.0)
+    rates = {f"{kind} {size}": moved for kind in KINDS for size in BYTES}
+    return Measured(overhead=overhead, view=0.0, products=products, moved=rates, optimizer=0.0)
 
 
-def profile(overhead: float = 0.0, moved: float = 1e30) -> Profile:
-    return Profile("a processor", "a torch", 1, "float32", measured(overhead, moved), {}, {})
+def profile(overhead: float = 0.0, moved: float = 1e18) -> Profile:
+    factors = dict.fromkeys(PARTS, 1.0)
+    return Profile(
+        processor="a processor", torch="a torch", threads=1, dtype="float32", measured=measured(overhead, moved),
+        step_factors=factors, token_factors=factors,
+    )  # fmt: skip
 
 
 def test_products_are_the_flops_of_the_model():
     """At one rate for all, the time of the products is that of the FLOPs that the config counts."""
     config = gf.preset("gpt2@1m+vocab_size=65+kernel=naive")
-    found = time_of(calls_of_step(config, 2, 64, torch.float32), profile(), {})
+    found = time_of(calls_of_step(config, 2, 64, torch.float32), measured(), "float32", {})
     assert found["products"] == pytest.approx(3 * config.flops(64) * 128 / 1e9, rel=0.02)
-    assert found["calls"] == 0 and found["elementwise"] < 1e-12
+    assert found["calls"] == 0 and found["elementwise"] < 1e-9
 
 
 @pytest.mark.parametrize("name", ["llama@1m+vocab_size=65", "gpt2@1m+vocab_size=65+mqa"])
@@ -73,7 +79,7 @@ def test_a_model_that_caches_hold_reads_its_weights_faster():
     small, large = (gf.preset(f"gpt2@{size}+vocab_size=512+kernel=naive") for size in ("1m", "10m"))
     for config, rate in ((small, 2.5e9), (large, 1e9)):
         calls = calls_of_token(config, 1, 64)
-        found, read = time_of(calls, by, {}, working("token", calls)), working("token", calls)
+        found, read = time_of(calls, by.measured, by.dtype, {}, working("token", calls)), working("token", calls)
         assert read == pytest.approx(4 * (config.num_params() - 512 * 2), rel=0.2)
         assert sum(call.flops * n for call, n in calls.items()) / found["products"] == pytest.approx(rate, rel=0.35)
 
@@ -113,38 +119,109 @@ def test_parts_add_up_and_factors_count():
     by = profile(overhead=1e-6, moved=1e9)
     found = here(config, 2, 32, by)
     assert found.step_seconds == pytest.approx(sum(found.step.values()))
-    twice = time_of(calls_of_step(config, 2, 32, torch.float32), by, {"products": 2.0})
+    twice = time_of(calls_of_step(config, 2, 32, torch.float32), by.measured, by.dtype, {"products": 2.0})
     assert twice["products"] == pytest.approx(2 * found.step["products"]) and twice["calls"] == found.step["calls"]
     assert found.token is not None and found.token["products"] < found.step["products"]
     assert here(gf.preset("llama@1m+vocab_size=65+bidirectional"), 2, 32, by).token is None
 
 
-def test_a_measurement_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Once for a processor; a damaged file is measured again."""
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("_softmax", "softmax"), ("_log_softmax", "softmax"), ("_softmax_backward_data", "softmax"), ("amax", "summed"),
+        ("logsumexp", "summed"), ("native_layer_norm", "summed"), ("exp", "curved"), ("rsqrt", "curved"),
+        ("gelu_backward", "curved"), ("maximum", "plain"), ("logical_and", "plain"), ("mul", "plain"),
+    ],
+)  # fmt: skip
+def test_an_operation_has_the_rate_of_its_kind(name: str, kind: str):
+    assert planning_here.kind_of(name) == kind
+    by = measured()
+    by.moved.update({key: 1e9 for key in by.moved if key.startswith(kind)})
+    (seconds,) = (time_of({Call(name, moved=1 << 20): 1}, by, "float32", {})["elementwise"],)
+    assert seconds == pytest.approx((1 << 20) / 1e9)
+
+
+@pytest.fixture
+def calibrated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The threads of each measurement."""
     monkeypatch.setenv("GLASSFORMER_CACHE", str(tmp_path))
-    made: list[Profile] = []
+    made: list[int] = []
 
-    def calibrated(by: Profile) -> Profile:
-        made.append(replace(by, measured=measured()))
-        return made[-1]
+    def fake(dtype: str) -> dict[str, Any]:
+        made.append(torch.get_num_threads())
+        by = profile()
+        both = by.measured.products | {f"{dtype} {key.split(' ', 1)[1]}": 1e9 for key in by.measured.products}
+        factors = {"step_factors": by.step_factors, "token_factors": by.token_factors}
+        return {"measured": by.measured.vary(products=both), **factors}
 
-    monkeypatch.setattr(planning_here, "_calibrated", calibrated)
+    monkeypatch.setattr(planning_here, "_calibrated", fake)
+    return made
+
+
+def test_a_measurement_is_kept(calibrated: list[int], monkeypatch: pytest.MonkeyPatch):
+    """Once for a processor and a version of ours, with the threads of training; more can be asked for."""
+    before = torch.get_num_threads()
     first = planning_here.profile()
-    assert planning_here.profile() == first and len(made) == 1
-    assert planning_here.profile(again=True) == first and len(made) == 2
+    assert planning_here.profile() == first and calibrated == [machine.settings("cpu").threads]
+    assert planning_here.profile(again=True) == first and len(calibrated) == 2
+    assert planning_here.profile(threads=3).threads == 3 and calibrated[2:] == [3]
+    assert torch.get_num_threads() == before
+    monkeypatch.setattr(planning_here, "__version__", "another")
+    planning_here.profile()
+    assert len(calibrated) == 4
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        (("measured", "overhead"), "1e-6"), (("measured", "overhead"), None), (("measured", "view"), -1e-6),
+        (("measured", "view"), math.nan), (("measured", "optimizer"), math.inf), (("measured", "products"), {}),
+        (("measured", "moved"), {}), (("measured",), []), (("step_factors",), {}), (("dtype",), None),
+        (("token_factors", "calls"), -1.0), (("token_factors", "calls"), True), (("more",), 1),
+        (("measured", "overheard"), 1e-6), (("measured", "products", f"float32 1 1 64 64 {SETS[0]}"), 0.0),
+    ],
+)  # fmt: skip
+def test_a_file_that_cannot_be_is_measured_again(
+    calibrated: list[int], tmp_path: Path, place: tuple[str, ...], value: object
+):
+    first = planning_here.profile()
     file = tmp_path / "planned.json"
-    for damaged in ("[", file.read_text(encoding="utf-8").replace('"overhead"', '"overheard"')):
-        file.write_text(damaged, encoding="utf-8")
-        made.clear()
-        assert planning_here.profile() == first and len(made) == 1
+    kept = json.loads(file.read_text(encoding="utf-8"))
+    (inside,) = kept.values()
+    for step in place[:-1]:
+        inside = inside[step]
+    inside[place[-1]] = value
+    file.write_text(json.dumps(kept), encoding="utf-8")
+    assert planning_here.profile() == first
+    assert len(calibrated) == (1 if place == ("dtype",) else 2), "what names the machine is not read from the file"
+
+
+def test_a_damaged_file_is_measured_again(calibrated: list[int], tmp_path: Path):
+    first = planning_here.profile()
+    (tmp_path / "planned.json").write_text("[", encoding="utf-8")
+    assert planning_here.profile() == first and len(calibrated) == 2
+
+
+def test_what_cannot_be_is_refused_before_anything_is_measured(calibrated: list[int]):
+    for asked in (["--batch", "0"], ["--batch", "-1"], ["--context", "0"], ["--context", "2M"]):
+        assert main(["plan", "gpt2@1m", "--here", *asked]) == 2
+    assert not calibrated
 
 
 def test_the_verb_plans_here(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(planning_here, "profile", profile)
+    asked: list[bool] = []
+
+    def kept(again: bool) -> Profile:
+        asked.append(again)
+        return profile()
+
+    monkeypatch.setattr(planning_here, "profile", kept)
     command = ["plan", "llama@1m+vocab_size=65", "--here", "--batch", "2", "--context", "32"]
     assert main(command) == 0
-    assert "a step of decoding" in capsys.readouterr().out
-    assert main([*command, "--json"]) == 0
+    told = capsys.readouterr().out
+    assert "a step of decoding" in told and "--again measures anew" in told
+    assert main([*command, "--json", "--again"]) == 0
+    assert asked == [False, True]
     (facts,) = json.loads(capsys.readouterr().out)
     assert facts["step_seconds"] == here(gf.preset("llama@1m+vocab_size=65"), 2, 32, profile()).step_seconds
     assert main([*command, "--gpu", "h100"]) == 2

@@ -14,20 +14,24 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
+from pydantic import Field, ValidationError, model_validator
 
 from glassformer import machine
 from glassformer.architectures import PRESETS
 from glassformer.config import ModelConfig, Stage
 from glassformer.folders import remember, remembered
+from glassformer.parts.base import Value
 from glassformer.planning.operations import VIEW, Call, calls_of_step, calls_of_token
 from glassformer.planning.processor import VERSION, Measured, least, measured, seconds_of_operations, shortest
+from glassformer.planning.training import check_workload
+from glassformer.version import __version__
 
 REFERENCES = (
     ("gpt2", 192, 4, 512, 4, 128), ("gpt2", 384, 6, 2048, 2, 256), ("smollm2-135m", 288, 6, 512, 8, 64),
@@ -40,16 +44,24 @@ RIDGE = 0.3
 TURNS = 3
 """How often everything is measured, some twenty seconds apart."""
 KIND_OF = {
-    "curved": ("gelu", "silu", "exp", "tanh", "sigmoid", "log", "erf", "pow", "sqrt", "cos", "sin", "softplus"),
-    "summed": ("sum", "mean", "norm", "var", "max", "amax", "cumsum", "logsumexp"),
-    "softmax": ("softmax",),
-}
-"""Which measured elementwise operation stands for one, by its name; others are plain."""
+    "softmax": {"softmax"},
+    "summed": {"sum", "mean", "norm", "var", "max", "amax", "cumsum", "logsumexp"},
+    "curved": {
+        "gelu", "silu", "exp", "tanh", "sigmoid", "log", "erf", "pow", "sqrt", "rsqrt", "cos", "sin", "softplus",
+    },
+}  # fmt: skip
+"""Which measured elementwise operation stands for one that has such a word in its name, the first that does; others are
+plain."""
 PARTS = ("products", "elementwise", "calls")
 
 
-@dataclass(frozen=True)
-class Profile:
+Factors = Annotated[
+    dict[Literal["products", "elementwise", "calls"], Annotated[float, Field(ge=0, le=1e3, strict=True)]],
+    Field(min_length=len(PARTS)),
+]
+
+
+class Profile(Value):
     """What was measured of a processor, and the factors."""
 
     processor: str
@@ -58,52 +70,63 @@ class Profile:
     dtype: str
     """Of products in training."""
     measured: Measured
-    step_factors: dict[str, float]
-    token_factors: dict[str, float]
+    step_factors: Factors
+    token_factors: Factors
+
+    @model_validator(mode="after")
+    def _whole(self) -> Profile:
+        if not self.measured.has(self.dtype):
+            raise ValueError("a rate is missing")
+        return self
 
 
-def profile(again: bool = False) -> Profile:
-    """This machine's, measured in about a minute and kept in the cache folder by processor, torch, threads and
-    dtype."""
-    how = machine.settings("cpu", compile=False)
+def profile(again: bool = False, threads: int | None = None) -> Profile:
+    """This machine's, measured in about a minute with the threads that `train` takes, and kept in the cache folder by
+    processor, torch, threads, dtype and our version. `again` measures it anew."""
+    how = machine.settings("cpu", threads=threads, compile=False)
     named: dict[str, Any] = {"processor": str(machine.machine()["processor"]), "torch": torch.__version__,
-             "threads": torch.get_num_threads(), "dtype": how.dtype}  # fmt: skip
-    key = json.dumps([VERSION, *named.values()])
+             "threads": how.threads, "dtype": how.dtype}  # fmt: skip
+    key = json.dumps([VERSION, __version__, *named.values()])
     known = None if again else remembered("planned.json", key)
     if isinstance(known, dict):
         try:
-            return Profile(**{**known, "measured": Measured(**known["measured"])})
-        except (TypeError, KeyError):  # written by another version, or by nobody
+            return Profile.model_validate(known | named)
+        except ValidationError:  # damaged, or written by nobody
             pass
-    found = _calibrated(Profile(**named, measured=Measured(0.0, 0.0, {}, {}, 0.0), step_factors={}, token_factors={}))
-    remember("planned.json", key, asdict(found))
+    before = torch.get_num_threads()
+    torch.set_num_threads(how.threads)
+    try:
+        found = Profile(**named, **_calibrated(how.dtype))
+    finally:
+        torch.set_num_threads(before)
+    remember("planned.json", key, found.model_dump())
     return found
 
 
-def _calibrated(by: Profile) -> Profile:
-    """With what was measured of the processor, and the factors that make of its sums what the references take. Both in
+def _calibrated(dtype: str) -> dict[str, Any]:
+    """What was measured of the processor, and the factors that make of its sums what the references take. Both in
     turn, as what is slower for some seconds should not be slower for one of them alone."""
     machine.keep_freed_memory()
     configs = references()
-    runs = [steps(*one, by.dtype) for one in configs]
+    runs = [steps(*one, dtype) for one in configs]
     of_steps = {("step", i): step for i, (step, _) in enumerate(runs)}
     of_tokens = {("token", i): token for i, (_, token) in enumerate(runs)}
     operations: dict[Any, float] = {}
     taken: dict[tuple[str, int], float] = {}
     for _ in range(TURNS):
-        least(operations, seconds_of_operations(by.dtype))
+        least(operations, seconds_of_operations(dtype))
         least(taken, shortest(of_steps, rounds=2))
         least(taken, shortest(of_tokens, rounds=8))
-    by = replace(by, measured=measured(operations))
+    by = measured(operations)
     factors: dict[str, Any] = {}
     for what in ("step", "token"):
         rows = []
         for i, (config, batch, context) in enumerate(configs):
-            calls = _calls(what, config, batch, context, by)
-            spent = taken[what, i] - (config.num_params() * by.measured.optimizer if what == "step" else 0)
-            rows.append([value / spent for value in time_of(calls, by, {}, working(what, calls)).values()])
+            calls = _calls(what, config, batch, context, dtype)
+            spent = taken[what, i] - (config.num_params() * by.optimizer if what == "step" else 0)
+            rows.append([value / spent for value in time_of(calls, by, dtype, {}, working(what, calls)).values()])
         factors[f"{what}_factors"] = dict(zip(PARTS, _towards_one(np.array(rows)).tolist(), strict=True))
-    return replace(by, **factors)
+    return {"measured": by, **factors}
 
 
 def references() -> list[tuple[ModelConfig, int, int]]:
@@ -116,11 +139,11 @@ def references() -> list[tuple[ModelConfig, int, int]]:
     return found
 
 
-def _calls(what: str, config: ModelConfig, batch: int, context: int, by: Profile) -> dict[Call, int]:
+def _calls(what: str, config: ModelConfig, batch: int, context: int, dtype: str) -> dict[Call, int]:
     """Of a "step" of training, or of a "token"."""
     if what == "token":
         return calls_of_token(config, batch, context)
-    return calls_of_step(config, batch, context, getattr(torch, by.dtype))
+    return calls_of_step(config, batch, context, getattr(torch, dtype))
 
 
 def working(what: str, calls: dict[Call, int]) -> float:
@@ -170,27 +193,32 @@ def steps(config: ModelConfig, batch: int, context: int, dtype: str) -> tuple[Ca
     return step, token
 
 
+def kind_of(name: str) -> str:
+    """Which measured elementwise operation stands for one of ATen."""
+    words = set(name.split("_"))
+    return next((kind for kind, of in KIND_OF.items() if words & of), "plain")
+
+
 def time_of(
-    calls: dict[Call, int], by: Profile, factors: dict[str, float], working: float = math.inf
+    calls: dict[Call, int], of: Measured, dtype: str, factors: Mapping[Any, float], working: float = math.inf
 ) -> dict[str, float]:
-    """Seconds by what they go to: products, elementwise, calls."""
-    found, of = dict.fromkeys(PARTS, 0.0), by.measured
+    """Seconds by what they go to: products, of narrow values in `dtype`; elementwise; calls."""
+    found = dict.fromkeys(PARTS, 0.0)
     for call, times in calls.items():
         found["calls"] += times * (of.view if call == VIEW else of.overhead)
         if call.flops:
-            found["products"] += times * _product_seconds(call, by, working)
+            found["products"] += times * _product_seconds(call, of, dtype, working)
         elif call != VIEW:
-            kind = next((kind for kind, names in KIND_OF.items() if any(one in call.name for one in names)), "plain")
-            found["elementwise"] += times * call.moved / of.rate_of_bytes(kind, call.moved)
+            found["elementwise"] += times * call.moved / of.rate_of_bytes(kind_of(call.name), call.moved)
     return {part: factors.get(part, 1.0) * value for part, value in found.items()}
 
 
-def _product_seconds(call: Call, by: Profile, working: float) -> float:
+def _product_seconds(call: Call, by: Measured, products: str, working: float) -> float:
     """Of a product of these operands, of each of a batch; of fused attention, half with queries, half with patterns."""
-    dtype = by.dtype if call.itemsize < 4 else "float32"
+    dtype = products if call.itemsize < 4 else "float32"
 
     def seconds(flops: float, batch: int, m: int, k: int, n: float) -> float:
-        return flops / by.measured.rate_of_product(dtype, batch, m, k, n, working)
+        return flops / by.rate_of_product(dtype, batch, m, k, n, working)
 
     if "scaled_dot_product" in call.name:
         queries, keys = call.shapes[0], max((one for one in call.shapes if len(one) == 4), key=lambda one: one[-2])
@@ -233,11 +261,12 @@ class Here:
 
 def here(config: ModelConfig, batch: int, context: int, by: Profile | None = None) -> Here:
     """A training step of `batch` sequences of `context` tokens, and a step of decoding as many at that context."""
+    check_workload(config, batch, context)
     by = by or profile()
 
-    def planned(what: str, factors: dict[str, float]) -> dict[str, float]:
-        calls = _calls(what, config, batch, context, by)
-        return time_of(calls, by, factors, working(what, calls))
+    def planned(what: str, factors: Mapping[Any, float]) -> dict[str, float]:
+        calls = _calls(what, config, batch, context, by.dtype)
+        return time_of(calls, by.measured, by.dtype, factors, working(what, calls))
 
     step = {**planned("step", by.step_factors), "optimizer": config.num_params() * by.measured.optimizer}
     return Here(step, batch * context, planned("token", by.token_factors) if config.writes else None, batch, by)

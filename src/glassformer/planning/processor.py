@@ -13,18 +13,19 @@ import math
 import random
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor
 
+from glassformer.parts.base import Value
 from glassformer.planning.operations import Listed
 
 VERSION = 2
-"""Of the kept file's fields."""
+"""Of what is measured, and how."""
 ROWS, SIDES = (1, 16, 256, 4096), (64, 256, 1024, 4096)
 """Sides of the measured products (m, k) x (k, n)."""
 FEW = 16
@@ -59,20 +60,31 @@ except ImportError:  # Windows
 K = TypeVar("K", bound=Hashable)
 
 
-@dataclass(frozen=True)
-class Measured:
-    """Seconds, and rates in a second."""
+Seconds = Annotated[float, Field(ge=0, le=60, strict=True)]
+PerSecond = Annotated[float, Field(gt=0, le=1e18, strict=True)]
 
-    overhead: float
+
+class Measured(Value):
+    """Seconds, and rates in a second, as they are kept in a file that anybody may write: what no processor takes is
+    refused."""
+
+    overhead: Seconds
     """Seconds of a call that computes next to nothing, autograd included."""
-    view: float
+    view: Seconds
     """Seconds of one that only gives memory another shape."""
-    products: dict[str, float]
+    products: dict[str, PerSecond]
     """FLOP/s by "dtype batch m k n set"."""
-    moved: dict[str, float]
+    moved: dict[str, PerSecond]
     """Bytes/s by "kind bytes"."""
-    optimizer: float
+    optimizer: Seconds
     """Seconds of a parameter, AdamW with clipping."""
+
+    def has(self, dtype: str) -> bool:
+        """Whether all is there that training with products in this dtype, and decoding, ask for."""
+        products = {
+            " ".join(map(str, key)) for each in ("float32", dtype) for key in _products(each, each == "float32")
+        }
+        return products <= set(self.products) and {f"{k} {of}" for k in KINDS for of in BYTES} <= set(self.moved)
 
     def rate_of_product(self, dtype: str, batch: int, m: float, k: float, n: float, working: float = math.inf) -> float:
         """FLOP/s of (m, k) x (k, n), between the measured sizes by their logarithms, in a working set of bytes."""

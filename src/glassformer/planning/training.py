@@ -116,6 +116,19 @@ class TrainingPlan:
         }  # fmt: skip
 
 
+def check_workload(config: ModelConfig, batch: int, context: int) -> None:
+    """Raises RequestError for a number of sequences, or a context, that the model cannot have."""
+    check_whole("batch", batch)
+    check_whole("context", context)
+    limit = config.embedding.limit(config.ctx)
+    most = min(MAX_CONTEXT, limit or MAX_CONTEXT)
+    if context > most:
+        told = f" is past this model's learned positions, which end at {limit}" if limit else ""
+        expected = f"a number of tokens from 1 to {most:,}"
+        message = f"context={context}{told}" if limit else f"context={context}: give {expected}"
+        raise RequestError(message, code="range", field="context", value=context, expected=expected)
+
+
 def plan_training(
     config: ModelConfig,
     batch: int,
@@ -135,13 +148,7 @@ def plan_training(
     loss     what the loss holds of logits (`Loss`)
     rank     of adapters, which alone are trained (LoRA): in fp32, beside weights that stay in `dtype`"""
     layout = layout or Layout()
-    check_whole("batch", batch)
-    limit = config.embedding.limit(config.ctx)
-    if not 1 <= context <= min(MAX_CONTEXT, limit or MAX_CONTEXT):
-        most = min(MAX_CONTEXT, limit or MAX_CONTEXT)
-        raise RequestError(
-            code="range", field="context", value=context, expected=f"a number of tokens from 1 to {most:,}"
-        )
+    check_workload(config, batch, context)
     layout.check(config, batch, context)
     weights = dtype if rank else weights
     ranks = Ranks.of(config, batch, context, dtype, optimizer, layout, weights, device, loss, rank)
