@@ -81,7 +81,7 @@ def test_what_fits_is_what_fits():
 def test_explain_shows_formula_and_figure(capsys: pytest.CaptureFixture[str]):
     assert main(["plan", "qwen3-8b", "--explain", "--machine", "h100"]) == 0
     told = capsys.readouterr().out
-    assert "5,435,817,984" in told and "36 * (3 * 12288 * 4096)" in told and "sequences that fit one h100" in told
+    assert "5,435,817,984" in told and "36 * (3 * 12288 * 4096)" in told and "fits on 1 h100" in told
 
 
 def test_inspect_shows_the_table_of_components_and_then_the_tree(capsys: pytest.CaptureFixture[str]):

@@ -75,9 +75,9 @@ def test_what_reads_in_both_directions_writes_nothing(capsys: pytest.CaptureFixt
 @pytest.mark.parametrize(
     ("asked", "sentence"),
     [
-        ({"context": 0}, "context=0: give a number of tokens from 1 to"),
-        ({"context": 1 << 40}, "give a number of tokens from 1 to"),
-        ({"batch": 0}, "batch=0: give a number of sequences from 1 up"),
+        ({"context": 0}, "context=0 must be at least 1"),
+        ({"context": 1 << 40}, "is past this model's learned positions"),
+        ({"batch": 0}, "batch=0 must be at least 1"),
         ({"context": 1025}, "context=1025 is past this model's learned positions, which end at 1024"),
     ],
 )

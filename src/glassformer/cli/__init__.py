@@ -642,11 +642,12 @@ def plan(
     optimizer: Optimizer = "adamw",
     recompute: Literal["none", "selective", "alternate", "full"] = "none",
     layout: str | None = None,
-    weights: Literal["float32", "bfloat16"] = "float32",
+    weights: Literal["float32", "bfloat16", "int8", "int4"] | None = None,
     loss: Literal["chunked", "in_place", "fused", "whole"] = "chunked",
     find: Flag = False,
     finetune: str | None = None,
     here: Flag = False,
+    again: Flag = False,
     out: str | None = None,
     json: Json = False,
 ) -> None:
@@ -661,11 +662,11 @@ def plan(
     batch
         Sequences at once.
     dtype
-        What the weights are kept in.
+        Of products, and in generation of the weights.
     state_dtype
         What the state is kept in; by default as the weights.
     machine
-        Accelerators, h100 or h100:8: how many sequences, and how long a context, fit one; the time of a token, or with
+        Accelerators, h100 or h100:8: how many sequences, and how long a context, fit; the time of a token, or with
         --train of a step, as an interval; and what it costs.
     nodes
         Of as many accelerators each as --machine says.
@@ -680,79 +681,39 @@ def plan(
     train
         A training step instead, of --batch sequences over all ranks: memory of one rank, and on a --machine its time.
     tokens
-        With --train, those to train on, 15T: days, energy, and cost.
+        With --train or --find on a --machine, those to train on, 15T: days, energy, and cost.
     recompute
         With --train, what the backward pass computes again.
     layout
         With --train, how ranks share the work: dp=8,tp=2,zero=3,micro=1,recompute=full.
     weights
-        With --train, what weights are kept in: float32, or bfloat16 with masters in float32 beside them.
+        What weights are kept in, by default as --dtype says: packed in int8 or int4, products in --dtype. With --train
+        float32, or bfloat16 with masters in float32 beside them.
     loss
         With --train, what the loss holds of logits: ours a chunk; in_place and fused those of all tokens once and
         twice in --dtype; whole as eager torch does, three times in float32 besides.
     find
-        Search the layouts of a --machine, h100:8, that a training step fits, the fastest first.
+        Search the layouts of a --machine, h100:8, that a training step fits, the fastest first; --tokens, --explain
+        and --out are of the fastest.
     finetune
         A training step of adapters on every linear map, lora:16, all else frozen.
     here
         Measure this processor once, and plan a training step and a token of decoding on it.
+    again
+        With --here, measure anew.
     out
         A page to write: where parameters, memory and time go, every figure with its formula.
     """
-    from glassformer.cli.costs import show_plans
+    from glassformer.cli.costs import show_plan
 
-    if find:
-        from glassformer.cli.costs import show_found
-
-        fixed = layout is not None or recompute != "none" or weights != "float32" or loss != "chunked"
-        if machine is None or fixed or generate or finetune is not None:
-            raise RequestError(
-                "--find searches the layouts of a --machine, such as h100:8, with fp32 weights and our loss; leave out "
-                "--layout, --recompute, --weights, --loss and --finetune"
-            )
-        on = {"machine": machine, "nodes": nodes, "machines": machines, "price": price}
-        show_found(models, _as_int(context, "context"), batch, dtype, optimizer, on, json)
-        return
-
-    changed = {
-        "layout": layout is not None, "recompute": recompute != "none", "optimizer": optimizer != "adamw",
-        "tokens": tokens is not None, "weights": weights != "float32", "loss": loss != "chunked",
+    modes = {"generate": generate, "train": train or finetune is not None, "find": find, "here": here}
+    flags = {
+        "context": _as_int(context, "context"), "batch": batch, "dtype": dtype, "state_dtype": state_dtype,
+        "machine": machine, "nodes": nodes, "machines": machines, "price": price, "explain": explain, "tokens": tokens,
+        "optimizer": optimizer, "recompute": recompute, "layout": layout, "weights": weights, "loss": loss,
+        "finetune": finetune, "again": again, "out": out,
     }  # fmt: skip
-    if not (train or finetune) and any(changed.values()):
-        given = ", ".join(f"--{name}" for name, was in changed.items() if was)
-        raise RequestError(f"{given} {'is' if sum(changed.values()) == 1 else 'are'} for --train")
-    on = {"machine": machine, "nodes": nodes, "machines": machines, "price": price}
-    if here:
-        from glassformer.cli.costs import show_here
-
-        if train or generate or machine is not None or out is not None:
-            raise RequestError("--here plans this machine: leave out --train, --generate, --machine and --out")
-        show_here(models, batch, _as_int(context, "context"), json)
-        return
-    if train or finetune is not None:
-        from glassformer.cli.costs import show_training
-
-        if generate or state_dtype is not None:
-            raise RequestError("--generate and --state-dtype are not for --train")
-        asked = {"context": _as_int(context, "context"), "batch": batch, "optimizer": optimizer, "tokens": tokens}
-        show_training(
-            models,
-            {
-                **asked,
-                **on,
-                "recompute": recompute,
-                "layout": layout,
-                "finetune": finetune,
-                "weights": weights,
-                "loss": loss,
-            },
-            dtype,
-            json,
-            explain,
-            out,
-        )
-        return
-    show_plans(models, _as_int(context, "context"), batch, dtype, state_dtype, json, explain, on, out, generate)
+    show_plan(models, [mode for mode, asked in modes.items() if asked], flags, json)
 
 
 @app.command

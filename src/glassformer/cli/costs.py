@@ -7,6 +7,7 @@ import shlex
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,15 +25,28 @@ from glassformer.planning.decoding import Decoding
 from glassformer.planning.machines import Cluster
 from glassformer.planning.memory import TrainingMemory
 from glassformer.planning.time import DAY, Run, StepTime
-from glassformer.planning.training import TrainingPlan
+from glassformer.planning.training import TrainingPlan, check_workload
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.int8}
 
+PLACED = {"machine", "nodes", "machines", "price"}
+TRAINED = {"context", "batch", "dtype", *PLACED, "explain", "out", "tokens", "optimizer"}
+TAKES = {
+    "generate": {"context", "batch", "dtype", *PLACED, "explain", "out", "state_dtype", "weights"},
+    "train": {*TRAINED, "recompute", "layout", "weights", "loss", "finetune"},
+    "find": TRAINED,
+    "here": {"context", "batch", "again"},
+}
+"""Which options each mode of `plan` has; others are refused."""
+UNSAID = {"batch": 1, "dtype": "bfloat16", "nodes": 1, "optimizer": "adamw", "recompute": "none", "loss": "chunked"}
+"""What options are where nobody gives them; others None or False."""
+
 STATE = "state of a sequence"
+WEIGHTS = "weights"
 ROWS: dict[str, Callable[[Plan], str]] = {
     "parameters": lambda one: f"{one.parameters:,}",
     "of them for a token": lambda one: f"{one.active_parameters:,}",
-    "weights": lambda one: size(one.weight_bytes),
+    WEIGHTS: lambda one: size(one.weight_bytes),
     "context": lambda one: f"{one.context:,}",
     STATE: lambda one: size(one.state_bytes) if one.states else "none",
     "state per token": lambda one: f"{one.state_bytes_per_token:,.0f} B",
@@ -80,38 +94,52 @@ def _priced(on: Cluster) -> str:
     return f"{told}, {hour} {price.currency} an hour{source}"
 
 
-def show_plans(
-    names: list[str],
-    context: int | None,
-    batch: int,
-    dtype: str,
-    state_dtype: str | None,
-    as_json: bool,
-    explain: bool,
-    asked: dict[str, Any],
-    out: str | None = None,
-    generate: bool = False,
-) -> None:
-    """What models are made of, and what generating with them takes."""
+def show_plan(names: list[str], modes: list[str], flags: dict[str, Any], as_json: bool) -> None:
+    """Models, planned in one of the modes of `TAKES`: that of generation, where none is named. Raises RequestError for
+    an option that the mode does not have."""
+    if len(modes) > 1 and modes != ["train", "find"]:
+        raise RequestError(f"give one of {' and '.join(f'--{mode}' for mode in modes)} at a time", code="conflict")
+    mode = modes[-1] if modes else "generate"
+    said = {name: value for name, value in flags.items() if value is not None and value is not False}
+    given = {name: value for name, value in said.items() if value != UNSAID.get(name)}
+    if wrong := [name for name in given if name not in TAKES[mode]]:
+        takers = [f"--{other}" for other, taken in TAKES.items() if taken >= set(wrong)]
+        told = " and ".join(f"--{name.replace('_', '-')}" for name in wrong)
+        not_for = "a plan of generation" if mode == "generate" else f"--{mode}"
+        are = "is" if len(wrong) == 1 else "are"
+        advised = f"but for {' and '.join(takers)}" if takers else "leave them out" if wrong[1:] else "leave it out"
+        raise RequestError(
+            f"{told} {are} not for {not_for}{',' if takers else ';'} {advised}",
+            code="conflict", field=wrong[0], value=given[wrong[0]], expected="left out",
+        )  # fmt: skip
     if not names:
         raise RequestError("plan needs at least one model, such as llama-7b")
-    kept = None if state_dtype is None else DTYPES[state_dtype]
-    plans = {
-        name: plan(preset(name), context=context, batch=batch, dtype=DTYPES[dtype], state_dtype=kept, **asked)
-        for name in names
-    }
-    if generate:
+    asked = {name: value for name, value in flags.items() if name in TAKES[mode]}
+    for name in ("dtype", "state_dtype"):
+        if asked.get(name) is not None:
+            asked[name] = DTYPES[asked[name]]
+    generating = partial(show_plans, needed=bool(modes))
+    shows: dict[str, Callable[..., None]] = {"train": show_training, "find": show_found, "here": show_here}
+    shows.get(mode, generating)(names, as_json, **asked)
+
+
+def show_plans(
+    names: list[str], as_json: bool, explain: bool, out: str | None, needed: bool = False, **asked: Any
+) -> None:
+    """What models are made of, and what generating with them takes; `needed`: one that writes nothing is refused."""
+    plans = {name: plan(preset(name), **asked) for name in names}
+    if needed:
         for name, one in plans.items():
             if not one.config.writes:
                 raise RequestError(
                     f"{name} reads in both directions and writes no text; leave out --generate, or plan its --train",
                     code="conflict", field="generate", value=name,
                 )  # fmt: skip
-    on = next(iter(plans.values())).on
+    first = next(iter(plans.values()))
+    on = first.on
     _write_page(plans, out)
     if as_json:
-        fits = {name: _fits(one, on) if on else {} for name, one in plans.items()}
-        print(json.dumps([{"name": name, **one.to_dict(), **fits[name]} for name, one in plans.items()]))
+        print(json.dumps([{"name": name, **one.to_dict()} for name, one in plans.items()]))
         return
     table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0))
     table.add_column("")
@@ -123,15 +151,18 @@ def show_plans(
         for kind in kinds if what == STATE else ():
             held = [one.states.get(kind, 0) for one in plans.values()]
             table.add_row(f"  {kind}", *(size(value) if value else "" for value in held))
+        for kept in first.weights_in if what == WEIGHTS else ():
+            table.add_row(f"  in {kept}", *(size(one.weights_in[kept]) for one in plans.values()))
     if on is not None:
-        fitting = [_fits(one, on) for one in plans.values()]
-        table.add_row(f"sequences that fit one {on.name}", *(f"{fit['batch_that_fits']:,}" for fit in fitting))
-        table.add_row("context that fits", *(f"{fit['context_that_fits']:,}" for fit in fitting))
-        for what, of in DECODING.items():
+        table.add_row(f"fits on {on.count} {on.name}", *map(_fits, plans.values()))
+        for what, of_plan in FITTING.items():
+            table.add_row(what, *map(of_plan, plans.values()))
+        for what, of in DECODING.items() if any(one.decoding is not None for one in plans.values()) else ():
             table.add_row(what, *("" if one.decoding is None else of(one.decoding) for one in plans.values()))
     output().print(table)
-    rows = "one sequence" if batch == 1 else f"{batch} sequences"
-    kept_in = f"weights in {dtype}, state in {state_dtype or dtype}, {rows} of that context"
+    rows = "one sequence" if first.batch == 1 else f"{first.batch} sequences"
+    state = str(first.state_dtype).removeprefix("torch.")
+    kept_in = f"weights in {first.weights}, state in {state}, {rows} of that context"
     source = "; a source is as long" if any(one.config.encoder is not None for one in plans.values()) else ""
     output().print(kept_in + source, style="dim", highlight=False)
     if on is not None:
@@ -141,10 +172,14 @@ def show_plans(
             show_explained(name, one)
 
 
-def _fits(one: Plan, on: Cluster) -> dict[str, int]:
-    """Of one accelerator."""
-    memory = on.machine.memory
-    return {"batch_that_fits": one.batch_that_fits(memory), "context_that_fits": one.context_that_fits(memory)}
+FITTING: dict[str, Callable[[Plan], str]] = {
+    "sequences that fit": lambda one: f"{one.batch_that_fits(one.room or 0):,}",
+    "context that fits": lambda one: f"{one.context_that_fits(one.room or 0):,}",
+}
+
+
+def _fits(one: Plan) -> str:
+    return "yes" if one.fits else f"no: {one.smallest_count:,} would do"
 
 
 def show_explained(name: str, one: Plan) -> None:
@@ -191,14 +226,16 @@ def _write_page(plans: Mapping[str, Plan | TrainingPlan], out: str | None) -> No
         write_plan(pages, shlex.join(["glassformer", *sys.argv[1:]]), out)
 
 
-def show_here(names: list[str], batch: int, context: int | None, as_json: bool) -> None:
+def show_here(names: list[str], as_json: bool, batch: int, context: int | None, again: bool) -> None:
     """A training step and a step of decoding on this processor, planned."""
-    from glassformer.planning.here import here
+    from glassformer.planning.here import here, profile
 
-    if not names:
-        raise RequestError("plan needs at least one model, such as llama@10m")
     configs = {name: preset(name) for name in names}
-    found = {name: here(config, batch, context or config.context) for name, config in configs.items()}
+    sizes = {name: config.context if context is None else context for name, config in configs.items()}
+    for name, config in configs.items():  # before a minute of measuring
+        check_workload(config, batch, sizes[name])
+    by = profile(again)
+    found = {name: here(config, batch, sizes[name], by) for name, config in configs.items()}
     if as_json:
         print(json.dumps([{"name": name, "batch": batch, **one.to_dict()} for name, one in found.items()]))
         return
@@ -218,23 +255,13 @@ def show_here(names: list[str], batch: int, context: int | None, as_json: bool) 
         table.add_row("a step of decoding", *(f"{1e3 * step:,.3g} ms" for step in steps))
         table.add_row("tokens written a second", *(f"{batch / step:,.0f}" for step in steps))
     output().print(table)
-    by = next(iter(found.values())).by
     told = f"{by.processor}, {by.threads} threads, eager, products in {by.dtype} in training and float32 in decoding"
-    output().print(told, style="dim", highlight=False)
+    output().print(f"{told}; --again measures anew", style="dim", highlight=False)
 
 
-def show_training(
-    names: list[str],
-    asked: dict[str, Any],
-    dtype: str,
-    as_json: bool,
-    explain: bool = False,
-    out: str | None = None,
-) -> None:
+def show_training(names: list[str], as_json: bool, explain: bool, out: str | None, **asked: Any) -> None:
     """A training step: the memory of one rank by what it is for, and on a machine its time."""
-    if not names:
-        raise RequestError("plan needs at least one model, such as llama-7b")
-    plans = {name: plan(preset(name), train=True, dtype=DTYPES[dtype], **asked) for name in names}
+    plans = {name: plan(preset(name), train=True, **asked) for name in names}
     _write_page(plans, out)
     if as_json:
         print(json.dumps([{"name": name, **one.to_dict()} for name, one in plans.items()]))
@@ -260,7 +287,9 @@ def show_training(
     output().print(table)
     kept = f"weights in {str(first.weights).removeprefix('torch.')}"
     kept += f" and frozen, adapters of rank {first.rank} in float32" if first.rank else ""
-    told = f"{kept}, products in {dtype}, {first.optimizer}, recompute {first.recompute}"
+    told = (
+        f"{kept}, products in {str(first.dtype).removeprefix('torch.')}, {first.optimizer}, recompute {first.recompute}"
+    )
     layout = first.layout
     kinds = {"data": layout.dp, "tensor": layout.tp, "pipeline": layout.pp, "context": layout.cp}
     split = ", ".join(f"{count} {kind}" for kind, count in kinds.items() if count > 1)
@@ -280,16 +309,20 @@ def show_training(
             _show_kinds(name, one)
 
 
-def show_found(
-    names: list[str], context: int | None, batch: int, dtype: str, optimizer: str, on: dict[str, Any], as_json: bool
-) -> None:
-    """The layouts that fit, the fastest first, and the faster ones that do not."""
-    if not names:
-        raise RequestError("plan needs at least one model, such as llama-7b")
-    found = {
-        name: search(preset(name), batch=batch, context=context, dtype=DTYPES[dtype], optimizer=optimizer, **on)
-        for name in names
-    }
+def show_found(names: list[str], as_json: bool, explain: bool, out: str | None, **asked: Any) -> None:
+    """The layouts that fit, the fastest first, and the faster ones that do not; more of the fastest."""
+    if asked["machine"] is None:
+        raise RequestError(
+            "--find searches the layouts of a --machine, such as h100:8", code="missing", field="machine"
+        )
+    found = {name: search(preset(name), **asked) for name in names}
+    best = {name: one.fitting[0] for name, one in found.items() if one.fitting}
+    if out is not None and (lost := [name for name in names if name not in best]):
+        raise RequestError(
+            f"{lost[0]} fits no layout that was tried: no page of it can be written; leave out --out",
+            code="conflict", field="out", value=out,
+        )  # fmt: skip
+    _write_page(best, out)
     if as_json:
         print(json.dumps([{"name": name, **one.to_dict()} for name, one in found.items()]))
         return
@@ -320,6 +353,15 @@ def show_found(
                 told += ", nor the leanest of any larger number"
             output().print(told, highlight=False)
         output().print(f"{one.possible:,} layouts, the memory of {one.tried} planned", style="dim", highlight=False)
+        for told in [f"{what}: {of(run)}" for what, of in RUN.items()] if (run := _run(best.get(name))) else ():
+            output().print(told, highlight=False)
+        if explain and name in best:
+            _show_moments(name, best[name])
+            _show_kinds(name, best[name])
+
+
+def _run(one: TrainingPlan | None) -> Run | None:
+    return None if one is None else one.run
 
 
 STEP: dict[str, Callable[[StepTime], str]] = {

@@ -6,6 +6,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Collection
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -18,11 +20,11 @@ from glassformer.errors import RequestError
 from glassformer.parts.cost import Shape
 from glassformer.planning.counts import Component, Counts, Flops
 from glassformer.planning.decoding import Decoding
-from glassformer.planning.layout import Layout
+from glassformer.planning.layout import RANKS, Layout
 from glassformer.planning.machines import Cluster, Price, cluster
 from glassformer.planning.memory import LOSSES, Loss
 from glassformer.planning.search import Search, find
-from glassformer.planning.training import TrainingPlan, plan_training
+from glassformer.planning.training import TrainingPlan, check_workload, plan_training
 from glassformer.training import Recipe
 from glassformer.units import quantity
 
@@ -44,7 +46,10 @@ class Plan:
     context: int
     batch: int
     dtype: torch.dtype
+    """Of products, and of the weights where these are not packed."""
     state_dtype: torch.dtype
+    weights: str
+    """What the weights are kept in, one of `WEIGHTS`."""
     parameters: int
     """Tied ones once."""
     active_parameters: int
@@ -72,8 +77,27 @@ class Plan:
 
     @property
     def decoding(self) -> Decoding | None:
-        """The time of a step, on the plan's machines; None without any, and for a model that does not decode."""
-        return None if self.on is None or not self.config.writes else Decoding(self, self.on)
+        """The time of a step, on the plan's machines; None without any, for a model that does not decode, and where
+        weights and states do not fit."""
+        return Decoding(self, self.on) if self.on is not None and self.config.writes and self.fits else None
+
+    @property
+    def room(self) -> float | None:
+        """Bytes of all of the plan's machines, which divide weights and states; None without any."""
+        return None if self.on is None else self.on.count * self.on.machine.memory
+
+    @property
+    def smallest_count(self) -> int | None:
+        """Of these machines, the fewest whose memory weights and states fit; None without any."""
+        return None if self.on is None else max(1, math.ceil(self.bytes / (SPARE * self.on.machine.memory)))
+
+    @property
+    def fits(self) -> bool | None:
+        return None if self.room is None else self.bytes <= SPARE * self.room
+
+    @property
+    def bytes_of_weight(self) -> float:
+        return WEIGHTS[self.weights]
 
     @cached_property
     def expert_parameters(self) -> int:
@@ -142,9 +166,18 @@ class Plan:
             **{name: getattr(self, name) for name in derived},
             "symbols": self.counts.symbols,
             "components": [asdict(one) for one in self.components],
+            **self._on_machines(),
             **({} if self.decoding is None else {"decoding": self.decoding.to_dict()}),
             "training_flops": {name: getattr(flops, name) for name in spent},
         }
+
+    def _on_machines(self) -> dict[str, Any]:
+        if self.room is None:
+            return {}
+        return {
+            "fits": self.fits, "smallest_count": self.smallest_count,
+            "batch_that_fits": self.batch_that_fits(self.room), "context_that_fits": self.context_that_fits(self.room),
+        }  # fmt: skip
 
     @property
     def state_bytes_per_token(self) -> float:
@@ -160,11 +193,11 @@ class Plan:
         """What a step reads at least that writes a token to each sequence: weights once, and every state. Over the
         memory's bandwidth it is the shortest time that a step can take. (Of experts, a batch meets more than one token
         does, up to all.)"""
-        return self.read_parameters * self.dtype.itemsize + self.batch * self.state_bytes
+        return math.ceil(self.read_parameters * self.bytes_of_weight) + self.batch * self.state_bytes
 
 
 PLAIN = (
-    "context", "batch", "parameters", "active_parameters", "weight_bytes", "states", "next_token_bytes",
+    "context", "batch", "weights", "parameters", "active_parameters", "weight_bytes", "states", "next_token_bytes",
     "read_parameters", "flops",
 )  # fmt: skip
 
@@ -178,6 +211,7 @@ def plan(
     batch: int = 1,
     dtype: torch.dtype = torch.bfloat16,
     state_dtype: torch.dtype | None = None,
+    weights: str | None = None,
     machine: str | Cluster | None = None,
     nodes: int = 1,
     machines: str | Path | None = None,
@@ -197,7 +231,7 @@ def plan(
     recompute: str = "none",
     layout: Layout | str | None = None,
     finetune: str | None = None,
-    weights: str = "float32",
+    weights: str | None = None,
     loss: str = "chunked",
     machine: str | Cluster | None = None,
     nodes: int = 1,
@@ -219,7 +253,7 @@ def plan(
     recompute: str = "none",
     layout: Layout | str | None = None,
     finetune: str | None = None,
-    weights: str = "float32",
+    weights: str | None = None,
     loss: str = "chunked",
     machine: str | Cluster | None = None,
     nodes: int = 1,
@@ -231,14 +265,15 @@ def plan(
 
     context      tokens of a sequence; by default all the model is trained to read
     batch        sequences at once; in training, of all ranks
-    dtype        of the weights; in training of the products
+    dtype        of products, and of the weights in generation
     state_dtype  of the decode state; by default that of the weights
     optimizer, recompute, layout
                  of training; a layout is such as "dp=8,zero=3,recompute=full", by default "dp=N,zero=3"
     finetune     of training, "lora:16": adapters of rank 16 on every linear map, all else frozen in `dtype`
-    weights, loss
-                 of training: "float32", or "bfloat16" with masters in fp32; what the loss holds of logits, "chunked" as
-                 ours does, "in_place", "fused" or "whole" (`planning/memory.py`)
+    weights      what they are kept in: in generation "int8" or "int4" too, products in `dtype`; in training "float32",
+                 or "bfloat16" with masters in fp32
+    loss         of training, what it holds of logits: "chunked" as ours does, "in_place", "fused" or "whole"
+                 (`planning/memory.py`)
     machine, nodes
                  accelerators: "h100", as many as the layout has ranks, or "h100:8", eight in each of `nodes` nodes
     machines     a file of machines of one's own
@@ -248,10 +283,13 @@ def plan(
     Raises RequestError for a context that the model cannot have, a layout that does not divide or has other ranks than
     there are accelerators, an unknown machine, or a price without a currency."""
     on = None if machine is None else _on(machine, nodes, machines, price)
-    if on is None and (price is not None or nodes != 1):
-        raise RequestError(
-            "price and nodes are of a machine; name one, such as h100:8", code="conflict", field="machine"
-        )
+    if on is None and (price is not None or nodes != 1 or machines is not None or tokens is not None):
+        given = {"price": price, "machines": machines, "tokens": tokens, "nodes": None if nodes == 1 else nodes}
+        field = next(name for name, value in given.items() if value is not None)
+        expected = "left out without a machine, such as h100:8"
+        raise RequestError(code="conflict", field=field, value=given[field], expected=expected)
+    context = config.context if context is None else context
+    check_workload(config, batch, context)
     if train:
         chosen = Recipe.of(tokens=1, optimizer=optimizer).optimizer
         default = Layout(dp=on.count, zero=3) if on is not None and on.count > 1 else Layout()
@@ -259,28 +297,22 @@ def plan(
         if recompute != "none":
             shared = shared.recomputing(recompute)
         device = on.machine.device if on is not None else "cpu"
-        for field, value, known in (("weights", weights, tuple(MASTERED)), ("loss", loss, LOSSES)):
-            if value not in known:
-                raise RequestError(code="unknown", field=field, value=value, expected=f"one of {', '.join(known)}")
-        if finetune is not None and weights != "float32":
+        kept = weights or "float32"
+        _check_one_of("weights", kept, MASTERED)
+        _check_one_of("loss", loss, LOSSES)
+        if finetune is not None and kept != "float32":
             expected = "nothing beside finetune, whose frozen weights are kept in dtype"
             raise RequestError(code="conflict", field="weights", value=weights, expected=expected)
         planned = plan_training(
-            config, batch, context or config.context, dtype, chosen, shared, MASTERED[weights], device,
+            config, batch, context, dtype, chosen, shared, MASTERED[kept], device,
             cast(Loss, loss), _rank(finetune),
         )  # fmt: skip
-        return planned.placed(on, None if tokens is None else quantity(tokens, field="tokens"))
+        return planned.placed(on, _tokens(tokens))
     if tokens is not None:
         raise RequestError(code="conflict", field="tokens", value=tokens, expected="train=True beside it")
-    context = config.context if context is None else context
     state_dtype = dtype if state_dtype is None else state_dtype
-    if not 1 <= context <= MAX_CONTEXT:
-        raise RequestError(f"context={context}: give a number of tokens from 1 to {MAX_CONTEXT:,}")
-    if batch < 1:
-        raise RequestError(f"batch={batch}: give a number of sequences from 1 up")
-    limit = config.embedding.limit(config.ctx)
-    if limit is not None and context > limit:
-        raise RequestError(f"context={context} is past this model's learned positions, which end at {limit}")
+    packed = weights or str(dtype).removeprefix("torch.")
+    _check_one_of("weights", packed, WEIGHTS)
     cost = config.costs(Shape(1, 1, context, "decode", dtype, state_dtype=state_dtype))
     unread = ("embedding", "head", "encoder")
     idle = sum(cost[name].active_parameters for name in unread if name in cost.children)
@@ -297,7 +329,8 @@ def plan(
         parameters=cost.parameters,
         active_parameters=cost.active_parameters,
         read_parameters=cost.active_parameters - idle + config.vocab_size * config.d_model,
-        weight_bytes=cost.parameters * dtype.itemsize,
+        weights=packed,
+        weight_bytes=math.ceil(cost.parameters * WEIGHTS[packed]),
         states=states,
         next_token_bytes=added,
         flops=float(cost.flops),
@@ -316,13 +349,18 @@ def search(
     nodes: int = 1,
     machines: str | Path | None = None,
     price: str | None = None,
+    tokens: float | str | None = None,
 ) -> Search:
     """Layouts of all accelerators of a machine, "h100:8", that a training step of `batch` sequences fits, the fastest
-    first by its planned time; and why faster ones do not fit.
+    first by its planned time, each with the days of `tokens`; and why faster ones do not fit.
 
     Raises RequestError for a context that the model cannot have, a batch that no layout divides, an unknown machine."""
     chosen = Recipe.of(tokens=1, optimizer=optimizer).optimizer
-    return find(config, batch, context or config.context, dtype, chosen, _on(machine, nodes, machines, price))
+    context = config.context if context is None else context
+    check_workload(config, batch, context)
+    on, many = _on(machine, nodes, machines, price), _tokens(tokens)
+    found = find(config, batch, context, dtype, chosen, on)
+    return replace(found, fitting=tuple(one.placed(on, many) for one in found.fitting))
 
 
 def _states(config: ModelConfig, context: int, dtype: torch.dtype) -> dict[str, int]:
@@ -343,6 +381,22 @@ def _rank(finetune: str | None) -> int:
     return int(rank)
 
 
+def _tokens(asked: float | str | None) -> float | None:
+    """To train on: 15e12 of "15T"."""
+    tokens = None if asked is None else quantity(asked, field="tokens")
+    if tokens is not None and tokens < 1:
+        raise RequestError(code="range", field="tokens", value=asked, expected="a number of tokens from 1 up")
+    return tokens
+
+
+def _check_one_of(field: str, value: str, known: Collection[str]) -> None:
+    if value not in known:
+        raise RequestError(code="unknown", field=field, value=value, expected=f"one of {', '.join(known)}")
+
+
 def _on(machine: str | Cluster, nodes: int, own: str | Path | None, price: str | None) -> Cluster:
     on = cluster(machine, nodes, own) if isinstance(machine, str) else machine
+    if on.count > RANKS:
+        expected = f"{RANKS:,} accelerators at most, with the nodes"
+        raise RequestError(code="range", field="machine", value=machine, expected=expected)
     return on if price is None else replace(on, machine=on.machine.vary(price=Price.of(price)))

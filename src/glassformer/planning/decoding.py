@@ -46,7 +46,7 @@ class Decoding:
         missed = idle / experts if experts else 0.0
         met = experts * (1 - missed**batch)
         weights = plan.read_parameters - (experts - idle) + met
-        return weights * plan.dtype.itemsize + batch * plan.state_bytes
+        return weights * plan.bytes_of_weight + batch * plan.state_bytes
 
     def roof(self, batch: int) -> tuple[float, float, float]:
         """Seconds to read, to compute, and to exchange, at the machine's own rates."""

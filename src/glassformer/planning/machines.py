@@ -50,7 +50,7 @@ class Price(Value):
     def of(cls, text: str) -> Price:
         """2.5USD. Raises RequestError for a price without a currency."""
         number, currency = text[:-3].strip(), text[-3:]
-        if not (currency.isalpha() and currency.isupper()):
+        if not (currency.isascii() and currency.isalpha() and currency.isupper()):
             raise RequestError(
                 code="type", field="price", value=text, expected="an hour's price with its currency, 2.5USD"
             )

@@ -1,0 +1,129 @@
+"""Which options each mode of `plan` takes: others are refused in one sentence, none is passed over."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from pathlib import Path
+
+import pytest
+
+import glassformer as gf
+from glassformer.cli import main, plan
+from glassformer.cli.costs import TAKES, UNSAID
+
+TINY = "llama@1m+vocab_size=512+layers=2"
+MODES = {
+    "generate": [], "train": ["--train"], "find": ["--find", "--gpu", "h100:2", "--batch", "2"], "here": ["--here"],
+}  # fmt: skip
+VALUES = {
+    "dtype": "float32", "state_dtype": "int8", "machine": "h100:2", "nodes": "2", "machines": "mine.yaml",
+    "price": "2USD", "explain": None, "tokens": "1M", "optimizer": "lion", "recompute": "full", "layout": "dp=2",
+    "weights": "bfloat16", "loss": "whole", "finetune": "lora:4", "again": None, "out": "plan.html",
+}  # fmt: skip
+REFUSED = [(mode, name) for mode, taken in TAKES.items() for name in VALUES if name not in taken]
+
+
+def test_every_option_has_modes_that_take_it():
+    parameters = inspect.signature(plan).parameters
+    flags = set(parameters) - {"models", "json", *TAKES}
+    assert flags == set().union(*TAKES.values()) == {*VALUES, "context", "batch"}
+    assert {name: parameters[name].default for name in UNSAID} == UNSAID
+    assert all(parameters[name].default in (None, False) for name in flags - set(UNSAID))
+
+
+@pytest.mark.parametrize(("mode", "name"), REFUSED, ids=[f"{mode}-{name}" for mode, name in REFUSED])
+def test_an_option_of_another_mode_is_refused(mode: str, name: str, capsys: pytest.CaptureFixture[str]):
+    if (mode, name) == ("generate", "finetune"):
+        return  # it is a plan of training
+    flag = f"--{name.replace('_', '-')}"
+    given = [flag] if VALUES[name] is None else [flag, str(VALUES[name])]
+    assert main(["plan", TINY, *MODES[mode], *given]) == 2
+    told = capsys.readouterr().err
+    assert told.count("\n") == 1 and ("at a time" in told if name == "finetune" and mode == "here" else flag in told)
+
+
+@pytest.mark.parametrize("modes", ["--generate --train", "--find --here", "--train --here", "--find --generate"])
+def test_one_mode_at_a_time(modes: str, capsys: pytest.CaptureFixture[str]):
+    assert main(["plan", TINY, *modes.split()]) == 2
+    assert "at a time" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("asked", "sentence"),
+    [
+        ("--train --context 0", "context=0"), ("--find --gpu h100:2 --context 0", "context=0"),
+        ("--here --context 0", "context=0"), ("--context 0", "context=0"), ("--train --batch 0", "batch=0"),
+        ("--find --gpu h100:2 --batch -1", "batch=-1"), ("--batch 0", "batch=0"),
+        ("--train --gpu h100 --tokens 0", "tokens must be"),
+        ("--find --gpu h100:2 --batch 2 --tokens 0", "tokens must"),
+        ("--train --tokens 1M", "left out without a machine"), ("--machines mine.yaml", "left out without a machine"),
+        ("--gpu h100:9999999 --nodes 10 --train", "16,777,216 accelerators at most"),
+        ("--gpu h100:9999999 --nodes 10", "16,777,216 accelerators at most"),
+        ("--gpu h100 --price 2.5ÄÖÜ", "price must be"), ("--weights int4 --train", "weights must be"),
+        ("--find", "such as h100:8"), ("--tokens 0", "--tokens is not for"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_is_one_sentence(asked: str, sentence: str, capsys: pytest.CaptureFixture[str]):
+    assert main(["plan", TINY, *asked.split()]) == 2
+    told = capsys.readouterr().err
+    assert sentence in told and told.count("\n") == 1
+
+
+def test_the_layout_that_is_found_is_planned(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """--tokens, --explain and --out say of the fastest what a plan of it would."""
+    page = tmp_path / "plan.html"
+    command = ["plan", TINY, "--find", "--gpu", "h100:2", "--batch", "2", "--context", "64", "--tokens", "1G"]
+    assert main([*command, "--explain", "--out", str(page)]) == 0
+    told = capsys.readouterr().out
+    assert "days: " in told and "made of" in told and "at the loss" in told
+    assert main([*command, "--json"]) == 0
+    (facts,) = json.loads(capsys.readouterr().out)
+    best = facts["fitting"][0]
+    layout = ",".join(f"{name}={int(value)}" for name, value in best["layout"].items() if name in ("dp", "tp", "zero"))
+    assert best["layout"]["recompute"] == "none" and best["layout"]["micro"] is not None
+    again = gf.plan(
+        gf.preset(TINY), train=True, machine="h100:2", batch=2, context=64, tokens="1G",
+        layout=f"{layout},sp={int(best['layout']['sp'])},micro={best['layout']['micro']}",
+    )  # fmt: skip
+    assert again.run is not None and best["run"]["days"] == again.run.to_dict()["days"]
+    assert str(best["memory"]["reserved"]) in page.read_text(encoding="utf-8")
+
+
+def test_a_page_of_nothing_is_not_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    page = tmp_path / "plan.html"
+    assert main(["plan", "llama-2-70b", "--find", "--gpu", "l40s", "--context", "64", "--out", str(page)]) == 2
+    assert "no page" in capsys.readouterr().err and not page.exists()
+
+
+def test_eight_accelerators_hold_what_eight_do(capsys: pytest.CaptureFixture[str]):
+    """70B in bf16 are 138 GB, not on one of 80 GB but on two; int8 are 69 GB. Nothing is timed that does not fit."""
+    config = gf.preset("llama-2-70b")
+    for machine, weights, fits, smallest in (
+        ("h100", None, False, 2), ("h100:2", None, True, 2), ("h100:8", None, True, 2), ("h100", "int4", True, 1),
+        ("h100", "int8", True, 1), ("a100-40gb", "int8", False, 2), ("a100-40gb", None, False, 4),
+    ):  # fmt: skip
+        one = gf.plan(config, machine=machine, weights=weights)
+        assert (one.fits, one.smallest_count) == (fits, smallest), (machine, weights)
+        assert (one.decoding is not None) == fits
+        assert one.weight_bytes == config.num_params() * {None: 2, "int8": 1, "int4": 0.5}[weights]
+    one = gf.plan(config, machine="h100:8")
+    most = int((0.9 * 640e9 - one.weight_bytes) // one.state_bytes)
+    assert one.room == 8 * 80e9 and one.batch_that_fits(one.room) == most
+    many = gf.plan(config, machine="h100:8", batch=most)
+    assert many.fits and not gf.plan(config, machine="h100:8", batch=most + 1).fits
+    assert main(["plan", "llama-2-70b", "--generate", "--gpu", "h100"]) == 0
+    told = capsys.readouterr().out
+    assert "no: 2 would do" in told and "tokens a second" not in told and "cost" not in told
+    assert main(["plan", "llama-2-70b", "--generate", "--gpu", "h100", "--weights", "int4"]) == 0
+    told = capsys.readouterr().out
+    assert "tokens a second" in told and "in int4" in told and "in int8" in told
+
+
+def test_packed_weights_are_read_faster():
+    """A step of one sequence at no context reads little but weights."""
+    whole, packed = (gf.plan(gf.preset("llama-7b"), machine="h100", context=1, weights=kept) for kept in (None, "int4"))
+    assert whole.decoding is not None and packed.decoding is not None
+    assert whole.decoding.seconds[0] == pytest.approx(4 * packed.decoding.seconds[0], rel=0.01)
+    assert packed.decoding.roof(1)[1] == whole.decoding.roof(1)[1], "products are in bf16 as before"
+    assert packed.state_bytes == whole.state_bytes
