@@ -58,6 +58,13 @@ def test_a_damaged_catalogue_is_refused_or_read(data: st.DataObject):
     assert sum(len(source) + len(target) for source, target in found) <= len(cut)
 
 
+@pytest.mark.parametrize("encoding", ["iso-8859-12", "windows-1259", "rot13", "nonsense"])
+def test_an_encoding_that_is_not_known_is_refused(encoding: str):
+    damaged = catalogue({"a": "b"}, "ascii").replace(b"charset=ascii", f"charset={encoding}".encode())
+    with pytest.raises(ValueError, match="not known"):
+        list(messages(damaged))
+
+
 def test_lengths_that_share_bytes_are_refused():
     """A thousand messages, each the whole file: a small file would make a large text."""
     n = 1000

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import hashlib
 import importlib.util
 import re
@@ -71,10 +72,19 @@ def messages(data: bytes) -> Iterator[tuple[str, str]]:
         if not source:
             if found := re.search(rb"charset=([A-Za-z0-9._-]{1,40})", target):
                 encoding = found[1].decode().lower()
-                if not ENCODING.fullmatch(encoding):
+                if not ENCODING.fullmatch(encoding) or not _has(encoding):
                     raise ValueError(f"its encoding {encoding} is not known")
             continue
         yield source.decode(encoding).split("\x04")[-1], target.decode(encoding)
+
+
+def _has(encoding: str) -> bool:
+    """Whether Python knows it: iso-8859-12 was never made."""
+    try:
+        codecs.lookup(encoding)
+    except LookupError:
+        return False
+    return True
 
 
 def open_catalogues(data: str, folders: tuple[str, ...] | None = None) -> Corpus:
