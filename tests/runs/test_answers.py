@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 import glassformer as gf
-from glassformer.runs.answers import answers, scores
+from glassformer.runs.answers import answers, greedy, scores
 from glassformer.text import prepare
 from glassformer.training import train
+from glassformer.training.objectives import Asked
+from glassformer.training.objectives.base import Opening
 
 TRANSLATOR = "transformer@1m+layers=2+d_model=96+heads=4+pre+residual.dropout=0+embedding.dropout=0+head.smoothing=0"
 
@@ -50,6 +54,24 @@ def test_answers_are_those_of_generate(model: str):
         new = [int(token) for token in new]
         alone = decode(new[: new.index(eos)] if eos in new else new)
         assert written[:10] == alone[:10] and len(written) <= 2 * 10 + 8
+
+
+@pytest.mark.parametrize("end", [None, 5])
+def test_an_answer_has_the_room_behind_its_own_prompt(end: int | None):
+    """Whatever prompts are beside it: learned positions end at 16."""
+    model = gf.preset("gpt2@1m+layers=1+d_model=32+heads=2+vocab_size=31+context=16+init=gpt2+init.std=0.3").build(
+        seed=3
+    )
+    drawn = torch.Generator().manual_seed(0)
+    sizes = ((13, 9), (2, 9), (6, 1), (14, 2), (3, 2))
+    asked = [
+        Asked(Opening(torch.randint(31, (n,), generator=drawn).numpy()), np.zeros(1), np.zeros(m)) for n, m in sizes
+    ]
+    found = greedy(model, asked, end, 16)
+    for (prompt, target), one, ids in zip(sizes, asked, found, strict=True):
+        alone = gf.generate(model, [one.opening.tokens.tolist()], min(16 - prompt, 2 * target + 8), eos_id=end)[0]
+        assert ids == [token for token in alone[prompt:] if token != end]
+    assert end is not None or [len(ids) for ids in found] == [3, 14, 10, 2, 12]
 
 
 @pytest.mark.slow

@@ -55,21 +55,28 @@ def answers(model: Model, text: Tokens, objective: ObjectiveConfig, context: int
 
 
 def greedy(model: Model, asked: Sequence[Asked], end: int | None, context: int) -> list[list[int]]:
-    """The likeliest token after the other, to the end of each text; at most twice as many as the longest target has."""
+    """The likeliest token after the other, to the end of each text; at most twice as many as its target has, and as
+    many as the context has room for behind its prompt."""
     prompts = [one.opening.tokens.tolist() for one in asked]
     sources = [one.opening.source for one in asked]
     given = None if sources[0] is None else [source.tolist() for source in sources if source is not None]
-    room = context - max(map(len, prompts))
-    most = max(1, min(room, 2 * max(len(one.target) for one in asked) + 8))
+    rooms = [
+        max(1, min(context - len(prompt), 2 * len(one.target) + 8)) for prompt, one in zip(prompts, asked, strict=True)
+    ]
+    together = max(1, min(max(rooms), context - max(map(len, prompts))))
     found: list[list[int]] = [[] for _ in asked]
     going = torch.ones(len(asked), dtype=torch.bool)
-    for tokens in stream(model, prompts, most, temperature=0.0, source=given):
+    for tokens in stream(model, prompts, together, temperature=0.0, source=given):
         here = tokens.cpu()
         going &= here != (-1 if end is None else end)
         for row in going.nonzero()[:, 0].tolist():
             found[row].append(int(here[row]))
+            going[row] = len(found[row]) < rooms[row]
         if not going.any():
             break
+    if cut := going.nonzero()[:, 0].tolist():  # by the context of a longer prompt beside it
+        for row, ids in zip(cut, greedy(model, [asked[row] for row in cut], end, context), strict=True):
+            found[row] = ids
     return found
 
 
