@@ -135,7 +135,9 @@ def test_a_causal_model_is_scored_on_the_same_tokens(text: TextData):
     for a, b in zip(one, other, strict=True):
         assert torch.equal(a.batch.targets, b.batch.targets) and torch.equal(a.bytes, b.bytes)
         assert not a.batch.beside and b.batch.beside
-        assert torch.equal(a.bytes > 0, a.batch.targets != IGNORED) or a.bytes.sum() > 0
+        scored = a.batch.targets != IGNORED
+        assert torch.equal(a.bytes[scored], torch.from_numpy(text.token_bytes)[a.batch.targets[scored]])
+        assert not a.bytes[~scored].any() and a.bytes.any()
 
 
 def test_pairs_are_told_apart_as_in_clip():
