@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tokenizers
 import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
@@ -19,8 +20,8 @@ from glassformer.convert import Loaded
 from glassformer.errors import RequestError
 from glassformer.retrieval import Embedder, Index, asking, indexing
 from glassformer.retrieval.indexing import BUILDING, FILES, META, VECTORS
-from glassformer.retrieval.passages import Splitter
-from glassformer.text import ByteTokenizer
+from glassformer.retrieval.passages import CHARACTERS, Splitter
+from glassformer.text import ByteTokenizer, FileTokenizer
 from glassformer.text.documents import Document
 
 pytest.importorskip("faiss")
@@ -70,6 +71,16 @@ def test_passages_end_where_paragraphs_do():
         "first\nparagraph\n\nsecond one", "third, which is longer", " than the others are".strip(),
     ]  # fmt: skip
     assert [text[one.start] for one in passages] == ["f", "t", "t"]
+
+
+def test_unbroken_text_is_cut(tmp_path: Path):
+    """WordPiece makes one unknown token of it, whatever its length."""
+    library = tokenizers.Tokenizer(tokenizers.models.WordPiece({"[UNK]": 0, "a": 1}, unk_token="[UNK]"))
+    library.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    text = f"a\n\n{'x' * 5000}\n\na"
+    passages = list(Splitter(FileTokenizer(library), 16)(Document("d", text)))
+    assert "".join(one.text for one in passages).replace("\n\n", "") == text.replace("\n\n", "")
+    assert max(len(one.text) for one in passages) <= 16 * CHARACTERS < 5000
 
 
 # Search
@@ -241,6 +252,12 @@ def test_passages_are_cut_to_what_fits(data: Path, tmp_path: Path):
     assert len(seen) > 3
     with pytest.raises(RequestError, match="leaves no room"):
         asking.Asker(found, decoder(bare + 20)).prompt("three", 2, 10)
+
+
+def test_of_white_space_nothing_is_left(data: Path, tmp_path: Path):
+    asker = asking.Asker(gf.index(data, tmp_path / "index", encoder()), decoder())
+    assert asker.cut(" \n" * 40, 30) == ("", 30)
+    assert asker.cut("one two" * 8, 30) == ("one twoone twoone twoone", 30)
 
 
 def test_an_answer_is_what_the_model_says(data: Path, tmp_path: Path):

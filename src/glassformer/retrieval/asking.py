@@ -153,8 +153,8 @@ class Asker:
             return text, len(ids)
         if room < LEAST:
             return "", 0
-        kept = self.tokenizer.decode(ids[:room]).rstrip("\ufffd")
-        return kept.rsplit(maxsplit=1)[0], room
+        kept = self.tokenizer.decode(ids[:room]).rstrip("\ufffd").rstrip()
+        return kept.rsplit(maxsplit=1)[0] if kept else "", room
 
     def ids(self, question: str, passages: Sequence[str]) -> list[int]:
         """The prompt's tokens."""

@@ -15,6 +15,8 @@ TOGETHER = 256
 JOINT = "\n\n"
 LONGEST = 1 << 16
 """Characters of a paragraph; tables and minified files have no blank lines."""
+CHARACTERS = 32
+"""Of a token, in the mean, that no text has: WordPiece reads an unbroken one of any length as a single unknown word."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +32,8 @@ class Splitter:
     """Cuts documents at the borders of paragraphs into passages of at most `most` tokens.
 
     Paragraphs, which blank lines separate, are joined as long as they fit. One that does not fit alone is cut at the
-    ends of lines, else at spaces. No text is left out. Tokens are the tokenizer's own, special ones not counted.
+    ends of lines, else at spaces. No text is left out. Tokens are the tokenizer's own, special ones not counted; a
+    passage has at most CHARACTERS characters for each.
     """
 
     def __init__(self, tokenizer: Tokenizer, most: int):
@@ -38,8 +41,10 @@ class Splitter:
         self.joint = self.counts([JOINT])[0]
 
     def counts(self, texts: Iterable[str]) -> list[int]:
-        """Tokens of each text."""
-        return [len(row) for row in self.tokenizer.encode_batch(list(texts))]
+        """Tokens of each text, counted as if each had at most CHARACTERS."""
+        texts = list(texts)
+        rows = self.tokenizer.encode_batch(texts)
+        return [max(len(row), -(-len(text) // CHARACTERS)) for text, row in zip(texts, rows, strict=True)]
 
     def __call__(self, document: Document) -> Iterator[Passage]:
         waiting: list[tuple[int, str]] = []
