@@ -194,6 +194,16 @@ def test_vectors_learn_which_texts_belong_together():
     assert run.validation["bits_per_byte"] is None
 
 
+def test_a_pair_is_not_told_from_itself(tmp_path: Any):
+    """With fewer pairs than rows, a batch would hold one twice."""
+    config = gf.preset("bert@1m+layers=1+d_model=32+heads=2+pooled:mean")
+    recipe = {"steps": 1, "context": 64, "objective": "contrastive", "device": "cpu"}
+    for batch_size in (1, 100_000):
+        with pytest.raises(RequestError, match=rf"batch_size={batch_size}: each pair is told from the others"):
+            train(config, "pairs:numbers", {**recipe, "batch_size": batch_size}, tmp_path / "run")
+    assert not list(tmp_path.glob("run/*"))
+
+
 REFUSED: list[tuple[str, str, int, str]] = [
     ("span", "bert@1m", 64, "not causal"),
     ("span:0.15:3:4", BOTH, 64, "write span:DENSITY:MEAN"),

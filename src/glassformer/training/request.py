@@ -70,6 +70,7 @@ def prepare_run(
     text = data if isinstance(data, Tokens) else prepare(data, tokenizer, context=recipe.context, progress=progress)
     text = recipe.objective.with_tokens(text)
     recipe.objective.check_length(text, recipe.context, config)
+    recipe.objective.check_batch(text, recipe.batch_size)
     config = fit(config, text.tokenizer.vocab_size, recipe.context, vocab_size)
     how = settings(config, as_it_began(recipe, found))
     config.check()

@@ -110,6 +110,9 @@ class ObjectiveConfig(PartConfig, axis="objective"):
         for name, side in (("training", text.train), ("held-out", text.validation)):
             refuse_long(context, len(side), f"{name} text")
 
+    def check_batch(self, text: Tokens, batch: int) -> None:
+        """Raises RequestError where batches of so many texts teach nothing."""
+
     def batches(self, text: Tokens, batch: int, context: int, seed: int, config: ModelConfig | None = None) -> Steps:
         """What each step is trained on, as a model of this config takes it; None: as its kind usually does."""
         return Batches(text.train, batch, context, seed)

@@ -59,14 +59,18 @@ class ContrastiveConfig(ObjectiveConfig, kind="contrastive"):
                     code="range", field="data", value=len(found), expected=">= 2",
                 )  # fmt: skip
 
+    def check_batch(self, text: Tokens, batch: int) -> None:
+        pairs = len(Pairs(text.train.tokens, text.tokenizer, Apart()))
+        if not 2 <= batch <= pairs:  # with fewer pairs one would stand beside itself, and be told from itself
+            raise RequestError(
+                f"batch_size={batch}: each pair is told from the others of its batch, and the training text has "
+                f"{pairs}; use from 2 to {pairs}",
+                code="range", field="batch_size", value=batch, expected=f"2 to {pairs}",
+            )  # fmt: skip
+
     def batches(
         self, text: Tokens, batch: int, context: int, seed: int, config: ModelConfig | None = None
     ) -> PairBatches:
-        if batch < 2:
-            raise RequestError(
-                f"batch_size={batch} leaves nothing to tell a text from; use 2 or more",
-                code="range", field="batch_size", value=batch, expected=">= 2",
-            )  # fmt: skip
         return PairBatches(Pairs(text.train.tokens, text.tokenizer, Apart()), batch, seed)
 
     def evaluation(
