@@ -132,6 +132,8 @@ def test_flex_refuses_what_it_cannot_train(monkeypatch: pytest.MonkeyPatch):
     gpu = CallFacts(device="cuda", grad=True)
     assert Flex().refusal(gpu) is None
     assert "learned" in str(Flex().refusal(gpu._replace(learned=True)))
+    assert Flex().refusal(gpu._replace(sinks=True)) is None
+    assert "sinks" in str(Flex().refusal(CallFacts(device="cpu", sinks=True)))
     assert "dropout" in str(Flex().refusal(gpu._replace(dropout=True)))
     assert "head_dim" in str(Flex().refusal(gpu._replace(head_dim=8)))
     assert "float64" in str(Flex().refusal(gpu._replace(dtype=torch.float64)))
@@ -237,6 +239,10 @@ GPU_CHOICES = {
     "a learned bias": (CUDA._replace(plain=False, masked=True, learned=True), "sdpa"),
     "float64": (CUDA._replace(plain=False, masked=True, dtype=torch.float64), "sdpa"),
     "small heads": (CUDA._replace(plain=False, masked=True, head_dim=8), "sdpa"),
+    "sinks": (CUDA._replace(sinks=True), "flex"),
+    "sinks in a window": (CUDA._replace(width=128, plain=False, masked=True, sinks=True), "flex"),
+    "sinks and dropout": (CUDA._replace(sinks=True, dropout=True), "banded"),
+    "a token with sinks": (DECODING._replace(sinks=True), "direct"),
     "another device": (CUDA._replace(plain=False, masked=True, device="mps"), "sdpa"),
 }
 
@@ -248,7 +254,7 @@ def test_what_auto_takes_on_a_gpu(case: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("glassformer.parts.kernel.flex._has_triton", lambda: True)
     assert Auto().fastest(facts).name == expected
     monkeypatch.setattr("glassformer.parts.kernel.flex._has_triton", lambda: False)
-    without = {"flex": "sdpa" if facts.additive else "banded"}.get(expected, expected)
+    without = {"flex": "sdpa" if facts.additive and not facts.sinks else "banded"}.get(expected, expected)
     assert Auto().fastest(facts).name == without
 
 
@@ -256,9 +262,9 @@ def test_what_auto_takes_on_a_gpu(case: str, monkeypatch: pytest.MonkeyPatch):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_the_last_of_every_ranking_serves(device: str, dtype: torch.dtype):
     for s, t in ((1, 1), (1, 50), (4, 50), (40, 4000), (300, 300), (9000, 9000)):
-        for bits in range(32):
-            plain, additive, learned, dropout, grad = ((bits >> i) & 1 == 1 for i in range(5))
-            rest = (plain and additive, not plain, additive, learned and grad, dropout, grad)
+        for bits in range(64):
+            plain, additive, learned, dropout, grad, sinks = ((bits >> i) & 1 == 1 for i in range(6))
+            rest = (plain and additive, not plain, additive, learned and grad, dropout, grad, sinks)
             facts = CallFacts(device, dtype, 2, s, t, 8, None, *rest)
             last = ranking(facts)[-1]
             assert last in {"sdpa", "banded", "direct"} and Auto.kernels[last].refusal(facts) is None

@@ -9,15 +9,27 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.nn.attention import flex_attention as flex
 
 from glassformer.errors import RequestError
 from glassformer.naming import preset
 from glassformer.parts.forward_pass import Pass
-from glassformer.parts.kernel import AttentionCall, Banded, Direct, Kernel, Sdpa, naive_attention
+from glassformer.parts.kernel import (
+    AttentionCall,
+    Banded,
+    Direct,
+    Flex,
+    HeadLayout,
+    Kernel,
+    Naive,
+    Sdpa,
+    naive_attention,
+)
 from glassformer.parts.mixer import Attention
 from glassformer.parts.mixer.kv import KVState, PinnedState, WindowState
 from glassformer.parts.visibility import (
     BigBird,
+    Causal,
     Chunked,
     Dilated,
     Longformer,
@@ -172,6 +184,48 @@ def test_every_kernel_is_the_definition(name: str, sinks: bool):
             for kernel in KERNELS.values():
                 for mine, theirs in zip(grads(lambda: kernel(call), *leaves), expected, strict=True):  # noqa: B023
                     torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-9)
+
+
+@pytest.fixture
+def eager_flex(monkeypatch: pytest.MonkeyPatch) -> None:
+    """FlexAttention as torch defines it, which has the gradients that its compiled form has on a GPU alone."""
+    monkeypatch.setattr("glassformer.parts.kernel.flex._flex", lambda: (flex.create_block_mask, flex.flex_attention))
+    monkeypatch.setattr(flex, "_validate_device", lambda *tensors: None)
+
+
+@pytest.mark.parametrize("name", ["causal", "chunked", "prefix", "longformer", "longformer two-sided"])
+def test_flex_takes_the_sinks_part_from_what_the_others_leave(name: str, eager_flex: None):
+    """Outputs and gradients, those of the sinks too: alone, in documents, for the last queries of a longer text."""
+    t, generator = 33, torch.Generator().manual_seed(0)
+    ids = torch.tensor([[0] * 5 + [1] * 21 + [2] * 7, [4] * 33])
+    visibility = SPARSE.get(name, Causal())
+    sinks = torch.randn(4, generator=generator).requires_grad_()
+    for s in (t, 9):
+        q, k, v = (torch.randn(2, x, n, 16, generator=generator).requires_grad_() for x, n in ((s, 4), (t, 2), (t, 2)))
+        for sight in (visibility.sized(t), SameDocument(visibility, ids)):
+            call = AttentionCall(q, k, v, sight, sinks=sinks)
+            found, expected = (grads(lambda one=one: one(call), q, k, v, sinks) for one in (Flex().attend, Naive()))  # noqa: B023
+            for mine, theirs in zip(found, expected, strict=True):
+                torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_flex_keeps_nothing_that_grows_with_the_square(dtype: torch.dtype, eager_flex: None):
+    sinks = torch.zeros(4, requires_grad=True)
+    q, k, v = (torch.randn(2, 64, n, 16, dtype=dtype, requires_grad=True) for n in (4, 2, 2))
+    call, saved = AttentionCall(q, k, v, Causal(), sinks=sinks), {}
+
+    def pack(x: Tensor) -> Tensor:
+        if x.is_floating_point():
+            saved[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+        Flex().attend(call)
+    heads = HeadLayout(4, 2)
+    kept = Flex().keeps(call.facts, Causal(), heads)
+    largest = 2 * 4 * 64 * 4  # of each row's scores, which torch's definition keeps beside their sum
+    assert kept.given == "qkv" and kept.own + q.nbytes + k.nbytes + v.nbytes + largest == sum(saved.values())
 
 
 def test_a_sink_takes_its_part_of_the_softmax():

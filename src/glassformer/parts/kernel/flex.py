@@ -10,6 +10,7 @@ from torch import Tensor
 
 from glassformer.parts.base import BuildContext
 from glassformer.parts.kernel.base import AttentionCall, CallFacts, HeadLayout, KeptTensors, Kernel, KernelConfig
+from glassformer.parts.precision import wide
 from glassformer.parts.visibility import Visibility
 
 GPUS = {"cuda", "xpu"}
@@ -54,7 +55,7 @@ class Flex(Kernel):
     """FlexAttention: the visibility and the bias are compiled into one tiled kernel, blocks nobody sees are skipped.
 
     Dong et al. 2024, 2412.05496. On a GPU it trains, which no GPU has tried here yet; on the CPU it has no backward
-    pass and needs a C++ compiler.
+    pass and needs a C++ compiler. Sinks come after it: z sigmoid(log sum exp(scores) - sinks).
     """
 
     name = "flex"
@@ -62,12 +63,12 @@ class Flex(Kernel):
     def refusal(self, facts: CallFacts) -> str | None:
         if facts.dropout:
             return "has no dropout"
-        if facts.sinks:
-            return "has no sinks"
         if not facts.device:  # at construction
             return None
         if facts.device == "cpu" and facts.grad:
             return "has no backward pass on the CPU"
+        if facts.device == "cpu" and facts.sinks:
+            return "has no sinks on the CPU"
         if facts.device != "cpu" and facts.device not in GPUS:
             return f"does not run on {facts.device}"
         if facts.dtype not in DTYPES:
@@ -79,8 +80,14 @@ class Flex(Kernel):
         return cannot_compile(facts.device)
 
     def keeps(self, facts: CallFacts, visibility: Visibility, heads: HeadLayout) -> KeptTensors:
-        """q, k, v, z and the logarithm of each row's sum; masks are computed, not kept."""
-        return KeptTensors(facts.batch * heads.n * facts.s * 4, given="qkvz")
+        """q, k, v, z and the logarithm of each row's sum; masks are computed, not kept. With sinks z before they took
+        their part, and what they left."""
+        rows = facts.batch * heads.n * facts.s
+        if not facts.sinks:
+            return KeptTensors(rows * 4, given="qkvz")
+        rounded = facts.dtype.itemsize if facts.dtype.itemsize < 4 else 0
+        z = (heads.value_dim or facts.head_dim) * facts.dtype.itemsize
+        return KeptTensors(rows * (4 + 4 + rounded + z), given="qkv")
 
     def attend(self, call: AttentionCall) -> Tensor:
         _, flex_attention = _flex()
@@ -88,12 +95,21 @@ class Flex(Kernel):
         at = _tokens(call)
         # Without annotations: torch counts the arguments, which a checker of annotations would hide.
         bend = None if bias is None else lambda score, b, n, i, j: bias(score, b, n, *at(b, i, j))
-        z = flex_attention(
+        z, about = flex_attention(
             q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2),
             score_mod=bend, block_mask=call.once(("blocks", *call.key), lambda: block_mask(call)), scale=call.scale,
-            enable_gqa=q.shape[2] != k.shape[2],
+            enable_gqa=q.shape[2] != k.shape[2], return_aux=_request(call.sinks is not None),
         )  # fmt: skip
+        if call.sinks is not None:
+            left = torch.sigmoid(about.lse - wide(call.sinks)[:, None])
+            z = z * left.to(z.dtype)[..., None]
         return z.transpose(1, 2)
+
+
+def _request(sums: bool) -> Any:
+    from torch.nn.attention.flex_attention import AuxRequest
+
+    return AuxRequest(lse=sums)
 
 
 def block_mask(call: AttentionCall) -> Any:

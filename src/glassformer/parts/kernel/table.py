@@ -40,8 +40,9 @@ def _on_cpu(facts: CallFacts, goes_on: bool) -> tuple[str, ...]:
 
 def _elsewhere(facts: CallFacts, goes_on: bool) -> tuple[str, ...]:
     """Flex wherever SDPA would need a mask or cannot serve. Where Flex cannot serve either (dropout, no Triton, another
-    device): SDPA with a mask, or blocks for a bias that is not additive."""
+    device): SDPA with a mask, or blocks for a bias that is not additive and for sinks, whose gradient would have SDPA
+    make all scores at once."""
     few = facts.s <= GPU_FEW and goes_on
-    if not facts.additive:
+    if not facts.additive or facts.sinks:
         return ("direct",) if few else ("flex", "banded")
     return ("flex", "sdpa") if facts.masked and not few else ("sdpa",)
