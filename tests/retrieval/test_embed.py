@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,9 +16,9 @@ import transformers
 import glassformer as gf
 from glassformer.__main__ import entry
 from glassformer.cli import main
-from glassformer.cli.vectors import read_texts
+from glassformer.cli.vectors import read_texts, write
 from glassformer.convert import Loaded
-from glassformer.errors import RequestError
+from glassformer.errors import RequestError, WorkError
 from glassformer.retrieval import embedding
 from glassformer.text import ByteTokenizer
 from glassformer.training.run import Pooling
@@ -160,3 +161,33 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeyp
     ):  # fmt: skip
         status, said, told = run(*arguments)
         assert status == 2 and says in told and not said
+
+
+ODD = ["one\u2028two", "three\x85four", "five\x0csix\x1d", "seven\u2029", "é 漢 \\n"]
+
+
+def test_only_a_newline_ends_a_text(tmp_path: Path):
+    path, vectors = tmp_path / "x.jsonl", np.arange(10.0).reshape(5, 2)
+    write(path, ODD, vectors)
+    assert read_texts(str(path)) == ODD
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    assert [row["text"] for row in rows] == ODD and [row["vector"] for row in rows] == vectors.tolist()
+    (tmp_path / "x.txt").write_bytes("\r\n".join([*ODD, " ", "last"]).encode())
+    assert read_texts(str(tmp_path / "x.txt")) == [*ODD, "last"]
+    (tmp_path / "bad.jsonl").write_text('{"text": "one"}\n\n{"words": 3}\n')
+    with pytest.raises(RequestError, match="line 3"):
+        read_texts(str(tmp_path / "bad.jsonl"))
+
+
+@pytest.mark.parametrize("kind", [".npy", ".jsonl"])
+def test_vectors_are_written_whole_or_not_at_all(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    path = tmp_path / f"x{kind}"
+    path.write_text("as it was")
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "no space left on device")
+
+    monkeypatch.setattr("os.replace", full)
+    with pytest.raises(WorkError, match="full"):
+        write(path, ["a"], np.ones((1, 2)))
+    assert path.read_text() == "as it was" and list(tmp_path.iterdir()) == [path]

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from glassformer.errors import RequestError, WorkError
+from glassformer.text.storage import atomic_file
 
 KINDS = (".npy", ".jsonl")
 
@@ -43,16 +44,18 @@ def embed_texts(model: str, texts: Sequence[str], file: str | None, out: str | N
 
 
 def read_texts(file: str) -> list[str]:
-    """The texts of a file, a line each; empty lines are left out. Raises RequestError."""
+    """The texts of a file, a line each; empty lines are left out. Only a newline ends one: a text may hold U+2028 or a
+    form feed. Raises RequestError."""
     path = Path(file)
     try:
-        rows = [row for row in path.read_text(encoding="utf-8").splitlines() if row.strip()]
+        read = path.read_bytes().decode("utf-8").split("\n")
     except (OSError, ValueError) as problem:
         raise RequestError(f"--file {file} cannot be read: {problem}", field="file", value=file) from None
+    rows = [(number, row.removesuffix("\r")) for number, row in enumerate(read, 1) if row.strip()]
     if path.suffix != ".jsonl":
-        return rows
+        return [row for _, row in rows]
     found = []
-    for number, row in enumerate(rows, 1):
+    for number, row in rows:
         try:
             text = json_.loads(row)["text"]
         except (ValueError, TypeError, KeyError, RecursionError):
@@ -81,15 +84,17 @@ def check_out(out: str) -> None:
 
 def write(path: Path, texts: Sequence[str], vectors: np.ndarray) -> None:
     try:
-        if path.suffix == ".npy":
-            np.save(path, vectors, allow_pickle=False)
-        else:
-            path.write_text("".join(f"{line}\n" for line in lines(texts, vectors)), encoding="utf-8")
+        with atomic_file(path) as temporary, open(temporary, "wb") as file:
+            if path.suffix == ".npy":
+                np.save(file, vectors, allow_pickle=False)
+            else:
+                file.writelines(f"{line}\n".encode() for line in lines(texts, vectors))
     except OSError as problem:
         raise WorkError(f"{path} cannot be written: {problem.strerror}") from None
 
 
 def lines(texts: Sequence[str], vectors: np.ndarray) -> Iterator[str]:
-    """A JSON object for each text: {"text", "vector"}."""
+    """A JSON object for each text, in ASCII, so that nothing but the end of a line can be taken for one: {"text",
+    "vector"}."""
     for text, vector in zip(texts, vectors.tolist(), strict=True):
-        yield json_.dumps({"text": text, "vector": vector}, ensure_ascii=False)
+        yield json_.dumps({"text": text, "vector": vector})
