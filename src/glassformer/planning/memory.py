@@ -119,7 +119,8 @@ class Ranks:
         logits = rows * tokens * mine.vocab_size * bytes_of_logit(loss, dtype.itemsize, layout.tp)
         cost = mine.costs(Shape.training(rows, tokens, kept, dtype))
         return cls(
-            layout, share(config, layout, optimizer), trace(mine, rows, tokens, kept, dtype, layout.recompute, rank),
+            layout, share(config, layout, optimizer),
+            trace(mine, rows, tokens, kept, dtype, layout.recompute, rank, layout.ep),
             tuple(cost["layers"].children.values()), layout.microbatches(batch),
             rows * tokens * config.d_model * kept.itemsize // (layout.tp if layout.sp else 1), kept.itemsize, weights,
             FP32 * optimizer.step_values(config.outline()), logits,

@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from glassformer.config import BlockConfig, ModelConfig, Stage
-from glassformer.parts.linear import linears
+from glassformer.parts.linear import GroupedLinear, linears
 
 
 @dataclass(frozen=True)
@@ -161,6 +161,16 @@ def adapted(layer: nn.Module, rank: int) -> int:
     return trained
 
 
+def spread(model: nn.Module, ep: int) -> None:
+    """Leaves one of `ep` owners its experts, with as many rows as all of them had: each owner gets the tokens of all."""
+    for module in model.modules():
+        if isinstance(module, GroupedLinear):
+            module.outs = module.outs[: len(module.outs) // ep]
+            for name, weight in module._parameters.items():
+                if weight is not None:
+                    module._parameters[name] = nn.Parameter(weight[: len(weight) // ep], weight.requires_grad)
+
+
 def trace(
     config: ModelConfig,
     batch: int,
@@ -169,15 +179,16 @@ def trace(
     products: torch.dtype,
     recompute: str = "none",
     rank: int = 0,
+    ep: int = 1,
 ) -> Traced:
     """A step of `batch` sequences with weights in `dtype`, products in `products` by autocast where that differs; with
-    a `rank`, of adapters alone.
+    a `rank`, of adapters alone; with the experts of one of `ep` owners.
 
     A recurrence that goes token by token is traced at three short lengths, through which a parabola is drawn."""
     counted = Counter(config.layers())
     short = [block for block, n in counted.items() for _ in range(min(n, 2))]  # the first makes what others share
     few = config.vary(stack=(Stage(blocks=tuple(short)),))
-    found = _of_length(few, batch, context, dtype, products, recompute, rank)
+    found = _of_length(few, batch, context, dtype, products, recompute, rank, ep)
     first = {block: short.index(block) for block in counted}
     met: set[BlockConfig] = set()
     layers = []
@@ -220,8 +231,10 @@ def _trace(
     products: torch.dtype,
     recompute: str,
     rank: int,
+    ep: int,
 ) -> Traced:
     model = config.outline().train()
+    spread(model, ep)
     for layer in model.layers:
         if rank:
             adapted(layer, rank)
