@@ -20,9 +20,9 @@ CONFIG = gf.preset("llama@1m+vocab_size=512+layers=2")
 
 
 def among(memory: float, batch: int = 8, node: int = 4, config: gf.ModelConfig = CONFIG, most: int = TRIED):
-    """Of 4 with so much memory each."""
+    """Of 4 with so much memory each, and no driver in it."""
     on = cluster(f"h100:{node}", nodes=4 // node)
-    on = replace(on, machine=on.machine.vary(memory=memory))
+    on = replace(on, machine=on.machine.vary(memory=memory, device="cpu"))
     return find(config, batch, 64, torch.bfloat16, AdamWConfig(), on, most)
 
 
@@ -30,12 +30,12 @@ def test_what_is_found_fits_and_the_fastest_is_first():
     plenty, little = among(80e9), among(3.5e6)
     for found in (plenty, little):
         assert 0 < len(found.fitting) <= FOUND
-        assert all(plan.memory["reserved"] <= found.on.machine.memory for plan in found.fitting)
+        assert all(plan.memory["needed"] <= found.on.machine.memory for plan in found.fitting)
         assert [plan.layout.ranks for plan in found.fitting] == [4] * len(found.fitting)
         seconds = [plan.time.seconds for plan in found.fitting if plan.time]
         assert seconds == sorted(seconds)
     assert not plenty.too_large and little.too_large
-    assert all(one.reserved > 3.5e6 / 1.06 and one.reason for one in little.too_large)
+    assert all(one.needed > 3.5e6 and one.reason for one in little.too_large)
     assert seconds[0] >= min(plan.time.seconds for plan in plenty.fitting if plan.time)
 
 

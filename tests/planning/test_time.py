@@ -176,7 +176,7 @@ def test_advice_plans_what_the_plan_does(asked: dict[str, str]):
 
     slow = Layout.of("dp=4,zero=3,recompute=full")
     best = next(one for one in advice(planned(slow)) if one.layout is not None)
-    needed = planned(best.layout).memory["reserved"]
+    needed = planned(best.layout).memory["needed"]
     assert best in advice(planned(slow, memory=needed)), "it fits"
     assert best not in advice(planned(slow, memory=needed - 1)), "it does not"
     peak = cluster("h100").machine.peak

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import fields
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from glassformer.cli import main
 from glassformer.errors import RequestError
 from glassformer.planning.layout import Layout
 from glassformer.planning.machines import cluster
+from glassformer.planning.memory import COMMUNICATOR, CONTEXT, TrainingMemory
 from glassformer.planning.trace import adapted, faked, recomputing
 from glassformer.training import Recipe
 
@@ -49,16 +51,30 @@ def test_stages_divide_what_they_say():
     config, ranks = gf.preset("llama-7b"), 64
     n = config.num_params()
     for stage, each in enumerate([16, 8 + 8 / ranks, 4 + 12 / ranks, 16 / ranks]):
-        memory = gf.plan(config, train=True, batch=ranks, layout=f"dp={ranks},zero={stage}").memory
-        assert memory["weights"] + memory["gradients"] + memory["optimizer"] == pytest.approx(each * n)
-        assert memory["weights"] + memory["optimizer"] < memory["total"] < memory["reserved"]
-        assert (memory["buffers"] > 0) == (stage in (0, 3))
+        plan = gf.plan(config, train=True, batch=ranks, layout=f"dp={ranks},zero={stage}")
+        step, memory = plan.moments["step"], plan.memory
+        assert step.weights + step.gradients + step.optimizer == pytest.approx(each * n)
+        assert step.weights + step.optimizer < memory["total"] < memory["reserved"]
+        assert any(one.buffers for one in plan.moments.values()) == (stage in (0, 3))
+
+
+def test_what_a_rank_holds_adds_up():
+    """At one moment: activations and gradients are not there together. On a GPU driver and links take memory too."""
+    plan = gf.plan(gf.preset("llama-7b"), train=True, batch=8, layout="dp=8,zero=3", machine="h100:8")
+    memory = plan.memory
+    parts = {field.name: memory[field.name] for field in fields(TrainingMemory)}
+    assert parts == vars(plan.moments[plan.fullest]) and parts["gradients"] < plan.moments["step"].gradients
+    assert sum(parts.values()) == memory["total"] == memory["reserved"] - memory["margin"]
+    assert memory["needed"] - memory["reserved"] == memory["outside"] == CONTEXT + COMMUNICATOR
+    alone = gf.plan(gf.preset("llama@1m"), train=True, machine="h100").memory
+    assert alone["outside"] == CONTEXT and gf.plan(gf.preset("llama@1m"), train=True).memory["outside"] == 0
 
 
 def test_recomputation_takes_less_memory_and_more_flops():
     config = gf.preset("llama-7b")
     none, some, full = (gf.plan(config, train=True, recompute=how) for how in ("none", "selective", "full"))
-    assert none.memory["activations"] > some.memory["activations"] > full.memory["activations"] > 0
+    kept = [max(one.activations for one in plan.moments.values()) for plan in (none, some, full)]
+    assert kept[0] > kept[1] > kept[2] > 0
     assert full.memory["total"] < none.memory["total"] and none.step_flops == some.step_flops < full.step_flops
     assert none.step_flops == 3 * config.flops(config.context) * config.context
 
@@ -186,11 +202,11 @@ def test_a_layout_is_read_by_words():
 def test_adapters_alone_have_gradients_and_states():
     """Of rank 16 on q, k, v, out, gate, up and down: 16 L (4 (d + d) + 3 (d + f)) values (2106.09685)."""
     config, trained = gf.preset("llama-7b"), 16 * 32 * (4 * (4096 + 4096) + 3 * (4096 + 11008))
-    memory = gf.plan(config, train=True, batch=1, context=128, finetune="lora:16").memory
-    assert memory["weights"] == 2 * config.num_params() + 4 * trained
-    assert (memory["gradients"], memory["optimizer"]) == (4 * trained, 8 * trained)
-    whole = gf.plan(config, train=True, batch=1, context=128).memory
-    assert memory["activations"] < whole["activations"]  # a frozen matrix is not copied by autocast
+    memory = gf.plan(config, train=True, batch=1, context=128, finetune="lora:16").moments
+    assert memory["step"].weights == 2 * config.num_params() + 4 * trained
+    assert (memory["step"].gradients, memory["step"].optimizer) == (4 * trained, 8 * trained)
+    whole = gf.plan(config, train=True, batch=1, context=128).moments
+    assert memory["loss"].activations < whole["loss"].activations  # a frozen matrix is not copied by autocast
     for wrong in ("lora", "lora:0", "qlora:8"):
         with pytest.raises(RequestError) as caught:
             gf.plan(config, train=True, finetune=wrong)

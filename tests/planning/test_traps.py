@@ -79,7 +79,7 @@ def test_experts_trade_tokens(dtype: torch.dtype):
     casts = 2 if dtype == torch.bfloat16 else 0
     assert difference(8, 64, 1, "weights") == pytest.approx(4 * experts * 3 / 4)
     assert difference(8, 64, 1, "activations") == pytest.approx(casts * experts * 3 / 4, abs=1000)
-    of_layer = dtype.itemsize * experts / config.n_layers  # few tokens, so that gradients are most of what it works with
+    of_layer = dtype.itemsize * experts / config.n_layers  # few tokens: gradients are most of what it works with
     assert difference(4, 8, 3, "working") == pytest.approx(of_layer * 3 / 4, rel=0.01)
 
 
@@ -95,23 +95,24 @@ def test_the_fullest_stage_is_planned():
     """Seven layers on two stages: four on one of them, not three and a half."""
     config = gf.preset("gpt2@1m+vocab_size=64+context=64+layers=7")
     layers = config.costs(Shape(s=1, t=1, phase="prefill"))["layers"].parameters
-    weights = gf.plan(config, train=True, batch=2, context=64, layout="pp=2,micro=1").memory["weights"]
+    weights = gf.plan(config, train=True, batch=2, context=64, layout="pp=2,micro=1").peak.weights
     assert weights >= 4 * layers * 4 / 7
 
 
 def test_buckets_of_gradients_are_memory():
     """torch's DistributedDataParallel copies gradients into buckets, as large as all of them."""
     config = gf.preset("gpt2@1m")
-    alone, copies = (gf.plan(config, train=True, batch=2, layout=how).memory for how in ("dp=1,micro=1", "dp=2"))
-    assert copies["buffers"] == 4 * config.num_params() and alone["buffers"] == 0
-    assert copies["total"] == pytest.approx(alone["total"] + copies["buffers"], rel=0.15)
+    alone, copies = (gf.plan(config, train=True, batch=2, layout=how).peak for how in ("dp=1,micro=1", "dp=2"))
+    assert copies.buffers == 4 * config.num_params() and alone.buffers == 0
+    assert copies.total == pytest.approx(alone.total + copies.buffers, rel=0.15)
 
 
 def test_logits_are_memory():
     """Eager torch holds them in 16 bits and three times in fp32: 14 bytes each; ours has a chunk of them."""
     config, tokens = gf.preset("gpt2@1m"), 8 * 256
-    ours, whole = (gf.plan(config, train=True, batch=8, context=256, loss=how).memory for how in ("chunked", "whole"))
-    assert whole["loss"] == 14 * tokens * config.vocab_size and ours["loss"] < whole["loss"] / 2
+    plans = (gf.plan(config, train=True, batch=8, context=256, loss=how) for how in ("chunked", "whole"))
+    ours, whole = (plan.moments["loss"].loss for plan in plans)
+    assert whole == 14 * tokens * config.vocab_size and ours < whole / 2
 
 
 def test_masters_are_memory():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,13 @@ def test_a_training_plan_says_where_memory_and_time_go(pages: dict[str, str]):
     for words in ("Parameters", "Memory", "Time", "Layout", "bubble", "L * (3 * f * d)", "2 pipeline", "USD"):
         assert words in page
     assert page.count('role="img"') == 4 and "<details>" in page
+
+
+def test_the_memory_of_a_rank_adds_up(pages: dict[str, str]):
+    """Its bar is that of one moment, and not what each part has at most."""
+    memory = pages["train"].split('id="memory"')[1].split('id="time"')[0]
+    shares = [float(share) for share in re.findall(r"([\d.]+)%", memory)]
+    assert len(shares) > 5 and sum(shares) == pytest.approx(100, abs=0.5)
 
 
 def test_a_plan_of_several_models_names_each(pages: dict[str, str]):

@@ -26,6 +26,7 @@ from glassformer.planning.machines import Cluster
 from glassformer.planning.memory import TrainingMemory
 from glassformer.planning.time import DAY, Run, StepTime
 from glassformer.planning.training import TrainingPlan, check_workload
+from glassformer.report.plan import MOMENTS
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.int8}
 
@@ -271,12 +272,14 @@ def show_training(names: list[str], as_json: bool, explain: bool, out: str | Non
     for name in plans:
         table.add_column(name, justify="right", overflow="fold", max_width=32)
     first = next(iter(plans.values()))
+    table.add_row("where it holds most", *(MOMENTS[one.fullest] for one in plans.values()))
     for what in first.memory:
-        table.add_row(what, *(size(one.memory[what]) for one in plans.values()))
+        if any(one.memory[what] for one in plans.values()) and (first.on is not None or what != "needed"):
+            table.add_row(what, *(size(one.memory[what]) for one in plans.values()))
     table.add_row("FLOPs of a step", *(f"{one.step_flops:.4g}" for one in plans.values()))
     if first.on is not None:
         has = first.on.machine.memory
-        shares = [one.memory["reserved"] / has for one in plans.values()]
+        shares = [one.memory["needed"] / has for one in plans.values()]
         table.add_row(f"of {size(has)}", *(f"{share:.0%}{', does not fit' * (share > 1)}" for share in shares))
     steps = [one.time for one in plans.values() if one.time is not None]
     runs = [one.run for one in plans.values() if one.run is not None]
@@ -329,17 +332,17 @@ def show_found(names: list[str], as_json: bool, explain: bool, out: str | None, 
     for name, one in found.items():
         has = one.on.machine.memory
         table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0), title=name, title_justify="left")
-        for head in ("layout", "a step", "tokens a second", "reserved", f"of {size(has)}"):
+        for head in ("layout", "a step", "tokens a second", "needed", f"of {size(has)}"):
             table.add_column(head, justify="left" if head == "layout" else "right", overflow="fold")
         for plan_of in one.fitting:
             if (step := plan_of.time) is not None:
-                memory = plan_of.memory["reserved"]
+                memory = plan_of.memory["needed"]
                 rate = f"{step.tokens_per_second:,.0f}"
                 table.add_row(str(plan_of.layout), f"{step.seconds:.3g} s", rate, size(memory), f"{memory / has:.0%}")
         if one.fitting:
             output().print(table, highlight=False)
         for large in one.too_large[:3]:
-            told = f"{large.layout} would take {large.seconds:.3g} s and does not fit: {size(large.reserved)}"
+            told = f"{large.layout} would take {large.seconds:.3g} s and does not fit: {size(large.needed)}"
             output().print(f"{told}, {large.reason}", style="dim", highlight=False)
         if not one.fitting:
             tried = "no layout" if one.exhausted else f"none of the {one.tried} layouts tried"
@@ -409,7 +412,7 @@ def _show_moments(name: str, one: TrainingPlan) -> None:
     table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0), title=name, title_justify="left")
     table.add_column("bytes of a rank")
     for moment in one.moments:
-        table.add_column(f"at the {moment}" if moment != "backward" else "in the backward pass", justify="right")
+        table.add_column(MOMENTS[moment], justify="right")
     for what in (field.name for field in fields(TrainingMemory)):
         values = [getattr(memory, what) for memory in one.moments.values()]
         if any(values):

@@ -66,7 +66,7 @@ def _fitting(plan: TrainingPlan, on: Cluster, found: list[Change]) -> Iterator[C
                 plan.config, plan.batch, plan.context, plan.dtype, optimizer, change.layout, plan.weights,
                 on.machine.device, plan.loss, plan.rank,
             )  # fmt: skip
-            if other.memory["reserved"] <= on.machine.memory:
+            if other.placed(on).fits:
                 yield change
 
 

@@ -29,6 +29,11 @@ from glassformer.training.optimizers import OptimizerConfig
 
 MARGIN = 0.06
 """What allocators reserve beyond what is used, as a share of it: 2 to 10 % where segments can grow."""
+CONTEXT = 1_300_000_000
+"""Bytes that a CUDA process takes beside its allocator, for driver and kernels (Hugging Face, "Model training anatomy":
+1.3 GB on a V100, before there is any tensor)."""
+COMMUNICATOR = 688_000_000
+"""Bytes that NCCL takes for each group of ranks (NVIDIA/nccl issue 964: 544 MB for two A100, 688 MB for more)."""
 FP32 = torch.float32.itemsize
 BRANCHES = {"mixer", "ffn"}
 Loss = Literal["chunked", "in_place", "fused", "whole"]
@@ -46,6 +51,14 @@ def bytes_of_logit(loss: Loss, products: int, tp: int) -> int:
     """Of one logit, whose products have so many bytes; 0 where the loss is traced."""
     each = {"chunked": 0, "in_place": products, "fused": 2 * products}
     return each[loss] if loss in each else products + (3 + (tp > 1)) * FP32
+
+
+def outside(layout: Layout, device: str) -> int:
+    """Bytes of a rank that no allocator counts."""
+    if device == "cpu":
+        return 0
+    groups = sum(size > 1 for size in (layout.sharing, layout.tp, layout.pp, layout.cp, layout.ep))
+    return CONTEXT + groups * COMMUNICATOR
 
 
 @dataclass(frozen=True)

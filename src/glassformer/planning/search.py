@@ -13,7 +13,7 @@ from glassformer.config import ModelConfig
 from glassformer.errors import RequestError
 from glassformer.planning.layout import Layout
 from glassformer.planning.machines import Cluster
-from glassformer.planning.memory import FP32, MARGIN
+from glassformer.planning.memory import FP32, MARGIN, outside
 from glassformer.planning.ranks import Held, share
 from glassformer.planning.time import step_time, workload
 from glassformer.planning.training import TrainingPlan, plan_training
@@ -35,7 +35,7 @@ class TooLarge:
 
     layout: Layout
     seconds: float
-    reserved: int
+    needed: int
     reason: str
 
 
@@ -110,14 +110,14 @@ def find(
         nonlocal tried
         tried += 1
         try:
-            plan = plan_training(config, batch, context, dtype, optimizer, layout, device=on.machine.device)
+            plan = plan_training(config, batch, context, dtype, optimizer, layout, device=on.machine.device).placed(on)
         except RequestError:
             return None
-        if plan.memory["reserved"] <= on.machine.memory:
+        if plan.fits:
             return plan
         largest = max(vars(plan.peak).items(), key=lambda item: item[1])[0]
-        refused[layout] = TooLarge(layout, timed[layout], plan.memory["reserved"], f"{largest} are most of it")
-        if plan.peak.total - plan.peak.gradients > on.machine.memory:
+        refused[layout] = TooLarge(layout, timed[layout], plan.memory["needed"], f"{largest} are most of it")
+        if plan.memory["needed"] - plan.memory["margin"] - plan.peak.gradients > on.machine.memory:
             hopeless.add(layout)
         return None
 
@@ -128,8 +128,8 @@ def find(
         if len(fitting) == FOUND or tried >= most:
             exhausted = False
             break
-        states = states_of(config, layout, optimizer)
-        if states * (1 + MARGIN) > on.machine.memory:
+        states = states_of(config, layout, optimizer, on)
+        if states > on.machine.memory:
             too_large[alike] = TooLarge(layout, timed[layout], states, "weights, gradients and states alone are more")
             continue
         least = layout.vary(micro=1)
@@ -137,7 +137,7 @@ def find(
         if layout in refused or (least in refused and (least in hopeless or not alone)):
             continue  # with one sequence at once it was too large already
         if (plan := planned(layout)) is not None:
-            fitting[alike] = plan.placed(on)
+            fitting[alike] = plan
         elif layout != least:
             planned(least)
     smallest = None
@@ -169,14 +169,15 @@ def layouts(config: ModelConfig, batch: int, context: int, on: Cluster) -> Itera
                 yield base.vary(zero=zero, recompute=policy)
 
 
-def states_of(config: ModelConfig, layout: Layout, optimizer: OptimizerConfig) -> int:
-    """Bytes that a rank holds all the time, at least: weights and the optimizer's state, gradients after a step."""
-    held = share(config, layout, optimizer)
-    whole: Held = sum(held.layers, held.first + held.last)
+def states_of(config: ModelConfig, layout: Layout, optimizer: OptimizerConfig, on: Cluster) -> int:
+    """Bytes that a rank needs all the time, at least: for weights and the optimizer's state, gradients after a step."""
+    of_rank = share(config, layout, optimizer)
+    whole: Held = sum(of_rank.layers, of_rank.first + of_rank.last)
     divided = whole.shards / max(1, whole.values)
     each = [1.0 if layout.zero < 3 else divided, 1.0 if layout.zero < 2 else divided]
     state = FP32 * whole.state * (divided if layout.zero else 1.0)
-    return round((FP32 * whole.values * sum(each) + state) / layout.pp)
+    held = (FP32 * whole.values * sum(each) + state) / layout.pp
+    return round(held * (1 + MARGIN)) + outside(layout, on.machine.device)
 
 
 def smallest_cluster(
@@ -200,13 +201,13 @@ def smallest_cluster(
                 for layout in layouts(config, rows, context, larger)
                 if layout.recompute == "full" and layout.microbatch(rows) == 1 and layout.zero in (0, 3)
             ]
-            lean = [one for one in lean if states_of(config, one, optimizer) * (1 + MARGIN) <= on.machine.memory]
+            lean = [one for one in lean if states_of(config, one, optimizer, on) <= on.machine.memory]
             for layout in sorted(lean, key=lambda one: (one.pp, one.ep, one.tp)):
                 try:
                     plan = plan_training(config, rows, context, dtype, optimizer, layout, device=on.machine.device)
                 except RequestError:
                     continue
-                if plan.memory["reserved"] <= on.machine.memory:
+                if plan.placed(larger).fits:
                     return Smallest(count, larger.node, rows, layout)
         count *= 2
     return None

@@ -162,7 +162,7 @@ def adapted(layer: nn.Module, rank: int) -> int:
 
 
 def spread(model: nn.Module, ep: int) -> None:
-    """Leaves one of `ep` owners its experts, with as many rows as all of them had: each owner gets the tokens of all."""
+    """Leaves one of `ep` owners its experts, with as many rows as all had: each owner gets the tokens of all."""
     for module in model.modules():
         if isinstance(module, GroupedLinear):
             module.outs = module.outs[: len(module.outs) // ep]

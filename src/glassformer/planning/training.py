@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -12,7 +12,7 @@ from glassformer.config import MAX_CONTEXT, ModelConfig
 from glassformer.errors import RequestError, check_whole
 from glassformer.planning.layout import Layout
 from glassformer.planning.machines import Cluster
-from glassformer.planning.memory import MARGIN, Loss, Ranks, TrainingMemory
+from glassformer.planning.memory import MARGIN, Loss, Ranks, TrainingMemory, outside
 from glassformer.planning.time import AGAIN, Run, StepTime, Workload, step_time, workload
 from glassformer.training.optimizers import OptimizerConfig
 
@@ -64,24 +64,36 @@ class TrainingPlan:
         return replace(self, on=on if on is None or on.exact else on.of(ranks), tokens=tokens)
 
     @property
+    def fullest(self) -> str:
+        """The moment that holds most."""
+        return max(self.moments, key=lambda name: self.moments[name].total)
+
+    @property
     def peak(self) -> TrainingMemory:
-        return max(self.moments.values(), key=lambda one: one.total)
+        return self.moments[self.fullest]
 
     @property
     def memory(self) -> dict[str, int]:
-        """Bytes of the fullest rank by what they are for, each at its most; `total`, the peak, which is less than their
-        sum; `margin`, what an allocator reserves beyond it; `reserved`, both.
+        """Bytes of the fullest rank at the moment that holds most, by what they are for; `total`, their sum; `margin`,
+        what an allocator reserves beyond it; `reserved`, both; `outside`, what driver and links take of a machine
+        besides; `needed`, all of it.
 
         Beyond the peak an allocator keeps fragments, a share of it, and where ranks share the gradients these too if
         they are not there at the peak: their pieces are too small for what is."""
-        most = {
-            field.name: max(getattr(one, field.name) for one in self.moments.values())
-            for field in fields(TrainingMemory)
-        }
         peak, pieces = self.peak, self.layout.zero >= 2 and self.layout.sharing > 1
         waiting = self.moments["step"].gradients - peak.gradients if pieces else 0
         margin = round(MARGIN * peak.total) + max(0, waiting)
-        return {**most, "total": peak.total, "margin": margin, "reserved": peak.total + margin}
+        besides = 0 if self.on is None else outside(self.layout, self.on.machine.device)
+        reserved = peak.total + margin
+        return {
+            **vars(peak), "total": peak.total, "margin": margin, "reserved": reserved,
+            "outside": besides, "needed": reserved + besides,
+        }  # fmt: skip
+
+    @property
+    def fits(self) -> bool:
+        """On the plan's machine; without one, on any."""
+        return self.on is None or self.memory["needed"] <= self.on.machine.memory
 
     @property
     def recompute(self) -> str:
@@ -109,7 +121,8 @@ class TrainingPlan:
             "batch": self.batch, "context": self.context, "dtype": str(self.dtype).removeprefix("torch."),
             "weights": str(self.weights).removeprefix("torch."), "finetune": f"lora:{self.rank}" if self.rank else None,
             "optimizer": self.optimizer, "recompute": self.recompute, "layout": self.layout.model_dump(),
-            "memory": self.memory, "moments": {name: asdict(one) for name, one in self.moments.items()},
+            "memory": self.memory, "fullest": self.fullest,
+            "moments": {name: asdict(one) for name, one in self.moments.items()},
             "flops_per_token": self.work.model_flops, "step_flops": self.step_flops,
             **({} if self.time is None else {"time": self.time.to_dict()}),
             **({} if self.run is None else {"run": self.run.to_dict()}),

@@ -25,6 +25,8 @@ from ..figures import (
 from .html import caption, cell, figure, scroll, section
 
 UNITS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
+SUMS = ("total", "reserved", "needed")
+MOMENTS = {"loss": "at the loss", "backward": "in the backward pass", "step": "at the step"}
 RANKS_DRAWN = 192
 """Most ranks of a drawing; beyond, the first of them."""
 
@@ -67,9 +69,9 @@ def _finding(one: dict[str, Any]) -> str:
     told = [f"{one['name']} has {si(one['parameters'])} parameters."]
     if "memory" in one:
         room = f" of {_bytes(one['machine_memory'])}" if "machine_memory" in one else ""
-        over = one["memory"]["reserved"] > one.get("machine_memory", float("inf"))
+        over = one["memory"]["needed"] > one.get("machine_memory", float("inf"))
         told.append(
-            f"Training takes {_bytes(one['memory']['reserved'])}{room} on a rank"
+            f"Training takes {_bytes(one['memory']['needed'])}{room} on a rank"
             + (": it does not fit." if over else ".")
         )
     if "time" in one:
@@ -106,12 +108,25 @@ def _memory(one: dict[str, Any]) -> Markup | None:
     if "memory" not in one:
         return None
     memory, room = one["memory"], one.get("machine_memory")
-    parts = {name: value for name, value in memory.items() if name not in ("total", "reserved") and value}
+    moments = one["moments"]
+    parts = {
+        name: value
+        for name, value in memory.items()
+        if name not in SUMS and (value or any(of.get(name) for of in moments.values()))
+    }
     told = f"{_bytes(room)} there are" if room else ""
     bar = stacked_bar(list(parts.items()), "Memory of a rank by what it is for", room, told)
-    rows = [(name, _bytes(value), f"{value / memory['reserved']:.1%}") for name, value in parts.items()]
-    words = f"{_bytes(memory['reserved'])} in all, at the moment that holds most, with what allocators reserve beyond."
-    return figure(bar, _table(f"Memory of {one['name']}", ("of a rank", "bytes", "share"), rows), caption(words))
+    rows = [
+        (name, _some(value), f"{value / memory['needed']:.1%}",
+         *(_some(of.get(name, 0)) for of in moments.values()))
+        for name, value in parts.items()
+    ]  # fmt: skip
+    words = (
+        f"{_bytes(memory['needed'])} in all, {MOMENTS[one['fullest']]}, which holds most. The margin is what "
+        f"allocators reserve beyond{'; outside of them are driver and links' if memory['outside'] else ''}."
+    )
+    heads = ("of a rank", "bytes", "share", *(MOMENTS[name] for name in moments))
+    return figure(bar, _table(f"Memory of {one['name']}", heads, rows), caption(words))
 
 
 def _time(one: dict[str, Any]) -> Markup | None:
@@ -171,7 +186,7 @@ def _decoding(one: dict[str, Any]) -> Markup | None:
 
 
 def _table(label: str, headings: Sequence[str], rows: Sequence[Sequence[object]]) -> Markup:
-    """Rows of a name with its square, two numbers, and a formula."""
+    """Rows of a name with its square, and what is said of it."""
     head = tag("thead", tag("tr", *(tag("th", word, scope="col") for word in headings)))
     body = [
         tag("tr", tag("th", tag("span", part_swatch(index), row[0], class_="arm-label"), scope="row"),
@@ -191,6 +206,10 @@ def _unfold(formula: str, numbers: str) -> Markup:
 def _bytes(value: float) -> str:
     scale, unit = next(((scale, unit) for scale, unit in UNITS if value >= scale), (1.0, "B"))
     return f"{value / scale:.3g} {unit}"
+
+
+def _some(value: float) -> str:
+    return _bytes(value) if value else "–"
 
 
 def _seconds(value: float) -> str:
