@@ -13,7 +13,7 @@ import torch
 import glassformer as gf
 from glassformer.errors import RequestError
 from glassformer.parts.loss import IGNORED
-from glassformer.text import Batch, TextData
+from glassformer.text import Batch, TextData, prepare
 from glassformer.training import ObjectiveConfig, Recipe, train
 from glassformer.training.objectives import ContrastiveConfig, InfillConfig, PrefixObjectiveConfig, SpanConfig
 from glassformer.training.objectives.infill import Infilling
@@ -202,6 +202,10 @@ def test_a_pair_is_not_told_from_itself(tmp_path: Any):
         with pytest.raises(RequestError, match=rf"batch_size={batch_size}: each pair is told from the others"):
             train(config, "pairs:numbers", {**recipe, "batch_size": batch_size}, tmp_path / "run")
     assert not list(tmp_path.glob("run/*"))
+    batches = ContrastiveConfig().batches(prepare("pairs:numbers", "byte"), 9000, 64, seed=1)
+    numbers = [batches.numbers(step) for step in range(20)]
+    assert len(batches.pairs) % 9000 and all(len({*some}) == 9000 for some in numbers)
+    assert len({one for some in numbers for one in some}) == len(batches.pairs)
 
 
 REFUSED: list[tuple[str, str, int, str]] = [

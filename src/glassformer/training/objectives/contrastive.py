@@ -71,7 +71,7 @@ class ContrastiveConfig(ObjectiveConfig, kind="contrastive"):
     def batches(
         self, text: Tokens, batch: int, context: int, seed: int, config: ModelConfig | None = None
     ) -> PairBatches:
-        return PairBatches(Pairs(text.train.tokens, text.tokenizer, Apart()), batch, seed)
+        return PairBatches(Pairs(text.train.tokens, text.tokenizer, Apart()), batch, seed, whole=True)
 
     def evaluation(
         self, text: Tokens, context: int, max_tokens: int | None, batch: int, config: ModelConfig | None = None

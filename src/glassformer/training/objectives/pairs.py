@@ -124,10 +124,12 @@ class Pairs:
 
 
 class PairBatches:
-    """`batches[step]`: pure functions of (seed, step, rank); an epoch takes each pair once, in an order of its own."""
+    """`batches[step]`: pure functions of (seed, step, rank); an epoch takes each pair once, in an order of its own.
+    `whole`: it has no batch that ends in the next, where a pair might stand twice; what is left is left out."""
 
-    def __init__(self, pairs: Pairs, batch: int, seed: int, rank: int = 0, world: int = 1):
+    def __init__(self, pairs: Pairs, batch: int, seed: int, rank: int = 0, world: int = 1, whole: bool = False):
         self.pairs, self.batch, self.seed, self.rank, self.world = pairs, batch, seed, rank, world
+        self.epoch = len(pairs) - (len(pairs) % (batch * world) if whole else 0)
         self.sizes = pairs.sizes
         self._counted = (0, np.zeros(2, np.int64))
         """Pairs, and the tokens of their sources and targets."""
@@ -154,11 +156,10 @@ class PairBatches:
 
     def _between(self, first: int, last: int) -> Iterator[np.ndarray]:
         """The numbers of the pairs `first` to `last` of all epochs, piece by piece."""
-        n = len(self.pairs)
         while first < last:
-            epoch, place = divmod(first, n)
-            taken = min(n - place, last - first)
-            yield permute(np.arange(place, place + taken), n, keyed("pairs", self.seed, epoch))
+            epoch, place = divmod(first, self.epoch)
+            taken = min(self.epoch - place, last - first)
+            yield permute(np.arange(place, place + taken), len(self.pairs), keyed("pairs", self.seed, epoch))
             first += taken
 
 
