@@ -100,6 +100,40 @@ def test_links_inside_a_node_before_those_between():
         assert shared.roof == pytest.approx(8 * work.parameters * roof)
 
 
+def amount(layout: str, kind: str, name: str = "gpt2", context: int = 1024) -> float:
+    """Of a kind of work, in a step of 16 sequences."""
+    work, how = workload(gf.preset(name), context, torch.bfloat16), Layout.of(layout)
+    step = step_time(work, 16, how, cluster(f"h100:{how.ranks}"))
+    return next(one.amount for one in step.kinds if one.kind == kind)
+
+
+def test_a_stage_stays_gathered():
+    """As its memory says: weights are gathered and gradients reduced once a step, and not for each microbatch."""
+    assert amount("dp=2,zero=3,micro=2", "sharding") == pytest.approx(2 * amount("dp=2,zero=3,micro=4", "sharding"))
+    for micro in (1, 8):
+        stage = amount(f"dp=2,pp=2,zero=3,micro={micro}", "sharding")
+        assert stage == (2 + 4) * (768 * (50257 + 1024) + 6 * 7_087_872)  # of the first, with the embedding
+
+
+def test_pieces_of_a_sequence_meet_all_keys():
+    """A ring over cp ranks: each gets the keys and values of the cp - 1 others three times, and no less of them."""
+    config, tokens = gf.preset("gpt2"), 16 * 1024
+    for cp in (2, 4):
+        others = 3 * tokens * (cp - 1) / cp * config.state_bytes(1024, torch.bfloat16) / 1024
+        work = workload(config, 1024, torch.bfloat16)
+        step = step_time(work, 16, Layout(cp=cp), cluster(f"h100:{cp}"))
+        links = next(one for one in step.kinds if one.kind == "context")
+        assert links.roof == pytest.approx(others / 450e9)
+
+
+def test_owners_of_experts_hold_them_whole():
+    """tp divides the other weights alone, as in `ranks`."""
+    alone, cut = (amount(f"dp=2,tp={tp},ep=2", "optimizer", "llama@1m+moe:4:2", 64) / 28 for tp in (1, 2))
+    plan = gf.plan(gf.preset("llama@1m+moe:4:2"))
+    assert alone == pytest.approx(plan.parameters - plan.expert_parameters / 2)
+    assert alone - cut == pytest.approx((plan.parameters - plan.expert_parameters) / 2, rel=0.01)
+
+
 def test_no_products_in_a_dtype():
     with pytest.raises(RequestError, match="bfloat16"):
         step_time(workload(gf.preset("gpt2"), 64, torch.float16), 1, Layout(), cluster("h100"))

@@ -7,7 +7,8 @@ products      k FLOPs of weights / peak
 scores        k FLOPs of queries against the keys that they see, and of patterns against values / peak
 elementwise   k 3 x bytes kept for the backward pass / bandwidth: written, read, and their gradients written
 optimizer     weights, gradients and states, read and written / bandwidth
-sharding      2 N gathered twice and 4 N of gradients reduced for a microbatch (ZeRO 3), or 8 N a step / link
+sharding      2 N gathered twice and 4 N of gradients reduced for a microbatch (ZeRO 3); of stages, which stay gathered,
+              2 N and 4 N a step; without ZeRO 3, 8 N a step / link
 tensor        4 all-reduces of a layer's residual stream, 6 with recomputation / link
 experts       4 exchanges of the chosen tokens / link
 context       keys and values of the other pieces, three times / link
@@ -31,7 +32,9 @@ from glassformer.parts.cost import Shape
 from glassformer.planning.counts import Counts
 from glassformer.planning.layout import Layout
 from glassformer.planning.machines import Cluster, Factors, machines
+from glassformer.planning.ranks import share, stages
 from glassformer.planning.trace import adapted
+from glassformer.training.optimizers import AdamWConfig
 
 LINKS = ("sharding", "tensor", "experts", "context", "stages")
 FACTOR_OF = {"products": "products", "scores": "scores", "elementwise": "elementwise"} | dict.fromkeys(LINKS, "links")
@@ -273,7 +276,7 @@ def _roofline(work: Workload, batch: int, layout: Layout, cluster: Cluster) -> l
     scores = tokens * most / tp * (1 + of_scores) * work.scores
     whole = 1.0 if layout.sp or tp == 1 else (1 - REPLICATED) + REPLICATED * tp
     kept = tokens * most / tp * whole * 3 * (work.kept + of_kept * work.layer_kept)
-    held = most * ((work.parameters - work.expert_parameters) / tp + work.expert_parameters / (tp * ep))
+    held = _held(work.config, tp, ep, pp)
     shared = layout.sharing
     read = f"{tokens:,.0f} tokens"
     trained = held * work.trained / work.parameters
@@ -285,14 +288,15 @@ def _roofline(work: Workload, batch: int, layout: Layout, cluster: Cluster) -> l
         _work("optimizer", states, "B", machine.bandwidth, "28 B for a trained parameter of the rank"),
     ]
     inside = tp * cp
-    of_weights = 2.0 * work.dtype.itemsize * micro if layout.zero == 3 else 0.0
-    of_gradients = {0: 8.0, 1: 8.0, 2: 4.0 + 4.0 * micro, 3: 4.0 * micro}[layout.zero]
+    gathers, times = (2 * micro, micro) if pp == 1 else (1, 1)  # a stage stays gathered
+    of_weights = float(work.dtype.itemsize * gathers) if layout.zero == 3 else 0.0
+    of_gradients = {0: 8.0, 1: 8.0, 2: 4.0 + 4.0 * micro, 3: 4.0 * times}[layout.zero]
     per_step = of_weights + of_gradients * work.trained / work.parameters
     stream = tokens * work.exchanged
     linked = {
         "sharding": (shared, inside if shared == dp else tp, per_step * held, f"{per_step:g} B for a parameter"),
         "tensor": (tp, 1, (6 if of_scores else 4) * 2 * stream * work.layers * most, "4 x 2 residual streams a layer"),
-        "context": (cp, tp, 3 * tokens * (cp - 1) * work.keys * most / tp, "3 x keys and values of others"),
+        "context": (cp, tp, 3 * tokens * cp * work.keys * most / tp, "3 x keys and values of all pieces"),
         "stages": (pp, inside * dp, 2 * stream * layout.interleave / tp, "2 residual streams a stage"),
     }
     for kind, (size, stride, amount, formula) in linked.items():
@@ -305,6 +309,16 @@ def _roofline(work: Workload, batch: int, layout: Layout, cluster: Cluster) -> l
         share = (pp - 1) / (micro * layout.interleave)
         found.append(Work("bubble", share, "", 1.0, f"({pp} - 1) / ({micro} x {layout.interleave})", 0.0, 0.0))
     return found
+
+
+@lru_cache(maxsize=256)
+def _held(config: ModelConfig, tp: int, ep: int, pp: int) -> int:
+    """Values of weights of the rank with most, before ZeRO."""
+    of_rank = share(config, Layout(dp=ep, tp=tp, ep=ep), AdamWConfig())
+    found = [sum(of_rank.layers[layer].values for layer in own) for own in stages(config.n_layers, pp)]
+    found[0] += of_rank.first.values
+    found[-1] += of_rank.last.values
+    return max(found)
 
 
 def _made_again(repeat: float) -> str:
