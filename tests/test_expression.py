@@ -46,6 +46,7 @@ TOUCHES: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("retention", "lightning"), (f"{BLOCK}mixer", "embedding.position")),
     **dict.fromkeys(("mamba", "mamba2", "gated_deltanet", "s4", "rglru"), (f"{BLOCK}mixer", "embedding.position")),
     **dict.fromkeys(("beside:mamba2", "beside:s4"), (f"{BLOCK}mixer",)),
+    "share:2": ("stack",),
     **dict.fromkeys(("stack:mamba*2,attention", "stack:window:8*2,causal", "stack:swiglu:64,moe:4:2*"), ("stack",)),
     **dict.fromkeys(("sigmareparam", "sigmareparam:1"), ("reparam",)),
     **dict.fromkeys(("mup", "mup:64"), ("mup",)),
@@ -822,3 +823,37 @@ def test_later_changes_reach_experts_and_leave_them_experts() -> None:
     assert (ffn.gated, ffn.activation, ffn.bias, ffn.score, ffn.z_loss) == (False, "gelu", True, "sigmoid", 0.001)
     assert ffn.hidden == 528 and ffn.n_experts == 4  # two matrices of 3/2 the width for three
     assert preset("llama@1m+moe:4:2+swiglu:64").stack[0].blocks[0].ffn.hidden == 64  # type: ignore[union-attr]
+
+
+def test_layers_share_keys_and_values():
+    """Of every so many layers the first makes them; the state and the maps of the others are gone."""
+    owner, taker = ["attention", "shared_attention"]
+    assert kinds("llama@1m+share:2") == [owner, taker] * 2
+    assert kinds("llama@10m+share:3") == [owner, taker, taker] * 2
+    assert kinds("llama@1m+layers=5+share:4") == [owner, taker, taker, taker, owner]
+    plain, shared = preset("llama@10m+gqa:2"), preset("llama@10m+gqa:2+share:2")
+    assert shared.state_bytes(100) * 2 == plain.state_bytes(100)
+    width = plain.d_model
+    maps = next(plain.layers()).mixer.heads(plain.ctx)
+    assert maps is not None and plain.num_params() - shared.num_params() == 3 * 2 * width * 2 * maps.head_dim
+    assert preset("llama@10m+share:2+gqa:2") == shared
+    assert preset("qwen3@1m+share:2").stack[0].blocks[1].mixer.q_norm is not None  # type: ignore[attr-defined]
+    translator = preset("transformer@1m+share:2")
+    assert {block.mixer.kind for block in translator.layers()} == {owner, taker, "cross_attention"}
+    assert translator.encoder == preset("transformer@1m").encoder
+
+
+@pytest.mark.parametrize(
+    ("expression", "words"),
+    [("llama@1m+share:1", "use 2 or more"), ("llama@1m+share", "needs a value"),
+     ("llama@1m+layers=1+share:2", "a single layer"), ("mamba@1m+share:2", "layer 0 has no keys"),
+     ("llama@1m+mla+share:2", "layer 0 has no keys"), ("llama@1m+share:2+mla", "before .mla"),
+     ("llama@1m+sinks+share:2", "mixer.sinks=True"), ("llama@1m+softcap:50+share:2", "mixer.softcap=50"),
+     ("llama@1m+qknorm:full+share:2", "use qknorm:head"), ("llama@1m+share:2+share:3", "layer 3 has no keys"),
+     ("llama@1m+stack:window:8,causal+share:2", "mixer.visibility"), ("llama@1m+stack:share:2", "a single layer"),
+     ("llama@1m+longformer:16:2+visibility.causal=false+mixer.kind=global_attention+share:2", "layer 0 has no keys")],
+)  # fmt: skip
+def test_what_cannot_be_shared_is_refused(expression: str, words: str):
+    with pytest.raises(RequestError, match=words) as refused:
+        preset(expression)
+    assert "\n" not in str(refused.value)

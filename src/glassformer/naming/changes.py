@@ -18,7 +18,7 @@ from glassformer.parts.init import Gpt2InitConfig
 from glassformer.parts.mup import Mup
 from glassformer.parts.outside import load_installed
 from glassformer.parts.residual import ResidualConfig
-from glassformer.parts.words import Word, number, whole
+from glassformer.parts.words import Word, number, whole, whole_number
 
 Change = Callable[[ModelConfig], ModelConfig]
 Fields = Mapping[str, Any]
@@ -251,6 +251,39 @@ def _layer(config: ModelConfig, name: str, block: BlockConfig) -> ModelConfig:
     return changed
 
 
+def _read_group(word: str, text: str) -> dict[str, Any]:
+    if (layers := whole_number(word, text)) < 2:
+        raise RequestError(
+            f"{word}:{text}: one layer shares with none; use 2 or more",
+            code="range", field=word, value=text, expected="an integer >= 2",
+        )  # fmt: skip
+    return {"layers": layers}
+
+
+def _share(config: ModelConfig, fields: Fields) -> ModelConfig:
+    """Of every so many layers that mix their own text, the first makes keys and values and the others take them."""
+    blocks = list(config.layers())
+    own = [at for at, block in enumerate(blocks) if not block.mixer.reads_memory]
+    if len(own) < 2:
+        raise RequestError(
+            "+share: a single layer has none to share keys and values with; use it with two or more",
+            code="range", field="share", value=len(own), expected="a model of two or more layers",
+        )  # fmt: skip
+    for number, at in enumerate(own):
+        mixer = blocks[at].mixer
+        made = mixer.taking(SHARED) if number % fields["layers"] else mixer.sharing(SHARED)
+        if made is None:
+            raise RequestError(
+                f"+share: layer {at} has no keys and values of its own to share (its mixer is {mixer.kind})",
+                code="not_understood", field=f"layers.{at}.mixer", value=mixer.kind, expected="attention",
+            )  # fmt: skip
+        blocks[at] = blocks[at].vary(mixer=made)
+    return config.vary(stack=stack_of(blocks))
+
+
+SHARED = "kv"
+"""The name under which layers share."""
+
 OF_MODEL: dict[str, tuple[Word, Callable[[ModelConfig, Fields], ModelConfig]]] = {
     word.name: (word, change)
     for word, change in (
@@ -259,6 +292,7 @@ OF_MODEL: dict[str, tuple[Word, Callable[[ModelConfig, Fields], ModelConfig]]] =
         (Word("dropout", _probability, "0.1"), _dropout),
         (Word("embednorm", fields={"on": True}), _embedding_norm),
         (Word("noembednorm", fields={"on": False}), _embedding_norm),
+        (Word("share", _read_group, "2"), _share),
         (Word("stack", _read_pattern, "mamba*2,attention"), _stack),
         (Word("mup", whole("base_width"), "128", optional=True), _mup),
     )
@@ -287,7 +321,10 @@ def of_mixers(text: str) -> bool:
         first, *rest = ALIASES.get(path.strip(), path.strip()).split(".")
         known = {word.change for word, _ in WORDS.values() if word.change}
         return (first in OF_MIXER and first != "kernel") or (first == "mixer" and rest[:1] != [] and rest[0] in known)
-    word, part = WORDS.get(text.partition(":")[0], (None, None))
+    name = text.partition(":")[0]
+    if name in OF_MODEL:
+        return OF_MODEL[name][1] is _share
+    word, part = WORDS.get(name, (None, None))
     return word is not None and part is not None and (bool(word.change) or part.axis in OF_MIXER)
 
 

@@ -30,6 +30,7 @@ from glassformer.parts.linear import Linear, Matrix, linear_cost
 from glassformer.parts.mixer.attend import SoftmaxAttention, attention_cost, kept_of_call, keys_met
 from glassformer.parts.mixer.base import DotProduct, MixerChange, MixerConfig
 from glassformer.parts.mixer.kv import KVState, state_of, vector_bytes
+from glassformer.parts.mixer.shared_attention import SharedAttentionConfig
 from glassformer.parts.norm import NormConfig, RMSNormConfig
 from glassformer.parts.position import AttentionPosition, AttentionPositionConfig
 from glassformer.parts.projection import FusedQKV, FusedQKVConfig, MakeProjection, Projection, SelfProjectionConfig
@@ -307,6 +308,28 @@ class AttentionConfig(MixerConfig, kind="attention", words=_WORDS):
     def changed(self, change: MixerChange, new: Callable[[Any], Any]) -> AttentionConfig:
         """The output's bias goes with the others'."""
         return self.vary(**{change: new(getattr(self, change))}, **({"out_bias": None} if change == "bias" else {}))
+
+    def sharing(self, name: str) -> AttentionConfig | None:
+        return self.vary(shares=name)
+
+    def taking(self, name: str) -> SharedAttentionConfig:
+        norm = self.qk_norm
+        if norm is not None and (norm.over != "head" or norm.after_position):
+            raise RequestError(
+                "mixer.qk_norm: a layer that takes the keys of another norms each head's queries, before their "
+                "positions; use qknorm:head",
+                code="conflict", field="mixer.qk_norm", value=norm, expected="qknorm:head",
+            )  # fmt: skip
+        for field in ("softcap", "clip", "gain_control", "sinks", "gated"):
+            if value := getattr(self, field):
+                raise RequestError(
+                    f"mixer.{field}={value}: a layer that takes the keys and values of another has none; leave it out",
+                    code="conflict", field=f"mixer.{field}", value=value, expected="None",
+                )  # fmt: skip
+        kept = ("n_heads", "n_kv_heads", "head_dim", "bias", "out_bias", "position", "visibility", "scale", "dropout")
+        return SharedAttentionConfig(
+            **{name: getattr(self, name) for name in (*kept, "kernel")}, source=name, q_norm=norm and norm.norm
+        )
 
     def can_clip_logits(self) -> bool:
         if self.qk_norm is not None:

@@ -222,6 +222,15 @@ class MixerConfig(PartConfig, axis="mixer"):
         """The mixer with one property changed from x to new(x); None if it has no such property, so that a change of
         all layers passes it by. Raises RequestError if the property exists and cannot be changed here."""
 
+    def sharing(self, name: str) -> MixerConfig | None:
+        """This mixer, offering its keys and values to the layers above under a name; None if it has none to offer."""
+        return None
+
+    def taking(self, name: str) -> MixerConfig | None:
+        """The same mixer with the keys and values that a layer below offers under a name in place of its own; None if
+        it has none. Raises RequestError where it does with them what one that takes cannot."""
+        return None
+
     def can_clip_logits(self) -> bool:
         """True if scaling W_q and W_k scales the logits, as QK-clip needs; False if there are no logits. Raises
         RequestError if something between the two undoes the scale."""

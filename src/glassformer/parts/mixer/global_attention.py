@@ -89,6 +89,9 @@ class GlobalAttentionConfig(AttentionConfig, kind="global_attention"):
     def module(self) -> type[Attention]:
         return GlobalAttention
 
+    def sharing(self, name: str) -> None:
+        """It has two sets of keys and values."""
+
     def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
         inner, seen = self._within(ctx), self.visibility.build(ctx)
         assert isinstance(seen, Longformer)

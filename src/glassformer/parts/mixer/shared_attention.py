@@ -138,6 +138,9 @@ class SharedAttentionConfig(MixerConfig, kind="shared_attention"):
             return None
         return self.vary(**{change: new(getattr(self, change))}, **({"out_bias": None} if change == "bias" else {}))
 
+    def taking(self, name: str) -> SharedAttentionConfig:
+        return self.vary(source=name)
+
     def can_clip_logits(self) -> bool:
         raise RequestError("mixer.kind=shared_attention: its keys are another layer's, which it cannot scale")
 
