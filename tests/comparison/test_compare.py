@@ -60,6 +60,11 @@ def test_sizes_far_apart_are_refused_with_the_reason() -> None:
     with pytest.raises(RequestError, match="a difference in loss would be a difference in size"):
         fairness(arms(["gpt2@1m", "gpt2@3m"]), allow_unmatched=False)
     assert fairness(arms(["gpt2@1m", "gpt2@3m"]), allow_unmatched=True)
+    with pytest.raises(RequestError):
+        fairness(arms(["gpt2@1m", "gpt2@3m"]), False, "flops")
+    sizes = [f"{preset(name).active_params(embeddings=False):,}" for name in ("gpt2@1m", "gpt2@3m")]
+    *_, note = fairness(arms(["gpt2@1m", "gpt2@3m"]), False, "minutes")  # the size costs time, and is said
+    assert note.startswith("Time is equal and size is not") and all(size in note for size in sizes)
     with pytest.raises(RequestError) as refused:  # what it says would do, does
         fairness(arms(["llama@1m", "llama@1m+retention"]), allow_unmatched=False)
     named = str(refused.value).split("; ")[1].split(" has as many")[0]

@@ -159,7 +159,7 @@ def compare(
     lr
         Peak learning rate of every run; by default a rule by size and optimizer.
     allow_unmatched
-        Compare models of different size all the same.
+        Compare models of different size all the same. With --minutes they are: size costs steps there.
     watch
         Look inside while it trains: statistics by layer and head in dynamics.jsonl, for the report and for `why`.
     """

@@ -95,7 +95,8 @@ def compare(
         raise RequestError("--out is empty; name a folder", code="missing", field="out", value="", expected="a folder")
     folder, seeds = Path(out), check_seeds(seeds)
     configs = arms(expressions)
-    notes = fairness(configs, allow_unmatched)
+    equal: Match | None = match or ("minutes" if minutes is not None else None)
+    notes = fairness(configs, allow_unmatched, equal)
 
     # What can be refused is refused before the text is read, which may take minutes.
     context = common_context(configs, recipe.get("context"))

@@ -98,18 +98,20 @@ def given_budget(amounts: dict[str, Any]) -> Match:
     return next(name for name in names if amounts[name] is not None)
 
 
-def fairness(configs: dict[str, ModelConfig], allow_unmatched: bool) -> list[str]:
-    """Notes on how far the arms are from equal in size; raises RequestError where they are too far apart.
+def fairness(configs: dict[str, ModelConfig], allow_unmatched: bool, match: Match | None = None) -> list[str]:
+    """Notes on how far the arms are from equal in size; raises RequestError where they are too far apart, unless what
+    is equal is time: a larger model then pays for its size with the steps that it does not take.
 
     Compared are the parameters of the layers, as in scaling laws: those of the vocabulary depend on the text. Of
     experts those count that a token meets, which are what it costs; what the others hold is said."""
     sizes = {name: config.active_params(embeddings=False) for name, config in configs.items()}
     small, large = min(sizes, key=sizes.__getitem__), max(sizes, key=sizes.__getitem__)
     apart = sizes[large] / sizes[small] - 1
-    if apart > UNFAIR and not allow_unmatched:
+    if apart > UNFAIR and not allow_unmatched and match != "minutes":
         raise RequestError(
             f"{large} has {sizes[large]:,} parameters in its layers and {small} {sizes[small]:,}, {apart:.0%} apart: a "
-            f"difference in loss would be a difference in size; {_equal(large, sizes[small])}, or --allow-unmatched"
+            f"difference in loss would be a difference in size; {_equal(large, sizes[small])}; or give a budget "
+            "in --minutes, in which size costs steps, or --allow-unmatched"
         )
     notes = [
         f"The layers of {name} hold {held:,} parameters, of which a token meets {sizes[name]:,}."
@@ -118,6 +120,12 @@ def fairness(configs: dict[str, ModelConfig], allow_unmatched: bool) -> list[str
     ]
     if apart > WORTH_SAYING:
         notes.append(f"The layers of {large} have {apart:.0%} more parameters than those of {small}.")
+    if apart > UNFAIR and match == "minutes":
+        each = ", ".join(f"{name} {size:,}" for name, size in sizes.items())
+        notes.append(
+            f"Time is equal and size is not: a verdict is of what a model learns in that time on this machine, not of "
+            f"its parameters. Parameters in the layers, those that a token meets: {each}."
+        )
     return notes
 
 

@@ -269,9 +269,9 @@ def _share(config: ModelConfig, fields: Fields) -> ModelConfig:
             "+share: a single layer has none to share keys and values with; use it with two or more",
             code="range", field="share", value=len(own), expected="a model of two or more layers",
         )  # fmt: skip
-    for number, at in enumerate(own):
+    for place, at in enumerate(own):
         mixer = blocks[at].mixer
-        made = mixer.taking(SHARED) if number % fields["layers"] else mixer.sharing(SHARED)
+        made = mixer.taking(SHARED) if place % fields["layers"] else mixer.sharing(SHARED)
         if made is None:
             raise RequestError(
                 f"+share: layer {at} has no keys and values of its own to share (its mixer is {mixer.kind})",
