@@ -39,9 +39,10 @@ MACHINES = """Links are inside a node and between nodes, one way. A file of your
 mine.yaml`."""
 FACTORS = """Factors say how many times the roofline's seconds measured runs took. Errors are of sizes that the fit had
 not seen. A machine without factors, or a layout that divides tensors, layers or sequences, gives a range."""
-BEYOND = """That range was chosen from the very runs below that divide tensors, layers or sequences, {low:g} to {high:g}
-times what is planned; so that all of them lie within proves nothing. Chosen from all sources but one, it would hold
-{held} of the {all} rates of the one left out, and the furthest outside would be off by {furthest:.0%}."""
+BEYOND = """That range was chosen from runs below that divide tensors, layers or sequences, {low:g} to {high:g} times
+what is planned; so that {within} of these {all} lie within proves little, and the others say where it does not hold.
+Chosen from all sources but one, it would hold {held} of the {all} rates of the one left out, and the furthest outside
+would be off by {furthest:.0%}."""
 PUBLISHED = """Planned in bf16. Where a throughput and a layout are published, both the MFU that our FLOPs give and the
 planned throughput stand here."""
 RUNS = f"""Facts from {mpt.SOURCE}. MFU is made of their throughput and
@@ -103,7 +104,10 @@ def beyond() -> str:
         outside.append(max(min(others) / ratio, ratio / max(others), 1.0) - 1)
     low, high = planning_time.BEYOND
     held = sum(each == 0 for each in outside)
-    return BEYOND.format(low=low, high=high, held=held, all=len(divided), furthest=max(outside))
+    within = sum(
+        one.low <= one.published <= one.high for one in divided if one.low is not None and one.high is not None
+    )
+    return BEYOND.format(low=low, high=high, within=within, held=held, all=len(divided), furthest=max(outside))
 
 
 def runs() -> str:

@@ -9,7 +9,6 @@ from functools import cache
 from typing import Any
 
 import glassformer as gf
-from glassformer.parts.cost import Shape
 from glassformer.planning import Plan
 
 
@@ -64,7 +63,7 @@ def answers() -> Iterator[Answer]:
             + (": fewer key heads, a gated network" if name != "gpt2" else ": biases and norms are missing"),
         )  # fmt: skip
     block = "gpt2+layers=1+heads=8+context=512"
-    flops = gf.preset(block).costs(Shape(s=512, t=512, phase="prefill"))["layers"].flops
+    flops = of(block).forward_of_layers
     yield Answer(
         "How many FLOPs has one block with n = 512, d = 768, 8 heads, 4 d?", f"glassformer plan {block} --explain",
         f"{flops:,}", "24 n d^2 + 4 n^2 d = 24 * 512 * 768^2 + 4 * 512^2 * 768",

@@ -96,7 +96,7 @@ def test_a_page_of_nothing_is_not_written(tmp_path: Path, capsys: pytest.Capture
     assert "no page" in capsys.readouterr().err and not page.exists()
 
 
-def test_eight_accelerators_hold_what_eight_do(capsys: pytest.CaptureFixture[str]):
+def test_eight_accelerators_hold_what_eight_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     """70B in bf16 are 138 GB, not on one of 80 GB but on two; int8 are 69 GB. Nothing is timed that does not fit."""
     config = gf.preset("llama-2-70b")
     for machine, weights, fits, smallest in (
@@ -112,7 +112,9 @@ def test_eight_accelerators_hold_what_eight_do(capsys: pytest.CaptureFixture[str
     assert one.room == 8 * 80e9 and one.batch_that_fits(one.room) == most
     many = gf.plan(config, machine="h100:8", batch=most)
     assert many.fits and not gf.plan(config, machine="h100:8", batch=most + 1).fits
-    assert main(["plan", "llama-2-70b", "--generate", "--gpu", "h100"]) == 0
+    page = tmp_path / "plan.html"
+    assert main(["plan", "llama-2-70b", "--generate", "--gpu", "h100", "--out", str(page)]) == 0
+    assert "It does not fit; 2 NVIDIA H100 SXM would hold it." in page.read_text(encoding="utf-8")
     told = capsys.readouterr().out
     assert "no: 2 would do" in told and "tokens a second" not in told and "cost" not in told
     assert main(["plan", "llama-2-70b", "--generate", "--gpu", "h100", "--weights", "int4"]) == 0

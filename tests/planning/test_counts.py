@@ -78,6 +78,12 @@ def test_what_fits_is_what_fits():
     assert gf.plan(gf.preset("gpt2")).context_that_fits(80e9) == 1024, "its learned positions end there"
 
 
+def test_explain_shows_the_flops_of_a_block(capsys: pytest.CaptureFixture[str]):
+    """24 n d^2 + 4 n^2 d of n = 512 tokens and d = 768."""
+    assert main(["plan", "gpt2+layers=1+heads=8+context=512", "--explain"]) == 0
+    assert f"{24 * 512 * 768**2 + 4 * 512**2 * 768:,} FLOPs" in capsys.readouterr().out
+
+
 def test_explain_shows_formula_and_figure(capsys: pytest.CaptureFixture[str]):
     assert main(["plan", "qwen3-8b", "--explain", "--machine", "h100"]) == 0
     told = capsys.readouterr().out

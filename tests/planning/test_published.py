@@ -1,4 +1,4 @@
-"""Twenty-one published points beside what a plan says, and the traps of calculators that are often used."""
+"""Published figures of twenty-one sources beside what a plan says, and the traps of calculators that are often used."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_all_twenty_one_are_here():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", sorted({7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 20, 3, 4}))
+@pytest.mark.parametrize("number", sorted(set(range(1, 22)) - {5, 6, 19}))
 def test_figures_are_within_their_tolerance(number: int):
     held = [point for point in of(number) if point.tolerance is not None]
     assert held
@@ -40,10 +40,11 @@ def test_an_interleaved_schedule_is_faster():
 
 @pytest.mark.slow
 def test_a_published_rate_lies_in_the_range_of_a_layout_that_was_not_fitted():
-    for number in (3, 4, 5, 8, 14, 15):
+    for number in (3, 4, 5, 8, 10, 14, 15):
         for point in of(number):
             if point.low is not None and point.high is not None:
-                assert point.low <= point.published <= point.high * 1.03, point
+                held = point.low <= point.published <= point.high * 1.03
+                assert held != point.note.startswith("outside of the range"), point
 
 
 @pytest.mark.slow

@@ -205,6 +205,8 @@ def show_explained(name: str, one: Plan) -> None:
     for what, (value, made_of) in lines.items():
         spent.add_row(what, f"{value:.4g}", made_of)
     output().print(spent, highlight=False)
+    layers = f"{one.config.n_layers} layers" if one.config.n_layers > 1 else "one layer"
+    output().print(f"forward, {layers}, {one.context:,} tokens: {one.forward_of_layers:,} FLOPs", highlight=False)
 
 
 def _write_page(plans: Mapping[str, Plan | TrainingPlan], out: str | None) -> None:

@@ -121,6 +121,11 @@ class Plan:
         return self.counts.flops(self.context)
 
     @property
+    def forward_of_layers(self) -> int:
+        """FLOPs of the layers over a whole sequence of the context."""
+        return round(self.training_flops.recomputed * self.context)
+
+    @property
     def weights_in(self) -> dict[str, float]:
         """Bytes of the weights by what they are kept in."""
         return {name: self.parameters * each for name, each in WEIGHTS.items()}

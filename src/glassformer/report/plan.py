@@ -86,6 +86,8 @@ def _finding(one: dict[str, Any]) -> str:
         cost = run["cost"] and f", {_span(run['cost'][0], run['cost'][1], '{:,.0f}'.format)} {run['cost'][2]}"
         between = _span(run["days_low"], run["days_high"], days)
         told.append(f"{si(run['tokens'])} tokens take {between} days{cost or ''}.")
+    if one.get("fits") is False:
+        told.append(f"It does not fit; {one['smallest_count']:,} {one['machine_title']} would hold it.")
     if "decoding" in one:
         low, high = one["decoding"]["seconds"]
         told.append(f"A token takes {_span(low, high, _seconds)} with {one['batch']:,} sequences at once.")
