@@ -45,8 +45,8 @@ REPLICATED = 10 / 34
 """Share of a layer's kept bytes that tensor parallelism without `sp` does not divide (Korthikanti et al. 2022)."""
 BEYOND = (0.7, 1.45)
 """What steps with tensors, layers or sequences divided take, over what is planned: the factors were fitted without, and
-published runs of such layouts lie within. Chosen from those very runs: docs/planning.md says how the range holds for
-sources left out."""
+most published runs of such layouts lie within. Chosen from such runs: docs/planning.md says how the range holds for
+sources left out, and which runs it does not hold for."""
 DAY = 86_400.0
 
 
