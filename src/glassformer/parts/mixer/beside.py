@@ -104,6 +104,12 @@ class Beside(Mixer):
         return all(mixer.causal for mixer in self._all())
 
     @property
+    def takes_prefix(self) -> bool:
+        mixers = self._all()
+        reads_on = all(mixer.takes_prefix or mixer.causal for mixer in mixers)
+        return reads_on and any(mixer.takes_prefix for mixer in mixers)
+
+    @property
     def reach(self) -> int | None:
         return farthest([mixer.reach for mixer in self._all()])
 
