@@ -310,6 +310,25 @@ def test_states_keep_what_later_queries_may_see():
     assert state(Longformer(5, 2), rewind=3).nbytes == 10 * 2 * 16 * 4
 
 
+@pytest.mark.parametrize("rows", [False, True], ids=["together", "apart"])
+def test_a_dilated_ring_hands_out_the_keys_of_a_step_alone(rows: bool):
+    """Four of the ring's 13 and more, with those that a rewind leaves."""
+    mixer, x = _mixer(Dilated(4, 4)), torch.randn(2, 40, 16)
+    with torch.no_grad():
+        whole, state = mixer(x, Pass(0, 40)), mixer.init_state(2, 64, torch.float32, rewind=3)
+        mixer(x[:, :29], Pass(0, 29), state)
+        state.truncate(27)
+        for at in range(27, 40):
+            told = {"rows": torch.full((2,), at), "tokens": 1} if rows else {}
+            pass_ = Pass(at, at + 1, **told)
+            step = x[:, at : at + 1]
+            torch.testing.assert_close(mixer(step, pass_, state), whole[:, at : at + 1], rtol=1e-5, atol=1e-6)
+            k, v, held = state.append(*(torch.randn(2, 1, 2, 4) for _ in "kv"), Pass(at, at + 1, **told))
+            assert k.shape[1] == v.shape[1] == 4 and held is not None
+            assert held.reshape(-1, 4)[0].tolist() == [at, at - 4, at - 8, at - 12]
+            mixer(step, pass_, state)  # what was stored in place of it
+
+
 @pytest.mark.parametrize("name", [name for name in SPARSE if SPARSE[name].causal])
 @settings(max_examples=12, deadline=None)
 @given(seed=st.integers(0, 10_000))

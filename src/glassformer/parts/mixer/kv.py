@@ -154,7 +154,8 @@ class WindowState(KVState, ForgetfulState):
     """Keys and values of the last tokens that a window needs: a ring, token i in slot i mod its size.
 
     `rewind` slots more than the window let `truncate` go back by as many tokens from the furthest ever read. With
-    `absolute`, `append` always says which tokens the keys are, unless they are the first ones."""
+    `absolute`, `append` always says which tokens the keys are, unless they are the first ones. With a `stride`, one
+    query is given those keys alone whose distance is a multiple of it, once the ring has turned."""
 
     kind = "window"
 
@@ -168,9 +169,10 @@ class WindowState(KVState, ForgetfulState):
         device: Any = None,
         rewind: int = 0,
         absolute: bool = False,
+        stride: int = 1,
     ):
         super().__init__(batch, window + rewind, k, v, dtype, device)
-        self.rewind, self.absolute = rewind, absolute
+        self.rewind, self.absolute, self.stride = rewind, absolute, stride
 
     def append(self, k: Tensor, v: Tensor, pass_: Pass) -> tuple[Tensor, Tensor, Tensor | None]:
         size, start, end, s = self.slots, pass_.start, pass_.end, k.shape[1]
@@ -194,6 +196,10 @@ class WindowState(KVState, ForgetfulState):
         slots = tokens % size
         self.k[slots] = k
         self.v[slots] = v
+        if self.stride > 1 and not torch.is_grad_enabled():
+            held = pass_.once(("ring", size, self.stride), lambda: self._apart(tokens))
+            slots = pass_.once(("slots", size, self.stride), lambda: held % size)
+            return self.k.at(slots, k.dtype), self.v.at(slots, v.dtype), held
         held = pass_.once(("ring", size), lambda: self._held(tokens, tokens + 1))
         return self.k.read(size, slots, k), self.v.read(size, slots, v), held
 
@@ -201,6 +207,11 @@ class WindowState(KVState, ForgetfulState):
         """Which token each slot holds when token `last` (..., 1) is the newest; `nothing` for slots still empty."""
         held = last - (last - torch.arange(self.slots, device=last.device)) % self.slots
         return torch.where(held < 0, nothing, held)
+
+    def _apart(self, last: Tensor) -> Tensor:
+        """Every stride-th token up to `last` (..., 1), newest first; the one after it where there is none."""
+        held = last - torch.arange(0, self.slots - self.rewind, self.stride, device=last.device)
+        return torch.where(held < 0, last + 1, held)
 
     def _held_before(self, tokens: Tensor) -> Tensor:
         """Which tokens the slots hold before `tokens` (b, s) are stored, and then these."""
@@ -339,4 +350,4 @@ def state_of(
         return KVState(batch, max_len, *shapes, dtype, device)
     if first:
         return PinnedState(batch, last, first, *shapes, dtype, device, rewind)
-    return WindowState(batch, last, *shapes, dtype, device, rewind, visibility.absolute)
+    return WindowState(batch, last, *shapes, dtype, device, rewind, visibility.absolute, visibility.stride)
