@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from experiments.plan.published import Point, _states, points
+from experiments.plan.published import PYTHIA, Point, _states, mfu, points
 
 
 def of(number: int) -> list[Point]:
@@ -54,8 +54,17 @@ def test_hardware_flops_are_not_model_flops():
     assert 0.85 < point.ours / point.published < 1 and 0.75 * point.ours < 0.7 * point.published
 
 
-@pytest.mark.slow
 def test_small_models_do_not_reach_45_per_cent():
-    """Pythia: what is planned orders the sizes as the published hours do, and no size is planned at .45."""
+    """Pythia on 40 GB parts: the hours of 300B tokens are less than 37 % of the peak by our FLOPs, at every size."""
+    for d, layers, heads, vocabulary, hours in PYTHIA.values():
+        name = f"pythia-160m+d_model={d}+layers={layers}+heads={heads}+vocab_size={vocabulary}"
+        assert 15 < mfu(name, 2048, 299.9e9 / hours / 3600, "a100-40gb") < 37, name
+
+
+@pytest.mark.slow
+def test_larger_models_take_longer():
+    """Pythia: what is planned orders the sizes as the published hours do. All are planned faster, up to twice as fast:
+    their code is older than the runs that the factors were fitted on."""
     hours = [(point.published, point.ours) for point in of(19)]
     assert sorted(hours) == hours and [ours for _, ours in hours] == sorted(ours for _, ours in hours)
+    assert all(published / 2 < ours < published for published, ours in hours)
