@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import re
 
+from experiments import retro
 from experiments.docs import DOCS
 from glassformer.figures import tag, wiring_drawing
 from glassformer.figures.document import stylesheet
@@ -15,14 +16,17 @@ from glassformer.report.sketch import describe, sketch
 
 KINDS = {
     "decoder": "llama-3-8b", "encoder": "bert-base-mlm", "encoder-decoder": "bart-base", "vision-encoder": "vit-base",
+    "prefix-decoder": "llama-3-8b+prefix", "retrieval": "experiments.retro",
 }  # fmt: skip
-"""Page -> the model in its picture."""
+"""Page -> the model in its picture: an expression, or one that is no preset."""
+MADE = {"experiments.retro": retro.config}
 FOLDER = DOCS / "figures" / "kinds"
 
 
 def picture(expression: str) -> str:
     """The wiring of a model as a file of its own, in the colours of a sheet of paper."""
-    drawing = sketch(preset(expression).to_dict())
+    config = MADE[expression]() if expression in MADE else preset(expression)
+    drawing = sketch(config.to_dict())
     inner = str(wiring_drawing(drawing, describe(expression, drawing)))
     css = stylesheet()
     used = set(re.findall(r"gf-[a-z]+", inner))
