@@ -120,6 +120,8 @@ STEPS = {
     "llama@3m+vocab_size=65+gqa:2+window:32": (4, 128, torch.bfloat16, "adamw"),
     "llama@1m+vocab_size=65+moe:4:2": (4, 64, torch.bfloat16, "adamw"),
     "llama@1m+vocab_size=65+parallel+qknorm": (1, 8, torch.bfloat16, "muon"),  # the step holds most
+    "llama@1m": (1, 64, torch.bfloat16, "sgd"),  # as here, by the largest gradient with its decay
+    "llama@1m+vocab_size=4096": (1, 8, torch.float32, "lion"),  # and here, by the sign of the largest momentum
 }
 
 

@@ -6,6 +6,7 @@ import torch
 from pydantic import Field, model_validator
 
 from glassformer.model import Model
+from glassformer.parts.mup import parameter_groups
 from glassformer.training.optimizers.base import Groups, OptimizerConfig
 
 
@@ -38,6 +39,15 @@ class SGDConfig(OptimizerConfig, kind="sgd"):
 
     def state_values(self, model: Model) -> dict[str, int]:
         return {name: weight.numel() if self.momentum else 0 for name, weight in model.named_parameters()}
+
+    def step_values(self, model: Model) -> int:
+        """Of one weight at a time, as on a CPU: its gradient with the decay, and with Nesterov's momentum."""
+        groups = parameter_groups(model, 1.0, 1.0, model.config.rates)
+        return max(
+            weight.numel() * ((group["weight_decay"] > 0) + self.nesterov)
+            for group in groups
+            for weight in group["params"]
+        )
 
     def over_groups(self, groups: Groups, model: Model) -> torch.optim.Optimizer:
         return torch.optim.SGD(groups, momentum=self.momentum, nesterov=self.nesterov)
