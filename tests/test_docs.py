@@ -18,6 +18,7 @@ from experiments.docs.kinds import FOLDER, KINDS, picture
 from experiments.docs.parts import SMALL, PartPage, index_of_parts, influence, part_pages, with_word, written_part
 from glassformer import dynamics, lens
 from glassformer.dynamics.watch import Moment, Watch
+from glassformer.parts.ffn import FFNConfig
 from glassformer.parts.mixer import MixerConfig
 from glassformer.parts.visibility import VisibilityConfig
 
@@ -176,8 +177,8 @@ def test_pages_lie_where_the_index_says():
 
 
 every_part = pytest.mark.parametrize("part", list(part_pages().values()), ids=lambda part: part.name)
-NO_PAGE = {"bidirectional", "cross_attention", "shared_attention"}
-"""Kinds that no layer of a decoder has by itself: they need an encoder, or a layer below to share with."""
+NO_PAGE = {"bidirectional", "cross_attention", "mlp", "glu"}
+"""What needs an encoder, of which the pages of docs/kinds tell, and the networks that every layer has."""
 
 
 @every_part
@@ -193,17 +194,18 @@ def test_the_page_of_a_part_names_its_source(part: PartPage):
     assert re.search(r"\b\d{4}\.\d{5}\b", written_part(part)), "name the paper that it is from"
 
 
-def test_every_mixer_and_every_visibility_has_a_page():
+def test_every_mixer_every_visibility_and_every_network_has_a_page():
     said = [with_word(SMALL, part.word).to_dict() for part in part_pages().values()]
-    mixers = [tree["stack"][0]["blocks"][0]["mixer"] for tree in said]
-    told = {mixer["kind"] for mixer in mixers} | {
+    blocks = [block for tree in said for block in tree["stack"][0]["blocks"]]
+    mixers, networks = ([block[name] for block in blocks] for name in ("mixer", "ffn"))
+    told = {part["kind"] for part in (*mixers, *networks) if part is not None} | {
         mixer["visibility"]["kind"] if isinstance(mixer["visibility"], dict) else mixer["visibility"]
         for mixer in mixers
         if "visibility" in mixer
     }
     ours = {
         kind
-        for axis in (MixerConfig, VisibilityConfig)
+        for axis in (MixerConfig, VisibilityConfig, FFNConfig)
         for kind, choice in axis.choices().items()
         if choice.__module__.startswith("glassformer.")
     }

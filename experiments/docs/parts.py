@@ -25,7 +25,7 @@ from experiments.docs import DOCS, GENERATED, HERE, markdown_of
 from glassformer.config import ModelConfig
 from glassformer.lens import style
 from glassformer.lens.reading import blank
-from glassformer.parts.cost import Cost, Shape
+from glassformer.parts.cost import Shape
 from glassformer.parts.forward_pass import Pass
 
 BASE = "llama@10m"
@@ -52,6 +52,13 @@ class PartPage:
     """The same with a value that a picture of SHOWN tokens can show."""
     what: str
     loses: str
+    at: str = "layers.0.mixer"
+    """Where the model has the part."""
+
+    @property
+    def plain(self) -> str:
+        """What its costs are set against."""
+        return "full attention" if self.at.endswith("mixer") else "a dense network"
 
     @property
     def path(self) -> Path:
@@ -68,10 +75,11 @@ def part_pages() -> dict[str, PartPage]:
     found = {}
     for section in re.split(r"^## ", (HERE / "parts.md").read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]:
         name, _, body = section.partition("\n")
-        fields: dict[str, str] = dict(re.findall(r"^(word|drawn|what):[ ]?(.*)$", body, flags=re.MULTILINE))
-        loses = re.sub(r"^(word|drawn|what):.*\n", "", body, flags=re.MULTILINE).strip()
+        fields: dict[str, str] = dict(re.findall(r"^(word|drawn|what|at):[ ]?(.*)$", body, flags=re.MULTILINE))
+        loses = re.sub(r"^(word|drawn|what|at):.*\n", "", body, flags=re.MULTILINE).strip()
         word = fields["word"]
-        found[name] = PartPage(name, word, fields.get("drawn", word), fields["what"], loses)
+        at = fields.get("at", "layers.0.mixer")
+        found[name] = PartPage(name, word, fields.get("drawn", word), fields["what"], loses, at)
     return found
 
 
@@ -79,30 +87,29 @@ def with_word(base: str, word: str) -> ModelConfig:
     return gf.preset(f"{base}+{word}" if word else base)
 
 
-def mixer_of(config: ModelConfig) -> Any:
-    """The mixer of the first layer, with weights."""
-    layer: Any = config.build(seed=0).layers[0]
-    return layer.mixer
+def part_of(config: ModelConfig, at: str) -> Any:
+    """That of the first layer, or of another, with weights."""
+    return config.build(seed=0).get_submodule(at)
 
 
 def told_by(page: PartPage) -> list[type]:
     """The classes whose docstrings say what the part is: the mixer's, or that of what it sees by."""
-    mixer = mixer_of(with_word(SMALL, page.word))
+    mixer = part_of(with_word(SMALL, page.word), page.at)
     visibility = getattr(mixer, "visibility", None)
-    usual = mixer_of(with_word(SMALL, ""))
+    usual = part_of(with_word(SMALL, ""), page.at)
     if visibility is not None and type(mixer) is type(usual) and type(visibility) is not type(usual.visibility):
         return [type(visibility)]
     return [type(mixer)]
 
 
 def influence(page: PartPage) -> Tensor:
-    """|d out_i / d x_j| (s, s) of a fresh mixer on noise, by query, as a share of the largest value of its row: 1 for
+    """|d out_i / d x_j| (s, s) of a fresh part on noise, by query, as a share of the largest value of its row: 1 for
     all of it, 0 for FAINT or less, and even steps for equal factors between."""
     config = with_word(SMALL, page.drawn)
-    mixer = mixer_of(config).eval()
+    model = config.build(seed=0).eval()
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(1, SHOWN, config.d_model, generator=generator).requires_grad_()
-    out = mixer(x, Pass.of(x))
+    out = made(model, page.at, x)
     total = torch.zeros(SHOWN, SHOWN)
     for _ in range(PASSES):
         direction = torch.randn(config.d_model, generator=generator)
@@ -113,17 +120,23 @@ def influence(page: PartPage) -> Tensor:
     return 1 - share.clamp(min=FAINT).log10() / math.log10(FAINT)
 
 
-def of_mixer(config: ModelConfig, shape: Shape) -> Cost:
-    return config.costs(shape)["layers.0.mixer"]
+def made(model: Any, at: str, x: Tensor) -> Tensor:
+    """What the part makes of x (1, s, d); a mixer that takes what layers below have shared finds it made of x too."""
+    layer, kind = at.removeprefix("layers.").split(".")
+    if kind == "ffn":
+        return model.get_submodule(at)(x)
+    pass_ = Pass.of(x)
+    outs = [model.layers[i].mixer(x, pass_) for i in range(int(layer) + 1)]
+    return outs[-1]
 
 
 @cache
-def costs(word: str) -> dict[int, tuple[int, float, int]]:
-    """length -> parameters, FLOPs of a token of a prompt, bytes of state after it; of one mixer of BASE in bf16."""
+def costs(word: str, at: str = "layers.0.mixer") -> dict[int, tuple[int, float, int]]:
+    """length -> parameters, FLOPs of a token of a prompt, bytes of state after it; of one part of BASE in bf16."""
     config = with_word(BASE, word)
     found = {}
     for s in LENGTHS:
-        cost = of_mixer(config, Shape(1, s, s, "prefill", torch.bfloat16, every_key=False))
+        cost = config.costs(Shape(1, s, s, "prefill", torch.bfloat16, every_key=False))[at]
         found[s] = (cost.parameters, cost.flops / s, cost.state_bytes)
     return found
 
@@ -135,29 +148,37 @@ def draw(page: PartPage) -> Figure:
     left.set(xlabel="token that is seen", ylabel="token that looks")
     left.set_title(f"what a token sees: {SMALL}+{page.drawn}" if page.drawn else f"what a token sees: {SMALL}",
                    loc="left", fontsize=9, color=style.INK)  # fmt: skip
-    for ax, which, unit in ((middle, 1, "MFLOPs per token of a prompt"), (right, 2, "state [kB]")):
-        for colour, (label, word) in enumerate((("full attention", ""), (page.name, page.word))):
-            values = [costs(word)[s][which] / (1e6 if which == 1 else 1e3) for s in LENGTHS]
+    held = (right, 2, "state [kB]", 1e3) if page.at.endswith("mixer") else (right, 0, "parameters held [M]", 1e6)
+    for ax, which, unit, size in ((middle, 1, "MFLOPs per token of a prompt", 1e6), held):
+        shown = []
+        for colour, (label, word) in enumerate(((page.plain, ""), (page.name, page.word))):
+            values = [costs(word, page.at)[s][which] / size for s in LENGTHS]
+            shown += values
             ax.plot(LENGTHS, values, label=label, color=style.COLOURS[colour], marker="o", markersize=3, linewidth=1.6,
                     linestyle="-" if word else (0, (4, 2)))  # fmt: skip
-        ax.set(xlabel="tokens", xscale="log", yscale="log")
+        if min(shown) > 0 and page.at.endswith("mixer"):
+            ax.set(yscale="log")
+        else:
+            ax.set_ylim(0, 1.1 * max(shown))
+        ax.set(xlabel="tokens", xscale="log")
         ax.set_title(unit, loc="left", fontsize=9, color=style.INK)
     style.legend(middle)
     return figure
 
 
 def table(page: PartPage) -> str:
-    """Costs of one mixer against full attention's."""
-    rows = ["| tokens | FLOPs per token | of full attention | state | of full attention |\n|--:|--:|--:|--:|--:|"]
-    own, full = costs(page.word), costs("")
+    """Costs of one part against those of the usual one in its place."""
+    rows = [f"| tokens | FLOPs per token | of {page.plain} | state | of {page.plain} |\n|--:|--:|--:|--:|--:|"]
+    own, full = costs(page.word, page.at), costs("", page.at)
     for s in LENGTHS:
         (_, work, state), (_, its_work, its_state) = own[s], full[s]
         rows.append(f"| {s:,} | {work / 1e6:,.2f} M | {work / its_work:.1%} | {state / 1e3:,.1f} kB | "
-                    f"{state / its_state:.1%} |")  # fmt: skip
+                    f"{state / its_state if its_state else 0:.1%} |")  # fmt: skip
     params = own[LENGTHS[0]][0]
-    said = f"{params:,} parameters ({params / full[LENGTHS[0]][0] - 1:+.1%} against full attention)"
+    said = f"{params:,} parameters ({params / full[LENGTHS[0]][0] - 1:+.1%} against {page.plain})"
     model = f"{BASE}+{page.word}" if page.word else BASE
-    return f"One mixer of `{model}` in bf16: {said}.\n\n" + "\n".join(rows)
+    of = page.at.rpartition(".")[2]
+    return f"One {of} of `{model}` in bf16: {said}.\n\n" + "\n".join(rows)
 
 
 def written_part(page: PartPage) -> str:
@@ -167,7 +188,9 @@ def written_part(page: PartPage) -> str:
     example = f"{SMALL}+{page.word}" if page.word else SMALL
     shown = with_word(SMALL, page.word)
     command = f"inspect {example}"
-    if page.word and all(block.mixer.causal(shown.ctx) for block in shown.layers()):
+    if page.word and all(
+        block.mixer.causal(shown.ctx) and (block.ffn is None or block.ffn.causal) for block in shown.layers()
+    ):
         command = f"compare {SMALL} {example} --data python-docs --minutes 1"
     pieces = [
         GENERATED.replace("pages.md", "parts.md"),
@@ -191,7 +214,7 @@ def index_of_parts() -> str:
     at = LENGTHS[3]
     rows = []
     for page in part_pages().values():
-        _, work, state = costs(page.word)[at]
+        _, work, state = costs(page.word, page.at)[at]
         word = f"`+{page.word}`" if page.word else "(the usual)"
         rows.append(f"| [{page.name}](parts/{page.name}.md) | {word} | {page.what} | {work / 1e6:,.2f} M | "
                     f"{state / 1e3:,.1f} kB |")  # fmt: skip
@@ -201,7 +224,7 @@ def index_of_parts() -> str:
         "Each is one part, for any layer of any model: `+word` behind a model's name puts it into every layer, and "
         "`+stack:mamba2*3,attention` makes a pattern of them. All open up and are counted by the same code, and those "
         "that see nothing of what comes after train on the next token and generate from a state. Costs are those of "
-        f"one mixer of `{BASE}` in bf16, for a prompt of {at:,} tokens.",
+        f"one mixer of `{BASE}` in bf16, for a prompt of {at:,} tokens; of experts, of one network.",
         "| | in an expression | what it does | FLOPs per token | state |\n|---|---|---|--:|--:|\n" + "\n".join(rows),
     ]) + "\n"  # fmt: skip
 
