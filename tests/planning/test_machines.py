@@ -56,6 +56,20 @@ def test_a_file_of_ones_own_stands_beside_ours(tmp_path: Path):
         machines(own)
 
 
+@pytest.mark.parametrize(
+    ("wrong", "field"),
+    [("measured: {products: 1, scores: 1, elementwise: 1, links: 1, error: [-1, 0], source: us}", "error"),
+     ("measured: {products: 1, scores: 1, elementwise: 1, links: 1, error: [0.1, -0.1], source: us}", "error"),
+     ("price: {low: 3, high: 2, currency: USD, date: 2026-01-01, source: us}", "low")],
+)  # fmt: skip
+def test_figures_of_ones_own_can_be(tmp_path: Path, wrong: str, field: str):
+    own = tmp_path / "mine.yaml"
+    fields = "memory: 24GB, bandwidth: 1TB/s, peak: {bfloat16: 165T}, inside: 32GB/s, between: 1GB/s, power: 450W"
+    own.write_text(f"box: {{title: Box, {fields}, source: measured, {wrong}}}\n")
+    with pytest.raises(RequestError, match=field):
+        machines(own)
+
+
 def test_a_price_has_a_currency():
     assert Price.of("2.5USD").low == 2.5
     with pytest.raises(RequestError, match="currency"):

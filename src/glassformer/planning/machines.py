@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_validator
 
 from glassformer.config import read_tree, validated
 from glassformer.errors import RequestError, did_you_mean, shown
@@ -29,6 +29,7 @@ def _in(unit: str) -> Callable[[Any], float]:
 Bytes = Annotated[float, BeforeValidator(_in("B")), Field(gt=0)]
 Rate = Annotated[float, BeforeValidator(_in("B/s")), Field(gt=0)]
 Products = Annotated[float, BeforeValidator(_in("FLOP/s")), Field(gt=0)]
+Share = Annotated[float, Field(gt=-1, allow_inf_nan=False)]
 Watts = Annotated[float, BeforeValidator(_in("W")), Field(gt=0)]
 
 
@@ -45,6 +46,12 @@ class Price(Value):
     currency: str = Field(pattern="^[A-Z]{3}$")
     date: Annotated[str, BeforeValidator(_written)]
     source: str
+
+    @model_validator(mode="after")
+    def _ascends(self) -> Price:
+        if self.low > self.high:
+            raise ValueError(f"low={self.low:g} is above high={self.high:g}; give the lower price as low")
+        return self
 
     @classmethod
     def of(cls, text: str) -> Price:
@@ -65,9 +72,15 @@ class Factors(Value):
     scores: float = Field(gt=0)
     elementwise: float = Field(gt=0)
     links: float = Field(gt=0)
-    error: tuple[float, float]
+    error: tuple[Share, Share]
     """5th and 95th percentile of predicted / measured - 1 of models whose size the fit had not seen."""
     source: str = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _ascends(self) -> Factors:
+        if self.error[0] > self.error[1]:
+            raise ValueError(f"error={self.error} does not ascend; give the 5th percentile before the 95th")
+        return self
 
 
 class Machine(Value):
