@@ -55,8 +55,8 @@ class Retention(MatrixMixer):
 
     x (b,s,d) -> q, k (b,s,n,h), v, gate (b,s,n,hv), hv = expand h. With `rotate`, pair i of q and k is turned by the
     angle p 10000^(-i / (h/2 - 1)), p the position; k is multiplied by `key_scale` (h^-1/2 unless given). Decays are
-    gamma_i = 1 - 2^(-5 - i) unless given (`retnet_decays`), one for each head, between 0 and 1. The norm is RMS over
-    each head without weights, or over all heads with weights (`norm="all"`); `inner="silu"` acts on q, k and v.
+    gamma_i = 1 - 2^(-5 - i) unless given, one for each head, between 0 and 1. The norm is RMS over each head without
+    weights, or over all heads with weights (`norm="all"`); `inner="silu"` acts on q, k and v.
 
     Recurrence and norm are at least fp32. The state is (h, hv) numbers for each head, whatever the length. Sites: q, k
     (turned), v, gate, y, z (normed and gated; b,s,n,hv), out, and effective_attention (b,n,s,t), the weight of v_j in
