@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import math
 import re
 import subprocess
 import sys
@@ -402,7 +403,9 @@ def test_every_name_takes_every_size_and_keeps_its_parts(name: str, size: str):
     whole, sized = preset(name), preset(f"{name}@{size}")
     diff = {re.sub(r"\d+", "0", path).removeprefix("encoder.") for path in whole.diff(sized)}  # its towers alike
     own = ("n_heads", "n_kv_heads", "head_dim", "kv_rank", "q_rank", "rope_dim", "value_dim", "n_v_heads", "v_head_dim")
-    assert diff <= {"d_model", "stack.0.repeat", f"{BLOCK}ffn.hidden", *(f"{ATTENTION}{size}" for size in own)}
+    scales = {f"{part}.scale" for part in ("embedding", "head") if getattr(sized, part).scale is not None}
+    sizes = {"d_model", "stack.0.repeat", f"{BLOCK}ffn.hidden", *(f"{ATTENTION}{size}" for size in own)}
+    assert diff <= sizes | scales
     assert preset(f"{name}@{size.upper()}") == sized
     mixer, before = sized.stack[0].blocks[0].mixer, whole.stack[0].blocks[0].mixer
     assert getattr(mixer, "n_kv_heads", None) is None or before.n_kv_heads is not None  # type: ignore[attr-defined]
@@ -857,3 +860,12 @@ def test_what_cannot_be_shared_is_refused(expression: str, words: str):
     with pytest.raises(RequestError, match=words) as refused:
         preset(expression)
     assert "\n" not in str(refused.value)
+
+
+def test_scales_that_follow_the_width_do_so_at_every_size() -> None:
+    """sqrt(d) of embeddings (1706.03762, 3.4; Gemma), 1 / sqrt(d) of a tied T5's logits; other scales stay."""
+    for name, of in (("transformer", "embedding"), ("opus-mt", "embedding"), ("gemma-2-2b", "embedding")):
+        assert getattr(preset(f"{name}@3m"), of).scale == pytest.approx(math.sqrt(256)), name
+    assert preset("transformer@3m").encoder.embedding.scale == pytest.approx(math.sqrt(256))
+    assert preset("t5-small@3m").head.scale == pytest.approx(1 / math.sqrt(256))
+    assert preset("llama@3m").embedding.scale is None

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import math
+from typing import TYPE_CHECKING, TypeVar
 
 from glassformer.errors import RequestError
 
 if TYPE_CHECKING:
     from glassformer.config import ModelConfig, Stage, TowerConfig
+    from glassformer.parts.embedding import EmbeddingConfig
+    from glassformer.parts.head import HeadConfig
+
+    Scaled = TypeVar("Scaled", EmbeddingConfig, HeadConfig)
 
 # size: (layers, d_model, heads). The name counts the layers' own parameters, about 12 L d^2, not the vocabulary's.
 SIZES: dict[str, tuple[int, int, int]] = {
@@ -29,8 +34,9 @@ SIZES: dict[str, tuple[int, int, int]] = {
 
 
 def resize(config: ModelConfig, size: str) -> ModelConfig:
-    """The same parts at one of the sizes of the table: layers, width and heads change, ffn and head widths follow. Two
-    towers have half of the layers each. Raises RequestError for a size that is not in it."""
+    """The same parts at one of the sizes of the table: layers, width and heads change, ffn and head widths follow, and
+    so do scales that are the root of the width, or one over it. Two towers have half of the layers each. Raises
+    RequestError for a size that is not in it."""
     if size.lower() not in SIZES:
         raise RequestError(
             f"no size is named {size!r}; sizes are {', '.join(SIZES)}", code="unknown", field="size", value=size
@@ -40,8 +46,22 @@ def resize(config: ModelConfig, size: str) -> ModelConfig:
         None if config.encoder is None else config.encoder.vary(stack=_scaled(config.encoder, n_layers / 2, n_heads))
     )
     if encoder is not None:
-        encoder = encoder.vary(d_model=None)
-    return config.vary(d_model=d_model, stack=_scaled(config, n_layers, n_heads), encoder=encoder)
+        encoder = encoder.vary(
+            d_model=None, embedding=_followed(encoder.embedding, encoder.d_model or config.d_model, d_model)
+        )
+    return config.vary(
+        d_model=d_model, stack=_scaled(config, n_layers, n_heads), encoder=encoder,
+        embedding=_followed(config.embedding, config.d_model, d_model),
+        head=_followed(config.head, config.d_model, d_model),
+    )  # fmt: skip
+
+
+def _followed(part: Scaled, before: int, after: int) -> Scaled:
+    """With its scale, where that follows the width as in Vaswani et al. 2017, Gemma and T5."""
+    for power in (0.5, -0.5):
+        if part.scale is not None and math.isclose(part.scale, before**power):
+            return part.vary(scale=after**power)
+    return part
 
 
 def _scaled(tower: TowerConfig, n_layers: float, n_heads: int) -> tuple[Stage, ...]:
