@@ -4,14 +4,15 @@ Each side is a process of its own that waits for its turn. In every round each d
 process and two (a loop that does nothing), and beside a second of ours that decodes. `1 thread` and `2 threads` are
 ours with that number asked for, which then stays: two threads are what every step took before it was chosen.
 
-decode    SmolLM2, 40 tokens after a short prompt, again for a second and a half, steps alone: ours in 4 bits with the
+decode    SmolLM2, 40 tokens after a short prompt, repeated for 1.5 s, without the prompts: ours in 4 bits with the
           compiled step, llama.cpp the same file, `transformers` in bf16
 prefill   512 tokens up to the logits of the next, three times: ours in bf16, laid out as `quantize="bf16"` does
 train     a step of llama@10m on 16 x 256 tokens, bf16, compiled, AdamW; the mean of three. `transformers` with SDPA.
           The number of threads stays, as gradients depend on it; how they wait is chosen
 load      SmolLM2's Q4_1 file to fp32. `transformers` unpacks it too (`gguf_file=`), once, in the first round
 
-What is beside `1 thread` when it decodes has one thread too: what the machine itself gives to two.
+Where `1 thread` decodes beside a second of ours, the second is told to take one thread as well: their sum is what the
+machine gives to two such processes.
 
 Medians over the rounds. `--only decode` measures one task; results are kept beside the page and joined.
 """

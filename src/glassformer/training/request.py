@@ -108,19 +108,14 @@ def worth_compiling(config: ModelConfig, recipe: Recipe) -> bool:
 def fit(config: ModelConfig, vocab_size: int, context: int, padded: int | None = None) -> ModelConfig:
     """The config with the text's vocabulary, or one `padded` to more, and the training context. Raises RequestError
     where that is less, or an encoder's own is."""
-    if padded is not None and padded < vocab_size:
-        raise RequestError(
-            f"vocab_size={padded} is less than the {vocab_size} tokens of the text's tokenizer; leave it out, or give "
-            f"{vocab_size} or more",
-            code="range", field="vocab_size", value=padded, expected=f">= {vocab_size}",
-        )  # fmt: skip
     own = None if config.encoder is None else config.encoder.vocab_size
-    if own is not None and own < vocab_size:
-        raise RequestError(
-            f"encoder.vocab_size={own} is less than the {vocab_size} tokens of the text's tokenizer; leave it out, or "
-            f"give {vocab_size} or more",
-            code="range", field="encoder.vocab_size", value=own, expected=f">= {vocab_size}",
-        )  # fmt: skip
+    for field, size in (("vocab_size", padded), ("encoder.vocab_size", own)):
+        if size is not None and size < vocab_size:
+            raise RequestError(
+                f"{field}={size} is less than the {vocab_size} tokens of the text's tokenizer; leave it out, or give "
+                f"{vocab_size} or more",
+                code="range", field=field, value=size, expected=f">= {vocab_size}",
+            )  # fmt: skip
     return config.vary(vocab_size=padded or vocab_size, context=context)
 
 
