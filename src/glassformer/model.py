@@ -14,9 +14,11 @@ from glassformer.parts import auxiliary
 from glassformer.parts.embedding import Embedding
 from glassformer.parts.forward_pass import Memory, Pass, position_in_document
 from glassformer.parts.head import Head
+from glassformer.parts.loss import rows_with_targets
 from glassformer.parts.mixer import Mixer
 from glassformer.parts.residual import Residual
-from glassformer.parts.site import Site
+from glassformer.parts.residual.base import only
+from glassformer.parts.site import Site, unseen
 from glassformer.state import ModelState, State
 
 STATE_DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int8)
@@ -25,6 +27,8 @@ STATE_DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16, tor
 
 class Block(nn.Module):
     """One layer: x (b, s, d) -> x (b, s, d). The wiring says how mixer and ffn join the stream.
+
+    With `rows` (n,), numbers of tokens among the b s, what follows the mixer is computed for these alone, (1, n, d).
 
     Sites: resid_pre, resid_mid (where the wiring has one), resid_post.
     """
@@ -35,11 +39,19 @@ class Block(nn.Module):
         self.mixer, self.ffn, self.residual = mixer, ffn, residual
         self.resid_post = Site()
 
-    def forward(self, x: Tensor, pass_: Pass, state: State | None = None) -> Tensor:
+    def forward(self, x: Tensor, pass_: Pass, state: State | None = None, rows: Tensor | None = None) -> Tensor:
         ffn: Any = self.ffn
         if ffn is not None and ffn.counts_tokens and (real := pass_.real) is not None:
             ffn = partial(ffn, real=real)
-        return self.resid_post(self.residual(self.resid_pre(x), lambda x: self.mixer(x, pass_, state), ffn))
+        join = self.residual if rows is None else partial(self.residual.of_rows, rows=rows)
+        return self.resid_post(join(self.resid_pre(x), lambda x: self.mixer(x, pass_, state), ffn))
+
+    @property
+    def divides(self) -> bool:
+        """Whether `rows` may be asked for: nobody looks at what it computes or hooks into it, and its network asks
+        nothing of the other tokens."""
+        ffn: Any = self.ffn
+        return (ffn is None or (ffn.separates_documents and not ffn.counts_tokens)) and unseen(self)
 
 
 class Tower(nn.Module):
@@ -82,16 +94,29 @@ class Tower(nn.Module):
         return self.causal or self.takes_prefix
 
     def read(
-        self, tokens: Tensor, pass_: Pass, state: ModelState | None = None, table: Embedding | None = None
+        self,
+        tokens: Tensor,
+        pass_: Pass,
+        state: ModelState | None = None,
+        table: Embedding | None = None,
+        rows: Tensor | None = None,
     ) -> Float[Tensor, "b s d"]:
-        """The last layer's normalised output. A tied embedding looks its rows up in `table`."""
+        """The last layer's normalised output. A tied embedding looks its rows up in `table`. With `rows` (n,), numbers
+        of tokens among the b s, that of these alone, (1, n, d): nothing behind the last mixer is computed for others.
+        """
         if pass_.documents is not None:
             self._check_documents()
         if pass_.global_tokens is not None:
             self._check_globals(tokens, pass_.global_tokens)
         x = self.embed(self.embedding(tokens, pass_, table))
-        for layer, kept in zip(self.layers, state.layers if state else [None] * len(self.layers), strict=True):
+        *lower, (last, of_last) = zip(self.layers, state.layers if state else [None] * len(self.layers), strict=True)
+        for layer, kept in lower:
             x = layer(x, pass_, kept)
+        if rows is not None and last.divides:
+            x = last(x, pass_, of_last, rows)
+        else:
+            x = last(x, pass_, of_last)
+            x = x if rows is None else only(x, rows)
         return self.final(x if self.final_norm is None else self.final_norm(x))
 
     def _check_globals(self, tokens: Tensor, chosen: Tensor) -> None:
@@ -185,13 +210,23 @@ class Model(Tower):
         given = positions, documents, memory, source, source_documents, global_tokens, segments
         if targets is None:
             return self.logits(self.unembed(self.hidden_states(tokens, state, *given), documents))
+        rows = self._rows_read(targets, reduction)
         with auxiliary.gathering() as added:
-            x = self.hidden_states(tokens, state, *given, targets=targets)
+            x = self.hidden_states(tokens, state, *given, targets=targets, rows=rows)
+        if rows is not None:
+            targets = targets.flatten()[rows][None]
         if self.logits.watched:
             loss = self.head.loss_of(self.logits(self.unembed(x, documents)), targets, reduction)
         else:
             loss = self.head(x, self.embedding, targets, reduction, documents)
         return auxiliary.join(loss, added)
+
+    def _rows_read(self, targets: Tensor, reduction: str) -> Tensor | None:
+        """The numbers (n,) among the b s of the tokens whose vectors a loss needs, or None for all of them."""
+        above = (self.final_norm, self.final, self.head, self.logits)
+        if self.head.pool is not None or reduction != "mean" or not all(unseen(part) for part in above if part):
+            return None
+        return rows_with_targets(targets)
 
     def loss(
         self,
@@ -224,9 +259,10 @@ class Model(Tower):
         global_tokens: Tensor | None = None,
         segments: Tensor | None = None,
         targets: Tensor | None = None,
+        rows: Tensor | None = None,
     ) -> Float[Tensor, "b s d"]:
         """The last layer's normalised output, of which the head makes logits; `targets`, where they are known, tell a
-        model that sees no later tokens which of its own nobody reads."""
+        model that sees no later tokens which of its own nobody reads. `rows` as in `read`."""
         pass_ = locate(self.embedding.places(tokens), state, positions, documents)
         pass_.global_tokens, pass_.segments = global_tokens, segments
         if targets is not None and targets.shape == tokens.shape and self.causal:
@@ -238,7 +274,7 @@ class Model(Tower):
             )  # fmt: skip
         self.check_source(len(tokens), state, memory, source)
         pass_.memory = memory if source is None else self.encode(source, source_documents)
-        x = self.read(tokens, pass_, state)
+        x = self.read(tokens, pass_, state, rows=rows)
         if state is not None:
             state.advance(pass_.start + pass_.tokens, pass_.tokens)
         return x

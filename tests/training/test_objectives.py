@@ -137,27 +137,6 @@ def test_pieces_of_a_batch_weigh_as_many_targets_as_they_have(text: TextData):
     assert [share for _, share in even.pieces(2)] == [2 / 6] * 3
 
 
-def test_a_head_works_on_scored_tokens_alone(text: TextData, monkeypatch: pytest.MonkeyPatch):
-    """Loss and gradients are those of all tokens' losses, added up; the head sees as many rows as there are targets."""
-    with_mask = MaskedConfig().with_tokens(text)
-    built = preset(f"bert@1m+layers=1+d_model=32+heads=2+vocab_size={with_mask.tokenizer.vocab_size}").build(seed=0)
-    inputs, targets = batches_of(text, MaskedConfig(), 6, 16)[0]
-    count = int((targets != IGNORED).sum())
-    wanted = built.loss(inputs, targets, reduction="none").sum() / count
-    wanted.backward()
-    grads = [p.grad.clone() for p in built.parameters() if p.grad is not None]
-    built.zero_grad()
-    rows, whole = [], built.embedding.cross_entropy
-    monkeypatch.setattr(
-        built.embedding, "cross_entropy", lambda x, *a, **k: (rows.append(len(x)), whole(x, *a, **k))[1]
-    )
-    found = built.loss(inputs, targets)
-    found.backward()
-    assert rows == [count] and count < targets.numel()
-    torch.testing.assert_close(found, wanted)
-    torch.testing.assert_close([p.grad for p in built.parameters() if p.grad is not None], grads)
-
-
 def test_a_masked_run_learns_and_resumes_bit_for_bit(text: TextData, tmp_path: Path):
     recipe = {**TEN, "objective": "masked:0.3", "learning_rate": 3e-3}
     whole = train(preset(ENCODER), text, recipe, tmp_path / "whole")

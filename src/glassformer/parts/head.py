@@ -17,7 +17,7 @@ from glassformer.parts.embedding import Embedding
 from glassformer.parts.ffn.base import ACTIVATIONS, EXTRA_KEPT
 from glassformer.parts.init import Init, Role
 from glassformer.parts.linear import Linear, linear_cost
-from glassformer.parts.loss import IGNORED, cross_entropy, linear_cross_entropy
+from glassformer.parts.loss import cross_entropy, linear_cross_entropy
 from glassformer.parts.norm import NormConfig
 from glassformer.parts.reparam import MakeReparam
 from glassformer.parts.shard import Shard, Shards
@@ -141,8 +141,6 @@ class Head(nn.Module):
         texts logits are (b, c) and targets (b,); `documents` say which tokens are theirs."""
         if self.pool is not None:
             x = pool(x, self.pool, documents)
-        elif targets is not None and reduction == "mean" and not self.vector:
-            x, targets = counted(x, targets)
         if self.transform is not None:
             x = self.transform(x)
         if targets is not None:
@@ -227,15 +225,6 @@ class Head(nn.Module):
             self.bias.zero_()
         if self.offset is not None:
             self.offset.zero_()
-
-
-def counted(x: Float[Tensor, "b s d"], targets: Int[Tensor, "b s"]) -> tuple[Tensor, Tensor]:
-    """The tokens whose targets are not -100, as one row: of a text with hidden tokens a head then works on these alone.
-    On CPUs; elsewhere, and to a compiler, their number is not known in advance, and all are handed on."""
-    if type(targets) is not Tensor or targets.device.type != "cpu" or torch.compiler.is_compiling():
-        return x, targets
-    chosen = targets != IGNORED
-    return (x, targets) if bool(chosen.all()) else (x[chosen][None], targets[chosen][None])
 
 
 def _given(embedding: Embedding | None) -> Embedding:

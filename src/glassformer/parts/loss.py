@@ -18,8 +18,23 @@ from torch.autograd.function import once_differentiable
 from glassformer.parts.precision import wide
 
 IGNORED = -100
+_ROWS_ROUNDED = 128
+"""Rows that carry a target are filled up to a multiple of this by others, so that compiled code meets few shapes."""
 _VALUES_PER_CHUNK = 1 << 20
 _LEAST_ROWS = 512  # fewer, and adding up the weight's gradient costs more than the logits
+
+
+def rows_with_targets(targets: Tensor) -> Tensor | None:
+    """The numbers (n,) among the b s tokens of those whose targets are not -100, and of a few others, in their order:
+    of a text with hidden tokens, whatever stands behind the last mixer need be computed for these alone. None where
+    that is all of them, and where their number is not known in advance: to a compiler, and elsewhere than on CPUs."""
+    if type(targets) is not Tensor or targets.device.type != "cpu" or torch.compiler.is_compiling():
+        return None
+    ignored = targets.flatten() == IGNORED
+    rows = -(-int((~ignored).sum()) // _ROWS_ROUNDED) * _ROWS_ROUNDED
+    if rows >= len(ignored):
+        return None
+    return ignored.to(torch.uint8).argsort(stable=True)[: max(rows, _ROWS_ROUNDED)].sort().values
 
 
 def naive_linear_cross_entropy(
@@ -128,7 +143,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 grad -= smoothing / grad.shape[-1]
             if slope is not None:
                 grad.mul_(slope)
-            grad = grad.mul_(keep[:, None] / count).to(dtype)
+            grad = grad.mul_(keep[:, None].to(grad.dtype) / count).to(dtype)
             del logits, slope
             if want_x:
                 grad_x.append((grad @ weight.to(dtype)).to(x.dtype))

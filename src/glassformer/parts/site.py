@@ -79,3 +79,11 @@ class Site(nn.Module):
         if self.looks:
             self.show(x, 0, x.shape[self.axes.index("s")])
         return x
+
+
+def unseen(module: nn.Module) -> bool:
+    """Whether nobody looks at or reaches into what a module and its parts compute, by a site or a hook of torch."""
+    return not any(
+        each._forward_hooks or each._forward_pre_hooks or (isinstance(each, Site) and each.watched)
+        for each in module.modules()
+    )

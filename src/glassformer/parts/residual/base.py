@@ -48,6 +48,36 @@ class Residual(nn.Module):
     def forward(self, x: Tensor, mixer: Branch, ffn: Branch | None) -> Tensor:
         raise NotImplementedError
 
+    def of_rows(self, x: Tensor, mixer: Branch, ffn: Branch | None, rows: Tensor) -> Tensor:
+        """x' (1, n, d) of the tokens `rows` (n,) alone, numbers among the b s."""
+        return only(self(x, mixer, ffn), rows)
+
+
+class Sequential(Residual):
+    """A wiring whose second branch reads what the first has left, each token by itself."""
+
+    def forward(self, x: Tensor, mixer: Branch, ffn: Branch | None) -> Tensor:
+        x = self.mix(x, mixer)
+        return x if ffn is None else self.feed(x, ffn)
+
+    def of_rows(self, x: Tensor, mixer: Branch, ffn: Branch | None, rows: Tensor) -> Tensor:
+        """As of all tokens, and nothing behind the mixer is computed for others."""
+        x = only(self.mix(x, mixer), rows)
+        return x if ffn is None else self.feed(x, ffn)
+
+    def mix(self, x: Tensor, mixer: Branch) -> Tensor:
+        """The stream behind the mixer's branch."""
+        raise NotImplementedError
+
+    def feed(self, x: Tensor, ffn: Branch) -> Tensor:
+        """The stream behind the branch of the feed-forward network."""
+        raise NotImplementedError
+
+
+def only(x: Tensor, rows: Tensor) -> Tensor:
+    """x (b, s, d) -> (1, n, d), of the tokens with these numbers among the b s."""
+    return x.flatten(0, 1).index_select(0, rows)[None]
+
 
 class ResidualConfig(PartConfig, axis="residual", words=Word("branch_scale", fields={"depth_scaled": True})):
     dropout: float = Field(0.0, ge=0, lt=1)

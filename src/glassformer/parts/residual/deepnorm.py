@@ -7,10 +7,10 @@ from torch import Tensor, nn
 
 from glassformer.parts.base import BuildContext
 from glassformer.parts.init import DeepNormInitConfig, InitConfig
-from glassformer.parts.residual.base import Branch, Residual, ResidualConfig
+from glassformer.parts.residual.base import Branch, ResidualConfig, Sequential
 
 
-class DeepNorm(Residual):
+class DeepNorm(Sequential):
     """x <- norm(alpha x + mixer(x)); x <- norm(alpha x + ffn(x)). Wang et al. 2022, 2203.00555.
 
     Post-norm whose stream outweighs its branches, alpha = (2 L)^(1/4), so that a step moves a thousand layers by a
@@ -32,10 +32,10 @@ class DeepNorm(Residual):
         self.mixer_norm, self.ffn_norm = mixer_norm, ffn_norm
         self.alpha = alpha
 
-    def forward(self, x: Tensor, mixer: Branch, ffn: Branch | None) -> Tensor:
-        x = self.resid_mid(self.mixer_norm(self.alpha * x + self.share(mixer(x))))
-        if ffn is None:
-            return x
+    def mix(self, x: Tensor, mixer: Branch) -> Tensor:
+        return self.resid_mid(self.mixer_norm(self.alpha * x + self.share(mixer(x))))
+
+    def feed(self, x: Tensor, ffn: Branch) -> Tensor:
         assert self.ffn_norm is not None, "a block with an ffn needs ffn_norm"
         return self.ffn_norm(self.alpha * x + self.share(ffn(x)))
 

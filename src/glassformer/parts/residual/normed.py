@@ -20,11 +20,11 @@ class Normed(DeepNorm):
 
     norms_stream: ClassVar[bool | None] = None
 
-    def forward(self, x: Tensor, mixer: Branch, ffn: Branch | None) -> Tensor:
+    def mix(self, x: Tensor, mixer: Branch) -> Tensor:
         x = self.mixer_norm(x)
-        x = self.resid_mid(self.alpha * x + self.share(mixer(x)))
-        if ffn is None:
-            return x
+        return self.resid_mid(self.alpha * x + self.share(mixer(x)))
+
+    def feed(self, x: Tensor, ffn: Branch) -> Tensor:
         assert self.ffn_norm is not None, "a block with an ffn needs ffn_norm"
         x = self.ffn_norm(x)
         return self.alpha * x + self.share(ffn(x))

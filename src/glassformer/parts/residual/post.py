@@ -4,10 +4,10 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from glassformer.parts.residual.base import Branch, Residual, ResidualConfig
+from glassformer.parts.residual.base import Branch, ResidualConfig, Sequential
 
 
-class Post(Residual):
+class Post(Sequential):
     """x <- norm(x + mixer(x)); x <- norm(x + ffn(x)). Vaswani et al. 2017; BERT. Wants a warm-up.
 
     x ─┬──────────(+)─ norm ─┬────────(+)─ norm ─
@@ -22,10 +22,10 @@ class Post(Residual):
         super().__init__(dropout, scale)
         self.mixer_norm, self.ffn_norm = mixer_norm, ffn_norm
 
-    def forward(self, x: Tensor, mixer: Branch, ffn: Branch | None) -> Tensor:
-        x = self.resid_mid(self.mixer_norm(x + self.share(mixer(x))))
-        if ffn is None:
-            return x
+    def mix(self, x: Tensor, mixer: Branch) -> Tensor:
+        return self.resid_mid(self.mixer_norm(x + self.share(mixer(x))))
+
+    def feed(self, x: Tensor, ffn: Branch) -> Tensor:
         assert self.ffn_norm is not None, "a block with an ffn needs ffn_norm"
         return self.ffn_norm(x + self.share(ffn(x)))
 

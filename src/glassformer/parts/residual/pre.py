@@ -4,10 +4,10 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from glassformer.parts.residual.base import Branch, Residual, ResidualConfig
+from glassformer.parts.residual.base import Branch, ResidualConfig, Sequential
 
 
-class Pre(Residual):
+class Pre(Sequential):
     """x <- x + mixer(norm(x)); x <- x + ffn(norm(x)). The stream itself is never normalised. Xiong 2020, 2002.04745.
 
     x ─┬────────────────(+)─┬──────────────(+)─
@@ -31,10 +31,10 @@ class Pre(Residual):
         self.feeding(mixer_norm)
         self.feeding(ffn_norm)
 
-    def forward(self, x: Tensor, mixer: Branch, ffn: Branch | None) -> Tensor:
-        x = self.resid_mid(x + self.share(mixer(x if self.mixer_norm is None else self.mixer_norm(x))))
-        if ffn is None:
-            return x
+    def mix(self, x: Tensor, mixer: Branch) -> Tensor:
+        return self.resid_mid(x + self.share(mixer(x if self.mixer_norm is None else self.mixer_norm(x))))
+
+    def feed(self, x: Tensor, ffn: Branch) -> Tensor:
         assert self.ffn_norm is not None, "a block with an ffn needs ffn_norm"
         return x + self.share(ffn(self.ffn_norm(x)))
 

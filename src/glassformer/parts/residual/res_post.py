@@ -4,10 +4,10 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from glassformer.parts.residual.base import Branch, Residual, ResidualConfig
+from glassformer.parts.residual.base import Branch, ResidualConfig, Sequential
 
 
-class ResPost(Residual):
+class ResPost(Sequential):
     """x <- x + norm(mixer(x)); x <- x + norm(ffn(x)): branches read the raw stream and add a normalised result.
 
     Res-post-norm of Swin V2 (Liu et al. 2021, 2111.09883), OLMo 2's reordered norm (2501.00656).
@@ -28,10 +28,10 @@ class ResPost(Residual):
         super().__init__(dropout, scale)
         self.mixer_post_norm, self.ffn_post_norm = mixer_post_norm, ffn_post_norm
 
-    def forward(self, x: Tensor, mixer: Branch, ffn: Branch | None) -> Tensor:
-        x = self.resid_mid(x + self.share(self.mixer_post_norm(mixer(x))))
-        if ffn is None:
-            return x
+    def mix(self, x: Tensor, mixer: Branch) -> Tensor:
+        return self.resid_mid(x + self.share(self.mixer_post_norm(mixer(x))))
+
+    def feed(self, x: Tensor, ffn: Branch) -> Tensor:
         assert self.ffn_post_norm is not None, "a block with an ffn needs ffn_post_norm"
         return x + self.share(self.ffn_post_norm(ffn(x)))
 

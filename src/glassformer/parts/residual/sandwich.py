@@ -4,10 +4,10 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from glassformer.parts.residual.base import Branch, Residual, ResidualConfig
+from glassformer.parts.residual.base import Branch, ResidualConfig, Sequential
 
 
-class Sandwich(Residual):
+class Sandwich(Sequential):
     """x <- x + norm(mixer(norm(x))); x <- x + norm(ffn(norm(x))). Ding et al. 2021, 2105.13290; Gemma 2.
 
     x ─┬───────────────────────(+)─┬─────────────────────(+)─
@@ -31,10 +31,10 @@ class Sandwich(Residual):
         self.feeding(mixer_norm)
         self.feeding(ffn_norm)
 
-    def forward(self, x: Tensor, mixer: Branch, ffn: Branch | None) -> Tensor:
-        x = self.resid_mid(x + self.share(self.mixer_post_norm(mixer(self.mixer_norm(x)))))
-        if ffn is None:
-            return x
+    def mix(self, x: Tensor, mixer: Branch) -> Tensor:
+        return self.resid_mid(x + self.share(self.mixer_post_norm(mixer(self.mixer_norm(x)))))
+
+    def feed(self, x: Tensor, ffn: Branch) -> Tensor:
         assert self.ffn_norm is not None, "a block with an ffn needs ffn_norm"
         assert self.ffn_post_norm is not None, "a block with an ffn needs ffn_post_norm"
         return x + self.share(self.ffn_post_norm(ffn(self.ffn_norm(x))))
