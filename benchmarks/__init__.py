@@ -1,8 +1,29 @@
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
 
+from glassformer import machine
 from glassformer.errors import RequestError
+from glassformer.runs.results import Machine
+
+
+def measured_before(path: Path) -> dict[str, Any]:
+    """What the JSON of an earlier run of `--out` holds; {} where there is none. Raises RequestError where its machine
+    was another: rows of two machines do not stand in one table."""
+    if not path.is_file():
+        return {}
+    before: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    was, here = Machine(before["machine"]), Machine(machine.machine())
+    if not was.like(here):
+        raise RequestError(
+            f"--only: {path} holds rows of another machine ({was.root.get('processor')}, torch "
+            f"{was.root.get('torch')}); name another --out, or measure all of them",
+            code="conflict", field="out", value=str(path), expected="another file",
+        )  # fmt: skip
+    return before
 
 
 def among(names: Iterable[str], only: str | None) -> list[str]:

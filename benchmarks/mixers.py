@@ -36,7 +36,7 @@ import torch
 from torch import Tensor, nn
 
 import glassformer as gf
-from benchmarks import among
+from benchmarks import among, measured_before
 from glassformer import machine
 from glassformer.errors import RequestError
 from glassformer.parts.ffn import Experts, Glu, Router
@@ -495,17 +495,14 @@ def run(
     only: str | None = None,
     out: str | None = None,
 ) -> dict[str, Any]:
-    """Measures, and merges with the rows of the JSON beside `out`, if there is one of this machine."""
+    """Measures; with `only`, the other rows are those of the JSON beside `out`."""
     names = among([*ROWS, *PAIRS], only)
     machine.apply(machine.settings("cpu", threads=threads))
     here, kept = machine.machine(), Path(out).with_suffix(".json") if out else None
     lengths, contexts = (LENGTHS[:2], CONTEXTS[:2]) if quick else (LENGTHS, CONTEXTS)
-    rows: dict[str, Any] = {}
-    pairs: dict[str, Any] = {}
-    if kept is not None and kept.is_file():
-        before = json.loads(kept.read_text(encoding="utf-8"))
-        if before["machine"] == here:
-            rows, pairs = before["rows"], before["pairs"]
+    before = measured_before(kept) if kept is not None and only is not None else {}
+    rows: dict[str, Any] = before.get("rows", {})
+    pairs: dict[str, Any] = before.get("pairs", {})
     for name in names:
         if name in PAIRS:
             pairs[name] = in_turn(PAIRS[name](), rounds)

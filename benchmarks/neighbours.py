@@ -34,7 +34,7 @@ from typing import Any
 import torch
 
 import glassformer as gf
-from benchmarks import among, generate
+from benchmarks import among, generate, measured_before
 from benchmarks import train as training
 from glassformer import machine
 from glassformer.convert import locate
@@ -186,17 +186,16 @@ def neighbours(place: str, second: Worker | None, folder: str) -> Iterator[list[
 
 
 def run(rounds: int = 3, quiet: bool = False, only: str | None = None, out: str | None = None) -> dict[str, Any]:
-    """Medians over `rounds`, of the tasks asked for; joined with what was kept beside `out`."""
-    found: dict[str, dict[str, dict[str, float]]] = {}
-    for name in among(TASKS, only):
+    """Medians over `rounds`, of the tasks asked for; with `only`, the others are those of the JSON beside `out`."""
+    names, here, kept = among(TASKS, only), machine.machine(), Path(out).with_suffix(".json") if out else None
+    before = measured_before(kept) if kept is not None and only is not None else {}
+    found: dict[str, dict[str, dict[str, float]]] = before.get("tasks", {})
+    for name in names:
         found[name] = measured(name, rounds, quiet)
-    kept = None if out is None else Path(out).with_suffix(".json")
-    if kept is not None and kept.is_file():
-        found = {**json.loads(kept.read_text(encoding="utf-8")), **found}
     found = {name: found[name] for name in TASKS if name in found}
-    result: dict[str, Any] = {"machine": machine.machine(), "rounds": rounds, "tasks": found, "table": page(found)}
+    result: dict[str, Any] = {"machine": here, "rounds": rounds, "tasks": found, "table": page(found)}
     if kept is not None:
-        kept.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        kept.write_text(json.dumps({"machine": here, "tasks": found}, indent=1) + "\n", encoding="utf-8")
         kept.with_suffix(".svg").write_text(picture(found), encoding="utf-8")
         result["table"] = f"![What is left of the speed]({kept.stem}.svg)\n\n" + result["table"]
     return result

@@ -10,8 +10,8 @@ from typing import get_args, get_type_hints
 import pytest
 
 import glassformer as gf
-from benchmarks import generate, mixers, train
-from glassformer import cli
+from benchmarks import generate, measured_before, mixers, train
+from glassformer import cli, machine
 from glassformer.errors import RequestError
 from glassformer.parts.quantized import quantize
 
@@ -108,3 +108,14 @@ def test_an_option_of_another_benchmark_is_refused(capsys: pytest.CaptureFixture
     assert "bench neighbours has no --threads" in capsys.readouterr().err
     assert cli.main(["bench", "neighbours", "--only", "sleep"]) == 2
     assert "decode; prefill; train; load" in capsys.readouterr().err
+
+
+def test_rows_of_another_machine_do_not_stand_beside_new_ones(tmp_path: Path) -> None:
+    kept = tmp_path / "mixers.json"
+    assert measured_before(kept) == {}
+    here = machine.machine()
+    kept.write_text(json.dumps({"machine": {**here, "memory_bytes": 1}, "rows": {"attention": 1}}))
+    assert measured_before(kept)["rows"] == {"attention": 1}, "as fast with other memory"
+    kept.write_text(json.dumps({"machine": {**here, "processor": "abacus"}, "rows": {}}))
+    with pytest.raises(RequestError, match="abacus"):
+        measured_before(kept)
