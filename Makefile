@@ -16,7 +16,7 @@ SHAPES := --jaxtyping-packages=glassformer.parts,glassformer.model,beartype.bear
 AS_AVX2 := ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2
 AS_AVX512_WITHOUT_BF16 := ONEDNN_MAX_CPU_ISA=AVX512_CORE
 
-.PHONY: demo example quick test test-all browser lint types bench docs screenshots experiments fuzz clean
+.PHONY: demo example quick test test-all browser lint types bench laboratory docs screenshots experiments fuzz clean
 
 demo: $(CORE)
 	$(BIN)/glassformer compare gpt2@1m llama@1m bloom@1m falcon@1m --data python-docs --minutes 0.65 --out demo
@@ -65,9 +65,15 @@ bench: $(DEV)
 	$(BIN)/glassformer bench quality --rounds 5 --out docs/benchmarks/quality.md
 	$(BIN)/glassformer bench watch --rounds 9 --out docs/benchmarks/watch.md
 
+# Hours; what docs/claims holds is kept, and what was broken off goes on.
+laboratory: $(DEV)
+	$(BIN)/glassformer claims --all --out docs/claims
+	$(BIN)/python -m experiments.claims
+
 docs: $(DEV)
 	$(BIN)/python -m experiments.docs
 	$(BIN)/python -m experiments.plan.document
+	$(BIN)/python -m experiments.claims
 
 screenshots: $(DEV)
 	$(BIN)/python -m experiments.screenshots

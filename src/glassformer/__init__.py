@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from glassformer.introspection import capture as capture
     from glassformer.introspection import edit as edit
     from glassformer.laboratory import fit_scaling_law as fit_scaling_law
+    from glassformer.laboratory.claims import claims as claims
     from glassformer.naming import load as load
     from glassformer.naming import preset as preset
     from glassformer.planning import plan as plan
@@ -36,6 +37,7 @@ _HOMES = {
     "__version__": "version",
     "ask": "retrieval",
     "capture": "introspection",
+    "claims": "laboratory.claims",
     "compare": "comparison",
     "dynamics": "dynamics",
     "edit": "introspection",
@@ -58,6 +60,7 @@ __all__ = [
     "ModelConfig",
     "ask",
     "capture",
+    "claims",
     "compare",
     "dynamics",
     "edit",

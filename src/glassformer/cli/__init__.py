@@ -761,6 +761,44 @@ def scale(
 
 
 @app.command
+def claims(
+    names: Annotated[list[str] | None, Parameter(negative="")] = None,
+    /,
+    *,
+    all: Flag = False,
+    quick: Flag = False,
+    out: str = "claims",
+    data: Data | None = None,
+    seeds: int | None = None,
+    again: Flag = False,
+    json: Json = False,
+) -> None:
+    """Put published claims to the test; without names, list them with what was found.
+
+    Parameters
+    ----------
+    names
+        Claims to measure: glassformer claims gqa-cache switch-loss.
+    all
+        Every claim, but for those about a text that is not given: hours, which go on where they were broken off.
+    quick
+        The exact ones: counts and identities, in a minute or two.
+    out
+        The folder of the results, NAME.json each, and of a page that draws them all; what it holds is not measured
+        again.
+    data
+        The text that models are trained on, by default python-docs; a claim about a text of its own needs it.
+    seeds
+        For each arm of what is trained; by default as many as the claim takes.
+    again
+        Measure what the folder holds as well.
+    """
+    from glassformer.cli.claims import show_claims
+
+    show_claims(names or [], all, quick, out, data, seeds, again, _command_line(), json)
+
+
+@app.command
 def presets(*, json: Json = False) -> None:
     """List the published models, the sizes, and the changes."""
     from glassformer.cli.show import show_presets

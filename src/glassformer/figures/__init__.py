@@ -8,6 +8,7 @@ wants those; `document()` is a page that has both.
 
 from __future__ import annotations
 
+from .against import against_row
 from .bars import node_drawing, part_swatch, stacked_bar
 from .chart import Axis
 from .document import copyable, document, embedded, script, stylesheet, write_document
@@ -33,6 +34,7 @@ __all__ = [
     "ModelSketch",
     "Series",
     "StageSketch",
+    "against_row",
     "breakable",
     "copyable",
     "count",

@@ -1,0 +1,60 @@
+"""python -m experiments.claims: docs/claims.md and docs/claims/index.html from the results that are stored there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from glassformer.laboratory.claims import overview
+from glassformer.laboratory.claims.claim import KINDS
+from glassformer.report.claims import ORDER, asked_words, figure_words, finding, verdict_of, write_claims
+
+DOCS = Path(__file__).parents[1] / "docs"
+STORED = DOCS / "claims"
+COMMAND = "glassformer claims --all --out docs/claims"
+BEGIN = """\
+# Claims
+
+What papers and guides say of transformers, put to the test by `glassformer claims`. Each is one file in
+`src/glassformer/laboratory/claims`: the statement, its source, what is measured, and the bounds that the statement puts
+on the figures. The verdict is computed: it *holds* where the whole interval of every judged figure lies within its
+bounds, *does not hold* where one lies outside, and is open in between. What is trained is shown at one size, which
+stands beside it; what has not been measured has no verdict.
+"""
+
+
+def page(rows: Sequence[dict[str, Any]]) -> str:
+    """The document: a table for each class of claims."""
+    told = [BEGIN, finding(rows), ""]
+    for kind, title in ORDER.items():
+        own = [row for row in rows if row["kind"] == kind]
+        if own:
+            told += [f"## {title}", "", f"{KINDS[kind][:1].upper()}{KINDS[kind][1:]}.", ""]  # type: ignore[index]
+            told += ["| claim | source | here | asked | verdict |", "|---|---|---|---|---|", *map(_row, own), ""]
+    return "\n".join(told)
+
+
+def _row(row: dict[str, Any]) -> str:
+    name = f"**{row['name']}** {row['statement']}"
+    found = row["result"]
+    if found is None:
+        needs = f", with {row['needs']}" if row["needs"] else ""
+        cells = [name, row["source"], "", "", f"{verdict_of(row)} ({row['minutes']:g} min{needs})"]
+    else:
+        judged = [one for one in found["outcome"]["figures"] if one["least"] is not None or one["most"] is not None]
+        here = "; ".join(f"{one['name']}: {figure_words(one)}" for one in judged) or " ".join(found["outcome"]["notes"])
+        shown = "" if row["kind"] == "exact" else f" ({found['outcome']['size']}; {found['outcome']['sure']})"
+        result = f"[{found['verdict']}](claims/{row['name']}.json){shown}"
+        cells = [name, row["source"], here, "; ".join(map(asked_words, judged)), result]
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def main() -> None:
+    rows = overview(STORED)
+    (DOCS / "claims.md").write_text(page(rows), encoding="utf-8")
+    write_claims(rows, COMMAND, STORED / "index.html")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,181 @@
+"""What a claim is measured with: a folder that resumes, a text, seeds, and comparisons of trained models."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from glassformer.comparison import compare
+from glassformer.errors import RequestError
+from glassformer.figures import si
+from glassformer.laboratory.claims.claim import LEVEL, Figure, sampled
+from glassformer.runs.events import Notify
+from glassformer.runs.executor import Executor
+from glassformer.runs.results import Results, RunResult
+from glassformer.text import OnProgress, TextData, prepare
+
+DATA = "python-docs"
+"""The text that models are trained on where the user gives none: it lies on every machine."""
+TOKENIZER = "char"
+SEEDS = 3
+TINY = "-tiny"
+"""At the end of the name of a folder of tiny runs."""
+TINY_SEEDS = 2
+TINY_CONTEXT = 8
+TINY_BATCH = 2
+TINY_STEPS = 2
+
+
+class Text:
+    """The text of a series of claims, prepared once and only where one of them trains."""
+
+    def __init__(self, data: str | Path | None = None, on_progress: OnProgress | None = None):
+        self.given, self._on_progress = data, on_progress
+
+    @cached_property
+    def prepared(self) -> TextData:
+        return prepare(self.given or DATA, TOKENIZER, progress=self._on_progress)
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A finished comparison, read by arm and seed."""
+
+    results: Results
+    steps: int
+
+    def runs(self, arm: str) -> dict[int, RunResult]:
+        """Its runs by seed, those that diverged included."""
+        found = {run.seed: run for run in self.results.runs if run.name == arm and run.status != "failed"}
+        if not found:
+            raise RequestError(f"no run of {arm} has finished", code="missing", field="arm", value=arm)
+        return found
+
+    def losses(self, arm: str) -> dict[int, float]:
+        """Held-out loss by seed, of the runs that ended well."""
+        return {s: run.validation.loss for s, run in self.runs(arm).items() if run.validation and run.status == "ok"}
+
+    def reach(self, arm: str, times: int) -> dict[int, float]:
+        """Loss at `times` the context of training, by seed."""
+        context = (self.results.budget.context or 0) * times
+        return {
+            seed: row.loss
+            for seed, run in self.runs(arm).items()
+            for row in run.extrapolation
+            if row.context == context and row.loss is not None
+        }
+
+    def rise(self, arm: str, times: int) -> list[float]:
+        """Loss at `times` the context less that at the context itself, over the same tokens; one for each seed."""
+        near, far = self.reach(arm, 1), self.reach(arm, times)
+        return [far[seed] - near[seed] for seed in sorted(near.keys() & far.keys())]
+
+    def common(self, a: str, b: str) -> list[int]:
+        """Seeds that both arms ended well."""
+        return sorted(self.losses(a).keys() & self.losses(b).keys())
+
+    def gaps(self, a: str, b: str) -> list[float]:
+        """loss(b) - loss(a), seed by seed."""
+        left, right = self.losses(a), self.losses(b)
+        return [right[seed] - left[seed] for seed in self.common(a, b)]
+
+    def gap(self, a: str, b: str, **bounds: float | None) -> Figure | None:
+        """loss(b) - loss(a) with the interval of the comparison's verdict on the two, which is corrected for several
+        arms, else over the seeds of both. None where no seed finished both."""
+        name = f"loss of {b} less that of {a}"
+        for verdict in self.results.verdicts:
+            if (verdict.a, verdict.b, verdict.confidence) == (a, b, LEVEL):
+                return Figure(
+                    name=name, value=verdict.difference, unit="nats", low=verdict.low, high=verdict.high, **bounds
+                )
+        gaps = self.gaps(a, b)
+        return sampled(name, gaps, "nats", **bounds) if gaps else None
+
+    def diverged(self, arm: str) -> int:
+        """Runs of an arm that ended in no number."""
+        return sum(run.status == "diverged" for run in self.runs(arm).values())
+
+    def mean(self, arm: str) -> float:
+        losses = self.losses(arm)
+        return sum(losses.values()) / len(losses) if losses else float("inf")
+
+    @property
+    def size(self) -> str:
+        """What the verdict is of: "805k parameters, 400k tokens of python-docs"."""
+        run = self.results.runs[0]
+        tokens = max((one.train.tokens for one in self.results.runs if one.train), default=0)
+        return (
+            f"{si(run.parameters_without_embeddings or 0, 2)} parameters in the layers, {si(tokens, 2)} tokens "
+            f"({self.steps:,} steps), context {self.results.budget.context}, {self.results.data.name}"
+        )
+
+    @property
+    def sure(self) -> str:
+        seeds = self.results.budget.seeds or 1
+        return f"{seeds} seeds, intervals of {LEVEL:.0%}"
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What went otherwise than planned."""
+        lost = [run for run in self.results.runs if run.status != "ok"]
+        return tuple(f"{run.name} seed {run.seed} {run.status}." for run in lost)
+
+
+@dataclass(frozen=True)
+class Bench:
+    """One claim's place of work.
+
+    folder    of its comparisons; one that was broken off goes on from here
+    tiny      a few steps of two seeds: the verdict of what is trained is then open
+    seeds     for each arm; None: as many as the claim takes
+    """
+
+    folder: Path
+    text: Text
+    tiny: bool = False
+    seeds: int | None = None
+    executor: Executor | None = None
+    on_event: Notify | None = None
+
+    def scaled(self, full: int, tiny: int) -> int:
+        """A number of repeats or a length: `full`, or `tiny` where this is a tiny measurement."""
+        return tiny if self.tiny else full
+
+    def compare(
+        self,
+        arms: Sequence[str],
+        tokens: int,
+        *,
+        seeds: int = SEEDS,
+        context: int = 256,
+        batch_size: int = 16,
+        shared: str = "",
+        **options: Any,
+    ) -> Compared:
+        """Trains the arms on the bench's text, each with the tokens given, and reads what came of it. Claims that name
+        one `shared` comparison train it once. `options` are those of `gf.compare`."""
+        seeds = self.seeds or seeds
+        if self.tiny:
+            seeds, context, batch_size = TINY_SEEDS, TINY_CONTEXT, TINY_BATCH
+            tokens = TINY_STEPS * context * batch_size
+            options = {**options, "evaluation_tokens": context}
+        place = self.folder
+        if shared:
+            place = place.with_name(f"{shared}{TINY if self.tiny else ''}")
+        found = compare(
+            arms,
+            self.text.prepared,
+            tokens=tokens,
+            seeds=seeds,
+            context=context,
+            batch_size=batch_size,
+            out=place,
+            executor=self.executor,
+            on_event=self.on_event,
+            command=f"glassformer claims {self.folder.name}",
+            **options,
+        )
+        return Compared(Results.of(found), -(-tokens // (context * batch_size)))

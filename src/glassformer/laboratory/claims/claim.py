@@ -1,0 +1,130 @@
+"""What a claim is, what a measurement of it is, and the one rule by which a verdict follows from figures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from glassformer.runs.intervals import paired_interval
+from glassformer.written import Written
+
+if TYPE_CHECKING:
+    from glassformer.laboratory.claims.bench import Bench
+
+Kind = Literal["exact", "measured", "scoped", "undecidable"]
+Verdict = Literal["holds", "does not hold", "cannot be shown at this size"]
+
+KINDS: dict[Kind, str] = {
+    "exact": "an identity or a count: the same on every machine",
+    "measured": "measured here, with an interval",
+    "scoped": "measured here; what it says of other sizes and texts is open",
+    "undecidable": "out of reach of a laboratory of this size",
+}
+HOLDS: Verdict = "holds"
+FAILS: Verdict = "does not hold"
+OPEN: Verdict = "cannot be shown at this size"
+LEVEL = 0.95
+"""Confidence of intervals."""
+
+
+class Figure(Written):
+    """One figure of a measurement, and the bounds that the claim puts it in.
+
+    low, high     its interval; equal to the value where nothing is left to chance, None where chance was not measured
+    least, most   the claim holds where the whole interval lies within them; neither: the figure is told, not judged
+    published     what the source has for it
+    """
+
+    name: str
+    value: float
+    unit: str = ""
+    low: float | None = None
+    high: float | None = None
+    least: float | None = None
+    most: float | None = None
+    published: float | None = None
+
+    @property
+    def judged(self) -> bool:
+        return self.least is not None or self.most is not None
+
+    @property
+    def verdict(self) -> Verdict:
+        """`holds` where the whole interval lies within the bounds, `does not hold` where all of it lies outside."""
+        if self.low is None or self.high is None:
+            return OPEN
+        if (self.least is not None and self.high < self.least) or (self.most is not None and self.low > self.most):
+            return FAILS
+        within = (self.least is None or self.low >= self.least) and (self.most is None or self.high <= self.most)
+        return HOLDS if within else OPEN
+
+
+class Outcome(Written):
+    """What one measurement found.
+
+    size    what it was shown at: "1M parameters, 1.5M tokens, python-docs"; of what is exact, what was counted
+    sure    how sure it is: seeds, rounds or tolerance
+    notes   what a reader should know besides, a sentence each
+    """
+
+    figures: tuple[Figure, ...]
+    size: str
+    sure: str
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A sentence that somebody published, and how it is put to the test.
+
+    published   the value in the words of the source
+    size        the smallest size at which a verdict would mean something
+    minutes     how long it takes on two cores, roughly
+    needs       a text that the user has to give; empty where none is needed
+    measure     measures it on a bench; its figures carry the bounds, so that the verdict is computed
+    """
+
+    name: str
+    statement: str
+    source: str
+    published: str
+    kind: Kind
+    size: str
+    minutes: float
+    measure: Callable[[Bench], Outcome]
+    needs: str = ""
+
+    @property
+    def quick(self) -> bool:
+        return self.kind == "exact"
+
+
+def verdict(kind: Kind, figures: Sequence[Figure], tiny: bool = False) -> Verdict:
+    """The verdict that the judged figures give together: all must hold, and one that does not decides. A tiny
+    measurement shows only what is exact."""
+    each = {figure.verdict for figure in figures if figure.judged}
+    if not each or kind == "undecidable" or (tiny and kind != "exact"):
+        return OPEN
+    if FAILS in each:
+        return FAILS
+    return HOLDS if each == {HOLDS} else OPEN
+
+
+def exact(name: str, value: float, unit: str = "", /, **bounds: float | None) -> Figure:
+    """A figure in which nothing is left to chance."""
+    value = float(value)
+    return Figure(name=name, value=value, unit=unit, low=value, high=value, **bounds)
+
+
+def sampled(name: str, values: Sequence[float], unit: str = "", /, **bounds: float | None) -> Figure:
+    """The mean of independent measurements, with Student's interval; without one where there are fewer than two."""
+    if len(values) < 2:
+        return Figure(name=name, value=float(values[0]), unit=unit, **bounds)
+    mean, low, high = paired_interval([float(value) for value in values], LEVEL)
+    return Figure(name=name, value=mean, unit=unit, low=low, high=high, **bounds)
+
+
+def undecidable(reason: str) -> Callable[[Bench], Outcome]:
+    """The measurement of a claim that no laboratory of this size can decide: the reason alone."""
+    return lambda bench: Outcome(figures=(), size="not measured", sure="not at all", notes=(reason,))

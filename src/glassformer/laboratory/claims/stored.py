@@ -1,0 +1,81 @@
+"""Measured claims as files: FOLDER/NAME.json, with machine and date; the verdict is computed from the figures."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from glassformer import machine
+from glassformer.errors import RequestError
+from glassformer.laboratory.claims.claim import OPEN, Claim, Kind, Outcome, Verdict, verdict
+from glassformer.training.checkpoint import replace_text
+from glassformer.written import Written
+
+LARGEST = 1 << 20
+"""Bytes of a result; ours have a few thousand."""
+SHORT = ("processor", "cores", "torch", "glassformer")
+"""Of the description of a machine, what stands beside a verdict."""
+
+
+class Stored(Written):
+    """A claim as it was when it was measured, what was found, where and when."""
+
+    name: str
+    statement: str
+    source: str
+    published: str
+    kind: Kind
+    tiny: bool
+    verdict: Verdict
+    outcome: Outcome
+    machine: dict[str, Any]
+    measured: str
+    seconds: float
+
+    @classmethod
+    def of(cls, claim: Claim, outcome: Outcome, seconds: float, tiny: bool) -> Stored:
+        here = machine.machine()
+        return cls(
+            name=claim.name, statement=claim.statement, source=claim.source, published=claim.published,
+            kind=claim.kind, tiny=tiny, verdict=verdict(claim.kind, outcome.figures, tiny), outcome=outcome,
+            machine={name: here[name] for name in SHORT},
+            measured=datetime.now(UTC).date().isoformat(), seconds=round(seconds, 1),
+        )  # fmt: skip
+
+    def answers(self, claim: Claim, tiny: bool) -> bool:
+        """Whether this is a measurement of the claim as it stands today, at the size that is asked for."""
+        held = (self.statement, self.published, self.kind)
+        return held == (claim.statement, claim.published, claim.kind) and self.tiny <= tiny
+
+    @property
+    def words(self) -> str:
+        """The verdict with what it was shown at; only what is exact is said without."""
+        if self.verdict == OPEN or self.kind == "exact":
+            return self.verdict
+        return f"{self.verdict} at {self.outcome.size}"
+
+
+def read(folder: Path, name: str) -> Stored | None:
+    """What is stored of a claim; None where nothing is. Its verdict follows from its figures, whatever the file says.
+    Raises RequestError for a file that is none of ours."""
+    path = folder / f"{name}.json"
+    try:
+        if path.stat().st_size > LARGEST:
+            raise RequestError(f"{path} is too large for a measured claim", code="file", field="out", value=str(path))
+        found = Stored.model_validate_json(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (ValidationError, UnicodeDecodeError, OSError):
+        raise RequestError(
+            f"{path} is not a measured claim; move it away, or name another folder", code="file", field="out",
+            value=str(folder),
+        ) from None  # fmt: skip
+    return found.model_copy(update={"verdict": verdict(found.kind, found.outcome.figures, found.tiny)})
+
+
+def write(stored: Stored, folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    replace_text(folder / f"{stored.name}.json", stored.model_dump_json(indent=1) + "\n")

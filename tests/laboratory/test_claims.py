@@ -1,0 +1,258 @@
+"""Claims: the rule of verdicts, the registry, every claim in a tiny form, and what is stored in the repository."""
+
+from __future__ import annotations
+
+import ast
+import json
+import random
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import glassformer as gf
+from experiments.claims import COMMAND
+from experiments.claims import page as document_of
+from glassformer.cli import main
+from glassformer.errors import RequestError
+from glassformer.laboratory.claims import claims, known, overview
+from glassformer.laboratory.claims import stored as files
+from glassformer.laboratory.claims.bench import Bench, Text
+from glassformer.laboratory.claims.claim import FAILS, HOLDS, KINDS, OPEN, Claim, Figure, exact, sampled, verdict
+from glassformer.report.claims import render_claims
+from glassformer.runs.events import Notify, silent
+from glassformer.runs.request import RunRequest
+from glassformer.runs.results import Reach, RunResult, Training, Validation
+
+ALL = list(known().values())
+EXACT = [claim for claim in ALL if claim.quick]
+FOLDER = Path(gf.__file__).parent / "laboratory" / "claims"
+STORED = Path(__file__).parents[2] / "docs" / "claims"
+every = pytest.mark.parametrize("claim", ALL, ids=lambda claim: claim.name)
+
+
+class Planted:
+    """An executor that trains nothing: every run ends with a loss of its arm and a little noise of its seed."""
+
+    def __init__(self, seed: int, noise: float = 1e-4):
+        self.draw, self.noise = random.Random(seed), noise
+        self.levels: dict[str, float] = {}
+
+    def run(self, requests: Sequence[RunRequest], folder: Path, notify: Notify = silent) -> Iterator[RunResult]:
+        for request in requests:
+            level = self.levels.setdefault(request.name, 2 + self.draw.choice((-1.0, -0.002, 0.0, 0.002, 1.0)))
+            rise = self.levels.setdefault(f"{request.name} rise", self.draw.choice((-0.5, 0.0, 0.01, 0.6)))
+            loss = level + self.noise * self.draw.gauss(0, 1)
+            context, recipe = request.recipe.context, request.recipe
+            yield RunResult(
+                name=request.name,
+                seed=request.seed,
+                parameters=1,
+                parameters_without_embeddings=request.config.num_params(embeddings=False),
+                flops_per_token=1,
+                config=request.config.to_dict(),
+                recipe=recipe.model_dump(mode="json"),
+                train=Training(steps=1, tokens=64, seconds=1.0, tokens_per_second=1.0, peak_memory_bytes=None,
+                               learning_rate=1.0, curve=[], curve_seconds=[], validation_curve=[]),
+                validation=Validation(loss=loss, perplexity=1.0, bits_per_byte=None, tokens=64),
+                extrapolation=[
+                    Reach(context=context * times, loss=loss + rise * times / 8, tokens=64) for times in (1, 2, 4, 8)
+                ],
+                status="ok",
+            )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Text:
+    """A few thousand characters, with which everything is quick."""
+    path = tmp_path_factory.mktemp("text") / "words.txt"
+    words = random.Random(0)
+    path.write_text(" ".join(words.choice(["a", "bee", "sees", "the", "sea", "ease"]) for _ in range(4000)))
+    return Text(path)
+
+
+# The rule
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "least", "most", "wanted"),
+    [
+        (1.0, 2.0, 0.5, None, HOLDS),
+        (1.0, 2.0, 1.0, 2.0, HOLDS),
+        (1.0, 2.0, 1.5, None, OPEN),
+        (1.0, 2.0, 2.5, None, FAILS),
+        (1.0, 2.0, None, 0.5, FAILS),
+        (1.0, 2.0, 1.2, 1.8, OPEN),
+        (1.0, 2.0, 3.0, 4.0, FAILS),
+        (None, None, 0.5, None, OPEN),
+    ],
+)
+def test_a_figure_is_judged_by_its_whole_interval(low: Any, high: Any, least: Any, most: Any, wanted: str) -> None:
+    assert Figure(name="x", value=1.5, low=low, high=high, least=least, most=most).verdict == wanted
+
+
+def test_all_figures_must_hold_and_one_that_fails_decides() -> None:
+    yes, no = exact("a", 1, least=0), exact("b", 1, most=0)
+    perhaps, told = Figure(name="c", value=1, least=0), exact("d", 1)
+    assert verdict("measured", [yes, told]) == HOLDS
+    assert verdict("measured", [yes, perhaps]) == OPEN
+    assert verdict("measured", [yes, perhaps, no]) == FAILS
+    assert verdict("measured", [told]) == OPEN and verdict("measured", []) == OPEN
+
+
+def test_a_tiny_measurement_shows_what_is_exact_alone() -> None:
+    figure = exact("a", 1, least=0)
+    assert verdict("exact", [figure], tiny=True) == HOLDS
+    assert {verdict(kind, [figure], tiny=True) for kind in KINDS if kind != "exact"} == {OPEN}
+    assert verdict("undecidable", [figure]) == OPEN
+
+
+def test_the_interval_is_students() -> None:
+    """Of 1, 2, 3: mean 2, 4.302653 / sqrt(3) on either side; of one value there is none."""
+    figure = sampled("x", [1, 2, 3])
+    assert (figure.value, figure.high) == (2, pytest.approx(2 + 4.3026527 / 3**0.5))
+    assert sampled("x", [1]).low is None
+
+
+# The registry
+
+
+def test_there_are_many_and_their_names_differ() -> None:
+    files = [path for path in FOLDER.glob("*.py") if "\nCLAIM = Claim(" in path.read_text(encoding="utf-8")]
+    assert len(ALL) == len(files) >= 30
+
+
+@every
+def test_a_claim_says_what_it_is(claim: Claim) -> None:
+    for field in ("name", "statement", "source", "published", "size"):
+        assert getattr(claim, field).strip(), field
+    assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", claim.name)
+    assert claim.statement.endswith(".") and not re.search(r"[.!?]\s", claim.statement), "one sentence"
+    assert claim.statement[0].isupper() or claim.statement[0].isdigit() or claim.statement.startswith("PE")
+    assert claim.kind in KINDS and claim.minutes >= 0
+    assert claim.quick is False or claim.minutes <= 1
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.py")), ids=lambda path: path.stem)
+def test_no_claim_names_a_verdict(path: Path) -> None:
+    if path.stem in ("claim", "stored", "__init__"):
+        return
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    words = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    assert not names & {"HOLDS", "FAILS", "OPEN"} and not words & {HOLDS, FAILS, OPEN}
+
+
+# Measuring
+
+
+@pytest.mark.parametrize("claim", EXACT, ids=lambda claim: claim.name)
+def test_what_is_exact_is_decided_in_a_tiny_form(claim: Claim, tmp_path: Path) -> None:
+    outcome = claim.measure(Bench(tmp_path, Text(), tiny=True))
+    assert any(figure.judged for figure in outcome.figures) and outcome.size and outcome.sure
+    assert verdict(claim.kind, outcome.figures, tiny=True) in (HOLDS, FAILS)
+
+
+MEASURED = [claim for claim in ALL if not claim.quick and claim.kind != "undecidable"]
+
+
+@pytest.mark.parametrize("claim", MEASURED, ids=lambda claim: claim.name)
+def test_what_is_measured_runs_in_a_tiny_form(claim: Claim, tmp_path: Path, text: Text) -> None:
+    """Trained models are planted: arms, budgets and figures are real, losses are not."""
+    outcome = claim.measure(Bench(tmp_path / claim.name, text, tiny=True, executor=Planted(0)))
+    assert any(figure.judged for figure in outcome.figures) and outcome.size and outcome.sure
+    assert verdict(claim.kind, outcome.figures, tiny=True) == OPEN
+
+
+@pytest.mark.parametrize("claim", [one for one in ALL if one.kind == "undecidable"], ids=lambda claim: claim.name)
+def test_what_cannot_be_decided_says_why(claim: Claim, tmp_path: Path) -> None:
+    outcome = claim.measure(Bench(tmp_path, Text()))
+    assert outcome.notes and not outcome.figures
+
+
+# Storing
+
+
+def test_a_result_is_kept_and_its_verdict_follows_from_its_figures(tmp_path: Path) -> None:
+    found = claims("gqa-cache", tmp_path)["gqa-cache"]
+    path = tmp_path / "gqa-cache.json"
+    tree = json.loads(path.read_text(encoding="utf-8"))
+    assert tree["verdict"] == found.verdict == HOLDS and tree["machine"]["cores"] >= 1
+    tree["outcome"]["figures"][0].update(value=0.5, low=0.5, high=0.5)
+    path.write_text(json.dumps(tree), encoding="utf-8")
+    kept = claims("gqa-cache", tmp_path)["gqa-cache"]
+    assert kept.verdict == FAILS, "the file's own word is not taken"
+    assert claims("gqa-cache", tmp_path, again=True)["gqa-cache"].verdict == HOLDS
+
+
+def test_a_claim_that_has_changed_is_measured_again(tmp_path: Path) -> None:
+    claims("gqa-cache", tmp_path)
+    path = tmp_path / "gqa-cache.json"
+    tree = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps({**tree, "statement": "Another."}), encoding="utf-8")
+    row = next(row for row in overview(tmp_path) if row["name"] == "gqa-cache")
+    assert row["result"] is None
+    assert claims("gqa-cache", tmp_path)["gqa-cache"].statement == known()["gqa-cache"].statement
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"verdict": "holds"}', "\x00"])
+def test_a_file_of_another_kind_is_refused(text: str, tmp_path: Path) -> None:
+    (tmp_path / "gqa-cache.json").write_text(text)
+    with pytest.raises(RequestError, match="is not a measured claim"):
+        claims("gqa-cache", tmp_path)
+
+
+def test_every_stored_result_is_of_a_claim_that_stands_and_says_what_follows() -> None:
+    for path in STORED.glob("*.json"):
+        claim, found = known()[path.stem], files.read(STORED, path.stem)
+        assert found is not None and found.answers(claim, tiny=False), f"measure {claim.name} again"
+        assert json.loads(path.read_text(encoding="utf-8"))["verdict"] == found.verdict
+
+
+# Asking
+
+
+def test_an_unknown_claim_is_refused_with_the_nearest(tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match="gqa-cache"):
+        gf.claims("gqa-cach", tmp_path)
+
+
+def test_the_terminal_lists_and_measures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = str(tmp_path / "c")
+    assert main(["claims", "--out", out]) == 0
+    assert f"not measured yet: {len(ALL)}" in capsys.readouterr().out
+    assert main(["claims", "gqa-cache", "gpt2-parameters", "--out", out]) == 0
+    told = capsys.readouterr().out
+    assert HOLDS in told and FAILS in told and "0.3333" in told
+    page = (tmp_path / "c" / "index.html").read_text(encoding="utf-8")
+    assert page.count("<article>") == len(ALL) and "gf-claimed" in page and "gf-published" in page
+    assert main(["claims", "gqa-cache", "--out", out, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["gqa-cache"]["verdict"] == HOLDS
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["gqa-cach"], "gqa-cache"),
+        (["gqa-cache", "--all"], "--all"),
+        (["gqa-cache", "--seeds", "x"], "seeds"),
+    ],
+)
+def test_wrong_requests(words: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["claims", *words, "--out", str(tmp_path)]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_what_is_not_measured_has_no_verdict_on_the_page() -> None:
+    rows = overview(Path("/nonexistent"))
+    page = render_claims(rows, "glassformer claims")
+    assert set(re.findall(r"<strong>(.*?)</strong>", page)) == {"not measured yet"}
+    assert page.count("not measured yet") > len(ALL)
+
+
+def test_the_pages_are_those_of_the_stored_results() -> None:
+    rows = overview(STORED)
+    assert document_of(rows) == (STORED.parent / "claims.md").read_text(encoding="utf-8"), "run `make docs`"
+    assert render_claims(rows, COMMAND) == (STORED / "index.html").read_text(encoding="utf-8"), "run `make docs`"
