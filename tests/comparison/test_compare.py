@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import inspect
 import json
 import math
 import shlex
 import shutil
+from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ import pytest
 
 import glassformer
 import glassformer.comparison as package
+from glassformer import cli
 from glassformer.cli import main
 from glassformer.comparison import compare
 from glassformer.comparison.command import command_of
@@ -27,6 +30,8 @@ from glassformer.runs.intervals import paired_interval, student_t
 from glassformer.runs.readable import readable
 from glassformer.runs.results import RunResult
 from glassformer.training import Recipe
+from glassformer.training.objectives import MaskedConfig
+from glassformer.training.optimizers import AdamWConfig, MuonConfig
 from glassformer.training.request import fit
 from glassformer.training.schedule import CosineConfig
 from tests.runs.stand_in import AT_ONCE, Instead, trained_at_once
@@ -267,6 +272,18 @@ def test_verdicts_name_the_better_arm_and_doubt() -> None:
 
 # How it is asked for again
 
+OPTIONS: dict[str, list[str]] = {
+    "tokens": ["--tokens", "768"], "minutes": ["--minutes", "1.5"], "flops": ["--flops", "1e9"],
+    "match": ["--match", "flops"], "seeds": ["--seeds", "2"], "out": ["--out", "a folder; of 'mine'"],
+    "tokenizer": ["--tokenizer", "bpe:300"], "batch_size": ["--batch-size", "4"], "context": ["--context", "32"],
+    "lr": ["--lr", "3e-5"], "optimizer": ["--optimizer", "muon"], "objective": ["--objective", "masked:0.3"],
+    "device": ["--device", "cpu"], "dtype": ["--dtype", "float32"], "threads": ["--threads", "1"],
+    "compile": ["--no-compile"], "allow_unmatched": ["--allow-unmatched"], "watch_every": ["--watch-every", "10"],
+    "on_spike": ["--on-spike", "skip"],
+}  # fmt: skip
+"""Every option of `compare` that changes what is trained, with another value than its default."""
+OTHER = {"models", "data", "json", "log_to", "steps", "watch"}
+"""What names no keyword of its own: --steps is told in tokens, --watch as --watch-every; and where numbers go."""
 ASKED: dict[str, Any] = {
     "tokens": 768, "match": "flops", "tokenizer": "bpe:300", "batch_size": 4, "context": 32, "learning_rate": 3e-5,
     "device": "cpu", "dtype": "float32", "threads": 1, "watch": 10, "on_spike": "skip", "compile": False,
@@ -274,22 +291,71 @@ ASKED: dict[str, Any] = {
 }  # fmt: skip
 
 
-def test_the_command_of_a_comparison_asks_for_the_same_one(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def asked_of(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[str]], dict[str, Any]]:
+    """The keywords with which a command calls the library."""
+
+    def of(words: list[str]) -> dict[str, Any]:
+        asked: dict[str, Any] = {}
+
+        def take(models: list[str], data: str, **keywords: Any) -> dict[str, Any]:
+            asked.update(keywords, models=models, data=data)
+            raise RequestError("enough")
+
+        monkeypatch.setattr(package, "compare", take)
+        assert main(words) == 2
+        return {name: value for name, value in asked.items() if name not in ("command", "on_event", "on_progress")}
+
+    return of
+
+
+def test_the_command_of_a_comparison_asks_for_the_same_one(asked_of: Callable[[list[str]], dict[str, Any]]) -> None:
     """The words, read by the command line, are the keywords that were given."""
-    asked: dict[str, Any] = {}
-
-    def take(models: list[str], data: str, **keywords: Any) -> dict[str, Any]:
-        asked.update(keywords, models=models, data=data)
-        raise RequestError("enough")
-
-    monkeypatch.setattr(package, "compare", take)
     _, *words = shlex.split(command_of(["gpt2@1m+relu", "llama@1m"], "my text.txt", ASKED))
-    assert main(words) == 2
+    asked = asked_of(words)
     assert {name: asked[name] for name in ASKED} == ASKED
     assert (asked["models"], asked["data"]) == (["gpt2@1m+relu", "llama@1m"], "my text.txt")
 
 
-@pytest.mark.parametrize("more", [{"weight_decay": 0.3, "seed": 7}, {"schedule": CosineConfig(warmup=0.5)}])
+def test_every_option_of_compare_is_known_here() -> None:
+    assert OPTIONS.keys() | OTHER == inspect.signature(cli.compare).parameters.keys()
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_every_option_of_compare_is_repeated_as_a_command(
+    option: str, asked_of: Callable[[list[str]], dict[str, Any]]
+) -> None:
+    plain = asked_of(["compare", "gpt2@1m", "--data", "text.txt"])
+    asked = asked_of(["compare", "gpt2@1m", "--data", "text.txt", *OPTIONS[option]])
+    changed = {name: value for name, value in asked.items() if value != plain[name]}
+    assert len(changed) == 1
+    program, *words = shlex.split(command_of(["gpt2@1m"], "text.txt", changed))
+    assert program == "glassformer" and asked_of(words) == asked
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ({"objective": {"kind": "masked", "p": 0.3}}, "--objective masked:0.3"),
+        ({"objective": MaskedConfig(span=3)}, "--objective masked:0.15:3.0"),
+        ({"objective": "prefix"}, "--objective prefix"),
+        ({"optimizer": MuonConfig()}, "--optimizer muon"),
+        ({"objective": "next_token", "optimizer": AdamWConfig()}, ""),
+    ],
+)
+def test_a_part_of_the_recipe_is_said_in_a_word_where_there_is_one(value: dict[str, Any], said: str) -> None:
+    assert command_of(["gpt2@1m"], "text.txt", value) == f"glassformer compare gpt2@1m --data text.txt {said}".strip()
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"weight_decay": 0.3, "seed": 7},
+        {"schedule": CosineConfig(warmup=0.5)},
+        {"objective": MaskedConfig(mask=0.9)},
+        {"optimizer": MuonConfig(momentum=0.9)},
+    ],
+)
 def test_what_no_option_says_is_asked_for_in_python(more: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     asked: dict[str, Any] = {}
     monkeypatch.setattr(glassformer, "compare", lambda models, data, **keywords: asked.update(keywords, models=models))
