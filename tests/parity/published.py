@@ -95,6 +95,8 @@ def _bart(layers: int, width: int, heads: int, **more: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
+UNCALLED = {"bigbird-base": (768 + 1) * 768}
+"""Parameters of published classes that these never call, and that ours do not have: a pooler beside the head."""
 CONFIGS: dict[str, dict[str, Any]] = {
     "bert-base": _bert("BertModel"),
     "bert-base-mlm": _bert("BertForMaskedLM"),
@@ -123,6 +125,16 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "bos_token_id": 50281, "eos_token_id": 50282, "cls_token_id": 50281, "sep_token_id": 50282,
         "initializer_cutoff_factor": 2.0, "initializer_range": 0.02, "gradient_checkpointing": False,
     },
+    "longformer-base": _bert(
+        "LongformerForMaskedLM", model_type="longformer", vocab_size=50265, max_position_embeddings=4098,
+        type_vocab_size=1, layer_norm_eps=1e-5, bos_token_id=0, pad_token_id=1, eos_token_id=2, sep_token_id=2,
+        attention_mode="longformer", attention_window=[512] * 12, ignore_attention_mask=False,
+    ),
+    "bigbird-base": _bert(
+        "BigBirdForMaskedLM", model_type="big_bird", vocab_size=50358, max_position_embeddings=4096,
+        hidden_act="gelu_new", attention_type="block_sparse", block_size=64, num_random_blocks=3, use_bias=True,
+        rescale_embeddings=False, bos_token_id=1, eos_token_id=2, sep_token_id=66,
+    ),
     "vit-base": {
         "model_type": "vit", "architectures": ["ViTForImageClassification"], "attention_probs_dropout_prob": 0.0,
         "hidden_act": "gelu", "hidden_dropout_prob": 0.0, "hidden_size": 768, "image_size": 224,

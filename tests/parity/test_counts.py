@@ -9,6 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from glassformer.architectures import PRESETS
 from glassformer.naming import assign
 from glassformer.parts.mixer import AttentionConfig
+from tests.parity.published import UNCALLED
 
 from .families import COMPOSED, PUBLISHED, TINY, published, shrink
 
@@ -42,6 +43,8 @@ PARAMETERS = {
     "roberta-base": 124_697_433,
     "distilbert-base": 66_985_530,
     "modernbert-base": 149_655_232,
+    "longformer-base": 148_711_257,
+    "bigbird-base": 128_111_286 - UNCALLED["bigbird-base"],
     "vit-base": 86_567_656,
     "llama-3.2-1b": 1_235_814_400,
     "llama-3.2-3b": 3_212_749_824,

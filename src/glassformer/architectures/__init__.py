@@ -9,7 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from glassformer.architectures.bart import bart_base, bart_large, opus_mt
-from glassformer.architectures.bert import bert_base, bert_base_mlm, distilbert_base, minilm_l6, roberta_base
+from glassformer.architectures.bert import (
+    bert_base,
+    bert_base_mlm,
+    bigbird_base,
+    distilbert_base,
+    longformer_base,
+    minilm_l6,
+    roberta_base,
+)
 from glassformer.architectures.bloom import bloom_7b1, bloom_560m
 from glassformer.architectures.deepseek import deepseek_v2_lite, deepseek_v3
 from glassformer.architectures.falcon import falcon_7b, falcon_40b
@@ -95,6 +103,8 @@ PRESETS: dict[str, Callable[[], ModelConfig]] = {
     "roberta-base": roberta_base,
     "distilbert-base": distilbert_base,
     "modernbert-base": modernbert_base,
+    "longformer-base": longformer_base,
+    "bigbird-base": bigbird_base,
     "transformer-base": transformer_base,
     "transformer-big": transformer_big,
     "t5-small": t5_small,
@@ -118,6 +128,9 @@ FAMILIES: dict[str, str] = {
     "bert": "bert-base-mlm",
     "roberta": "roberta-base",
     "distilbert": "distilbert-base",
+    "modernbert": "modernbert-base",
+    "longformer": "longformer-base",
+    "bigbird": "bigbird-base",
     "transformer": "transformer-base",
     "t5": "t5-small",
     "bart": "bart-base",

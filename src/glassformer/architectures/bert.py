@@ -8,29 +8,29 @@ from glassformer.config import BlockConfig, ModelConfig, Stage
 from glassformer.parts.embedding import EmbeddingConfig
 from glassformer.parts.ffn import MlpConfig
 from glassformer.parts.head import HeadConfig, TransformConfig
-from glassformer.parts.mixer import AttentionConfig
+from glassformer.parts.mixer import AttentionConfig, GlobalAttentionConfig
 from glassformer.parts.norm import LayerNormConfig
 from glassformer.parts.position import LearnedConfig
 from glassformer.parts.residual import PostConfig
-from glassformer.parts.visibility import BidirectionalConfig
+from glassformer.parts.visibility import BidirectionalConfig, BigBirdConfig, LongformerConfig
 
 NORM = LayerNormConfig(eps=1e-12)
 POOLER = HeadConfig(pool="cls", transform=TransformConfig(activation="tanh"), vector=True)
 """tanh(W x_0 + b) of the first token."""
 
 
-def masked(norm: LayerNormConfig, bias: bool = True) -> HeadConfig:
+def masked(norm: LayerNormConfig, bias: bool = True, activation: str = "gelu") -> HeadConfig:
     """The head of masked language models: norm(gelu(W x + b)) E^T + b."""
-    return HeadConfig(tied=True, bias=True, transform=TransformConfig(bias=bias, norm=norm))
+    return HeadConfig(tied=True, bias=True, transform=TransformConfig(bias=bias, norm=norm, activation=activation))
 
 
 def bert_base_mlm(
     n_layers: int = 12, d_model: int = 768, n_heads: int = 12, vocab_size: int = 30522, context: int = 512,
-    norm: LayerNormConfig = NORM, segments: int | None = 2, offset: int = 0,
+    norm: LayerNormConfig = NORM, segments: int | None = 2, offset: int = 0, activation: str = "gelu",
 ) -> ModelConfig:  # fmt: skip
     block = BlockConfig(
         mixer=AttentionConfig(n_heads=n_heads, bias=True, visibility=BidirectionalConfig()),
-        ffn=MlpConfig(activation="gelu", bias=True),
+        ffn=MlpConfig(activation=activation, bias=True),
         norm=norm,
         residual=PostConfig(),
     )
@@ -41,7 +41,7 @@ def bert_base_mlm(
         embedding=EmbeddingConfig(norm=norm, position=LearnedConfig(offset=offset), segments=segments),
         stack=(Stage(repeat=n_layers, blocks=(block,)),),
         final_norm=None,
-        head=masked(norm),
+        head=masked(norm, activation=activation),
     )
 
 
@@ -62,3 +62,23 @@ def roberta_base() -> ModelConfig:
 def distilbert_base() -> ModelConfig:
     """Sanh et al. 2019, 1910.01108: half of BERT's layers, no segments."""
     return bert_base_mlm(6, segments=None)
+
+
+def longformer_base() -> ModelConfig:
+    """Beltagy et al. 2020, 2004.05150, longformer-base-4096: RoBERTa with a window of 256 tokens to each side. Which
+    tokens are global comes with the text; they look with projections of their own."""
+    seen = LongformerConfig(window=512, globals=0, causal=False)
+    return _seeing(roberta_base(), GlobalAttentionConfig(n_heads=12, bias=True, visibility=seen))
+
+
+def bigbird_base() -> ModelConfig:
+    """Zaheer et al. 2020, 2007.14062, bigbird-roberta-base: blocks of 64 tokens, of which three are drawn for each."""
+    seen = BigBirdConfig(block=64, random=3, causal=False)
+    model = bert_base_mlm(vocab_size=50358, activation="gelu_tanh")
+    return _seeing(model, AttentionConfig(n_heads=12, bias=True, visibility=seen))
+
+
+def _seeing(config: ModelConfig, mixer: AttentionConfig) -> ModelConfig:
+    """With this attention in every layer, and 4,096 tokens of context."""
+    stage = config.stack[0]
+    return config.vary(context=4096, stack=(stage.vary(blocks=(stage.blocks[0].vary(mixer=mixer),)),))
