@@ -121,5 +121,11 @@ def test_what_heads_refuse():
         MaskedConfig().check(model.config)
     with pytest.raises(RequestError, match=r"segments 0 to 1"):
         gf.preset(TINY).build()(TOKENS, segments=torch.full((2, 9), 2))
+    with pytest.raises(RequestError, match=r"segments has the shape \(2, 8\) and the tokens \(2, 9\)"):
+        gf.preset(TINY).build()(TOKENS, segments=torch.zeros(2, 8, dtype=torch.long))
+    blind = gf.preset(TINY + "+embedding.segments=null").build()
+    with pytest.raises(RequestError, match="segments holds 1, and this model knows segment 0 alone"):
+        blind(TOKENS, segments=torch.ones_like(TOKENS))
+    assert torch.equal(blind(TOKENS, segments=torch.zeros_like(TOKENS)), blind(TOKENS))
     with pytest.raises(RequestError, match="bidirectional"):
         gf.generate(gf.preset(TINY).build(), TOKENS, max_new_tokens=2)

@@ -140,7 +140,10 @@ def test_a_run_is_watched_on_both_sides(tmp_path: Any):
     run = train(gf.preset(TINY), "pairs:reversal", {**recipe, "device": "cpu"}, tmp_path / "run")
     assert run.read["sources"] + run.read["targets"] == run.tokens >= 150 and run.steps < 5
     rows = gf.dynamics.read_records(tmp_path / "run" / "dynamics.jsonl")
-    assert any("encoder.layers.0" in place for row in rows for places in row["statistics"].values() for place in places)
+    known = {what: places.keys() for what, places in rows[0]["statistics"].items()}
+    for what in ("gradient_norm", "update_ratio", "spectral_norm", "effective_rank"):
+        assert {"encoder.layers.0.mixer.q", "encoder.layers.0.ffn.up", "layers.1.mixer.k"} <= known[what]
+    assert {"encoder.layers.0.resid_post", "layers.0.resid_post"} <= known["token_cosine"]
 
 
 @pytest.mark.slow

@@ -27,10 +27,12 @@ from glassformer.generation.speculate import AHEAD, Draft, PromptLookup, Propose
 from glassformer.generation.steps import check_source, check_tokens, new_state
 from glassformer.generation.text import Detokenizer, Stops
 from glassformer.introspection import rows_of
+from glassformer.model import Model
 from glassformer.naming import load
 from glassformer.parts.precision import onednn_in_bf16
 from glassformer.parts.quantized import QUANTIZED, quantize
 from glassformer.state import ModelState
+from glassformer.text import Tokenizer
 from glassformer.text.documents import utf8
 from glassformer.text.pairs import START, source_ids
 from glassformer.training import Loaded
@@ -174,6 +176,27 @@ class Text:
         return piece
 
 
+def source_of(model: Model, tokenizer: Tokenizer, given: str | None, text: str) -> list[list[int]] | None:
+    """The ids of the one source; None for a model without an encoder, which reads what stands after the option
+    `text`. RequestError for a source that is missing, that nobody reads, or that the encoder cannot read."""
+    encoder = model.config.encoder
+    if encoder is None and given is None:
+        return None
+    if encoder is None:
+        raise RequestError(
+            f"this model has no encoder, so it takes no --source; give the text in {text}",
+            code="conflict", field="source", value=given, expected=text,
+        )  # fmt: skip
+    if given is None:
+        raise RequestError(
+            "this model reads a source beside its own text: give --source TEXT",
+            code="missing", field="source", expected="--source TEXT",
+        )  # fmt: skip
+    source = [source_ids(tokenizer, given, encoder.context or model.config.context)]
+    check_source(model, 1, None, source, None)
+    return source
+
+
 # glassformer generate
 
 
@@ -263,8 +286,7 @@ class Writer:
         self.model, self.tokenizer, self.dtype = loaded.model, loaded.tokenizer, state_dtype(asked)
         rule.check(self.model.vocab_size)
         self.rules = Rules.of(loaded.generation)
-        self.source = self._source()
-        check_source(self.model, 1, None, self.source, None)
+        self.source = source_of(self.model, self.tokenizer, asked.source, "--prompt")
         self.ids = [[*self._start(), *self._tokens(prompt)] for prompt in prompts]
         for ids in self.ids:
             check_tokens(self.model, rows_of(self.model, ids))
@@ -293,15 +315,6 @@ class Writer:
         self.first: float | None = None
         self.failed: WorkError | None = None
         self.began = time.perf_counter()
-
-    def _source(self) -> list[list[int]] | None:
-        """The ids of the one source; None: there is none."""
-        encoder, given = self.loaded.config.encoder, self.asked.source
-        if given is None:
-            return None
-        if encoder is None:
-            return [[0]]  # is refused as such
-        return [source_ids(self.tokenizer, given, encoder.context or self.loaded.config.context)]
 
     def _start(self) -> list[int]:
         """What a text from a source begins with: the folder's token, and in a run that which ends a text."""

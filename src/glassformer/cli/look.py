@@ -22,12 +22,12 @@ from rich.table import Table
 from rich.text import Text
 
 from glassformer import machine
+from glassformer.cli.generate import source_of
 from glassformer.cli.show import View, output, ruled, short, size
 from glassformer.cli.why import one_line
 from glassformer.convert import is_checkpoint
 from glassformer.convert.storage.base import disk
 from glassformer.errors import RequestError, WorkError, did_you_mean
-from glassformer.generation.steps import check_source
 from glassformer.introspection import edit, rows_of
 from glassformer.lens.asking import PATCHING, READINGS, Question, ablation
 from glassformer.lens.inspection import Head, Inspection, inspect
@@ -36,7 +36,7 @@ from glassformer.lens.reading import Reading
 from glassformer.model import Model
 from glassformer.naming import load, parse, preset
 from glassformer.text import ByteTokenizer, Tokenizer
-from glassformer.text.pairs import START, source_ids
+from glassformer.text.pairs import START
 
 LONGEST = 4096
 """Tokens that are read, at most; the context of the model may be shorter."""
@@ -96,7 +96,8 @@ def show_inspection(
             why = f"{name} has a context of {limit:,}" if limit < LONGEST else "more are not drawn"
             view.say(f"the first {limit:,} of {len(found):,} tokens are read: {why}")
         tokens = rows_of(model, found[:limit])
-        ids = None if reads is None else _source(model, tokenizer, reads)
+        sources = source_of(model, tokenizer, reads, "--text")
+        ids = None if sources is None else torch.tensor(sources, device=model.device)
         title = f"{name} without {', '.join(ablate)}" if ablate else name
         again = typed(name, text, out, readings, against, ablate, source)
         seen = inspect(
@@ -123,15 +124,6 @@ def show_inspection(
             print(f"page: {page} ({size(page.stat().st_size)})")
     if asked and not made:
         raise RequestError("; ".join(f"--reading {name}: {why}" for name, why in refused.items()))
-
-
-def _source(model: Model, tokenizer: Tokenizer, text: str) -> torch.Tensor:
-    """The ids (1, t) of a source. Raises RequestError where the model reads none, or no source of that length."""
-    ids: list[int] = tokenizer.encode(text).tolist()
-    if (encoder := model.config.encoder) is not None:
-        ids = source_ids(tokenizer, text, encoder.context or model.config.context)
-    check_source(model, 1, None, [ids], None)
-    return torch.tensor([ids], device=model.device)
 
 
 def typed(

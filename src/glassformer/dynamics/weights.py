@@ -17,7 +17,7 @@ from glassformer.dynamics.spectra import (
     singular_values,
     stable_rank_of,
 )
-from glassformer.model import Model
+from glassformer.model import Model, Tower
 from glassformer.parts.linear import Matrix
 
 Statistics = dict[str, dict[str, float | list[float]]]
@@ -26,15 +26,21 @@ Statistics = dict[str, dict[str, float | list[float]]]
 
 def named_matrices(model: Model) -> dict[str, Matrix]:
     """Every matrix of the model by the name of the site it makes: `embed`, `layers.3.mixer.q`, `layers.3.ffn.down`,
-    `head`."""
-    found = {"embed": Matrix(model.embedding.weight, 0, model.vocab_size)}
-    for number, layer in enumerate(model.layers):
+    `head`, and of an encoder as `encoder.layers.3.mixer.q`. In the order of computation."""
+    found = {} if model.encoder is None else {f"encoder.{n}": one for n, one in _of_tower(model.encoder).items()}
+    found |= _of_tower(model)
+    if model.head.weight is not None:
+        found["head"] = Matrix(model.head.weight, 0, len(model.head.weight))
+    return found
+
+
+def _of_tower(tower: Tower) -> dict[str, Matrix]:
+    found = tower.embedding.matrices()
+    for number, layer in enumerate(tower.layers):
         parts: dict[str, Any] = {"mixer": layer.mixer, "ffn": layer.ffn}
         for branch, part in parts.items():
             if part is not None:
                 found |= {f"layers.{number}.{branch}.{name}": matrix for name, matrix in part.matrices().items()}
-    if model.head.weight is not None:
-        found["head"] = Matrix(model.head.weight, 0, len(model.head.weight))
     return found
 
 
@@ -91,7 +97,7 @@ def spectra(matrices: Mapping[str, Matrix]) -> Statistics:
 
     with torch.no_grad():
         for name, matrix in matrices.items():
-            if name.startswith("layers."):
+            if "layers." in name:
                 rows = matrix.applied().float()
                 note(name, singular_values(rows))
                 made["row_cosine"][name] = _values(row_cosine(rows))

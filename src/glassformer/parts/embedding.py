@@ -13,6 +13,7 @@ from glassformer.parts.base import BuildContext, PartConfig
 from glassformer.parts.cost import Cost, Shape
 from glassformer.parts.forward_pass import Pass
 from glassformer.parts.init import Init, Role
+from glassformer.parts.linear import Matrix
 from glassformer.parts.loss import linear_cross_entropy
 from glassformer.parts.norm import NormConfig
 from glassformer.parts.patches import Patches, PatchesConfig
@@ -35,12 +36,6 @@ class Segments(nn.Module):
     def forward(self, pass_: Pass) -> Float[Tensor, "*b d"]:
         if pass_.segments is None:  # not weight[0]: without gradients that is a leaf, which torch's counters refuse
             return F.embedding(torch.zeros(1, dtype=torch.long, device=self.weight.device), self.weight)
-        most = int(pass_.segments.max()) if pass_.segments.numel() else 0
-        if most >= len(self.weight) or (pass_.segments.numel() and int(pass_.segments.min()) < 0):
-            raise RequestError(
-                f"segments holds {most}, and this model knows segments 0 to {len(self.weight) - 1}",
-                code="range", field="segments", value=most, expected=f"0 to {len(self.weight) - 1}",
-            )  # fmt: skip
         return F.embedding(pass_.segments, self.weight)
 
     @torch.no_grad()
@@ -89,11 +84,34 @@ class Embedding(nn.Module):
             x = x * torch.tensor(self.scale, dtype=x.dtype, device=x.device)  # rounded as Gemma rounds it
         if self.position is not None:
             x = x + self.position(pass_).to(x.dtype)
+        if pass_.segments is not None:
+            self._check_segments(pass_.segments, x.shape[:2])
         if self.segments is not None:
             x = x + self.segments(pass_).to(x.dtype)
         if self.norm is not None:
             x = self.norm(x)
         return F.dropout(x, self.dropout, self.training)
+
+    def _check_segments(self, given: Tensor, shape: torch.Size) -> None:
+        """Raises RequestError for another shape than the tokens', and for a kind of text that the model does not
+        tell from others: one without segments knows the first alone."""
+        if given.shape != shape:
+            raise RequestError(
+                f"segments has the shape {tuple(given.shape)} and the tokens {tuple(shape)}; say of each token which "
+                "kind of text it belongs to",
+                code="conflict", field="segments", value=tuple(given.shape), expected=str(tuple(shape)),
+            )  # fmt: skip
+        if not given.numel():
+            return
+        least, most = int(given.min()), int(given.max())
+        known = 1 if self.segments is None else len(self.segments.weight)
+        if least < 0 or most >= known:
+            right = "segment 0 alone; leave segments out" if known == 1 else f"segments 0 to {known - 1}"
+            wrong = least if least < 0 else most
+            raise RequestError(
+                f"segments holds {wrong}, and this model knows {right}",
+                code="range", field="segments", value=wrong, expected=f"0 to {known - 1}",
+            )  # fmt: skip
 
     def places(self, tokens: Tensor) -> Tensor:
         """A tensor (b, s) with a value for each vector that it makes: the tokens themselves, or of images anything.
@@ -107,6 +125,13 @@ class Embedding(nn.Module):
                 code="conflict", field="tokens", value=tuple(tokens.shape), expected="(b, s)",
             )  # fmt: skip
         return tokens
+
+    def matrices(self) -> dict[str, Matrix]:
+        """Its table, or the map of its patches, by the name of the site it makes; none where it is tied."""
+        if self.tied:
+            return {}
+        table = Matrix(self.weight, 0, self.vocab_size) if self.patches is None else Matrix.of(self.patches.projection)
+        return {"embed": table}
 
     @property
     def device(self) -> torch.device:
