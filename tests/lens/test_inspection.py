@@ -166,6 +166,22 @@ def test_a_model_that_sees_both_ways_is_asked_for_the_token_itself():
     assert seen.to_dict()["predicts"] == "token itself"
 
 
+@pytest.mark.parametrize("length", [5, 400])
+def test_a_prefix_decoder_is_asked_for_what_it_does_not_see(length: int):
+    """The next token, of the last token of the prefix and of those behind it."""
+    model = loud(f"gpt2@1m+prefix:{length}")
+    seen = inspect(model, TOKENS)
+    count = min(length, len(TOKENS))
+    assert seen.causal and seen.prefix == count and seen.to_dict()["predicts"] == "next token"
+    assert seen.loss[:count].isnan().all() and seen.loss[count:].isfinite().all()
+    if length < len(TOKENS):
+        with torch.no_grad():
+            p = model(TOKENS[None])[0].log_softmax(-1)
+        wanted = -p[count - 1 : -1].gather(-1, TOKENS[count:, None])[:, 0]
+        close(seen.loss[count:], wanted, atol=1e-5, rtol=1e-5)
+    assert f"and the first {count} tokens" in seen.page()
+
+
 # Closed forms
 
 

@@ -163,6 +163,8 @@ class Inspected:
     """layer -> maps of a mixer without softmax, where it has any."""
     command: str = ""
     """What made it, to be typed again; empty: nobody said."""
+    prefix: int = 0
+    """The first tokens, which see each other; none of them but the last predicts what it does not see."""
     source: tuple[str, ...] = ()
     """What each token of the source stands for, of a model that reads one."""
     crossings: tuple[Crossing, ...] = ()
@@ -170,7 +172,7 @@ class Inspected:
 
     @cached_property
     def loss(self) -> Tensor:
-        """(s,) nats that each token cost; NaN for the first of a text that is read from left to right."""
+        """(s,) nats that each token cost; NaN for the first of a text that is read from left to right, and for a prefix."""
         last = self.depth_loss[-1]
         return torch.cat([last.new_full((1,), math.nan), last[:-1]]) if self.causal else last
 
@@ -254,6 +256,7 @@ class Inspected:
             "ids": self.ids.tolist(),
             "words": list(self.words),
             "predicts": "next token" if self.causal else "token itself",
+            "prefix": self.prefix,
             "loss": json_number(self.mean_loss),
             "loss_per_token": [json_number(value) for value in self.loss.tolist()],
             "heads": [{key: json_number(value) for key, value in vars(head).items()} for head in self.heads],

@@ -102,7 +102,7 @@ def inspect(
     given = None if source is None else one_row(model, source)
     if given is not None or inner.encoder is not None:
         inner.check_source(1, source=given)
-    causal, crossed = inner.causal, reads_source(inner)
+    causal, crossed = inner.writes, reads_source(inner)
     known = sites(inner)
     maps_of = [{f"layers.{layer}.mixer.{name}" for name in ("scores", "pattern")} for layer in range(len(inner.layers))]
     mapped = [layer for layer, names in enumerate(maps_of) if names <= known.keys() and layer not in crossed]
@@ -116,7 +116,9 @@ def inspect(
     looks |= {f"layers.{layer}.mixer.effective_attention": one.look for layer, one in effective.items()}
     looks |= {site: lens.at(depth) for depth, site in enumerate(streams(inner))}
     with at_rest(model), looking(model, looks), torch.no_grad():
-        lens.end(inner.hidden_states(tokens, source=given))
+        x = inner.hidden_states(tokens, source=given)
+        seen_next = torch.stack([one.seen_next() for one in maps.values()]).any(0) if inner.takes_prefix else None
+        lens.end(x, seen_next)
     ids = tokens[0].cpu()
     spell = speller(tokenizer)
     top_ids = lens.ids.cpu()
@@ -129,6 +131,7 @@ def inspect(
         words=tuple(spelled_text(ids.tolist(), tokenizer)),
         spelled={i: spell(i) for i in top_ids.unique().tolist()},
         causal=causal,
+        prefix=0 if seen_next is None or not seen_next.any() else int(seen_next.sum()) + 1,
         layers=len(inner.layers),
         heads=tuple(head for layer in mapped for head in maps[layer].heads()),
         attention={layer: maps[layer].attention(inner.layers[layer].mixer.heads) for layer in mapped},
@@ -226,6 +229,11 @@ class Maps:
         if self.keep:
             self.weights[:-1, rows], self.keys[:-1, rows] = largest(p, self.keep)
             self.weights[-1, rows], self.keys[-1, rows] = largest(p.mean(0), self.keep)
+
+    def seen_next(self) -> Tensor:
+        """(s,) whether some head of a query sees more keys than there are up to it."""
+        up_to = torch.arange(1, self.total + 1, device=self.visible.device)
+        return (self.visible > up_to).any(0)
 
     def attention(self, heads: Heads | None) -> Attention:
         """The maps as means over the queries of a tile, and what is exact."""
@@ -331,10 +339,13 @@ class Lens:
 
         return look
 
-    def end(self, x: Tensor) -> None:
+    def end(self, x: Tensor, seen_next: Tensor | None) -> None:
+        """`seen_next` (s,): the tokens that see the one which they would predict."""
         self.predict(self.depths - 1, x, self.model.logits)
         if self.causal:
             self.loss[:, -1] = math.nan  # what comes next is not known
+        if seen_next is not None:
+            self.loss[:, seen_next] = math.nan
         self.progress("reading", self.depths, self.depths)
 
     def predict(self, depth: int, x: Tensor, seen: Callable[[Tensor], Tensor]) -> None:
