@@ -197,6 +197,15 @@ def test_sources_that_cannot_be_read(field: str, given: dict[str, torch.Tensor],
     assert problem.value.field == field and "\n" not in str(problem.value)
 
 
+def test_the_loss_of_what_was_read_before(texts):
+    """With the memory, the source need not be read again."""
+    model, (tokens, source, real) = moved(towers()), texts
+    before, targets = tokens[:, :-1], tokens[:, 1:]
+    read = model.loss(before, targets, source=source, source_documents=real)
+    assert torch.equal(model.loss(before, targets, memory=model.encode(source, real)), read)
+    assert not torch.equal(model.loss(before, targets, memory=model.encode(source)), read)
+
+
 def test_a_decoder_takes_no_source(texts):
     with pytest.raises(RequestError, match="no encoder") as problem:
         gf.preset("gpt2@1m+vocab_size=31").build()(texts[0], source=texts[1])

@@ -237,14 +237,17 @@ class Model(Tower):
         source: Int[Tensor, "b t"] | Float[Tensor, "b c h w"] | None = None,
         source_documents: Int[Tensor, "b t"] | None = None,
         global_tokens: Bool[Tensor, "b s"] | None = None,
+        memory: Memory | None = None,
+        segments: Int[Tensor, "b s"] | None = None,
     ) -> Tensor:
-        """Mean cross-entropy in nats; targets of -100 do not count. `reduction="none"` gives (b, s) losses.
+        """Mean cross-entropy in nats; targets of -100 do not count. `reduction="none"` gives (b, s) losses. All else as
+        in `forward`.
 
         While training, what the head adds to it (`head.z_loss`) is part of it; what other parts add (`balance_loss` of
         experts) is part of its gradient alone. The call goes through `forward`, so the hooks of the model fire."""
         return self(
             tokens, documents=documents, targets=targets, reduction=reduction, source=source,
-            source_documents=source_documents, global_tokens=global_tokens,
+            source_documents=source_documents, global_tokens=global_tokens, memory=memory, segments=segments,
         )  # fmt: skip
 
     def hidden_states(

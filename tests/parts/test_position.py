@@ -385,3 +385,36 @@ def test_a_rounded_alibi_is_the_plain_one_to_a_softmax_but_for_its_rounding():
     wanted = (slopes[:, None].double() * index).bfloat16().double() * 0.25  # one rounding of an exact product
     given = Alibi(12, rounded=True, scale=0.25).bias(at(*index.tolist()))(zero, *indices)
     torch.testing.assert_close(given[0, :, 0].double(), wanted)
+
+
+@pytest.mark.parametrize(
+    ("expression", "wanted"),
+    [
+        ("bert@1m+relbias", {True}),
+        ("llama@1m+relbias", {False}),
+        ("llama@1m+relbias+bidirectional", {True}),
+        ("llama@1m+bidirectional+relbias", {True}),
+        ("llama@1m+prefix+relbias", {True}),
+        ("bert@1m+relbias+position.both_sides=false", {False}),
+        ("llama@1m+relbias+share:2+bidirectional", {True}),
+    ],
+)
+def test_relative_biases_look_where_tokens_see(expression: str, wanted: set[bool]):
+    name, *changes = expression.split("+")
+    config = preset("+".join([name, "layers=2+d_model=32+heads=2+vocab_size=11+context=16", *changes]))
+    with torch.device("meta"):
+        model = config.build()
+    assert {layer.mixer.position.both_sides for layer in model.layers} == wanted
+    assert {block.mixer.position.both_sides for block in config.explicit().layers()} == wanted
+
+
+def test_relative_biases_of_two_towers_look_where_tokens_see():
+    """The encoder to both sides, the decoder back: as T5's own, which say so."""
+    small = "+d_model=32+heads=2+vocab_size=11+context=16"
+    config = preset("transformer@1m+relbias" + small)
+    ours, published = (preset(name + small).explicit() for name in ("transformer@1m+relbias", "t5@1m"))
+    assert config.encoder is not None
+    for one in (ours, published):
+        own = [block.mixer.position for block in one.layers() if not block.mixer.reads_memory]
+        assert {position.both_sides for position in own} == {False}
+        assert {block.mixer.position.both_sides for block in one.encoder.layers()} == {True}

@@ -65,6 +65,8 @@ class BuildContext:
     head_dim: int = 0
     bias: bool = False
     """Whether its linear maps have a bias."""
+    sees_later: bool = False
+    """Whether a token may see later ones."""
     norm: PartConfig | None = None
     """The norm that the wiring of a block places."""
     has_ffn: bool = True

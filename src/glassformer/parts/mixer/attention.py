@@ -274,7 +274,9 @@ class AttentionConfig(MixerConfig, kind="attention", words=_WORDS):
 
     def _within(self, ctx: BuildContext) -> BuildContext:
         n, g, h = self.heads(ctx)
-        return ctx.within(n_heads=n, n_kv_heads=g, head_dim=h, bias=self.bias)
+        return ctx.within(
+            n_heads=n, n_kv_heads=g, head_dim=h, bias=self.bias, sees_later=not self.visibility.build(ctx).causal
+        )
 
     def _projection(self, ctx: BuildContext) -> Projection:
         return self.projection.build(self._within(ctx))(self.heads(ctx), self.clip)
@@ -346,7 +348,7 @@ class AttentionConfig(MixerConfig, kind="attention", words=_WORDS):
         n, g, h = self.heads(ctx)
         inner = self._within(ctx)
         if self.shares is not None:
-            ctx.offer(("keys", self.shares), (g, h, self.visibility, self.position and self.position.explicit(ctx)))
+            ctx.offer(("keys", self.shares), (g, h, self.visibility, self.position and self.position.explicit(inner)))
         return self.module()(
             ctx.d_model, n, g, h, self.bias, out_bias=self.out_bias,
             position=self.position.build(inner) if self.position else None,
@@ -364,7 +366,7 @@ class AttentionConfig(MixerConfig, kind="attention", words=_WORDS):
         _, g, h = self.heads(ctx)
         return self.vary(
             n_kv_heads=g, head_dim=h, out_bias=self.bias if self.out_bias is None else self.out_bias,
-            position=self.position.explicit(ctx) if self.position else None, scale=self._scale(ctx),
+            position=self.position.explicit(self._within(ctx)) if self.position else None, scale=self._scale(ctx),
             dropout=0.0, kernel=AutoConfig(),
         )  # fmt: skip
 

@@ -300,7 +300,9 @@ class LatentAttentionConfig(
 
     def _position(self, ctx: BuildContext) -> BuildContext:
         shape = self.shape(ctx)
-        return ctx.within(n_heads=shape.n, n_kv_heads=1, head_dim=shape.rope)
+        return ctx.within(
+            n_heads=shape.n, n_kv_heads=1, head_dim=shape.rope, sees_later=not self.visibility.build(ctx).causal
+        )
 
     def build(self, ctx: BuildContext) -> LatentAttention:
         if ctx.mup is not None:
@@ -319,7 +321,7 @@ class LatentAttentionConfig(
         shape = self.shape(ctx)
         return self.vary(
             kv_rank=shape.kv_rank, q_rank=shape.q_rank, head_dim=shape.content, rope_dim=shape.rope,
-            value_dim=shape.value, position=self.position.explicit(ctx) if self.position else None,
+            value_dim=shape.value, position=self.position.explicit(self._position(ctx)) if self.position else None,
             scale=self.scale or shape.query**-0.5, dropout=0.0, kernel=AutoConfig(), form="auto",
         )  # fmt: skip
 

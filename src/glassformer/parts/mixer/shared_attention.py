@@ -108,7 +108,7 @@ class SharedAttentionConfig(MixerConfig, kind="shared_attention"):
 
     def _within(self, ctx: BuildContext) -> BuildContext:
         n, g, h = self.heads(ctx)
-        return ctx.within(n_heads=n, n_kv_heads=g, head_dim=h)
+        return ctx.within(n_heads=n, n_kv_heads=g, head_dim=h, sees_later=not self.visibility.build(ctx).causal)
 
     def takes_prefix(self, ctx: BuildContext) -> bool:
         return self.visibility.build(ctx).takes_prefix
@@ -162,7 +162,7 @@ class SharedAttentionConfig(MixerConfig, kind="shared_attention"):
     def _check(self, ctx: BuildContext, g: int, h: int) -> None:
         """Raises RequestError where the layer that shares is another one than this takes it to be."""
         there = ctx.offered(("keys", self.source))
-        mine = (g, h, self.visibility, self.position and self.position.explicit(ctx))
+        mine = (g, h, self.visibility, self.position and self.position.explicit(self._within(ctx)))
         for name, own, other in zip(("n_kv_heads", "head_dim", "visibility", "position"), mine, there, strict=True):
             if own != other:
                 raise RequestError(
@@ -175,7 +175,7 @@ class SharedAttentionConfig(MixerConfig, kind="shared_attention"):
         _, g, h = self.heads(ctx)
         return self.vary(
             n_kv_heads=g, head_dim=h, out_bias=self.bias if self.out_bias is None else self.out_bias,
-            position=self.position.explicit(ctx) if self.position else None, scale=self._scale(ctx),
+            position=self.position.explicit(self._within(ctx)) if self.position else None, scale=self._scale(ctx),
             dropout=0.0, kernel=AutoConfig(),
         )  # fmt: skip
 

@@ -102,16 +102,20 @@ class RelativeBiasConfig(AttentionPositionConfig, kind="relative_bias", words="r
     buckets: int = Field(32, ge=4, le=1 << 16)
     furthest: int = Field(128, gt=1, le=1 << 28)
     """From how many tokens away on all is one bucket."""
-    both_sides: bool = False
-    """Whether keys after the query have buckets of their own, as in an encoder."""
+    both_sides: bool | None = None
+    """Whether keys after the query have buckets of their own, as in an encoder; None: where a token sees later ones."""
     shared: bool = True
     """Whether all layers of a tower have one table."""
 
+    def _two_sided(self, ctx: BuildContext) -> bool:
+        return ctx.sees_later if self.both_sides is None else self.both_sides
+
     def _key(self, ctx: BuildContext) -> tuple[object, ...]:
-        return ("relative_bias", ctx.tower, ctx.n_heads, self.buckets, self.furthest, self.both_sides)
+        return ("relative_bias", ctx.tower, ctx.n_heads, self.buckets, self.furthest, self._two_sided(ctx))
 
     def build(self, ctx: BuildContext) -> RelativeBias:
-        near = self.buckets // (4 if self.both_sides else 2)
+        both_sides = self._two_sided(ctx)
+        near = self.buckets // (4 if both_sides else 2)
         if near >= self.furthest:
             raise RequestError(
                 f"position.furthest={self.furthest} lies among the {near} distances that have buckets of their own; "
@@ -123,7 +127,10 @@ class RelativeBiasConfig(AttentionPositionConfig, kind="relative_bias", words="r
             return RelativeTable(self.buckets, ctx.n_heads)
 
         table = ctx.shared(self._key(ctx), make) if self.shared else make()
-        return RelativeBias(table, self.furthest, self.both_sides)
+        return RelativeBias(table, self.furthest, both_sides)
+
+    def explicit(self, ctx: BuildContext) -> RelativeBiasConfig:
+        return self.vary(both_sides=self._two_sided(ctx))
 
     def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
         table = Cost.weights(self.buckets * ctx.n_heads)
