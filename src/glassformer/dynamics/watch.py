@@ -63,7 +63,7 @@ class Moment:
     beside: dict[str, Tensor] = field(default_factory=dict)
     """What else the model was given, by the names of `Model.loss`: a row for each sequence."""
 
-    def given(self, rows: slice) -> dict[str, Tensor]:
+    def given(self, rows: slice) -> dict[str, Any]:
         """Of these sequences, where the model computes."""
         return {name: tensor[rows].to(self.model.device) for name, tensor in self.beside.items()}
 

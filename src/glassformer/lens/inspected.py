@@ -172,7 +172,7 @@ class Inspected:
 
     @cached_property
     def loss(self) -> Tensor:
-        """(s,) nats that each token cost; NaN for the first of a text that is read from left to right, and for a prefix."""
+        """(s,) nats that each token cost; NaN for a prefix, and for the first of a text that is read on."""
         last = self.depth_loss[-1]
         return torch.cat([last.new_full((1,), math.nan), last[:-1]]) if self.causal else last
 

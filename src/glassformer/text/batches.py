@@ -27,7 +27,7 @@ class Batch(NamedTuple):
     targets: Int[Tensor, "b s"]
 
     @property
-    def beside(self) -> dict[str, Tensor]:
+    def beside(self) -> dict[str, Any]:
         """What else a model is given, by the names of `Model.loss`: a row for each sequence."""
         return {}
 
@@ -59,7 +59,7 @@ class FedBatch(Batch):
         return made
 
     @property
-    def beside(self) -> dict[str, Tensor]:
+    def beside(self) -> dict[str, Any]:
         return self.given
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> FedBatch:
