@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from glassformer.introspection import edit as edit
     from glassformer.laboratory import fit_scaling_law as fit_scaling_law
     from glassformer.laboratory.claims import claims as claims
+    from glassformer.laboratory.tuning import tune as tune
     from glassformer.naming import load as load
     from glassformer.naming import preset as preset
     from glassformer.planning import plan as plan
@@ -53,6 +54,7 @@ _HOMES = {
     "presets": "architectures",
     "stream": "generation",
     "train": "training",
+    "tune": "laboratory.tuning",
 }
 """Where each public name is defined. No name of a function is the name of a module: both could not be attributes."""
 
@@ -77,6 +79,7 @@ __all__ = [
     "save",
     "stream",
     "train",
+    "tune",
 ]
 
 

@@ -7,12 +7,26 @@ import math
 
 import pytest
 
-from glassformer.runs.events import Begin, End, Error, Event, Kept, Measuring, Start, Step, Watched, decode, encode
+from glassformer.runs.events import (
+    Begin,
+    End,
+    Error,
+    Event,
+    Kept,
+    Measuring,
+    Stage,
+    Start,
+    Step,
+    Watched,
+    decode,
+    encode,
+)
 from glassformer.runs.results import RunResult
 from tests.runs.test_results import FAILED, finished
 
 WHO = {"name": "gpt2@1m", "seed": 3}
 EVENTS: list[Event] = [
+    Stage(words="learning rates: 12 runs, about 3 minutes"),
     Begin(runs=[("gpt2@1m", 3), ("llama@1m", 3)], how="on cpu", notes=["a note\nof two lines"]),
     Kept(**WHO),
     Start(**WHO),

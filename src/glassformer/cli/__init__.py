@@ -9,6 +9,7 @@ import traceback
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -121,12 +122,14 @@ def compare(
     flops: Flops = None,
     steps: Steps = None,
     match: Literal["tokens", "flops", "minutes"] | None = None,
-    seeds: int = 1,
+    seeds: int | None = None,
     out: str = "comparison",
     tokenizer: TokenizerName = "auto",
     batch_size: BatchSize = 16,
     context: Context = None,
     lr: LearningRate = None,
+    tune: Flag = False,
+    within: float | None = None,
     optimizer: Optimizer = "adamw",
     objective: Objective = "next_token",
     device: Device = "auto",
@@ -153,11 +156,16 @@ def compare(
         What is equal between the runs; with --tokens N --match flops the first model takes N tokens and the others
         as many FLOPs.
     seeds
-        Runs of each model, with the same text in the same order for all models of a seed.
+        Runs of each model, with the same text in the same order for all models of a seed; by default 1, with --tune 3.
     out
         Folder of the comparison. The same command goes on where it stopped; more models or seeds are added.
     lr
         Peak learning rate of every run; by default a rule by size and optimizer.
+    tune
+        Choose the learning rate of each model first, on two seeds of its own at each of three or more rates, the same
+        for all; the verdict is then of fresh seeds, beside the one at the usual rates.
+    within
+        With --tune, minutes that it may take: refused where it would take longer.
     allow_unmatched
         Compare models of different size all the same. With --minutes they are: size costs steps there.
     watch
@@ -167,10 +175,16 @@ def compare(
 
     from glassformer.cli.show import ComparisonView
     from glassformer.comparison import compare as run
+    from glassformer.laboratory.tuning import tune as run_tuned
     from glassformer.runs.results import Results
 
+    if within is not None and not tune:
+        message = "--within is for --tune, which is not given"
+        raise RequestError(message, code="conflict", field="within", value=within, expected="--tune beside it")
+    work, own = (partial(run_tuned, within=within), 3) if tune else (run, 1)
+    seeds = own if seeds is None else seeds
     with ComparisonView(quiet=json) as view:
-        written = run(
+        written = work(
             models, data, tokens=_as_int(tokens, "tokens"), minutes=minutes, flops=flops, steps=_as_int(steps, "steps"),
             match=match,
             seeds=seeds, out=out,

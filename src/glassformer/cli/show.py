@@ -25,8 +25,9 @@ from glassformer.dynamics.summary import event_words
 from glassformer.errors import RequestError
 from glassformer.naming import SIZES, changes, words
 from glassformer.planning.counts import Component, Counts
+from glassformer.report.tuning import finding
 from glassformer.runs import events
-from glassformer.runs.results import Answers, Results, RunResult
+from glassformer.runs.results import Answers, Results, RunResult, Tuning
 from glassformer.text import TextData
 from glassformer.training import Report, Request, Run
 from glassformer.training.checkpoint import disk_errors
@@ -121,7 +122,9 @@ class ComparisonView(View):
         self.noted: list[str] = []
 
     def event(self, event: events.Event) -> None:
-        if isinstance(event, events.Begin):
+        if isinstance(event, events.Stage):
+            self.say(event.words)
+        elif isinstance(event, events.Begin):
             self._begin(event)
         elif event.key in self.tasks:
             self._progress(event, self.tasks[event.key])
@@ -134,6 +137,9 @@ class ComparisonView(View):
         for note in event.notes:
             self.say(f"note: {note}")
         self.several = any(seed for _, seed in event.runs)
+        for task in self.tasks.values():  # of a comparison before this one
+            self.bars.remove_task(task)
+        self.tasks.clear()
         for name, seed in event.runs:
             label = f"{name} seed {seed}" if self.several else name
             self.tasks[name, seed] = self.bars.add_task(label, total=1.0, note="waiting")
@@ -180,6 +186,9 @@ class ComparisonView(View):
         for note in results.budget.notes:
             if note not in self.noted:
                 console.print(f"note: {note}", markup=False, highlight=False)
+        if results.tuning is not None:
+            console.print(rates_table(results.tuning))
+            console.print(finding(results.tuning), markup=False, highlight=False)
         if results.budget.seeds == 1:
             console.print("One seed proves nothing: the order of the arms may be luck. --seeds 3 gives intervals.")
         print(f"report: {Path(out) / 'report.html'}")
@@ -216,6 +225,21 @@ def comparison_tables(results: Results) -> list[Table]:
         )  # fmt: skip
         reach.add_row(name, *("cannot" if row.loss is None else f"{row.loss:.4f}" for row in run.extrapolation))
     return [summary, reach] if reach.row_count else [summary]
+
+
+def rates_table(tuning: Tuning) -> Table:
+    """What every arm was tried at, and what was chosen."""
+    table = ruled("learning rates")
+    table.add_column("model", overflow="fold", min_width=12)
+    for heading in ("rates", "usual", "chosen", "loss at usual", "at chosen", "sensitivity"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for arm in tuning.arms:
+        rates = sorted({trial.rate for trial in arm.trials})
+        table.add_row(
+            arm.name, f"{rates[0]:.3g} to {rates[-1]:.3g}", f"{arm.usual:.3g}", f"{arm.chosen:.3g}",
+            decimals(arm.loss_usual), decimals(arm.loss_chosen), decimals(arm.sensitivity),
+        )  # fmt: skip
+    return table
 
 
 def decimals(value: float | None) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 from ..figures import Markup, copyable, count, document, embedded, finite, join, si, tag, write_document
 from ..runs.readable import mapping, readable
 from ..runs.results import Results
-from .commands import watching, with_seeds
+from .commands import tuned, watching, with_seeds
 from .configs import config_section
 from .curves import curve_section, extrapolation_section
 from .dynamics import dynamics_section
@@ -20,10 +20,12 @@ from .finding import comparisons, sentence
 from .html import Absent, section
 from .read import PARAMETERS, Arm, arms_of, seed_of
 from .summary import summary
+from .tuning import tuning_section
 from .verdicts import verdict_section
 
 _CONTENTS = {
-    "summary": "Summary", "verdicts": "Verdicts", "curves": "Loss", "dynamics": "Dynamics", "contexts": "Contexts",
+    "summary": "Summary", "verdicts": "Verdicts", "tuning": "Learning rates", "curves": "Loss",
+    "dynamics": "Dynamics", "contexts": "Contexts",
     "configs": "Differences", "samples": "Samples", "cost": "Speed and quality", "setup": "Setup",
     "absent": "Not shown",
 }  # fmt: skip
@@ -51,6 +53,7 @@ def render(tree: dict) -> str:
     made = {
         "summary": summary(arms),
         "verdicts": verdict_section(verdicts, arms, with_seeds(results.command)),
+        "tuning": tuning_section(results, arms, tuned(results.command)),
         "curves": curve_section(arms),
         "dynamics": dynamics_section(arms, watching(results.command)),
         "contexts": extrapolation_section(results, arms),

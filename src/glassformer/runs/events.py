@@ -1,5 +1,6 @@
 """What happens while runs train: typed events, each of which is one line of JSON.
 
+stage                                   work of several comparisons: what follows, as a sentence
 begin                                   a comparison: the runs that are asked for
 kept, start, end                        a run: finished before; trained from here on; its result is there
 step, watched, measuring, error         within a run, told by the process that trains it
@@ -17,6 +18,14 @@ from glassformer.runs.results import Key, RunResult
 
 class _Event(BaseModel):
     model_config = ConfigDict(frozen=True, ser_json_inf_nan="strings")
+
+
+class Stage(_Event):
+    """What follows, in work that takes several comparisons."""
+
+    event: Literal["stage"] = "stage"
+    words: str
+    """A sentence."""
 
 
 class Begin(_Event):
@@ -94,7 +103,7 @@ class End(_RunEvent):
         return result.to_dict()
 
 
-Event = Begin | Kept | Start | Step | Watched | Measuring | Error | End
+Event = Stage | Begin | Kept | Start | Step | Watched | Measuring | Error | End
 Notify = Callable[[Event], None]
 _EVENTS: TypeAdapter[Event] = TypeAdapter(Annotated[Event, Field(discriminator="event")])
 

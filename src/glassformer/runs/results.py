@@ -240,6 +240,61 @@ class Verdict(Entry):
     verdict: Finding
 
 
+class Trial(Entry):
+    """One run at a rate that was tried."""
+
+    power: int
+    """The rate is 2**power times that of the usual rule."""
+    rate: Amount
+    seed: Count
+    loss: float | None
+    """None where it diverged."""
+
+
+class TunedArm(Entry):
+    """An arm whose learning rate was chosen among trials."""
+
+    name: str
+    """As it was asked for."""
+    usual: Amount
+    """The rate of the rule by size and optimizer."""
+    trials: list[Trial]
+    chosen: Amount
+    between: bool
+    """Whether it is the minimum of a parabola, between rates that were tried."""
+    settled: bool
+    """Whether there are worse rates on both sides of the best."""
+    sensitivity: Amount
+    """E[min(l, l0) - l*] over the grid, in nats: what a rate costs that nobody tuned."""
+    tuned_as: str = ""
+    """Its name among the runs at the chosen rate."""
+    loss_chosen: float | None = None
+    """Mean over the fresh seeds."""
+    loss_usual: float | None = None
+
+
+class Tuning(Entry):
+    """Learning rates chosen for each arm on seeds of their own, and the verdicts on fresh seeds at these rates and at
+    the usual ones."""
+
+    arms: list[TunedArm]
+    budget: str
+    """Of each run, in words."""
+    seeds: list[Count]
+    """On which the rates were chosen."""
+    fresh: list[Count]
+    """On which the verdicts are measured."""
+    extended: Count
+    """Rates of every arm's grid beyond the first three."""
+    runs: dict[str, Count]
+    """By what they were for: choosing, tuned, usual."""
+    minutes: dict[str, Amount]
+    """Of training, the same way."""
+    tuned: list[Verdict] = []
+    """At the chosen rates; arms are named as they were asked for."""
+    usual: list[Verdict] = []
+
+
 class Budget(Entry):
     """What every run of a comparison may spend, and what it came to."""
 
@@ -271,6 +326,8 @@ class Results(Entry):
     asked: list[Key] = []
     runs: list[RunResult]
     verdicts: list[Verdict] = []
+    tuning: Tuning | None = None
+    """Where the rates of the arms were chosen by trials."""
 
     @property
     def names(self) -> list[str]:

@@ -1,0 +1,214 @@
+"""Learning rates chosen by trials: the curve of every arm, what was chosen, both verdicts side by side; as a section of
+a comparison's page, and as a page of its own while the comparison is still to come."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from importlib.resources import files
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from ..figures import (
+    Axis,
+    Markup,
+    Series,
+    copyable,
+    document,
+    embedded,
+    finite,
+    fixed,
+    join,
+    legend,
+    line_chart,
+    tag,
+    write_document,
+)
+from ..runs.readable import readable
+from ..runs.results import Results, TunedArm, Tuning, Verdict
+from .facts import plain
+from .html import Absent, arm_name, caption, cell, figure, scroll, section, two_sizes
+from .read import Arm
+
+_TITLE = "Learning rates"
+STEEP = 1.25
+"""Losses beyond so many times the lowest are cut off in the picture."""
+
+
+def tuning_section(results: Results, arms: Sequence[Arm], command: str) -> Markup | Absent:
+    """The section, or why there is none; `command` would tune."""
+    if results.tuning is None:
+        why = "every arm was trained at one rate, so a difference may be one of luck with it." if len(arms) > 1 else ""
+        return Absent(_TITLE, why or "one rate was tried.", command)
+    return section("tuning", _TITLE, *_parts(results.tuning))
+
+
+def write_tuning(found: dict[str, Any], command: str, path: str | os.PathLike[str]) -> Path:
+    """Writes the page of `found`, a `Tuning` as plain data."""
+    return write_document(render_tuning(found, command), path)
+
+
+def render_tuning(found: dict[str, Any], command: str) -> str:
+    """The page as text."""
+    tuning = readable(Tuning, found)
+    names = [str(arm.name) for arm in tuning.arms]
+    title = f"Learning rates of {' and '.join(names) if len(names) < 3 else f'{len(names)} models'}"
+    header = tag(
+        "header", tag("p", "Glassformer tuning", class_="kicker"), tag("h1", title), copyable(command)
+    )  # fmt: skip
+    body = tag(
+        "div", header, tag("main", section("tuning", _TITLE, *_parts(tuning)), id="content", tabindex="-1"),
+        class_="page",
+    )  # fmt: skip
+    style = files(__package__).joinpath("report.css").read_text(encoding="utf-8")
+    skip = tag("a", "Skip to the results", href="#content", class_="gf-skip")
+    return document(title, skip, body, embedded(plain(found), "tuning"), style=style)
+
+
+def finding(tuning: Tuning) -> str:
+    """Whether tuning changed a verdict, and each pair's two verdicts, in sentences."""
+    if not tuning.tuned:
+        return "No verdict is measured yet." if len(tuning.arms) > 1 else ""
+    told = []
+    for one in tuning.tuned:
+        other = _same_pair(one, tuning.usual)
+        told.append(f"Each at its own best rate: {said(one)}. At the usual rates: {said(other) if other else 'none'}.")
+    changed = any(_changed(one, _same_pair(one, tuning.usual)) for one in tuning.tuned)
+    opening = "The learning rate decided." if changed else "Tuning changed no verdict."
+    budget = f" ({tuning.budget} a run, {len(tuning.fresh)} fresh seeds.)" if tuning.budget else ""
+    return " ".join([opening, *told]) + budget
+
+
+def said(verdict: Verdict) -> str:
+    """A verdict with its interval, the better arm first."""
+    low, high, difference = (finite(value) for value in (verdict.low, verdict.high, verdict.difference))
+    ends = f" ({fixed(low, 4, signed=True)} to {fixed(high, 4, signed=True)})" if None not in (low, high) else ""
+    better = {"a better": (verdict.a, verdict.b), "b better": (verdict.b, verdict.a)}.get(str(verdict.verdict))
+    if better is None or difference is None:
+        return f"{verdict.a} against {verdict.b}, {verdict.verdict}{ends}"
+    return f"{better[0]} is better than {better[1]} by {fixed(abs(difference), 4)}{ends}"
+
+
+def _same_pair(one: Verdict, among: Sequence[Verdict]) -> Verdict | None:
+    return next((other for other in among if (other.a, other.b) == (one.a, one.b)), None)
+
+
+def _changed(one: Verdict, other: Verdict | None) -> bool:
+    return other is None or other.verdict != one.verdict
+
+
+def _parts(tuning: Tuning) -> list[object]:
+    told = finding(tuning)
+    unsettled = [str(arm.name) for arm in tuning.arms if arm.settled is False]
+    notice = None
+    if unsettled:
+        notice = tag(
+            "p", tag("strong", "Best at an edge. "),
+            f"{', '.join(unsettled)} did best at the edge of the grid, so the best rate is not known.",
+            class_="notice", role="note",
+        )  # fmt: skip
+    return [
+        tag("p", told) if told else None, notice, _curves(tuning), _rates(tuning), _side_by_side(tuning),
+        caption(_terms(tuning)),
+    ]  # fmt: skip
+
+
+def _curves(tuning: Tuning) -> Markup:
+    """Loss against rate: the mean over the seeds as the line, every run as a marker."""
+    series = [_series(index, arm) for index, arm in enumerate(tuning.arms)]
+    levels = [y for one in series for _, y in one.markers]
+    high = STEEP * min(levels) if levels and max(levels) > STEEP * min(levels) > 0 else None
+    x, y = Axis("Peak learning rate", "log"), Axis("Validation loss, nats", high=high, decimals=3)
+    title = "Validation loss against learning rate"
+    wide = line_chart(series, x, y, title)
+    narrow = line_chart(series, x, y, title, width=372, height=300, end_labels=False)
+    words = "A marker is a run; lines join the means over the seeds. They end where a run diverged."
+    return figure(two_sizes(wide, narrow), legend(series), caption(words))
+
+
+def _series(index: int, arm: TunedArm) -> Series:
+    runs: dict[float, list[float | None]] = {}
+    for trial in arm.trials:
+        if (rate := finite(trial.rate)) is not None:
+            runs.setdefault(rate, []).append(finite(trial.loss))
+    line = [(rate, fmean(losses)) for rate, found in runs.items() if (losses := _all(found))]
+    markers = [(rate, loss) for rate, found in runs.items() for loss in found if loss is not None]
+    lost = [(rate, found.count(None), len(found)) for rate, found in runs.items() if None in found]
+    note = "; ".join(f"{n} of {all_} diverged at {rate:.3g}" for rate, n, all_ in lost)
+    return Series(str(arm.name), line, style=index, markers=markers, note=note, ended="diverged above" * bool(lost))
+
+
+def _all(losses: Sequence[float | None]) -> list[float]:
+    """The losses, or none of them where one is missing."""
+    known = [loss for loss in losses if loss is not None]
+    return known if len(known) == len(losses) else []
+
+
+def _rates(tuning: Tuning) -> Markup:
+    heads = ("arm", "usual rate", "chosen rate", "loss at usual", "loss at chosen", "sensitivity")
+    rows = [_rates_row(Arm(index, str(arm.name), ()), arm) for index, arm in enumerate(tuning.arms)]
+    words = (
+        "Losses are means over the fresh seeds. Sensitivity: what a rate of this grid costs on average above the best "
+        "one, E[min(l, l0) - l*], in nats (2309.14322)."
+    )
+    return figure(_table("Learning rates of the arms", heads, rows), caption(words))
+
+
+def _rates_row(head: Arm, arm: TunedArm) -> Markup:
+    how = "at the edge" if arm.settled is False else "between two" if arm.between else "one of the grid"
+    return tag(
+        "tr", tag("th", arm_name(head), scope="row"), cell(_number(arm.usual)),
+        cell(_number(arm.chosen), tag("small", how)), cell(_level(arm.loss_usual)), cell(_level(arm.loss_chosen)),
+        cell(_level(arm.sensitivity)),
+    )  # fmt: skip
+
+
+def _side_by_side(tuning: Tuning) -> Markup | None:
+    if not tuning.tuned:
+        return None
+    rows = [_pair_row(one, _same_pair(one, tuning.usual)) for one in tuning.tuned]
+    heads = ("pair", "each at its chosen rate", "at the usual rates", "verdicts")
+    words = "Differences are loss of the second minus loss of the first, on the same fresh seeds in both columns."
+    return figure(_table("Tuned and untuned verdicts", heads, rows), caption(words))
+
+
+def _pair_row(one: Verdict, other: Verdict | None) -> Markup:
+    differ = tag("b", "they differ", class_="bad") if _changed(one, other) else "the same"
+    return tag(
+        "tr", tag("th", f"{one.a} against {one.b}", scope="row"), cell(said(one)),
+        cell(said(other) if other else "none"), cell(differ),
+    )  # fmt: skip
+
+
+def _terms(tuning: Tuning) -> str:
+    """Trials, cost, and on what the rates were chosen."""
+    names = {"choosing": "to choose the rates", "tuned": "at the chosen rates", "usual": "at the usual ones"}
+    cost = ", ".join(
+        f"{tuning.runs[key]} runs {words} ({finite(tuning.minutes.get(key)) or 0.0:.3g} minutes of training)"
+        for key, words in names.items()
+        if tuning.runs.get(key)
+    )
+    rates = len({finite(trial.rate) for trial in tuning.arms[0].trials}) if tuning.arms else 0
+    extended = f", {tuning.extended} of them added because an arm did best at an edge" if tuning.extended else ""
+    seeds = ", ".join(map(str, tuning.seeds))
+    fresh = ", ".join(map(str, tuning.fresh))
+    return (
+        f"Every arm was tried at {rates} rates, each twice the one before{extended}, on seeds {seeds}; verdicts are on "
+        f"seeds {fresh}, which no rate was chosen on. Cost: {cost}."
+    )
+
+
+def _number(value: object) -> str:
+    known = finite(value)
+    return "–" if known is None else f"{known:.3g}"
+
+
+def _level(value: object) -> str:
+    known = finite(value)
+    return "–" if known is None else fixed(known, 4)
+
+
+def _table(label: str, heads: Sequence[str], rows: Sequence[Markup]) -> Markup:
+    head = tag("thead", tag("tr", *(tag("th", word, scope="col") for word in heads)))
+    return scroll(label, tag("table", head, tag("tbody", join(rows))))

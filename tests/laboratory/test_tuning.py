@@ -1,0 +1,473 @@
+"""Learning rates chosen by trials: on a simulated basin, whose best rate and floor are known, and once for real."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from experiments import transfer
+from glassformer.cli import main
+from glassformer.comparison import compare
+from glassformer.comparison.statistics import verdicts
+from glassformer.errors import RequestError, WorkError
+from glassformer.laboratory.rates import (
+    EXTENSIONS,
+    FACTOR,
+    START,
+    TUNING_SEEDS,
+    best,
+    choose,
+    search,
+    sensitivity,
+    wider,
+)
+from glassformer.laboratory.tuning import tune
+from glassformer.naming import preset
+from glassformer.report.tuning import finding, render_tuning
+from glassformer.runs.events import Event, Stage
+from glassformer.runs.executor import Serial
+from glassformer.runs.readable import readable
+from glassformer.runs.results import Results, RunResult, Tuning
+from glassformer.training import Interrupted, default_learning_rate
+from tests.runs.stand_in import AT_ONCE, Instead, trained_at_once
+
+A = "gpt2@1m+layers=1+d_model=32+heads=2"
+B = f"{A}+rope"
+PLAN: dict[str, Any] = {"tokens": 6 * 4 * 32, "batch_size": 4, "context": 32, "threads": 1, "dtype": "float32"}
+USUAL = {arm: float(f"{default_learning_rate(preset(arm)):.3g}") for arm in (A, B)}
+"""The rule's rates, as they stand in names."""
+
+
+@dataclass
+class Basin:
+    """loss = floor + bend * (log2(rate / usual) - best)^2 + noise; from `edge` powers on the run diverges."""
+
+    floor: float
+    best: float = 0.0
+    bend: float = 0.02
+    noise: float = 0.0
+    edge: float = math.inf
+
+    def loss(self, power: float, chance: float) -> float:
+        if power >= self.edge:
+            return math.inf
+        return self.floor + self.bend * (power - self.best) ** 2 + self.noise * chance
+
+
+@dataclass
+class Simulated:
+    """In place of the process that trains a run: its loss is that of the arm's basin."""
+
+    basins: dict[str, Basin]
+    stop_after: int | None = None
+    runs: list[tuple[str, int]] = field(default_factory=list)
+
+    def __call__(self, place: Path, notify: Any) -> tuple[str | None, int]:
+        if len(self.runs) == self.stop_after:
+            raise KeyboardInterrupt
+        trained_at_once(place, notify)
+        result = json.loads((place / "result.json").read_text())
+        name, seed = result["name"], result["seed"]
+        self.runs.append((name, seed))
+        arm = name.split("+recipe.learning_rate=")[0]
+        power = math.log2(result["recipe"]["learning_rate"] / USUAL[arm])
+        loss = self.basins[arm].loss(power, random.Random(name + str(seed)).gauss(0, 1))
+        result["train"]["curve"] = [[128, 5.0]]
+        if math.isinf(loss):
+            result |= {"status": "diverged", "error": "the loss is not finite", "validation": None}
+        else:
+            result["validation"] |= {"loss": loss, "perplexity": math.exp(loss)}
+        (place / "result.json").write_text(json.dumps(result))
+        return None, 0
+
+    @property
+    def executor(self) -> Instead:
+        return Instead(self)
+
+
+DECEPTIVE = {A: Basin(3.0, noise=0.004), B: Basin(2.95, best=2.1, noise=0.004)}
+"""B is better by 0.05 at its own best rate, and worse by 0.038 at the usual one."""
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("data") / "text.txt"
+    path.write_text("\n".join(f"line {n} of a small text about cats and trees" for n in range(400)))
+    return path
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GLASSFORMER_CACHE", str(tmp_path_factory.mktemp("cache")))
+
+
+@pytest.fixture(autouse=True)
+def _without_reports(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page for each of some thirty runs takes longer than all the rest; `deceived` writes its own."""
+    monkeypatch.setattr("glassformer.comparison.summary.write_report", lambda results, path: path)
+
+
+# Choosing
+
+
+def test_the_choice_is_the_minimum_of_the_parabola() -> None:
+    losses = {-1: [2.31, 2.33], 0: [2.22, 2.20], 1: [2.25, 2.27]}
+    powers, means = zip(*((power, np.mean(two)) for power, two in losses.items()), strict=True)
+    a, b, _ = np.polyfit(powers, means, 2)
+    found = choose(losses)
+    assert found.power == pytest.approx(-b / (2 * a)) and found.between and found.settled and found.best == 0
+
+
+def test_no_parabola_through_a_rate_that_diverged_or_is_not_there() -> None:
+    assert choose({-1: [2.5], 0: [2.2], 1: [math.inf]}).power == 0
+    assert choose({-1: [2.5], 0: [2.2], 1: [math.inf]}).settled
+    edge = choose({-1: [2.5, 2.5], 0: [2.2, 2.3], 1: [2.1, 2.1]})
+    assert edge.power == 1 and not edge.settled and not edge.between
+
+
+def test_one_seed_that_diverged_makes_its_rate_the_worst() -> None:
+    assert best({0: [2.2, 2.2], 1: [1.0, math.inf]}) == 0
+
+
+def test_of_equal_rates_the_lower_is_chosen() -> None:
+    assert best({1: [2.0], 0: [2.0], 2: [2.0]}) == 0
+
+
+def test_a_grid_grows_on_the_side_of_a_best_rate_for_all_arms() -> None:
+    curves = {"a": {-1: [2.0], 0: [2.1], 1: [2.2]}, "b": {-1: [2.2], 0: [2.0], 1: [2.2]}}
+    assert wider(curves) == [-2, -1, 0, 1]
+    assert wider({**curves, "c": {-1: [2.2], 0: [2.1], 1: [2.0]}}) == [-2, -1, 0, 1, 2]
+    assert wider({"b": curves["b"]}) == [-1, 0, 1]
+
+
+@pytest.mark.parametrize("other", [{-1: [2.0], 0: [1.9]}, {-1: [2.0], 0: [1.9], 1: [2.0, 2.0]}])
+def test_unequal_trials_are_an_error(other: dict[int, list[float]]) -> None:
+    with pytest.raises(ValueError, match="tried unequally"):
+        wider({"a": {-1: [2.0], 0: [1.9], 1: [2.0]}, "b": other})
+
+
+def measured(basins: dict[str, Basin], chance: Callable[[], float]) -> Callable[[list[int]], Any]:
+    """What `search` measures: every (arm, power, seed) once."""
+    held: dict[tuple[str, int, int], float] = {}
+
+    def measure(grid: list[int]) -> Any:
+        for arm, power, seed in itertools.product(basins, grid, range(TUNING_SEEDS)):
+            if (arm, power, seed) not in held:
+                held[arm, power, seed] = basins[arm].loss(power, chance())
+        return {arm: {p: [held[arm, p, seed] for seed in range(TUNING_SEEDS)] for p in grid} for arm in basins}
+
+    return measure
+
+
+def test_the_search_ends_where_a_basin_has_no_bottom() -> None:
+    curves = search(measured({A: Basin(3.0), B: Basin(3.0, best=50)}, lambda: 0.0))
+    assert [sorted(curve) for curve in curves.values()] == 2 * [list(range(-1, 2 + EXTENSIONS))]
+    assert choose(curves[A]).settled and not choose(curves[B]).settled
+
+
+def run_of(name: str, seed: int, loss: float) -> RunResult:
+    found = {"loss": loss, "perplexity": 1.0, "bits_per_byte": None, "tokens": 1}
+    return RunResult.of({"name": name, "seed": seed, "status": "ok", "validation": found})
+
+
+def test_the_tuned_verdict_is_right_where_the_untuned_one_is_wrong() -> None:
+    """300 simulated comparisons: noise of 0.3 %, 3 fresh seeds; the better arm is better by 1.7 % at its own best rate
+    and worse by 1.3 % at the usual one."""
+    chance = random.Random(0)
+    right = wrong = 0
+    basins = {A: Basin(3.0, noise=0.008), B: Basin(2.95, best=2.1, noise=0.008)}
+    for _ in range(300):
+        curves = search(measured(basins, lambda: chance.gauss(0, 1)))
+        chosen = {arm: choose(curve).power for arm, curve in curves.items()}
+        tuned, usual = (
+            verdicts([
+                run_of(arm, seed, basins[arm].loss(power[arm], chance.gauss(0, 1)))
+                for arm in basins for seed in (2, 3, 4)
+            ])
+            for power in (chosen, dict.fromkeys(basins, 0.0))
+        )  # fmt: skip
+        right += [one.verdict for one in tuned] == ["b better"]
+        wrong += [one.verdict for one in usual] == ["a better"]
+    assert right >= 270 and wrong >= 200, (right, wrong)
+
+
+def test_sensitivity_is_wortsmans_mean_excess() -> None:
+    curve = {-1: [2.4, 2.6], 0: [2.0, 2.0], 1: [math.inf, 2.2]}
+    assert sensitivity(curve, start=4.0) == pytest.approx((0.4 + 0.6 + 0 + 0 + 2.0 + 0.2) / 6)
+    assert sensitivity({0: [2.0], 1: [2.0]}, 4.0) == 0
+
+
+# The whole, simulated
+
+
+@pytest.fixture(scope="module")
+def deceived(
+    source: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[dict[str, Any], Path, Simulated, list[Event]]:
+    out, simulated = tmp_path_factory.mktemp("tuned") / "out", Simulated(DECEPTIVE)
+    told: list[Event] = []
+    results = tune([A, B], source, out=out, executor=simulated.executor, on_event=told.append, **PLAN)
+    return results, out, simulated, told
+
+
+def test_tuning_finds_what_the_usual_rate_hides(deceived: Any) -> None:
+    results, *_ = deceived
+    tuning = Results.of(results).tuning
+    assert tuning is not None
+    assert [one.verdict for one in tuning.tuned] == ["b better"]
+    assert [one.verdict for one in tuning.usual] == ["a better"]
+    assert {tuning.tuned[0].a, tuning.tuned[0].b} == {A, B}
+    a, b = tuning.arms
+    assert a.chosen == pytest.approx(USUAL[A], rel=0.1) and b.chosen == pytest.approx(USUAL[B] * 2**2.1, rel=0.1)
+    assert {A: a.usual, B: b.usual} == USUAL and b.between and b.settled
+    assert b.loss_chosen == pytest.approx(2.95, abs=0.01)
+    assert b.loss_usual == pytest.approx(2.95 + 0.02 * 2.1**2, abs=0.01)
+    assert finding(tuning).startswith("The learning rate decided.")
+    assert "768 tokens a run, 3 fresh seeds" in finding(tuning)
+
+
+def test_every_arm_has_the_same_trials_on_the_same_seeds(deceived: Any) -> None:
+    results, *_ = deceived
+    tried = [
+        [(trial["power"], trial["rate"], trial["seed"]) for trial in arm["trials"]] for arm in results["tuning"]["arms"]
+    ]
+    powers = range(START[0], START[-1] + results["tuning"]["extended"] + 1)
+    for arm, trials in zip((A, B), tried, strict=True):
+        rates = {p: float(f"{default_learning_rate(preset(arm)) * FACTOR**p:.3g}") for p in powers}
+        assert trials == [(p, rates[p], seed) for p in powers for seed in (0, 1)]
+    assert results["tuning"]["extended"] == 2  # the best of B is at 2.1, so 3 was needed
+
+
+def test_verdicts_are_of_seeds_that_no_rate_was_chosen_on(deceived: Any) -> None:
+    results, out, simulated, _ = deceived
+    assert {run["seed"] for run in results["runs"]} == {2, 3, 4} == set(results["tuning"]["fresh"])
+    assert results["tuning"]["seeds"] == [0, 1]
+    usual = json.loads((out / "usual" / "results.json").read_text())
+    assert {run["seed"] for run in usual["runs"]} == {2, 3, 4} and {run["name"] for run in usual["runs"]} == {A, B}
+    counts = results["tuning"]["runs"]
+    assert counts == {"choosing": 20, "tuned": 6, "usual": 6}
+    assert len(simulated.runs) == sum(counts.values()) + 2  # and one of each arm that was timed
+
+
+def test_pages_draw_the_curves_and_both_verdicts(deceived: Any) -> None:
+    results, out, *_ = deceived
+    assert json.loads((out / "results.json").read_text()) == results
+    assert results["command"].startswith("glassformer compare ") and results["command"].endswith(" --tune")
+    for page in (out / "report.html", out / "tuning.html"):
+        text = page.read_text()
+        assert 'id="tuning"' in text and "Validation loss against learning rate" in text
+        assert text.count("they differ") == 1 and "The learning rate decided." in text
+
+
+def test_what_it_takes_is_said_before(deceived: Any) -> None:
+    *_, told = deceived
+    first, second, *_ = [event.words for event in told if isinstance(event, Stage)]
+    assert first == "timing 12 steps of each arm"
+    # 768 tokens at 128 a second are 6 s; 12 trials and 12 verdict runs
+    assert second.startswith("3 rates x 2 seeds for each of 2 arms, then 3 fresh seeds")
+    assert "24 runs to come, about 2.4 minutes; 24 seconds more for each rate" in second
+
+
+def test_the_same_call_goes_on_and_adds_seeds(source: Path, tmp_path: Path) -> None:
+    def once(simulated: Simulated, **more: Any) -> dict[str, Any]:
+        return tune([A, B], source, out=tmp_path / "out", executor=simulated.executor, **{**PLAN, "seeds": 2, **more})
+
+    trained: list[tuple[str, int]] = []
+    for stop in (1, 9, 12):  # while an arm is timed, in the grid, and behind it
+        simulated = Simulated(DECEPTIVE, stop_after=stop)
+        with pytest.raises((Interrupted, KeyboardInterrupt)):
+            once(simulated)
+        trained += simulated.runs[2 * (stop == 9) :] if stop > 1 else []
+    rest = Simulated(DECEPTIVE)
+    results = once(rest)
+    trained += rest.runs
+    assert len(trained) == len(set(trained)) == sum(results["tuning"]["runs"].values())  # none twice
+    again = Simulated(DECEPTIVE)
+    assert once(again)["tuning"] == results["tuning"] and again.runs == []
+    more = Simulated(DECEPTIVE)
+    assert once(more, seeds=3)["tuning"]["fresh"] == [2, 3, 4]
+    assert {seed for _, seed in more.runs} == {4} and len(more.runs) == 4
+
+
+def test_divergence_is_the_worst_loss(source: Path, tmp_path: Path) -> None:
+    basins = {A: Basin(3.0), B: Basin(2.95, best=3.0, edge=0.9)}  # the better the higher, until it diverges
+    results = tune([A, B], source, out=tmp_path / "out", seeds=2, executor=Simulated(basins).executor, **PLAN)
+    _, b = Results.of(results).tuning.arms  # type: ignore[union-attr]
+    assert b.chosen == USUAL[B] and not b.between and b.settled
+    assert [trial.loss for trial in b.trials if trial.power == 1] == [None, None]
+    assert "2 of 2 diverged at 0.00384" in (tmp_path / "out" / "tuning.html").read_text()
+
+
+def test_usual_rates_that_are_the_best_are_not_trained_again(source: Path, tmp_path: Path) -> None:
+    basins = {A: Basin(3.0), B: Basin(2.9)}
+    results = tune([A, B], source, out=tmp_path / "out", seeds=2, executor=Simulated(basins).executor, **PLAN)
+    tuning = Results.of(results).tuning
+    assert tuning is not None and tuning.runs["usual"] == 0 and tuning.tuned == tuning.usual
+    assert not (tmp_path / "out" / "usual").exists() and finding(tuning).startswith("Tuning changed no verdict.")
+
+
+# Refusals
+
+
+@pytest.mark.parametrize(
+    ("basin", "says"),
+    [
+        (Basin(2.9, best=30), "does best at 0.123, the highest of the 8 rates that each arm was tried at"),
+        (Basin(2.9, best=-30), "does best at 3e-05, the lowest of the 8 rates"),
+        (Basin(2.9, edge=-30), "diverged at 3e-05 and every other of the 8 rates"),
+    ],
+)
+def test_a_best_rate_at_the_edge_is_refused(basin: Basin, says: str, source: Path, tmp_path: Path) -> None:
+    with pytest.raises(WorkError, match=says) as refused:
+        tune([A, B], source, out=tmp_path, executor=Simulated({A: Basin(3.0), B: basin}).executor, **PLAN)
+    assert "no verdict is measured" in str(refused.value)
+    assert "Best at an edge" in (tmp_path / "tuning.html").read_text() and not (tmp_path / "results.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("expressions", "options", "says"),
+    [
+        ([A, B], {"learning_rate": 1e-3}, "--lr 0.001 fixes the learning rate that --tune looks for"),
+        ([A, f"{B}+recipe.learning_rate=1e-3"], {}, "sets its own learning rate, which --tune would choose"),
+        ([A, B], {"seeds": 1}, "seeds=1 gives no verdict"),
+        ([A, B], {"within": 0}, "within must be a number of minutes above 0"),
+        ([A, B], {"within": math.nan}, "within must be a number of minutes above 0"),
+        ([A, B], {"minutes": 1.0}, "give one budget"),
+        ([A, A], {}, "named twice"),
+        (["gpt2@1m", "gpt2@3m"], {}, "a difference in loss would be a difference in size"),
+        ([A, B], {"out": ""}, "--out is empty"),
+    ],
+)
+def test_wrong_requests_are_refused_before_anything_is_trained(
+    expressions: list[str], options: dict[str, Any], says: str, source: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(RequestError, match=says):
+        tune(expressions, source, executor=AT_ONCE, **{"out": tmp_path / "out", **PLAN, **options})
+    assert not (tmp_path / "out").exists()
+
+
+def test_too_little_time_is_refused_with_the_time_it_takes(source: Path, tmp_path: Path) -> None:
+    simulated = Simulated(DECEPTIVE)
+    with pytest.raises(
+        RequestError, match=r"--within 2 minutes is too little: .* 24 runs to come, take about 2.4"
+    ) as no:
+        tune([A, B], source, out=tmp_path, within=2, executor=simulated.executor, **PLAN)
+    assert len(simulated.runs) == 2 and no.value.expected == "at least 3"
+    with pytest.raises(RequestError):
+        tune([A, B], source, out=tmp_path, within=1.5, executor=simulated.executor, **PLAN)
+    assert len(simulated.runs) == 2  # what was timed is kept
+    results = tune([A, B], source, out=tmp_path, within=3, executor=simulated.executor, **PLAN)
+    assert results["tuning"]["extended"] == 2
+
+
+def test_an_extension_beyond_the_time_is_refused(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a clock on which a run of 6 s takes 6 s: 20 runs are two minutes, 24 are not within 2.3."""
+    simulated = Simulated({A: Basin(3.0), B: Basin(3.0, best=4.2)})
+    monkeypatch.setattr("glassformer.laboratory.tuning.monotonic", lambda: 6.0 * len(simulated.runs))
+    with pytest.raises(RequestError, match=r"--within 2\.3 minutes is too little: 4 rates"):
+        tune([A, B], source, out=tmp_path, within=2.3, seeds=2, executor=simulated.executor, **PLAN)
+    assert len(simulated.runs) == 14  # the first grid, and what was timed
+
+
+def test_seeds_of_the_trials_are_never_those_of_a_verdict(source: Path, tmp_path: Path) -> None:
+    flat = {A: Basin(3.0), B: Basin(2.9)}
+    tune([A, B], source, out=tmp_path / "out", seeds=2, executor=Simulated(flat).executor, **PLAN)
+    with pytest.raises(RequestError, match="seed 2 would be of the verdict and of the trials"):
+        tune([A, B], source, out=tmp_path / "out", seeds=2, seed=1, executor=Simulated(flat).executor, **PLAN)
+
+
+def test_a_folder_of_an_untuned_comparison_is_refused(source: Path, tmp_path: Path) -> None:
+    compare([A, B], source, out=tmp_path / "out", executor=AT_ONCE, **PLAN)
+    with pytest.raises(RequestError, match="holds a comparison that was not tuned"):
+        tune([A, B], source, out=tmp_path / "out", executor=AT_ONCE, **PLAN)
+
+
+def test_a_run_that_failed_ends_the_trials(source: Path, tmp_path: Path) -> None:
+    with pytest.raises(WorkError, match="2 of 2 runs failed"):
+        tune([A, B], source, out=tmp_path, executor=Instead(lambda place, notify: ("no memory", 1)), **PLAN)
+
+
+# The command line, the page, and once for real
+
+
+def options(source: Path, out: Path) -> list[str]:
+    plan = ["--tokens", "768", "--batch-size", "4", "--context", "32", "--threads", "1", "--dtype", "float32"]
+    return ["--data", str(source), "--out", str(out), *plan]
+
+
+def test_the_command_line_tunes(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    simulated = Simulated(DECEPTIVE)
+    monkeypatch.setattr(Serial, "spawn", lambda self, place, notify: simulated(place, notify))
+    assert main(["compare", A, B, "--tune", *options(source, tmp_path / "out")]) == 0
+    said = capsys.readouterr()
+    assert "The learning rate decided." in " ".join(said.out.split()) and "sensitivity" in said.out
+    assert "24 runs to come" in " ".join(said.err.split())
+    assert main(["compare", A, B, "--tune", "--json", *options(source, tmp_path / "out")]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["tuning"]["fresh"] == [2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        (["--tune", "--lr", "1e-3"], "fixes the learning rate"),
+        (["--tune", "--seeds", "1"], "gives no verdict"),
+        (["--within", "3"], "--within is for --tune"),
+    ],
+)
+def test_the_command_line_refuses(
+    more: list[str], says: str, source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["compare", A, B, *more, *options(source, tmp_path / "out")]) == 2
+    assert says in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        {},
+        {"arms": 3},
+        {"arms": [{}], "tuned": [{}], "usual": [{}]},
+        {"arms": [{"name": "<b>", "trials": [{"rate": "x"}]}]},
+    ],
+)
+def test_a_damaged_file_still_has_a_page(found: dict[str, Any]) -> None:
+    text = render_tuning(found, "glassformer compare a b --tune")
+    assert "<b>" not in text.replace("<b class", "") or "&lt;b&gt;" in text
+    assert finding(readable(Tuning, found)) is not None
+
+
+def test_transfer_is_judged_from_the_smallest_size() -> None:
+    arm = {"usual": 1e-3, "loss_usual": 3.0, "loss_chosen": None}
+    found = {
+        "1m": {"standard": {**arm, "chosen": 4e-3}, "muP": {**arm, "chosen": 4e-3}},
+        "10m": {"standard": {**arm, "chosen": 1e-3}, "muP": {**arm, "chosen": 3e-3}},
+    }
+    standard, mup = transfer.verdicts(found)
+    assert "does not transfer" in standard and "0.25 at 10m" in standard
+    assert "transfers within a factor of 2" in mup and "0.75 at 10m" in mup
+    assert "| 10m | muP | 0.001 | 0.003 | 3.0000 | diverged |" in transfer.page(found, 1000)
+
+
+@pytest.mark.slow
+def test_a_tuned_comparison_for_real(source: Path, tmp_path: Path) -> None:
+    """Some 30 processes of a model of 13k parameters."""
+    plan = {**PLAN, "tokens": 60 * 4 * 32}
+    results = tune([A, B], source, out=tmp_path / "out", seeds=2, **plan)
+    tuning = Results.of(results).tuning
+    assert tuning is not None and len(tuning.tuned) == len(tuning.usual) == 1
+    for arm in tuning.arms:
+        assert arm.settled and len(arm.trials) == TUNING_SEEDS * (len(START) + tuning.extended)
+        assert arm.loss_chosen is not None and arm.loss_usual is not None
+        assert arm.loss_chosen < arm.loss_usual + 0.1
