@@ -4,6 +4,7 @@ a comparison's page, and as a page of its own while the comparison is still to c
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
@@ -32,15 +33,18 @@ from .html import Absent, arm_name, caption, cell, figure, scroll, section, two_
 from .read import Arm
 
 _TITLE = "Learning rates"
+_TUNED = re.compile(r" --tune( |$)|gf\.tune\(")
 STEEP = 1.25
 """Losses beyond so many times the lowest are cut off in the picture."""
 
 
 def tuning_section(results: Results, arms: Sequence[Arm], command: str) -> Markup | Absent:
     """The section, or why there is none; `command` would tune."""
+    if results.tuning is None and _TUNED.search(str(results.command)):
+        return Absent(_TITLE, "this is part of a tuned comparison, whose tuning.html has the curves and both verdicts.")
     if results.tuning is None:
-        why = "every arm was trained at one rate, so a difference may be one of luck with it." if len(arms) > 1 else ""
-        return Absent(_TITLE, why or "one rate was tried.", command)
+        suits = ", which may suit one of them better than another" if len(arms) > 1 else ""
+        return Absent(_TITLE, f"every arm was trained at one rate{suits}.", command)
     return section("tuning", _TITLE, *_parts(results.tuning))
 
 
@@ -83,7 +87,9 @@ def finding(tuning: Tuning) -> str:
 def said(verdict: Verdict) -> str:
     """A verdict with its interval, the better arm first."""
     low, high, difference = (finite(value) for value in (verdict.low, verdict.high, verdict.difference))
-    ends = f" ({fixed(low, 4, signed=True)} to {fixed(high, 4, signed=True)})" if None not in (low, high) else ""
+    ends = ""
+    if low is not None and high is not None:
+        ends = f" ({fixed(low, 4, signed=True)} to {fixed(high, 4, signed=True)})"
     better = {"a better": (verdict.a, verdict.b), "b better": (verdict.b, verdict.a)}.get(str(verdict.verdict))
     if better is None or difference is None:
         return f"{verdict.a} against {verdict.b}, {verdict.verdict}{ends}"
