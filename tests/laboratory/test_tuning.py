@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 import random
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -321,15 +322,21 @@ def test_usual_rates_that_are_the_best_are_not_trained_again(source: Path, tmp_p
 @pytest.mark.parametrize(
     ("basin", "says"),
     [
-        (Basin(2.9, best=30), "does best at 0.123, the highest of the 8 rates that each arm was tried at"),
-        (Basin(2.9, best=-30), "does best at 3e-05, the lowest of the 8 rates"),
-        (Basin(2.9, edge=-30), "diverged at 3e-05 and every other of the 8 rates"),
+        (Basin(2.9, best=30), "does best at {high}, the highest of the 4 rates that each arm was tried at"),
+        (Basin(2.9, best=-30), "does best at {low}, the lowest of the 4 rates"),
+        (Basin(2.9, edge=-30), "diverged at {low} and every other of the 4 rates"),
     ],
 )
-def test_a_best_rate_at_the_edge_is_refused(basin: Basin, says: str, source: Path, tmp_path: Path) -> None:
-    with pytest.raises(WorkError, match=says) as refused:
+def test_a_best_rate_at_the_edge_is_refused(
+    basin: Basin, says: str, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With one extension; `test_the_search_ends_where_a_basin_has_no_bottom` has all."""
+    monkeypatch.setattr("glassformer.laboratory.rates.EXTENSIONS", 1)
+    monkeypatch.setattr("glassformer.laboratory.tuning.EXTENSIONS", 1)
+    rate = default_learning_rate(preset(B))
+    with pytest.raises(WorkError, match=re.escape(says.format(high=f"{4 * rate:.3g}", low=f"{rate / 4:.3g}"))) as no:
         tune([A, B], source, out=tmp_path, executor=Simulated({A: Basin(3.0), B: basin}).executor, **PLAN)
-    assert "no verdict is measured" in str(refused.value)
+    assert "no verdict is measured" in str(no.value)
     assert "Best at an edge" in (tmp_path / "tuning.html").read_text() and not (tmp_path / "results.json").exists()
 
 

@@ -48,7 +48,7 @@ from glassformer.laboratory.rates import (
 )
 from glassformer.naming import own_value, split_recipe
 from glassformer.report.tuning import write_tuning
-from glassformer.runs.events import End, Event, Notify, Stage, Start, silent
+from glassformer.runs.events import Begin, End, Event, Notify, Stage, Start, silent
 from glassformer.runs.executor import Executor
 from glassformer.runs.files import read_results
 from glassformer.runs.results import Results, RunResult, Trial, TunedArm, Tuning, Verdict
@@ -192,11 +192,11 @@ class _Work:
     executor: Executor | None
     began: float
 
-    def compare(self, expressions: Sequence[str], folder: Path, seeds: range) -> Results:
+    def compare(self, expressions: Sequence[str], folder: Path, seeds: range, notify: Notify | None = None) -> Results:
         results = Results.of(
             compare(
                 expressions, self.text, **self.given, seed=seeds.start, seeds=len(seeds), out=folder,
-                on_event=self.notify, command=self.command, log_to=self.log_to, executor=self.executor,
+                on_event=notify or self.notify, command=self.command, log_to=self.log_to, executor=self.executor,
             )
         )  # fmt: skip
         _refuse_failed(results.runs, folder)
@@ -261,12 +261,16 @@ class _Work:
         """The losses of all arms at these powers."""
         self.announce(grid, seconds)
         names = [self.at(arm, power) for power in grid for arm in self.configs]
-        results = self.compare(names, self.folder / TRIALS, self.choosing)
+        results = self.compare(names, self.folder / TRIALS, self.choosing, self.without_notes)
         losses = {run.key: _loss(run) for run in results.runs}
         return {
             arm: {power: [losses[self.at(arm, power), seed] for seed in self.choosing] for power in grid}
             for arm in self.configs
         }
+
+    def without_notes(self, event: Event) -> None:
+        """That every trial has a rate of its own need not be said of each; what is noted besides is of the verdict."""
+        self.notify(event.model_copy(update={"notes": []}) if isinstance(event, Begin) else event)
 
     def refuse_unsettled(self, curves: Mapping[str, Curve], choices: Mapping[str, Choice]) -> None:
         for arm, choice in choices.items():
