@@ -35,3 +35,21 @@ def quantity(text: object, unit: str = "", field: str = "") -> float:
             f"{shown(text)!r} is more than a number can hold", code="range", field=field, value=text, expected=expected
         )
     return value
+
+
+def share(text: str, field: str = "") -> float:
+    """A part of a whole: `1%` and `0.01` are 0.01. Raises RequestError for what is neither."""
+    written = text.strip()
+    percent = written.endswith("%")
+    found = NUMBER.fullmatch(written.removesuffix("%").strip())
+    if found is None or found[2]:
+        raise RequestError(code="type", field=field or "share", value=text, expected="a share such as 1% or 0.01")
+    return float(found[1]) / (100 if percent else 1)
+
+
+def whole_numbers(text: str, field: str = "") -> list[int]:
+    """`3,5,8` is [3, 5, 8]. Raises RequestError for what is no list of whole numbers."""
+    words = [word.strip() for word in text.split(",")]
+    if not all(word.isascii() and word.isdigit() and len(word) < 10 for word in words):
+        raise RequestError(code="type", field=field or "numbers", value=text, expected="whole numbers such as 3,5,8")
+    return [int(word) for word in words]

@@ -258,7 +258,7 @@ def run(name: str, seed: int, loss: float, status: str = "ok", weights: int = WE
 
 
 def test_verdicts_name_the_better_arm_and_doubt() -> None:
-    losses = {"a": [2.00, 2.01, 1.99], "b": [2.10, 2.12, 2.09], "c": [1.80, 2.20, 1.90]}
+    losses = {"a": [2.00, 2.01, 1.99], "b": [2.10, 2.12, 2.09], "c": [1.98, 2.02, 2.00]}
     runs = [run(name, seed, values[seed]) for seed in range(3) for name, values in losses.items()]
     found = {(v.a, v.b): v for v in verdicts(runs)}
     assert found["a", "b"].verdict == "a better"
@@ -267,7 +267,10 @@ def test_verdicts_name_the_better_arm_and_doubt() -> None:
     assert verdicts([run("a", 0, 1.0), run("b", 0, 2.0)]) == []  # one seed proves nothing
     assert found["a", "b"].seeds == 3
     lost = [*runs, run("d", 0, 1.0), run("d", 1, 1.0, "diverged")]
-    assert not any(v.b == "d" for v in verdicts(lost))
+    (unsure,) = [v for v in verdicts(lost) if v.b == "d"]
+    assert (unsure.verdict, unsure.difference, unsure.diverged) == ("no difference shown", None, [0, 1])
+    failed = [*runs, run("d", 0, 1.0), run("d", 1, 1.0, "failed")]
+    assert not any(v.b == "d" for v in verdicts(failed))
 
 
 # How it is asked for again
@@ -279,11 +282,12 @@ OPTIONS: dict[str, list[str]] = {
     "lr": ["--lr", "3e-5"], "optimizer": ["--optimizer", "muon"], "objective": ["--objective", "masked:0.3"],
     "device": ["--device", "cpu"], "dtype": ["--dtype", "float32"], "threads": ["--threads", "1"],
     "compile": ["--no-compile"], "allow_unmatched": ["--allow-unmatched"], "watch_every": ["--watch-every", "10"],
-    "on_spike": ["--on-spike", "skip"],
+    "on_spike": ["--on-spike", "skip"], "power": ["--power", "1%"], "looks": ["--looks", "3,5"],
 }  # fmt: skip
 """Every option of `compare` that changes what is trained, with another value than its default."""
-OTHER = {"models", "data", "json", "log_to", "steps", "watch"}
-"""What names no keyword of its own: --steps is told in tokens, --watch as --watch-every; and where numbers go."""
+OTHER = {"models", "data", "json", "log_to", "steps", "watch", "tune", "within"}
+"""What names no keyword of its own: --steps is told in tokens, --watch as --watch-every; where numbers go; and what
+another function does."""
 ASKED: dict[str, Any] = {
     "tokens": 768, "match": "flops", "tokenizer": "bpe:300", "batch_size": 4, "context": 32, "learning_rate": 3e-5,
     "device": "cpu", "dtype": "float32", "threads": 1, "watch": 10, "on_spike": "skip", "compile": False,
@@ -367,11 +371,12 @@ def test_what_no_option_says_is_asked_for_in_python(more: dict[str, Any], monkey
 
 
 def test_verdicts_are_against_the_first_arm_that_finished() -> None:
-    """And it is said; the first arm has no verdict, as it has no two losses."""
+    """And it is said; of the first arm, which has no two losses, a verdict tells how often it diverged."""
     ends = {"a": ["diverged", "ok", "diverged"], "b": ["ok"] * 3, "c": ["ok"] * 3}
     runs = [run(name, seed, 2.0 + seed / 100, ends[name][seed]) for seed in range(3) for name in ends]
     found = verdicts(runs)
-    assert [(v.a, v.b, v.seeds) for v in found] == [("b", "c", 3)]
+    assert [(v.a, v.b, v.seeds) for v in found] == [("b", "a", 0), ("b", "c", 3)]
+    assert found[0].diverged == [0, 2]
     assert stand_in(runs, found) == [
         "a has not finished two seeds: the verdicts are against b, the first arm that has."
     ]

@@ -141,6 +141,8 @@ def compare(
     watch_every: WatchEvery = None,
     on_spike: OnSpike = "go_on",
     log_to: LogTo = None,
+    power: str | None = None,
+    looks: str | None = None,
     json: Json = False,
 ) -> None:
     """Train several models side by side under one budget and write a report.
@@ -170,6 +172,11 @@ def compare(
         Compare models of different size all the same. With --minutes they are: size costs steps there.
     watch
         Look inside while it trains: statistics by layer and head in dynamics.jsonl, for the report and for `why`.
+    power
+        Instead of verdicts, say how many seeds and hours it takes to show a difference of this size, such as 1%, from
+        the runs in --out, or from a pilot of three seeds.
+    looks
+        Numbers of seeds at which you will look at the verdicts, such as 3,5,8: they stay honest for all of these.
     """
     from json import dumps
 
@@ -177,11 +184,19 @@ def compare(
     from glassformer.comparison import compare as run
     from glassformer.laboratory.tuning import tune as run_tuned
     from glassformer.runs.results import Results
+    from glassformer.units import share, whole_numbers
 
     if within is not None and not tune:
         message = "--within is for --tune, which is not given"
         raise RequestError(message, code="conflict", field="within", value=within, expected="--tune beside it")
-    work, own = (partial(run_tuned, within=within), 3) if tune else (run, 1)
+    plans: dict[str, Any] = {
+        "power": None if power is None else share(power, "power"),
+        "looks": [] if looks is None else whole_numbers(looks, "looks"),
+    }
+    if tune and (asked := [name for name, value in plans.items() if value]):
+        message = f"--{asked[0]} is for a comparison without --tune; tune first, then compare at the chosen rates"
+        raise RequestError(message, code="conflict", field=asked[0], value=plans[asked[0]], expected="no --tune")
+    work, own = (partial(run_tuned, within=within), 3) if tune else (partial(run, **plans), 1)
     seeds = own if seeds is None else seeds
     with ComparisonView(quiet=json) as view:
         written = work(

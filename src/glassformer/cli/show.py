@@ -27,7 +27,8 @@ from glassformer.naming import SIZES, changes, words
 from glassformer.planning.counts import Component, Counts
 from glassformer.report.tuning import finding
 from glassformer.runs import events
-from glassformer.runs.results import Answers, Results, RunResult, Tuning
+from glassformer.runs.results import Answers, Power, Results, RunResult, Tuning
+from glassformer.runs.wording import percent, verdict_sentence
 from glassformer.text import TextData
 from glassformer.training import Report, Request, Run
 from glassformer.training.checkpoint import disk_errors
@@ -178,11 +179,9 @@ class ComparisonView(View):
         for table in comparison_tables(results):
             console.print(table)
         for verdict in results.verdicts:
-            console.print(
-                f"{verdict.a} against {verdict.b}: {verdict.verdict}; loss differs by {verdict.difference:+.4f}, "
-                f"95 % interval {verdict.low:+.4f} to {verdict.high:+.4f}, {verdict.seeds} seeds",
-                markup=False, highlight=False,
-            )  # fmt: skip
+            console.print(verdict_sentence(verdict), markup=False, highlight=False)
+        for line in power_lines(results.power) if results.power is not None else []:
+            console.print(line, markup=False, highlight=False)
         for note in results.budget.notes:
             if note not in self.noted:
                 console.print(f"note: {note}", markup=False, highlight=False)
@@ -192,6 +191,25 @@ class ComparisonView(View):
         if results.budget.seeds == 1:
             console.print("One seed proves nothing: the order of the arms may be luck. --seeds 3 gives intervals.")
         print(f"report: {Path(out) / 'report.html'}")
+
+
+def power_lines(power: Power) -> list[str]:
+    """What showing a difference takes: a line for each pair, and one for the whole comparison."""
+
+    def words(seeds: int | None) -> str:
+        return "more than can be run" if seeds is None else str(seeds)
+
+    size = f"{percent(power.effect)} of the loss ({power.difference:.4f} nats per token)"
+    lines = [
+        f"{one.b} against {one.a}: the paired difference has sd {one.sd:.4f} ({power.confidence:.0%} interval "
+        f"{one.sd_low:.4f} to {one.sd_high:.4f}, from {power.pilot} seeds); {words(one.seeds)} seeds show {size} with "
+        f"{power.power:.0%} power, {words(one.seeds_low)} to {words(one.seeds_high)} over that interval"
+        for one in power.pairs
+    ]
+    if power.seeds is None or power.hours is None or power.hours_left is None:
+        return [*lines, f"no comparison here shows {size}"]
+    hours = f"{power.hours:.3g} hours of training for all arms, {power.hours_left:.3g} of them still to come"
+    return [*lines, f"--seeds {power.seeds} shows {size}: {hours}"]
 
 
 def ruled(title: str | None = None) -> Table:

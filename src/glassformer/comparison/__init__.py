@@ -2,7 +2,10 @@
 
 request     arms from expressions, fairness, budgets and recipes
 folder      what an earlier comparison has left in a folder
-statistics  intervals and verdicts
+statistics  verdicts: losses and divergences, several arms at once
+looks       the level at which verdicts that are seen several times stay honest
+power       how many seeds a difference takes
+terms       the size, budget, text and learning rate of a verdict, in words
 summary     results.json and the report, after each run
 command     the command line that repeats a comparison
 """
@@ -16,7 +19,14 @@ from typing import Any
 
 from glassformer import machine
 from glassformer.comparison.command import command_of
-from glassformer.comparison.folder import check_comparison, check_runs, compiled_before
+from glassformer.comparison.folder import (
+    check_comparison,
+    check_looks,
+    check_runs,
+    compiled_before,
+    seeds_before,
+)
+from glassformer.comparison.power import PILOT_SEEDS, check_effect
 from glassformer.comparison.request import (
     Match,
     arms,
@@ -67,6 +77,8 @@ def compare(
     command: str | None = None,
     log_to: Sequence[str] = (),
     executor: Executor | None = None,
+    looks: Sequence[int] = (),
+    power: float | None = None,
     **recipe: Any,
 ) -> dict[str, Any]:
     """Trains every expression on `data` under one budget; writes results.json and report.html to `out`.
@@ -82,6 +94,10 @@ def compare(
     match        what is equal between arms; "flops" with a budget in tokens gives every arm the FLOPs of the first
     on_event     receives the events of `runs.events`
     executor     trains the runs; the default, `runs.executor.Serial`, one after the other
+    looks        numbers of seeds at which verdicts will be seen, said before the first is: all together are wrong 5 %
+                 of the time
+    power        a difference, as a share of the first arm's loss: the runs are a pilot of at least three seeds, `power`
+                 of the results says how many seeds and hours showing the difference takes, and no verdict is shown
     recipe       fields of the recipe of all arms
 
     A run has status "ok", "diverged" or "failed", with the reason in `error`; a failed run does not raise. The results
@@ -94,6 +110,10 @@ def compare(
     if not str(out):
         raise RequestError("--out is empty; name a folder", code="missing", field="out", value="", expected="a folder")
     folder, seeds = Path(out), check_seeds(seeds)
+    held_looks, planned = check_looks(folder, looks)
+    if power is not None:
+        check_effect(power, len(expressions))
+        seeds = max(seeds, PILOT_SEEDS, seeds_before(folder))
     configs = arms(expressions)
     equal: Match | None = match or ("minutes" if minutes is not None else None)
     notes = fairness(configs, allow_unmatched, equal)
@@ -144,6 +164,7 @@ def compare(
     notes += text.notes + likeness(configs, plans) + unequal(spent, str(budget.match))
     rates = {name: plan.learning_rate for name, plan in plans.items()}
     given = {**amounts, "match": match, "tokenizer": tokenizer, "allow_unmatched": allow_unmatched, **recipe}
+    given |= {"power": power, "looks": list(looks)}
     results = Results(
         version=VERSION,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -155,8 +176,11 @@ def compare(
         asked=[request.key for request in requests],
         runs=[],
         verdicts=[],
+        looks=held_looks,
+        planned_looks=planned,
     )
-    return _trained(results, requests, text, folder, executor or Serial(), on_event or silent, how.why).to_dict()
+    executor, notify = executor or Serial(), on_event or silent
+    return _trained(results, requests, text, folder, executor, notify, how.why, power).to_dict()
 
 
 def _trained(
@@ -167,6 +191,7 @@ def _trained(
     executor: Executor,
     notify: Notify,
     how: str,
+    effect: float | None,
 ) -> Results:
     """Trains the runs that are missing; results.json and the report are rewritten after each."""
     begun, found = results, {}
@@ -174,14 +199,14 @@ def _trained(
         with only_writer(folder), interruptible():
             notify(Begin(runs=results.asked, how=how, notes=results.budget.notes))
             found = kept(requests, folder, notify)
-            results = so_far(begun, found)
+            results = so_far(begun, found, effect)
             write(results, folder)  # first of all: it says whose folder this is
             missing = [request for request in requests if request.key not in found]
             if missing:
                 text.tokenizer.save(folder / "tokenizer")
             for result in executor.run(missing, folder, notify):
                 found[result.key] = result
-                results = so_far(begun, found)
+                results = so_far(begun, found, effect)
                 write(results, folder)
     except (KeyboardInterrupt, Interrupted):
         ended = sum(run.status != "failed" for run in found.values())

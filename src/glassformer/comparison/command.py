@@ -15,7 +15,8 @@ OPTIONS = {
     "tokens": "--tokens", "flops": "--flops", "minutes": "--minutes", "match": "--match", "seeds": "--seeds",
     "tokenizer": "--tokenizer", "batch_size": "--batch-size", "context": "--context", "learning_rate": "--lr",
     "optimizer": "--optimizer", "objective": "--objective", "device": "--device", "dtype": "--dtype",
-    "threads": "--threads", "watch": "--watch-every", "on_spike": "--on-spike", "out": "--out",
+    "threads": "--threads", "watch": "--watch-every", "on_spike": "--on-spike",
+    "power": "--power", "looks": "--looks", "out": "--out",
 }  # fmt: skip
 FLAGS = {
     "compile": {True: "--compile", False: "--no-compile"},
@@ -26,7 +27,7 @@ FLAGS = {
 def command_of(expressions: Sequence[str], data: object, fields: dict[str, Any], **always: Any) -> str:
     """The command with these keywords, without those of `fields` that have their default value. It is a call in Python
     if the command line has no option for a keyword, or none that says its value, or if `data` is text in memory."""
-    usual = {**recipe_defaults(), "tokenizer": "auto", "allow_unmatched": False}
+    usual = {**recipe_defaults(), "tokenizer": "auto", "allow_unmatched": False, "power": None, "looks": []}
     typed = {name: _part(name, value, usual.get(name)) for name, value in fields.items()}
     given = {name: value for name, value in typed.items() if value != usual.get(name)} | always
     named = isinstance(data, str | Path)
@@ -51,6 +52,8 @@ def _option(name: str, value: Any) -> list[str] | None:
         return [FLAGS[name][value]]
     if name not in OPTIONS:
         return None
+    if name == "looks":
+        return [OPTIONS[name], ",".join(map(str, value))]
     if not isinstance(value, PartConfig):
         return [OPTIONS[name], str(value)]
     fields, changed = getattr(value, "values", ()), value.model_dump(exclude_defaults=True)

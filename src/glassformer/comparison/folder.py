@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from glassformer.config import ModelConfig, first_difference
-from glassformer.errors import RequestError, shown
+from glassformer.errors import RequestError, check_whole, shown
 from glassformer.runs.files import read_results
 from glassformer.runs.request import REQUEST, RunRequest, read_request
 from glassformer.runs.results import Budget, Data
@@ -42,6 +42,32 @@ def check_comparison(folder: Path, names: Collection[str], budget: Budget) -> No
         was, now = getattr(held.budget, key), getattr(budget, key)
         if was != now:
             raise _another(f"--out {folder} holds a comparison with another budget", (key, was, now))
+
+
+def seeds_before(folder: Path) -> int:
+    """The number of seeds of the comparison in the folder; 0 where there is none."""
+    held = read_results(folder)
+    return 0 if held is None else held.budget.seeds or 0
+
+
+def check_looks(folder: Path, planned: Sequence[int]) -> tuple[list[int], list[int]]:
+    """(numbers of seeds at which verdicts were seen, planned ones). Raises RequestError for a plan that is none, and
+    for another plan than before once a verdict has been seen."""
+    for look in planned:
+        check_whole("looks", look, least=2)
+    held, plan = read_results(folder), sorted(set(planned))
+    if held is None:
+        return [], plan
+    seen = list(held.looks)
+    if not seen and held.verdicts:  # written before looks were counted
+        seen = [max(verdict.seeds for verdict in held.verdicts)]
+    if plan and seen and plan != held.planned_looks:
+        raise RequestError(
+            f"--looks {','.join(map(str, plan))}: verdicts were seen at {' and '.join(map(str, seen))} seeds before "
+            "this plan; go on without it, or begin in another folder",
+            code="conflict", field="looks", value=plan, expected="a plan from before the first verdict",
+        )  # fmt: skip
+    return seen, plan or list(held.planned_looks)
 
 
 def check_runs(folder: Path, requests: Collection[RunRequest], text: Data) -> None:

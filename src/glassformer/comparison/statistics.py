@@ -1,45 +1,72 @@
-"""Paired intervals over seeds, and the verdicts that follow."""
+"""Verdicts: which differences between arms are shown, which are shown to be none, and which are not decided."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
 
-from glassformer.runs.intervals import paired_interval
-from glassformer.runs.results import RunResult, Verdict
+import numpy as np
+
+from glassformer.comparison.looks import constant_level
+from glassformer.runs.contrasts import Array, contrasts
+from glassformer.runs.results import Finding, RunResult, Verdict
+from glassformer.runs.simultaneous import detectable, holm
+
+CONFIDENCE = 0.95
+MARGIN = 0.005
+"""Two arms are equivalent where their losses differ by less than this share of the first one's."""
+METRIC = "validation.loss"
+_BETTER: tuple[Finding, Finding] = ("a better", "b better")
+
+Names = tuple[str, str]
 
 
-def verdicts(runs: Sequence[RunResult], confidence: float = 0.95) -> list[Verdict]:
-    """Every other arm against the first that finished two seeds, by validation loss, over the seeds both finished.
+def verdicts(
+    runs: Sequence[RunResult],
+    pairs: Sequence[Names] | None = None,
+    looks: Sequence[int] = (),
+    confidence: float = CONFIDENCE,
+    margin: float = MARGIN,
+) -> list[Verdict]:
+    """One verdict for each pair (a, b), by validation loss over the seeds that both finished.
 
-    difference = loss(b) - loss(a): positive favours a. One seed gives no verdict. The two runs of a pair have initial
-    weights drawn by the same rule, and so do all pairs of a verdict: the rule with the most pairs is taken, of several
-    the latest."""
-    names = list(dict.fromkeys(run.name for run in runs))
-    losses: dict[str, dict[int, dict[int, float]]] = {name: {} for name in names}
-    """name -> rule of the weights -> seed -> loss"""
-    for run in runs:
-        if run.status == "ok" and run.validation is not None:
-            losses[run.name].setdefault(run.weights, {})[run.seed] = run.validation.loss
-    a = next((name for name in names if any(len(seeds) > 1 for seeds in losses[name].values())), None)
-    if a is None:
-        return []
+    pairs   names of two arms; by default every other arm against the first that finished two seeds
+    looks   numbers of seeds at which verdicts of these runs were seen or are planned to be; see `comparison.looks`
+    margin  share of a's loss within which two arms count as equivalent
+
+    difference = loss(b) - loss(a): positive favours a. All intervals hold together with the given confidence
+    (`runs.contrasts`): Dunnett's for pairs that share an arm, otherwise Tukey's or Šidák's. An arm is better exactly
+    where its interval excludes zero. Two arms are equivalent where two one-sided tests put the difference within the
+    margin, which is where the interval of confidence 1 - 2 (1 - confidence) lies within it (Schuirmann 1987). One seed
+    gives no verdict.
+
+    Runs that diverged are outcomes: arms that diverge unequally often, by Fisher's exact test, are decided by that.
+    Otherwise losses are compared over the seeds that both finished, and the arm that diverged more often cannot win.
+
+    The two runs of a pair have initial weights drawn by the same rule, and so do all pairs: the rule with the most
+    pairs of runs is taken, of several the latest."""
+    if pairs is None:
+        pairs = against_first(runs)
+    table = Table.of(runs, pairs)
+    family = [pair for pair in pairs if table.shared(pair) > 1]
+    losses = _by_loss(table, family, looks, confidence, margin) if family else {}
     found = []
-    for b in (name for name in names if name != a):
-        pairs = {rule: losses[a][rule].keys() & losses[b][rule].keys() for rule in losses[a].keys() & losses[b].keys()}
-        rule = max(pairs, key=lambda rule: (len(pairs[rule]), rule), default=None)
-        if rule is not None and len(pairs[rule]) > 1:
-            gaps = [losses[b][rule][seed] - losses[a][rule][seed] for seed in sorted(pairs[rule])]
-            found.append(_verdict(a, b, gaps, confidence))
+    for pair in pairs:
+        ends = _by_divergence(runs, pair)
+        if pair in losses or any(ends.diverged):
+            found.append(_verdict(pair, losses.get(pair), ends, confidence, len(pairs)))
     return found
 
 
-def _verdict(a: str, b: str, differences: list[float], confidence: float) -> Verdict:
-    mean, low, high = paired_interval(differences, confidence)
-    return Verdict(
-        a=a, b=b, metric="validation.loss", difference=mean, low=low, high=high, confidence=confidence,
-        seeds=len(differences),
-        verdict="a better" if low > 0 else "b better" if high < 0 else "no difference shown",
-    )  # fmt: skip
+def against_first(runs: Sequence[RunResult]) -> list[Names]:
+    """Every other arm against the first that finished two seeds by one rule of initial weights; where none did, against
+    the first."""
+    names = list(dict.fromkeys(run.name for run in runs))
+    finished = [(run.name, run.weights) for run in runs if _loss(run) is not None]
+    first = next((name for name in names if any(finished.count(key) > 1 for key in finished if key[0] == name)), None)
+    a = first or next(iter(names), "")
+    return [(a, b) for b in names if b != a]
 
 
 def stand_in(runs: Sequence[RunResult], found: Sequence[Verdict]) -> list[str]:
@@ -47,3 +74,143 @@ def stand_in(runs: Sequence[RunResult], found: Sequence[Verdict]) -> list[str]:
     if not found or (a := found[0].a) == (first := runs[0].name):
         return []
     return [f"{first} has not finished two seeds: the verdicts are against {a}, the first arm that has."]
+
+
+def _loss(run: RunResult) -> float | None:
+    return run.validation.loss if run.status == "ok" and run.validation is not None else None
+
+
+@dataclass(frozen=True)
+class Table:
+    """Losses of the arms of some pairs, by seed."""
+
+    names: tuple[str, ...]
+    losses: Array
+    """(seeds, arms); nan where a run is missing or did not end."""
+
+    @classmethod
+    def of(cls, runs: Sequence[RunResult], pairs: Sequence[Names]) -> Table:
+        losses: dict[int, dict[str, dict[int, float]]] = {}
+        """rule of the weights -> name -> seed -> loss"""
+        names = tuple(dict.fromkeys(name for pair in pairs for name in pair))
+        for run in runs:
+            if (loss := _loss(run)) is not None and run.name in names:
+                losses.setdefault(run.weights, {}).setdefault(run.name, {})[run.seed] = loss
+
+        def paired(rule: int) -> int:
+            arms = losses[rule]
+            return sum(len(arms.get(a, {}).keys() & arms.get(b, {}).keys()) for a, b in pairs)
+
+        arms = losses[max(losses, key=lambda rule: (paired(rule), rule))] if losses else {}
+        seeds = sorted({seed for of_seed in arms.values() for seed in of_seed})
+        rows = [[arms.get(name, {}).get(seed, np.nan) for name in names] for seed in seeds]
+        return cls(names, np.array(rows).reshape(len(seeds), len(names)))
+
+    def shared(self, pair: Names) -> int:
+        """The number of seeds that both arms finished."""
+        return int(np.isfinite(self.columns(pair)).all(1).sum())
+
+    def columns(self, names: Sequence[str]) -> Array:
+        """(seeds, names): the losses of some arms."""
+        return self.losses[:, [self.names.index(name) for name in names]]
+
+
+@dataclass(frozen=True)
+class _ByLoss:
+    """What the losses of the finished runs say of a pair, by the names of Verdict."""
+
+    difference: float
+    low: float
+    high: float
+    p: float
+    p_holm: float
+    level: float
+    degrees_of_freedom: float
+    pooled: bool
+    margin: float
+    margin_share: float
+    equivalent: bool
+    detectable: float
+    seeds: int
+
+
+def _by_loss(
+    table: Table, family: Sequence[Names], looks: Sequence[int], confidence: float, margin: float
+) -> dict[Names, _ByLoss]:
+    """All pairs judged together."""
+    names = list(dict.fromkeys(name for pair in family for name in pair))
+    losses = table.columns(names)
+    pairs = tuple((names.index(a), names.index(b)) for a, b in family)
+    level = constant_level(looks, pairs, 1 - confidence)
+    made = contrasts(losses, pairs)
+    low, high = made.intervals(level)
+    narrow_low, narrow_high = made.intervals(2 * level)
+    margins = margin * np.nanmean(losses, axis=0)[[a for a, _ in pairs]]
+    within = (narrow_low > -margins) & (narrow_high < margins)
+    adjusted, critical = holm(made.p.tolist()), made.critical(level)
+    return {
+        pair: _ByLoss(
+            difference=float(made.difference[i]), low=float(low[i]), high=float(high[i]),
+            p=float(made.p[i]), p_holm=adjusted[i], level=level,
+            degrees_of_freedom=float(made.df[i]), pooled=bool(made.pooled[i]),
+            margin=float(margins[i]), margin_share=margin, equivalent=bool(within[i]),
+            detectable=detectable(float(critical[i]), float(made.df[i])) * float(made.error[i]),
+            seeds=int(made.seeds[i]),
+        )
+        for i, pair in enumerate(family)
+    }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Ends:
+    """How the runs of a pair ended, a before b."""
+
+    ended: tuple[int, int]
+    diverged: tuple[int, int]
+    p: float
+    """Fisher's exact test that both diverge equally often."""
+
+    @property
+    def worse(self) -> int | None:
+        """0 or 1: the arm that diverged in a larger share of its runs."""
+        first, second = (d / max(n, 1) for d, n in zip(self.diverged, self.ended, strict=True))
+        return None if first == second else int(second > first)
+
+
+def _by_divergence(runs: Sequence[RunResult], pair: Names) -> _Ends:
+    ended, diverged = [], []
+    for name in pair:
+        ends = [run.status for run in runs if run.name == name and run.status != "failed"]
+        ended.append(len(ends))
+        diverged.append(ends.count("diverged"))
+    p = 1.0
+    if any(diverged):
+        from scipy.stats import fisher_exact
+
+        p = float(fisher_exact([[d, n - d] for d, n in zip(diverged, ended, strict=True)]).pvalue)
+    return _Ends((ended[0], ended[1]), (diverged[0], diverged[1]), p)
+
+
+def _verdict(pair: Names, by_loss: _ByLoss | None, ends: _Ends, confidence: float, family: int) -> Verdict:
+    """Divergence first, at the level of one of `family` tests; then the losses."""
+    level = by_loss.level if by_loss else 1 - confidence
+    fields: dict[str, Any] = dict.fromkeys(("difference", "low", "high"))
+    words: Finding = "no difference shown"
+    if by_loss is not None:
+        fields = asdict(by_loss)
+        leader = 0 if by_loss.low > 0 else 1 if by_loss.high < 0 else None
+        if leader is not None and leader != ends.worse:
+            words = _BETTER[leader]
+            fields["decided_by"] = "loss"
+        if by_loss.equivalent and leader is None:
+            words = "equivalent"
+        if ends.worse is not None:
+            fields["equivalent"] = False
+            words = "no difference shown" if words == "equivalent" else words
+    if any(ends.diverged):
+        fields |= {"ended": list(ends.ended), "diverged": list(ends.diverged), "p_diverged": ends.p}
+        if ends.worse is not None and ends.p <= level / family:
+            words = _BETTER[1 - ends.worse]
+            fields["decided_by"] = "divergence"
+    a, b = pair
+    return Verdict(**{"seeds": 0, **fields}, a=a, b=b, metric=METRIC, confidence=confidence, verdict=words)

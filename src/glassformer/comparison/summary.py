@@ -6,8 +6,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 
+from glassformer.comparison.looks import look_notes
+from glassformer.comparison.power import needed
 from glassformer.comparison.request import unequal
 from glassformer.comparison.statistics import stand_in, verdicts
+from glassformer.comparison.terms import terms
 from glassformer.parts.init import WEIGHTS_RULE
 from glassformer.report import write_report
 from glassformer.runs.files import write_results
@@ -18,19 +21,35 @@ NAMED = 4
 """Number of runs that a note names."""
 
 
-def so_far(begun: Results, found: Mapping[Key, RunResult]) -> Results:
-    """The results with the runs `found`, in the requested order, and their verdicts and notes."""
+def so_far(begun: Results, found: Mapping[Key, RunResult], effect: float | None = None) -> Results:
+    """The results with the runs `found`, in the requested order, with verdicts and notes.
+
+    Verdicts are given once every run has ended. Seen after each run, they would invite a stop at a lucky moment; so
+    every number of seeds at which they are seen is a look, and later verdicts take it into account. With an `effect`
+    the runs are a pilot: they say how many seeds a difference of this share takes, and show no verdict, so that they
+    can be part of the comparison."""
     runs = [found[key] for key in begun.asked if key in found]
-    given = verdicts(runs)
+    asked, seeds = len(begun.asked), begun.budget.seeds or 1
+    ended = len(runs) == asked
+    seen = {*begun.looks, seeds} if ended and seeds > 1 and effect is None else set(begun.looks)
+    looks = sorted(seen | set(begun.planned_looks))
+    given = verdicts(runs, looks=looks) if ended and seeds in seen else []
+    given = [one.changed(terms=terms(begun, runs, (one.a, one.b))) for one in given]
     budget, late = _spent(begun.budget, runs)
     late = stand_in(runs, given) + late + other_machines(runs, begun.machine) + older_weights(runs)
-    asked = len(begun.asked)
-    return begun.changed(
-        status="complete" if len(runs) == asked else f"{len(runs)} of {asked} runs so far",
+    if given:
+        late += look_notes(sorted(seen), begun.planned_looks)
+    power = needed(runs, effect) if ended and effect is not None else None
+    if ended and effect is not None and power is None:
+        late.append("No arm finished two seeds with the first: this pilot says nothing of the seeds that are needed.")
+    results = begun.changed(
+        status="complete" if ended else f"{len(runs)} of {asked} runs so far",
         runs=runs,
         verdicts=given,
+        looks=sorted(seen),
         budget=budget.changed(notes=[*budget.notes, *late]),
     )
+    return results if power is None else results.changed(power=power)
 
 
 def write(results: Results, folder: Path) -> None:

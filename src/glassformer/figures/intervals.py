@@ -24,10 +24,15 @@ def _place(value: float, domain: Domain, width: float) -> float:
 
 
 def interval_row(difference: float, low: float | None, high: float | None, domain: Domain, title: str,
-                 decided: bool = True, width: int = 300, height: int = 30) -> Markup:  # fmt: skip
-    """One difference: a dot, its interval as a bar, the line of zero behind it. `decided` fills the dot."""
+                 decided: bool = True, width: int = 300, height: int = 30,
+                 margin: float | None = None) -> Markup:  # fmt: skip
+    """One difference: a dot, its interval as a bar, the line of zero behind it. `decided` fills the dot; `margin` draws
+    the band around zero in which a difference counts as none."""
     middle, zero = height / 2, _place(0.0, domain, width)
     pieces = [tag("path", d=f"M{number(zero)},0V{height}", class_="gf-zero")]
+    if margin:
+        left, right = _place(-margin, domain, width), _place(margin, domain, width)
+        pieces.insert(0, tag("rect", x=left, y=0, width=right - left, height=height, class_="gf-margin"))
     if low is not None and high is not None:
         a, b = _place(low, domain, width), _place(high, domain, width)
         m = number(middle)

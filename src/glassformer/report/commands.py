@@ -12,7 +12,8 @@ def with_seeds(command: object) -> str:
     """The recorded command, or call in Python, with three seeds; without one, the option alone."""
     if not _usable(command):
         return "--seeds 3"
-    asked, found = re.subn(r"( --seeds[ =]|, seeds=)\d+(?=[\s,)]|$)", r"\g<1>3", str(command))
+    command = re.sub(r" --power[ =]\S+|, power=[\d.e-]+", "", str(command))
+    asked, found = re.subn(r"( --seeds[ =]|, seeds=)\d+(?=[\s,)]|$)", r"\g<1>3", command)
     return asked if found else f"{command} --seeds 3"
 
 

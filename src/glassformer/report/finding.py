@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations
+
+import numpy as np
 
 from ..figures import Markup, finite, fixed, join, si
-from ..runs.intervals import paired_interval
+from ..runs.contrasts import contrasts
+from ..runs.readable import sequence
 from ..runs.results import Results, Verdict
+from ..runs.wording import p_value, percent
 from .html import arm_name
 from .read import LOSS, QUANTITIES, Arm, last_seen, ranked, seed_of
 
+CONFIDENCE = 0.95
 _HIGHER_IS_BETTER = ("tokens_per_second", "accuracy", "speedup")
 
 
@@ -27,6 +33,16 @@ class Comparison:
     confidence: float | None
     seeds: int | None
     verdict: str
+    p: float | None = None
+    """Adjusted for all verdicts where the file has that."""
+    margin: float | None = None
+    """Differences up to this count as none."""
+    diverged: str = ""
+    """How often each arm diverged, where one did."""
+    by_divergence: bool = False
+    """Whether that decided."""
+    terms: str = ""
+    """Size, budget, text and learning rate."""
 
     @property
     def lower_is_better(self) -> bool:
@@ -60,11 +76,35 @@ def _comparison(raw: Verdict, arms: dict[str, Arm]) -> Comparison:
         high,
         finite(raw.confidence),
         int(seeds) if seeds is not None else None,
-        _word(raw.verdict, "no verdict"),
+        _verdict_word(raw),
+        finite(raw.p if raw.p_holm is None else raw.p_holm),
+        finite(raw.margin),
+        _diverged(raw),
+        raw.decided_by == "divergence",
+        _word(raw.terms, ""),
     )
+    if "decided_by" in raw.model_fields_set:  # written by a version that always subtracts a
+        return made
     if not _is_a_minus_b(made, arms):
         return made
     return replace(made, difference=_minus(difference), low=_minus(high), high=_minus(low))
+
+
+def _verdict_word(raw: Verdict) -> str:
+    """The verdict; where the arms are equivalent, within what."""
+    word, share = _word(raw.verdict, "no verdict"), finite(raw.margin_share)
+    return f"equivalent within {percent(share)}" if word == "equivalent" and share is not None else word
+
+
+def _diverged(raw: Verdict) -> str:
+    """`llama@1m in 2 of 3 seeds, gpt2@1m in 0 of 3`, if these are counts."""
+    lost, ended = ([finite(n) for n in sequence(counts)] for counts in (raw.diverged, raw.ended))
+    counts = [n for n in [*lost, *ended] if n is not None]
+    if len(lost) != 2 or len(counts) != 4 or not any(lost):
+        return ""
+    p = finite(raw.p_diverged)
+    test = f" (Fisher's exact {p_value(p)})" if p is not None else ""
+    return f"diverged: {raw.a} {counts[0]:.0f} of {counts[2]:.0f}, {raw.b} {counts[1]:.0f} of {counts[3]:.0f}{test}"
 
 
 def _word(value: object, missing: str) -> str:
@@ -92,8 +132,8 @@ def confidence_words(share: float | None) -> str:
     return f"{share * 100:.3g} % interval" if share is not None else "interval"
 
 
-def sentence(arms: Sequence[Arm], verdicts: Sequence[Comparison]) -> Markup:
-    """The finding, computed from the data and no stronger than it."""
+def sentence(arms: Sequence[Arm], verdicts: Sequence[Comparison], pending: bool = False) -> Markup:
+    """The finding, computed from the data and no stronger than it; while runs are `pending`, without a verdict."""
     order = [arm for arm in ranked(arms) if arm.finished and arm.mean(LOSS) is not None]
     if not arms:
         return join(["This file holds no runs, so there is nothing to report."])
@@ -117,7 +157,7 @@ def sentence(arms: Sequence[Arm], verdicts: Sequence[Comparison]) -> Markup:
         )
     second = order[1]
     gap = (second.mean(LOSS) or 0.0) - (first.mean(LOSS) or 0.0)
-    body = _single(opening, first, second, gap) if _alone(order) else _many(opening, first, second, gap, verdicts)
+    body = _single(opening, first, second, gap) if _alone(order) else _many(opening, order, gap, verdicts, pending)
     unfinished = [arm for arm in arms if not arm.complete]
     return join([body, " ", _fates(unfinished), "."]) if unfinished else body
 
@@ -143,16 +183,26 @@ def _single(opening: Markup, first: Arm, second: Arm, gap: float) -> Markup:
     )
 
 
-def _many(opening: Markup, first: Arm, second: Arm, gap: float, verdicts: Sequence[Comparison]) -> Markup:
+def _many(opening: Markup, order: Sequence[Arm], gap: float, verdicts: Sequence[Comparison], pending: bool) -> Markup:
     """Several seeds: the leader, and whether its lead over the next is shown."""
+    first, second = order[:2]
     losses = [v for v in verdicts if v.metric in (LOSS.name, "loss")]
-    pair = next((v for v in losses if {v.a, v.b} == {first.name, second.name}), None) or _computed(first, second)
+    pair = next((v for v in losses if {v.a, v.b} == {first.name, second.name}), None)
+    if pair is None and not pending:
+        pair = _computed(first, second, order)
     seeds = f" over {len(first.finished)} seeds"
     gap = abs(pair.difference) if pair and pair.difference is not None else gap
     if pair is None:
         return join([opening, seeds, ", ", _loss(first), ", ", fixed(gap), " below ", arm_name(second),
                      "; no interval was computed for this difference."])  # fmt: skip
     shared = "" if pair.seeds in (None, len(first.finished)) else f" on the {pair.seeds} seeds that both finished"
+    if pair.by_divergence:
+        winner, loser = (first, second) if pair.winner == first.name else (second, first)
+        return join([opening, seeds, ", ", _loss(first), ", and ", arm_name(winner), " diverged less often than ",
+                     arm_name(loser), ", which decides between them."])  # fmt: skip
+    if pair.verdict.startswith("equivalent"):
+        return join([opening, seeds, ", ", _loss(first), "; ", arm_name(second), shared, " is ", pair.verdict,
+                     _interval(pair), "."])  # fmt: skip
     if pair.winner is None:
         beaten = [v for v in losses if v.winner == first.name]
         shown = "; it does beat " if beaten else ""
@@ -182,16 +232,26 @@ def _many(opening: Markup, first: Arm, second: Arm, gap: float, verdicts: Sequen
                  shared, _interval(pair), "."])  # fmt: skip
 
 
-def _computed(first: Arm, second: Arm) -> Comparison | None:
-    """The verdict on two arms that the file, which compares all with one arm, does not have."""
-    mine, theirs = ({(seed_of(run), run.weights): loss for run in arm.finished if (loss := finite(LOSS.of(run)))}
-                    for arm in (first, second))  # fmt: skip
-    gaps = [theirs[key] - mine[key] for key in mine if key in theirs]
-    if len(gaps) < 2:
+def _computed(first: Arm, second: Arm, arms: Sequence[Arm]) -> Comparison | None:
+    """The verdict on two arms that the file, which compares all with one arm, does not have. As the two were chosen by
+    their losses, it is that of all pairs together."""
+    losses = [
+        {(seed_of(run), run.weights): loss for run in arm.finished if (loss := finite(LOSS.of(run))) is not None}
+        for arm in arms
+    ]
+    pairs = [(i, j) for i, j in combinations(range(len(arms)), 2) if len(losses[i].keys() & losses[j].keys()) > 1]
+    wanted = sorted((arms.index(first), arms.index(second)))
+    if (wanted[0], wanted[1]) not in pairs:
         return None
-    mean, low, high = paired_interval(gaps)
+    blocks = list(dict.fromkeys(key for of_arm in losses for key in of_arm))
+    made = contrasts(np.array([[of_arm.get(block, np.nan) for of_arm in losses] for block in blocks]), pairs)
+    index = pairs.index((wanted[0], wanted[1]))
+    low, high = (float(ends[index]) for ends in made.intervals(1 - CONFIDENCE))
     word = "a better" if low > 0 else "b better" if high < 0 else "no difference shown"
-    return Comparison(first.name, second.name, LOSS.name, mean, low, high, 0.95, len(gaps), word)
+    a, b = (arms[i].name for i in wanted)
+    return Comparison(
+        a, b, LOSS.name, float(made.difference[index]), low, high, CONFIDENCE, int(made.seeds[index]), word
+    )
 
 
 def _named(name: str) -> Markup:

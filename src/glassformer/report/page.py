@@ -50,9 +50,10 @@ def render(tree: dict) -> str:
     results = readable(Results, tree)
     arms = arms_of(results)
     verdicts = comparisons(results, arms)
+    pending = _pending(results, arms)
     made = {
         "summary": summary(arms),
-        "verdicts": verdict_section(verdicts, arms, with_seeds(results.command)),
+        "verdicts": verdict_section(verdicts, arms, with_seeds(results.command), pending),
         "tuning": tuning_section(results, arms, tuned(results.command)),
         "curves": curve_section(arms),
         "dynamics": dynamics_section(arms, watching(results.command)),
@@ -62,7 +63,9 @@ def render(tree: dict) -> str:
         "cost": cost_section(arms),
         "setup": facts_section(results),
     }
-    return _document(_title(results, arms), _header(results, arms, sentence(arms, verdicts)), made, mapping(tree))
+    return _document(
+        _title(results, arms), _header(results, arms, sentence(arms, verdicts, bool(pending))), made, mapping(tree)
+    )
 
 
 def render_run(run: dict) -> str:
@@ -150,6 +153,18 @@ def _missing(results: Results, arms: Sequence[Arm]) -> list[tuple[str, str]]:
     """Those that are not there yet."""
     there = {(arm.name, seed_of(run)) for arm in arms for run in arm.runs}
     return [one for one in _asked(results) if one not in there]
+
+
+def _pending(results: Results, arms: Sequence[Arm]) -> str:
+    """Why verdicts are not given yet."""
+    if _missing(results, arms):
+        return "given once all runs have ended: seen after each, they would invite a stop at a lucky moment."
+    if results.power is not None:
+        return (
+            "these runs are a pilot, which shows none, so that its seeds can be part of the comparison that it plans: "
+            f"{results.power.seeds or 'more'} seeds."
+        )
+    return ""
 
 
 def _progress_notice(results: Results, arms: Sequence[Arm]) -> Markup | None:

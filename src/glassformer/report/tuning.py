@@ -91,8 +91,10 @@ def said(verdict: Verdict) -> str:
     if low is not None and high is not None:
         ends = f" ({fixed(low, 4, signed=True)} to {fixed(high, 4, signed=True)})"
     better = {"a better": (verdict.a, verdict.b), "b better": (verdict.b, verdict.a)}.get(str(verdict.verdict))
-    if better is None or difference is None:
+    if better is None:
         return f"{verdict.a} against {verdict.b}, {verdict.verdict}{ends}"
+    if verdict.decided_by == "divergence" or difference is None:
+        return f"{better[0]} is better than {better[1]}, which diverged more often"
     return f"{better[0]} is better than {better[1]} by {fixed(abs(difference), 4)}{ends}"
 
 

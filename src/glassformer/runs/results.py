@@ -17,7 +17,7 @@ VERSION: Literal[1] = 1
 """`schema` of results.json and of result.json."""
 
 Status = Literal["ok", "diverged", "failed"]
-Finding = Literal["a better", "b better", "no difference shown"]
+Finding = Literal["a better", "b better", "equivalent", "no difference shown"]
 Number = int | float
 """Written again as it was: 1 does not become 1.0."""
 Amount = Annotated[Number, Field(ge=0)]
@@ -227,17 +227,87 @@ LEFT = frozenset(RunResult.model_fields) - {"parameters_without_embeddings", "we
 
 
 class Verdict(Entry):
-    """Two arms over the seeds that both finished: difference = metric(b) - metric(a), with its interval."""
+    """Two arms over the seeds that both finished: difference = metric(b) - metric(a), with its interval. The intervals
+    of all verdicts of a comparison hold together with the given confidence, over all looks."""
 
     a: str
     b: str
     metric: str
-    difference: float
-    low: float
-    high: float
+    difference: float | None
+    """None where fewer than two seeds of both arms finished."""
+    low: float | None
+    high: float | None
     confidence: float
     seeds: Count
     verdict: Finding
+    decided_by: Literal["loss", "divergence"] | None = None
+    p: float | None = None
+    """Of the difference, two-sided, for this pair alone."""
+    p_holm: float | None = None
+    """The same, adjusted for all verdicts of the comparison."""
+    level: float | None = None
+    """Probability of an interval that misses at this look, for all verdicts together: 1 - confidence for one look."""
+    degrees_of_freedom: Amount | None = None
+    pooled: bool | None = None
+    """Whether the variance is estimated from all arms."""
+    margin: float | None = None
+    """Differences up to this, in the unit of the metric, count as none."""
+    margin_share: float | None = None
+    """The margin as a share of the metric of a."""
+    equivalent: bool | None = None
+    """Whether the difference is shown to be within the margin, also where one arm is better."""
+    detectable: float | None = None
+    """The smallest difference that this comparison would have shown with a power of 80 %."""
+    ended: list[Count] = []
+    """Runs of a and of b that were trained, to their end or until they diverged."""
+    diverged: list[Count] = []
+    """Of these, runs that diverged."""
+    p_diverged: float | None = None
+    """Fisher's exact p that both arms diverge equally often."""
+    terms: str | None = None
+    """Size, budget, text and learning rate for which the verdict holds."""
+
+    @property
+    def winner(self) -> str | None:
+        return {"a better": self.a, "b better": self.b}.get(self.verdict)
+
+
+class Needed(Entry):
+    """Seeds that it takes to show a difference between two arms."""
+
+    a: str
+    b: str
+    sd: Amount
+    """Standard deviation of the paired difference, from the pilot."""
+    sd_low: Amount
+    sd_high: Amount
+    degrees_of_freedom: Amount
+    pooled: bool
+    seeds: Count | None
+    """None where the largest number of seeds is not enough."""
+    seeds_low: Count | None
+    """For `sd_low`."""
+    seeds_high: Count | None
+
+
+class Power(Entry):
+    """What it takes to show a difference of a given size, planned from a pilot."""
+
+    effect: Amount
+    """The difference as a share of the first arm's loss."""
+    difference: Amount
+    """In nats per token."""
+    power: Amount
+    confidence: Amount
+    pilot: Count
+    """Seeds of the pilot."""
+    pairs: list[Needed]
+    seeds: Count | None
+    """Enough for every pair."""
+    hours: Amount | None
+    """Training time of all arms with so many seeds, one run after the other."""
+    hours_left: Amount | None
+    """Without those of the pilot."""
 
 
 class Trial(Entry):
@@ -328,6 +398,12 @@ class Results(Entry):
     verdicts: list[Verdict] = []
     tuning: Tuning | None = None
     """Where the rates of the arms were chosen by trials."""
+    looks: list[Count] = []
+    """Numbers of seeds at which verdicts were seen; absent in older files."""
+    planned_looks: list[Count] = []
+    """Numbers of seeds at which verdicts were to be seen, as said before the first was."""
+    power: Power | None = None
+    """What a difference takes, where that was asked."""
 
     @property
     def names(self) -> list[str]:

@@ -87,7 +87,7 @@ class Compared:
         arms, else over the seeds of both. None where no seed finished both."""
         name = f"loss of {b} less that of {a}"
         for verdict in self.results.verdicts:
-            if (verdict.a, verdict.b, verdict.confidence) == (a, b, LEVEL):
+            if (verdict.a, verdict.b, verdict.confidence) == (a, b, LEVEL) and verdict.difference is not None:
                 return Figure(
                     name=name, value=verdict.difference, unit="nats", low=verdict.low, high=verdict.high, **bounds
                 )

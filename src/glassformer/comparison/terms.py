@@ -1,0 +1,52 @@
+"""The terms of a verdict: size, budget, text and learning rate. With other terms the finding may be another."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import fmean
+
+from glassformer.figures import si
+from glassformer.report.page import WORTH_SAYING
+from glassformer.runs.results import Results, RunResult
+
+
+def terms(results: Results, runs: Sequence[RunResult], names: Sequence[str]) -> str:
+    """`at 793k parameters in layers, 200k tokens of python-docs, lr 1.3e-3`; where two arms have another value, both,
+    in the order of `names`."""
+    parts = [_sizes(runs, names), _budget(results), _rates(results, names)]
+    return "at " + ", ".join(part for part in parts if part)
+
+
+def _sizes(runs: Sequence[RunResult], names: Sequence[str]) -> str:
+    """Parameters without those of the vocabulary, as scaling laws count them, where every run says."""
+    arms = [next((run for run in runs if run.name == name), None) for name in names]
+    inner = [run.parameters_without_embeddings for run in arms if run is not None]
+    whole = [run.parameters for run in arms if run is not None]
+    sizes = [n for n in (whole if None in inner else inner) if n]
+    if not sizes:
+        return ""
+    unit = "parameters" if None in inner else "parameters in layers"
+    if max(sizes) <= (1 + WORTH_SAYING) * min(sizes):
+        return f"{si(fmean(sizes))} {unit}"
+    return f"{' and '.join(si(n) for n in sizes)} {unit}"
+
+
+def _budget(results: Results) -> str:
+    budget = results.budget
+    text = f" of {results.data.name}" if results.data.name else ""
+    if budget.match == "flops" and budget.tokens is not None:
+        return f"the FLOPs of {si(budget.tokens)} tokens{text}"
+    units = (("tokens", "tokens"), ("minutes", "minutes"), ("flops", "training FLOPs"))
+    return next((f"{si(n)} {u}{text}" for key, u in units if (n := getattr(budget, key)) is not None), text.strip())
+
+
+def _rates(results: Results, names: Sequence[str]) -> str:
+    given = [rate for name in names if (rate := results.budget.learning_rates.get(name)) is not None]
+    rates = list(dict.fromkeys(rate_words(rate) for rate in given))
+    return f"lr {' and '.join(rates)}" if rates else ""
+
+
+def rate_words(rate: float) -> str:
+    """0.0013 is `1.3e-3`."""
+    mantissa, exponent = f"{rate:.2e}".split("e")
+    return f"{mantissa.rstrip('0').rstrip('.')}e{int(exponent)}"

@@ -1,0 +1,67 @@
+"""Verdicts as sentences, the same on the command line and in the report."""
+
+from __future__ import annotations
+
+from glassformer.runs.results import Verdict
+
+UNITS = {"validation.loss": "nats per token"}
+
+
+def verdict_sentence(verdict: Verdict) -> str:
+    """Finding, difference with interval and p, divergences, and the terms for which it holds."""
+    parts = [finding(verdict), *filter(None, (_difference(verdict), _missed(verdict), divergences(verdict)))]
+    terms = f", {verdict.terms}" if verdict.terms else ""
+    return f"{verdict.b} against {verdict.a}: {'; '.join(parts)}{terms}"
+
+
+def finding(verdict: Verdict) -> str:
+    """`llama@1m better`, `equivalent within 0.5 %` or `no difference shown`."""
+    if verdict.winner is not None:
+        within = f", by less than {percent(verdict.margin_share)}" if verdict.equivalent else ""
+        return f"{verdict.winner} better{within}"
+    if verdict.verdict == "equivalent":
+        return f"equivalent within {percent(verdict.margin_share)}"
+    return verdict.verdict
+
+
+def divergences(verdict: Verdict) -> str:
+    """How many runs of each arm diverged, and what follows."""
+    if not any(verdict.diverged):
+        return ""
+    (of_a, of_b), (a, b) = verdict.diverged, verdict.ended
+    told = f"{verdict.b} diverged in {of_b} of {b} seeds, {verdict.a} in {of_a} of {a}"
+    test = f" (Fisher's exact {p_value(verdict.p_diverged)})" if verdict.p_diverged is not None else ""
+    if verdict.difference is None:
+        return told + test
+    if verdict.decided_by == "divergence":
+        return f"{told}{test}, which decides; the difference is that of the {verdict.seeds} seeds both finished"
+    return f"{told}{test}, and the difference is that of the {verdict.seeds} seeds both finished"
+
+
+def percent(share: float | None) -> str:
+    """0.005 is `0.5 %`."""
+    return f"{100 * share:.3g} %" if share is not None else "the margin"
+
+
+def p_value(p: float) -> str:
+    """`p = 0.013`, or `p < 0.001`."""
+    return f"p = {p:.3f}" if p >= 0.001 else "p < 0.001"
+
+
+def _difference(verdict: Verdict) -> str:
+    if verdict.difference is None or verdict.low is None or verdict.high is None:
+        return ""
+    unit = UNITS.get(verdict.metric, "")
+    p = verdict.p if verdict.p_holm is None else verdict.p_holm
+    holm = " after Holm" if p != verdict.p else ""
+    seeds = f"{verdict.seeds} seeds" + (f", {p_value(p)}{holm}" if p is not None else "")
+    return (
+        f"loss differs by {verdict.difference:+.4f}{f' {unit}' if unit else ''}, {verdict.confidence:.0%} interval "
+        f"{verdict.low:+.4f} to {verdict.high:+.4f} ({seeds})"
+    )
+
+
+def _missed(verdict: Verdict) -> str:
+    if verdict.verdict != "no difference shown" or verdict.detectable is None:
+        return ""
+    return f"a difference of {verdict.detectable:.4f} would have been shown 80 % of the time"
