@@ -30,10 +30,10 @@ EMBEDDED = ("embedding.position",)
 ATTENTION = f"{BLOCK}mixer."
 
 TOUCHES: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(
-        ("rope", "alibi", "relbias", "learned", "sinusoidal", "nope"), ("embedding.position", f"{ATTENTION}position")
-    ),
-    **dict.fromkeys(("rmsnorm", "layernorm"), (f"{BLOCK}norm", "final_norm", "embedding.norm")),
+    **dict.fromkeys(("rope", "alibi", "relbias", "learned", "nope"), ("embedding.position", f"{ATTENTION}position")),
+    "sinusoidal": ("embedding.position", f"{ATTENTION}position", "embedding.scale"),
+    "vectors:5": ("embedding.vectors", "head"),
+    **dict.fromkeys(("rmsnorm", "layernorm", "nonorm"), (f"{BLOCK}norm", "final_norm", "embedding.norm")),
     **dict.fromkeys(
         ("pre", "post", "sandwich", "respost", "parallel", "parallel2"), (f"{BLOCK}residual", "final_norm")
     ),

@@ -212,6 +212,7 @@ ENCODERS = [
     Case(f"gpt2@1m+{TINY}+bidirectional"),
     Case(f"gpt2@1m+{TINY}+bidirectional+rope+kernel=banded+post+gqa:2"),
     Case(f"gpt2@1m+{TINY}+linear_attention+bidirectional+bias"),
+    Case(f"gpt2@1m+{TINY}+linear_attention+mixer.feature=identity+bidirectional+nobias"),
     Case(f"gpt2@1m+{TINY}+linformer:5+mixer.share=each"),
     Case(f"gpt2@1m+{TINY}+performer:16+bidirectional"),
     Case(
@@ -254,6 +255,8 @@ RECURRENT = [
     Case(f"bloom@1m+{TINY}+kernel=banded", layers=("mamba+mixer.expand=1", f"window:{WINDOW}")),
     Case(f"llama@1m+{TINY}", layers=("gqa:2+moe:4:2", "mamba")),
     Case(f"gpt2@1m+{TINY}+linear_attention+head_dim=6"),
+    Case(f"gpt2@1m+{TINY}+linear_attention+mixer.feature=identity"),
+    Case(f"llama@1m+{TINY}+nonorm+residual.scale=0.5"),
     Case(f"llama@1m+{TINY}+xl_memory:64"),
     Case(f"llama@1m+{TINY}+performer:16"),
     Case(f"llama@1m+{TINY}", layers=("retention", "lightning+bias")),

@@ -495,6 +495,7 @@ NOT_ARGUMENTS = {
     "alibi": {"scaled"},
     "relative_bias": {"buckets", "shared"},  # the table's, and whose it is
     "latent_attention": {"norm"},
+    "identity": {"eps"},  # there is no quotient
     "pre": {"mixer_normed"},  # a norm is given, or none
     "parallel": {"shared_norm"},  # one norm is given, or two
     "experts": {"n_shared", "shared_hidden", "router_bias", *inspect.signature(Router).parameters},

@@ -210,13 +210,11 @@ class ModelConfig(TowerConfig):
         """Both towers fit together."""
         if self.embedding.tied:
             raise ValueError("embedding.tied=True: only an encoder's table can be that of the model around it")
-        if (patches := self.embedding.patches) is not None:
-            if self.head.predicts_tokens:
-                raise ValueError("head: a model of images predicts no tokens; give its head classes=, or vector=True")
-            if patches.tokens > self.context:
-                raise ValueError(
-                    f"context={self.context}: an image is {patches.tokens} tokens, and all are read at once"
-                )
+        reads = self.embedding.reads
+        if reads != "tokens" and self.head.predicts_tokens:
+            raise ValueError(f"head: a model of {reads} predicts no tokens; give its head classes=, or vector=True")
+        if (patches := self.embedding.patches) is not None and patches.tokens > self.context:
+            raise ValueError(f"context={self.context}: an image is {patches.tokens} tokens, and all are read at once")
         if (encoder := self.encoder) is None:
             return self
         if not self.reads_memory:

@@ -94,14 +94,14 @@ def within(given: int | Iterable[int], count: int, what: str, owner: str = "the 
 
 
 def rows_of(model: Model, tokens: Any, least: int = 1) -> Tensor:
-    """tokens (b, s) of tokens (b, s) or (s,), a tensor, an array or lists; of a model that reads images, these. Raises
-    RequestError where they are no text of this model, or too short."""
+    """tokens (b, s) of tokens (b, s) or (s,), a tensor, an array or lists; of a model that reads images or vectors,
+    these. Raises RequestError where they are no text of this model, or too short."""
     try:
         tokens = torch.as_tensor(tokens)
     except (TypeError, ValueError, RuntimeError) as problem:
         raise RequestError(f"tokens are no rows of ids: {problem}") from None
     whole = eager(model)
-    if whole.embedding.patches is not None:
+    if whole.embedding.reader is not None:
         whole.embedding.places(tokens)
         return tokens.to(whole.device)
     if tokens.dim() not in (1, 2) or tokens.numel() == 0 or tokens.shape[-1] < least:

@@ -175,7 +175,7 @@ class Model(Tower):
 
     def forward(
         self,
-        tokens: Int[Tensor, "b s"] | Float[Tensor, "b c h w"],
+        tokens: Int[Tensor, "b s"] | Float[Tensor, "b c h w"] | Float[Tensor, "b s r"],
         state: ModelState | None = None,
         positions: Int[Tensor, "b s"] | None = None,
         documents: Int[Tensor, "b s"] | None = None,
@@ -205,7 +205,8 @@ class Model(Tower):
         `global_tokens` are those which all tokens of their document see and which see all of it, in layers whose
         visibility has global tokens (a two-sided `longformer`), instead of the first ones of each document.
         `segments` says which kind of text each token belongs to, for models that tell them apart (BERT's token types).
-        A model whose embedding has `patches` reads images (b, c, h, w) in the place of tokens.
+        A model whose embedding has `patches` reads images (b, c, h, w) in the place of tokens, one with `vectors` real
+        vectors (b, s, r).
         """
         given = positions, documents, memory, source, source_documents, global_tokens, segments
         if targets is None:
@@ -230,7 +231,7 @@ class Model(Tower):
 
     def loss(
         self,
-        tokens: Int[Tensor, "b s"] | Float[Tensor, "b c h w"],
+        tokens: Int[Tensor, "b s"] | Float[Tensor, "b c h w"] | Float[Tensor, "b s r"],
         targets: Int[Tensor, "b ..."],
         documents: Int[Tensor, "b s"] | None = None,
         reduction: str = "mean",

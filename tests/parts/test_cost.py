@@ -49,6 +49,8 @@ ROWS = {
     "dropout": f"llama@1m+{SMALL}+heads=4+residual.dropout=0.1+kernel=sdpa",
     "mamba": f"mamba@1m+{SMALL}",
     "linear attention": f"llama@1m+{SMALL}+heads=4+linear_attention",
+    "linear attention without features": f"llama@1m+{SMALL}+heads=4+linear_attention+mixer.feature=identity",
+    "no norms": f"gpt2@1m+{SMALL}+heads=4+nonorm",
     "performer": f"llama@1m+{SMALL}+heads=4+performer:24",
     "retention": f"llama@1m+{SMALL}+heads=4+retention",
     "lightning": f"llama@1m+{SMALL}+heads=4+lightning",
@@ -70,6 +72,8 @@ ROWS = {
     "xl_memory": f"gpt2@1m+{SMALL}+heads=4+xl_memory:200+kernel=naive",
     "xl_memory in blocks": f"gpt2@1m+{SMALL}+heads=4+xl_memory:32+kernel=banded",
     "two-sided": f"gpt2@1m+{SMALL}+heads=4+bidirectional+kernel=banded",
+    "two-sided linear attention without features": f"llama@1m+{SMALL}+heads=4+linear_attention+bidirectional"
+    "+mixer.feature=identity",
     "two-sided linear attention": f"llama@1m+{SMALL}+heads=4+linear_attention+bidirectional",
     "two-sided performer": f"llama@1m+{SMALL}+heads=4+performer:24+bidirectional",
     "two-sided bigbird": f"gpt2@1m+{SMALL}+heads=4+bigbird:16:1+visibility.causal=false+kernel=banded",

@@ -14,7 +14,7 @@ from glassformer.introspection import capture, edit
 from glassformer.parts.forward_pass import Pass
 from glassformer.parts.mixer import LinearAttention
 from glassformer.parts.mixer.chunked import CHUNK
-from glassformer.parts.mixer.linear_attention import positive
+from glassformer.parts.mixer.linear_attention import Feature, positive
 from glassformer.parts.visibility import Bidirectional
 
 SIZE = "layers=2+d_model=32+heads=4+vocab_size=61+context=64"
@@ -23,7 +23,7 @@ SIZE = "layers=2+d_model=32+heads=4+vocab_size=61+context=64"
 def definition(mixer: LinearAttention, x: Tensor, causal: bool, documents: Tensor | None = None) -> Tensor:
     """All pairs of tokens, one by one."""
     q, k, v = (part.unflatten(-1, (mixer.n_heads, -1)) for part in mixer.qkv(x).split(mixer.qkv.outs, dim=-1))
-    phi, keys = F.elu(q) + 1, F.elu(k) + 1
+    phi, keys = (F.elu(q) + 1, F.elu(k) + 1) if mixer.feature == "elu" else (q, k)
     z = torch.zeros_like(v)
     for row in range(len(x)):
         for t in range(x.shape[1]):
@@ -31,7 +31,8 @@ def definition(mixer: LinearAttention, x: Tensor, causal: bool, documents: Tenso
                     and (documents is None or documents[row, j] == documents[row, t])]  # fmt: skip
             for n in range(mixer.n_heads):
                 weights = keys[row, seen, n] @ phi[row, t, n]
-                z[row, t, n] = weights @ v[row, seen, n] / weights.sum()
+                over = weights.sum() if mixer.feature == "elu" else len(seen)
+                z[row, t, n] = weights @ v[row, seen, n] / over
     return mixer.output(z.flatten(-2))
 
 
@@ -43,11 +44,13 @@ def moved(mixer: LinearAttention) -> LinearAttention:
     return mixer
 
 
+@pytest.mark.parametrize("feature", ["elu", "identity"])
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("causal", [False, True])
-def test_it_is_its_formula(causal: bool, packed: bool):
+def test_it_is_its_formula(causal: bool, packed: bool, feature: Feature):
     """In outputs and in the gradient of every weight and of x."""
-    mixer = moved(LinearAttention(12, 3, 5, bias=True, visibility=None if causal else Bidirectional()).double())
+    seen = None if causal else Bidirectional()
+    mixer = moved(LinearAttention(12, 3, 5, bias=True, visibility=seen, feature=feature).double())
     made = torch.Generator().manual_seed(0)
     x = torch.randn(2, 9, 12, dtype=torch.float64, generator=made, requires_grad=True)
     documents = torch.tensor([[1] * 4 + [2] * 5, [0] * 2 + [1] * 6 + [3]]) if packed else None
@@ -79,9 +82,10 @@ def test_a_head_may_weigh_nothing():
     assert mixer(x).isfinite().all() and x.grad is not None and x.grad.isfinite().all()
 
 
-def test_a_state_goes_on_and_back():
+@pytest.mark.parametrize("feature", ["elu", "identity"])
+def test_a_state_goes_on_and_back(feature: Feature):
     """Read in pieces that end within chunks, taken back, and read on: as if read at once."""
-    mixer, s = moved(LinearAttention(16, 2).double()).eval(), CHUNK + 9
+    mixer, s = moved(LinearAttention(16, 2, feature=feature).double()).eval(), CHUNK + 9
     x = torch.randn(2, s, 16, dtype=torch.float64)
     with torch.no_grad():
         full, memory = mixer(x), mixer.init_state(2, s, torch.float64, rewind=3)
@@ -89,7 +93,15 @@ def test_a_state_goes_on_and_back():
             torch.testing.assert_close(mixer(x[:, first:last], Pass(first, last), memory), full[:, first:last])
         memory.truncate(s - 3)
         torch.testing.assert_close(mixer(x[:, s - 3 :], Pass(s - 3, s), memory), full[:, s - 3 :])
-    assert memory.nbytes == 2 * 4 * 2 * 8 * 9 * 8  # rows, ring, heads, K, V + 1, bytes
+    assert memory.nbytes == 2 * 4 * 2 * 8 * (9 if feature == "elu" else 8) * 8  # rows, ring, heads, K, V + 1, bytes
+
+
+def test_without_features_weights_are_products_over_the_number_of_tokens():
+    model = gf.preset(f"llama@1m+{SIZE}+linear_attention+mixer.feature=identity").build(seed=0).eval()
+    tokens, sites = torch.arange(20)[None], [f"layers.1.mixer.{name}" for name in ("q", "k", "effective_attention")]
+    q, k, seen = capture(model, tokens, sites).values()
+    wanted = torch.einsum("bsnh,btnh->bnst", q, k).tril() / torch.arange(1, 21)[:, None]
+    torch.testing.assert_close(seen, wanted)
 
 
 def test_it_keeps_one_size_and_takes_the_heads_of_what_it_replaces():

@@ -214,9 +214,9 @@ def opened(name: str, say: Callable[[str], None]) -> tuple[Model, Tokenizer, boo
         begins = loaded.generation.get(START, loaded.tokenizer.eos_id)
         return loaded.model, loaded.tokenizer, True, None if begins is None else [begins]
     config = preset(name)
-    if config.embedding.patches is not None:
+    if (reads := config.embedding.reads) != "tokens":
         raise RequestError(
-            f"{name} reads images, and --text is for models of tokens; gf.capture(model, images, sites) looks inside",
+            f"{name} reads {reads}, and --text is for models of tokens; gf.capture(model, {reads}, sites) looks inside",
             code="conflict", field="model", value=name, expected="a model of tokens",
         )  # fmt: skip
     if config.vocab_size < 256:

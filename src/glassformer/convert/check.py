@@ -158,6 +158,10 @@ def _given(loaded: Loaded, text: str | None, seed: int) -> Given:
         images = torch.randn(2, patches.channels, patches.size, patches.size, generator=draw)
         return {"tokens": images.to(model.device)}
     length = _length(loaded)
+    if (vectors := model.embedding.vectors) is not None:
+        if text is not None:
+            raise RequestError("text: this model reads vectors")
+        return {"tokens": torch.randn(2, length, vectors.size, generator=draw).to(model.device)}
     given = {"tokens": torch.randint(vocab, (2, length), generator=draw)}
     if text is not None:
         if loaded.tokenizer is None:
@@ -504,7 +508,7 @@ def _refuse_another_shape(model: Model, theirs: Any, layers: dict[str, list[str]
         found = len(theirs.get_submodule(paths[0].rpartition(".")[0]))
         if found != len(paths):
             raise RequestError(f"reference: it has {found} layers, and this model has {len(paths)}")
-    if model.embedding.patches is None:
+    if model.embedding.reader is None:
         mine, other = tuple(model.embedding.applied().shape), tuple(theirs.get_input_embeddings().weight.shape)
         if mine != other:
             raise RequestError(f"reference: its embedding has the shape {other}, and this model's has {mine}")

@@ -18,6 +18,7 @@ from glassformer.parts.init import Gpt2InitConfig
 from glassformer.parts.mup import Mup
 from glassformer.parts.outside import load_installed
 from glassformer.parts.residual import ResidualConfig
+from glassformer.parts.vectors import VectorsConfig
 from glassformer.parts.words import Word, number, whole, whole_number
 
 Change = Callable[[ModelConfig], ModelConfig]
@@ -184,6 +185,14 @@ def _embedding_norm(config: ModelConfig, fields: Fields) -> ModelConfig:
     return each_end(config, lambda tower: {"embedding": tower.embedding.vary(norm=norm if fields["on"] else None)})
 
 
+def _vectors(config: ModelConfig, fields: Fields) -> ModelConfig:
+    """Real vectors in, one real number for each out."""
+    head = config.head.vary(tied=False, pool=None, classes=1, vector=False, normalize=False)
+    old = config.embedding.vectors
+    reads = old.vary(**fields) if old else VectorsConfig(**fields)
+    return config.vary(embedding=config.embedding.vary(vectors=reads), head=head)
+
+
 def _mup(config: ModelConfig, fields: Fields) -> ModelConfig:
     return config.vary(mup=(config.mup or Mup()).vary(**fields) if fields else Mup())
 
@@ -292,6 +301,7 @@ OF_MODEL: dict[str, tuple[Word, Callable[[ModelConfig, Fields], ModelConfig]]] =
         (Word("dropout", _probability, "0.1"), _dropout),
         (Word("embednorm", fields={"on": True}), _embedding_norm),
         (Word("noembednorm", fields={"on": False}), _embedding_norm),
+        (Word("vectors", whole("size"), "5"), _vectors),
         (Word("share", _read_group, "2"), _share),
         (Word("stack", _read_pattern, "mamba*2,attention"), _stack),
         (Word("mup", whole("base_width"), "128", optional=True), _mup),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from glassformer.architectures import FAMILIES, PRESETS
-from glassformer.config import ModelConfig, explain
+from glassformer.config import ModelConfig, TowerConfig, explain
 from glassformer.errors import RequestError, did_you_mean
 from glassformer.naming import grammar
 from glassformer.naming.changes import change_of, changes_mixers, of_mixers
@@ -81,6 +82,7 @@ def split_recipe(expression: str) -> tuple[str, dict[str, str]]:
 
 
 def _changed(config: ModelConfig, changes: Sequence[str]) -> ModelConfig:
+    before = config
     for change in changes:
         try:
             config = change_of(change)(config)
@@ -89,8 +91,27 @@ def _changed(config: ModelConfig, changes: Sequence[str]) -> ModelConfig:
         except RequestError as error:
             raise error if change in str(error) else error.of(f"+{change}") from None
     _refuse_lost(config, changes)
+    config = _scaled(before, config)
     config.check()
     return config
+
+
+def _scaled(before: ModelConfig, config: ModelConfig) -> ModelConfig:
+    """With tokens times sqrt(d_model) where positions have come that are published so (sinusoidal), unless the scale is
+    set. The change alone would leave positions that outweigh all tokens (docs/log.md)."""
+
+    def scale(was: TowerConfig | None, tower: TowerConfig) -> TowerConfig:
+        old, new = was.embedding.position if was else None, tower.embedding.position
+        if new is None or not new.scales_tokens or (old is not None and old.scales_tokens):
+            return tower
+        if tower.embedding.scale is not None:
+            return tower
+        return tower.vary(embedding=tower.embedding.vary(scale=math.sqrt(tower.d_model or config.d_model)))
+
+    encoder = config.encoder and scale(before.encoder, config.encoder)
+    changed = scale(before, config)
+    assert isinstance(changed, ModelConfig)
+    return changed if encoder is None else changed.vary(encoder=encoder)
 
 
 def _refuse_lost(config: ModelConfig, changes: Sequence[str]) -> None:

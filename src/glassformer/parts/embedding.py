@@ -1,11 +1,11 @@
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from glassformer.errors import RequestError
@@ -19,6 +19,7 @@ from glassformer.parts.norm import NormConfig
 from glassformer.parts.patches import Patches, PatchesConfig
 from glassformer.parts.position import EmbeddingPosition, EmbeddingPositionConfig
 from glassformer.parts.shard import REPLICATED, Shard, Shards
+from glassformer.parts.vectors import Vectors, VectorsConfig
 
 
 class Segments(nn.Module):
@@ -46,7 +47,8 @@ class Segments(nn.Module):
 class Embedding(nn.Module):
     """x = dropout(norm(E[token] scale + P[position] + S[segment])); tokens (b, s), E (v, d), x (b, s, d).
 
-    With `patches` images (b, c, h, w) are read, and what those make of them stands for E[token]; there is no E then.
+    With `patches` images (b, c, h, w) are read, with `vectors` real vectors (b, s, size), and what those make of them
+    stands for E[token]; there is no E then.
 
     scale is sqrt(d) in Vaswani et al. 2017 and Gemma; the norm is BLOOM's (Le Scao et al. 2022, 2211.05100).
     Tied, E is the table of another embedding, which comes with the call: an encoder's that shares its decoder's words.
@@ -66,20 +68,26 @@ class Embedding(nn.Module):
         tied: bool = False,
         segments: Segments | None = None,
         patches: Patches | None = None,
+        vectors: Vectors | None = None,
     ):
         super().__init__()
-        if not tied and patches is None:
+        if not tied and patches is None and vectors is None:
             self.weight = nn.Parameter(torch.empty(vocab_size, d_model))
         self.tied = tied
         self.scale, self.dropout = scale, dropout
         self.norm = norm
         self.position = position
         self.segments = segments
-        self.patches = patches
+        self.patches, self.vectors = patches, vectors
         self.init_weights(Init())
 
+    @property
+    def reader(self) -> Patches | Vectors | None:
+        """What reads in the place of a table; None: there is a table, and it reads tokens."""
+        return self.patches if self.vectors is None else self.vectors
+
     def forward(self, tokens: Tensor, pass_: Pass, table: Embedding | None = None) -> Float[Tensor, "b s d"]:
-        x = F.embedding(tokens, self._own(table).weight) if self.patches is None else self.patches(tokens)
+        x = F.embedding(tokens, self._own(table).weight) if self.reader is None else self.reader(tokens)
         if self.scale != 1.0:
             x = x * torch.tensor(self.scale, dtype=x.dtype, device=x.device)  # rounded as Gemma rounds it
         if self.position is not None:
@@ -114,8 +122,11 @@ class Embedding(nn.Module):
             )  # fmt: skip
 
     def places(self, tokens: Tensor) -> Tensor:
-        """A tensor (b, s) with a value for each vector that it makes: the tokens themselves, or of images anything.
-        Raises RequestError for what it cannot read."""
+        """A tensor (b, s) with a value for each vector that it makes: the tokens themselves, or of images and vectors
+        anything. Raises RequestError for what it cannot read."""
+        if self.vectors is not None:
+            self.vectors.check(tokens)
+            return torch.empty(tokens.shape[:2], device=tokens.device)
         if self.patches is not None:
             self.patches.check(tokens)
             return torch.empty(len(tokens), self.patches.tokens, device=tokens.device)
@@ -127,10 +138,11 @@ class Embedding(nn.Module):
         return tokens
 
     def matrices(self) -> dict[str, Matrix]:
-        """Its table, or the map of its patches, by the name of the site it makes; none where it is tied."""
+        """Its table, or the map of its patches or vectors, by the name of the site it makes; none where it is tied."""
         if self.tied:
             return {}
-        table = Matrix(self.weight, 0, self.vocab_size) if self.patches is None else Matrix.of(self.patches.projection)
+        own = self.reader
+        table = Matrix(self.weight, 0, self.vocab_size) if own is None else Matrix.of(own.projection)
         return {"embed": table}
 
     @property
@@ -143,6 +155,8 @@ class Embedding(nn.Module):
 
     @property
     def _any(self) -> Tensor:
+        if self.vectors is not None:
+            return self.vectors.projection.weight
         return self.weight if self.patches is None else self.patches.first.weight
 
     def _own(self, table: Embedding | None) -> Embedding:
@@ -168,20 +182,21 @@ class Embedding(nn.Module):
 
     def applied(self) -> Float[Tensor, "v d"]:
         """The matrix of `unembed`: E. Raises RequestError where there is none."""
-        if self.patches is not None:
+        if self.reader is not None:
+            what, field = ("images", "patches") if self.vectors is None else ("vectors", "vectors")
             raise RequestError(
-                "this model reads images, so it has no table of words", code="conflict", field="embedding.patches"
+                f"this model reads {what}, so it has no table of words", code="conflict", field=f"embedding.{field}"
             )
         return self.weight
 
     @property
     def vocab_size(self) -> int:
         """Tokens that it knows; 1 where it reads none."""
-        return self.weight.shape[0] if self.patches is None else 1
+        return self.weight.shape[0] if self.reader is None else 1
 
     @torch.no_grad()
     def init_weights(self, init: Init) -> None:
-        if not self.tied and self.patches is None:
+        if not self.tied and self.reader is None:
             init.fill(self.weight, "embedding")
 
 
@@ -196,7 +211,22 @@ class EmbeddingConfig(PartConfig, axis="embedding", kind="embedding"):
     segments: int | None = Field(None, gt=0, le=1 << 16)
     """Kinds of text that a sequence may hold, each with a vector of its own; None: they are not told apart."""
     patches: PatchesConfig | None = None
-    """How images become a sequence; None: the model reads tokens."""
+    """How images become a sequence; None: the model reads none."""
+    vectors: VectorsConfig | None = None
+    """How vectors of real numbers are read; None: the model reads none."""
+
+    @model_validator(mode="after")
+    def _reads_one_thing(self) -> EmbeddingConfig:
+        if self.patches is not None and self.vectors is not None:
+            raise ValueError("patches and vectors are both given; a model reads one of them")
+        return self
+
+    @property
+    def reads(self) -> Literal["tokens", "images", "vectors"]:
+        """What the model is given."""
+        if self.vectors is not None:
+            return "vectors"
+        return "tokens" if self.patches is None else "images"
 
     def limit(self, ctx: BuildContext) -> int | None:
         """The first position that cannot be represented, if there is one."""
@@ -211,6 +241,7 @@ class EmbeddingConfig(PartConfig, axis="embedding", kind="embedding"):
             tied=self.tied,
             segments=Segments(self.segments, ctx.d_model) if self.segments else None,
             patches=self.patches.build(ctx) if self.patches else None,
+            vectors=self.vectors.build(ctx) if self.vectors else None,
         )  # fmt: skip
 
     def explicit(self, ctx: BuildContext) -> EmbeddingConfig:
@@ -222,8 +253,9 @@ class EmbeddingConfig(PartConfig, axis="embedding", kind="embedding"):
         rows = shape.tokens * ctx.d_model * shape.dtype.itemsize
         masks = shape.keeps_mask(ctx.d_model, shape.dtype) if self.dropout else 0
         moved = (4 if shape.phase == "train" else 2) * rows
-        if self.patches is not None:
-            table = self.patches.costs(ctx, shape) + Cost(kept=masks)
+        reader = self.patches or self.vectors
+        if reader is not None:
+            table = reader.costs(ctx, shape) + Cost(kept=masks)
         else:
             kept = shape.keeps(1, torch.int64) + masks
             table = Cost.weights(0 if self.tied else ctx.vocab_size * ctx.d_model, kept=kept, moved_bytes=moved)

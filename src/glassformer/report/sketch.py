@@ -33,11 +33,13 @@ def sketch(config: dict) -> ModelSketch:
 def _tower(tower: dict, sizes: dict) -> ModelSketch:
     """Embedding, layers and final norm."""
     embedding = mapping(tower.get("embedding"))
-    patches = mapping(embedding.get("patches"))
+    patches, vectors = mapping(embedding.get("patches")), mapping(embedding.get("vectors"))
     stages = [_stage(mapping(stage)) for stage in sequence(tower.get("stack"))[:SHOWN_STAGES]]
     if patches:
         words = _sizes({**patches, **sizes}, ("patch", "d_model"), ("squares of {} pixels", "width {}"))
         box = Box("patches", words)
+    elif vectors:
+        box = Box("vectors", _sizes({**vectors, **sizes}, ("size", "d_model"), ("of {} numbers", "width {}")))
     else:
         shared = ", ".join(filter(None, [_sizes(sizes, ("d_model",), ("width {}",)), "the decoder's table"]))
         own = _sizes(sizes, ("vocab_size", "d_model"), ("{} tokens", "width {}"))
@@ -49,7 +51,7 @@ def _tower(tower: dict, sizes: dict) -> ModelSketch:
         _kind(tower.get("final_norm")),
         None,
         _kind(embedding.get("norm")),
-        reads="images" if patches else "tokens",
+        reads="images" if patches else "vectors" if vectors else "tokens",
     )
 
 

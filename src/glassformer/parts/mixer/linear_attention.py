@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -23,6 +23,8 @@ from glassformer.parts.precision import wide
 from glassformer.parts.region import region
 from glassformer.parts.reparam import MakeReparam
 from glassformer.parts.visibility import Causal, CausalConfig, Visibility, VisibilityConfig
+
+Feature = Literal["elu", "identity"]
 
 
 @region
@@ -57,6 +59,13 @@ def weighted(sums: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     return (sums[..., :-1] / weights).to(dtype), weights
 
 
+def tokens_seen(pass_: Pass, causal: bool) -> Tensor:
+    """How many tokens of its document each one sees, (1, s) or (b, s)."""
+    if causal:
+        return pass_.age + 1
+    return torch.full_like(pass_.age, pass_.tokens) if pass_.documents is None else pass_.borders.lengths
+
+
 def with_ones(v: Tensor) -> Tensor:
     """v with a column of ones, which sums up the weights."""
     return F.pad(wide(v), (0, 1), value=1.0)
@@ -73,6 +82,10 @@ class LinearAttention(MatrixMixer):
     column, whatever the length. Sites: q, k, v, z (b,s,n,h), out, and effective_attention (b,n,s,t), whose rows sum to
     one.
 
+    With the feature `identity` queries and keys are as they are, products may be negative, and in the place of their
+    sum stands the number of tokens t that are seen: z_t = q_t S_t / t, a linear map of the values, in which one step of
+    gradient descent can be written (von Oswald et al. 2022, 2212.07677). There is no s then.
+
     It loses where one token has to be found among many: with h numbers per feature a head tells about h keys apart, and
     nothing is ever forgotten.
     """
@@ -85,9 +98,10 @@ class LinearAttention(MatrixMixer):
         bias: bool = False,
         visibility: Visibility | None = None,
         reparam: MakeReparam | None = None,
+        feature: Feature = "elu",
     ):
         super().__init__(d_model, Heads.of(d_model, n_heads, None, head_dim), None, bias, reparam)
-        self.causal = plain(visibility or Causal())
+        self.causal, self.feature = plain(visibility or Causal()), feature
 
     def forward(
         self, x: Float[Tensor, "b s d"], pass_: Pass | None = None, state: RecurrentState | None = None
@@ -95,12 +109,18 @@ class LinearAttention(MatrixMixer):
         pass_ = pass_ or Pass.of(x)
         q, k, v = self.project(x)
         q, k, v = self.q(q), self.k(k), self.v(v)
-        features, keys = positive(q), positive(k)
+        elu = self.feature == "elu"
+        features, keys, values = (positive(q), positive(k), with_ones(v)) if elu else (wide(q), wide(k), wide(v))
         if self.causal:
-            sums = self.recur(features, keys, with_ones(v), None, pass_, state)
+            sums = self.recur(features, keys, values, None, pass_, state)
         else:
-            sums = two_sided_linear_attention(features, keys, with_ones(v), pass_.begins)
-        z, weights = weighted(sums, v.dtype)
+            sums = two_sided_linear_attention(features, keys, values, pass_.begins)
+        if elu:
+            z, weights = weighted(sums, v.dtype)
+        else:
+            weights = tokens_seen(pass_, self.causal)[..., None, None].to(sums.dtype)
+            z = (sums / weights).to(v.dtype)
+            weights = weights.expand(*z.shape[:-1], 1)
         if self.effective_attention.watched:
             by_head = weights.detach().permute(0, 2, 1, 3)  # (b, n, s, 1)
             self.show(
@@ -111,7 +131,7 @@ class LinearAttention(MatrixMixer):
 
     @property
     def kept(self) -> Sizes:
-        return {STATE: (self.n_heads, self.head_dim, self.head_dim + 1)}
+        return {STATE: (self.n_heads, self.head_dim, self.head_dim + (self.feature == "elu"))}
 
 
 def plain(visibility: Visibility) -> bool:
@@ -130,10 +150,12 @@ class LinearAttentionConfig(MatrixMixerConfig, kind="linear_attention", words="l
     numbers per head in place of keys and values. It loses where one token has to be found among many."""
 
     visibility: VisibilityConfig = CausalConfig()
+    feature: Feature = "elu"
+    """phi; `identity`: queries and keys as they are, over the number of tokens."""
 
     def widths(self, ctx: BuildContext) -> tuple[int, int]:
         h = self.heads(ctx).head_dim
-        return h, h + 1
+        return h, h + (self.feature == "elu")
 
     def causal(self, ctx: BuildContext) -> bool:
         return plain(self.visibility.build(ctx))
@@ -144,16 +166,20 @@ class LinearAttentionConfig(MatrixMixerConfig, kind="linear_attention", words="l
     def build(self, ctx: BuildContext) -> LinearAttention:
         self.refuse_mup(ctx)
         n, _, h = self.heads(ctx)
-        return LinearAttention(ctx.d_model, n, h, self.bias, self.visibility.build(ctx), ctx.make_reparam)
+        return LinearAttention(ctx.d_model, n, h, self.bias, self.visibility.build(ctx), ctx.make_reparam, self.feature)
 
     def explicit(self, ctx: BuildContext) -> LinearAttentionConfig:
         n, _, h = self.heads(ctx)
         return self.vary(n_heads=n, head_dim=h)
 
     def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
-        """Besides what the recurrence keeps: its sums and the weights."""
+        """Besides what the recurrence keeps: its sums and the weights, or how many tokens each one sees."""
         n, _, h = self.heads(ctx)
         fp32 = torch.promote_types(shape.products, torch.float32)
         maps = linear_cost(ctx, shape, ctx.d_model, (n * h,) * 3, bias=self.bias)
         maps += linear_cost(ctx, shape.reading(shape.products), n * h, ctx.d_model, bias=self.bias)
-        return maps + self.recurrence_cost(ctx, shape) + Cost(kept=shape.keeps(n * (h + 2), fp32))
+        if self.feature == "elu":
+            kept = shape.keeps(n * (h + 2), fp32)
+        else:  # q and k are no features that are kept beside their copies
+            kept = shape.keeps_once(shape.s, fp32) - (0 if self.causal(ctx) else shape.keeps(2 * n * h, fp32))
+        return maps + self.recurrence_cost(ctx, shape) + Cost(kept=kept)

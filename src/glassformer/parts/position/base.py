@@ -52,6 +52,8 @@ class EmbeddingPositionConfig(PositionConfig):
     """The choices for `embedding.position`."""
 
     place = "embedding"
+    scales_tokens: ClassVar[bool] = False
+    """Whether it outweighs tokens that begin small, so that these are published times sqrt(d_model)."""
 
     def build(self, ctx: BuildContext) -> EmbeddingPosition:
         raise NotImplementedError

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -32,7 +32,9 @@ def sinusoid(
 class Sinusoidal(EmbeddingPosition):
     """Fixed sines and cosines of geometric wavelengths, no weights, no end. Vaswani et al. 2017, 1706.03762, 3.5.
 
-    Sines and cosines take turns, as in the paper, or all sines come first, as in the authors' code and in Marian.
+    Sines and cosines take turns, as in the paper, or all sines come first, as in the authors' code and in Marian. Each
+    is of size 1, where tokens begin with .02: the paper multiplies these by sqrt(d_model) (3.4), and so does the change
+    `+sinusoidal`, unless `embedding.scale` is set.
     """
 
     def __init__(self, d_model: int, base: float = 10000.0, layout: Layout = "interleaved"):
@@ -61,6 +63,7 @@ class Sinusoidal(EmbeddingPosition):
 
 
 class SinusoidalConfig(EmbeddingPositionConfig, kind="sinusoidal", words="sinusoidal"):
+    scales_tokens: ClassVar[bool] = True
     base: float = Field(10000.0, gt=1)
     layout: Layout = "interleaved"
 

@@ -1,0 +1,32 @@
+from __future__ import annotations
+
+from jaxtyping import Float
+from torch import Tensor
+
+from glassformer.parts.base import BuildContext
+from glassformer.parts.cost import Cost, Shape
+from glassformer.parts.norm.base import Norm, NormConfig
+
+
+class Identity(Norm):
+    """y = x: no norm, in the place of one; x, y (..., d). What theory says of layers without norms is tried on such a
+    model; a deep one trains only with small weights or branches (Zhang et al. 2019, 1901.09321)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+
+    def forward(self, x: Float[Tensor, "... d"]) -> Float[Tensor, "... d"]:
+        return x.to(self.out_dtype(x))
+
+    def held(self, x: Tensor, direction: Tensor) -> tuple[Tensor, Tensor]:
+        return direction, direction.new_zeros(())
+
+
+class IdentityConfig(NormConfig, kind="identity", words="nonorm"):
+    """`eps` has no meaning here."""
+
+    def build(self, ctx: BuildContext) -> Identity:
+        return Identity()
+
+    def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
+        return Cost()

@@ -1,0 +1,52 @@
+"""Vectors of real numbers as a sequence."""
+
+from __future__ import annotations
+
+from jaxtyping import Float
+from pydantic import Field
+from torch import Tensor, nn
+
+from glassformer.errors import RequestError
+from glassformer.parts.base import BuildContext, Value
+from glassformer.parts.cost import Cost, Shape
+from glassformer.parts.linear import Linear, linear_cost
+from glassformer.parts.reparam import MakeReparam
+
+
+class Vectors(nn.Module):
+    """x_i = v_i W + b: vectors (b, s, size) -> x (b, s, d). The read-in of Garg et al. 2022, 2208.01066."""
+
+    def __init__(self, d_model: int, size: int, bias: bool = True, reparam: MakeReparam | None = None):
+        super().__init__()
+        self.size = size
+        self.projection = Linear(size, d_model, bias, reparam=reparam)
+
+    def check(self, vectors: Tensor) -> None:
+        """Raises RequestError for what are no vectors of this size."""
+        if vectors.dim() != 3 or vectors.shape[2] != self.size or not vectors.is_floating_point():
+            kind = "floating" if vectors.is_floating_point() else "whole"
+            raise RequestError(
+                f"this model reads vectors (b, s, {self.size}) of floating numbers, and {tuple(vectors.shape)} of "
+                f"{kind} ones were given",
+                code="conflict", field="vectors", value=tuple(vectors.shape), expected=str(("b", "s", self.size)),
+            )  # fmt: skip
+
+    def forward(self, vectors: Float[Tensor, "b s v"]) -> Float[Tensor, "b s d"]:
+        return self.projection(vectors.to(self.projection.weight.dtype))
+
+    def extra_repr(self) -> str:
+        return f"size={self.size}"
+
+
+class VectorsConfig(Value):
+    """Config of `Vectors`. The vocabulary of a model that reads vectors has no meaning."""
+
+    size: int = Field(gt=0, le=1 << 16)
+    """Numbers of a vector."""
+    bias: bool = True
+
+    def build(self, ctx: BuildContext) -> Vectors:
+        return Vectors(ctx.d_model, self.size, self.bias, ctx.make_reparam)
+
+    def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
+        return linear_cost(ctx, shape, self.size, ctx.d_model, bias=self.bias)
