@@ -129,7 +129,7 @@ def test_budgets_of_one_text_are_refused(tmp_path: Any):
     for budget in ({"flops": 1e9}, {"steps": 10}, {"tokens": 100, "match": "flops"}):
         with pytest.raises(RequestError, match="give the budget of a comparison in --tokens or --minutes"):
             gf.compare(["transformer@1m"], **budget, **asked)
-    with pytest.raises(RequestError, match="is a budget for one text"):
+    with pytest.raises(RequestError, match="is a budget for a text that is read on"):
         train(gf.preset("transformer@1m"), "pairs:reversal", {"flops": 1e9, "objective": "seq2seq"})
 
 

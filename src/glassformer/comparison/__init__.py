@@ -131,7 +131,7 @@ def compare(
     common = Recipe.of(**amounts, batch_size=fields["batch_size"], context=context, objective=fields["objective"])
     if not common.objective.continues and (steps is not None or "flops" in (match, given_budget(amounts))):
         raise RequestError(
-            f"objective={common.objective.kind} gives a model two texts, whose tokens and FLOPs are not those of "
+            f"objective={common.objective.kind} gives a model pairs or rows, whose tokens and FLOPs are not those of "
             "so many contexts; give the budget of a comparison in --tokens or --minutes",
             code="conflict", field="objective", value=common.objective.kind, expected="--tokens",
         )  # fmt: skip

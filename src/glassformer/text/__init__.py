@@ -1,6 +1,6 @@
 """Text to tokens to batches: `prepare(data)` is the whole way, each submodule a stretch of it.
 
-documents, files, embedded, languages, catalogues, hub, corpora
+documents, files, embedded, languages, catalogues, tasks, hub, corpora
                                              DATA -> Corpus: documents, streamed
 held_out                                     Corpus -> what is trained on, what is held out
 vocabulary, subword, tokenizers, gguf        text <-> ids

@@ -1,5 +1,5 @@
-"""DATA -> Corpus: a text file, a folder, `-`, `hf:owner/name`, `pairs:LANGUAGE`, `gettext:LANGUAGE`, or the name of an
-embedded corpus."""
+"""DATA -> Corpus: a text file, a folder, `-`, `hf:owner/name`, `pairs:LANGUAGE`, `gettext:LANGUAGE`, or the name of a
+task or of an embedded corpus."""
 
 from __future__ import annotations
 
@@ -15,8 +15,11 @@ from glassformer.text.embedded import EMBEDDED
 from glassformer.text.files import open_file, open_folder, spool
 from glassformer.text.languages import PREFIX, open_pairs
 from glassformer.text.storage import OnProgress, silent
+from glassformer.text.tasks import TASKS, is_task, open_task
 
 __all__ = ["Corpus", "Document", "EMBEDDED", "open_corpus"]
+
+ALIASES = {"number-words": f"{PREFIX}numbers"}
 
 
 def open_corpus(data: str | Path, cache_dir: str | Path | None = None, progress: OnProgress | None = None) -> Corpus:
@@ -24,7 +27,8 @@ def open_corpus(data: str | Path, cache_dir: str | Path | None = None, progress:
 
     A file: JSON lines (`.jsonl`, field `text`), else text, cut at `<|endoftext|>` where it has that, else one
     document. A folder: every text file below it is a document, behind links too. `-`: standard input, kept in
-    the cache. `hf:`: see `text/hub.py`; `pairs:`: `text/languages.py`; `gettext:`: `text/catalogues.py`.
+    the cache. `hf:`: see `text/hub.py`; `pairs:`: `text/languages.py`; `gettext:`: `text/catalogues.py`; `induction`
+    and other tasks: `text/tasks.py`.
     Text is UTF-8, for every tokenizer: a few bytes that are not become
     U+FFFD and are counted in `notes`, a file with more is refused, or skipped in a folder. A byte-order mark is
     dropped, line ends stay as they are.
@@ -40,8 +44,10 @@ def open_corpus(data: str | Path, cache_dir: str | Path | None = None, progress:
         return spool(sys.stdin.buffer, "stdin", data, cache)
     if data in EMBEDDED:
         return EMBEDDED[data](cache, progress)
-    if data.startswith(PREFIX):
-        return open_pairs(data)
+    if data in ALIASES or data.startswith(PREFIX):
+        return open_pairs(ALIASES.get(data, data))
+    if is_task(data):
+        return open_task(data)
     if data.startswith(CATALOGUES):
         return open_catalogues(data)
     if data.startswith("hf:"):
@@ -72,5 +78,5 @@ def _unknown(data: str, path: Path) -> str:
         neighbours = [str(path.with_name(entry.name)) for entry in path.parent.iterdir()]
     except OSError:
         neighbours = []
-    hint = did_you_mean(data, [*neighbours, *EMBEDDED])
+    hint = did_you_mean(data, [*neighbours, *EMBEDDED, *TASKS, *ALIASES])
     return f"data={data!r} is no file, no folder and no embedded corpus ({', '.join(EMBEDDED)}){hint}"

@@ -99,7 +99,8 @@ class Corpus:
 
     `fingerprint` is a hash of the content: the same texts have the same fingerprint wherever they lie. `size`
     is about how many bytes reading it all will take (None where nobody knows); `notes` is what the opener had
-    to say (files skipped, split chosen), and becomes part of `describe()`.
+    to say (files skipped, split chosen), and becomes part of `describe()`. `task` names the task of which this is a
+    part (`tasks.py`).
     """
 
     name: str
@@ -107,6 +108,7 @@ class Corpus:
     source: Callable[[], Iterable[Document]]
     size: int | None = None
     notes: Mapping[str, object] = field(default_factory=dict)
+    task: str | None = None
 
     def documents(self) -> Iterator[Document]:
         return iter(self.source())

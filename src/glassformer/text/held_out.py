@@ -70,7 +70,8 @@ class Split:
         told = f"{self.fraction:g}" if near else f"{share:.2g}"
         rule = f"the last {told} of each document" if self.plan.cuts else f"whole documents, {told} of the bytes"
         rule += "" if near else f" ({self.fraction:g} asked for)"
-        return {"held_out": rule, "documents": self.plan.documents, "split_seed": self.seed}
+        task = {} if self.corpus.task is None else {"task": self.corpus.task}
+        return {"held_out": rule, "documents": self.plan.documents, "split_seed": self.seed, **task}
 
 
 @dataclass(frozen=True)

@@ -66,6 +66,13 @@ class TokenShards:
         """How much of the text the tokens do not hold, in words: bits per byte would be wrong."""
         return self.info.get("lost")
 
+    @property
+    def task(self) -> str | None:
+        """The task of which these are some rows (`tasks.py`); None of a text."""
+        notes = self.info.get("notes")
+        task = notes.get("task") if isinstance(notes, dict) else None
+        return task if isinstance(task, str) else None
+
     def token_bytes(self, tokenizer: Tokenizer) -> np.ndarray:
         """Those of the tokenizer that made these tokens; zeros where it lost part of the text."""
         return tokenizer.token_bytes() * (self.lost is None)

@@ -127,8 +127,8 @@ def refuse_early(config: ModelConfig, recipe: Recipe) -> None:
     recipe.objective.check(config)
     if recipe.flops is not None and not recipe.objective.continues:
         raise RequestError(
-            f"flops={recipe.flops:g} is a budget for one text, and objective={recipe.objective.kind} gives a model "
-            "two; give tokens, steps or minutes",
+            f"flops={recipe.flops:g} is a budget for a text that is read on, and objective={recipe.objective.kind} "
+            "gives a model pairs or rows; give tokens, steps or minutes",
             code="conflict", field="flops", value=recipe.flops, expected="tokens",
         )  # fmt: skip
     refuse_clipping(config, recipe.qk_clip)

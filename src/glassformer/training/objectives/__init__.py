@@ -6,8 +6,10 @@ from glassformer.training.objectives.infill import InfillConfig
 from glassformer.training.objectives.masked import MaskedConfig
 from glassformer.training.objectives.next_token import NextTokenConfig
 from glassformer.training.objectives.prefix import PrefixObjectiveConfig
+from glassformer.training.objectives.regression import RegressionConfig
 from glassformer.training.objectives.seq2seq import Seq2seqConfig
 from glassformer.training.objectives.span import SpanConfig
+from glassformer.training.objectives.task import TaskConfig
 
 __all__ = [
     "Asked",
@@ -17,6 +19,8 @@ __all__ = [
     "NextTokenConfig",
     "ObjectiveConfig",
     "PrefixObjectiveConfig",
+    "RegressionConfig",
     "Seq2seqConfig",
     "SpanConfig",
+    "TaskConfig",
 ]

@@ -1,0 +1,311 @@
+"""Tasks: data that is drawn by a seed, row by row, without an end. What is held out is drawn by other keys.
+
+    induction        a block of random symbols, given again and again: Olsson et al. 2022, 2209.11895
+    selective-copy   a few symbols among noise, to be given back in their order: Gu & Dao 2023, 2312.00752, 4.1.1
+    icl-regression   examples (x, w x) of a linear function, and an x to answer: Garg et al. 2022, 2208.01066
+
+`NAME:field=value,field=value` sets fields, such as `induction:symbols=32,length=128`. As a text a task has some of its
+rows, a document each; objectives `task` and `regression` draw as many as a run takes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import string
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from typing import ClassVar, Literal, NamedTuple, get_args, get_type_hints
+
+import numpy as np
+
+from glassformer.errors import RequestError, did_you_mean
+from glassformer.text.documents import Corpus, Document
+from glassformer.text.languages import BETWEEN
+from glassformer.text.permutation import keyed
+
+SYMBOLS = string.ascii_letters + string.digits + "+/"
+NOISE = "."
+"""What stands between the symbols of selective-copy; a tab marks where one is to be given back."""
+COUNT = 20_000
+"""Rows of tokens that the text of a task has."""
+SHOWN = 256
+"""Rows of vectors that it has, written out."""
+VERSION = 1  # counts the changes of what a task consists of
+LONGEST = 1 << 16
+"""Places of a row."""
+
+Layout = Literal["joined", "apart"]
+
+
+class Rows(NamedTuple):
+    """Rows of a task: what is read at each place, what is to be answered there, and where it is asked.
+
+    inputs    (b, s) numbers of symbols, or (b, s, size) vectors
+    targets   (b, s) numbers of symbols, or real numbers
+    asked     (b, s)
+    """
+
+    inputs: np.ndarray
+    targets: np.ndarray
+    asked: np.ndarray
+
+
+@dataclass(frozen=True)
+class Task(ABC):
+    """A task as a value; its rows are a pure function of it and a key."""
+
+    kind: ClassVar[str]
+    seed: int = 0
+
+    @property
+    @abstractmethod
+    def length(self) -> int:
+        """Places of a row."""
+
+    @abstractmethod
+    def draw(self, rows: int, draw: np.random.Generator) -> Rows: ...
+
+    @abstractmethod
+    def texts(self, rows: Rows) -> Iterator[str]:
+        """Each row as a document."""
+
+    @abstractmethod
+    def check(self) -> None:
+        """Raises ValueError with `field=value: why` for fields that are out of range or do not fit together."""
+
+    def rows(self, count: int, *key: object) -> Rows:
+        """So many rows, by whatever names them: the seed of a run and its step, or that they are held out."""
+        return self.draw(count, np.random.default_rng(keyed("task", VERSION, str(self), *key)))
+
+    def __str__(self) -> str:
+        """Its name as DATA: the kind, and the fields that are not as by default."""
+        changed = [f"{f.name}={getattr(self, f.name)}" for f in fields(self) if getattr(self, f.name) != f.default]
+        return f"{self.kind}:{','.join(changed)}" if changed else self.kind
+
+
+@dataclass(frozen=True)
+class TokenTask(Task):
+    """A task of symbols."""
+
+    @property
+    @abstractmethod
+    def alphabet(self) -> str:
+        """The characters that its symbols are in a text."""
+
+    def written(self, symbols: np.ndarray) -> list[str]:
+        """Rows of symbols (b, s) as texts."""
+        characters = np.array(list(self.alphabet))[symbols]
+        return characters.view(f"<U{symbols.shape[1]}")[:, 0].tolist()
+
+
+@dataclass(frozen=True)
+class Induction(TokenTask):
+    """A block of `least` to `most` random symbols, again and again; the next symbol is asked at each place.
+
+    Within the first block nothing can be predicted, so the least loss is ln(symbols) times the share of it, and behind
+    it nothing but the repetition can. The blocks of a row are of one length, which is drawn for each row: with one
+    length for all, a position would say where to look."""
+
+    kind: ClassVar[str] = "induction"
+    symbols: int = 64
+    row: int = 64
+    """Places of a row."""
+    least: int = 8
+    most: int = 32
+
+    @property
+    def length(self) -> int:
+        return self.row
+
+    @property
+    def alphabet(self) -> str:
+        return SYMBOLS[: self.symbols]
+
+    def check(self) -> None:
+        if not 2 <= self.symbols <= len(SYMBOLS):
+            raise ValueError(f"symbols={self.symbols}: 2 to {len(SYMBOLS)} are right")
+        if not 1 <= self.least <= self.most <= self.row <= LONGEST:
+            raise ValueError(f"least={self.least}: 1 <= least <= most={self.most} <= row={self.row} is right")
+
+    def draw(self, rows: int, draw: np.random.Generator) -> Rows:
+        period = draw.integers(self.least, self.most + 1, (rows, 1))
+        block = draw.integers(self.symbols, size=(rows, self.most))
+        text = np.take_along_axis(block, np.arange(self.row + 1) % period, axis=1)
+        return Rows(text[:, :-1], text[:, 1:], np.ones((rows, self.row), bool))
+
+    def texts(self, rows: Rows) -> Iterator[str]:
+        yield from self.written(np.concatenate([rows.inputs, rows.targets[:, -1:]], axis=1))
+
+
+@dataclass(frozen=True)
+class SelectiveCopy(TokenTask):
+    """`kept` symbols at random places among noise, then as many marks, at which they are asked in their order.
+
+    A mixer whose weights do not depend on what it reads cannot leave the noise out, as its places are other ones in
+    each row. As a text a row is a pair: what is read before the marks, a tab, and the answer."""
+
+    kind: ClassVar[str] = "selective-copy"
+    symbols: int = 8
+    row: int = 64
+    """Places before the marks."""
+    kept: int = 8
+
+    @property
+    def length(self) -> int:
+        return self.row + self.kept
+
+    @property
+    def alphabet(self) -> str:
+        return SYMBOLS[: self.symbols] + NOISE + BETWEEN
+
+    def check(self) -> None:
+        if not 2 <= self.symbols <= len(SYMBOLS):
+            raise ValueError(f"symbols={self.symbols}: 2 to {len(SYMBOLS)} are right")
+        if not 1 <= self.kept <= self.row <= LONGEST:
+            raise ValueError(f"kept={self.kept}: 1 <= kept <= row={self.row} is right")
+
+    def draw(self, rows: int, draw: np.random.Generator) -> Rows:
+        noise, mark = self.symbols, self.symbols + 1
+        symbols = draw.integers(self.symbols, size=(rows, self.kept))
+        places = np.sort(draw.random((rows, self.row)).argsort(axis=1)[:, : self.kept], axis=1)
+        inputs = np.full((rows, self.length), noise)
+        np.put_along_axis(inputs, places, symbols, axis=1)
+        inputs[:, self.row :] = mark
+        targets = np.full_like(inputs, noise)
+        targets[:, self.row :] = symbols
+        asked = np.broadcast_to(np.arange(self.length) >= self.row, inputs.shape).copy()
+        return Rows(inputs, targets, asked)
+
+    def texts(self, rows: Rows) -> Iterator[str]:
+        sources, answers = self.written(rows.inputs[:, : self.row]), self.written(rows.targets[:, self.row :])
+        yield from (source + BETWEEN + answer for source, answer in zip(sources, answers, strict=True))
+
+
+@dataclass(frozen=True)
+class Regression(Task):
+    """`examples` pairs (x_i, y_i) of a function y = w x + noise that is drawn for each row, and an x to answer.
+
+    w, x ~ N(0, 1) in `dims` dimensions, noise ~ N(0, noise^2). Two layouts:
+
+        joined   (x_1, y_1), ..., (x_n, y_n), (x, 0)      vectors of dims + 1; asked at the last place
+        apart    x_1, (y_1, 0...), ..., x_n, (y_n, 0...), x      vectors of dims; asked at each x, from what is before
+    """
+
+    kind: ClassVar[str] = "icl-regression"
+    dims: int = 5
+    examples: int = 10
+    noise: float = 0.0
+    layout: Layout = "joined"
+
+    @property
+    def length(self) -> int:
+        return self.examples + 1 if self.layout == "joined" else 2 * self.examples + 1
+
+    @property
+    def size(self) -> int:
+        """Numbers of a vector."""
+        return self.dims + (self.layout == "joined")
+
+    def check(self) -> None:
+        if not 1 <= self.dims <= LONGEST:
+            raise ValueError(f"dims={self.dims}: 1 to {LONGEST:,} are right")
+        if not 1 <= self.examples <= LONGEST // 2:
+            raise ValueError(f"examples={self.examples}: 1 to {LONGEST // 2:,} are right")
+        if not 0 <= self.noise <= 1e6:
+            raise ValueError(f"noise={self.noise}: a number from 0 up is right")
+
+    def functions(self, rows: int, draw: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """x (b, examples + 1, dims), and w x and y, (b, examples + 1) each, of a function for each row."""
+        w = draw.standard_normal((rows, self.dims, 1))
+        x = draw.standard_normal((rows, self.examples + 1, self.dims))
+        exact = (x @ w)[..., 0]
+        return x, exact, exact + self.noise * draw.standard_normal(exact.shape)
+
+    def draw(self, rows: int, draw: np.random.Generator) -> Rows:
+        x, _, y = self.functions(rows, draw)
+        return self.laid_out(x, y)
+
+    def laid_out(self, x: np.ndarray, y: np.ndarray) -> Rows:
+        """The rows that a model reads of x (b, n + 1, dims) and y (b, n + 1), for any n."""
+        rows, n = x.shape[0], x.shape[1] - 1
+        if self.layout == "joined":
+            inputs = np.concatenate([x, y[..., None]], axis=2)
+            inputs[:, -1, -1] = 0
+            asked = np.broadcast_to(np.arange(n + 1) == n, y.shape).copy()
+            return Rows(inputs, y, asked)
+        inputs, targets = np.zeros((rows, 2 * n + 1, self.dims)), np.zeros((rows, 2 * n + 1))
+        inputs[:, 0::2], inputs[:, 1::2, 0], targets[:, 0::2] = x, y[:, :-1], y
+        asked = np.broadcast_to(np.arange(2 * n + 1) % 2 == 0, targets.shape).copy()
+        return Rows(inputs, targets, asked)
+
+    def texts(self, rows: Rows) -> Iterator[str]:
+        for vectors, answers, asked in zip(*rows, strict=True):
+            lines = [" ".join(f"{number:.3f}" for number in vector) for vector in vectors]
+            told = zip(lines, answers, asked, strict=True)
+            yield "\n".join(f"{line} | {y:.3f}" if one else line for line, y, one in told)
+
+
+TASKS: dict[str, type[Task]] = {task.kind: task for task in (Induction, SelectiveCopy, Regression)}
+
+
+def is_task(data: str) -> bool:
+    """Whether DATA names a task."""
+    return data.partition(":")[0] in TASKS
+
+
+def task_of(data: str) -> Task:
+    """The task that DATA names. Raises RequestError for an unknown one, and for fields that it has not or cannot be."""
+    kind, _, given = data.partition(":")
+    if kind not in TASKS:
+        raise RequestError(
+            f"data={data!r}: known tasks are {', '.join(TASKS)}{did_you_mean(kind, TASKS)}",
+            code="unknown", field="data", value=data, expected=", ".join(TASKS),
+        )  # fmt: skip
+    known, values = get_type_hints(TASKS[kind]), dict[str, object]()
+    names = [f.name for f in fields(TASKS[kind])]
+    for item in given.split(",") if given else []:
+        name, equals, text = (part.strip() for part in item.partition("="))
+        if not equals or name not in names:
+            raise RequestError(
+                f"data={data!r}: {item!r} is no field of {kind}; write {kind}:FIELD=VALUE with "
+                f"{', '.join(names)}{did_you_mean(name, names)}",
+                code="unknown", field="data", value=data, expected=", ".join(names),
+            )  # fmt: skip
+        values[name] = _read(data, name, text, known[name])
+    task = TASKS[kind](**values)  # type: ignore[arg-type]
+    try:
+        task.check()
+    except ValueError as problem:
+        raise RequestError(f"data={data!r}: {problem}", code="range", field="data", value=data) from None
+    return task
+
+
+def _read(data: str, name: str, text: str, wanted: type) -> object:
+    if choices := get_args(wanted):
+        if text not in choices:
+            raise RequestError(
+                f"data={data!r}: {name}={text} is unknown; use {' or '.join(choices)}",
+                code="unknown", field="data", value=data, expected=" or ".join(choices),
+            )  # fmt: skip
+        return text
+    try:
+        return wanted(text)
+    except ValueError:
+        kind = "a whole number" if wanted is int else "a number"
+        raise RequestError(
+            f"data={data!r}: {name}={text} is not {kind}", code="type", field="data", value=data, expected=kind
+        ) from None
+
+
+def open_task(data: str) -> Corpus:
+    """Some rows of a task, a document each; the corpus names the task, by which its rows can be drawn anew."""
+    task = task_of(data)
+    count = COUNT if isinstance(task, TokenTask) else SHOWN
+
+    def documents() -> Iterator[Document]:
+        for number, text in enumerate(task.texts(task.rows(count, "text"))):
+            yield Document(f"{task.kind} {number}", text)
+
+    made = hashlib.sha256(f"{task} {count} {VERSION}".encode()).hexdigest()
+    return Corpus(str(task), made, documents, task=str(task))
