@@ -1,0 +1,73 @@
+"""Selective copying: which mixers can leave noise out (Gu and Dao 2023, 2312.00752, 4.1.1).
+
+>>> copying("mamba+layers=2+d_model=64").accuracy, copying("gpt2+layers=2+d_model=64+heads=4+s4").accuracy
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from glassformer.model import Model
+from glassformer.naming import preset
+from glassformer.parts.loss import IGNORED
+from glassformer.text import Tokens, prepare
+from glassformer.text.tasks import SelectiveCopy
+from glassformer.training import train
+from glassformer.training.objectives import TaskConfig
+
+HELD_OUT = 512
+"""Rows that a model is measured on."""
+GROUP = 64
+"""Rows that are read at once."""
+
+
+@dataclass(frozen=True)
+class Copying:
+    """A model trained to copy."""
+
+    expression: str
+    seed: int
+    steps: int
+    accuracy: float
+    """Share of the symbols that are given back right."""
+    whole: float
+    """Share of the rows of which all are."""
+    loss: float
+    guess: float
+    """Accuracy of a guess."""
+    seconds: float
+
+
+def copying(
+    expression: str, seed: int = 0, steps: int = 2_000, batch: int = 64, learning_rate: float = 3e-3,
+    task: SelectiveCopy | None = None, rows: int = HELD_OUT,
+) -> Copying:  # fmt: skip
+    """Trains a model on rows that are drawn for each step, and has it answer `rows` others."""
+    task = task or SelectiveCopy()
+    text = prepare(str(task))
+    run = train(
+        preset(expression), text,
+        {
+            "steps": steps, "batch_size": batch, "context": task.length, "seed": seed, "objective": "task",
+            "learning_rate": learning_rate, "weight_decay": 0.0, "threads": 1, "dtype": "float32",
+        },
+    )  # fmt: skip
+    right, whole, loss = answered(run.model, text, task, rows)
+    return Copying(expression, seed, steps, right, whole, loss, 1 / task.symbols, run.seconds)
+
+
+@torch.no_grad()
+def answered(model: Model, text: Tokens, task: SelectiveCopy, rows: int) -> tuple[float, float, float]:
+    """(share of symbols right, share of rows right, loss) on so many held-out rows."""
+    objective = TaskConfig()
+    model.eval()
+    right, losses = [], []
+    for batch, _ in objective.evaluation(text, task.length, rows * task.length, GROUP):
+        asked = batch.targets != IGNORED
+        found = model(batch.inputs).argmax(-1) == batch.targets
+        right.append(found[asked].view(len(found), -1).float())
+        losses.append(float(objective.loss(model, batch)))
+    each = torch.cat(right)
+    return float(each.mean()), float(each.amin(1).mean()), sum(losses) / len(losses)

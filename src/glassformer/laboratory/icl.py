@@ -1,0 +1,383 @@
+"""Learning in context: what a model makes of examples of a linear function, next to what statistics makes of them.
+
+construction     one layer of linear attention whose weights are written down: one step of gradient descent, exactly
+one_step         the same layer, trained: what it comes to, and how far that is from the step
+softmax          a transformer as people train them: from how many examples it answers as well as ridge regression
+
+>>> one_step(dims=5, examples=10, seed=0).error, one_step_error(5, 10)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from glassformer.config import ModelConfig
+from glassformer.errors import RequestError
+from glassformer.figures import Axis, Markup, Series, line_chart
+from glassformer.model import Model
+from glassformer.naming import preset
+from glassformer.text import prepare
+from glassformer.text.tasks import Regression
+from glassformer.training import Callback, train
+from glassformer.training.objectives.drawn import as_vectors
+from glassformer.training.state import Training
+
+if TYPE_CHECKING:
+    from glassformer.parts.mixer import LinearAttention
+
+INITIAL = 0.3
+"""Standard deviation of the layer's weights at first; with .1 training stays in a saddle for thousands of steps."""
+HELD_OUT = 50_000
+"""Prompts that a layer of linear attention is measured on."""
+PROMPTS = 4_000
+"""Prompts that a transformer is measured on."""
+NEIGHBOURS = 3
+"""Examples whose answers a nearest-neighbour answer is the mean of."""
+GROUP = 500
+"""Prompts that are read at once."""
+
+
+def best_rate(dims: int, examples: int) -> float:
+    """The rate at which one step of gradient descent, (rate / n) sum_i y_i x_i from w = 0, errs least on functions
+    without noise: 1 / (1 + (d + 1) / n)."""
+    return 1 / (1 + (dims + 1) / examples)
+
+
+def step_error(dims: int, examples: int, rate: float) -> float:
+    """E (w' x - w x)^2 after one step at this rate, w, x ~ N(0, 1): d ((1 - rate)^2 + rate^2 (d + 1) / n).
+
+    From E (x x^T)^2 = (d + 2) I of Gaussian x."""
+    return dims * ((1 - rate) ** 2 + rate**2 * (dims + 1) / examples)
+
+
+def one_step_error(dims: int, examples: int) -> float:
+    """The least of these: d (d + 1) / (n + d + 1), the error of the best layer of linear attention (Zhang, Frei and
+    Bartlett 2023, 2306.09927)."""
+    return step_error(dims, examples, best_rate(dims, examples))
+
+
+# One layer of linear attention
+
+
+def linear_layer(dims: int) -> ModelConfig:
+    """One layer and one head of linear attention, as wide as a vector (x, y): no softmax, no norm, no positions, no
+    network. It reads vectors as they are, and its answer is their last number after the layer."""
+    return preset(
+        f"gpt2+d_model={dims + 1}+layers=1+linear_attention+mixer.feature=identity+bidirectional+mixer.n_heads=1"
+        f"+nonorm+embedding.position=null+ffn=none+nobias+vectors:{dims + 1}+embedding.vectors.bias=false+vocab_size=1"
+    )
+
+
+def plain_ends(model: Model) -> None:
+    """What reads and what answers: the vectors themselves, and their last number. Neither is trained."""
+    read = model.embedding.vectors
+    assert read is not None and model.head.weight is not None
+    with torch.no_grad():
+        read.projection.weight.copy_(torch.eye(len(read.projection.weight)))
+        model.head.weight.zero_()[0, -1] = 1
+    for weight in (read.projection.weight, model.head.weight):
+        weight.requires_grad_(False)
+
+
+def mixer_of(model: Model) -> LinearAttention:
+    return cast("LinearAttention", model.layers[0].mixer)
+
+
+def construction(dims: int, examples: int, rate: float) -> Model:
+    """The layer whose answer is that of one step of gradient descent at this rate (von Oswald et al. 2022, 2212.07677,
+    proposition 1), in fp64:
+
+        W_Q = W_K = diag(1, ..., 1, 0)     W_V = diag(0, ..., 0, 1)     W_O = rate (n + 1) / n W_V
+
+    (n + 1) / n, as the layer's mean is over the question too, whose y of 0 adds nothing."""
+    model = linear_layer(dims).build(seed=0).double().eval()
+    plain_ends(model)
+    mixer = mixer_of(model)
+    of_y = torch.zeros(dims + 1, dims + 1, dtype=torch.float64)
+    of_y[-1, -1] = 1
+    of_x = torch.eye(dims + 1, dtype=torch.float64) - of_y
+    with torch.no_grad():
+        mixer.qkv.weight.copy_(torch.cat([of_x, of_x, of_y]))
+        mixer.output.weight.copy_(rate * (examples + 1) / examples * of_y)
+    return model
+
+
+def descended(x: np.ndarray, y: np.ndarray, rate: float) -> np.ndarray:
+    """Answers (b,) to the last of x (b, n + 1, d) after one step from w = 0 on the others and their y."""
+    n = x.shape[1] - 1
+    w = rate / n * np.einsum("bnd,bn->bd", x[:, :-1], y[:, :-1])
+    return np.einsum("bd,bd->b", w, x[:, -1])
+
+
+@dataclass(frozen=True)
+class Construction:
+    """How far the written layer is from one step of gradient descent."""
+
+    dims: int
+    examples: int
+    rate: float
+    apart: float
+    """The largest difference of an answer."""
+    size: float
+    """The root mean square of the step's own answers."""
+
+
+def exact_step(dims: int = 5, examples: int = 10, rate: float | None = None, prompts: int = 256) -> Construction:
+    """The construction against gradient descent, in fp64; by default at the best rate."""
+    rate = best_rate(dims, examples) if rate is None else rate
+    task = Regression(dims=dims, examples=examples)
+    x, _, y = task.functions(prompts, np.random.default_rng(0))
+    wanted = descended(x, y, rate)
+    found = answered(construction(dims, examples, rate), task, x, y)
+    apart = float(np.abs(found - wanted).max())
+    return Construction(dims, examples, rate, apart, float(np.sqrt((wanted**2).mean())))
+
+
+@torch.no_grad()
+def answered(model: Model, task: Regression, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """The model's answers to the last of x (b, n + 1, d), (b,)."""
+    found = []
+    for first in range(0, len(x), GROUP):
+        rows = task.laid_out(x[first : first + GROUP], y[first : first + GROUP])
+        found.append(model(torch.from_numpy(rows.inputs).to(model.dtype))[:, -1, 0])
+    return torch.cat(found).double().numpy()
+
+
+@dataclass(frozen=True)
+class Length:
+    """A trained layer with another number of examples than it was trained with."""
+
+    examples: int
+    rate: float
+    """Of the step that the layer's mean over that many examples makes of its own."""
+    error: float
+    step: float
+    """The error of that step, in closed form."""
+
+
+@dataclass(frozen=True)
+class OneStep:
+    """A layer of linear attention, trained, next to one step of gradient descent at the best rate."""
+
+    dims: int
+    examples: int
+    seed: int
+    steps: int
+    error: float
+    """Mean squared error on held-out prompts."""
+    descent: float
+    """Of one step of gradient descent on the same prompts."""
+    published: float
+    """In closed form: d (d + 1) / (n + d + 1)."""
+    apart: float
+    """Root mean square of the difference of their answers, over that of the step's."""
+    cosine: float
+    crossing: float
+    """Root mean square of what stands off the diagonal of W_Q^T W_K, over that of its diagonal, x with x."""
+    lengths: tuple[Length, ...]
+    curve: tuple[tuple[int, float], ...]
+    seconds: float
+
+    def draw(self) -> Markup:
+        """The error while it is trained, and that of the best step."""
+        last = self.curve[-1][0]
+        line = [(1.0, self.published), (float(last), self.published)]
+        return line_chart(
+            [Series("linear attention", [(float(a), b) for a, b in self.curve]), Series("one step", line, style=1)],
+            Axis("step"), Axis("mean squared error", low=0.0, decimals=3),
+            f"One layer of linear attention, trained on {self.examples} examples in {self.dims} dimensions",
+        )  # fmt: skip
+
+
+class _Begin(Callback):
+    """Plain ends, and weights of the layer from N(0, INITIAL^2)."""
+
+    def __init__(self, seed: int):
+        self.seed = seed
+
+    def started(self, run: Training) -> None:
+        plain_ends(run.model)
+        draw = torch.Generator().manual_seed(self.seed)
+        with torch.no_grad():
+            for weight in mixer_of(run.model).parameters():
+                weight.copy_(torch.randn(weight.shape, generator=draw) * INITIAL)
+
+
+def one_step(
+    dims: int = 5, examples: int = 10, seed: int = 0, steps: int = 3_000, batch: int = 512, prompts: int = HELD_OUT
+) -> OneStep:
+    """Trains the layer from random weights on functions without noise: 11 to 19 seconds of one core as by default."""
+    task = Regression(dims=dims, examples=examples)
+    run = train(
+        linear_layer(dims), prepare(str(task)),
+        {
+            "steps": steps, "batch_size": batch, "context": task.length, "seed": seed, "objective": "regression",
+            "learning_rate": 2e-3, "weight_decay": 0.0, "schedule": {"kind": "cosine", "warmup": 0, "floor": 0},
+            "optimizer": {"kind": "adamw", "betas": (0.9, 0.999)}, "threads": 1, "dtype": "float32",
+            "evaluation_tokens": 1_000 * task.length,
+        },
+        callbacks=[_Begin(seed)],
+    )  # fmt: skip
+    model, draw = run.model.eval(), np.random.default_rng((1, seed))
+    x, _, y = task.functions(prompts, draw)
+    found, step = answered(model, task, x, y), descended(x, y, best_rate(dims, examples))
+    truth = y[:, -1]
+    score = _scores(model)
+    return OneStep(
+        dims, examples, seed, steps,
+        error=float(((found - truth) ** 2).mean()), descent=float(((step - truth) ** 2).mean()),
+        published=one_step_error(dims, examples), apart=_rms(found - step) / _rms(step),
+        cosine=float(found @ step / np.linalg.norm(found) / np.linalg.norm(step)),
+        crossing=_rms(score - np.diag(np.diag(score))) / _rms(np.diag(score)) * math.sqrt(dims),
+        lengths=tuple(_at_length(model, task, n, prompts, draw) for n in (examples // 2, 2 * examples, 4 * examples)),
+        curve=tuple((row["step"], row["loss"]) for row in run.metrics if "loss" in row), seconds=run.seconds,
+    )  # fmt: skip
+
+
+def _scores(model: Model) -> np.ndarray:
+    """W_Q^T W_K between numbers of x, (d, d)."""
+    q, k, _ = mixer_of(model).qkv.weight.detach().double().chunk(3)
+    return (q.T @ k)[:-1, :-1].numpy()
+
+
+def _rms(values: np.ndarray) -> float:
+    return float(np.sqrt((values**2).mean()))
+
+
+def _at_length(model: Model, task: Regression, n: int, prompts: int, draw: np.random.Generator) -> Length:
+    """With n examples the layer divides by n + 1 where its step would by n."""
+    rate = best_rate(task.dims, task.examples) * (task.examples + 1) / task.examples * n / (n + 1)
+    x, _, y = Regression(dims=task.dims, examples=n).functions(prompts, draw)
+    error = float(((answered(model, task, x, y) - y[:, -1]) ** 2).mean())
+    return Length(n, rate, error, step_error(task.dims, n, rate))
+
+
+# A transformer, and what statistics makes of the same examples
+
+Answer = Callable[[Tensor, Tensor, Tensor, float], Tensor]
+"""x (b, k, d), y (b, k), the question (b, d), noise -> answers (b,)."""
+
+
+def _ridge(x: Tensor, y: Tensor, asked: Tensor, noise: float) -> Tensor:
+    """The mean of w given the examples, the best that can be done: (X^T X + noise^2 I)^-1 X^T y."""
+    gram = x.mT @ x + max(noise, 1e-6) ** 2 * torch.eye(x.shape[2], dtype=x.dtype)
+    return (torch.linalg.solve(gram, x.mT @ y[..., None])[..., 0] * asked).sum(-1)
+
+
+def _least_squares(x: Tensor, y: Tensor, asked: Tensor, noise: float) -> Tensor:
+    """Of all w that fit best, the shortest."""
+    return ((torch.linalg.pinv(x) @ y[..., None])[..., 0] * asked).sum(-1)
+
+
+def _descent(x: Tensor, y: Tensor, asked: Tensor, noise: float) -> Tensor:
+    """One step of gradient descent, at the rate that is best without noise."""
+    return ((x.mT @ y[..., None])[..., 0] / (x.shape[1] + x.shape[2] + 1) * asked).sum(-1)
+
+
+def _nearest(x: Tensor, y: Tensor, asked: Tensor, noise: float) -> Tensor:
+    """The mean answer of the nearest examples."""
+    k = min(NEIGHBOURS, x.shape[1])
+    near = (x - asked[:, None]).norm(dim=-1).topk(k, dim=1, largest=False).indices
+    return y.gather(1, near).mean(1)
+
+
+ANSWERS: dict[str, Answer] = {
+    "ridge": _ridge, "least squares": _least_squares, "one step": _descent, "nearest neighbours": _nearest,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Softmax:
+    """A transformer and four ways to answer, by the number of examples: mean (answer - w x)^2 / d."""
+
+    expression: str
+    dims: int
+    noise: float
+    seed: int
+    steps: int
+    parameters: int
+    errors: dict[str, tuple[float, ...]]
+    """Of 0, 1, 2, ... examples, by who answers; `transformer` among them."""
+    distances: dict[str, tuple[float, ...]]
+    """Mean (its answer - theirs)^2 / d, by whose."""
+    seconds: float
+
+    @property
+    def likest(self) -> tuple[str, ...]:
+        """Whose answers the transformer's are nearest to, by the number of examples, from 1 on."""
+        return tuple(
+            min(self.distances, key=lambda who: self.distances[who][k]) for k in range(1, len(self.errors["ridge"]))
+        )
+
+    def draw(self) -> Markup:
+        """The errors by the number of examples."""
+        series = [
+            Series(who, [(float(k), error) for k, error in enumerate(errors)], style=style)
+            for style, (who, errors) in enumerate(self.errors.items())
+        ]
+        return line_chart(
+            series, Axis("examples"), Axis("squared error / d", low=0.0, high=1.5, decimals=3),
+            f"Answers from examples in {self.dims} dimensions, noise {self.noise:g}",
+        )  # fmt: skip
+
+
+def softmax(
+    dims: int = 5,
+    noise: float = 0.5,
+    seed: int = 0,
+    steps: int = 8_000,
+    expression: str = "gpt2+layers=4+d_model=64+heads=4",
+    batch: int = 64,
+    prompts: int = PROMPTS,
+) -> Softmax:
+    """Trains a transformer on 2 d examples and a question, each x asked from what stands before it (Garg et al. 2022,
+    2208.01066): about 300 seconds of one core as by default. With fewer steps or layers it stays at the error 1 of a
+    model that has learned nothing."""
+    task = Regression(dims=dims, examples=2 * dims, noise=noise, layout="apart")
+    config = preset(f"{expression}+vectors:{task.size}+vocab_size=1")
+    run = train(
+        config, prepare(str(task)),
+        {
+            "steps": steps, "batch_size": batch, "context": task.length, "seed": seed, "objective": "regression",
+            "learning_rate": 1e-3, "weight_decay": 0.0, "threads": 1, "dtype": "float32", "compile": False,
+            "schedule": {"kind": "cosine", "warmup": min(200, steps // 4), "floor": 0.05},
+            "optimizer": {"kind": "adamw", "betas": (0.9, 0.999)},
+        },
+    )  # fmt: skip
+    errors, distances = compared(run.model.eval(), task, prompts, np.random.default_rng((2, seed)))
+    return Softmax(expression, dims, noise, seed, steps, run.config.num_params(), errors, distances, run.seconds)
+
+
+@torch.no_grad()
+def compared(
+    model: Model, task: Regression, prompts: int, draw: np.random.Generator
+) -> tuple[dict[str, tuple[float, ...]], dict[str, tuple[float, ...]]]:
+    """`errors` and `distances` of a model on so many prompts."""
+    if task.layout != "apart":
+        raise RequestError(
+            f"layout={task.layout} asks one question a prompt; use layout=apart",
+            code="conflict", field="layout", value=task.layout, expected="apart",
+        )  # fmt: skip
+    x, exact, y = task.functions(prompts, draw)
+    rows = as_vectors(task.laid_out(x, y))
+    own = torch.cat([model(part)[:, 0::2, 0] for part in rows.inputs.split(GROUP)]).double()
+    given, truth, told = (torch.from_numpy(values) for values in (x, exact, y))
+    errors: dict[str, list[float]] = {name: [] for name in ("transformer", *ANSWERS)}
+    distances: dict[str, list[float]] = {name: [] for name in ANSWERS}
+    for k in range(task.examples + 1):
+        theirs = {
+            name: answer(given[:, :k], told[:, :k], given[:, k], task.noise) if k else torch.zeros(prompts)
+            for name, answer in ANSWERS.items()
+        }
+        for name, found in {"transformer": own[:, k], **theirs}.items():
+            errors[name].append(float((found - truth[:, k]).square().mean()) / task.dims)
+        for name, found in theirs.items():
+            distances[name].append(float((found - own[:, k]).square().mean()) / task.dims)
+    return {name: tuple(some) for name, some in errors.items()}, {name: tuple(some) for name, some in distances.items()}
