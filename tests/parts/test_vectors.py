@@ -39,8 +39,8 @@ def test_a_model_of_vectors_counts_itself_and_learns() -> None:
     assert found.shape == (3, 7, 1)
     assert counter.get_total_flops() == config.costs(Shape(b=3, s=7, t=7, phase="prefill")).flops
     found.square().sum().backward()
-    learned = {name for name, weight in model.named_parameters() if weight.grad is not None and weight.grad.any()}
-    assert {"embedding.vectors.projection.weight", "head.weight", "layers.0.mixer.projection.qkv.weight"} <= learned
+    idle = [name for name, weight in model.named_parameters() if weight.grad is None or not weight.grad.any()]
+    assert not idle
 
 
 def test_what_follows_changes_nothing_and_a_state_goes_on() -> None:
