@@ -13,6 +13,7 @@ import transformers
 import glassformer as gf
 from glassformer.convert import transformers as wrapped
 from glassformer.errors import RequestError
+from glassformer.generation.beams import beams
 from glassformer.model import Model
 
 from .test_transformers import ROWS, TINY, TOKENS, close, loud, padded
@@ -125,6 +126,29 @@ def test_what_no_class_holds_is_loaded_by_the_auto_class_of_its_kind(expression:
     assert all(torch.equal(a, b) for a, b in zip(mine.parameters(), back.parameters(), strict=True))
     hidden = transformers.AutoModel.from_pretrained(tmp_path / "a")
     assert type(hidden).__name__ == "GlassformerModel"
+
+
+@pytest.mark.parametrize("ways", [{}, {"num_beams": 3}], ids=["greedy", "beams"])
+def test_a_prefix_decoder_reads_its_prompt_as_the_prefix(ways: dict[str, Any], tmp_path: Path):
+    mine = loud("llama@1m+prefix:4")
+    gf.save(mine, None, tmp_path)
+    ours = transformers.AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    assert type(ours).__name__ == "GlassformerForCausalLM"
+    assert torch.equal(ours(TOKENS).logits, mine(TOKENS))
+    texts = ours.generate(TOKENS, max_new_tokens=6, do_sample=False, **ways)
+    if ways:
+        rows = [beams(mine, row[None], 3, 6)[0].tokens for row in TOKENS]
+        assert texts[:, TOKENS.shape[1] :].tolist() == rows
+        return
+    assert torch.equal(texts, gf.generate(mine, TOKENS, max_new_tokens=6, temperature=0))
+    assert not torch.equal(texts, gf.generate(loud("llama@1m"), TOKENS, max_new_tokens=6, temperature=0))
+    short = wrapped.GlassformerCache(max_len=TOKENS.shape[1] + 2, prompted=True)  # begins anew on the way
+    again = [ours(TOKENS, past_key_values=short).logits[:, -1].argmax(-1)]
+    for _ in range(5):
+        again.append(ours(again[-1][:, None], past_key_values=short).logits[:, -1].argmax(-1))
+    assert torch.equal(torch.stack(again, 1), texts[:, TOKENS.shape[1] :])
+    with pytest.raises(RequestError, match="use_cache=False"):
+        ours.generate(TOKENS, max_new_tokens=6, use_cache=False)
 
 
 def test_images_of_a_composition(tmp_path: Path):

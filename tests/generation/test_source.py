@@ -200,13 +200,17 @@ def test_the_command_writes_what_transformers_writes(pair: Pair, tmp_path: Path,
 def test_a_run_writes_the_same_after_convert(expression: str, cls: str, tmp_path: Path, capsys: Any) -> None:
     """It was trained to begin with the token that ends a text, whatever token the family's own models begin with."""
     recipe = {"steps": 2, "batch_size": 4, "context": 32, "objective": "seq2seq", "learning_rate": 0.05}
-    gf.train(gf.preset(expression), "pairs:reversal", recipe, tmp_path / "run", tokenizer="byte")
+    trained = gf.train(gf.preset(expression), "pairs:reversal", recipe, tmp_path / "run", tokenizer="byte")
     run, folder = gf.load(tmp_path / "run"), str(tmp_path / "out")
     assert main(["convert", str(tmp_path / "run"), folder]) == 0
     theirs = AutoModelForSeq2SeqLM.from_pretrained(folder).eval()
     end = run.tokenizer.eos_id
     assert type(theirs).__name__ == cls and theirs.config.decoder_start_token_id == end
-    assert gf.load(folder).generation == run.generation == {"decoder_start_token_id": end}
+    assert gf.load(folder).generation == run.generation == trained.generation == {"decoder_start_token_id": end}
+    gf.save(trained.model, trained.tokenizer, tmp_path / "plain")
+    assert gf.load(tmp_path / "plain").generation == run.generation
+    for place in (folder, tmp_path / "plain"):
+        assert AutoTokenizer.from_pretrained(place)("ab").input_ids == source_ids(run.tokenizer, "ab", 32)
     capsys.readouterr()
     texts = []
     for name in (str(tmp_path / "run"), folder):
@@ -283,6 +287,28 @@ def test_a_run_reads_sources_as_it_was_trained_on_them(tmp_path: Path) -> None:
     for found in (run.tokenizer, gf.load(tmp_path / "out").tokenizer):
         assert source_ids(found, words, 32) == asked.opening.source.tolist()
     assert AutoTokenizer.from_pretrained(tmp_path / "out")(words).input_ids == asked.opening.source.tolist()
+
+
+@pytest.mark.parametrize("tokenizer", [ByteTokenizer(), CharTokenizer("ab", separator=True)], ids=["byte", "char"])
+def test_a_tokenizer_without_a_file_is_saved_as_sources_are_read(tokenizer: Any, tmp_path: Path) -> None:
+    config = gf.preset(f"t5@1m+vocab_size={tokenizer.vocab_size}+layers=1")
+    gf.save(config.build(), tokenizer, tmp_path)
+    wanted = source_ids(tokenizer, "ab", 9)
+    assert wanted[-1] == tokenizer.eos_id
+    assert AutoTokenizer.from_pretrained(tmp_path)("ab").input_ids == wanted
+    loaded = gf.load(tmp_path)
+    assert source_ids(loaded.tokenizer, "ab", 9) == wanted
+    assert loaded.generation == {"decoder_start_token_id": tokenizer.eos_id}
+
+
+def test_a_text_of_a_vector_is_read_with_its_end_as_in_training(tmp_path: Path) -> None:
+    recipe = {"steps": 1, "batch_size": 4, "context": 32, "objective": "contrastive"}
+    config = gf.preset("bert@1m+pooled:mean+layers=1+d_model=24+heads=2")
+    trained = gf.train(config, "pairs:reversal", recipe, tmp_path / "run", tokenizer="byte")
+    gf.save(trained.model, trained.tokenizer, tmp_path / "out")
+    for found in (gf.load(tmp_path / "run").tokenizer, gf.load(tmp_path / "out").tokenizer, trained.tokenizer):
+        assert found.encode("ab", add_specials=True).tolist() == [97, 98, found.eos_id]
+    assert AutoTokenizer.from_pretrained(tmp_path / "out")("ab").input_ids == [97, 98, trained.tokenizer.eos_id]
 
 
 def test_a_source_is_bounded_and_ends() -> None:

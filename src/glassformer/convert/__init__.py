@@ -192,6 +192,7 @@ def save(
     A model that no published class can hold is written as our own, which `transformers` loads once `glassformer` is
     imported. Reparametrised matrices are written as they are applied. `trained` goes into the model card. `ends` are
     the ids at which an answer ends, the tokenizer's own where none is given, and `generation` how it is drawn, both as
-    `load` gives them. `pooling`, as `load` gives it, makes it a folder of sentence-transformers too."""
+    `load` gives them, and a run its `generation`. `pooling`, as `load` gives it, makes it a folder of sentence-
+    transformers too."""
     place = writable(folder, file=False)
     return write_folder(fold(model), tokenizer, place, dtype, trained, family, ends, generation, pooling)

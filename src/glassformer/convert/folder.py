@@ -23,7 +23,7 @@ from glassformer.convert.weights import fill, tensors
 from glassformer.errors import RequestError, did_you_mean
 from glassformer.model import Model
 from glassformer.text import Tokenizer, load_tokenizer, replace_tokenizer
-from glassformer.text.pairs import START
+from glassformer.text.pairs import START, as_read
 from glassformer.text.storage import atomic_file
 from glassformer.training import Loaded
 from glassformer.training.run import Pooling
@@ -98,6 +98,8 @@ def write_folder(
             "tokenizer; save it with the one it was trained with"
         )
     family, fields = _chosen(config, kind)
+    if config.encoder is not None and tokenizer is not None:
+        tokenizer = as_read(tokenizer)
     dtype = dtype or next(model.parameters()).dtype
     weights, readme = tensors(model, family.names_of(config), dtype), card(config, family, folder.name, trained)
     folder.mkdir(parents=True, exist_ok=True)
@@ -107,7 +109,8 @@ def write_folder(
     if pooling is not None:
         sentences.write(folder, pooling, config.d_model)
     ids = answers.special_ids(tokenizer, ends)
-    settings = generation or {}
+    begins = _begins(family, ids) if config.encoder is not None and tokenizer is not None else {}
+    settings = {**begins, **(generation or {})}
     _write_json(folder / answers.FILE, answers.written(ids, ends, settings))
     with atomic_file(folder / "README.md") as temporary:
         temporary.write_text(readme, encoding="utf-8")
@@ -116,11 +119,18 @@ def write_folder(
         "model_type": family.model_type,
         **ids,
         **fields,  # where positions begin behind the padding's, it is the family that says which token that is
-        **({START: settings[START]} if START in settings else {}),  # a run's, whatever the family's is
+        **({START: settings[START]} if START in settings else {}),  # whatever the family's usually is
         "torch_dtype": str(dtype).removeprefix("torch."),
     }
     _write_json(folder / "config.json", said)
     return family
+
+
+def _begins(family: Family, ids: Mapping[str, int | None]) -> dict[str, int]:
+    """What a text that is written from a source begins with, where nobody said: the tokenizer's token that the family
+    begins with, and of one without it the end, as in a run."""
+    token = ids["eos_token_id"] if ids[family.start] is None else ids[family.start]
+    return {} if token is None else {START: token}
 
 
 def _chosen(config: ModelConfig, kind: str | None) -> tuple[Family, dict[str, Any]]:

@@ -4,9 +4,9 @@
 >>> AutoModelForCausalLM.from_pretrained(folder)                    # a folder that gf.save wrote
 >>> GlassformerForCausalLM.of(gf.preset("llama@10m+alibi").build())   # any model, wrapped as it stands
 
-A decoder is `AutoModelForCausalLM`'s, a model that sees both ways `AutoModelForMaskedLM`'s, one with two towers
-`AutoModelForSeq2SeqLM`'s, one of classes `AutoModelForSequenceClassification`'s; `AutoModel` gives the hidden states of
-any of them. Weights are named `model.<our name>`, as in the folder. Needs the extra `hf`.
+A decoder is `AutoModelForCausalLM`'s, with a prefix or without, a model that sees both ways `AutoModelForMaskedLM`'s,
+one with two towers `AutoModelForSeq2SeqLM`'s, one of classes `AutoModelForSequenceClassification`'s; `AutoModel` gives
+the hidden states of any of them. Weights are named `model.<our name>`, as in the folder. Needs the extra `hf`.
 """
 
 from __future__ import annotations
@@ -48,12 +48,15 @@ class GlassformerCache(Cache):
     """Decode state of a wrapped model: the tokens read, (b, t), and our `ModelState` that remembers them.
 
     Room for `max_len` tokens is taken when the first arrive. Where the state cannot follow (it is full, a window has
-    forgotten what it is to go back to, rows are repeated), a new one reads the tokens again.
+    forgotten what it is to go back to, rows are repeated), a new one reads the tokens again. With `prompted` the tokens
+    of the first call are the prefix of a model that takes one.
     """
 
-    def __init__(self, max_len: int = 256):
+    def __init__(self, max_len: int = 256, prompted: bool = False):
         super().__init__(layers=[])
-        self.max_len = max_len
+        self.max_len, self.prompted = max_len, prompted
+        self.prompt = 0
+        """Tokens of the first call."""
         self.state: ModelState | None = None
         self.tokens: Tensor | None = None
         self.mask: Tensor | None = None
@@ -68,6 +71,7 @@ class GlassformerCache(Cache):
             mask = F.pad(self.mask, (0, tokens.shape[1]), value=1)
         elif mask is not None and self.mask is None:
             self.state = None  # which read the past as if nothing in it were padding
+        self.prompt = self.prompt if start else tokens.shape[1]
         self.tokens = tokens if self.tokens is None else torch.cat([self.tokens, tokens], dim=1)
         self.mask = mask
         if self.state is None or end > self.state.max_len:
@@ -76,7 +80,16 @@ class GlassformerCache(Cache):
         read = self.state.length
         documents, positions = (None, None) if mask is None else (mask[:, read:], count(mask)[:, read:])
         again = None if read else memory
-        return model.hidden_states(self.tokens[:, read:], self.state, positions, documents, again)[:, start - read :]
+        return model.hidden_states(
+            self.tokens[:, read:], self.state, positions, documents, again, global_tokens=self._prefix(model, read)
+        )[:, start - read :]
+
+    def _prefix(self, model: Model, read: int) -> Tensor | None:
+        """Which tokens are the prompt, for a state that begins with it."""
+        if read or not (self.prompted and model.takes_prefix):
+            return None
+        assert self.tokens is not None
+        return (torch.arange(self.tokens.shape[1], device=self.tokens.device) < self.prompt).expand_as(self.tokens)
 
     def _room(self, model: Model, needed: int) -> int:
         limit = model.embedding.limit
@@ -207,10 +220,15 @@ class GlassformerForCausalLM(Wrapped, GenerationMixin):
         self, generation_config: Any, model_kwargs: dict[str, Any], *rest: Any, **more: Any
     ) -> None:
         """`generate` starts with room for all that it may write."""
-        if not self.model.causal:
+        if not self.model.writes:
             raise RequestError("this model is bidirectional (not causal), so it cannot generate", code="not_causal")
+        if self.model.takes_prefix and generation_config.use_cache is False:
+            raise RequestError(
+                "use_cache=False: this model reads the prompt as its prefix, which a cache remembers; leave it out",
+                code="conflict", field="use_cache", value=False, expected="True",
+            )  # fmt: skip
         if generation_config.use_cache is not False and model_kwargs.get("past_key_values") is None:
-            model_kwargs["past_key_values"] = GlassformerCache(generation_config.max_length)
+            model_kwargs["past_key_values"] = GlassformerCache(generation_config.max_length, prompted=True)
 
 
 class GlassformerModel(Wrapped):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from glassformer.errors import RequestError
 from glassformer.text.documents import utf8
 from glassformer.text.subword import FileTokenizer
+from glassformer.text.tokenizers import as_file
 from glassformer.text.vocabulary import Tokenizer
 
 START = "decoder_start_token_id"
@@ -38,6 +39,11 @@ def source_ids(tokenizer: Tokenizer, text: str, context: int) -> list[int]:
 
 def as_trained(tokenizer: Tokenizer) -> Tokenizer:
     """The tokenizer of a run on pairs, whose sources have an end behind them and nothing else that a file may add."""
-    if not isinstance(tokenizer, FileTokenizer) or tokenizer.eos_id is None:
+    return tokenizer if tokenizer.eos_id is None else as_file(tokenizer).adding_behind(tokenizer.eos_id)
+
+
+def as_read(tokenizer: Tokenizer) -> Tokenizer:
+    """The tokenizer as a file that says what `source_ids` adds: an end, where its own file adds nothing."""
+    if tokenizer.eos_id is None or len((known := as_file(tokenizer)).encode("", add_specials=True)):
         return tokenizer
-    return tokenizer.adding_behind(tokenizer.eos_id)
+    return known.adding_behind(tokenizer.eos_id)

@@ -48,6 +48,11 @@ class Run:
     """`tokens`, and of pairs those of the `sources` and `targets`, each with its end."""
 
     @property
+    def generation(self) -> dict[str, Any]:
+        """How a text is written, as `Loaded` has it and `gf.save` takes it."""
+        return written_from(self.config, self.tokenizer)
+
+    @property
     def tokens_per_second(self) -> float:
         """Median over the steps, so that a pause of the machine does not count."""
         rates = sorted(row["tokens_per_second"] for row in self.metrics if "tokens_per_second" in row)
@@ -100,7 +105,15 @@ def load(path: str | Path) -> Loaded:
         raise RequestError(f"{folder} has no checkpoint yet")
     model = config.build(seed=None)
     checkpoint.load_model(found, model)
-    tokenizer = load_tokenizer(folder)
-    if config.encoder is None or tokenizer.eos_id is None:
-        return Loaded(model.eval(), config, tokenizer)
-    return Loaded(model.eval(), config, as_trained(tokenizer), generation={START: tokenizer.eos_id})
+    tokenizer = reading(config, load_tokenizer(folder))
+    return Loaded(model.eval(), config, tokenizer, generation=written_from(config, tokenizer))
+
+
+def reading(config: ModelConfig, tokenizer: Tokenizer) -> Tokenizer:
+    """The tokenizer as texts were read in training: sources, and texts of which a vector is made, with their end."""
+    return as_trained(tokenizer) if config.encoder is not None or config.head.vector else tokenizer
+
+
+def written_from(config: ModelConfig, tokenizer: Tokenizer) -> dict[str, Any]:
+    """What a text that is written from a source begins with, as in training; nothing without an encoder."""
+    return {} if config.encoder is None or tokenizer.eos_id is None else {START: tokenizer.eos_id}

@@ -18,7 +18,7 @@ from glassformer.training import checkpoint
 from glassformer.training.evaluate import evaluate
 from glassformer.training.progress import Progress
 from glassformer.training.request import Request
-from glassformer.training.run import Run
+from glassformer.training.run import Run, reading
 
 if TYPE_CHECKING:
     from glassformer.training.callbacks.base import Callback
@@ -137,9 +137,9 @@ class Training:
 
     def result(self) -> Run:
         return Run(
-            self.model, self.config, self.text.tokenizer, self.recipe, "diverged" if self.error else "ok", self.step,
-            self.tokens, self.seconds, self.validation, self.rows, self.how, self.folder, self.error,
-            self.learning_rate, self.read,
+            self.model, self.config, reading(self.config, self.text.tokenizer), self.recipe,
+            "diverged" if self.error else "ok", self.step, self.tokens, self.seconds, self.validation, self.rows,
+            self.how, self.folder, self.error, self.learning_rate, self.read,
         )  # fmt: skip
 
     # Checkpoints

@@ -49,8 +49,8 @@ class _Own(Family):
         if config.encoder is not None:
             return "GlassformerForSeq2SeqLM"
         if config.head.predicts_tokens:
-            return "GlassformerForCausalLM" if config.causal else "GlassformerForMaskedLM"
+            return "GlassformerForCausalLM" if config.writes else "GlassformerForMaskedLM"
         return "GlassformerForSequenceClassification" if config.head.classes else "GlassformerModel"
 
 
-OWN = _Own("glassformer", "GlassformerForCausalLM", names, read, write)
+OWN = _Own("glassformer", "GlassformerForCausalLM", names, read, write, start="eos_token_id")
