@@ -12,43 +12,23 @@ from __future__ import annotations
 
 import json
 import statistics
-import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.train import BATCH, CONTEXT, SHORT, Step
+from benchmarks.train import BATCH, CONTEXT, SHORT, Step, grown, loop, memory, trained
 from glassformer import machine
 from glassformer.naming import preset
 from glassformer.parts.loss import IGNORED
-from glassformer.parts.region import compiled_regions
-from glassformer.training import AdamWConfig
-from glassformer.training.clipping import clip, gradient_norm
 
 VOCAB = 4096
 HIDDEN = 0.15
-ROOT = Path(__file__).resolve().parents[1]
 
 
 def ours(dtype: str, compile: bool) -> Step:
-    how = machine.settings("cpu", dtype, compile=compile)
-    model = preset(f"bert@10m+vocab_size={VOCAB}+context={CONTEXT}").build(seed=0)
-    optimizer = AdamWConfig().create(model, 1e-4, 0.1)
-
-    def step(inputs: torch.Tensor, targets: torch.Tensor) -> float:
-        with compiled_regions(compile):
-            with how.autocast():
-                loss = model.loss(inputs, targets)
-            loss.backward()
-        clip(model, 1.0, gradient_norm(model))
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        return float(loss.detach())
-
-    return step
+    return trained(preset(f"bert@10m+vocab_size={VOCAB}+context={CONTEXT}"), dtype, compile)
 
 
 def transformers(dtype: str, attention: str) -> Step:
@@ -62,19 +42,8 @@ def transformers(dtype: str, attention: str) -> Step:
             attn_implementation=attention,
         )
     )  # fmt: skip
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
     how = machine.settings("cpu", dtype, compile=False)
-
-    def step(inputs: torch.Tensor, targets: torch.Tensor) -> float:
-        with how.autocast():
-            loss = model(input_ids=inputs, labels=targets).loss
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        return float(loss.detach())
-
-    return step
+    return loop(model, how, lambda inputs, targets: model(input_ids=inputs, labels=targets).loss)
 
 
 SIDES = {
@@ -101,12 +70,6 @@ def batch() -> tuple[torch.Tensor, torch.Tensor]:
     return tokens.masked_fill(hidden, VOCAB - 1), tokens.masked_fill(~hidden, IGNORED)
 
 
-def memory(side: str) -> int:
-    """Bytes that some steps add to a process of its own."""
-    call = [sys.executable, "-m", "benchmarks.masked", side]
-    return int(subprocess.run(call, check=True, capture_output=True, text=True, cwd=ROOT).stdout.splitlines()[-1])
-
-
 def run(rounds: int = 5, threads: int | None = None, quiet: bool = False) -> dict[str, Any]:
     how = machine.settings("cpu", threads=threads)
     machine.apply(how)
@@ -125,7 +88,7 @@ def run(rounds: int = 5, threads: int | None = None, quiet: bool = False) -> dic
             step(inputs, targets)
             took[name].append(time.perf_counter() - began)
     medians = {name: statistics.median(values) for name, values in took.items()}
-    added = {name: memory(name) for name in steps}
+    added = {name: memory("masked", name) for name in steps}
     lines = [f"{BATCH} x {CONTEXT} tokens a step, {HIDDEN:.0%} hidden; {how.threads} threads", "",
              "| side | tokens/s | ms/step | memory added | first loss |", "|---|--:|--:|--:|--:|"]  # fmt: skip
     lines += [
@@ -156,12 +119,7 @@ def main(side: str) -> None:
     machine.apply(machine.settings("cpu"))
     if side.startswith("transformers"):
         import transformers  # noqa: F401  # not what is measured
-    inputs, targets = batch()
-    before = machine.peak_memory("cpu")
-    step = make(side)
-    for _ in range(6):  # until it grows no more
-        step(inputs, targets)
-    print(machine.peak_memory("cpu") - before)
+    print(grown(lambda: make(side), *batch()))
 
 
 if __name__ == "__main__":

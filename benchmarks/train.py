@@ -42,17 +42,22 @@ BATCH, CONTEXT, VOCAB = 16, 256, 65
 ROOT = Path(__file__).resolve().parents[1]
 FAMILIES = ("llama", "gpt2")
 
+RATE, DECAY = 1e-3, 0.1
+"""Of AdamW."""
+
 Step = Callable[[torch.Tensor, torch.Tensor], float]
+LossOf = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def config(family: str) -> ModelConfig:
     return preset(f"{family}@10m+vocab_size={VOCAB}+context={CONTEXT}")
 
 
-def ours(family: str, dtype: str, compile: bool) -> Step:
+def trained(config: ModelConfig, dtype: str, compile: bool) -> Step:
+    """Our side, as a run trains it."""
     how = machine.settings("cpu", dtype, compile=compile)
-    model = config(family).build(seed=0)
-    optimizer = AdamWConfig().create(model, 1e-3, 0.1)
+    model = config.build(seed=0)
+    optimizer = AdamWConfig().create(model, RATE, DECAY)
 
     def step(inputs: torch.Tensor, targets: torch.Tensor) -> float:
         with compiled_regions(compile):
@@ -65,6 +70,26 @@ def ours(family: str, dtype: str, compile: bool) -> Step:
         return float(loss.detach())
 
     return step
+
+
+def loop(model: torch.nn.Module, how: machine.Settings, loss_of: LossOf) -> Step:
+    """The loop that a user of torch writes around a loss."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, betas=(0.9, 0.95), weight_decay=DECAY, fused=True)
+
+    def step(inputs: torch.Tensor, targets: torch.Tensor) -> float:
+        with how.autocast():
+            loss = loss_of(inputs, targets)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return float(loss.detach())
+
+    return step
+
+
+def ours(family: str, dtype: str, compile: bool) -> Step:
+    return trained(config(family), dtype, compile)
 
 
 def transformers(family: str, dtype: str, attention: str) -> Step:
@@ -81,20 +106,11 @@ def transformers(family: str, dtype: str, attention: str) -> Step:
             GPT2Config(n_embd=384, n_layer=6, n_head=6, n_positions=CONTEXT, resid_pdrop=0.0, embd_pdrop=0.0,
                        attn_pdrop=0.0, **shared)
         )  # fmt: skip
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
-    how = machine.settings("cpu", dtype, compile=False)
 
-    def step(inputs: torch.Tensor, targets: torch.Tensor) -> float:
-        with how.autocast():
-            logits = model(inputs).logits
-            loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        return float(loss.detach())
+    def loss(inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(model(inputs).logits.flatten(0, 1).float(), targets.flatten())
 
-    return step
+    return loop(model, machine.settings("cpu", dtype, compile=False), loss)
 
 
 FAST = ExitStack()
@@ -106,36 +122,12 @@ def own(family: str, fast: bool) -> Step:
     for the rest of the process."""
     how = FAST.enter_context(gf.fast_training()) if fast else machine.settings("cpu")
     model = config(family).build(seed=0)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
-
-    def step(inputs: torch.Tensor, targets: torch.Tensor) -> float:
-        with how.autocast():
-            loss = model.loss(inputs, targets)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-        return float(loss.detach())
-
-    return step
+    return loop(model, how, model.loss)
 
 
 def nanogpt(dtype: str) -> Step:
     model = GPT(VOCAB, CONTEXT, n_layer=6, n_head=6, n_embd=384)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
-    compiled = torch.compile(model)
-    how = machine.settings("cpu", dtype, compile=False)
-
-    def step(inputs: torch.Tensor, targets: torch.Tensor) -> float:
-        with how.autocast():
-            loss = compiled(inputs, targets)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        return float(loss.detach())
-
-    return step
+    return loop(model, machine.settings("cpu", dtype, compile=False), torch.compile(model))
 
 
 OWN = {"own loop, plain": False, "own loop, fast_training": True}
@@ -219,9 +211,9 @@ def products(family: str, dtype: torch.dtype) -> Callable[[], float]:
     return once
 
 
-def memory(family: str, side: str) -> int:
-    """Bytes that some steps add to a process of its own."""
-    call = [sys.executable, "-m", "benchmarks.train", family, side]
+def memory(benchmark: str, *side: str) -> int:
+    """Bytes that some steps of a side of a benchmark add to a process of its own."""
+    call = [sys.executable, "-m", f"benchmarks.{benchmark}", *side]
     return int(subprocess.run(call, check=True, capture_output=True, text=True, cwd=ROOT).stdout.splitlines()[-1])
 
 
@@ -262,7 +254,7 @@ def run(rounds: int = 5, threads: int | None = None, quiet: bool = False) -> dic
         peak = statistics.median(peaks)
         result["families"][family] = found = summary(family, best, medians, peak, statistics.median(alone))
         found["seconds"] = took
-        found["memory_bytes"] = {name: memory(family, name) for name in steps}
+        found["memory_bytes"] = {name: memory("train", family, name) for name in steps}
         lines += table(family, medians, found)
     result["table"] = "\n".join(lines)
     return result
@@ -328,15 +320,22 @@ def main(family: str, side: str, mode: str = "") -> None:
         for _ in sys.stdin:
             print(step(inputs, targets), flush=True)
         return
-    if side not in OWN:
-        machine.apply(machine.settings("cpu"))
+    if side in OWN:
+        print(grown(lambda: own(family, OWN[side]), inputs, targets))
+        return
+    machine.apply(machine.settings("cpu"))
     if side.startswith("transformers"):
         import transformers  # noqa: F401  # not what is measured
+    print(grown(sides(family)[side], inputs, targets))
+
+
+def grown(make: Callable[[], Step], inputs: torch.Tensor, targets: torch.Tensor) -> int:
+    """Bytes that this process grows by."""
     before = machine.peak_memory("cpu")
-    step = own(family, OWN[side]) if side in OWN else sides(family)[side]()
+    step = make()
     for _ in range(6):  # until it grows no more
         step(inputs, targets)
-    print(machine.peak_memory("cpu") - before)
+    return machine.peak_memory("cpu") - before
 
 
 if __name__ == "__main__":

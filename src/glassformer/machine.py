@@ -70,7 +70,7 @@ def settings(
     use = compiler if compile is None else compile
     reasons = [
         f"{chosen} matrix products" + ("" if fast or chosen == "bfloat16" else " (no fast bfloat16 here)"),
-        f"{asked} threads" if device == "cpu" else "",
+        f"{asked} thread{'s' * (asked != 1)}" if device == "cpu" else "",
         "compiled regions" if use else "eager" + ("" if compiler else f" (compiling needs {_needs(device)})"),
     ]
     why = f"on {device}: " + ", ".join(filter(None, reasons))

@@ -124,6 +124,7 @@ def test_what_cannot_be_measured(text: str) -> None:
     for load, data, tokens, said in (
         (loader(tokenizer=None), text, 64, "no tokenizer"),
         (loader("llama@1m+bidirectional"), text, 64, "bidirectional"),
+        (loader("t5@1m"), text, 64, "writes from a source"),
         (loader("llama@1m+vocab_size=200"), text, 64, "outside the vocabulary of 200"),
         (loader(), f"{text}.txt", 64, "is no file"),
         (loader(), text, 0, "tokens=0 must be at least 1"),

@@ -203,6 +203,9 @@ def test_a_run_writes_the_same_after_convert(expression: str, cls: str, tmp_path
     trained = gf.train(gf.preset(expression), "pairs:reversal", recipe, tmp_path / "run", tokenizer="byte")
     run, folder = gf.load(tmp_path / "run"), str(tmp_path / "out")
     assert main(["convert", str(tmp_path / "run"), folder]) == 0
+    assert f"{folder}: {cls}, " in capsys.readouterr().out
+    assert main(["convert", str(tmp_path / "run"), f"{folder}.gguf"]) == 2
+    assert "this model has an encoder too" in capsys.readouterr().err
     theirs = AutoModelForSeq2SeqLM.from_pretrained(folder).eval()
     end = run.tokenizer.eos_id
     assert type(theirs).__name__ == cls and theirs.config.decoder_start_token_id == end

@@ -15,6 +15,7 @@ from rich.table import Table
 from glassformer.cli.show import View, decimals, output, ruled, size
 from glassformer.config import ModelConfig
 from glassformer.convert import is_checkpoint, save, training_of
+from glassformer.convert.card import auto_class
 from glassformer.convert.check import CheckReport, Row, checks
 from glassformer.convert.doors import doors
 from glassformer.convert.gguf import write as write_gguf
@@ -40,9 +41,11 @@ def show_doors(name: str, config: ModelConfig, as_json: bool) -> None:
     first = [door for door in seen if door.open]
     if not first:
         print(f"no Hugging Face class holds {name}; it loads through the glassformer package:")
-        print("gf.save writes a folder that AutoModelForCausalLM.from_pretrained loads after `import glassformer`")
+        print(f"gf.save writes a folder that {auto_class(config)[0]}.from_pretrained loads after `import glassformer`")
     for door in first:
-        print(f"exports as {door.family.architecture}; runs in {', '.join(runs_in(config, door.family))}: yes")
+        print(
+            f"exports as {door.family.architecture_of(config)}; runs in {', '.join(runs_in(config, door.family))}: yes"
+        )
     for door in [door for door in seen if not door.open][: 0 if first else 5]:
         parts = [
             f"{path}={mine}" + ("" if theirs is None else f" ({theirs} would open it)")
@@ -67,15 +70,16 @@ def convert_checkpoint(source: str, out: str, to: Format | None, dtype: str | No
             loaded.model, loaded.tokenizer, out, dtype=kept, trained=training_of(source),
             ends=loaded.ends, generation=loaded.generation, pooling=loaded.pooling,
         )  # fmt: skip
+    written_class = family.architecture_of(loaded.config)
     written = [Path(out)] if kind == "gguf" else [path for path in sorted(Path(out).iterdir()) if path.is_file()]
     total = sum(path.stat().st_size for path in written)
     if as_json:
-        print(json.dumps({"out": out, "format": kind, "family": family.model_type, "class": family.architecture,
+        print(json.dumps({"out": out, "format": kind, "family": family.model_type, "class": written_class,
                           "bytes": total, "new_parameters": list(loaded.fresh)}))  # fmt: skip
         return
     if loaded.fresh:
         print(f"{len(loaded.fresh)} parameters begin anew, the checkpoint has none: {', '.join(loaded.fresh[:4])} ...")
-    print(f"{out}: {family.architecture}, {size(total)}; runs in {', '.join(runs_in(loaded.config, family, kind))}")
+    print(f"{out}: {written_class}, {size(total)}; runs in {', '.join(runs_in(loaded.config, family, kind))}")
 
 
 SHOWN = 12

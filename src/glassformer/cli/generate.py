@@ -578,7 +578,8 @@ class Writer:
         else:
             read = f"read, the first after {first - self.began:.2f} s" if self.first else "given"
             rate = f", {speed:.1f} tokens/s" if new else ""
-            parts = [f"{sum(map(len, self.ids)):,} tokens {read}",
+            given = sum(map(len, [*self.ids, *(self.source or ())]))
+            parts = [f"{given:,} token{'s' * (given != 1)} {read}",
                      f"{new:,} written{rate}", f"state {size(self.state_bytes)}"]  # fmt: skip
             if self.guesses and self.guesses["proposed"]:
                 share = self.guesses["accepted"] / self.guesses["proposed"]

@@ -38,7 +38,7 @@ def auto_class(config: ModelConfig) -> tuple[str, str]:
     if config.encoder is not None:
         return "AutoModelForSeq2SeqLM", "text2text-generation"
     if config.head.predicts_tokens:
-        return ("AutoModelForCausalLM", "text-generation") if config.causal else ("AutoModelForMaskedLM", "fill-mask")
+        return ("AutoModelForCausalLM", "text-generation") if config.writes else ("AutoModelForMaskedLM", "fill-mask")
     if not config.head.classes:
         return "AutoModel", "feature-extraction"
     if config.embedding.patches is not None:

@@ -223,6 +223,11 @@ def write(
     if tokenizer is None:
         raise RequestError("a GGUF holds its tokenizer, and this model has none")
     writable(path, file=True)
+    if model.config.encoder is not None:
+        raise RequestError(
+            "a GGUF holds one tower here, and this model has an encoder too; give a folder",
+            code="conflict", field="encoder", expected="a decoder",
+        )  # fmt: skip
     model = fold(model)
     door = llama_cpp(model.config)
     if not door.open or door.family.gguf is None:

@@ -32,4 +32,4 @@ def runs_in(config: ModelConfig, family: Family, written: Format | None = None) 
         return file
     if family is OWN:
         return ["glassformer", "transformers (after import glassformer)"]
-    return ["transformers", *(["vLLM"] if family.architecture in VLLM else []), *file]
+    return ["transformers", *(["vLLM"] if family.architecture_of(config) in VLLM else []), *file]

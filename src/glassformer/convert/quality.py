@@ -86,6 +86,11 @@ def qualities(
     loaded = load()
     if loaded.tokenizer is None:
         raise RequestError("this checkpoint has no tokenizer, and perplexity is measured on text")
+    if loaded.config.encoder is not None:
+        raise RequestError(
+            "this model writes from a source, and perplexity is measured on texts that have none; give a decoder",
+            code="conflict", field="model", expected="a decoder",
+        )  # fmt: skip
     windows = windows_of(loaded.tokenizer, loaded.config.context, data, tokens, progress)
     for batch, _ in windows:
         check_tokens(loaded.model, batch.inputs)
