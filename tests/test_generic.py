@@ -203,12 +203,13 @@ MATRIX = sampled()
 NAMED = [
     Case(f"{name}@1m+{TINY}")
     for name in ["gpt2", *FAMILIES, "falcon-40b", "llama-3-8b", "smollm2-135m", "pythia-160m"]
-    if name not in ("mamba", "mamba2")  # which has no heads, and is below
+    if name not in ("mamba", "mamba2", "modernbert")  # they have no heads, or layers of two kinds, and are below
 ]
 PUBLISHED = [case for case in NAMED if case.kind() == "decoder"]
 """Those with two towers have tests of their own, in tests/test_towers.py."""
 ENCODERS = [
     *(case for case in NAMED if case.kind() == "encoder"),
+    Case(f"modernbert@1m+{TINY.replace('layers=2+', '')}"),
     Case(f"gpt2@1m+{TINY}+bidirectional"),
     Case(f"gpt2@1m+{TINY}+bidirectional+rope+kernel=banded+post+gqa:2"),
     Case(f"gpt2@1m+{TINY}+linear_attention+bidirectional+bias"),
