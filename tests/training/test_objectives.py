@@ -211,3 +211,8 @@ def test_encoders_are_compared_under_the_same_masks(text: TextData, tmp_path: Pa
     assert [run.status for run in ways.runs] == ["ok", "ok"]
     again = gf.compare([ENCODER, f"{ENCODER}+rope"], text, out=tmp_path, **asked)
     assert [run["train"]["seconds"] for run in again["runs"]] == [run.train.seconds for run in found.runs if run.train]
+
+
+def test_a_model_of_images_is_refused_before_its_context_is_asked(text: TextData, tmp_path: Path):
+    with pytest.raises(RequestError, match="this model's head gives classes"):
+        train(preset("vit-base@1m"), text, {**TEN, "context": 32}, tmp_path)

@@ -121,10 +121,10 @@ def fit(config: ModelConfig, vocab_size: int, context: int, padded: int | None =
 
 def refuse_early(config: ModelConfig, recipe: Recipe) -> None:
     """What can be refused of a run before the text is read, which may take minutes. Raises RequestError."""
+    recipe.objective.check(config)
     config = config.vary(context=recipe.context)
     config.check()
     refuse_short(config)
-    recipe.objective.check(config)
     if recipe.flops is not None and not recipe.objective.continues:
         raise RequestError(
             f"flops={recipe.flops:g} is a budget for a text that is read on, and objective={recipe.objective.kind} "
