@@ -467,6 +467,21 @@ def test_transfer_is_judged_from_the_smallest_size() -> None:
     assert "| 10m | muP | 0.001 | 0.003 | 3.0000 | diverged |" in transfer.page(found, 1000)
 
 
+def test_the_experiment_of_transfer_runs(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sizes = ("1m", "3m")
+    found = {f"llama@{size}": Basin(3.0, best=best) for size, best in zip(sizes, (1.2, -0.4), strict=True)}
+    simulated = Simulated(found)
+    monkeypatch.setattr(Serial, "spawn", lambda self, place, notify: simulated(place, notify))
+    monkeypatch.setattr(transfer, "ARMS", {"standard": "llama@{}"})
+    monkeypatch.setattr(transfer, "DATA", source)
+    for size in sizes:
+        monkeypatch.setitem(USUAL, f"llama@{size}", default_learning_rate(preset(f"llama@{size}")))
+    assert transfer.main(["--quick", "--out", str(tmp_path)]) == 0
+    assert "does not transfer within a factor of 2" in capsys.readouterr().out
+
+
 @pytest.mark.slow
 def test_a_tuned_comparison_for_real(source: Path, tmp_path: Path) -> None:
     """Some 30 processes of a model of 13k parameters."""

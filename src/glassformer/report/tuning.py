@@ -85,17 +85,24 @@ def finding(tuning: Tuning) -> str:
 
 
 def said(verdict: Verdict) -> str:
-    """A verdict with its interval, the better arm first."""
+    """A verdict with its interval, the better arm first; loss(b) - loss(a) where neither is."""
     low, high, difference = (finite(value) for value in (verdict.low, verdict.high, verdict.difference))
-    ends = ""
-    if low is not None and high is not None:
-        ends = f" ({fixed(low, 4, signed=True)} to {fixed(high, 4, signed=True)})"
-    better = {"a better": (verdict.a, verdict.b), "b better": (verdict.b, verdict.a)}.get(str(verdict.verdict))
-    if better is None:
-        return f"{verdict.a} against {verdict.b}, {verdict.verdict}{ends}"
-    if verdict.decided_by == "divergence" or difference is None:
-        return f"{better[0]} is better than {better[1]}, which diverged more often"
-    return f"{better[0]} is better than {better[1]} by {fixed(abs(difference), 4)}{ends}"
+    known = None if low is None or high is None or difference is None else (difference, low, high)
+    if verdict.decided_by == "divergence":
+        known = None
+    if verdict.verdict == "a better":
+        return f"{verdict.a} is better than {verdict.b}{_by(known)}"
+    if verdict.verdict == "b better":
+        return f"{verdict.b} is better than {verdict.a}{_by(known and (-known[0], -known[2], -known[1]))}"
+    ends = f" ({fixed(known[1], 4, signed=True)} to {fixed(known[2], 4, signed=True)})" if known else ""
+    return f"{verdict.a} against {verdict.b}, {verdict.verdict}{ends}"
+
+
+def _by(known: tuple[float, float, float] | None) -> str:
+    """(difference, low, high) in words; None where divergence decided."""
+    if known is None:
+        return ", which diverged more often"
+    return f" by {fixed(known[0], 4)} ({fixed(known[1], 4)} to {fixed(known[2], 4)})"
 
 
 def _same_pair(one: Verdict, among: Sequence[Verdict]) -> Verdict | None:
@@ -177,7 +184,7 @@ def _side_by_side(tuning: Tuning) -> Markup | None:
         return None
     rows = [_pair_row(one, _same_pair(one, tuning.usual)) for one in tuning.tuned]
     heads = ("pair", "each at its chosen rate", "at the usual rates", "verdicts")
-    words = "Differences are loss of the second minus loss of the first, on the same fresh seeds in both columns."
+    words = "Both columns are of the same fresh seeds; an undecided difference is loss of the second minus the first."
     return figure(_table("Tuned and untuned verdicts", heads, rows), caption(words))
 
 
