@@ -262,6 +262,7 @@ def test_verdicts_are_of_seeds_that_no_rate_was_chosen_on(deceived: Any) -> None
 def test_pages_draw_the_curves_and_both_verdicts(deceived: Any) -> None:
     results, out, *_ = deceived
     assert json.loads((out / "results.json").read_text()) == results
+    assert results["title"] == f"{A} and {B} on text.txt, each at its own learning rate"
     assert results["command"].startswith("glassformer compare ") and results["command"].endswith(" --tune")
     for page in (out / "report.html", out / "tuning.html"):
         text = page.read_text()

@@ -221,11 +221,16 @@ class _Work:
             tuned=_verdicts(tuned, chosen),
             usual=_verdicts(usual, chosen),
         )
-        results = tuned.changed(tuning=found)
+        results = tuned.changed(tuning=found, title=self.title())
         with only_writer(self.folder):
             write(results, self.folder)
         self.draw(found)
         return results
+
+    def title(self) -> str:
+        names = list(self.configs)
+        who = " and ".join(names) if len(names) <= 2 else f"{len(names)} language models"
+        return f"{who} on {self.text.name}, each at its own learning rate"
 
     def usual(self, tuned: Results, choices: Mapping[str, Choice]) -> Results:
         """The same seeds at the usual rates; the tuned comparison itself where these were chosen."""
