@@ -281,7 +281,8 @@ def test_what_it_takes_is_said_before(deceived: Any) -> None:
 
 def test_the_same_call_goes_on_and_adds_seeds(source: Path, tmp_path: Path) -> None:
     def once(simulated: Simulated, **more: Any) -> dict[str, Any]:
-        return tune([A, B], source, out=tmp_path / "out", executor=simulated.executor, **{**PLAN, "seeds": 2, **more})
+        options = {**PLAN, "seeds": 2, "looks": [2, 3], **more}
+        return tune([A, B], source, out=tmp_path / "out", executor=simulated.executor, **options)
 
     trained: list[tuple[str, int]] = []
     for stop in (1, 9, 12):  # while an arm is timed, in the grid, and behind it
@@ -350,6 +351,7 @@ def test_a_best_rate_at_the_edge_is_refused(
         ([A, B], {"within": 0}, "within must be a number of minutes above 0"),
         ([A, B], {"within": math.nan}, "within must be a number of minutes above 0"),
         ([A, B], {"minutes": 1.0}, "give one budget"),
+        ([A, B], {"looks": [1]}, "looks=1 must be at least 2"),
         ([A, A], {}, "named twice"),
         (["gpt2@1m", "gpt2@3m"], {}, "a difference in loss would be a difference in size"),
         ([A, B], {"out": ""}, "--out is empty"),
@@ -432,6 +434,7 @@ def test_the_command_line_tunes(
         (["--tune", "--lr", "1e-3"], "fixes the learning rate"),
         (["--tune", "--seeds", "1"], "gives no verdict"),
         (["--within", "3"], "--within is for --tune"),
+        (["--tune", "--power", "1%"], "--power is for a comparison without --tune"),
     ],
 )
 def test_the_command_line_refuses(

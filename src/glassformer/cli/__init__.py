@@ -189,14 +189,11 @@ def compare(
     if within is not None and not tune:
         message = "--within is for --tune, which is not given"
         raise RequestError(message, code="conflict", field="within", value=within, expected="--tune beside it")
-    plans: dict[str, Any] = {
-        "power": None if power is None else share(power, "power"),
-        "looks": [] if looks is None else whole_numbers(looks, "looks"),
-    }
-    if tune and (asked := [name for name, value in plans.items() if value]):
-        message = f"--{asked[0]} is for a comparison without --tune; tune first, then compare at the chosen rates"
-        raise RequestError(message, code="conflict", field=asked[0], value=plans[asked[0]], expected="no --tune")
-    work, own = (partial(run_tuned, within=within), 3) if tune else (partial(run, **plans), 1)
+    if tune and power is not None:
+        message = "--power is for a comparison without --tune; tune first, then compare at the chosen rates"
+        raise RequestError(message, code="conflict", field="power", value=power, expected="no --tune")
+    spread = None if power is None else share(power, "power")
+    work, own = (partial(run_tuned, within=within), 3) if tune else (partial(run, power=spread), 1)
     seeds = own if seeds is None else seeds
     with ComparisonView(quiet=json) as view:
         written = work(
@@ -207,6 +204,7 @@ def compare(
             command=_command_line(), batch_size=batch_size, context=context, learning_rate=lr,
             optimizer=optimizer, objective=objective, device=device, dtype=dtype, threads=threads, compile=compile,
             watch=_interval(watch, watch_every), on_spike=on_spike, log_to=log_to or (),
+            looks=[] if looks is None else whole_numbers(looks, "looks"),
         )  # fmt: skip
     results = Results.of(written)
     if json:

@@ -22,6 +22,7 @@ from typing import Any
 
 from glassformer.comparison import compare
 from glassformer.comparison.command import command_of
+from glassformer.comparison.folder import check_looks
 from glassformer.comparison.request import (
     Match,
     arms,
@@ -83,6 +84,7 @@ def tune(
     command: str | None = None,
     log_to: Sequence[str] = (),
     executor: Executor | None = None,
+    looks: Sequence[int] = (),
     **recipe: Any,
 ) -> dict[str, Any]:
     """`compare` with a learning rate for each arm that was chosen for it; returns the content of results.json, whose
@@ -119,13 +121,14 @@ def tune(
     recipes(configs, fields, match, vocab_size=1)
     first = fields["seed"]
     choosing, fresh = range(first, first + TUNING_SEEDS), range(first + TUNING_SEEDS, first + TUNING_SEEDS + seeds)
+    check_looks(folder, looks)
     _refuse_folder(folder, choosing, fresh)
 
     text = data if isinstance(data, TextData) else prepare(data, tokenizer, context, progress=on_progress)
     size = text.tokenizer.vocab_size
     configs = {name: fit(c, size, context, own_value(name, c, "vocab_size")) for name, c in configs.items()}
     given = {**recipe, **amounts, "tokens": tokens, "steps": steps, "match": match, "allow_unmatched": allow_unmatched}
-    told = {**recipe, **amounts, "tokens": tokens_asked, "match": match, "tokenizer": tokenizer}
+    told = {**recipe, **amounts, "tokens": tokens_asked, "match": match, "tokenizer": tokenizer, "looks": list(looks)}
     work = _Work(
         folder=folder,
         text=text,
@@ -139,6 +142,7 @@ def tune(
         within=within,
         notify=on_event or silent,
         executor=executor,
+        looks=looks,
         began=monotonic(),
     )
     return work.done().to_dict()
@@ -190,13 +194,19 @@ class _Work:
     within: float | None
     notify: Notify
     executor: Executor | None
+    looks: Sequence[int]
+    """Of the verdicts."""
     began: float
 
-    def compare(self, expressions: Sequence[str], folder: Path, seeds: range, notify: Notify | None = None) -> Results:
+    def verdict(self, expressions: Sequence[str], folder: Path) -> Results:
+        return self.compare(expressions, folder, self.fresh, looks=self.looks)
+
+    def compare(self, expressions: Sequence[str], folder: Path, seeds: range, **options: Any) -> Results:
         results = Results.of(
             compare(
                 expressions, self.text, **self.given, seed=seeds.start, seeds=len(seeds), out=folder,
-                on_event=notify or self.notify, command=self.command, log_to=self.log_to, executor=self.executor,
+                command=self.command, log_to=self.log_to, executor=self.executor,
+                **{"on_event": self.notify, **options},
             )
         )  # fmt: skip
         _refuse_failed(results.runs, folder)
@@ -212,7 +222,7 @@ class _Work:
         self.refuse_unsettled(curves, choices)
         chosen = {one.tuned_as: one.name for one in found.arms}
         self.notify(Stage(words=f"fresh seeds {_listed(self.fresh)} at the chosen rates"))
-        tuned = self.compare(list(chosen), self.folder, self.fresh)
+        tuned = self.verdict(list(chosen), self.folder)
         usual = self.usual(tuned, choices)
         found = found.changed(
             arms=[_with_losses(one, tuned, usual) for one in found.arms],
@@ -237,7 +247,7 @@ class _Work:
         if all(choice.power == 0 for choice in choices.values()):
             return tuned
         self.notify(Stage(words=f"fresh seeds {_listed(self.fresh)} at the usual rates"))
-        return self.compare(list(self.configs), self.folder / USUAL, self.fresh)
+        return self.verdict(list(self.configs), self.folder / USUAL)
 
     # Rates
 
@@ -266,7 +276,7 @@ class _Work:
         """The losses of all arms at these powers."""
         self.announce(grid, seconds)
         names = [self.at(arm, power) for power in grid for arm in self.configs]
-        results = self.compare(names, self.folder / TRIALS, self.choosing, self.without_notes)
+        results = self.compare(names, self.folder / TRIALS, self.choosing, on_event=self.without_notes)
         losses = {run.key: _loss(run) for run in results.runs}
         return {
             arm: {power: [losses[self.at(arm, power), seed] for seed in self.choosing] for power in grid}
