@@ -30,6 +30,14 @@ def test_vectors_are_an_affine_map() -> None:
     assert Vectors(16, 5, bias=False).projection.bias is None
 
 
+def test_what_has_variance_one_begins_so() -> None:
+    config = gf.preset("gpt2@1m+d_model=256+vectors:9")
+    weight = config.build(seed=0).embedding.vectors.projection.weight.detach()  # type: ignore[union-attr]
+    assert weight.std() == pytest.approx(1 / 3, rel=0.05) and weight.abs().max() <= math.sqrt(3) / 3
+    assert torch.equal(weight, config.build(seed=0).embedding.vectors.projection.weight)  # type: ignore[union-attr]
+    assert config.initial_weights(0).piece("embedding.vectors.projection.weight").equal(weight)
+
+
 def test_a_model_of_vectors_counts_itself_and_learns() -> None:
     config = gf.preset(f"{SMALL}+vectors:5+kernel=naive")
     model = config.build(seed=0)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+
+import torch
 from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor, nn
@@ -9,8 +12,23 @@ from torch import Tensor, nn
 from glassformer.errors import RequestError
 from glassformer.parts.base import BuildContext, Value
 from glassformer.parts.cost import Cost, Shape
+from glassformer.parts.init import Init
 from glassformer.parts.linear import Linear, linear_cost
 from glassformer.parts.reparam import MakeReparam
+
+
+class ReadIn(Linear):
+    """The map of `Vectors`: numbers of variance 1 begin as such in the stream, U(-a, a) with a = sqrt(3 / size), where
+    the tables of words begin small. At .02 positions are as loud as what is read."""
+
+    @torch.no_grad()
+    def init_weights(self, init: Init) -> None:
+        end = math.sqrt(3 / self.in_features)
+        init.fill_uniform(self.weight, -end, end)
+        if self.reparam is not None:
+            self.reparam.begin(self.weight)
+        if self.bias is not None:
+            self.bias.zero_()
 
 
 class Vectors(nn.Module):
@@ -19,7 +37,7 @@ class Vectors(nn.Module):
     def __init__(self, d_model: int, size: int, bias: bool = True, reparam: MakeReparam | None = None):
         super().__init__()
         self.size = size
-        self.projection = Linear(size, d_model, bias, reparam=reparam)
+        self.projection = ReadIn(size, d_model, bias, reparam=reparam)
 
     def check(self, vectors: Tensor) -> None:
         """Raises RequestError for what are no vectors of this size."""
