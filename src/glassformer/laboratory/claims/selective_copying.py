@@ -31,6 +31,6 @@ CLAIM = Claim(
     published="99.8 % against 18.3 %",
     kind="scoped",
     size="64 tokens, width 64",
-    minutes=20,
+    minutes=30,
     measure=measure,
 )
