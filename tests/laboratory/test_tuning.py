@@ -42,9 +42,9 @@ from glassformer.training import Interrupted, default_learning_rate
 from tests.runs.stand_in import AT_ONCE, Instead, trained_at_once
 
 A = "gpt2@1m+layers=1+d_model=32+heads=2"
-B = f"{A}+rope"
+B, C = f"{A}+rope", f"{A}+rmsnorm"
 PLAN: dict[str, Any] = {"tokens": 6 * 4 * 32, "batch_size": 4, "context": 32, "threads": 1, "dtype": "float32"}
-USUAL = {arm: float(f"{default_learning_rate(preset(arm)):.3g}") for arm in (A, B)}
+USUAL = {arm: float(f"{default_learning_rate(preset(arm)):.3g}") for arm in (A, B, C)}
 """The rule's rates, as they stand in names."""
 
 
@@ -299,6 +299,10 @@ def test_the_same_call_goes_on_and_adds_seeds(source: Path, tmp_path: Path) -> N
     more = Simulated(DECEPTIVE)
     assert once(more, seeds=3)["tuning"]["fresh"] == [2, 3, 4]
     assert {seed for _, seed in more.runs} == {4} and len(more.runs) == 4
+    third = Simulated({**DECEPTIVE, C: Basin(3.1)})
+    arms = tune([A, B, C], source, out=tmp_path / "out", executor=third.executor, **PLAN)["tuning"]["arms"]
+    assert [arm["name"] for arm in arms] == [A, B, C] and len(arms[2]["trials"]) == len(arms[0]["trials"])
+    assert {name.split("+recipe.")[0] for name, _ in third.runs} == {C} and len(third.runs) == 1 + 2 * 5 + 2 * 3
 
 
 def test_divergence_is_the_worst_loss(source: Path, tmp_path: Path) -> None:
