@@ -15,7 +15,7 @@ import torch
 import glassformer as gf
 from experiments.docs import DOCS, ROOMS, Page, call, escaped, index, markdown_of, pages, public, written
 from experiments.docs.kinds import FOLDER, KINDS, picture
-from experiments.docs.parts import SMALL, PartPage, index_of_parts, influence, part_pages, with_word, written_part
+from experiments.docs.parts import PartPage, index_of_parts, influence, part_pages, with_word, written_part
 from glassformer import dynamics, lens
 from glassformer.dynamics.watch import Moment, Watch
 from glassformer.parts.ffn import FFNConfig
@@ -177,8 +177,8 @@ def test_pages_lie_where_the_index_says():
 
 
 every_part = pytest.mark.parametrize("part", list(part_pages().values()), ids=lambda part: part.name)
-NO_PAGE = {"bidirectional", "cross_attention", "mlp", "glu"}
-"""What needs an encoder, of which the pages of docs/kinds tell, and the networks that every layer has."""
+NO_PAGE = {"bidirectional", "mlp", "glu"}
+"""What encoders see, of which the pages of docs/kinds tell, and the networks that every layer has."""
 
 
 @every_part
@@ -195,7 +195,7 @@ def test_the_page_of_a_part_names_its_source(part: PartPage):
 
 
 def test_every_mixer_every_visibility_and_every_network_has_a_page():
-    said = [with_word(SMALL, part.word).to_dict() for part in part_pages().values()]
+    said = [with_word(part.small, part.word).to_dict() for part in part_pages().values()]
     blocks = [block for tree in said for block in tree["stack"][0]["blocks"]]
     mixers, networks = ([block[name] for block in blocks] for name in ("mixer", "ffn"))
     told = {part["kind"] for part in (*mixers, *networks) if part is not None} | {

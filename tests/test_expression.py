@@ -841,6 +841,10 @@ def test_layers_share_keys_and_values():
     assert maps is not None and plain.num_params() - shared.num_params() == 3 * 2 * width * 2 * maps.head_dim
     assert preset("llama@10m+share:2+gqa:2") == shared
     assert preset("qwen3@1m+share:2").stack[0].blocks[1].mixer.q_norm is not None  # type: ignore[attr-defined]
+    for change in ("sinks", "qknorm", "mqa", "alibi", "window:8", "dropout:0.2", "bias"):  # of all layers, either way
+        changed = preset(f"llama@1m+{change}+share:2")
+        assert preset(f"llama@1m+share:2+{change}") == changed != preset("llama@1m+share:2")
+    assert all(block.mixer.sinks for block in preset("llama@1m+share:2+sinks").layers())  # type: ignore[attr-defined]
     translator = preset("transformer@1m+share:2")
     assert {block.mixer.kind for block in translator.layers()} == {owner, taker, "cross_attention"}
     assert translator.encoder == preset("transformer@1m").encoder
@@ -851,7 +855,9 @@ def test_layers_share_keys_and_values():
     [("llama@1m+share:1", "use 2 or more"), ("llama@1m+share", "needs a value"),
      ("llama@1m+layers=1+share:2", "a single layer"), ("mamba@1m+share:2", "layer 0 has no keys"),
      ("llama@1m+mla+share:2", "layer 0 has no keys"), ("llama@1m+share:2+mla", "before .mla"),
-     ("llama@1m+sinks+share:2", "mixer.sinks=True"), ("llama@1m+softcap:50+share:2", "mixer.softcap=50"),
+     ("llama@1m+gain+share:2", "mixer.gain_control=True"), ("llama@1m+softcap:50+share:2", "mixer.softcap=50"),
+     ("llama@1m+share:2+gain", "mixer.gain_control=True"), ("llama@1m+share:2+softcap:50", "mixer.softcap=50"),
+     ("llama@1m+share:2+qknorm:full", "use qknorm:head"),
      ("llama@1m+qknorm:full+share:2", "use qknorm:head"), ("llama@1m+share:2+share:3", "layer 3 has no keys"),
      ("llama@1m+stack:window:8,causal+share:2", "mixer.visibility"), ("llama@1m+stack:share:2", "a single layer"),
      ("llama@1m+longformer:16:2+visibility.causal=false+mixer.kind=global_attention+share:2", "layer 0 has no keys")],

@@ -2,8 +2,9 @@
 
 >>> python -m experiments.docs parts               # all of them, and docs/mixers.md
 
-What a token sees is measured: |d out_i / d x_j| of one mixer of llama@1m with fresh weights. Costs are those that the
-config answers; tests hold them against the built module, and the pages against them.
+What a token sees is measured: |d out_i / d x_j| of one mixer of a small model with fresh weights; of a mixer that reads
+another sequence, x is that one. Costs are those that the config answers; tests hold them against the built module, and
+the pages against them.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ from glassformer.config import ModelConfig
 from glassformer.lens import style
 from glassformer.lens.reading import blank
 from glassformer.parts.cost import Shape
-from glassformer.parts.forward_pass import Pass
+from glassformer.parts.forward_pass import Memory, Pass
 
-BASE = "llama@10m"
-"""The model whose mixer is counted: six layers, width 384."""
-SMALL = "llama@1m"
-"""The model of which a mixer is drawn."""
+BASE = "10m"
+"""The size of the model whose mixer is counted: of llama six layers, width 384."""
+SMALL = "1m"
+"""The size of the model of which a mixer is drawn."""
 SHOWN = 48
 """Tokens of the picture."""
 LENGTHS = (512, 2048, 8192, 32768, 131072)
@@ -54,11 +55,31 @@ class PartPage:
     loses: str
     at: str = "layers.0.mixer"
     """Where the model has the part."""
+    model: str = "llama"
+    """The preset that has it, or is given it by the word."""
+    usual: str = ""
+    """Where the preset has what costs are set against; in the part's own place, if empty."""
+
+    @property
+    def base(self) -> str:
+        """The preset whose part is counted."""
+        return f"{self.model}@{BASE}"
+
+    @property
+    def small(self) -> str:
+        """The preset whose part is drawn."""
+        return f"{self.model}@{SMALL}"
 
     @property
     def plain(self) -> str:
         """What its costs are set against."""
         return "full attention" if self.at.endswith("mixer") else "a dense network"
+
+    @property
+    def reads_memory(self) -> bool:
+        """Whether what it sees is another sequence."""
+        layer, kind = self.at.removeprefix("layers.").split(".")
+        return kind == "mixer" and list(with_word(self.small, self.drawn).layers())[int(layer)].mixer.reads_memory
 
     @property
     def path(self) -> Path:
@@ -69,17 +90,19 @@ class PartPage:
         return DOCS / "figures" / "parts" / f"{self.name}.png"
 
 
+FIELDS = "word|drawn|what|at|model|usual"
+"""What stands under a heading of parts.md before its text: fields of `PartPage`."""
+
+
 @cache
 def part_pages() -> dict[str, PartPage]:
     """name -> page, in the order of parts.md."""
     found = {}
     for section in re.split(r"^## ", (HERE / "parts.md").read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]:
         name, _, body = section.partition("\n")
-        fields: dict[str, str] = dict(re.findall(r"^(word|drawn|what|at):[ ]?(.*)$", body, flags=re.MULTILINE))
-        loses = re.sub(r"^(word|drawn|what|at):.*\n", "", body, flags=re.MULTILINE).strip()
-        word = fields["word"]
-        at = fields.get("at", "layers.0.mixer")
-        found[name] = PartPage(name, word, fields.get("drawn", word), fields["what"], loses, at)
+        fields: dict[str, str] = dict(re.findall(rf"^({FIELDS}):[ ]?(.*)$", body, flags=re.MULTILINE))
+        loses = re.sub(rf"^({FIELDS}):.*\n", "", body, flags=re.MULTILINE).strip()
+        found[name] = PartPage(name=name, loses=loses, **{"drawn": fields["word"], **fields})
     return found
 
 
@@ -94,9 +117,9 @@ def part_of(config: ModelConfig, at: str) -> Any:
 
 def told_by(page: PartPage) -> list[type]:
     """The classes whose docstrings say what the part is: the mixer's, or that of what it sees by."""
-    mixer = part_of(with_word(SMALL, page.word), page.at)
+    mixer = part_of(with_word(page.small, page.word), page.at)
     visibility = getattr(mixer, "visibility", None)
-    usual = part_of(with_word(SMALL, ""), page.at)
+    usual = part_of(with_word(page.small, ""), page.at)
     if visibility is not None and type(mixer) is type(usual) and type(visibility) is not type(usual.visibility):
         return [type(visibility)]
     return [type(mixer)]
@@ -105,11 +128,14 @@ def told_by(page: PartPage) -> list[type]:
 def influence(page: PartPage) -> Tensor:
     """|d out_i / d x_j| (s, s) of a fresh part on noise, by query, as a share of the largest value of its row: 1 for
     all of it, 0 for FAINT or less, and even steps for equal factors between."""
-    config = with_word(SMALL, page.drawn)
+    config = with_word(page.small, page.drawn)
     model = config.build(seed=0).eval()
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(1, SHOWN, config.d_model, generator=generator).requires_grad_()
-    out = made(model, page.at, x)
+    if page.reads_memory:
+        out = made(model, page.at, torch.randn(1, SHOWN, config.d_model, generator=generator), Memory(x))
+    else:
+        out = made(model, page.at, x)
     total = torch.zeros(SHOWN, SHOWN)
     for _ in range(PASSES):
         direction = torch.randn(config.d_model, generator=generator)
@@ -120,20 +146,27 @@ def influence(page: PartPage) -> Tensor:
     return 1 - share.clamp(min=FAINT).log10() / math.log10(FAINT)
 
 
-def made(model: Any, at: str, x: Tensor) -> Tensor:
-    """What the part makes of x (1, s, d); a mixer that takes what layers below have shared finds it made of x too."""
+def made(model: Any, at: str, x: Tensor, memory: Memory | None = None) -> Tensor:
+    """What the part makes of x (1, s, d), and of a memory; a mixer that takes what layers below have shared finds it
+    made of x too."""
     layer, kind = at.removeprefix("layers.").split(".")
     if kind == "ffn":
         return model.get_submodule(at)(x)
-    pass_ = Pass.of(x)
+    pass_ = Pass(0, x.shape[1], memory=memory)
     outs = [model.layers[i].mixer(x, pass_) for i in range(int(layer) + 1)]
     return outs[-1]
 
 
+def own_and_usual(page: PartPage) -> tuple[dict[int, tuple[int, float, int]], dict[int, tuple[int, float, int]]]:
+    """The costs of the part, and of what they are set against."""
+    return costs(page.base, page.word, page.at), costs(page.base, "", page.usual or page.at)
+
+
 @cache
-def costs(word: str, at: str = "layers.0.mixer") -> dict[int, tuple[int, float, int]]:
-    """length -> parameters, FLOPs of a token of a prompt, bytes of state after it; of one part of BASE in bf16."""
-    config = with_word(BASE, word)
+def costs(base: str, word: str, at: str) -> dict[int, tuple[int, float, int]]:
+    """length -> parameters, FLOPs of a token of a prompt, bytes of state after it; of one part in bf16. A memory is as
+    long as the prompt."""
+    config = with_word(base, word)
     found = {}
     for s in LENGTHS:
         cost = config.costs(Shape(1, s, s, "prefill", torch.bfloat16, every_key=False))[at]
@@ -145,17 +178,18 @@ def draw(page: PartPage) -> Figure:
     figure = blank(10.4, 3.5)
     left, middle, right = style.axes(figure, 1, 3, width_ratios=(1, 1, 1)).flat
     style.heat(left, influence(page), label="0: a ten-thousandth of the largest", bar=True)
-    left.set(xlabel="token that is seen", ylabel="token that looks")
-    left.set_title(f"what a token sees: {SMALL}+{page.drawn}" if page.drawn else f"what a token sees: {SMALL}",
-                   loc="left", fontsize=9, color=style.INK)  # fmt: skip
+    left.set(xlabel="token of the source" if page.reads_memory else "token that is seen", ylabel="token that looks")
+    shown_of = f"{page.small}+{page.drawn}" if page.drawn else page.small
+    left.set_title(f"what a token sees: {shown_of}", loc="left", fontsize=9, color=style.INK)
+    own, full = own_and_usual(page)
     held = (right, 2, "state [kB]", 1e3) if page.at.endswith("mixer") else (right, 0, "parameters held [M]", 1e6)
     for ax, which, unit, size in ((middle, 1, "MFLOPs per token of a prompt", 1e6), held):
         shown = []
-        for colour, (label, word) in enumerate(((page.plain, ""), (page.name, page.word))):
-            values = [costs(word, page.at)[s][which] / size for s in LENGTHS]
+        for colour, (label, cost, line) in enumerate(((page.plain, full, (0, (4, 2))), (page.name, own, "-"))):
+            values = [cost[s][which] / size for s in LENGTHS]
             shown += values
             ax.plot(LENGTHS, values, label=label, color=style.COLOURS[colour], marker="o", markersize=3, linewidth=1.6,
-                    linestyle="-" if word else (0, (4, 2)))  # fmt: skip
+                    linestyle=line)  # fmt: skip
         if min(shown) > 0 and page.at.endswith("mixer"):
             ax.set(yscale="log")
         else:
@@ -169,29 +203,30 @@ def draw(page: PartPage) -> Figure:
 def table(page: PartPage) -> str:
     """Costs of one part against those of the usual one in its place."""
     rows = [f"| tokens | FLOPs per token | of {page.plain} | state | of {page.plain} |\n|--:|--:|--:|--:|--:|"]
-    own, full = costs(page.word, page.at), costs("", page.at)
+    own, full = own_and_usual(page)
     for s in LENGTHS:
         (_, work, state), (_, its_work, its_state) = own[s], full[s]
         rows.append(f"| {s:,} | {work / 1e6:,.2f} M | {work / its_work:.1%} | {state / 1e3:,.1f} kB | "
                     f"{state / its_state if its_state else 0:.1%} |")  # fmt: skip
     params = own[LENGTHS[0]][0]
     said = f"{params:,} parameters ({params / full[LENGTHS[0]][0] - 1:+.1%} against {page.plain})"
-    model = f"{BASE}+{page.word}" if page.word else BASE
+    model = f"{page.base}+{page.word}" if page.word else page.base
     of = page.at.rpartition(".")[2]
-    return f"One {of} of `{model}` in bf16: {said}.\n\n" + "\n".join(rows)
+    source = ", with a source as long as the text" if page.reads_memory else ""
+    return f"One {of} of `{model}` in bf16{source}: {said}.\n\n" + "\n".join(rows)
 
 
 def written_part(page: PartPage) -> str:
     """The whole page."""
     classes = told_by(page)
     files = [f"src/{one.__module__.replace('.', '/')}.py" for one in classes]
-    example = f"{SMALL}+{page.word}" if page.word else SMALL
-    shown = with_word(SMALL, page.word)
+    example = f"{page.small}+{page.word}" if page.word else page.small
+    shown = with_word(page.small, page.word)
     command = f"inspect {example}"
     if page.word and all(
         block.mixer.causal(shown.ctx) and (block.ffn is None or block.ffn.causal) for block in shown.layers()
     ):
-        command = f"compare {SMALL} {example} --data python-docs --minutes 1"
+        command = f"compare {page.small} {example} --data python-docs --minutes 1"
     pieces = [
         GENERATED.replace("pages.md", "parts.md"),
         f"# {page.name}",
@@ -214,8 +249,9 @@ def index_of_parts() -> str:
     at = LENGTHS[3]
     rows = []
     for page in part_pages().values():
-        _, work, state = costs(page.word, page.at)[at]
-        word = f"`+{page.word}`" if page.word else "(the usual)"
+        _, work, state = own_and_usual(page)[0][at]
+        own = "(the usual)" if page.model == PartPage.model else f"(of `{page.model}`)"
+        word = f"`+{page.word}`" if page.word else own
         rows.append(f"| [{page.name}](parts/{page.name}.md) | {word} | {page.what} | {work / 1e6:,.2f} M | "
                     f"{state / 1e3:,.1f} kB |")  # fmt: skip
     return "\n\n".join([
@@ -224,8 +260,10 @@ def index_of_parts() -> str:
         "Each is one part, for any layer of any model: `+word` behind a model's name puts it into every layer, and "
         "`+stack:mamba2*3,attention` makes a pattern of them. All open up and are counted by the same code, and those "
         "that see nothing of what comes after train on the next token and generate from a state. Costs are those of "
-        f"one mixer of `{BASE}` in bf16, for a prompt of {at:,} tokens; of experts, of one network.",
+        f"one mixer of `{PartPage.model}@{BASE}` in bf16, for a prompt of {at:,} tokens; of experts, of one network; "
+        "of cross_attention, of one of `transformer` and a source as long.",
         "| | in an expression | what it does | FLOPs per token | state |\n|---|---|---|--:|--:|\n" + "\n".join(rows),
+        (HERE / "kernels.md").read_text(encoding="utf-8").strip(),
     ]) + "\n"  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from glassformer.naming import preset
 from glassformer.parts.ffn import Experts, Glu, Mlp
 from glassformer.parts.ffn.experts import Router
 from glassformer.parts.mixer import Attention, Mamba
-from glassformer.parts.mixer.attention import QKNorm
+from glassformer.parts.mixer.qk_norm import QKNorm
 from glassformer.parts.norm import RMSNorm
 from glassformer.parts.position import Rotary
 from glassformer.parts.shard import Shard, piece_of, shards_of

@@ -15,10 +15,13 @@ import glassformer as gf
 from experiments.plan.peaks import peak
 from glassformer.cli import main
 from glassformer.errors import RequestError
+from glassformer.naming.changes import change_of
+from glassformer.parts.cost import Shape
 from glassformer.planning.layout import Layout
 from glassformer.planning.machines import cluster
 from glassformer.planning.memory import COMMUNICATOR, CONTEXT, TrainingMemory
-from glassformer.planning.trace import adapted, faked, recomputing
+from glassformer.planning.ranks import for_gpu
+from glassformer.planning.trace import adapted, faked, recomputing, trace
 from glassformer.training import Recipe
 
 
@@ -216,3 +219,24 @@ def test_adapters_alone_have_gradients_and_states():
     with pytest.raises(RequestError, match="weights must be nothing beside finetune"):
         gf.plan(config, train=True, finetune="lora:16", weights="bfloat16")
     assert main(["plan", "llama@1m", "--finetune", "lora:4", "--json"]) == 0
+
+
+@pytest.mark.parametrize("word", ["sinks", "softcap:20"])
+def test_scores_that_flex_attention_bends_are_not_kept_on_a_gpu(word: str):
+    """Of each query and head FlexAttention keeps the logarithm of its sum, as SDPA does; with sinks what they left, in
+    fp32 and as z is. No mask and no score: twice the tokens hold twice as much."""
+    config = gf.preset("llama@1m").vary(context=1024)
+    held = {}
+    for name, one in (("plain", config), (word, change_of(word)(config))):
+        for s in (256, 512):
+            plan = gf.plan(one, train=True, batch=2, context=s, machine="h100")
+            held[name, s] = plan.moments["loss"].activations
+    n = next(config.layers()).mixer.heads(config.ctx).n_heads
+    rows = 2 * n * 512
+    more = config.n_layers * rows * (4 + 2) if word == "sinks" else 0
+    assert held[word, 512] - held["plain", 512] == pytest.approx(more, rel=0.01, abs=100 * config.n_layers)
+    assert held[word, 512] < 2.02 * held[word, 256]
+    ours, shape = for_gpu(change_of(word)(config)), Shape.training(2, 512, torch.float32, torch.bfloat16)
+    kept = next(iter(ours.costs(shape)["layers"].children.values())).activation_bytes("none")
+    traced = trace(ours, 2, 512, torch.float32, torch.bfloat16).layers[0].kept
+    assert kept == pytest.approx(traced, rel=0.02)

@@ -10,7 +10,8 @@ from glassformer.parts.kernel.banded import Banded
 from glassformer.parts.kernel.base import AttentionCall, CallFacts, HeadLayout, KeptTensors, Kernel, KernelConfig
 from glassformer.parts.kernel.direct import Direct
 from glassformer.parts.kernel.flex import Flex
-from glassformer.parts.kernel.sdpa import Sdpa, SdpaConfig
+from glassformer.parts.kernel.on_gpu import OnGpuConfig
+from glassformer.parts.kernel.sdpa import Sdpa
 from glassformer.parts.kernel.table import ranking
 from glassformer.parts.precision import slow_in_bf16
 from glassformer.parts.visibility import Visibility
@@ -46,5 +47,5 @@ class AutoConfig(KernelConfig, kind="auto"):
     def build(self, ctx: BuildContext) -> Auto:
         return Auto()
 
-    def for_gpu(self) -> SdpaConfig:
-        return SdpaConfig()
+    def for_gpu(self) -> OnGpuConfig:
+        return OnGpuConfig.model_construct()  # without a kind there is nothing to validate it by

@@ -1,6 +1,6 @@
 """Mixers move information between tokens."""
 
-from glassformer.parts.mixer.attention import Attention, AttentionConfig, QKNormConfig
+from glassformer.parts.mixer.attention import Attention, AttentionConfig
 from glassformer.parts.mixer.base import DotProduct, EffectiveMaps, Heads, Mixer, MixerChange, MixerConfig, keys_before
 from glassformer.parts.mixer.beside import Beside, BesideConfig
 from glassformer.parts.mixer.cross_attention import CrossAttention, CrossAttentionConfig
@@ -12,6 +12,7 @@ from glassformer.parts.mixer.linformer import Linformer, LinformerConfig
 from glassformer.parts.mixer.mamba import Mamba, MambaConfig
 from glassformer.parts.mixer.mamba2 import Mamba2, Mamba2Config
 from glassformer.parts.mixer.performer import Performer, PerformerConfig
+from glassformer.parts.mixer.qk_norm import QKNormConfig
 from glassformer.parts.mixer.recurrent import RecurrentState
 from glassformer.parts.mixer.retention import Retention, RetentionConfig
 from glassformer.parts.mixer.rglru import RGLRU, RGLRUConfig

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from glassformer.parts.base import BuildContext
 from glassformer.parts.cost import Cost, Number, Shape
@@ -23,14 +23,30 @@ from glassformer.parts.kernel import (
 from glassformer.parts.linear import Linear
 from glassformer.parts.mixer.base import Mixer
 from glassformer.parts.position import AttentionPosition
+from glassformer.parts.shard import Shard
 from glassformer.parts.site import Site
 from glassformer.parts.visibility import Causal, Visibility
+
+
+class Sinks(nn.Module):
+    """A score per head (n,) that no key has, 0 at first."""
+
+    def __init__(self, n_heads: int):
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(n_heads))
+        self.shards = {"weight": (Shard("column", n_heads),)}
+        self.init_weights(None)
+
+    @torch.no_grad()
+    def init_weights(self, init: object) -> None:
+        self.weight.zero_()
 
 
 class SoftmaxAttention(Mixer):
     """z = softmax(q k^T scale + bias) v per head, out = z W_O: what follows once q, k and v are made, however they are.
 
-    A subclass makes `output`, the map W_O. Sites: q, k, v, scores and pattern (b,n,s,t), z, out."""
+    A subclass makes `output`, the map W_O, and `sinks` where it has them. Sites: q, k, v, scores and pattern (b,n,s,t),
+    z, out."""
 
     separates_documents = True
     output: Linear
@@ -51,6 +67,7 @@ class SoftmaxAttention(Mixer):
         self.position, self.visibility = position, visibility or Causal()
         self.scale, self.dropout, self.kernel = scale or self.head_dim**-0.5, dropout, kernel or Auto()
         self.kernel.check((facts or CallFacts())._replace(dropout=dropout > 0))
+        self.sinks: Sinks | None = None
         self.q, self.k, self.v = Site("bsnh"), Site("bsgh"), Site("bsgh")
         self.scores, self.pattern, self.z, self.out = Site("bnst"), Site("bnst"), Site("bsnh"), Site("bsd")
 
@@ -58,7 +75,8 @@ class SoftmaxAttention(Mixer):
         """The call of the kernel; k_idx as `KVState.append` returns it."""
         dropout = self.dropout if self.training else 0.0
         seen, bias = pass_.seen(self.visibility), self.score_bias(pass_)
-        return AttentionCall(q, k, v, seen, bias, self.scale, dropout, pass_.index(k_idx), pass_.once)
+        sinks = None if self.sinks is None else self.sinks.weight
+        return AttentionCall(q, k, v, seen, bias, self.scale, dropout, pass_.index(k_idx), pass_.once, sinks=sinks)
 
     def score_bias(self, pass_: Pass) -> ScoreBias | None:
         return None if self.position is None else self.position.bias(pass_)

@@ -1,22 +1,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import torch
 from jaxtyping import Float
 from pydantic import Field
-from torch import Tensor, nn
+from torch import Tensor
 
 from glassformer.errors import RequestError
-from glassformer.parts.base import BuildContext, Value
+from glassformer.parts.base import BuildContext
 from glassformer.parts.cost import Cost, Shape
 from glassformer.parts.forward_pass import Pass
 from glassformer.parts.heads import Heads, nearest_groups
 from glassformer.parts.kernel import (
-    AttentionCall,
     AutoConfig,
     CallFacts,
     HeadLayout,
@@ -27,10 +25,11 @@ from glassformer.parts.kernel import (
     softcap,
 )
 from glassformer.parts.linear import Linear, Matrix, linear_cost
-from glassformer.parts.mixer.attend import SoftmaxAttention, attention_cost, kept_of_call, keys_met
+from glassformer.parts.mixer.attend import Sinks, SoftmaxAttention, attention_cost, kept_of_call, keys_met
 from glassformer.parts.mixer.base import DotProduct, MixerChange, MixerConfig
 from glassformer.parts.mixer.kv import KVState, state_of, vector_bytes
-from glassformer.parts.mixer.shared_attention import SharedAttentionConfig
+from glassformer.parts.mixer.qk_norm import Over, QKNorm, QKNormConfig, norm_of_queries
+from glassformer.parts.mixer.shared_attention import SharedAttentionConfig, refuse_in_taker
 from glassformer.parts.norm import NormConfig, RMSNormConfig
 from glassformer.parts.position import AttentionPosition, AttentionPositionConfig
 from glassformer.parts.projection import FusedQKV, FusedQKVConfig, MakeProjection, Projection, SelfProjectionConfig
@@ -39,40 +38,6 @@ from glassformer.parts.shard import Shard
 from glassformer.parts.site import Site
 from glassformer.parts.visibility import CausalConfig, Visibility, VisibilityConfig
 from glassformer.parts.words import Word, positive, whole
-
-Over = Literal["head", "each_head", "full"]
-
-
-class QKNorm(nn.Module):
-    """Normalises queries and keys before their product, bounding the scores (Henry et al. 2020, 2010.04245).
-
-    `over="head"`: each head's h values, weights shared by the heads (Qwen3); `over="each_head"`: the same with weights
-    for every head (Cohere, StableLM); `over="full"`: all n h values at once (OLMo 2).
-    """
-
-    def __init__(self, q_norm: nn.Module, k_norm: nn.Module, over: Over = "head"):
-        super().__init__()
-        self.q_norm, self.k_norm = q_norm, k_norm
-        self.full = over == "full"
-
-    def forward(self, q: Tensor, k: Tensor, pass_: Pass) -> tuple[Tensor, Tensor]:
-        if self.full:
-            return self.q_norm(q.flatten(-2)).view_as(q), self.k_norm(k.flatten(-2)).view_as(k)
-        return self.q_norm(q), self.k_norm(k)
-
-
-class Sinks(nn.Module):
-    """A score per head (n,) that no key has, 0 at first."""
-
-    def __init__(self, n_heads: int):
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(n_heads))
-        self.shards = {"weight": (Shard("column", n_heads),)}
-        self.init_weights(None)
-
-    @torch.no_grad()
-    def init_weights(self, init: object) -> None:
-        self.weight.zero_()
 
 
 class Attention(SoftmaxAttention):
@@ -180,41 +145,12 @@ class Attention(SoftmaxAttention):
         gate = {} if self.gate_proj is None else {"gate": Matrix.of(self.gate_proj, heads=self.n_heads)}
         return {**self.projection.matrices(self), **gate, "out": Matrix.of(self.output)}
 
-    def call(self, q: Tensor, k: Tensor, v: Tensor, k_idx: Tensor | None, pass_: Pass) -> AttentionCall:
-        call = super().call(q, k, v, k_idx, pass_)
-        return call if self.sinks is None else call.vary(sinks=self.sinks.weight)
-
     def score_bias(self, pass_: Pass) -> ScoreBias | None:
         bias = super().score_bias(pass_)
         return bias if self.softcap is None else ScoreBias.chain(softcap(self.softcap), bias)
 
     def init_state(self, batch: int, max_len: int, dtype: torch.dtype, device: Any = None, rewind: int = 0) -> KVState:
         return state_of(self.visibility, self.projection.kept_shapes, batch, max_len, dtype, device, rewind)
-
-
-class QKNormConfig(Value):
-    norm: NormConfig = RMSNormConfig()
-    over: Over = "head"
-    after_position: bool = False
-
-    def build(self, ctx: BuildContext) -> QKNorm:
-        q, k = (self.norm.build(inner) for inner in self._within(ctx))
-        return QKNorm(q, k, self.over)
-
-    def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
-        """What it reads counts with the attention."""
-        heads, shape = (ctx.n_heads, ctx.n_kv_heads), shape.reading(shape.products)
-        vectors = [replace(shape, b=shape.b * n) if self.over == "head" else shape for n in heads]
-        norms = [self.norm.costs(inner, each) for inner, each in zip(self._within(ctx), vectors, strict=True)]
-        return sum(norms, Cost(kept=-shape.keeps(sum(heads) * ctx.head_dim)))
-
-    def _within(self, ctx: BuildContext) -> list[BuildContext]:
-        """The contexts of the norms of q and of k."""
-        h = ctx.head_dim
-        return [
-            ctx.within(width=n * h if self.over == "full" else h, sets=n if self.over == "each_head" else None)
-            for n in (ctx.n_heads, ctx.n_kv_heads)
-        ]
 
 
 def _qk_norm(old: QKNormConfig | None, norm: NormConfig, over: Any = None) -> QKNormConfig:
@@ -315,23 +251,13 @@ class AttentionConfig(MixerConfig, kind="attention", words=_WORDS):
         return self.vary(shares=name)
 
     def taking(self, name: str) -> SharedAttentionConfig:
-        norm = self.qk_norm
-        if norm is not None and (norm.over != "head" or norm.after_position):
-            raise RequestError(
-                "mixer.qk_norm: a layer that takes the keys of another norms each head's queries, before their "
-                "positions; use qknorm:head",
-                code="conflict", field="mixer.qk_norm", value=norm, expected="qknorm:head",
-            )  # fmt: skip
-        for field in ("softcap", "clip", "gain_control", "sinks", "gated"):
-            if value := getattr(self, field):
-                raise RequestError(
-                    f"mixer.{field}={value}: a layer that takes the keys and values of another has none; leave it out",
-                    code="conflict", field=f"mixer.{field}", value=value, expected="None",
-                )  # fmt: skip
+        for field in ("softcap", "clip", "gain_control", "gated"):
+            refuse_in_taker(field, getattr(self, field))
         kept = ("n_heads", "n_kv_heads", "head_dim", "bias", "out_bias", "position", "visibility", "scale", "dropout")
         return SharedAttentionConfig(
-            **{name: getattr(self, name) for name in (*kept, "kernel")}, source=name, q_norm=norm and norm.norm
-        )
+            **{name: getattr(self, name) for name in (*kept, "kernel", "sinks")}, source=name,
+            q_norm=norm_of_queries(self.qk_norm),
+        )  # fmt: skip
 
     def can_clip_logits(self) -> bool:
         if self.qk_norm is not None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, library
 
+from glassformer.parts.mixer.installed import computed
 from glassformer.parts.precision import WITHOUT_FP64, exact, full_precision, wide
 
 CHUNK = 64
@@ -79,10 +81,15 @@ def chunked_linear_attention(
 
     Work and memory are linear in s. For the backward pass it keeps its inputs and one state of each chunk, and computes
     the pairs again. Every exponent is a sum of logarithms <= 0: nothing overflows. A length that is no multiple of
-    `chunk` ends with a shorter one."""
+    `chunk` ends with a shorter one. Where no `chunk` is given, a GPU's own kernel may compute it (`installed.py`)."""
     length = CHUNK if chunk is None else chunk
     q, k, v, log_decay = wide(q), wide(k), wide(v), None if log_decay is None else wide(log_decay)
     b, s, n = v.shape[:3]
+    if chunk is None and s > 1:
+        ours = partial(chunked_linear_attention, chunk=CHUNK)
+        theirs = computed("linear_attention", ours, q=q, k=k, v=v, log_decay=log_decay, state=state, fresh=fresh)
+        if theirs is not None:
+            return theirs
     if state is None:
         state = v.new_zeros(b, n, q.shape[3], v.shape[3])
     if s == 1:
@@ -96,6 +103,30 @@ def chunked_linear_attention(
         within = states[-1]
         ys.append(y)
     return ys[0] if len(ys) == 1 else torch.cat(ys, dim=1), within.transpose(2, 3).flatten(1, 2)
+
+
+def state_space_dual(
+    u: Float[Tensor, "b s n h"],
+    dt: Float[Tensor, "b s n"],
+    a: Float[Tensor, " n"],
+    b: Float[Tensor, "b s g p"],
+    c: Float[Tensor, "b s g p"],
+    state: Float[Tensor, "b n p h"] | None = None,
+    fresh: Bool[Tensor, "#b s"] | None = None,
+    chunk: int | None = None,
+) -> tuple[Float[Tensor, "b s n h"], Float[Tensor, "b n p h"]]:
+    """The selective scan of heads whose states decay alike, y and the last state:
+
+        S_t = exp(dt_t a) S_{t-1} + dt_t b_t u_t^T        y_t = c_t S_t
+
+    a < 0 < dt. Where no `chunk` is given, a GPU's own kernel may compute it (`installed.py`)."""
+    u, dt, a, b, c = map(wide, (u, dt, a, b, c))
+    if chunk is None and u.shape[1] > 1:
+        ours = partial(state_space_dual, chunk=CHUNK)
+        theirs = computed("state_space_dual", ours, u=u, dt=dt, a=a, b=b, c=c, state=state, fresh=fresh)
+        if theirs is not None:
+            return theirs
+    return chunked_linear_attention(c, b, u * dt[..., None], dt * a, state, fresh, chunk)
 
 
 def two_sided_linear_attention(

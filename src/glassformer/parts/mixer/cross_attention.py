@@ -114,7 +114,8 @@ class MemoryState(State):
 
 
 class CrossAttention(SoftmaxAttention):
-    """z = softmax(q k^T / sqrt(h)) v per head, q from x, k and v from another sequence. Vaswani et al. 2017, 3.2.3.
+    """z = softmax(q k^T / sqrt(h)) v per head, q from x, k and v from another sequence. Vaswani et al. 2017,
+    1706.03762, 3.2.3.
 
         x (b,s,d) -> q (b,s,n,h)  ─┐
                                    ├─ kernel -> z (b,s,n,h) -> out (b,s,d)

@@ -10,6 +10,7 @@ is taken as zero.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -17,6 +18,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, library
 
 from glassformer.parts.mixer.chunked import CHUNK, LEAST_LOG, Factors, as_operator, by_chunk, by_token, whole_chunks
+from glassformer.parts.mixer.installed import computed
 from glassformer.parts.precision import full_precision, wide
 
 VALUES_PER_BLOCK = 1 << 22
@@ -66,10 +68,15 @@ def delta_rule(
 
     with the state S before the chunk, as far as it is left at each token. For the backward pass it keeps its inputs and
     one state of each chunk, and computes the rest again. A length that is no multiple of `chunk` ends with a shorter
-    one."""
+    one. Where no `chunk` is given, a GPU's own kernel may compute it (`installed.py`)."""
     length = CHUNK if chunk is None else chunk
     q, k, v, beta, log_decay = map(wide, (q, k, v, beta, log_decay))
     b, s, n = v.shape[:3]
+    if chunk is None and s > 1:
+        ours = partial(delta_rule, chunk=CHUNK)
+        theirs = computed("delta_rule", ours, q=q, k=k, v=v, beta=beta, log_decay=log_decay, state=state, fresh=fresh)
+        if theirs is not None:
+            return theirs
     if state is None:
         state = v.new_zeros(b, n, q.shape[3], v.shape[3])
     if s == 1:

@@ -18,8 +18,8 @@ from glassformer.parts.forward_pass import Pass
 from glassformer.parts.init import Init
 from glassformer.parts.linear import Linear, Matrix, linear_cost
 from glassformer.parts.mixer.base import EffectiveMaps, Mixer, MixerChange, MixerConfig, keys_before, show_maps
-from glassformer.parts.mixer.recurrent import RecurrentState, Sizes, recurrent_cost
-from glassformer.parts.mixer.scan import CHUNK, effective_attention, selective_scan, states
+from glassformer.parts.mixer.recurrent import RecurrentState, Sizes, in_pieces, recurrent_cost
+from glassformer.parts.mixer.scan import CHUNK, effective_attention, scan_from_zero, selective_scan, states
 from glassformer.parts.norm import RMSNorm, RMSNormConfig
 from glassformer.parts.precision import wide
 from glassformer.parts.reparam import MakeReparam
@@ -175,18 +175,20 @@ class Mamba(Mixer):
         dt = self.dt(F.softplus(wide(self.dt_proj(r))))
         b, c = self.B(wide(b)), self.C(wide(c))
         fresh = pass_.begins
+
+        def scan(at: slice, kept: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+            part = None if fresh is None else fresh[:, at]
+            y, last = selective_scan(u[:, at], dt[:, at], a, b[:, at], c[:, at], kept.get("h"), part)
+            return y, {"h": last}
+
         if self._looked_at():
             self._show(u, dt, a, b, c, h, fresh, pass_)
-        pieces = [u.shape[1]] if state is None else state.pieces(u.shape[1])
-        ys, end = [], 0
-        for size in pieces:
-            at, end = slice(end, end + size), end + size
-            part = None if fresh is None else fresh[:, at]
-            y, h = selective_scan(u[:, at], dt[:, at], a, b[:, at], c[:, at], h, part)
-            ys.append(y)
-            if state is not None:
-                state.keep({"h": h}, pass_, end)
-        z = self.z(torch.cat(ys, dim=1) + wide(self.D) * u)
+        if state is None:
+            y = scan_from_zero(u, dt, a, b, c, fresh)
+        else:
+            start = None if pass_.start == 0 and pass_.rows is None else h
+            y = in_pieces(scan, {} if start is None else {"h": start}, pass_, state)
+        z = self.z(y + wide(self.D) * u)
         return self.out(self.out_proj(swiglu(self.gate(gate), z).to(x.dtype)))
 
     causal, reach, heads, separates_documents = True, None, None, True

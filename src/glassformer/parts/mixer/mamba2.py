@@ -18,7 +18,7 @@ from glassformer.parts.heads import Heads
 from glassformer.parts.init import Init
 from glassformer.parts.linear import Linear, Matrix, linear_cost
 from glassformer.parts.mixer.base import EffectiveMaps, show_maps
-from glassformer.parts.mixer.chunked import CHUNK, chunked_linear_attention, linear_attention_map
+from glassformer.parts.mixer.chunked import CHUNK, linear_attention_map, state_space_dual
 from glassformer.parts.mixer.mamba import ShortConv, begin_steps, conv_kept
 from glassformer.parts.mixer.recurrent import (
     Recurrence,
@@ -105,15 +105,15 @@ class Mamba2(Recurrence):
         b, c_ = (site(t.unflatten(-1, (self.n_groups, -1))) for site, t in ((self.B, b), (self.C, c_)))
         dt = F.softplus(wide(r) + wide(self.dt_bias))
         dt = self.dt(dt if self.limits == (0.0, None) else dt.clamp(*self.limits))
-        log_decay, given, fresh = dt * -torch.exp(wide(self.A_log)), u * dt[..., None], pass_.begins
+        a, fresh = -torch.exp(wide(self.A_log)), pass_.begins
 
         def run(at: slice, kept: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
             part = None if fresh is None else fresh[:, at]
-            y, h = chunked_linear_attention(c_[:, at], b[:, at], given[:, at], log_decay[:, at], kept.get("h"), part)
+            y, h = state_space_dual(u[:, at], dt[:, at], a, b[:, at], c_[:, at], kept.get("h"), part)
             return y, {"h": h}
 
         if self.effective_attention.watched:
-            self._show(dt, log_decay, b, c_, pass_)
+            self._show(dt, dt * a, b, c_, pass_)
         y = in_pieces(run, kept, pass_, state)
         z = self.z(y + wide(self.D)[:, None] * u).flatten(-2)
         hidden = swiglu(wide(self.gate(gate)), z)

@@ -17,6 +17,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, library
 
 from glassformer.parts.mixer.chunked import as_operator
+from glassformer.parts.mixer.installed import computed
 from glassformer.parts.precision import exact
 from glassformer.parts.region import region
 
@@ -52,13 +53,48 @@ def selective_scan(
     a: Float[Tensor, "p c"],
     b: Float[Tensor, "b s p"],
     c: Float[Tensor, "b s p"],
-    h: Float[Tensor, "b p c"],
+    h: Float[Tensor, "b p c"] | None = None,
     fresh: Bool[Tensor, "#b s"] | None = None,
 ) -> tuple[Float[Tensor, "b s c"], Float[Tensor, "b p c"]]:
-    """Equals `naive_scan`; keeps one state in `CHUNK` for the backward pass, which computes the others again.
+    """Equals `naive_scan`, from zero where there is no h; keeps one state in `CHUNK` for the backward pass, which
+    computes the others again.
 
     Nothing is divided by a product of decays, and every exponent is dt A <= 0 of one token: no length overflows. Tokens
-    follow one another in a loop of small steps, which suits a CPU; on a GPU each is several launches."""
+    follow one another in a loop of small steps, which suits a CPU; on a GPU each is several launches, and a kernel of
+    its own may compute it from zero (`installed.py`), if no gradient is recorded: its last state has none."""
+    if h is None and not torch.is_grad_enabled():
+        theirs = _theirs(u, dt, a, b, c, fresh)
+        if theirs is not None:
+            return theirs
+    return _ours(u, dt, a, b, c, h, fresh)
+
+
+def scan_from_zero(
+    u: Float[Tensor, "b s c"],
+    dt: Float[Tensor, "b s c"],
+    a: Float[Tensor, "p c"],
+    b: Float[Tensor, "b s p"],
+    c: Float[Tensor, "b s p"],
+    fresh: Bool[Tensor, "#b s"] | None = None,
+) -> Float[Tensor, "b s c"]:
+    """The y of `selective_scan` alone, from zero: what a GPU's own kernel may compute with gradients, too."""
+    theirs = _theirs(u, dt, a, b, c, fresh)
+    return (_ours(u, dt, a, b, c, None, fresh) if theirs is None else theirs)[0]
+
+
+def _theirs(
+    u: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, fresh: Tensor | None
+) -> tuple[Tensor, Tensor] | None:
+    if u.shape[1] == 1:
+        return None
+    return computed("selective_scan", _ours, u=u, dt=dt, a=a, b=b, c=c, h=None, fresh=fresh)
+
+
+def _ours(
+    u: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, h: Tensor | None = None, fresh: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    if h is None:
+        h = a.new_zeros(len(u), *a.shape)
     if u.shape[1] == 1:
         return naive_scan(u, dt, a, b, c, h, fresh)
     keep = None if fresh is None else (~fresh).to(u.dtype).expand(u.shape[:2])

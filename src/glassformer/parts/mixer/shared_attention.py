@@ -13,10 +13,11 @@ from glassformer.parts.base import BuildContext
 from glassformer.parts.cost import Cost, Shape
 from glassformer.parts.forward_pass import Pass
 from glassformer.parts.heads import Heads, nearest_groups
-from glassformer.parts.kernel import AutoConfig, HeadLayout, Kernel, KernelConfig
+from glassformer.parts.kernel import AutoConfig, CallFacts, HeadLayout, Kernel, KernelConfig
 from glassformer.parts.linear import Linear, Matrix, linear_cost
-from glassformer.parts.mixer.attend import SoftmaxAttention, attention_cost, kept_of_call, keys_met
+from glassformer.parts.mixer.attend import Sinks, SoftmaxAttention, attention_cost, kept_of_call, keys_met
 from glassformer.parts.mixer.base import MixerChange, MixerConfig
+from glassformer.parts.mixer.qk_norm import QKNormConfig, norm_of_queries
 from glassformer.parts.norm import NormConfig
 from glassformer.parts.position import AttentionPosition, AttentionPositionConfig
 from glassformer.parts.reparam import MakeReparam
@@ -31,8 +32,8 @@ class SharedAttention(SoftmaxAttention):
         x (b,s,d) -> q (b,s,n,h) -> norm? -> position -> kernel -> out (b,s,d)
                      k, v (b,t,g,h) of the nearest layer below that shares them as `source`
 
-    The keys are turned already, so positions and visibility have to be those of that layer. Sites: q, k, v, scores and
-    pattern (b,n,s,t), z, out; an edit of k or v is of this layer alone.
+    The keys are turned already, so positions and visibility have to be those of that layer; `sinks` are its own. Sites:
+    q, k, v, scores and pattern (b,n,s,t), z, out; an edit of k or v is of this layer alone.
     """
 
     def __init__(
@@ -48,16 +49,19 @@ class SharedAttention(SoftmaxAttention):
         visibility: Visibility | None = None,
         q_norm: nn.Module | None = None,
         scale: float | None = None,
+        sinks: bool = False,
         dropout: float = 0.0,
         kernel: Kernel | None = None,
         reparam: MakeReparam | None = None,
     ):
-        super().__init__(Heads.of(d_model, n_heads, n_kv_heads, head_dim), position, visibility, scale, dropout, kernel)
+        heads, facts = Heads.of(d_model, n_heads, n_kv_heads, head_dim), CallFacts(sinks=sinks)
+        super().__init__(heads, position, visibility, scale, dropout, kernel, facts)
         width, self.source = self.n_heads * self.head_dim, source
         self.q_proj = Linear(d_model, width, bias, "score", reparam, Shard("column", self.n_heads))
         out_bias = bias if out_bias is None else out_bias
         self.output = Linear(width, d_model, out_bias, "output", reparam, Shard("row", self.n_heads))
         self.q_norm = q_norm
+        self.sinks = Sinks(self.n_heads) if sinks else None
 
     def forward(self, x: Float[Tensor, "b s d"], pass_: Pass | None = None, state: None = None) -> Tensor:
         pass_ = pass_ or Pass.of(x)
@@ -75,6 +79,15 @@ class SharedAttention(SoftmaxAttention):
 
     def init_state(self, batch: int, max_len: int, dtype: torch.dtype, device: Any = None, rewind: int = 0) -> None:
         """Keys and values are kept where they are made."""
+
+
+def refuse_in_taker(field: str, value: Any) -> None:
+    """Raises RequestError where a layer that takes keys and values would drop what an attention has."""
+    if value:
+        raise RequestError(
+            f"mixer.{field}={value}: a layer that takes the keys and values of another has none; leave it out",
+            code="conflict", field=f"mixer.{field}", value=value, expected="None",
+        )  # fmt: skip
 
 
 class SharedAttentionConfig(MixerConfig, kind="shared_attention"):
@@ -103,6 +116,8 @@ class SharedAttentionConfig(MixerConfig, kind="shared_attention"):
     """Of each head's queries; None: there is none."""
     scale: float | None = Field(None, gt=0)
     """None: 1 / sqrt(head_dim), and sqrt(base head_dim) / head_dim under muP."""
+    sinks: bool = False
+    """A learned score per head that no key has, of its own."""
     dropout: float = Field(0.0, ge=0, lt=1)
     kernel: KernelConfig = AutoConfig()
 
@@ -133,8 +148,12 @@ class SharedAttentionConfig(MixerConfig, kind="shared_attention"):
         return self.vary(n_heads=n_heads, n_kv_heads=groups, head_dim=None)
 
     def changed(self, change: MixerChange, new: Callable[[Any], Any]) -> SharedAttentionConfig | None:
-        """The output's bias goes with that of the queries."""
+        """The output's bias goes with that of the queries. What bends the scores of the layers that share would not be
+        had by this one: that is refused."""
+        if change == "qk_norm":
+            return self.vary(q_norm=norm_of_queries(new(self.q_norm and QKNormConfig(norm=self.q_norm))))
         if change not in type(self).model_fields:
+            refuse_in_taker(change, new(None))
             return None
         return self.vary(**{change: new(getattr(self, change))}, **({"out_bias": None} if change == "bias" else {}))
 
@@ -156,7 +175,7 @@ class SharedAttentionConfig(MixerConfig, kind="shared_attention"):
             ctx.d_model, n, g, h, self.source, self.bias, self.out_bias,
             position=self.position.build(inner) if self.position else None, visibility=self.visibility.build(inner),
             q_norm=self.q_norm.build(inner.within(width=h)) if self.q_norm else None, scale=self._scale(ctx),
-            dropout=self.dropout, kernel=self.kernel.build(inner), reparam=ctx.make_reparam,
+            sinks=self.sinks, dropout=self.dropout, kernel=self.kernel.build(inner), reparam=ctx.make_reparam,
         )  # fmt: skip
 
     def _check(self, ctx: BuildContext, g: int, h: int) -> None:
@@ -186,6 +205,7 @@ class SharedAttentionConfig(MixerConfig, kind="shared_attention"):
         total = linear_cost(ctx, shape, d, n * h, bias=self.bias)
         total += linear_cost(ctx, shape.reading(shape.products), n * h, d, bias=out_bias)
         total += attention_cost(inner, shape, h, keys_met(self.visibility.build(ctx), shape)) + self._kept(inner, shape)
+        total += Cost.weights(n_sinks := n * self.sinks, moved_bytes=shape.reads(n_sinks))
         if self.q_norm is not None:
             heads = Shape(**{**vars(shape.reading(shape.products)), "b": shape.b * n})
             total += self.q_norm.costs(ctx.within(width=h), heads)
@@ -199,7 +219,8 @@ class SharedAttentionConfig(MixerConfig, kind="shared_attention"):
         biased = self.position is not None and self.position.biases
         turned = self.position is not None and self.position.turns
         heads = HeadLayout(n, g, biased, turned)
-        kept = kept_of_call(self.kernel.build(ctx), self.visibility.build(ctx), heads, h, shape, self.dropout)
+        seen, kernel = self.visibility.build(ctx), self.kernel.build(ctx)
+        kept = kept_of_call(kernel, seen, heads, h, shape, self.dropout, sinks=self.sinks)
         z = n * h if "z" in kept.given and turned else 0  # then lies as q does, and the output reads a copy
         own = Cost(kept=kept.own + shape.keeps(n * h * ("q" in kept.given) + z))
         mask = Cost.once(("mask", self.visibility, self.position), Cost(kept=kept.mask))

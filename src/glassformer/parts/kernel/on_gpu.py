@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from glassformer.parts.base import BuildContext
+from glassformer.parts.kernel.banded import Banded
+from glassformer.parts.kernel.base import AttentionCall, CallFacts, HeadLayout, KeptTensors, Kernel, KernelConfig
+from glassformer.parts.kernel.flex import Flex
+from glassformer.parts.kernel.sdpa import Sdpa
+from glassformer.parts.precision import wide
+from glassformer.parts.visibility import Bidirectional, Visibility
+
+
+class OnGpu(Kernel):
+    """What a plan counts for a GPU in place of `auto`, on a machine that may have none: SDPA, and FlexAttention for
+    sinks and for biases that are not additive, or blocks where those meet dropout or a bias that learns.
+
+    For tensors without data alone. FlexAttention takes none, and has the shapes of SDPA without a mask: what this makes
+    in its place has its size and means nothing."""
+
+    name = "on_gpu"
+
+    def _chosen(self, facts: CallFacts) -> Kernel:
+        if facts.additive and not facts.sinks:
+            return Sdpa()
+        return Banded() if facts.dropout or facts.learned else Flex()
+
+    def keeps(self, facts: CallFacts, visibility: Visibility, heads: HeadLayout) -> KeptTensors:
+        return self._chosen(facts).keeps(facts, visibility, heads)
+
+    def attend(self, call: AttentionCall) -> Tensor:
+        kernel = self._chosen(call.facts)
+        if kernel.name != "flex":
+            return kernel.attend(call)
+        z = Sdpa().attend(AttentionCall(call.q, call.k, call.v, Bidirectional()))
+        if call.sinks is None:
+            return z
+        left = torch.sigmoid(z.new_zeros(z.shape[:3], dtype=wide(z[:0]).dtype) - wide(call.sinks))
+        return z * left.to(z.dtype)[..., None]
+
+
+class OnGpuConfig(KernelConfig):
+    """Of no kind: no model is written with it."""
+
+    def build(self, ctx: BuildContext) -> OnGpu:
+        return OnGpu()

@@ -1,0 +1,288 @@
+"""Functions of installed libraries that compute a recurrence of ours on a GPU: flash-linear-attention (`fla-core`) and
+`mamba-ssm`, whose kernels are written for one.
+
+`KERNELS` has the adapters: an operation's own arguments go in, its own outputs come out, in its own layout and scale.
+None is believed: before the first call of a kind (device, sizes, with a state or without, with borders or without) it
+computes a small random input, and its outputs and gradients have to be those of our twin (`TOLERANCE`). One that
+deviates or fails is named in a warning, with the package, its version and the deviation, and this process computes that
+operation by ours from then on. Their products of fp32 numbers are of 10 bits (TF32) on GPUs that have such products.
+
+Ours are computed also where a function takes no such call, where torch is asked to be deterministic (their backward
+passes add up in any order), under a compiler, to which ours are one operator, and with GLASSFORMER_KERNELS=0.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import metadata
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+
+from glassformer.errors import shown
+from glassformer.parts.precision import full_precision
+
+SWITCH = "GLASSFORMER_KERNELS"
+"""0 in this variable of the environment leaves libraries alone."""
+DEVICES = {"cuda"}
+"""Types of devices that their kernels run on."""
+TOLERANCE = {torch.float32: 5e-3}
+"""|theirs - ours| / |ours| of an output or a gradient, by the dtype of what goes in, euclidean: what fla's own tests
+allow, and ten times the rounding of TF32. A scale or a layout that is wrong is off by a tenth and more."""
+DUAL_CHUNK = 256
+"""Tokens of a chunk of `mamba_chunk_scan_combined`, as in its own module."""
+
+Given = Mapping[str, Tensor | None]
+"""The arguments of an operation by name."""
+Outputs = tuple[Tensor, Tensor]
+"""y (b, s, ...) and the last state (b, ...)."""
+
+
+@dataclass(frozen=True)
+class Theirs:
+    """A function of a library behind the arguments of an operation of ours."""
+
+    package: str
+    """Of the distribution."""
+    call: Callable[..., Outputs]
+    tokens: int
+    """Of a trial: a few of its chunks, the last one not full."""
+    serves: Callable[[Given], bool] = lambda given: True
+    state_learns: bool = True
+    """Whether the last state has a gradient."""
+
+
+def computed(name: str, ours: Callable[..., Outputs], **given: Tensor | None) -> Outputs | None:
+    """What a library makes of an operation's arguments; None where it is not asked, and ours are to be called. `ours`
+    is called with samples of the same arguments, and must not ask here again."""
+    if torch.compiler.is_compiling() or not _may(given):
+        return None
+    theirs, device = KERNELS[name], _first(given).device
+    if (name, device) in _refused or _version(theirs.package) is None or not theirs.serves(given):
+        return None
+    kind = name, device, *((key, None if x is None else _sizes(key, x)) for key, x in given.items())
+    if kind not in _tried:
+        try:
+            _try(theirs, ours, given)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:
+            _refused.add((name, device))
+            about = f"{theirs.package} {_version(theirs.package)} is not used for {name} on {device}"
+            warnings.warn(f"{about}, which is computed by our own from here on: {shown(error, 200)}")
+            return None
+        _tried.add(kind)
+    with full_precision(_first(given)):  # what is raised here is not caught: torch's checkpoints end a pass so
+        return theirs.call(**given)
+
+
+_tried: set[tuple[Any, ...]] = set()
+"""Kinds of calls whose trial went well."""
+_refused: set[tuple[str, torch.device]] = set()
+
+
+class Deviation(Exception):
+    """Of a library from our twin."""
+
+
+@cache
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _may(given: Given) -> bool:
+    """Whether a library may be asked at all: arguments on its device and of a dtype with a tolerance."""
+    floats = [x for x in given.values() if x is not None and x.is_floating_point()]
+    return (
+        floats[0].device.type in DEVICES
+        and all(x.dtype in TOLERANCE and not isinstance(x, FakeTensor) for x in floats)
+        and not torch.are_deterministic_algorithms_enabled()
+        and os.environ.get(SWITCH) != "0"
+    )
+
+
+def _first(given: Given) -> Tensor:
+    return next(x for x in given.values() if x is not None)
+
+
+# Trials
+
+STATES = ("state", "h")
+DRAWN: dict[str, Callable[[Tensor], Tensor]] = {
+    "k": lambda x: F.normalize(x, dim=-1),
+    "beta": torch.sigmoid,
+    "dt": lambda x: x.exp() / 4,
+    "a": lambda x: -x.exp(),
+    "log_decay": lambda x: -(x - 2).exp(),
+    "fresh": lambda x: _borders(x > 2),
+}
+"""Arguments that are no normal numbers, made of such: keys of length one, decays from almost 0 to almost 1, borders
+every forty tokens or so."""
+
+
+def _borders(x: Tensor) -> Tensor:
+    """A sequence begins with the first row, while the second goes on from its state."""
+    x[:, 0] = torch.arange(len(x)) == 0
+    return x
+
+
+def _sizes(key: str, x: Tensor) -> tuple[int, ...]:
+    """Those that do not change with the number of rows and tokens."""
+    if _of_model(key, x):
+        return tuple(x.shape)
+    return tuple(x.shape[1 if key in STATES else 2 :])
+
+
+def _of_model(key: str, x: Tensor) -> bool:
+    """Whether an argument is the same for every row and token."""
+    return key == "a" or x.dim() == 1
+
+
+def _sample(key: str, x: Tensor, tokens: int, generator: torch.Generator) -> Tensor:
+    """Of an argument as x, two rows of so many tokens."""
+    rows = () if _of_model(key, x) else (2,) if key in STATES else (2, tokens)
+    drawn = torch.randn(*rows, *_sizes(key, x), generator=generator)
+    made = DRAWN.get(key, lambda x: x)(drawn)
+    return made.to(x.device, x.dtype).requires_grad_(x.is_floating_point())
+
+
+def _try(theirs: Theirs, ours: Callable[..., Outputs], given: Given) -> None:
+    """Raises Deviation, or what the library raises."""
+    generator = torch.Generator().manual_seed(0)
+    # Hooks of a caller who computes a pass again would count what is kept here, which the second pass does not keep.
+    alone = torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x)
+    with torch.inference_mode(False), torch.enable_grad(), full_precision(_first(given)), alone:
+        sample = {
+            key: None if x is None else _sample(key, x, theirs.tokens, generator) for key, x in given.items()
+        }  # fmt: skip
+        learned = {key: x for key, x in sample.items() if x is not None and x.requires_grad}
+        weights: list[Tensor] = []
+        results = []
+        for call in (ours, theirs.call):
+            found = call(**sample)
+            weights = weights or [torch.randn(x.shape, generator=generator).to(x) for x in found]
+            both = list(zip(found, weights, strict=True))
+            loss = torch.stack([(x * w).sum() for x, w in both[: 1 + theirs.state_learns]]).sum()
+            gradients = torch.autograd.grad(loss, list(learned.values()))
+            results.append([*found, *gradients])
+    names = ["y", "the last state", *(f"the gradient of {key}" for key in learned)]
+    off = {name: _deviation(mine, other) for name, mine, other in zip(names, *results, strict=True)}
+    worst = max(off, key=lambda name: off[name])
+    if not off[worst] <= TOLERANCE[_first(given).dtype]:
+        raise Deviation(f"{worst} deviates by {off[worst]:.2g} of it; {TOLERANCE[_first(given).dtype]:g} is allowed")
+
+
+def _deviation(ours: Tensor, theirs: Tensor) -> float:
+    """|theirs - ours| / |ours|; infinite where theirs is of another shape or has no numbers."""
+    ours, theirs = ours.detach(), theirs.detach()
+    if ours.shape != theirs.shape or not bool(torch.isfinite(theirs).all()):
+        return float("inf")
+    return float((theirs - ours).norm() / ours.norm().clamp(min=torch.finfo(ours.dtype).tiny))
+
+
+# Adapters
+
+
+def _selective_scan(
+    u: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, h: Tensor | None = None, fresh: Tensor | None = None
+) -> Outputs:
+    """`selective_scan_fn(u, delta, A, B, C)`: channels before tokens, A (c, p), states (b, c, p), from zero."""
+    from mamba_ssm.ops.selective_scan_interface import selective_scan_fn  # type: ignore[import-not-found]
+
+    by_channel = (x.transpose(1, 2).contiguous() for x in (u, dt))
+    by_state = (x.transpose(1, 2).contiguous() for x in (b, c))
+    y, last = selective_scan_fn(*by_channel, a.t().contiguous(), *by_state, return_last_state=True)
+    return y.transpose(1, 2), last.transpose(1, 2)
+
+
+def _state_space_dual(
+    u: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, state: Tensor | None, fresh: Tensor | None
+) -> Outputs:
+    """`mamba_chunk_scan_combined(x, dt, A, B, C, chunk_size)`: states (b, n, h, p). Tokens see each other, and the
+    state at the beginning is seen, where `seq_idx` is the same; that of the state is 0."""
+    from mamba_ssm.ops.triton.ssd_combined import mamba_chunk_scan_combined  # type: ignore[import-not-found]
+
+    y, last = mamba_chunk_scan_combined(
+        u, dt, a, b, c, DUAL_CHUNK,
+        initial_states=None if state is None else state.mT.contiguous(),
+        seq_idx=None if fresh is None else fresh.expand(u.shape[:2]).cumsum(1).int().contiguous(),
+        return_final_states=True,
+    )  # fmt: skip
+    return y, last.mT
+
+
+def _linear_attention(
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, state: Tensor | None, fresh: Tensor | None
+) -> Outputs:
+    """`chunk_simple_gla(q, k, v, g, scale=)`, which linear attention and retention of fla are calls of too: as many
+    heads of q and k as of v, and the decay by token."""
+    from fla.ops.simple_gla import chunk_simple_gla  # type: ignore[import-not-found]
+
+    n = v.shape[2]
+    q, k = (x.repeat_interleave(n // x.shape[2], dim=2) for x in (q, k))
+    decays = () if log_decay is None else (log_decay.expand(v.shape[:3]),)
+
+    def run(state: Tensor | None, borders: Tensor | None, q: Tensor, k: Tensor, v: Tensor, *g: Tensor) -> Outputs:
+        return chunk_simple_gla(
+            q, k, v, *g, scale=1.0, initial_state=state, output_final_state=True, cu_seqlens=borders
+        )
+
+    return _by_sequence(run, state, fresh, q, k, v, *decays)
+
+
+def _delta_rule(
+    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor, state: Tensor | None, fresh: Tensor | None
+) -> Outputs:
+    """`chunk_gated_delta_rule(q, k, v, g, beta, scale)`."""
+    from fla.ops.gated_delta_rule import chunk_gated_delta_rule  # type: ignore[import-not-found]
+
+    def run(
+        state: Tensor | None, borders: Tensor | None, q: Tensor, k: Tensor, v: Tensor, beta: Tensor, g: Tensor
+    ) -> Outputs:
+        return chunk_gated_delta_rule(
+            q, k, v, g=g, beta=beta, scale=1.0, initial_state=state, output_final_state=True, cu_seqlens=borders
+        )
+
+    return _by_sequence(run, state, fresh, q, k, v, beta, log_decay)
+
+
+def _by_sequence(run: Callable[..., Outputs], state: Tensor | None, fresh: Tensor | None, *by_token: Tensor) -> Outputs:
+    """run(state, borders, *by_token) as fla takes sequences that begin within rows: all tokens in one row, the places
+    where sequences begin and the end, and a state for each sequence."""
+    if fresh is None:
+        return run(state, None, *by_token)
+    b, s = by_token[0].shape[:2]
+    begins = fresh.expand(b, s).clone()
+    anew = begins[:, 0].clone()
+    begins[:, 0] = True
+    starts = begins.flatten().nonzero()[:, 0]
+    sequence = begins.flatten().cumsum(0).view(b, s) - 1
+    if state is not None:
+        kept = state.masked_fill(anew.view(b, *[1] * (state.dim() - 1)), 0.0)
+        state = state.new_zeros(len(starts), *state.shape[1:]).index_copy(0, sequence[:, 0], kept)
+    borders = torch.cat([starts, starts.new_tensor([b * s])])
+    y, last = run(state, borders, *(x.flatten(0, 1)[None] for x in by_token))
+    return y[0].unflatten(0, (b, s)), last[sequence[:, -1]]
+
+
+KERNELS = {
+    "selective_scan": Theirs(
+        "mamba-ssm", _selective_scan, 2100,
+        lambda given: given["h"] is None and given["fresh"] is None, state_learns=False,
+    ),
+    "state_space_dual": Theirs("mamba-ssm", _state_space_dual, 600),
+    "linear_attention": Theirs("fla-core", _linear_attention, 150),
+    "delta_rule": Theirs("fla-core", _delta_rule, 150),
+}  # fmt: skip
+"""By the operation: `scan.selective_scan`, `chunked.state_space_dual`, `chunked.chunked_linear_attention` and
+`delta.delta_rule`. A scan of Mamba's goes through 2,048 tokens at once at most."""

@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal
+
+from torch import Tensor, nn
+
+from glassformer.errors import RequestError
+from glassformer.parts.base import BuildContext, Value
+from glassformer.parts.cost import Cost, Shape
+from glassformer.parts.forward_pass import Pass
+from glassformer.parts.norm import NormConfig, RMSNormConfig
+
+Over = Literal["head", "each_head", "full"]
+
+
+class QKNorm(nn.Module):
+    """Normalises queries and keys before their product, bounding the scores (Henry et al. 2020, 2010.04245).
+
+    `over="head"`: each head's h values, weights shared by the heads (Qwen3); `over="each_head"`: the same with weights
+    for every head (Cohere, StableLM); `over="full"`: all n h values at once (OLMo 2).
+    """
+
+    def __init__(self, q_norm: nn.Module, k_norm: nn.Module, over: Over = "head"):
+        super().__init__()
+        self.q_norm, self.k_norm = q_norm, k_norm
+        self.full = over == "full"
+
+    def forward(self, q: Tensor, k: Tensor, pass_: Pass) -> tuple[Tensor, Tensor]:
+        if self.full:
+            return self.q_norm(q.flatten(-2)).view_as(q), self.k_norm(k.flatten(-2)).view_as(k)
+        return self.q_norm(q), self.k_norm(k)
+
+
+class QKNormConfig(Value):
+    norm: NormConfig = RMSNormConfig()
+    over: Over = "head"
+    after_position: bool = False
+
+    def build(self, ctx: BuildContext) -> QKNorm:
+        q, k = (self.norm.build(inner) for inner in self._within(ctx))
+        return QKNorm(q, k, self.over)
+
+    def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
+        """What it reads counts with the attention."""
+        heads, shape = (ctx.n_heads, ctx.n_kv_heads), shape.reading(shape.products)
+        vectors = [replace(shape, b=shape.b * n) if self.over == "head" else shape for n in heads]
+        norms = [self.norm.costs(inner, each) for inner, each in zip(self._within(ctx), vectors, strict=True)]
+        return sum(norms, Cost(kept=-shape.keeps(sum(heads) * ctx.head_dim)))
+
+    def _within(self, ctx: BuildContext) -> list[BuildContext]:
+        """The contexts of the norms of q and of k."""
+        h = ctx.head_dim
+        return [
+            ctx.within(width=n * h if self.over == "full" else h, sets=n if self.over == "each_head" else None)
+            for n in (ctx.n_heads, ctx.n_kv_heads)
+        ]
+
+
+def norm_of_queries(qk_norm: QKNormConfig | None) -> NormConfig | None:
+    """That of a layer whose keys are another's, as its own norm would be. Raises RequestError where it has none."""
+    if qk_norm is None:
+        return None
+    if qk_norm.over != "head" or qk_norm.after_position:
+        raise RequestError(
+            "mixer.qk_norm: a layer that takes the keys of another norms each head's queries, before their "
+            "positions; use qknorm:head",
+            code="conflict", field="mixer.qk_norm", value=qk_norm, expected="qknorm:head",
+        )  # fmt: skip
+    return qk_norm.norm
