@@ -19,12 +19,12 @@ from glassformer.cli import main
 from glassformer.errors import RequestError
 from glassformer.laboratory.claims import claims, known, overview
 from glassformer.laboratory.claims import stored as files
-from glassformer.laboratory.claims.bench import Bench, Text
+from glassformer.laboratory.claims.bench import Bench, Compared, Text
 from glassformer.laboratory.claims.claim import FAILS, HOLDS, KINDS, OPEN, Claim, Figure, exact, sampled, verdict
 from glassformer.report.claims import render_claims
 from glassformer.runs.events import Notify, silent
 from glassformer.runs.request import RunRequest
-from glassformer.runs.results import Reach, RunResult, Training, Validation
+from glassformer.runs.results import VERSION, Budget, Data, Reach, Results, RunResult, Training, Validation
 
 ALL = list(known().values())
 EXACT = [claim for claim in ALL if claim.quick]
@@ -40,11 +40,16 @@ class Planted:
         self.draw, self.noise = random.Random(seed), noise
         self.levels: dict[str, float] = {}
 
+    def of(self, arm: str) -> tuple[float, list[tuple[int, float]]]:
+        """Loss, and the losses at multiples of the context."""
+        level = self.levels.setdefault(arm, 3 + self.draw.choice((-1.0, -0.05, 0.0, 0.0, 1.0)))
+        rise = self.levels.setdefault(f"{arm} rise", self.draw.choice((-0.5, 0.0, 0.01, 0.6)))
+        loss = level + self.noise * self.draw.gauss(0, 1)
+        return loss, [(times, loss + rise * (times - 1) / 7) for times in (1, 2, 4, 8)]
+
     def run(self, requests: Sequence[RunRequest], folder: Path, notify: Notify = silent) -> Iterator[RunResult]:
         for request in requests:
-            level = self.levels.setdefault(request.name, 2 + self.draw.choice((-1.0, -0.002, 0.0, 0.002, 1.0)))
-            rise = self.levels.setdefault(f"{request.name} rise", self.draw.choice((-0.5, 0.0, 0.01, 0.6)))
-            loss = level + self.noise * self.draw.gauss(0, 1)
+            loss, far = self.of(request.name)
             context, recipe = request.recipe.context, request.recipe
             yield RunResult(
                 name=request.name,
@@ -58,10 +63,27 @@ class Planted:
                                learning_rate=1.0, curve=[], curve_seconds=[], validation_curve=[]),
                 validation=Validation(loss=loss, perplexity=1.0, bits_per_byte=None, tokens=64),
                 extrapolation=[
-                    Reach(context=context * times, loss=loss + rise * times / 8, tokens=64) for times in (1, 2, 4, 8)
+                    Reach(context=context * times, loss=reached, tokens=64) for times, reached in far
                 ],
                 status="ok",
             )  # fmt: skip
+
+
+class PlantedBench(Bench):
+    """A bench whose comparisons are made up."""
+
+    def compare(self, arms: Sequence[str], tokens: int, **options: Any) -> Compared:
+        assert isinstance(self.executor, Planted)
+        runs = []
+        for seed in range(3):
+            for arm in arms:
+                loss, far = self.executor.of(arm)
+                reach = [Reach(context=64 * times, loss=reached) for times, reached in far]
+                score = Validation(loss=loss, perplexity=1.0, bits_per_byte=None, tokens=64)
+                runs.append(RunResult(name=arm, seed=seed, validation=score, extrapolation=reach))
+        return Compared(
+            Results(version=VERSION, data=Data({"name": "text"}), budget=Budget(context=64, seeds=3), runs=runs), 1
+        )
 
 
 @pytest.fixture(scope="module")
@@ -164,6 +186,16 @@ def test_what_is_measured_runs_in_a_tiny_form(claim: Claim, tmp_path: Path, text
     outcome = claim.measure(Bench(tmp_path / claim.name, text, tiny=True, executor=Planted(0)))
     assert any(figure.judged for figure in outcome.figures) and outcome.size and outcome.sure
     assert verdict(claim.kind, outcome.figures, tiny=True) == OPEN
+
+
+@pytest.mark.parametrize("claim", [one for one in MEASURED if one.kind == "scoped"], ids=lambda claim: claim.name)
+def test_a_verdict_is_what_the_losses_say(claim: Claim, tmp_path: Path) -> None:
+    """Among made-up losses there are some for which the claim holds, and some for which it does not."""
+    seen = set()
+    for seed in range(100):
+        outcome = claim.measure(PlantedBench(tmp_path, Text(), executor=Planted(seed)))
+        seen.add(verdict(claim.kind, outcome.figures))
+    assert {HOLDS, FAILS} <= seen
 
 
 @pytest.mark.parametrize("claim", [one for one in ALL if one.kind == "undecidable"], ids=lambda claim: claim.name)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -12,15 +14,19 @@ from glassformer.comparison import compare
 from glassformer.errors import RequestError
 from glassformer.figures import si
 from glassformer.laboratory.claims.claim import LEVEL, Figure, sampled
-from glassformer.runs.events import Notify
-from glassformer.runs.executor import Executor
+from glassformer.runs.events import Notify, silent
+from glassformer.runs.executor import Executor, execute
+from glassformer.runs.request import RunRequest
 from glassformer.runs.results import Results, RunResult
 from glassformer.text import OnProgress, TextData, prepare
+from glassformer.training.folder import only_writer
 
 DATA = "python-docs"
 """The text that models are trained on where the user gives none: it lies on every machine."""
 TOKENIZER = "char"
 SEEDS = 3
+POOL = "pool"
+"""Beside the folders of claims: runs that several have in common."""
 TINY = "-tiny"
 """At the end of the name of a folder of tiny runs."""
 TINY_SEEDS = 2
@@ -38,6 +44,26 @@ class Text:
     @cached_property
     def prepared(self) -> TextData:
         return prepare(self.given or DATA, TOKENIZER, progress=self._on_progress)
+
+
+class Pooled:
+    """An executor for runs that claims have in common: each is trained once, in a folder named by what decides it but
+    for its seed."""
+
+    def __init__(self, folder: Path, executor: Executor | None = None):
+        self.folder, self.executor = folder, executor
+
+    def run(self, requests: Sequence[RunRequest], folder: Path, notify: Notify = silent) -> Iterator[RunResult]:
+        for request in requests:
+            place = self.folder / _decided_by(request)
+            with only_writer(place):
+                yield from execute([request], place, self.executor, notify)
+
+
+def _decided_by(request: RunRequest) -> str:
+    identity = request.identity
+    tree = {**identity, "recipe": {**identity["recipe"], "seed": None}}
+    return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()[:12]
 
 
 @dataclass(frozen=True)
@@ -152,19 +178,15 @@ class Bench:
         seeds: int = SEEDS,
         context: int = 256,
         batch_size: int = 16,
-        shared: str = "",
         **options: Any,
     ) -> Compared:
-        """Trains the arms on the bench's text, each with the tokens given, and reads what came of it. Claims that name
-        one `shared` comparison train it once. `options` are those of `gf.compare`."""
+        """Trains the arms on the bench's text, each with the tokens given, and reads what came of it; runs that other
+        claims have trained are taken from there. `options` are those of `gf.compare`."""
         seeds = self.seeds or seeds
         if self.tiny:
             seeds, context, batch_size = TINY_SEEDS, TINY_CONTEXT, TINY_BATCH
             tokens = TINY_STEPS * context * batch_size
             options = {**options, "evaluation_tokens": context}
-        place = self.folder
-        if shared:
-            place = place.with_name(f"{shared}{TINY if self.tiny else ''}")
         found = compare(
             arms,
             self.text.prepared,
@@ -172,8 +194,8 @@ class Bench:
             seeds=seeds,
             context=context,
             batch_size=batch_size,
-            out=place,
-            executor=self.executor,
+            out=self.folder,
+            executor=Pooled(self.folder.with_name(POOL), self.executor),
             on_event=self.on_event,
             command=f"glassformer claims {self.folder.name}",
             **options,

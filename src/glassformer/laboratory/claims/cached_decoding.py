@@ -7,13 +7,13 @@ from glassformer.laboratory.claims.claim import Claim, Outcome, exact
 from glassformer.naming import preset
 
 MODELS = ("gpt2@1m", "llama@1m+gqa:2", "mamba@1m")
-LENGTH, TOLERANCE = 24, 1e-4
+LENGTH, WORDS, TOLERANCE = 24, 64, 1e-4
 
 
 @torch.no_grad()
 def largest_difference(name: str) -> float:
-    model = preset(f"{name}+context={LENGTH}").build(seed=0).eval()
-    tokens = torch.randint(0, 64, (1, LENGTH), generator=torch.Generator().manual_seed(0))
+    model = preset(f"{name}+vocab_size={WORDS}+context={LENGTH}").build(seed=0).eval()
+    tokens = torch.randint(0, WORDS, (1, LENGTH), generator=torch.Generator().manual_seed(0))
     whole = model(tokens)
     state = model.init_state(1, LENGTH, torch.float32)
     cached = torch.cat([model(tokens[:, i : i + 1], state) for i in range(LENGTH)], dim=1)

@@ -6,14 +6,14 @@ from glassformer.laboratory.claims.bench import Bench
 from glassformer.laboratory.claims.claim import Claim, Outcome, exact
 from glassformer.naming import preset
 
-MODEL, LENGTH, TOLERANCE = "llama@1m+linear_attention", 24, 1e-4
+MODEL, LENGTH, WORDS, TOLERANCE = "llama@1m+linear_attention", 24, 64, 1e-4
 
 
 @torch.no_grad()
 def measure(bench: Bench) -> Outcome:
-    config = preset(f"{MODEL}+context={LENGTH}")
+    config = preset(f"{MODEL}+vocab_size={WORDS}+context={LENGTH}")
     model = config.build(seed=0).eval()
-    tokens = torch.randint(0, 64, (1, LENGTH), generator=torch.Generator().manual_seed(0))
+    tokens = torch.randint(0, WORDS, (1, LENGTH), generator=torch.Generator().manual_seed(0))
     state = model.init_state(1, LENGTH, torch.float32)
     steps = torch.cat([model(tokens[:, i : i + 1], state) for i in range(LENGTH)], dim=1)
     figures = (

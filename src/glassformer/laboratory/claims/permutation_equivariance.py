@@ -6,15 +6,15 @@ from glassformer.laboratory.claims.bench import Bench
 from glassformer.laboratory.claims.claim import Claim, Outcome, exact
 from glassformer.naming import preset
 
-MODEL, LENGTH, TOLERANCE = "gpt2@1m+nope", 32, 1e-4
+MODEL, LENGTH, WORDS, TOLERANCE = "gpt2@1m+nope", 32, 64, 1e-4
 
 
 @torch.no_grad()
 def change(name: str) -> float:
     """Of what a model makes of each token when all are permuted, over the size of it."""
-    model = preset(f"{name}+context={LENGTH}").build(seed=0).eval()
+    model = preset(f"{name}+vocab_size={WORDS}+context={LENGTH}").build(seed=0).eval()
     made = torch.Generator().manual_seed(0)
-    tokens, order = torch.randint(0, 64, (1, LENGTH), generator=made), torch.randperm(LENGTH, generator=made)
+    tokens, order = torch.randint(0, WORDS, (1, LENGTH), generator=made), torch.randperm(LENGTH, generator=made)
     plain, permuted = model(tokens)[:, order], model(tokens[:, order])
     return float((plain - permuted).abs().max() / plain.abs().max())
 

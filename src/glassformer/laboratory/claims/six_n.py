@@ -8,12 +8,13 @@ from glassformer.laboratory.claims.claim import Claim, Outcome, exact
 from glassformer.naming import preset
 
 MODEL = "gpt2@10m+kernel=naive"
+WORDS = 4096
 TOLERANCE = 0.02
 
 
 def measure(bench: Bench) -> Outcome:
     context = bench.scaled(256, 32)
-    config = preset(f"{MODEL}+context={context}")
+    config = preset(f"{MODEL}+vocab_size={WORDS}+context={context}")
     tokens = torch.zeros(1, context, dtype=torch.int64)
     model = config.build(seed=0)
     with FlopCounterMode(display=False) as counted:
