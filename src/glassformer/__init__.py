@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from glassformer.introspection import capture as capture
     from glassformer.introspection import edit as edit
     from glassformer.laboratory import fit_scaling_law as fit_scaling_law
+    from glassformer.laboratory.advice import advise as advise
     from glassformer.laboratory.claims import claims as claims
     from glassformer.laboratory.tuning import tune as tune
     from glassformer.naming import load as load
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "ModelConfig": "config",
     "__version__": "version",
+    "advise": "laboratory.advice",
     "ask": "retrieval",
     "capture": "introspection",
     "claims": "laboratory.claims",
@@ -60,6 +62,7 @@ _HOMES = {
 
 __all__ = [
     "ModelConfig",
+    "advise",
     "ask",
     "capture",
     "claims",

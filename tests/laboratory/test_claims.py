@@ -73,6 +73,7 @@ class PlantedBench(Bench):
     """A bench whose comparisons are made up."""
 
     def compare(self, arms: Sequence[str], tokens: int, **options: Any) -> Compared:
+        (self.folder / "asked").touch()
         assert isinstance(self.executor, Planted)
         runs = []
         for seed in range(3):
@@ -84,6 +85,15 @@ class PlantedBench(Bench):
         return Compared(
             Results(version=VERSION, data=Data({"name": "text"}), budget=Budget(context=64, seeds=3), runs=runs), 1
         )
+
+    def train(self, *args: Any, **more: Any) -> Any:
+        pytest.skip("it compares no losses of trained arms")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One folder for all claims, which share runs."""
+    return tmp_path_factory.mktemp("runs")
 
 
 @pytest.fixture(scope="module")
@@ -181,21 +191,25 @@ MEASURED = [claim for claim in ALL if not claim.quick and claim.kind != "undecid
 
 
 @pytest.mark.parametrize("claim", MEASURED, ids=lambda claim: claim.name)
-def test_what_is_measured_runs_in_a_tiny_form(claim: Claim, tmp_path: Path, text: Text) -> None:
+def test_what_is_measured_runs_in_a_tiny_form(claim: Claim, place: Path, text: Text) -> None:
     """Trained models are planted: arms, budgets and figures are real, losses are not."""
-    outcome = claim.measure(Bench(tmp_path / claim.name, text, tiny=True, executor=Planted(0)))
+    outcome = claim.measure(Bench(place / claim.name, text, tiny=True, executor=Planted(0)))
     assert any(figure.judged for figure in outcome.figures) and outcome.size and outcome.sure
     assert verdict(claim.kind, outcome.figures, tiny=True) == OPEN
 
 
 @pytest.mark.parametrize("claim", [one for one in MEASURED if one.kind == "scoped"], ids=lambda claim: claim.name)
-def test_a_verdict_is_what_the_losses_say(claim: Claim, tmp_path: Path) -> None:
+def test_a_verdict_is_what_the_losses_say(claim: Claim, tmp_path: Path, text: Text) -> None:
     """Among made-up losses there are some for which the claim holds, and some for which it does not."""
-    seen = set()
+    seen: set[str] = set()
     for seed in range(100):
-        outcome = claim.measure(PlantedBench(tmp_path, Text(), executor=Planted(seed)))
+        outcome = claim.measure(PlantedBench(tmp_path, text, tiny=True, executor=Planted(seed)))
+        if not (tmp_path / "asked").exists():
+            pytest.skip("it compares no losses of trained arms")
         seen.add(verdict(claim.kind, outcome.figures))
-    assert {HOLDS, FAILS} <= seen
+        if {HOLDS, FAILS} <= seen:
+            return
+    raise AssertionError(seen)
 
 
 @pytest.mark.parametrize("claim", [one for one in ALL if one.kind == "undecidable"], ids=lambda claim: claim.name)

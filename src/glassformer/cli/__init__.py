@@ -788,6 +788,38 @@ def scale(
 
 
 @app.command
+def advise(
+    *,
+    goal: Literal["chat", "long", "train"],
+    context: Annotated[Count, Parameter(converter=count)] = 8192,
+    memory: str = "16GB",
+    model: Expression = "llama-3-8b",
+    claims: str = "claims",
+    json: Json = False,
+) -> None:
+    """Choices for a goal: what each option costs, which measured claims speak for it, and what is not known.
+
+    Parameters
+    ----------
+    goal
+        chat: to answer from a cache; long: to read texts longer than those of training; train: to train from scratch.
+    context
+        Tokens that are kept: 8k.
+    memory
+        Of the machine: 16GB. Weights and the decode state have to fit.
+    model
+        What the options change.
+    claims
+        The folder of measured claims, as `glassformer claims --out` leaves it.
+    """
+    from glassformer.cli.advise import show_advice
+
+    tokens = _as_int(context, "context")
+    assert tokens is not None
+    show_advice(goal, tokens, quantity(memory, "B", "memory"), claims, model, json)
+
+
+@app.command
 def claims(
     names: Annotated[list[str] | None, Parameter(negative="")] = None,
     /,

@@ -14,11 +14,14 @@ from glassformer.comparison import compare
 from glassformer.errors import RequestError
 from glassformer.figures import si
 from glassformer.laboratory.claims.claim import LEVEL, Figure, sampled
+from glassformer.naming import preset
 from glassformer.runs.events import Notify, silent
 from glassformer.runs.executor import Executor, execute
 from glassformer.runs.request import RunRequest
 from glassformer.runs.results import Results, RunResult
 from glassformer.text import OnProgress, TextData, prepare
+from glassformer.training import Run, train
+from glassformer.training.checkpoint import latest
 from glassformer.training.folder import only_writer
 
 DATA = "python-docs"
@@ -113,10 +116,17 @@ class Compared:
         arms, else over the seeds of both. None where no seed finished both."""
         name = f"loss of {b} less that of {a}"
         for verdict in self.results.verdicts:
+<<<<<<< HEAD
             if (verdict.a, verdict.b, verdict.confidence) == (a, b, LEVEL) and verdict.difference is not None:
                 return Figure(
                     name=name, value=verdict.difference, unit="nats", low=verdict.low, high=verdict.high, **bounds
                 )
+=======
+            same = (verdict.a, verdict.b, verdict.confidence) == (a, b, LEVEL)
+            if same and verdict.difference is not None:
+                return Figure(name=name, value=verdict.difference, unit="nats", low=verdict.low, high=verdict.high,
+                              count=verdict.seeds, **bounds)  # fmt: skip
+>>>>>>> c8d1b11 (Claims about trained models, speed and stretched contexts; advise: options, costs, and what measured claims say)
         gaps = self.gaps(a, b)
         return sampled(name, gaps, "nats", **bounds) if gaps else None
 
@@ -201,3 +211,14 @@ class Bench:
             **options,
         )
         return Compared(Results.of(found), -(-tokens // (context * batch_size)))
+
+    def train(self, expression: str, tokens: int, seed: int, context: int, batch_size: int = 16) -> Run:
+        """One model, trained in this process on the bench's text, for what no comparison measures of it; another claim
+        that asks for the same run has it from its folder."""
+        if self.tiny:
+            context, batch_size = TINY_CONTEXT, TINY_BATCH
+            tokens = TINY_STEPS * context * batch_size
+        recipe = {"tokens": tokens, "seed": seed, "context": context, "batch_size": batch_size}
+        decided = hashlib.sha256(json.dumps([expression, recipe, self.tiny]).encode()).hexdigest()[:12]
+        place = self.folder.with_name(POOL) / f"run-{decided}"
+        return train(preset(expression), self.text.prepared, recipe, place, latest(place) is not None)

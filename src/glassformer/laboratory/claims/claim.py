@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
@@ -34,6 +35,7 @@ class Figure(Written):
     low, high     its interval; equal to the value where nothing is left to chance, None where chance was not measured
     least, most   the claim holds where the whole interval lies within them; neither: the figure is told, not judged
     published     what the source has for it
+    count         measurements that the interval is made of: seeds, rounds, draws
     """
 
     name: str
@@ -44,6 +46,7 @@ class Figure(Written):
     least: float | None = None
     most: float | None = None
     published: float | None = None
+    count: int | None = None
 
     @property
     def judged(self) -> bool:
@@ -58,6 +61,16 @@ class Figure(Written):
             return FAILS
         within = (self.least is None or self.low >= self.least) and (self.most is None or self.high <= self.most)
         return HOLDS if within else OPEN
+
+    @property
+    def needed(self) -> int | None:
+        """Measurements that would decide this figure if its value stayed: the interval narrows as 1 / sqrt(n), and has
+        to clear the nearest bound. None where it is decided, where nothing is known of chance, and where the value lies
+        on a bound."""
+        if self.verdict != OPEN or self.low is None or self.high is None or self.count is None:
+            return None
+        apart = min(abs(self.value - bound) for bound in (self.least, self.most) if bound is not None)
+        return math.ceil(self.count * ((self.high - self.low) / 2 / apart) ** 2) if apart else None
 
 
 class Outcome(Written):
@@ -111,18 +124,37 @@ def verdict(kind: Kind, figures: Sequence[Figure], tiny: bool = False) -> Verdic
     return HOLDS if each == {HOLDS} else OPEN
 
 
-def exact(name: str, value: float, unit: str = "", /, **bounds: float | None) -> Figure:
+def exact(
+    name: str,
+    value: float,
+    unit: str = "",
+    /,
+    *,
+    least: float | None = None,
+    most: float | None = None,
+    published: float | None = None,
+) -> Figure:
     """A figure in which nothing is left to chance."""
-    value = float(value)
-    return Figure(name=name, value=value, unit=unit, low=value, high=value, **bounds)
+    at = float(value)
+    return Figure(name=name, value=at, unit=unit, low=at, high=at, least=least, most=most, published=published)
 
 
-def sampled(name: str, values: Sequence[float], unit: str = "", /, **bounds: float | None) -> Figure:
+def sampled(
+    name: str,
+    values: Sequence[float],
+    unit: str = "",
+    /,
+    *,
+    least: float | None = None,
+    most: float | None = None,
+    published: float | None = None,
+) -> Figure:
     """The mean of independent measurements, with Student's interval; without one where there are fewer than two."""
-    if len(values) < 2:
-        return Figure(name=name, value=float(values[0]), unit=unit, **bounds)
-    mean, low, high = paired_interval([float(value) for value in values], LEVEL)
-    return Figure(name=name, value=mean, unit=unit, low=low, high=high, **bounds)
+    mean, low, high = float(values[0]), None, None
+    if len(values) > 1:
+        mean, low, high = paired_interval([float(value) for value in values], LEVEL)
+    return Figure(name=name, value=mean, unit=unit, low=low, high=high, least=least, most=most, published=published,
+                  count=len(values))  # fmt: skip
 
 
 def undecidable(reason: str) -> Callable[[Bench], Outcome]:

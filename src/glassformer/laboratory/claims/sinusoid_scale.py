@@ -3,7 +3,7 @@
 from glassformer.laboratory.claims.claim import Claim
 from glassformer.laboratory.claims.contrast import SHORT, Gap, contrast
 
-PLAIN, SCALED = "gpt2@1m+sinusoidal", "gpt2@1m+sinusoidal+embedding.scale=11.3"
+PLAIN, SCALED = "gpt2@1m+sinusoidal+embedding.scale=1", "gpt2@1m+sinusoidal+embedding.scale=11.3"
 
 CLAIM = Claim(
     name="sinusoids-need-scale",
