@@ -164,9 +164,8 @@ def _evidence(name: str, held: Stored, folder: Path) -> dict[str, Any]:
 def _missing(name: str, held: Stored | None) -> str:
     """What it would take to decide a claim."""
     if held is None:
-        return (
-            f"{known()[name].statement} Not measured: `glassformer claims {name}`, {known()[name].minutes:g} minutes."
-        )
+        claim = known()[name]
+        return f"{claim.statement} Not measured: `glassformer claims {name}`, {claim.minutes:g} min."
     seeds = [figure.needed for figure in held.outcome.figures if figure.judged and figure.needed]
     more = f"about {max(seeds)} seeds would decide it" if seeds else "more seeds alone would not decide it"
     return f"{held.statement} Undecided here: {more}."

@@ -116,17 +116,10 @@ class Compared:
         arms, else over the seeds of both. None where no seed finished both."""
         name = f"loss of {b} less that of {a}"
         for verdict in self.results.verdicts:
-<<<<<<< HEAD
-            if (verdict.a, verdict.b, verdict.confidence) == (a, b, LEVEL) and verdict.difference is not None:
-                return Figure(
-                    name=name, value=verdict.difference, unit="nats", low=verdict.low, high=verdict.high, **bounds
-                )
-=======
             same = (verdict.a, verdict.b, verdict.confidence) == (a, b, LEVEL)
             if same and verdict.difference is not None:
                 return Figure(name=name, value=verdict.difference, unit="nats", low=verdict.low, high=verdict.high,
                               count=verdict.seeds, **bounds)  # fmt: skip
->>>>>>> c8d1b11 (Claims about trained models, speed and stretched contexts; advise: options, costs, and what measured claims say)
         gaps = self.gaps(a, b)
         return sampled(name, gaps, "nats", **bounds) if gaps else None
 
