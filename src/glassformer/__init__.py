@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from glassformer.laboratory import fit_scaling_law as fit_scaling_law
     from glassformer.laboratory.advice import advise as advise
     from glassformer.laboratory.claims import claims as claims
+    from glassformer.laboratory.scaling import scale as scale
     from glassformer.laboratory.tuning import tune as tune
     from glassformer.naming import load as load
     from glassformer.naming import preset as preset
@@ -54,6 +55,7 @@ _HOMES = {
     "plan": "planning",
     "preset": "naming",
     "presets": "architectures",
+    "scale": "laboratory.scaling",
     "stream": "generation",
     "train": "training",
     "tune": "laboratory.tuning",
@@ -80,6 +82,7 @@ __all__ = [
     "preset",
     "presets",
     "save",
+    "scale",
     "stream",
     "train",
     "tune",

@@ -16,8 +16,18 @@ import glassformer as gf
 from glassformer.cli import main
 from glassformer.errors import RequestError
 from glassformer.laboratory.forms import FORMS
-from glassformer.laboratory.isoflop import lowest, parabolas
-from glassformer.laboratory.law import FURTHEST, Law, _objective, difference, fit_scaling_law, held_out
+from glassformer.laboratory.isoflop import budgets as isoflop_budgets
+from glassformer.laboratory.isoflop import lowest, on_budgets, parabolas
+from glassformer.laboratory.law import (
+    FURTHEST,
+    Law,
+    _axes,
+    _objective,
+    difference,
+    fit_scaling_law,
+    held_out,
+    optimal_difference,
+)  # fmt: skip
 from glassformer.laboratory.points import Points, points
 from glassformer.laboratory.summary import summary
 from glassformer.report.scaling import render_scaling
@@ -55,7 +65,7 @@ def gadre(corpus: str) -> Points:
 def test_a_planted_law_is_found(law: dict[str, float]) -> None:
     found = fit_scaling_law(planted(law))
     for name, value in law.items():
-        assert getattr(found, name) == pytest.approx(value, rel=1e-6 if name in ("alpha", "beta") else 1e-5)
+        assert getattr(found, name) == pytest.approx(value, rel=1e-6)
     assert found.predict(1e6, 1e6) == pytest.approx(
         law["E"] + law["A"] * 1e6 ** -law["alpha"] + law["B"] * 1e6 ** -law["beta"]
     )
@@ -141,6 +151,29 @@ def test_chinchilla_as_replicated() -> None:
     assert law.objective == pytest.approx(0.0010182740, abs=1e-10)
     params, tokens = law.optimal(5.88e23, far=True)
     assert tokens / params == pytest.approx(17.9, abs=0.05)
+    squares = fit_scaling_law(data, delta=None)  # as variable projection gives them
+    assert (squares.E, squares.alpha, squares.beta) == pytest.approx((1.883, 0.358, 0.428), abs=5e-4)
+
+
+@pytest.mark.skipif(not CHINCHILLA, reason="GLASSFORMER_CHINCHILLA_CSV names no file of the runs read off 2203.15556")
+def test_five_of_chinchillas_runs_move_everything() -> None:
+    """With the five highest losses kept B is six times as large; the law says what it would be without them."""
+    data = points(CHINCHILLA, {"params": "Model Size", "flops": "Training FLOP"})
+    law = fit_scaling_law(data)
+    assert (law.B, law.beta, law.a) == pytest.approx((12846, 0.453, 0.565), rel=2e-3)
+    assert fit_scaling_law(data.without_worst(5)).B < law.B / 5
+    assert abs(law.without_furthest(5)["B"] / law.B - 1) > 0.2
+
+
+@pytest.mark.skipif(not CHINCHILLA, reason="GLASSFORMER_CHINCHILLA_CSV names no file of the runs read off 2203.15556")
+def test_eight_starts_end_where_all_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """4,500 starts are not needed: of all combinations more than half end in the optimum that the best eight find."""
+    data = points(CHINCHILLA, {"params": "Model Size", "flops": "Training FLOP"}).without_worst(5)
+    few = fit_scaling_law(data)
+    monkeypatch.setattr("glassformer.laboratory.law.STARTS", 64)
+    many = fit_scaling_law(data)
+    assert few.reached == 1 and many.reached > 0.5
+    assert few.objective == pytest.approx(many.objective, rel=1e-9)
 
 
 @pytest.mark.slow
@@ -156,7 +189,12 @@ def test_chinchilla_drawn_again_as_replicated() -> None:
     values = law.form.values(np.array([law.refit([place[row] for row in draw]) for draw in draws]))
     for name, error in (("A", 124.494), ("B", 1293.169), ("E", 0.02566), ("alpha", 0.01540), ("beta", 0.02059)):
         assert values[name].std(ddof=1) == pytest.approx(error, rel=2e-3), name
-    assert np.percentile(values["alpha"], [2.5, 97.5]) == pytest.approx((0.317, 0.373), abs=1e-3)
+    for name, low, high in (
+        ("A", 285.214, 743.626), ("B", 1042.357, 5810.344), ("E", 1.769, 1.871), ("alpha", 0.317, 0.373),
+        ("beta", 0.331, 0.415),
+    ):  # fmt: skip
+        assert np.percentile(values[name], [2.5, 97.5]) == pytest.approx((low, high), rel=5e-3), name
+    assert np.percentile(values["a"], [10, 90]) == pytest.approx((0.491, 0.543), abs=2e-3)
 
 
 def test_against_scipy() -> None:
@@ -185,14 +223,123 @@ def test_an_optimiser_at_its_defaults_stops_early() -> None:
 
 @pytest.mark.slow
 def test_intervals_cover() -> None:
-    """Over noisy repeats a 95 % interval of an exponent has the planted value about as often as it says. A bootstrap of
-    25 points and five figures is a little short; its exact share at this size is stated in the notebook."""
-    inside = 0
-    for seed in range(120):
+    """Of 400 noisy repeats 95 % intervals have the planted exponents as often as they say. Minutes: 60,000 fits."""
+    planted_values = {**LABORATORY, "a": LABORATORY["beta"] / (LABORATORY["alpha"] + LABORATORY["beta"])}
+    names, repeats = ("alpha", "beta", "a"), 400
+    inside = dict.fromkeys(names, 0)
+    for seed in range(repeats):
         law = fit_scaling_law(planted(LABORATORY, 0.004, seed, seeds=3))
-        low, high = np.quantile(law.form.values(law.refits(200, seed))["alpha"], [0.025, 0.975])
-        inside += low <= LABORATORY["alpha"] <= high
-    assert 0.88 <= inside / 120 <= 0.99
+        values = law.form.values(law.refits(150, seed))
+        for name in names:
+            low, high = np.quantile(values[name], [0.025, 0.975])
+            inside[name] += low <= planted_values[name] <= high
+    for name in names:
+        assert inside[name] / repeats == pytest.approx(0.95, abs=0.03), name
+
+
+def test_one_start_of_a_fit_of_squares_goes_astray() -> None:
+    """The trap of `curve_fit` at its default start, on sizes and tokens of published models."""
+    data = planted(HOFFMANN)
+    data = replace(data, params=data.params * 400, tokens=data.tokens * 4000)
+    law = HOFFMANN
+    loss = law["E"] + law["A"] * data.params ** -law["alpha"] + law["B"] * data.tokens ** -law["beta"]
+    data = replace(data, loss=loss)
+
+    def formula(nd: np.ndarray, e: float, a: float, b: float, alpha: float, beta: float) -> np.ndarray:
+        with np.errstate(all="ignore"):
+            return e + a * nd[0] ** -alpha + b * nd[1] ** -beta
+
+    try:
+        theirs, _ = curve_fit(formula, np.stack([data.params, data.tokens]), data.loss)
+        astray = abs(theirs[3] - law["alpha"]) > 0.01 or abs(theirs[4] - law["beta"]) > 0.01
+    except RuntimeError:  # it gives up
+        astray = True
+    assert astray
+    found = fit_scaling_law(data)
+    assert (found.alpha, found.beta) == pytest.approx((law["alpha"], law["beta"]), rel=1e-6)
+
+
+def test_ends_of_other_schedules_are_another_law() -> None:
+    """Runs of which only the longest was cooled to its end: the exponents are wrong; `where` takes the cooled alone."""
+    data = planted(LABORATORY)
+    cooled = data.tokens == data.tokens.max()
+    mixed = np.where(cooled, data.loss, data.loss * 1.03)
+    assert abs(fit_scaling_law(replace(data, loss=mixed)).beta - LABORATORY["beta"]) > 0.1
+    rows = [
+        {"params": n, "tokens": d, "loss": loss * factor, "cooled": word}
+        for n, d, loss in zip(data.params, data.tokens, data.loss, strict=True)
+        for word, factor in (("yes", 1.0), ("no", 1.03))
+    ]
+    found = fit_scaling_law(rows, where={"cooled": "yes"})
+    assert found.beta == pytest.approx(LABORATORY["beta"], rel=1e-6) and len(found.points) == len(data)
+
+
+def test_embeddings_counted_in_n_change_the_exponents() -> None:
+    """With a vocabulary of 100 and width (N / 48)^.5, as our small models have them."""
+    data = planted(LABORATORY)
+    counted = replace(data, params=data.params + 2 * 100 * (data.params / 48) ** 0.5)
+    found = fit_scaling_law(counted)
+    assert found.alpha - LABORATORY["alpha"] > 0.015
+    assert abs(found.a - 0.30 / 0.55) > 0.015
+
+
+def test_parabolas_are_biased_where_the_best_size_is_not_in_the_middle() -> None:
+    """Without any noise: sizes that stay while budgets grow. The law of the same runs is exact."""
+    law, sizes, budgets = LABORATORY, np.geomspace(2e5, 2e7, 9), np.geomspace(1e13, 1e15, 5)
+    n, c = (one.ravel() for one in np.meshgrid(sizes, budgets))
+    d = c / 6 / n
+    loss = law["E"] + law["A"] * n ** -law["alpha"] + law["B"] * d ** -law["beta"]
+    data, a = Points(n, d, loss, np.arange(len(n)).astype(str)), law["beta"] / (law["alpha"] + law["beta"])
+    assert abs(parabolas(data).a - a) > 0.005
+    assert fit_scaling_law(data).a == pytest.approx(a, rel=1e-6)
+
+
+def test_the_problem_is_well_posed_in_its_own_axes() -> None:
+    """A, B and E beside the exponents: condition 1e10 and more. Heights in the middle of the points: thousands."""
+    data = planted(HOFFMANN)
+    form, law = FORMS["chinchilla"], fit_scaling_law(data)
+    features = form.features(data)
+    jacobian = form.log_loss(law.theta, features)[1].T
+    plain = jacobian.copy()
+    plain[:, :3] /= np.exp(law.theta[:3])
+    ours = jacobian @ _axes(form, features)
+    assert np.linalg.cond(plain.T @ plain) > 1e10 and np.linalg.cond(ours.T @ ours) < 1e5
+
+
+def test_losses_of_equal_compute_are_read_between_those_of_a_grid() -> None:
+    """Within the noise of no run: read losses lie on the planted law, and nothing is read beyond a size's runs."""
+    exact_grid, law = planted(LABORATORY), LABORATORY
+    assert on_budgets(exact_grid) is exact_grid  # its runs lie on budgets of equal compute
+    n = exact_grid.params * np.tile([1.0, 1.2, 0.9, 1.1, 0.85], 5)
+    loss = law["E"] + law["A"] * n ** -law["alpha"] + law["B"] * exact_grid.tokens ** -law["beta"]
+    data = replace(exact_grid, params=n, loss=loss)
+    read = on_budgets(data)
+    exact = law["E"] + law["A"] * read.params ** -law["alpha"] + law["B"] * read.tokens ** -law["beta"]
+    assert read is not data and read.loss == pytest.approx(exact, rel=1e-3)
+    assert read.tokens.min() >= data.tokens.min() * 0.999 and read.tokens.max() <= data.tokens.max() * 1.001
+    assert read.spent == pytest.approx(6 * read.params * read.tokens)
+    few = data.take(data.params > 7e5)
+    assert on_budgets(few) is few  # two sizes make no parabola
+
+
+def test_flops_as_counted_make_the_budgets() -> None:
+    """Runs of one budget by counted FLOPs, which 6 N D does not see, are one budget."""
+    n, c = np.array([1e5, 2e5, 4e5, 8e5]), 1e12
+    each = 6 * n + 1e6 * n**0.2  # attention and the vocabulary
+    rows = {"params": n, "tokens": c / each, "flops": [c] * 4, "loss": [3.0, 2.8, 2.7, 2.75]}
+    data = points(rows)
+    assert len(isoflop_budgets(data)) == 1 < len(isoflop_budgets(replace(data, counted=None)))
+
+
+def test_the_held_out_interval_expects_one_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is as wide as the law is unsure and runs scatter: wider than the law's own by what lies off it."""
+    monkeypatch.setattr("glassformer.laboratory.law.DRAWS", 100)
+    data = planted(LABORATORY, 0.004)
+    found, law = held_out(data), fit_scaling_law(data.take(~data.largest()))
+    assert found["error_low"] < found["error"] < found["error_high"]
+    low, high = law.predict_interval(found["params"], found["tokens"], far=True)
+    assert found["low"] < low < found["predicted"] < high < found["high"]
+    assert found["low"] < found["measured"] < found["high"]
 
 
 def test_runs_are_drawn_whole() -> None:
@@ -231,11 +378,38 @@ def test_allocations_without_a_law() -> None:
         parabolas(data.take(slice(0, 9)))
 
 
-def test_the_largest_run_is_held_out() -> None:
+def test_the_largest_run_is_held_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("glassformer.laboratory.law.DRAWS", 20)
     data = planted(LABORATORY)
     found = held_out(data)
     assert found["params"] == data.params.max() and found["tokens"] == data.tokens.max()
     assert found["error"] == pytest.approx(0, abs=1e-6)
+
+
+def test_runs_of_one_grid_are_drawn_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What both laws have of the choice of runs cancels: two fits of the same runs do not differ at all. Runs of other
+    names are drawn apart."""
+    monkeypatch.setattr("glassformer.laboratory.law.DRAWS", 40)
+    data = planted(LABORATORY, 0.004, 3)
+    first, second = fit_scaling_law(data), fit_scaling_law(data)
+    assert difference(first, second, "alpha") == pytest.approx((0, 0, 0), abs=1e-9)
+    others = fit_scaling_law(replace(data, run=np.array([f"other {name}" for name in data.run])))
+    _, low, high = difference(first, others, "alpha")
+    assert low < -0.01 < 0.01 < high
+
+
+def test_best_losses_differ_by_what_was_planted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("glassformer.laboratory.law.DRAWS", 40)
+    better = {**LABORATORY, "E": 0.95}
+    first, second = (fit_scaling_law(planted(law, 0.001, seed)) for seed, law in enumerate((LABORATORY, better)))
+    flops = float(first.points.flops.max())
+    found, low, high = optimal_difference(first, second, flops)
+    assert low < found < high < 0 and low < -0.05 < high
+    with pytest.raises(RequestError, match="times the largest run's"):
+        optimal_difference(first, second, 20 * flops)
+    exact = fit_scaling_law(planted(LABORATORY))
+    best = best_size(LABORATORY, flops)
+    assert exact.optimal_losses(flops) == pytest.approx(exact.predict(best, flops / 6 / best), rel=1e-5)
 
 
 def test_two_laws_differ(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -261,6 +435,7 @@ def test_few_points_that_move_everything_show() -> None:
         (lambda data: data.take(slice(0, 5)), "5 points cannot fit the 5 figures"),
         (lambda data: replace(data, params=np.full(len(data), 1e6)), "all runs have as many params"),
         (lambda data: replace(data, tokens=np.full(len(data), 1e6)), "all runs have as many tokens"),
+        (lambda data: data.take(data.params < 3e5), "2 values of params, and L = .* takes 3; add one"),
     ],
 )
 def test_what_no_law_can_be_fitted_to(change, told: str) -> None:

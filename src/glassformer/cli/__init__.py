@@ -745,8 +745,15 @@ def plan(
 
 @app.command
 def scale(
+    models: Annotated[list[str] | None, Parameter(negative="")] = None,
+    /,
     *,
-    data: str,
+    data: Data,
+    sizes: str | None = None,
+    budgets: str | None = None,
+    isoflop: str | None = None,
+    seeds: int = 1,
+    hours: float | None = None,
     form: Literal["chinchilla", "kaplan", "overtraining", "params", "tokens", "compute"] = "chinchilla",
     columns: Annotated[list[str] | None, Parameter(negative="")] = None,
     where: Annotated[list[str] | None, Parameter(negative="")] = None,
@@ -755,22 +762,45 @@ def scale(
     flops: Annotated[list[float] | None, Parameter(negative="", converter=counts)] = None,
     far: Flag = False,
     out: str | None = None,
+    tokenizer: TokenizerName = "auto",
+    batch_size: BatchSize = 16,
+    context: Context = None,
+    lr: LearningRate = None,
+    optimizer: Optimizer = "adamw",
+    device: Device = "auto",
+    dtype: DType = "auto",
+    threads: Threads = None,
+    compile: Compile = None,
     json: Json = False,
 ) -> None:
-    """Fit a scaling law to a table of runs: loss by parameters and tokens, with intervals.
+    """Scaling laws: train models at several sizes and budgets and fit one of each, or fit one to a table of runs.
 
     Parameters
     ----------
+    models
+        Expressions without a size, gpt2 llama+gqa:2, to be trained at all of --sizes. Without any, --data is a table.
     data
-        A .csv file with a line of names: params, tokens (or flops, 6 N D) and loss; and run, where a run has several
-        rows, which are then drawn together.
+        Text to train on; or a .csv file with a line of names: params, tokens (or flops, 6 N D) and loss; and run, where
+        a run has several rows, which are then drawn together; or the folder of an earlier `scale` or `compare`.
+    sizes
+        0.3m,0.6m,1m..10m: sizes, or numbers of parameters in the layers; A..B is a ladder of about factor 2, A..B:N
+        has N rungs.
+    budgets
+        Of each run in tokens: 250k,1M..4M. All sizes have all of them.
+    isoflop
+        Instead, of each run in training FLOPs: 1e13,3e13. Its tokens follow from the FLOPs of its model.
+    seeds
+        Runs of each model, size and budget. The same command goes on where it stopped; seeds, sizes, budgets and models
+        are added to those there are.
+    hours
+        What all runs may take: where the estimate is longer, nothing is trained.
     form
         chinchilla: E + A N^-alpha + B D^-beta. kaplan: without E, of N and D together. overtraining: of C and D / N.
         params, tokens, compute: of one of them alone.
     columns
         What this table calls them: --columns loss=val_c4 --columns params="Model Size".
     where
-        Only rows that have this text in this column: --where dataset=c4.
+        Only rows that have this text in this column: --where dataset=c4; of a folder, --where model=gpt2.
     without_worst
         So many of the highest losses are left out.
     predict
@@ -780,11 +810,33 @@ def scale(
     far
         Predict more than ten times beyond the largest run, too.
     out
-        A page to write: the figures, the fit drawn, and how well the largest run is predicted from the others.
+        With models, the folder of their runs, scaling by default; else a page to write.
+    lr
+        Peak learning rate of every run; by default a rule by size and optimizer.
     """
-    from glassformer.cli.scale import show_law
+    if not models:
+        trained = {"--sizes": sizes, "--budgets": budgets, "--isoflop": isoflop, "--hours": hours, "--lr": lr,
+                   "--context": context}  # fmt: skip
+        if given := [name for name, value in trained.items() if value is not None]:
+            raise RequestError(
+                f"{given[0]} is for training; name the models, such as gpt2 llama", code="missing", field="models"
+            )
+        from glassformer.cli.scale import show_law
 
-    show_law(data, form, columns, where, without_worst, predict, flops, far, out, _command_line(), json)
+        show_law(data, form, columns, where, without_worst, predict, flops, far, out, _command_line(), json)
+        return
+    if columns or where or without_worst:
+        raise RequestError("--columns, --where and --without-worst are for a table of runs; leave the models out")
+    if sizes is None:
+        raise RequestError("give the sizes of the models: --sizes 0.3m,1m..10m", code="missing", field="sizes")
+    from glassformer.cli.scale import train_laws
+
+    train_laws(
+        models, data, sizes, budgets, isoflop, predict, out or "scaling", json, form=form, seeds=seeds, hours=hours,
+        flops=flops or (), far=far, tokenizer=tokenizer, command=_command_line(), batch_size=batch_size,
+        context=context, learning_rate=lr, optimizer=optimizer, device=device, dtype=dtype, threads=threads,
+        compile=compile,
+    )  # fmt: skip
 
 
 @app.command

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from glassformer.cli.show import output, ruled
+from glassformer.cli.show import ComparisonView, clock, output, ruled, short
 from glassformer.errors import RequestError
 from glassformer.laboratory.law import fit_scaling_law
 from glassformer.laboratory.points import points
 from glassformer.laboratory.summary import summary
-from glassformer.report.scaling import finding, write_scaling
+from glassformer.report.scaling import finding, several_finding, write_scaling
+from glassformer.runs import events
 from glassformer.training.checkpoint import disk_errors
 from glassformer.units import quantity
+
+if TYPE_CHECKING:
+    from glassformer.laboratory.scaling import Plan
 
 
 def pairs(given: list[str] | None, field: str) -> dict[str, str]:
@@ -72,6 +76,118 @@ def show_law(
         console.print(f"page: {out}", style="dim", highlight=False)
 
 
+class GridView(ComparisonView):
+    """The plan before anything is trained, then a bar for all runs, and one for each of those at work."""
+
+    def __init__(self, quiet: bool = False):
+        super().__init__(quiet)
+        self.heard: set[str] = set()
+        self.ended = 0
+        self.total = 0
+
+    def plan(self, plan: Plan) -> None:
+        for stage in self.reading.values():
+            self.bars.update(stage, visible=False)
+        if not self.console.quiet:
+            self.console.print(plan_table(plan))
+        for note in plan.notes:
+            self._once(f"note: {note}")
+        left = sum(run.seconds > 0 for run in plan.runs)
+        self.say(
+            f"{left} of {len(plan.runs)} runs are to be trained, about {clock(plan.seconds)} ({plan.source}). Training "
+            "starts now; Ctrl-C stops it, and the same command goes on"
+        )
+        self.total = len(plan.runs)
+        self.whole = self.bars.add_task("all runs", total=self.total, note="")
+
+    def event(self, event: events.Event) -> None:
+        if isinstance(event, events.Begin):
+            for task in self.tasks.values():
+                self.bars.remove_task(task)
+            self.tasks.clear()
+            self._once(event.how)
+            for name, seed in event.runs:
+                self.tasks[name, seed] = self.bars.add_task(f"{name} seed {seed}", total=1.0, note="waiting")
+            return
+        super().event(event)
+        if isinstance(event, events.Kept | events.End):
+            self.ended += 1
+            self.bars.update(self.whole, completed=self.ended, note=f"{self.ended} of {self.total}")
+
+    def _once(self, text: str) -> None:
+        if text not in self.heard:
+            self.heard.add(text)
+            self.say(text)
+
+
+def plan_table(plan: Plan) -> Table:
+    """A row for each model, size and budget."""
+    table = ruled()
+    for heading in ("model", "parameters", "tokens", "FLOPs", "6 N D", "lr", "runs", "time"):
+        table.add_column(heading, justify="left" if heading == "model" else "right")
+    rows: dict[tuple[str, str], list[Any]] = {}
+    for run in plan.runs:
+        rows.setdefault((run.model, run.cell), []).append(run)
+    for runs in rows.values():
+        one, left = runs[0], sum(run.seconds for run in runs)
+        table.add_row(
+            f"{one.model}@{one.size}", short(one.params), short(one.tokens), f"{one.flops:.3g}",
+            f"{one.approximate:.3g}", f"{one.learning_rate:.2g}", str(len(runs)), clock(left) if left else "done",
+        )  # fmt: skip
+    table.caption = "parameters of the layers, without embeddings; FLOPs of training are exact"
+    return table
+
+
+def train_laws(
+    models: list[str],
+    data: str,
+    sizes: str,
+    budgets: str | None,
+    isoflop: str | None,
+    predict: list[str] | None,
+    out: str,
+    as_json: bool,
+    **how: Any,
+) -> None:
+    """Trains the models on a grid, and says how their losses scale."""
+    from glassformer.laboratory.scaling import REPORT, refuse_failed, scale
+
+    asked = [pair(one) for one in predict or []]
+    with GridView(quiet=as_json) as view:
+        found = scale(
+            models, data, sizes, budgets, isoflop, predict=asked, out=out, on_plan=view.plan, on_event=view.event,
+            on_progress=view.progress, **how,
+        )  # fmt: skip
+    if as_json:
+        print(json.dumps(found, allow_nan=False))
+    else:
+        console = output()
+        console.print(several_finding(found), highlight=False)
+        for law in found["laws"]:
+            if "figures" in law:
+                console.print(f"{law['model']}: {law['formula']}", style="bold", highlight=False, markup=False)
+                console.print(finding(law), highlight=False)
+                for table in tables(law):
+                    console.print(table)
+        for pair_of in found["differences"]:
+            console.print(differences(pair_of))
+        console.print(f"report: {Path(out) / REPORT}", highlight=False)
+    refuse_failed(found)
+
+
+def differences(found: dict[str, Any]) -> Table:
+    """What differs between two models."""
+    table = ruled(f"{found['b']} minus {found['a']}")
+    for heading in ("", "difference", "interval"):
+        table.add_column(heading, justify="right" if heading else "left")
+    for one in found["figures"]:
+        table.add_row(one["name"], f"{one['difference']:+.3f}", f"{one['low']:+.3f} to {one['high']:+.3f}")
+    for one in found["losses"]:
+        told = f"{one['low']:+.4f} to {one['high']:+.4f}"
+        table.add_row(f"best loss of {one['flops']:.3g} FLOPs", f"{one['difference']:+.4f}", told)
+    return table
+
+
 def tables(found: dict[str, Any]) -> list[Table]:
     figures = ruled()
     for heading in ("figure", "fitted", f"interval of {found['level']:.0%}"):
@@ -89,6 +205,7 @@ def tables(found: dict[str, Any]) -> list[Table]:
             predicted.add_row(f"{n:.3g}", f"{d:.3g}", f"{d / n:.1f}", f"{6 * n * d:.3g}", f"{one['loss']:.4f}", told)
         for one in found["optimal"]:
             n, d, ratio, flops = (one[name] for name in ("params", "tokens", "ratio", "flops"))
-            predicted.add_row(f"{n:.3g}", f"{d:.3g}", f"{ratio:.1f}", f"{flops:.3g}", f"{one['loss']:.4f}", "the best")
+            told = f"{one['low']:.4f} to {one['high']:.4f}, the best"
+            predicted.add_row(f"{n:.3g}", f"{d:.3g}", f"{ratio:.1f}", f"{flops:.3g}", f"{one['loss']:.4f}", told)
         made.append(predicted)
     return made

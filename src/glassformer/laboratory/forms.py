@@ -16,6 +16,8 @@ FIXED = ""
 
 
 LEAST_SHARE = 0.01
+LARGEST = float(np.finfo(float).max)
+"""What a figure is that no number can hold, such as Kaplan's N_c where N hardly matters."""
 
 
 @dataclass(frozen=True)
@@ -29,8 +31,8 @@ class Form:
     exponents: tuple[str, ...]
     terms: Callable[[Points], tuple[Mapping[str, Numbers], ...]]
     """F of each term, by exponent."""
-    reads: tuple[str, ...]
-    """What has to vary among the points."""
+    reads: Mapping[str, int]
+    """What has to vary among the points, and how many values of it tell the terms apart."""
     power: str | None = None
     derived: Callable[[Values], Values] = lambda values: {}
     """Figures made of the fitted ones."""
@@ -38,6 +40,15 @@ class Form:
     @property
     def names(self) -> tuple[str, ...]:
         return (*self.amplitudes, *self.exponents, *((self.power,) if self.power else ()))
+
+    def lacks(self, **distinct: int) -> str:
+        """What so many different values of each are too few for, in words; nothing where they do."""
+        for what, least in self.reads.items():
+            if distinct.get(what, least) < 2:
+                return f"all runs have as many {what}, so no law of {what} can be seen in them; vary {what}"
+            if distinct.get(what, least) < least:
+                return f"the runs have {distinct[what]} values of {what}, and {self.formula} takes {least}; add one"
+        return ""
 
     def features(self, points: Points) -> tuple[Numbers, Numbers]:
         """F: (k, j, n) of the exponents, and (k, n) of what is fixed."""
@@ -81,7 +92,8 @@ class Form:
         with np.errstate(over="ignore"):
             plain = np.concatenate([np.exp(theta[..., :k]), theta[..., k:]], -1)
             found = dict(zip(self.names, np.moveaxis(plain, -1, 0), strict=True))
-            return {**found, **self.derived(found)}
+            every = {**found, **self.derived(found)}
+        return {name: np.nan_to_num(value, posinf=LARGEST) for name, value in every.items()}
 
 
 def _chinchilla(points: Points) -> tuple[Mapping[str, Numbers], ...]:
@@ -104,19 +116,19 @@ def _of_one(what: str, exponent: str) -> Callable[[Points], tuple[Mapping[str, N
 FORMS = {
     "chinchilla": Form(
         "L = E + A N^-alpha + B D^-beta", "Hoffmann et al. 2022, 2203.15556", ("E", "A", "B"), ("alpha", "beta"),
-        _chinchilla, ("params", "tokens"), derived=lambda v: {"a": v["beta"] / (v["alpha"] + v["beta"])},
+        _chinchilla, {"params": 3, "tokens": 3}, derived=lambda v: {"a": v["beta"] / (v["alpha"] + v["beta"])},
     ),
     "kaplan": Form(
         "L = ((Nc / N)^(alpha_N / alpha_D) + Dc / D)^alpha_D", "Kaplan et al. 2020, 2001.08361", ("Nc_to_ratio", "Dc"),
-        ("ratio",), _kaplan, ("params", "tokens"), power="alpha_D",
+        ("ratio",), _kaplan, {"params": 2, "tokens": 2}, power="alpha_D",
         derived=lambda v: {"alpha_N": v["ratio"] * v["alpha_D"], "Nc": v["Nc_to_ratio"] ** (1 / v["ratio"])},
     ),
     "overtraining": Form(
         "L = E + (a M^eta + b M^-eta) C^-eta with M = D / N, C = 6 N D", "Gadre et al. 2024, 2403.08540",
-        ("E", "a", "b"), ("eta",), _overtraining, ("params", "tokens"),
+        ("E", "a", "b"), ("eta",), _overtraining, {"params": 2, "tokens": 2},
     ),
-    "params": Form("L = E + A N^-alpha", "", ("E", "A"), ("alpha",), _of_one("params", "alpha"), ("params",)),
-    "tokens": Form("L = E + B D^-beta", "", ("E", "B"), ("beta",), _of_one("tokens", "beta"), ("tokens",)),
+    "params": Form("L = E + A N^-alpha", "", ("E", "A"), ("alpha",), _of_one("params", "alpha"), {"params": 3}),
+    "tokens": Form("L = E + B D^-beta", "", ("E", "B"), ("beta",), _of_one("tokens", "beta"), {"tokens": 3}),
     "compute": Form("L = E + A C^-gamma with C = 6 N D", "", ("E", "A"), ("gamma",), _of_one("flops", "gamma"),
-                    ("flops",)),
+                    {"flops": 3}),
 }  # fmt: skip

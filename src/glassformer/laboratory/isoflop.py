@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from scipy.interpolate import PchipInterpolator
 
 from glassformer.errors import RequestError
 from glassformer.laboratory.points import Points
@@ -35,25 +37,75 @@ class Allocation:
 
 def budgets(points: Points, near: float = NEAR) -> list[Points]:
     """The points of each budget of compute, from the smallest on."""
-    order = np.argsort(points.flops, kind="stable")
-    steps = np.diff(np.log(points.flops[order])) > np.log1p(near)
+    order = np.argsort(points.spent, kind="stable")
+    steps = np.diff(np.log(points.spent[order])) > np.log1p(near)
     return [points.take(rows) for rows in np.split(order, np.flatnonzero(steps) + 1)]
+
+
+def on_budgets(points: Points) -> Points:
+    """Of runs on a grid of sizes and tokens: the losses at common budgets of compute, read between the budgets of each
+    size (monotone cubic in logarithms), nothing beyond its first and last. The points themselves where `LEAST` sizes
+    of two budgets were trained, or nothing can be read so."""
+    if sum(len(np.unique(group.params)) >= LEAST for group in budgets(points)) >= 2:
+        return points
+    sizes = []
+    for params in np.unique(points.params):
+        own = points.take(points.params == params)
+        tokens = np.unique(own.tokens)
+        if len(tokens) >= 3:
+            losses = np.array([own.loss[own.tokens == d].mean() for d in tokens])
+            sizes.append((params, (own.spent / own.tokens).mean(), np.log(tokens), np.log(losses)))
+    if len(sizes) < LEAST:
+        return points
+    ends = [each * np.exp(tokens[[0, -1]]) for _, each, tokens, _ in sizes]
+    low, high = (np.log2(pick(ends)) for pick in (np.min, np.max))
+    read = []
+    for flops in 2 ** np.linspace(low, high, 2 * max(round(high - low), 1) + 1):
+        at = [(n, np.log(flops / own), tokens, losses) for n, own, tokens, losses in sizes]
+        inside = [one for one in at if one[2][0] - 1e-9 <= one[1] <= one[2][-1] + 1e-9]
+        if len(inside) >= LEAST:
+            read += [(n, np.exp(d), np.exp(PchipInterpolator(t, y)(d)), flops) for n, d, t, y in inside]
+    if not read:
+        return points
+    n, d, loss, flops = np.array(read, dtype=float).T
+    return Points(n, d, loss, np.arange(len(n)).astype(str), counted=flops)
+
+
+@dataclass(frozen=True)
+class Parabola:
+    """Of one budget: loss = height + bend (log N - log best)^2."""
+
+    optimum: Optimum
+    bend: float
+    height: float
+    points: Points
+
+    def at(self, params: Any) -> Any:
+        return self.height + self.bend * np.log(params / self.optimum.params) ** 2
 
 
 def parabolas(points: Points) -> Allocation:
     """Approach 2: a parabola in log N through the losses of each budget. Where the optimum is not in the middle of the
     sizes it is biased, even without noise: a picture beside a fitted law, not instead of one."""
+    found = [one.optimum for one in each_parabola(points)]
+    return _allocation(found, f"fewer than two budgets have {LEAST} sizes on both sides of a lowest loss")
+
+
+def each_parabola(points: Points) -> list[Parabola]:
+    """The parabola of each budget that has enough sizes, and bends upwards."""
     found = []
     for group in budgets(points):
         if len(np.unique(group.params)) < LEAST:
             continue
         at = np.log(group.params)
-        bend, slope, _ = np.polyfit(at - at.mean(), group.loss, 2)
+        bend, slope, height = np.polyfit(at - at.mean(), group.loss, 2)
         if bend <= 0:
             continue
-        best = at.mean() - slope / (2 * bend)
-        found.append(_optimum(float(np.exp(best)), group, at.min() < best < at.max()))
-    return _allocation(found, f"fewer than two budgets have {LEAST} sizes on both sides of a lowest loss")
+        middle = -slope / (2 * bend)
+        best, inside = at.mean() + middle, at.min() < at.mean() + middle < at.max()
+        optimum = _optimum(float(np.exp(best)), group, inside)
+        found.append(Parabola(optimum, float(bend), float(height - bend * middle**2), group))
+    return found
 
 
 def lowest(points: Points) -> Allocation:
@@ -68,13 +120,16 @@ def lowest(points: Points) -> Allocation:
 
 
 def _optimum(params: float, group: Points, inside: bool) -> Optimum:
-    flops = float(np.exp(np.log(group.flops).mean()))
-    return Optimum(flops, params, flops / (6 * params), bool(inside))
+    """Its tokens are read between those of the sizes around it."""
+    order = np.argsort(group.params)
+    tokens = np.exp(np.interp(np.log(params), np.log(group.params[order]), np.log(group.tokens[order])))
+    return Optimum(float(np.exp(np.log(group.spent).mean())), params, float(tokens), bool(inside))
 
 
 def _allocation(found: list[Optimum], too_few: str) -> Allocation:
     inside = [one for one in found if one.inside]
     if len(inside) < 2:
         raise RequestError(f"{too_few}, so no optimum can be followed", code="range", field="points")
-    a = np.polyfit(np.log([one.flops for one in inside]), np.log([one.params for one in inside]), 1)[0]
-    return Allocation(float(a), float(1 - a), tuple(found))
+    flops = np.log([one.flops for one in inside])
+    a, b = (np.polyfit(flops, np.log([getattr(one, what) for one in inside]), 1)[0] for what in ("params", "tokens"))
+    return Allocation(float(a), float(b), tuple(found))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,18 +12,22 @@ from scipy.optimize import minimize, minimize_scalar, nnls
 
 from glassformer.errors import RequestError, check_whole
 from glassformer.laboratory.forms import FORMS, Form
-from glassformer.laboratory.points import Numbers, Points, points
+from glassformer.laboratory.points import Numbers, Points, Source, points
 
 DELTA = 1e-3
 """Errors of log loss from which on they count by their size and no longer by its square (2203.15556, D.3)."""
 EXPONENTS = (0.03, 0.06, 0.12, 0.2, 0.3, 0.45, 0.7, 1.0)
 POWERS = (0.03, 0.06, 0.12, 0.25, 0.5)
+STEEPEST = 10.0
+"""Largest exponent: without one, draws of runs that leave out all but two sizes have their optimum at infinity."""
 STARTS = 8
 """Of all combinations of these, the best so many are followed to their end."""
 FURTHEST = 10.0
 """Times the largest compute among the points: what lies beyond is not predicted unless asked for. Ladders of published
 models missed by 4 % at 200 times (2412.04403)."""
 DRAWS = 1000
+SEARCHED = 7.0
+"""Largest logarithm of the ratio between the best size by a draw of the runs and the best size by all of them."""
 
 
 class Law:
@@ -56,24 +59,31 @@ class Law:
         return float(found[0]) if np.ndim(params) == np.ndim(tokens) == 0 else found
 
     def predict_interval(
-        self, params: float, tokens: float, level: float = 0.95, far: bool = False
+        self, params: float, tokens: float, level: float = 0.95, far: bool = False, run: bool = False
     ) -> tuple[float, float]:
-        """Where runs drawn again put that prediction: of the law, without the noise of the run itself."""
+        """Where runs drawn again put that prediction: of the law, without the noise of the run itself; with `run` as
+        much as single runs lie off it besides, where one run of that size is to be expected."""
         features = self.form.features(self._asked(params, tokens, far))
-        drawn = [float(np.exp(self.form.log_loss(theta, features)[0][0])) for theta in self.draws]
-        return _middle(np.array(drawn), level)
+        drawn = np.array([self.form.log_loss(theta, features)[0][0] for theta in self.draws])
+        if run:
+            free = len(self.points) / max(len(self.points) - len(self.form.names), 1)
+            drawn = drawn + np.random.default_rng(0).choice(self.residuals * free**0.5, size=len(drawn))
+        return middle(np.exp(drawn), level)
+
+    def optimal_losses(self, flops: float, far: bool = False) -> Numbers:
+        """(DRAWS,) the lowest loss with so much compute, by the fit to each draw of the runs."""
+        best = np.log(self.optimal(flops, far)[0])
+        params = np.exp(best + np.linspace(-SEARCHED, SEARCHED, 401))
+        features = self.form.features(self._asked(params, flops / 6 / params, far=True))
+        return np.array([np.exp(self.form.log_loss(theta, features)[0].min()) for theta in self.draws])
 
     def _asked(self, params: Any, tokens: Any, far: bool) -> Points:
         n, d = np.broadcast_arrays(np.atleast_1d(np.asarray(params, float)), np.atleast_1d(np.asarray(tokens, float)))
         if not ((n > 0) & (d > 0)).all():
             raise RequestError("params and tokens must be above 0", code="range", field="params")
         asked, most = Points(n, d, np.ones(n.shape), np.array([""] * len(n))), self.points.flops.max()
-        if not far and asked.flops.max() > FURTHEST * most * (1 + 1e-9):
-            raise RequestError(
-                f"{asked.flops.max():.3g} FLOPs are {asked.flops.max() / most:,.0f} times the largest run's; no data "
-                f"carries a prediction beyond {FURTHEST:g} times (say far to have it all the same)",
-                code="range", field="far", value=float(asked.flops.max()), expected=f"up to {FURTHEST * most:.3g}",
-            )  # fmt: skip
+        if not far:
+            refuse_far(float(asked.flops.max()), float(most))
         return asked
 
     def optimal(self, flops: float, far: bool = False) -> tuple[float, float]:
@@ -92,7 +102,7 @@ class Law:
         """Where the figure lies when the runs are drawn again, `DRAWS` times with replacement."""
         if name not in self.values:
             raise RequestError(code="unknown", field="name", value=name, expected=f"one of {', '.join(self.values)}")
-        return _middle(self.form.values(self.draws)[name], level)
+        return middle(self.form.values(self.draws)[name], level)
 
     @cached_property
     def draws(self) -> Numbers:
@@ -114,7 +124,7 @@ class Law:
         drawn = self.points.take(np.asarray(rows))
         features = self.form.features(drawn)
         start = self.form.lifted(self.theta, features)
-        return _descend(self.form, features, np.log(drawn.loss), start, self.delta)[0]
+        return _descend(self.form, features, np.log(drawn.loss), start, self.delta, ftol=1e-12)[0]
 
     @property
     def residuals(self) -> Numbers:
@@ -128,7 +138,7 @@ class Law:
 
 
 def fit_scaling_law(
-    source: Points | str | Path | Mapping[str, Sequence[float]] | Iterable[Mapping[str, Any]],
+    source: Source,
     form: str = "chinchilla",
     delta: float | None = DELTA,
     columns: Mapping[str, str] | None = None,
@@ -157,13 +167,8 @@ def fit_scaling_law(
             f"{len(chosen.names) + 1}, better three times as many",
             code="range", field="points", value=len(data), expected=f"at least {len(chosen.names) + 1}",
         )  # fmt: skip
-    for what in chosen.reads:
-        different = len(np.unique(np.round(np.log(getattr(data, what)), 3)))
-        if different < 2:
-            raise RequestError(
-                f"all runs have as many {what}, so no law of {what} can be seen in them; vary {what}",
-                code="conflict", field=what,
-            )  # fmt: skip
+    if missing := chosen.lacks(**{what: different(getattr(data, what)) for what in chosen.reads}):
+        raise RequestError(missing, code="conflict", field=next(iter(chosen.reads)))
     features, y = chosen.features(data), np.log(data.loss)
     starts = sorted(
         _starts(chosen, features, data.loss), key=lambda one: _objective(one, chosen, features, y, delta)[0]
@@ -174,21 +179,61 @@ def fit_scaling_law(
     return Law(chosen, data, theta, delta, objective, reached)
 
 
-def held_out(source: Any, form: str = "chinchilla", **how: Any) -> dict[str, float]:
-    """The run that took the most compute, predicted from all others: `predicted`, `measured` and `error`, relative."""
+def refuse_far(flops: float, most: float) -> None:
+    """RequestError for a prediction `FURTHEST` times beyond the compute of the largest run, `most`."""
+    if flops > FURTHEST * most * (1 + 1e-9):
+        raise RequestError(
+            f"{flops:.3g} FLOPs are {flops / most:,.0f} times the largest run's; no data carries a prediction beyond "
+            f"{FURTHEST:g} times (say far to have it all the same)",
+            code="range", field="far", value=flops, expected=f"up to {FURTHEST * most:.3g}",
+        )  # fmt: skip
+
+
+def different(values: Numbers) -> int:
+    """How many there are, where those within a thousandth are one."""
+    return len(np.unique(np.round(np.log(values), 3)))
+
+
+def held_out(source: Source, form: str = "chinchilla", **how: Any) -> dict[str, float]:
+    """The runs that took the most compute, predicted from all others: `predicted`, with the interval in which one run
+    is to be expected, `measured`, the mean of them, and `error`, relative, with its interval."""
     data = points(source)
     largest = data.largest()
     law = fit_scaling_law(data.take(~largest), form, **how)
     worst = max(np.flatnonzero(largest), key=lambda i: data.flops[i])
-    predicted = law.predict(data.params[worst], data.tokens[worst], far=True)
-    return {"params": float(data.params[worst]), "tokens": float(data.tokens[worst]), "predicted": predicted,
-            "measured": float(data.loss[worst]), "error": predicted / float(data.loss[worst]) - 1}  # fmt: skip
+    params, tokens = float(data.params[worst]), float(data.tokens[worst])
+    alike = largest & (data.params == params) & (data.tokens == tokens)
+    measured = float(data.loss[alike].mean())
+    predicted = law.predict(params, tokens, far=True)
+    low, high = law.predict_interval(params, tokens, far=True, run=True)
+    return {
+        "params": params, "tokens": tokens, "predicted": predicted, "low": low, "high": high, "measured": measured,
+        "runs": int(alike.sum()), "error": predicted / measured - 1, "error_low": low / measured - 1,
+        "error_high": high / measured - 1, "reach": float(data.flops.max() / law.points.flops.max()),
+    }  # fmt: skip
 
 
 def difference(first: Law, second: Law, name: str, level: float = 0.95) -> tuple[float, float, float]:
-    """(second - first, low, high) of one figure of two laws of a form, their runs drawn apart."""
-    drawn = second.form.values(second.draws)[name] - first.form.values(first.draws)[name]
-    return second.values[name] - first.values[name], *_middle(drawn, level)
+    """(second - first, low, high) of one figure of two laws of a form. Runs of the same names are drawn together, so
+    that what the choice of sizes and budgets does to both laws does not count; others apart."""
+    drawn = second.form.values(_beside(first, second, second.draws))[name] - first.form.values(first.draws)[name]
+    return second.values[name] - first.values[name], *middle(drawn, level)
+
+
+def optimal_difference(
+    first: Law, second: Law, flops: float, level: float = 0.95, far: bool = False
+) -> tuple[float, float, float]:
+    """(second - first, low, high) of the lowest loss with so much compute."""
+    drawn = _beside(first, second, second.optimal_losses(flops, far)) - first.optimal_losses(flops, far)
+    losses = [law.predict(*law.optimal(flops, far), far=True) for law in (first, second)]
+    return losses[1] - losses[0], *middle(drawn, level)
+
+
+def _beside(first: Law, second: Law, drawn: Numbers) -> Numbers:
+    """What the second law's draws gave, in the order of the first's: draws of as many runs are the same draws, and
+    those of other runs are put beside another draw."""
+    together = np.array_equal(np.unique(first.points.run), np.unique(second.points.run))
+    return drawn if together else np.roll(drawn, 1, axis=0)
 
 
 def _starts(form: Form, features: tuple[Numbers, Numbers], loss: Numbers) -> Iterable[Numbers]:
@@ -218,21 +263,39 @@ def _objective(
 
 
 def _descend(
-    form: Form, features: tuple[Numbers, Numbers], y: Numbers, theta: Numbers, delta: float | None
+    form: Form, features: tuple[Numbers, Numbers], y: Numbers, theta: Numbers, delta: float | None, ftol: float = 1e-15
 ) -> tuple[Numbers, float]:
-    scale = 10 / (delta or DELTA)
+    scale, axes = 10 / (delta or DELTA), _axes(form, features)
 
     def scaled(at: Numbers) -> tuple[float, Numbers]:
-        value, gradient = _objective(at, form, features, y, delta)
-        return scale * value, scale * gradient
+        value, gradient = _objective(axes @ at, form, features, y, delta)
+        return scale * value, scale * (gradient @ axes)
 
+    k, j = len(form.amplitudes), len(form.exponents)
+    steepest = STEEPEST / np.diag(axes)[k : k + j]
+    bounds = [(None, None)] * k + [(-most, most) for most in steepest] + [(None, None)] * bool(form.power)
     with np.errstate(over="ignore", invalid="ignore"):
-        end = minimize(scaled, theta, jac=True, method="L-BFGS-B",
-                       options={"maxiter": 5000, "maxfun": 20000, "ftol": 1e-15, "gtol": 1e-9})  # fmt: skip
-    return end.x, float(end.fun) / scale
+        end = minimize(scaled, np.linalg.solve(axes, theta), jac=True, method="L-BFGS-B", bounds=bounds,
+                       options={"maxiter": 5000, "maxfun": 20000, "ftol": ftol, "gtol": 1e-9})  # fmt: skip
+    return axes @ end.x, float(end.fun) / scale
 
 
-def _middle(values: Numbers, level: float) -> tuple[float, float]:
+def _axes(form: Form, features: tuple[Numbers, Numbers]) -> Numbers:
+    """(p, p): theta = axes @ z, where z has the heights of the terms in the middle of the points, in place of those at
+    N = D = 1, and exponents in units of how far the points reach. Heights and exponents are then hardly correlated: a
+    fit takes half of the steps, and ends nearer to the optimum."""
+    slopes = features[0]
+    k, j = len(form.amplitudes), len(form.exponents)
+    axes = np.eye(len(form.names))
+    if j:
+        reach = np.maximum(slopes.std(2).max(0), 1e-9)
+        axes[k : k + j, k : k + j] = np.diag(1 / reach)
+        axes[:k, k : k + j] = -slopes.mean(2) / reach
+    return axes
+
+
+def middle(values: Numbers, level: float) -> tuple[float, float]:
+    """The quantiles between which so much of the values lies."""
     if not 0 < level < 1:
         raise RequestError(code="range", field="level", value=level, expected="between 0 and 1")
     low, high = np.quantile(values, [(1 - level) / 2, (1 + level) / 2])

@@ -39,6 +39,9 @@ class Points:
     run: NDArray[np.str_]
     left_out: int = 0
     """Rows without a finite loss: runs that diverged or did not end."""
+    counted: Numbers | None = None
+    """FLOPs of training as they were counted, attention and the vocabulary's products with them, where the table has
+    them beside the tokens."""
 
     def __len__(self) -> int:
         return len(self.loss)
@@ -47,10 +50,15 @@ class Points:
     def flops(self) -> Numbers:
         return 6 * self.params * self.tokens
 
+    @property
+    def spent(self) -> Numbers:
+        """FLOPs by which runs have one budget: as counted, else 6 N D."""
+        return self.flops if self.counted is None else self.counted
+
     def take(self, rows: Any) -> Points:
         """Those of these rows: indices, or a mask."""
-        own = (one.name for one in fields(self) if one.name != "left_out")
-        return replace(self, **{name: getattr(self, name)[rows] for name in own})
+        columns = {one.name: getattr(self, one.name) for one in fields(self)}
+        return replace(self, **{name: col[rows] for name, col in columns.items() if isinstance(col, np.ndarray)})
 
     def without_worst(self, count: int) -> Points:
         """Without the `count` highest losses."""
@@ -63,20 +71,32 @@ class Points:
         return np.isin(self.run, runs)
 
 
+Source = Points | str | Path | Mapping[str, Sequence[float]] | Iterable[Mapping[str, Any]]
+"""What runs are read from: see `points`."""
+
+
 def points(
-    source: Points | str | Path | Mapping[str, Sequence[float]] | Iterable[Mapping[str, Any]],
+    source: Source,
     columns: Mapping[str, str] | None = None,
     where: Mapping[str, str] | None = None,
 ) -> Points:
-    """From a CSV file with a line of names, a table of columns, or rows.
+    """From a CSV file with a line of names, the folder of `scale` or of a comparison, a table of columns, or rows.
 
     columns   what this table calls them: `{"loss": "loss_c4_val"}`; others are found by their usual names (`NAMES`)
     where     only rows that have these texts in these columns: `{"dataset": "c4"}`
 
-    Instead of tokens there may be FLOPs, C = 6 N D. Rows with a loss that is not finite are left out, and counted."""
+    Instead of tokens there may be FLOPs, C = 6 N D; with both, runs of one budget are those of as many FLOPs. Rows with
+    a loss that is not finite are left out, and counted. A folder's rows have a column `model` besides, of which one is
+    to be chosen where there are several."""
     if isinstance(source, Points):
         return source
     rows = _rows(source)
+    several = {str(row["model"]) for row in rows} if "model" not in (where or {}) and _is_folder(source) else set()
+    if len(several) > 1:
+        raise RequestError(
+            f"{source} holds runs of {shown(', '.join(sorted(several)))}; say which, as where model=NAME",
+            code="missing", field="where", value=str(source), expected="model=NAME",
+        )  # fmt: skip
     for name, text in (where or {}).items():
         if rows and name not in rows[0]:
             raise _unknown(name, rows[0])
@@ -106,14 +126,18 @@ def points(
     if (loss[fine] <= 0).any():
         bad = int(np.flatnonzero(fine & (loss <= 0))[0])
         raise RequestError(code="range", field=f"loss of row {bad + 1}", value=float(loss[bad]), expected="> 0")
+    counted = given["flops"] if {"tokens", "flops"} <= given.keys() else None
+    if counted is not None and not (np.isfinite(counted) & (counted > 0)).all():
+        counted = None
     run = named["run"]
     names = [str(i) if run is None else str(row[run]) for i, row in enumerate(rows)]
-    return replace(Points(sizes, tokens, loss, np.array(names)).take(fine), left_out=int((~fine).sum()))
+    held = Points(sizes, tokens, loss, np.array(names), counted=counted)
+    return replace(held.take(fine), left_out=int((~fine).sum()))
 
 
 def _rows(source: Any) -> list[Mapping[str, Any]]:
     if isinstance(source, (str, Path)):
-        return _from_csv(Path(source))
+        return _from_folder(Path(source)) if _is_folder(source) else _from_csv(Path(source))
     if isinstance(source, Mapping):
         lengths = {name: len(values) for name, values in source.items()}
         if len(set(lengths.values())) > 1:
@@ -121,6 +145,16 @@ def _rows(source: Any) -> list[Mapping[str, Any]]:
             raise RequestError(f"the columns are not equally long: {told}", code="conflict", field="points")
         return [dict(zip(source, row, strict=True)) for row in zip(*source.values(), strict=True)]
     return [dict(row) for row in source]
+
+
+def _is_folder(source: Any) -> bool:
+    return isinstance(source, (str, Path)) and Path(source).is_dir()
+
+
+def _from_folder(path: Path) -> list[Mapping[str, Any]]:
+    from glassformer.laboratory.cells import rows_of  # imports torch, which a table does without
+
+    return [row for row in rows_of(path) if row["params"] and row["tokens"]]
 
 
 def _from_csv(path: Path) -> list[Mapping[str, Any]]:

@@ -15,7 +15,7 @@ from glassformer.config import ModelConfig, TowerConfig, explain
 from glassformer.errors import RequestError, did_you_mean
 from glassformer.naming import grammar
 from glassformer.naming.changes import change_of, changes_mixers, of_mixers
-from glassformer.naming.sizes import SIZES, resize
+from glassformer.naming.sizes import is_size, resize
 
 if TYPE_CHECKING:
     from glassformer.convert import Loaded
@@ -81,6 +81,27 @@ def split_recipe(expression: str) -> tuple[str, dict[str, str]]:
     return "+".join(kept), overrides
 
 
+def at_size(expression: str, size: str) -> str:
+    """The expression at a size, before its changes. Raises RequestError where it has one already.
+
+    >>> at_size("llama+gqa:2", "0.3m")
+    'llama@0.3m+gqa:2'
+    """
+    name, own, changes = parse(expression)
+    if own:
+        raise RequestError(
+            f"{expression} has a size of its own; leave @{own} out: the sizes are those asked for",
+            code="conflict", field="size", value=own, expected=expression.replace(f"@{own}", "", 1),
+        )  # fmt: skip
+    return "+".join([f"{name}@{size}", *changes])
+
+
+def without_size(expression: str) -> str:
+    """The expression at whatever size it has by itself."""
+    name, _, changes = parse(expression)
+    return "+".join([name, *changes])
+
+
 def _changed(config: ModelConfig, changes: Sequence[str]) -> ModelConfig:
     before = config
     for change in changes:
@@ -132,7 +153,7 @@ def _names_a_model(piece: str) -> bool:
     """True for NAME[@SIZE][+CHANGE...] of a model that has a name here: a folder called so does not hide it."""
     first, *wanted = grammar.CHANGES.split(piece)
     name, at, size = first.partition("@")
-    if not (name in PRESETS or name in FAMILIES or name in _packaged()) or (at and size.lower() not in SIZES):
+    if not (name in PRESETS or name in FAMILIES or name in _packaged()) or (at and not is_size(size)):
         return False
     try:
         for change in wanted:

@@ -83,16 +83,9 @@ class Profile(Value):
 def profile(again: bool = False, threads: int | None = None) -> Profile:
     """This machine's, measured in about a minute with the threads that `train` takes, and kept in the cache folder by
     processor, torch, threads, dtype and our version. `again` measures it anew."""
-    how = machine.settings("cpu", threads=threads, compile=False)
-    named: dict[str, Any] = {"processor": str(machine.machine()["processor"]), "torch": torch.__version__,
-             "threads": how.threads, "dtype": how.dtype}  # fmt: skip
-    key = json.dumps([VERSION, __version__, *named.values()])
-    known = None if again else remembered("planned.json", key)
-    if isinstance(known, dict):
-        try:
-            return Profile.model_validate(known | named)
-        except ValidationError:  # damaged, or written by nobody
-            pass
+    how, named, key = _named(threads)
+    if not again and (known := known_profile(threads)) is not None:
+        return known
     before = torch.get_num_threads()
     torch.set_num_threads(how.threads)
     try:
@@ -101,6 +94,26 @@ def profile(again: bool = False, threads: int | None = None) -> Profile:
         torch.set_num_threads(before)
     remember("planned.json", key, found.model_dump())
     return found
+
+
+def known_profile(threads: int | None = None) -> Profile | None:
+    """This machine's where it was measured before; None where it was not, and nothing is measured."""
+    _, named, key = _named(threads)
+    known = remembered("planned.json", key)
+    if isinstance(known, dict):
+        try:
+            return Profile.model_validate(known | named)
+        except ValidationError:  # damaged, or written by nobody
+            pass
+    return None
+
+
+def _named(threads: int | None) -> tuple[machine.Settings, dict[str, Any], str]:
+    """How a step is computed here, what a profile is of, and the key under which it is kept."""
+    how = machine.settings("cpu", threads=threads, compile=False)
+    named = {"processor": str(machine.machine()["processor"]), "torch": torch.__version__, "threads": how.threads,
+             "dtype": how.dtype}  # fmt: skip
+    return how, named, json.dumps([VERSION, __version__, *named.values()])
 
 
 def _calibrated(dtype: str) -> dict[str, Any]:

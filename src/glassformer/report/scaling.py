@@ -1,28 +1,42 @@
-"""The page of a scaling law: its figures with intervals, what it was fitted to, and how well it predicts."""
+"""The pages of scaling laws: figures with intervals, what they were fitted to, how well they predict, and how the laws
+of several models differ."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from ..figures import (
     Axis,
+    Dot,
     Markup,
     Series,
     copyable,
     count,
     document,
     embedded,
+    interval_axis,
+    interval_domain,
+    interval_row,
+    join,
     legend,
     line_chart,
+    scatter_chart,
     si,
     tag,
     write_document,
 )
 from .html import caption, cell, figure, scroll, section, two_sizes
+
+PAIRS = (("alpha", "beta"), ("alpha_N", "alpha_D"))
+"""Exponents that are drawn against each other."""
+MEANING = {
+    "alpha": "gain from parameters", "beta": "gain from tokens", "alpha_N": "gain from parameters",
+    "alpha_D": "gain from tokens",
+}  # fmt: skip
 
 
 def write_scaling(found: dict[str, Any], command: str, path: str | os.PathLike[str]) -> Path:
@@ -37,19 +51,76 @@ def render_scaling(found: dict[str, Any], command: str) -> str:
         "predictions": ("Predictions", _predictions(found)),
         "allocation": ("Compute-optimal sizes", _allocation(found)),
     }  # fmt: skip
-    there = [section(key, title, part) for key, (title, part) in parts.items() if part is not None]
+    return _page("Scaling law", found["formula"], finding(found), command, parts, found)
+
+
+def write_several(found: dict[str, Any], path: str | os.PathLike[str]) -> Path:
+    """Writes the page of several models' laws, as `laboratory.scale` gives them."""
+    return write_document(render_several(found), path)
+
+
+def render_several(found: dict[str, Any]) -> str:
+    """The page as text."""
+    fitted = [law for law in found["laws"] if "figures" in law]
+    names = [law["model"] for law in found["laws"]]
+    parts: dict[str, tuple[str, Markup | None]] = {
+        "exponents": ("Exponents", _exponents(fitted, found["differences"])),
+        "best": ("Compute-optimal loss", _best(fitted, found["differences"])),
+        "held-out": ("The largest run, predicted from the others", _held_out(fitted)),
+    }
+    for i, law in enumerate(fitted):
+        drawn = (_fit(law), _sizes(law), _budgets(law), _allocation(law), _predictions(law))
+        parts[f"law-{i}"] = (law["model"], tag("div", tag("p", finding(law)), *(one for one in drawn if one)))
+    parts["runs"] = ("Runs", _runs(found["runs"]))
+    parts["notes"] = ("Notes", tag("ul", *(tag("li", note) for note in found["notes"])))
+    title = f"How the loss of {_and(names)} scales"
+    return _page("Scaling laws", title, several_finding(found), found["command"], parts, found)
+
+
+def _page(
+    kicker: str, title: str, told: str, command: str, parts: dict[str, tuple[str, Markup | None]], found: dict[str, Any]
+) -> str:
+    there = [section(key, heading, part) for key, (heading, part) in parts.items() if part is not None]
     header = tag(
-        "header", tag("p", "Glassformer scaling law", class_="kicker"), tag("h1", found["formula"]),
-        tag("p", finding(found), class_="finding"), copyable(command),
+        "header", tag("p", f"Glassformer {kicker.lower()}", class_="kicker"), tag("h1", title),
+        tag("p", told, class_="finding"), copyable(command),
     )  # fmt: skip
-    links = [tag("li", tag("a", title, href=f"#{key}")) for key, (title, part) in parts.items() if part is not None]
+    links = [tag("li", tag("a", heading, href=f"#{key}")) for key, (heading, part) in parts.items() if part is not None]
     body = tag(
         "div", header, tag("nav", tag("ul", *links), aria_label="Contents"),
         tag("main", *there, id="content", tabindex="-1"), class_="page",
     )  # fmt: skip
     style = files(__package__).joinpath("report.css").read_text(encoding="utf-8")
     skip = tag("a", "Skip to the figures", href="#content", class_="gf-skip")
-    return document("Scaling law", skip, body, embedded(found, "law"), style=style)
+    return document(kicker, skip, body, embedded(found, "law"), style=style)
+
+
+def several_finding(found: dict[str, Any]) -> str:
+    """What the laws say of the models, in a few sentences."""
+    runs, told = found["runs"], []
+    trained = sum(run["status"] == "ok" for run in runs)
+    told.append(f"{_many(trained, 'run')} of {_many(len(found['laws']), 'model')}, fitted by {_formula(found)}.")
+    for pair in found["differences"]:
+        a, b = pair["a"], pair["b"]
+        shown = [one for one in pair["figures"] if one["low"] > 0 or one["high"] < 0]
+        if shown:
+            each = _and([f"{one['name']} by {_signed(one, 3)}" for one in shown])
+            told.append(f"{b} differs from {a} in {each}.")
+        else:
+            told.append(f"No difference in exponents is shown between {a} and {b}.")
+        for one in pair["losses"][:1]:
+            better = b if one["high"] < 0 else a if one["low"] > 0 else None
+            told.append(
+                f"At {si(one['flops'])} FLOPs shared out best, the loss of {b} differs by {_signed(one, 4)}: "
+                + (f"{better} is better." if better else "no difference is shown.")
+            )
+    for law in found["laws"]:
+        if "why" in law:
+            told.append(f"{law['model']} has no law: {law['why']}.")
+        if law["lost"]:
+            lost = _many(law["lost"], "run")
+            told.append(f"{lost} of {law['model']} diverged or failed, and {_is(law['lost'])} left out.")
+    return " ".join(told)
 
 
 def finding(found: dict[str, Any]) -> str:
@@ -64,8 +135,8 @@ def finding(found: dict[str, Any]) -> str:
     out = found["held_out"]
     if "error" in out:
         told.append(
-            f"From all others the largest run is predicted at {out['predicted']:.4f}; it has {out['measured']:.4f} "
-            f"({out['error']:+.2%})."
+            f"From all others the largest run is predicted at {out['predicted']:.4f}, in {out['low']:.4f} to "
+            f"{out['high']:.4f}; it has {out['measured']:.4f} ({out['error']:+.2%})."
         )
     if found["starts_that_agree"] < 0.5:
         told.append("Most starts ended elsewhere: these points do not say much about this law.")
@@ -94,6 +165,170 @@ def _fit(found: dict[str, Any]) -> Markup:
     wide = line_chart(series, x, y, title)
     narrow = line_chart(series, x, y, title, width=372, height=300, end_labels=False)
     return figure(two_sizes(wide, narrow), legend(series), caption("Markers are runs; lines are the law at that size."))
+
+
+def _sizes(found: dict[str, Any]) -> Markup | None:
+    if not found["sizes"]:
+        return None
+    series = [
+        Series(f"{si(curve['tokens'])} tokens", [tuple(point) for point in curve["fitted"]], style=i,
+               markers=[tuple(point) for point in curve["measured"]])
+        for i, curve in enumerate(found["sizes"])
+    ]  # fmt: skip
+    return _lines(series, "Parameters of the layers", "Loss against parameters, measured and fitted", "parameters",
+                  "Markers are runs; lines are the law with that many tokens.")  # fmt: skip
+
+
+def _budgets(found: dict[str, Any]) -> Markup | None:
+    if not found["budgets"]:
+        return None
+    series = [
+        Series(f"{si(one['flops'])} FLOPs", [tuple(point) for point in one["fitted"]], style=i,
+               markers=[tuple(point) for point in one["measured"]], note="" if one["inside"] else "lowest at an edge")
+        for i, one in enumerate(found["budgets"])
+    ]  # fmt: skip
+    read = found["allocation"].get("read_between")
+    told = "Runs of one budget of compute, and the parabola through them." if not read else (
+        "Losses at common budgets of compute, read between the runs of each size, and the parabola through them."
+    )  # fmt: skip
+    return _lines(series, "Parameters of the layers", "Loss of equal compute against parameters", "parameters", told)
+
+
+def _lines(series: Sequence[Series], label: str, title: str, unit: str, told: str) -> Markup:
+    x, y = Axis(label, "log", unit=unit), Axis("Loss, nats", decimals=3)
+    narrow = line_chart(series, x, y, title, width=372, height=300, end_labels=False)
+    return figure(two_sizes(line_chart(series, x, y, title), narrow), legend(series), caption(told))
+
+
+def _exponents(laws: Sequence[dict[str, Any]], differences: Sequence[dict[str, Any]]) -> Markup | None:
+    """The two exponents of every model with their intervals, and what differs."""
+    if not laws:
+        return None
+    pieces: list[Markup] = []
+    of = [{one["name"]: one for one in law["figures"]} for law in laws]
+    pair = next((names for names in PAIRS if of[0].keys() >= set(names)), None)
+    if pair is not None:
+        dots = [
+            Dot(law["model"], x["value"], y["value"], style=i, x_range=_ends(x), y_range=_ends(y))
+            for i, (law, figures) in enumerate(zip(laws, of, strict=True))
+            for x, y in [[figures[name] for name in pair]]
+        ]
+        across, up = (Axis(f"{name}: {MEANING[name]}", decimals=3) for name in pair)
+        title = "Exponents with their intervals"
+        narrow = scatter_chart(dots, across, up, title, width=372, height=300, names=False)
+        key = legend([Series(dot.label, (), style=dot.style) for dot in dots])
+        pieces.append(figure(two_sizes(scatter_chart(dots, across, up, title), narrow), key))
+    names = list(dict.fromkeys(one["name"] for law in laws for one in law["figures"]))
+    rows = []
+    for name in names:
+        row = [name]
+        for law in laws:
+            one = next((one for one in law["figures"] if one["name"] == name), None)
+            row.append("–" if one is None else f"{one['value']:.4g} ({one['low']:.4g} to {one['high']:.4g})")
+        rows.append(row)
+    level = f"Intervals of {laws[0]['level']:.0%}: runs drawn again with replacement."
+    pieces.append(
+        figure(_table("Figures of the laws", ("figure", *(law["model"] for law in laws)), rows), caption(level))
+    )
+    pieces += [_differences(found["figures"], "figure", lambda one: one["name"], found, 3) for found in differences]
+    return join(pieces)
+
+
+def _best(laws: Sequence[dict[str, Any]], differences: Sequence[dict[str, Any]]) -> Markup | None:
+    rows = [
+        (law["model"], f"{si(one['flops'])}", si(one["params"]), si(one["tokens"]), f"{one['ratio']:.1f}",
+         f"{one['loss']:.4f} ({one['low']:.4f} to {one['high']:.4f})")
+        for law in laws for one in law["optimal"]
+    ]  # fmt: skip
+    if not rows:
+        return None
+    heads = ("model", "FLOPs, 6 N D", "parameters", "tokens", "tokens a parameter", "loss")
+    pieces = [figure(_table("The best use of compute by each law", heads, rows),
+                     caption("N and D of the lowest loss that the law gives with so much compute."))]  # fmt: skip
+    pieces += [
+        _differences(found["losses"], "FLOPs", lambda one: si(one["flops"]), found, 4)
+        for found in differences
+        if found["losses"]
+    ]
+    return join(pieces)
+
+
+def _differences(
+    found: Sequence[dict[str, Any]], head: str, name: Callable[[dict[str, Any]], str], pair: dict[str, Any], digits: int
+) -> Markup:
+    """Differences of two models with their intervals around zero."""
+    domain = interval_domain(v for one in found for v in (one["low"], one["high"], one["difference"]))
+    rows = []
+    for one in found:
+        decided = one["low"] > 0 or one["high"] < 0
+        words = f"{name(one)}: {_signed(one, digits)}"
+        cells = (
+            cell(interval_row(one["difference"], one["low"], one["high"], domain, words, decided), class_="plot"),
+            cell(_signed(one, digits), class_="figures"),
+            cell("shown" if decided else "not shown", class_="decided" if decided else "undecided"),
+        )
+        rows.append(tag("tr", tag("th", name(one), scope="row"), *cells))
+    columns = {head: None, f"{pair['b']} minus {pair['a']}": "plot", "Difference": "figures", "": None}
+    heads = [tag("th", word, scope="col", class_=kind) for word, kind in columns.items()]
+    foot = tag("tfoot", tag("tr", tag("td"), tag("td", interval_axis(domain), class_="plot"), tag("td"), tag("td")))
+    table = tag("table", tag("thead", tag("tr", *heads)), tag("tbody", *rows), foot, class_="verdicts")
+    told = f"{pair['b']} minus {pair['a']}, each interval for itself. Runs of one size and budget are drawn together."
+    return figure(scroll(f"What differs between {pair['a']} and {pair['b']}", table), caption(told))
+
+
+def _held_out(laws: Sequence[dict[str, Any]]) -> Markup | None:
+    rows = []
+    for law in laws:
+        for formula, out in ((law["formula"], law["held_out"]), *_beside(law)):
+            if "why" in out:
+                rows.append((law["model"], formula, "–", "–", out["why"]))
+                continue
+            said = f"{out['error']:+.2%} ({out['error_low']:+.2%} to {out['error_high']:+.2%})"
+            rows.append((law["model"], formula, f"{out['predicted']:.4f} ({out['low']:.4f} to {out['high']:.4f})",
+                         f"{out['measured']:.4f}", said))  # fmt: skip
+    out = next((law["held_out"] for law in laws if "reach" in law["held_out"]), None)
+    told = "The interval is that in which one run is to be expected."
+    if out is not None:
+        told += (
+            f" The largest run has {si(out['params'])} parameters and {si(out['tokens'])} tokens, {out['reach']:.1f} "
+            "times the compute of the largest of the others."
+        )
+    heads = ("model", "law", "predicted", "measured", "error")
+    return figure(_table("The largest run, predicted from the others", heads, rows), caption(told)) if rows else None
+
+
+def _beside(law: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    beside = law.get("beside")
+    if not beside:
+        return []
+    return [(beside["formula"], beside["held_out"])] if "formula" in beside else [("another form", beside)]
+
+
+def _runs(runs: Sequence[dict[str, Any]]) -> Markup:
+    rows = [
+        (f"{run['model']}@{run['size']}", count(run["params"]), count(run["tokens"]), si(run["flops"]),
+         si(6 * run["params"] * run["tokens"]), str(run["seed"]),
+         f"{run['loss']:.4f}" if run["loss"] is not None else f"{run['status']}: {run['error']}; left out")
+        for run in sorted(runs, key=lambda run: (run["model"], run["params"], run["tokens"], run["seed"]))
+    ]  # fmt: skip
+    heads = ("run", "parameters of the layers", "tokens", "FLOPs", "6 N D", "seed", "loss")
+    return figure(_table("Runs", heads, rows))
+
+
+def _ends(one: dict[str, Any]) -> tuple[float, float]:
+    return one["low"], one["high"]
+
+
+def _formula(found: dict[str, Any]) -> str:
+    return next((law["formula"] for law in found["laws"] if "formula" in law), found["form"])
+
+
+def _signed(one: dict[str, Any], digits: int) -> str:
+    return f"{one['difference']:+.{digits}f} ({one['low']:+.{digits}f} to {one['high']:+.{digits}f})"
+
+
+def _and(words: Sequence[str]) -> str:
+    return " and ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else "".join(words)
 
 
 def _predictions(found: dict[str, Any]) -> Markup | None:

@@ -1,0 +1,312 @@
+"""Scaling laws of architectures, from the runs to the verdict: one comparison for each size and budget."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from glassformer.comparison import compare
+from glassformer.comparison.request import arms, check_seeds, common_context, recipe_defaults, recipes
+from glassformer.config import ModelConfig, first_difference
+from glassformer.errors import RequestError, WorkError, shown
+from glassformer.laboratory.cells import CELLS, rows_of
+from glassformer.laboratory.estimate import rates
+from glassformer.laboratory.forms import FORMS
+from glassformer.laboratory.grid import Cell, Grid, grid
+from glassformer.laboratory.law import different, refuse_far
+from glassformer.laboratory.several import laws
+from glassformer.naming import at_size, own_value
+from glassformer.parts.base import to_plain
+from glassformer.report.scaling import write_several
+from glassformer.runs.events import Notify, silent
+from glassformer.runs.executor import Executor, interruptible
+from glassformer.text import OnProgress, TextData, prepare
+from glassformer.training import Interrupted, Recipe
+from glassformer.training.checkpoint import disk_errors, replace_text
+from glassformer.training.folder import only_writer
+from glassformer.training.request import fit
+
+RECORD = "scaling.json"
+REPORT = "report.html"
+VERSION = 1
+"""`schema` of scaling.json."""
+OTHERS = ("tokens", "minutes", "steps", "match", "seed")
+"""Words of `compare` that have another meaning here, or none."""
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One run, before it is trained."""
+
+    model: str
+    size: str
+    cell: str
+    params: int
+    """Of the layers, without the embedding."""
+    tokens: int
+    """In whole steps."""
+    flops: float
+    """Of training, exactly: attention and the vocabulary's products with them."""
+    approximate: float
+    """6 N D, which laws are written in."""
+    learning_rate: float
+    seed: int
+    seconds: float
+    """Estimated; 0 of a run that is finished."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    runs: list[Planned]
+    source: str
+    """Where the times are from."""
+    notes: list[str]
+
+    @property
+    def seconds(self) -> float:
+        return sum(run.seconds for run in self.runs)
+
+
+def scale(
+    expressions: Sequence[str],
+    data: str | Path | TextData,
+    sizes: str | Sequence[str],
+    budgets: str | Sequence[Any] | float | None = None,
+    isoflop: str | Sequence[Any] | float | None = None,
+    seeds: int = 1,
+    out: str | Path = "scaling",
+    form: str = "chinchilla",
+    hours: float | None = None,
+    predict: Sequence[tuple[float, float]] = (),
+    flops: Sequence[float] = (),
+    far: bool = False,
+    tokenizer: str = "auto",
+    on_plan: Callable[[Plan], None] | None = None,
+    on_event: Notify | None = None,
+    on_progress: OnProgress | None = None,
+    command: str | None = None,
+    executor: Executor | None = None,
+    **recipe: Any,
+) -> dict[str, Any]:
+    """Trains every expression at every size with every budget, and fits a scaling law of each: exponents with
+    intervals, the largest run predicted from the others, and what differs between two architectures.
+
+    Each size and budget is one `compare` in `out`/cells, so that the same call goes on where it stopped, and more
+    models, sizes, budgets or seeds are added to what is there. Every run has a schedule of its own that ends with its
+    budget. Writes `out`/scaling.json and report.html; returns the content of the first.
+
+    sizes     "0.3m,0.6m,1m..10m": those of the table or any number of parameters; A..B is a ladder of about factor 2,
+              A..B:N one of N rungs
+    budgets   of each run in tokens, "250k,1M..4M"
+    isoflop   instead: of each run in training FLOPs, "1e13,3e13"; the tokens follow from the model's own FLOPs a token
+    hours     what the runs may take: if the estimate is longer, nothing is trained
+    predict   (N, D) whose loss is asked for
+    flops     budgets of compute (6 N D) at which the best losses are compared; by default that of the largest run and
+              ten times it
+    far       predict beyond ten times the largest run
+    on_plan   is given the `Plan` before anything is trained
+    executor  trains the runs
+    recipe    fields of the recipe of all runs
+
+    Runs that diverge are shown and left out. Raises RequestError before anything is trained: for sizes and budgets that
+    are too few for the form, an expression with a size of its own, a prediction out of reach, too little time.
+    """
+    chosen = grid(sizes, budgets, isoflop)
+    chosen.check(form)
+    seeds = check_seeds(seeds)
+    if flops and len(FORMS[form].reads) < 2:
+        raise RequestError(
+            f"{FORMS[form].formula} says nothing of how to share compute; leave flops out", field="flops"
+        )
+    if wrong := [name for name in OTHERS if name in recipe]:
+        raise RequestError(
+            f"{wrong[0]}={recipe[wrong[0]]}: the runs of a scaling law differ in it; give sizes, budgets and seeds",
+            code="conflict", field=wrong[0], value=recipe[wrong[0]],
+        )  # fmt: skip
+    if hours is not None and not hours > 0:
+        raise RequestError(code="range", field="hours", value=hours, expected="above 0")
+    named = {size: [at_size(one, size) for one in expressions] for size in chosen.sizes}
+    configs = {size: arms(names) for size, names in named.items()}
+    together = {name: config for some in configs.values() for name, config in some.items()}
+    context = common_context(together, recipe.get("context"))
+    common = Recipe.of(**{**recipe_defaults(), **recipe, "tokens": 1, "context": context})
+    objective = common.objective.among(together)
+    folder = _folder(out)
+
+    text = data if isinstance(data, TextData) else prepare(data, tokenizer, context, progress=on_progress)
+    known = objective.with_tokens(text)
+    vocabulary = known.tokenizer.vocab_size
+    fitted = {n: fit(c, vocabulary, context, own_value(n, c, "vocab_size")) for n, c in together.items()}
+    fields = {**recipe_defaults(), **recipe, "context": context, "objective": objective}
+    cells = {cell: {name: fitted[name] for name in named[cell.size]} for cell in chosen.cells}
+    models = {name: one for names in named.values() for name, one in zip(names, expressions, strict=True)}
+    runs = [
+        _planned(cell, models[name], name, config, plan, seed)
+        for cell, some in cells.items()
+        for name, config in some.items()
+        for plan in [recipes(some, {**fields, **cell.given}, None, vocabulary)[name]]
+        for seed in range(seeds)
+    ]
+    _refuse(runs, form, [6 * n * d for n, d in predict] + list(flops), far)
+    record = {"data": text.describe(), "recipe": to_plain(common.vary(objective=objective))}
+    _check_record(folder, record)
+
+    measured = rates(fitted, known, common.vary(objective=objective))
+    done = _finished(folder)
+    runs = [
+        run if (run.cell, run.model, run.seed) in done
+        else _timed(run, measured.seconds(at_size(run.model, run.size), run.tokens))
+        for run in runs
+    ]  # fmt: skip
+    plan = Plan(runs, measured.source, [*text.notes, *_notes(chosen, fitted, len(text.train), runs)])
+    if hours is not None and plan.seconds > hours * 3600:
+        raise RequestError(
+            f"the {sum(run.seconds > 0 for run in runs)} runs would take about {plan.seconds / 3600:.1f} hours "
+            f"({measured.source}), and hours={hours:g} is given; leave out the largest sizes or budgets",
+            code="range", field="hours", value=hours, expected=f"at least {plan.seconds / 3600:.1f}",
+        )  # fmt: skip
+    if on_plan is not None:
+        on_plan(plan)
+    command = command or _call(expressions, data, sizes, {
+        "budgets": budgets, "isoflop": isoflop, "seeds": seeds if seeds > 1 else None, "out": str(out),
+        "form": form if form != "chinchilla" else None, **recipe,
+    })  # fmt: skip
+    head = {"schema": VERSION, "command": command, **record, "form": form, "grid": asdict(chosen), "notes": plan.notes}
+    ended = 0
+    try:
+        with only_writer(folder), interruptible():
+            _write(folder, {**head, "status": f"{len(done)} of {len(runs)} runs so far"})
+            for cell in chosen.cells:
+                compare(
+                    named[cell.size], text, **cell.given, seeds=seeds, out=folder / CELLS / cell.name,
+                    allow_unmatched=True, on_event=on_event or silent, command=command, executor=executor, **recipe,
+                )  # fmt: skip
+                ended += 1
+            rows = [row for row in rows_of(folder) if row["model"] in expressions]
+            found = {**head, "status": "complete", **laws(rows, form, list(predict), list(flops), far)}
+            _write(folder, found)
+            with disk_errors(folder):
+                write_several(found, folder / REPORT)
+    except (KeyboardInterrupt, Interrupted):
+        raise Interrupted(
+            f"stopped; {ended} of {len(chosen.cells)} sizes and budgets are finished, in {folder}; the same command "
+            "goes on from here"
+        ) from None
+    return found
+
+
+def _call(expressions: Sequence[str], data: Any, sizes: Any, given: Mapping[str, Any]) -> str:
+    """The call in Python that repeats it; text in memory stands under its name."""
+    text = repr(str(data)) if isinstance(data, str | Path) else "data"
+    rest = "".join(f", {name}={to_plain(value)!r}" for name, value in given.items() if value is not None)
+    return f"import glassformer as gf; gf.scale({list(expressions)!r}, {text}, {sizes!r}{rest})"
+
+
+def _folder(out: str | Path) -> Path:
+    if not str(out):
+        raise RequestError("--out is empty; name a folder", code="missing", field="out", value="", expected="a folder")
+    folder = Path(out)
+    for place in (folder, *folder.parents):
+        if place.exists() and not place.is_dir():
+            raise RequestError(f"--out {folder}: {place} is a file; name a folder", field="out", value=str(out))
+    strange = [name for name in ("results.json", REPORT) if (folder / name).exists()]
+    if strange and not (folder / RECORD).exists():
+        raise RequestError(
+            f"--out {folder} holds {' and '.join(strange)}, and is no scaling law's; name another folder",
+            code="conflict", field="out", value=str(folder),
+        )  # fmt: skip
+    return folder
+
+
+def _check_record(folder: Path, record: Mapping[str, Any]) -> None:
+    """Raises RequestError where the folder was begun on another text, or with another recipe."""
+    try:
+        held = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return
+    except (OSError, ValueError, RecursionError):
+        held = None
+    if not isinstance(held, dict) or held.get("schema") != VERSION or not isinstance(held.get("data"), dict):
+        raise RequestError(f"--out {folder}: {RECORD} cannot be read; name another folder", code="file", field="out")
+    for what in ("fingerprint", "tokenizer_fingerprint"):
+        if held["data"].get(what) != record["data"].get(what):
+            told = shown(held["data"].get("name", "another text"))
+            raise RequestError(f"--out {folder} was begun on another text, {told}; name another folder", field="out")
+    was = Recipe.current(held.get("recipe") or {})
+    if change := first_difference(was, record["recipe"], besides=("threads", "device", "compile", "watch")):
+        path, before, now = (shown(word) for word in change)
+        raise RequestError(
+            f"--out {folder} was begun with {path}={before}, and {path}={now} is asked for; name another folder",
+            code="conflict", field=path, value=now, expected=before,
+        )  # fmt: skip
+
+
+def _planned(cell: Cell, model: str, name: str, config: ModelConfig, plan: Recipe, seed: int) -> Planned:
+    tokens = (plan.num_steps(config) or 0) * plan.tokens_per_step
+    params = config.num_params(embeddings=False)
+    return Planned(
+        model, cell.size, cell.name, params, tokens, 3.0 * config.flops(plan.context) * tokens, 6.0 * params * tokens,
+        plan.peak_learning_rate(config), seed, 0.0,
+    )  # fmt: skip
+
+
+def _timed(run: Planned, seconds: float) -> Planned:
+    return Planned(**{**asdict(run), "seconds": seconds})
+
+
+def _refuse(runs: Sequence[Planned], form: str, asked: Sequence[float], far: bool) -> None:
+    """What the runs of a model will not carry, before any is trained."""
+    for model in dict.fromkeys(run.model for run in runs):
+        own = [run for run in runs if run.model == model]
+        values = {what: np.array([getattr(run, of) for run in own], dtype=float)
+                  for what, of in (("params", "params"), ("tokens", "tokens"), ("flops", "approximate"))}  # fmt: skip
+        if missing := FORMS[form].lacks(**{what: different(values[what]) for what in FORMS[form].reads}):
+            raise RequestError(f"{model}: {missing}", code="conflict", field="sizes", value=model)
+        if asked and not far:
+            refuse_far(max(asked), float(values["flops"].max()))
+
+
+def _notes(chosen: Grid, fitted: Mapping[str, ModelConfig], tokens: int, runs: Sequence[Planned]) -> list[str]:
+    """What a reader of the law should know of the runs."""
+    found = ["N counts the parameters of the layers, without the embedding and the head."]
+    if chosen.isoflop:
+        found.append(
+            "Tokens of a run are its budget over the exact training FLOPs of a token of its model, in whole steps; "
+            "laws are written in 6 N D."
+        )
+    met = [name for name, c in fitted.items() if c.active_params(embeddings=False) < c.num_params(embeddings=False)]
+    if met:
+        found.append(f"{met[0]} has experts: N counts all of them, of which a token meets some.")
+    most = max(run.tokens for run in runs)
+    if most > tokens:
+        found.append(f"The longest run reads its {tokens:,} tokens of text {most / tokens:.1f} times.")
+    return found
+
+
+def _finished(folder: Path) -> set[tuple[str, str, int]]:
+    """(cell, model, seed) of the runs that need not be trained again."""
+    try:
+        return {(row["cell"], row["model"], row["seed"]) for row in rows_of(folder) if row["status"] != "failed"}
+    except RequestError:
+        return set()
+
+
+def _write(folder: Path, found: Mapping[str, Any]) -> None:
+    with disk_errors(folder):
+        replace_text(folder / RECORD, json.dumps(found, indent=1, allow_nan=False))
+
+
+def refuse_failed(found: Mapping[str, Any]) -> None:
+    """WorkError where runs failed, or no law could be fitted."""
+    if failed := [run for run in found["runs"] if run["status"] == "failed"]:
+        first = failed[0]
+        raise WorkError(
+            f"{len(failed)} of {len(found['runs'])} runs failed: {first['model']}@{first['size']}: {first['error']}"
+        )
+    if all("why" in law for law in found["laws"]):
+        raise WorkError(f"no law could be fitted: {found['laws'][0]['why']}")

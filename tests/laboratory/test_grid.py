@@ -1,0 +1,357 @@
+"""Laws of models from the command to the page: on losses that a planted law gives at once, and on a few real steps."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import glassformer as gf
+from glassformer.cli import main
+from glassformer.errors import RequestError, WorkError
+from glassformer.laboratory import estimate, scaling
+from glassformer.laboratory.grid import grid
+from glassformer.laboratory.law import fit_scaling_law
+from glassformer.laboratory.points import points
+from glassformer.naming import SIZES, at_size, preset, shape, without_size
+from glassformer.runs.events import End, Kept, Notify, silent
+from glassformer.runs.files import write_result
+from glassformer.runs.request import RunRequest
+from glassformer.runs.results import RunResult
+from glassformer.training import Interrupted
+from tests.runs.stand_in import Instead
+
+PLANTED = {
+    "gpt2": {"E": 1.2, "A": 25.0, "B": 60.0, "alpha": 0.25, "beta": 0.30},
+    "llama": {"E": 1.2, "A": 25.0, "B": 60.0, "alpha": 0.29, "beta": 0.30},
+}
+SMALL: dict[str, Any] = {"batch_size": 4, "context": 32, "threads": 1, "dtype": "float32", "device": "cpu"}
+SIZES_ASKED, BUDGETS = "0.05m..0.8m", "16384..262144"
+FEW: dict[str, Any] = {"sizes": "0.05m,0.2m,0.8m", "budgets": "16384,65536,262144"}
+"""The fewest that carry the law and a run held out."""
+
+
+def law_of(name: str, params: float, tokens: float) -> float:
+    law = PLANTED[without_size(name).partition("+")[0]]
+    return law["E"] + law["A"] * params ** -law["alpha"] + law["B"] * tokens ** -law["beta"]
+
+
+class Planted:
+    """An executor whose runs end at once, with the loss of a planted law; `trained` are those that it was given."""
+
+    def __init__(self, diverged: Sequence[str] = (), stop_after: int | None = None):
+        self.diverged, self.stop_after = diverged, stop_after
+        self.trained: list[tuple[str, str]] = []
+
+    def run(self, requests: Sequence[RunRequest], folder: Path, notify: Notify = silent) -> Iterator[RunResult]:
+        for request in requests:
+            if self.stop_after == len(self.trained):
+                raise Interrupted("stopped")
+            self.trained.append((folder.name, request.name))
+            result = self.result(request, folder)
+            request.place(folder).mkdir(parents=True, exist_ok=True)
+            write_result(result, request.place(folder))
+            notify(End(name=request.name, seed=request.seed, result=result))
+            yield result
+
+    def result(self, request: RunRequest, folder: Path) -> RunResult:
+        config, recipe = request.config, request.recipe
+        tokens = (recipe.num_steps(config) or 0) * recipe.tokens_per_step
+        params = config.num_params(embeddings=False)
+        bad = f"{request.name} {folder.name}" in self.diverged
+        loss = None if bad else law_of(request.name, params, tokens)
+        train = {"steps": 1, "tokens": tokens, "seconds": 1.0, "tokens_per_second": 1e3, "peak_memory_bytes": None,
+                 "learning_rate": 1e-3, "curve": [], "curve_seconds": [], "validation_curve": []}  # fmt: skip
+        return RunResult.of({
+            "name": request.name, "seed": request.seed, "parameters": config.num_params(),
+            "parameters_without_embeddings": params, "flops_per_token": 3 * config.flops(recipe.context),
+            "config": request.identity["config"], "recipe": request.identity["recipe"], "train": train,
+            "validation": None if bad else {"loss": loss, "perplexity": 1.0, "bits_per_byte": 1.0, "tokens": 5},
+            "generation": None if bad else {"tokens_per_second": 1.0, "seconds_per_token": 1.0,
+                                            "state_bytes_per_token": 1.0, "sample": {"text": "x"}},
+            "extrapolation": [], "dynamics": {}, "machine": {}, "weights": 2,
+            "status": "diverged" if bad else "ok", "error": "the loss is not finite" if bad else None,
+        })  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("data") / "text.txt"
+    path.write_text("\n".join(f"line {n} of a small text about cats and trees" for n in range(800)))
+    return path
+
+
+@pytest.fixture(autouse=True)
+def _quick(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is probed and few draws are taken."""
+    monkeypatch.setenv("GLASSFORMER_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+    monkeypatch.setattr("glassformer.laboratory.law.DRAWS", 30)
+    at_once = lambda configs, text, recipe: estimate.Rates(dict.fromkeys(configs, 1e4), "as a test says")  # noqa: E731
+    monkeypatch.setattr(scaling, "rates", at_once)
+
+
+def trained(source: Path, out: Path, executor: Any = None, **changes: Any) -> dict[str, Any]:
+    asked = {"sizes": SIZES_ASKED, "budgets": BUDGETS, "executor": executor or Planted(), **SMALL, **changes}
+    return gf.scale(asked.pop("models", ["gpt2", "llama"]), source, out=out, **asked)
+
+
+def test_a_planted_law_comes_back_from_the_whole_command(source: Path, tmp_path: Path) -> None:
+    plans: list[scaling.Plan] = []
+    found = trained(source, tmp_path, on_plan=plans.append)
+    assert found["status"] == "complete" and len(found["runs"]) == 50 == len(plans[0].runs)
+    for law in found["laws"]:
+        figures = {one["name"]: one["value"] for one in law["figures"]}
+        for name, value in PLANTED[law["model"]].items():
+            assert figures[name] == pytest.approx(value, rel=1e-4), name
+        assert law["held_out"]["error"] == pytest.approx(0, abs=1e-6)
+        assert law["held_out"]["params"] == max(run["params"] for run in found["runs"] if run["model"] == law["model"])
+        assert law["beside"]["form"] == "kaplan" and abs(law["beside"]["held_out"]["error"]) > 1e-5
+        assert law["budgets"]
+        a = PLANTED[law["model"]]["beta"] / (PLANTED[law["model"]]["alpha"] + PLANTED[law["model"]]["beta"])
+        assert law["allocation"]["parabolas"].get("a", a) == pytest.approx(a, abs=0.1)
+    (pair,) = found["differences"]
+    assert {one["name"]: one["difference"] for one in pair["figures"]}["alpha"] == pytest.approx(0.04, abs=1e-4)
+    assert all(one["difference"] < 0 for one in pair["losses"])
+    page = (tmp_path / "report.html").read_text()
+    for told in ("The largest run, predicted from the others", "Exponents", "llama differs from gpt2 in", "6 N D"):
+        assert told in page
+    assert json.loads((tmp_path / "scaling.json").read_text())["laws"] == found["laws"]
+    # and the folder is points for anybody's fit
+    law = fit_scaling_law(tmp_path, where={"model": "llama"})
+    assert law.alpha == pytest.approx(0.29, rel=1e-4) and len(law.points) == 25
+    with pytest.raises(RequestError, match="holds runs of gpt2, llama; say which, as where model=NAME"):
+        fit_scaling_law(tmp_path)
+
+
+def test_the_largest_run_is_left_out_of_its_own_prediction(source: Path, tmp_path: Path) -> None:
+    class Spoilt(Planted):
+        def result(self, request: RunRequest, folder: Path) -> RunResult:
+            found = super().result(request, folder)
+            largest = request.name == "gpt2@0.8m" and "262144" in folder.name
+            validation = found.validation
+            assert validation is not None
+            return (
+                found.changed(validation=validation.model_copy(update={"loss": validation.loss * 1.1}))
+                if largest
+                else found
+            )
+
+    (law,) = trained(source, tmp_path, Spoilt(), models=["gpt2"], **FEW)["laws"]
+    assert law["held_out"]["error"] == pytest.approx(1 / 1.1 - 1, abs=1e-6)
+
+
+def test_what_was_begun_goes_on_and_grows(source: Path, tmp_path: Path) -> None:
+    first = Planted(stop_after=5)
+    with pytest.raises(Interrupted, match="2 of 9 sizes and budgets are finished"):
+        trained(source, tmp_path, first, **FEW)
+    second, plans = Planted(), []
+    trained(source, tmp_path, second, on_plan=plans.append, **FEW)
+    assert sorted(first.trained + second.trained) == sorted(set(first.trained + second.trained))
+    assert sum(run.seconds > 0 for run in plans[0].runs) == len(second.trained) == 18 - 5
+    third = Planted()
+    found = trained(source, tmp_path, third, seeds=2, **FEW)
+    assert len(third.trained) == 18 and len(found["runs"]) == 36
+    kept: list[Any] = []
+    trained(source, tmp_path, Planted(stop_after=0), seeds=2, on_event=kept.append, **FEW)
+    assert sum(isinstance(event, Kept) for event in kept) == 36
+    for change, told in (
+        ({"batch_size": 8}, "was begun with batch_size=4, and batch_size=8"),
+        ({"learning_rate": 1e-3}, "was begun with learning_rate="),
+    ):
+        with pytest.raises(RequestError, match=told):
+            trained(source, tmp_path, Planted(stop_after=0), seeds=2, **FEW, **change)
+    other = tmp_path / "other.txt"
+    other.write_text("another text altogether, " * 2000)
+    with pytest.raises(RequestError, match="was begun on another text"):
+        trained(other, tmp_path, Planted(stop_after=0), seeds=2, **FEW)
+
+
+def test_runs_that_diverged_are_shown_and_left_out(source: Path, tmp_path: Path) -> None:
+    lost = "gpt2@0.8m 0.8m-262144-tokens"
+    found = trained(source, tmp_path, Planted([lost]), **FEW)
+    first = found["laws"][0]
+    assert first["lost"] == 1 and first["points"] == 8
+    assert {one["name"]: one["value"] for one in first["figures"]}["alpha"] == pytest.approx(0.25, rel=1e-4)
+    page = (tmp_path / "report.html").read_text()
+    assert "diverged: the loss is not finite; left out" in page and "1 run of gpt2 diverged or failed" in page
+    assert points(tmp_path, where={"model": "gpt2"}).left_out == 1
+
+
+def test_too_few_that_did_not_diverge(source: Path, tmp_path: Path) -> None:
+    sizes = ("0.05m", "0.1m", "0.2m")
+    lost = [f"gpt2@{size} {size}-{budget}-tokens" for size in sizes for budget in (16384, 32768)]
+    found = trained(
+        source, tmp_path, Planted(lost), models=["gpt2"], sizes=",".join(sizes), budgets="16384,32768,65536"
+    )
+    assert "3 points cannot fit the 5 figures" in found["laws"][0]["why"]
+    with pytest.raises(WorkError, match="no law could be fitted: 3 points"):
+        scaling.refuse_failed(found)
+
+
+def test_budgets_of_equal_compute(source: Path, tmp_path: Path) -> None:
+    """Tokens follow from the exact FLOPs of a token, and a budget is one though 6 N D is not."""
+    plans: list[scaling.Plan] = []
+    found = trained(source, tmp_path, budgets=None, isoflop="1e11,3e11,1e12", on_plan=plans.append)
+    for run in plans[0].runs:
+        size = f"{run.model}@{run.size}"
+        exact = 3 * preset(size).vary(vocab_size=found["data"]["vocab_size"], context=32).flops(32) * run.tokens
+        assert run.flops == pytest.approx(exact) and run.flops == pytest.approx(float(run.cell.split("-")[1]), rel=0.15)
+        assert run.approximate == 6 * run.params * run.tokens < run.flops
+    assert any("6 N D" in note for note in plans[0].notes)
+    for law in found["laws"]:
+        assert not law["allocation"]["read_between"] and len(law["budgets"]) >= 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"models": ["gpt2@1m"]}, "gpt2@1m has a size of its own; leave @1m out"),
+        ({"models": ["gpt2", "gpt2"]}, "named twice"),
+        ({"sizes": "0.1m"}, "all runs have as many params.*: give more sizes"),
+        ({"sizes": "0.1m,0.2m"}, "2 values of params.* takes 3; add one: give more sizes"),
+        ({"budgets": "100k,200k"}, "2 values of tokens.* takes 3; add one: give more budgets"),
+        ({"sizes": "0.1m,0.2m", "budgets": "16k,32k", "form": "kaplan"}, "are 4 runs of a model, and the 4 figures"),
+        ({"models": ["gpt2+layers=1+d_model=32+heads=2"]}, "all runs have as many params"),
+        ({"sizes": "0.8m,1m,3m"}, "0.8m and 1m are the same layers"),
+        ({"sizes": "0.1m,0.1m,1m"}, "0.1m is named twice"),
+        ({"sizes": "1m..0.1m"}, "no ladder"),
+        ({"sizes": "0.1m..1m:1"}, "no ladder"),
+        ({"sizes": "0.1m,,1m"}, "values with commas between"),
+        ({"sizes": "tiny,1m,3m"}, "no size is named"),
+        ({"sizes": "2x,1m,3m"}, "no size is named"),
+        ({"isoflop": "1e12"}, "and not both"),
+        ({"budgets": None}, "give the budgets"),
+        ({"budgets": "0,1M,2M"}, "at least 1"),
+        ({"form": "square"}, "one of chinchilla"),
+        ({"hours": 0.001}, "runs would take about 0.4 hours .*, and hours=0.001 is given"),
+        ({"hours": -1}, "hours must be above 0"),
+        ({"predict": [(1e9, 1e9)]}, "times the largest run's"),
+        ({"flops": [1e20]}, "times the largest run's"),
+        ({"form": "params", "flops": [1e12]}, "says nothing of how to share compute"),
+        ({"tokens": 5}, "tokens=5: the runs of a scaling law differ in it"),
+        ({"seeds": 0}, "seeds=0 must be at least 1"),
+        ({"batch_size": 0}, "batch_size"),
+    ],
+)  # fmt: skip
+def test_what_is_refused_before_anything_is_trained(
+    changes: dict[str, Any], told: str, source: Path, tmp_path: Path
+) -> None:
+    never = Planted(stop_after=0)
+    with pytest.raises(RequestError, match=told):
+        trained(source, tmp_path / "out", never, **changes)
+    assert never.trained == [] and not (tmp_path / "out").exists()
+
+
+def test_a_folder_of_something_else_is_refused(source: Path, tmp_path: Path) -> None:
+    (tmp_path / "report.html").write_text("mine")
+    with pytest.raises(RequestError, match="is no scaling law's"):
+        trained(source, tmp_path)
+    (tmp_path / "scaling.json").write_text("{")
+    with pytest.raises(RequestError, match="cannot be read"):
+        trained(source, tmp_path)
+    with pytest.raises(RequestError, match="is a file"):
+        trained(source, tmp_path / "report.html" / "x")
+    with pytest.raises(RequestError, match="holds no results of runs"):
+        points(tmp_path)
+
+
+def test_sizes_and_budgets_as_they_are_written() -> None:
+    found = grid("1m..10m,0.3m,0.6m", "250k,1M..4M")
+    assert found.sizes == ("0.3m", "0.6m", "1m", "2.15m", "4.64m", "10m")
+    assert found.budgets == (250e3, 1e6, 2e6, 4e6)
+    assert grid("0.1m..1.6m", "1k").sizes == ("0.1m", "0.2m", "0.4m", "0.8m", "1.6m")
+    assert grid("0.1m..1.6m:3", "1k").sizes == ("0.1m", "0.4m", "1.6m")
+    assert grid(["0.1m", "1m"], [1e6, 2e6]).budgets == (1e6, 2e6)
+    assert grid("0.1m,1m", isoflop="1e13,3e13").cells[0].given == {"flops": 1e13}
+    assert [cell.name for cell in grid("1m,0.1m", "1k").cells] == ["0.1m-1000-tokens", "1m-1000-tokens"]
+
+
+@pytest.mark.parametrize("size", ["0.01m", "0.05m", "0.1m", "0.37m", "0.6m", "1.6m", "5m", "20m", "200m", "2b"])
+def test_a_size_is_a_number_of_parameters(size: str) -> None:
+    """12 L d^2 is near it, widths divide into heads of even width, and it builds."""
+    layers, width, heads = shape(size)
+    wanted = float(size[:-1]) * {"m": 1e6, "b": 1e9}[size[-1]]
+    assert 12 * layers * width**2 == pytest.approx(wanted, rel=0.25)
+    assert width % (2 * heads) == 0 and 16 <= width / heads <= 160
+    assert preset(f"llama@{size}").num_params(embeddings=False) == pytest.approx(wanted, rel=0.3)
+
+
+def test_sizes_grow_and_those_of_the_table_stay() -> None:
+    counts = [
+        12 * layers * width**2 for layers, width, _ in (shape(f"{m}m") for m in (0.02 * 1.3**i for i in range(50)))
+    ]
+    assert counts == sorted(counts)
+    assert all(shape(name) == SIZES[name] for name in SIZES)
+    assert at_size("llama+gqa:2", "0.3m") == "llama@0.3m+gqa:2" and without_size("llama@0.3m+gqa:2") == "llama+gqa:2"
+
+
+def test_times_are_estimated_before_anything_is_trained(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a probe where nothing is known of the machine; what it has no time for is taken from FLOPs."""
+    from glassformer.text import prepare
+    from glassformer.training import Recipe
+
+    text = prepare(source, "auto", 32)
+    recipe = Recipe.of(tokens=1, **SMALL)
+    configs = {size: preset(f"gpt2@{size}").vary(vocab_size=text.tokenizer.vocab_size, context=32)
+               for size in ("0.05m", "3m")}  # fmt: skip
+    monkeypatch.setattr(estimate, "known_profile", lambda threads: None)
+    monkeypatch.setattr(estimate, "PROBE", 0.2)
+    found = estimate.rates(configs, text, recipe)
+    assert min(found.by_name.values()) > 0 and "training on this machine" in found.source
+    assert found.seconds("3m", 2e6) > found.seconds("3m", 1e6) > estimate.STARTED
+    monkeypatch.setattr(estimate, "PROBE", 0.0)
+    trained: list[Any] = []
+
+    def once(*given: Any) -> Any:
+        trained.append(given)
+        return SimpleNamespace(tokens_per_second=1000.0, seconds=1.0)
+
+    monkeypatch.setattr(estimate, "train", once)
+
+    guessed = estimate.rates(configs, text, recipe).by_name
+    assert guessed["0.05m"] / guessed["3m"] == pytest.approx(configs["3m"].flops(32) / configs["0.05m"].flops(32))
+    assert len(trained) == 1
+
+
+def test_the_command_trains(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("glassformer.comparison.Serial", Planted)
+    base = ["scale", "gpt2", "llama", "--data", str(source), "--batch-size", "4", "--context", "32", "--threads", "1",
+            "--dtype", "float32", "--out", str(tmp_path / "out")]  # fmt: skip
+    asked = [*base, "--sizes", FEW["sizes"], "--budgets", FEW["budgets"]]
+    assert main(asked) == 0
+    printed = capsys.readouterr()
+    told = " ".join((printed.out + printed.err).split())
+    for words in ("18 of 18 runs are to be trained", "llama minus gpt2", "report:", "llama differs from gpt2"):
+        assert words in told
+    assert main([*asked, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["laws"][1]["model"] == "llama"
+    assert main(["scale", "--data", str(tmp_path / "out"), "--where", "model=gpt2", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["points"] == 9
+    for wrong, says in (
+        (base, "give the sizes"),
+        ([*asked, "--where", "a=b"], "are for a table of runs"),
+        (["scale", "--data", str(source), "--sizes", "1m"], "--sizes is for training"),
+        ([*asked, "--predict", "1b,1b"], "times the largest run's"),
+    ):
+        assert main(wrong) == 2
+        assert says in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.slow
+def test_a_few_real_steps_from_end_to_end(source: Path, tmp_path: Path) -> None:
+    """Two sizes, two budgets, trained in processes of their own; half a minute of starting them."""
+    found = gf.scale(["gpt2"], source, "0.05m,0.2m", "512,2048", out=tmp_path, form="compute", **SMALL)
+    assert [run["status"] for run in found["runs"]] == ["ok"] * 4
+    losses = {(run["size"], run["tokens"]): run["loss"] for run in found["runs"]}
+    assert losses["0.2m", 2048] < losses["0.2m", 512] and all(math.isfinite(loss) for loss in losses.values())
+    assert found["laws"][0]["points"] == 4 and (tmp_path / "report.html").is_file()
+    again = gf.scale(["gpt2"], source, "0.05m,0.2m", "512,2048", out=tmp_path, form="compute",
+                     executor=Instead(lambda place, notify: pytest.fail("trained again")), **SMALL)  # fmt: skip
+    assert again["laws"] == found["laws"]
