@@ -81,6 +81,14 @@ def test_it_is_an_ordinary_run(
     assert all(torch.equal(a, b) for a, b in weights)
 
 
+def test_squares_may_climb(texts: dict[str, TextData]) -> None:
+    """Of one prompt a step they differ by far more than a nat from step to step."""
+    recipe = {**QUICK, "context": 11, "objective": "regression", "steps": 40, "batch_size": 1}
+    run = gf.train(gf.preset(f"{SMALL}+vectors:6"), texts["icl-regression"], recipe)
+    losses = [row["loss"] for row in run.metrics if "loss" in row]
+    assert run.status == "ok" and max(np.convolve(losses, np.ones(12) / 12, "valid")) > min(losses) + 1
+
+
 def test_what_does_not_fit_is_refused(texts: dict[str, TextData], tmp_path: Path) -> None:
     def refused(data: str, expression: str, **fields: object) -> str:
         with pytest.raises(RequestError) as problem:

@@ -54,7 +54,7 @@ class Divergence(Callback):
     def _stop_if_climbed(self, run: Training, mean: float, steps: int, step: int) -> None:
         assert self.first_loss is not None
         lowest = min(self.best, self.first_loss)
-        if mean > lowest + DIVERGENCE_NATS:
+        if run.recipe.objective.in_nats and mean > lowest + DIVERGENCE_NATS:
             run.stop(
                 f"the loss diverged: the mean of the last {steps} steps is {mean:.3f}, more than {DIVERGENCE_NATS:g} "
                 f"nat above the lowest before, {lowest:.3f}, at step {step}"

@@ -69,6 +69,9 @@ class ObjectiveConfig(PartConfig, axis="objective"):
     continues: ClassVar[bool] = True
     """Whether what it trains reads one text from its beginning on, so that other lengths and writing on from a text
     can be measured, and its FLOPs are those of so many tokens."""
+    in_nats: ClassVar[bool] = True
+    """Whether the loss is in nats, so that one that climbs by one has diverged; of another only one that is no number
+    has."""
     one_length: ClassVar[bool] = True
     """Whether all batches have one shape; where not, compiling would begin anew for each."""
 

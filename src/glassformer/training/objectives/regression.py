@@ -22,6 +22,7 @@ class RegressionConfig(ObjectiveConfig, kind="regression"):
     """
 
     continues: ClassVar[bool] = False
+    in_nats: ClassVar[bool] = False
 
     def check(self, config: ModelConfig) -> None:
         if config.embedding.reads != "vectors" or config.head.classes != 1 or config.head.pool is not None:
