@@ -1,7 +1,7 @@
 """Learning in context, in full: what docs/in_context.md shows.
 
 >>> python -m experiments.icl                       # all but the last, two minutes of one core
->>> python -m experiments.icl softmax               # five minutes
+>>> python -m experiments.icl softmax               # seven minutes
 >>> python -m experiments.icl induction --seeds 5 --out folder
 """
 

@@ -338,7 +338,7 @@ def softmax(
     prompts: int = PROMPTS,
 ) -> Softmax:
     """Trains a transformer on 2 d examples and a question, each x asked from what stands before it (Garg et al. 2022,
-    2208.01066): about 300 seconds of one core as by default. With fewer steps or layers it stays at the error 1 of a
+    2208.01066): about seven minutes of one core as by default. With fewer steps or layers it stays at the error 1 of a
     model that has learned nothing."""
     task = Regression(dims=dims, examples=2 * dims, noise=noise, layout="apart")
     config = preset(f"{expression}+vectors:{task.size}+vocab_size=1")
