@@ -103,17 +103,20 @@ def test_verdicts_are_given_when_all_runs_have_ended(source: Path, tmp_path: Pat
     assert seen == [(0, True)] * 6 and len(results["verdicts"]) == 1
 
 
-def test_a_pilot_says_what_a_difference_takes_and_is_no_look(trained: Any, tmp_path: Path) -> None:
+def test_a_pilot_says_what_a_difference_takes_on_seeds_of_its_own(trained: Any, tmp_path: Path) -> None:
     results = trained([A, B, C], power=0.01)
     power = results["power"]
     assert (power["pilot"], len(power["pairs"]), results["verdicts"], results["looks"]) == (3, 2, [], [])
+    assert {run["seed"] for run in results["runs"]} == {1000, 1001, 1002}
     assert power["difference"] == pytest.approx(0.01 * 2, rel=0.02) and power["seeds"] >= 2
     assert power["hours"] == pytest.approx(power["seeds"] * 3 / 60)
-    page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    page = (tmp_path / "out" / "pilot" / "report.html").read_text(encoding="utf-8")
     assert "these runs are a pilot" in page and 'id="verdicts"' not in page
-    assert trained([A, B, C], power=0.02)["power"]["seeds"] <= power["seeds"]  # of the same runs
+    again = trained([A, B, C], power=0.02)
+    assert again["runs"] == results["runs"] and again["power"]["seeds"] <= power["seeds"]
     later = trained([A, B, C], seeds=4)
     assert later["looks"] == [4] and len(later["verdicts"]) == 2 and "power" not in later
+    assert {run["seed"] for run in later["runs"]} == {0, 1, 2, 3}
 
 
 @pytest.mark.parametrize(
@@ -154,7 +157,7 @@ def test_the_command_line_plans_and_tells(
     )
     assert main([*words.split(), "--power", "1%"]) == 0
     told = capsys.readouterr().out
-    assert "the paired difference has sd 0.0" in told and "of the loss (0.02" in told and "hours of training" in told
+    assert "the paired difference has sd 0.0" in told and "1 % of the loss (0.0" in told and "hours of training" in told
     assert main([*words.split(), "--power", "1%", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["power"]["effect"] == 0.01
     assert main([*words.split(), "--seeds", "3", "--looks", "3,5"]) == 0

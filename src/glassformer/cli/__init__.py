@@ -173,8 +173,8 @@ def compare(
     watch
         Look inside while it trains: statistics by layer and head in dynamics.jsonl, for the report and for `why`.
     power
-        Instead of verdicts, say how many seeds and hours it takes to show a difference of this size, such as 1%, from
-        the runs in --out, or from a pilot of three seeds.
+        Instead of a verdict, say how many seeds and hours it takes to show a difference of this size, such as 1%, from
+        a pilot of three seeds (or --seeds) in OUT/pilot; its seeds are none of the comparison's.
     looks
         Numbers of seeds at which you will look at the verdicts, such as 3,5,8: they stay honest for all of these.
     """
@@ -182,6 +182,7 @@ def compare(
 
     from glassformer.cli.show import ComparisonView
     from glassformer.comparison import compare as run
+    from glassformer.comparison.power import PILOT
     from glassformer.laboratory.tuning import tune as run_tuned
     from glassformer.runs.results import Results
     from glassformer.units import share, whole_numbers
@@ -207,16 +208,17 @@ def compare(
             looks=[] if looks is None else whole_numbers(looks, "looks"),
         )  # fmt: skip
     results = Results.of(written)
+    place = Path(out) if power is None else Path(out) / PILOT
     if json:
         print(dumps(written))
     else:
-        view.finish(results, out)
+        view.finish(results, str(place))
     if failed := [one for one in results.runs if one.status == "failed"]:
         first = failed[0]
         name = first.name if seeds == 1 else f"{first.name} seed {first.seed}"
         raise WorkError(
             f"{len(failed)} of {len(results.runs)} runs failed: {name}: {first.error}; "
-            f"the report is at {Path(out) / 'report.html'}"
+            f"the report is at {place / 'report.html'}"
         )
 
 

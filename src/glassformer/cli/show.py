@@ -206,10 +206,9 @@ def power_lines(power: Power) -> list[str]:
         f"{power.power:.0%} power, {words(one.seeds_low)} to {words(one.seeds_high)} over that interval"
         for one in power.pairs
     ]
-    if power.seeds is None or power.hours is None or power.hours_left is None:
+    if power.seeds is None or power.hours is None:
         return [*lines, f"no comparison here shows {size}"]
-    hours = f"{power.hours:.3g} hours of training for all arms, {power.hours_left:.3g} of them still to come"
-    return [*lines, f"--seeds {power.seeds} shows {size}: {hours}"]
+    return [*lines, f"--seeds {power.seeds} shows {size}: {power.hours:.3g} hours of training for all arms"]
 
 
 def ruled(title: str | None = None) -> Table:

@@ -26,7 +26,7 @@ from glassformer.comparison.folder import (
     compiled_before,
     seeds_before,
 )
-from glassformer.comparison.power import PILOT_SEEDS, check_effect
+from glassformer.comparison.power import FIRST_SEED, PILOT, PILOT_SEEDS, check_effect
 from glassformer.comparison.request import (
     Match,
     arms,
@@ -96,8 +96,9 @@ def compare(
     executor     trains the runs; the default, `runs.executor.Serial`, one after the other
     looks        numbers of seeds at which verdicts will be seen, said before the first is: all together are wrong 5 %
                  of the time
-    power        a difference, as a share of the first arm's loss: the runs are a pilot of at least three seeds, `power`
-                 of the results says how many seeds and hours showing the difference takes, and no verdict is shown
+    power        a difference, as a share of the first arm's loss: a pilot of at least three seeds in `out`/pilot is
+                 trained, whose `power` says how many seeds and hours showing the difference takes. It shows no
+                 verdict, and its seeds are none of the comparison's
     recipe       fields of the recipe of all arms
 
     A run has status "ok", "diverged" or "failed", with the reason in `error`; a failed run does not raise. The results
@@ -110,10 +111,12 @@ def compare(
     if not str(out):
         raise RequestError("--out is empty; name a folder", code="missing", field="out", value="", expected="a folder")
     folder, seeds = Path(out), check_seeds(seeds)
-    held_looks, planned = check_looks(folder, looks)
     if power is not None:
         check_effect(power, len(expressions))
+        folder = folder / PILOT
         seeds = max(seeds, PILOT_SEEDS, seeds_before(folder))
+        recipe = {**recipe, "seed": FIRST_SEED + recipe.get("seed", 0)}
+    held_looks, planned = check_looks(folder, looks)
     configs = arms(expressions)
     equal: Match | None = match or ("minutes" if minutes is not None else None)
     notes = fairness(configs, allow_unmatched, equal)

@@ -160,10 +160,8 @@ def _pending(results: Results, arms: Sequence[Arm]) -> str:
     if _missing(results, arms):
         return "given once all runs have ended: seen after each, they would invite a stop at a lucky moment."
     if results.power is not None:
-        return (
-            "these runs are a pilot, which shows none, so that its seeds can be part of the comparison that it plans: "
-            f"{results.power.seeds or 'more'} seeds."
-        )
+        many = results.power.seeds or "more seeds than can be run"
+        return f"these runs are a pilot, which shows none; seeds of a comparison that it plans: {many}."
     return ""
 
 

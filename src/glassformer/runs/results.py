@@ -306,8 +306,6 @@ class Power(Entry):
     """Enough for every pair."""
     hours: Amount | None
     """Training time of all arms with so many seeds, one run after the other."""
-    hours_left: Amount | None
-    """Without those of the pilot."""
 
 
 class Trial(Entry):
