@@ -11,6 +11,7 @@ from pathlib import Path
 
 from experiments.plan import calculators, mpt
 from experiments.plan.published import Point, points
+from experiments.plan.published import beyond as published_beyond
 from experiments.plan.questions import answers
 from glassformer.planning import time as planning_time
 from glassformer.planning.machines import machines
@@ -26,8 +27,11 @@ holds for every composition and not for one family.
 ```
 glassformer plan qwen3-8b --explain                                 # every figure with its formula
 glassformer plan llama-3-8b --gpu h100 --batch 8 --context 4k       # decoding: what fits, time of a token, cost
+glassformer plan llama-2-70b --weights int4 --gpu h100              # weights packed in 4 bits, products in bf16
 glassformer plan llama-3-8b --train --gpu h100:8 --nodes 4 --batch 64 --recompute full --tokens 15T --explain
 glassformer plan llama-3-8b --train --gpu h100 --batch 64 --layout dp=4,tp=8,sp=1,zero=1 --price 2.5USD
+glassformer plan llama-3-8b --train --gpu h100:8 --find             # layouts that fit, the fastest first
+glassformer plan llama@10m --here --again                           # this processor, measured anew
 ```
 
 The same from Python: `gf.plan(config, train=True, machine="h100:8", nodes=4, batch=64, tokens="15T")` has `memory`,
@@ -39,10 +43,14 @@ MACHINES = """Links are inside a node and between nodes, one way. A file of your
 mine.yaml`."""
 FACTORS = """Factors say how many times the roofline's seconds measured runs took. Errors are of sizes that the fit had
 not seen. A machine without factors, or a layout that divides tensors, layers or sequences, gives a range."""
-BEYOND = """That range was chosen from runs below that divide tensors, layers or sequences, {low:g} to {high:g} times
-what is planned; so that {within} of these {all} lie within proves little, and the others say where it does not hold.
-Chosen from all sources but one, it would hold {held} of the {all} rates of the one left out, and the furthest outside
-would be off by {furthest:.0%}."""
+ELSEWHERE = """For a machine without factors that is the range of all machines that have them, from {low:g} of its low
+end to {high:g} of its high end. That was fitted by leaving each of these out in turn and planning its runs with the
+factors of the others: not more than 5 % of a machine's runs are faster, and not more than 5 % slower. So planned,
+{within} of the runs lie within; by the factors of the others alone the runs on H100 are up to 1.4 times slower."""
+BEYOND = """For divided tensors, layers or sequences the range is {low:g} to {high:g} times that: the 10th and the 90th
+percentile of what the {all} published steps of such layouts below take over what is planned, which were not fitted.
+{within} of them lie within the whole range. Chosen from all sources but one, the two ends would hold {held} of the
+{all} steps of the one left out, and the furthest outside would be off by {furthest:.0%}: they are of few sources."""
 PUBLISHED = """Planned in bf16. Where a throughput and a layout are published, both the MFU that our FLOPs give and the
 planned throughput stand here."""
 RUNS = f"""Facts from {mpt.SOURCE}. MFU is made of their throughput and
@@ -94,14 +102,21 @@ def published() -> str:
     return table(heads, [row(one) for one in points()], (3, 4, 5, 6))
 
 
+def elsewhere() -> str:
+    """The range of a machine that was not measured, and how it holds for those that were."""
+    _, within = mpt.elsewhere()
+    low, high = planning_time.ELSEWHERE
+    shares = ", ".join(f"{share:.0%} ({machines()[gpu].title})" for gpu, share in within.items())
+    return ELSEWHERE.format(low=low, high=high, within=shares)
+
+
 def beyond() -> str:
     """How far the factors of divided layouts hold for sources that they were not chosen from."""
     divided = [one for one in points() if one.divided is not None]
     outside = []
     for one in divided:
-        others = [other.divided or 1.0 for other in divided if other.source != one.source]
-        ratio = one.divided or 1.0
-        outside.append(max(min(others) / ratio, ratio / max(others), 1.0) - 1)
+        (least, most), ratio = published_beyond(one.source), one.divided or 1.0
+        outside.append(max(least / ratio, ratio / most, 1.0) - 1)
     low, high = planning_time.BEYOND
     held = sum(each == 0 for each in outside)
     within = sum(
@@ -158,7 +173,8 @@ def written() -> str:
     """The whole page."""
     sections = (
         GENERATED, INTRODUCTION, "## Questions", questions(), "## Machines", MACHINES, machine_table(),
-        "## Time", model_of_time(), FACTORS, factors(), beyond(), "## Published figures", PUBLISHED, published(),
+        "## Time", model_of_time(), FACTORS, factors(), elsewhere(), beyond(),
+        "## Published figures", PUBLISHED, published(),
         "## 216 training runs", RUNS, runs(), "## Rules that are often used", RULES, rules(),
     )  # fmt: skip
     return "\n\n".join(sections) + "\n"

@@ -158,6 +158,33 @@ def fit(gpu: str) -> Fit:
     return Fit(tuple(factors_of(a, 1 - rest).tolist()), tuple(float(e) for e in errors), len(set(names)))
 
 
+@cache
+def elsewhere() -> tuple[tuple[float, float], dict[str, float]]:
+    """What steps of a machine without factors take, over the range that those of all others give: of each machine left
+    out in turn the 5th percentile over the low end and the 95th over the high end, those of the machine where they are
+    furthest. And for each machine the share of its runs within the range so widened."""
+    gpus = list(dict.fromkeys(row.gpu for row in rows()))
+    ends = {gpu: _over_range(gpu, [written(other) for other in gpus if other != gpu]) for gpu in gpus}
+    low = min(float(np.quantile(lows, 0.05)) for lows, _ in ends.values())
+    high = max(float(np.quantile(highs, 0.95)) for _, highs in ends.values())
+    within = {gpu: float(np.mean((lows >= low) & (highs <= high))) for gpu, (lows, highs) in ends.items()}
+    return (low, high), within
+
+
+def _over_range(gpu: str, others: list[Factors]) -> tuple[np.ndarray, np.ndarray]:
+    """Measured seconds of every run over the least, and over the most, that these factors allow."""
+    found = []
+    for row in rows():
+        if row.gpu == gpu and row.dtype == "bfloat16":
+            roofs, rest = features(row.planned.kinds)
+            each = [sum(getattr(one, name) * x for name, x in zip(FITTED, roofs, strict=True)) + rest for one in others]
+            least = min(seconds / (1 + one.error[1]) for seconds, one in zip(each, others, strict=True))
+            most = max(seconds / (1 + one.error[0]) for seconds, one in zip(each, others, strict=True))
+            found.append((row.seconds / least, row.seconds / most))
+    lows, highs = np.array(found).T
+    return lows, highs
+
+
 def written(gpu: str) -> Factors:
     """As it stands in machines.yaml."""
     found = fit(gpu)
@@ -175,3 +202,4 @@ if __name__ == "__main__":
         print(
             f"   one size left out: median {fit(gpu).absolute(0.5):.1%}, 90th percentile {fit(gpu).absolute(0.9):.1%}"
         )
+    print("one machine left out:", elsewhere())

@@ -12,10 +12,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 
+import numpy as np
 import torch
 
 import glassformer as gf
 from experiments.plan import mpt
+from glassformer.config import stack_of
 from glassformer.planning.layout import Layout
 from glassformer.planning.machines import cluster, machines
 from glassformer.planning.time import DAY, Run, StepTime, again, step_time, workload
@@ -31,9 +33,23 @@ PALM = (
 )
 BLOOM = "bloom-560m+d_model=14336+layers=70+heads=112+vocab_size=250880+context=2048"
 PYTHIA = {
-    "70m": (512, 6, 8, 50304, 510), "410m": (1024, 24, 16, 50304, 2540), "1.4b": (2048, 24, 16, 50304, 7120),
-    "2.8b": (2560, 32, 32, 50304, 14240), "6.9b": (4096, 32, 32, 50432, 33500), "12b": (5120, 36, 40, 50688, 72300),
+    "70m": (512, 6, 8, 50304, 510, 32, 1, "+kernel=naive"), "410m": (1024, 24, 16, 50304, 2540, 32, 1, ""),
+    "1.4b": (2048, 24, 16, 50304, 7120, 64, 1, ""), "2.8b": (2560, 32, 32, 50304, 14240, 64, 1, ""),
+    "6.9b": (4096, 32, 32, 50432, 33500, 128, 2, ""), "12b": (5120, 36, 40, 50688, 72300, 256, 4, ""),
 }  # fmt: skip
+"""Width, layers, heads, vocabulary, GPU hours; by EleutherAI/pythia models/*.yml GPUs, tensor parallelism, kernel."""
+OLMO_7B = "olmo-2-7b+context=8192"
+OLMO_32B = f"{OLMO_7B}+d_model=5120+layers=64+heads=40+gqa:8+head_dim=128+ffn.hidden=27648"
+LLAMA_2 = (
+    "not determined: neither how many GPUs nor which layout, nor what failures took, is published; planned as FSDP on "
+    "1,024 without recomputation, which is the least"
+)
+OF_BLOOM = (
+    "150 TFLOP/s count what is computed again, a quarter; not determined: hours have failures and evaluations in them, "
+    "throughput has not"
+)
+OF_PYTHIA = "not determined: hours have evaluations and checkpoints in them, the code is of 2022, in fp16"
+UNFUSED = "; nor is how much of its attention is fused: with all of it 275 hours are planned"
 TITAN = "torchtitan benchmarks/llama3_h100_202412_torchtitan.md"
 TRAINY = "torchtitan benchmarks/llama3-8b_h200_202506_trainy-whitefiber.md"
 TITAN_A100 = "torchtitan docs/performance.md at 0413364"
@@ -65,6 +81,13 @@ class Point:
 @cache
 def config(name: str) -> gf.ModelConfig:
     return gf.preset(name)
+
+
+def windowed(name: str) -> gf.ModelConfig:
+    """With a window of 4,096 tokens in three layers of four, as Olmo 3 has."""
+    far = config(name)
+    near = next(config(f"{name}+window:4096").layers())
+    return far.vary(stack=stack_of([block if i % 4 == 3 else near for i, block in enumerate(far.layers())]))
 
 
 def flops(name: str, context: int) -> float:
@@ -221,25 +244,27 @@ def _hours() -> Iterator[Point]:
     source = "Touvron et al. 2023, 2307.09288, table 2"
     for size, name, hours in (("7B", "llama-7b+context=4096", 184_320), ("13B", "llama-13b+context=4096", 368_640),
                               ("70B", "llama-2-70b", 1_720_320)):  # fmt: skip
+        usual = flops(name, 4096) * 2e12 / (0.45 * machines()["a100-80gb"].peak_of("bfloat16")) / 3600
+        yield Point(17, f"Llama 2 {size}, 2T tokens at 45 % of the peak", hours, usual, "GPU hours", 0.07, source)
         step = planned(name, 4096, "a100-80gb", 128, "dp=1024,zero=3,micro=1", 1024)
         run = step.run(2e12)
-        yield Point(17, f"Llama 2 {size}, 2T tokens", hours, run.hours, "GPU hours", 0.25, source,
-                    "hours of all runs; their layout is not published: planned as FSDP on 1,024",
+        yield Point(17, f"Llama 2 {size}, 2T tokens", hours, run.hours, "GPU hours", None, source, LLAMA_2,
                     run.low / 3600 * 1024, run.high / 3600 * 1024)  # fmt: skip
     source = "Le Scao et al. 2022, 2211.05100"
     work = workload(config(BLOOM), 2048, torch.bfloat16)
     repeated = 1 + again(work, Layout(recompute="full")) / 3
     of_bloom = flops(BLOOM, 2048) * repeated * 366e9 / 150e12 / 3600
-    note = "150 TFLOP/s count what is computed again, a quarter; what is left are failures and evaluations"
-    yield Point(18, "BLOOM 176B, 366B tokens at 150 TFLOP/s", 1_082_990, of_bloom, "GPU hours", 0.11, source, note)
+    yield Point(18, "BLOOM 176B, 366B tokens at 150 TFLOP/s", 1_082_990, of_bloom, "GPU hours", None, source, OF_BLOOM)
     source = "Biderman et al. 2023, 2304.01373, table 5"
-    for size, (d, layers, heads, vocab, hours) in PYTHIA.items():
+    for size, (d, layers, heads, vocab, hours, gpus, tp, kernel) in PYTHIA.items():
         name = f"pythia-160m+d_model={d}+layers={layers}+heads={heads}+vocab_size={vocab}"
-        run = planned(name, 2048, "a100-40gb", 8, "dp=64,zero=1,micro=8,recompute=full", 1024).run(299.9e9)
+        dp = gpus // tp
+        layout = f"dp={dp},tp={tp},zero=1,micro={min(32, 1024 // dp // (2 if tp > 1 else 1))},recompute=full"
+        run = planned(name + kernel, 2048, "a100-40gb", gpus // 8, layout, 1024).run(299.9e9)
         note = f"{mfu(name, 2048, 299.9e9 / hours / 3600, 'a100-40gb'):.0f} % MFU: small models are far from 45 %; "
         yield Point(19, f"Pythia {size}, 300B tokens", hours, run.hours, "GPU hours", None, source,
-                    note + "planned in data parallel with full recomputation",
-                    run.low / 3600 * 64, run.high / 3600 * 64)  # fmt: skip
+                    note + OF_PYTHIA + (UNFUSED if kernel else ""), run.low / 3600 * gpus, run.high / 3600 * gpus,
+                    hours / run.hours if tp > 1 else None)  # fmt: skip
     source = "OLMo-core 1.2.0, README"
     thirteen = "olmo-2-7b+d_model=5120+layers=40+heads=40+ffn.hidden=13824"
     one = "olmo-2-1b+layers=18+ffn.hidden=5632"
@@ -248,17 +273,18 @@ def _hours() -> Iterator[Point]:
         yield Point(
             20, f"OLMo 2 {what} at {each:,} tokens/s", published, mfu(name, 4096, each, "h100"), "% MFU", 0.03, source
         )
-    source = "OLMo-core src/scripts/official/OLMo3 (GPUs, batch, layout); hours: Olmo Team 2025"
-    thirty_two = "olmo-2-7b+d_model=5120+layers=64+heads=40+gqa:8+head_dim=128+ffn.hidden=27648"
-    for what, name, gpus, layout, tokens, taken, note in (
-        ("7B", "olmo-2-7b", 512, "dp=512,zero=3,micro=1", 5.93e12, 234e3, ""),
-        ("32B", thirty_two, 1024, "dp=1024,zero=3,micro=1,recompute=alternate", 5.5e12, 1.05e6,
-         "; half of the activations computed again"),
+    source = "OLMo-core src/scripts/official/OLMo3 (GPUs, batch, layout); muxup.com/2025q4/minipost-olmo3-training-cost"
+    for what, base, gpus, layout, tokens, speed, taken in (
+        ("7B", OLMO_7B, 512, "dp=512,zero=3,micro=1", 5.93e12, 7700, 234e3),
+        ("32B", OLMO_32B, 1024, "dp=1024,zero=3,micro=1,recompute=alternate", 5.5e12, 1900, 1.05e6),
     ):  # fmt: skip
-        run = planned(name, 8192, "h100", gpus // 8, layout, gpus).run(tokens)
-        yield Point(21, f"Olmo 3 {what}, {tokens / 1e12:g}T tokens", taken, run.hours, "GPU hours", 0.16, source,
-                    f"planned as OLMo 2, without windows, and as FSDP{note}",
-                    run.low / 3600 * gpus, run.high / 3600 * gpus)  # fmt: skip
+        run = step_time(workload(windowed(base), 8192, torch.bfloat16), gpus, Layout.of(layout),
+                        cluster("h100:8", gpus // 8)).run(tokens)  # fmt: skip
+        halves = "; half of the activations computed again" if "recompute" in layout else ""
+        yield rate(21, f"Olmo 3 {what}", speed, run.step, 0.15, source, f"planned as FSDP{halves}")
+        yield Point(21, f"Olmo 3 {what}, {tokens / 1e12:g}T tokens", taken, run.hours, "GPU hours", None, source,
+                    f"restarts and checkpoints included: {taken * 3600 * speed / tokens - 1:.0%} more than their "
+                    "tokens at their rate", run.low / 3600 * gpus, run.high / 3600 * gpus)  # fmt: skip
 
 
 GROUPS: tuple[Callable[[], Iterator[Point]], ...] = (
@@ -271,7 +297,16 @@ def points() -> tuple[Point, ...]:
     return tuple(point for group in GROUPS for point in group())
 
 
+def beyond(without: str = "") -> tuple[float, float]:
+    """10th and 90th percentile of what published steps of divided layouts take over what is planned, by all sources but
+    one: `planning.time.BEYOND`."""
+    ratios = [one.divided for one in points() if one.divided is not None and one.source != without]
+    low, high = np.quantile(ratios, (0.1, 0.9))
+    return float(low), float(high)
+
+
 if __name__ == "__main__":
     for one in points():
         between = "" if one.low is None else f" ({one.low:.4g} to {one.high:.4g})"
         print(f"{one.number:2} {one.what}: {one.published:.6g} / {one.ours:.6g}{between} {one.unit} {one.error:+.1%}")
+    print("divided layouts take, over what is planned:", beyond())

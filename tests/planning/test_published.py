@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from experiments.plan.published import PYTHIA, Point, _states, mfu, points
+from experiments.plan.published import PYTHIA, Point, _states, beyond, mfu, planned, points
+from glassformer.planning.time import BEYOND
 
 
 def of(number: int) -> list[Point]:
@@ -23,7 +24,7 @@ def test_all_twenty_one_are_here():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", sorted(set(range(1, 22)) - {5, 6, 19}))
+@pytest.mark.parametrize("number", sorted(set(range(1, 22)) - {5, 6, 18, 19}))
 def test_figures_are_within_their_tolerance(number: int):
     held = [point for point in of(number) if point.tolerance is not None]
     assert held
@@ -40,11 +41,10 @@ def test_an_interleaved_schedule_is_faster():
 
 @pytest.mark.slow
 def test_a_published_rate_lies_in_the_range_of_a_layout_that_was_not_fitted():
-    for number in (3, 4, 5, 8, 10, 14, 15):
-        for point in of(number):
-            if point.low is not None and point.high is not None:
-                held = point.low <= point.published <= point.high * 1.03
-                assert held != point.note.startswith("outside of the range"), point
+    for point in points():
+        if point.divided is not None and point.low is not None and point.high is not None:
+            held = point.low <= point.published <= point.high
+            assert held != point.note.startswith("outside of the range"), point
 
 
 @pytest.mark.slow
@@ -54,17 +54,45 @@ def test_hardware_flops_are_not_model_flops():
     assert 0.85 < point.ours / point.published < 1 and 0.75 * point.ours < 0.7 * point.published
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("size", "name", "hours"), [("7B", "llama-7b+context=4096", 184_320), ("70B", "llama-2-70b", 1_720_320)]
+)
+def test_what_inputs_do_not_determine_lies_between_the_ends(size: str, name: str, hours: int):
+    """Llama 2: neither GPUs nor layout are published. Nothing computed again is the least, all of it the most."""
+    least, most = (
+        planned(name, 4096, "a100-80gb", 128, f"dp=1024,zero=3,micro=1,recompute={how}", 1024).run(2e12).hours
+        for how in ("none", "full")
+    )
+    assert least < hours < most
+
+
 def test_small_models_do_not_reach_45_per_cent():
     """Pythia on 40 GB parts: the hours of 300B tokens are less than 37 % of the peak by our FLOPs, at every size."""
-    for d, layers, heads, vocabulary, hours in PYTHIA.values():
+    for d, layers, heads, vocabulary, hours, *_ in PYTHIA.values():
         name = f"pythia-160m+d_model={d}+layers={layers}+heads={heads}+vocab_size={vocabulary}"
         assert 15 < mfu(name, 2048, 299.9e9 / hours / 3600, "a100-40gb") < 37, name
 
 
 @pytest.mark.slow
 def test_larger_models_take_longer():
-    """Pythia: what is planned orders the sizes as the published hours do. All are planned faster, up to twice as fast:
-    their code is older than the runs that the factors were fitted on."""
-    hours = [(point.published, point.ours) for point in of(19)]
-    assert sorted(hours) == hours and [ours for _, ours in hours] == sorted(ours for _, ours in hours)
-    assert all(published / 2 < ours < published for published, ours in hours)
+    """Pythia by its published configs: hours have evaluations and checkpoints in them, and are a quarter more than
+    planned at most. Of the smallest, how much of its attention is fused is not known: all of it, or nothing."""
+    small, *others = of(19)
+    for point in others:
+        assert 0.74 * point.published < point.ours < point.published, point
+    d, layers, heads, vocabulary, hours, gpus, _, kernel = PYTHIA["70m"]
+    name = f"pythia-160m+d_model={d}+layers={layers}+heads={heads}+vocab_size={vocabulary}"
+    layout = f"dp={gpus},zero=1,micro=32,recompute=full"
+    fused, apart = (
+        planned(name + how, 2048, "a100-40gb", gpus // 8, layout, 1024).run(299.9e9).hours for how in ("", kernel)
+    )
+    assert fused < hours < apart == pytest.approx(small.ours)
+    assert f"{fused:.0f} hours" in small.note
+
+
+@pytest.mark.slow
+def test_the_range_of_divided_layouts_is_that_of_published_steps():
+    assert beyond() == pytest.approx(BEYOND, abs=0.01), "run python -m experiments.plan.published"
+    divided = [point for point in points() if point.divided is not None]
+    assert len(divided) == 17 and len({point.source for point in divided}) == 6

@@ -17,10 +17,12 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import glassformer as gf
+from glassformer.config import Stage
+from glassformer.parts.cost import Shape
 from glassformer.parts.shard import piece_of, shards_of
 from glassformer.planning.layout import Layout
 from glassformer.planning.ranks import Held, owned, share, stages
-from glassformer.planning.trace import faked
+from glassformer.planning.trace import Pieces, faked, trace
 from glassformer.planning.training import plan_training
 from glassformer.training.optimizers import AdamWConfig
 
@@ -112,8 +114,57 @@ def test_a_rank_of_tensor_parallelism_holds_what_torchs_tracker_sees(group: int)
             model.loss(tokens, tokens).backward()
     layout = Layout.of(f"dp={group // tp},tp={tp}")
     plan = plan_training(config, 4 * group // tp, 256, torch.float32, AdamWConfig(), layout)
-    before = max(one.total - one.optimizer for one in plan.moments.values())
+    found = plan.moments.values()  # whose buffers are the buckets of DistributedDataParallel, which is not here
+    before = max(one.total - one.optimizer - one.buffers for one in found)
     assert before == pytest.approx(peak_of(tracker), rel=0.02)
+
+
+@pytest.mark.parametrize("cp", [1, 2, 4])
+def test_a_piece_of_a_sequence_has_scores_against_all_keys(cp: int):
+    """s / cp queries of n heads against s keys. In fp32 the definition keeps 8 n bytes of a pair, its softmax and that
+    without rows that see nothing, and a bool of what is visible. From two lengths: all else grows with the length."""
+    config = gf.preset("llama@1m+vocab_size=64+kernel=naive+context=1024")
+    heads = next(config.layers()).mixer.heads(config.ctx)
+    assert heads is not None
+
+    def kept(s: int) -> int:
+        plan = plan_training(config, 1, s, torch.float32, AdamWConfig(), Layout(cp=cp))
+        return max(one.activations for one in plan.moments.values())
+
+    n, layers = heads.n_heads, config.n_layers
+    quadratic = kept(512) - 2 * kept(256)  # q (2 s)^2 - 2 q s^2
+    assert quadratic == pytest.approx(2 * 256**2 / cp * layers * (8 * n + 1), rel=0.001)
+
+
+def test_pieces_whose_keys_go_round_hold_none_but_theirs():
+    """Ring attention: a fused kernel has no value for a pair (Liu et al. 2023, 2310.01889)."""
+    config = gf.preset("llama@1m+vocab_size=64+kernel=sdpa+context=1024")
+    plans = [
+        plan_training(config, 1, 256 * cp, torch.float32, AdamWConfig(), Layout(cp=cp)).moments["loss"].activations
+        for cp in (1, 4)
+    ]
+    assert plans[0] == plans[1]
+
+
+def test_experts_see_the_tokens_that_tensor_parallelism_leaves_them():
+    """Each of tp owners has them whole: where the residual stream is divided by tokens, it has a part of the tokens."""
+    config = gf.preset("llama@1m+moe:4:2+vocab_size=64")
+
+    def kept(slices: int) -> int:
+        found = trace(config, 4, 64, torch.float32, torch.float32, pieces=Pieces(slices=slices))
+        return sum(layer.kept for layer in found.layers)
+
+    ffn, shape = next(config.layers()).ffn, Shape.training(4, 64, torch.float32)
+    assert ffn is not None
+    of_experts = config.n_layers * ffn.costs(config.ctx.at(0), shape).kept
+    assert kept(1) - kept(2) == pytest.approx(of_experts / 2, rel=0.05)
+    assert kept(2) - kept(4) == pytest.approx(of_experts / 4, rel=0.05)
+    with_shared = config.vary(stack=(Stage(blocks=tuple(b.vary(ffn=ffn.vary(n_shared=1)) for b in config.layers())),))
+    plans = [
+        plan_training(with_shared, 4, 64, torch.float32, AdamWConfig(), Layout.of(layout)).moments["loss"].activations
+        for layout in ("tp=2", "tp=2,sp=1")
+    ]
+    assert plans[1] < plans[0]
 
 
 def test_layers_that_do_not_divide_leave_the_ends_less():

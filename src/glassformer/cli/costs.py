@@ -357,7 +357,10 @@ def show_found(names: list[str], as_json: bool, explain: bool, out: str | None, 
             else:
                 told += ", nor the leanest of any larger number"
             output().print(told, highlight=False)
-        output().print(f"{one.possible:,} layouts, the memory of {one.tried} planned", style="dim", highlight=False)
+        told = f"{one.possible:,} layouts of a batch of {one.batch:,}, the memory of {one.tried} planned"
+        few = one.batch < one.on.count
+        told += ": too small for a copy of the model on each; --batch gives a larger one" if few else ""
+        output().print(told, style="dim", highlight=False)
         for told in [f"{what}: {of(run)}" for what, of in RUN.items()] if (run := _run(best.get(name))) else ():
             output().print(told, highlight=False)
         if explain and name in best:

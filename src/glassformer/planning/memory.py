@@ -24,7 +24,7 @@ from glassformer.config import ModelConfig
 from glassformer.parts.cost import Cost, Shape
 from glassformer.planning.layout import Layout
 from glassformer.planning.ranks import Held, Share, for_gpu, owned, share, stages
-from glassformer.planning.trace import Traced, adapted, trace
+from glassformer.planning.trace import Pieces, Traced, adapted, trace
 from glassformer.training.optimizers import OptimizerConfig
 
 MARGIN = 0.06
@@ -102,8 +102,10 @@ class Ranks:
     itemsize: int
     """Of the weights that a rank gathers, and of their gradients before they are added up."""
     weights: torch.dtype
-    working: int
-    """Bytes that the optimizer's step computes with."""
+    at_once: bool
+    """Whether the optimizer's step computes with the values of all weights at once."""
+    by_value: bool
+    """Whether it computes with a rank's piece of a weight alone."""
     logits: int
     """Bytes of a loss that has all logits at once; 0 for ours, which has a chunk of them."""
     adapters: tuple[int, ...]
@@ -132,18 +134,18 @@ class Ranks:
         logits = rows * tokens * mine.vocab_size * bytes_of_logit(loss, dtype.itemsize, layout.tp)
         cost = mine.costs(Shape.training(rows, tokens, kept, dtype))
         return cls(
-            layout, share(config, layout, optimizer),
-            trace(mine, rows, tokens, kept, dtype, layout.recompute, rank, layout.ep),
+            layout, share(config, layout, optimizer, device),
+            trace(mine, rows, tokens, kept, dtype, layout.recompute, rank, Pieces.of(layout)),
             tuple(cost["layers"].children.values()), layout.microbatches(batch),
             rows * tokens * config.d_model * kept.itemsize // (layout.tp if layout.sp else 1), kept.itemsize, weights,
-            FP32 * optimizer.step_values(config.outline()), logits,
+            optimizer.steps_at_once(device), optimizer.by_value, logits,
             tuple(adapted(layer, rank) for layer in mine.outline().layers) if rank else (),
             _table(config, layout) if config.head.tied else Held(),
         )  # fmt: skip
 
     def moments(self, stage: int) -> dict[str, TrainingMemory]:
         """Where a rank of this stage holds most: at the loss, in the backward pass of a layer, at the step."""
-        found = {"step": self._state(stage, ready=1.0, stepping=True, working=self.working)}
+        found = {"step": self._state(stage, ready=1.0, stepping=True, working=self._stepping(stage))}
         for flight, ready in self._passes(stage):
             for name, one in self._back(stage, flight, ready):
                 if name not in found or one.total > found[name].total:
@@ -172,7 +174,7 @@ class Ranks:
 
     def _back(self, stage: int, flight: float, ready: float) -> Iterator[tuple[str, TrainingMemory]]:
         """A microbatch at the loss, and back through the layers; of chunks that go one by one, those of the last."""
-        layout, own = self.layout, stages(len(self.costs), self.layout.pp)[stage]
+        layout, own = self.layout, self._own(stage)
         first, last = stage == 0, stage == layout.pp - 1
         begins = self.traced.embedding.kept if first else self.stream
         kept = [self._kept(layer) for layer in own]
@@ -205,6 +207,27 @@ class Ranks:
         ahead = p - stage if v == 1 else (2 * (p - stage - 1) + (v - 1) * p + 1) / v
         return min(ahead, self.microbatches)
 
+    def _stepping(self, stage: int) -> int:
+        """Bytes that the optimizer's step computes with: of what a rank steps, all weights at once or the largest."""
+        whole = self._whole(stage)
+        values = whole.stepping if self.at_once else whole.largest
+        if self.adapters:
+            values *= sum(self.adapters[layer] for layer in self._own(stage)) / max(1, whole.values)
+        return round(FP32 * values * (whole.divided if self.layout.zero and self.by_value else 1))
+
+    def _own(self, stage: int) -> range:
+        """Layers of a stage."""
+        return stages(len(self.costs), self.layout.pp)[stage]
+
+    def _ends(self, stage: int) -> Held:
+        """What a stage has besides layers."""
+        first, last = stage == 0, stage == self.layout.pp - 1
+        ends = (self.share.first if first else Held()) + (self.share.last if last else Held())
+        return ends + self.table if last and not first else ends
+
+    def _whole(self, stage: int) -> Held:
+        return sum((self.share.layers[layer] for layer in self._own(stage)), self._ends(stage))
+
     def _kept(self, layer: int) -> int:
         """Bytes of a layer that wait for its backward pass; with `sp`, what is not inside the branches is divided by
         tokens."""
@@ -228,12 +251,7 @@ class Ranks:
         """What is there all the time, and gradients: this share of them is `ready`, or those of the layers that are
         `done` are. With stage 3, layers that are `gathered`, and one whose gradients are `summed` over ranks meanwhile;
         at the step nothing is gathered any more."""
-        layout, own = self.layout, stages(len(self.costs), self.layout.pp)[stage]
-        first, last = stage == 0, stage == layout.pp - 1
-        ends = (self.share.first if first else Held()) + (self.share.last if last else Held())
-        if last and not first:
-            ends += self.table
-        whole = sum((self.share.layers[layer] for layer in own), ends)
+        layout, own, ends, whole = self.layout, self._own(stage), self._ends(stage), self._whole(stage)
         stays = layout.pp > 1 and not stepping  # a stage that gathered for every microbatch would wait for it each time
         states = self._adapters(own, whole) if self.adapters else self._states(whole, done or Held(), ready, stays)
         buffers = 0
@@ -249,7 +267,6 @@ class Ranks:
         """Weights, gradients, states of the optimizer, masters, where all weights are trained. A stage that `stays`
         gathered adds up whole gradients, and divides those of a chunk that is through."""
         layout = self.layout
-        divided = whole.shards / max(1, whole.values)
         reached = whole if ready else done
         if layout.zero < 2 or (layout.zero == 3 and layout.sharing > 1 and stays):
             part = ready or 1.0
@@ -260,8 +277,8 @@ class Ranks:
         return {
             "weights": self.weights.itemsize * (whole.shards if layout.zero == 3 else whole.values),
             "gradients": round(FP32 * gradients),
-            "optimizer": round(FP32 * whole.state * (divided if layout.zero else 1)),
-            "masters": round(masters * (divided if layout.zero else 1)),
+            "optimizer": round(FP32 * whole.state * (whole.divided if layout.zero else 1)),
+            "masters": round(masters * (whole.divided if layout.zero else 1)),
         }
 
     def _adapters(self, own: range, whole: Held) -> dict[str, int]:

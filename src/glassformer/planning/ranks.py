@@ -23,6 +23,8 @@ class Held:
     gathered  the shards of all ranks
     state     of the optimizer, of `values`
     experts   of `values`, those of routed experts
+    stepping  what the optimizer's step computes with for all of `values`
+    largest   the same for the weight that asks for most
     """
 
     values: int = 0
@@ -30,9 +32,17 @@ class Held:
     gathered: int = 0
     state: int = 0
     experts: int = 0
+    stepping: int = 0
+    largest: int = 0
+
+    @property
+    def divided(self) -> float:
+        """The share of `values` that is a rank's where all share them."""
+        return self.shards / max(1, self.values)
 
     def __add__(self, other: Held) -> Held:
-        return Held(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
+        *sums, _ = (a + b for a, b in zip(astuple(self), astuple(other), strict=True))
+        return Held(*sums, max(self.largest, other.largest))
 
 
 @dataclass(frozen=True)
@@ -46,15 +56,16 @@ class Share:
     """Final norm and head; with a tied head on another stage than the embedding, the table once more."""
 
 
-def share(config: ModelConfig, layout: Layout, optimizer: OptimizerConfig) -> Share:
-    """Of the rank with the most, before the layers are spread over stages."""
-    return _share(config, optimizer, layout.tp, layout.ep, layout.sharing)
+def share(config: ModelConfig, layout: Layout, optimizer: OptimizerConfig, device: str = "cpu") -> Share:
+    """Of the rank with the most, before the layers are spread over stages; what a step computes with, on this type of
+    device."""
+    return _share(config, optimizer, layout.tp, layout.ep, layout.sharing, device)
 
 
 @lru_cache(maxsize=256)
-def _share(config: ModelConfig, optimizer: OptimizerConfig, tp: int, ep: int, sharing: int) -> Share:
+def _share(config: ModelConfig, optimizer: OptimizerConfig, tp: int, ep: int, sharing: int, device: str) -> Share:
     model = config.outline()
-    cuts, state = shards_of(model), optimizer.state_values(model)
+    cuts, state, step = shards_of(model), optimizer.state_values(model), optimizer.step_values(model, device)
     first, last, layers = Held(), Held(), [Held()] * config.n_layers
     for name, weight in model.named_parameters():
         shape, held = tuple(weight.shape), 0
@@ -71,7 +82,9 @@ def _share(config: ModelConfig, optimizer: OptimizerConfig, tp: int, ep: int, sh
         whole_rows = max(1, shape[0] if shape else 1)
         rows = -(-held * whole_rows // max(1, weight.numel()))  # of this rank, before ZeRO
         shard = -(-rows // ranks) * held // rows
-        one = Held(held, shard, shard * ranks, round(state[name] * held / max(1, weight.numel())), held * expert)
+        part = held / max(1, weight.numel())
+        needed = round(step.get(name, 0) * part)
+        one = Held(held, shard, shard * ranks, round(state[name] * part), held * expert, needed, needed)
         steps = name.split(".")
         if steps[0] == "layers":
             layers[int(steps[1])] += one

@@ -173,9 +173,8 @@ def states_of(config: ModelConfig, layout: Layout, optimizer: OptimizerConfig, o
     """Bytes that a rank needs all the time, at least: for weights and the optimizer's state, gradients after a step."""
     of_rank = share(config, layout, optimizer)
     whole: Held = sum(of_rank.layers, of_rank.first + of_rank.last)
-    divided = whole.shards / max(1, whole.values)
-    each = [1.0 if layout.zero < 3 else divided, 1.0 if layout.zero < 2 else divided]
-    state = FP32 * whole.state * (divided if layout.zero else 1.0)
+    each = [1.0 if layout.zero < 3 else whole.divided, 1.0 if layout.zero < 2 else whole.divided]
+    state = FP32 * whole.state * (whole.divided if layout.zero else 1.0)
     held = (FP32 * whole.values * sum(each) + state) / layout.pp
     return round(held * (1 + MARGIN)) + outside(layout, on.machine.device)
 

@@ -24,7 +24,9 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from glassformer.config import BlockConfig, ModelConfig, Stage
+from glassformer.parts.kernel import AttentionCall, Kernel
 from glassformer.parts.linear import GroupedLinear, linears
+from glassformer.planning.layout import Layout
 
 
 @dataclass(frozen=True)
@@ -161,8 +163,62 @@ def adapted(layer: nn.Module, rank: int) -> int:
     return trained
 
 
-def spread(model: nn.Module, ep: int) -> None:
-    """Leaves one of `ep` owners its experts, with as many rows as all had: each owner gets the tokens of all."""
+@dataclass(frozen=True)
+class Pieces:
+    """What a rank has of a microbatch.
+
+    ep     owners of the experts: a rank has its own, with as many rows as all had, as each owner gets the tokens of all
+    slices of the tokens of which experts see one, where tensor parallelism divides the residual stream by tokens;
+           shared experts, whose matrices it divides, see all
+    cp     pieces of a sequence: queries are of one, keys of all where a kernel has a value for every pair of them
+    """
+
+    ep: int = 1
+    slices: int = 1
+    cp: int = 1
+
+    @classmethod
+    def of(cls, layout: Layout) -> Pieces:
+        return cls(layout.ep, layout.tp if layout.sp else 1, layout.cp)
+
+    def cut(self, model: nn.Module) -> None:
+        _spread(model, self.ep)
+        for module in list(model.modules()):
+            if self.slices > 1 and any(isinstance(child, GroupedLinear) for child in module.children()):
+                _sliced(module, self.slices)
+            if self.cp > 1 and isinstance(kernel := getattr(module, "kernel", None), Kernel):
+                module.kernel = AmongPieces(kernel, self.cp)  # type: ignore[assignment]
+
+
+class AmongPieces(Kernel):
+    """A kernel with the queries of one of `pieces` of a sequence. Where it has a value for every pair, its keys and
+    values are those of all pieces, gathered; where not, they go round, and a piece at a time is there."""
+
+    def __init__(self, within: Kernel, pieces: int) -> None:
+        self.within, self.pieces = within, pieces
+
+    def __call__(self, call: AttentionCall) -> Tensor:
+        if call.index is None and self.within.has_pairs(call.facts):
+            call = call.vary(k=torch.cat([call.k] * self.pieces, 1), v=torch.cat([call.v] * self.pieces, 1))
+        return self.within(call)
+
+
+def _sliced(experts: nn.Module, slices: int) -> None:
+    within, shared = experts.forward, getattr(experts, "shared", None)
+    if shared is not None:
+        experts.shared, experts.beside = None, shared  # type: ignore[assignment]
+
+    def forward(x: Tensor, *of_tokens: Tensor | None) -> Tensor:
+        """What else is given, such as which tokens are real, is (b, s) too."""
+        size = max(1, x.shape[1] // slices)
+        part = (each if each is None else each[:, :size] for each in (x, *of_tokens))
+        y = F.pad(within(*part), (0, 0, 0, x.shape[1] - size))
+        return y if shared is None else y + shared(x)
+
+    experts.forward = forward
+
+
+def _spread(model: nn.Module, ep: int) -> None:
     for module in model.modules():
         if isinstance(module, GroupedLinear):
             module.outs = module.outs[: len(module.outs) // ep]
@@ -179,16 +235,16 @@ def trace(
     products: torch.dtype,
     recompute: str = "none",
     rank: int = 0,
-    ep: int = 1,
+    pieces: Pieces = Pieces(),
 ) -> Traced:
     """A step of `batch` sequences with weights in `dtype`, products in `products` by autocast where that differs; with
-    a `rank`, of adapters alone; with the experts of one of `ep` owners.
+    a `rank`, of adapters alone; of a rank that has these `pieces`.
 
     A recurrence that goes token by token is traced at three short lengths, through which a parabola is drawn."""
     counted = Counter(config.layers())
     short = [block for block, n in counted.items() for _ in range(min(n, 2))]  # the first makes what others share
     few = config.vary(stack=(Stage(blocks=tuple(short)),))
-    found = _of_length(few, batch, context, dtype, products, recompute, rank, ep)
+    found = _of_length(few, batch, context, dtype, products, recompute, rank, pieces)
     first = {block: short.index(block) for block in counted}
     met: set[BlockConfig] = set()
     layers = []
@@ -231,10 +287,10 @@ def _trace(
     products: torch.dtype,
     recompute: str,
     rank: int,
-    ep: int,
+    pieces: Pieces,
 ) -> Traced:
     model = config.outline().train()
-    spread(model, ep)
+    pieces.cut(model)
     for layer in model.layers:
         if rank:
             adapted(layer, rank)

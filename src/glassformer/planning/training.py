@@ -13,7 +13,7 @@ from glassformer.errors import RequestError, check_whole
 from glassformer.planning.layout import Layout
 from glassformer.planning.machines import Cluster
 from glassformer.planning.memory import MARGIN, Loss, Ranks, TrainingMemory, outside
-from glassformer.planning.time import AGAIN, Run, StepTime, Workload, step_time, workload
+from glassformer.planning.time import Run, StepTime, Workload, step_time, workload
 from glassformer.training.optimizers import OptimizerConfig
 
 
@@ -112,7 +112,7 @@ class TrainingPlan:
     @property
     def step_flops(self) -> float:
         """Of a step over all ranks, what is recomputed included; every query against all keys."""
-        work, (products, scores, _) = self.work, AGAIN[self.recompute]
+        work, (products, scores, _) = self.work, self.work.repeats(self.recompute)
         repeated = products * work.again + scores * (work.model_flops - work.products) / 3
         return self.batch * self.context * (work.model_flops + repeated)
 

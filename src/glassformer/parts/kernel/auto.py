@@ -35,6 +35,9 @@ class Auto(Kernel):
     def keeps(self, facts: CallFacts, visibility: Visibility, heads: HeadLayout) -> KeptTensors:
         return self.fastest(facts).keeps(facts, visibility, heads)
 
+    def has_pairs(self, facts: CallFacts) -> bool:
+        return self.fastest(facts).has_pairs(facts)
+
     def fastest(self, facts: CallFacts) -> Kernel:
         """The kernel that computes a call with these facts."""
         for name in ranking(facts):

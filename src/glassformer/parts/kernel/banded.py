@@ -225,7 +225,8 @@ class _Tiles(torch.autograd.Function):
             made = torch.bmm(pattern.view(b * g, -1, pattern.shape[-1]), _within(values, spans, 1))
             z[:, begin:end] = made.view(b, n, end - begin, width).transpose(1, 2)
         ctx.save_for_backward(queries, keys, values, *patterns)
-        ctx.scale, ctx.tiles, ctx.groups, ctx.sinks = scale, tiles, g, sinks
+        spans_alone = [tile._replace(mask=None) for tile in tiles]  # what a context holds lives until the loss is gone
+        ctx.scale, ctx.tiles, ctx.groups, ctx.sinks = scale, spans_alone, g, sinks
         return z
 
     @staticmethod

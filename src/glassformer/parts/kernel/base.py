@@ -303,6 +303,11 @@ class Kernel:
         expanded = facts.batch * heads.n * facts.t * widths
         return KeptTensors(pattern_bytes(facts, pairs) + facts.s * (facts.t + 1) + expanded * facts.dtype.itemsize)
 
+    def has_pairs(self, facts: CallFacts) -> bool:
+        """Whether memory holds a value for every pair of a query and a key at once: a score, a weight or a mask. By
+        default, as in the definition."""
+        return True
+
     def pairs(self, visibility: Visibility, s: int, t: int) -> int:
         """Pairs of a query and a key whose scores are computed, of each head."""
         return s * t

@@ -79,6 +79,9 @@ class Flex(Kernel):
             return "is not known to give a learned bias its gradient"
         return cannot_compile(facts.device)
 
+    def has_pairs(self, facts: CallFacts) -> bool:
+        return False
+
     def keeps(self, facts: CallFacts, visibility: Visibility, heads: HeadLayout) -> KeptTensors:
         """q, k, v, z and the logarithm of each row's sum; masks are computed, not kept. With sinks z before they took
         their part, and what they left."""

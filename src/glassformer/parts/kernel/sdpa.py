@@ -21,10 +21,16 @@ class Sdpa(Kernel):
     def refusal(self, facts: CallFacts) -> str | None:
         return None if facts.additive else "cannot apply a softcap, or another bias that is not additive"
 
+    def has_pairs(self, facts: CallFacts) -> bool:
+        return facts.masked or self._by_definition(facts)
+
+    def _by_definition(self, facts: CallFacts) -> bool:
+        return facts.sinks or (facts.dropout and facts.device == "cpu")
+
     def keeps(self, facts: CallFacts, visibility: Visibility, heads: HeadLayout) -> KeptTensors:
         """q, k, v, z and the logarithm of each row's sum, v and z as they were filled up where values are narrower.
         On CPUs torch computes dropout by the definition, and values wider than keys by one that is fp32 throughout."""
-        if facts.sinks or (facts.dropout and facts.device == "cpu"):
+        if self._by_definition(facts):
             return super().keeps(facts, visibility, heads)
         width, h = heads.value_dim or facts.head_dim, facts.head_dim
         if width > h and facts.device == "cpu":

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import ClassVar
 
 import torch
 from pydantic import Field
 
 from glassformer.model import Model
+from glassformer.parts.mup import parameter_groups
 from glassformer.training.optimizers.base import Groups, OptimizerConfig
 
 
@@ -36,6 +38,15 @@ class AdafactorConfig(OptimizerConfig, kind="adafactor"):
             return n // shape[-1] + n // shape[-2] if len(shape) > 1 else n
 
         return {name: values(weight.shape) for name, weight in model.named_parameters()}
+
+    def step_values(self, model: Model, device: str = "cpu") -> dict[str, int]:
+        """An update, made while that of the group's weight before is still there."""
+        at_once = {
+            id(weight): weight.numel() + (0 if before is None else before.numel())
+            for group in parameter_groups(model, 1.0, 1.0, model.config.rates)
+            for before, weight in pairwise([None, *group["params"]])
+        }
+        return {name: at_once[id(weight)] for name, weight in model.named_parameters()}
 
     def over_groups(self, groups: Groups, model: Model) -> torch.optim.Optimizer:
         return torch.optim.Adafactor(groups, beta2_decay=self.beta2_decay, eps=(None, self.eps), d=self.clip)

@@ -31,6 +31,8 @@ class OptimizerConfig(PartConfig, axis="optimizer"):
     """Default learning rate, as a multiple of AdamW's."""
     mup: ClassVar[bool] = True
     """Whether the learning rates of muP, which are derived for Adam, hold."""
+    by_value: ClassVar[bool] = True
+    """Whether a rank that has a piece of a weight steps that piece alone."""
 
     @property
     def decay(self) -> float:
@@ -57,10 +59,15 @@ class OptimizerConfig(PartConfig, axis="optimizer"):
         """Values of state after a step, in the weights' dtype, for each parameter by name; counters of steps apart."""
         raise NotImplementedError(f"{type(self).__name__} does not say what it keeps")
 
-    def step_values(self, model: Model) -> int:
-        """Values in fp32 that a step computes with at once, besides weights, gradients and state; 0 where it is
-        fused."""
-        return 0
+    def step_values(self, model: Model, device: str = "cpu") -> dict[str, int]:
+        """Values in fp32 that a step on this type of device computes with besides weights, gradients and state, by the
+        name of the weight that it needs them for; empty where it is fused. Weights are stepped one after another, so
+        that what is needed at once is the most of one, unless `steps_at_once`."""
+        return {}
+
+    def steps_at_once(self, device: str) -> bool:
+        """Whether a step on this type of device computes with the values of all weights at once."""
+        return False
 
     def over_groups(self, groups: Groups, model: Model) -> Optimizer:
         """The optimizer over these parameter groups of the model."""

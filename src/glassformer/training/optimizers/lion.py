@@ -47,9 +47,9 @@ class LionConfig(OptimizerConfig, kind="lion"):
     def state_values(self, model: Model) -> dict[str, int]:
         return {name: weight.numel() for name, weight in model.named_parameters()}
 
-    def step_values(self, model: Model) -> int:
-        """The sign of a momentum, of the largest weight."""
-        return max(weight.numel() for weight in model.parameters())
+    def step_values(self, model: Model, device: str = "cpu") -> dict[str, int]:
+        """The sign of a momentum."""
+        return {name: weight.numel() for name, weight in model.named_parameters()}
 
     def over_groups(self, groups: Groups, model: Model) -> torch.optim.Optimizer:
         return Lion(groups, betas=self.betas)

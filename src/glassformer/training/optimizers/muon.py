@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from pydantic import Field
 from torch import nn
@@ -21,6 +23,8 @@ class MuonConfig(OptimizerConfig, kind="muon"):
     of convolutions, and others that are no matrix of a linear map, are AdamW's.
     """
 
+    by_value: ClassVar[bool] = False
+
     momentum: float = Field(0.95, ge=0, lt=1)
     nesterov: bool = True
     steps: int = Field(5, ge=1, lt=100)
@@ -35,9 +39,14 @@ class MuonConfig(OptimizerConfig, kind="muon"):
             name: weight.numel() * (1 if id(weight) in matrices else 2) for name, weight in model.named_parameters()
         }
 
-    def step_values(self, model: Model) -> int:
-        """Of the largest matrix (n, m), m <= n: momentum looked ahead; X in bf16 and what it becomes; two (m, m)."""
-        return max((2 * weight.numel() + min(weight.shape) ** 2 for weight in layer_matrices(model)), default=0)
+    def step_values(self, model: Model, device: str = "cpu") -> dict[str, int]:
+        """Of a matrix (n, m), m <= n: momentum looked ahead; X in bf16 and what it becomes; two (m, m)."""
+        matrices = {id(weight) for weight in layer_matrices(model)}
+        return {
+            name: 2 * weight.numel() + min(weight.shape) ** 2
+            for name, weight in model.named_parameters()
+            if id(weight) in matrices
+        }
 
     def over_groups(self, groups: Groups, model: Model) -> torch.optim.Optimizer:
         matrices = {id(weight) for weight in layer_matrices(model)}

@@ -40,14 +40,18 @@ class SGDConfig(OptimizerConfig, kind="sgd"):
     def state_values(self, model: Model) -> dict[str, int]:
         return {name: weight.numel() if self.momentum else 0 for name, weight in model.named_parameters()}
 
-    def step_values(self, model: Model) -> int:
-        """Of one weight at a time, as on a CPU: its gradient with the decay, and with Nesterov's momentum."""
+    def step_values(self, model: Model, device: str = "cpu") -> dict[str, int]:
+        """The gradient with the decay. With Nesterov's momentum, what it looks ahead to besides, which a step of all
+        weights at once writes over the gradients (torch.optim.sgd, `_multi_tensor_sgd`)."""
         groups = parameter_groups(model, 1.0, 1.0, model.config.rates)
-        return max(
-            weight.numel() * ((group["weight_decay"] > 0) + self.nesterov)
-            for group in groups
-            for weight in group["params"]
-        )
+        decays = {id(weight): group["weight_decay"] > 0 for group in groups for weight in group["params"]}
+        ahead = self.nesterov and not self.steps_at_once(device)
+        return {name: weight.numel() * (decays[id(weight)] + ahead) for name, weight in model.named_parameters()}
+
+    def steps_at_once(self, device: str) -> bool:
+        """On GPUs, where torch takes `foreach` unless told otherwise: the weights of a group, and those that decay are
+        one group."""
+        return device == "cuda"
 
     def over_groups(self, groups: Groups, model: Model) -> torch.optim.Optimizer:
         return torch.optim.SGD(groups, momentum=self.momentum, nesterov=self.nesterov)
