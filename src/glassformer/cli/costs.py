@@ -299,8 +299,9 @@ def show_training(names: list[str], as_json: bool, explain: bool, out: str | Non
     kinds = {"data": layout.dp, "tensor": layout.tp, "pipeline": layout.pp, "context": layout.cp}
     split = ", ".join(f"{count} {kind}" for kind, count in kinds.items() if count > 1)
     shared = f" ({split})" if layout.ranks > layout.dp else ""
-    ranks = f"{layout.ranks} ranks{shared}, ZeRO stage {layout.zero}, {first.batch} sequences in all"
-    output().print(f"{told}; {ranks}", style="dim", highlight=False)
+    ranks = f"{layout.ranks} ranks{shared}, ZeRO stage {layout.zero}" if layout.ranks > 1 else "one rank"
+    sequences = f"{first.batch} sequences in all" if first.batch > 1 else "one sequence"
+    output().print(f"{told}; {ranks}, {sequences}", style="dim", highlight=False)
     if first.on is not None:
         output().print(_priced(first.on), style="dim", highlight=False)
         if not steps[0].measured:

@@ -15,7 +15,8 @@ context       keys and values of the other pieces, three times / link
 stages        the residual stream between stages / link
 bubble        (p - 1) / (m v) of a microbatch's time, m microbatches, p stages, v chunks (Narayanan et al. 2021)
 
-Kinds of work follow one another: what runs at the same time is in the measured factors.
+Kinds of work follow one another: what runs at the same time is in the measured factors. Owners of routed experts have
+them whole: tensor parallelism divides their tokens where it divides the residual stream by tokens, and nothing without.
 """
 
 from __future__ import annotations
