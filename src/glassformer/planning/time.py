@@ -41,7 +41,9 @@ from glassformer.training.optimizers import AdamWConfig
 LINKS = ("sharding", "tensor", "experts", "context", "stages")
 FACTOR_OF = {"products": "products", "scores": "scores", "elementwise": "elementwise"} | dict.fromkeys(LINKS, "links")
 """Which measured factor a kind of work takes; the others take none."""
-AGAIN = {"none": (0.0, 0.0, 0.0), "selective": (0.0, 0.0, 1.0), "alternate": (None, 0.0, 1.0), "full": (1.0, 1.0, 1.0)}
+AGAIN: dict[str, tuple[float | None, float, float]] = {
+    "none": (0.0, 0.0, 0.0), "selective": (0.0, 0.0, 1.0), "alternate": (None, 0.0, 1.0), "full": (1.0, 1.0, 1.0),
+}  # fmt: skip
 """What each policy computes again of the layers' forward pass: products, scores, elementwise parts. None: as much as
 every second product of a layer is."""
 REPLICATED = 10 / 34
