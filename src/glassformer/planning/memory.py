@@ -210,10 +210,10 @@ class Ranks:
     def _stepping(self, stage: int) -> int:
         """Bytes that the optimizer's step computes with: of what a rank steps, all weights at once or the largest."""
         whole = self._whole(stage)
-        values = whole.stepping if self.at_once else whole.largest
+        share = whole.divided if self.layout.zero and self.by_value else 1.0
         if self.adapters:
-            values *= sum(self.adapters[layer] for layer in self._own(stage)) / max(1, whole.values)
-        return round(FP32 * values * (whole.divided if self.layout.zero and self.by_value else 1))
+            share *= sum(self.adapters[layer] for layer in self._own(stage)) / max(1, whole.values)
+        return round(FP32 * (whole.stepping if self.at_once else whole.largest) * share)
 
     def _own(self, stage: int) -> range:
         """Layers of a stage."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from functools import lru_cache
 
 from glassformer.config import BlockConfig, ModelConfig, stack_of
@@ -41,8 +41,8 @@ class Held:
         return self.shards / max(1, self.values)
 
     def __add__(self, other: Held) -> Held:
-        *sums, _ = (a + b for a, b in zip(astuple(self), astuple(other), strict=True))
-        return Held(*sums, max(self.largest, other.largest))
+        summed = Held(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
+        return replace(summed, largest=max(self.largest, other.largest))
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,8 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from glassformer.config import BlockConfig, ModelConfig, Stage
-from glassformer.parts.kernel import AttentionCall, Kernel
 from glassformer.parts.linear import GroupedLinear, linears
+from glassformer.parts.mixer.attend import among_pieces
 from glassformer.planning.layout import Layout
 
 
@@ -186,21 +186,8 @@ class Pieces:
         for module in list(model.modules()):
             if self.slices > 1 and any(isinstance(child, GroupedLinear) for child in module.children()):
                 _sliced(module, self.slices)
-            if self.cp > 1 and isinstance(kernel := getattr(module, "kernel", None), Kernel):
-                module.kernel = AmongPieces(kernel, self.cp)  # type: ignore[assignment]
-
-
-class AmongPieces(Kernel):
-    """A kernel with the queries of one of `pieces` of a sequence. Where it has a value for every pair, its keys and
-    values are those of all pieces, gathered; where not, they go round, and a piece at a time is there."""
-
-    def __init__(self, within: Kernel, pieces: int) -> None:
-        self.within, self.pieces = within, pieces
-
-    def __call__(self, call: AttentionCall) -> Tensor:
-        if call.index is None and self.within.has_pairs(call.facts):
-            call = call.vary(k=torch.cat([call.k] * self.pieces, 1), v=torch.cat([call.v] * self.pieces, 1))
-        return self.within(call)
+        if self.cp > 1:
+            among_pieces(model, self.cp)
 
 
 def _sliced(experts: nn.Module, slices: int) -> None:

@@ -10,6 +10,7 @@ from glassformer.parts.cost import Cost, Number, Shape
 from glassformer.parts.forward_pass import Pass
 from glassformer.parts.heads import Heads
 from glassformer.parts.kernel import (
+    AmongPieces,
     AttentionCall,
     Auto,
     CallFacts,
@@ -124,6 +125,13 @@ class SoftmaxAttention(Mixer):
     @property
     def head_output(self) -> Linear:
         return self.output
+
+
+def among_pieces(model: nn.Module, pieces: int) -> None:
+    """Has all attention of a model take its queries as those of one of so many pieces of a sequence (`AmongPieces`)."""
+    for module in model.modules():
+        if isinstance(module, SoftmaxAttention):
+            module.kernel = AmongPieces(module.kernel, pieces)
 
 
 @torch.no_grad()
