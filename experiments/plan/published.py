@@ -49,7 +49,7 @@ OF_BLOOM = (
     "throughput has not"
 )
 OF_PYTHIA = "not determined: hours have evaluations and checkpoints in them, the code is of 2022, in fp16"
-UNFUSED = "; nor is how much of its attention is fused: with all of it 275 hours are planned"
+UNFUSED = "; nor is how much of its attention is fused: with all of it 265 hours are planned"
 TITAN = "torchtitan benchmarks/llama3_h100_202412_torchtitan.md"
 TRAINY = "torchtitan benchmarks/llama3-8b_h200_202506_trainy-whitefiber.md"
 TITAN_A100 = "torchtitan docs/performance.md at 0413364"
@@ -125,11 +125,11 @@ def days(
 
 
 def _titan() -> Iterator[Point]:
-    capped = "parts held to 500 W, whose peak is not known (their footnote): that of 700 W is planned"
+    capped = "not determined: parts held to 500 W, whose peak is not published; that of 700 W is planned"
     for number, nodes, eager in ((1, 1, 5762), (2, 16, 5605)):
         layout = f"dp={8 * nodes},zero=3,micro=2,recompute=alternate"
         step = planned("llama-3-8b", 8192, "h100-96gb", nodes, layout, 16 * nodes)
-        yield rate(number, f"Llama 3.1 8B, {8 * nodes} H100, eager", eager, step, 0.25, TITAN, capped)
+        yield rate(number, f"Llama 3.1 8B, {8 * nodes} H100, eager", eager, step, None, TITAN, capped)
     for cp, published in ((1, 3890), (2, 2540), (4, 1071), (8, 548)):
         s = 32768 * cp
         layout = f"dp={8 // cp},cp={cp},zero=3,micro=1,recompute=full"
@@ -178,7 +178,7 @@ def _deepseek() -> Iterator[Point]:
     source = "DeepSeek-AI 2024, 2412.19437, table 1"
     work = workload(config("deepseek-v3"), 4096, torch.bfloat16)
     step = planned("deepseek-v3", 4096, "h800", 256, "dp=128,pp=16,ep=64,zero=1,micro=1", 15360)
-    note = "outside of the range: float8 products, and exchanges while others compute"
+    note = "at the range's end: float8 products, and exchanges while others compute"
     hours = "14.8T tokens in 2.664M hours"
     yield rate(10, f"DeepSeek-V3, {hours}", 14.8e12 / 2.664e6 / 3600, step, None, source, note)
     seen = (work.products + work.scores) / 1e9
