@@ -88,7 +88,7 @@ def test_recomputation_takes_less_memory_and_more_flops():
     ("finetune", "recompute", "within"),
     [
         (None, "none", 0.001), (None, "full", 0.001), ("lora:4", "none", 0.02), ("lora:4", "full", 0.02),
-        (None, "alternate", 0.001),  # of qkv, out, gate, up and down it is out and up, 31 %
+        (None, "alternate", 0.005),  # of qkv, out, gate, up and down it is out and up, 31 %; these scores too
     ],
 )  # fmt: skip
 def test_flops_of_a_step_are_those_that_torch_counts(finetune: str | None, recompute: str, within: float):
