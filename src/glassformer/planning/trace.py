@@ -195,11 +195,11 @@ def _sliced(experts: nn.Module, slices: int) -> None:
     if shared is not None:
         experts.shared, experts.beside = None, shared  # type: ignore[assignment]
 
-    def forward(x: Tensor, *of_tokens: Tensor | None) -> Tensor:
+    def forward(x: Tensor, **of_tokens: Tensor) -> Tensor:
         """What else is given, such as which tokens are real, is (b, s) too."""
         size = max(1, x.shape[1] // slices)
-        part = (each if each is None else each[:, :size] for each in (x, *of_tokens))
-        y = F.pad(within(*part), (0, 0, 0, x.shape[1] - size))
+        y = within(x[:, :size], **{name: each[:, :size] for name, each in of_tokens.items()})
+        y = F.pad(y, (0, 0, 0, x.shape[1] - size))
         return y if shared is None else y + shared(x)
 
     experts.forward = forward
