@@ -53,7 +53,8 @@ def asked_words(one: dict[str, Any]) -> str:
     """What the claim asks of a figure."""
     least, most = one["least"], one["most"]
     if least is not None and most is not None:
-        return number(least) if least == most else f"{number(least)} to {number(most)}"
+        low, high = number(least), number(most)
+        return low if low == high else f"{low} to {high}"
     if least is not None:
         return f"at least {number(least)}"
     return "" if most is None else f"at most {number(most)}"
@@ -90,7 +91,7 @@ def _claim(row: dict[str, Any]) -> Markup:
         return tag("article", *told)
     outcome = found["outcome"]
     if outcome["figures"]:
-        heads = ("figure", "", "here", "published", "the claim asks")
+        heads = ("figure", "drawn", "here", "published", "the claim asks")
         head = tag("thead", tag("tr", *(tag("th", word, scope="col") for word in heads)))
         body = tag("tbody", *map(_figure, outcome["figures"]))
         told.append(scroll(f"Figures of {row['name']}", tag("table", head, body)))
