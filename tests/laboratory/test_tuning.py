@@ -229,7 +229,7 @@ def test_tuning_finds_what_the_usual_rate_hides(deceived: Any) -> None:
     assert {tuning.tuned[0].a, tuning.tuned[0].b} == {A, B}
     a, b = tuning.arms
     assert a.chosen == pytest.approx(USUAL[A], rel=0.1) and b.chosen == pytest.approx(USUAL[B] * 2**2.1, rel=0.1)
-    assert {A: a.usual, B: b.usual} == USUAL and b.between and b.settled
+    assert {A: a.usual, B: b.usual} == {arm: USUAL[arm] for arm in (A, B)} and b.between and b.settled
     assert b.loss_chosen == pytest.approx(2.95, abs=0.01)
     assert b.loss_usual == pytest.approx(2.95 + 0.02 * 2.1**2, abs=0.01)
     assert finding(tuning).startswith("The learning rate decided.")
