@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from glassformer.laboratory import fit_scaling_law as fit_scaling_law
     from glassformer.laboratory.advice import advise as advise
     from glassformer.laboratory.claims import claims as claims
+    from glassformer.laboratory.ladder import ablate as ablate
     from glassformer.laboratory.scaling import scale as scale
     from glassformer.laboratory.tuning import tune as tune
     from glassformer.naming import load as load
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "ModelConfig": "config",
     "__version__": "version",
+    "ablate": "laboratory.ladder",
     "advise": "laboratory.advice",
     "ask": "retrieval",
     "capture": "introspection",
@@ -64,6 +66,7 @@ _HOMES = {
 
 __all__ = [
     "ModelConfig",
+    "ablate",
     "advise",
     "ask",
     "capture",

@@ -746,6 +746,66 @@ def plan(
 
 
 @app.command
+def ablate(
+    base: str,
+    /,
+    *,
+    data: Data,
+    to: str | None = None,
+    steps: str | None = None,
+    design: Literal["ladder", "factorial"] = "ladder",
+    tokens: Count | None = None,
+    minutes: Minutes = None,
+    seeds: int = 3,
+    tune: Flag = False,
+    within: float | None = None,
+    out: str = "ladder",
+    tokenizer: TokenizerName = "auto",
+    batch_size: BatchSize = 16,
+    context: Context = None,
+    lr: LearningRate = None,
+    optimizer: Optimizer = "adamw",
+    device: Device = "auto",
+    dtype: DType = "auto",
+    threads: Threads = None,
+    compile: Compile = None,
+    allow_unmatched: Flag = False,
+    json: Json = False,
+) -> None:
+    """Walk from one model to another, one change at a time: what each change does to the loss, and what it costs.
+
+    Parameters
+    ----------
+    base
+        The model to begin with: glassformer ablate gpt2@1m --to llama@1m --data python-docs --tokens 1M
+    to
+        The model at the other end; the changes that lead there are found.
+    steps
+        The changes in their order, such as rope,rmsnorm,swiglu; without --to they make the other end.
+    design
+        ladder: the changes added one after the other, and each left out of the target. factorial: every combination of
+        up to four changes, or half of those of five, for the effect of each and of two together.
+    seeds
+        Runs of each model, two or more.
+    tune
+        Choose the learning rate of each model first, as in compare.
+    within
+        With --tune, minutes that it may take.
+    allow_unmatched
+        Compare models of different size all the same.
+    """
+    from glassformer.cli.ladder import show_ladder
+
+    fields = {
+        "to": to, "steps": steps, "design": design, "tokens": _as_int(tokens, "tokens"), "minutes": minutes,
+        "seeds": seeds, "tune": tune, "within": within, "out": out, "tokenizer": tokenizer, "batch_size": batch_size,
+        "context": context, "learning_rate": lr, "optimizer": optimizer, "device": device, "dtype": dtype,
+        "threads": threads, "compile": compile, "allow_unmatched": allow_unmatched,
+    }  # fmt: skip
+    show_ladder(base, data, fields, _command_line(), json)
+
+
+@app.command
 def scale(
     models: Annotated[list[str] | None, Parameter(negative="")] = None,
     /,

@@ -14,6 +14,7 @@ from .chart import Axis
 from .document import copyable, document, embedded, script, stylesheet, write_document
 from .heat import HeatColumn, HeatScale, Mark, heat_legend, heat_map, heat_scale, is_not_finite
 from .intervals import interval_axis, interval_domain, interval_row
+from .levels import level_axis, level_domain, level_row
 from .lines import Series, legend, line_chart
 from .markup import Markup, breakable, escape, join, tag
 from .numbers import count, days, finite, fixed, log_ticks, nice_ticks, si, tick_labels
@@ -53,6 +54,9 @@ __all__ = [
     "is_not_finite",
     "join",
     "legend",
+    "level_axis",
+    "level_domain",
+    "level_row",
     "line_chart",
     "log_ticks",
     "nice_ticks",

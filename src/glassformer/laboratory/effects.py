@@ -1,0 +1,75 @@
+"""Effects of several changes and of pairs of them, from a factorial design: every arm has some of the changes.
+
+    effect of i        mean loss of the arms with i minus mean loss of those without
+    interaction of ij  mean loss of the arms with both or neither minus mean loss of those with one of them:
+                       half of what the effect of i differs by between arms with j and without
+
+Up to four changes all 2^k combinations are trained. Of five it is one half, those with an even number of changes
+(I = -ABCDE, resolution V): main effects and interactions of two are clear of each other, if none of three matters. Box,
+Hunter & Hunter, Statistics for Experimenters, 2005, chapters 5 and 6.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations, product
+
+import numpy as np
+
+from glassformer.runs.contrasts import HOMOGENEOUS, Array, residual_variance
+from glassformer.runs.simultaneous import sidak_quantile
+
+WHOLE = 4
+"""Changes up to which all combinations are trained."""
+MOST = 5
+"""Changes of a factorial design: six would take 32 arms."""
+NOTICED = 2.0
+"""An interaction of more standard errors than this is shown as one."""
+
+
+def combined(changes: int) -> list[tuple[bool, ...]]:
+    """The arms, which changes each has; the first has none."""
+    rows = sorted(product((False, True), repeat=changes), key=lambda row: (sum(row), [not one for one in row]))
+    return rows if changes <= WHOLE else [row for row in rows if sum(row) % 2 == 0]
+
+
+@dataclass(frozen=True)
+class Effect:
+    of: tuple[int, ...]
+    """One change, or two for their interaction."""
+    effect: float
+    """In nats: below zero where the change lowers the loss."""
+    error: float
+    """Its standard error."""
+    low: float
+    high: float
+    df: float
+
+    @property
+    def noticed(self) -> bool:
+        return abs(self.effect) > NOTICED * self.error
+
+
+def effects(losses: Array, rows: Sequence[tuple[bool, ...]], confidence: float = 0.95) -> list[Effect]:
+    """Every main effect, then every interaction of two, from `losses` (seeds, arms), whole, of two seeds or more.
+
+    Seeds are blocks: what is common to a seed falls out. The noise has one variance, from all that the blocks leave,
+    where Levene's test allows it; else each effect has that of its own values by seed. The intervals of the main
+    effects hold together with the given confidence (Šidák), those of the interactions too."""
+    seeds, arms = losses.shape
+    changes = len(rows[0])
+    common, df, p = residual_variance(losses)
+    pooled = bool(p >= HOMOGENEOUS) and df > seeds - 1
+    found = []
+    for size in (1, 2):
+        groups = list(combinations(range(changes), size))
+        for of in groups:
+            signs = np.array([np.prod([1 if row[at] else -1 for at in of]) for row in rows])
+            each = losses @ signs / (arms / 2)
+            error = float(np.sqrt((4 * common / arms if pooled else each.var(ddof=1)) / seeds))
+            own_df = float(df if pooled else seeds - 1)
+            half = sidak_quantile(1 - confidence, len(groups), own_df) * error
+            mean = float(each.mean())
+            found.append(Effect(of, mean, error, mean - half, mean + half, own_df))
+    return found

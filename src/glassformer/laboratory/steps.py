@@ -1,0 +1,279 @@
+"""Which changes lead from one model to another, one at a time.
+
+A step is one or several changes of an expression, `rope` or `rmsnorm+norm.eps=1e-06`. Steps are found by trying the
+short names of the grammar, then single fields by their path; each one that is kept leaves less that differs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+
+from glassformer.config import ModelConfig, flatten
+from glassformer.errors import RequestError, shown
+from glassformer.naming import own_value, preset, split_recipe, words
+from glassformer.naming.changes import change_of
+from glassformer.naming.grammar import CHANGES
+from glassformer.parts.base import to_plain
+from glassformer.report.diff import GROUPS, group_of
+
+RECIPE = "recipe"
+MOST = 12
+"""Steps of a ladder: beyond them two models have little in common."""
+NAMED = 4
+"""Differences that a refusal names."""
+
+Leaf = tuple[str, Any]
+"""A path in a model and the value there."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """What an expression names, as far as it is compared: the model without the vocabulary, which comes from the text,
+    and without the context, which all arms share; and its changes of the recipe."""
+
+    leaves: frozenset[Leaf]
+
+    @classmethod
+    def of(cls, expression: str) -> Point:
+        """Raises RequestError."""
+        model, wishes = split_recipe(expression)
+        recipe = {(f"{RECIPE}.{field}", value) for field, value in wishes.items()}
+        return cls(_leaves(preset(model), own_value(model, preset(model), "vocab_size")) | recipe)
+
+    def apart(self, other: Point) -> frozenset[Leaf]:
+        """What only one of them has."""
+        return self.leaves ^ other.leaves
+
+    def places(self, other: Point) -> list[str]:
+        """The paths at which they differ, other parts first."""
+        return sorted({path for path, _ in self.apart(other)}, key=lambda path: (not path.endswith(".kind"), path))
+
+
+def _leaves(config: ModelConfig, vocab_size: int | None) -> frozenset[Leaf]:
+    """Every value of the model, of every layer, with nothing left to defaults."""
+    told = config.vary(vocab_size=vocab_size or 1, context=1).explicit()
+    tree = told.vary(init=config.init, mup=config.mup).to_dict()
+    del tree["stack"]
+    blocks = list(told.layers())
+    flat = {id(block): flatten(to_plain(block)) for block in blocks}  # most layers are one block
+    layers = {
+        f"layers.{at}.{path}": value for at, block in enumerate(blocks) for path, value in flat[id(block)].items()
+    }
+    return frozenset((path, _hashable(value)) for path, value in {**flatten(tree), **layers}.items())
+
+
+def _hashable(value: Any) -> Any:
+    return value if isinstance(value, int | float | str | None) else str(value)
+
+
+def join(base: str, steps: Sequence[str]) -> str:
+    """The expression of `base` after these steps."""
+    return "+".join([base, *steps])
+
+
+def as_steps(given: str | Sequence[str]) -> list[str]:
+    """`rope,rmsnorm` as steps; a list is taken as it is, whose values may hold commas. Raises RequestError for none,
+    one that is empty or given twice, and for words that name no change."""
+    steps = [one.strip().removeprefix("+") for one in (given.split(",") if isinstance(given, str) else given)]
+    if not all(steps) or not steps:
+        raise RequestError(code="missing", field="steps", value=given, expected="changes such as rope,rmsnorm,swiglu")
+    for step in steps:
+        if steps.count(step) > 1:
+            raise RequestError(f"--steps names {step} twice", code="conflict", field="steps", value=step)
+        if step.replace("_", "").isdecimal():
+            raise RequestError(
+                f"--steps {step}: the steps of a ladder are changes, as in rope,rmsnorm; a budget is given in --tokens",
+                code="type", field="steps", value=step, expected="changes such as rope,rmsnorm",
+            )  # fmt: skip
+        for change in split_changes(step):
+            if not change.startswith(f"{RECIPE}."):
+                change_of(change)
+    return steps
+
+
+def split_changes(step: str) -> list[str]:
+    """The changes that a step is made of."""
+    return CHANGES.split(step)
+
+
+def between(base: str, target: str, steps: Sequence[str] | None = None) -> list[str]:
+    """The steps from `base` to the model of `target`, in the order of the axes from the embedding up; or `steps`, with
+    the numbers that a part of the target has otherwise than usual set in the step that puts the part in.
+
+    Raises RequestError where both are the same model, where these steps, or none that is known, lead from one to the
+    other, with what remains, and where a step does nothing at its place or as the last of all."""
+    start, goal = Point.of(base), Point.of(target)
+    if start == goal:
+        raise RequestError(
+            f"{base} and {target} are the same model, trained alike: there is nothing to change between them",
+            code="conflict", field="to", value=target, expected="another model",
+        )  # fmt: skip
+    if steps is None:
+        found = _found(base, goal, _words(start, goal))
+        found = _with_numbers(base, goal, _ordered(base, goal, found))
+        found += _found(join(base, found), goal, _paths(Point.of(join(base, found)), goal))
+    else:
+        found = _with_numbers(base, goal, list(steps))
+    here = Point.of(join(base, found))
+    if here != goal:
+        raise _unreached(base, target, found, here, goal, steps is not None)
+    check_steps(base, found)
+    return found
+
+
+def check_steps(base: str, steps: Sequence[str]) -> None:
+    """Raises RequestError for a step that does nothing where it stands, or that the steps after it undo."""
+    if len(steps) > MOST:
+        raise RequestError(
+            f"{len(steps)} changes lie between the two models, and a ladder has at most {MOST}: {', '.join(steps)}",
+            code="range", field="steps", value=len(steps), expected=f"at most {MOST}",
+        )  # fmt: skip
+    points = [Point.of(join(base, steps[:at])) for at in range(len(steps) + 1)]
+    for at, step in enumerate(steps):
+        if points[at] == points[at + 1]:
+            raise _nothing(step, f"does nothing to {join(base, steps[:at])}")
+        if (without := [*steps[:at], *steps[at + 1 :]]) and Point.of(join(base, without)) == points[-1]:
+            raise _nothing(step, f"changes nothing in the end: without it {join(base, without)} is the same model")
+
+
+def _nothing(step: str, says: str) -> RequestError:
+    message = f"+{step} {says}; leave it out, or give --steps in another order"
+    return RequestError(message, code="conflict", field="steps", value=step, expected="a change that does something")
+
+
+# The search
+
+
+def _tried(expression: str) -> Point | None:
+    try:
+        return Point.of(expression)
+    except (RequestError, ValidationError):
+        return None
+
+
+def _found(base: str, goal: Point, candidates: Sequence[str]) -> list[str]:
+    """Of `candidates` those that each leave less apart, the one that leaves least first."""
+    steps: list[str] = []
+    here = Point.of(base)
+    useful = list(candidates)
+    while here != goal and useful:
+        tried = {one: point for one in useful if (point := _tried(join(base, [*steps, one]))) is not None}
+        least = {one: len(point.apart(goal)) for one, point in tried.items()}
+        useful = [one for one, left in least.items() if left < len(here.apart(goal))]
+        if not useful:
+            break
+        best = min(useful, key=least.__getitem__)
+        steps.append(best)
+        here = tried[best]
+        useful.remove(best)
+    return steps
+
+
+def _words(start: Point, goal: Point) -> list[str]:
+    """The short names, those with a value with each value that the target has where the two differ; and the changes of
+    the recipe."""
+    values = dict.fromkeys(_text(value) for path, value in sorted(goal.leaves - start.leaves, key=str))
+    found = []
+    for word in (word for some in words().values() for word in some):
+        if word.read is None or word.optional:
+            found.append(word.name)
+        if word.read is not None:
+            found += [f"{word.name}:{value}" for value in values if _reads(f"{word.name}:{value}")]
+    recipe = {path: value for path, value in goal.leaves - start.leaves if path.startswith(f"{RECIPE}.")}
+    return [*found, *(f"{path}={value}" for path, value in sorted(recipe.items()))]
+
+
+def _reads(change: str) -> bool:
+    try:
+        change_of(change)
+    except (RequestError, ValidationError):
+        return False
+    return True
+
+
+def _text(value: object) -> str:
+    return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _paths(here: Point, goal: Point) -> list[str]:
+    """Every field in which they still differ, set to the target's value; in all layers first, then in one."""
+    found: dict[str, None] = {}
+    held = dict(here.leaves)
+    for path, value in sorted(goal.leaves - here.leaves, key=str):
+        if path not in held:
+            continue  # of a part that is not there: no field sets it
+        first, *rest = path.split(".")
+        if first == "layers":
+            rest = rest[1:]  # the number of the layer
+            found[f"{'.'.join(rest)}={_text(value)}"] = None
+            if len(rest) > 2:  # a part of the mixer
+                found[f"{'.'.join(rest[1:])}={_text(value)}"] = None
+        elif "norm" in first and rest:
+            found[f"{'.'.join(['norm', *rest])}={_text(value)}"] = None
+        found[f"{path}={_text(value)}"] = None
+    layers = [{path.split(".")[1] for path, _ in point.leaves if path.startswith("layers.")} for point in (here, goal)]
+    if layers[0] != layers[1]:
+        found[f"layers={len(layers[1])}"] = None
+    return list(found)
+
+
+def _groups(apart: frozenset[Leaf]) -> set[str]:
+    """The axes of what differs."""
+    return {group_of(path.replace("layers.", "stack.", 1).split(".")) for path, _ in apart}
+
+
+def _ordered(base: str, goal: Point, steps: Sequence[str]) -> list[str]:
+    """By axis, from the embedding up, where they lead to the same model in that order as well."""
+
+    def axis(step: str) -> int:
+        changed = _groups(Point.of(base).apart(_tried(join(base, [step])) or goal))
+        return min((GROUPS.index(group) for group in changed), default=len(GROUPS))
+
+    sorted_ = sorted(steps, key=axis)
+    return sorted_ if _tried(join(base, sorted_)) == Point.of(join(base, steps)) else list(steps)
+
+
+def _with_numbers(base: str, goal: Point, steps: Sequence[str]) -> list[str]:
+    """The steps with what their parts have otherwise than usual in the target, where they changed the same part: after
+    `rmsnorm` an eps, set in that step."""
+    made = list(steps)
+    whole = _tried(join(base, made))
+    if whole is None:
+        return made  # `between` refuses it, in the words of its own error
+    for number in _found(join(base, made), goal, _paths(whole, goal)):
+        for at in range(len(made) - 1, -1, -1):
+            before, after = (_tried(join(base, made[:end])) for end in (at, at + 1))
+            trial = [*made[:at], f"{made[at]}+{number}", *made[at + 1 :]]
+            there = _tried(join(base, trial))
+            if before is None or after is None or there is None or not _same_part(before.apart(after), number):
+                continue
+            now = _tried(join(base, made))
+            if now is not None and len(there.apart(goal)) < len(now.apart(goal)):
+                made = trial
+                break
+    return made
+
+
+def _same_part(changed: frozenset[Leaf], number: str) -> bool:
+    """Whether a field is of a part that was put in the place of another: its `kind` changed too."""
+    part = number.partition("=")[0].rpartition(".")[0]
+    kinds = {path.rpartition(".")[0] for path, _ in changed if path.endswith(".kind") or "." in path}
+    return bool(part) and any(path == part or path.endswith(f".{part}") for path in kinds)
+
+
+def _unreached(base: str, target: str, found: Sequence[str], here: Point, goal: Point, given: bool) -> RequestError:
+    left = here.places(goal)
+    held, wanted = dict(here.leaves), dict(goal.leaves)
+    told = "; ".join(f"{path} is {shown(held.get(path))}, not {shown(wanted.get(path))}" for path in left[:NAMED])
+    more = f"; and {len(left) - NAMED} more" if len(left) > NAMED else ""
+    way = f"after {', '.join(found)}" if found else "at once"
+    who = "--steps do not lead" if given else "no known changes lead"
+    return RequestError(
+        f"{who} from {base} to {target}: {way} {told}{more}; "
+        + ("add what is missing" if given else "give --steps, or a target that the changes reach"),
+        code="unreached", field="steps" if given else "to", value=target, expected="a model that changes lead to",
+    )  # fmt: skip

@@ -1,0 +1,264 @@
+"""The page of a ladder: every rung's loss, what its change does, and what it costs; or the effects of a design."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from ..figures import (
+    Markup,
+    copyable,
+    count,
+    document,
+    embedded,
+    fixed,
+    interval_axis,
+    interval_domain,
+    interval_row,
+    join,
+    level_axis,
+    level_domain,
+    level_row,
+    si,
+    tag,
+    write_document,
+)
+from ..figures.intervals import Domain
+from .html import caption, cell, none, scroll, section
+
+_WIDE = 220
+_BASE = "against the base"
+_DOES = {
+    "b better": "lowers the loss",
+    "a better": "raises the loss",
+    "equivalent": "is shown to make no difference that counts",
+}
+
+
+def write_ladder(found: dict[str, Any], path: str | os.PathLike[str]) -> Path:
+    """Writes the page of what `laboratory.ladder.ablate` returns."""
+    return write_document(render_ladder(found), path)
+
+
+def render_ladder(found: dict[str, Any]) -> str:
+    """The page as text."""
+    parts = {
+        "ladder": ("From the base", _ladder), "last": ("From the target", _last), "effects": ("Effects", _effects),
+        "arms": ("Arms and costs", _arms),
+    }  # fmt: skip
+    made = {key: (title, part) for key, (title, draw) in parts.items() if (part := draw(found)) is not None}
+    title = f"{found['base']} to {found['target']}"
+    notes = [tag("li", note) for note in found["notes"]]
+    header = tag(
+        "header", tag("p", "Glassformer ladder", class_="kicker"), tag("h1", title),
+        tag("p", " ".join(findings(found)), class_="finding"), copyable(found["command"]),
+        caption(_terms(found)), tag("ul", *notes) if notes else None,
+    )  # fmt: skip
+    links = [tag("li", tag("a", title, href=f"#{key}")) for key, (title, _) in made.items()]
+    there = [section(key, title, part) for key, (title, part) in made.items()]
+    body = tag(
+        "div", header, tag("nav", tag("ul", *links), aria_label="Contents"),
+        tag("main", *there, id="content", tabindex="-1"), class_="page",
+    )  # fmt: skip
+    style = files(__package__).joinpath("report.css").read_text(encoding="utf-8")
+    skip = tag("a", "Skip to the rungs", href="#content", class_="gf-skip")
+    return document(title, skip, body, embedded(found, "ladder"), style=style)
+
+
+def findings(found: dict[str, Any]) -> list[str]:
+    """What each change does, in a sentence each."""
+    if found["design"] == "factorial":
+        return _effect_findings(found)
+    told = []
+    for at, step in enumerate(found["steps"]):
+        added, last = (_words(found["pairs"][key][at]["verdict"]) for key in ("before", "last"))
+        also = "there too" if added == last else f"as the last change {last}"
+        told.append(f"{step}: added in its place {added}, {also}.")
+    whole = _words(found["pairs"]["base"][-1]["verdict"])
+    return [f"All changes together: {whole}.", *told]
+
+
+def _effect_findings(found: dict[str, Any]) -> list[str]:
+    if not found["effects"]:
+        return [f"Only {found['whole_seeds']} of the seeds were finished by every arm: no effect has an interval."]
+    told = [f"{_of(found, one)}: {_effect_words(one)}." for one in found["effects"] if len(one["of"]) == 1]
+    pairs = [one for one in found["effects"] if len(one["of"]) == 2]
+    noticed = [one for one in pairs if one["noticed"]]
+    names = "; ".join(f"{_of(found, one)} {fixed(one['effect'], 4, signed=True)}" for one in noticed)
+    told.append(
+        f"{len(noticed)} of {len(pairs)} interactions {'is' if len(noticed) == 1 else 'are'} beyond two standard errors"
+        f"{': ' + names if names else ''}; chance alone gives about one in twenty."
+    )
+    return told
+
+
+def _of(found: dict[str, Any], one: dict[str, Any]) -> str:
+    return " x ".join(found["steps"][at] for at in one["of"])
+
+
+def _effect_words(one: dict[str, Any]) -> str:
+    ends = f"{fixed(one['low'], 4, signed=True)} to {fixed(one['high'], 4, signed=True)}"
+    clear = one["low"] > 0 or one["high"] < 0
+    kind = ("lowers the loss" if one["effect"] < 0 else "raises the loss") if clear else "no effect shown"
+    return f"{kind} ({fixed(one['effect'], 4, signed=True)}; {ends})"
+
+
+def _words(verdict: dict[str, Any] | None) -> str:
+    """What a change does, from the verdict between without and with it."""
+    if verdict is None:
+        return "has too few finished seeds"
+    kind = _DOES.get(verdict["verdict"], "shows no difference")
+    if verdict.get("decided_by") == "divergence":
+        kind = "diverges less often" if verdict["verdict"] == "b better" else "diverges more often"
+    if verdict["difference"] is None:
+        return kind
+    ends = f"{fixed(verdict['low'], 4, signed=True)} to {fixed(verdict['high'], 4, signed=True)}"
+    return f"{kind} ({fixed(verdict['difference'], 4, signed=True)}; {ends})"
+
+
+def _terms(found: dict[str, Any]) -> str:
+    rate = "each at its own tuned rate" if found["tuned"] else "at the rates of the rule by size"
+    family = (
+        "The intervals of the main effects hold together, and so do those of the interactions"
+        if found["design"] == "factorial"
+        else "The intervals of all differences on this page hold together"
+    )
+    return f"{found['seeds']} seeds, {rate}; {found['terms']}. {family}, with {found['confidence']:.0%} confidence."
+
+
+def _ladder(found: dict[str, Any]) -> Markup | None:
+    """The changes added one after the other."""
+    if "pairs" not in found:
+        return None
+    base, before = found["pairs"]["base"], found["pairs"]["before"]
+    rungs = [before[0]["a"], *(pair["b"] for pair in before)]
+    levels = level_domain(
+        value for at in rungs for arm in [found["arms"][at]] for value in (arm["low"], arm["high"], *arm["losses"])
+    )
+    gaps = _domain([*base, *before])
+    heads = ("rung", "validation loss, nats", _BASE, "against the one before")
+    first = _row("base", _level(found["arms"][rungs[0]], levels), None, None)
+    rows = [
+        _row(f"+{step}", _level(found["arms"][one["b"]], levels), _gap(one, gaps), _gap(other, gaps))
+        for step, one, other in zip(found["steps"], base, before, strict=True)
+    ]
+    axes = ("", level_axis(levels), interval_axis(gaps, _WIDE), interval_axis(gaps, _WIDE))
+    words = (
+        "From top to bottom one change more. The dot is the mean over the seeds with the interval of the mean, short "
+        "lines are runs; runs of one seed read the same text, so differences are surer than levels. Differences are "
+        "loss with the change minus loss without: left of zero the change helps. A filled dot is decided."
+    )
+    return join([_table("Rungs", heads, [first, *rows], axes), caption(words)])
+
+
+def _last(found: dict[str, Any]) -> Markup | None:
+    """The target against itself without each change."""
+    if "pairs" not in found:
+        return None
+    pairs, added = found["pairs"]["last"], found["pairs"]["before"]
+    gaps = _domain([*pairs, *added])
+    heads = ("change", "as the last of all", "in its place on the ladder")
+    rows = [
+        _row(step, _gap(one, gaps), _gap(other, gaps))
+        for step, one, other in zip(found["steps"], pairs, added, strict=True)
+    ]
+    axes = ("", interval_axis(gaps, _WIDE), interval_axis(gaps, _WIDE))
+    words = (
+        "The loss of the target minus that of the target without this change, beside what the change did where it "
+        "stood on the ladder. Where the two disagree, the change does not act alone: --design factorial shows how."
+    )
+    return join([_table("Changes left out", heads, rows, axes), caption(words)])
+
+
+def _effects(found: dict[str, Any]) -> Markup | None:
+    if not found.get("effects"):
+        return None
+    gaps = interval_domain(value for one in found["effects"] for value in (one["low"], one["high"]))
+    rows = [_row(_of(found, one), _effect(found, one, gaps), *_effect_figures(one)) for one in found["effects"]]
+    heads = ("change, or two together", "effect on the loss, nats", "effect", "interval", "standard error", "")
+    axes = ("", interval_axis(gaps, _WIDE), "", "", "", "")
+    words = (
+        "An effect is the mean loss of all arms with a change minus that of all without; that of two together is half "
+        "of what the effect of one differs by between arms with and without the other."
+    )
+    return join([_table("Effects", heads, rows, axes), caption(words)])
+
+
+def _effect(found: dict[str, Any], one: dict[str, Any], gaps: Domain) -> Markup:
+    clear = one["noticed"] if len(one["of"]) == 2 else one["low"] > 0 or one["high"] < 0
+    title = f"{_of(found, one)}: {_effect_words(one)}"
+    return interval_row(one["effect"], one["low"], one["high"], gaps, title, clear, width=_WIDE)
+
+
+def _effect_figures(one: dict[str, Any]) -> tuple[str, str, str, str]:
+    ends = f"{fixed(one['low'], 4, signed=True)} to {fixed(one['high'], 4, signed=True)}"
+    noticed = "beyond 2 standard errors" if one["noticed"] else ""
+    return fixed(one["effect"], 4, signed=True), ends, fixed(one["error"], 4), noticed
+
+
+def _arms(found: dict[str, Any]) -> Markup:
+    """Every arm with its costs."""
+    heads = ("arm", "loss", "parameters", "tokens/s", "peak memory", "state a token", "learning rate")
+    rows = [
+        _row(
+            arm["name"], "–" if arm["loss"] is None else fixed(arm["loss"], 4), _si(arm["parameters"]),
+            _count(arm["train.tokens_per_second"]), _bytes(arm["train.peak_memory_bytes"]),
+            _bytes(arm["generation.state_bytes_per_token"]), _rate(arm["learning_rate"]) + arm["trouble"],
+        )
+        for arm in found["arms"]
+    ]  # fmt: skip
+    words = "Means over the finished seeds. Speed is of training, state what a token adds to the cache of generation."
+    return join([_table("Arms", heads, rows), caption(words)])
+
+
+def _domain(pairs: Sequence[dict[str, Any]]) -> Domain:
+    told = [pair["verdict"] for pair in pairs if pair["verdict"] is not None]
+    return interval_domain(verdict[key] for verdict in told for key in ("low", "high", "difference"))
+
+
+def _level(arm: dict[str, Any], domain: Domain) -> Markup:
+    if arm["loss"] is None:
+        return none(arm["trouble"] or "not measured")
+    title = f"{arm['name']}: {fixed(arm['loss'], 4)} nats"
+    picture = level_row(arm["loss"], arm["low"], arm["high"], arm["losses"], domain, title)
+    return join([picture, tag("small", fixed(arm["loss"], 4), f" {arm['trouble']}" if arm["trouble"] else "")])
+
+
+def _gap(pair: dict[str, Any], domain: Domain) -> Markup:
+    verdict = pair["verdict"]
+    if verdict is None or verdict["difference"] is None:
+        return none(_words(verdict))
+    decided = verdict["verdict"] in ("a better", "b better")
+    words = _words(verdict)
+    low, high, margin = verdict["low"], verdict["high"], verdict.get("margin")
+    picture = interval_row(verdict["difference"], low, high, domain, words, decided, width=_WIDE, margin=margin)
+    return join([picture, tag("small", words)])
+
+
+def _row(name: str, *cells: object) -> Markup:
+    return tag("tr", tag("th", name, scope="row"), *(cell(one) for one in cells))
+
+
+def _table(label: str, heads: Sequence[str], rows: Sequence[Markup], axes: Sequence[object] = ()) -> Markup:
+    head = tag("thead", tag("tr", *(tag("th", word, scope="col") for word in heads)))
+    foot = tag("tfoot", tag("tr", *(cell(one) for one in axes))) if axes else None
+    return scroll(label, tag("table", head, tag("tbody", join(rows)), foot))
+
+
+def _si(value: float | None) -> str:
+    return "–" if value is None else si(value)
+
+
+def _count(value: float | None) -> str:
+    return "–" if value is None else count(value)
+
+
+def _bytes(value: float | None) -> str:
+    return "–" if value is None else f"{si(value)}B"
+
+
+def _rate(value: float | None) -> str:
+    return "" if value is None else f"{value:.3g} "

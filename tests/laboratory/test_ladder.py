@@ -1,0 +1,265 @@
+"""Ladders: the changes between two models are found, and effects that were planted come out."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import glassformer as gf
+from glassformer.cli import main
+from glassformer.errors import RequestError
+from glassformer.laboratory.effects import combined, effects
+from glassformer.laboratory.ladder import _rungs as rungs_of
+from glassformer.laboratory.ladder import ablate, pairs_of
+from glassformer.laboratory.steps import Point, as_steps, between, join
+from tests.runs.stand_in import Instead, trained_at_once
+
+BASE = "gpt2@1m+layers=1+d_model=32+heads=2"
+STEPS = ["rope", "rmsnorm", "nobias"]
+PLAN: dict[str, Any] = {"tokens": 12 * 4 * 32, "batch_size": 4, "context": 32, "threads": 1, "dtype": "float32"}
+
+
+class Planted:
+    """In place of the process that trains: loss = 3 + effects of the seed, the changes and pairs of them + noise."""
+
+    def __init__(
+        self, of: dict[str, float], noise: float = 0.0003, together: dict[tuple[str, str], float] | None = None
+    ):
+        self.of, self.noise, self.together, self.runs = of, noise, together or {}, 0
+
+    def __call__(self, place: Path, notify: Any) -> tuple[str | None, int]:
+        trained_at_once(place, notify)
+        result = json.loads((place / "result.json").read_text())
+        has = set(result["name"].split("+recipe.learning_rate=")[0].split("+"))
+        chance = random.Random(f"{result['name']} {result['seed']}").gauss(0, self.noise)
+        loss = 3 + 0.1 * result["seed"] + chance + sum(d for step, d in self.of.items() if step in has)
+        loss += sum(d for pair, d in self.together.items() if has >= set(pair))
+        result["train"] |= {"curve": [[128, 5.0]], "learning_rate": result["recipe"]["learning_rate"]}
+        result["validation"] |= {"loss": loss, "perplexity": math.exp(loss)}
+        (place / "result.json").write_text(json.dumps(result))
+        self.runs += 1
+        return None, 0
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("data") / "text.txt"
+    path.write_text("\n".join(f"line {n} of a small text about cats and trees" for n in range(400)))
+    return path
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("GLASSFORMER_CACHE", str(tmp_path_factory.mktemp("cache")))
+    monkeypatch.setattr("glassformer.comparison.summary.write_report", lambda results, path: path)
+    yield
+
+
+# Steps
+
+
+def test_the_way_from_gpt2_to_llama_is_found() -> None:
+    """Five changes of the literature; what they leave is the eps that LLaMA publishes."""
+    steps = between("gpt2@1m", "llama@1m")
+    assert steps == ["rope", "nobias", "rmsnorm+norm.eps=1e-06", "swiglu", "untied"]
+    end, llama = gf.preset(join("gpt2@1m", steps)), gf.preset("llama@1m")
+    assert end.vary(vocab_size=1, context=1).explicit() == llama.vary(vocab_size=1, context=1).explicit()
+
+
+@pytest.mark.parametrize(
+    ("target", "steps"),
+    [(f"{BASE}+gqa:1", ["mqa"]), (f"{BASE}+alibi+recipe.warmup=0.2", ["alibi", "recipe.warmup=0.2"]),
+     (f"{BASE}+rope+position.base=500", ["rope+position.base=500.0"]), (f"{BASE}+norm.eps=0.001", ["norm.eps=0.001"])],
+)  # fmt: skip
+def test_values_and_recipes_are_steps(target: str, steps: list[str]) -> None:
+    found = between(BASE, target)
+    assert Point.of(join(BASE, found)) == Point.of(target) and len(found) == len(steps)
+    assert [one.partition("+")[0].partition(":")[0].partition("=")[0] for one in found] == [
+        one.partition("+")[0].partition("=")[0] for one in steps
+    ]
+
+
+def test_given_steps_keep_their_order_and_take_the_numbers_of_the_target() -> None:
+    steps = between("gpt2@1m", "llama@1m", as_steps("untied,swiglu,rmsnorm,rope,nobias"))
+    assert steps == ["untied", "swiglu", "rmsnorm+norm.eps=1e-06", "rope", "nobias"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"to": BASE}, "are the same model, trained alike"),
+        ({"to": f"{BASE}+learned"}, "are the same model"),
+        ({"steps": "rope,rope"}, "names rope twice"),
+        ({"steps": "rope,rmsnorn"}, "did you mean 'rmsnorm'"),
+        ({"steps": "rope,layernorm"}, "\\+layernorm does nothing to"),
+        ({"steps": "alibi,rope"}, "\\+alibi changes nothing in the end"),
+        ({"steps": "500"}, "a budget is given in --tokens"),
+        ({"steps": "rope,,rmsnorm"}, "steps"),
+        (
+            {"to": f"{BASE}+rope+rmsnorm", "steps": "rope"},
+            "do not lead from .* final_norm.kind is layernorm, not",
+        ),
+        ({}, "needs its other end"),
+        ({"steps": "rope", "seeds": 1}, "gives no interval"),
+        ({"steps": "rope", "tokens": 9 * 4 * 32}, "are 9 steps, which say nothing of a change: give 1,280 or more"),
+        ({"steps": "rope", "within": 5}, "--within is for --tune"),
+        ({"steps": "rope", "design": "factorial"}, "2 to 5 changes, and here are 1"),
+        ({"steps": "rope,hidden=512"}, "parameters in its layers"),
+    ],
+)
+def test_wrong_ladders_are_refused_before_anything_is_trained(
+    fields: dict[str, Any], says: str, source: Path, tmp_path: Path
+) -> None:
+    planted = Planted({})
+    with pytest.raises(RequestError, match=says):
+        ablate(BASE, source, out=tmp_path / "out", executor=Instead(planted), **{**PLAN, **fields})
+    assert planted.runs == 0 and not (tmp_path / "out").exists()
+
+
+# Ladders
+
+
+def test_planted_effects_are_found_in_both_directions(source: Path, tmp_path: Path) -> None:
+    """rope helps, rmsnorm does nothing, nobias hurts."""
+    planted = Planted({"rope": -0.2, "nobias": 0.05})
+    out = tmp_path / "out"
+    found = ablate(BASE, source, steps=STEPS, out=out, executor=Instead(planted), **PLAN)
+    assert planted.runs == 6 * 3 and [arm["has"].count(True) for arm in found["arms"]] == [0, 1, 2, 3, 2, 2]
+    verdict = {key: [one["verdict"]["verdict"] for one in some] for key, some in found["pairs"].items()}
+    assert verdict["before"] == ["b better", "equivalent", "a better"] == verdict["last"]
+    assert verdict["base"] == ["b better"] * 3
+    for pair, planted_is in zip(found["pairs"]["before"], (-0.2, 0.0, 0.05), strict=True):
+        assert pair["verdict"]["low"] < planted_is < pair["verdict"]["high"]
+    first = found["arms"][0]
+    assert first["loss"] == pytest.approx(3.1, abs=0.005) and first["low"] < 3.1 < first["high"]
+    assert first["train.tokens_per_second"] == 128 and first["generation.state_bytes_per_token"] == 1
+    assert json.loads((out / "ladder.json").read_text()) == found
+    page = (out / "ladder.html").read_text()
+    assert "rope: added in its place lowers the loss" in page and page.count("<svg") >= 4 + 3 * 4
+    assert found["command"].startswith("glassformer ablate ") and "--steps rope,rmsnorm,nobias" in found["command"]
+
+    again = Planted({"rope": -0.2, "nobias": 0.05})
+    assert ablate(BASE, source, steps=STEPS, out=out, executor=Instead(again), **PLAN)["arms"] == found["arms"]
+    more = ablate(BASE, source, steps=STEPS, out=out, seeds=4, executor=Instead(again), **PLAN)
+    assert again.runs == 6 and more["seeds"] == 4  # one seed more of each arm
+
+
+def test_a_change_that_another_one_undoes_shows_in_the_two_directions(source: Path, tmp_path: Path) -> None:
+    planted = Planted({"rope": -0.2}, together={("rope", "nobias"): 0.2})
+    found = ablate(BASE, source, steps=["rope", "nobias"], out=tmp_path / "out", executor=Instead(planted), **PLAN)
+    before, last = (found["pairs"][key][0]["verdict"]["verdict"] for key in ("before", "last"))
+    assert before == "b better" and last == "equivalent"
+
+
+def test_the_same_pair_is_judged_once() -> None:
+    rungs = rungs_of(BASE, STEPS, "ladder")
+    pairs = pairs_of(rungs)
+    assert pairs["base"][0] == pairs["before"][0] and pairs["before"][-1] == pairs["last"][-1]
+    assert all(sum(rungs[b].has) > sum(rungs[a].has) for some in pairs.values() for a, b in some)
+
+
+def test_rungs_at_tuned_rates(source: Path, tmp_path: Path) -> None:
+    """A basin around 0.003."""
+
+    class Basin(Planted):
+        def __call__(self, place: Path, notify: Any) -> tuple[str | None, int]:
+            status = super().__call__(place, notify)
+            result = json.loads((place / "result.json").read_text())
+            power = math.log2(result["recipe"]["learning_rate"] / 0.003)
+            result["validation"]["loss"] += 0.05 * power**2
+            (place / "result.json").write_text(json.dumps(result))
+            return status
+
+    planted = Basin({"rope": -0.2})
+    found = ablate(BASE, source, steps="rope", tune=True, seeds=2, out=tmp_path, executor=Instead(planted), **PLAN)
+    assert found["tuned"] and [arm["name"] for arm in found["arms"]] == [BASE, f"{BASE}+rope"]
+    assert all(arm["learning_rate"] == pytest.approx(0.003, rel=0.1) for arm in found["arms"])
+    assert found["pairs"]["base"][0]["verdict"]["verdict"] == "b better"
+
+
+# Factorial designs
+
+
+@pytest.mark.parametrize(("changes", "arms"), [(2, 4), (3, 8), (4, 16), (5, 16)])
+def test_columns_of_a_design_are_orthogonal(changes: int, arms: int) -> None:
+    """So that each effect is clear of every other, as the resolution of 2^(5-1) promises."""
+    rows = combined(changes)
+    signs = np.array([[1 if one else -1 for one in row] for row in rows])
+    pairs = [signs[:, i] * signs[:, j] for i in range(changes) for j in range(i)]
+    columns = np.column_stack([np.ones(len(rows)), signs, *pairs])
+    assert len(rows) == arms and not any(rows[0])
+    assert (columns.T @ columns == arms * np.eye(columns.shape[1])).all()
+
+
+def test_effects_are_those_of_least_squares() -> None:
+    """Against numpy's least squares with a column for each seed, whose residuals give the same standard error where
+    nothing else is in the model."""
+    rows = combined(3)
+    losses = np.random.default_rng(0).normal(3, 0.1, (3, 8))
+    signs = np.array([[1 if one else -1 for one in row] for row in rows]) / 2
+    found = effects(losses, rows)
+    whole = np.column_stack([signs, *(2 * signs[:, i] * signs[:, j] for i, j in ((0, 1), (0, 2), (1, 2)))])
+    x = np.column_stack([np.tile(whole, (3, 1)), np.repeat(np.eye(3), 8, axis=0)])
+    expected = np.linalg.lstsq(x, losses.ravel(), rcond=None)[0][:6]
+    assert [one.of for one in found] == [(0,), (1,), (2,), (0, 1), (0, 2), (1, 2)]
+    np.testing.assert_allclose([one.effect for one in found], expected, atol=1e-12)
+
+
+def test_intervals_of_effects_cover() -> None:
+    """500 designs of three changes without noise of other kinds: all main effects inside in 95 % of them."""
+    random_, rows, truth = np.random.default_rng(1), combined(3), np.array([-0.1, 0.0, 0.03])
+    signs = np.array([[1 if one else -1 for one in row] for row in rows]) / 2
+    inside = 0
+    for _ in range(500):
+        losses = 3 + random_.normal(0, 0.1, (3, 1)) + signs @ truth + random_.normal(0, 0.02, (3, 8))
+        mains = effects(losses, rows)[:3]
+        inside += all(one.low < t < one.high for one, t in zip(mains, truth, strict=True))
+    assert 0.925 < inside / 500 < 0.98
+
+
+def test_a_half_fraction_finds_planted_effects_and_their_interaction(source: Path, tmp_path: Path) -> None:
+    steps = [*STEPS, "untied", "swiglu"]
+    planted = Planted({"rope": -0.2, "untied": 0.04}, together={("rope", "rmsnorm"): 0.1})
+    out = tmp_path / "out"
+    found = ablate(BASE, source, steps=steps, design="factorial", seeds=2, out=out, executor=Instead(planted), **PLAN)
+    assert planted.runs == 32
+    by = {tuple(one["of"]): one for one in found["effects"]}
+    assert len(by) == 5 + 10
+    assert by[0,]["effect"] == pytest.approx(-0.2 + 0.05, abs=0.002)  # on average over arms with and without rmsnorm
+    assert by[1,]["effect"] == pytest.approx(0.05, abs=0.002) and by[3,]["effect"] == pytest.approx(0.04, abs=0.002)
+    assert by[0, 1]["effect"] == pytest.approx(0.05, abs=0.002) and by[0, 1]["noticed"]
+    assert by[0,]["high"] < 0 < by[3,]["low"] and abs(by[4,]["effect"]) < 0.002
+    page = (out / "ladder.html").read_text()
+    assert "rope x rmsnorm" in page and "beyond 2 standard errors" in page
+
+
+# The command
+
+
+def test_the_command(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
+    monkeypatch.setattr("glassformer.comparison.Serial", lambda: Instead(Planted({"rope": -0.2})))
+    call = ["ablate", BASE, "--to", f"{BASE}+rope", "--data", str(source), "--tokens", "1536", "--batch-size", "4"]
+    call += ["--context", "32", "--threads", "1", "--dtype", "float32", "--seeds", "2", "--out", str(tmp_path / "out")]
+    assert main(call) == 0
+    told = capsys.readouterr().out
+    assert "rope: added in its place lowers the loss" in told and "ladder.html" in told
+    assert main([*call, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["steps"] == ["rope"]
+    for wrong in (["--to", BASE], ["--steps", "nonsense"], ["--seeds", "1"]):
+        assert main([*call, *wrong]) == 2
+        assert capsys.readouterr().err.startswith("glassformer: ")
+
+
+@pytest.mark.slow  # it trains for real, eight short runs
+def test_a_real_ladder(source: Path, tmp_path: Path) -> None:
+    found = ablate(BASE, source, to=f"{BASE}+rope+rmsnorm", seeds=2, out=tmp_path / "out", **PLAN)
+    assert found["steps"] == ["rope", "rmsnorm"] and len(found["arms"]) == 4
+    assert all(len(arm["losses"]) == 2 and arm["parameters"] > 0 for arm in found["arms"])
+    assert (tmp_path / "out" / "ladder.html").is_file()
