@@ -14,7 +14,7 @@ import pytest
 
 import glassformer as gf
 from glassformer.cli import main
-from glassformer.errors import RequestError
+from glassformer.errors import RequestError, WorkError
 from glassformer.laboratory.effects import combined, effects
 from glassformer.laboratory.ladder import _rungs as rungs_of
 from glassformer.laboratory.ladder import ablate, pairs_of
@@ -158,6 +158,29 @@ def test_a_change_that_another_one_undoes_shows_in_the_two_directions(source: Pa
     assert before == "b better" and last == "equivalent"
 
 
+def test_runs_that_fail_or_diverge(source: Path, tmp_path: Path) -> None:
+    """A run that fails ends the work with a page of the others; arms that diverge have no losses and say so."""
+    planted = Planted({"rope": -0.2})
+
+    def fails(place: Path, notify: Any) -> tuple[str | None, int]:
+        return ("no room", 1) if "rope" in str(place) else planted(place, notify)
+
+    def diverges(place: Path, notify: Any) -> tuple[str | None, int]:
+        status = planted(place, notify)
+        result = json.loads((place / "result.json").read_text())
+        if "rope" in result["name"]:
+            result |= {"status": "diverged", "error": "the loss is not finite", "validation": None}
+        (place / "result.json").write_text(json.dumps(result))
+        return status
+
+    with pytest.raises(WorkError, match=r"3 of 6 runs failed: .*rope seed 0: no room"):
+        ablate(BASE, source, steps="rope", out=tmp_path, executor=Instead(fails), **PLAN)
+    assert "has too few finished seeds" in (tmp_path / "ladder.html").read_text()
+    found = ablate(BASE, source, steps="rope", out=tmp_path, executor=Instead(diverges), **PLAN)
+    assert found["arms"][1]["loss"] is None and found["arms"][1]["trouble"] == "diverged"
+    assert "diverged" in (tmp_path / "ladder.html").read_text()
+
+
 def test_the_same_pair_is_judged_once() -> None:
     rungs = rungs_of(BASE, STEPS, "ladder")
     pairs = pairs_of(rungs)
@@ -199,8 +222,7 @@ def test_columns_of_a_design_are_orthogonal(changes: int, arms: int) -> None:
 
 
 def test_effects_are_those_of_least_squares() -> None:
-    """Against numpy's least squares with a column for each seed, whose residuals give the same standard error where
-    nothing else is in the model."""
+    """Of numpy, with a column for each seed."""
     rows = combined(3)
     losses = np.random.default_rng(0).normal(3, 0.1, (3, 8))
     signs = np.array([[1 if one else -1 for one in row] for row in rows]) / 2
@@ -210,6 +232,10 @@ def test_effects_are_those_of_least_squares() -> None:
     expected = np.linalg.lstsq(x, losses.ravel(), rcond=None)[0][:6]
     assert [one.of for one in found] == [(0,), (1,), (2,), (0, 1), (0, 2), (1, 2)]
     np.testing.assert_allclose([one.effect for one in found], expected, atol=1e-12)
+    # Every combination of changes has a column of its own: what is left has 14 degrees of freedom.
+    full = np.column_stack([np.tile(np.eye(8), (3, 1)), np.repeat(np.eye(3), 8, axis=0)[:, 1:]])
+    left = losses.ravel() - full @ np.linalg.lstsq(full, losses.ravel(), rcond=None)[0]
+    assert all(one.error == pytest.approx(np.sqrt(left @ left / 14 * 4 / 24)) and one.df == 14 for one in found)
 
 
 def test_intervals_of_effects_cover() -> None:

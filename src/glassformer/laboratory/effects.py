@@ -17,7 +17,7 @@ from itertools import combinations, product
 
 import numpy as np
 
-from glassformer.runs.contrasts import HOMOGENEOUS, Array, residual_variance
+from glassformer.runs.contrasts import Array
 from glassformer.runs.simultaneous import sidak_quantile
 
 WHOLE = 4
@@ -54,22 +54,26 @@ class Effect:
 def effects(losses: Array, rows: Sequence[tuple[bool, ...]], confidence: float = 0.95) -> list[Effect]:
     """Every main effect, then every interaction of two, from `losses` (seeds, arms), whole, of two seeds or more.
 
-    Seeds are blocks: what is common to a seed falls out. The noise has one variance, from all that the blocks leave,
-    where Levene's test allows it; else each effect has that of its own values by seed. The intervals of the main
+    Seeds are blocks: what is common to a seed falls out. The noise has the variance that the means of seeds and arms
+    leave; as every effect weighs all arms alike, that is right for arms of unequal noise too. The intervals of the main
     effects hold together with the given confidence (Šidák), those of the interactions too."""
     seeds, arms = losses.shape
-    changes = len(rows[0])
-    common, df, p = residual_variance(losses)
-    pooled = bool(p >= HOMOGENEOUS) and df > seeds - 1
+    left = losses - losses.mean(1, keepdims=True) - losses.mean(0) + losses.mean()
+    df = (seeds - 1) * (arms - 1)
+    error = float(np.sqrt((left**2).sum() / df * 4 / losses.size))
     found = []
     for size in (1, 2):
-        groups = list(combinations(range(changes), size))
+        groups = list(combinations(range(len(rows[0])), size))
+        half = sidak_quantile(1 - confidence, len(groups), df) * error
         for of in groups:
             signs = np.array([np.prod([1 if row[at] else -1 for at in of]) for row in rows])
-            each = losses @ signs / (arms / 2)
-            error = float(np.sqrt((4 * common / arms if pooled else each.var(ddof=1)) / seeds))
-            own_df = float(df if pooled else seeds - 1)
-            half = sidak_quantile(1 - confidence, len(groups), own_df) * error
-            mean = float(each.mean())
-            found.append(Effect(of, mean, error, mean - half, mean + half, own_df))
+            effect = float((losses @ signs).mean() / (arms / 2))
+            found.append(Effect(of, effect, error, effect - half, effect + half, df))
     return found
+
+
+def by_chance(df: float) -> float:
+    """Probability that an effect of nothing is noticed."""
+    from scipy.special import stdtr
+
+    return float(2 * stdtr(df, -NOTICED))

@@ -29,8 +29,8 @@ from glassformer.comparison.request import (
 )
 from glassformer.comparison.statistics import CONFIDENCE, Table, verdicts
 from glassformer.comparison.terms import terms
-from glassformer.errors import RequestError
-from glassformer.laboratory.effects import MOST, combined, effects
+from glassformer.errors import RequestError, WorkError
+from glassformer.laboratory.effects import MOST, by_chance, combined, effects
 from glassformer.laboratory.steps import Point, as_steps, between, check_steps, join
 from glassformer.laboratory.tuning import tune as tuned
 from glassformer.report.ladder import write_ladder
@@ -94,7 +94,7 @@ def ablate(
 
     The intervals of all differences of a ladder hold together. Raises RequestError before anything is trained, for
     ends that are the same model, a change that does nothing at its place, models that no known change leads between,
-    and a budget of fewer than LEAST_STEPS steps.
+    and a budget of fewer than LEAST_STEPS steps; WorkError where a run failed, after the page is written.
     """
     if check_seeds(seeds) < LEAST_SEEDS:
         message = f"seeds={seeds} gives no interval; a ladder needs --seeds {LEAST_SEEDS} or more, by default 3"
@@ -122,6 +122,11 @@ def ablate(
     with disk_errors(Path(out)):
         replace_text(Path(out) / RESULTS, json.dumps(told, indent=1, allow_nan=False))
         write_ladder(told, Path(out) / PAGE)
+    if failed := [run for run in results.runs if run.status == "failed"]:
+        raise WorkError(
+            f"{len(failed)} of {len(results.runs)} runs failed: {failed[0].name} seed {failed[0].seed}: "
+            f"{failed[0].error}; what is finished is in {out}, and the same command goes on from here"
+        )
     return told
 
 
@@ -262,7 +267,7 @@ def _effects(rungs: Sequence[Rung], runs: Sequence[RunResult]) -> dict[str, Any]
     found = effects(whole, [rung.has for rung in rungs], CONFIDENCE)
     keys = ("effect", "error", "low", "high", "df", "noticed")
     told = [{"of": list(one.of), **{key: getattr(one, key) for key in keys}} for one in found]
-    return {"effects": told, "whole_seeds": len(whole)}
+    return {"effects": told, "whole_seeds": len(whole), "by_chance": by_chance(found[0].df)}
 
 
 def _call(base: str, data: object, given: dict[str, Any], **ladder: Any) -> str:

@@ -90,7 +90,7 @@ def _effect_findings(found: dict[str, Any]) -> list[str]:
     names = "; ".join(f"{_of(found, one)} {fixed(one['effect'], 4, signed=True)}" for one in noticed)
     told.append(
         f"{len(noticed)} of {len(pairs)} interactions {'is' if len(noticed) == 1 else 'are'} beyond two standard errors"
-        f"{': ' + names if names else ''}; chance alone gives about one in twenty."
+        f"{': ' + names if names else ''}; chance alone gives {found['by_chance']:.1%} of them."
     )
     return told
 
