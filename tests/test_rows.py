@@ -76,3 +76,14 @@ def test_who_looks_sees_all_tokens() -> None:
             continue
         assert shapes[-1][:2] == tokens.shape
     assert shapes[0][:2] == shapes[1][:2] == tokens.shape
+
+
+def test_targets_of_another_length_are_refused_and_gradients_can_be_watched() -> None:
+    model, (tokens, targets) = made(), texts()
+    with pytest.raises((RuntimeError, ValueError, IndexError)):
+        model.loss(tokens, targets[:, :-1])
+    shapes: list[tuple[int, ...]] = []
+    hook = model.layers[-1].ffn.register_full_backward_hook(lambda m, i, out: shapes.append(tuple(out[0].shape)))
+    model.loss(tokens, targets).backward()
+    hook.remove()
+    assert shapes[0][:2] == tokens.shape

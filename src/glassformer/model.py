@@ -28,7 +28,8 @@ STATE_DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16, tor
 class Block(nn.Module):
     """One layer: x (b, s, d) -> x (b, s, d). The wiring says how mixer and ffn join the stream.
 
-    With `rows` (n,), numbers of tokens among the b s, what follows the mixer is computed for these alone, (1, n, d).
+    With `rows` (n,), numbers of tokens among the b s, the result is of these alone, (1, n, d), and so is the work of
+    the network where the wiring lets it.
 
     Sites: resid_pre, resid_mid (where the wiring has one), resid_post.
     """
@@ -51,7 +52,7 @@ class Block(nn.Module):
         """Whether `rows` may be asked for: nobody looks at what it computes or hooks into it, and its network asks
         nothing of the other tokens."""
         ffn: Any = self.ffn
-        return (ffn is None or (ffn.separates_documents and not ffn.counts_tokens)) and unseen(self)
+        return (ffn is None or ffn.by_token) and unseen(self)
 
 
 class Tower(nn.Module):
@@ -102,8 +103,8 @@ class Tower(nn.Module):
         rows: Tensor | None = None,
     ) -> Float[Tensor, "b s d"]:
         """The last layer's normalised output. A tied embedding looks its rows up in `table`. With `rows` (n,), numbers
-        of tokens among the b s, that of these alone, (1, n, d): nothing behind the last mixer is computed for others.
-        """
+        of tokens among the b s, that of these alone, (1, n, d): where the last layer divides, its network works on no
+        others."""
         if pass_.documents is not None:
             self._check_documents()
         if pass_.global_tokens is not None:
@@ -211,7 +212,7 @@ class Model(Tower):
         given = positions, documents, memory, source, source_documents, global_tokens, segments
         if targets is None:
             return self.logits(self.unembed(self.hidden_states(tokens, state, *given), documents))
-        rows = self._rows_read(targets, reduction)
+        rows = self._rows_read(tokens, targets, reduction)
         with auxiliary.gathering() as added:
             x = self.hidden_states(tokens, state, *given, targets=targets, rows=rows)
         if rows is not None:
@@ -222,10 +223,11 @@ class Model(Tower):
             loss = self.head(x, self.embedding, targets, reduction, documents)
         return auxiliary.join(loss, added)
 
-    def _rows_read(self, targets: Tensor, reduction: str) -> Tensor | None:
+    def _rows_read(self, tokens: Tensor, targets: Tensor, reduction: str) -> Tensor | None:
         """The numbers (n,) among the b s of the tokens whose vectors a loss needs, or None for all of them."""
         above = (self.final_norm, self.final, self.head, self.logits)
-        if self.head.pool is not None or reduction != "mean" or not all(unseen(part) for part in above if part):
+        each = targets.shape == self.embedding.places(tokens).shape[:2]  # others are refused by the loss
+        if self.head.pool is not None or reduction != "mean" or not each or not all(map(unseen, filter(None, above))):
             return None
         return rows_with_targets(targets)
 

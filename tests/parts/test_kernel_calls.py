@@ -23,6 +23,7 @@ from glassformer.parts.kernel import (
     Sdpa,
     softcap,
 )
+from glassformer.parts.kernel.on_gpu import OnGpu
 from glassformer.parts.kernel.table import ranking
 from glassformer.parts.mixer import Attention
 from glassformer.parts.position import AttentionPosition
@@ -293,3 +294,9 @@ def test_auto_serves_the_meta_device():
     q, k = torch.empty(2, 300, 4, 16, device="meta"), torch.empty(2, 300, 2, 16, device="meta")
     for visibility in (Causal(), SlidingWindow(20)):
         assert Auto()(AttentionCall(q, k, k, visibility)).shape == (2, 300, 4, 16)
+
+
+def test_what_a_plan_takes_for_a_gpu_has_pairs_where_its_kernel_has() -> None:
+    """Context parallelism gathers keys for a kernel that has a value for every pair, and passes them round otherwise."""
+    assert not OnGpu().has_pairs(CallFacts()) and not OnGpu().has_pairs(CallFacts(sinks=True))
+    assert Naive().has_pairs(CallFacts())

@@ -27,14 +27,15 @@ _LEAST_ROWS = 512  # fewer, and adding up the weight's gradient costs more than 
 def rows_with_targets(targets: Tensor) -> Tensor | None:
     """The numbers (n,) among the b s tokens of those whose targets are not -100, and of a few others, in their order:
     of a text with hidden tokens, whatever stands behind the last mixer need be computed for these alone. None where
-    that is all of them, and where their number is not known in advance: to a compiler, and elsewhere than on CPUs."""
+    that is all of them, and where their number is not known in advance: to a compiler, and elsewhere than on CPUs. The
+    others fill a chunk of 128; there is one at least."""
     if type(targets) is not Tensor or targets.device.type != "cpu" or torch.compiler.is_compiling():
         return None
     ignored = targets.flatten() == IGNORED
-    rows = -(-int((~ignored).sum()) // _ROWS_ROUNDED) * _ROWS_ROUNDED
+    rows = max(1, -(-int((~ignored).sum()) // _ROWS_ROUNDED)) * _ROWS_ROUNDED
     if rows >= len(ignored):
         return None
-    return ignored.to(torch.uint8).argsort(stable=True)[: max(rows, _ROWS_ROUNDED)].sort().values
+    return ignored.to(torch.uint8).argsort(stable=True)[:rows].sort().values
 
 
 def naive_linear_cross_entropy(

@@ -84,6 +84,10 @@ class Site(nn.Module):
 def unseen(module: nn.Module) -> bool:
     """Whether nobody looks at or reaches into what a module and its parts compute, by a site or a hook of torch."""
     return not any(
-        each._forward_hooks or each._forward_pre_hooks or (isinstance(each, Site) and each.watched)
+        each._forward_hooks
+        or each._forward_pre_hooks
+        or each._backward_hooks
+        or each._backward_pre_hooks
+        or (isinstance(each, Site) and each.watched)
         for each in module.modules()
     )

@@ -21,6 +21,8 @@ class ReadIn(Linear):
     """The map of `Vectors`: numbers of variance 1 begin as such in the stream, U(-a, a) with a = sqrt(3 / size), where
     the tables of words begin small. At .02 positions are as loud as what is read."""
 
+    packable = False
+
     @torch.no_grad()
     def init_weights(self, init: Init) -> None:
         end = math.sqrt(3 / self.in_features)

@@ -190,17 +190,21 @@ class Pieces:
             among_pieces(model, self.cp)
 
 
-def _sliced(experts: nn.Module, slices: int) -> None:
+def _sliced(experts: Any, slices: int) -> None:
+    """Experts that are chosen work on a slice of the tokens; shared ones, with their gate, on all of them."""
     within, shared = experts.forward, getattr(experts, "shared", None)
-    if shared is not None:
-        experts.shared, experts.beside = None, shared  # type: ignore[assignment]
 
     def forward(x: Tensor, **of_tokens: Tensor) -> Tensor:
         """What else is given, such as which tokens are real, is (b, s) too."""
         size = max(1, x.shape[1] // slices)
+        if shared is not None:
+            experts.shared = None
         y = within(x[:, :size], **{name: each[:, :size] for name, each in of_tokens.items()})
         y = F.pad(y, (0, 0, 0, x.shape[1] - size))
-        return y if shared is None else y + shared(x)
+        if shared is None:
+            return y
+        experts.shared = shared
+        return y + experts.of_shared(x)
 
     experts.forward = forward
 

@@ -79,6 +79,8 @@ class FFN(nn.Module):
     """No output depends on later tokens."""
     separates_documents: bool = True
     """No output depends on tokens of other documents."""
+    by_token: bool = False
+    """Whether each output depends on its own token alone, whatever the others are."""
     counts_tokens: bool = False
     """Whether `forward` takes `real` (b, s), which tokens are no padding; None: all."""
 

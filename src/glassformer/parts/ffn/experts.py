@@ -277,9 +277,14 @@ class Experts(FFN):
             weights = self.router.serve(weights, chosen, real)
         y = self.mix(x, weights, chosen)
         if self.shared is not None:
-            seen = self.shared(x)
-            y = y + (seen if self.shared_gate is None else torch.sigmoid(self.shared_gate(x)) * seen)
+            y = y + self.of_shared(x)
         return self.out(y)
+
+    def of_shared(self, x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b d"]:
+        """What the shared experts add, behind their gate where they have one."""
+        assert self.shared is not None
+        seen = self.shared(x)
+        return seen if self.shared_gate is None else torch.sigmoid(self.shared_gate(x)) * seen
 
     def mix(
         self, x: Float[Tensor, "*b d"], weights: Float[Tensor, "*b k"], chosen: Int[Tensor, "*b k"]

@@ -31,6 +31,8 @@ class Glu(FFN):
     as `Clamp` says. Sites: gate, up, hidden, out.
     """
 
+    by_token = True
+
     def __init__(
         self,
         d_model: int,

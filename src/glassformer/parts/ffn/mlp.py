@@ -22,6 +22,8 @@ class Mlp(FFN):
     phi: relu, gelu (erf), gelu_tanh (GPT-2's), silu, relu2 (So et al. 2021, 2109.08668). Sites: up, hidden, out.
     """
 
+    by_token = True
+
     def __init__(
         self,
         d_model: int,

@@ -14,7 +14,7 @@ from glassformer.parts.visibility import Bidirectional, Visibility
 
 class OnGpu(Kernel):
     """What a plan counts for a GPU in place of `auto`, on a machine that may have none: SDPA, and FlexAttention for
-    sinks and for biases that are not additive, or blocks where those meet dropout or a bias that learns.
+    sinks and for biases that are not additive, or `banded` where those meet dropout or a bias that learns.
 
     For tensors without data alone. FlexAttention takes none, and has the shapes of SDPA without a mask: what this makes
     in its place has its size and means nothing."""
@@ -25,6 +25,9 @@ class OnGpu(Kernel):
         if facts.additive and not facts.sinks:
             return Sdpa()
         return Banded() if facts.dropout or facts.learned else Flex()
+
+    def has_pairs(self, facts: CallFacts) -> bool:
+        return self._chosen(facts).has_pairs(facts)
 
     def keeps(self, facts: CallFacts, visibility: Visibility, heads: HeadLayout) -> KeptTensors:
         return self._chosen(facts).keeps(facts, visibility, heads)

@@ -61,7 +61,7 @@ class Sequential(Residual):
         return x if ffn is None else self.feed(x, ffn)
 
     def of_rows(self, x: Tensor, mixer: Branch, ffn: Branch | None, rows: Tensor) -> Tensor:
-        """As of all tokens, and nothing behind the mixer is computed for others."""
+        """As of all tokens; the second branch works on no others."""
         x = only(self.mix(x, mixer), rows)
         return x if ffn is None else self.feed(x, ffn)
 
