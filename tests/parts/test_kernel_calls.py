@@ -297,6 +297,6 @@ def test_auto_serves_the_meta_device():
 
 
 def test_what_a_plan_takes_for_a_gpu_has_pairs_where_its_kernel_has() -> None:
-    """Context parallelism gathers keys for a kernel that has a value for every pair, and passes them round otherwise."""
+    """Pieces of a sequence gather keys for a kernel that has a value for every pair, and pass them round otherwise."""
     assert not OnGpu().has_pairs(CallFacts()) and not OnGpu().has_pairs(CallFacts(sinks=True))
     assert Naive().has_pairs(CallFacts())

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from glassformer.comparison.request import MOST_SEEDS
 from glassformer.config import ModelConfig, first_difference
 from glassformer.errors import RequestError, check_whole, shown
 from glassformer.runs.files import read_results
@@ -55,6 +56,9 @@ def check_looks(folder: Path, planned: Sequence[int]) -> tuple[list[int], list[i
     for another plan than before once a verdict has been seen."""
     for look in planned:
         check_whole("looks", look, least=2)
+        if look > MOST_SEEDS:
+            message = f"looks={look} is more than the {MOST_SEEDS:,} seeds that one comparison takes"
+            raise RequestError(message, code="range", field="looks", value=look, expected=f"at most {MOST_SEEDS:,}")
     held, plan = read_results(folder), sorted(set(planned))
     if held is None:
         return [], plan

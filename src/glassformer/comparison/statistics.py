@@ -55,8 +55,16 @@ def verdicts(
     for pair in pairs:
         ends = _by_divergence(runs, pair)
         if pair in losses or any(ends.diverged):
-            found.append(_verdict(pair, losses.get(pair), ends, confidence, len(pairs)))
+            # of losses where there are some: all tests of one comparison have one level
+            level = next(iter(losses.values())).level if losses else _level(looks, pairs, confidence)
+            found.append(_verdict(pair, losses.get(pair), ends, confidence, level / len(pairs)))
     return found
+
+
+def _level(looks: Sequence[int], pairs: Sequence[Names], confidence: float) -> float:
+    """The level of each look at these pairs."""
+    names = list(dict.fromkeys(name for pair in pairs for name in pair))
+    return constant_level(looks, tuple((names.index(a), names.index(b)) for a, b in pairs), 1 - confidence)
 
 
 def against_first(runs: Sequence[RunResult]) -> list[Names]:
@@ -141,7 +149,7 @@ def _by_loss(
     names = list(dict.fromkeys(name for pair in family for name in pair))
     losses = table.columns(names)
     pairs = tuple((names.index(a), names.index(b)) for a, b in family)
-    level = constant_level(looks, pairs, 1 - confidence)
+    level = _level(looks, family, confidence)
     made = contrasts(losses, pairs)
     low, high = made.intervals(level)
     narrow_low, narrow_high = made.intervals(2 * level)
@@ -191,9 +199,8 @@ def _by_divergence(runs: Sequence[RunResult], pair: Names) -> _Ends:
     return _Ends((ended[0], ended[1]), (diverged[0], diverged[1]), p)
 
 
-def _verdict(pair: Names, by_loss: _ByLoss | None, ends: _Ends, confidence: float, family: int) -> Verdict:
-    """Divergence first, at the level of one of `family` tests; then the losses."""
-    level = by_loss.level if by_loss else 1 - confidence
+def _verdict(pair: Names, by_loss: _ByLoss | None, ends: _Ends, confidence: float, level: float) -> Verdict:
+    """Divergence first, at `level`; then the losses."""
     fields: dict[str, Any] = dict.fromkeys(("difference", "low", "high"))
     words: Finding = "no difference shown"
     if by_loss is not None:
@@ -209,7 +216,7 @@ def _verdict(pair: Names, by_loss: _ByLoss | None, ends: _Ends, confidence: floa
             words = "no difference shown" if words == "equivalent" else words
     if any(ends.diverged):
         fields |= {"ended": list(ends.ended), "diverged": list(ends.diverged), "p_diverged": ends.p}
-        if ends.worse is not None and ends.p <= level / family:
+        if ends.worse is not None and ends.p <= level:
             words = _BETTER[1 - ends.worse]
             fields["decided_by"] = "divergence"
     a, b = pair

@@ -8,6 +8,7 @@ OUT/ladder.html   the same, drawn
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -106,7 +107,8 @@ def ablate(
     rungs = _rungs(base, found, design)
     names = [rung.name for rung in rungs]
     budget = {"tokens": tokens, "minutes": minutes}
-    _refuse_small(names, {**recipe_defaults(), **recipe, **budget, "flops": None}, allow_unmatched)
+    fields = {**recipe_defaults(), "context": None, **recipe, **budget, "flops": None}
+    _refuse_small(names, fields, allow_unmatched)
     notify = on_event or silent
     for words in (f"{len(found)} changes: {', '.join(found)}", _announced(len(rungs), seeds, minutes, tune)):
         notify(Stage(words=words))
@@ -281,7 +283,7 @@ def _call(base: str, data: object, given: dict[str, Any], **ladder: Any) -> str:
     }
     asked = {key: value for key, value in words.items() if value is not None}
     if told.startswith("glassformer compare"):
-        options = "".join(f" --{key} {value}" for key, value in asked.items())
+        options = "".join(f" --{key} {shlex.quote(str(value))}" for key, value in asked.items())
         return told.replace(" compare", " ablate", 1) + options + " --tune" * ladder["tune"]
     keywords = [f"{key}={value!r}" for key, value in {**asked, **({"tune": True} if ladder["tune"] else {})}.items()]
     told = told.replace(f"gf.compare({[base]!r}", f"gf.ablate({base!r}", 1)

@@ -180,7 +180,8 @@ def scale(
     ended = 0
     try:
         with only_writer(folder), interruptible():
-            _write(folder, {**head, "status": f"{len(done)} of {len(runs)} runs so far"})
+            if not (folder / RECORD).exists():  # the laws of an earlier end stay until the new ones are there
+                _write(folder, {**head, "status": f"{len(done)} of {len(runs)} runs so far"})
             for cell in chosen.cells:
                 compare(
                     named[cell.size], text, **cell.given, seeds=seeds, out=folder / CELLS / cell.name,

@@ -79,7 +79,14 @@ def finding(tuning: Tuning) -> str:
         other = _same_pair(one, tuning.usual)
         told.append(f"Each at its own best rate: {said(one)}. At the usual rates: {said(other) if other else 'none'}.")
     changed = any(_changed(one, _same_pair(one, tuning.usual)) for one in tuning.tuned)
-    opening = "The learning rate decided." if changed else "Tuning changed no verdict."
+    flipped = any(_flipped(one, _same_pair(one, tuning.usual)) for one in tuning.tuned)
+    opening = (
+        "The learning rate decided."
+        if flipped
+        else "The verdicts differ; that the rate made the difference is not shown."
+        if changed
+        else "Tuning changed no verdict."
+    )
     budget = f" ({tuning.budget} a run, {len(tuning.fresh)} fresh seeds.)" if tuning.budget else ""
     return " ".join([opening, *told]) + budget
 
@@ -111,6 +118,11 @@ def _same_pair(one: Verdict, among: Sequence[Verdict]) -> Verdict | None:
 
 def _changed(one: Verdict, other: Verdict | None) -> bool:
     return other is None or other.verdict != one.verdict
+
+
+def _flipped(one: Verdict, other: Verdict | None) -> bool:
+    """Whether each names a winner, and not the same one."""
+    return other is not None and {one.verdict, other.verdict} == {"a better", "b better"}
 
 
 def _parts(tuning: Tuning) -> list[object]:

@@ -4,7 +4,7 @@
     selective-copy   a few symbols among noise, to be given back in their order: Gu & Dao 2023, 2312.00752, 4.1.1
     icl-regression   examples (x, w x) of a linear function, and an x to answer: Garg et al. 2022, 2208.01066
 
-`NAME:field=value,field=value` sets fields, such as `induction:symbols=32,length=128`. As a text a task has some of its
+`NAME:field=value,field=value` sets fields, such as `induction:symbols=32,row=128`. As a text a task has some of its
 rows, a document each; objectives `task` and `regression` draw as many as a run takes.
 """
 
@@ -29,6 +29,8 @@ NOISE = "."
 """What stands between the symbols of selective-copy; a tab marks where one is to be given back."""
 COUNT = 20_000
 """Rows of tokens that the text of a task has."""
+PLACES = 4_000_000
+"""Places that these rows have together at most."""
 SHOWN = 256
 """Rows of vectors that it has, written out."""
 VERSION = 1  # counts the changes of what a task consists of
@@ -301,7 +303,7 @@ def _read(data: str, name: str, text: str, wanted: type) -> object:
 def open_task(data: str) -> Corpus:
     """Some rows of a task, a document each; the corpus names the task, by which its rows can be drawn anew."""
     task = task_of(data)
-    count = COUNT if isinstance(task, TokenTask) else SHOWN
+    count = min(COUNT, max(1, PLACES // task.length)) if isinstance(task, TokenTask) else SHOWN
 
     def documents() -> Iterator[Document]:
         for number, text in enumerate(task.texts(task.rows(count, "text"))):
