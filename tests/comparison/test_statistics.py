@@ -430,3 +430,11 @@ def test_a_verdict_in_words() -> None:
     )}  # fmt: skip
     assert verdict_sentence(Verdict.of(older)).endswith("interval +0.0190 to +0.0570 (6 seeds)")
     assert Verdict.of(older).to_dict() == older
+
+
+def test_divergences_are_judged_at_the_level_of_the_looks() -> None:
+    """Four of four against none of four is p = 1/35 = .0286: within 5 %, not within the .0276 of looks at 4 and 8."""
+    runs = runs_of({"a": [2.0, 2.1, 2.2, 2.3], "b": [np.inf] * 4})
+    (once,), (twice,) = verdicts(runs), verdicts(runs, looks=(4, 8))
+    assert (once.verdict, twice.verdict) == ("a better", "no difference shown")
+    assert once.p_diverged == twice.p_diverged == pytest.approx(1 / 35)
