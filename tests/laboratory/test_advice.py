@@ -87,3 +87,10 @@ def test_wrong_requests(words: list[str], said: str, capsys: pytest.CaptureFixtu
 def test_an_unknown_goal_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="goal"):
         gf.advise("fun", 8192, 16e9, tmp_path)
+
+
+def test_a_quarter_of_the_heads_is_that_of_the_model(tmp_path: Path) -> None:
+    for model, groups in (("gpt2", 3), ("llama-3-8b", 8), ("llama-2-70b", 16)):
+        found = advise("chat", 1024, 1e12, tmp_path, model)
+        changes = [one["change"] for question in found["questions"] for one in question["options"]]
+        assert f"+gqa:{groups}" in changes, model

@@ -13,6 +13,7 @@ from glassformer.laboratory.claims import known, read
 from glassformer.laboratory.claims.claim import FAILS, HOLDS, OPEN, Verdict
 from glassformer.laboratory.claims.stored import Stored
 from glassformer.naming import preset
+from glassformer.parts.heads import nearest_groups
 from glassformer.planning import SPARE, WEIGHTS, plan
 
 Goal = Literal["chat", "long", "train"]
@@ -31,7 +32,8 @@ class Rule:
 
 @dataclass(frozen=True)
 class Question:
-    """What has to be chosen. An option is a change of a model's expression."""
+    """What has to be chosen. An option is a change of a model's expression, in which {quarter} stands for a quarter of
+    its heads."""
 
     asks: str
     goals: tuple[Goal, ...]
@@ -43,7 +45,7 @@ QUESTIONS = (
     Question(
         "How many heads of keys and values?",
         ("chat", "long"),
-        {"one for each": "+mha", "a quarter of the heads": "+gqa:8", "one for all": "+mqa"},
+        {"one for each": "+mha", "a quarter of the heads": "+gqa:{quarter}", "one for all": "+mqa"},
         (
             Rule("gqa-cache", HOLDS, "a quarter of the heads"),
             Rule("gqa-cache", HOLDS, "one for all"),
@@ -132,6 +134,7 @@ def _answered(question: Question, model: str, context: int, memory: float, folde
     for name, change in question.options.items():
         speaks = [rule.claim for rule in question.rules
                   if rule.option == name and (held := found[rule.claim]) and held.verdict == rule.verdict]  # fmt: skip
+        change = change.format(quarter=_quarter(model)) if "{" in change else change
         options.append({"name": name, "change": change, **_costs(model + change, context, memory), "for": speaks})
     return {
         "asks": question.asks,
@@ -139,6 +142,12 @@ def _answered(question: Question, model: str, context: int, memory: float, folde
         "evidence": [_evidence(name, held, folder) for name, held in found.items() if held is not None],
         "undecided": [_missing(name, held) for name, held in found.items() if held is None or held.verdict == OPEN],
     }
+
+
+def _quarter(model: str) -> int:
+    """The number of groups nearest to a quarter of the model's heads that divides them."""
+    mixer: Any = next(iter(preset(model + "+mha").layers())).mixer
+    return nearest_groups(mixer.n_heads, 8, 2) or mixer.n_heads
 
 
 def _costs(expression: str, context: int, memory: float) -> dict[str, Any]:
