@@ -64,11 +64,13 @@ bench: $(DEV)
 	$(BIN)/glassformer bench generate --rounds 5 --out docs/benchmarks/generate.md
 	$(BIN)/glassformer bench quality --rounds 5 --out docs/benchmarks/quality.md
 	$(BIN)/glassformer bench watch --rounds 9 --out docs/benchmarks/watch.md
+	$(BIN)/glassformer bench checkpoint --rounds 5 --out docs/benchmarks/checkpoint.md
 
 # Hours; what docs/claims holds is kept, and what was broken off goes on.
 laboratory: $(DEV)
 	$(BIN)/glassformer claims --all --out docs/claims
 	$(BIN)/python -m experiments.claims
+	for recipe in recipes/*.yaml; do $(BIN)/glassformer run $$recipe || exit 1; done
 
 docs: $(DEV)
 	$(BIN)/python -m experiments.docs

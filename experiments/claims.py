@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 from glassformer.laboratory.claims import overview
 from glassformer.laboratory.claims.claim import KINDS
-from glassformer.report.claims import ORDER, asked_words, figure_words, finding, verdict_of, write_claims
+from glassformer.report.claims import (
+    ORDER,
+    VERDICTS,
+    asked_words,
+    counts,
+    figure_words,
+    finding,
+    verdict_of,
+    write_claims,
+)
 
 DOCS = Path(__file__).parents[1] / "docs"
 STORED = DOCS / "claims"
@@ -26,13 +36,23 @@ stands beside it; what has not been measured has no verdict.
 
 def page(rows: Sequence[dict[str, Any]]) -> str:
     """The document: a table for each class of claims."""
-    told = [BEGIN, finding(rows), ""]
+    told = [BEGIN, finding(rows), "", *_summary(rows)]
     for kind, title in ORDER.items():
         own = [row for row in rows if row["kind"] == kind]
         if own:
             told += [f"## {title}", "", f"{KINDS[kind][:1].upper()}{KINDS[kind][1:]}.", ""]  # type: ignore[index]
             told += ["| claim | source | here | asked | verdict |", "|---|---|---|---|---|", *map(_row, own), ""]
     return "\n".join(told)
+
+
+def _summary(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """Counts, and a line for each claim."""
+    told = ["| class | " + " | ".join(VERDICTS) + " |", "|---|" + "---|" * len(VERDICTS)]
+    told += [f"| {name} | " + " | ".join(map(str, many)) + " |" for name, many in counts(rows)]
+    told += ["", "| claim | verdict | claim | verdict |", "|---|---|---|---|"]
+    lines = [f"| {row['name']} | {verdict_of(row)} " for kind in ORDER for row in rows if row["kind"] == kind]
+    half = -(-len(lines) // 2)
+    return [*told, *(a + b + "|" for a, b in zip_longest(lines[:half], lines[half:], fillvalue="| | ")), ""]
 
 
 def _row(row: dict[str, Any]) -> str:

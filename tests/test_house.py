@@ -40,7 +40,7 @@ LEVELS: list[set[str]] = [
     {"parts", "units", "threads"},
     {"model", "building", "text", "machine"},
     {"config", "introspection"},
-    {"architectures", "dynamics", "generation", "register"},
+    {"architectures", "dynamics", "generation", "parallel", "register"},
     {"lens", "training"},
     {"convert", "planning", "runs"},
     {"naming", "report"},

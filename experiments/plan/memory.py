@@ -13,7 +13,7 @@ import torch
 
 from experiments.plan import mpt
 from experiments.plan.published import GIB, LLAMA_70B, LLAMA_405B, TITAN, TRAINY, config
-from glassformer.planning.layout import Layout
+from glassformer.parallel.layout import Layout
 from glassformer.planning.machines import machines
 from glassformer.planning.memory import Loss
 from glassformer.planning.training import TrainingPlan, plan_training

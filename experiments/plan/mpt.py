@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 import glassformer as gf
-from glassformer.planning.layout import Layout
+from glassformer.parallel.layout import Layout
 from glassformer.planning.machines import Cluster, Factors, machines
 from glassformer.planning.time import FACTOR_OF, StepTime, Work, step_time, workload
 

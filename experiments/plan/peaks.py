@@ -16,7 +16,7 @@ from torch.distributed._tools.mem_tracker import MemTracker
 import glassformer as gf
 from experiments.plan import memory, mpt
 from glassformer.model import Model
-from glassformer.planning.layout import POLICIES
+from glassformer.parallel.layout import POLICIES
 from glassformer.planning.trace import recomputing
 from glassformer.training import Recipe
 

@@ -18,7 +18,7 @@ import torch
 import glassformer as gf
 from experiments.plan import mpt
 from glassformer.config import stack_of
-from glassformer.planning.layout import Layout
+from glassformer.parallel.layout import Layout
 from glassformer.planning.machines import cluster, machines
 from glassformer.planning.time import DAY, Run, StepTime, again, step_time, workload
 

@@ -59,6 +59,8 @@ class InitialWeights:
         if any(one.step not in (None, 1) for one in (rows, columns)):
             raise RequestError(code="range", field="rows", value=(rows, columns), expected="slices without a step")
         like = self.tensors[name]
+        if not like.dim():
+            return self._filled(name).clone()
         cut = (rows,) if columns == slice(None) else (rows, columns)
         if name not in self._maps:
             return self._filled(name)[cut].clone()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import platform
 import shutil
@@ -46,7 +47,9 @@ class Settings:
 
     def describe(self) -> dict[str, Any]:
         """For the field `machine` of results.json."""
-        return {**machine(), **{name: value for name, value in asdict(self).items() if name not in ("why", "fixed")}}
+        own = {name: value for name, value in asdict(self).items() if name not in ("why", "fixed")}
+        card = {"accelerator": torch.cuda.get_device_name(self.device)} if self.device.startswith("cuda") else {}
+        return {**machine(), **card, **own}
 
 
 def settings(
@@ -236,3 +239,18 @@ def peak_memory(device: str) -> int:
     except ImportError:  # Windows
         return 0
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def forget_peak() -> bool:
+    """Gives freed memory back, so that `peak_memory` is next that of what follows; False where it cannot be."""
+    gc.collect()
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    try:
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
+        with open("/proc/self/clear_refs", "w", encoding="ascii") as file:
+            file.write("5")  # VmHWM becomes what is resident now
+    except (OSError, AttributeError):
+        return False
+    return True

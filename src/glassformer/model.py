@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -16,6 +17,7 @@ from glassformer.parts.forward_pass import Memory, Pass, position_in_document
 from glassformer.parts.head import Head
 from glassformer.parts.loss import rows_with_targets
 from glassformer.parts.mixer import Mixer
+from glassformer.parts.owner import Along, Around, Spread
 from glassformer.parts.residual import Residual
 from glassformer.parts.residual.base import only
 from glassformer.parts.site import Site, unseen
@@ -34,6 +36,9 @@ class Block(nn.Module):
     Sites: resid_pre, resid_mid (where the wiring has one), resid_post.
     """
 
+    around: tuple[Around | None, Around | None] = (None, None)
+    """What has mixer and ffn read all tokens where owners share a sequence (`parts/owner.py`); None: they do."""
+
     def __init__(self, mixer: Mixer, ffn: nn.Module | None, residual: Residual):
         super().__init__()
         self.resid_pre = Site()
@@ -45,7 +50,18 @@ class Block(nn.Module):
         if ffn is not None and ffn.counts_tokens and (real := pass_.real) is not None:
             ffn = partial(ffn, real=real)
         join = self.residual if rows is None else partial(self.residual.of_rows, rows=rows)
-        return self.resid_post(join(self.resid_pre(x), lambda x: self.mixer(x, pass_, state), ffn))
+        of_mixer, of_ffn = self.around
+
+        def mixer(x: Tensor) -> Tensor:
+            return self.mixer(x, pass_, state)
+
+        return self.resid_post(
+            join(
+                self.resid_pre(x),
+                mixer if of_mixer is None else partial(of_mixer, mixer),
+                ffn if of_ffn is None else partial(of_ffn, ffn),
+            )
+        )
 
     @property
     def divides(self) -> bool:
@@ -60,6 +76,12 @@ class Tower(nn.Module):
 
     Sites: embed, those of the layers, final_norm (its output).
     """
+
+    sequence: Spread | None = None
+    """How owners share the tokens of the stream between the branches (`parts/owner.py`); None: each has all."""
+    context: Along | None = None
+    """How processes share the tokens of a sequence without a state, from the first layer to the loss; None: each has
+    all."""
 
     def __init__(self, embedding: Embedding, layers: list[Block], final_norm: nn.Module | None):
         super().__init__()
@@ -110,7 +132,12 @@ class Tower(nn.Module):
         if pass_.global_tokens is not None:
             self._check_globals(tokens, pass_.global_tokens)
         x = self.embed(self.embedding(tokens, pass_, table))
-        *lower, (last, of_last) = zip(self.layers, state.layers if state else [None] * len(self.layers), strict=True)
+        states: Sequence[Any] = state.layers if state else [None] * len(self.layers)
+        if self.context is not None and state is None:
+            x, pass_, states = self.context.begin(x, pass_, len(self.layers))
+        if self.sequence is not None:
+            x = self.sequence.spread(x)
+        *lower, (last, of_last) = zip(self.layers, states, strict=True)
         for layer, kept in lower:
             x = layer(x, pass_, kept)
         if rows is not None and last.divides:
@@ -118,7 +145,8 @@ class Tower(nn.Module):
         else:
             x = last(x, pass_, of_last)
             x = x if rows is None else only(x, rows)
-        return self.final(x if self.final_norm is None else self.final_norm(x))
+        x = x if self.final_norm is None else self.final_norm(x)
+        return self.final(x if self.sequence is None else self.sequence.gather(x))
 
     def _check_globals(self, tokens: Tensor, chosen: Tensor) -> None:
         """Raises RequestError for another shape than the tokens', and where no layer takes them."""
@@ -158,6 +186,9 @@ class Model(Tower):
 
     Sites: embed, those of the layers, final_norm (its output), logits; those of the encoder as `encoder.layers.0.z`.
     """
+
+    division: Any = None
+    """How it was cut among owners (`parallel/tensor.py`); None: it is whole."""
 
     def __init__(
         self,
@@ -210,26 +241,33 @@ class Model(Tower):
         vectors (b, s, r).
         """
         given = positions, documents, memory, source, source_documents, global_tokens, segments
+        along = self.context if state is None else None
         if targets is None:
-            return self.logits(self.unembed(self.hidden_states(tokens, state, *given), documents))
+            logits = self.logits(self.unembed(self.hidden_states(tokens, state, *given), documents))
+            return logits if along is None else along.join(logits)
         rows = self._rows_read(tokens, targets, reduction)
         with auxiliary.gathering() as added:
             x = self.hidden_states(tokens, state, *given, targets=targets, rows=rows)
         if rows is not None:
             targets = targets.flatten()[rows][None]
-        if self.logits.watched:
-            loss = self.head.loss_of(self.logits(self.unembed(x, documents)), targets, reduction)
-        else:
-            loss = self.head(x, self.embedding, targets, reduction, documents)
-        return auxiliary.join(loss, added)
+
+        def loss_of(x: Tensor, targets: Tensor, reduction: str) -> Tensor:
+            if self.logits.watched:
+                return self.head.loss_of(self.logits(self.unembed(x, documents)), targets, reduction)
+            return self.head(x, self.embedding, targets, reduction, documents)
+
+        if along is not None:
+            return along.loss(loss_of, x, targets, reduction, added)
+        return auxiliary.join(loss_of(x, targets, reduction), added)
 
     def _rows_read(self, tokens: Tensor, targets: Tensor, reduction: str) -> Tensor | None:
         """The numbers (n,) among the b s of the tokens whose vectors a loss needs, or None for all of them."""
         above = (self.final_norm, self.final, self.head, self.logits)
         each = targets.shape == self.embedding.places(tokens).shape[:2]  # others are refused by the loss
-        if self.head.pool is not None or reduction != "mean" or not each or not all(map(unseen, filter(None, above))):
+        shared = self.sequence is not None or self.context is not None
+        if shared or self.head.pool is not None or reduction != "mean" or not each:
             return None
-        return rows_with_targets(targets)
+        return rows_with_targets(targets) if all(map(unseen, filter(None, above))) else None
 
     def loss(
         self,

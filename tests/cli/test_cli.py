@@ -19,9 +19,10 @@ from glassformer.cli.show import ComparisonView
 from glassformer.config import ModelConfig
 from glassformer.naming import preset
 from glassformer.runs.events import Begin
-from glassformer.runs.executor import Serial
+from glassformer.runs.executor import Local
 from glassformer.runs.results import Results
 from glassformer.training import MuonConfig, Recipe
+from tests.runs.stand_in import Stand
 from tests.runs.test_results import finished
 
 TINY = "llama@1m+layers=1+d_model=32+heads=2"
@@ -312,7 +313,7 @@ def test_an_out_below_a_file_is_a_wrong_request(tmp_path: Path, capsys: pytest.C
 def test_a_failed_comparison_leaves_its_report(
     source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Serial, "spawn", lambda *_: ("betas are wrong", 1))
+    monkeypatch.setattr(Local, "training", lambda self, place: Stand(lambda *_: ("betas are wrong", 1), place))
     out = tmp_path / "out"
     assert main(["compare", TINY, "--data", str(source), "--out", str(out), *PLAN, "--json"]) == 1
     shown, said = capsys.readouterr()

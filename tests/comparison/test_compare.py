@@ -25,10 +25,10 @@ from glassformer.naming import preset
 from glassformer.parts.base import to_plain
 from glassformer.parts.init import WEIGHTS_RULE
 from glassformer.runs.events import Begin, End, Event, Kept, Start
-from glassformer.runs.executor import Serial
 from glassformer.runs.intervals import paired_interval, student_t
 from glassformer.runs.readable import readable
 from glassformer.runs.results import RunResult
+from glassformer.runs.workers import Training
 from glassformer.training import Recipe
 from glassformer.training.objectives import MaskedConfig
 from glassformer.training.optimizers import AdamWConfig, MuonConfig
@@ -283,9 +283,12 @@ OPTIONS: dict[str, list[str]] = {
     "device": ["--device", "cpu"], "dtype": ["--dtype", "float32"], "threads": ["--threads", "1"],
     "compile": ["--no-compile"], "allow_unmatched": ["--allow-unmatched"], "watch_every": ["--watch-every", "10"],
     "on_spike": ["--on-spike", "skip"], "power": ["--power", "1%"], "looks": ["--looks", "3,5"],
+    "pretrained": ["--pretrained"],
 }  # fmt: skip
 """Every option of `compare` that changes what is trained, with another value than its default."""
-OTHER = {"models", "data", "json", "log_to", "steps", "watch", "tune", "within"}
+OTHER = {
+    "models", "data", "json", "log_to", "steps", "watch", "tune", "within", "workers", "slots", "executor",
+}  # fmt: skip
 """What names no keyword of its own: --steps is told in tokens, --watch as --watch-every; where numbers go; and what
 another function does."""
 ASKED: dict[str, Any] = {
@@ -308,7 +311,8 @@ def asked_of(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[str]], dict[str,
 
         monkeypatch.setattr(package, "compare", take)
         assert main(words) == 2
-        return {name: value for name, value in asked.items() if name not in ("command", "on_event", "on_progress")}
+        besides = ("command", "on_event", "on_progress", "executor")
+        return {name: value for name, value in asked.items() if name not in besides}
 
     return of
 
@@ -576,7 +580,7 @@ def test_an_arm_that_dies_leaves_the_others(source: Path, tmp_path: Path) -> Non
 
     def killed(place: Path, notify: Any) -> tuple[str | None, int]:
         if "gpt2" not in place.name:
-            return Serial().spawn(place, notify)
+            return Training(place).run(notify)
         (place / "run").mkdir()
         row = {"step": 3, "statistics": {"token_cosine": {"layers.0.resid_post": 0.5}}}
         (place / "run" / "dynamics.jsonl").write_text(json.dumps(row) + "\n")

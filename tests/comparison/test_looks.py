@@ -10,13 +10,13 @@ import pytest
 
 from glassformer.cli import main
 from glassformer.comparison import compare
-from glassformer.comparison.looks import constant_level
+from glassformer.comparison.looks import constant_level, look_notes
 from glassformer.comparison.terms import rate_words
 from glassformer.errors import RequestError
-from glassformer.runs.executor import Serial
+from glassformer.runs.executor import Local
 from glassformer.runs.results import Results
 from tests.comparison.test_compare import PLAN, TINY
-from tests.runs.stand_in import Instead, trained_at_once
+from tests.runs.stand_in import Instead, Stand, trained_at_once
 
 A, B, C = (f"{family}@1m{TINY}" for family in ("gpt2", "llama", "bloom"))
 
@@ -151,7 +151,7 @@ def test_the_command_line_plans_and_tells(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(Serial, "spawn", lambda self, place, notify: noisy(place, notify))
+    monkeypatch.setattr(Local, "training", lambda self, place: Stand(noisy, place))
     words = (
         f"compare {A} {B} --data {source} --tokens 768 --batch-size 4 --context 32 --threads 1 --out {tmp_path / 'o'}"
     )
@@ -166,3 +166,10 @@ def test_the_command_line_plans_and_tells(
     for wrong in (["--power", "much"], ["--power", "0%"], ["--looks", "3;5"], ["--power", "1%", "--tune"]):
         assert main([*words.split(), *wrong]) == 2
         assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_a_first_look_that_was_not_planned_is_no_seed_added_after_one() -> None:
+    (note,) = look_notes([3], [4, 8])
+    assert "of which 3 was not planned" in note and "added" not in note and f"{constant_level([3, 4, 8]):.2%}" in note
+    (late,) = look_notes([3, 4], [])
+    assert "Seeds were added after a verdict had been seen" in late

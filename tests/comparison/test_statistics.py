@@ -259,8 +259,8 @@ def test_survivors_are_not_averaged_in_silence() -> None:
     assert v.verdict == "no difference shown" and v.high is not None and v.high < 0 and v.decided_by is None
     assert (v.ended, v.diverged, v.seeds) == ([5, 5], [0, 1], 4)
     assert (
-        "b diverged in 1 of 5 seeds, a in 0 of 5 (Fisher's exact p = 1.000), and the difference is that of the 4"
-        in (verdict_sentence(v))
+        "b diverged in 1 of 5 seeds, a in 0 of 5 (Fisher's exact p = 1.000); over the 4 seeds both finished b has the "
+        "lower loss, which does not make better what diverged more often" in (verdict_sentence(v))
     )
     (v,) = verdicts(runs_of({"a": b, "b": a}))
     assert v.verdict == "no difference shown"
@@ -430,6 +430,12 @@ def test_a_verdict_in_words() -> None:
     )}  # fmt: skip
     assert verdict_sentence(Verdict.of(older)).endswith("interval +0.0190 to +0.0570 (6 seeds)")
     assert Verdict.of(older).to_dict() == older
+    squared = verdict_sentence(v.changed(unit=""))  # a loss that is no likelihood
+    assert "nats" not in squared and "loss differs by +0.0380, 95% interval" in squared
+    lower = v.changed(verdict="no difference shown", diverged=[2, 0], ended=[6, 6], p_diverged=0.45, detectable=0.02)
+    told = verdict_sentence(lower)
+    assert "gpt2@1m has the lower loss, which does not make better what diverged more often" in told
+    assert "would have been shown" not in told
 
 
 def test_divergences_are_judged_at_the_level_of_the_looks() -> None:

@@ -134,7 +134,7 @@ def test_one_matrix_is_whole_at_a_time(checkpoints: dict[str, Path], monkeypatch
 def test_changes_come_first(checkpoints: dict[str, Path]) -> None:
     for name in ("run", "Q4_1"):
         changed = gf.load(f"{checkpoints[name]}+mqa", quantize="int8", dtype=torch.bfloat16)
-        assert changed.fresh and next(changed.config.layers()).mixer.n_kv_heads == 1
+        assert changed.regrouped and next(changed.config.layers()).mixer.n_kv_heads == 1
         assert isinstance(changed.model.layers[0].mixer.qkv, Int8Linear)
         assert changed.model.embedding.weight.dtype is torch.bfloat16
         window = gf.load(f"{checkpoints[name]}+window:64", quantize="int4")

@@ -7,6 +7,7 @@ import json
 import random
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +22,15 @@ from glassformer.laboratory.claims import claims, known, overview
 from glassformer.laboratory.claims import stored as files
 from glassformer.laboratory.claims.bench import Bench, Compared, Text
 from glassformer.laboratory.claims.claim import FAILS, HOLDS, KINDS, OPEN, Claim, Figure, exact, sampled, verdict
-from glassformer.report.claims import render_claims
+from glassformer.laboratory.claims.contrast import Gap
+from glassformer.report.claims import counts, render_claims
 from glassformer.runs.events import Notify, silent
 from glassformer.runs.request import RunRequest
 from glassformer.runs.results import VERSION, Budget, Data, Reach, Results, RunResult, Training, Validation
 
 ALL = list(known().values())
 EXACT = [claim for claim in ALL if claim.quick]
-SLOW = {"icl-ridge", "selective-copying", "training-memory"}
+SLOW = {"icl-ridge", "selective-copying", "training-memory", "uptraining-repairs"}
 """Their tiny forms take seconds: they train without a comparison, or plan a whole step of a large model."""
 FOLDER = Path(gf.__file__).parent / "laboratory" / "claims"
 STORED = Path(__file__).parents[2] / "docs" / "claims"
@@ -311,3 +313,42 @@ def test_the_pages_are_those_of_the_stored_results() -> None:
     rows = overview(STORED)
     assert document_of(rows) == (STORED.parent / "claims.md").read_text(encoding="utf-8"), "run `make docs`"
     assert render_claims(rows, COMMAND) == (STORED / "index.html").read_text(encoding="utf-8"), "run `make docs`"
+
+
+def test_survivors_of_an_arm_that_diverged_decide_nothing() -> None:
+    """Three seeds of one arm against two that are left of the other, far apart."""
+    runs = [
+        RunResult(name=arm, seed=seed, status=status, validation=Validation(loss=loss, perplexity=1.0,
+                  bits_per_byte=None, tokens=64))
+        for seed in range(3)
+        for arm, loss, status in (("a", 3.0, "ok"), ("b", 1.0 + seed / 1e3, "diverged" if seed == 2 else "ok"))
+    ]  # fmt: skip
+    found = Compared(Results(version=VERSION, data=Data({"name": "text"}), budget=Budget(seeds=3), runs=runs), 1)
+    for gap in (Gap("a", "b", most=0.0), Gap("a", "b", most=0.5, relative=True)):
+        figure = gap.figure(found)
+        assert figure.value < -0.5 and figure.verdict == OPEN
+    whole = replace(found, results=found.results.changed(runs=[run for run in runs if run.seed < 2]))
+    assert Gap("a", "b", most=0.0).figure(whole).verdict == HOLDS
+
+
+def test_what_was_measured_otherwise_is_refused_and_not_shown(tmp_path: Path) -> None:
+    claims(["score-variance"], tmp_path, tiny=True)
+    before = (tmp_path / "score-variance.json").read_text()
+    for asked, words in (({"seeds": 9}, "seeds=9 is asked for"), ({"data": "x/own.txt"}, "data=own.txt is asked for")):
+        with pytest.raises(RequestError, match=words):
+            claims(["score-variance"], tmp_path, tiny=True, **asked)
+    assert (tmp_path / "score-variance.json").read_text() == before
+    assert claims(["score-variance"], tmp_path, tiny=True, seeds=9, again=True)["score-variance"].seeds == 9
+
+
+def test_every_claim_has_a_line_of_the_summary() -> None:
+    rows = overview(STORED)
+    names, many = zip(*counts(rows), strict=True)
+    assert (
+        names[-1] == "All"
+        and sum(many[-1]) == len(rows)
+        and [sum(of) for of in zip(*many[:-1], strict=True)] == many[-1]
+    )
+    told = document_of(rows).split("## Exact")[0]
+    assert all(f"| {row['name']} |" in told for row in rows)
+    assert not any(re.search(r"(^|; )guide", row["source"]) for row in rows)

@@ -44,6 +44,8 @@ def law_of(name: str, params: float, tokens: float) -> float:
 class Planted:
     """An executor whose runs end at once, with the loss of a planted law; `trained` are those that it was given."""
 
+    workers, shared = 1, False
+
     def __init__(self, diverged: Sequence[str] = (), stop_after: int | None = None):
         self.diverged, self.stop_after = diverged, stop_after
         self.trained: list[tuple[str, str]] = []
@@ -229,7 +231,7 @@ def test_budgets_of_equal_compute(source: Path, tmp_path: Path) -> None:
         ({"budgets": None}, "give the budgets"),
         ({"budgets": "0,1M,2M"}, "at least 1"),
         ({"form": "square"}, "one of chinchilla"),
-        ({"hours": 0.001}, "runs would take about 0.4 hours .*, and hours=0.001 is given"),
+        ({"hours": 0.001}, "runs would take about 0.3 hours .*, and hours=0.001 is given"),
         ({"hours": -1}, "hours must be above 0"),
         ({"predict": [(1e9, 1e9)]}, "times the largest run's"),
         ({"flops": [1e20]}, "times the largest run's"),
@@ -322,7 +324,7 @@ def test_times_are_estimated_before_anything_is_trained(source: Path, monkeypatc
 def test_the_command_trains(
     source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("glassformer.comparison.Serial", Planted)
+    monkeypatch.setattr("glassformer.runs.executor.Local", lambda workers: Planted())
     base = ["scale", "gpt2", "llama", "--data", str(source), "--batch-size", "4", "--context", "32", "--threads", "1",
             "--dtype", "float32", "--out", str(tmp_path / "out")]  # fmt: skip
     asked = [*base, "--sizes", FEW["sizes"], "--budgets", FEW["budgets"]]

@@ -96,22 +96,22 @@ def test_given_steps_keep_their_order_and_take_the_numbers_of_the_target() -> No
     [
         ({"to": BASE}, "are the same model, trained alike"),
         ({"to": f"{BASE}+learned"}, "are the same model"),
-        ({"steps": "rope,rope"}, "names rope twice"),
-        ({"steps": "rope,rmsnorn"}, "did you mean 'rmsnorm'"),
-        ({"steps": "rope,layernorm"}, "\\+layernorm does nothing to"),
-        ({"steps": "alibi,rope"}, "\\+alibi changes nothing in the end"),
-        ({"steps": "500"}, "a budget is given in --tokens"),
-        ({"steps": "rope,,rmsnorm"}, "steps"),
+        ({"changes": "rope,rope"}, "names rope twice"),
+        ({"changes": "rope,rmsnorn"}, "did you mean 'rmsnorm'"),
+        ({"changes": "rope,layernorm"}, "\\+layernorm does nothing to"),
+        ({"changes": "alibi,rope"}, "\\+alibi changes nothing in the end"),
+        ({"changes": "500"}, "a budget is given in --tokens"),
+        ({"changes": "rope,,rmsnorm"}, "changes"),
         (
-            {"to": f"{BASE}+rope+rmsnorm", "steps": "rope"},
+            {"to": f"{BASE}+rope+rmsnorm", "changes": "rope"},
             "do not lead from .* final_norm.kind is layernorm, not",
         ),
         ({}, "needs its other end"),
-        ({"steps": "rope", "seeds": 1}, "gives no interval"),
-        ({"steps": "rope", "tokens": 9 * 4 * 32}, "are 9 steps, which say nothing of a change: give 1,280 or more"),
-        ({"steps": "rope", "within": 5}, "--within is for --tune"),
-        ({"steps": "rope", "design": "factorial"}, "2 to 5 changes, and here are 1"),
-        ({"steps": "rope,hidden=512"}, "parameters in its layers"),
+        ({"changes": "rope", "seeds": 1}, "gives no interval"),
+        ({"changes": "rope", "tokens": 9 * 4 * 32}, "are 9 steps, which say nothing of a change: give 1,280 or more"),
+        ({"changes": "rope", "within": 5}, "--within is for --tune"),
+        ({"changes": "rope", "design": "factorial"}, "2 to 5 changes, and here are 1"),
+        ({"changes": "rope,hidden=512"}, "parameters in its layers"),
     ],
 )
 def test_wrong_ladders_are_refused_before_anything_is_trained(
@@ -130,7 +130,7 @@ def test_planted_effects_are_found_in_both_directions(source: Path, tmp_path: Pa
     """rope helps, rmsnorm does nothing, nobias hurts."""
     planted = Planted({"rope": -0.2, "nobias": 0.05})
     out = tmp_path / "out"
-    found = ablate(BASE, source, steps=STEPS, out=out, executor=Instead(planted), **PLAN)
+    found = ablate(BASE, source, changes=STEPS, out=out, executor=Instead(planted), **PLAN)
     assert planted.runs == 6 * 3 and [arm["has"].count(True) for arm in found["arms"]] == [0, 1, 2, 3, 2, 2]
     verdict = {key: [one["verdict"]["verdict"] for one in some] for key, some in found["pairs"].items()}
     assert verdict["before"] == ["b better", "equivalent", "a better"] == verdict["last"]
@@ -142,18 +142,28 @@ def test_planted_effects_are_found_in_both_directions(source: Path, tmp_path: Pa
     assert first["train.tokens_per_second"] == 128 and first["generation.state_bytes_per_token"] == 1
     assert json.loads((out / "ladder.json").read_text()) == found
     page = (out / "ladder.html").read_text()
-    assert "rope: added in its place lowers the loss" in page and page.count("<svg") >= 4 + 3 * 4
-    assert found["command"].startswith("glassformer ablate ") and "--steps rope,rmsnorm,nobias" in found["command"]
+    assert "rope: added in its place, it lowers the loss" in page and page.count("<svg") >= 4 + 3 * 4
+    assert found["command"].startswith("glassformer ablate ") and "--changes rope,rmsnorm,nobias" in found["command"]
 
     again = Planted({"rope": -0.2, "nobias": 0.05})
-    assert ablate(BASE, source, steps=STEPS, out=out, executor=Instead(again), **PLAN)["arms"] == found["arms"]
-    more = ablate(BASE, source, steps=STEPS, out=out, seeds=4, executor=Instead(again), **PLAN)
+    assert ablate(BASE, source, changes=STEPS, out=out, executor=Instead(again), **PLAN)["arms"] == found["arms"]
+    more = ablate(BASE, source, changes=STEPS, out=out, seeds=4, executor=Instead(again), **PLAN)
     assert again.runs == 6 and more["seeds"] == 4  # one seed more of each arm
+
+
+def test_speeds_of_runs_side_by_side_are_measured_in_turn(source: Path, tmp_path: Path) -> None:
+    """By real steps of every arm: what the planted runs say of their speed, 128, is not told."""
+    side_by_side = Instead(Planted({"rope": -0.2}))
+    side_by_side.workers = 2
+    found = ablate(BASE, source, changes="rope", out=tmp_path / "out", executor=side_by_side, **PLAN)
+    assert all(arm["train.tokens_per_second"] > 0 for arm in found["arms"])
+    assert 128 not in [arm["train.tokens_per_second"] for arm in found["arms"]]
+    assert any("side by side" in note for note in found["notes"])
 
 
 def test_a_change_that_another_one_undoes_shows_in_the_two_directions(source: Path, tmp_path: Path) -> None:
     planted = Planted({"rope": -0.2}, together={("rope", "nobias"): 0.2})
-    found = ablate(BASE, source, steps=["rope", "nobias"], out=tmp_path / "out", executor=Instead(planted), **PLAN)
+    found = ablate(BASE, source, changes=["rope", "nobias"], out=tmp_path / "out", executor=Instead(planted), **PLAN)
     before, last = (found["pairs"][key][0]["verdict"]["verdict"] for key in ("before", "last"))
     assert before == "b better" and last == "equivalent"
 
@@ -174,9 +184,9 @@ def test_runs_that_fail_or_diverge(source: Path, tmp_path: Path) -> None:
         return status
 
     with pytest.raises(WorkError, match=r"3 of 6 runs failed: .*rope seed 0: no room"):
-        ablate(BASE, source, steps="rope", out=tmp_path, executor=Instead(fails), **PLAN)
+        ablate(BASE, source, changes="rope", out=tmp_path, executor=Instead(fails), **PLAN)
     assert "has too few finished seeds" in (tmp_path / "ladder.html").read_text()
-    found = ablate(BASE, source, steps="rope", out=tmp_path, executor=Instead(diverges), **PLAN)
+    found = ablate(BASE, source, changes="rope", out=tmp_path, executor=Instead(diverges), **PLAN)
     assert found["arms"][1]["loss"] is None and found["arms"][1]["trouble"] == "diverged"
     assert "diverged" in (tmp_path / "ladder.html").read_text()
 
@@ -201,10 +211,18 @@ def test_rungs_at_tuned_rates(source: Path, tmp_path: Path) -> None:
             return status
 
     planted = Basin({"rope": -0.2})
-    found = ablate(BASE, source, steps="rope", tune=True, seeds=2, out=tmp_path, executor=Instead(planted), **PLAN)
+    found = ablate(BASE, source, changes="rope", tune=True, seeds=2, out=tmp_path, executor=Instead(planted), **PLAN)
     assert found["tuned"] and [arm["name"] for arm in found["arms"]] == [BASE, f"{BASE}+rope"]
     assert all(arm["learning_rate"] == pytest.approx(0.003, rel=0.1) for arm in found["arms"])
     assert found["pairs"]["base"][0]["verdict"]["verdict"] == "b better"
+    (tmp_path / "ladder.html").unlink()
+
+    def fails(place: Path, notify: Any) -> tuple[str | None, int]:
+        return "no room", 1
+
+    with pytest.raises(WorkError, match=r"no room; .* what there is of the ladder is in .*ladder.html"):
+        ablate(BASE, source, changes="rope", tune=True, seeds=3, out=tmp_path, executor=Instead(fails), **PLAN)
+    assert "rope" in (tmp_path / "ladder.html").read_text()
 
 
 # Factorial designs
@@ -254,7 +272,7 @@ def test_a_half_fraction_finds_planted_effects_and_their_interaction(source: Pat
     steps = [*STEPS, "untied", "swiglu"]
     planted = Planted({"rope": -0.2, "untied": 0.04}, together={("rope", "rmsnorm"): 0.1})
     out = tmp_path / "out"
-    found = ablate(BASE, source, steps=steps, design="factorial", seeds=2, out=out, executor=Instead(planted), **PLAN)
+    found = ablate(BASE, source, changes=steps, design="factorial", seeds=2, out=out, executor=Instead(planted), **PLAN)
     assert planted.runs == 32
     by = {tuple(one["of"]): one for one in found["effects"]}
     assert len(by) == 5 + 10
@@ -270,15 +288,15 @@ def test_a_half_fraction_finds_planted_effects_and_their_interaction(source: Pat
 
 
 def test_the_command(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
-    monkeypatch.setattr("glassformer.comparison.Serial", lambda: Instead(Planted({"rope": -0.2})))
+    monkeypatch.setattr("glassformer.runs.executor.Local", lambda workers: Instead(Planted({"rope": -0.2})))
     call = ["ablate", BASE, "--to", f"{BASE}+rope", "--data", str(source), "--tokens", "1536", "--batch-size", "4"]
     call += ["--context", "32", "--threads", "1", "--dtype", "float32", "--seeds", "2", "--out", str(tmp_path / "out")]
     assert main(call) == 0
     told = capsys.readouterr().out
-    assert "rope: added in its place lowers the loss" in told and "ladder.html" in told
+    assert "rope: added in its place or as the last change, it lowers the loss" in told and "ladder.html" in told
     assert main([*call, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["steps"] == ["rope"]
-    for wrong in (["--to", BASE], ["--steps", "nonsense"], ["--seeds", "1"]):
+    for wrong in (["--to", BASE], ["--changes", "nonsense"], ["--seeds", "1"]):
         assert main([*call, *wrong]) == 2
         assert capsys.readouterr().err.startswith("glassformer: ")
 

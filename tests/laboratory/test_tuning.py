@@ -35,11 +35,11 @@ from glassformer.laboratory.tuning import tune
 from glassformer.naming import preset
 from glassformer.report.tuning import finding, render_tuning
 from glassformer.runs.events import Event, Stage
-from glassformer.runs.executor import Serial
+from glassformer.runs.executor import Local
 from glassformer.runs.readable import readable
 from glassformer.runs.results import Results, RunResult, Tuning
 from glassformer.training import Interrupted, default_learning_rate
-from tests.runs.stand_in import AT_ONCE, Instead, trained_at_once
+from tests.runs.stand_in import AT_ONCE, Instead, Stand, trained_at_once
 
 A = "gpt2@1m+layers=1+d_model=32+heads=2"
 B, C = f"{A}+rope", f"{A}+rmsnorm"
@@ -305,6 +305,19 @@ def test_the_same_call_goes_on_and_adds_seeds(source: Path, tmp_path: Path) -> N
     assert {name.split("+recipe.")[0] for name, _ in third.runs} == {C} and len(third.runs) == 1 + 2 * 5 + 2 * 3
 
 
+def test_verdicts_stand_while_seeds_are_added(source: Path, tmp_path: Path) -> None:
+    """Stopped in between, pages and results still have those there were."""
+    basins = {A: Basin(2.0, best=1.0), B: Basin(1.9, best=1.0)}
+    tune([A, B], source, seeds=2, out=tmp_path, executor=Simulated(basins).executor, **PLAN)
+    with pytest.raises(Interrupted):
+        tune([A, B], source, seeds=3, out=tmp_path, executor=Simulated(basins, stop_after=1).executor, **PLAN)
+    held = Results.of(json.loads((tmp_path / "results.json").read_text())).tuning
+    assert held is not None and len(held.tuned) == len(held.usual) == 1 and len(held.fresh) == 2
+    assert "better" in (tmp_path / "tuning.html").read_text()
+    found = tune([A, B], source, seeds=3, out=tmp_path, executor=Simulated(basins).executor, **PLAN)
+    assert len(found["tuning"]["fresh"]) == 3
+
+
 def test_divergence_is_the_worst_loss(source: Path, tmp_path: Path) -> None:
     basins = {A: Basin(3.0), B: Basin(2.95, best=3.0, edge=0.9)}  # the better the higher, until it diverges
     results = tune([A, B], source, out=tmp_path / "out", seeds=2, executor=Simulated(basins).executor, **PLAN)
@@ -422,7 +435,7 @@ def test_the_command_line_tunes(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     simulated = Simulated(DECEPTIVE)
-    monkeypatch.setattr(Serial, "spawn", lambda self, place, notify: simulated(place, notify))
+    monkeypatch.setattr(Local, "training", lambda self, place: Stand(simulated, place))
     assert main(["compare", A, B, "--tune", *options(source, tmp_path / "out")]) == 0
     said = capsys.readouterr()
     assert "The learning rate decided." in " ".join(said.out.split()) and "sensitivity" in said.out
@@ -481,7 +494,7 @@ def test_the_experiment_of_transfer_runs(
     sizes = ("1m", "3m")
     found = {f"llama@{size}": Basin(3.0, best=best) for size, best in zip(sizes, (1.2, -0.4), strict=True)}
     simulated = Simulated(found)
-    monkeypatch.setattr(Serial, "spawn", lambda self, place, notify: simulated(place, notify))
+    monkeypatch.setattr(Local, "training", lambda self, place: Stand(simulated, place))
     monkeypatch.setattr(transfer, "ARMS", {"standard": "llama@{}"})
     monkeypatch.setattr(transfer, "DATA", source)
     for size in sizes:

@@ -18,9 +18,9 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import glassformer as gf
 from glassformer.config import Stage
+from glassformer.parallel.layout import Layout
 from glassformer.parts.cost import Shape
 from glassformer.parts.shard import piece_of, shards_of
-from glassformer.planning.layout import Layout
 from glassformer.planning.ranks import Held, owned, share, stages
 from glassformer.planning.trace import Pieces, faked, trace
 from glassformer.planning.training import plan_training

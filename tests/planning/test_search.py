@@ -11,7 +11,7 @@ import torch
 import glassformer as gf
 from glassformer.cli import main
 from glassformer.errors import RequestError
-from glassformer.planning.layout import Layout
+from glassformer.parallel.layout import Layout
 from glassformer.planning.machines import cluster
 from glassformer.planning.search import FOUND, TRIED, find
 from glassformer.training.optimizers import AdamWConfig

@@ -12,8 +12,8 @@ import glassformer as gf
 from experiments.plan.mpt import elsewhere, fit, rows, written
 from glassformer.cli import main
 from glassformer.errors import RequestError
+from glassformer.parallel.layout import Layout
 from glassformer.planning.advice import advice
-from glassformer.planning.layout import Layout
 from glassformer.planning.machines import Cluster, cluster, machines
 from glassformer.planning.time import ELSEWHERE, StepTime, again, step_time, workload
 

@@ -16,8 +16,8 @@ from experiments.plan.peaks import peak
 from glassformer.cli import main
 from glassformer.errors import RequestError
 from glassformer.naming.changes import change_of
+from glassformer.parallel.layout import Layout
 from glassformer.parts.cost import Shape
-from glassformer.planning.layout import Layout
 from glassformer.planning.machines import cluster
 from glassformer.planning.memory import COMMUNICATOR, CONTEXT, TrainingMemory
 from glassformer.planning.ranks import for_gpu
@@ -230,8 +230,18 @@ def test_layouts_that_do_not_divide_name_the_nearest_that_does(model: str, layou
 
 def test_a_layout_is_read_by_words():
     assert Layout.of("fsdp=8,tp=2,sp=1,recompute=full") == Layout(dp=8, zero=3, tp=2, sp=True, recompute="full")
+    hybrid = Layout.of("fsdp=4,replicate=2")
+    assert hybrid == Layout(dp=8, zero=3, replicate=2) == Layout.of(str(hybrid)) and hybrid.sharing == hybrid.fsdp == 4
+    assert Layout.of("replicate=2").fsdp == Layout.of("dp=2").fsdp == 1
     assert Layout.of("dp=4,cp=2,tp=8,pp=16").ranks == 1024 and Layout.of("dp=4,micro=2").microbatches(16) == 2
-    for wrong, field in [("fsdp=8,zero=1", "zero"), ("tp=x", "tp"), ("sp=2", "sp"), ("recompute=some", "recompute")]:
+    for wrong, field in [
+        ("fsdp=8,zero=1", "zero"),
+        ("fsdp=8,dp=2", "dp"),
+        ("replicate=0", "replicate"),
+        ("tp=x", "tp"),
+        ("sp=2", "sp"),
+        ("recompute=some", "recompute"),
+    ]:
         with pytest.raises(RequestError) as caught:
             Layout.of(wrong)
         assert caught.value.field == field

@@ -1,4 +1,4 @@
-"""In place of the processes that train: results as they leave them, at once."""
+"""Tiny runs to ask for, and in place of the processes that train them: results as they leave them, at once."""
 
 from __future__ import annotations
 
@@ -9,17 +9,46 @@ from pathlib import Path
 from typing import Any
 
 from glassformer.config import ModelConfig
+from glassformer.naming import preset
 from glassformer.runs.events import Notify
-from glassformer.runs.executor import Serial
+from glassformer.runs.executor import Local
+from glassformer.runs.request import RunRequest, TextPlaces
+from glassformer.runs.workers import Training
+from glassformer.training import Recipe
+from glassformer.training.request import fit
+
+CONTEXT = 32
+
+
+def ask(places: TextPlaces, name: str, **recipe: Any) -> RunRequest:
+    size = places.open().tokenizer.vocab_size
+    fields = {"tokens": 512, "batch_size": 4, "context": CONTEXT, "threads": 1, "dtype": "float32", "compile": False}
+    return RunRequest(name, fit(preset(name), size, CONTEXT), Recipe.of(**{**fields, **recipe}), places)
+
 
 Spawn = Callable[[Path, Notify], tuple[str | None, int]]
 
 
-class Instead(Serial):
-    """`Serial` with another function in place of its process."""
+class Stand(Training):
+    """A function in place of the process of a run."""
 
-    def __init__(self, spawn: Spawn):
-        self.spawn = spawn  # type: ignore[method-assign]
+    def __init__(self, function: Spawn, place: Path):
+        super().__init__(place)
+        self.function = function
+
+    def run(self, notify: Notify) -> tuple[str | None, int]:
+        return self.function(self.place, notify)
+
+
+class Instead(Local):
+    """`Local` with another function in place of its processes."""
+
+    def __init__(self, function: Spawn):
+        super().__init__()
+        self.function = function
+
+    def training(self, place: Path) -> Training:
+        return Stand(self.function, place)
 
 
 def trained_at_once(place: Path, notify: Any) -> tuple[None, int]:
@@ -39,6 +68,7 @@ def trained_at_once(place: Path, notify: Any) -> tuple[None, int]:
             "tokens_per_second": 1.0, "seconds_per_token": 1.0, "state_bytes_per_token": 1.0, "sample": {"text": "x"},
         },
         "extrapolation": [], "status": "ok", "error": None, "weights": request["weights"],
+        "pretrained": request.get("pretrained"),
     }  # fmt: skip
     (place / "result.json").write_text(json.dumps(result))
     return None, 0

@@ -21,7 +21,6 @@ def failing(error: Exception, place: Path, monkeypatch: pytest.MonkeyPatch) -> N
         raise error
 
     (place / "request.json").write_text(json.dumps(REQUEST))
-    monkeypatch.setattr("sys.argv", ["arm", str(place)])
     monkeypatch.setattr(arm, "measure", measure)
 
 
@@ -37,7 +36,7 @@ def test_without_memory_it_says_so(
     error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     failing(error, tmp_path, monkeypatch)
-    assert arm.main() == 1
+    assert arm.train_one(tmp_path) == 1
     said = decode(capsys.readouterr().out)
     assert said == Error(name="gpt2@1m", seed=3, error="this needs more memory than the machine has")
 
@@ -46,9 +45,9 @@ def test_a_wrong_request_is_an_event_and_a_defect_is_a_traceback(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     failing(RequestError("no such text"), tmp_path, monkeypatch)
-    assert arm.main() == 2
+    assert arm.train_one(tmp_path) == 2
     assert decode(capsys.readouterr().out) == Error(name="gpt2@1m", seed=3, error="no such text")
     failing(RuntimeError("shapes differ"), tmp_path, monkeypatch)
     with pytest.raises(RuntimeError, match="shapes differ"):
-        arm.main()
+        arm.train_one(tmp_path)
     assert not (tmp_path / "result.json").exists()

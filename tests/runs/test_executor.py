@@ -7,51 +7,19 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from glassformer.errors import WorkError
-from glassformer.naming import preset
 from glassformer.parts.base import to_plain
 from glassformer.parts.init import WEIGHTS_RULE
 from glassformer.runs import request as requests_module
-from glassformer.runs.events import End, Error, Event, Kept, Start, Step
-from glassformer.runs.executor import Serial, execute, finished, kept
+from glassformer.runs.events import End, Error, Event, Kept, Notify, Start, Step
+from glassformer.runs.executor import Local, execute, finished, kept
 from glassformer.runs.files import read_result
-from glassformer.runs.request import RunRequest, TextPlaces, place_of, read_request
-from glassformer.text import prepare
-from glassformer.training import Recipe
-from glassformer.training.request import fit
+from glassformer.runs.request import RunRequest, place_of, read_request
+from glassformer.runs.workers import Training
 from tests.runs.stand_in import AT_ONCE, Instead, trained_at_once
-
-CONTEXT = 32
-
-
-@pytest.fixture(scope="module")
-def places(tmp_path_factory: pytest.TempPathFactory) -> TextPlaces:
-    folder = tmp_path_factory.mktemp("text")
-    source = folder / "text.txt"
-    source.write_text("\n".join(f"line {n} of a small text about cats and trees" for n in range(400)))
-    text = prepare(source, "char", CONTEXT, cache_dir=folder / "cache")
-    text.tokenizer.save(folder / "tokenizer")
-    return TextPlaces.of(text, folder / "tokenizer")
-
-
-def ask(places: TextPlaces, name: str, **recipe: Any) -> RunRequest:
-    size = places.open().tokenizer.vocab_size
-    fields = {"tokens": 512, "batch_size": 4, "context": CONTEXT, "threads": 1, "dtype": "float32", "compile": False}
-    return RunRequest(name, fit(preset(name), size, CONTEXT), Recipe.of(**{**fields, **recipe}), places)
-
-
-@pytest.fixture
-def asked(places: TextPlaces) -> list[RunRequest]:
-    """Two sizes, two budgets, two seeds, two rates: what no comparison would take together."""
-    tiny = "+layers=1+d_model=16+heads=2"
-    return [
-        ask(places, f"gpt2@1m{tiny}", learning_rate=1e-3),
-        ask(places, f"llama@1m{tiny}+layers=2", tokens=256, learning_rate=1e-2, seed=4),
-    ]
 
 
 def test_runs_of_different_sizes_and_budgets_are_trained_and_kept(asked: list[RunRequest], tmp_path: Path) -> None:
@@ -121,14 +89,14 @@ def test_what_a_process_says_last_is_its_error(
         ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "status -9 (out of memory?)"),
         ("", "result.json is not what a trained arm leaves"),
     ):
-        monkeypatch.setattr("glassformer.runs.executor.START", f"import sys\n{code}")
-        (result,) = Serial().run(asked[:1], tmp_path)
+        monkeypatch.setattr("glassformer.runs.workers.START", f"import sys\n{code}")
+        (result,) = Local().run(asked[:1], tmp_path)
         assert result.status == "failed" and str(result.error).endswith(words)
 
 
 def test_a_stopped_run_goes_on(asked: list[RunRequest], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C is passed on to the process once, and nothing after it starts."""
-    monkeypatch.setattr("glassformer.runs.executor.START", WAITS)
+    monkeypatch.setattr("glassformer.runs.workers.START", WAITS)
     events: list[Event] = []
 
     def notify(event: Event) -> None:
@@ -137,21 +105,22 @@ def test_a_stopped_run_goes_on(asked: list[RunRequest], tmp_path: Path, monkeypa
             raise KeyboardInterrupt
 
     with pytest.raises(WorkError, match="stopped"):
-        list(Serial().run(asked, tmp_path, notify))
+        list(Local().run(asked, tmp_path, notify))
     assert [type(event) for event in events] == [Start, Step]
     assert (asked[0].place(tmp_path) / "saved").is_file()
 
 
 WAITS = """
-import signal, sys, time
+import json, signal, sys, time
 from pathlib import Path
+place = Path(json.loads(sys.stdin.readline()))
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has it ignored in what runs in the background
 try:
     print('{"event": "step", "name": "a", "seed": 0, "step": 1, "done": 0.5, "loss": 1, "tokens_per_second": 1, '
           '"seconds_left": 1}', flush=True)
     time.sleep(60)
 except KeyboardInterrupt:
-    (Path(sys.argv[2]) / "saved").touch()
+    (place / "saved").touch()
 """
 
 
@@ -186,3 +155,38 @@ def test_nothing_of_a_run_lies_elsewhere(asked: list[RunRequest], tmp_path: Path
     list(AT_ONCE.run(asked, tmp_path / "here"))
     shutil.move(tmp_path / "here", tmp_path / "there")
     assert len(kept(asked, tmp_path / "there")) == 2
+
+
+def test_one_process_trains_run_after_run(asked: list[RunRequest], tmp_path: Path) -> None:
+    """Two side by side in a process each, which go on to the next run; every result is that of a process of its own."""
+    more = [replace(one, recipe=one.recipe.vary(seed=9)) for one in asked]
+    with_processes: dict[str, list[str]] = {}
+
+    class Watched(Local):
+        def training(self, place: Path) -> Training:
+            found = super().training(place)
+            return Told(found, with_processes)
+
+    class Told(Training):
+        def __init__(self, inner: Training, told: dict[str, list[str]]):
+            super().__init__(inner.place)
+            self.told = told
+
+        def run(self, notify: Notify) -> tuple[str | None, int]:
+            ended = super().run(notify)
+            assert self.worker is not None
+            self.told.setdefault(str(self.worker.process.pid), []).append(self.place.name)
+            return ended
+
+    side_by_side = {one.key: one for one in Watched(2).run([*asked, *more], tmp_path)}
+    assert len(with_processes) == 2 and max(map(len, with_processes.values())) >= 2
+    for request in more:
+        (alone,) = Local().run([request], tmp_path / "alone")
+        assert alone.validation == side_by_side[request.key].validation
+
+
+def test_a_trial_is_no_answer_to_a_request_for_every_measure(asked: list[RunRequest], tmp_path: Path) -> None:
+    trial = replace(asked[0], loss_alone=True)
+    (result,) = Local().run([trial], tmp_path)
+    assert result.loss_alone and result.complete and result.generation is None and not result.extrapolation
+    assert finished(trial, tmp_path) == result and finished(asked[0], tmp_path) is None

@@ -3,15 +3,18 @@ from __future__ import annotations
 import os
 import random
 import shutil
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from glassformer.errors import RequestError
+from glassformer.errors import RequestError, WorkError
 from glassformer.model import Model
 from glassformer.naming import preset
+from glassformer.parallel import stored
+from glassformer.parallel.crew import Crew
 from glassformer.training import checkpoint
 from glassformer.training.optimizers import AdamWConfig
 
@@ -69,7 +72,7 @@ def test_a_crash_at_any_call_leaves_a_whole_checkpoint(
     """The process dies at the n-th call of each kind, for every n: the latest is the old or the new one, whole."""
     old, old_optimizer = built(0)
     new, new_optimizer = built(1)
-    home: Any = {"replace": os, "fsync": os, "rmtree": shutil, "save_file": checkpoint}[operation]
+    home: Any = {"replace": os, "fsync": os, "rmtree": shutil, "save_file": stored}[operation]
     real = getattr(home, operation)
     for n in range(40):
         run = tmp_path / f"run{n}"
@@ -172,3 +175,50 @@ def test_the_vectors_of_a_power_iteration_are_part_of_it(tmp_path: Path) -> None
         assert torch.equal(value, resumed.state_dict()[name]), name
     with pytest.raises(RequestError, match=r"no tensor .*reparam"):
         checkpoint.load_model(checkpoint.save(tmp_path / "plain", 1, *built(), {}), resumed)
+
+
+def test_what_is_written_in_the_background_is_of_one_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The disk is slow, and training goes on: the files hold the weights and moments of the step that was saved."""
+    model, optimizer = built()
+    held, real = threading.Event(), stored.save_file
+
+    def slow(*args: Any, **kwargs: Any) -> None:
+        held.wait()
+        real(*args, **kwargs)
+
+    monkeypatch.setattr(stored, "save_file", slow)
+    background = checkpoint.Background(Crew.alone())
+    state: dict[str, Any] = {"recent": [1.0]}
+    for step in (1, 2):  # the second time in the memory of the first
+        held.clear()
+        weights = {name: value.clone() for name, value in model.state_dict().items()}
+        moments = [{part: value.clone() for part, value in optimizer.state[one].items()} for one in model.parameters()]
+        background.save(tmp_path, step, model, optimizer, state)
+        state["recent"].append(2.0)
+        model.loss(torch.arange(8)[None], torch.arange(8)[None]).backward()
+        optimizer.step()
+        assert checkpoint.latest(tmp_path) == (tmp_path / "checkpoints" / "step_00000001" if step == 2 else None)
+        held.set()
+        path = background.wait()
+        assert path == checkpoint.latest(tmp_path) and background.wait() is None
+        assert path is not None and checkpoint.read_state(path)["recent"] == [1.0, 2.0][:step]
+        fresh, other = built(seed=5)
+        checkpoint.load_model(path, fresh)
+        checkpoint.load_optimizer(path, fresh, other)
+        assert all(torch.equal(value, weights[name]) for name, value in fresh.state_dict().items())
+        for one, right in zip(fresh.parameters(), moments, strict=True):
+            assert all(torch.equal(value, right[part]) for part, value in other.state[one].items())
+
+
+def test_what_fails_in_the_background_is_raised_when_it_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*args: Any, **kwargs: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(stored, "save_file", full)
+    background = checkpoint.Background(Crew.alone())
+    background.save(tmp_path, 1, *built(), {})
+    with pytest.raises(WorkError, match="the disk is full"):
+        background.wait()
+    assert checkpoint.latest(tmp_path) is None and background.wait() is None

@@ -15,6 +15,7 @@ from glassformer import machine
 from glassformer.dynamics.watch import Moment
 from glassformer.errors import RequestError, WorkError
 from glassformer.naming import preset
+from glassformer.parallel import stored
 from glassformer.text import Batch, TextData, prepare
 from glassformer.training import Interrupted, Recipe, Report, Reporter, checkpoint, loop, request, train
 from glassformer.training.callbacks import Callback
@@ -228,15 +229,15 @@ def test_a_full_disk_is_one_sentence_and_leaves_the_last_checkpoint(
     with pytest.raises(Interrupted):
         train(model(), text, TEN, tmp_path / "run", callbacks=[interrupt_at(5)])
 
-    real = checkpoint.save_file
+    real = stored.save_file
 
     def full(*args: object, **kwargs: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(checkpoint, "save_file", full)
+    monkeypatch.setattr(stored, "save_file", full)
     with pytest.raises(WorkError, match="the disk is full"):
         train(model(), text, TEN, tmp_path / "run", resume=True)
-    monkeypatch.setattr(checkpoint, "save_file", real)
+    monkeypatch.setattr(stored, "save_file", real)
     assert train(model(), text, TEN, tmp_path / "run", resume=True).steps == 10
 
 
@@ -436,3 +437,25 @@ def test_what_no_text_could_mend_is_refused_before_it_is_read(monkeypatch: pytes
             train(preset(f"llama@1m{SMALL}{change}"), "python-docs", TEN)
     with pytest.raises(RequestError, match="qk_clip=100"):
         train(preset("mamba@1m"), "python-docs", {**TEN, "qk_clip": 100})
+
+
+def test_saving_in_the_background_changes_nothing(text: TextData, tmp_path: Path) -> None:
+    """A run that is saved at every step, interrupted and resumed, has the files of one that waits for the disk."""
+    often = {**TEN, "checkpoint_seconds": 1e-9}
+    train(model(), text, often, tmp_path / "waits")
+    saved: list[str] = []
+
+    class Listener(Callback):
+        def saved(self, run: Training, folder: Path) -> None:
+            assert checkpoint.latest(folder.parents[1]) == folder
+            saved.append(folder.name)
+
+    with pytest.raises(Interrupted):
+        train(
+            model(), text, {**often, "async_save": True}, tmp_path / "goes_on", callbacks=[Listener(), interrupt_at(5)]
+        )
+    assert saved == [f"step_{step:08}" for step in range(1, 6)]
+    train(model(), text, {**often, "async_save": True}, tmp_path / "goes_on", resume=True)
+    for file in ("model.safetensors", "optimizer.safetensors"):
+        one, other = (checkpoint.latest(tmp_path / run) / file for run in ("waits", "goes_on"))  # type: ignore[operator]
+        assert one.read_bytes() == other.read_bytes(), file

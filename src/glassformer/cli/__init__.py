@@ -75,6 +75,10 @@ Threads = Annotated[
     int | None,
     Parameter(help="Threads of the processor; by default as many as it has cores, which give way to other processes."),
 ]
+Workers = Annotated[
+    int,
+    Parameter(help="Runs to train side by side, each with its share of the cores; more than one for small runs alone."),
+]
 Benchmark = Literal[
     "train",
     "kernels",
@@ -90,6 +94,7 @@ Benchmark = Literal[
     "retrieval",
     "masked",
     "translate",
+    "checkpoint",
     "claims",
 ]
 Compile = Annotated[
@@ -98,6 +103,16 @@ Compile = Annotated[
 ]
 
 
+ExecutorName = Annotated[
+    str,
+    Parameter(
+        help="here; or slurm, slurm:partition=NAME,time=MINUTES,gpus=1 and other options of sbatch: every run is a job "
+        "of a cluster."
+    ),
+]
+SlotNames = Annotated[
+    str | None, Parameter(help="Train several runs at once on this machine, one on each device: cuda:0,cuda:1.")
+]
 WatchEvery = Annotated[int | None, Parameter(help="Steps between looks with --watch; by default 25.")]
 LogTo = Annotated[
     list[str] | None,
@@ -135,8 +150,12 @@ def compare(
     device: Device = "auto",
     dtype: DType = "auto",
     threads: Threads = None,
+    workers: Workers = 1,
+    slots: SlotNames = None,
+    executor: ExecutorName = "here",
     compile: Compile = None,
     allow_unmatched: Flag = False,
+    pretrained: Flag = False,
     watch: Flag = False,
     watch_every: WatchEvery = None,
     on_spike: OnSpike = "go_on",
@@ -170,6 +189,8 @@ def compare(
         With --tune, minutes that it may take: refused where it would take longer.
     allow_unmatched
         Compare models of different size all the same. With --minutes they are: size costs steps there.
+    pretrained
+        Begin with the weights of the runs or checkpoints that the expressions name, changed as they say: RUN RUN+gqa:2.
     watch
         Look inside while it trains: statistics by layer and head in dynamics.jsonl, for the report and for `why`.
     power
@@ -185,6 +206,7 @@ def compare(
     from glassformer.comparison.power import PILOT
     from glassformer.laboratory.tuning import tune as run_tuned
     from glassformer.runs.results import Results
+    from glassformer.runs.where import executor_of
     from glassformer.units import share, whole_numbers
 
     if within is not None and not tune:
@@ -193,8 +215,12 @@ def compare(
     if tune and power is not None:
         message = "--power is for a comparison without --tune; tune first, then compare at the chosen rates"
         raise RequestError(message, code="conflict", field="power", value=power, expected="no --tune")
+    if tune and pretrained:
+        message = "--pretrained is for a comparison without --tune; give the rate in --lr"
+        raise RequestError(message, code="conflict", field="pretrained", value=True, expected="no --tune")
     spread = None if power is None else share(power, "power")
-    work, own = (partial(run_tuned, within=within), 3) if tune else (partial(run, power=spread), 1)
+    once = partial(run, power=spread, pretrained=pretrained)
+    work, own = (partial(run_tuned, within=within), 3) if tune else (once, 1)
     seeds = own if seeds is None else seeds
     with ComparisonView(quiet=json) as view:
         written = work(
@@ -206,6 +232,7 @@ def compare(
             optimizer=optimizer, objective=objective, device=device, dtype=dtype, threads=threads, compile=compile,
             watch=_interval(watch, watch_every), on_spike=on_spike, log_to=log_to or (),
             looks=[] if looks is None else whole_numbers(looks, "looks"),
+            executor=executor_of(executor, slots, workers, device),
         )  # fmt: skip
     results = Results.of(written)
     place = Path(out) if power is None else Path(out) / PILOT
@@ -234,6 +261,7 @@ def train(
     flops: Flops = None,
     steps: Steps = None,
     resume: Flag = False,
+    pretrained: Flag = False,
     seed: int = 0,
     lr: LearningRate = None,
     optimizer: Optimizer = "adamw",
@@ -251,6 +279,7 @@ def train(
     context: Context = None,
     evaluate_every: int | None = None,
     checkpoint_seconds: float = 60.0,
+    async_save: Flag = False,
     device: Device = "auto",
     dtype: DType = "auto",
     threads: Threads = None,
@@ -258,6 +287,8 @@ def train(
     watch: Flag = False,
     watch_every: WatchEvery = None,
     on_spike: OnSpike = "go_on",
+    layout: str | None = None,
+    processes: str | None = None,
     log_to: LogTo = None,
     json: Json = False,
 ) -> None:
@@ -273,6 +304,8 @@ def train(
         Length of the run in tokens (200k, 5M); or give --minutes, --flops or --steps.
     resume
         Go on from the latest checkpoint in --out; begin where there is none yet.
+    pretrained
+        Begin with the weights of the run or checkpoint that the expression names, changed as it says: RUN+gqa:1.
     seed
         Of the first weights and of the order of the text.
     lr
@@ -297,10 +330,18 @@ def train(
         Steps between evaluations on held-out text.
     checkpoint_seconds
         Time between checkpoints.
+    async_save
+        Write checkpoints in the background, from a copy in memory, while training goes on.
     watch
         Look inside while it trains: statistics by layer and head in dynamics.jsonl, for the report and for `why`.
+    layout
+        How processes share the work: fsdp=4, replicate=2, tp=2, or several of them; by default fsdp.
+    processes
+        So many on this machine, or auto; torchrun and srun start their own.
     """
+    from glassformer.cli.ranks import begin_processes, one_voice
     from glassformer.cli.show import TrainingView
+    from glassformer.comparison.pretrained import trained_arm
     from glassformer.naming import own_value, preset, split_recipe
     from glassformer.report import write_run
     from glassformer.runs.answers import answers
@@ -310,7 +351,8 @@ def train(
     from glassformer.training.sinks import check_sinks, open_sinks
 
     model, wishes = split_recipe(model)
-    config = preset(model)
+    begins = trained_arm(model, tokenizer) if pretrained else None
+    config = preset(model) if begins is None else begins[0]
     contexts = [c for c in (context, own_value(model, config, "context")) if c is not None]
     plan: dict[str, Any] = {"kind": schedule, **({} if warmup is None else {"warmup": warmup})}
     adam = {name: value for name, value in (("betas", betas), ("adam_eps", adam_eps)) if value is not None}
@@ -319,25 +361,33 @@ def train(
         seed=seed, learning_rate=lr, optimizer=optimizer, objective=objective,
         schedule=plan, weight_decay=weight_decay, clip=clip, **adam, qk_clip=qk_clip,
         batch_size=batch_size, micro_batch=micro_batch, **({"context": contexts[0]} if contexts else {}),
-        evaluate_every=evaluate_every, checkpoint_seconds=checkpoint_seconds, device=device, dtype=dtype,
-        threads=threads, compile=compile, watch=_interval(watch, watch_every), on_spike=on_spike,
+        evaluate_every=evaluate_every, checkpoint_seconds=checkpoint_seconds, async_save=async_save,
+        device=device, dtype=dtype, threads=threads, compile=compile,
+        watch=_interval(watch, watch_every), on_spike=on_spike,
     )  # fmt: skip
     recipe = with_recipe(recipe, wishes)
     for asked in contexts:
         if asked != recipe.context:
             raise RequestError(f"context={asked} and context={recipe.context} are both asked for; give one of them")
     check_sinks(log_to or ())
-    vocab_size = own_value(model, config, "vocab_size")
-    with TrainingView(quiet=json) as view:
-        request = prepare_run(config, data, recipe, out, resume, tokenizer, vocab_size, view.progress)
+    vocab_size = own_value(model, config, "vocab_size") if begins is None else config.vocab_size
+    known, weights = (tokenizer, None) if begins is None else begins[1:]
+    asked = (config, data, recipe, out, resume, known, vocab_size)
+    if begin_processes(processes, layout, *asked, weights, quiet=json):
+        return
+    with one_voice() as leads, TrainingView(quiet=json or not leads) as view:
+        request = prepare_run(*asked, view.progress, weights, layout)
         view.begin(model, request)
-        with open_sinks(log_to or (), Path(out), model, request.describe(), request.steps_done) as log:
+        sinks = log_to or () if leads else ()
+        with open_sinks(sinks, Path(out), model, request.describe(), request.steps_done) as log:
 
             def tell(report: Report) -> None:
                 log(report)
                 view.step(report)
 
             done = run_request(request, [Reporter(tell)])
+    if not leads:
+        return
     if recipe.watch:
         write_run(describe(model, done, None).to_dict(), Path(out) / "dynamics.html")
     found = answers(done.model, request.text, recipe.objective, recipe.context) if done.status == "ok" else None
@@ -752,7 +802,7 @@ def ablate(
     *,
     data: Data,
     to: str | None = None,
-    steps: str | None = None,
+    changes: str | None = None,
     design: Literal["ladder", "factorial"] = "ladder",
     tokens: Count | None = None,
     minutes: Minutes = None,
@@ -768,6 +818,9 @@ def ablate(
     device: Device = "auto",
     dtype: DType = "auto",
     threads: Threads = None,
+    workers: Workers = 1,
+    slots: SlotNames = None,
+    executor: ExecutorName = "here",
     compile: Compile = None,
     allow_unmatched: Flag = False,
     json: Json = False,
@@ -780,7 +833,7 @@ def ablate(
         The model to begin with: glassformer ablate gpt2@1m --to llama@1m --data python-docs --tokens 1M
     to
         The model at the other end; the changes that lead there are found.
-    steps
+    changes
         The changes in their order, such as rope,rmsnorm,swiglu; without --to they make the other end.
     design
         ladder: the changes added one after the other, and each left out of the target. factorial: every combination of
@@ -795,12 +848,14 @@ def ablate(
         Compare models of different size all the same.
     """
     from glassformer.cli.ladder import show_ladder
+    from glassformer.runs.where import executor_of
 
     fields = {
-        "to": to, "steps": steps, "design": design, "tokens": _as_int(tokens, "tokens"), "minutes": minutes,
+        "to": to, "changes": changes, "design": design, "tokens": _as_int(tokens, "tokens"), "minutes": minutes,
         "seeds": seeds, "tune": tune, "within": within, "out": out, "tokenizer": tokenizer, "batch_size": batch_size,
         "context": context, "learning_rate": lr, "optimizer": optimizer, "device": device, "dtype": dtype,
         "threads": threads, "compile": compile, "allow_unmatched": allow_unmatched,
+        "executor": executor_of(executor, slots, workers, device),
     }  # fmt: skip
     show_ladder(base, data, fields, _command_line(), json)
 
@@ -832,6 +887,9 @@ def scale(
     device: Device = "auto",
     dtype: DType = "auto",
     threads: Threads = None,
+    workers: Workers = 1,
+    slots: SlotNames = None,
+    executor: ExecutorName = "here",
     compile: Compile = None,
     json: Json = False,
 ) -> None:
@@ -892,13 +950,32 @@ def scale(
     if sizes is None:
         raise RequestError("give the sizes of the models: --sizes 0.3m,1m..10m", code="missing", field="sizes")
     from glassformer.cli.scale import train_laws
+    from glassformer.runs.where import executor_of
 
     train_laws(
         models, data, sizes, budgets, isoflop, predict, out or "scaling", json, form=form, seeds=seeds, hours=hours,
         flops=flops or (), far=far, tokenizer=tokenizer, command=_command_line(), batch_size=batch_size,
         context=context, learning_rate=lr, optimizer=optimizer, device=device, dtype=dtype, threads=threads,
-        compile=compile,
+        compile=compile, executor=executor_of(executor, slots, workers, device),
     )  # fmt: skip
+
+
+@app.command
+def run(experiment: str, /, *, seeds: int | None = None) -> None:
+    """Run an experiment that a file describes: glassformer run recipes/gpt2-to-llama.yaml
+
+    Parameters
+    ----------
+    experiment
+        A .yaml file with a sentence `about` it and `steps`, each a `verb` (train, compare, ablate, scale) with its
+        options as the command line has them. All are checked before the first begins. The same command goes on where
+        it stopped.
+    seeds
+        In the place of those in the file: more are added to those that are there.
+    """
+    from glassformer.cli.recipes import run_experiment
+
+    run_experiment(app, experiment, seeds, lambda words: print(words, file=sys.stderr))
 
 
 @app.command
@@ -960,11 +1037,13 @@ def claims(
         The folder of the results, NAME.json each, and of a page that draws them all; what it holds is not measured
         again.
     data
-        The text that models are trained on, by default python-docs; a claim about a text of its own needs it.
+        The text that models are trained on, by default python-docs; a claim about a text of its own needs it. What the
+        folder holds from another text is refused.
     seeds
-        For each arm of what is trained; by default as many as the claim takes.
+        For each arm of what is trained; by default as many as the claim takes. What the folder holds from other seeds
+        is refused.
     again
-        Measure what the folder holds as well.
+        Measure what the folder holds as well; its finished runs are kept, so that to train anew takes another folder.
     """
     from glassformer.cli.claims import show_claims
 
@@ -1014,12 +1093,13 @@ def bench(
         prompts, training and loading beside busy processes; plan: what `plan --here` says beside sampled models; embed:
         vectors of 10,000 sentences beside sentence-transformers; retrieval: how often an index finds what belongs to a
         question, beside BM25; masked: a training step
-        of bert@10m beside transformers' BERT; translate: a translator of Marian's shape beside theirs; claims:
-        what guides say of speed, with a verdict.
+        of bert@10m beside transformers' BERT; translate: a translator of Marian's shape beside theirs;
+        checkpoint: saving and loading 1 GB beside torch.distributed.checkpoint; claims: what guides say of speed, with
+        a verdict.
     rounds
         Measurements of each, taken in turn.
     quick
-        generate, mixers, embed, retrieval: with few tokens and nothing compiled, to see that it runs.
+        generate, mixers, embed, retrieval, checkpoint: with few tokens and nothing compiled, to see that it runs.
     only
         mixers, neighbours, claims: these rows or tasks alone, by the beginnings of their names and with commas between;
         of the first two the others stay as `--out` has them.

@@ -75,10 +75,11 @@ def convert_checkpoint(source: str, out: str, to: Format | None, dtype: str | No
     total = sum(path.stat().st_size for path in written)
     if as_json:
         print(json.dumps({"out": out, "format": kind, "family": family.model_type, "class": written_class,
-                          "bytes": total, "new_parameters": list(loaded.fresh)}))  # fmt: skip
+                          "bytes": total, "new_parameters": list(loaded.fresh),
+                          "regrouped_parameters": list(loaded.regrouped)}))  # fmt: skip
         return
-    if loaded.fresh:
-        print(f"{len(loaded.fresh)} parameters begin anew, the checkpoint has none: {', '.join(loaded.fresh[:4])} ...")
+    for words in loaded.adapted:
+        print(words)
     print(f"{out}: {written_class}, {size(total)}; runs in {', '.join(runs_in(loaded.config, family, kind))}")
 
 

@@ -209,8 +209,8 @@ def opened(name: str, say: Callable[[str], None]) -> tuple[Model, Tokenizer, boo
         loaded = load(name)
         if loaded.tokenizer is None:
             raise RequestError(f"{name} has no tokenizer; gf.lens.inspect(model, tokens) shows it with ids")
-        if loaded.fresh:
-            say(f"{len(loaded.fresh)} parameters begin anew, the checkpoint has none: {', '.join(loaded.fresh[:4])}")
+        for words in loaded.adapted:
+            say(words)
         begins = loaded.generation.get(START, loaded.tokenizer.eos_id)
         return loaded.model, loaded.tokenizer, True, None if begins is None else [begins]
     config = preset(name)

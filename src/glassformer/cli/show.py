@@ -317,11 +317,12 @@ class TrainingView(View):
         if as_json:
             print(json.dumps(summary))
         elif run.status == "ok" and run.validation:
+            nats = f", perplexity {run.validation['perplexity']:.2f}" if run.recipe.objective.in_nats else ""
+            bits = run.validation["bits_per_byte"]
             print(
                 f"{run.tokens:,} tokens{sides(run.read)} in {clock(run.seconds)}, "
-                f"{run.tokens_per_second:,.0f} tokens/s; held-out loss {run.validation['loss']:.4f}, "
-                f"perplexity {run.validation['perplexity']:.2f}, "
-                f"{decimals(run.validation['bits_per_byte'])} bits per byte"
+                f"{run.tokens_per_second:,.0f} tokens/s; held-out loss {run.validation['loss']:.4f}{nats}"
+                + ("" if bits is None else f", {decimals(bits)} bits per byte")
             )
             if found is not None:
                 print(answers_in_words(found))

@@ -2,6 +2,7 @@
 
 request     arms from expressions, fairness, budgets and recipes
 folder      what an earlier comparison has left in a folder
+pretrained  arms that begin with the weights of a checkpoint
 statistics  verdicts: losses and divergences, several arms at once
 looks       the level at which verdicts that are seen several times stay honest
 power       how many seeds a difference takes
@@ -12,7 +13,7 @@ command     the command line that repeats a comparison
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from glassformer.comparison.folder import (
     seeds_before,
 )
 from glassformer.comparison.power import FIRST_SEED, PILOT, PILOT_SEEDS, check_effect
+from glassformer.comparison.pretrained import adapted_notes, beginnings, loaded_arms, tokenizer_of
 from glassformer.comparison.request import (
     Match,
     arms,
@@ -39,6 +41,7 @@ from glassformer.comparison.request import (
     recipe_defaults,
     recipes,
     spending,
+    threads_of,
     tokens_of_steps,
     unequal,
 )
@@ -48,11 +51,11 @@ from glassformer.naming import own_value
 from glassformer.parts.base import part_classes
 from glassformer.parts.outside import modules_of
 from glassformer.runs.events import Begin, Notify, silent
-from glassformer.runs.executor import Executor, Serial, interruptible, kept
+from glassformer.runs.executor import Executor, Local, interruptible, kept
 from glassformer.runs.request import RunRequest, TextPlaces
-from glassformer.runs.results import VERSION, Budget, Data, Machine, Results
+from glassformer.runs.results import VERSION, Budget, Data, Machine, Results, Tuning
 from glassformer.text import OnProgress, TextData, prepare
-from glassformer.training import Interrupted, Recipe
+from glassformer.training import Interrupted, Pretrained, Recipe
 from glassformer.training.folder import only_writer
 from glassformer.training.request import fit, refuse_short, refuse_untrained
 from glassformer.training.sinks import check_sinks
@@ -79,6 +82,9 @@ def compare(
     executor: Executor | None = None,
     looks: Sequence[int] = (),
     power: float | None = None,
+    loss_alone: bool = False,
+    tuning: Tuning | None = None,
+    pretrained: bool = False,
     **recipe: Any,
 ) -> dict[str, Any]:
     """Trains every expression on `data` under one budget; writes results.json and report.html to `out`.
@@ -93,12 +99,17 @@ def compare(
                  size and context
     match        what is equal between arms; "flops" with a budget in tokens gives every arm the FLOPs of the first
     on_event     receives the events of `runs.events`
-    executor     trains the runs; the default, `runs.executor.Serial`, one after the other
+    executor     trains the runs; the default, `runs.executor.Local`, one after the other
     looks        numbers of seeds at which verdicts will be seen, said before the first is: all together are wrong 5 %
                  of the time
     power        a difference, as a share of the first arm's loss: a pilot of at least three seeds in `out`/pilot is
                  trained, whose `power` says how many seeds and hours showing the difference takes. It shows no
                  verdict, and its seeds are none of the comparison's
+    loss_alone   measure only the loss of the trained models, as trials of learning rates and scaling laws need
+    tuning       how the rates of the arms were chosen, which stands in the results
+    pretrained   whether every arm begins with the weights of the checkpoint that its expression names (a run, a
+                 Hugging Face folder, ...), changed as it says: `RUN+gqa:2` has the means of the heads of RUN. The text
+                 is read with their tokenizer
     recipe       fields of the recipe of all arms
 
     A run has status "ok", "diverged" or "failed", with the reason in `error`; a failed run does not raise. The results
@@ -125,6 +136,8 @@ def compare(
     context = common_context(configs, recipe.get("context"))
     tokens = tokens_of_steps(steps, tokens, recipe.get("batch_size"), context)
     amounts = {"tokens": tokens, "minutes": minutes, "flops": flops}
+    executor = executor or Local()
+    recipe = {**recipe, "threads": threads_of(executor, recipe.get("threads"), equal)}
     fields = {**recipe_defaults(), **recipe, **amounts, "context": context}
     here = machine.settings(fields["device"], fields["dtype"], fields["threads"], fields["compile"])
     for config in configs.values():
@@ -146,28 +159,50 @@ def compare(
     )  # fmt: skip
     check_comparison(folder, list(configs), budget)
 
-    text = data if isinstance(data, TextData) else prepare(data, tokenizer, context, progress=on_progress)
+    loaded = loaded_arms(list(configs), tokenizer) if pretrained else {}
+    known = tokenizer_of(loaded) if loaded else None
+    text = data if isinstance(data, TextData) else prepare(data, known or tokenizer, context, progress=on_progress)
+    if known is not None and text.tokenizer.fingerprint() != known.fingerprint():
+        raise RequestError(
+            f"{text.name} was prepared with another tokenizer than that of the weights; give the text itself",
+            code="conflict", field="data", value=text.name, expected="the text itself",
+        )  # fmt: skip
     text = fields["objective"].with_tokens(text)
     size = text.tokenizer.vocab_size
-    configs = {n: fit(c, size, context, own_value(n, c, "vocab_size")) for n, c in configs.items()}
+    padded = {n: own_value(n, c, "vocab_size") for n, c in configs.items()}
+    padded |= {n: one.config.vocab_size for n, one in loaded.items()}
+    configs |= {n: one.config for n, one in loaded.items()}
+    configs = {n: fit(c, size, context, padded[n]) for n, c in configs.items()}
     for config in configs.values():
         config.check()
         refuse_short(config)
     plans = recipes(configs, fields, match, size)
     plans, how = compiled_alike(configs, plans, compiled_before(folder))
     places = TextPlaces.of(text, folder / "tokenizer")
+    begins = beginnings(loaded, folder)
+    for name, (weights, _) in begins.items():
+        weights.check(configs[name])
     requests = [
-        RunRequest(name, configs[name], plans[name].vary(seed=seed), places, tuple(log_to))
+        RunRequest(
+            name,
+            configs[name],
+            plans[name].vary(seed=seed),
+            places,
+            tuple(log_to),
+            loss_alone,
+            begins[name][1] if name in begins else None,
+        )
         for seed in range(fields["seed"], fields["seed"] + seeds)  # when stopped early, every arm has the same seeds
         for name in configs
     ]
     check_runs(folder, requests, Data(text.describe()))
 
     spent = spending(configs, plans, str(budget.match))
-    notes += text.notes + likeness(configs, plans) + unequal(spent, str(budget.match))
+    notes += text.notes + unequal(spent, str(budget.match))
+    notes += adapted_notes(loaded) if loaded else likeness(configs, plans)
     rates = {name: plan.learning_rate for name, plan in plans.items()}
     given = {**amounts, "match": match, "tokenizer": tokenizer, "allow_unmatched": allow_unmatched, **recipe}
-    given |= {"power": power, "looks": list(looks)}
+    given |= {"pretrained": pretrained, "power": power, "looks": list(looks)}
     results = Results(
         version=VERSION,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -182,8 +217,10 @@ def compare(
         looks=held_looks,
         planned_looks=planned,
     )
-    executor, notify = executor or Serial(), on_event or silent
-    return _trained(results, requests, text, folder, executor, notify, how.why, power).to_dict()
+    if tuning is not None:
+        results = results.changed(tuning=tuning)
+    notify, files = on_event or silent, {place.path: weights for weights, place in begins.values()}
+    return _trained(results, requests, text, folder, files, executor, notify, how.why, power).to_dict()
 
 
 def _trained(
@@ -191,6 +228,7 @@ def _trained(
     requests: Sequence[RunRequest],
     text: TextData,
     folder: Path,
+    files: Mapping[Path, Pretrained],
     executor: Executor,
     notify: Notify,
     how: str,
@@ -207,6 +245,8 @@ def _trained(
             missing = [request for request in requests if request.key not in found]
             if missing:
                 text.tokenizer.save(folder / "tokenizer")
+                for path, weights in files.items():
+                    weights.save(path)
             for result in executor.run(missing, folder, notify):
                 found[result.key] = result
                 results = so_far(begun, found, effect)

@@ -21,13 +21,21 @@ OPTIONS = {
 FLAGS = {
     "compile": {True: "--compile", False: "--no-compile"},
     "allow_unmatched": {True: "--allow-unmatched"},
+    "pretrained": {True: "--pretrained"},
 }
 
 
 def command_of(expressions: Sequence[str], data: object, fields: dict[str, Any], **always: Any) -> str:
     """The command with these keywords, without those of `fields` that have their default value. It is a call in Python
     if the command line has no option for a keyword, or none that says its value, or if `data` is text in memory."""
-    usual = {**recipe_defaults(), "tokenizer": "auto", "allow_unmatched": False, "power": None, "looks": []}
+    usual = {
+        **recipe_defaults(),
+        "tokenizer": "auto",
+        "allow_unmatched": False,
+        "pretrained": False,
+        "power": None,
+        "looks": [],
+    }
     typed = {name: _part(name, value, usual.get(name)) for name, value in fields.items()}
     given = {name: value for name, value in typed.items() if value != usual.get(name)} | always
     named = isinstance(data, str | Path)

@@ -89,7 +89,11 @@ def check_runs(folder: Path, requests: Collection[RunRequest], text: Data) -> No
                     f"--out {folder} holds a comparison with another {what}, on {on}; name another folder"
                 )
     asked = {request.name: request.identity for request in requests}
-    runs = [] if held is None else [{"name": r.name, "config": r.config, "recipe": r.recipe} for r in held.runs]
+    runs = (
+        []
+        if held is None
+        else [{"name": r.name, "config": r.config, "recipe": r.recipe, "pretrained": r.pretrained} for r in held.runs]
+    )
     for run in [*runs, *_begun(folder, {request.place(folder): request.name for request in requests})]:
         if (wanted := asked.get(str(run.get("name")))) is not None:
             _refuse_another(folder, _current(run), wanted)
@@ -107,6 +111,11 @@ def _refuse_another(folder: Path, run: dict[str, Any], wanted: dict[str, Any]) -
         change = first_difference(run[key], wanted[key], besides=("seed",)) if run.get(key) else None
         if change is not None:
             raise _another(f"--out {folder} holds a run of {wanted['name']} with another {key}", change)
+    if run.get("config") and run.get("pretrained") != wanted.get("pretrained"):
+        raise RequestError(
+            f"--out {folder} holds a run of {wanted['name']} that began with other weights; name another folder",
+            code="conflict", field="pretrained", value=wanted.get("pretrained"),
+        )  # fmt: skip
 
 
 def _current(run: dict[str, Any]) -> dict[str, Any]:

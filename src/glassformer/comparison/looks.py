@@ -46,6 +46,12 @@ def look_notes(seen: Sequence[int], planned: Sequence[int]) -> list[str]:
     if set(seen) <= set(planned):
         return [f"Verdicts are seen at {told}, as planned: each has the level {level}, and together they have 5 %."]
     levels = [constant_level(sorted({*looks[: i + 1], *planned})) for i in range(len(looks))]
+    if len(set(levels)) == 1:  # the first look already had that of all
+        own = " and ".join(str(look) for look in looks if look not in planned)
+        return [
+            f"Verdicts are seen at {told}, of which {own} was not planned: each has the level {level}, and together "
+            "they have 5 %."
+        ]
     return [
         f"Seeds were added after a verdict had been seen. For looks at {told} the level is {level}, which keeps 5 % "
         f"where every look has it; as the earlier ones had more, the chance of a false verdict at any look is "

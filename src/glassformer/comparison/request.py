@@ -9,8 +9,10 @@ from glassformer import machine
 from glassformer.config import ModelConfig
 from glassformer.dynamics.qk_clip import refuse_clipping
 from glassformer.errors import RequestError, check_whole
+from glassformer.machine import available_cores
 from glassformer.naming import own_value, preset, split_recipe
 from glassformer.report.page import WORTH_SAYING
+from glassformer.runs.executor import Executor
 from glassformer.training import Recipe
 from glassformer.training.overrides import with_recipe
 from glassformer.training.recipe import BUDGETS
@@ -169,6 +171,17 @@ def spending(configs: dict[str, ModelConfig], plans: dict[str, Recipe], match: s
             each = 3.0 * config.flops(plan.context) if match == "flops" else 1
             spent[name] = steps * plan.tokens_per_step * each
     return spent
+
+
+def threads_of(executor: Executor, asked: int | None, match: Match | None) -> int | None:
+    """Of each run: as asked for; where several are at work at once, each has its share of the cores. Raises
+    RequestError where they would have to share the time that is to be equal."""
+    if executor.workers == 1:
+        return asked
+    if match == "minutes" and executor.shared:
+        message = f"--workers {executor.workers}: runs side by side slow each other, so minutes are no budget for them"
+        raise RequestError(message, code="conflict", field="workers", value=executor.workers, expected="--tokens")
+    return asked or max(1, available_cores() // executor.workers)
 
 
 def unequal(spent: dict[str, float], match: str) -> list[str]:

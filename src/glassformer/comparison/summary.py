@@ -10,11 +10,11 @@ from glassformer.comparison.looks import look_notes
 from glassformer.comparison.power import needed
 from glassformer.comparison.request import unequal
 from glassformer.comparison.statistics import stand_in, verdicts
-from glassformer.comparison.terms import terms
+from glassformer.comparison.terms import terms, unit
 from glassformer.parts.init import WEIGHTS_RULE
 from glassformer.report import write_report
 from glassformer.runs.files import write_results
-from glassformer.runs.results import Budget, Key, Machine, Results, RunResult
+from glassformer.runs.results import Budget, Key, Machine, Results, RunResult, unlike
 from glassformer.training.checkpoint import disk_errors
 
 NAMED = 4
@@ -33,10 +33,12 @@ def so_far(begun: Results, found: Mapping[Key, RunResult], effect: float | None 
     ended = len(runs) == asked
     seen = {*begun.looks, seeds} if ended and seeds > 1 and effect is None else set(begun.looks)
     looks = sorted(seen | set(begun.planned_looks))
-    given = verdicts(runs, looks=looks) if ended and seeds in seen else []
-    given = [one.changed(terms=terms(begun, runs, (one.a, one.b))) for one in given]
+    why = unlike(runs)
+    timeless = why is None or begun.budget.match != "minutes"
+    given = verdicts(runs, looks=looks) if ended and seeds in seen and timeless else []
+    given = [one.changed(unit=unit(runs), terms=terms(begun, runs, (one.a, one.b))) for one in given]
     budget, late = _spent(begun.budget, runs)
-    late = stand_in(runs, given) + late + other_machines(runs, begun.machine) + older_weights(runs)
+    late = stand_in(runs, given) + late + other_machines(runs, why, timeless) + older_weights(runs)
     if given:
         late += look_notes(sorted(seen), begun.planned_looks)
     power = needed(runs, effect) if ended and effect is not None else None
@@ -45,6 +47,7 @@ def so_far(begun: Results, found: Mapping[Key, RunResult], effect: float | None 
     results = begun.changed(
         status="complete" if ended else f"{len(runs)} of {asked} runs so far",
         runs=runs,
+        machine=trained_on(runs, begun.machine),
         verdicts=given,
         looks=sorted(seen),
         budget=budget.changed(notes=[*budget.notes, *late]),
@@ -71,13 +74,23 @@ def _spent(budget: Budget, runs: Sequence[RunResult]) -> tuple[Budget, list[str]
     return budget.changed(spent=spent), unequal(spent, "minutes")
 
 
-def other_machines(runs: Sequence[RunResult], here: Machine) -> list[str]:
-    """A note for every run that was measured on another machine."""
-    return [
-        f"{run.name} seed {run.seed} was measured on another machine or setting: speeds do not compare."
-        for run in runs
-        if not run.machine.like(here)
-    ]
+def trained_on(runs: Sequence[RunResult], here: Machine) -> Machine:
+    """The machine that the results name: this one, unless all runs were trained elsewhere."""
+    elsewhere = [run.machine for run in runs if run.status != "failed" and run.machine.root]
+    return elsewhere[0] if elsewhere and not any(one.like(here) for one in elsewhere) else here
+
+
+def other_machines(runs: Sequence[RunResult], why: str | None, timeless: bool) -> list[str]:
+    """A note if speeds do not compare, with the runs whose machine is not that of most; and that nothing is judged by a
+    budget in time then."""
+    if why is None:
+        return []
+    told = [run for run in runs if run.status != "failed"]
+    most = max(told, key=lambda one: sum(unlike([run, one]) is None for run in told))
+    names = [f"{run.name} seed {run.seed}" for run in told if unlike([run, most]) is not None]
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    budget = "" if timeless else ", and a budget in minutes gives no verdict"
+    return [f"{why[0].upper()}{why[1:]} ({', '.join(names[:NAMED])}{more}): speeds do not compare{budget}."]
 
 
 def older_weights(runs: Sequence[RunResult]) -> list[str]:

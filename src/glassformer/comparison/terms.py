@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import fmean
 
+from glassformer.errors import RequestError
 from glassformer.figures import si
 from glassformer.report.page import WORTH_SAYING
 from glassformer.runs.results import Results, RunResult
+from glassformer.runs.wording import UNITS
+from glassformer.training import Recipe
 
 
 def terms(results: Results, runs: Sequence[RunResult], names: Sequence[str]) -> str:
@@ -15,6 +18,15 @@ def terms(results: Results, runs: Sequence[RunResult], names: Sequence[str]) -> 
     in the order of `names`."""
     parts = [_sizes(runs, names), _budget(results), _rates(results, names)]
     return "at " + ", ".join(part for part in parts if part)
+
+
+def unit(runs: Sequence[RunResult]) -> str:
+    """Of the loss that all runs are scored by."""
+    try:
+        objective = Recipe.of(**runs[0].recipe).objective
+    except RequestError:  # of an older version
+        return UNITS["validation.loss"]
+    return UNITS["validation.loss"] if objective.in_nats else ""
 
 
 def _sizes(runs: Sequence[RunResult], names: Sequence[str]) -> str:

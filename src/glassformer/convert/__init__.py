@@ -16,6 +16,7 @@ from glassformer.convert.family import Family
 from glassformer.convert.fold import fold
 from glassformer.convert.folder import is_folder, read_folder, write_folder
 from glassformer.convert.folder import read_config as read_folder_config
+from glassformer.convert.heads import OfHeads, mean, new, regroup
 from glassformer.convert.hub import snapshot
 from glassformer.convert.storage import is_gguf, means_weights, open_tensors, writable
 from glassformer.errors import RequestError
@@ -141,11 +142,13 @@ def _refuse(path: Path) -> NoReturn:
         raise RequestError(f"{path} holds tensors and no config; give the folder that has the config.json too")
 
 
-def adapt(loaded: Loaded, config: ModelConfig) -> Loaded:
+def adapt(loaded: Loaded, config: ModelConfig, heads: OfHeads = mean) -> Loaded:
     """The same weights in a model of another config; what has another shape or was not there begins anew.
 
-    Reparametrised matrices are folded first, and those of the new model begin from the weights given."""
-    old = dict(fold(loaded.model).named_parameters())
+    Keys and values of fewer or more heads are made of those there were by `heads` (`convert/heads.py`). Reparametrised
+    matrices are folded first, and those of the new model begin from the weights given."""
+    before = fold(loaded.model)
+    old = dict(before.named_parameters())
     example = next(iter(old.values()))
     model = config.build(seed=0).to(example.device, example.dtype)
     fitting = {
@@ -153,6 +156,8 @@ def adapt(loaded: Loaded, config: ModelConfig) -> Loaded:
         for name, new in model.named_parameters()
         if name in old and old[name].shape == new.shape
     }
+    made = regroup(before, model, heads)
+    fitting |= made
     model.load_state_dict(fitting, strict=False, assign=True)
     begun: set[str] = set()  # what follows from a weight that was there
     for path, module in model.named_modules():
@@ -160,8 +165,10 @@ def adapt(loaded: Loaded, config: ModelConfig) -> Loaded:
             reparam.begin(module.weight)
             if f"{path}.weight" in fitting:
                 begun |= {f"{path}.reparam.{name}" for name, _ in reparam.named_parameters()}
-    fresh = tuple(name for name, _ in model.named_parameters() if name not in {*fitting, *begun})
-    return replace(loaded, model=model.eval(), config=config, fresh=fresh)
+    kept = {*fitting, *begun} - (made.keys() if heads is new else set())
+    fresh = tuple(name for name, _ in model.named_parameters() if name not in kept)
+    regrouped = () if heads is new else tuple(made)
+    return replace(loaded, model=model.eval(), config=config, fresh=fresh, regrouped=regrouped)
 
 
 def training_of(name: str) -> dict[str, Any] | None:

@@ -64,6 +64,13 @@ class Records:
             self.file = None
 
 
+class Unwritten(Records):
+    """Of a process that looks as the one beside it does, which writes."""
+
+    def write(self, row: dict[str, Any]) -> None:
+        pass
+
+
 class Recorded(list[dict[str, Any]]):
     """The rows of a file, in its order, and how much of it could not be taken."""
 

@@ -23,7 +23,7 @@ from torch import Tensor
 from glassformer.dynamics.probe import probe
 from glassformer.dynamics.records import Records
 from glassformer.dynamics.spikes import Spikes
-from glassformer.dynamics.weights import named_matrices, pulse, spectra, updates
+from glassformer.dynamics.weights import named_matrices, pulse, spectra, updates, whole
 from glassformer.errors import RequestError
 from glassformer.introspection import looking, sites
 from glassformer.model import Model
@@ -118,6 +118,8 @@ class Watch:
         self.autocast, self.decode = autocast, decode
         self.spikes = {"loss": Spikes(), "grad_norm": Spikes(sigma=6.0, log=True, times=GRADIENT_TIMES)}
         self.matrices = named_matrices(model)
+        self.whole = model.embedding is not None and model.head is not None
+        """Whether all layers lie here, so that a pass can be looked at."""
         self.ring: deque[dict[str, Any]] = deque(maxlen=RING)
         self.written: list[int] = []
         """Steps of the ring whose rows are in the file."""
@@ -144,7 +146,7 @@ class Watch:
                 norms = pulse(self.matrices)
             self.ring.append({"step": moment.step, "statistics": norms})
             if self._due(moment.step):
-                self.before = {id(one): one.detach().clone() for one in moment.model.parameters()}
+                self.before = {id(one): one.detach().clone() for one in self._parameters()}
         if found:
             self._write(*(row for row in self._unwritten() if row["step"] < moment.step), *found)
         return found
@@ -219,6 +221,9 @@ class Watch:
 
     # What is done at the sites
 
+    def _parameters(self) -> list[Tensor]:
+        return [matrix.parameter for matrix in self.matrices.values()]
+
     def _paced(self, what: str) -> AbstractContextManager[None]:
         """A unit of its own, whose time is not the training step's."""
         return paced(self.model, f"watch: {what}", free=False, apart=True)
@@ -274,7 +279,7 @@ class Watch:
     def _first_not_finite(self, moment: Moment) -> str | None:
         """The first place, in the order of computation, whose value is no number: a weight, a site, a gradient."""
         for name, matrix in self.matrices.items():
-            if not torch.isfinite(matrix.within(matrix.parameter)).all():
+            if not torch.isfinite(matrix.within(whole(matrix.parameter))).all():
                 return f"{name} (its weights)"
         first: list[str] = []
 
@@ -285,6 +290,8 @@ class Watch:
 
             return see
 
+        if not self.whole:
+            return None
         names: Iterable[str] = (name for name in sites(moment.model) if not name.endswith((".scores", ".pattern")))
         with torch.no_grad(), self.autocast(), looking(moment.model, {name: look(name) for name in names}):
             for i in range(len(moment.inputs)):
@@ -293,7 +300,7 @@ class Watch:
                     return first[0]
         for name, matrix in reversed(self.matrices.items()):
             grad = matrix.parameter.grad
-            if grad is not None and not torch.isfinite(matrix.within(grad)).all():
+            if grad is not None and not torch.isfinite(matrix.within(whole(grad))).all():
                 return f"{name} (its gradient)"
         return None
 

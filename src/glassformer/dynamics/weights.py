@@ -26,22 +26,31 @@ Statistics = dict[str, dict[str, float | list[float]]]
 
 def named_matrices(model: Model) -> dict[str, Matrix]:
     """Every matrix of the model by the name of the site it makes: `embed`, `layers.3.mixer.q`, `layers.3.ffn.down`,
-    `head`, and of an encoder as `encoder.layers.3.mixer.q`. In the order of computation."""
+    `head`, and of an encoder as `encoder.layers.3.mixer.q`. In the order of computation. Of a model whose layers lie
+    on several ranks, those that lie here."""
     found = {} if model.encoder is None else {f"encoder.{n}": one for n, one in _of_tower(model.encoder).items()}
     found |= _of_tower(model)
-    if model.head.weight is not None:
-        found["head"] = Matrix(model.head.weight, 0, len(model.head.weight))
+    head: Any = model.head
+    if head is not None and head.weight is not None:
+        found["head"] = Matrix(head.weight, 0, len(head.weight))
     return found
 
 
 def _of_tower(tower: Tower) -> dict[str, Matrix]:
-    found = tower.embedding.matrices()
+    embedding: Any = tower.embedding
+    found = {} if embedding is None else embedding.matrices()
     for number, layer in enumerate(tower.layers):
         parts: dict[str, Any] = {"mixer": layer.mixer, "ffn": layer.ffn}
         for branch, part in parts.items():
             if part is not None:
                 found |= {f"layers.{number}.{branch}.{name}": matrix for name, matrix in part.matrices().items()}
     return found
+
+
+def whole(values: Tensor) -> Tensor:
+    """All of a tensor of which ranks hold shards; every rank asks for it, in the same order."""
+    gathered: Tensor = values.full_tensor() if hasattr(values, "full_tensor") else values
+    return gathered
 
 
 def norms(matrices: Mapping[str, Matrix], values: Callable[[Tensor], Tensor | None]) -> dict[str, list[float]]:
@@ -52,7 +61,7 @@ def norms(matrices: Mapping[str, Matrix], values: Callable[[Tensor], Tensor | No
     for name, matrix in matrices.items():
         tensor = values(matrix.parameter)
         if tensor is not None:
-            rows = matrix.within(tensor.detach())
+            rows = matrix.within(whole(tensor.detach()))
             made[name] = torch.linalg.vector_norm(rows.reshape(matrix.heads or 1, -1), dim=-1, dtype=torch.float32)
     if not made:
         return {}
@@ -66,7 +75,7 @@ def pulse(matrices: Mapping[str, Matrix]) -> Statistics:
     """What is cheap enough for every step: one reading of weights and gradients."""
     weights = norms(matrices, lambda parameter: parameter)
     gradients = norms(matrices, lambda parameter: parameter.grad)
-    size = {name: matrix.within(matrix.parameter).numel() // (matrix.heads or 1) for name, matrix in matrices.items()}
+    size = {name: matrix.size // (matrix.heads or 1) for name, matrix in matrices.items()}
     return {
         "weight_norm": {name: _one(values, matrices[name]) for name, values in weights.items()},
         "gradient_norm": {name: _one(values, matrices[name]) for name, values in gradients.items()},
@@ -98,12 +107,12 @@ def spectra(matrices: Mapping[str, Matrix]) -> Statistics:
     with torch.no_grad():
         for name, matrix in matrices.items():
             if "layers." in name:
-                rows = matrix.applied().float()
+                rows = whole(matrix.applied()).float()
                 note(name, singular_values(rows))
                 made["row_cosine"][name] = _values(row_cosine(rows))
         for name, matrix in matrices.items():
             if name.endswith(".mixer.q") and (key := matrices.get(name[:-1] + "k")):
-                q, k = (one.applied().float() for one in (matrix, key))
+                q, k = (whole(one.applied()).float() for one in (matrix, key))
                 note(name[:-1] + "qk", product_spectrum(q, k))
                 made["row_cosine"][name[:-1] + "qk"] = _values(product_row_cosine(q, k))
     return made

@@ -32,15 +32,18 @@ from glassformer.comparison.statistics import CONFIDENCE, Table, verdicts
 from glassformer.comparison.terms import terms
 from glassformer.errors import RequestError, WorkError
 from glassformer.laboratory.effects import MOST, by_chance, combined, effects
+from glassformer.laboratory.paces import paces_of
 from glassformer.laboratory.steps import Point, as_steps, between, check_steps, join
 from glassformer.laboratory.tuning import tune as tuned
 from glassformer.report.ladder import write_ladder
 from glassformer.report.read import PARAMETERS, PEAK_MEMORY, STATE_BYTES, TRAINING_SPEED, Arm
 from glassformer.runs.events import Notify, Stage, silent
 from glassformer.runs.executor import Executor
+from glassformer.runs.files import read_results
 from glassformer.runs.intervals import paired_interval
 from glassformer.runs.results import Results, RunResult
 from glassformer.text import OnProgress, TextData
+from glassformer.training import Interrupted
 from glassformer.training.checkpoint import disk_errors, replace_text
 
 Design = Literal["ladder", "factorial"]
@@ -71,7 +74,7 @@ def ablate(
     minutes: float | None = None,
     seeds: int = 3,
     design: Design = "ladder",
-    steps: str | Sequence[str] | None = None,
+    changes: str | Sequence[str] | None = None,
     tune: bool = False,
     within: float | None = None,
     out: str | Path = "ladder",
@@ -85,8 +88,8 @@ def ablate(
 ) -> dict[str, Any]:
     """Trains what lies between `base` and `to` and says what each change does; returns the content of ladder.json.
 
-    to       the model at the other end; the changes that lead to it are found, unless `steps` names them
-    steps    changes in their order, as `rope,rmsnorm,swiglu` or as a list; without `to`, they make the target
+    to       the model at the other end; the changes that lead to it are found, unless `changes` names them
+    changes  in their order, as `rope,rmsnorm,swiglu` or as a list; without `to`, they make the target
     design   "ladder": the changes added one after the other from the base, and each left out of the target alone;
              every rung against the base and against the one before. "factorial": arms with every combination of up to
              four changes, or half of those of five: effects, and interactions of two
@@ -103,7 +106,7 @@ def ablate(
     if within is not None and not tune:
         message = "--within is for --tune, which is not given"
         raise RequestError(message, code="conflict", field="within", value=within, expected="--tune beside it")
-    found, target = _steps(base, to, steps)
+    found, target = _steps(base, to, changes)
     rungs = _rungs(base, found, design)
     names = [rung.name for rung in rungs]
     budget = {"tokens": tokens, "minutes": minutes}
@@ -113,17 +116,28 @@ def ablate(
     for words in (f"{len(found)} changes: {', '.join(found)}", _announced(len(rungs), seeds, minutes, tune)):
         notify(Stage(words=words))
     given: dict[str, Any] = {**recipe, **budget, "tokenizer": tokenizer, "allow_unmatched": allow_unmatched}
-    said = command or _call(base, data, given, to=to, steps=steps, design=design, tune=tune, seeds=seeds, out=str(out))
+    said = command or _call(
+        base, data, given, to=to, changes=changes, design=design, tune=tune, seeds=seeds, out=str(out)
+    )
     work: Any = tuned if tune else compare
     more: dict[str, Any] = {"within": within} if tune else {}
-    results = Results.of(
-        work(names, data, seeds=seeds, out=out, on_event=notify, on_progress=on_progress, command=said,
-             executor=executor, **given, **more)
-    )  # fmt: skip
-    told = _told(results, rungs, found, design, {"base": base, "target": target, "command": said})
-    with disk_errors(Path(out)):
-        replace_text(Path(out) / RESULTS, json.dumps(told, indent=1, allow_nan=False))
-        write_ladder(told, Path(out) / PAGE)
+    ends = {"base": base, "target": target, "command": said}
+    try:
+        results = Results.of(
+            work(names, data, seeds=seeds, out=out, on_event=notify, on_progress=on_progress, command=said,
+                 executor=executor, **given, **more)
+        )  # fmt: skip
+    except WorkError as error:  # of --tune, which gives no results then
+        held = read_results(Path(out))
+        if isinstance(error, Interrupted) or held is None or held.tuning is None:
+            raise
+        _write(_told(held, rungs, found, design, ends), Path(out))
+        raise WorkError(f"{error}; what there is of the ladder is in {Path(out) / PAGE}") from None
+    told = _told(results, rungs, found, design, ends)
+    if executor is not None and executor.workers > 1:
+        notify(Stage(words="training speeds, a few steps of each model in turn"))
+        _with_paces(told, results, Path(out))
+    _write(told, Path(out))
     if failed := [run for run in results.runs if run.status == "failed"]:
         raise WorkError(
             f"{len(failed)} of {len(results.runs)} runs failed: {failed[0].name} seed {failed[0].seed}: "
@@ -132,13 +146,19 @@ def ablate(
     return told
 
 
+def _write(told: dict[str, Any], folder: Path) -> None:
+    with disk_errors(folder):
+        replace_text(folder / RESULTS, json.dumps(told, indent=1, allow_nan=False))
+        write_ladder(told, folder / PAGE)
+
+
 def _steps(base: str, to: str | None, given: str | Sequence[str] | None) -> tuple[list[str], str]:
     """(the steps, the target). Raises RequestError."""
     asked = None if given is None else as_steps(given)
     if to is not None:
         return between(base, to, asked), to
     if asked is None:
-        message = "a ladder needs its other end: give --to MODEL, or --steps rope,rmsnorm,..."
+        message = "a ladder needs its other end: give --to MODEL, or --changes rope,rmsnorm,..."
         raise RequestError(message, code="missing", field="to", expected="a model such as llama@1m")
     check_steps(base, asked)
     return asked, join(base, asked)
@@ -152,7 +172,7 @@ def _rungs(base: str, steps: Sequence[str], kind: Design) -> list[Rung]:
         if not 2 <= many <= MOST:
             raise RequestError(
                 f"a factorial design takes 2 to {MOST} changes, and here are {many}: {', '.join(steps)}; "
-                "use --design ladder, or other --steps",
+                "use --design ladder, or other --changes",
                 code="range", field="design", value=kind, expected=f"2 to {MOST} changes",
             )  # fmt: skip
         rows = combined(many)
@@ -166,8 +186,8 @@ def _rungs(base: str, steps: Sequence[str], kind: Design) -> list[Rung]:
         twin = points.setdefault(Point.of(rung.name), rung)
         if twin is not rung:
             raise RequestError(
-                f"{twin.name} and {rung.name} are the same model, so a change does nothing there; use other --steps",
-                code="conflict", field="steps", value=rung.label(steps), expected="changes that each do something",
+                f"{twin.name} and {rung.name} are the same model, so a change does nothing there; use other --changes",
+                code="conflict", field="changes", value=rung.label(steps), expected="changes that each do something",
             )  # fmt: skip
     return rungs
 
@@ -259,6 +279,17 @@ def _arm(at: int, rung: Rung, steps: Sequence[str], runs: Sequence[RunResult], r
     }  # fmt: skip
 
 
+def _with_paces(told: dict[str, Any], results: Results, folder: Path) -> None:
+    """The speeds of runs that were trained side by side give way to those of steps in turn."""
+    done = [run for run in results.runs if run.status != "failed"]
+    found = paces_of(done, folder) if done else {}
+    trained_as = {one.name: one.tuned_as for one in results.tuning.arms} if results.tuning is not None else {}
+    for arm in told["arms"]:
+        arm[TRAINING_SPEED.name] = found.get(trained_as.get(arm["name"], arm["name"]))
+    said = "Runs were trained side by side; speeds are those of a few steps of each model, one after the other."
+    told["notes"] = [*told["notes"], said]
+
+
 def _effects(rungs: Sequence[Rung], runs: Sequence[RunResult]) -> dict[str, Any]:
     """Over the seeds that every arm finished; without two of them, none."""
     names = [rung.name for rung in rungs]
@@ -275,10 +306,10 @@ def _effects(rungs: Sequence[Rung], runs: Sequence[RunResult]) -> dict[str, Any]
 def _call(base: str, data: object, given: dict[str, Any], **ladder: Any) -> str:
     """The command, or the call in Python, that repeats this."""
     told = command_of([base], data, given, seeds=ladder["seeds"], out=ladder["out"])
-    steps = ladder["steps"]
+    changes = ladder["changes"]
     words = {
         "to": ladder["to"],
-        "steps": steps if steps is None or isinstance(steps, str) else ",".join(steps),
+        "changes": changes if changes is None or isinstance(changes, str) else ",".join(changes),
         "design": None if ladder["design"] == "ladder" else ladder["design"],
     }
     asked = {key: value for key, value in words.items() if value is not None}

@@ -185,7 +185,8 @@ def scale(
             for cell in chosen.cells:
                 compare(
                     named[cell.size], text, **cell.given, seeds=seeds, out=folder / CELLS / cell.name,
-                    allow_unmatched=True, on_event=on_event or silent, command=command, executor=executor, **recipe,
+                    allow_unmatched=True, on_event=on_event or silent, command=command, executor=executor,
+                    loss_alone=True, **recipe,
                 )  # fmt: skip
                 ended += 1
             rows = [row for row in rows_of(folder) if row["model"] in expressions]

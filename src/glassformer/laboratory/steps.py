@@ -80,14 +80,14 @@ def as_steps(given: str | Sequence[str]) -> list[str]:
     one that is empty or given twice, and for words that name no change."""
     steps = [one.strip().removeprefix("+") for one in (given.split(",") if isinstance(given, str) else given)]
     if not all(steps) or not steps:
-        raise RequestError(code="missing", field="steps", value=given, expected="changes such as rope,rmsnorm,swiglu")
+        raise RequestError(code="missing", field="changes", value=given, expected="changes such as rope,rmsnorm,swiglu")
     for step in steps:
         if steps.count(step) > 1:
-            raise RequestError(f"--steps names {step} twice", code="conflict", field="steps", value=step)
+            raise RequestError(f"--changes names {step} twice", code="conflict", field="changes", value=step)
         if step.replace("_", "").isdecimal():
             raise RequestError(
-                f"--steps {step}: the steps of a ladder are changes, as in rope,rmsnorm; a budget is given in --tokens",
-                code="type", field="steps", value=step, expected="changes such as rope,rmsnorm",
+                f"--changes {step}: a ladder is of changes such as rope,rmsnorm; a budget is given in --tokens",
+                code="type", field="changes", value=step, expected="changes such as rope,rmsnorm",
             )  # fmt: skip
         for change in split_changes(step):
             if not change.startswith(f"{RECIPE}."):
@@ -130,7 +130,7 @@ def check_steps(base: str, steps: Sequence[str]) -> None:
     if len(steps) > MOST:
         raise RequestError(
             f"{len(steps)} changes lie between the two models, and a ladder has at most {MOST}: {', '.join(steps)}",
-            code="range", field="steps", value=len(steps), expected=f"at most {MOST}",
+            code="range", field="changes", value=len(steps), expected=f"at most {MOST}",
         )  # fmt: skip
     points = [Point.of(join(base, steps[:at])) for at in range(len(steps) + 1)]
     for at, step in enumerate(steps):
@@ -141,8 +141,8 @@ def check_steps(base: str, steps: Sequence[str]) -> None:
 
 
 def _nothing(step: str, says: str) -> RequestError:
-    message = f"+{step} {says}; leave it out, or give --steps in another order"
-    return RequestError(message, code="conflict", field="steps", value=step, expected="a change that does something")
+    message = f"+{step} {says}; leave it out, or give --changes in another order"
+    return RequestError(message, code="conflict", field="changes", value=step, expected="a change that does something")
 
 
 # The search
@@ -271,9 +271,9 @@ def _unreached(base: str, target: str, found: Sequence[str], here: Point, goal: 
     told = "; ".join(f"{path} is {shown(held.get(path))}, not {shown(wanted.get(path))}" for path in left[:NAMED])
     more = f"; and {len(left) - NAMED} more" if len(left) > NAMED else ""
     way = f"after {', '.join(found)}" if found else "at once"
-    who = "--steps do not lead" if given else "no known changes lead"
+    who = "--changes do not lead" if given else "no known changes lead"
     return RequestError(
         f"{who} from {base} to {target}: {way} {told}{more}; "
-        + ("add what is missing" if given else "give --steps, or a target that the changes reach"),
-        code="unreached", field="steps" if given else "to", value=target, expected="a model that changes lead to",
+        + ("add what is missing" if given else "give --changes, or a target that the changes reach"),
+        code="unreached", field="changes" if given else "to", value=target, expected="a model that changes lead to",
     )  # fmt: skip

@@ -198,8 +198,17 @@ class _Work:
     """Of the verdicts."""
     began: float
 
-    def verdict(self, expressions: Sequence[str], folder: Path) -> Results:
-        return self.compare(expressions, folder, self.fresh, looks=self.looks)
+    def verdict(self, expressions: Sequence[str], folder: Path, **options: Any) -> Results:
+        return self.compare(expressions, folder, self.fresh, looks=self.looks, **options)
+
+    def before(self, found: Tuning) -> Tuning:
+        """What the folder holds of these arms at these rates, with its verdicts; `found` where it holds none."""
+        results = read_results(self.folder)
+        held = None if results is None else results.tuning
+        if held is None or not held.tuned:
+            return found
+        same = {one.tuned_as for one in held.arms} == {one.tuned_as for one in found.arms}
+        return held if same else found
 
     def compare(self, expressions: Sequence[str], folder: Path, seeds: range, **options: Any) -> Results:
         results = Results.of(
@@ -218,11 +227,12 @@ class _Work:
         trials = self.trials()
         choices = {arm: choose(curve) for arm, curve in curves.items()}
         found = self.tuning(curves, choices, trials)
-        self.draw(found)
+        before = self.before(found)  # its verdicts stand until there are others, should this be stopped
+        self.draw(before)
         self.refuse_unsettled(curves, choices)
         chosen = {one.tuned_as: one.name for one in found.arms}
         self.notify(Stage(words=f"fresh seeds {_listed(self.fresh)} at the chosen rates"))
-        tuned = self.verdict(list(chosen), self.folder)
+        tuned = self.verdict(list(chosen), self.folder, tuning=before)
         usual = self.usual(tuned, choices)
         found = found.changed(
             arms=[_with_losses(one, tuned, usual) for one in found.arms],
@@ -276,7 +286,7 @@ class _Work:
         """The losses of all arms at these powers."""
         self.announce(grid, seconds)
         names = [self.at(arm, power) for power in grid for arm in self.configs]
-        results = self.compare(names, self.folder / TRIALS, self.choosing, on_event=self.without_notes)
+        results = self.compare(names, self.folder / TRIALS, self.choosing, on_event=self.without_notes, loss_alone=True)
         losses = {run.key: _loss(run) for run in results.runs}
         return {
             arm: {power: [losses[self.at(arm, power), seed] for seed in self.choosing] for power in grid}
@@ -307,8 +317,9 @@ class _Work:
     def announce(self, grid: Sequence[int], seconds: Mapping[str, float]) -> None:
         """Says what is to come; raises RequestError where it takes longer than it may."""
         left = {arm: max(0, len(grid) * TUNING_SEEDS + 2 * len(self.fresh) - self.ended(arm)) for arm in self.configs}
-        runs, whole = sum(left.values()), sum(seconds[arm] * count for arm, count in left.items())
-        each = TUNING_SEEDS * sum(seconds.values())
+        beside = 1 if self.executor is None else self.executor.workers
+        runs, whole = sum(left.values()), sum(seconds[arm] * count for arm, count in left.items()) / beside
+        each = TUNING_SEEDS * sum(seconds.values()) / beside
         design = (
             f"{len(grid)} rates x {TUNING_SEEDS} seeds for each of {len(self.configs)} arms, then {len(self.fresh)} "
             "fresh seeds at the chosen and at the usual rates"
@@ -369,6 +380,7 @@ class _Work:
                 compare(
                     missing, self.text, **{**self.given, **budget, "tokens": tokens, "allow_unmatched": True},
                     seed=self.choosing.start, out=place, on_event=watch, executor=self.executor,
+                    loss_alone=True,
                 )
             )  # fmt: skip
         _refuse_failed(results.runs, self.folder)

@@ -33,7 +33,8 @@ def preset(expression: str | Path) -> ModelConfig:
 def load(expression: str | Path, *, dtype: Any = None, device: Any = None, quantize: str | None = None) -> Loaded:
     """A model with its weights, config and tokenizer: a run folder, a Hugging Face folder, a .gguf file, hf:owner/name,
     or smollm2; with changes (`smollm2+window:256`), the weights that still fit, and new ones where none do
-    (`.fresh` names those).
+    (`.fresh` names those). With fewer heads of keys and values (`smollm2+gqa:1`) each is the mean of those whose
+    queries it now serves (Ainslie et al. 2023, 2305.13245); with more, heads are repeated (`.regrouped`).
 
     `dtype=None` keeps what the file has, fp32 for quantised weights. `quantize="int8"` or `"int4"` packs the matrices,
     `"bf16"` lays them out for a CPU's products in it, and `dtype` is then that of all else; `"keep"` leaves those of a

@@ -16,6 +16,7 @@ from glassformer.parts.init import Init, Role
 from glassformer.parts.linear import Matrix
 from glassformer.parts.loss import linear_cross_entropy
 from glassformer.parts.norm import NormConfig
+from glassformer.parts.owner import Owner, Vocabulary
 from glassformer.parts.patches import Patches, PatchesConfig
 from glassformer.parts.position import EmbeddingPosition, EmbeddingPositionConfig
 from glassformer.parts.shard import REPLICATED, Shard, Shards
@@ -56,6 +57,8 @@ class Embedding(nn.Module):
 
     roles: tuple[Role, ...] = ("embedding",)
     shards: ClassVar[Shards] = {"weight": (Shard("vocab"),)}
+    vocabulary: Vocabulary | None = None
+    """The tokens whose rows are here (`parts/owner.py`); None: all."""
 
     def __init__(
         self,
@@ -87,7 +90,7 @@ class Embedding(nn.Module):
         return self.patches if self.vectors is None else self.vectors
 
     def forward(self, tokens: Tensor, pass_: Pass, table: Embedding | None = None) -> Float[Tensor, "b s d"]:
-        x = F.embedding(tokens, self._own(table).weight) if self.reader is None else self.reader(tokens)
+        x = self._own(table).look_up(tokens) if self.reader is None else self.reader(tokens)
         if self.scale != 1.0:
             x = x * torch.tensor(self.scale, dtype=x.dtype, device=x.device)  # rounded as Gemma rounds it
         if self.position is not None:
@@ -99,6 +102,17 @@ class Embedding(nn.Module):
         if self.norm is not None:
             x = self.norm(x)
         return F.dropout(x, self.dropout, self.training)
+
+    def look_up(self, tokens: Int[Tensor, "b s"]) -> Float[Tensor, "b s d"]:
+        """E[token]."""
+        if self.vocabulary is None:
+            return F.embedding(tokens, self.weight)
+        rows, here = self.vocabulary.here(tokens)
+        return self.vocabulary.leave(F.embedding(rows, self.weight) * here[..., None])
+
+    def divide(self, owner: Owner) -> None:
+        if not self.tied and self.reader is None:
+            self.vocabulary = owner.vocabulary(self.vocab_size)
 
     def _check_segments(self, given: Tensor, shape: torch.Size) -> None:
         """Raises RequestError for another shape than the tokens', and for a kind of text that the model does not
@@ -142,7 +156,7 @@ class Embedding(nn.Module):
         if self.tied:
             return {}
         own = self.reader
-        table = Matrix(self.weight, 0, self.vocab_size) if own is None else Matrix.of(own.projection)
+        table = Matrix(self.weight, 0, len(self.weight)) if own is None else Matrix.of(own.projection)
         return {"embed": table}
 
     @property
@@ -192,6 +206,8 @@ class Embedding(nn.Module):
     @property
     def vocab_size(self) -> int:
         """Tokens that it knows; 1 where it reads none."""
+        if self.vocabulary is not None:
+            return self.vocabulary.size
         return self.weight.shape[0] if self.reader is None else 1
 
     @torch.no_grad()

@@ -19,6 +19,7 @@ from glassformer.parts.init import Init, Role
 from glassformer.parts.linear import Linear, linear_cost
 from glassformer.parts.loss import cross_entropy, linear_cross_entropy
 from glassformer.parts.norm import NormConfig
+from glassformer.parts.owner import Owner, Vocabulary
 from glassformer.parts.reparam import MakeReparam
 from glassformer.parts.shard import Shard, Shards
 from glassformer.parts.words import Word, whole
@@ -98,6 +99,8 @@ class Head(nn.Module):
     roles: tuple[Role, ...] = ("head",)
     shards: ClassVar[Shards] = {"weight": (Shard("vocab"),), "bias": (Shard("vocab"),)}
     offset: Tensor | None
+    vocabulary: Vocabulary | None = None
+    """The tokens, or classes, whose rows are here (`parts/owner.py`); None: all."""
 
     def __init__(
         self,
@@ -118,7 +121,7 @@ class Head(nn.Module):
         normalize: bool = False,
     ):
         super().__init__()
-        rows = classes or vocab_size
+        self.rows = rows = classes or vocab_size
         self.tied, self.softcap, self.scale, self.z_loss, self.smoothing = tied, softcap, scale, z_loss, smoothing
         self.transform, self.pool, self.vector, self.normalize = transform, pool, vector, normalize
         self.weight = None if tied or vector else nn.Parameter(torch.empty(rows, d_model))
@@ -149,9 +152,20 @@ class Head(nn.Module):
             return F.normalize(x, dim=-1) if self.normalize else x
         return self._logits(x, embedding)
 
+    def divide(self, owner: Owner) -> None:
+        owner.refuse("reparam", self.reparam is not None, "makes a matrix of the whole one")
+        if not self.vector:
+            self.vocabulary = owner.vocabulary(self.rows)
+
     def _logits(self, x: Tensor, embedding: Embedding | None) -> Tensor:
-        logits = self._product(self.scaled(x), embedding)
-        return logits if self.softcap is None else self.softcap * torch.tanh(logits / self.softcap)
+        logits = self._product(self._entered(x), embedding)
+        logits = logits if self.softcap is None else self.softcap * torch.tanh(logits / self.softcap)
+        return logits if self.vocabulary is None else self.vocabulary.gather(logits)
+
+    def _entered(self, x: Tensor) -> Tensor:
+        """What the matrix is multiplied with, by every owner."""
+        x = self.scaled(x)
+        return x if self.vocabulary is None else self.vocabulary.enter(x)
 
     def _product(self, x: Tensor, embedding: Embedding | None) -> Tensor:
         if self.packed is not None:
@@ -168,9 +182,10 @@ class Head(nn.Module):
             )  # fmt: skip
         if self.packed is not None:
             return self.loss_of(self._logits(x, embedding), targets, reduction)
-        rows, flat = self.scaled(x).flatten(0, -2), targets.flatten()
+        rows, flat = self._entered(x).flatten(0, -2), targets.flatten()
         how: dict[str, Any] = {
-            "bias": self._added, "softcap": self.softcap, "reduction": reduction, **self._in_training
+            "bias": self._added, "softcap": self.softcap, "reduction": reduction, "vocabulary": self.vocabulary,
+            **self._in_training,
         }  # fmt: skip
         if self.weight is None:
             loss = _given(embedding).cross_entropy(rows, flat, **how)
@@ -183,7 +198,10 @@ class Head(nn.Module):
         """What is added to each token's logit."""
         if self.offset is None:
             return self.bias
-        return self.offset[0] if self.bias is None else self.offset[0] + self.bias
+        offset = self.offset[0]
+        if self.vocabulary is not None:
+            offset = offset[self.vocabulary.first : self.vocabulary.last]
+        return offset if self.bias is None else offset + self.bias
 
     def _own(self, weight: Tensor) -> Tensor:
         return weight if self.reparam is None else self.reparam(weight)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import torch
@@ -9,10 +10,12 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from glassformer.errors import RequestError
 from glassformer.parts.base import BuildContext
 from glassformer.parts.cost import Cost, Shape
 from glassformer.parts.grouped import Groups, grouped_product
 from glassformer.parts.init import Init, Role
+from glassformer.parts.owner import Owner, Seam
 from glassformer.parts.precision import as_among_others, product_dtype
 from glassformer.parts.reparam import MakeReparam
 from glassformer.parts.shard import REPLICATED, Shard, Shards
@@ -30,6 +33,10 @@ class Linear(nn.Module):
     decays = True
     packable = True
     """Whether its matrix may be kept in a few bits (`parts/quantized.py`)."""
+    leave: Seam | None = None
+    """Joins the results of several owners, before the bias (`parts/owner.py`); None: there is one."""
+    in_half = True
+    """Whether autocast rounds its weights before the product, in every pass."""
 
     def __init__(
         self,
@@ -53,7 +60,10 @@ class Linear(nn.Module):
 
     def forward(self, x: Float[Tensor, "... i"]) -> Float[Tensor, "... o"]:
         weight = self.weight if self.reparam is None else self.reparam(self.weight)
-        return as_among_others(lambda x: F.linear(x, weight, self.bias), x)
+        if self.leave is None:
+            return as_among_others(lambda x: F.linear(x, weight, self.bias), x)
+        y = self.leave(as_among_others(lambda x: F.linear(x, weight), x))
+        return y if self.bias is None else y + self.bias.to(y.dtype)
 
     def applied(self) -> Tensor:
         """The matrix of the map, (o, i): W, or what is made from it."""
@@ -67,6 +77,15 @@ class Linear(nn.Module):
     @property
     def shards(self) -> Shards:
         return {"weight": self.cuts, "bias": self.cuts}
+
+    def take_share(self, owner: Owner) -> None:
+        """Its matrix has been cut."""
+        owner.refuse("reparam", self.reparam is not None, "makes a matrix of the whole one")
+        columns = [cut.cut == "column" for cut in self.cuts]
+        self.outs = tuple(out // owner.of if own else out for out, own in zip(self.outs, columns, strict=True))
+        if self.cuts[0].cut == "row":
+            self.in_features //= owner.of
+            self.leave = self.leave or owner.leave
 
     def split(self, y: Float[Tensor, "... o"]) -> tuple[Tensor, ...]:
         return y.split(self.outs, dim=-1)
@@ -112,6 +131,20 @@ class GroupedLinear(Linear):
             return y
         return y + self.bias.to(dtype).view(len(self.outs), -1).index_select(0, groups.of)
 
+    @torch.no_grad()
+    def keep(self, first: int, last: int) -> None:
+        """Keeps the maps `first` .. `last`-1 alone."""
+        if self.reparam is not None:
+            raise RequestError(
+                "the maps of experts lie with several ranks, and their reparametrisation needs all of them; use ep=1",
+                code="conflict", field="ep", value=last - first, expected="1",
+            )  # fmt: skip
+        rows = self.outs[0]
+        for name, one in (("weight", self.weight), ("bias", self.bias)):
+            if one is not None:
+                setattr(self, name, nn.Parameter(one[first * rows : last * rows].clone(), one.requires_grad))
+        self.outs = self.outs[first:last]
+
     def maps(self) -> Float[Tensor, "n o i"]:
         weight = self.weight if self.reparam is None else self.reparam(self.weight)
         return weight.view(len(self.outs), -1, self.in_features)
@@ -145,6 +178,11 @@ class Matrix:
         """Its rows in the parameter, in its gradient, or in anything of that shape: (o, i), (heads, o/heads, i)."""
         rows = values[self.first : self.last]
         return rows if self.heads is None else rows.unflatten(0, (self.heads, -1))
+
+    @property
+    def size(self) -> int:
+        """How many values it has."""
+        return (self.last - self.first) * math.prod(self.parameter.shape[1:])
 
     @property
     def bias(self) -> nn.Parameter | None:

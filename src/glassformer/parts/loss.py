@@ -4,6 +4,8 @@ With `z_loss` every token adds z_loss (log Z)^2, Z = sum of exp(logits): it hold
 would not mind, lets them drift (PaLM, Chowdhery et al. 2022, 2204.02311, section 5; 1e-4 there).
 With `smoothing` e the target is (1 - e) of the right token and e / v of each of the v tokens, so that a model is not
 asked for certainty (Szegedy et al. 2016, 1512.00567, section 7; 0.1 in Vaswani et al. 2017).
+With a `vocabulary` the logits are those of one owner's tokens, and the loss is that of all: the largest logit, the sum
+of exp and the target's logit are joined, three numbers for each row (Shoeybi et al. 2019, 1909.08053, section 3).
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from glassformer.parts.owner import Vocabulary
 from glassformer.parts.precision import wide
 
 IGNORED = -100
@@ -47,12 +50,31 @@ def naive_linear_cross_entropy(
     reduction: str = "mean",
     z_loss: float = 0.0,
     smoothing: float = 0.0,
+    vocabulary: Vocabulary | None = None,
 ) -> Tensor:
     """The definition: x (N, d), weight (v, d), targets (N,), bias (v,) -> nats; keeps (N, v) in fp32."""
     logits = wide(F.linear(x, weight, bias))
     if softcap is not None:
         logits = softcap * torch.tanh(logits / softcap)
+    if vocabulary is not None:
+        return _of_owned(logits, targets, reduction, z_loss, smoothing, vocabulary)
     return _of_logits(logits, targets, reduction, z_loss, smoothing)
+
+
+def _of_owned(
+    logits: Tensor, targets: Tensor, reduction: str, z_loss: float, smoothing: float, vocabulary: Vocabulary
+) -> Tensor:
+    """`_of_logits`, of the logits (N, last - first) of one owner."""
+    counted = targets != IGNORED
+    place, here = vocabulary.here(targets.where(counted, -1))
+    log_z = vocabulary.log_z(logits)[:, 0]
+    loss = log_z - vocabulary.leave(logits.gather(-1, place[:, None])[:, 0] * here)
+    if smoothing:
+        loss = loss.lerp(log_z - vocabulary.leave(logits.sum(-1)) / vocabulary.size, smoothing)
+    if z_loss:
+        loss = loss + z_loss * log_z.square()
+    loss = loss * counted
+    return loss if reduction == "none" else loss.sum() / counted.sum()
 
 
 def cross_entropy(
@@ -81,18 +103,26 @@ def linear_cross_entropy(
     reduction: str = "mean",
     z_loss: float = 0.0,
     smoothing: float = 0.0,
+    vocabulary: Vocabulary | None = None,
 ) -> Tensor:
     """Equals `naive_linear_cross_entropy`; holds the logits of a few rows at a time.
 
     With `reduction="mean"` the gradients are made in the same pass as the loss, chunk by chunk. `reduction="none"`
     returns (N,) losses, zero where a target is ignored."""
     if reduction == "mean":
-        return _LinearCrossEntropy.apply(x, weight, targets, bias, softcap, z_loss, smoothing)
+        return _LinearCrossEntropy.apply(x, weight, targets, bias, softcap, z_loss, smoothing, vocabulary)
     if reduction != "none":
         raise ValueError(f"reduction={reduction!r}: use mean or none")
-    rows = max(_LEAST_ROWS, _VALUES_PER_CHUNK // weight.shape[0])
-    parts, how = zip(x.split(rows), targets.split(rows), strict=True), (bias, softcap, "none", z_loss, smoothing)
+    rows = _chunk(weight, vocabulary)
+    how = (bias, softcap, "none", z_loss, smoothing, vocabulary)
+    parts = zip(x.split(rows), targets.split(rows), strict=True)
     return torch.cat([naive_linear_cross_entropy(a, weight, b, *how) for a, b in parts])
+
+
+def _chunk(weight: Tensor, vocabulary: Vocabulary | None) -> int:
+    """Rows of a chunk, the same for every owner."""
+    tokens = weight.shape[0] if vocabulary is None else vocabulary.size
+    return max(_LEAST_ROWS, _VALUES_PER_CHUNK // tokens)
 
 
 def _added(total: Tensor | None, step: Tensor, dtype: torch.dtype | None = None) -> Tensor:
@@ -110,10 +140,11 @@ class _LinearCrossEntropy(torch.autograd.Function):
         softcap: float | None,
         z_loss: float,
         smoothing: float,
+        vocabulary: Vocabulary | None,
     ) -> Tensor:
         counted = targets != IGNORED
         count = counted.sum()
-        rows = max(_LEAST_ROWS, _VALUES_PER_CHUNK // weight.shape[0])
+        rows = _chunk(weight, vocabulary)
         want_x, want_w, _, want_b, *_ = ctx.needs_input_grad
         total = torch.zeros((), dtype=wide(x[:0]).dtype, device=x.device)
         grad_x: list[Tensor] = []
@@ -125,11 +156,19 @@ class _LinearCrossEntropy(torch.autograd.Function):
             dtype, logits = logits.dtype, wide(logits)
             if softcap is not None:
                 logits = softcap * torch.tanh(logits / softcap)
-            log_z = logits.logsumexp(-1, keepdim=True)
-            place = target.where(keep, 0)[:, None]
-            total = total + ((log_z - logits.gather(-1, place))[:, 0] * keep).sum() * (1 - smoothing)
+            place, minus = target.where(keep, 0)[:, None], smoothing - 1.0
+            if vocabulary is None:
+                log_z, right, size = logits.logsumexp(-1, keepdim=True), logits.gather(-1, place), logits.shape[-1]
+                hit = torch.full_like(place, minus, dtype=logits.dtype)
+            else:
+                place, here = vocabulary.here(place)
+                log_z, size = vocabulary.log_z(logits), vocabulary.size
+                right = vocabulary.leave(logits.gather(-1, place) * here)
+                hit = here.to(logits.dtype) * minus
+            total = total + ((log_z - right)[:, 0] * keep).sum() * (1 - smoothing)
             if smoothing:
-                total = total + ((log_z[:, 0] - logits.mean(-1)) * keep).sum() * smoothing
+                mean = logits.mean(-1) if vocabulary is None else vocabulary.leave(logits.sum(-1)) / size
+                total = total + ((log_z[:, 0] - mean) * keep).sum() * smoothing
             if z_loss:
                 total = total + z_loss * (log_z[:, 0].square() * keep).sum()
             if not (want_x or want_w or want_b):
@@ -139,9 +178,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
             grad = logits.sub_(log_z).exp_()  # in place: a chunk of logits is among the largest tensors of a step
             if z_loss:
                 grad.mul_(1 + 2 * z_loss * log_z)
-            grad.scatter_add_(-1, place, torch.full_like(place, smoothing - 1.0, dtype=grad.dtype))
+            grad.scatter_add_(-1, place, hit)
             if smoothing:
-                grad -= smoothing / grad.shape[-1]
+                grad -= smoothing / size
             if slope is not None:
                 grad.mul_(slope)
             grad = grad.mul_(keep[:, None].to(grad.dtype) / count).to(dtype)
@@ -162,4 +201,4 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
         grads = [grad * upstream[0] if grad is not None else None for grad in ctx.saved_tensors]
-        return grads[0], grads[1], None, grads[2], None, None, None
+        return grads[0], grads[1], None, grads[2], None, None, None, None

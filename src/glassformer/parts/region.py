@@ -7,6 +7,7 @@ in seconds, whatever the model around them looks like.
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -52,6 +53,12 @@ def compiling_regions() -> bool:
         _said = True
         warnings.warn("the elementwise regions of this model are compiled; looked at or edited, they run eagerly")
     return _compile and not _looked_at
+
+
+def forget_compiled() -> None:
+    """The next region called is compiled anew: torch keeps a few shapes of each, and leaves any more eager."""
+    if "torch._dynamo" in sys.modules:
+        torch._dynamo.reset()
 
 
 class region:

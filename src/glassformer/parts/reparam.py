@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -118,6 +119,9 @@ def leading_right_vector(weight: Tensor) -> Tensor:
 class ReparamConfig(PartConfig, axis="reparam"):
     """How every linear map of the model holds its matrix: those of the layers, and of a head that is not tied."""
 
+    counts_passes: ClassVar[bool] = False
+    """Whether every pass in training changes what is kept, so that the result depends on how many there are."""
+
     def build(self, ctx: BuildContext) -> Reparam:
         """For maps of `ctx.width` inputs and `ctx.outs` outputs each, stacked by rows."""
         raise NotImplementedError
@@ -129,6 +133,8 @@ class ReparamConfig(PartConfig, axis="reparam"):
 class SigmaReparamConfig(
     ReparamConfig, kind="sigma", words=Word("sigmareparam", positive("gamma"), "1", optional=True)
 ):
+    counts_passes: ClassVar[bool] = True
+
     gamma: float | None = Field(None, gt=0)
     """None: sigma(W_0)."""
 

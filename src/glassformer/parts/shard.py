@@ -15,6 +15,7 @@ The names are Megatron's (Shoeybi et al. 2019, 1909.08053). A fused matrix must 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -47,10 +48,18 @@ class Shard:
         Raises RequestError where `owners` does not divide the units."""
         if self.cut == "replicated" or self.axis >= values.dim():
             return values
-        units = self.units or values.shape[self.axis]
-        if units % owners:
+        first, last = self.span(values.shape[self.axis], owner, owners)
+        return values.narrow(self.axis, first, last - first)
+
+    def span(self, size: int, owner: int, owners: int) -> tuple[int, int]:
+        """(first, last): owner number `owner` of `owners` has first .. last-1 of `size` rows or columns. Shares are
+        equal, but for those of a vocabulary, which differ by one where they must.
+
+        Raises RequestError where `owners` does not divide the units."""
+        units = self.units or size
+        if self.cut != "vocab" and units % owners:
             raise RequestError(code="range", field="owners", value=owners, expected=f"a divisor of {units}")
-        return values.chunk(owners, self.axis)[owner]
+        return owner * size // owners, (owner + 1) * size // owners
 
 
 REPLICATED = Shard()
@@ -59,14 +68,40 @@ Shards = dict[str, tuple[Shard, ...]]
 """Name of a parameter -> the cuts of the maps stacked by rows in it."""
 
 
+def declared(module: nn.Module) -> Shards:
+    """What a module declares of its own parameters; nothing where it says nothing."""
+    found: Shards = getattr(module, "shards", {})
+    return found
+
+
 def shards_of(model: nn.Module) -> Shards:
     """The declared cuts of every parameter of a model, by its full name."""
     found: Shards = {}
     for path, module in model.named_modules():
-        declared: Shards = getattr(module, "shards", {})
+        own = declared(module)
         for name, _ in module.named_parameters(recurse=False):
-            found[f"{path}.{name}".removeprefix(".")] = declared.get(name, (REPLICATED,))
+            found[f"{path}.{name}".removeprefix(".")] = own.get(name, (REPLICATED,))
     return found
+
+
+Region = tuple[tuple[int, int], ...]
+"""(first, last) of each axis of a tensor."""
+
+
+def regions(shape: Sequence[int], shards: tuple[Shard, ...], owner: int, owners: int) -> list[Region]:
+    """Where an owner's part of a parameter of this shape lies in it: a region for each map, which stand one below the
+    other in the part."""
+    made, row = [], 0
+    for shard in shards:
+        rows = shape[0] if len(shards) == 1 else shard.rows or 0
+        spans = [(row, row + rows), *((0, size) for size in shape[1:])] if shape else []
+        if shard.cut != "replicated" and shard.axis < len(spans):
+            begin, end = spans[shard.axis]
+            first, last = shard.span(end - begin, owner, owners)
+            spans[shard.axis] = begin + first, begin + last
+        made.append(tuple(spans))
+        row += rows
+    return made
 
 
 def piece_of(values: Tensor, shards: tuple[Shard, ...], owner: int, owners: int) -> Tensor:

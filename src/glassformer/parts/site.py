@@ -15,6 +15,16 @@ Edit = Callable[[Tensor], Tensor]
 """edit(x) -> what stands for x from here on."""
 
 
+class Joint(Protocol):
+    """A value of which each of several owners has a piece (`parallel/tensor.py`)."""
+
+    def gather(self, x: Tensor) -> Tensor:
+        """The pieces of all, joined."""
+
+    def cut(self, x: Tensor) -> Tensor:
+        """This owner's piece of the whole."""
+
+
 @runtime_checkable
 class Choosy(Protocol):
     """A look that wants some heads alone, which a part that computes for it need not do for the others."""
@@ -36,6 +46,8 @@ class Site(nn.Module):
     # Plain attributes, not hooks: code that somebody compiled around the model is guarded by them.
     edits: tuple[Edit, ...]
     looks: tuple[Look, ...]
+    joint: Joint | None = None
+    """How pieces become the value that is shown, and edited; None: this is all of it."""
 
     def __init__(self, axes: str = "bsd", name: str | None = None):
         """`axes`: what the value's dimensions are, in the alphabet of the field. `name` replaces the last step of the
@@ -63,22 +75,37 @@ class Site(nn.Module):
 
     def show(self, x: Tensor, first: int, total: int) -> None:
         """Rows first, first + 1, ... of `total` to whoever looks."""
+        if self.looks and self.joint is not None:
+            x = self.joint.gather(x)
+        self._show(x, first, total)
+
+    def _show(self, x: Tensor, first: int, total: int) -> None:
         for look in self.looks:
             look(x, first, total)
 
     def lookers(self, heads: int) -> Iterator[tuple[Look, list[int]]]:
         """Everybody who looks, and which of so many heads to show it: those alone it has asked for, if any."""
+        if self.joint is not None and self.looks:  # each owner has heads of its own, which are shown together
+            yield self.show, list(range(heads))
+            return
         for look in self.looks:
             yield look.among(heads) if isinstance(look, Choosy) else (look, list(range(heads)))
 
     def __call__(self, x: Any) -> Any:
         if self._forward_hooks:
             x = super().__call__(x)
-        for edit in self.edits:
-            x = edit(x)
+        if self.edits:
+            x = self._edited(x)
         if self.looks:
-            self.show(x, 0, x.shape[self.axes.index("s")])
+            whole = x if self.joint is None else self.joint.gather(x)
+            self._show(whole, 0, whole.shape[self.axes.index("s")])
         return x
+
+    def _edited(self, x: Tensor) -> Tensor:
+        whole = x if self.joint is None else self.joint.gather(x)
+        for edit in self.edits:
+            whole = edit(whole)
+        return whole if self.joint is None else self.joint.cut(whole)
 
 
 def unseen(module: nn.Module) -> bool:

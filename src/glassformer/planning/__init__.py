@@ -17,10 +17,10 @@ import torch
 
 from glassformer.config import MAX_CONTEXT, ModelConfig
 from glassformer.errors import RequestError
+from glassformer.parallel.layout import RANKS, Layout
 from glassformer.parts.cost import Shape
 from glassformer.planning.counts import Component, Counts, Flops
 from glassformer.planning.decoding import Decoding
-from glassformer.planning.layout import RANKS, Layout
 from glassformer.planning.machines import Cluster, Price, cluster
 from glassformer.planning.memory import LOSSES, Loss
 from glassformer.planning.search import Search, find

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from glassformer.errors import RequestError
-from glassformer.planning.layout import POLICIES, Layout
+from glassformer.parallel.layout import POLICIES, Layout
 from glassformer.planning.machines import Cluster
 from glassformer.planning.time import step_time
 from glassformer.planning.training import TrainingPlan, plan_training

@@ -21,8 +21,8 @@ from typing import Literal
 import torch
 
 from glassformer.config import ModelConfig
+from glassformer.parallel.layout import Layout
 from glassformer.parts.cost import Cost, Shape
-from glassformer.planning.layout import Layout
 from glassformer.planning.ranks import Held, Share, for_gpu, owned, share, stages
 from glassformer.planning.trace import Pieces, Traced, adapted, trace
 from glassformer.training.optimizers import OptimizerConfig

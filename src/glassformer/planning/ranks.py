@@ -8,9 +8,9 @@ from functools import lru_cache
 
 from glassformer.config import BlockConfig, ModelConfig, stack_of
 from glassformer.errors import RequestError
+from glassformer.parallel.layout import Layout
 from glassformer.parts.mixer import MixerConfig
 from glassformer.parts.shard import shards_of
-from glassformer.planning.layout import Layout
 from glassformer.training.optimizers import OptimizerConfig
 
 

@@ -11,7 +11,7 @@ import torch
 
 from glassformer.config import ModelConfig
 from glassformer.errors import RequestError
-from glassformer.planning.layout import Layout
+from glassformer.parallel.layout import Layout
 from glassformer.planning.machines import Cluster
 from glassformer.planning.memory import FP32, MARGIN, outside
 from glassformer.planning.ranks import Held, share

@@ -29,10 +29,10 @@ from typing import Any
 import torch
 
 from glassformer.config import ModelConfig
+from glassformer.parallel.layout import Layout
 from glassformer.parts.cost import Shape
 from glassformer.parts.linear import linears
 from glassformer.planning.counts import Counts
-from glassformer.planning.layout import Layout
 from glassformer.planning.machines import Cluster, Factors, machines
 from glassformer.planning.ranks import share, stages
 from glassformer.planning.trace import adapted

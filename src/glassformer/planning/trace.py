@@ -24,9 +24,9 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from glassformer.config import BlockConfig, ModelConfig, Stage
+from glassformer.parallel.layout import Layout
 from glassformer.parts.linear import GroupedLinear, linears
 from glassformer.parts.mixer.attend import among_pieces
-from glassformer.planning.layout import Layout
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import torch
 
 from glassformer.config import MAX_CONTEXT, ModelConfig
 from glassformer.errors import RequestError, check_whole
-from glassformer.planning.layout import Layout
+from glassformer.parallel.layout import Layout
 from glassformer.planning.machines import Cluster
 from glassformer.planning.memory import MARGIN, Loss, Ranks, TrainingMemory, outside
 from glassformer.planning.time import Run, StepTime, Workload, step_time, workload

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from ..figures import finite
 from ..runs.intervals import paired_interval
-from ..runs.results import RunResult
+from ..runs.results import RunResult, unlike
 from .read import Arm, Quantity, points, seed_of
 
 STRETCHES = 8
@@ -21,11 +21,12 @@ LEAST = 0.01
 @dataclass(frozen=True)
 class Precision:
     """How sure a figure of one run is: `exact`, or what `scatter` says of the run; `margin` is the share by which one
-    has to lead where nothing was recorded."""
+    has to lead where nothing was recorded; `timed` figures compare on one machine alone."""
 
     margin: float = 0.0
     scatter: Callable[[RunResult], float | None] = lambda run: None
     exact: bool = False
+    timed: bool = False
 
 
 def training_scatter(run: RunResult) -> float | None:
@@ -44,12 +45,17 @@ def generation_scatter(run: RunResult) -> float | None:
     return finite(run.generation.seconds_per_token_scatter) if run.generation else None
 
 
+def untimed(arms: Sequence[Arm]) -> str | None:
+    """Why speeds of these arms do not compare; None where they do."""
+    return unlike([run for arm in arms for run in arm.counted])
+
+
 def best(quantity: Quantity, better: int, arms: Sequence[Arm], precision: Precision) -> set[int]:
     """The index of the arm that leads all others beyond doubt, or nothing; of exact figures all that share the lead.
 
     Arms that lost a seed do not take part."""
     means = {arm.index: mean for arm in arms if arm.complete and (mean := arm.mean(quantity)) is not None}
-    if not better or len(means) < 2:
+    if not better or len(means) < 2 or (precision.timed and untimed(arms)):
         return set()
     lead = (max if better > 0 else min)(means.values())
     if precision.exact:

@@ -16,6 +16,8 @@ UNMEASURED = "not measured yet"
 ORDER = {"exact": "Exact", "measured": "Measured", "scoped": "Measured, at one size",
          "undecidable": "Out of reach"}  # fmt: skip
 """Headings by class, in their order on the page."""
+SUMMARY = "Summary"
+VERDICTS = ("holds", "does not hold", "cannot be shown at this size", UNMEASURED)
 
 
 def write_claims(rows: Sequence[dict[str, Any]], command: str, path: str | os.PathLike[str]) -> Path:
@@ -72,7 +74,9 @@ def render_claims(rows: Sequence[dict[str, Any]], command: str) -> str:
                 "measured here. A verdict follows from the figures: it holds where the whole bar lies in the band, "
                 "does not hold where all of it lies outside, and is open in between."),
     )  # fmt: skip
-    links = [tag("li", tag("a", ORDER[kind], href=f"#{kind}")) for kind in there]
+    parts.insert(0, section("summary", SUMMARY, _counts(rows), _lines(rows)))
+    links = [tag("li", tag("a", SUMMARY, href="#summary"))]
+    links += [tag("li", tag("a", ORDER[kind], href=f"#{kind}")) for kind in there]
     body = tag(
         "div", header, tag("nav", tag("ul", *links), aria_label="Contents"),
         tag("main", *parts, id="content", tabindex="-1"), class_="page",
@@ -80,6 +84,31 @@ def render_claims(rows: Sequence[dict[str, Any]], command: str) -> str:
     style = files(__package__).joinpath("report.css").read_text(encoding="utf-8")
     skip = tag("a", "Skip to the claims", href="#content", class_="gf-skip")
     return document("Claims", skip, body, embedded(list(rows), "claims"), style=style)
+
+
+def counts(rows: Sequence[dict[str, Any]]) -> list[tuple[str, list[int]]]:
+    """How many claims of each class have which of the verdicts VERDICTS, and all together."""
+    of_class = {kind: Counter(verdict_of(row) for row in rows if row["kind"] == kind) for kind in ORDER}
+    told = [(ORDER[kind], found) for kind, found in of_class.items() if found]
+    told.append(("All", sum((found for _, found in told), Counter())))
+    return [(name, [found[words] for words in VERDICTS]) for name, found in told]
+
+
+def _counts(rows: Sequence[dict[str, Any]]) -> Markup:
+    head = tag("thead", tag("tr", *(tag("th", word, scope="col") for word in ("class", *VERDICTS))))
+    body = [tag("tr", tag("th", name, scope="row"), *map(cell, map(str, many))) for name, many in counts(rows)]
+    return scroll("Verdicts by class", tag("table", head, tag("tbody", *body)))
+
+
+def _lines(rows: Sequence[dict[str, Any]]) -> Markup:
+    """A line for each claim, which leads to it."""
+    head = tag("thead", tag("tr", *(tag("th", word, scope="col") for word in ("claim", "it says", "verdict"))))
+    body = [
+        tag("tr", tag("th", tag("a", row["name"], href=f"#{row['name']}"), scope="row"), cell(row["statement"]),
+            cell(verdict_of(row)))
+        for kind in ORDER for row in rows if row["kind"] == kind
+    ]  # fmt: skip
+    return scroll("Verdicts by claim", tag("table", head, tag("tbody", *body)))
 
 
 def _claim(row: dict[str, Any]) -> Markup:

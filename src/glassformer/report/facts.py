@@ -9,6 +9,7 @@ from typing import Any
 
 from ..figures import Axis, Dot, Markup, Series, copyable, count, finite, fixed, join, legend, scatter_chart, si, tag
 from ..runs.results import Results, Sample
+from .best import untimed
 from .diff import alike
 from .html import Absent, arm_label, caption, section, two_sizes
 from .read import BITS_PER_BYTE, LOSS, TRAINING_SPEED, Arm
@@ -24,6 +25,8 @@ def cost_section(arms: Sequence[Arm]) -> Markup | Absent:
     quality, named = BITS_PER_BYTE, "bits per byte"
     if not any(arm.stat(quality) for arm in arms):  # the tokenizer loses part of the text
         quality, named = LOSS, "nats per token"
+    if why := untimed(arms):
+        return Absent(_COST, f"{why}, so their speeds do not compare.")
     dots = []
     for arm in arms:
         x, y = arm.stat(TRAINING_SPEED), arm.stat(quality)

@@ -75,8 +75,10 @@ def findings(found: dict[str, Any]) -> list[str]:
     told = []
     for at, step in enumerate(found["steps"]):
         added, last = (_words(found["pairs"][key][at]["verdict"]) for key in ("before", "last"))
-        also = "there too" if added == last else f"as the last change {last}"
-        told.append(f"{step}: added in its place {added}, {also}.")
+        if added == last:
+            told.append(f"{step}: added in its place or as the last change, it {added}.")
+        else:
+            told.append(f"{step}: added in its place, it {added}; as the last change, it {last}.")
     whole = _words(found["pairs"]["base"][-1]["verdict"])
     return [f"All changes together: {whole}.", *told]
 

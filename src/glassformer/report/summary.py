@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ..figures import Markup, fixed, join, si, tag
 from ..runs.results import RunResult
-from .best import LEAST, Precision, best, generation_scatter, training_scatter
+from .best import LEAST, Precision, best, generation_scatter, training_scatter, untimed
 from .html import Absent, arm_label, arm_name, caption, none, scroll, section
 from .read import (
     BITS_PER_BYTE,
@@ -64,10 +64,10 @@ COLUMNS = (
     Column(BITS_PER_BYTE, "Bits per byte", "bits", -1, decimals=3, judged=LOSS),
     Column(PERPLEXITY, "Perplexity", "per token", -1, judged=LOSS),
     Column(TRAINING_SPEED, "Training speed", "tokens/s", 1, counted=True,
-           precision=Precision(TIMING, training_scatter)),
+           precision=Precision(TIMING, training_scatter, timed=True)),
     Column(PEAK_MEMORY, "Peak memory", "", -1, _BYTES, precision=Precision(MEMORY)),
     Column(SECONDS_PER_TOKEN, "Generation", "/token", -1, _MILLISECONDS,
-           precision=Precision(TIMING, generation_scatter)),
+           precision=Precision(TIMING, generation_scatter, timed=True)),
     Column(STATE_BYTES, "State", "/token", -1, _BYTES, precision=Precision(exact=True)),
 )  # fmt: skip
 
@@ -205,6 +205,8 @@ def _caption(arms: Sequence[Arm]) -> Markup:
             f"({_share(TIMING)} where the scatter was not recorded); with one seed, {_share(QUALITY)} of a loss and "
             f"{_share(MEMORY)} of memory are taken for noise."
         )
+    if why := untimed(arms):
+        words.append(f"Some {why}, so no speed gets a dot.")
     if several:
         words.append("Figures are means over seeds ± the sample standard deviation.")
     if any(arm.finished and not arm.complete for arm in arms):

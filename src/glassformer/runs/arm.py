@@ -1,16 +1,20 @@
-"""One run in a process of its own: it cannot take others down, and its memory is its own.
+"""The process that trains runs, one after the other; one that goes wrong takes no other down.
 
-`python -m glassformer.runs.arm FOLDER` reads request.json there, prints an event a line while it works, and leaves
-result.json.
+`python -m glassformer.runs.arm` reads the folder of a run from each line of standard input, a string of JSON. It reads
+request.json there, prints an event a line while it works, and leaves result.json. What it writes to standard error goes
+to stderr.txt there.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
+import threading
 import time
 import traceback
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import Any
 
 from glassformer import machine
@@ -18,26 +22,88 @@ from glassformer.config import ModelConfig
 from glassformer.dynamics.summary import event_words
 from glassformer.errors import NO_MEMORY, RequestError, WorkError, no_memory
 from glassformer.parts.outside import import_modules
+from glassformer.parts.region import forget_compiled
 from glassformer.runs import events
 from glassformer.runs.files import write_result
 from glassformer.runs.measure import describe, measured
+from glassformer.runs.owner import owned
 from glassformer.runs.request import REQUEST, RUN
-from glassformer.runs.results import RunResult
+from glassformer.runs.results import Machine, RunResult
 from glassformer.text import Tokens
-from glassformer.training import Recipe, Report, Reporter, train
+from glassformer.training import Interrupted, Pretrained, Recipe, Report, Reporter, train
 from glassformer.training.checkpoint import latest, read_state
 from glassformer.training.sinks import open_sinks
 
 BETWEEN_STEPS = 0.25
 """Seconds between two events `step`."""
+COMPLAINTS = "stderr.txt"
+SECONDS_IDLE = 60
+"""How long it waits for another run before it ends."""
+STOPPED = 75
+"""Exit status of a run that was asked to stop; it is saved, and goes on when it is asked for again."""
+BEGUN, ENDED = "begun", "ended"
+"""Lines before the first event of a run and after its last, where the process is good for another one."""
 
 
 def main() -> int:
-    folder = Path(sys.argv[1])
+    """Trains every run that is asked for; after one that failed it ends, with its exit status."""
+    settle()
+    asked: SimpleQueue[bytes] = SimpleQueue()
+    threading.Thread(target=_listen, args=(asked,), daemon=True).start()
+    while True:
+        try:
+            line = asked.get(timeout=SECONDS_IDLE)
+        except Empty:
+            return 0
+        if not line:
+            return 0
+        print(BEGUN, flush=True)
+        folder = Path(json.loads(line))
+        forget_compiled()
+        _complain_to(folder / COMPLAINTS)
+        status = train_one(folder)
+        if status or not machine.forget_peak():
+            return status
+        print(ENDED, flush=True)
+
+
+def settle() -> None:
+    """Loads what the first training step of a process would load, so that the memory of the first run is measured as
+    that of the ones after it."""
+    import torch._dynamo  # optimizers import it at their first step
+
+    x = torch.ones(64, 64, requires_grad=True)
+    for dtype in (torch.float32, torch.bfloat16):
+        with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
+            (x @ x).sum().backward()
+    machine.forget_peak()
+
+
+def _listen(asked: SimpleQueue[bytes]) -> None:
+    """Puts every line of standard input, and an empty one at its end."""
+    with open(0, "rb", buffering=0, closefd=False) as lines:  # a buffer's lock, held here, would break the exit
+        while line := lines.readline():
+            asked.put(line)
+    asked.put(b"")
+
+
+def _complain_to(path: Path) -> None:
+    """Standard error, that of libraries too, goes to this file."""
+    with path.open("wb") as file:
+        sys.stderr.flush()
+        os.dup2(file.fileno(), 2)
+
+
+def train_one(folder: Path) -> int:
+    """Trains the run of a folder and leaves its result; the exit status."""
     request = json.loads((folder / REQUEST).read_text(encoding="utf-8"))
     who = {"name": request["name"], "seed": request["recipe"]["seed"]}
     try:
-        result = measure(folder, request)
+        with owned(folder):
+            write_result(measure(folder, request), folder)
+    except Interrupted as error:
+        say(events.Error(**who, error=str(error)))
+        return STOPPED
     except (RequestError, WorkError) as error:
         say(events.Error(**who, error=str(error)))
         return error.exit_status
@@ -47,7 +113,6 @@ def main() -> int:
         traceback.print_exc()
         say(events.Error(**who, error=NO_MEMORY))
         return WorkError.exit_status
-    write_result(result, folder)
     return 0
 
 
@@ -85,12 +150,21 @@ def measure(folder: Path, request: dict[str, Any]) -> RunResult:
     what = {"model": request["config"], "recipe": request["recipe"]}
     with open_sinks(request.get("log_to", ()), run_folder, name, what, step) as logger:
         callbacks = [Reporter(watch)]
-        run = train(config, text, recipe, run_folder, found is not None, callbacks, vocab_size=config.vocab_size)
+        begins = "pretrained" in request
+        first = Pretrained.read(request["pretrained_file"], request["pretrained"]) if begins else None
+        run = train(
+            config, text, recipe, run_folder, found is not None, callbacks, vocab_size=config.vocab_size,
+            pretrained=first,
+        )  # fmt: skip
     peak = machine.peak_memory(run.how.device)
     say(events.Measuring(**who))
     added = None if not trained else peak - before if run.how.device == "cpu" else peak
     result = describe(request["name"], run, added).changed(weights=request["weights"])
-    return measured(result, run, text) if run.status == "ok" else result
+    if first is not None:
+        result = result.changed(pretrained=first.fingerprint)
+    if request.get("shared"):
+        result = result.changed(machine=Machine({**result.machine.root, "shared": True}))
+    return measured(result, run, text, request.get("loss_alone", False)) if run.status == "ok" else result
 
 
 if __name__ == "__main__":

@@ -3,38 +3,35 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
 import threading
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any, Protocol
 
-import glassformer
 from glassformer.dynamics.summary import summary_of
+from glassformer.errors import RequestError
+from glassformer.machine import available_cores
 from glassformer.parts.base import to_plain
-from glassformer.runs.events import End, Error, Kept, Notify, Start, decode, silent
+from glassformer.runs.events import End, Event, Kept, Notify, Start, silent
 from glassformer.runs.files import RESULT, read_result
 from glassformer.runs.request import RUN, RunRequest
 from glassformer.runs.results import Dynamics, Key, RunResult
+from glassformer.runs.workers import Training
 from glassformer.training import Interrupted
 from glassformer.training.checkpoint import disk_errors
-
-START = """
-import sys
-if (root := sys.argv.pop(1)) not in sys.path:
-    sys.path.insert(0, root)
-from glassformer.runs.arm import main
-sys.exit(main())
-"""
-"""A run is trained by the code that its parent runs, wherever that was imported from."""
-LONGEST = 500
-"""Characters of the last line of a traceback that become an error."""
 
 
 class Executor(Protocol):
     """Where and in which order runs are trained."""
+
+    workers: int
+    """Runs that are at work at the same time on one machine, at most."""
+    shared: bool
+    """Whether these share a device, so that their speeds say little."""
 
     def run(self, requests: Sequence[RunRequest], folder: Path, notify: Notify = silent) -> Iterator[RunResult]:
         """Trains every request, in `request.place(folder)`, from where it stopped; yields a result for each as it
@@ -63,7 +60,7 @@ def execute(
     work."""
     held = kept(requests, folder, notify)
     yield from held.values()
-    yield from (executor or Serial()).run([one for one in requests if one.key not in held], folder, notify)
+    yield from (executor or Local()).run([one for one in requests if one.key not in held], folder, notify)
 
 
 def finished(request: RunRequest, folder: Path) -> RunResult | None:
@@ -75,83 +72,114 @@ def finished(request: RunRequest, folder: Path) -> RunResult | None:
     return result.changed(config=request.config.to_dict(), recipe=to_plain(request.recipe))
 
 
-class Serial:
-    """One run after the other, each with all cores, so that speeds are comparable; each in a process of its own, so
-    that one that fails leaves the others alone."""
+class Local:
+    """Runs in processes of this machine, `workers` of them side by side.
+
+    One, which has all cores, makes speeds comparable. Several, with a share of the cores each, train more small runs in
+    an hour; their speeds are those of such company, and are not judged."""
+
+    def __init__(self, workers: int = 1):
+        """Raises RequestError for more workers than this process may use cores."""
+        cores = available_cores()
+        if not 1 <= workers <= cores:
+            message = f"workers={workers}: a number from 1 to {cores} is right, the cores that this process may use"
+            raise RequestError(message, code="range", field="workers", value=workers, expected=f"1 to {cores}")
+        self.workers, self.shared = workers, workers > 1
 
     def run(self, requests: Sequence[RunRequest], folder: Path, notify: Notify = silent) -> Iterator[RunResult]:
-        for request in requests:
-            notify(Start(name=request.name, seed=request.seed))
-            result = self._one(request, folder, notify)
-            notify(End(name=request.name, seed=request.seed, result=result))
-            yield result
+        waiting = deque(requests)
+        at_work: dict[Key, Training] = {}
+        news: SimpleQueue[_News] = SimpleQueue()
+        try:
+            while waiting or at_work:
+                while waiting and len(at_work) < self.workers:
+                    request = waiting.popleft()
+                    notify(Start(name=request.name, seed=request.seed))
+                    place = laid(request, folder, self.shared and len(requests) > 1)
+                    at_work[request.key] = self._begin(request, place, news)
+                told = news.get()
+                if not isinstance(told, _Ended):
+                    notify(told)
+                    continue
+                del at_work[told.request.key]
+                result = self._result(told, folder)
+                notify(End(name=result.name, seed=result.seed, result=result))
+                yield result
+        except KeyboardInterrupt:
+            if not at_work:
+                raise
+            _stop(at_work, news)
+            raise Interrupted("stopped") from None
+        finally:
+            _stop(at_work, news)
 
-    def _one(self, request: RunRequest, folder: Path, notify: Notify) -> RunResult:
-        place = request.place(folder)
-        with disk_errors(place):
-            place.mkdir(parents=True, exist_ok=True)
-            request.write(place)
-        error, status = self.spawn(place, notify)
+    def _begin(self, request: RunRequest, place: Path, news: SimpleQueue[_News]) -> Training:
+        training = self.training(place)
+
+        def work() -> None:
+            try:
+                news.put(_Ended(request, *training.run(news.put)))
+            except BaseException as error:  # it belongs to who waits for the run
+                news.put(_Ended(request, None, 0, error))
+
+        threading.Thread(target=work, daemon=True).start()
+        return training
+
+    def training(self, place: Path) -> Training:
+        """What trains the run of a folder."""
+        return Training(place)
+
+    def _result(self, ended: _Ended, folder: Path) -> RunResult:
+        if ended.raised is not None:
+            raise ended.raised
+        request, place = ended.request, ended.request.place(folder)
         result = finished(request, folder)
         if result is not None:
             return result
-        if status in (-signal.SIGINT, -signal.SIGTERM):
+        if ended.status in (-signal.SIGINT, -signal.SIGTERM):
             raise KeyboardInterrupt
-        if status == 0:
+        error = ended.error
+        if ended.status == 0:
             error = f"{place / RESULT} is not what a trained arm leaves"
-        return _failed(request, place, error or _ended(status))
-
-    def spawn(self, place: Path, notify: Notify) -> tuple[str | None, int]:
-        """Trains the run of a folder in a process; (its last error, its exit status).
-
-        The session of the process is its own, so that Ctrl-C in a terminal reaches this process alone: it is passed
-        on once, and the run is saved."""
-        # -P: the folder one happens to be in holds the user's files, and one may be called as a module is, random.py.
-        command = [sys.executable, "-P", "-c", START, str(Path(glassformer.__file__).parents[1]), str(place)]
-        complaints = place / "stderr.txt"
-        with complaints.open("wb") as stderr:
-            process = subprocess.Popen(
-                command,
-                stdout=subprocess.PIPE,
-                stderr=stderr,
-                text=True,
-                encoding="utf-8",
-                errors="replace",
-                start_new_session=True,
-            )
-            error, stopped = _followed(process, notify)
-        if stopped:
-            raise Interrupted("stopped")
-        if error is None and process.returncode > 0:
-            tail = complaints.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-            error = tail[-1][:LONGEST] if tail else None
-        return error, process.returncode
+        return failed(request, place, error or ending(ended.status))
 
 
-def _followed(process: subprocess.Popen[str], notify: Notify) -> tuple[str | None, bool]:
-    """Passes on the events of a process until it ends; (its last error, whether Ctrl-C stopped it)."""
-    assert process.stdout is not None
-    error, stopped = None, False
+@dataclass(frozen=True)
+class _Ended:
+    request: RunRequest
+    error: str | None
+    status: int
+    raised: BaseException | None = None
+
+
+_News = Event | _Ended
+
+
+def _stop(at_work: dict[Key, Training], news: SimpleQueue[_News]) -> None:
+    """Has the runs at work save themselves, and waits for them; a second Ctrl-C does not wait."""
     try:
-        while True:
-            try:
-                for line in process.stdout:
-                    if (event := decode(line)) is not None:
-                        error = event.error if isinstance(event, Error) else error
-                        notify(event)
-                process.wait()
-                return error, stopped
-            except KeyboardInterrupt:
-                if stopped:  # a second one does not wait
-                    raise
-                stopped = True
-                process.send_signal(signal.SIGINT)
+        for training in at_work.values():
+            training.stop()
+        while at_work:
+            told = news.get()
+            if isinstance(told, _Ended):
+                del at_work[told.request.key]
     finally:
-        if process.poll() is None:
-            process.kill()
+        for training in at_work.values():
+            training.stop(signal.SIGKILL)
+        at_work.clear()
 
 
-def _failed(request: RunRequest, place: Path, error: str) -> RunResult:
+def laid(request: RunRequest, folder: Path, shared: bool = False) -> Path:
+    """The folder of a run with its request.json."""
+    place = request.place(folder)
+    with disk_errors(place):
+        place.mkdir(parents=True, exist_ok=True)
+        request.write(place, shared)
+    return place
+
+
+def failed(request: RunRequest, place: Path, error: str) -> RunResult:
     return RunResult(
         name=request.name,
         seed=request.seed,
@@ -164,7 +192,7 @@ def _failed(request: RunRequest, place: Path, error: str) -> RunResult:
     )
 
 
-def _ended(status: int) -> str:
+def ending(status: int) -> str:
     return f"the process ended with status {status}" + (" (out of memory?)" if status == -signal.SIGKILL else "")
 
 

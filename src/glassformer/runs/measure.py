@@ -68,13 +68,15 @@ def describe(name: str, run: Run, peak: int | None) -> RunResult:
     )
 
 
-def measured(result: RunResult, run: Run, text: Tokens) -> RunResult:
-    """The result with what is measured on the trained model."""
+def measured(result: RunResult, run: Run, text: Tokens, loss_alone: bool = False) -> RunResult:
+    """The result with what is measured on the trained model; `loss_alone` leaves out all but its loss."""
     context, objective = run.recipe.context, run.recipe.objective
     text = objective.with_tokens(text)
     found = evaluate(
         run.model, text, context, run.how, max_tokens=4 * run.recipe.evaluation_tokens, objective=objective
     )
+    if loss_alone:
+        return result.changed(validation=_validation(found), loss_alone=True)
     reach = extrapolate(run.model, text, context, run.how, objective=objective) if objective.continues else []
     return result.changed(
         validation=_validation(found),

@@ -45,6 +45,14 @@ class TextPlaces:
 
 
 @dataclass(frozen=True)
+class PretrainedPlace:
+    """The file of the weights that a run begins with (`training.Pretrained`), and their fingerprint."""
+
+    path: Path
+    fingerprint: str
+
+
+@dataclass(frozen=True)
 class RunRequest:
     """One run. `identity` is what decides it: with another one, it is another run."""
 
@@ -54,6 +62,10 @@ class RunRequest:
     text: TextPlaces
     log_to: tuple[str, ...] = ()
     """Sinks that take the numbers of each step as well (`training.sinks`)."""
+    loss_alone: bool = False
+    """Of a trial: of the trained model only the loss is measured, no length beyond its context and no text."""
+    pretrained: PretrainedPlace | None = None
+    """None: weights are drawn by the seed."""
 
     @property
     def imports(self) -> dict[str, str]:
@@ -77,22 +89,29 @@ class RunRequest:
             "config": self.config.to_dict(),
             "recipe": to_plain(self.recipe),
             "tokens": list(self.text.content),
+            **({} if self.pretrained is None else {"pretrained": self.pretrained.fingerprint}),
         }
 
     def place(self, folder: Path) -> Path:
         return place_of(folder, self.name, self.seed)
 
     def answered_by(self, result: RunResult) -> bool:
-        """True if the result is of this model, recipe and seed. An older result is read in today's fields: those that
-        it does not have stand at their defaults."""
+        """True if the result is of this model, recipe and seed, with what is to be measured. An older result is read in
+        today's fields: those that it does not have stand at their defaults."""
         held = ModelConfig.current(result.config), Recipe.current(result.recipe)
-        return result.key == self.key and held == (self.config.to_dict(), to_plain(self.recipe))
+        if result.loss_alone and not self.loss_alone:
+            return False
+        same = (self.config.to_dict(), to_plain(self.recipe)) == held
+        begun = None if self.pretrained is None else self.pretrained.fingerprint
+        return result.key == self.key and same and result.pretrained == begun
 
-    def write(self, place: Path) -> None:
-        """Writes request.json for the process that trains the run."""
+    def write(self, place: Path, shared: bool = False) -> None:
+        """Writes request.json for the process that trains the run; `shared`: beside others on one device."""
         text = {"tokenizer": self.text.tokenizer, "train": self.text.train, "validation": self.text.validation}
+        begins = {} if self.pretrained is None else {"pretrained_file": str(self.pretrained.path.resolve())}
         besides = {
-            "text": text, "log_to": list(self.log_to), "imports": self.imports, "weights": _begun_by(place),
+            **begins, "text": text, "log_to": list(self.log_to), "imports": self.imports, "weights": _begun_by(place),
+            "loss_alone": self.loss_alone, "shared": shared,
         }  # fmt: skip
         replace_text(place / REQUEST, json.dumps({**self.identity, **besides}))
 

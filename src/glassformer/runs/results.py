@@ -6,6 +6,7 @@ mislead a reader of before, VERSION changes, and files of another version are re
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import ConfigDict, Field, RootModel, Strict
@@ -86,10 +87,17 @@ class Machine(Described):
     def dtype(self) -> str | None:
         return self._text("dtype")
 
-    def like(self, other: Machine) -> bool:
+    @property
+    def shared(self) -> bool:
+        """Whether other runs computed on the same device meanwhile."""
+        return self.root.get("shared") is True
+
+    def like(self, other: Machine, besides: Collection[str] = ()) -> bool:
         """True if speeds measured on both compare; keys that one of them does not have are passed over."""
-        keys = ("processor", "device", "dtype", "threads", "torch")
-        return all(self.root[key] == other.root[key] for key in keys if key in self.root and key in other.root)
+        keys = (
+            {"processor", "accelerator", "device", "dtype", "threads", "torch"} & self.root.keys() & other.root.keys()
+        )
+        return all(self.root[key] == other.root[key] for key in keys - set(besides))
 
 
 class Validation(Measures):
@@ -192,6 +200,10 @@ class RunResult(Entry):
     machine: Machine = Machine({})
     weights: Count = 1
     """Rule by which the initial weights were drawn (`parts.init.WEIGHTS_RULE`); absent in older files, which have 1."""
+    loss_alone: bool = False
+    """Whether only the loss of the trained model was measured, as of a trial."""
+    pretrained: str | None = None
+    """Fingerprint of the weights that it began with; None where they were drawn."""
     status: Status = "ok"
     error: str | None = None
 
@@ -218,11 +230,25 @@ class RunResult(Entry):
             self.status != "failed"
             and self.model_fields_set >= LEFT
             and None not in (self.parameters, self.flops_per_token, self.train)
-            and not (ended and (self.validation is None or (self.generation is None and self.generates)))
+            and not (ended and self.validation is None)
+            and not (ended and self.generation is None and not self.loss_alone and self.generates)
         )
 
 
-LEFT = frozenset(RunResult.model_fields) - {"parameters_without_embeddings", "weights", "answers"}
+def unlike(runs: Sequence[RunResult]) -> str | None:
+    """Why speeds of these runs do not compare, as a clause; None where they do."""
+    told = [run for run in runs if run.status != "failed"]
+    if any(run.machine.shared for run in told):
+        return "runs shared a device"
+    asked = {key for run in told for key in ("device", "dtype", "threads") if run.recipe.get(key, "auto") not in AUTO}
+    same = all(run.machine.like(told[0].machine, besides=asked) for run in told)
+    return None if same else "runs were trained on unlike machines"
+
+
+AUTO = ("auto", None)
+"""In a recipe: the machine decides. What a recipe asks for may differ between arms: it is compared."""
+LATER = {"parameters_without_embeddings", "weights", "loss_alone", "pretrained", "answers"}
+LEFT = frozenset(RunResult.model_fields) - LATER
 """Fields that every trained run has; the others came later."""
 
 
@@ -233,6 +259,8 @@ class Verdict(Entry):
     a: str
     b: str
     metric: str
+    unit: str | None = None
+    """Of the metric; None in older files, which have nats per token."""
     difference: float | None
     """None where fewer than two seeds of both arms finished."""
     low: float | None

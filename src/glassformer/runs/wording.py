@@ -35,7 +35,19 @@ def divergences(verdict: Verdict) -> str:
         return told + test
     if verdict.decided_by == "divergence":
         return f"{told}{test}, which decides; the difference is that of the {verdict.seeds} seeds both finished"
+    if (leader := _unrewarded(verdict)) is not None:
+        return (
+            f"{told}{test}; over the {verdict.seeds} seeds both finished {leader} has the lower loss, which does not "
+            "make better what diverged more often"
+        )
     return f"{told}{test}, and the difference is that of the {verdict.seeds} seeds both finished"
+
+
+def _unrewarded(verdict: Verdict) -> str | None:
+    """The arm whose loss is shown to be lower and that is not called better, as more of its runs diverged."""
+    if verdict.verdict != "no difference shown" or verdict.low is None or verdict.high is None:
+        return None
+    return verdict.a if verdict.low > 0 else verdict.b if verdict.high < 0 else None
 
 
 def percent(share: float | None) -> str:
@@ -51,7 +63,7 @@ def p_value(p: float) -> str:
 def _difference(verdict: Verdict) -> str:
     if verdict.difference is None or verdict.low is None or verdict.high is None:
         return ""
-    unit = UNITS.get(verdict.metric, "")
+    unit = UNITS.get(verdict.metric, "") if verdict.unit is None else verdict.unit
     p = verdict.p if verdict.p_holm is None else verdict.p_holm
     holm = " after Holm" if p != verdict.p else ""
     seeds = f"{verdict.seeds} seeds" + (f", {p_value(p)}{holm}" if p is not None else "")
@@ -62,6 +74,6 @@ def _difference(verdict: Verdict) -> str:
 
 
 def _missed(verdict: Verdict) -> str:
-    if verdict.verdict != "no difference shown" or verdict.detectable is None:
+    if verdict.verdict != "no difference shown" or verdict.detectable is None or _unrewarded(verdict) is not None:
         return ""
     return f"a difference of {verdict.detectable:.4f} would have been shown 80 % of the time"

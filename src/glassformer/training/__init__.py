@@ -15,6 +15,7 @@ from glassformer.training.optimizers import (
     OptimizerConfig,
     SGDConfig,
 )
+from glassformer.training.pretrained import Pretrained
 from glassformer.training.recipe import Recipe
 from glassformer.training.request import Request, prepare_run
 from glassformer.training.run import Interrupted, Loaded, Run, load
@@ -36,6 +37,7 @@ __all__ = [
     "NoamConfig",
     "ObjectiveConfig",
     "OptimizerConfig",
+    "Pretrained",
     "Recipe",
     "Report",
     "Reporter",

@@ -3,8 +3,9 @@
     RUN/checkpoints/step_00001000/   model.safetensors  optimizer.safetensors  watch.json  state.json
     RUN/latest                       the name of the newest whole checkpoint, replaced last and atomically
 
-A checkpoint is written beside its place, flushed to the disk, renamed, and only then named in `latest`. state.json
-holds the SHA-256 of the others; nothing is ever unpickled.
+Of several ranks each writes what lies on it (`parallel/pieces.py`), model-00002-of-00004.safetensors and the like; any
+number of ranks, in any layout, reads it. A checkpoint is written beside its place, flushed to the disk, renamed, and
+only then named in `latest`. state.json holds the SHA-256 of the others; nothing is ever unpickled.
 """
 
 from __future__ import annotations
@@ -14,25 +15,72 @@ import errno
 import hashlib
 import json
 import os
+import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from glassformer.errors import RequestError, WorkError, shown
+from glassformer.parallel.crew import Crew
+from glassformer.parallel.pieces import Box, Held, Piece, known_anywhere, places_of, written_here
+from glassformer.parallel.stored import Stored, write_pieces
 
 KEEP = 2
 _STATE_BYTES = 1 << 20
 _WATCH_BYTES = 1 << 28
 WATCH = "watch.json"
-OPTIMIZER = "optimizer.safetensors"
+OPTIMIZER = "optimizer"
+MODEL = "model"
 NUMBERS = "numbers"
 """Key of the optimizer's plain numbers in that file's header."""
+_FILE = re.compile(rf"({MODEL}|{OPTIMIZER})(?:-(\d{{5,9}})-of-(\d{{5,9}}))?\.safetensors")
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What one rank writes of a checkpoint: pieces and numbers of each kind of file, and what rank 0 writes beside."""
+
+    step: int
+    pieces: dict[str, list[Piece]]
+    numbers: dict[str, Any]
+    state: dict[str, Any]
+    watch: str | None
+
+    @classmethod
+    def of(
+        cls,
+        step: int,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        state: dict[str, Any],
+        watch: dict[str, Any] | None,
+        crew: Crew,
+    ) -> Snapshot:
+        moments = Held.of_optimizer(model, optimizer)
+        held = {MODEL: Held.of_model(model), OPTIMIZER: moments}
+        pieces = {kind: written_here(one.pieces, crew) for kind, one in held.items()}
+        return cls(
+            step, pieces, moments.numbers, json.loads(json.dumps(state)), None if watch is None else json.dumps(watch)
+        )
+
+    def copied(self, room: dict[tuple[str, str, Box], Tensor]) -> Snapshot:
+        """Of values that stay as they are while the model is trained further. They lie in `room`, which is filled
+        anew for the next one: memory that a process has not touched yet takes longer to get than to fill."""
+
+        def copy(kind: str, piece: Piece) -> Piece:
+            key = kind, piece.name, piece.box
+            if key not in room:
+                room[key] = torch.empty(piece.values.shape, dtype=piece.values.dtype)
+            return piece._replace(values=room[key].copy_(piece.values))
+
+        return replace(self, pieces={kind: [copy(kind, one) for one in some] for kind, some in self.pieces.items()})
 
 
 def save(
@@ -42,49 +90,131 @@ def save(
     optimizer: torch.optim.Optimizer,
     state: dict[str, Any],
     watch: dict[str, Any] | None = None,
+    crew: Crew | None = None,
 ) -> Path:
-    """Writes the checkpoint of `step` and makes it the latest; keeps the last two. Raises WorkError."""
-    final = run / "checkpoints" / _folder_name(step)
-    if latest(run) == final:  # saved before, and a checkpoint that is named is never taken away
-        return final
-    if (size := len(json.dumps(state))) > _STATE_BYTES // 2:  # hashes and indentation come on top
-        raise WorkError(
-            f"{final} was not written: its state.json would have {size:,} bytes, more than could be read back; the "
-            f"state of a callback is too large"
-        )
+    """Writes the checkpoint of `step` and makes it the latest; keeps the last two. Raises WorkError.
+
+    All ranks of a crew call it; `state` and `watch` are those of rank 0."""
+    crew = crew or Crew.alone()
+    return write(run, Snapshot.of(step, model, optimizer, state, watch, crew), crew)
+
+
+def write(run: Path, snapshot: Snapshot, crew: Crew) -> Path:
+    """`save`, of what was taken before."""
+    final = run / "checkpoints" / _folder_name(snapshot.step)
     temporary = final.with_name(f".{final.name}.tmp")
-    with disk_errors(final):
-        shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir(parents=True)
-        try:
-            moments, numbers = optimizer_state(model, optimizer)
-            more = {NUMBERS: json.dumps(numbers)} if numbers else {}
-            files: dict[str, tuple[dict[str, Tensor], dict[str, str]]] = {
-                "model": (model_tensors(model), {}), "optimizer": (moments, more),
-            }  # fmt: skip
-            hashes = {}
-            for name, (values, metadata) in files.items():
-                path = temporary / f"{name}.safetensors"
-                save_file(values, path, metadata={"format": "pt", **metadata})
-                hashes[path.name] = _flush_and_hash(path)
-            if watch is not None:
-                _write(temporary / WATCH, json.dumps(watch))
-                hashes[WATCH] = _hash(temporary / WATCH)
-            _write(
-                temporary / "state.json",
-                json.dumps({"schema": 1, "step": step, **state, "sha256": hashes}, indent=1),
+
+    def begin() -> bool:
+        if not crew.leads or latest(run) == final:  # saved before, and a checkpoint that is named is never taken away
+            return crew.leads
+        if (size := len(json.dumps(snapshot.state))) > _STATE_BYTES // 2:  # hashes and indentation come on top
+            raise WorkError(
+                f"{final} was not written: its state.json would have {size:,} bytes, more than could be read back; "
+                f"the state of a callback is too large"
             )
-            _flush_folder(temporary)
-            shutil.rmtree(final, ignore_errors=True)  # left by a crash before it was named
-            os.replace(temporary, final)
-            _flush_folder(final.parent)
-        finally:
+        with disk_errors(final):
             shutil.rmtree(temporary, ignore_errors=True)
+            temporary.mkdir(parents=True)
+        return False
+
+    def mine() -> dict[str, str]:
+        with disk_errors(final):
+            return _write_files(temporary, snapshot, crew)
+
+    try:
+        if any(together(crew, begin)):
+            return final
+        hashes = {name: found for files in together(crew, mine) for name, found in files.items()}
+        together(crew, lambda: _commit(run, temporary, final, snapshot, hashes) if crew.leads else None)
+    finally:
+        if crew.leads:
+            shutil.rmtree(temporary, ignore_errors=True)
+    return final
+
+
+def _write_files(folder: Path, snapshot: Snapshot, crew: Crew) -> dict[str, str]:
+    """Writes and flushes the files of this rank; their hashes."""
+    hashes = {}
+    for kind, pieces in snapshot.pieces.items():
+        more = {NUMBERS: json.dumps(snapshot.numbers)} if kind == OPTIMIZER and snapshot.numbers else {}
+        path = folder / file_name(kind, crew.rank, crew.world)
+        write_pieces(path, pieces, more)
+        hashes[path.name] = _flush_and_hash(path)
+    return hashes
+
+
+def file_name(kind: str, rank: int, world: int) -> str:
+    """`kind`: model or optimizer. What a lone process writes has its name alone."""
+    return f"{kind}.safetensors" if world == 1 else f"{kind}-{rank + 1:05d}-of-{world:05d}.safetensors"
+
+
+def _commit(run: Path, temporary: Path, final: Path, snapshot: Snapshot, hashes: dict[str, str]) -> None:
+    """Makes what all ranks have written the latest checkpoint."""
+    with disk_errors(final):
+        if snapshot.watch is not None:
+            _write(temporary / WATCH, snapshot.watch)
+            hashes[WATCH] = _hash(temporary / WATCH)
+        _write(
+            temporary / "state.json",
+            json.dumps({"schema": 1, "step": snapshot.step, **snapshot.state, "sha256": hashes}, indent=1),
+        )
+        _flush_folder(temporary)
+        shutil.rmtree(final, ignore_errors=True)  # left by a crash before it was named
+        os.replace(temporary, final)
+        _flush_folder(final.parent)
         replace_text(run / "latest", final.name + "\n")
     for old in sorted(final.parent.glob("step_*"))[:-KEEP]:
         if old != final:
             shutil.rmtree(old, ignore_errors=True)
-    return final
+
+
+class Background:
+    """Writes checkpoints in a thread, one at a time, while training goes on."""
+
+    def __init__(self, crew: Crew):
+        self.crew = crew.aside()
+        self._thread = ThreadPoolExecutor(1, "checkpoint")
+        self._pending: Future[Path] | None = None
+        self._room: dict[tuple[str, str, Box], Tensor] = {}
+
+    def save(
+        self,
+        run: Path,
+        step: int,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        state: dict[str, Any],
+        watch: dict[str, Any] | None = None,
+    ) -> None:
+        """`checkpoint.save`, which returns once everything is copied. The one before has been waited for."""
+        assert self._pending is None
+        snapshot = Snapshot.of(step, model, optimizer, state, watch, self.crew).copied(self._room)
+        self._pending = self._thread.submit(write, run, snapshot, self.crew)
+
+    def close(self) -> None:
+        """Lets what was begun come to its end, well or not."""
+        self._thread.shutdown()
+
+    def wait(self) -> Path | None:
+        """The checkpoint that was begun, once it is written; None where none was. Raises WorkError."""
+        pending, self._pending = self._pending, None
+        return None if pending is None else pending.result()
+
+
+def together(crew: Crew, work: Callable[[], Any]) -> list[Any]:
+    """What `work` returns on each rank; where it fails on one, that rank's RequestError or WorkError on all."""
+    mine, error = None, None
+    try:
+        mine = work()
+    except (RequestError, WorkError) as problem:
+        error = problem
+    told = crew.gather([mine, error and [type(error).__name__, str(error)]])
+    if error is not None:
+        raise error
+    for _, wrong in told:
+        if wrong is not None:
+            raise {kind.__name__: kind for kind in (RequestError, WorkError)}.get(wrong[0], RequestError)(wrong[1])
+    return [one for one, _ in told]
 
 
 def latest(run: Path) -> Path | None:
@@ -125,30 +255,48 @@ def read_watch(checkpoint: Path) -> dict[str, Any]:
             raise RequestError(f"{path} cannot be read: {error}") from None
 
 
-def load_model(checkpoint: Path, model: nn.Module) -> None:
-    """Fills the model's weights and what it keeps beside them. Raises RequestError where they are damaged or of another
-    model."""
-    tensors = _load(checkpoint, "model.safetensors")
-    wanted = model.state_dict()
-    _match(wanted, tensors, checkpoint)
-    with torch.no_grad():
-        for name, value in wanted.items():
-            value.copy_(tensors[name])
+def load_model(checkpoint: Path, model: nn.Module, crew: Crew | None = None) -> None:
+    """Fills the model's weights and what it keeps beside them, of each what lies here. Raises RequestError where they
+    are damaged or of another model."""
+    crew = crew or Crew.alone()
+    held = Held.of_model(model)
+    known = known_anywhere(held.wholes, crew)
+
+    def read() -> None:
+        with _stored(checkpoint, MODEL) as stored:
+            _match(held.wholes, known, stored.shapes, checkpoint)
+            for piece in held.pieces:
+                stored.read(piece.name, piece.box, piece.values)
+
+    _verify(checkpoint, MODEL, crew)
+    together(crew, read)
 
 
-def load_optimizer(checkpoint: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+def load_optimizer(
+    checkpoint: Path, model: nn.Module, optimizer: torch.optim.Optimizer, crew: Crew | None = None
+) -> None:
     """Fills `optimizer.state`, so that the next step is the one that would have followed. Raises RequestError where it
     is damaged or of another model."""
-    tensors = _load(checkpoint, OPTIMIZER)
-    with safe_open(checkpoint / OPTIMIZER, "pt") as file:
-        numbers = _numbers((file.metadata() or {}).get(NUMBERS, "{}"), checkpoint)
+    crew = crew or Crew.alone()
     parameters = dict(model.named_parameters())
-    for key, value in {**tensors, **numbers}.items():
-        part, _, name = key.partition(".")
-        if name not in parameters:
-            raise RequestError(f"{checkpoint / OPTIMIZER} has state of {shown(name)}: it belongs to another model")
-        own = parameters[name]
-        optimizer.state[own][part] = value.to(own.device) if isinstance(value, Tensor) else value
+    places, known = places_of(model), known_anywhere(parameters, crew)
+
+    def read() -> None:
+        with _stored(checkpoint, OPTIMIZER) as stored:
+            numbers: dict[str, Any] = {}
+            for metadata in stored.metadata:
+                numbers |= _numbers(metadata.get(NUMBERS, "{}"), checkpoint)
+            for key in [*stored.shapes, *numbers]:
+                part, _, name = key.partition(".")
+                if name not in known:
+                    where = checkpoint / file_name(OPTIMIZER, 0, 1)
+                    raise RequestError(f"{where} has state of {shown(name)}: it belongs to another model")
+                if (own := parameters.get(name)) is not None:
+                    moved = numbers[key] if key in numbers else stored.like(key, own, places.get(name))
+                    optimizer.state[own][part] = moved
+
+    _verify(checkpoint, OPTIMIZER, crew)
+    together(crew, read)
 
 
 def _numbers(text: str, checkpoint: Path) -> dict[str, Any]:
@@ -157,8 +305,50 @@ def _numbers(text: str, checkpoint: Path) -> dict[str, Any]:
     except (ValueError, RecursionError):
         numbers = None
     if not isinstance(numbers, dict) or any(isinstance(value, (dict, list, str)) for value in numbers.values()):
-        raise RequestError(f"{checkpoint / OPTIMIZER} is damaged: {NUMBERS} of its header are no numbers")
+        where = checkpoint / file_name(OPTIMIZER, 0, 1)
+        raise RequestError(f"{where} is damaged: {NUMBERS} of its header are no numbers")
     return numbers
+
+
+def _files(checkpoint: Path, kind: str) -> dict[Path, str]:
+    """The files of a kind and their hashes, by rank. Raises RequestError where one of them is not named, or one that
+    lies there is not."""
+    hashes = _state(checkpoint)["sha256"]
+    named = {name for name in hashes if (match := _FILE.fullmatch(name)) and match[1] == kind}
+    names = [file_name(kind, rank, len(named)) for rank in range(max(1, len(named)))]
+    if missing := [name for name in names if name not in named]:
+        raise RequestError(f"{checkpoint / 'state.json'} does not name {missing[0]}")
+    lying = {path.name for path in checkpoint.glob(f"{kind}*.safetensors")}
+    if extra := sorted(lying - named):
+        raise RequestError(f"{checkpoint / extra[0]} is not named in state.json")
+    return {checkpoint / name: hashes[name] for name in names}
+
+
+def _verify(checkpoint: Path, kind: str, crew: Crew) -> None:
+    """Holds the files of a kind against their hashes, each rank a share. Raises RequestError on all."""
+
+    def share() -> None:
+        with way_on(checkpoint):
+            for path, expected in list(_files(checkpoint, kind).items())[crew.rank :: crew.world]:
+                try:
+                    if _hash(path) != expected:
+                        raise RequestError(f"{path} is damaged: its SHA-256 is not the one in state.json")
+                except OSError as error:
+                    raise RequestError(f"{path} cannot be read: {error}") from None
+
+    together(crew, share)
+
+
+@contextlib.contextmanager
+def _stored(checkpoint: Path, kind: str) -> Iterator[Stored]:
+    """The tensors in the files of a kind, which are verified."""
+    with way_on(checkpoint):
+        try:
+            stored = Stored(list(_files(checkpoint, kind)))
+        except (OSError, SafetensorError) as error:
+            raise RequestError(f"{checkpoint} cannot be read: {error}") from None
+    with stored:
+        yield stored
 
 
 @contextlib.contextmanager
@@ -180,9 +370,10 @@ def _way_on(run: Path, damaged: str) -> str:
 
 def _is_whole(checkpoint: Path) -> bool:
     try:
-        hashes = _state(checkpoint)["sha256"]
-        files = ["model.safetensors", OPTIMIZER, *([WATCH] if WATCH in hashes else [])]
-        return all(_hash(checkpoint / name) == hashes.get(name) for name in files)
+        files = {**_files(checkpoint, MODEL), **_files(checkpoint, OPTIMIZER)}
+        if kept := _state(checkpoint)["sha256"].get(WATCH):
+            files[checkpoint / WATCH] = kept
+        return all(_hash(path) == expected for path, expected in files.items())
     except (OSError, RequestError):
         return False
 
@@ -201,6 +392,8 @@ def _state(checkpoint: Path) -> dict[str, Any]:
             raise RequestError(f"{path} is not a checkpoint's state")
         if checkpoint.name != (name := _folder_name(state["step"])):
             raise RequestError(f"{path} is of {name}, which is another checkpoint")
+        if strange := [name for name in state["sha256"] if name != WATCH and not _FILE.fullmatch(name)]:
+            raise RequestError(f"{path} names {shown(strange[0])!r}, which is no file of a checkpoint")
         return state
     except (OSError, ValueError, RecursionError) as error:
         if isinstance(error, RequestError):
@@ -212,48 +405,15 @@ def _folder_name(step: int) -> str:
     return f"step_{step:08d}"
 
 
-def model_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters and persistent buffers: the vectors of a power iteration are training state too."""
-    return {name: value.detach().cpu().contiguous() for name, value in model.state_dict().items()}
-
-
-def optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """`optimizer.state` by PART.PARAMETER: its tensors, and its plain numbers, which a tensor would round."""
-    tensors, numbers = {}, {}
-    for name, parameter in model.named_parameters():
-        for part, value in optimizer.state.get(parameter, {}).items():
-            if isinstance(value, Tensor):
-                tensors[f"{part}.{name}"] = value.detach().cpu().contiguous()
-            elif value is None or isinstance(value, (bool, int, float)):
-                numbers[f"{part}.{name}"] = value
-            else:
-                kind = f"{type(optimizer).__name__}.state[{name}][{part}]"
-                raise TypeError(f"{kind} is a {type(value).__name__}; a checkpoint holds tensors and numbers")
-    return tensors, numbers
-
-
-def _match(wanted: dict[str, Tensor], given: dict[str, Tensor], where: Path) -> None:
-    for name, value in wanted.items():
+def _match(wanted: dict[str, tuple[int, ...]], known: set[str], given: dict[str, tuple[int, ...]], where: Path) -> None:
+    """`wanted`: shapes of the model's tensors that any part of may lie here; `known`: names of all of its tensors."""
+    for name, shape in wanted.items():
         if name not in given:
             raise RequestError(f"{where} has no tensor {name}: it belongs to another model")
-        if given[name].shape != value.shape:
-            raise RequestError(
-                f"{where}: {name} has shape {tuple(given[name].shape)} and the model wants {tuple(value.shape)}"
-            )
-    if extra := sorted(given.keys() - wanted.keys()):
-        raise RequestError(f"{where} has a tensor {extra[0]} that the model lacks: it belongs to another model")
-
-
-def _load(checkpoint: Path, name: str) -> dict[str, Tensor]:
-    path = checkpoint / name
-    with way_on(checkpoint):
-        expected = _state(checkpoint)["sha256"].get(name)
-        try:
-            if _hash(path) != expected:
-                raise RequestError(f"{path} is damaged: its SHA-256 is not the one in state.json")
-            return load_file(path)
-        except (OSError, SafetensorError) as error:
-            raise RequestError(f"{path} cannot be read: {error}") from None
+        if given[name] != shape:
+            raise RequestError(f"{where}: {name} has shape {given[name]} and the model wants {shape}")
+    if extra := sorted(given.keys() - known):
+        raise RequestError(f"{where} has a tensor {shown(extra[0])} that the model lacks: it belongs to another model")
 
 
 def _hash(path: Path) -> str:
@@ -262,9 +422,11 @@ def _hash(path: Path) -> str:
 
 
 def _flush_and_hash(path: Path) -> str:
-    with path.open("rb+") as file:
-        os.fsync(file.fileno())
-    return _hash(path)
+    with path.open("rb+") as file, ThreadPoolExecutor(1) as other:  # the disk and the processor at once
+        flushed = other.submit(os.fsync, file.fileno())
+        found = _hash(path)
+        flushed.result()
+    return found
 
 
 def _write(path: Path, text: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 from glassformer.errors import RequestError, no_memory
 from glassformer.machine import Settings
 from glassformer.model import Model
+from glassformer.parallel.crew import ALONE, Crew
 from glassformer.parts.loss import IGNORED
 from glassformer.text import EvaluationWindows, Tokens, bits_per_byte
 from glassformer.threads import paced
@@ -27,30 +29,38 @@ def evaluate(
     max_tokens: int = 65536,
     batch: int = 8,
     objective: ObjectiveConfig = NEXT_TOKEN,
+    crew: Crew = ALONE,
 ) -> dict[str, Any]:
     """Mean loss in nats per token, perplexity exp(loss), and bits per byte of text, over held-out windows of
     `context` tokens that lie evenly and do not overlap. None bits per byte where the tokenizer loses text or the loss
     of the `objective` is no likelihood of it."""
-    return score(model, objective.evaluation(text, context, max_tokens, batch, model.config), how, objective)
+    return score(model, objective.evaluation(text, context, max_tokens, batch, model.config), how, objective, crew)
 
 
 @torch.no_grad()
 def score(
-    model: Model, windows: EvaluationWindows, how: Settings, objective: ObjectiveConfig = NEXT_TOKEN
+    model: Model,
+    windows: EvaluationWindows,
+    how: Settings,
+    objective: ObjectiveConfig = NEXT_TOKEN,
+    crew: Crew = ALONE,
 ) -> dict[str, Any]:
-    """The measures of `evaluate` over given windows."""
-    nats, tokens, size = 0.0, 0, 0
-    was_training = model.training
+    """The measures of `evaluate` over given windows, of which each rank of a crew reads every n-th batch; sums are in
+    the order of the windows."""
+    found: list[list[float]] = []
+    was_training, each = model.training, iter(windows)
     model.eval()
     try:
-        for batch, counts in windows:
+        while some := list(islice(each, crew.layout.dp)):
+            batch, counts = some[min(crew.at["dp"], len(some) - 1)]  # all ranks read as often, though it may not count
             with paced(model, "evaluation", batch.inputs.numel(), free=False), how.autocast():
                 losses = objective.loss(model, batch.to(how.device), reduction="none")
-            nats += float(losses.cpu().double().sum())
-            tokens += int((batch.targets != IGNORED).sum())
-            size += int(counts.sum())
+            scored = float((batch.targets != IGNORED).sum())
+            told = crew.numbers(float(losses.cpu().double().sum()), scored, float(counts.sum()), axis="dp")
+            found += told[: len(some)]
     finally:
         model.train(was_training)
+    nats, tokens, size = sum(row[0] for row in found), *(int(sum(row[i] for row in found)) for i in (1, 2))
     loss = nats / tokens
     return {
         "loss": loss,
@@ -65,7 +75,7 @@ def extrapolate(
     text: Tokens,
     context: int,
     how: Settings,
-    max_tokens: int = 32768,
+    max_tokens: int = 16384,
     objective: ObjectiveConfig = NEXT_TOKEN,
 ) -> list[dict[str, Any]]:
     """The loss at 1, 2, 4 and 8 times the training context, every length over the same tokens: stretches of the

@@ -16,11 +16,12 @@ from glassformer.errors import RequestError
 from glassformer.parts.base import to_plain
 from glassformer.text import Tokenizer
 from glassformer.training import checkpoint
+from glassformer.training.pretrained import Pretrained, check_origin, write_origin
 from glassformer.training.recipe import Recipe
 
 HELD = ("config.yaml", "config.json", "*tokenizer*", "metrics.jsonl", "model*.safetensors")
 """What a run would write over, or what would no longer belong together."""
-FREE = {"device", "threads", "compile", "checkpoint_seconds", "watch"}
+FREE = {"device", "threads", "compile", "checkpoint_seconds", "async_save", "watch"}
 """Fields of the recipe that may change when a run is resumed."""
 
 
@@ -56,16 +57,24 @@ def check_folder(out: str | Path | None, resume: bool) -> Path | None:
     return folder
 
 
-def open_folder(folder: Path | None, config: ModelConfig, recipe: Recipe, tokenizer: Tokenizer, resume: bool) -> None:
+def open_folder(
+    folder: Path | None,
+    config: ModelConfig,
+    recipe: Recipe,
+    tokenizer: Tokenizer,
+    resume: bool,
+    pretrained: Pretrained | None = None,
+) -> None:
     """Writes what a run begins with; on resuming, holds it against what is asked and writes nothing."""
     if folder is None:
         return
     if resume:
-        check_same_run(folder, config, recipe)
+        check_same_run(folder, config, recipe, pretrained)
         return
     with checkpoint.disk_errors(folder):
         recipe.save(folder / "recipe.yaml")  # first: it says that the others are a run's
         config.save(folder / "config.yaml")
+        write_origin(folder, pretrained)
         tokenizer.save(folder)
 
 
@@ -76,8 +85,9 @@ def as_it_began(recipe: Recipe, found: Path | None) -> Recipe:
     return recipe.vary(dtype=begun) if isinstance(begun, str) and begun in machine.DTYPES else recipe
 
 
-def check_same_run(folder: Path, config: ModelConfig, recipe: Recipe) -> None:
-    """Refuses to go on with another model or recipe than the run began with."""
+def check_same_run(folder: Path, config: ModelConfig, recipe: Recipe, pretrained: Pretrained | None = None) -> None:
+    """Refuses to go on with another model, recipe or first weights than the run began with."""
+    check_origin(folder, pretrained)
     if difference := ModelConfig.from_file(folder / "config.yaml").diff(config):
         path, (was, now) = next(iter(difference.items()))
         raise RequestError(f"{folder} holds another model: {path} was {was} and is now {now}")
@@ -113,11 +123,10 @@ def only_writer(folder: Path | None) -> Iterator[None]:
 
 
 @contextmanager
-def deferred_interrupt() -> Iterator[threading.Event]:
+def deferred_interrupt(asked: threading.Event) -> Iterator[None]:
     """Ctrl-C and SIGTERM set the event instead of breaking a step in two; a second Ctrl-C breaks at once."""
-    asked = threading.Event()
     if threading.current_thread() is not threading.main_thread():
-        yield asked
+        yield
         return
 
     def ask(number: int, frame: Any) -> None:
@@ -127,7 +136,7 @@ def deferred_interrupt() -> Iterator[threading.Event]:
 
     before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield asked
+        yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

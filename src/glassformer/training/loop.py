@@ -10,23 +10,23 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from glassformer import machine
 from glassformer.config import ModelConfig
 from glassformer.dynamics.watch import Moment
 from glassformer.errors import RequestError, WorkError
+from glassformer.parallel.layout import Layout
 from glassformer.parts.base import after_step
-from glassformer.parts.region import compiled_regions
-from glassformer.text import Batch, Tokens
+from glassformer.text import Batch, Tokenizer, Tokens
 from glassformer.threads import paced
 from glassformer.training.callbacks import ClipQK, Divergence, Log, SpikePolicy, Watching
 from glassformer.training.callbacks.base import Callback, check_callbacks
-from glassformer.training.clipping import clip, gradient_norm
+from glassformer.training.clipping import clip
 from glassformer.training.folder import deferred_interrupt, only_writer, open_folder
+from glassformer.training.pretrained import Pretrained
 from glassformer.training.recipe import Recipe
 from glassformer.training.request import Request, check_unchanged, prepare_run
 from glassformer.training.run import Interrupted, Run
+from glassformer.training.shared import check_alike
 from glassformer.training.state import Training
 
 EVALUATIONS = 8  # in a run, where the recipe names no interval
@@ -39,8 +39,10 @@ def train(
     out: str | Path | None = None,
     resume: bool = False,
     callbacks: Sequence[Callback] = (),
-    tokenizer: str = "auto",
+    tokenizer: str | Tokenizer = "auto",
     vocab_size: int | None = None,
+    pretrained: Pretrained | None = None,
+    layout: Layout | str | None = None,
 ) -> Run:
     """Trains `config` on `data` by `recipe`; vocabulary and context come from the tokenizer and the recipe.
 
@@ -52,22 +54,32 @@ def train(
     resume      go on from the latest checkpoint in `out`, bit for bit as if the run had not stopped; where there is
                 none yet, begin, with a warning
     callbacks   `training.Callback`s, called at every step; `training.Reporter(f)` calls f with a `Report` of each
-    tokenizer   auto, byte, char, bpe:SIZE, or a tokenizer.json
+    tokenizer   auto, byte, char, bpe:SIZE, a tokenizer.json, or a Tokenizer
     vocab_size  pads the vocabulary to more than the tokenizer's
+    pretrained  the weights to begin with: `training.Pretrained.of(model)`, of a model of this config; None: drawn
+    layout      how the processes that torchrun or SLURM has started divide the work: fsdp=4,tp=2; by default fsdp. The
+                result of `fsdp` and `replicate` is that of one process, bit for bit (docs/clusters.md)
 
     A loss that diverges raises nothing: the run ends with `status="diverged"`. Raises RequestError before anything is
     computed where the request is wrong, and Interrupted on Ctrl-C or SIGTERM, after saving.
     """
-    return run_request(prepare_run(config, data, recipe, out, resume, tokenizer, vocab_size), callbacks)
+    request = prepare_run(
+        config, data, recipe, out, resume, tokenizer, vocab_size, pretrained=pretrained, layout=layout
+    )
+    return run_request(request, callbacks)
 
 
 def run_request(request: Request, callbacks: Sequence[Callback] = ()) -> Run:
     """Trains by a request that is checked."""
     machine.apply(request.how)
     check_callbacks(callbacks)
-    with only_writer(request.folder):
+    crew = request.crew
+    check_alike(request)
+    with only_writer(request.folder if crew.leads else None):
         check_unchanged(request)
-        open_folder(request.folder, request.config, request.recipe, request.text.tokenizer, request.found is not None)
+        if crew.leads:
+            resumes, text = request.found is not None, request.text
+            open_folder(request.folder, request.config, request.recipe, text.tokenizer, resumes, request.pretrained)
         run = Training(request)
         log, divergence, spikes = Log(), Divergence(), SpikePolicy(run)
         run.own = [log, ClipQK(run), Watching(run), divergence, spikes]
@@ -80,7 +92,10 @@ def run_request(request: Request, callbacks: Sequence[Callback] = ()) -> Run:
             run.call("started")
             if run.share < 1 or not run.evaluated:
                 to_the_end(run)
+            run.finish_saving()
         finally:
+            if run.background is not None:
+                run.background.close()
             run.call("ended")
     return run.result()
 
@@ -89,25 +104,26 @@ def to_the_end(run: Training) -> None:
     """Steps, evaluations and checkpoints, until the run is done, has diverged, or is interrupted."""
     if run.share < 1:
         warm_up(run)
-    saved = looked = time.monotonic()
-    with deferred_interrupt() as interrupted:
+    saved = looked = run.beat()[0]
+    with deferred_interrupt(run.interrupted):
         while run.share < 1 and run.error is None:
             with paced(run.model, "training step", free=False):
                 one_step(run)
-            if run.error is None and evaluation_due(run, looked) and not run.evaluated:
+            now, asked = run.beat()
+            if run.error is None and evaluation_due(run, now - looked) and not run.evaluated:
                 run.evaluate()
-                looked = time.monotonic()
-            if run.error is None and interrupted.is_set():
-                run.save()
+                looked = run.beat()[0]
+            if run.error is None and asked:
+                run.save(wait=True)
                 raise Interrupted(how_to_go_on(run))
-            if run.error is None and time.monotonic() - saved > run.recipe.checkpoint_seconds:
+            if run.error is None and now - saved > run.recipe.checkpoint_seconds:
                 run.save()
-                saved = time.monotonic()
+                saved = run.beat()[0]
         if run.error is None and not run.evaluated:
             run.evaluate()
         if run.error is None:
-            run.save()
-            if interrupted.is_set():
+            run.save(wait=True)
+            if run.beat()[1]:
                 raise Interrupted(how_to_go_on(run))
 
 
@@ -115,11 +131,10 @@ def one_step(run: Training) -> None:
     """One optimizer step, which a callback may leave out, or end the run before."""
     began = time.perf_counter()
     rate = set_learning_rate(run)
-    torch.manual_seed(run.seed_of_step)  # dropout is a function of the step alone
     batch = run.batches[run.step + run.shift]
     with run.around_backward():
         loss = backward(run, batch)
-    norm = gradient_norm(run.model)
+    norm = gradient_norm(run)
     moment = run.moment = Moment(run.step + 1, loss, norm, rate, batch.inputs, batch.targets, run.model, run.optimizer,
                                  batch.beside)  # fmt: skip
     run.take, run.back = True, False
@@ -127,14 +142,16 @@ def one_step(run: Training) -> None:
         callback.before_update(run, moment)
         if run.error is not None or run.back:
             return
+    run.sharing.settle(run.model)
     if run.take:
         clip(run.model, run.recipe.clip, norm)
         run.optimizer.step()
-        after_step(run.model)
+        with run.sharing.counted():
+            after_step(run.model)
     run.call("after_update" if run.take else "skipped", moment)
     run.optimizer.zero_grad(set_to_none=True)
     machine.synchronize(run.how.device)
-    took = time.perf_counter() - began
+    took = run.crew.numbers(time.perf_counter() - began)[0][0]
     before = run.tokens
     run.step += 1
     run.seconds += took
@@ -157,19 +174,16 @@ def set_learning_rate(run: Training) -> float:
 
 def backward(run: Training, batch: Batch) -> float:
     """Adds the gradients of a batch, in pieces of micro_batch sequences; returns the mean loss."""
-    recipe, total = run.recipe, 0.0
-    for piece, share in batch.pieces(recipe.micro_batch or recipe.batch_size):
-        with compiled_regions(run.how.compile):
-            with run.how.autocast():
-                loss = recipe.objective.loss(run.model, piece.to(run.how.device))
-            (loss * share).backward()
-        total += float(loss.detach()) * share
-    return total
+    return run.sums.backward(run, batch)
+
+
+def gradient_norm(run: Training) -> float:
+    """||g|| over all parameters."""
+    return run.sums.norm(run)
 
 
 def warm_up(run: Training) -> None:
     """Compiles, and touches memory, before the clock runs; leaves no trace in weights or moments."""
-    torch.manual_seed(0)
     kept = [buffer.clone() for buffer in run.model.buffers()]
     try:
         backward(run, run.batches[0])
@@ -185,12 +199,12 @@ def warm_up(run: Training) -> None:
         buffer.copy_(value)
 
 
-def evaluation_due(run: Training, last: float) -> bool:
-    """Whether to evaluate after this step; `last` is the time of the evaluation before."""
+def evaluation_due(run: Training, since: float) -> bool:
+    """Whether to evaluate after this step; `since`: seconds from the evaluation before."""
     if run.recipe.evaluate_every or run.steps is not None:
         every = run.recipe.evaluate_every or max(1, (run.steps or 0) // EVALUATIONS)
         return run.step % every == 0 or run.step == run.steps
-    return time.monotonic() - last > 60 * (run.recipe.minutes or math.inf) / EVALUATIONS
+    return since > 60 * (run.recipe.minutes or math.inf) / EVALUATIONS
 
 
 def how_to_go_on(run: Training) -> str:

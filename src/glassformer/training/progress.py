@@ -36,6 +36,8 @@ class Progress(Written):
     callbacks: dict[str, dict[str, Any]] = {}
     """States of the callbacks that the run was given."""
     dtype: Literal["float32", "bfloat16"] | None = None
+    sums: Literal["sequence", "tree"] = "sequence"
+    """The order in which gradients are added up; runs begun before there were trees do not say it."""
     sha256: dict[str, str]
 
 

@@ -41,7 +41,8 @@ class Recipe(Value):
     batch_size: int = Field(16, gt=0, le=1 << 20)
     """Sequences per optimizer step."""
     micro_batch: int | None = Field(None, gt=0)
-    """Sequences at once; gradients accumulate to batch_size. None: all."""
+    """Sequences at once, an atom of the step; their gradients are added up as a tree (`parallel/sums.py`), so that the
+    processes that share them do not show in the result. None: all."""
     context: int = Field(256, gt=0, le=1 << 28)
     seed: int = Field(0, ge=0, lt=1 << 63)
     learning_rate: float | None = Field(None, gt=0)
@@ -63,6 +64,8 @@ class Recipe(Value):
     evaluation_tokens: int = Field(16384, gt=0)
     checkpoint_seconds: float = Field(60.0, gt=0)
     """Time between checkpoints; the last step is always saved."""
+    async_save: bool = False
+    """Whether a thread writes checkpoints while training goes on, which waits for a copy in memory alone."""
     watch: int | None = Field(None, gt=0)
     """Steps between looks inside, written to dynamics.jsonl; None: none but for spikes."""
     on_spike: Literal["go_on", "skip", "roll_back"] = "go_on"
@@ -102,6 +105,11 @@ class Recipe(Value):
     @property
     def tokens_per_step(self) -> int:
         return self.batch_size * self.context
+
+    @property
+    def atoms(self) -> int:
+        """Pieces of a step's batch."""
+        return self.batch_size // (self.micro_batch or self.batch_size)
 
     def peak_learning_rate(self, config: ModelConfig) -> float:
         """`learning_rate`, or AdamW's default for a model of this size times the optimizer's `rate`."""

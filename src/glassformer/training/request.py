@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +11,16 @@ from glassformer import machine
 from glassformer.config import ModelConfig
 from glassformer.dynamics.qk_clip import refuse_clipping
 from glassformer.errors import RequestError
+from glassformer.parallel.crew import ALONE, Crew
+from glassformer.parallel.launch import enlist, joined, leader_first
+from glassformer.parallel.layout import Layout
 from glassformer.parts.base import to_plain
-from glassformer.text import OnProgress, Tokens, prepare
+from glassformer.text import OnProgress, Tokenizer, Tokens, prepare
 from glassformer.training import checkpoint
 from glassformer.training.folder import as_it_began, check_folder, check_same_run
+from glassformer.training.pretrained import Pretrained
 from glassformer.training.recipe import Recipe
+from glassformer.training.shared import check_shared, layout_of, own_device
 
 COMPILE_MINUTES = 2.0
 COMPILE_FLOPS = 5e13  # minutes on two cores
@@ -32,6 +37,10 @@ class Request:
     folder: Path | None
     found: Path | None
     """The checkpoint that the run goes on from; None where it begins."""
+    crew: Crew = ALONE
+    """The processes that share the run."""
+    pretrained: Pretrained | None = None
+    """The weights that it begins with; None: they are drawn."""
 
     def describe(self) -> dict[str, Any]:
         """The model and the recipe as plain trees."""
@@ -48,14 +57,42 @@ def prepare_run(
     recipe: Recipe | dict[str, Any],
     out: str | Path | None = None,
     resume: bool = False,
-    tokenizer: str = "auto",
+    tokenizer: str | Tokenizer = "auto",
     vocab_size: int | None = None,
     progress: OnProgress | None = None,
+    pretrained: Pretrained | None = None,
+    layout: Layout | str | None = None,
 ) -> Request:
     """Checks all that can be checked of a run, first what needs no text, and reads the text; `progress` hears of that.
-    Parameters are those of `train`. Writes nothing into `out`. Raises RequestError."""
+    Parameters are those of `train`. Writes nothing into `out`. Raises RequestError.
+
+    A process that torchrun, SLURM or `--processes` has started joins the others."""
     recipe = recipe if isinstance(recipe, Recipe) else Recipe.of(**recipe)
+    place = joined()
+    shape = layout_of(layout, 1 if place is None else place.world)
+    with leader_first(place) as store:
+        request = _prepare(config, data, recipe, out, resume, tokenizer, vocab_size, progress, pretrained, shape)
+    how = replace(request.how, device=own_device(place, request.how.device))
+    return replace(request, how=how, crew=enlist(place, store, shape, how.device))
+
+
+def check_run(
+    config: ModelConfig, data: str | Path | Tokens, recipe: Recipe, out: str | Path | None, resume: bool,
+    tokenizer: str | Tokenizer, vocab_size: int | None, progress: OnProgress | None, pretrained: Pretrained | None,
+    layout: Layout,
+) -> None:  # fmt: skip
+    """What `prepare_run` checks of a run that so many processes, which are not started yet, will share; the text is
+    prepared for them. Raises RequestError."""
+    _prepare(config, data, recipe, out, resume, tokenizer, vocab_size, progress, pretrained, layout)
+
+
+def _prepare(
+    config: ModelConfig, data: str | Path | Tokens, recipe: Recipe, out: str | Path | None, resume: bool,
+    tokenizer: str | Tokenizer, vocab_size: int | None, progress: OnProgress | None, pretrained: Pretrained | None,
+    layout: Layout,
+) -> Request:  # fmt: skip
     refuse_early(config, recipe)
+    check_shared(config, recipe, layout, out, pretrained is not None)
     folder = check_folder(out, resume)
     found = checkpoint.latest(folder) if folder is not None and resume else None
     if resume and found is None:
@@ -74,9 +111,11 @@ def prepare_run(
     config = fit(config, text.tokenizer.vocab_size, recipe.context, vocab_size)
     how = settings(config, as_it_began(recipe, found))
     config.check()
+    if pretrained is not None:
+        pretrained.check(config)
     if resume and folder is not None and (folder / "config.yaml").is_file() and (folder / "recipe.yaml").is_file():
-        check_same_run(folder, config, recipe)
-    return Request(config, recipe, text, how, folder, found)
+        check_same_run(folder, config, recipe, pretrained)
+    return Request(config, recipe, text, how, folder, found, pretrained=pretrained)
 
 
 def check_unchanged(request: Request) -> None:

@@ -79,6 +79,8 @@ class Loaded:
     tokenizer: Tokenizer | None
     fresh: tuple[str, ...] = ()
     """Parameters that the checkpoint does not have: they begin anew."""
+    regrouped: tuple[str, ...] = ()
+    """Parameters whose keys or values were made of other numbers of heads."""
     ends: tuple[int, ...] = ()
     """Ids at which an answer ends, where the checkpoint names them."""
     generation: Mapping[str, Any] = field(default_factory=dict)
@@ -86,12 +88,21 @@ class Loaded:
     pooling: Pooling | None = None
     """How it says that a text becomes a vector, where it is one of sentence-transformers."""
 
+    @property
+    def adapted(self) -> list[str]:
+        """What is not as it lies in the checkpoint, a clause each."""
+        told = []
+        if self.regrouped:
+            told.append(f"{len(self.regrouped):,} parameters have keys and values made of other numbers of heads")
+        if self.fresh:
+            told.append(f"{len(self.fresh):,} parameters begin anew")
+        return told
+
     def _repr_html_(self) -> str:
         """In a notebook: the parts and their parameters, and what reads its text."""
         read = "no tokenizer" if self.tokenizer is None else type(self.tokenizer).__name__
         size = "" if self.tokenizer is None else f" of {self.tokenizer.vocab_size:,} tokens"
-        new = f"; {len(self.fresh):,} parameters begin anew" if self.fresh else ""
-        return tag("div", Markup(self.config._repr_html_()), tag("p", f"{read}{size}{new}"))
+        return tag("div", Markup(self.config._repr_html_()), tag("p", "; ".join([f"{read}{size}", *self.adapted])))
 
 
 def load(path: str | Path) -> Loaded:

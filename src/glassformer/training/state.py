@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 import warnings
 from collections import Counter
 from collections.abc import Iterator
@@ -12,13 +14,17 @@ from typing import TYPE_CHECKING, Any
 from glassformer.config import validated
 from glassformer.dynamics.watch import Moment
 from glassformer.errors import RequestError
+from glassformer.machine import DTYPES
+from glassformer.parallel.crew import Crew
+from glassformer.parallel.sharing import Sharing
 from glassformer.text import Tokens
 from glassformer.text.vocabulary import TOKENIZER_FILES
 from glassformer.training import checkpoint
 from glassformer.training.evaluate import evaluate
+from glassformer.training.gradients import Order, Sums, sums_of
 from glassformer.training.progress import Progress
 from glassformer.training.request import Request
-from glassformer.training.run import Run, reading
+from glassformer.training.run import Run, load, reading
 
 if TYPE_CHECKING:
     from glassformer.training.callbacks.base import Callback
@@ -30,19 +36,28 @@ class Training:
     def __init__(self, request: Request):
         self.config, self.recipe, self.text = request.config, request.recipe, request.text
         self.how, self.folder = request.how, request.folder
-        self.model = self.config.build(seed=self.recipe.seed).to(self.how.device).train()
+        self.crew = request.crew
+        self.sharing = sharing(self.crew)
+        autocast = None if self.how.dtype == "float32" else DTYPES[self.how.dtype]
+        fill = None if request.pretrained is None else request.pretrained.fill
+        self.model = self.sharing.build(self.config, self.recipe.seed, self.how.device, autocast, fill).train()
         self.learning_rate = self.recipe.peak_learning_rate(self.config)
         self.optimizer = self.recipe.optimizer.create(self.model, self.learning_rate, self.recipe.weight_decay)
         recipe = self.recipe
         self.batches = recipe.objective.batches(self.text, recipe.batch_size, recipe.context, recipe.seed, self.config)
         self.steps = self.recipe.num_steps(self.config, self.batches.tokens_per_step)
         """Of the whole run; None where the clock bounds it."""
+        self.sums: Sums = sums_of("tree" if self.recipe.atoms > 1 or self.crew.world > 1 else "sequence", self.crew)
+        self.interrupted = threading.Event()
+        """Set where this process is asked to stop."""
         self.step, self.seconds = 0, 0.0
         self.shift = 0
         """Batches left out by rolling back: step s reads batch s + shift."""
         self.rows: list[dict[str, Any]] = []
         """Rows of metrics.jsonl."""
         self.validation: dict[str, Any] | None = None
+        background = self.recipe.async_save and self.folder is not None
+        self.background = checkpoint.Background(self.crew) if background else None
         self.moment: Moment | None = None
         self.events: list[dict[str, Any]] = []
         """What was found in this step: spikes, or a value that is not finite."""
@@ -74,10 +89,10 @@ class Training:
         assert self.recipe.minutes is not None
         return min(1.0, self.seconds / (60 * self.recipe.minutes))
 
-    @property
-    def seed_of_step(self) -> int:
-        """Of torch's generator, far from those of the steps beside it (the finaliser of splitmix64)."""
-        z = (self.recipe.seed * 0x9E3779B97F4A7C15 + self.step + 1) % 2**64
+    def seed_of(self, atom: int) -> int:
+        """Of torch's generator for an atom of this step, far from those of the steps and atoms beside it (the finaliser
+        of splitmix64)."""
+        z = (self.recipe.seed * 0x9E3779B97F4A7C15 + self.step + 1 + (atom << 40)) % 2**64
         z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9 % 2**64
         z = (z ^ z >> 27) * 0x94D049BB133111EB % 2**64
         return (z ^ z >> 31) >> 1
@@ -121,6 +136,11 @@ class Training:
                 stack.enter_context(callback.around_backward(self))
             yield
 
+    def beat(self) -> tuple[float, bool]:
+        """What all ranks agree on after a step: what rank 0's clock says, and whether anyone is asked to stop."""
+        told = self.crew.numbers(time.monotonic(), float(self.interrupted.is_set()))
+        return told[0][0], any(asked for _, asked in told)
+
     def record(self, row: dict[str, Any]) -> None:
         """Adds a row of metrics.jsonl."""
         self.rows.append({"step": self.step, **self.read, "seconds": self.seconds, **row})
@@ -130,21 +150,35 @@ class Training:
         recipe = self.recipe
         batch = recipe.micro_batch or recipe.batch_size
         self.validation = evaluate(
-            self.model, self.text, recipe.context, self.how, recipe.evaluation_tokens, batch, recipe.objective
+            self.model,
+            self.text,
+            recipe.context,
+            self.how,
+            recipe.evaluation_tokens,
+            batch,
+            recipe.objective,
+            self.crew,
         )
+        self.sharing.settle(self.model)
         self.record({"validation": self.validation})
         self.call("evaluated")
 
     def result(self) -> Run:
+        """What the run leaves. Where several processes shared it, the first has the whole model, as it was saved last;
+        the others keep their part."""
+        model = self.model
+        if self.crew.world > 1 and self.crew.leads and self.folder is not None and checkpoint.latest(self.folder):
+            model = load(self.folder).model
         return Run(
-            self.model, self.config, reading(self.config, self.text.tokenizer), self.recipe,
+            model, self.config, reading(self.config, self.text.tokenizer), self.recipe,
             "diverged" if self.error else "ok", self.step, self.tokens, self.seconds, self.validation, self.rows,
             self.how, self.folder, self.error, self.learning_rate, self.read,
         )  # fmt: skip
 
     # Checkpoints
 
-    def save(self) -> None:
+    def save(self, wait: bool = False) -> None:
+        """`wait`: until it is written, also where a thread does that."""
         if self.folder is None:
             return
         state: dict[str, Any] = {
@@ -153,13 +187,26 @@ class Training:
             "validation": self.validation,
             "data": identity(self.text),
             "dtype": self.how.dtype,
+            "sums": self.sums.order,
         }
         for callback in self.own:
             state |= callback.state()
         if states := {key: kept for key, callback in self._users() if (kept := callback.state())}:
             state["callbacks"] = states
         watch = state.pop("watch", None)  # a file of its own: it may be large
-        self.call("saved", checkpoint.save(self.folder, self.step, self.model, self.optimizer, state, watch))
+        given = self.folder, self.step, self.model, self.optimizer, state, watch
+        if self.background is None:
+            self.call("saved", checkpoint.save(*given, self.crew))
+            return
+        self.finish_saving()
+        self.background.save(*given)
+        if wait:
+            self.finish_saving()
+
+    def finish_saving(self) -> None:
+        """Waits for the checkpoint that a thread is writing, if any. Raises WorkError where that failed."""
+        if self.background is not None and (path := self.background.wait()) is not None:
+            self.call("saved", path)
 
     def restore(self, found: Path) -> None:
         """Goes on from a checkpoint of this run. Raises RequestError where it is damaged or of other text."""
@@ -169,11 +216,15 @@ class Training:
                 f"{self.folder} was trained on other text or with another tokenizer; name another folder"
             )
         assert self.folder is not None
-        if not any((self.folder / name).exists() for name in TOKENIZER_FILES):  # gone; the text's is the same
+        gone = not any((self.folder / name).exists() for name in TOKENIZER_FILES)
+        if gone and self.crew.leads:  # the text's is the same
             with checkpoint.disk_errors(self.folder):
                 self.text.tokenizer.save(self.folder)
-        checkpoint.load_model(found, self.model)
-        checkpoint.load_optimizer(found, self.model, self.optimizer)
+        if self.recipe.atoms > 1:
+            check_order(state.sums, self.crew, found)
+            self.sums = sums_of(state.sums, self.crew)
+        checkpoint.load_model(found, self.model, self.crew)
+        checkpoint.load_optimizer(found, self.model, self.optimizer, self.crew)
         plain = state.model_dump()
         self.step, self.seconds, self.validation = state.step, state.seconds, plain["validation"]
         if checkpoint.WATCH in state.sha256:
@@ -211,3 +262,22 @@ class Training:
 def identity(text: Tokens) -> list[str]:
     """What names the text: its shards are called by a hash of what they hold."""
     return [text.train.folder.name, text.tokenizer.fingerprint()]
+
+
+def check_order(order: Order, crew: Crew, found: Path) -> None:
+    """Raises RequestError where ranks that share the atoms cannot add them up in the order of the run."""
+    if order != "tree" and crew.world > 1:
+        raise RequestError(
+            f"{found} is of a run whose gradients are added up one after the other, as was done before there were "
+            f"trees, and {crew.world} processes cannot share that; go on in one process",
+            code="conflict", field="layout", value=str(crew.layout), expected="one process",
+        )  # fmt: skip
+
+
+def sharing(crew: Crew) -> Sharing:
+    """How a step is shared; torch.distributed is imported where there is more than one process."""
+    if crew.world == 1:
+        return Sharing()
+    from glassformer.parallel.apply import Ranks
+
+    return Ranks(crew)

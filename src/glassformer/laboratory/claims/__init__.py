@@ -70,12 +70,13 @@ def claims(
     names    of claims; none: all, but for those whose text is not given
     quick    exact claims alone: counts and identities, which take seconds
     out      the folder of the results, FOLDER/NAME.json; what it holds is kept, and what was broken off goes on
-    again    measures also what `out` holds
+    again    measures also what `out` holds, from the runs there that have finished: to train them anew, name another
     tiny     a few steps of two seeds, to see that it runs: the verdict of what is trained is then open
     data     the text that models are trained on, by default python-docs; claims about a text of their own need it
     on_claim receives a claim and None when its measurement begins, and its result when it ends
 
-    Raises RequestError for an unknown claim, and for one whose text is missing, before anything is measured.
+    Raises RequestError for an unknown claim, for one whose text is missing, and for one that `out` holds from another
+    text or other seeds than those given, before anything is measured.
     """
     chosen = named([names] if isinstance(names, str) else names)
     for claim in chosen:
@@ -86,8 +87,12 @@ def claims(
     if quick:
         chosen = [claim for claim in chosen if claim.quick]
     folder, text, found = Path(out), Text(data, on_progress), {}
+    kept = {} if again else {claim.name: read(folder, claim.name) for claim in chosen}
+    for one in kept.values():
+        if one is not None:
+            one.check_asked(folder, None if data is None else text.name, seeds)
     for claim in chosen:
-        held = None if again else read(folder, claim.name)
+        held = kept.get(claim.name)
         if held is None or not held.answers(claim, tiny):
             if on_claim is not None:
                 on_claim(claim, None)
@@ -95,7 +100,7 @@ def claims(
             bench = Bench(place, text, tiny, seeds, executor, on_event)
             began = time.perf_counter()
             outcome = claim.measure(bench)
-            held = Stored.of(claim, outcome, time.perf_counter() - began, tiny)
+            held = Stored.of(claim, outcome, time.perf_counter() - began, tiny, text.name, seeds)
             with disk_errors(folder):
                 write(held, folder)
         found[claim.name] = held

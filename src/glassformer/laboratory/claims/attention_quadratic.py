@@ -40,7 +40,7 @@ def measure(bench: Bench) -> Outcome:
 CLAIM = Claim(
     name="attention-quadratic",
     statement="Attention costs O(n^2 d) and the network O(n d^2).",
-    source="1706.03762; guide",
+    source="1706.03762",
     published="exponents 2 and 1",
     kind="exact",
     size="any",

@@ -16,7 +16,7 @@ from glassformer.figures import si
 from glassformer.laboratory.claims.claim import LEVEL, Figure, sampled
 from glassformer.naming import preset
 from glassformer.runs.events import Notify, silent
-from glassformer.runs.executor import Executor, execute
+from glassformer.runs.executor import Executor, Local, execute
 from glassformer.runs.request import RunRequest
 from glassformer.runs.results import Results, RunResult
 from glassformer.text import OnProgress, TextData, prepare
@@ -44,6 +44,11 @@ class Text:
     def __init__(self, data: str | Path | None = None, on_progress: OnProgress | None = None):
         self.given, self._on_progress = data, on_progress
 
+    @property
+    def name(self) -> str:
+        """Of the text, without the folder it lies in."""
+        return DATA if self.given is None else Path(self.given).name
+
     @cached_property
     def prepared(self) -> TextData:
         return prepare(self.given or DATA, TOKENIZER, progress=self._on_progress)
@@ -54,7 +59,8 @@ class Pooled:
     for its seed."""
 
     def __init__(self, folder: Path, executor: Executor | None = None):
-        self.folder, self.executor = folder, executor
+        self.folder, self.executor = folder, executor or Local()
+        self.workers, self.shared = 1, False
 
     def run(self, requests: Sequence[RunRequest], folder: Path, notify: Notify = silent) -> Iterator[RunResult]:
         for request in requests:
@@ -111,17 +117,23 @@ class Compared:
         left, right = self.losses(a), self.losses(b)
         return [right[seed] - left[seed] for seed in self.common(a, b)]
 
+    def judged(self, figure: Figure, *arms: str) -> Figure:
+        """The figure of these arms; without its interval, which leaves the verdict open, where a run of theirs
+        diverged: those that are left are no sample of the arm."""
+        return figure.model_copy(update={"low": None, "high": None}) if any(map(self.diverged, arms)) else figure
+
     def gap(self, a: str, b: str, **bounds: float | None) -> Figure | None:
         """loss(b) - loss(a) with the interval of the comparison's verdict on the two, which is corrected for several
-        arms, else over the seeds of both. None where no seed finished both."""
+        arms, else over the seeds of both; see `judged`. None where no seed finished both."""
         name = f"loss of {b} less that of {a}"
         for verdict in self.results.verdicts:
             same = (verdict.a, verdict.b, verdict.confidence) == (a, b, LEVEL)
             if same and verdict.difference is not None:
-                return Figure(name=name, value=verdict.difference, unit="nats", low=verdict.low, high=verdict.high,
-                              count=verdict.seeds, **bounds)  # fmt: skip
+                found = Figure(name=name, value=verdict.difference, unit="nats", low=verdict.low, high=verdict.high,
+                               count=verdict.seeds, **bounds)  # fmt: skip
+                return self.judged(found, a, b)
         gaps = self.gaps(a, b)
-        return sampled(name, gaps, "nats", **bounds) if gaps else None
+        return self.judged(sampled(name, gaps, "nats", **bounds), a, b) if gaps else None
 
     def diverged(self, arm: str) -> int:
         """Runs of an arm that ended in no number."""

@@ -6,7 +6,7 @@ from glassformer.laboratory.claims.contrast import LONG, alike, contrast
 CLAIM = Claim(
     name="biases-can-go",
     statement="Without biases a model ends at the loss that it has with them.",
-    source="2204.02311, section 2; guide",
+    source="2204.02311, section 2",
     published="no loss",
     kind="scoped",
     size="1M parameters, 1.5M tokens, 5 seeds: within 0.5 %",

@@ -16,7 +16,7 @@ def measure(bench: Bench) -> Outcome:
 CLAIM = Claim(
     name="bloom-parallel",
     statement="BLOOM runs attention and the network side by side.",
-    source="guide",
+    source="a guide to improvements of the architecture",
     published="parallel",
     kind="exact",
     size="any",

@@ -29,7 +29,7 @@ def measure(bench: Bench) -> Outcome:
 CLAIM = Claim(
     name="cached-decoding",
     statement="Decoding from a cache gives the logits of the whole forward pass.",
-    source="guide",
+    source="a guide to the mathematics of transformers",
     published="equal",
     kind="exact",
     size="any",

@@ -8,7 +8,7 @@ COSINE, CONSTANT = "llama@1m", "llama@1m+recipe.schedule=constant"
 CLAIM = Claim(
     name="decay-lowers-loss",
     statement="A learning rate that comes down ends at a lower loss than one that stays.",
-    source="2405.18392; guide",
+    source="2405.18392",
     published="lower",
     kind="scoped",
     size="1M parameters, 400k tokens",

@@ -35,7 +35,8 @@ class Gap:
             return lost(found, (self.a, self.b))
         if self.relative:
             shares = [gap / losses[seed] for gap, seed in zip(gaps, found.common(self.a, self.b), strict=True)]
-            return sampled(f"loss of {self.b} less that of {self.a}, in shares of it", shares, **bounds)
+            figure = sampled(f"loss of {self.b} less that of {self.a}, in shares of it", shares, **bounds)
+            return found.judged(figure, self.a, self.b)
         return found.gap(self.a, self.b, **bounds) or lost(found, (self.a, self.b))
 
 

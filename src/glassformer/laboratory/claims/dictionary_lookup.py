@@ -34,7 +34,7 @@ def measure(bench: Bench) -> Outcome:
 CLAIM = Claim(
     name="dictionary-lookup",
     statement="As its temperature goes to 0, attention gives the value of the nearest key, and to infinity their mean.",
-    source="guide",
+    source="a guide to the mathematics of transformers",
     published="the argmax, and the mean",
     kind="exact",
     size="any",

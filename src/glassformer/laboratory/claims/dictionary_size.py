@@ -34,7 +34,7 @@ def measure(bench: Bench) -> Outcome:
 CLAIM = Claim(
     name="dictionary-size",
     statement="The width of a head limits how many keys it tells apart: the margin of the right one grows with d.",
-    source="guide; concentration of random directions",
+    source="a guide to the mathematics of transformers; concentration of random directions",
     published="grows with d",
     kind="measured",
     size="any",

@@ -6,7 +6,7 @@ from glassformer.laboratory.claims.contrast import LONG, Gap, contrast
 CLAIM = Claim(
     name="dropout-hurts-in-one-epoch",
     statement="Where no text is read twice, dropout of 0.1 raises the loss.",
-    source="1910.10683, section 3; 2204.02311, section 5; guide",
+    source="1910.10683, section 3; 2204.02311, section 5",
     published="trained without",
     kind="scoped",
     size="1M parameters, 1.5M tokens",

@@ -6,7 +6,7 @@ from glassformer.laboratory.claims.contrast import SHORT, Gap, contrast
 CLAIM = Claim(
     name="experts-beat-dense",
     statement="Eight experts of which each token meets two end at a lower loss than a dense network of as many FLOPs.",
-    source="2101.03961, section 3; guide",
+    source="2101.03961, section 3",
     published="lower at equal FLOPs",
     kind="scoped",
     size="1M active parameters, 400k tokens",

@@ -8,7 +8,7 @@ from glassformer.laboratory.claims.extension import difference
 CLAIM = Claim(
     name="ntk-reads-longer",
     statement="Untuned, NTK-aware positions read four times the context at a lower loss than interpolated ones.",
-    source="2309.00071, section 3; guide",
+    source="2309.00071, section 3",
     published="lower",
     kind="scoped",
     size="1M parameters, 400k tokens of 64 characters",

@@ -26,7 +26,7 @@ def measure(bench: Bench) -> Outcome:
 CLAIM = Claim(
     name="falcon-parallel",
     statement="Falcon-7B runs attention beside the network, and its 71 heads share one head of keys and values.",
-    source="2311.16867; guide",
+    source="2311.16867",
     published="parallel, multi-query",
     kind="exact",
     size="any",

@@ -37,7 +37,7 @@ def measure(bench: Bench) -> Outcome:
 CLAIM = Claim(
     name="flash-exact",
     statement="FlashAttention computes attention exactly, in outputs and gradients.",
-    source="2205.14135, theorem 1; guide",
+    source="2205.14135, theorem 1",
     published="no approximation",
     kind="exact",
     size="any",

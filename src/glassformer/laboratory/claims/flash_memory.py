@@ -44,7 +44,7 @@ def measure(bench: Bench) -> Outcome:
 CLAIM = Claim(
     name="flash-memory",
     statement="FlashAttention's memory grows linearly with the text, where plain attention's grows with its square.",
-    source="2205.14135, section 3; guide",
+    source="2205.14135, section 3",
     published="exponents 1 and 2",
     kind="exact",
     size="512 to 2,048 tokens",

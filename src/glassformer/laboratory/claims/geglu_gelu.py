@@ -6,7 +6,7 @@ from glassformer.laboratory.claims.contrast import LONG, Gap, contrast
 CLAIM = Claim(
     name="geglu-beats-gelu",
     statement="With as many weights, GeGLU ends at a lower loss than GELU.",
-    source="2002.05202, table 1; guide",
+    source="2002.05202, table 1",
     published="1.942 against 1.983 at 65,536 steps; perplexity 3.16 against 3.21",
     kind="scoped",
     size="1M parameters, 1.5M tokens",

@@ -19,7 +19,7 @@ def measure(bench: Bench) -> Outcome:
 CLAIM = Claim(
     name="gpt2-parameters",
     statement="GPT-2 small has about 117M parameters.",
-    source="guide, after the first version of the GPT-2 report",
+    source="a guide from architecture to training dynamics, after the first version of the GPT-2 report",
     published="117M",
     kind="exact",
     size="any",

@@ -17,7 +17,7 @@ def measure(bench: Bench) -> Outcome:
 CLAIM = Claim(
     name="gpt2-post-norm",
     statement="GPT-2 is a Post-LN transformer.",
-    source="guide",
+    source="a guide to improvements of the architecture",
     published="Post-LN",
     kind="exact",
     size="any",

@@ -5,7 +5,7 @@ from glassformer.laboratory.claims.claim import Claim, undecidable
 CLAIM = Claim(
     name="gpt4-size",
     statement="GPT-4 has 1.76 trillion parameters in 16 experts.",
-    source="guide",
+    source="a guide to the mathematics of transformers",
     published="1.76T",
     kind="undecidable",
     size="the model",

@@ -5,7 +5,7 @@ from glassformer.laboratory.claims.claim import Claim, Outcome, exact
 from glassformer.naming import preset
 
 MODEL = "llama@124m"
-"""12 heads, as the guide has them."""
+"""12 heads, as in the source."""
 TOKENS = 2048
 
 
@@ -22,7 +22,7 @@ def measure(bench: Bench) -> Outcome:
 CLAIM = Claim(
     name="gqa-cache",
     statement="The cache of grouped-query attention is g/n of the whole: a third with 4 of 12 heads, 8 % with one.",
-    source="2305.13245; guide",
+    source="2305.13245",
     published="33 % and 8 %",
     kind="exact",
     size="any",

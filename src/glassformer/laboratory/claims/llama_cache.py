@@ -18,7 +18,7 @@ def measure(bench: Bench) -> Outcome:
 CLAIM = Claim(
     name="llama-7b-cache",
     statement="A cache takes 2 L d numbers for each token: half a MiB for a model of 7B with a head of keys for each.",
-    source="guide",
+    source="a guide to the mathematics of transformers",
     published="2 x 32 x 4,096 x 2 bytes",
     kind="exact",
     size="any",

@@ -32,7 +32,7 @@ def measure(bench: Bench) -> Outcome:
 CLAIM = Claim(
     name="permutation-equivariance",
     statement="Without positions and without a mask, permuting the tokens permutes what a transformer makes of them.",
-    source="1912.10077, section 2; guide",
+    source="1912.10077, section 2",
     published="exact",
     kind="exact",
     size="any",

@@ -27,7 +27,7 @@ def rise(found: Compared, name: str, times: int, **bounds: float | None) -> Figu
     """By how much the loss is higher at so many times the context."""
     values = found.rise(ARM[name], times)
     label = f"rise of the loss at {times} times the context, {name}"
-    return sampled(label, values, "nats", **bounds) if values else lost(found, [ARM[name]])
+    return found.judged(sampled(label, values, "nats", **bounds), ARM[name]) if values else lost(found, [ARM[name]])
 
 
 def further(found: Compared, more: str, less: str, times: int) -> Figure:
@@ -36,4 +36,4 @@ def further(found: Compared, more: str, less: str, times: int) -> Figure:
     if not pairs:
         return lost(found, [ARM[more], ARM[less]])
     name = f"rise at {times} times the context, {more} less {less}"
-    return sampled(name, [a - b for a, b in pairs], "nats", least=0.0)
+    return found.judged(sampled(name, [a - b for a, b in pairs], "nats", least=0.0), ARM[more], ARM[less])

@@ -16,7 +16,7 @@ def measure(bench: Bench) -> Outcome:
 CLAIM = Claim(
     name="positions-order",
     statement="At four times the context ALiBi loses least, rotary positions more and absolute ones most.",
-    source="guide",
+    source="a guide to improvements of the architecture",
     published="perplexity +3 %, +20 %, +150 %",
     kind="scoped",
     size="1M parameters, 400k tokens of 64 characters",

@@ -21,7 +21,7 @@ def measure(bench: Bench) -> Outcome:
 CLAIM = Claim(
     name="qwen3-embedding",
     statement="The embedding of Qwen3-8B has 622M parameters.",
-    source="guide",
+    source="a first lesson on language models, by the example of Qwen3-8B",
     published="622M",
     kind="exact",
     size="any",

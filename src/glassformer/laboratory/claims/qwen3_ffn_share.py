@@ -19,7 +19,7 @@ def measure(bench: Bench) -> Outcome:
 CLAIM = Claim(
     name="qwen3-ffn-share",
     statement="In Qwen3-8B the network holds 78.9 % of the parameters of a layer.",
-    source="guide",
+    source="a first lesson on language models, by the example of Qwen3-8B",
     published="78.9 %",
     kind="exact",
     size="any",

@@ -18,7 +18,7 @@ def measure(bench: Bench) -> Outcome:
 CLAIM = Claim(
     name="qwen3-head-share",
     statement="The head and the final norm of Qwen3-8B are about 1 % of its parameters.",
-    source="guide",
+    source="a first lesson on language models, by the example of Qwen3-8B",
     published="1 %",
     kind="exact",
     size="any",

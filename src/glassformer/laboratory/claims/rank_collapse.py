@@ -41,7 +41,7 @@ def measure(bench: Bench) -> Outcome:
 CLAIM = Claim(
     name="rank-collapse",
     statement="Attention without residual connections makes all tokens alike with depth, and with them it does not.",
-    source="2103.03404, theorem 2.2; guide",
+    source="2103.03404, theorem 2.2",
     published="to rank 1, doubly exponentially",
     kind="measured",
     size="random weights",

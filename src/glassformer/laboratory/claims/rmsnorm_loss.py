@@ -6,7 +6,7 @@ from glassformer.laboratory.claims.contrast import LONG, alike, contrast
 CLAIM = Claim(
     name="rmsnorm-loses-nothing",
     statement="RMSNorm ends at the loss of LayerNorm.",
-    source="1910.07467, section 6; guide",
+    source="1910.07467, section 6",
     published="comparable",
     kind="scoped",
     size="1M parameters, 1.5M tokens, 5 seeds: within 0.5 %",

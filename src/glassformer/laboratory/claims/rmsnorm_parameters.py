@@ -16,7 +16,7 @@ def measure(bench: Bench) -> Outcome:
 CLAIM = Claim(
     name="rmsnorm-parameters",
     statement="RMSNorm has half the parameters of LayerNorm.",
-    source="1910.07467; guide",
+    source="1910.07467",
     published="half",
     kind="exact",
     size="any",

@@ -27,7 +27,7 @@ def both(compiled: bool, scale: int) -> tuple[Work, Work]:
 CLAIM = Claim(
     name="rmsnorm-is-faster",
     statement="RMSNorm of 4,096 values takes half the time of LayerNorm, forward and backward.",
-    source="guide; 1910.07467 has 7 to 64 % for whole models",
+    source="a guide to improvements of the architecture; 1910.07467 has 7 to 64 % for whole models",
     published="1.9 and 1.8 times",
     kind="measured",
     size="2,048 tokens of width 4,096",

@@ -16,7 +16,7 @@ def measure(bench: Bench) -> Outcome:
 CLAIM = Claim(
     name="rope-extrapolates",
     statement="Rotary positions extrapolate without limit.",
-    source="guide",
+    source="a guide to improvements of the architecture",
     published="without limit",
     kind="scoped",
     size="1M parameters, 400k tokens of 64 characters",

@@ -13,7 +13,7 @@ def sides(scale: int) -> tuple[Work, Work]:
 CLAIM = Claim(
     name="rotary-costs-little",
     statement="Rotary positions add 1 to 3 % to the time of a training step.",
-    source="2104.09864, as EleutherAI measured it; guide",
+    source="2104.09864, as EleutherAI measured it",
     published="1 to 3 %",
     kind="measured",
     size="4 layers of width 768",

@@ -30,7 +30,7 @@ def measure(bench: Bench) -> Outcome:
 CLAIM = Claim(
     name="rotary-pairings",
     statement="Turning neighbours and turning halves of a head are the same up to a permutation of its values.",
-    source="guide",
+    source="a first lesson on language models, by the example of Qwen3-8B",
     published="equal up to a permutation",
     kind="exact",
     size="any",

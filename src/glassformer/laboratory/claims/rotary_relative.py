@@ -25,7 +25,7 @@ def measure(bench: Bench) -> Outcome:
 CLAIM = Claim(
     name="rotary-relative",
     statement="With rotary positions a score depends on the distance of query and key alone.",
-    source="2104.09864, section 3.2; guide",
+    source="2104.09864, section 3.2",
     published="only m - n matters",
     kind="exact",
     size="any",

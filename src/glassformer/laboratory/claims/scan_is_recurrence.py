@@ -36,7 +36,7 @@ def measure(bench: Bench) -> Outcome:
 CLAIM = Claim(
     name="scan-is-recurrence",
     statement="Mamba's scan of a whole text is its recurrence token by token, from a state of fixed size.",
-    source="2312.00752, section 3.3; guide",
+    source="2312.00752, section 3.3",
     published="equal; O(1) state",
     kind="exact",
     size="any",

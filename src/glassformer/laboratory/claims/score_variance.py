@@ -41,7 +41,7 @@ def measure(bench: Bench) -> Outcome:
 CLAIM = Claim(
     name="score-variance",
     statement="Unscaled scores of independent queries and keys have variance d, and their softmax saturates.",
-    source="1706.03762, section 3.2.1; guide",
+    source="1706.03762, section 3.2.1",
     published="variance d, and 1 when divided by sqrt(d)",
     kind="measured",
     size="any",

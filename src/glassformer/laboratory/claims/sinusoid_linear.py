@@ -26,7 +26,7 @@ def measure(bench: Bench) -> Outcome:
 CLAIM = Claim(
     name="sinusoid-linear",
     statement="PE(p + k) is a linear map of PE(p), and PE(p) PE(p + k) depends on k alone.",
-    source="1706.03762, section 3.5; guide",
+    source="1706.03762, section 3.5",
     published="exact",
     kind="exact",
     size="any",

@@ -34,7 +34,7 @@ def measure(bench: Bench) -> Outcome:
 CLAIM = Claim(
     name="six-n",
     statement="Training takes 6 N + 12 L d s FLOPs for each token.",
-    source="2001.08361; 2204.02311; guide",
+    source="2001.08361; 2204.02311",
     published="6 N T, and attention",
     kind="exact",
     size="any",

@@ -24,7 +24,7 @@ def measure(bench: Bench) -> Outcome:
 CLAIM = Claim(
     name="softmax-stable",
     statement="Subtracting the largest score changes no softmax and keeps it from overflowing.",
-    source="guide",
+    source="a guide from architecture to training dynamics",
     published="equal",
     kind="exact",
     size="any",

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from glassformer import machine
 from glassformer.errors import RequestError
+from glassformer.laboratory.claims.bench import DATA
 from glassformer.laboratory.claims.claim import OPEN, Claim, Kind, Outcome, Verdict, verdict
 from glassformer.training.checkpoint import replace_text
 from glassformer.written import Written
@@ -29,6 +30,10 @@ class Stored(Written):
     published: str
     kind: Kind
     tiny: bool
+    data: str = DATA
+    """Name of the text that models were trained on."""
+    seeds: int | None = None
+    """Of each arm, where they were asked for; None: as many as the claim takes."""
     verdict: Verdict
     outcome: Outcome
     machine: dict[str, Any]
@@ -36,11 +41,14 @@ class Stored(Written):
     seconds: float
 
     @classmethod
-    def of(cls, claim: Claim, outcome: Outcome, seconds: float, tiny: bool) -> Stored:
+    def of(
+        cls, claim: Claim, outcome: Outcome, seconds: float, tiny: bool, data: str = DATA, seeds: int | None = None
+    ) -> Stored:
         here = machine.machine()
         return cls(
             name=claim.name, statement=claim.statement, source=claim.source, published=claim.published,
-            kind=claim.kind, tiny=tiny, verdict=verdict(claim.kind, outcome.figures, tiny), outcome=outcome,
+            kind=claim.kind, tiny=tiny, data=data, seeds=seeds,
+            verdict=verdict(claim.kind, outcome.figures, tiny), outcome=outcome,
             machine={name: here[name] for name in SHORT},
             measured=datetime.now(UTC).date().isoformat(), seconds=round(seconds, 1),
         )  # fmt: skip
@@ -49,6 +57,20 @@ class Stored(Written):
         """Whether this is a measurement of the claim as it stands today, at the size that is asked for."""
         held = (self.statement, self.published, self.kind)
         return held == (claim.statement, claim.published, claim.kind) and self.tiny <= tiny
+
+    def check_asked(self, folder: Path, data: str | None, seeds: int | None) -> None:
+        """Raises RequestError where it was measured on another text or with other seeds than those asked for. What is
+        exact depends on neither."""
+        if self.kind in ("exact", "undecidable"):
+            return
+        for field, held, asked in (("data", self.data, data), ("seeds", self.seeds, seeds)):
+            if asked is not None and asked != held:
+                own = "as many as it takes" if held is None else held
+                raise RequestError(
+                    f"{folder / self.name}.json was measured with {field}={own}, and {field}={asked} is asked for; "
+                    "name another folder (--out), or replace it with --again",
+                    code="conflict", field=field, value=asked, expected=str(own),
+                )  # fmt: skip
 
     @property
     def words(self) -> str:

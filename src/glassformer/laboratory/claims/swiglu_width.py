@@ -21,7 +21,7 @@ def measure(bench: Bench) -> Outcome:
 CLAIM = Claim(
     name="swiglu-width",
     statement="A gated network of width 8/3 d has as many parameters as a plain one of 4 d.",
-    source="2002.05202; guide",
+    source="2002.05202",
     published="equal",
     kind="exact",
     size="any",

@@ -6,7 +6,7 @@ from glassformer.laboratory.claims.contrast import LONG, alike, contrast
 CLAIM = Claim(
     name="tied-head-loses-nothing",
     statement="A head tied to the embedding ends at the loss of one of its own.",
-    source="1608.05859; guide",
+    source="1608.05859",
     published="no loss, or less of it",
     kind="scoped",
     size="1M parameters, 1.5M tokens, 5 seeds: within 0.5 %",

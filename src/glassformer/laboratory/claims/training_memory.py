@@ -26,7 +26,7 @@ def measure(bench: Bench) -> Outcome:
 CLAIM = Claim(
     name="training-memory",
     statement="Training takes 12 to 16 times the memory of inference.",
-    source="guide",
+    source="a guide to the mathematics of transformers",
     published="12 to 16 times",
     kind="exact",
     size="any",

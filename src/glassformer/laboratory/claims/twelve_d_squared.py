@@ -22,7 +22,7 @@ def measure(bench: Bench) -> Outcome:
 CLAIM = Claim(
     name="twelve-d-squared",
     statement="The layers of a decoder have 12 d^2 L parameters.",
-    source="2001.08361, section 2.1; guide",
+    source="2001.08361, section 2.1",
     published="12",
     kind="exact",
     size="any",

@@ -16,7 +16,7 @@ def sides(scale: int) -> tuple[Work, Work]:
 CLAIM = Claim(
     name="window-is-faster",
     statement="A window of a quarter of 4,096 tokens makes attention four times as fast.",
-    source="guide; 2004.05150",
+    source="2004.05150",
     published="4 times",
     kind="measured",
     size="4,096 tokens, 16 heads of 64",

@@ -14,6 +14,7 @@ from glassformer.errors import RequestError
 from glassformer.parts.base import BuildContext, PartConfig
 from glassformer.parts.cost import Cost, Shape
 from glassformer.parts.linear import Matrix, matrices_of
+from glassformer.parts.owner import Seam
 from glassformer.parts.precision import wide
 from glassformer.parts.region import region
 
@@ -83,6 +84,13 @@ class FFN(nn.Module):
     """Whether each output depends on its own token alone, whatever the others are."""
     counts_tokens: bool = False
     """Whether `forward` takes `real` (b, s), which tokens are no padding; None: all."""
+    enter: Seam | None = None
+    """What x passes first where several owners share the network (`parts/owner.py`)."""
+
+    @property
+    def spreads(self) -> bool:
+        """Whether processes may share the tokens of a sequence, as those of a batch."""
+        return self.by_token
 
     def matrices(self) -> dict[str, Matrix]:
         """Weight matrices by the name of the site each makes, or of its parameter."""

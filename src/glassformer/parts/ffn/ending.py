@@ -33,6 +33,7 @@ def can_end(x: Tensor, activation: str, linears: tuple[Linear, ...], sites: tupl
         and x.dim() > 1
         and x.shape[-2] >= ROWS
         and not torch.is_grad_enabled()
+        and not torch.is_autocast_enabled("cpu")  # whose rounding is that of training, wherever the weights lie
         and not torch.compiler.is_compiling()
         and all((w := one.operand) is not None and w.dtype == x.dtype for one in linears)
         and not any(site.edited for site in sites)

@@ -16,6 +16,7 @@ from glassformer.errors import RequestError
 from glassformer.parts import auxiliary
 from glassformer.parts.base import BuildContext
 from glassformer.parts.cost import Cost, Shape
+from glassformer.parts.exchange import Exchange
 from glassformer.parts.ffn.base import ACTIVATIONS, FFN, FFNConfig
 from glassformer.parts.ffn.glu import Clamp, GluConfig, gating, refuse_clamp
 from glassformer.parts.ffn.mlp import MlpConfig
@@ -64,6 +65,7 @@ class Router(Linear):
     """
 
     packable = False
+    in_half = False
     selection_bias: Tensor | None
     load: Tensor | None
 
@@ -184,7 +186,7 @@ def mean_of(x: Float[Tensor, "n ..."], real: Bool[Tensor, "*b"] | None) -> Tenso
         return x.mean(0)
     rows = real.flatten()
     kept = x.where(rows.view(-1, *[1] * (x.dim() - 1)), torch.zeros((), dtype=x.dtype, device=x.device))
-    return kept.mean(0) * (len(rows) / rows.sum().clamp_min(1))
+    return kept.mean(0) * (len(rows) / rows.sum().clamp_min(1).to(x.dtype))
 
 
 def routing_problem(e: int, k: int, n_groups: int, top_groups: int, group_best: int) -> str | None:
@@ -219,9 +221,12 @@ class Experts(FFN):
     Sites: router, the p of every expert, from which the choice is made, so that an edit changes it; out; those of
     `shared`; and gate, up and hidden (b,s,k,f), of the k experts that a token was sent to, in the order in which
     `router.choose(p)` names them. The rows are brought into that order only while somebody looks or edits.
+
+    With an `exchange`, the maps that are here are of some experts alone, and rows travel (`parts/exchange.py`).
     """
 
     counts_tokens = True
+    exchange: Exchange | None = None
 
     def __init__(
         self,
@@ -249,6 +254,17 @@ class Experts(FFN):
         self.routing, self.out = Site("bse", name="router"), Site()
         self.gate = Site("bskf") if gated else None
         self.up, self.hidden = Site("bskf"), Site("bskf")
+
+    @property
+    def n_experts(self) -> int:
+        return self.router.outs[0]
+
+    def keep(self, first: int, last: int, exchange: Exchange) -> None:
+        """`parts.exchange.Exchanging`."""
+        for linear in (self.gate_proj, self.up_proj, self.down_proj):
+            if linear is not None:
+                linear.keep(first, last)
+        self.exchange = exchange
 
     def matrices(self) -> dict[str, Matrix]:
         """Its maps by name; those of the experts have one for each."""
@@ -280,6 +296,11 @@ class Experts(FFN):
             y = y + self.of_shared(x)
         return self.out(y)
 
+    @property
+    def spreads(self) -> bool:
+        """Not where an expert serves the first tokens of a pass alone."""
+        return self.router.capacity is None and (self.shared is None or self.shared.spreads)
+
     def of_shared(self, x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b d"]:
         """What the shared experts add, behind their gate where they have one."""
         assert self.shared is not None
@@ -293,29 +314,39 @@ class Experts(FFN):
         by_expert, order = chosen.flatten().sort(stable=True)
         flat, tokens, back = x.flatten(0, -2), order // chosen.shape[-1], order.argsort()
         flat = flat.to(product_dtype(flat))
-        groups = Groups.sorted(by_expert, len(self.up_proj.outs))
+        journey = None if self.exchange is None else self.exchange(by_expert)
+        groups = Groups.sorted(by_expert, len(self.up_proj.outs)) if journey is None else journey.groups
         share = weights.flatten()[order] if self.weigh == "input" else None
-        if wants_blocks(x, len(order), len(groups.ends)):
+        if journey is None and wants_blocks(x, len(order), len(groups.ends)):
             groups, place = groups.in_blocks(BLOCK)  # filled up with the first token, whose results nobody takes
             tokens, back = torch.zeros_like(groups.of).scatter(0, place, tokens), place[back]
             share = None if share is None else share.new_zeros(len(tokens)).index_copy(0, place, share)
         rows = flat.index_select(0, tokens)
         if share is not None:
             rows = (rows * share[:, None]).to(rows.dtype)
+        if journey is not None:
+            rows = journey.there(rows)
 
         def at(site: Site, rows: Tensor) -> Tensor:
             """`rows` as the site changes them, who sees them (*b, k, f): token by token, in the order of the choice."""
             if not site.watched:
                 return rows
-            seen = site(rows.index_select(0, back).view(*chosen.shape, -1))
-            return rows.index_copy(0, back, seen.flatten(0, -2)) if site.edited else rows
+            own = rows if journey is None else journey.back(rows)
+            seen = site(own.index_select(0, back).view(*chosen.shape, -1))
+            if not site.edited:
+                return rows
+            own = own.index_copy(0, back, seen.flatten(0, -2))
+            return own if journey is None else journey.there(own)
 
         up = at(self.up, self.up_proj(rows, groups))
         if self.gate_proj is None or self.gate is None:
             hidden = self.activation(up)
         else:
             hidden = self.activation(at(self.gate, self.gate_proj(rows, groups)), up)
-        y = self.down_proj(at(self.hidden, hidden), groups).index_select(0, back).view(*chosen.shape, -1)
+        y = self.down_proj(at(self.hidden, hidden), groups)
+        if journey is not None:
+            y = journey.back(y)
+        y = y.index_select(0, back).view(*chosen.shape, -1)
         return (y if self.weigh == "input" else y * weights[..., None]).sum(-2).to(y.dtype)
 
     def naive_mix(self, x: Float[Tensor, "n d"], weights: Float[Tensor, "n k"], chosen: Int[Tensor, "n k"]) -> Tensor:

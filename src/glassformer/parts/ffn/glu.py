@@ -16,6 +16,7 @@ from glassformer.parts.cost import Cost, Shape
 from glassformer.parts.ffn.base import ACTIVATIONS, EXTRA_KEPT, FFN, Activation, FFNConfig
 from glassformer.parts.ffn.ending import can_end, gated_end
 from glassformer.parts.linear import Linear, Matrix, linear_cost
+from glassformer.parts.owner import Owner
 from glassformer.parts.precision import wide
 from glassformer.parts.region import region
 from glassformer.parts.reparam import MakeReparam
@@ -54,7 +55,12 @@ class Glu(FFN):
         """Its maps by name."""
         return {"gate": Matrix.of(self.gate_proj), "up": Matrix.of(self.up_proj), "down": Matrix.of(self.down_proj)}
 
+    def divide(self, owner: Owner) -> None:
+        owner.share("hidden", self.up_proj.outs[0])
+        self.enter = owner.enter
+
     def forward(self, x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b d"]:
+        x = x if self.enter is None else self.enter(x)
         if self.clamp is None and can_end(x, self.activation, (self.gate_proj, self.up_proj), (self.gate, self.up)):
             if self.gate.watched or self.up.watched:  # beside the product, which goes on as if nobody did
                 self.gate(self.gate_proj(x)), self.up(self.up_proj(x))

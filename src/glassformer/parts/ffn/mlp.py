@@ -10,6 +10,7 @@ from glassformer.parts.cost import Cost, Shape
 from glassformer.parts.ffn.base import ACTIVATIONS, EXTRA_KEPT, FFN, FFNConfig
 from glassformer.parts.ffn.ending import can_end, ended
 from glassformer.parts.linear import Linear, Matrix, linear_cost
+from glassformer.parts.owner import Owner
 from glassformer.parts.reparam import MakeReparam
 from glassformer.parts.shard import Shard
 from glassformer.parts.site import Site
@@ -42,7 +43,12 @@ class Mlp(FFN):
         """Its maps by name."""
         return {"up": Matrix.of(self.up_proj), "down": Matrix.of(self.down_proj)}
 
+    def divide(self, owner: Owner) -> None:
+        owner.share("hidden", self.up_proj.outs[0])
+        self.enter = owner.enter
+
     def forward(self, x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b d"]:
+        x = x if self.enter is None else self.enter(x)
         if can_end(x, self.activation, (self.up_proj,), (self.up,)):
             if self.up.watched:  # beside the product, which goes on as if nobody did
                 self.up(self.up_proj(x))

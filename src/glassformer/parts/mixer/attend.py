@@ -23,6 +23,7 @@ from glassformer.parts.kernel import (
 )
 from glassformer.parts.linear import Linear
 from glassformer.parts.mixer.base import Mixer
+from glassformer.parts.owner import Owner
 from glassformer.parts.position import AttentionPosition
 from glassformer.parts.shard import Shard
 from glassformer.parts.site import Site
@@ -71,6 +72,14 @@ class SoftmaxAttention(Mixer):
         self.sinks: Sinks | None = None
         self.q, self.k, self.v = Site("bsnh"), Site("bsgh"), Site("bsgh")
         self.scores, self.pattern, self.z, self.out = Site("bnst"), Site("bnst"), Site("bsnh"), Site("bsd")
+
+    def divide_heads(self, owner: Owner) -> None:
+        """Takes an owner's share of the heads. Raises RequestError where they cannot be shared."""
+        self.n_heads, self.n_kv_heads = (
+            owner.share(name, getattr(self, name)) for name in ("n_heads", "n_kv_heads")
+        )  # fmt: skip
+        owner.refuse("mixer.dropout", self.dropout, "would drop other weights of the pattern than one process does")
+        self.enter = owner.enter
 
     def call(self, q: Tensor, k: Tensor, v: Tensor, k_idx: Tensor | None, pass_: Pass) -> AttentionCall:
         """The call of the kernel; k_idx as `KVState.append` returns it."""

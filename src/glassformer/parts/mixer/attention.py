@@ -31,6 +31,7 @@ from glassformer.parts.mixer.kv import KVState, state_of, vector_bytes
 from glassformer.parts.mixer.qk_norm import Over, QKNorm, QKNormConfig, norm_of_queries
 from glassformer.parts.mixer.shared_attention import SharedAttentionConfig, refuse_in_taker
 from glassformer.parts.norm import NormConfig, RMSNormConfig
+from glassformer.parts.owner import Owner
 from glassformer.parts.position import AttentionPosition, AttentionPositionConfig
 from glassformer.parts.projection import FusedQKV, FusedQKVConfig, MakeProjection, Projection, SelfProjectionConfig
 from glassformer.parts.reparam import MakeReparam
@@ -63,6 +64,8 @@ class Attention(SoftmaxAttention):
     With `gated`, z is times sigmoid(x W_gate), value by value (Qwen3-Next; Qiu et al. 2025, 2505.06708). The site gate
     (b,s,n,h) is x W_gate, and z what the gate lets through.
     """
+
+    reads_gathered = True
 
     def __init__(
         self,
@@ -109,9 +112,14 @@ class Attention(SoftmaxAttention):
     def own(self, d_model: int, bias: bool, reparam: MakeReparam | None) -> None:
         """What a subclass has besides; called at the end of the constructor."""
 
+    def divide(self, owner: Owner) -> None:
+        self.divide_heads(owner)
+        self.projection = self.projection.of_owner(owner)
+
     def forward(
         self, x: Float[Tensor, "b s d"], pass_: Pass | None = None, state: KVState | None = None
     ) -> Float[Tensor, "b s d"]:
+        x = x if self.enter is None else self.enter(x)
         z = self.mixed(x, pass_ or Pass.of(x), state)
         if self.gate_proj is not None and self.gate is not None:
             z = z * torch.sigmoid(self.gate(self.gate_proj(x).unflatten(-1, (self.n_heads, -1))))

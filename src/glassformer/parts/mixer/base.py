@@ -16,6 +16,7 @@ from glassformer.parts.cost import Cost, Shape
 from glassformer.parts.forward_pass import Pass
 from glassformer.parts.heads import Heads
 from glassformer.parts.linear import Linear, Matrix
+from glassformer.parts.owner import Seam
 from glassformer.parts.position import AttentionPosition
 from glassformer.parts.site import Site
 from glassformer.parts.visibility import Visibility
@@ -75,6 +76,12 @@ class Mixer(nn.Module, ABC):
     """forward(x (b,s,d), pass_, state) -> (b,s,d); without a state the s tokens are the whole sequence.
 
     The abstract members have no default: a mixer that does not answer one cannot be built."""
+
+    enter: Seam | None = None
+    """What x passes first where several owners share the mixer (`parts/owner.py`)."""
+    reads_gathered: ClassVar[bool] = False
+    """Whether it looks at other tokens only through the keys and values that its state hands it, or another layer of
+    the pass: processes may then share the tokens of a sequence. A subclass says so anew."""
 
     @abstractmethod
     def forward(self, x: Tensor, pass_: Pass | None = None, state: Any = None) -> Tensor: ...

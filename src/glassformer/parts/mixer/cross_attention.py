@@ -21,6 +21,7 @@ from glassformer.parts.linear import Linear, Matrix, linear_cost
 from glassformer.parts.mixer.attend import SoftmaxAttention, attention_cost, kept_of_call
 from glassformer.parts.mixer.base import MixerChange, MixerConfig
 from glassformer.parts.mixer.kv import Cells, vector_bytes
+from glassformer.parts.owner import Owner, Seam
 from glassformer.parts.projection import CrossQKV, CrossQKVConfig, MakeCrossProjection, MemoryProjectionConfig
 from glassformer.parts.reparam import MakeReparam
 from glassformer.parts.shard import Shard
@@ -127,6 +128,9 @@ class CrossAttention(SoftmaxAttention):
     pattern (b,n,s,t), z, out.
     """
 
+    enter_memory: Seam | None = None
+    """What the memory passes first, as x passes `enter`."""
+
     def __init__(
         self,
         d_model: int,
@@ -154,10 +158,16 @@ class CrossAttention(SoftmaxAttention):
         self.chunks = chunks
         self.separates_documents = chunks is None
 
+    def divide(self, owner: Owner) -> None:
+        self.divide_heads(owner)
+        self.projection = self.projection.of_owner(owner)
+        self.enter_memory = owner.enter_memory
+
     def forward(
         self, x: Float[Tensor, "b s d"], pass_: Pass | None = None, state: MemoryState | None = None
     ) -> Float[Tensor, "b s d"]:
         pass_ = pass_ or Pass.of(x)
+        x = x if self.enter is None else self.enter(x)
         q = self.q(self.projection.queries(self, x))
         k, v, documents = self.memory(x, pass_, state)
         call = self.call_of(q, self.k(k), self.v(v), documents, pass_)
@@ -171,7 +181,8 @@ class CrossAttention(SoftmaxAttention):
             k, v, documents = state.read(x.dtype)
             return *self.projection.expand(self, k, v), documents
         memory = pass_.need_memory()
-        k, v = self.projection.keys_values(self, memory.x)
+        seen = memory.x if self.enter_memory is None else self.enter_memory(memory.x)
+        k, v = self.projection.keys_values(self, seen)
         if state is not None:
             state.write(k, v, memory.documents)
         return *self.projection.expand(self, k, v), memory.documents

@@ -25,6 +25,7 @@ from glassformer.parts.mixer.attend import SoftmaxAttention, attention_cost, kep
 from glassformer.parts.mixer.base import MixerChange, MixerConfig
 from glassformer.parts.mixer.kv import KVState, state_of, vector_bytes
 from glassformer.parts.norm import NormConfig, RMSNorm, RMSNormConfig
+from glassformer.parts.owner import Owner
 from glassformer.parts.position import AttentionPosition, AttentionPositionConfig
 from glassformer.parts.reparam import MakeReparam
 from glassformer.parts.shard import Shard
@@ -82,6 +83,8 @@ class LatentAttention(SoftmaxAttention):
     who look alone; the latent is what may be edited then.
     """
 
+    reads_gathered = True
+
     def __init__(
         self,
         d_model: int,
@@ -116,10 +119,15 @@ class LatentAttention(SoftmaxAttention):
         self.output = Linear(n * dv, d_model, bias, "output", reparam, Shard("row", n))
         self.latent = Site("bsr")
 
+    def divide(self, owner: Owner) -> None:
+        self.divide_heads(owner)
+        self.shape = self.shape._replace(n=self.n_heads)
+
     def forward(
         self, x: Float[Tensor, "b s d"], pass_: Pass | None = None, state: KVState | None = None
     ) -> Float[Tensor, "b s d"]:
         pass_ = pass_ or Pass.of(x)
+        x = x if self.enter is None else self.enter(x)
         few = state is not None and pass_.start > 0 and self.shape.absorbs(x.shape[1])
         q, c, turned = self.project(x, pass_)
         k_idx = None

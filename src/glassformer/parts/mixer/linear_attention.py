@@ -19,6 +19,7 @@ from glassformer.parts.mixer.base import MixerChange
 from glassformer.parts.mixer.chunked import two_sided_linear_attention
 from glassformer.parts.mixer.matrix_state import STATE, MatrixMixer, MatrixMixerConfig
 from glassformer.parts.mixer.recurrent import RecurrentState, Sizes
+from glassformer.parts.owner import Owner
 from glassformer.parts.precision import wide
 from glassformer.parts.region import region
 from glassformer.parts.reparam import MakeReparam
@@ -103,11 +104,14 @@ class LinearAttention(MatrixMixer):
         super().__init__(d_model, Heads.of(d_model, n_heads, None, head_dim), None, bias, reparam)
         self.causal, self.feature = plain(visibility or Causal()), feature
 
+    def divide(self, owner: Owner) -> None:
+        self.divide_heads(owner)
+
     def forward(
         self, x: Float[Tensor, "b s d"], pass_: Pass | None = None, state: RecurrentState | None = None
     ) -> Float[Tensor, "b s d"]:
         pass_ = pass_ or Pass.of(x)
-        q, k, v = self.project(x)
+        q, k, v = self.project(x if self.enter is None else self.enter(x))
         q, k, v = self.q(q), self.k(k), self.v(v)
         elu = self.feature == "elu"
         features, keys, values = (positive(q), positive(k), with_ones(v)) if elu else (wide(q), wide(k), wide(v))

@@ -21,6 +21,7 @@ from glassformer.parts.mixer.base import EffectiveMaps, Mixer, MixerChange, Mixe
 from glassformer.parts.mixer.recurrent import RecurrentState, Sizes, in_pieces, recurrent_cost
 from glassformer.parts.mixer.scan import CHUNK, effective_attention, scan_from_zero, selective_scan, states
 from glassformer.parts.norm import RMSNorm, RMSNormConfig
+from glassformer.parts.owner import Owner
 from glassformer.parts.precision import wide
 from glassformer.parts.reparam import MakeReparam
 from glassformer.parts.shard import Shard, Shards
@@ -156,10 +157,16 @@ class Mamba(Mixer):
         self.B, self.C, self.out = Site("bsp"), Site("bsp"), Site("bsd")
         self.state, self.effective_attention = Site("bscp"), Site("bnst")
 
+    def divide(self, owner: Owner) -> None:
+        """B, C and what dt is made of are sums over all channels, which meet each owner's channels again."""
+        self.d_inner = owner.share("d_inner", self.d_inner)
+        self.enter, self.x_proj.leave = owner.enter, owner.mix
+
     def forward(
         self, x: Float[Tensor, "b s d"], pass_: Pass | None = None, state: RecurrentState | None = None
     ) -> Float[Tensor, "b s d"]:
         pass_ = pass_ or Pass.of(x)
+        x = x if self.enter is None else self.enter(x)
         before, gate = self.in_proj.split(self.in_proj(x))
         a = -torch.exp(wide(self.A_log)).t().contiguous()  # (p, c)
         if state is None:

@@ -19,6 +19,7 @@ from glassformer.parts.linear import Linear, Matrix
 from glassformer.parts.mixer.base import EffectiveMaps, Mixer, MixerChange, MixerConfig, keys_before, show_maps
 from glassformer.parts.mixer.chunked import CHUNK, chunked_linear_attention, linear_attention_map
 from glassformer.parts.mixer.recurrent import RecurrentState, Sizes, recurrent_cost
+from glassformer.parts.owner import Owner
 from glassformer.parts.precision import wide
 from glassformer.parts.reparam import MakeReparam
 from glassformer.parts.shard import Shard
@@ -53,6 +54,11 @@ class MatrixMixer(Mixer):
         self.output = Linear(n * hv, d_model, bias, "output", reparam, Shard("row", n))
         self.q, self.k, self.v = Site("bsnh"), Site("bsnh"), Site("bsnh")
         self.z, self.out, self.effective_attention = Site("bsnh"), Site("bsd"), Site("bnst")
+
+    def divide_heads(self, owner: Owner) -> None:
+        """Takes an owner's share of the heads. Raises RequestError where they cannot be shared."""
+        self.n_heads = owner.share("n_heads", self.n_heads)
+        self.enter = owner.enter
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """q, k (b, s, n, h) and v (b, s, n, hv)."""

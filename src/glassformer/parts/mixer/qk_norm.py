@@ -10,6 +10,7 @@ from glassformer.parts.base import BuildContext, Value
 from glassformer.parts.cost import Cost, Shape
 from glassformer.parts.forward_pass import Pass
 from glassformer.parts.norm import NormConfig, RMSNormConfig
+from glassformer.parts.owner import Owner
 
 Over = Literal["head", "each_head", "full"]
 
@@ -25,6 +26,9 @@ class QKNorm(nn.Module):
         super().__init__()
         self.q_norm, self.k_norm = q_norm, k_norm
         self.full = over == "full"
+
+    def take_share(self, owner: Owner) -> None:
+        owner.refuse("qknorm:full", self.full, "norms the values of all heads at once")
 
     def forward(self, q: Tensor, k: Tensor, pass_: Pass) -> tuple[Tensor, Tensor]:
         if self.full:

@@ -22,6 +22,7 @@ from glassformer.parts.mixer.matrix_state import MatrixMixer, MatrixMixerConfig
 from glassformer.parts.mixer.recurrent import RecurrentState
 from glassformer.parts.norm import RMSNorm
 from glassformer.parts.norm.rmsnorm import rms_norm
+from glassformer.parts.owner import Owner, of_owner
 from glassformer.parts.position.rotary import turn
 from glassformer.parts.precision import wide
 from glassformer.parts.reparam import MakeReparam
@@ -98,10 +99,16 @@ class Retention(MatrixMixer):
         self.gating = swiglu if gate == "silu" else _sigmoid_glu
         self.gate, self.y = Site("bsnh"), Site("bsnh")
 
+    def divide(self, owner: Owner) -> None:
+        self.divide_heads(owner)
+        self.decays = of_owner(self.decays, owner)
+        owner.refuse("mixer.norm", self.norm is not None and "all", "norms the values of all heads at once")
+
     def forward(
         self, x: Float[Tensor, "b s d"], pass_: Pass | None = None, state: RecurrentState | None = None
     ) -> Float[Tensor, "b s d"]:
         pass_ = pass_ or Pass.of(x)
+        x = x if self.enter is None else self.enter(x)
         q, k, v = self.project(x)
         if self.inner is not None:
             q, k, v = F.silu(q), F.silu(k), F.silu(v)

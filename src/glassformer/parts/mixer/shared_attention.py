@@ -19,6 +19,7 @@ from glassformer.parts.mixer.attend import Sinks, SoftmaxAttention, attention_co
 from glassformer.parts.mixer.base import MixerChange, MixerConfig
 from glassformer.parts.mixer.qk_norm import QKNormConfig, norm_of_queries
 from glassformer.parts.norm import NormConfig
+from glassformer.parts.owner import Owner
 from glassformer.parts.position import AttentionPosition, AttentionPositionConfig
 from glassformer.parts.reparam import MakeReparam
 from glassformer.parts.shard import Shard
@@ -35,6 +36,8 @@ class SharedAttention(SoftmaxAttention):
     The keys are turned already, so positions and visibility have to be those of that layer; `sinks` are its own. Sites:
     q, k, v, scores and pattern (b,n,s,t), z, out; an edit of k or v is of this layer alone.
     """
+
+    reads_gathered = True
 
     def __init__(
         self,
@@ -63,8 +66,12 @@ class SharedAttention(SoftmaxAttention):
         self.q_norm = q_norm
         self.sinks = Sinks(self.n_heads) if sinks else None
 
+    def divide(self, owner: Owner) -> None:
+        self.divide_heads(owner)
+
     def forward(self, x: Float[Tensor, "b s d"], pass_: Pass | None = None, state: None = None) -> Tensor:
         pass_ = pass_ or Pass.of(x)
+        x = x if self.enter is None else self.enter(x)
         k, v, k_idx = pass_.shared(("keys", self.source))
         q = self.q_proj(x).unflatten(-1, (self.n_heads, -1))
         if self.q_norm is not None:

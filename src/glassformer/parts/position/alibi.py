@@ -10,6 +10,7 @@ from torch import Tensor
 from glassformer.parts.base import BuildContext
 from glassformer.parts.forward_pass import Pass, position_in_document
 from glassformer.parts.kernel.base import ScoreBias
+from glassformer.parts.owner import Owner, of_owner
 from glassformer.parts.position.base import AttentionPosition, AttentionPositionConfig
 from glassformer.parts.position.picture import Plot, some
 
@@ -38,6 +39,10 @@ class Alibi(AttentionPosition):
         super().__init__()
         self.slopes, self.rounded, self.scale = alibi_slopes(n_heads, max_bias), rounded, scale
         self._key = ("alibi", rounded, scale, *self.slopes)
+
+    def take_share(self, owner: Owner) -> None:
+        self.slopes = of_owner(self.slopes, owner)
+        self._key = ("alibi", self.rounded, self.scale, *self.slopes)
 
     def bias(self, pass_: Pass) -> ScoreBias:
         return pass_.once(self._key, lambda: self._rounded(pass_) if self.rounded else self._plain(pass_))

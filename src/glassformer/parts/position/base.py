@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from glassformer.parts.base import BuildContext, PartConfig
 from glassformer.parts.forward_pass import Pass
 from glassformer.parts.kernel.base import ScoreBias
+from glassformer.parts.owner import Owner
 from glassformer.parts.position.picture import Plot
 
 
@@ -35,6 +36,11 @@ class AttentionPosition(nn.Module):
 
     def bias(self, pass_: Pass) -> ScoreBias | None:
         return None
+
+    def take_share(self, owner: Owner) -> None:
+        """Takes the share of an owner's heads. Raises RequestError for a bias that does not say what is whose."""
+        biases = type(self).bias is not AttentionPosition.bias
+        owner.refuse("mixer.position", biases and type(self).__name__, "does not say which head's bias is whose")
 
     def picture(self, length: int) -> dict[str, Plot]:
         """What a text of `length` tokens meets, as named plots."""

@@ -14,9 +14,10 @@ from glassformer.parts.cost import Cost, Shape
 from glassformer.parts.forward_pass import Pass
 from glassformer.parts.init import Init, Role
 from glassformer.parts.kernel.base import ScoreBias
+from glassformer.parts.owner import Owner
 from glassformer.parts.position.base import AttentionPosition, AttentionPositionConfig
 from glassformer.parts.position.picture import Plot
-from glassformer.parts.shard import REPLICATED, Shards
+from glassformer.parts.shard import Shard, Shards
 
 
 def bucket(distance: Int[Tensor, "*s"], buckets: int, furthest: int, both_sides: bool) -> Int[Tensor, "*s"]:
@@ -41,7 +42,7 @@ class RelativeTable(nn.Module):
     """weight (buckets, n): what each head adds to the scores of a bucket. A call hands it out."""
 
     roles: tuple[Role, ...] = ("embedding",)
-    shards: ClassVar[Shards] = {"weight": (REPLICATED,)}
+    shards: ClassVar[Shards] = {"weight": (Shard("row"),)}
 
     def __init__(self, buckets: int, n_heads: int):
         super().__init__()
@@ -67,6 +68,9 @@ class RelativeBias(AttentionPosition):
     def __init__(self, table: nn.Module | Reference, furthest: int = 128, both_sides: bool = False):
         super().__init__()
         self.table, self.furthest, self.both_sides = table, furthest, both_sides
+
+    def take_share(self, owner: Owner) -> None:
+        """The table has been cut by heads."""
 
     def bias(self, pass_: Pass) -> ScoreBias:
         weight, given = self.table(), pass_.given

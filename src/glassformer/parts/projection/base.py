@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
@@ -12,6 +13,7 @@ from glassformer.parts.forward_pass import Pass
 from glassformer.parts.heads import Heads
 from glassformer.parts.init import Role
 from glassformer.parts.linear import Linear, Matrix, linear_cost
+from glassformer.parts.owner import Owner
 from glassformer.parts.reparam import MakeReparam
 from glassformer.parts.shard import Shard
 
@@ -56,6 +58,16 @@ class Projection(ABC):
             name: Linear(in_features, outs, bias, roles, reparam, shards)
             for name, (in_features, outs, roles, shards) in self.shapes(d_model).items()
         }
+
+    def of_owner(self, owner: Owner) -> Projection:
+        """The same for an owner's share of the heads. Raises RequestError where a map is not cut by heads."""
+        cuts = [cut for shape in self.shapes(1).values() for cut in shape.shards]
+        whole = any(cut.cut != "column" for cut in cuts)
+        owner.refuse("mixer.projection", whole and type(self).__name__, "does not cut its maps by heads")
+        n, g, h = self.heads
+        other = copy.copy(self)
+        other.heads = Heads(owner.share("n_heads", n), owner.share("n_kv_heads", g), h)
+        return other
 
     @property
     def value_dim(self) -> int:

@@ -53,7 +53,7 @@ class Callback:
         """The model was evaluated on held-out text; the measures are in `run.validation`."""
 
     def saved(self, run: Training, folder: Path) -> None:
-        """A checkpoint was written to `folder`."""
+        """A checkpoint was written to `folder`; with `async_save` this is called before the next one, or at the end."""
 
     def rolled_back(self, run: Training, step: int) -> None:
         """The run has gone back from `step` to its latest checkpoint, that of `run.step`."""

@@ -36,7 +36,8 @@ class Report:
 
 
 class Reporter(Callback):
-    """Calls `tell` with a `Report` of every step, evaluation and event, from the first step on that was taken."""
+    """Calls `tell` with a `Report` of every step, evaluation and event, from the first step on that was taken; where
+    several processes share a run, the first does."""
 
     def __init__(self, tell: Callable[[Report], object]):
         self.tell = tell
@@ -51,7 +52,7 @@ class Reporter(Callback):
         self, run: Training, validation: dict[str, Any] | None = None, events: Sequence[dict[str, Any]] = ()
     ) -> None:
         last = next((row for row in reversed(run.rows) if "loss" in row), None)
-        if last is None:
+        if last is None or not run.crew.leads:
             return
         seen = run.seen["statistics"] if run.seen and run.seen["step"] == run.step else None
         self.tell(

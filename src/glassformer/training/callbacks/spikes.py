@@ -26,6 +26,7 @@ class SpikePolicy(Callback):
 
     def _roll_back(self, run: Training, moment: Moment) -> bool:
         """False where the run cannot go back."""
+        run.finish_saving()
         found = None if run.folder is None else checkpoint.latest(run.folder)
         if self.times == ROLL_BACKS or found is None:
             return False

@@ -4,7 +4,7 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from glassformer.dynamics.records import Records
+from glassformer.dynamics.records import Records, Unwritten
 from glassformer.dynamics.watch import Moment, Watch
 from glassformer.training.callbacks.base import Callback
 from glassformer.training.state import Training
@@ -56,4 +56,4 @@ class Watching(Callback):
         if run.folder is not None:
             if self.watch.records:
                 self.watch.records.close()
-            self.watch.records = Records.open(run.folder, run.step)
+            self.watch.records = Records.open(run.folder, run.step) if run.crew.leads else Unwritten(run.folder)

@@ -17,7 +17,7 @@ from glassformer.parts.shard import shards_of
 RANKS = 1 << 24
 """Most ranks of a layout."""
 POLICIES = (*RECOMPUTE[:2], "alternate", RECOMPUTE[2])
-WORDS = "dp, tp, pp, ep, cp, zero, fsdp, micro, interleave, sp, recompute"
+WORDS = "fsdp, replicate, dp, tp, pp, ep, cp, zero, micro, interleave, sp, recompute"
 
 
 class Layout(Value):
@@ -30,6 +30,8 @@ class Layout(Value):
     ep          owners of the experts, among the dp copies: they trade tokens
     zero        what the dp cp ranks share besides: 1 optimizer state, 2 gradients, 3 weights (Rajbhandari et al. 2020,
                 1910.02054); stage 3 is FSDP
+    replicate   groups of dp / replicate ranks, each of which shares the weights among its own ranks alone (hybrid
+                sharding, 2304.11277)
     micro       sequences of a microbatch, of which a rank adds up the gradients; None: all of a rank's at once
     interleave  chunks of layers on each stage
     sp          tp divides the residual stream by tokens too (Korthikanti et al. 2022, 2205.05198)
@@ -43,6 +45,7 @@ class Layout(Value):
     ep: int = Field(1, ge=1, le=RANKS)
     cp: int = Field(1, ge=1, le=RANKS)
     zero: int = Field(0, ge=0, le=3)
+    replicate: int = Field(1, ge=1, le=RANKS)
     micro: int | None = Field(None, ge=1)
     interleave: int = Field(1, ge=1, le=RANKS)
     sp: bool = False
@@ -50,16 +53,20 @@ class Layout(Value):
 
     @classmethod
     def of(cls, text: str) -> Layout:
-        """dp=8,tp=4,zero=3,recompute=full; fsdp=8 is dp=8,zero=3. Raises RequestError for another word or value."""
-        given: dict[str, int | str | bool] = {}
+        """dp=8,tp=4,zero=3,recompute=full; fsdp=8 is dp=8,zero=3 and fsdp=4,replicate=2 is dp=8,zero=3,replicate=2.
+
+        Raises RequestError for another word or value."""
+        given: dict[str, str] = {}
         for word in filter(None, (word.strip() for word in text.split(","))):
             name, _, value = word.partition("=")
-            fields = {"dp": value, "zero": "3"} if name == "fsdp" else {name: value}
-            for field, chosen in fields.items():
-                if given.get(field, chosen) != chosen:
-                    raise RequestError(code="conflict", field=field, value=word, expected=f"given once, not {chosen!r}")
-                _check_word(field, chosen, word)
-                given[field] = chosen
+            _check_word(name, value, word)
+            _give_once(given, name, value, word)
+        fsdp, replicate = given.pop("fsdp", None), given.get("replicate")
+        if fsdp or (replicate and "dp" not in given):
+            ranks = str(int(fsdp or 1) * int(replicate or 1))
+            _check_word("dp", ranks, text)
+            _give_once(given, "dp", ranks, text)
+            _give_once(given, "zero", "3", text)
         return cls(**{name: value == "1" if name == "sp" else value for name, value in given.items()})
 
     def recomputing(self, recompute: str) -> Layout:
@@ -81,8 +88,13 @@ class Layout(Value):
 
     @property
     def sharing(self) -> int:
-        """Ranks that hold the same weights but for ZeRO: copies, and pieces of a sequence."""
-        return self.dp * self.cp
+        """Ranks that share weights, gradients or moments, as `zero` says: copies, and pieces of a sequence."""
+        return self.dp * self.cp // self.replicate
+
+    @property
+    def fsdp(self) -> int:
+        """Ranks over which weights are spread: 1 below stage 3."""
+        return self.dp // self.replicate if self.zero == 3 else 1
 
     def microbatch(self, batch: int) -> int:
         """Sequences of a microbatch, of a batch of all ranks."""
@@ -95,6 +107,7 @@ class Layout(Value):
     def check(self, config: ModelConfig, batch: int, context: int) -> None:
         """Raises RequestError where a number does not divide what it must, with the nearest that does."""
         self._divides("dp", batch, f"the batch of {batch} sequences")
+        self._divides("replicate", self.dp, f"dp={self.dp}, the ranks that share the batch")
         if self.micro is not None:
             self._divides("micro", batch // self.dp, f"the {batch // self.dp} sequences of a rank")
         self._divides("cp", context, f"the context of {context} tokens")
@@ -159,9 +172,14 @@ def _no(field: str, value: int, why: str, near: int) -> RequestError:
     )  # fmt: skip
 
 
+def _give_once(given: dict[str, str], field: str, value: str, word: str) -> None:
+    if given.setdefault(field, value) != value:
+        raise RequestError(code="conflict", field=field, value=word, expected=f"given once, not {given[field]!r}")
+
+
 def _check_word(field: str, value: str, word: str) -> None:
-    if field not in Layout.model_fields:
-        near = did_you_mean(field, [*Layout.model_fields, "fsdp"])
+    if field not in (known := [*Layout.model_fields, "fsdp"]):
+        near = did_you_mean(field, known)
         raise RequestError(
             f"layout: unknown word {word!r}{near or f'; known: {WORDS}'}",
             code="unknown", field="layout", value=word, expected=f"words such as dp=8,zero=3; known: {WORDS}",

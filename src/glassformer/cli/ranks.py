@@ -1,0 +1,77 @@
+"""`train` in several processes."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from glassformer.cli.show import TrainingView
+from glassformer.config import ModelConfig
+from glassformer.errors import RequestError, WorkError
+from glassformer.parallel.launch import joined, spawn
+from glassformer.text import Tokenizer
+from glassformer.training.pretrained import Pretrained
+from glassformer.training.recipe import Recipe
+from glassformer.training.request import check_run
+from glassformer.training.shared import layout_of
+
+
+def begin_processes(
+    processes: str | None, layout: str | None, config: ModelConfig, data: str, recipe: Recipe, out: str, resume: bool,
+    tokenizer: str | Tokenizer, vocab_size: int | None, pretrained: Pretrained | None, quiet: bool,
+) -> bool:  # fmt: skip
+    """Checks the run and has as many processes train it; False where this one is to. Raises RequestError."""
+    place = joined()
+    if processes is None or (place is not None and "GLASSFORMER_LAUNCHED" in os.environ):
+        return False
+    if place is not None:
+        raise RequestError(
+            f"--processes {processes} starts processes, and torchrun or srun has started {place.world}; leave it out",
+            code="conflict", field="processes", value=processes, expected="None",
+        )  # fmt: skip
+    world = count_of(processes, recipe.device)
+    shape = layout_of(layout, world)
+    if world == 1:
+        return False
+    with TrainingView(quiet=quiet) as view:
+        check_run(config, data, recipe, out, resume, tokenizer, vocab_size, view.progress, pretrained, shape)
+    begun = (Path(out) / "recipe.yaml").is_file() and resume
+    spawn(sys.argv[1:], world, () if begun else ("--resume",))
+    return True
+
+
+def count_of(processes: str, device: str) -> int:
+    """A number, or of auto a process for each GPU; on CPUs one. Raises RequestError."""
+    if processes == "auto":
+        import torch
+
+        return torch.cuda.device_count() if device in ("auto", "cuda") and torch.cuda.is_available() else 1
+    if not (processes.isascii() and processes.isdecimal() and 1 <= int(processes) <= 1024):
+        raise RequestError(
+            code="range", field="processes", value=processes, expected="auto, or a number from 1 to 1024"
+        )
+    return int(processes)
+
+
+@contextmanager
+def one_voice() -> Iterator[bool]:
+    """Whether this process prints. Inside, one that loses the others says so in a sentence."""
+    place = joined()
+    try:
+        yield place is None or place.rank == 0
+    except RuntimeError as error:
+        if place is None or isinstance(error, WorkError | RequestError) or not _is_of_others(error):
+            raise
+        reason = " ".join(str(error).split())[:200]
+        raise WorkError(f"rank {place.rank} of {place.world} has lost the others: {reason}") from None
+
+
+def _is_of_others(error: RuntimeError) -> bool:
+    """Whether a collective failed."""
+    from torch.distributed import DistError
+
+    words = ("Connection closed by peer", "Connection reset", "Connection refused", "Timed out", "NCCL", "gloo")
+    return isinstance(error, DistError) or any(word in str(error) for word in words)

@@ -1,0 +1,71 @@
+"""Arms that begin with the weights of the checkpoints that their expressions name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+
+from glassformer.config import ModelConfig
+from glassformer.errors import RequestError
+from glassformer.naming import load, split_recipe
+from glassformer.runs.request import PretrainedPlace, place_of
+from glassformer.text import Tokenizer
+from glassformer.training import Loaded, Pretrained
+
+FOLDER, SUFFIX = "pretrained", ".safetensors"
+NOTE = "All arms begin with weights that were trained before: seeds differ in the order of the text alone."
+
+
+def loaded_arms(expressions: Sequence[str], tokenizer: str) -> dict[str, Loaded]:
+    """Expression -> its model with its weights, changed as it says. Raises RequestError for one that has none, and
+    where the tokenizers are not the same."""
+    if tokenizer != "auto":
+        raise RequestError(
+            f"--tokenizer {tokenizer}: weights that were trained before know the tokens of their own tokenizer only; "
+            "leave it out",
+            code="conflict", field="tokenizer", value=tokenizer, expected="left out",
+        )  # fmt: skip
+    found = {name: load(split_recipe(name)[0], dtype=torch.float32) for name in expressions}
+    first = next(iter(found))
+    for name, loaded in found.items():
+        if loaded.tokenizer is None:
+            raise RequestError(
+                f"{name} has no tokenizer, so its weights know no text", code="missing", field="tokenizer", value=name
+            )
+        if loaded.tokenizer.fingerprint() != tokenizer_of(found).fingerprint():
+            raise RequestError(
+                f"{name} and {first} were trained with different tokenizers: their losses do not compare",
+                code="conflict", field="tokenizer", value=name, expected=f"that of {first}",
+            )  # fmt: skip
+    return found
+
+
+def trained_arm(expression: str, tokenizer: str) -> tuple[ModelConfig, Tokenizer, Pretrained]:
+    """The config, the tokenizer and the weights that an expression names."""
+    found = loaded_arms([expression], tokenizer)
+    loaded = found[expression]
+    return loaded.config, tokenizer_of(found), Pretrained.of(loaded.model, expression)
+
+
+def tokenizer_of(found: Mapping[str, Loaded]) -> Tokenizer:
+    """Of all of them."""
+    tokenizer = next(iter(found.values())).tokenizer
+    assert tokenizer is not None  # `loaded_arms` refuses what has none
+    return tokenizer
+
+
+def beginnings(found: Mapping[str, Loaded], folder: Path) -> dict[str, tuple[Pretrained, PretrainedPlace]]:
+    """Expression -> the weights, and the file within the folder of the comparison that its runs will read them from."""
+    made = {}
+    for name, loaded in found.items():
+        weights = Pretrained.of(loaded.model, name)
+        path = folder / FOLDER / f"{place_of(folder, name, 0).name.removesuffix('-seed0')}{SUFFIX}"
+        made[name] = weights, PretrainedPlace(path, weights.fingerprint)
+    return made
+
+
+def adapted_notes(found: Mapping[str, Loaded]) -> list[str]:
+    """What is not as in the checkpoints, a sentence each."""
+    return [NOTE, *(f"{name}: {words}." for name, loaded in found.items() for words in loaded.adapted)]

@@ -1,0 +1,123 @@
+"""Uptraining: a model with as many heads of keys as of queries, converted to fewer and trained on for a little while
+(Ainslie et al. 2023, 2305.13245).
+
+The base is trained at a constant learning rate, so that what follows goes on where it stood; every conversion of it,
+and the base itself, are then trained for as many steps on the same text while the rate comes down. A gap is the loss of
+a conversion less that of the base after as many steps: what fewer heads cost, and not what training on gives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from glassformer.convert import adapt
+from glassformer.convert.heads import OfHeads, first, mean, new
+from glassformer.naming import preset
+from glassformer.naming.changes import change_of
+from glassformer.text import Tokens
+from glassformer.training import Loaded, Pretrained, Run, evaluate, train
+from glassformer.training.checkpoint import latest
+
+MODEL = "llama@1m+mha"
+WAYS: dict[str, OfHeads] = {"mean": mean, "first": first, "new": new}
+"""What the heads that are left are made of."""
+KEPT = "base"
+"""The arm whose heads are left as they are."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How long, and how often the loss is looked at."""
+
+    tokens: int = 1_000_000
+    """Of the base."""
+    steps: int = 48
+    every: int = 6
+    context: int = 256
+    batch_size: int = 16
+    evaluation_tokens: int = 32768
+    options: dict[str, Any] | None = None
+    """Of every recipe, besides."""
+
+    @property
+    def share(self) -> float:
+        """Of the base's training that uptraining takes."""
+        return self.steps * self.context * self.batch_size / self.tokens
+
+    def recipe(self, seed: int, **own: Any) -> dict[str, Any]:
+        common = {"context": self.context, "batch_size": self.batch_size, "evaluation_tokens": self.evaluation_tokens}
+        return {**common, **(self.options or {}), "seed": seed, **own}
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Held-out loss by steps of uptraining, before the first of them too."""
+
+    change: str
+    """`gqa:2`, `mqa`; empty for the base."""
+    way: str
+    seed: int
+    losses: dict[int, float]
+
+
+def base(text: Tokens, folder: Path, plan: Plan, seed: int = 0, model: str = MODEL) -> Run:
+    """The model that is converted; it goes on where it was broken off."""
+    recipe = plan.recipe(seed, tokens=plan.tokens, schedule={"kind": "constant"})
+    return train(preset(model), text, recipe, folder, latest(folder) is not None)
+
+
+def uptrained(
+    run: Run, text: Tokens, folder: Path, plan: Plan, change: str = "", way: str = KEPT, seed: int = 0
+) -> Curve:
+    """The base with other heads, trained on."""
+    start = Loaded(run.model, run.config, run.tokenizer)
+    if change:
+        start = adapt(start, change_of(change)(run.config), WAYS[way])
+    begun = evaluate(start.model, text, plan.context, run.how, plan.evaluation_tokens, plan.batch_size)
+    recipe = plan.recipe(
+        seed, steps=plan.steps, learning_rate=run.learning_rate, evaluate_every=plan.every,
+        schedule={"kind": "wsd", "warmup": 0.05, "decay": 0.5, "shape": "linear"},
+    )  # fmt: skip
+    name = f"{change.replace(':', '') or KEPT}-{way}-seed{seed}"
+    place = folder / name
+    done = train(
+        start.config, text, recipe, place, latest(place) is not None, vocab_size=start.config.vocab_size,
+        pretrained=Pretrained.of(start.model, name),
+    )  # fmt: skip
+    looks = {row["step"]: row["validation"]["loss"] for row in done.metrics if "validation" in row}
+    return Curve(change, way, seed, {0: begun["loss"], **looks})
+
+
+def all_uptrained(
+    run: Run,
+    text: Tokens,
+    folder: Path,
+    plan: Plan,
+    changes: Sequence[str] = ("gqa:2", "mqa"),
+    seeds: Sequence[int] = (0, 1),
+) -> list[Curve]:
+    """The base and every conversion in every way."""
+    arms = [("", KEPT), *((change, way) for change in changes for way in WAYS)]
+    return [uptrained(run, text, folder, plan, change, way, seed) for seed in seeds for change, way in arms]
+
+
+def gaps(curves: Sequence[Curve], change: str, way: str) -> dict[int, list[float]]:
+    """Step -> loss less that of the base after as many steps, seed by seed."""
+    kept = {curve.seed: curve.losses for curve in curves if curve.way == KEPT}
+    own = [curve for curve in curves if (curve.change, curve.way) == (change, way)]
+    return {step: [curve.losses[step] - kept[curve.seed][step] for curve in own] for step in own[0].losses}
+
+
+def closed(gap: dict[int, list[float]]) -> dict[int, float]:
+    """Step -> how much of the gap before uptraining is gone by then."""
+    whole = fmean(gap[0])
+    return {step: 1 - fmean(values) / whole for step, values in gap.items()}
+
+
+def tiny(plan: Plan) -> Plan:
+    """To see that it runs."""
+    return replace(plan, tokens=64, steps=2, every=1, context=8, batch_size=2, evaluation_tokens=64)

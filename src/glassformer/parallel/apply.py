@@ -1,0 +1,172 @@
+"""A model spread over the ranks of a crew by FSDP2, and gradients that are added up as trees between them.
+
+Each layer is a unit whose weights are gathered when it computes; embedding, final norm and head are another. Parts see
+whole, plain tensors in `forward`, and know nothing of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch import distributed as dist
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
+
+from glassformer.config import ModelConfig
+from glassformer.model import Model, Tower
+from glassformer.parallel import context
+from glassformer.parallel.crew import Crew
+from glassformer.parallel.sharing import Fill, Sharing, squares_here
+from glassformer.parallel.sums import local, tree_sum
+from glassformer.parallel.tensor import division_of, share_of, sum_partial
+from glassformer.parts.linear import Linear
+from glassformer.parts.reduce import reducing
+
+BUCKET = 1 << 22
+"""Values that are traded at once between copies of the weights."""
+
+
+class Ranks(Sharing):
+    """Several processes: weights spread over `fsdp`, kept once more by each of `replicate`."""
+
+    def __init__(self, crew: Crew):
+        self.crew = crew
+
+    def build(
+        self, config: ModelConfig, seed: int, device: str, autocast: torch.dtype | None = None, fill: Fill | None = None
+    ) -> Model:
+        if (group := self.crew.group("tp")) is None:
+            model = super().build(config, seed, device, autocast, fill)
+        else:
+            model = share_of(config, group, seed, self.crew.layout.sp).to(device)
+        if (ranks := self.crew.group("cp")) is not None:
+            context.divide(model, ranks)
+        if (pp := self.crew.group("pp")) is not None:
+            from glassformer.parallel.stages import Stages
+
+            return Stages(model, self.crew.at["pp"], pp.size(), self.crew.layout.interleave, pp)
+        return spread(model, self.crew, autocast)
+
+    def add_up(self, model: Model) -> None:
+        for axis in ("replicate", "cp"):
+            if (group := self.crew.group(axis)) is not None:
+                add_up((local(one.grad) for one in model.parameters() if one.grad is not None), group)
+        if self.crew.group("tp") is not None:
+            sum_partial(model)
+
+    def squares(self, model: Model) -> Sequence[Tensor]:
+        found = squares_here(model)
+        if self.crew.at["tp"]:  # what every owner has whole is counted by the first
+            found = {name: one for name, one in found.items() if name in division_of(model).cuts}
+        rows = torch.cat([*found.values(), torch.zeros(0, dtype=torch.float64, device=self.crew.device)])
+        for axis in ("fsdp", "tp", "pp"):
+            rows = _joined(rows, self.crew.group(axis))
+        return [rows]
+
+    def counted(self) -> AbstractContextManager[None]:
+        return self._summing("dp", "cp")
+
+    def passing(self) -> AbstractContextManager[None]:
+        return self._summing("cp")
+
+    @contextmanager
+    def _summing(self, *axes: str) -> Iterator[None]:
+        groups = [group for axis in axes if (group := self.crew.group(axis)) is not None]
+
+        def total(x: Tensor) -> Tensor:
+            summed = x.clone()
+            for group in groups:
+                dist.all_reduce(summed, group=group)
+            return summed
+
+        with reducing(total):
+            yield
+
+    def settle(self, model: nn.Module) -> None:
+        """Lets go of what a pass without a backward has gathered: it would be used again as it was."""
+        for unit in units(model):
+            unit.reshard()
+
+
+def spread(model: Model, crew: Crew, autocast: torch.dtype | None = None) -> Model:
+    """Divides the weights of a model among the ranks of `fsdp`; returns it. Matrices of the layers that autocast would
+    round travel in `autocast`, and give the bits that they would give had they been rounded on arrival."""
+    if (mesh := crew.mesh) is None:
+        return model
+    towers: list[Tower] = [model] if model.encoder is None else [model.encoder, model]
+    for layer in (layer for tower in towers for layer in tower.layers):
+        if autocast is not None and (rounded := [one for one in layer.modules() if _is_rounded(one)]):
+            policy = MixedPrecisionPolicy(autocast, torch.float32, cast_forward_inputs=False)
+            fully_shard(rounded, mesh=mesh, mp_policy=policy)
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    for unit in units(model):
+        unit.set_gradient_divide_factor(1.0)
+        unit.set_force_sum_reduction_for_comms(True)
+        unit.set_custom_reduce_scatter(TreeReduceScatter())
+    return model
+
+
+def _is_rounded(module: nn.Module) -> bool:
+    """Whether autocast would round its matrix, as it is, for every product."""
+    return isinstance(module, Linear) and module.in_half and module.reparam is None
+
+
+def units(model: nn.Module) -> Iterator[FSDPModule]:
+    """The parts of a model that are gathered at once."""
+    return (module for module in model.modules() if isinstance(module, FSDPModule))
+
+
+class TreeReduceScatter(ReduceScatter):
+    """Adds up as a binary tree, in the order of the ranks: each sends the others their shards, and adds up what comes
+    for its own. As many bytes as by a ring."""
+
+    def allocate(self, size: Sequence[Any], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, op: Any, async_op: bool = False
+    ) -> None:
+        received = torch.empty_like(input_tensor)
+        dist.all_to_all_single(received, input_tensor, group=group)
+        output_tensor.copy_(tree_sum(received.view(group.size(), -1).unbind(), torch.add))
+
+
+@torch.no_grad()
+def add_up(tensors: Iterable[Tensor], group: dist.ProcessGroup) -> None:
+    """Each tensor becomes the sum of those of all ranks of the group, as a binary tree in their order."""
+    bucket: list[Tensor] = []
+    for tensor in tensors:
+        bucket.append(tensor)
+        if sum(one.numel() for one in bucket) >= BUCKET:
+            _add_up(bucket, group)
+            bucket = []
+    if bucket:
+        _add_up(bucket, group)
+
+
+def _add_up(bucket: list[Tensor], group: dist.ProcessGroup) -> None:
+    flat = torch.cat([one.reshape(-1) for one in bucket])
+    sent = nn.functional.pad(flat, (0, -len(flat) % group.size()))
+    received = torch.empty_like(sent)
+    dist.all_to_all_single(received, sent, group=group)
+    mine = tree_sum(received.view(group.size(), -1).unbind(), torch.add)
+    dist.all_gather_into_tensor(sent, mine, group=group)
+    for tensor, summed in zip(bucket, sent[: len(flat)].split([one.numel() for one in bucket]), strict=True):
+        tensor.copy_(summed.view_as(tensor))
+
+
+def _joined(rows: Tensor, group: dist.ProcessGroup | None) -> Tensor:
+    """Those of all ranks of a group, filled up with zeros, which add nothing."""
+    if group is None:
+        return rows
+    sizes = [torch.zeros(1, dtype=torch.int64, device=rows.device) for _ in range(group.size())]
+    dist.all_gather(sizes, torch.tensor([len(rows)], device=rows.device), group=group)
+    padded = nn.functional.pad(rows, (0, int(max(sizes)) - len(rows)))
+    found = [torch.empty_like(padded) for _ in range(group.size())]
+    dist.all_gather(found, padded, group=group)
+    return torch.cat(found)

@@ -1,0 +1,167 @@
+"""Context parallelism: the ranks share the tokens of each sequence, and gather the keys and values.
+
+>>> context.divide(model, crew.group("cp"))
+>>> model.loss(tokens, targets).backward()             # all tokens on every rank; the loss is the same on each
+                                                       # a gradient is now a share: the sum over the ranks is the whole
+
+A rank computes one stretch of each sequence, as a model does that goes on with a text: what stands for the decode state
+of a layer is `Gathered`, which hands attention the keys and values of all tokens up to the rank's last, the others'
+among them. No part knows of it. Stretches differ by one token where they must; the later ones meet more keys, so that
+the last rank works longest.
+
+It serves causal models whose mixers look at other tokens through keys and values alone (`Mixer.reads_gathered`);
+a recurrence would have to wait for the rank before. With a state, as in generation, every rank reads all tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from glassformer.config import ModelConfig
+from glassformer.errors import RequestError
+from glassformer.model import Model
+from glassformer.parallel.seams import Group, Seams
+from glassformer.parts import auxiliary
+from glassformer.parts.forward_pass import Pass
+from glassformer.parts.loss import IGNORED
+from glassformer.parts.owner import LossOf, reads_gathered
+from glassformer.parts.site import Site
+
+
+def check(config: ModelConfig, cp: int) -> None:
+    """Raises RequestError, before anything is allocated, where so many ranks cannot share a model's sequences."""
+    if cp > 1:
+        check_model(config.outline(), cp)
+        if config.context < cp:
+            raise _no(cp, f"more than the {config.context} tokens of a sequence", "context", config.context)
+
+
+def check_model(model: Model, cp: int) -> None:
+    """Raises RequestError where a part needs tokens that another rank has."""
+    if model.encoder is not None:
+        raise _no(cp, "for models without an encoder", "encoder", None)
+    if model.head.pool is not None:
+        raise _no(cp, "for models that predict a token at each place, and this one pools them", "head.pool", None)
+    for number, layer in enumerate(model.layers):
+        mixer: Any = layer.mixer
+        ffn: Any = layer.ffn
+        what = f"layer {number}"
+        if not reads_gathered(mixer):
+            name = type(mixer).__name__
+            raise _no(cp, f"for attention to keys and values, and the mixer of {what} is a {name}", "mixer", name)
+        if not mixer.causal:
+            raise _no(cp, f"for models whose tokens see no later ones, and those of {what} do", "visibility", None)
+        if (position := mixer.attention_position) is not None and position.moves_with_length:
+            name = type(position).__name__
+            raise _no(cp, f"for positions that stay as a text grows, and those of {what} do not", "position", name)
+        if ffn is not None and not ffn.spreads:
+            name = type(ffn).__name__
+            raise _no(cp, f"for networks that read each token by itself, and that of {what} does not", "ffn", name)
+        dropout = max([0.0, *(float(getattr(one, "dropout", 0.0) or 0.0) for one in layer.modules())])
+        if dropout:
+            raise _no(cp, "without dropout, which would drop the same of each rank's tokens", "dropout", dropout)
+
+
+def _no(cp: int, why: str, field: str, value: object) -> RequestError:
+    return RequestError(f"cp={cp} is {why}; use cp=1", code="conflict", field=field, value=value, expected="cp=1")
+
+
+def divide(model: Model, group: Any) -> Model:
+    """Has the ranks of a ProcessGroup share the tokens of each sequence. Raises RequestError where they cannot."""
+    across = Group(group)
+    check_model(model, across.of)
+    model.context = context = Context(Seams(across))
+    for layer in model.layers:
+        for site in layer.modules():
+            if isinstance(site, Site):
+                site.joint = Stretches(context, site.axes, site.joint)
+    for site in (model.final, model.logits):
+        site.joint = Stretches(context, site.axes, site.joint)
+    return model
+
+
+class Context:
+    """`parts.owner.Along`, by a group of ranks."""
+
+    def __init__(self, seams: Seams):
+        self.seams, self.size = seams, 0
+        self.part: Tensor = torch.ones(())
+        """This rank's share of the tokens that are no padding."""
+
+    def begin(self, x: Tensor, pass_: Pass, layers: int) -> tuple[Tensor, Pass, Sequence[Any]]:
+        if pass_.global_tokens is not None:
+            raise _no(self.seams.group.of, "without global_tokens", "global_tokens", None)
+        self.size = pass_.tokens
+        first, last = self.seams.group.span(self.size)
+        if self.size < self.seams.group.of:
+            raise _no(self.seams.group.of, f"more than the {self.size} tokens of the sequence", "tokens", self.size)
+        documents, given, real = pass_.documents, pass_.given, pass_.real
+        own = Pass(
+            first, last, x.device, pass_.ids[..., first:last],
+            documents=None if documents is None else documents[:, :last],
+            given=None if given is None else given[:, :last],
+        )  # fmt: skip
+        self.part = torch.tensor((last - first) / self.size, dtype=torch.float64)
+        if real is not None:
+            self.part = real[:, first:last].sum() / real.sum().clamp_min(1).double()
+        own.once("real", lambda: None if real is None else real[:, first:last])
+        return x[:, first:last], own, [Gathered(self)] * layers
+
+    def own(self, values: Tensor) -> Tensor:
+        """A rank's stretch of values (b, s, ...)."""
+        first, last = self.seams.group.span(values.shape[1])
+        return values[:, first:last]
+
+    def loss(self, loss_of: LossOf, x: Tensor, targets: Tensor, reduction: str, added: Sequence[Tensor]) -> Tensor:
+        own = self.own(targets)
+        if reduction == "none":
+            return self.join(loss_of(x, own, reduction))
+        mine, all_ = ((some != IGNORED).sum() for some in (own, targets))
+        some = own.where(mine > 0, 0)  # the mean of nothing would be no number
+        mean = loss_of(x, some, reduction)
+        loss = self.seams.leave(mean * (mine.to(mean.dtype) / all_))
+        return auxiliary.join(loss, [one * self.part.to(one.dtype) for one in added])
+
+    def join(self, y: Tensor) -> Tensor:
+        return self.seams.join(y, 1, self.size)
+
+    def gather(self, x: Tensor) -> Tensor:
+        """(b, s', ...) of each rank -> (b, s, ...), whose gradients come from all ranks."""
+        return self.seams.gather(x, 1, self.size)
+
+
+class Gathered:
+    """What attention takes for its decode state: the keys and values of all tokens that a rank's may look at."""
+
+    def __init__(self, context: Context):
+        self.context = context
+
+    def append(self, k: Tensor, v: Tensor, pass_: Pass) -> tuple[Tensor, Tensor, None]:
+        """As `KVState.append`: k, v (b, t, g, h) of the tokens before pass_.end."""
+        k, v = (self.context.gather(x)[:, : pass_.end] for x in (k, v))
+        return k, v, None
+
+
+class Stretches:
+    """The value of a site, of which each rank has a stretch of tokens, and perhaps a piece of that
+    (`parts.site.Joint`)."""
+
+    def __init__(self, context: Context, axes: str, inner: Any):
+        self.context, self.axes, self.inner = context, axes, inner
+
+    def gather(self, x: Tensor) -> Tensor:
+        if "t" in self.axes:
+            cp = self.context.seams.group.of
+            raise _no(cp, "no layout to look at maps of queries against keys", "sites", self.axes)
+        whole = x if self.inner is None else self.inner.gather(x)
+        return self.context.seams.gather(whole, self.axes.index("s"), self.context.size)
+
+    def cut(self, x: Tensor) -> Tensor:
+        axis = self.axes.index("s")
+        first, last = self.context.seams.group.span(x.shape[axis])
+        own = x.narrow(axis, first, last - first)
+        return own if self.inner is None else self.inner.cut(own)

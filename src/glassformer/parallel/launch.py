@@ -1,0 +1,237 @@
+"""Starting the processes of a run here, or joining those that torchrun or SLURM has started.
+
+--processes 2          this command again for each rank, on this machine
+torchrun ...           RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT
+srun ...               SLURM_PROCID, SLURM_NTASKS, SLURM_LOCALID; MASTER_ADDR and MASTER_PORT where they are set,
+                       else the first machine of the step and a port made of the job's number
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import cache
+from itertools import count
+from pathlib import Path
+from typing import IO, Any
+
+from glassformer.errors import RequestError, WorkError, shown
+from glassformer.parallel.crew import Crew
+from glassformer.parallel.layout import Layout
+
+STARTED = ("RANK", "WORLD_SIZE")
+LAUNCHED = "GLASSFORMER_LAUNCHED"
+"""Set in the processes that `spawn` starts."""
+PREPARING = timedelta(days=7)
+"""So long others wait for rank 0 to prepare the text."""
+PATIENCE = timedelta(minutes=30)
+"""Of a collective, after which a rank gives up."""
+READY = "glassformer/ready"
+"""Key of the store: empty where rank 0 has prepared the run, else why it refused."""
+_TURNS = count()
+"""Of the runs that this process has prepared: all ranks prepare the same ones."""
+QUIET_SECONDS = 0.5
+"""After one process has ended, how long others may end for the same reason before the reason is looked for."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Which of the processes of a run this is."""
+
+    rank: int
+    world: int
+    local: int
+    """Which of those on this machine."""
+    machine: int
+    """How many are on this machine."""
+
+
+def joined(environment: Mapping[str, str] = os.environ) -> Place | None:
+    """Where torchrun or SLURM has put this process; None where it was started alone. Raises RequestError."""
+    names = {"rank": "RANK", "world": "WORLD_SIZE", "local": "LOCAL_RANK", "machine": "LOCAL_WORLD_SIZE"}
+    if "RANK" not in environment and int(_number(environment, "SLURM_NTASKS", "1")) > 1 and _in_step(environment):
+        names = {"rank": "SLURM_PROCID", "world": "SLURM_NTASKS", "local": "SLURM_LOCALID", "machine": ""}
+    elif "RANK" not in environment:
+        return None
+    rank, world = (int(_number(environment, names[name])) for name in ("rank", "world"))
+    local = int(_number(environment, names["local"], str(rank)))
+    machine = int(_number(environment, names["machine"], _of_machine(environment) or str(world)))
+    if not 0 <= rank < world:
+        raise RequestError(f"{names['rank']}={rank} must lie between 0 and {names['world']} - 1 = {world - 1}")
+    return Place(rank, world, local, machine)
+
+
+def _of_machine(environment: Mapping[str, str]) -> str | None:
+    """How many processes of a SLURM step are on a machine with most of them: 8 of `8(x2),4`."""
+    told = environment.get("SLURM_STEP_TASKS_PER_NODE", "")
+    return str(max(map(int, numbers))) if (numbers := re.findall(r"(\d+)(?:\(x\d+\))?", told)) else None
+
+
+def _in_step(environment: Mapping[str, str]) -> bool:
+    """Whether srun started this process: in a batch script itself there is one process, whatever the job has."""
+    return "SLURM_PROCID" in environment and environment.get("SLURM_STEP_ID", "") not in ("", "batch", "4294967291")
+
+
+def _number(environment: Mapping[str, str], name: str, usual: str | None = None) -> str:
+    value = environment.get(name) or usual
+    if value is None or not value.isdecimal():
+        raise RequestError(
+            f"{name}={shown(value)} is no number; start with torchrun, srun or --processes",
+            code="type", field=name, value=value, expected="a whole number",
+        )  # fmt: skip
+    return value
+
+
+def meet(place: Place, environment: dict[str, str] | os._Environ[str] = os.environ) -> Any:
+    """A store that all processes reach. Rank 0's waits for the others."""
+    from torch import distributed as dist
+
+    environment.setdefault("MASTER_ADDR", _first_machine(environment))
+    if "MASTER_PORT" not in environment:
+        job, step = (int(_number(environment, name, "0")) for name in ("SLURM_JOB_ID", "SLURM_STEP_ID"))
+        environment["MASTER_PORT"] = str(20000 + (job + 97 * step) % 20000)
+    where = f"env://?rank={place.rank}&world_size={place.world}"
+    store, _, _ = next(dist.rendezvous(where, timeout=timedelta(minutes=5)))
+    return store
+
+
+_met = cache(meet)
+
+
+def _first_machine(environment: Mapping[str, str]) -> str:
+    """The first of a SLURM list such as gpu[003-007,11],login1."""
+    nodes = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_NODELIST") or "127.0.0.1"
+    first = re.match(r"([^,\[]+)(?:\[(\d+))?", nodes)
+    return nodes if first is None else first[1] + (first[2] or "")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def spawn(arguments: Sequence[str], processes: int, again: Sequence[str] = ("--resume",)) -> None:
+    """Runs `python -m glassformer ARGUMENTS` as each rank of a run on this machine, and waits. Rank 0 has the terminal.
+
+    Where one dies the others are stopped, and WorkError names it and the command that goes on; `again` is what that
+    command has besides. Ctrl-C and SIGTERM reach all of them, once. Exits as rank 0 does where that refuses."""
+    command = [sys.executable, "-m", "glassformer", *arguments]
+    threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, len(os.sched_getaffinity(0)) // processes))
+    port = str(free_port())
+    with tempfile.TemporaryDirectory() as folder:
+        ranks: list[subprocess.Popen[bytes]] = []
+        files: list[IO[bytes]] = []
+        for rank in range(processes):
+            place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes}
+            environment = {
+                **os.environ, **{name: str(value) for name, value in place.items()}, "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": port, "OMP_NUM_THREADS": threads, LAUNCHED: "1",
+            }  # fmt: skip
+            files.append((Path(folder) / str(rank)).open("wb"))
+            out = {} if rank == 0 else {"stdout": subprocess.DEVNULL, "stderr": files[rank]}
+            ranks.append(subprocess.Popen(command, env=environment, start_new_session=True, **out))  # type: ignore[call-overload]
+        try:
+            statuses = _watch_over(ranks)
+        finally:
+            for process in ranks:
+                if process.poll() is None:
+                    process.kill()
+                process.wait()
+            for file in files:
+                file.close()
+        if (dead := _first_to_die(statuses)) is None:
+            return
+        status = statuses[dead] or 0
+        if dead == 0 and status > 0:  # it has said why
+            raise SystemExit(status)
+        said = (Path(folder) / str(dead)).read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    why = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+    last = f": {said[-1][:300]}" if said and status > 0 else ""
+    words = ["glassformer", *arguments, *(word for word in again if word not in arguments)]
+    raise WorkError(f"rank {dead} on {socket.gethostname()} {why}{last}; go on with: {shlex.join(words)}")
+
+
+def _watch_over(ranks: Sequence[subprocess.Popen[bytes]]) -> list[int | None]:
+    """Waits until all have ended well, or one has not and the others had the time to say so; their exit statuses, None
+    of one that is still there."""
+    asked = 0
+
+    def pass_on(number: int, frame: Any) -> None:
+        nonlocal asked
+        asked += 1
+        for process in ranks:
+            if process.poll() is None:
+                process.send_signal(number)
+
+    before = {number: signal.signal(number, pass_on) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        while None in (statuses := [process.poll() for process in ranks]):
+            if any(statuses):
+                time.sleep(QUIET_SECONDS if not asked else 10 * QUIET_SECONDS)
+                return [process.poll() for process in ranks]
+            time.sleep(0.05)
+        return statuses
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _first_to_die(statuses: Sequence[int | None]) -> int | None:
+    """The rank that the others have lost: one that was killed, else one that failed; rank 0 first, as it says why."""
+    killed = [rank for rank, status in enumerate(statuses) if status is not None and status < 0]
+    failed = [rank for rank, status in enumerate(statuses) if status is not None and status > 0]
+    return next(iter(killed + failed), None)
+
+
+@contextmanager
+def leader_first(place: Place | None) -> Iterator[Any]:
+    """Around what prepares a run, which may write caches and take long: rank 0 does it before the others, which wait
+    without a group, as that would give up after minutes. Where it refuses, all do. Yields the store of the ranks."""
+    store = None if place is None or place.world == 1 else _met(place)
+    turn = next(_TURNS)
+    ready = f"{READY}/{turn}"
+    if store is None or place is None:
+        yield None
+        return
+    if place.rank:
+        store.wait([ready], PREPARING)
+        if refused := store.get(ready).decode():
+            raise RequestError(refused)
+        yield store
+        return
+    try:
+        yield store
+    except RequestError as error:
+        store.set(ready, str(error))
+        raise
+    store.set(ready, "")
+
+
+def enlist(place: Place | None, store: Any, layout: Layout, device: str) -> Crew:
+    """The crew of a layout, of the ranks that have met in a store."""
+    if place is None or store is None:
+        return Crew.alone()
+    from torch import distributed as dist
+
+    if not dist.is_initialized():
+        _begin(place, store, device)
+    return Crew(place.rank, layout, device.split(":")[0])
+
+
+def _begin(place: Place, store: Any, device: str) -> None:
+    from torch import distributed as dist
+
+    backend = "cpu:gloo,cuda:nccl" if device.startswith("cuda") else "gloo"
+    dist.init_process_group(backend, store=store, rank=place.rank, world_size=place.world, timeout=PATIENCE)

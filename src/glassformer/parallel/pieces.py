@@ -1,0 +1,205 @@
+"""What of each whole tensor lies on this rank: boxes of it, and where in the whole they begin.
+
+A rank holds a tensor whole; or its rows by FSDP2 (a `DTensor`); or its cut of each map stacked in it, as the part
+declares (`parts/shard.py`); or rows of those. Of a matrix of four heads of queries and two each of keys and values:
+
+    whole          [q0 q1 q2 q3 | k0 k1 | v0 v1]
+    tp=2           [q0 q1 | k0 | v0]   [q2 q3 | k1 | v1]                 three pieces on each rank
+    fsdp=2         [q0 q1 q2 q3]       [k0 k1 v0 v1]                     one
+    fsdp=2,tp=2    [q0 q1]   [k0 | v0]   [q2 q3]   [k1 | v1]             one or two
+
+Pieces of one layout tile each tensor exactly once, apart from copies, so that any layout reads what any other wrote.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from glassformer.parallel.crew import Crew
+from glassformer.parts.shard import Region
+
+
+class Box(NamedTuple):
+    """Consecutive indices of each axis of a tensor."""
+
+    at: tuple[int, ...]
+    """The first of each."""
+    shape: tuple[int, ...]
+
+    @property
+    def values(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def end(self) -> tuple[int, ...]:
+        return tuple(first + length for first, length in zip(self.at, self.shape, strict=True))
+
+    def meet(self, other: Box) -> Box | None:
+        """What both hold; None where they share no value."""
+        at = tuple(map(max, self.at, other.at))
+        shape = tuple(min(one, two) - first for one, two, first in zip(self.end, other.end, at, strict=True))
+        return Box(at, shape) if all(length > 0 for length in shape) else None
+
+    def within(self, other: Box) -> tuple[slice, ...]:
+        """Its indices in a tensor that holds `other`."""
+        pairs = zip(self.at, self.end, other.at, strict=True)
+        return tuple(slice(first - zero, last - zero) for first, last, zero in pairs)
+
+
+class Piece(NamedTuple):
+    """A box of the tensor `name` of shape `whole`, and a view of the local values in it."""
+
+    name: str
+    box: Box
+    values: Tensor
+    whole: tuple[int, ...]
+
+
+class Place(NamedTuple):
+    """Where a rank's part of a tensor lies in the whole one: a region for each map; in the part they stand one below
+    the other."""
+
+    whole: tuple[int, ...]
+    regions: list[Region]
+
+
+Places = Mapping[str, Place]
+"""Of the tensors that are cut, by name."""
+
+
+def places_of(model: nn.Module) -> Places:
+    """Where the parts of a model lie that `parallel.tensor.divide` has cut; nothing of a whole model."""
+    division: Any = getattr(model, "division", None)
+    if division is None:
+        return {}
+    return {name: Place(tuple(division.shapes[name]), division.regions(name)) for name in division.cuts}
+
+
+def pieces_of(name: str, tensor: Tensor, place: Place | None = None) -> list[Piece]:
+    """The pieces that a rank holds of a tensor: `tensor` is its part, which lies at `place`, or a DTensor of it."""
+    part = Box((0,) * tensor.dim(), tuple(tensor.shape))
+    held, values = _held(tensor.detach())
+    if lies_whole(tensor, place):
+        return [Piece(name, held, values, held.shape)]
+    found, row = [], 0
+    for region in [tuple(zip(part.at, part.end, strict=True))] if place is None else place.regions:
+        at, shape = tuple(first for first, _ in region), tuple(last - first for first, last in region)
+        inside = Box((row, *part.at[1:])[: len(shape)], shape)
+        if (box := inside.meet(held)) is not None:
+            there = tuple(a + b - c for a, b, c in zip(at, box.at, inside.at, strict=True))
+            found.append(Piece(name, Box(there, box.shape), values[box.within(held)], whole_of(tensor, place)))
+        row += shape[0] if shape else 0
+    return found
+
+
+def whole_of(tensor: Tensor, place: Place | None = None) -> tuple[int, ...]:
+    """Shape of the whole tensor."""
+    return tuple(tensor.shape) if place is None else place.whole
+
+
+def lies_whole(tensor: Tensor, place: Place | None = None) -> bool:
+    """Whether a rank holds all of it, as all others do."""
+    return _held(tensor)[0].shape == tuple(tensor.shape) == whole_of(tensor, place)
+
+
+def _held(tensor: Tensor) -> tuple[Box, Tensor]:
+    """The box of a tensor that lies here, and its values. Of a DTensor each axis of the mesh takes `torch.chunk`s."""
+    at, shape = [0] * tensor.dim(), list(tensor.shape)
+    mesh: Any = getattr(tensor, "device_mesh", None)
+    if mesh is None:
+        return Box(tuple(at), tuple(shape)), tensor
+    for axis, (where, placement) in enumerate(zip(mesh.get_coordinate(), tensor.placements, strict=True)):  # type: ignore[attr-defined]
+        if placement.is_shard():
+            length = shape[placement.dim]
+            first = min(length, where * -(-length // mesh.size(axis)))
+            at[placement.dim] += first
+            shape[placement.dim] = min(length - first, -(-length // mesh.size(axis)))
+        elif not placement.is_replicate():
+            raise TypeError(f"a tensor is placed as {placement}; pieces are of shards and copies")
+    local = tensor.to_local()  # type: ignore[attr-defined]
+    assert list(local.shape) == shape, (local.shape, shape)
+    return Box(tuple(at), tuple(shape)), local
+
+
+@dataclass(frozen=True)
+class Held:
+    """What a rank holds of some tensors."""
+
+    pieces: list[Piece]
+    wholes: dict[str, tuple[int, ...]]
+    """Shapes of the whole tensors."""
+    numbers: dict[str, Any] = field(default_factory=dict)
+    """Plain numbers beside the tensors, the same on every rank that has them."""
+
+    @classmethod
+    def of_model(cls, model: nn.Module) -> Held:
+        """Of parameters and persistent buffers: the vectors of a power iteration are training state too."""
+        return cls._of(model.state_dict(), places_of(model), {})
+
+    @classmethod
+    def of_optimizer(cls, model: nn.Module, optimizer: torch.optim.Optimizer) -> Held:
+        """Of `optimizer.state` by PART.PARAMETER: its tensors, and its plain numbers, which a tensor would round."""
+        places = places_of(model)
+        tensors: dict[str, Tensor] = {}
+        cut: dict[str, Place] = {}
+        numbers: dict[str, Any] = {}
+        for name, parameter in model.named_parameters():
+            place = places.get(name)
+            for part, value in optimizer.state.get(parameter, {}).items():
+                key, kind = f"{part}.{name}", f"{type(optimizer).__name__}.state[{name}][{part}]"
+                if isinstance(value, Tensor):
+                    tensors[key] = value
+                    if value.dim() and value.shape != parameter.shape and not lies_whole(parameter, place):
+                        raise TypeError(f"{kind} has another shape than the parameter, which is divided among ranks")
+                    if place is not None and value.shape == parameter.shape:
+                        cut[key] = place
+                elif value is None or isinstance(value, (bool, int, float)):
+                    numbers[key] = value
+                else:
+                    raise TypeError(f"{kind} is a {type(value).__name__}; a checkpoint holds tensors and numbers")
+        return cls._of(tensors, cut, numbers)
+
+    @classmethod
+    def _of(cls, tensors: Mapping[str, Tensor], places: Places, numbers: dict[str, Any]) -> Held:
+        pieces = [piece for name, value in tensors.items() for piece in pieces_of(name, value, places.get(name))]
+        return cls(pieces, {name: whole_of(value, places.get(name)) for name, value in tensors.items()}, numbers)
+
+
+def known_anywhere(names: Iterable[str], crew: Crew) -> set[str]:
+    """The names that any rank has: those of a stage are not those of another."""
+    return set(names) if crew.sizes["pp"] == 1 else set().union(*crew.gather(list(names)))
+
+
+def written_here(pieces: list[Piece], crew: Crew) -> list[Piece]:
+    """Those of a rank's pieces that it writes: each is written by one of the ranks that hold it, and ranks are asked
+    what they hold, so that no layout is taken for granted."""
+    if crew.world == 1:
+        return pieces
+    own = [int.from_bytes(blake2b(f"{piece.name} {piece.box}".encode(), digest_size=8).digest()) for piece in pieces]
+    holders: dict[int, list[int]] = {}
+    for rank, keys in enumerate(crew.gather(own)):
+        for key in keys:
+            holders.setdefault(key, []).append(rank)
+    return [piece for piece, key in zip(pieces, own, strict=True) if holders[key][key % len(holders[key])] == crew.rank]
+
+
+def gap_or_overlap(boxes: Iterable[Box], whole: tuple[int, ...]) -> str | None:
+    """Why boxes do not tile a tensor exactly once, or None where they do."""
+    everything, values = math.prod(whole), 0
+    reached: list[Box] = []
+    for box in sorted(boxes):
+        if len(box.at) != len(whole) or min(box.at, default=0) < 0 or any(map(int.__gt__, box.end, whole)):
+            return f"has a piece of shape {box.shape} at {box.at}, which is not inside {whole}"
+        reached = [other for other in reached if not whole or other.end[0] > box.at[0]]
+        if any(other.meet(box) for other in reached):
+            return f"has pieces that overlap at {box.at}"
+        reached.append(box)
+        values += box.values
+    return None if values == everything else f"has pieces of {values:,} of its {everything:,} values"

@@ -1,0 +1,239 @@
+"""Layers spread over the ranks of `pp`, through which micro-batches flow (Narayanan et al. 2021, 2104.04473).
+
+With p ranks and v chunks on each, the layers are p v stages, and stage j is the chunk j // p of rank j mod p. The first
+stage has the embedding, the last the final norm and the head. `torch.distributed.pipelining` moves what passes between
+them, by the schedule 1F1B, interleaved where v > 1. A rank's gradients are added up as trees, micro-batch by
+micro-batch: their bits are those of one process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch import distributed as dist
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleInterleaved1F1B
+
+from glassformer.errors import RequestError
+from glassformer.model import Block, Model, locate
+from glassformer.parallel.sums import Tree
+from glassformer.parts import auxiliary
+from glassformer.parts.forward_pass import Pass
+
+Around = Callable[[], AbstractContextManager[Any]]
+
+
+def stage_layers(layers: int, stages: int) -> list[range]:
+    """The layers of each stage: consecutive, and as many for each as for any other, the first ones with one more where
+    `stages` does not divide them."""
+    least, more = divmod(layers, stages)
+    ends = [0]
+    for stage in range(stages):
+        ends.append(ends[-1] + least + (stage < more))
+    return [range(first, end) for first, end in pairwise(ends)]
+
+
+def refuse_unstaged(model: Model, stages: int) -> None:
+    """Raises RequestError for a model that cannot be cut between its layers."""
+    layers = len(model.layers)
+    reasons = {
+        f"{stages} stages are more than the {layers} layers": stages > layers,
+        "an encoder's output is read by every layer": model.encoder is not None,
+        "a tied head needs the embedding's table, which lies on another rank; +untied": model.head.tied,
+        "dropout would draw other masks": any(_named(model.config.to_dict(), "dropout")),
+        "a layer reads the keys of another one, which may lie elsewhere": bool(
+            list(_named(model.config.to_dict(), "source"))
+        ),
+        "a head that pools has no loss of its own for each token": model.head.pool is not None,
+    }
+    for why, holds in reasons.items():
+        if holds:
+            raise RequestError(f"pp: {why}", code="conflict", field="pp", value=stages, expected="pp=1")
+
+
+def _named(tree: Any, field: str) -> Iterator[Any]:
+    """The values of a field in a tree of plain values, at whatever depth."""
+    if isinstance(tree, dict):
+        if field in tree:
+            yield tree[field]
+        for value in tree.values():
+            yield from _named(value, field)
+    elif isinstance(tree, list):
+        for value in tree:
+            yield from _named(value, field)
+
+
+class Stages(Model):
+    """The layers of one rank, by the names that they have in the whole model.
+
+    `loss` is a call of all ranks: what one has computed goes on to the next, and all of them have the result.
+    """
+
+    def __init__(self, model: Model, rank: int, ranks: int, chunks: int = 1, group: Any = None):
+        """`model` gives up its layers; `rank` is this one's among `ranks`, which make up `group`."""
+        count = ranks * chunks
+        refuse_unstaged(model, count)
+        parts = stage_layers(len(model.layers), count)
+        held = [parts[number] for number in range(rank, count, ranks)]
+        first, last = rank == 0, rank == ranks - 1
+        nn.Module.__init__(self)
+        self.config, self.encoder = model.config, None
+        self.width, self.blocks = model.config.d_model, len(model.layers)
+        none: Any = None
+        self.embedding = model.embedding if first else none
+        self.embed, self.final, self.logits = model.embed, model.final, model.logits
+        self.layers = nn.ModuleList()
+        blocks: dict[int, Any] = {layer: model.layers[layer] for part in held for layer in part}
+        for layer, block in blocks.items():
+            self.layers.add_module(str(layer), block)
+        self.final_norm = model.final_norm if last else None
+        self.head = model.head if last else none
+        self.rank, self.ranks, self.group = rank, ranks, group
+        chunks_of_layers = [
+            Chunk(self, [blocks[layer] for layer in part], number == 0, number == count - 1)
+            for number, part in zip(range(rank, count, ranks), held, strict=True)
+        ]
+        self.__dict__["chunks"] = chunks_of_layers  # no module of its own: its layers have the names that they have
+        self.around: Around = nullcontext
+        """What the forward passes run within: autocast, and compiled regions."""
+        self.share = 1.0
+        """Of a micro-batch in the mean loss."""
+
+    chunks: list[Chunk]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return next(self.parameters()).dtype
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.parameters()).device
+
+    def loss(self, tokens: Tensor, targets: Tensor, *_: Any, reduction: str = "mean", **given: Any) -> Tensor:
+        """As of the whole model, without a gradient."""
+        _refuse_given(given)
+        count, x = self.ranks * len(self.chunks), tokens
+        b, s = tokens.shape
+        for number in range(count):
+            owner, after = number % self.ranks, (number + 1) % self.ranks
+            if self.rank == owner:
+                x = self.chunks[number // self.ranks](x)
+            if number + 1 < count and owner != after:
+                if self.rank == owner:
+                    dist.send(x.contiguous(), group=self.group, group_dst=after)
+                elif self.rank == after:
+                    x = torch.empty(b, s, self.width, dtype=self.dtype, device=self.device)
+                    dist.recv(x, group=self.group, group_src=owner)
+        losses = torch.zeros(targets.shape if reduction == "none" else (), device=self.device)
+        if self.rank == self.ranks - 1:
+            losses = self.head(x, None, targets, reduction).float().contiguous()
+        if self.group is not None:
+            dist.broadcast(losses, group=self.group, group_src=self.ranks - 1)
+        return losses
+
+    def forward(self, *_: Any, **__: Any) -> Tensor:
+        raise RequestError(
+            "the layers of this model lie on several ranks, so it has no logits here; load the run in one process",
+            code="conflict", field="pp", value=self.ranks, expected="pp=1",
+        )  # fmt: skip
+
+    def step(self, tokens: Tensor, targets: Tensor, atoms: int, share: float) -> list[float]:
+        """Adds to the gradients those of a batch (b, s) of equal micro-batches, each with its `share` in the mean loss;
+        returns their losses times that share. A call of all ranks."""
+        self.share = share
+        parameters = [one for one in self.parameters() if one.requires_grad]
+        trees = {parameter: Tree[Tensor](torch.add) for parameter in parameters}
+
+        def take(parameter: Tensor) -> None:
+            assert parameter.grad is not None
+            trees[parameter].push(parameter.grad)  # type: ignore[index]
+            parameter.grad = None
+
+        hooks = [one.register_post_accumulate_grad_hook(take) for one in parameters]
+        try:
+            losses = self._flow(tokens, targets, atoms)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        for parameter, tree in trees.items():
+            parameter.grad = tree.total() if tree.kept else None
+        return losses
+
+    def _flow(self, tokens: Tensor, targets: Tensor, atoms: int) -> list[float]:
+        count, b = self.ranks * len(self.chunks), len(tokens) // atoms
+        x = torch.empty(b, tokens.shape[1], self.width, dtype=self.dtype, device="meta")
+        stages = [
+            PipelineStage(
+                chunk, number, count, self.device, group=self.group,
+                input_args=tokens[:b].to("meta") if chunk.first else x.requires_grad_(),
+                output_args=x.requires_grad_(),
+            )
+            for number, chunk in zip(range(self.rank, count, self.ranks), self.chunks, strict=True)
+        ]  # fmt: skip
+        plan: Any = {"loss_fn": self._loss_of, "scale_grads": False}
+        if len(stages) == 1:
+            schedule: Any = Schedule1F1B(stages[0], atoms, **plan)
+        else:
+            schedule = ScheduleInterleaved1F1B(list(stages), atoms, **plan)
+        losses: list[Tensor] = []
+        last = self.rank == self.ranks - 1
+        given = {"target": targets, "losses": losses} if last else {}
+        schedule.step(*([tokens] if self.rank == 0 else []), **given)
+        told = torch.stack([loss.detach() for loss in losses]) if last else torch.zeros(atoms, device=self.device)
+        dist.broadcast(told, group=self.group, group_src=self.ranks - 1)
+        return [float(loss) for loss in told]
+
+    def _loss_of(self, x: Tensor, targets: Tensor) -> Tensor:
+        with self.around():
+            return self.head(x, None, targets) * self.share
+
+
+class Chunk(nn.Module):
+    """Consecutive layers, with what stands before the first or after the last; x (b, s) or (b, s, d) -> (b, s, d)."""
+
+    def __init__(self, stages: Stages, layers: Sequence[Block], first: bool, last: bool):
+        super().__init__()
+        self.__dict__["stages"], self.__dict__["layers"] = stages, layers  # theirs, not a second time this one's
+        self.first, self.last = first, last
+
+    stages: Stages
+    layers: Sequence[Block]
+
+    def forward(self, x: Tensor) -> Tensor:
+        stages = self.stages
+        with stages.around(), auxiliary.gathering() as added:
+            if self.first:
+                pass_ = locate(stages.embedding.places(x))
+                x = stages.embed(stages.embedding(x, pass_))
+            else:
+                pass_ = Pass(0, x.shape[1], x.device)
+            for layer in self.layers:
+                x = layer(x, pass_)
+            if self.last and stages.final_norm is not None:
+                x = stages.final(stages.final_norm(x))
+        return _Join.apply(x, stages.share, *added) if added else x
+
+
+class _Join(torch.autograd.Function):
+    """x, with which the losses of a stage's parts join the gradient: the loss itself arises on another rank."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, share: float, *added: Tensor) -> Tensor:
+        ctx.share, ctx.like = share, added
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        return grads[0], None, *[torch.full_like(one, ctx.share) for one in ctx.like]
+
+
+def _refuse_given(given: dict[str, Any]) -> None:
+    if named := [name for name, value in given.items() if value is not None]:
+        raise RequestError(
+            f"pp: {named[0]} does not travel from stage to stage; train on next tokens alone",
+            code="conflict", field="pp", value=named[0], expected="pp=1",
+        )  # fmt: skip

@@ -1,0 +1,134 @@
+"""Pieces of tensors in safetensors files.
+
+    {"__metadata__": {"pieces": "{KEY: {\"of\": NAME, \"at\": [row, column], \"whole\": [rows, columns]}}"}, KEY: ...}
+
+A key that `pieces` does not name is a whole tensor, so that a file of whole tensors is like any other. Nothing that a
+file says is believed before the pieces are found to tile each tensor exactly once.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from glassformer.errors import RequestError, shown
+from glassformer.parallel.pieces import Box, Piece, Place, gap_or_overlap, lies_whole, pieces_of, whole_of
+
+PIECES = "pieces"
+"""Key of the places of pieces in a file's metadata."""
+
+
+def write_pieces(path: Path, pieces: Iterable[Piece], metadata: Mapping[str, str]) -> None:
+    """Writes the pieces of one rank."""
+    values: dict[str, Tensor] = {}
+    places: dict[str, dict[str, Any]] = {}
+    for piece in pieces:
+        key = piece.name
+        if piece.box.shape != piece.whole:
+            key = f"{piece.name}#{len(places)}"
+            places[key] = {"of": piece.name, "at": piece.box.at, "whole": piece.whole}
+        values[key] = piece.values.cpu().contiguous()
+    more = {PIECES: json.dumps(places)} if places else {}
+    save_file(values, path, metadata={"format": "pt", **more, **metadata})
+
+
+class _Found(NamedTuple):
+    box: Box
+    key: str
+    file: Any
+
+    def values(self, box: Box) -> Tensor:
+        """Of a box inside this one."""
+        if box == self.box:
+            return self.file.get_tensor(self.key)  # mapped, not read
+        return self.file.get_slice(self.key)[box.within(self.box)]
+
+
+class Stored:
+    """The tensors whose pieces are in some files; `with Stored(paths) as stored`.
+
+    Raises RequestError where the pieces of a tensor overlap, leave a gap or lie outside it, and what `safe_open` raises
+    where a file is none of safetensors."""
+
+    def __init__(self, paths: Sequence[Path]):
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        """Name -> the shape of the whole tensor."""
+        self.metadata: list[dict[str, str]] = []
+        """Of each file."""
+        self._found: dict[str, list[_Found]] = {}
+        with ExitStack() as stack:
+            for path in paths:
+                self._list(path, stack.enter_context(safe_open(path, "pt")))
+            for name, found in self._found.items():
+                if wrong := gap_or_overlap((one.box for one in found), self.shapes[name]):
+                    raise RequestError(f"{paths[0].parent} is damaged: {shown(name)} {wrong}")
+            self._files = stack.pop_all()
+
+    def __enter__(self) -> Stored:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._found.clear()
+        self._files.close()
+
+    def _list(self, path: Path, file: Any) -> None:
+        """Adds the pieces of a file."""
+        metadata = file.metadata() or {}
+        self.metadata.append(metadata)
+        places = _places(metadata.get(PIECES, "{}"), path)
+        for key in file.keys():  # noqa: SIM118
+            shape = tuple(file.get_slice(key).get_shape())
+            name, at, whole = places.pop(key, (key, (0,) * len(shape), shape))
+            if len(at) != len(shape) or self.shapes.setdefault(name, whole) != whole:
+                raise RequestError(f"{path} is damaged: {shown(key)} is no piece of a tensor {self.shapes[name]}")
+            self._found.setdefault(name, []).append(_Found(Box(at, shape), key, file))
+        if places:
+            raise RequestError(f"{path} is damaged: it lacks the piece {shown(next(iter(places)))}")
+
+    def read(self, name: str, box: Box, into: Tensor) -> None:
+        """Copies a box of a tensor into one of that shape; of each file only the values that lie in the box are
+        read."""
+        for found in self._found[name]:
+            if (common := found.box.meet(box)) is not None:
+                into[common.within(box)].copy_(found.values(common))
+
+    def like(self, name: str, tensor: Tensor, place: Place | None = None) -> Tensor:
+        """A tensor that is divided as another one, which lies at `place`, where it has that shape; else all of it.
+
+        Raises RequestError where it is neither of that shape nor a number, and the other one is divided."""
+        shape, first = self.shapes[name], self._found[name][0]
+        dtype = first.values(Box(first.box.at, tuple(min(1, length) for length in first.box.shape))).dtype
+        if shape == (whole := whole_of(tensor, place)):
+            made = torch.empty_like(tensor.detach(), dtype=dtype)
+            for piece in pieces_of(name, made, place):
+                self.read(name, piece.box, piece.values)
+            return made
+        if shape and not lies_whole(tensor, place):
+            raise RequestError(
+                f"{name} has shape {shape} and its parameter {whole}, which is divided among ranks; go on in one "
+                f"process"
+            )
+        made = torch.empty(shape, dtype=dtype, device=tensor.device)
+        self.read(name, Box((0,) * len(shape), shape), made)
+        return made
+
+
+def _places(text: str, path: Path) -> dict[str, tuple[str, tuple[int, ...], tuple[int, ...]]]:
+    """Key -> the tensor that it is a piece of, where it begins there, and the shape of the whole."""
+    try:
+        places = {key: (one["of"], tuple(one["at"]), tuple(one["whole"])) for key, one in json.loads(text).items()}
+        for name, at, whole in places.values():
+            numbers = all(type(number) is int and 0 <= number < 1 << 62 for number in (*at, *whole))
+            if not (isinstance(name, str) and numbers and len(at) == len(whole)):
+                raise ValueError
+    except (ValueError, RecursionError, TypeError, KeyError, AttributeError):
+        raise RequestError(f"{path} is damaged: {PIECES} of its header does not say where its pieces lie") from None
+    return places

@@ -1,0 +1,254 @@
+"""Tensor parallelism: a rank's share of a model, cut as its parts declare.
+
+>>> model = share_of(config, group)                    # drawn in pieces; the bits are those of config.build(seed=0)
+>>> model.loss(tokens, targets).backward()             # the same tokens on every rank of the group
+>>> sum_partial(model)                                 # now each gradient is that of the loss of one process
+
+A part that says how an owner takes its share (`parts/owner.py`) is cut by the cuts it declares (`parts/shard.py`); any
+other is computed whole by each rank, which is right though wasteful. Shoeybi et al. 2019, 1909.08053.
+
+With `sequence` the ranks share the tokens of the stream between the branches as well: norms and residual additions
+are of a rank's own tokens, each sum at a branch's end leaves a rank its tokens, and the branches' inputs are gathered
+(Korthikanti et al. 2022, 2205.05198).
+
+Gradients of weights that every rank has, and that meet cut ones, are a sum over the ranks: `sum_partial` makes it, once
+a step, after the last backward pass. Ranks look at sites together: what one captures or edits, all do, as the value is
+joined from their pieces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from glassformer.config import ModelConfig
+from glassformer.errors import RequestError
+from glassformer.model import Block, Model, Tower
+from glassformer.parallel.seams import Group, Seams
+from glassformer.parts.owner import Owner, is_branch, says_how, take_share
+from glassformer.parts.shard import REPLICATED, Region, Shards, declared, piece_of, regions
+from glassformer.parts.site import Site
+
+CUT = "ngfc"
+"""Letters of heads, groups, hidden layers and channels: along them the values inside a branch are cut."""
+STREAM = "bsd"
+
+
+@dataclass
+class Division:
+    """How a model has been cut: whose share it is, the cut of each parameter that was, and the whole's shapes."""
+
+    number: int
+    of: int
+    cuts: Shards = field(default_factory=dict)
+    shapes: dict[str, torch.Size] = field(default_factory=dict)
+    partial: tuple[str, ...] = ()
+    """Parameters that every rank has whole, and of whose gradient it has a share."""
+    group: Group | None = None
+
+    def regions(self, name: str) -> list[Region]:
+        """Where the maps of this rank's parameter lie in the whole one; they stand one below the other."""
+        return regions(self.shapes[name], self.cuts.get(name, (REPLICATED,)), self.number, self.of)
+
+
+def check(config: ModelConfig, tp: int) -> None:
+    """Raises RequestError, before anything is allocated, where so many ranks cannot share a model."""
+    if tp > 1:
+        cut(config.outline(), Owner(0, tp))
+
+
+def share_of(config: ModelConfig, group: Any, seed: int = 0, sequence: bool = False) -> Model:
+    """This rank's share of `config.build(seed)`, of which no more than the share is allocated."""
+    model = divide(config.outline(), group, sequence).to_empty(device="cpu")
+    whole, division = config.initial_weights(seed), division_of(model)
+    with torch.no_grad():
+        for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+            row = 0
+            if name not in division.cuts:
+                tensor.copy_(whole.piece(name))
+                continue
+            for region in division.regions(name):
+                piece = whole.piece(name, *(slice(*span) for span in region[:2]))
+                tensor[row : row + len(piece)] = piece
+                row += len(piece)
+    return model
+
+
+def divide(model: Model, group: Any, sequence: bool = False) -> Model:
+    """The model as this rank's share of it, in place; its parameters may be on the meta device.
+
+    `group`: the ranks that share it, a ProcessGroup. Raises RequestError where a part cannot be shared by so many."""
+    across = Group(group)
+    seams = Seams(across)
+    owner = Owner(
+        across.number, across.of, seams.enter, seams.leave, seams.enter, seams.mix, across.largest, seams.join
+    )  # fmt: skip
+    return cut(model, owner, seams, sequence)
+
+
+def division_of(model: nn.Module) -> Division:
+    """How the model was cut. Raises RequestError where it was not."""
+    division: Division | None = getattr(model, "division", None)
+    if division is None:
+        raise RequestError("this model is whole; parallel.tensor.divide cuts it", code="missing", field="model")
+    return division
+
+
+@torch.no_grad()
+def cut(model: Model, owner: Owner, seams: Seams | None = None, sequence: bool = False) -> Model:
+    """`divide`, by an owner; without seams, for shapes alone."""
+    division = Division(owner.number, owner.of, group=None if seams is None else seams.group)
+    division.shapes = {name: weight.shape for name, weight in model.named_parameters()}
+    streams: dict[int, Tokens] = {}
+    for tower in (model, model.encoder):
+        if sequence and seams is not None and tower is not None:
+            streams.update(_spread(tower, owner, seams))
+    for path, part in _divided(model):
+        _cut_part(part, path, owner, division, seams, streams.get(id(part)))
+    if sequence:
+        division.partial += tuple(_between_branches(model))
+    model.division = division
+    return model
+
+
+def _divided(module: nn.Module, path: str = "") -> Iterator[tuple[str, Any]]:
+    """The parts that say how an owner takes its share, the outermost of each."""
+    if says_how(module):
+        yield path, module
+        return
+    for name, child in module.named_children():
+        yield from _divided(child, f"{path}.{name}".removeprefix("."))
+
+
+def _cut_part(
+    part: Any, path: str, owner: Owner, division: Division, seams: Seams | None, tokens: Tokens | None
+) -> None:
+    """Cuts a part and all inside it; `tokens`, where its result leaves in pieces of a sequence."""
+    if tokens is not None:
+        owner = replace(owner, enter=tokens.enter, leave=tokens.leave)
+    part.divide(owner)
+    branch = is_branch(part)  # all in it meets what is cut; around a vocabulary nothing does
+    for inner, module in part.named_modules(prefix=path):
+        shards = declared(module)
+        for name, weight in list(module.named_parameters(recurse=False)):
+            cuts = shards.get(name, (REPLICATED,))
+            if any(one.cut != "replicated" and one.axis < weight.dim() for one in cuts):
+                division.cuts[f"{inner}.{name}"] = cuts
+                made = piece_of(weight.data, cuts, owner.number, owner.of).clone()
+                setattr(module, name, nn.Parameter(made, weight.requires_grad))
+            elif branch and (tokens is not None or all(one.cut != "row" for one in cuts)):  # a bias: after the sum
+                division.partial += (f"{inner}.{name}",)
+        if module is not part:
+            take_share(module, owner)
+        if isinstance(module, Site) and seams is not None:
+            axis = next((i for i, letter in enumerate(module.axes) if letter in CUT), None)
+            if axis is not None:
+                module.joint = Pieces(seams, axis)
+            elif tokens is not None and module.axes == STREAM:
+                module.joint = Pieces(seams, 1, tokens)
+
+
+def _spread(tower: Tower, owner: Owner, seams: Seams) -> dict[int, Tokens]:
+    """Has the ranks share the tokens of a tower's stream; the branches of which they share the work, too, by id."""
+    tokens = tower.sequence = Tokens(seams)
+    found: dict[int, Tokens] = {}
+    for block in tower.layers:
+        assert isinstance(block, Block)
+        owner.refuse("residual.dropout", block.residual.dropout, "would drop the same of each rank's tokens (sp=1)")
+        branches = (block.mixer, block.ffn)
+        cuts = [branch is not None and says_how(branch) for branch in branches]
+        of_mixer, of_ffn = (None if own else tokens.around for own in cuts)
+        block.around = of_mixer, None if block.ffn is None else of_ffn
+        found.update({id(branch): tokens for branch, own in zip(branches, cuts, strict=True) if own})
+        for site in _own_sites(block):
+            site.joint = Pieces(seams, 1, tokens)
+    return found
+
+
+def _own_sites(block: Block) -> Iterator[Site]:
+    """Those of the stream, between the branches."""
+    for module in (block, block.residual):
+        yield from (child for child in module.children() if isinstance(child, Site))
+
+
+def _between_branches(model: Model) -> Iterator[str]:
+    """The parameters that meet a rank's own tokens alone: those of wirings and final norms."""
+    for path, module in model.named_modules():
+        for name, child in module.named_children() if isinstance(module, (Tower, Block)) else ():
+            if name in ("residual", "final_norm"):
+                prefix = f"{path}.{name}".removeprefix(".")
+                yield from (name for name, _ in child.named_parameters(prefix=prefix))
+
+
+class Tokens:
+    """The tokens of a stream, shared by the ranks (`parts.owner.Spread`)."""
+
+    def __init__(self, seams: Seams):
+        self.seams, self.size = seams, 0
+
+    def spread(self, x: Tensor) -> Tensor:
+        self.size = x.shape[1]
+        return self.seams.spread(x, 1)
+
+    def gather(self, x: Tensor) -> Tensor:
+        return self.seams.join(x, 1, self.size)
+
+    def enter(self, x: Tensor) -> Tensor:
+        """The input of a branch that is cut."""
+        return self.seams.gather(x, 1, self.size)
+
+    def leave(self, x: Tensor) -> Tensor:
+        """Its result."""
+        return self.seams.scatter(x, 1)
+
+    def around(self, branch: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        """A branch that every rank computes whole."""
+        return self.seams.spread(branch(self.gather(x)), 1)
+
+
+class Pieces:
+    """The value of a site, of which each rank has a piece along an axis (`parts.site.Joint`)."""
+
+    def __init__(self, seams: Seams, axis: int, tokens: Tokens | None = None):
+        self.seams, self.axis, self.tokens = seams, axis, tokens
+
+    def gather(self, x: Tensor) -> Tensor:
+        size = x.shape[self.axis] * self.seams.group.of if self.tokens is None else self.tokens.size
+        return self.seams.gather(x, self.axis, size)
+
+    def cut(self, x: Tensor) -> Tensor:
+        first, last = self.seams.group.span(x.shape[self.axis])
+        return x.narrow(self.axis, first, last - first)
+
+
+@torch.no_grad()
+def sum_partial(model: Model) -> None:
+    """Adds up the gradients of which each rank has a share: once a step, after its last backward pass."""
+    division = division_of(model)
+    weights = dict(model.named_parameters())
+    grads = [weights[name].grad for name in division.partial]
+    found = [getattr(grad, "_local_tensor", grad) for grad in grads if grad is not None]
+    if division.group is None or not found:
+        return
+    summed = division.group.summed(torch.cat([grad.flatten() for grad in found]))
+    for grad, whole in zip(found, summed.split([grad.numel() for grad in found]), strict=True):
+        grad.copy_(whole.view_as(grad))
+
+
+@torch.no_grad()
+def whole_of(model: Model, name: str, values: Tensor) -> Tensor:
+    """A parameter, or anything of its shape (a gradient, a moment), joined from the pieces of all ranks."""
+    division = division_of(model)
+    if name not in division.cuts or division.group is None:
+        return values
+    maps, made = values.split([rows[1] - rows[0] for rows, *_ in division.regions(name)]), []
+    whole = division.shapes[name]
+    for shard, part in zip(division.cuts[name], maps, strict=True):
+        size = shard.rows if len(maps) > 1 and shard.axis == 0 else whole[shard.axis]
+        alone = shard.cut == "replicated"
+        made.append(part if alone else division.group.gathered(part.contiguous(), shard.axis, int(size or 0)))
+    return torch.cat(made)

@@ -1,0 +1,380 @@
+"""Runs as jobs of a SLURM cluster: one array, submitted by submitit (the extra `slurm`).
+
+The folder on the shared disk is the truth, never the scheduler. A job that is preempted or out of time saves its run
+and is queued again; one that is gone without a result is submitted again, as a dead worker's. Whoever asks may go: the
+jobs go on, and the same command finds them by jobs.json, or by what they have left.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+import glassformer
+from glassformer import machine
+from glassformer.errors import RequestError
+from glassformer.runs.arm import COMPLAINTS, STOPPED
+from glassformer.runs.events import End, Error, Event, Notify, Stage, Start, Step, decode, encode, silent
+from glassformer.runs.executor import ending, failed, finished, laid
+from glassformer.runs.files import RESULT
+from glassformer.runs.owner import Watch
+from glassformer.runs.request import REQUEST, RunRequest, read_request
+from glassformer.runs.results import RunResult
+from glassformer.runs.workers import LONGEST, Training, last_line
+from glassformer.training.checkpoint import disk_errors, replace_text
+
+JOBS, LOGS = "jobs.json", "jobs"
+EVENTS, OUTCOME = "events.jsonl", "outcome.json"
+LIVES = 3
+"""Times that the run of a dead worker is submitted again."""
+BETWEEN_STEPS = 5.0
+"""Seconds between two events `step` that a job writes down."""
+BETWEEN_LOOKS, BETWEEN_QUESTIONS = 2.0, 10.0
+"""Seconds between two looks at the folders, and between two questions to the queue."""
+SURE = 2
+"""Questions in a row to which a job must be gone: what it left may be seen late over a shared disk."""
+SAVING = 60.0
+"""Seconds that a run has to save itself; submitit asks 90 seconds before the end."""
+LONGEST_ARRAY = 1000
+"""SLURM takes one more, unless it is told otherwise."""
+MINUTES = 60
+"""Of a job, where no time is given: it is queued again as often as it takes."""
+TIMES_OUT = 10_000
+GONE = frozenset(
+    {
+        "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "LAUNCH_FAILED", "NODE_FAIL", "OUT_OF_MEMORY",
+        "PREEMPTED", "REVOKED", "TIMEOUT",
+    }
+)  # fmt: skip
+"""States of a job that will not go on; one that is queued again has another by the next question."""
+
+
+class Queue(Protocol):
+    """What runs jobs."""
+
+    def submit(self, arms: Sequence[Arm], folder: Path) -> list[str]:
+        """Has each arm called on some machine; a name for each. Logs may be written to `folder`."""
+
+    def states(self, names: Sequence[str]) -> dict[str, str]:
+        """SLURM's words for the states of these jobs; of one that is gone, one of GONE or nothing."""
+
+
+@dataclass
+class Arm:
+    """What a job calls: it trains the run of a folder in a process of its own."""
+
+    place: str
+    name: str
+    seed: int
+    training: Training | None = field(default=None, init=False, repr=False, compare=False)
+    thread: threading.Thread | None = field(default=None, init=False, repr=False, compare=False)
+
+    def __call__(self) -> int:
+        """Returns the exit status of the run, which it leaves in outcome.json as well. Raises SystemExit where the run
+        was stopped, so that the job is not taken for done."""
+        place, statuses = Path(self.place), list[int]()
+        (place / OUTCOME).unlink(missing_ok=True)
+        if shares_processor():
+            replace_text(place / REQUEST, json.dumps({**read_request(place), "shared": True}))
+        training = self.training = Training(place)
+
+        def work() -> None:
+            # What tells the job of its end is heard by submitit, not by the run: a process inherits what is blocked.
+            signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR2])
+            with (place / EVENTS).open("w", encoding="utf-8") as file:
+                _, status = training.run(_writer(file))
+                statuses.append(status)
+
+        self.thread = threading.Thread(target=work, daemon=True)
+        self.thread.start()
+        try:
+            while self.thread.is_alive():
+                time.sleep(0.2)
+        finally:  # a signal's handler leaves by SystemExit
+            if self.thread.is_alive():
+                training.stop(signal.SIGKILL)
+        if training.stopped or not statuses or statuses[0] == STOPPED:
+            raise SystemExit(STOPPED)
+        replace_text(place / OUTCOME, json.dumps({"status": statuses[0]}))
+        return statuses[0]
+
+    def checkpoint(self) -> Any:
+        """Called by submitit when the job is preempted or out of time: saves the run, and says what goes on."""
+        if self.training is not None and self.thread is not None:
+            self.training.stop()
+            until = time.monotonic() + SAVING
+            while self.thread.is_alive() and time.monotonic() < until:
+                time.sleep(0.1)
+        return importlib.import_module("submitit").helpers.DelayedSubmission(Arm(self.place, self.name, self.seed))
+
+
+def shares_processor() -> bool:
+    """Whether this job computes on a processor part of whose cores is others'."""
+    cards = os.environ.get("CUDA_VISIBLE_DEVICES", "") not in ("", "NoDevFiles")
+    return not cards and machine.available_cores() < (os.cpu_count() or 1)
+
+
+def _writer(file: IO[str]) -> Notify:
+    """Writes down events, few of the steps."""
+    last = -BETWEEN_STEPS
+
+    def write(event: Event) -> None:
+        nonlocal last
+        if isinstance(event, Step):
+            if time.monotonic() - last < BETWEEN_STEPS:
+                return
+            last = time.monotonic()
+        with suppress(OSError):
+            file.write(encode(event) + "\n")
+            file.flush()
+
+    return write
+
+
+class Slurm:
+    """An executor whose runs are jobs. `options` are those of sbatch, such as partition, time, gpus, cpus-per-task;
+    `array-parallelism` is the number of jobs at work at the same time.
+
+    Raises RequestError where this machine submits no jobs."""
+
+    workers, shared = 1, False
+
+    def __init__(
+        self,
+        options: Mapping[str, str] | None = None,
+        queue: Queue | None = None,
+        looks: float = BETWEEN_LOOKS,
+        questions: float = BETWEEN_QUESTIONS,
+    ):
+        self.queue = queue or Sbatch(options or {})
+        self.looks, self.questions = looks, questions
+
+    def run(self, requests: Sequence[RunRequest], folder: Path, notify: Notify = silent) -> Iterator[RunResult]:
+        if not requests:
+            return
+        jobs = _Jobs(self.queue, folder.resolve(), [_Job(request, folder.resolve()) for request in requests])
+        jobs.begin()
+        asked, states = time.monotonic(), jobs.states()
+        try:
+            while jobs.left:
+                for job in list(jobs.left):
+                    job.tell(notify)
+                    result = jobs.result(job, states)
+                    if result is not None:
+                        jobs.left.remove(job)
+                        notify(End(name=job.request.name, seed=job.request.seed, result=result))
+                        yield result
+                if jobs.left:
+                    time.sleep(self.looks)
+                if time.monotonic() - asked >= self.questions:
+                    jobs.submit([job for job in jobs.left if job.name is None and not job.owner.alive()])
+                    asked, states = time.monotonic(), jobs.states()
+        except (KeyboardInterrupt, GeneratorExit):
+            if names := sorted({str(job.name).split("_")[0] for job in jobs.left if job.name is not None}):
+                notify(Stage(words=f"{len(jobs.left)} runs go on in the queue; scancel {' '.join(names)} ends them"))
+            raise
+
+
+class _Job:
+    """One run and the job that trains it."""
+
+    def __init__(self, request: RunRequest, folder: Path):
+        self.request, self.place = request, request.place(folder)
+        self.name: str | None = None
+        """Of the job; None before it is submitted."""
+        self.lives = LIVES
+        self.missed = 0
+        """Questions in a row to which the queue did not know the job."""
+        self.owner = Watch(self.place)
+        self.read = 0
+        self.started = False
+        self.error: str | None = None
+
+    def tell(self, notify: Notify) -> None:
+        """Passes on what the run has said since the last look."""
+        try:
+            with (self.place / EVENTS).open("rb") as file:
+                if file.seek(0, os.SEEK_END) < self.read:  # of another job since
+                    self.read, self.started = 0, False
+                file.seek(self.read)
+                text = file.read()
+        except OSError:
+            return
+        if not self.started:
+            self.started = True
+            notify(Start(name=self.request.name, seed=self.request.seed))
+        whole = text[: text.rfind(b"\n") + 1]
+        self.read += len(whole)
+        for line in whole.decode("utf-8", errors="replace").splitlines():
+            if (event := decode(line)) is not None:
+                self.error = event.error if isinstance(event, Error) else self.error
+                notify(event)
+
+    @property
+    def outcome(self) -> int | None:
+        """The exit status of the run where it came to its end, well or not."""
+        try:
+            status = json.loads((self.place / OUTCOME).read_text(encoding="utf-8"))["status"]
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+        return status if isinstance(status, int) else None
+
+
+class _Jobs:
+    """All jobs of a folder, by name in jobs.json."""
+
+    def __init__(self, queue: Queue, folder: Path, left: list[_Job]):
+        self.queue, self.folder, self.left = queue, folder, left
+
+    def begin(self) -> None:
+        """Submits what no job trains that was submitted before."""
+        held = self._held()
+        known = self.queue.states(list(held.values()))
+        for job in self.left:
+            name = held.get(job.place.name)
+            if name is not None and known.get(name, "GONE") not in GONE | {"GONE"}:
+                job.name = name
+        self.submit([job for job in self.left if job.name is None and not job.owner.alive()])
+
+    def submit(self, jobs: Sequence[_Job]) -> None:
+        for first in range(0, len(jobs), LONGEST_ARRAY):
+            some = jobs[first : first + LONGEST_ARRAY]
+            for job in some:
+                laid(job.request, self.folder)
+                for left in (EVENTS, OUTCOME, COMPLAINTS):
+                    (job.place / left).unlink(missing_ok=True)
+            arms = [Arm(str(job.place), job.request.name, job.request.seed) for job in some]
+            for job, name in zip(some, self.queue.submit(arms, self.folder / LOGS), strict=True):
+                job.name, job.missed, job.error, job.read, job.started = name, 0, None, 0, False
+        if jobs:
+            with disk_errors(self.folder):
+                named = {job.place.name: job.name for job in self.left if job.name is not None}
+                replace_text(self.folder / JOBS, json.dumps(self._held() | named))
+
+    def states(self) -> dict[str, str]:
+        """What the queue says; counts for each job how often it did not know it."""
+        states = self.queue.states([job.name for job in self.left if job.name is not None])
+        for job in self.left:
+            job.missed = 0 if states.get(str(job.name), "") not in GONE | {""} else job.missed + 1
+        return states
+
+    def result(self, job: _Job, states: Mapping[str, str]) -> RunResult | None:
+        """The result of a run that has ended, well or not; None where it is waited for. A job whose worker died loses
+        its name, and is submitted again once nobody trains its run."""
+        if (job.place / RESULT).exists() and (result := finished(job.request, self.folder)) is not None:
+            return result
+        if job.name is None or job.missed < SURE:
+            return None
+        log = self.folder / LOGS / f"{job.name}_0_log.err"
+        words, status, state = last_line(job.place / COMPLAINTS), job.outcome, states.get(job.name, "")
+        job.name = None
+        if status == 0:
+            return failed(job.request, job.place, f"{job.place / RESULT} is not what a trained arm leaves")
+        if status is not None and status > 0:
+            return failed(job.request, job.place, job.error or words or ending(status))
+        if state == "CANCELLED":
+            return failed(job.request, job.place, "its job was cancelled")
+        if job.lives == 0:
+            why = words or last_line(log) or ending(status or -signal.SIGKILL)
+            return failed(job.request, job.place, f"its worker died {LIVES + 1} times: {why}")
+        job.lives -= 1
+        return None
+
+    def _held(self) -> dict[str, str]:
+        try:
+            tree = json.loads((self.folder / JOBS).read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError):
+            return {}
+        return {k: v for k, v in tree.items() if isinstance(v, str)} if isinstance(tree, dict) else {}
+
+
+class Sbatch:
+    """Submits arrays by submitit, and asks squeue."""
+
+    def __init__(self, options: Mapping[str, str]):
+        if shutil.which("sbatch") is None or shutil.which("squeue") is None:
+            raise RequestError(
+                "executor=slurm needs sbatch and squeue, which are not on this machine; run the command where jobs are "
+                "submitted",
+                code="missing", field="executor", value="slurm", expected="a machine of a SLURM cluster",
+            )  # fmt: skip
+        try:
+            self.submitit = importlib.import_module("submitit")
+        except ImportError:
+            raise RequestError(
+                "executor=slurm needs submitit: pip install 'glassformer[slurm]'",
+                code="missing", field="executor", value="slurm", expected="the extra slurm",
+            ) from None  # fmt: skip
+        own = dict(options)
+        self.minutes = _minutes(own.pop("time", str(MINUTES)))
+        at_once = own.pop("array-parallelism", str(LONGEST_ARRAY))
+        if not at_once.isdecimal() or int(at_once) < 1:
+            raise RequestError(
+                code="type", field="array-parallelism", value=at_once, expected="a whole number from 1 up"
+            )
+        self.at_once = int(at_once)
+        self.options = {name: True if value == "" else value for name, value in own.items()}
+
+    def submit(self, arms: Sequence[Arm], folder: Path) -> list[str]:
+        root = Path(glassformer.__file__).parents[1]
+        executor = self.submitit.AutoExecutor(folder=folder, cluster="slurm", slurm_max_num_timeout=TIMES_OUT)
+        executor.update_parameters(
+            name="glassformer",
+            timeout_min=self.minutes,
+            slurm_array_parallelism=self.at_once,
+            slurm_setup=[f'export PYTHONPATH={shlex.quote(str(root))}"${{PYTHONPATH:+:$PYTHONPATH}}"'],
+            slurm_additional_parameters={"requeue": True, **self.options},
+        )
+        try:
+            with executor.batch():
+                jobs = [executor.submit(arm) for arm in arms]
+        except (subprocess.CalledProcessError, self.submitit.core.utils.FailedJobError) as error:
+            said = [line for line in str(error).splitlines() if "sbatch: error" in line] or [
+                str(error).splitlines()[-1]
+            ]
+            raise RequestError(
+                f"sbatch takes no jobs with these options: {said[0].strip()[:LONGEST]}",
+                code="range", field="executor", value=str(self.options), expected="options of sbatch",
+            ) from None  # fmt: skip
+        return [job.job_id for job in jobs]
+
+    def states(self, names: Sequence[str]) -> dict[str, str]:
+        arrays = sorted({name.split("_")[0] for name in names})
+        if not arrays:
+            return {}
+        ask = ["squeue", "--noheader", "--array", "--states=all", "--format=%i %T", f"--jobs={','.join(arrays)}"]
+        found = subprocess.run(ask, capture_output=True, text=True)
+        if found.returncode != 0 and "Invalid job id" not in found.stderr:
+            return dict.fromkeys(names, "UNKNOWN")  # the controller does not answer for now
+        return dict(line.split() for line in found.stdout.splitlines() if len(line.split()) == 2)
+
+
+def _minutes(text: str) -> int:
+    """The time of sbatch in minutes: M, M:S, H:M:S, D-H, D-H:M or D-H:M:S. Raises RequestError."""
+    match = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", text)
+    if match is None:
+        raise RequestError(code="type", field="time", value=text, expected="minutes, H:M:S or D-H:M:S")
+    days, *rest = match.groups()
+    first, second, third = (int(one or 0) for one in rest)
+    if days is not None:
+        minutes = int(days) * 1440 + first * 60 + second + (third > 0)
+    elif rest[2] is not None:
+        minutes = first * 60 + second + (third > 0)
+    else:
+        minutes = first + (second > 0)
+    if minutes < 1:
+        raise RequestError(code="range", field="time", value=text, expected="a minute or more")
+    return minutes

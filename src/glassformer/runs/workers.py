@@ -1,0 +1,158 @@
+"""Processes that train one run after another: what a process does before its first step is done once for many runs.
+
+A worker begins with the run that it is started for and waits a while for others. It is replaced after a run
+that failed or was stopped, so that nothing of such a run reaches another one.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+import glassformer
+from glassformer.runs.arm import BEGUN, COMPLAINTS, ENDED
+from glassformer.runs.events import Error, Notify, decode
+
+START = """
+import sys
+if (root := sys.argv.pop(1)) not in sys.path:
+    sys.path.insert(0, root)
+from glassformer.runs.arm import main
+sys.exit(main())
+"""
+"""A run is trained by the code that its parent runs, wherever that was imported from."""
+LONGEST = 500
+"""Characters of the last line of a traceback that become an error."""
+
+
+class Worker:
+    """One process, started for the run in `place`."""
+
+    def __init__(self, place: Path, environment: Mapping[str, str]):
+        # -P: the folder one happens to be in holds the user's files, and one may be called as a module is, random.py.
+        command = [sys.executable, "-P", "-c", START, str(Path(glassformer.__file__).parents[1])]
+        self.made_of = START, os.getcwd(), dict(environment)
+        with (place / COMPLAINTS).open("wb") as stderr:  # of this run; later ones have their own
+            self.process = subprocess.Popen(
+                command,
+                env=dict(environment),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                text=True,
+                encoding="utf-8",
+                errors="replace",
+                start_new_session=True,  # Ctrl-C in a terminal reaches the parent alone, which passes it on once
+            )
+
+    def train(self, place: Path, notify: Notify) -> tuple[bool, str | None, int]:
+        """Passes on the events of a run until it ends; (whether it began, its last error, its exit status)."""
+        assert self.process.stdin is not None and self.process.stdout is not None
+        with suppress(OSError):  # it has ended, which is seen below
+            self.process.stdin.write(json.dumps(str(place)) + "\n")
+            self.process.stdin.flush()
+        error, begun = None, False
+        for line in self.process.stdout:
+            begun = begun or line.strip() == BEGUN
+            if line.strip() == ENDED:
+                return True, error, 0
+            if (event := decode(line)) is not None:
+                error = event.error if isinstance(event, Error) else error
+                notify(event)
+        self.process.wait()
+        if error is None and self.process.returncode > 0:
+            error = last_line(place / COMPLAINTS)
+        return begun, error, self.process.returncode
+
+    def close(self) -> None:
+        """Ends the process, at once."""
+        self.process.kill()
+        self.process.wait()
+        for pipe in (self.process.stdin, self.process.stdout):
+            if pipe is not None:
+                with suppress(OSError):  # what was to be written is not read any more
+                    pipe.close()
+
+
+def last_line(complaints: Path) -> str | None:
+    """Of what a process wrote to stderr, such as the last line of a traceback; None where it wrote nothing."""
+    try:
+        tail = complaints.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    except OSError:
+        return None
+    return tail[-1][:LONGEST] if tail else None
+
+
+class Pool:
+    """Workers that are idle, and those at work."""
+
+    def __init__(self) -> None:
+        self.idle: list[Worker] = []
+        self.lock = threading.Lock()
+        atexit.register(self.close)
+
+    def take(self, environment: Mapping[str, str]) -> Worker | None:
+        """An idle worker of this environment; those of another one are ended."""
+        with self.lock:
+            kept, self.idle = self.idle, []
+            alike = []
+            for worker in kept:
+                same = worker.made_of == (START, os.getcwd(), environment) and worker.process.poll() is None
+                alike.append(worker) if same else worker.close()
+            found = alike.pop() if alike else None
+            self.idle = alike
+        return found
+
+    def give(self, worker: Worker) -> None:
+        with self.lock:
+            self.idle.append(worker)
+
+    def close(self) -> None:
+        with self.lock:
+            for worker in self.idle:
+                worker.close()
+            self.idle = []
+
+
+POOL = Pool()
+
+
+class Training:
+    """One run in a worker of the pool, for a thread of its own: another one may stop it."""
+
+    def __init__(self, place: Path, environment: Mapping[str, str] | None = None):
+        """`environment` is what the process has in its own besides."""
+        self.place, self.environment = place, environment or {}
+        self.worker: Worker | None = None
+        self.stopped = False
+
+    def run(self, notify: Notify) -> tuple[str | None, int]:
+        """(The last error of the run, its exit status.)"""
+        environment = {**os.environ, **self.environment}
+        while not self.stopped:
+            idle = POOL.take(environment)
+            self.worker = worker = idle or Worker(self.place, environment)
+            if self.stopped:  # while there was nobody to tell
+                self.stop()
+            begun, error, status = worker.train(self.place, notify)
+            if worker.process.poll() is None and not self.stopped:
+                POOL.give(worker)
+            else:
+                worker.close()
+            if begun or idle is None:  # one that was idle may have ended just before
+                return error, status
+        return None, -signal.SIGINT
+
+    def stop(self, number: signal.Signals = signal.SIGINT) -> None:
+        """Asks the run to save itself and end."""
+        self.stopped = True
+        if self.worker is not None and self.worker.process.poll() is None:
+            self.worker.process.send_signal(number)

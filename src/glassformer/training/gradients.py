@@ -1,0 +1,124 @@
+"""How the gradients of a step are computed in pieces, and the order in which they are added up."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from glassformer.parallel.crew import Crew
+from glassformer.parallel.sums import Tree, add_to, norm_of_rows, tree_sum
+from glassformer.parts.region import compiled_regions
+from glassformer.text import Batch
+from glassformer.training.clipping import gradient_norm
+
+if TYPE_CHECKING:
+    from glassformer.training.state import Training
+
+Order = Literal["sequence", "tree"]
+"""What state.json calls the order of the sums: a run keeps the one it was begun with."""
+
+
+class Sums:
+    """Gradients of a batch into `p.grad`, the loss, and the norm."""
+
+    order: ClassVar[Order]
+
+    def backward(self, run: Training, batch: Batch) -> float:
+        """Adds the gradients of a batch to those that there are; returns the mean loss."""
+        raise NotImplementedError(f"{type(self).__name__} adds nothing up")
+
+    def norm(self, run: Training) -> float:
+        """||g|| over all parameters."""
+        raise NotImplementedError(f"{type(self).__name__} has no norm")
+
+
+class InSequence(Sums):
+    """Each piece is added to the sum of those before it, and dropout goes on from one to the next: batches of a single
+    piece, and runs that were begun before there were trees."""
+
+    order = "sequence"
+
+    def backward(self, run: Training, batch: Batch) -> float:
+        torch.manual_seed(run.seed_of(0))
+        return sum(of_piece(run, piece, share) for piece, share in _atoms(run, batch))
+
+    def norm(self, run: Training) -> float:
+        return gradient_norm(run.model)
+
+
+class AsTree(Sums):
+    """Pieces are atoms: dropout is a function of (seed, step, atom), and sums are trees (`parallel/sums.py`), so that
+    ranks that share the atoms have the bits of one process.
+
+    Every second atom is added by autograd to the one before it. As many gradients are kept as log2 of the atoms."""
+
+    order = "tree"
+
+    def backward(self, run: Training, batch: Batch) -> float:
+        atoms = _atoms(run, batch)
+        parameters = [one for group in run.optimizer.param_groups for one in group["params"]]
+        sums, losses = Tree[list[Tensor | None]](add_to), []
+        mine = run.crew.mine(len(atoms))
+        for turn, i in enumerate(mine):
+            torch.manual_seed(run.seed_of(i))
+            with run.sharing.passing():
+                losses.append(of_piece(run, *atoms[i]))
+            if turn % 2 or turn == len(mine) - 1:
+                sums.push([parameter.grad for parameter in parameters], level=turn % 2)
+                run.optimizer.zero_grad(set_to_none=True)
+        for parameter, gradient in zip(parameters, sums.total(), strict=True):
+            parameter.grad = gradient
+        run.sharing.add_up(run.model)
+        return tree_sum(run.crew.in_order(torch.tensor(losses, dtype=torch.float64)).tolist(), operator.add)
+
+    def norm(self, run: Training) -> float:
+        return norm_of_rows(run.sharing.squares(run.model))
+
+
+class Staged(AsTree):
+    """The same where the layers lie on several ranks, through which the atoms flow (`parallel/stages.py`)."""
+
+    def backward(self, run: Training, batch: Batch) -> float:
+        from glassformer.parallel.stages import Stages
+
+        atoms = _atoms(run, batch)
+        mine = [atoms[i] for i in run.crew.mine(len(atoms))]
+        pieces = [piece.to(run.how.device) for piece, _ in mine]
+        assert isinstance(run.model, Stages)
+
+        @contextmanager
+        def around() -> Iterator[None]:
+            with compiled_regions(run.how.compile), run.how.autocast():
+                yield
+
+        run.model.around = around
+        tokens, targets = (torch.cat([piece[field] for piece in pieces]) for field in (0, 1))
+        losses = run.model.step(tokens, targets, len(mine), mine[0][1])
+        run.sharing.add_up(run.model)
+        return tree_sum(run.crew.in_order(torch.tensor(losses, dtype=torch.float64)).tolist(), operator.add)
+
+
+ORDERS: dict[Order, Sums] = {sums.order: sums for sums in (InSequence(), AsTree())}
+
+
+def sums_of(order: Order, crew: Crew) -> Sums:
+    """How the ranks of a crew add up in this order."""
+    return Staged() if crew.layout.pp > 1 else ORDERS[order]
+
+
+def _atoms(run: Training, batch: Batch) -> list[tuple[Batch, float]]:
+    return list(batch.pieces(run.recipe.micro_batch or run.recipe.batch_size))
+
+
+def of_piece(run: Training, piece: Batch, share: float) -> float:
+    """Adds the gradient of a piece's share in the mean loss; returns that share."""
+    with compiled_regions(run.how.compile):
+        with run.how.autocast():
+            loss = run.recipe.objective.loss(run.model, piece.to(run.how.device))
+        (loss * share).backward()
+    return float(loss.detach()) * share

@@ -1,0 +1,109 @@
+"""Weights that training begins with, in place of drawn ones."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from glassformer.config import ModelConfig
+from glassformer.errors import RequestError
+from glassformer.training import checkpoint
+
+NAME = "name"
+
+
+@dataclass(frozen=True)
+class Pretrained:
+    """The weights of a model that was trained before, or converted. `name` is what they are called in messages."""
+
+    name: str
+    tensors: Mapping[str, Tensor] = field(repr=False)
+
+    @classmethod
+    def of(cls, model: nn.Module, name: str = "the model given") -> Pretrained:
+        """A copy of all that a checkpoint of the model would hold, in fp32. Raises RequestError for packed weights."""
+        values = {path: value.detach().cpu() for path, value in model.state_dict().items()}
+        for path, parameter in model.named_parameters():
+            if path not in values or not parameter.dtype.is_floating_point:
+                raise RequestError(f"{name}: {path} is packed, and packed weights cannot be trained; load it unpacked")
+        floats = {path: value.float() if value.is_floating_point() else value for path, value in values.items()}
+        return cls(name, {path: value.clone() for path, value in floats.items()})
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 of names, shapes and values."""
+        hashed = hashlib.sha256()
+        for path, value in sorted(self.tensors.items()):
+            hashed.update(f"{path}{tuple(value.shape)}{value.dtype}".encode())
+            hashed.update(value.contiguous().numpy().tobytes())
+        return hashed.hexdigest()
+
+    def check(self, config: ModelConfig) -> None:
+        """Raises RequestError unless they are the weights of a model of this config."""
+        wanted = {path: tuple(value.shape) for path, value in config.outline().state_dict().items()}
+        given = {path: tuple(value.shape) for path, value in self.tensors.items()}
+        for path in sorted(wanted.keys() | given.keys()):
+            if wanted.get(path) != given.get(path):
+                shapes = (str(shapes.get(path, "not there")) for shapes in (given, wanted))
+                raise RequestError(
+                    f"{self.name} has other weights than the model that is to be trained: {path} is "
+                    f"{' and there '.join(shapes)}; its vocabulary is the tokenizer's, its context the recipe's",
+                    code="conflict", field="pretrained", value=self.name,
+                )  # fmt: skip
+
+    def fill(self, model: nn.Module) -> None:
+        """Puts them into a model that `check` has passed."""
+        model.load_state_dict(dict(self.tensors))
+
+    def save(self, path: Path) -> None:
+        with checkpoint.disk_errors(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            save_file(dict(self.tensors), path, metadata={NAME: self.name})
+
+    @classmethod
+    def read(cls, path: str | Path, fingerprint: str) -> Pretrained:
+        """What `save` wrote. Raises RequestError where it is not what has this fingerprint."""
+        try:
+            with safe_open(path, "pt") as file:
+                held = cls(
+                    (file.metadata() or {}).get(NAME, ""), {key: file.get_tensor(key) for key in file.offset_keys()}
+                )
+        except (OSError, SafetensorError) as error:
+            raise RequestError(f"{path} cannot be read: {error}") from None
+        if held.fingerprint != fingerprint:
+            raise RequestError(f"{path} no longer holds the weights that its runs begin with; name another folder")
+        return held
+
+
+FILE = "pretrained.json"
+"""In the folder of a run: what its weights were before its first step."""
+
+
+def write_origin(folder: Path, given: Pretrained | None) -> None:
+    if given is not None:
+        checkpoint.replace_text(folder / FILE, json.dumps({NAME: given.name, "sha256": given.fingerprint}))
+
+
+def check_origin(folder: Path, given: Pretrained | None) -> None:
+    """Raises RequestError where the run in the folder began with other weights."""
+    try:
+        held = json.loads((folder / FILE).read_text(encoding="utf-8"))
+        name, began = str(held[NAME])[:200], held["sha256"]
+    except FileNotFoundError:
+        name, began = "weights drawn for it", None
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        raise RequestError(f"{folder / FILE} is not what a run leaves there; name another folder") from None
+    if began != (given and given.fingerprint):
+        asked = "weights drawn for it" if given is None else f"those of {given.name}"
+        raise RequestError(
+            f"{folder} was begun with {name}, and {asked} were asked for; name another folder",
+            code="conflict", field="pretrained", value=asked, expected=name,
+        )  # fmt: skip

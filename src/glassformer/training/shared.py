@@ -1,0 +1,190 @@
+"""Whether several processes can share a run, and that they have been asked for the same one."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import warnings
+from hashlib import blake2b
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from glassformer.config import ModelConfig
+from glassformer.errors import RequestError
+from glassformer.parallel import context
+from glassformer.parallel.crew import Crew
+from glassformer.parallel.launch import Place
+from glassformer.parallel.layout import Layout
+from glassformer.parallel.tensor import check as check_owners
+from glassformer.parts.base import to_plain
+from glassformer.training.objectives import NextTokenConfig
+from glassformer.training.recipe import Recipe
+from glassformer.version import __version__
+
+if TYPE_CHECKING:
+    from glassformer.training.request import Request
+
+PLANNED = ("ep", "micro", "recompute")
+"""Words of a layout that `plan` counts, and with which nothing is trained yet."""
+
+
+def layout_of(asked: Layout | str | None, world: int) -> Layout:
+    """The layout that is asked for, or FSDP over all processes. Raises RequestError for one of another size."""
+    layout = Layout.of(asked) if isinstance(asked, str) else asked
+    if layout is None:
+        return Layout(dp=world, zero=3 if world > 1 else 0)
+    if layout.ranks != world:
+        started = "1 process was" if world == 1 else f"{world} processes were"
+        raise RequestError(
+            f"the layout {layout} is of {layout.ranks} ranks, and {started} started; use --processes {layout.ranks}, "
+            f"or a layout of {world}",
+            code="conflict", field="layout", value=str(layout), expected=f"{world} ranks",
+        )  # fmt: skip
+    return layout
+
+
+def check_shared(config: ModelConfig, recipe: Recipe, layout: Layout, out: str | Path | None, pretrained: bool) -> None:
+    """Raises RequestError where these ranks cannot share the run."""
+    _check_words(layout)
+    if layout.ranks == 1:
+        return
+    if out is None:
+        raise _no("out", None, "several processes meet in a run's folder; name one (--out RUN)", "a run folder")
+    if layout.zero in (1, 2):
+        instead = f"use fsdp={layout.dp}, or replicate={layout.dp}"
+        raise _no("zero", layout.zero, f"zero={layout.zero} is planned and not trained; {instead}", "3")
+    check_owners(config, layout.tp)
+    context.check(config, layout.cp)
+    _check_stages(config, recipe, layout)
+    if pretrained and layout.tp > 1:
+        raise _no("tp", layout.tp, f"tp={layout.tp} begins with weights that are drawn; use fsdp={layout.ranks}", "1")
+    _check_atoms(recipe, layout)
+    if layout.dp > 1 and config.reparam is not None and config.reparam.counts_passes:
+        what = f"reparam={config.reparam.kind} follows its weights with every pass, and each process makes fewer"
+        raise _no("reparam", config.reparam.kind, f"{what}; use one process", "None")
+    if recipe.qk_clip is not None:
+        what = f"qk_clip={recipe.qk_clip:g} shrinks heads by the largest score of a step, which no rank sees alone"
+        raise _no("qk_clip", recipe.qk_clip, f"{what}; leave it out, or use one process", "None")
+    if not recipe.optimizer.by_value and (layout.fsdp > 1 or layout.tp > 1):
+        what = f"optimizer={recipe.optimizer.kind} moves whole matrices, and {layout} divides them"
+        raise _no("optimizer", recipe.optimizer.kind, f"{what}; use adamw, or replicate={layout.ranks}", "adamw")
+    if recipe.device.startswith("mps"):
+        raise _no("device", recipe.device, "device=mps is one device, for one process; use cpu", "cpu")
+
+
+def _check_words(layout: Layout) -> None:
+    """Words that say nothing here, or not yet."""
+    for word in PLANNED:
+        if getattr(layout, word) != type(layout).model_fields[word].default:
+            what = f"{word}={getattr(layout, word)} is planned (glassformer plan --layout) and not trained yet"
+            raise _no(word, getattr(layout, word), f"{what}; leave it out", "nothing")
+    for word, beside in {"interleave": "pp", "sp": "tp"}.items():
+        if getattr(layout, word) > 1 - (word == "sp") and getattr(layout, beside) == 1:
+            what = f"{word}={int(getattr(layout, word))} divides what {beside} divides"
+            raise _no(word, getattr(layout, word), f"{what}; give {beside}=2 or more", f"{beside}=2")
+    if layout.dp % layout.replicate:
+        what = f"replicate={layout.replicate} does not divide the {layout.dp} ranks that share the batch"
+        raise _no("replicate", layout.replicate, what, f"a divisor of {layout.dp}")
+
+
+def _check_stages(config: ModelConfig, recipe: Recipe, layout: Layout) -> None:
+    """What flows through stages of layers is next tokens, in equal micro-batches."""
+    if layout.pp == 1:
+        return
+    from glassformer.parallel.stages import refuse_unstaged
+
+    refuse_unstaged(config.outline(), layout.pp * layout.interleave)
+    if layout.fsdp > 1 or layout.tp > 1 or layout.cp > 1:
+        what = f"{layout}: stages keep their weights whole"
+        raise _no("pp", layout.pp, f"{what}; use pp={layout.pp},replicate={layout.dp}", "replicate beside it")
+    if recipe.objective != NextTokenConfig():
+        raise _no("objective", recipe.objective.kind, f"pp={layout.pp} trains on next tokens alone", "next_token")
+    for word, value in {"watch": recipe.watch, "qk_clip": recipe.qk_clip}.items():
+        if value is not None:
+            raise _no(word, value, f"pp={layout.pp}: {word} looks at a whole model, which no rank has", "None")
+    each = recipe.atoms // layout.dp
+    if each < layout.pp or (layout.interleave > 1 and each % layout.pp):
+        micro = max(1, recipe.batch_size // (layout.dp * layout.pp))
+        what = f"pp={layout.pp} stages need as many micro-batches at least, and a rank has {each}"
+        raise _no("micro_batch", recipe.micro_batch, f"{what}; use micro_batch={micro}", str(micro))
+
+
+def _check_atoms(recipe: Recipe, layout: Layout) -> None:
+    """The pieces of a batch must divide among the ranks, in parts of the tree."""
+    dp, atoms = layout.dp, recipe.atoms
+    if recipe.batch_size % dp:
+        near = max(dp, recipe.batch_size // dp * dp)
+        raise _no("batch_size", recipe.batch_size, f"{dp} ranks cannot share batch_size={recipe.batch_size}; {near} "
+                  "would do", str(near))  # fmt: skip
+    if atoms % dp:
+        most = recipe.batch_size // dp
+        micro = next(size for size in range(min(most, recipe.micro_batch or most), 0, -1) if most % size == 0)
+        given = "micro_batch is not given" if recipe.micro_batch is None else f"micro_batch={recipe.micro_batch}"
+        pieces = "1 piece" if atoms == 1 else f"{atoms} pieces"
+        what = f"{given}, which makes {pieces} of a step for {dp} ranks"
+        raise _no("micro_batch", recipe.micro_batch, f"{what}; use micro_batch={micro}", str(micro))
+    copies = layout.dp // layout.fsdp
+    part = atoms // copies
+    if dp & (dp - 1) or (copies > 1 and part & (part - 1)):
+        warnings.warn(
+            f"{atoms} pieces of a step on {dp} ranks are no tree of powers of two: the run is the same each time, and "
+            "equal to that of one process within rounding, not bit for bit"
+        )
+
+
+def _no(field: str, value: Any, message: str, expected: str) -> RequestError:
+    return RequestError(message, code="conflict", field=field, value=value, expected=expected)
+
+
+def check_alike(request: Request) -> None:
+    """Raises RequestError, on all ranks, where they differ in what decides a run, or do not see one folder."""
+    crew = request.crew
+    if crew.world == 1:
+        return
+    crew.alike("glassformer", __version__)
+    crew.alike("torch", torch.__version__)
+    crew.alike("the model and recipe", _digest(request.describe()))
+    crew.alike("the text", request.text.tokenizer.fingerprint() + request.text.train.folder.name)
+    crew.alike("dtype", request.how.dtype)
+    crew.alike("step to go on from", request.steps_done)
+    _check_folder(crew, request.folder)
+
+
+def _check_folder(crew: Crew, folder: Path | None) -> None:
+    """Rank 0 writes a word, and all read it."""
+    assert folder is not None
+    path, word = folder / ".crew", secrets.token_hex(8)
+    if crew.leads:
+        folder.mkdir(parents=True, exist_ok=True)
+        path.write_text(word, encoding="utf-8")
+    word = crew.gather(word)[0]
+    try:
+        seen = path.read_text(encoding="utf-8") == word
+    except OSError:
+        seen = False
+    blind = [rank for rank, sees in enumerate(crew.gather(seen)) if not sees]
+    if crew.leads:
+        path.unlink(missing_ok=True)
+    if blind:
+        raise _no("out", str(folder), f"rank {blind[0]} does not see the folder {folder} that rank 0 has written; name "
+                  "one on a disk that all machines share", "a shared folder")  # fmt: skip
+
+
+def _digest(value: Any) -> str:
+    return blake2b(json.dumps(to_plain(value), sort_keys=True, default=str).encode(), digest_size=8).hexdigest()
+
+
+def own_device(place: Place | None, device: str) -> str:
+    """This rank's device: on CUDA a GPU of its own. Raises RequestError where two ranks would share one."""
+    if place is None or not device.startswith("cuda"):
+        return device
+    there = torch.cuda.device_count()
+    if there == 1 and place.machine > 1 and "SLURM_STEP_GPUS" in os.environ:  # each task sees its own alone
+        return "cuda:0"
+    if place.machine > there:
+        raise _no("processes", place.machine, f"{place.machine} processes on a machine with {there} GPUs would share "
+                  f"one; use {there}", str(there))  # fmt: skip
+    return f"cuda:{place.local}"

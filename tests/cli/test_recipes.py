@@ -1,0 +1,76 @@
+"""Recipes: files that are checked whole before anything runs, and what they run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from glassformer.cli import app, main
+from glassformer.cli.recipes import commands
+from glassformer.errors import RequestError
+
+RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*.yaml"))
+TINY: dict[str, Any] = {"batch-size": 2, "context": 16, "threads": 1, "dtype": "float32"}
+SMALLER = "+layers=1+d_model=16+heads=4+head_dim=4"
+
+
+def written(folder: Path, *steps: dict[str, Any], **fields: Any) -> str:
+    path = folder / "recipe.yaml"
+    path.write_text(yaml.safe_dump({"about": "a test", "steps": list(steps), **fields}))
+    return str(path)
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_recipes_are_commands_that_the_command_line_takes(path: Path) -> None:
+    lines = commands(app, str(path), seeds=7)
+    assert all(line[line.index("--out") + 1].startswith("runs/") for line in lines)
+    assert lines[-1][lines[-1].index("--seeds") + 1] == "7"
+
+
+@pytest.mark.parametrize(
+    ("step", "words"),
+    [
+        ({"verb": "compair"}, "did you mean 'compare'"),
+        ({"verb": "compare", "models": ["gpt2@1m"], "data": "x", "token": "1M"}, "did you mean 'tokens'"),
+        ({"verb": "compare", "models": ["gpt2@1m"], "data": "x", "seeds": "many"}, "step 1: .*seeds"),
+        ({"verb": "compare", "models": ["gpt2@1m"], "data": {"a": 1}}, "is a text, a number"),
+        ({"verb": "compare", "models": ["gpt2@1m"], "data": "x", "json": True}, "no option 'json'"),
+    ],
+)
+def test_what_is_wrong_is_said_before_anything_runs(step: dict[str, Any], words: str, tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match=words):
+        commands(app, written(tmp_path, step))
+    with pytest.raises(RequestError, match="did you mean 'about'"):
+        commands(app, written(tmp_path, {"verb": "train", "model": "gpt2@1m"}, abuot="x"))
+    with pytest.raises(RequestError, match="no step that takes --seeds"):
+        commands(app, written(tmp_path, {"verb": "train", "model": "gpt2@1m", "data": "x", "out": "y"}), seeds=2)
+
+
+def tiny(step: dict[str, Any], text: Path, out: Path) -> dict[str, Any]:
+    """The step with a model, a budget and a folder that take seconds."""
+    made = {key: value for key, value in step.items() if key not in ("tune", "watch", "budgets", "sizes", "tokens")}
+    budget = {"steps": 2} if "steps" in step else {"tokens": 320}
+    if step["verb"] == "scale":
+        budget = {"sizes": "10k,20k,40k", "budgets": "64,128,256"}
+    where = str(out / Path(step["out"]).name)
+    if step["verb"] == "compare" and "pretrained" in step:
+        made["models"] = [name.replace("runs/uptraining", str(out)) for name in step["models"]]
+    own = {"seeds": 2} if "seeds" in step else {}
+    own |= {} if step["data"] == "induction" else {"data": str(text)}
+    row = {"data": "induction:row=16,least=2,most=4", "context": 16} if step["data"] == "induction" else {}
+    return {**made, **TINY, **budget, **own, **row, "out": where}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_a_tiny_form_runs_and_resumes(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("\n".join(f"line {n} of a small text about cats and trees" for n in range(400)))
+    steps = [tiny(step, text, tmp_path) for step in yaml.safe_load(path.read_text())["steps"]]
+    for _ in range(2):
+        assert main(["run", written(tmp_path, *steps)]) == 0
+    for step in steps:
+        assert any(Path(step["out"]).iterdir())

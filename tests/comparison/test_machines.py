@@ -1,0 +1,77 @@
+"""Speeds and minutes are judged on one machine alone; losses wherever they were measured."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from glassformer.comparison import compare
+from glassformer.runs.results import Machine, Results, RunResult, unlike
+from tests.comparison.test_compare import PLAN, TINY
+from tests.comparison.test_looks import source
+from tests.runs.stand_in import Instead, trained_at_once
+
+__all__ = ["source"]
+A, B, C = (f"{family}@1m{TINY}" for family in ("gpt2", "llama", "bloom"))
+HERE = {"processor": "one", "device": "cpu", "dtype": "float32", "threads": 2, "torch": "2"}
+
+
+def on(machine_of: Callable[[str, int], dict[str, Any]]) -> Instead:
+    """Runs whose name and seed decide on which machine they were trained, and that are the faster the shorter it is."""
+
+    def trained(place: Path, notify: Any) -> tuple[None, int]:
+        trained_at_once(place, notify)
+        result = json.loads((place / "result.json").read_text())
+        result["machine"] = machine_of(result["name"], result["seed"])
+        result["train"]["tokens_per_second"] = 1e6 / len(result["name"])
+        result["validation"]["loss"] += 0.1 * result["seed"] * len(result["name"])
+        (place / "result.json").write_text(json.dumps(result))
+        return None, 0
+
+    return Instead(trained)
+
+
+CASES = {
+    "one machine": (lambda name, seed: HERE, "minutes", None),
+    "a machine unlike the others": (
+        lambda name, seed: {**HERE, "processor": "two"} if (name, seed) == (B, 1) else HERE, "minutes",
+        "unlike machines",
+    ),
+    "a device of two runs": (lambda name, seed: {**HERE, "shared": True}, "minutes", "shared a device"),
+    "fewer cores": (lambda name, seed: {**HERE, "threads": 1 + seed}, "tokens", "unlike machines"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_is_judged(case: str, source: Path, tmp_path: Path) -> None:
+    machine_of, budget, why = CASES[case]
+    plan = {**PLAN, "seeds": 2, "threads": None, "tokens": None, budget: 500}
+    found = Results.of(compare([A, B, C], source, out=tmp_path / "out", executor=on(machine_of), **plan))
+    report = (tmp_path / "out" / "report.html").read_text()
+    assert bool(found.verdicts) == (budget == "tokens" or why is None)
+    notes = [note for note in found.budget.notes if "speeds do not compare" in note]
+    assert bool(notes) == (why is not None) and all(str(why) in note for note in notes)
+    assert all(("gives no verdict" in note) == (budget == "minutes") for note in notes)
+    assert ("so no speed gets a dot" in report) == (why is not None)
+    assert ("against training speed. " in report) == (why is None)
+    assert found.machine.processor == "one"
+
+
+def test_what_a_recipe_asks_for_is_compared() -> None:
+    """Where one arm is to have two threads and another four, or another dtype, that is the comparison; the processor
+    and the card are nobody's to ask for."""
+
+    def run(recipe: dict[str, Any], **machine: Any) -> RunResult:
+        return RunResult(name="a", recipe=recipe, machine=Machine({**HERE, **machine}))
+
+    for field, value in (("threads", 4), ("dtype", "bfloat16"), ("device", "cuda")):
+        assert unlike([run({}), run({}, **{field: value})]) is not None
+        assert unlike([run({field: "auto"}), run({field: value}, **{field: value})]) is None
+    for field in ("processor", "accelerator", "torch"):
+        assert unlike([run({}, **{field: "a"}), run({field: "b"}, **{field: "b"})]) is not None
+    assert unlike([run({}), run({}).changed(machine=Machine({}))]) is None  # an older file says nothing
+    assert unlike([run({}), run({}, processor="two").changed(status="failed")]) is None

@@ -1,0 +1,60 @@
+"""Who is who in a layout, and what ranks tell each other."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import distributed as dist
+
+from glassformer.errors import RequestError
+from glassformer.parallel.crew import Crew, first
+from tests.parallel.threads import as_threads
+
+LAYOUT = "fsdp=2,replicate=2,tp=2"
+
+
+def talk(crew: Crew) -> dict[str, object]:
+    members = {}
+    for axis in ("fsdp", "replicate", "dp", "tp", "cp", "pp", "ep"):
+        group = crew.group(axis)
+        members[axis] = None if group is None else dist.get_process_group_ranks(group)
+    return {
+        "members": members,
+        "told": crew.gather({"rank": crew.rank, "text": "é" * crew.rank}),
+        "any": crew.agree(crew.rank == 3, any),
+        "first": crew.agree(crew.rank, first),
+        "order": crew.in_order(torch.tensor([float(i) for i in crew.mine(8)])).tolist(),
+    }
+
+
+def test_ranks_stand_where_the_layout_says_and_agree():
+    found = as_threads(LAYOUT, talk)
+    told = [{"rank": rank, "text": "é" * rank} for rank in range(8)]
+    for rank, one in enumerate(found):
+        tp, fsdp, replicate = rank % 2, rank // 2 % 2, rank // 4  # tp is the nearest neighbour, replicas the furthest
+        assert one["members"] == {
+            "tp": [rank - tp, rank - tp + 1],
+            "fsdp": [tp + 4 * replicate, tp + 4 * replicate + 2],
+            "replicate": [tp + 2 * fsdp, tp + 2 * fsdp + 4],
+            "dp": [tp, tp + 2, tp + 4, tp + 6],
+            "cp": None, "pp": None, "ep": None,
+        }  # fmt: skip
+        assert one["told"] == told and one["any"] is True and one["first"] == 0
+        assert one["order"] == [float(i) for i in range(8)]
+
+
+def test_one_process_is_a_crew_of_its_own():
+    alone = Crew.alone()
+    assert alone.world == 1 and alone.leads and alone.mesh is None and list(alone.mine(4)) == [0, 1, 2, 3]
+    assert alone.gather("x") == ["x"] and alone.agree(True, any) and alone.group("fsdp") is None
+    assert alone.in_order(torch.arange(3.0)).tolist() == [0, 1, 2]
+
+
+def test_the_odd_rank_is_named():
+    def check(crew: Crew) -> str:
+        crew.alike("version", "1.0")
+        with pytest.raises(RequestError, match=r"rank 2 has version 2\.0, and rank 0 has 1\.0"):
+            crew.alike("version", "2.0" if crew.rank == 2 else "1.0")
+        return "said"
+
+    assert as_threads("fsdp=4", check) == ["said"] * 4

@@ -1,0 +1,176 @@
+"""Experts over ranks against one process that takes the ranks' tokens as micro-batches, in fp64."""
+
+from __future__ import annotations
+
+import threading
+from functools import cache
+
+import pytest
+import torch
+from torch import Tensor
+from torch import distributed as dist
+
+from glassformer.errors import RequestError
+from glassformer.introspection import capture, edit
+from glassformer.model import Model
+from glassformer.naming import preset
+from glassformer.parallel import experts
+from glassformer.parallel.crew import Crew
+from glassformer.parallel.layout import Layout
+from glassformer.parallel.tensor import whole_of
+from glassformer.parts.reduce import reducing
+from tests.parallel.threads import as_threads
+
+VOCAB, ATOMS, STEPS, CLOSE = 61, 4, 3, 1e-13
+TINY = f"llama@1m+layers=2+d_model=32+heads=4+vocab_size={VOCAB}+context=16"
+MODELS = {
+    "all that moves routers": (
+        f"{TINY}+moe:4:2+ffn.balance_rate=0.01+ffn.z_loss=0.01+ffn.balance_loss=0.1+ffn.n_shared=1+ffn.router_bias=true"
+        "+ffn.capacity=1.25"
+    ),
+    "one map, its bias, weights of the input": f"{TINY}+moe:8:1+ffn.gated=false+ffn.activation=relu+ffn.bias=true"
+    "+ffn.weigh=input",
+}
+
+
+def draw(step: int, atom: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(100 * step + atom)
+    return (
+        torch.randint(0, VOCAB, (2, 11), generator=generator),
+        torch.randint(0, VOCAB, (2, 11), generator=generator),
+    )
+
+
+here = threading.local()
+"""Whether counts of this rank's thread are summed: `reducing` is of all threads."""
+
+
+def total(x: Tensor) -> Tensor:
+    if not getattr(here, "summed", False):
+        return x
+    summed = x.clone()
+    dist.all_reduce(summed)
+    return summed
+
+
+def built(expression: str) -> Model:
+    model = preset(expression).build(seed=0).double().train()
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if "router" in name:
+                weight *= 8.0  # so that loads are uneven, and experts without rows happen
+    return model
+
+
+def trained(model: Model, mine: range, crew: Crew | None) -> tuple[list[float], list[float]]:
+    """The losses of the atoms `mine` over some steps, and the shares of assignments that were dropped."""
+    own = set() if crew is None else {name for name, _ in experts.own(model)}
+    optimizer, losses, dropped = torch.optim.AdamW(model.parameters(), lr=5e-4, weight_decay=0.1), [], []
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        for atom in mine:
+            loss = model.loss(*draw(step, atom))
+            (loss / ATOMS).backward()
+            losses.append(loss.item())
+            dropped += [float(layer.ffn.router.dropped) for layer in model.layers]
+        for name, weight in model.named_parameters():
+            if crew is not None and name not in own:
+                dist.all_reduce(weight.grad)
+        optimizer.step()
+        here.summed = crew is not None
+        for module in model.modules():
+            if hasattr(module, "after_step"):
+                module.after_step()
+        here.summed = False
+    return losses, dropped
+
+
+@cache
+def alone(expression: str) -> tuple[list[float], list[float], dict[str, Tensor]]:
+    model = built(expression)
+    losses, dropped = trained(model, range(ATOMS), None)
+    return losses, dropped, model.state_dict()
+
+
+@pytest.mark.parametrize("layout", ["fsdp=2,ep=2", "fsdp=4,ep=4"])
+@pytest.mark.parametrize("name", MODELS)
+def test_experts_of_several_ranks_learn_as_those_of_one(name: str, layout: str) -> None:
+    """Losses, every parameter, selection biases, and what was dropped, over several steps of AdamW."""
+    losses, dropped, weights = alone(MODELS[name])
+
+    def work(crew: Crew) -> tuple[list[float], list[float], dict[str, Tensor]]:
+        model = experts.divide(built(MODELS[name]), crew.group("ep"))
+        found = trained(model, crew.mine(ATOMS), crew)
+        return *found, {key: whole_of(model, key, value) for key, value in model.state_dict().items()}
+
+    with reducing(total):
+        ranks = as_threads(layout, work)
+    world, each = len(ranks), ATOMS // len(ranks)
+    for rank, (found, lost, held) in enumerate(ranks):
+        mine = [step * ATOMS + i * world + rank for step in range(STEPS) for i in range(each)]
+        assert max(abs(losses[i] - one) for i, one in zip(mine, found, strict=True)) < CLOSE
+        assert lost == [one for i in mine for one in dropped[2 * i : 2 * i + 2]]
+        for key, value in held.items():
+            assert (value - weights[key]).abs().max() <= CLOSE * weights[key].abs().max().clamp_min(1), key
+    assert ("capacity" not in MODELS[name]) or any(dropped)
+
+
+def test_rows_arrive_however_uneven_they_are() -> None:
+    """Every rank computes 3 x + rank of what it gets, and the gradient of each row is 3; in bf16 too, and where a rank
+    sends nothing, gets nothing, or both."""
+    sends = {0: [0, 0, 0, 3], 1: [1] * 5 + [3], 2: []}
+
+    def work(crew: Crew) -> None:
+        trade = experts.Trade(experts.Group(dist.group.WORLD), 6)
+        for dtype in (torch.float64, torch.bfloat16):
+            by_expert = torch.tensor(sends[crew.rank], dtype=torch.int64)
+            rows = torch.arange(2.0 * len(by_expert)).view(-1, 2).to(dtype).requires_grad_()
+            trip = trade(by_expert)
+            got = trip.there(rows)
+            assert got.dtype == dtype and len(got) == [8, 2, 0][crew.rank] == int(trip.groups.ends[-1])
+            back = trip.back(got * 3 + crew.rank)
+            assert torch.equal(back, rows * 3 + by_expert[:, None] // 2)
+            back.sum().backward()
+            assert rows.grad is not None and bool((rows.grad == 3).all())
+        seen = trade.take()
+        assert seen.sent.tolist() == [2 * sends[crew.rank].count(e) for e in range(6)]
+        assert seen.served.tolist() == [[6, 10], [0, 4], [0, 0]][crew.rank]
+
+    as_threads("fsdp=3", work)
+
+
+def test_what_is_looked_at_is_of_this_rank_s_tokens() -> None:
+    """Values inside experts come back to the tokens they are of, and an edit goes there again."""
+    expression = f"{TINY}+moe:4:2"
+    site = "layers.1.ffn.hidden"
+
+    def halved(value: Tensor) -> Tensor:
+        return value * torch.linspace(0, 1, value.shape[-1], dtype=value.dtype)
+
+    def seen(model: Model, rank: int) -> tuple[Tensor, Tensor]:
+        tokens = draw(0, rank)[0]
+        held = capture(model, tokens, site)
+        with torch.no_grad(), edit(model, {site: halved}):
+            return held[site], model(tokens)
+
+    def work(crew: Crew) -> tuple[Tensor, Tensor]:
+        return seen(experts.divide(built(expression), crew.group("ep")), crew.rank)
+
+    model = built(expression)
+    for rank, found in enumerate(as_threads("fsdp=2,ep=2", work)):
+        for one, other in zip(found, seen(model, rank), strict=True):
+            assert torch.allclose(one, other, rtol=0, atol=CLOSE)
+
+
+@pytest.mark.parametrize(
+    ("expression", "layout", "words"),
+    [
+        (f"{TINY}+moe:6:2", "fsdp=4,ep=4", "ep=4 does not divide n_experts=6; use 1, 2, 3 or 6"),
+        (TINY, "fsdp=2,ep=2", "this one has none; add .moe:8:2"),
+        (f"{TINY}+moe:4:2", "fsdp=2,replicate=2,ep=4", "ep=4 does not divide fsdp=2"),
+        (f"{TINY}+moe:4:2", "fsdp=2,ep=2,tp=2", "do not go together yet"),
+    ],
+)
+def test_wrong_requests(expression: str, layout: str, words: str) -> None:
+    with pytest.raises(RequestError, match=words):
+        experts.check(preset(expression), Layout.of(layout))
