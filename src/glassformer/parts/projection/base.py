@@ -3,7 +3,7 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from torch import Tensor, nn
 
@@ -16,6 +16,9 @@ from glassformer.parts.linear import Linear, Matrix, linear_cost
 from glassformer.parts.owner import Owner
 from glassformer.parts.reparam import MakeReparam
 from glassformer.parts.shard import Shard
+
+# `Self` by hand: shapes are checked in the tests by a library that takes `Self` in decorated classes alone.
+P = TypeVar("P", bound="Projection")
 
 
 class MapShape(NamedTuple):
@@ -59,7 +62,7 @@ class Projection(ABC):
             for name, (in_features, outs, roles, shards) in self.shapes(d_model).items()
         }
 
-    def of_owner(self, owner: Owner) -> Projection:
+    def of_owner(self: P, owner: Owner) -> P:
         """The same for an owner's share of the heads. Raises RequestError where a map is not cut by heads."""
         cuts = [cut for shape in self.shapes(1).values() for cut in shape.shards]
         whole = any(cut.cut != "column" for cut in cuts)
