@@ -37,7 +37,8 @@ EXPRESSIONS = [
     "bloom@1m",
     "gpt2@1m+moe:4:2+ffn.balance_loss=0.01+dropout:0.1",
 ]
-SMALL = "+layers=2+d_model=32+heads=2"
+SMALL = "+layers=2+d_model=64+heads=2"
+"""Wide enough that no rank has fewer than eight values of a vector (docs/determinism.md)."""
 WORLDS = (1, 2, 4)
 STEPS = 8
 KILLS = ((2, 2), (4, 5))

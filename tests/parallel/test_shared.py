@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import warnings
+from copy import deepcopy
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ import torch
 from glassformer.errors import RequestError
 from glassformer.naming import preset
 from glassformer.parallel import launch
-from glassformer.parallel.apply import Ranks
+from glassformer.parallel.apply import Ranks, _is_rounded
 from glassformer.parallel.crew import Crew
 from glassformer.parallel.launch import joined
 from glassformer.parallel.layout import Layout
@@ -55,6 +56,23 @@ def test_ranks_have_the_gradients_of_one_process_to_the_bit(layout: str):
     for found, of_rank in as_threads(layout, step):
         assert of_rank == norm
         assert all(torch.equal(found[name], one) for name, one in expected.items())
+
+
+@pytest.mark.parametrize("variant", ["mamba", "mamba2", "gated_deltanet", "moe:4:2", "gqa:1+qknorm"])
+def test_matrices_that_travel_in_half_give_the_bits_of_those_that_autocast_rounds(variant: str):
+    model = preset(f"llama@1m+layers=1+d_model=32+heads=2+vocab_size=32+{variant}").build(seed=0)
+    other = deepcopy(model)
+    for module in other.layers.modules():
+        if _is_rounded(module):
+            module.to(torch.bfloat16)
+    tokens = torch.arange(34).view(2, 17) * 7 % 32
+    for one in (model, other):
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = one.loss(tokens[:, :-1], tokens[:, 1:])
+        loss.backward()
+    for (name, one), rounded in zip(model.named_parameters(), other.parameters(), strict=True):
+        if one.grad is not None and rounded.grad is not None:
+            assert torch.equal(one.grad, rounded.grad.float()), name
 
 
 @pytest.mark.parametrize(

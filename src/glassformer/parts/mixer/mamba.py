@@ -72,6 +72,8 @@ class StepProjection(Linear):
     """What softplus makes step sizes of: y = x W^T + b, at least fp32, as in bf16 a b of -7 is off by a per cent of the
     step; x (..., r), y (..., c). Weights begin in +-1/sqrt(r), steps log-uniform between two values."""
 
+    in_half = False  # nor may b be rounded on its way to other ranks
+
     def __init__(
         self, rank: int, channels: int, steps: tuple[float, float] = (1e-3, 0.1), reparam: MakeReparam | None = None
     ):
