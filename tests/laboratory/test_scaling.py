@@ -29,8 +29,9 @@ from glassformer.laboratory.law import (
     optimal_difference,
 )  # fmt: skip
 from glassformer.laboratory.points import Points, points
+from glassformer.laboratory.several import laws
 from glassformer.laboratory.summary import summary
-from glassformer.report.scaling import render_scaling
+from glassformer.report.scaling import finding, render_scaling, several_finding
 
 DATA = Path(__file__).parent / "data"
 GADRE, OLMO = DATA / "gadre_104_runs.csv", DATA / "olmo_ladder_c4.csv"
@@ -69,6 +70,27 @@ def test_a_planted_law_is_found(law: dict[str, float]) -> None:
     assert found.predict(1e6, 1e6) == pytest.approx(
         law["E"] + law["A"] * 1e6 ** -law["alpha"] + law["B"] * 1e6 ** -law["beta"]
     )
+
+
+def test_losses_that_fall_off_a_law_are_not_described_by_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("glassformer.laboratory.law.DRAWS", 12)
+    data = planted(LABORATORY, noise=0.004)
+    assert summary(fit_scaling_law(data), "chinchilla")["describes"]
+    learned = replace(
+        data, loss=np.where(data.tokens > 0.9e6, 0.75, 1.0) * data.loss
+    )  # something is found at 1M tokens
+    found = summary(fit_scaling_law(learned), "chinchilla")
+    assert not found["describes"] and "do not follow this form" in finding(found)
+    rows = [
+        {"model": name, "params": n, "tokens": d, "loss": loss, "status": "ok", "run": f"{n} {d}"}
+        for name, one in (("gpt2", data), ("llama", learned), ("bloom", data))
+        for n, d, loss in zip(one.params.tolist(), one.tokens.tolist(), one.loss.tolist(), strict=True)
+    ]
+    several = laws(rows, "chinchilla", [], [])
+    assert [(pair["a"], pair["b"]) for pair in several["differences"]] == [("gpt2", "bloom")]
+    assert [bool(law["optimal"]) for law in several["laws"]] == [True, False, True]
+    told = several_finding({"form": "chinchilla", **several})
+    assert "The losses of llama do not follow this form" in told and "of bloom do not" not in told
 
 
 @pytest.mark.parametrize("form", ["kaplan", "params", "tokens", "compute", "overtraining"])

@@ -25,6 +25,9 @@ STARTS = 8
 FURTHEST = 10.0
 """Times the largest compute among the points: what lies beyond is not predicted unless asked for. Ladders of published
 models missed by 4 % at 200 times (2412.04403)."""
+LOOSE = 0.02
+"""Mean error of log loss from which on a form does not describe the runs: published fits stay below a per cent, and
+seeds scatter by less than half of one."""
 DRAWS = 1000
 SEARCHED = 7.0
 """Largest logarithm of the ratio between the best size by a draw of the runs and the best size by all of them."""
@@ -130,6 +133,16 @@ class Law:
     def residuals(self) -> Numbers:
         """log of measured over fitted loss: relative errors."""
         return np.log(self.points.loss) - self.form.log_loss(self.theta, self.form.features(self.points))[0]
+
+    @property
+    def error(self) -> float:
+        """Mean relative error of the fit."""
+        return float(np.abs(self.residuals).mean())
+
+    @property
+    def describes(self) -> bool:
+        """Whether the runs follow this form at all: where they do not, its figures say nothing."""
+        return self.error < LOOSE
 
     def without_furthest(self, count: int) -> dict[str, float]:
         """The figures when the `count` points that lie furthest off are left out: what hangs on few points."""

@@ -26,7 +26,8 @@ def laws(
     far: bool = False,
     level: float = 0.95,
 ) -> dict[str, Any]:
-    """`runs`, with those that diverged; the law of each model, or why there is none; and how every two models differ.
+    """`runs`, with those that diverged; the law of each model, or why there is none; and how every two models differ
+    whose laws describe their runs.
     `rows` are those of `cells.rows_of`."""
     names = list(dict.fromkeys(row["model"] for row in rows))
     fitted, without, told = dict[str, Law](), dict[str, str](), []
@@ -50,9 +51,10 @@ def laws(
             "model": name, "lost": len(lost), "not_carried": len(predict) - len(carried), **found,
             "beside": _beside(law, other, level) if other else None,
         })  # fmt: skip
+    described = [name for name, law in fitted.items() if law.describes]
     pairs = [
         _pair(a, b, fitted, budgets_of(fitted[a], flops, most, far), level)
-        for a, b in itertools.combinations(fitted, 2)
+        for a, b in itertools.combinations(described, 2)
     ]
     return {"runs": [_plain(row) for row in rows], "laws": told, "differences": pairs}
 
@@ -60,7 +62,7 @@ def laws(
 def budgets_of(law: Law, asked: list[float], most: float, far: bool) -> list[float]:
     """The budgets of compute to share out best: those asked for that runs of up to `most` carry, or `most` and as much
     as they carry."""
-    if len(law.form.reads) < 2:
+    if len(law.form.reads) < 2 or not (asked or law.describes):
         return []
     return [one for one in asked if far or one <= FURTHEST * most] if asked else [most, FURTHEST * most]
 

@@ -47,7 +47,8 @@ def summary(
     return {
         "form": form, "formula": law.form.formula, "source": law.form.source, "points": len(data),
         "runs": len(np.unique(data.run)), "left_out": data.left_out, "largest_flops": float(data.flops.max()),
-        "level": level, "error": float(np.abs(law.residuals).mean()), "worst_error": float(np.abs(law.residuals).max()),
+        "level": level, "error": law.error, "worst_error": float(np.abs(law.residuals).max()),
+        "describes": law.describes,
         "starts_that_agree": law.reached, "figures": figures, "predicted": predicted, "optimal": optimal,
         "held_out": or_why(lambda: held_out(data, form, delta=law.delta)),
         "allocation": {

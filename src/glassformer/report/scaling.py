@@ -100,6 +100,10 @@ def several_finding(found: dict[str, Any]) -> str:
     runs, told = found["runs"], []
     trained = sum(run["status"] == "ok" for run in runs)
     told.append(f"{_many(trained, 'run')} of {_many(len(found['laws']), 'model')}, fitted by {_formula(found)}.")
+    told += [
+        f"The losses of {law['model']} do not follow this form: its exponents say nothing."
+        for law in found["laws"] if not law.get("describes", True)
+    ]  # fmt: skip
     for pair in found["differences"]:
         a, b = pair["a"], pair["b"]
         shown = [one for one in pair["figures"] if one["low"] > 0 or one["high"] < 0]
@@ -138,6 +142,8 @@ def finding(found: dict[str, Any]) -> str:
             f"From all others the largest run is predicted at {out['predicted']:.4f}, in {out['low']:.4f} to "
             f"{out['high']:.4f}; it has {out['measured']:.4f} ({out['error']:+.2%})."
         )
+    if not found["describes"]:
+        told.append("The losses do not follow this form: its figures are those of the nearest law, and say little.")
     if found["starts_that_agree"] < 0.5:
         told.append("Most starts ended elsewhere: these points do not say much about this law.")
     return " ".join(told)
