@@ -15,10 +15,16 @@ from glassformer.introspection import capture, edit
 from glassformer.model import Model
 from glassformer.naming import preset
 from glassformer.parallel import experts
+from glassformer.parallel.apply import Ranks
 from glassformer.parallel.crew import Crew
 from glassformer.parallel.layout import Layout
+from glassformer.parallel.pieces import Box, Held, Piece, gap_or_overlap
+from glassformer.parallel.sharing import Sharing
+from glassformer.parallel.sums import Tree, add_to, norm_of_rows
 from glassformer.parallel.tensor import whole_of
 from glassformer.parts.reduce import reducing
+from glassformer.training.clipping import clip
+from glassformer.training.optimizers.adamw import AdamWConfig
 from tests.parallel.threads import as_threads
 
 VOCAB, ATOMS, STEPS, CLOSE = 61, 4, 3, 1e-13
@@ -115,6 +121,57 @@ def test_experts_of_several_ranks_learn_as_those_of_one(name: str, layout: str) 
     assert ("capacity" not in MODELS[name]) or any(dropped)
 
 
+def fill(model: Model) -> None:
+    model.double().load_state_dict(built(MODELS["all that moves routers"]).state_dict())
+
+
+def steps_of(crew: Crew) -> tuple[list[float], list[Piece]]:
+    """The gradient norms of some clipped steps, and what the rank holds of weights and moments at the end."""
+    sharing = Sharing() if crew.world == 1 else Ranks(crew)
+    config = preset(MODELS["all that moves routers"])
+    model = sharing.build(config, 0, "cpu", fill=fill).train()
+    optimizer, norms = AdamWConfig().create(model, 5e-3, 0.1), []
+    for step in range(STEPS):
+        sums = Tree[list[Tensor | None]](add_to)
+        for atom in crew.mine(ATOMS):
+            (model.loss(*draw(step, atom)) / ATOMS).backward()
+            sums.push([weight.grad for weight in model.parameters()])
+            model.zero_grad(set_to_none=True)
+        for weight, gradient in zip(model.parameters(), sums.total(), strict=True):
+            weight.grad = gradient
+        sharing.add_up(model)
+        norms.append(norm_of_rows(sharing.squares(model)))
+        clip(model, 0.1, norms[-1])
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        here.summed = crew.world > 1
+        for module in model.modules():
+            if hasattr(module, "after_step"):
+                module.after_step()
+        here.summed = False
+    return norms, [*Held.of_model(model).pieces, *Held.of_optimizer(model, optimizer).pieces]
+
+
+@pytest.mark.parametrize("layout", ["fsdp=2,ep=2", "fsdp=4,ep=2", "fsdp=4,ep=4", "fsdp=2,ep=2,replicate=2"])
+def test_experts_and_divided_weights_learn_as_one_process(layout: str) -> None:
+    """Norms, and every piece of weights and moments; those of all ranks together tile the whole."""
+    norms, pieces = steps_of(Crew.alone())
+    whole = {piece.name: piece for piece in pieces}
+    with reducing(total):
+        ranks = as_threads(layout, steps_of)
+    boxes: dict[str, set[Box]] = {name: set() for name in whole}
+    for found, held in ranks:
+        assert max(abs(a - b) / a for a, b in zip(norms, found, strict=True)) < 1e-12
+        for piece in held:
+            right = whole[piece.name].values[piece.box.within(whole[piece.name].box)]
+            assert (piece.values - right).abs().max() <= 1e-11, piece.name
+            boxes[piece.name].add(piece.box)
+    for name, piece in whole.items():
+        assert gap_or_overlap(boxes[name], piece.whole) is None, name
+    shares = [sum(piece.box.values for piece in held if "ffn.up" in piece.name) for _, held in ranks]
+    assert len(set(shares)) == 1 and shares[0] < sum(one.box.values for one in pieces if "ffn.up" in one.name)
+
+
 def test_rows_arrive_however_uneven_they_are() -> None:
     """Every rank computes 3 x + rank of what it gets, and the gradient of each row is 3; in bf16 too, and where a rank
     sends nothing, gets nothing, or both."""
@@ -169,6 +226,7 @@ def test_what_is_looked_at_is_of_this_rank_s_tokens() -> None:
         (TINY, "fsdp=2,ep=2", "this one has none; add .moe:8:2"),
         (f"{TINY}+moe:4:2", "fsdp=2,replicate=2,ep=4", "ep=4 does not divide fsdp=2"),
         (f"{TINY}+moe:4:2", "fsdp=2,ep=2,tp=2", "do not go together yet"),
+        (f"{TINY}+moe:4:2", "fsdp=2,ep=2,cp=2", "ep=2 and cp=2 do not go together yet"),
     ],
 )
 def test_wrong_requests(expression: str, layout: str, words: str) -> None:

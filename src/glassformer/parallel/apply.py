@@ -6,7 +6,7 @@ whole, plain tensors in `forward`, and know nothing of it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -18,7 +18,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
 
 from glassformer.config import ModelConfig
 from glassformer.model import Model, Tower
-from glassformer.parallel import context
+from glassformer.parallel import context, experts
 from glassformer.parallel.crew import Crew
 from glassformer.parallel.sharing import Fill, Sharing, squares_here
 from glassformer.parallel.sums import local, tree_sum
@@ -49,9 +49,19 @@ class Ranks(Sharing):
             from glassformer.parallel.stages import Stages
 
             return Stages(model, self.crew.at["pp"], pp.size(), self.crew.layout.interleave, pp)
-        return spread(model, self.crew, autocast)
+        if (ep := self.crew.group("ep")) is not None:
+            experts.divide(model, ep)
+        return spread(model, self.crew, autocast, {weight for _, weight in self._own(model)})
+
+    def _own(self, model: Model) -> Iterator[tuple[str, nn.Parameter]]:
+        """The maps of the experts that are here: FSDP leaves them alone."""
+        return iter(()) if self.crew.group("ep") is None else experts.own(model)
 
     def add_up(self, model: Model) -> None:
+        if (group := self.crew.group("edp")) is not None:
+            for _, weight in self._own(model):
+                weight.grad = torch.zeros_like(weight) if weight.grad is None else weight.grad
+            add_up((weight.grad for _, weight in self._own(model) if weight.grad is not None), group)
         for axis in ("replicate", "cp"):
             if (group := self.crew.group(axis)) is not None:
                 add_up((local(one.grad) for one in model.parameters() if one.grad is not None), group)
@@ -62,6 +72,9 @@ class Ranks(Sharing):
         found = squares_here(model)
         if self.crew.at["tp"]:  # what every owner has whole is counted by the first
             found = {name: one for name, one in found.items() if name in division_of(model).cuts}
+        if self.crew.at["edp"]:  # and what several ranks have of experts by the first of them
+            own = {name for name, _ in self._own(model)}
+            found = {name: one for name, one in found.items() if name not in own}
         rows = torch.cat([*found.values(), torch.zeros(0, dtype=torch.float64, device=self.crew.device)])
         for axis in ("fsdp", "tp", "pp"):
             rows = _joined(rows, self.crew.group(axis))
@@ -92,18 +105,21 @@ class Ranks(Sharing):
             unit.reshard()
 
 
-def spread(model: Model, crew: Crew, autocast: torch.dtype | None = None) -> Model:
-    """Divides the weights of a model among the ranks of `fsdp`; returns it. Matrices of the layers that autocast would
-    round travel in `autocast`, and give the bits that they would give had they been rounded on arrival."""
+def spread(model: Model, crew: Crew, autocast: torch.dtype | None = None, own: Collection[nn.Parameter] = ()) -> Model:
+    """Divides the weights of a model, but its `own`, among the ranks of `fsdp`; returns it. Matrices of the layers that
+    autocast would round travel in `autocast`, and give the bits that they would give had they been rounded on arrival.
+    """
     if (mesh := crew.mesh) is None:
         return model
+    ignored = set(own)
     towers: list[Tower] = [model] if model.encoder is None else [model.encoder, model]
     for layer in (layer for tower in towers for layer in tower.layers):
-        if autocast is not None and (rounded := [one for one in layer.modules() if _is_rounded(one)]):
+        travel = [one for one in layer.modules() if _is_rounded(one) and one.weight not in ignored]
+        if autocast is not None and travel:
             policy = MixedPrecisionPolicy(autocast, torch.float32, cast_forward_inputs=False)
-            fully_shard(rounded, mesh=mesh, mp_policy=policy)
-        fully_shard(layer, mesh=mesh)
-    fully_shard(model, mesh=mesh)
+            fully_shard(travel, mesh=mesh, mp_policy=policy, ignored_params=ignored)
+        fully_shard(layer, mesh=mesh, ignored_params=ignored)
+    fully_shard(model, mesh=mesh, ignored_params=ignored)
     for unit in units(model):
         unit.set_gradient_divide_factor(1.0)
         unit.set_force_sum_reduction_for_comms(True)

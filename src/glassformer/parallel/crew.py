@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 AXES = ("pp", "replicate", "fsdp", "cp", "tp")
 """Axes of a layout, from those whose ranks are furthest apart to those of neighbours: ranks that trade most share a
-machine. `ep` lies within `fsdp`, and `dp` is `replicate` and `fsdp` together."""
+machine. `ep` lies within `fsdp`, `edp` are the ranks of `fsdp` that have the same experts, and `dp` is `replicate` and
+`fsdp` together."""
 
 
 class Crew:
@@ -49,9 +50,9 @@ class Crew:
             self._join(grid)
         self.at = dict(zip(AXES, (int(place) for place in (grid == rank).nonzero()[0]), strict=True))
         """The place of this rank on every axis."""
-        self.sizes |= {"dp": layout.dp, "ep": layout.ep}
+        self.sizes |= {"dp": layout.dp, "ep": layout.ep, "edp": layout.fsdp // layout.ep}
         dp = self.at["replicate"] * layout.fsdp + self.at["fsdp"]
-        self.at |= {"dp": dp, "ep": dp % layout.ep}
+        self.at |= {"dp": dp, "ep": dp % layout.ep, "edp": self.at["fsdp"] // layout.ep}
 
     @classmethod
     def alone(cls) -> Crew:
@@ -67,7 +68,9 @@ class Crew:
         self._mesh = init_device_mesh(self.device.type, tuple(shape), mesh_dim_names=AXES)
         self._groups = {axis: self._mesh.get_group(axis) for axis in AXES if self.sizes[axis] > 1}
         data = grid.permute(0, 3, 4, 1, 2).reshape(-1, self.layout.dp)
-        for axis, rows in {"dp": data, "ep": data.reshape(-1, self.layout.ep)}.items():
+        ep, edp = self.layout.ep, self.layout.fsdp // self.layout.ep
+        alike = data.view(-1, edp, ep).transpose(1, 2).reshape(-1, edp) if ep > 1 else data.view(-1, 1)
+        for axis, rows in {"dp": data, "ep": data.view(-1, ep), "edp": alike}.items():
             for row in rows.tolist():
                 made = new_group(row) if len(row) > 1 else None
                 if made is not None and self.rank in row:
@@ -79,7 +82,7 @@ class Crew:
         return self.rank == 0
 
     def group(self, axis: str) -> ProcessGroup | None:
-        """The ranks beside this one on an axis: fsdp, replicate, dp, tp, ep, cp or pp. None where it is alone there."""
+        """The ranks beside this one on an axis: fsdp, replicate, dp, tp, ep, edp, cp or pp. None where it is alone."""
         return self._groups.get(axis)
 
     @property

@@ -49,9 +49,10 @@ def check(config: ModelConfig, layout: Layout) -> None:
             f"{_choices(layout.fsdp)}, or fsdp={ep}",
             code="conflict", field="ep", value=ep, expected=_choices(layout.fsdp),
         )  # fmt: skip
-    if layout.tp > 1:
-        message = f"ep={ep} and tp={layout.tp} do not go together yet; use one of them"
-        raise RequestError(message, code="conflict", field="ep", value=ep, expected="tp=1")
+    for word in ("tp", "cp"):
+        if (ranks := getattr(layout, word)) > 1:
+            message = f"ep={ep} and {word}={ranks} do not go together yet; use one of them"
+            raise RequestError(message, code="conflict", field="ep", value=ep, expected=f"{word}=1")
     _parts(config.outline(), ep)
 
 

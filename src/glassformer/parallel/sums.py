@@ -64,7 +64,7 @@ def add_to(kept: list[Tensor | None], more: list[Tensor | None]) -> list[Tensor 
     """a + b of each pair, in the place of a; None is no gradient."""
     pairs = [(a, b) for a, b in zip(kept, more, strict=True) if a is not None and b is not None]
     if pairs:
-        torch._foreach_add_([a for a, _ in pairs], [b for _, b in pairs])
+        torch._foreach_add_([local(a) for a, _ in pairs], [local(b) for _, b in pairs])
     return [b if a is None else a for a, b in zip(kept, more, strict=True)]
 
 

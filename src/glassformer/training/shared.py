@@ -14,7 +14,7 @@ import torch
 
 from glassformer.config import ModelConfig
 from glassformer.errors import RequestError
-from glassformer.parallel import context
+from glassformer.parallel import context, experts
 from glassformer.parallel.crew import Crew
 from glassformer.parallel.launch import Place
 from glassformer.parallel.layout import Layout
@@ -27,7 +27,7 @@ from glassformer.version import __version__
 if TYPE_CHECKING:
     from glassformer.training.request import Request
 
-PLANNED = ("ep", "micro", "recompute")
+PLANNED = ("micro", "recompute")
 """Words of a layout that `plan` counts, and with which nothing is trained yet."""
 
 
@@ -49,6 +49,7 @@ def layout_of(asked: Layout | str | None, world: int) -> Layout:
 def check_shared(config: ModelConfig, recipe: Recipe, layout: Layout, out: str | Path | None, pretrained: bool) -> None:
     """Raises RequestError where these ranks cannot share the run."""
     _check_words(layout)
+    experts.check(config, layout)
     if layout.ranks == 1:
         return
     if out is None:

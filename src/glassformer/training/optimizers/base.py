@@ -51,9 +51,8 @@ class OptimizerConfig(PartConfig, axis="optimizer"):
     def create(self, model: Model, learning_rate: float, weight_decay: float) -> Optimizer:
         """The optimizer over all parameters of the model. Modules declare which weights decay, and the roles by which
         muP scales learning rates."""
-        return self.over_groups(
-            parameter_groups(model, learning_rate, weight_decay * self.decay, model.config.rates), model
-        )
+        groups = parameter_groups(model, learning_rate, weight_decay * self.decay, model.config.rates)
+        return self.over_groups(unmixed(groups), model)
 
     def state_values(self, model: Model) -> dict[str, int]:
         """Values of state after a step, in the weights' dtype, for each parameter by name; counters of steps apart."""
@@ -72,3 +71,15 @@ class OptimizerConfig(PartConfig, axis="optimizer"):
     def over_groups(self, groups: Groups, model: Model) -> Optimizer:
         """The optimizer over these parameter groups of the model."""
         raise NotImplementedError(f"{type(self).__name__} creates no optimizer")
+
+
+def unmixed(groups: Groups) -> Groups:
+    """Each group in two where some of its weights are divided among ranks and others are not: a fused step takes one
+    kind."""
+    found = []
+    for group in groups:
+        kinds: dict[type, list[Any]] = {}
+        for weight in group["params"]:
+            kinds.setdefault(type(weight), []).append(weight)
+        found += [{**group, "params": some} for some in kinds.values()]
+    return found
