@@ -1,4 +1,4 @@
-"""python -m experiments.claims: docs/claims.md and docs/claims/index.html from the results that are stored there."""
+"""python -m experiments.claims: docs/claims.md and docs/claims/index.html, from the results that are stored."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 from glassformer.laboratory.claims import overview
 from glassformer.laboratory.claims.claim import KINDS
+from glassformer.laboratory.claims.stored import MEASURED
 from glassformer.report.claims import (
     ORDER,
     VERDICTS,
@@ -21,8 +22,7 @@ from glassformer.report.claims import (
 )
 
 DOCS = Path(__file__).parents[1] / "docs"
-STORED = DOCS / "claims"
-COMMAND = "glassformer claims --all --out docs/claims"
+COMMAND = "make laboratory"
 BEGIN = """\
 # Claims
 
@@ -65,15 +65,15 @@ def _row(row: dict[str, Any]) -> str:
         judged = [one for one in found["outcome"]["figures"] if one["least"] is not None or one["most"] is not None]
         here = "; ".join(f"{one['name']}: {figure_words(one)}" for one in judged) or " ".join(found["outcome"]["notes"])
         shown = "" if row["kind"] == "exact" else f" ({found['outcome']['size']}; {found['outcome']['sure']})"
-        result = f"[{found['verdict']}](claims/{row['name']}.json){shown}"
+        result = f"[{found['verdict']}](../src/glassformer/laboratory/measured/{row['name']}.json){shown}"
         cells = [name, row["source"], here, "; ".join(map(asked_words, judged)), result]
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
 def main() -> None:
-    rows = overview(STORED)
+    rows = overview(MEASURED)
     (DOCS / "claims.md").write_text(page(rows), encoding="utf-8")
-    write_claims(rows, COMMAND, STORED / "index.html")
+    write_claims(rows, COMMAND, DOCS / "claims" / "index.html")
 
 
 if __name__ == "__main__":

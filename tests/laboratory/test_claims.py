@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import glassformer as gf
+from experiments.advice import page as advice_page
 from experiments.claims import COMMAND
 from experiments.claims import page as document_of
 from glassformer.cli import main
@@ -33,7 +34,7 @@ EXACT = [claim for claim in ALL if claim.quick]
 SLOW = {"icl-ridge", "selective-copying", "training-memory", "uptraining-repairs"}
 """Their tiny forms take seconds: they train without a comparison, or plan a whole step of a large model."""
 FOLDER = Path(gf.__file__).parent / "laboratory" / "claims"
-STORED = Path(__file__).parents[2] / "docs" / "claims"
+STORED, DOCS = files.MEASURED, Path(__file__).parents[2] / "docs"
 
 
 def unless_slow(claims: Sequence[Claim]) -> list[Any]:
@@ -311,8 +312,10 @@ def test_what_is_not_measured_has_no_verdict_on_the_page() -> None:
 
 def test_the_pages_are_those_of_the_stored_results() -> None:
     rows = overview(STORED)
-    assert document_of(rows) == (STORED.parent / "claims.md").read_text(encoding="utf-8"), "run `make docs`"
-    assert render_claims(rows, COMMAND) == (STORED / "index.html").read_text(encoding="utf-8"), "run `make docs`"
+    assert document_of(rows) == (DOCS / "claims.md").read_text(encoding="utf-8"), "run `make docs`"
+    drawn = (DOCS / "claims" / "index.html").read_text(encoding="utf-8")
+    assert render_claims(rows, COMMAND) == drawn, "run `make docs`"
+    assert advice_page().rstrip("\n") + "\n" == (DOCS / "advice.md").read_text(encoding="utf-8"), "run `make docs`"
 
 
 def test_survivors_of_an_arm_that_diverged_decide_nothing() -> None:

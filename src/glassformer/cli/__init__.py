@@ -985,7 +985,7 @@ def advise(
     context: Annotated[Count, Parameter(converter=count)] = 8192,
     memory: str = "16GB",
     model: Expression = "llama-3-8b",
-    claims: str = "claims",
+    claims: str | None = None,
     json: Json = False,
 ) -> None:
     """Choices for a goal: what each option costs, which measured claims speak for it, and what is not known.
@@ -1001,7 +1001,7 @@ def advise(
     model
         What the options change.
     claims
-        The folder of measured claims, as `glassformer claims --out` leaves it.
+        A folder of measured claims, as `glassformer claims --out` leaves it; by default those of the library.
     """
     from glassformer.cli.advise import show_advice
 

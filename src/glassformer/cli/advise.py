@@ -11,7 +11,7 @@ from glassformer.cli.show import output, ruled, size
 from glassformer.laboratory.advice import Goal, advise
 
 
-def show_advice(goal: Goal, context: int, memory: float, claims: str, model: str, as_json: bool) -> None:
+def show_advice(goal: Goal, context: int, memory: float, claims: str | None, model: str, as_json: bool) -> None:
     """Options, their costs, the evidence for them, and what is not known."""
     found = advise(goal, context, memory, claims, model)
     if as_json:
@@ -19,12 +19,13 @@ def show_advice(goal: Goal, context: int, memory: float, claims: str, model: str
         return
     console = output()
     console.print(f"{model}, {context:,} tokens, {size(memory)} of memory: {goal}", style="bold", highlight=False)
+    console.print(f"evidence: {found['claims']}", style="dim", highlight=False, soft_wrap=True)
     for question in found["questions"]:
         console.print(f"\n{question['asks']}", style="bold", highlight=False)
         console.print(_options(question))
         for one in question["evidence"]:
-            console.print(f"  {one['claim']}: {one['statement']} {one['words']} ({one['sure']}; {one['link']})",
-                          highlight=False)  # fmt: skip
+            of = f"{one['sure']}; {one['measured']}, {one['processor']}"
+            console.print(f"  {one['claim']}: {one['statement']} {one['words']} ({of})", highlight=False)
         for words in question["undecided"]:
             console.print(f"  not known: {words}", style="dim", highlight=False)
 

@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 from glassformer.errors import RequestError
 from glassformer.laboratory.claims import known, read
 from glassformer.laboratory.claims.claim import FAILS, HOLDS, OPEN, Verdict
-from glassformer.laboratory.claims.stored import Stored
+from glassformer.laboratory.claims.stored import MEASURED, Stored
 from glassformer.naming import preset
 from glassformer.parts.heads import nearest_groups
 from glassformer.planning import SPARE, WEIGHTS, plan
@@ -107,10 +107,11 @@ QUESTIONS = (
 
 
 def advise(
-    goal: Goal, context: int, memory: float, claims: str | Path = "claims", model: str = MODEL
+    goal: Goal, context: int, memory: float, claims: str | Path | None = None, model: str = MODEL
 ) -> dict[str, Any]:
     """Options for a goal, as plain data: what each takes at `context` tokens, the formats of weights with which that
-    fits `memory` bytes, and the evidence: stored results of claims in the folder `claims`, with their verdicts.
+    fits `memory` bytes, and the evidence: stored results of claims in the folder `claims`, by default those that come
+    with the library, with their verdicts.
 
     An option is supported where a stored result has the verdict of one of its rules; a question of which no claim has
     been decided says what would decide it. Raises RequestError for an unknown goal, and where nothing is planned."""
@@ -120,7 +121,7 @@ def advise(
         raise RequestError(code="range", field="context", value=context, expected="at least 1 token")
     if not memory > 0:
         raise RequestError(code="range", field="memory", value=memory, expected="a size such as 16GB")
-    folder = Path(claims)
+    folder = MEASURED if claims is None else Path(claims)
     asked = [question for question in QUESTIONS if goal in question.goals]
     return {
         "goal": goal, "context": context, "memory": memory, "model": model, "claims": str(folder),
@@ -166,7 +167,8 @@ def _costs(expression: str, context: int, memory: float) -> dict[str, Any]:
 def _evidence(name: str, held: Stored, folder: Path) -> dict[str, Any]:
     return {
         "claim": name, "statement": held.statement, "verdict": held.verdict, "words": held.words,
-        "sure": held.outcome.sure, "link": str(folder / f"{name}.json"),
+        "sure": held.outcome.sure, "measured": held.measured, "processor": held.machine.get("processor"),
+        "link": str(folder / f"{name}.json"),
     }  # fmt: skip
 
 

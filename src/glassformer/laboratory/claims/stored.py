@@ -17,6 +17,8 @@ from glassformer.written import Written
 
 LARGEST = 1 << 20
 """Bytes of a result; ours have a few thousand."""
+MEASURED = Path(__file__).parents[1] / "measured"
+"""The results that come with the library."""
 SHORT = ("processor", "cores", "torch", "glassformer")
 """Of the description of a machine, what stands beside a verdict."""
 
