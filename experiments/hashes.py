@@ -117,7 +117,11 @@ def start(place: Path, rows: list[Row], name: str, world: int) -> list[subproces
 
 
 def wait_for(ranks: list[subprocess.Popen[bytes]]) -> None:
-    if any([process.wait() for process in ranks]):  # noqa: C419  # all are waited for
+    while None in (statuses := [process.poll() for process in ranks]) and not any(statuses):
+        time.sleep(0.05)
+    if any(statuses):
+        for process in ranks:
+            process.kill()
         sys.exit("a process failed")
 
 

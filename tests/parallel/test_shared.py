@@ -24,6 +24,7 @@ from glassformer.parallel.layout import Layout
 from glassformer.parallel.sharing import Sharing
 from glassformer.parallel.sums import Tree, add_to, norm_of_rows
 from glassformer.training import Recipe
+from glassformer.training.folder import check_folder
 from glassformer.training.shared import check_shared, layout_of
 from tests.parallel.threads import as_threads
 
@@ -194,3 +195,17 @@ def test_tasks_of_a_machine_by_slurm():
     step = {"SLURM_PROCID": "9", "SLURM_NTASKS": "16", "SLURM_LOCALID": "1", "SLURM_STEP_ID": "0"}
     place = launch.joined({**step, "SLURM_STEP_TASKS_PER_NODE": "8(x2)"})
     assert place is not None and (place.machine, place.world) == (8, 16)
+
+
+def test_one_of_several_processes_tries_the_folder(tmp_path: Path):
+    """Others would find it there, or gone, between two looks of the first."""
+    out = tmp_path / "run"
+    watched: list[str] = []
+
+    class Seen(type(out)):  # type: ignore[misc]
+        def mkdir(self, *given: object, **named: object) -> None:
+            watched.append("mkdir")
+            super().mkdir(*given, **named)
+
+    assert check_folder(Seen(out), False, try_to_write=False) == out and not watched
+    assert check_folder(Seen(out), False) == out and not out.exists()

@@ -25,9 +25,11 @@ FREE = {"device", "threads", "compile", "checkpoint_seconds", "async_save", "wat
 """Fields of the recipe that may change when a run is resumed."""
 
 
-def check_folder(out: str | Path | None, resume: bool) -> Path | None:
+def check_folder(out: str | Path | None, resume: bool, try_to_write: bool = True) -> Path | None:
     """The folder of a run, which may not be there yet. Raises RequestError where it cannot be written, holds a run that
-    is not to be resumed, or holds something else. Leaves nothing there."""
+    is not to be resumed, or holds something else. Leaves nothing there.
+
+    `try_to_write`: makes the folder and takes it away, which one of several processes may do."""
     if out is None:
         if resume:
             message = "resume needs the run's folder (--out RUN)"
@@ -47,6 +49,8 @@ def check_folder(out: str | Path | None, resume: bool) -> Path | None:
     begun = (folder / "recipe.yaml").is_file()  # a run, though it may have ended before its first checkpoint
     if found is None and held and not begun:
         raise RequestError(f"{folder} holds {', '.join(held[:5])}, and is no run; name a folder of its own")
+    if not try_to_write:
+        return folder
     try:
         with checkpoint.disk_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)

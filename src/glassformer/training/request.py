@@ -71,7 +71,8 @@ def prepare_run(
     place = joined()
     shape = layout_of(layout, 1 if place is None else place.world)
     with leader_first(place) as store:
-        request = _prepare(config, data, recipe, out, resume, tokenizer, vocab_size, progress, pretrained, shape)
+        leads = place is None or place.rank == 0
+        request = _prepare(config, data, recipe, out, resume, tokenizer, vocab_size, progress, pretrained, shape, leads)
     how = replace(request.how, device=own_device(place, request.how.device))
     return replace(request, how=how, crew=enlist(place, store, shape, how.device))
 
@@ -89,11 +90,11 @@ def check_run(
 def _prepare(
     config: ModelConfig, data: str | Path | Tokens, recipe: Recipe, out: str | Path | None, resume: bool,
     tokenizer: str | Tokenizer, vocab_size: int | None, progress: OnProgress | None, pretrained: Pretrained | None,
-    layout: Layout,
+    layout: Layout, leads: bool = True,
 ) -> Request:  # fmt: skip
     refuse_early(config, recipe)
     check_shared(config, recipe, layout, out, pretrained is not None)
-    folder = check_folder(out, resume)
+    folder = check_folder(out, resume, try_to_write=leads)
     found = checkpoint.latest(folder) if folder is not None and resume else None
     if resume and found is None:
         begun = folder is not None and (folder / "recipe.yaml").is_file()
