@@ -197,15 +197,11 @@ def test_tasks_of_a_machine_by_slurm():
     assert place is not None and (place.machine, place.world) == (8, 16)
 
 
-def test_one_of_several_processes_tries_the_folder(tmp_path: Path):
+def test_one_of_several_processes_tries_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Others would find it there, or gone, between two looks of the first."""
+    made: list[Path] = []
+    make = Path.mkdir
+    monkeypatch.setattr(Path, "mkdir", lambda path, *given, **named: (made.append(path), make(path, *given, **named)))
     out = tmp_path / "run"
-    watched: list[str] = []
-
-    class Seen(type(out)):  # type: ignore[misc]
-        def mkdir(self, *given: object, **named: object) -> None:
-            watched.append("mkdir")
-            super().mkdir(*given, **named)
-
-    assert check_folder(Seen(out), False, try_to_write=False) == out and not watched
-    assert check_folder(Seen(out), False) == out and not out.exists()
+    assert check_folder(out, False, try_to_write=False) == out and not made
+    assert check_folder(out, False) == out and made == [out] and not out.exists()
