@@ -43,6 +43,23 @@ def test_ranks_stand_where_the_layout_says_and_agree():
         assert one["order"] == [float(i) for i in range(8)]
 
 
+@pytest.mark.parametrize(
+    ("layout", "members"),
+    [
+        ("fsdp=2,tp=2", {"dp": [[0, 2], [1, 3], [0, 2], [1, 3]], "tp": [[0, 1], [0, 1], [2, 3], [2, 3]]}),
+        ("fsdp=4,ep=2", {"ep": [[0, 1], [0, 1], [2, 3], [2, 3]], "edp": [[0, 2], [1, 3], [0, 2], [1, 3]]}),
+        ("fsdp=2,ep=2,replicate=2", {"ep": [[0, 1], [0, 1], [2, 3], [2, 3]], "edp": [None] * 4}),
+    ],
+)
+def test_groups_of_axes_within_axes(layout: str, members: dict[str, list[list[int] | None]]):
+    def work(crew: Crew) -> dict[str, list[int] | None]:
+        groups = {axis: crew.group(axis) for axis in members}
+        return {axis: None if one is None else dist.get_process_group_ranks(one) for axis, one in groups.items()}
+
+    for rank, found in enumerate(as_threads(layout, work)):
+        assert found == {axis: of_ranks[rank] for axis, of_ranks in members.items()}
+
+
 def test_one_process_is_a_crew_of_its_own():
     alone = Crew.alone()
     assert alone.world == 1 and alone.leads and alone.mesh is None and list(alone.mine(4)) == [0, 1, 2, 3]

@@ -69,8 +69,8 @@ class Crew:
         self._groups = {axis: self._mesh.get_group(axis) for axis in AXES if self.sizes[axis] > 1}
         data = grid.permute(0, 3, 4, 1, 2).reshape(-1, self.layout.dp)
         ep, edp = self.layout.ep, self.layout.fsdp // self.layout.ep
-        alike = data.view(-1, edp, ep).transpose(1, 2).reshape(-1, edp) if ep > 1 else data.view(-1, 1)
-        for axis, rows in {"dp": data, "ep": data.view(-1, ep), "edp": alike}.items():
+        alike = data.reshape(-1, edp, ep).transpose(1, 2).reshape(-1, edp) if ep > 1 else data.reshape(-1, 1)
+        for axis, rows in {"dp": data, "ep": data.reshape(-1, ep), "edp": alike}.items():
             for row in rows.tolist():
                 made = new_group(row) if len(row) > 1 else None
                 if made is not None and self.rank in row:
