@@ -10,6 +10,7 @@ import sys
 import warnings
 from copy import deepcopy
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -205,3 +206,11 @@ def test_one_of_several_processes_tries_the_folder(tmp_path: Path, monkeypatch: 
     out = tmp_path / "run"
     assert check_folder(out, False, try_to_write=False) == out and not made
     assert check_folder(out, False) == out and made == [out] and not out.exists()
+
+
+def test_whatever_stops_the_first_is_told_to_the_others(monkeypatch: pytest.MonkeyPatch):
+    store = dict[str, str]()
+    monkeypatch.setattr(launch, "_met", lambda place: SimpleNamespace(set=store.__setitem__))
+    with pytest.raises(OSError, match="disk"), launch.leader_first(launch.Place(0, 2, 0, 2)):
+        raise OSError("the disk is full")
+    assert list(store.values()) == ["the disk is full"]

@@ -114,7 +114,8 @@ def advise(
     with the library, with their verdicts.
 
     An option is supported where a stored result has the verdict of one of its rules; a question of which no claim has
-    been decided says what would decide it. Raises RequestError for an unknown goal, and where nothing is planned."""
+    been decided says what would decide it. Raises RequestError for an unknown goal, a folder that
+    is not there, and where nothing is planned."""
     if goal not in get_args(Goal):
         raise RequestError(code="unknown", field="goal", value=goal, expected=f"one of {', '.join(get_args(Goal))}")
     if context < 1:
@@ -122,6 +123,12 @@ def advise(
     if not memory > 0:
         raise RequestError(code="range", field="memory", value=memory, expected="a size such as 16GB")
     folder = MEASURED if claims is None else Path(claims)
+    if not folder.is_dir():
+        raise RequestError(
+            f"--claims {folder} is no folder; leave it out for the results of the library, or measure with "
+            f"glassformer claims --out {folder}",
+            code="missing", field="claims", value=str(folder), expected="a folder",
+        )  # fmt: skip
     asked = [question for question in QUESTIONS if goal in question.goals]
     return {
         "goal": goal, "context": context, "memory": memory, "model": model, "claims": str(folder),

@@ -26,8 +26,8 @@ FURTHEST = 10.0
 """Times the largest compute among the points: what lies beyond is not predicted unless asked for. Ladders of published
 models missed by 4 % at 200 times (2412.04403)."""
 LOOSE = 0.02
-"""Mean error of log loss from which on a form does not describe the runs: published fits stay below a per cent, and
-seeds scatter by less than half of one."""
+"""Mean error of log loss from which on a form does not describe the runs: a grid of one seed that followed its law was
+off by one per cent, and one that did not by five (docs/scaling.md)."""
 DRAWS = 1000
 SEARCHED = 7.0
 """Largest logarithm of the ratio between the best size by a draw of the runs and the best size by all of them."""

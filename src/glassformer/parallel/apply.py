@@ -58,9 +58,9 @@ class Ranks(Sharing):
         return iter(()) if self.crew.group("ep") is None else experts.own(model)
 
     def add_up(self, model: Model) -> None:
+        for _, weight in self._own(model):  # all ranks trade alike, whether tokens came or not
+            weight.grad = torch.zeros_like(weight) if weight.grad is None else weight.grad
         if (group := self.crew.group("edp")) is not None:
-            for _, weight in self._own(model):
-                weight.grad = torch.zeros_like(weight) if weight.grad is None else weight.grad
             add_up((weight.grad for _, weight in self._own(model) if weight.grad is not None), group)
         for axis in ("replicate", "cp"):
             if (group := self.crew.group(axis)) is not None:

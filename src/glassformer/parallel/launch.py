@@ -213,8 +213,8 @@ def leader_first(place: Place | None) -> Iterator[Any]:
         return
     try:
         yield store
-    except RequestError as error:
-        store.set(ready, str(error))
+    except Exception as error:  # whatever it is, the others wait for a word
+        store.set(ready, str(error) or type(error).__name__)
         raise
     store.set(ready, "")
 
