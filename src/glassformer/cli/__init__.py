@@ -375,7 +375,8 @@ def train(
     asked = (config, data, recipe, out, resume, known, vocab_size)
     if begin_processes(processes, layout, *asked, weights, quiet=json):
         return
-    with one_voice() as leads, TrainingView(quiet=json or not leads) as view:
+    leads = one_voice()
+    with TrainingView(quiet=json or not leads) as view:
         request = prepare_run(*asked, view.progress, weights, layout)
         view.begin(model, request)
         sinks = log_to or () if leads else ()

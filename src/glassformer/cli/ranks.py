@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from glassformer.cli.show import TrainingView
 from glassformer.config import ModelConfig
-from glassformer.errors import RequestError, WorkError
+from glassformer.errors import RequestError
 from glassformer.parallel.launch import joined, spawn
 from glassformer.text import Tokenizer
 from glassformer.training.pretrained import Pretrained
@@ -56,22 +54,7 @@ def count_of(processes: str, device: str) -> int:
     return int(processes)
 
 
-@contextmanager
-def one_voice() -> Iterator[bool]:
-    """Whether this process prints. Inside, one that loses the others says so in a sentence."""
+def one_voice() -> bool:
+    """Whether this process prints."""
     place = joined()
-    try:
-        yield place is None or place.rank == 0
-    except RuntimeError as error:
-        if place is None or isinstance(error, WorkError | RequestError) or not _is_of_others(error):
-            raise
-        reason = " ".join(str(error).split())[:200]
-        raise WorkError(f"rank {place.rank} of {place.world} has lost the others: {reason}") from None
-
-
-def _is_of_others(error: RuntimeError) -> bool:
-    """Whether a collective failed."""
-    from torch.distributed import DistError
-
-    words = ("Connection closed by peer", "Connection reset", "Connection refused", "Timed out", "NCCL", "gloo")
-    return isinstance(error, DistError) or any(word in str(error) for word in words)
+    return place is None or place.rank == 0

@@ -14,7 +14,7 @@ from glassformer.errors import RequestError
 from glassformer.parallel.layout import Layout
 
 if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
+    from torch.distributed import ProcessGroup, Store
     from torch.distributed.device_mesh import DeviceMesh
 
 AXES = ("pp", "replicate", "fsdp", "cp", "tp")
@@ -29,11 +29,15 @@ class Crew:
     rank, world   this process, and how many there are
     layout        how they divide a step; its product is `world`
     device        where this rank computes
+    store         of the ranks that share this run; None: nothing watches over them (`parallel/watchdog.py`)
     """
 
-    def __init__(self, rank: int, layout: Layout, device: torch.device | str = "cpu"):
+    def __init__(self, rank: int, layout: Layout, device: torch.device | str = "cpu", store: Store | None = None):
         """All ranks make their crew at the same time, after `torch.distributed.init_process_group`."""
         self.rank, self.world, self.layout, self.device = rank, layout.ranks, layout, torch.device(device)
+        self.store = store
+        self.moves = 0
+        """How often this rank has come further: pieces of a batch, and words with the others."""
         self.sizes = {
             "pp": layout.pp,
             "replicate": layout.dp // layout.fsdp,
@@ -101,6 +105,7 @@ class Crew:
 
     def gather(self, value: Any) -> list[Any]:
         """What each rank gives, by rank: plain values, as JSON has them."""
+        self.moves += 1
         if self.world == 1:
             return [value]
         from torch.distributed import all_gather
@@ -116,6 +121,7 @@ class Crew:
 
     def numbers(self, *mine: float, axis: str | None = None) -> list[list[float]]:
         """What each rank gives, by rank or by the place on an axis: as many numbers from each, faster than `gather`."""
+        self.moves += 1
         group = None if axis is None else self.group(axis)
         if self.world == 1 or (axis is not None and group is None):
             return [list(mine)]

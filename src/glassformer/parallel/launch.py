@@ -29,6 +29,7 @@ from typing import IO, Any
 from glassformer.errors import RequestError, WorkError, shown
 from glassformer.parallel.crew import Crew
 from glassformer.parallel.layout import Layout
+from glassformer.parallel.watchdog import LOST
 
 STARTED = ("RANK", "WORLD_SIZE")
 LAUNCHED = "GLASSFORMER_LAUNCHED"
@@ -41,6 +42,8 @@ READY = "glassformer/ready"
 """Key of the store: empty where rank 0 has prepared the run, else why it refused."""
 _TURNS = count()
 """Of the runs that this process has prepared: all ranks prepare the same ones."""
+_CREWS = count()
+"""Of this process: all ranks make the same ones."""
 QUIET_SECONDS = 0.5
 """After one process has ended, how long others may end for the same reason before the reason is looked for."""
 
@@ -155,11 +158,15 @@ def spawn(arguments: Sequence[str], processes: int, again: Sequence[str] = ("--r
             return
         status = statuses[dead] or 0
         if dead == 0 and status > 0:  # it has said why
-            raise SystemExit(status)
+            raise SystemExit(1 if status == LOST else status)
         said = (Path(folder) / str(dead)).read_text(encoding="utf-8", errors="replace").strip().splitlines()
     why = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
     last = f": {said[-1][:300]}" if said and status > 0 else ""
     words = ["glassformer", *arguments, *(word for word in again if word not in arguments)]
+    if status == LOST and said:  # rank 0 does not answer, so that another has named it
+        raise WorkError(
+            f"{said[-1].removeprefix('glassformer: ').split(';')[0][:300]}; go on with: {shlex.join(words)}"
+        )
     raise WorkError(f"rank {dead} on {socket.gethostname()} {why}{last}; go on with: {shlex.join(words)}")
 
 
@@ -189,10 +196,11 @@ def _watch_over(ranks: Sequence[subprocess.Popen[bytes]]) -> list[int | None]:
 
 
 def _first_to_die(statuses: Sequence[int | None]) -> int | None:
-    """The rank that the others have lost: one that was killed, else one that failed; rank 0 first, as it says why."""
+    """The rank that the others have lost: one that was killed, else one that failed, else one that has named another;
+    rank 0 first, as it says why."""
     killed = [rank for rank, status in enumerate(statuses) if status is not None and status < 0]
     failed = [rank for rank, status in enumerate(statuses) if status is not None and status > 0]
-    return next(iter(killed + failed), None)
+    return next(iter(killed + [rank for rank in failed if statuses[rank] != LOST] + failed), None)
 
 
 @contextmanager
@@ -227,7 +235,7 @@ def enlist(place: Place | None, store: Any, layout: Layout, device: str) -> Crew
 
     if not dist.is_initialized():
         _begin(place, store, device)
-    return Crew(place.rank, layout, device.split(":")[0])
+    return Crew(place.rank, layout, device.split(":")[0], dist.PrefixStore(f"glassformer/crew/{next(_CREWS)}", store))
 
 
 def _begin(place: Place, store: Any, device: str) -> None:

@@ -68,6 +68,7 @@ class AsTree(Sums):
             torch.manual_seed(run.seed_of(i))
             with run.sharing.passing():
                 losses.append(of_piece(run, *atoms[i]))
+            run.crew.moves += 1
             if turn % 2 or turn == len(mine) - 1:
                 sums.push([parameter.grad for parameter in parameters], level=turn % 2)
                 run.optimizer.zero_grad(set_to_none=True)

@@ -15,6 +15,7 @@ from glassformer.config import ModelConfig
 from glassformer.dynamics.watch import Moment
 from glassformer.errors import RequestError, WorkError
 from glassformer.parallel.layout import Layout
+from glassformer.parallel.watchdog import watched
 from glassformer.parts.base import after_step
 from glassformer.text import Batch, Tokenizer, Tokens
 from glassformer.threads import paced
@@ -74,30 +75,38 @@ def run_request(request: Request, callbacks: Sequence[Callback] = ()) -> Run:
     machine.apply(request.how)
     check_callbacks(callbacks)
     crew = request.crew
-    check_alike(request)
-    with only_writer(request.folder if crew.leads else None):
-        check_unchanged(request)
-        if crew.leads:
-            resumes, text = request.found is not None, request.text
-            open_folder(request.folder, request.config, request.recipe, text.tokenizer, resumes, request.pretrained)
-        run = Training(request)
-        log, divergence, spikes = Log(), Divergence(), SpikePolicy(run)
-        run.own = [log, ClipQK(run), Watching(run), divergence, spikes]
-        run.callbacks = [*run.own[:-1], *callbacks, spikes]
-        if request.found is not None:
-            run.restore(request.found)
-            if run.share >= 1:
-                warnings.warn(f"{run.folder} is finished: all {run.step:,} steps are done")
-        try:
-            run.call("started")
-            if run.share < 1 or not run.evaluated:
-                to_the_end(run)
-            run.finish_saving()
-        finally:
-            if run.background is not None:
-                run.background.close()
-            run.call("ended")
-    return run.result()
+    again = "nothing was saved" if request.folder is None else f"go on with --out {request.folder} --resume"
+    with watched(crew, again) as follow:
+        check_alike(request)
+        with only_writer(request.folder if crew.leads else None):
+            check_unchanged(request)
+            if crew.leads:
+                resumes, text = request.found is not None, request.text
+                open_folder(request.folder, request.config, request.recipe, text.tokenizer, resumes, request.pretrained)
+            run = Training(request)
+            follow(lambda: run.step)
+            begin(run, request, callbacks)
+            try:
+                run.call("started")
+                if run.share < 1 or not run.evaluated:
+                    to_the_end(run)
+                run.finish_saving()
+            finally:
+                if run.background is not None:
+                    run.background.close()
+                run.call("ended")
+        return run.result()
+
+
+def begin(run: Training, request: Request, callbacks: Sequence[Callback]) -> None:
+    """Callbacks, and the state that the run goes on from."""
+    log, divergence, spikes = Log(), Divergence(), SpikePolicy(run)
+    run.own = [log, ClipQK(run), Watching(run), divergence, spikes]
+    run.callbacks = [*run.own[:-1], *callbacks, spikes]
+    if request.found is not None:
+        run.restore(request.found)
+        if run.share >= 1:
+            warnings.warn(f"{run.folder} is finished: all {run.step:,} steps are done")
 
 
 def to_the_end(run: Training) -> None:

@@ -1,0 +1,316 @@
+"""Naming the rank that hangs, has died, or does not come to where the others wait.
+
+Every rank tells once a second, in the store that all reach, what its main thread does; a thread of the first rank reads
+that, and a thread of each other looks at the first. Nothing is added to a step but a counter.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import threading
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import glassformer
+from glassformer.errors import RequestError, WorkError
+
+if TYPE_CHECKING:
+    from glassformer.parallel.crew import Crew
+
+BEAT = 1.0
+"""Seconds between two signs of a rank."""
+GONE = 4.0
+"""Seconds without a sign after which a rank has died, where a collective has failed."""
+NOTED = 60.0
+"""Seconds in which no rank has moved, after which a warning names the one that keeps the others."""
+PATIENCE = 600.0
+"""Seconds after which that ends the job, where GLASSFORMER_PATIENCE says nothing else."""
+LOST = 75
+"""Exit status of a rank which has named another."""
+KEY = "watchdog"
+VERDICT = f"{KEY}/verdict"
+"""Key of the store: what the first rank has found, so that all end."""
+
+
+@dataclass(frozen=True)
+class Sign:
+    """What a rank tells of itself."""
+
+    beat: int
+    moves: int
+    """`Crew.moves`"""
+    step: int
+    at: str
+    """Where its main thread is in this library: training/loop.py:93 to_the_end."""
+    waits: str
+    """The collective in which it is; empty where it is in none."""
+    host: str
+    ended: str = ""
+    """Why it has left the run."""
+
+
+@dataclass
+class Seen:
+    """The latest sign of a rank, and by the reader's clock when it came and when the rank last moved."""
+
+    sign: Sign
+    heard: float
+    moved: float
+
+    def take(self, sign: Sign, now: float) -> None:
+        if sign.beat != self.sign.beat:
+            self.heard = now
+        if (sign.moves, sign.step, sign.ended) != (self.sign.moves, self.sign.step, self.sign.ended):
+            self.moved = now
+        self.sign = sign
+
+
+def verdict(seen: Sequence[Seen], now: float, patience: float) -> str | None:
+    """One sentence where no rank has moved for `patience` seconds and some wait for others: who is missing, and where.
+    None where some rank moves, or all compute."""
+    still = now - max(one.moved for one in seen)
+    if still < patience:
+        return None
+    if silent := [rank for rank, one in enumerate(seen) if now - one.heard >= patience / 2]:
+        first = seen[silent[0]]
+        return f"{_name(silent[0], first)} has not answered for {now - first.heard:.0f} s, {_where(first)}"
+    waiting = [one for one in seen if one.sign.waits]
+    if not waiting:
+        return None
+    latest = max(one.sign.step for one in seen)
+    away = [rank for rank, one in enumerate(seen) if not one.sign.waits]
+    if away := away or [rank for rank, one in enumerate(seen) if one.sign.step < latest]:
+        late, others = seen[away[0]], [one for rank, one in enumerate(seen) if one.sign.waits and rank != away[0]]
+        count = "1 other rank has" if len(others) == 1 else f"{len(others)} other ranks have"
+        return (
+            f"{_name(away[0], late)} does not come to {others[0].sign.waits}, where {count} waited for {still:.0f} s: "
+            f"it is {_where(late)}"
+        )
+    places = Counter((one.sign.waits, one.sign.at) for one in seen)
+    if len(places) == 1:
+        return (
+            f"all {len(seen)} ranks have waited in {waiting[0].sign.waits} for {still:.0f} s, {_where(seen[0])}: the "
+            "network between them does not answer"
+        )
+    rarest = min(places.values())
+    odd, rare = next((rank, one) for rank, one in enumerate(seen) if places[one.sign.waits, one.sign.at] == rarest)
+    other = next(one for one in seen if (one.sign.waits, one.sign.at) != (rare.sign.waits, rare.sign.at))
+    return (
+        f"ranks have waited for each other for {still:.0f} s: {_name(odd, rare)} in {rare.sign.waits}, {_where(rare)}, "
+        f"and others in {other.sign.waits}, {_where(other)}"
+    )
+
+
+def _name(rank: int, one: Seen) -> str:
+    return f"rank {rank} on {one.sign.host}"
+
+
+def _where(one: Seen) -> str:
+    return f"after step {one.sign.step}" + (f" in {one.sign.at}" if one.sign.at else "")
+
+
+def doing(thread: int) -> tuple[str, str]:
+    """Where a thread is in this library, and the collective of torch in which it is there, if in any."""
+    frame, here, waits = sys._current_frames().get(thread), str(Path(glassformer.__file__).parent), ""
+    while frame is not None:
+        file, name = frame.f_code.co_filename, frame.f_code.co_name
+        if file.startswith(here):
+            place = Path(file).relative_to(here).as_posix()
+            return f"{place}:{frame.f_lineno} {name}", waits
+        if os.path.join("torch", "distributed") in file and name not in ("wrapper", "wrapped"):
+            waits = name
+        frame = frame.f_back
+    return "", waits
+
+
+class Watchdog:
+    """The thread of a rank that tells what it does, and says who keeps the others.
+
+    crew       the ranks; `store` is what they have met in
+    patience   seconds without a move of any rank, after which this process ends
+    again      how to go on, for the end of the sentence
+    say        takes the sentence
+    leave      ends this process, whose main thread waits in a call that nothing interrupts
+    """
+
+    def __init__(
+        self, crew: Crew, patience: float, noted: float, again: str, say: Callable[[str], None],
+        leave: Callable[[int], None],
+    ):  # fmt: skip
+        self.crew, self.patience, self.noted = crew, patience, noted
+        self.again, self._say, self._leave = again, say, leave
+        self.position: Callable[[], int] = int
+        """The step that is done."""
+        store: Any = crew.store
+        self._store = store.clone()
+        self._main, self._over, self._lock = threading.get_ident(), threading.Event(), threading.Lock()
+        self._beat, self._ended, self._warned = 0, "", False
+        self._answered = time.monotonic()
+        """When the store did. It may be a process that is stopped, for which a call waits without end."""
+        self.seen: dict[int, Seen] = {}
+        self._tell()
+        for work in (self._watch, self._mind_the_store):
+            threading.Thread(target=work, daemon=True, name="watchdog").start()
+
+    def close(self) -> None:
+        self._over.set()
+
+    def _key(self, rank: int) -> str:
+        return f"{KEY}/{rank}"
+
+    def _tell(self) -> None:
+        self._beat += 1
+        at, waits = doing(self._main)
+        sign = Sign(self._beat, self.crew.moves, self.position(), at, waits, socket.gethostname(), self._ended[:300])
+        self._store.set(self._key(self.crew.rank), json.dumps(asdict(sign)))
+
+    def _look(self, ranks: Sequence[int]) -> None:
+        """Reads the signs of those that have given any."""
+        there = [rank for rank in ranks if rank in self.seen or self._store.check([self._key(rank)])]
+        for rank, text in zip(there, self._store.multi_get([self._key(rank) for rank in there]), strict=True):
+            sign, now = Sign(**json.loads(text)), time.monotonic()
+            if rank not in self.seen:
+                self.seen[rank] = Seen(sign, now, now)
+            self.seen[rank].take(sign, now)
+
+    def _watch(self) -> None:
+        while not self._over.wait(BEAT):
+            with suppress(RuntimeError), self._lock:  # `_mind_the_store` says so where it does not answer
+                said = self._one_beat()
+                self._answered = time.monotonic()
+                if said is not None:
+                    self._end(said)
+                    return
+
+    def _end(self, said: str) -> None:
+        """Ends this process; the first rank's word ends the others, which say nothing."""
+        self._say(said and f"{said}; {self.again}")
+        if self.crew.leads:
+            self._store.set(VERDICT, said)
+            time.sleep(3 * BEAT)  # the store may end with this process, and they are to read it before
+        self._leave(LOST)
+
+    def _mind_the_store(self) -> None:
+        while not self._over.wait(BEAT):
+            silent = time.monotonic() - self._answered
+            if silent >= self.patience + 3 * BEAT:
+                name = _name(0, self.seen[0]) if 0 in self.seen else "rank 0"
+                self._end(f"{name} has not answered for {silent:.0f} s")
+                return
+
+    def _one_beat(self) -> str | None:
+        """Tells, and looks; the sentence where the job is to end."""
+        self._tell()
+        if self.crew.rank:
+            self._look([0])
+            if self._store.check([VERDICT]):
+                return ""
+            first = self.seen.get(0)
+            silent = 0.0 if first is None else time.monotonic() - first.heard
+            if first is None or silent < self.patience:
+                return None
+            return f"{_name(0, first)} has not answered for {silent:.0f} s, {_where(first)}"
+        self._look(range(self.crew.world))
+        if len(self.seen) < self.crew.world:
+            return None
+        seen, now = [self.seen[rank] for rank in range(self.crew.world)], time.monotonic()
+        if (said := verdict(seen, now, self.patience)) is not None:
+            return said
+        found = verdict(seen, now, min(self.noted, self.patience / 2))
+        if found is not None and not self._warned:
+            warnings.warn(f"{found}; this ends after {self.patience:.0f} s (GLASSFORMER_PATIENCE)")
+        self._warned = found is not None
+        return None
+
+    def ends(self, reason: str) -> None:
+        """Tells the others why this rank leaves the run."""
+        self._ended = reason or "it has ended"
+        with suppress(RuntimeError), self._lock:
+            self._tell()
+
+    def who_is_gone(self, reason: str) -> str:
+        """A sentence for a collective that has failed here."""
+        with suppress(RuntimeError), self._lock:
+            self._look(range(self.crew.world))
+        known = {rank: one.sign.host for rank, one in self.seen.items()}
+        until = time.monotonic() + GONE + 2 * BEAT
+        while time.monotonic() < until:
+            try:
+                with self._lock:
+                    self._tell()
+                    self._look(range(self.crew.world))
+            except RuntimeError:
+                return f"rank 0{' on ' + known[0] if 0 in known else ''} has died"
+            for rank, one in self.seen.items():
+                if one.sign.ended:
+                    return f"{_name(rank, one)} has ended: {one.sign.ended}"
+                if time.monotonic() - one.heard > GONE:
+                    return f"{_name(rank, one)} has died, {_where(one)}"
+            time.sleep(BEAT / 4)
+        return f"rank {self.crew.rank} of {self.crew.world} has lost the others: {reason}"
+
+
+def patience_of(environment: Any = os.environ) -> float:
+    """GLASSFORMER_PATIENCE, in seconds. Raises RequestError."""
+    given = environment.get("GLASSFORMER_PATIENCE", "")
+    try:
+        value = float(given or PATIENCE)
+    except ValueError:
+        value = 0.0
+    if not 5 <= value <= 7 * 86400:
+        raise RequestError(
+            f"GLASSFORMER_PATIENCE={given[:40]} must be a number of seconds from 5 to {7 * 86400:,}",
+            code="range", field="GLASSFORMER_PATIENCE", value=given[:40], expected="seconds, 5 or more",
+        )  # fmt: skip
+    return value
+
+
+Follow = Callable[[Callable[[], int]], None]
+
+
+@contextmanager
+def watched(crew: Crew, again: str) -> Iterator[Follow]:
+    """Inside, a rank that hangs ends the job with a sentence that names it, and one that has died is named by those
+    that have lost it: WorkError. `again`: how to go on. Yields what takes a function of the step that is done."""
+    if crew.world == 1 or crew.store is None:
+        yield lambda position: None
+        return
+    dog = Watchdog(crew, patience_of(), NOTED, again, _say, os._exit)
+
+    def follow(position: Callable[[], int]) -> None:
+        dog.position = position
+
+    try:
+        yield follow
+    except Exception as error:
+        if not isinstance(error, RequestError | WorkError) and is_of_others(error):
+            raise WorkError(f"{dog.who_is_gone(' '.join(str(error).split())[:200])}; {again}") from None
+        dog.ends(f"{type(error).__name__}: {' '.join(str(error).split())}")
+        raise
+    finally:
+        dog.close()
+
+
+def _say(said: str) -> None:
+    if said:
+        shown = "\x1b[?25h" if sys.stderr.isatty() else ""  # a progress bar hides the cursor
+        print(f"{shown}glassformer: {said}", file=sys.stderr, flush=True)
+
+
+def is_of_others(error: BaseException) -> bool:
+    """Whether a collective failed, for which others are the reason."""
+    from torch.distributed import DistError
+
+    words = ("Connection closed by peer", "Connection reset", "Connection refused", "Timed out", "NCCL", "gloo")
+    return isinstance(error, DistError) or (
+        isinstance(error, RuntimeError) and any(word in str(error) for word in words)
+    )
