@@ -313,6 +313,7 @@ def show_training(names: list[str], as_json: bool, explain: bool, out: str | Non
         for name, one in plans.items():
             _show_moments(name, one)
             _show_kinds(name, one)
+            _show_collectives(name, one)
 
 
 def show_found(names: list[str], as_json: bool, explain: bool, out: str | None, **asked: Any) -> None:
@@ -367,6 +368,7 @@ def show_found(names: list[str], as_json: bool, explain: bool, out: str | None, 
         if explain and name in best:
             _show_moments(name, best[name])
             _show_kinds(name, best[name])
+            _show_collectives(name, best[name])
 
 
 def _run(one: TrainingPlan | None) -> Run | None:
@@ -424,6 +426,18 @@ def _show_moments(name: str, one: TrainingPlan) -> None:
         if any(values):
             table.add_row(what, *(size(value) if value else "" for value in values))
     table.add_row("total", *(size(memory.total) for memory in one.moments.values()), style="bold")
+    output().print(table, highlight=False)
+
+
+def _show_collectives(name: str, one: TrainingPlan) -> None:
+    """Operations between ranks, exactly as the trainer makes them."""
+    if not one.collectives:
+        return
+    table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0), title=name, title_justify="left")
+    for head in ("between ranks of", "operation", "a step", "bytes"):
+        table.add_column(head, justify="right" if head in ("a step", "bytes") else "left")
+    for each in one.collectives:
+        table.add_row(each.axis, each.operation, f"{each.count:,}", size(each.bytes))
     output().print(table, highlight=False)
 
 

@@ -114,7 +114,7 @@ def spread(model: Model, crew: Crew, autocast: torch.dtype | None = None, own: C
     ignored = set(own)
     towers: list[Tower] = [model] if model.encoder is None else [model.encoder, model]
     for layer in (layer for tower in towers for layer in tower.layers):
-        travel = [one for one in layer.modules() if _is_rounded(one) and one.weight not in ignored]
+        travel = [one for one in layer.modules() if travels_in_half(one) and one.weight not in ignored]
         if autocast is not None and travel:
             policy = MixedPrecisionPolicy(autocast, torch.float32, cast_forward_inputs=False)
             fully_shard(travel, mesh=mesh, mp_policy=policy, ignored_params=ignored)
@@ -127,7 +127,7 @@ def spread(model: Model, crew: Crew, autocast: torch.dtype | None = None, own: C
     return model
 
 
-def _is_rounded(module: nn.Module) -> bool:
+def travels_in_half(module: nn.Module) -> bool:
     """Whether autocast would round its matrix, as it is, for every product."""
     return isinstance(module, Linear) and module.in_half and module.reparam is None
 

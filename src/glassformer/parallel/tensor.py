@@ -107,7 +107,7 @@ def cut(model: Model, owner: Owner, seams: Seams | None = None, sequence: bool =
     for tower in (model, model.encoder):
         if sequence and seams is not None and tower is not None:
             streams.update(_spread(tower, owner, seams))
-    for path, part in _divided(model):
+    for path, part in divided_parts(model):
         _cut_part(part, path, owner, division, seams, streams.get(id(part)))
     if sequence:
         division.partial += tuple(_between_branches(model))
@@ -115,13 +115,13 @@ def cut(model: Model, owner: Owner, seams: Seams | None = None, sequence: bool =
     return model
 
 
-def _divided(module: nn.Module, path: str = "") -> Iterator[tuple[str, Any]]:
+def divided_parts(module: nn.Module, path: str = "") -> Iterator[tuple[str, Any]]:
     """The parts that say how an owner takes its share, the outermost of each."""
     if says_how(module):
         yield path, module
         return
     for name, child in module.named_children():
-        yield from _divided(child, f"{path}.{name}".removeprefix("."))
+        yield from divided_parts(child, f"{path}.{name}".removeprefix("."))
 
 
 def _cut_part(

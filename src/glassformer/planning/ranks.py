@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import astuple, dataclass, replace
 from functools import lru_cache
 
@@ -64,27 +65,8 @@ def share(config: ModelConfig, layout: Layout, optimizer: OptimizerConfig, devic
 
 @lru_cache(maxsize=256)
 def _share(config: ModelConfig, optimizer: OptimizerConfig, tp: int, ep: int, sharing: int, device: str) -> Share:
-    model = config.outline()
-    cuts, state, step = shards_of(model), optimizer.state_values(model), optimizer.step_values(model, device)
     first, last, layers = Held(), Held(), [Held()] * config.n_layers
-    for name, weight in model.named_parameters():
-        shape, held = tuple(weight.shape), 0
-        expert = any(cut.cut == "expert" for cut in cuts[name])
-        for cut in cuts[name]:
-            rows = cut.rows or (shape[0] if shape else 1)
-            of_map = (rows, *shape[1:])
-            owners = {"replicated": 1, "expert": ep}.get(cut.cut, tp)
-            whole = cut.axis >= len(shape)
-            held += (
-                math.prod(of_map) if whole else math.prod(of_map) // of_map[cut.axis] * -(-of_map[cut.axis] // owners)
-            )
-        ranks = sharing // ep if expert else sharing
-        whole_rows = max(1, shape[0] if shape else 1)
-        rows = -(-held * whole_rows // max(1, weight.numel()))  # of this rank, before ZeRO
-        shard = -(-rows // ranks) * held // rows
-        part = held / max(1, weight.numel())
-        needed = round(step.get(name, 0) * part)
-        one = Held(held, shard, shard * ranks, round(state[name] * part), held * expert, needed, needed)
+    for name, one in weights_of(config, optimizer, tp, ep, sharing, device):
         steps = name.split(".")
         if steps[0] == "layers":
             layers[int(steps[1])] += one
@@ -93,6 +75,30 @@ def _share(config: ModelConfig, optimizer: OptimizerConfig, tp: int, ep: int, sh
         else:
             first += one
     return Share(first, tuple(layers), last)
+
+
+def weights_of(
+    config: ModelConfig, optimizer: OptimizerConfig, tp: int, ep: int, sharing: int, device: str = "cpu"
+) -> Iterator[tuple[str, Held]]:
+    """What a rank holds of each weight, by its name, in the order of the model."""
+    model = config.outline()
+    cuts, state, step = shards_of(model), optimizer.state_values(model), optimizer.step_values(model, device)
+    for name, weight in model.named_parameters():
+        shape, held, rows = tuple(weight.shape), 0, 0
+        expert = any(cut.cut == "expert" for cut in cuts[name])
+        for cut in cuts[name]:
+            of_map = (cut.rows or (shape[0] if shape else 1), *shape[1:])
+            owners = {"replicated": 1, "expert": ep}.get(cut.cut, tp)
+            whole = cut.axis >= len(shape)
+            held += (
+                math.prod(of_map) if whole else math.prod(of_map) // of_map[cut.axis] * -(-of_map[cut.axis] // owners)
+            )
+            rows += of_map[0] if whole or cut.axis else -(-of_map[0] // owners)  # of this rank, before ZeRO
+        ranks = sharing // ep if expert else sharing
+        shard = -(-rows // ranks) * held // max(1, rows)
+        part = held / max(1, weight.numel())
+        needed = round(step.get(name, 0) * part)
+        yield name, Held(held, shard, shard * ranks, round(state[name] * part), held * expert, needed, needed)
 
 
 def stages(layers: int, pp: int) -> list[range]:

@@ -11,6 +11,7 @@ import torch
 from glassformer.config import MAX_CONTEXT, ModelConfig
 from glassformer.errors import RequestError, check_whole
 from glassformer.parallel.layout import Layout
+from glassformer.planning.collectives import Collective, collectives
 from glassformer.planning.machines import Cluster
 from glassformer.planning.memory import MARGIN, Loss, Ranks, TrainingMemory, outside
 from glassformer.planning.time import Run, StepTime, Workload, step_time, workload
@@ -116,6 +117,13 @@ class TrainingPlan:
         repeated = products * work.again + scores * (work.model_flops - work.products) / 3
         return self.batch * self.context * (work.model_flops + repeated)
 
+    @property
+    def collectives(self) -> list[Collective]:
+        """Operations between ranks in a step, where the layout is one that trains."""
+        if self.rank or self.layout.zero in (1, 2) or self.recompute != "none":
+            return []
+        return collectives(self.config, self.layout, self.batch, self.context, self.dtype)
+
     def to_dict(self) -> dict[str, Any]:
         return {
             "batch": self.batch, "context": self.context, "dtype": str(self.dtype).removeprefix("torch."),
@@ -124,6 +132,7 @@ class TrainingPlan:
             "memory": self.memory, "fullest": self.fullest,
             "moments": {name: asdict(one) for name, one in self.moments.items()},
             "flops_per_token": self.work.model_flops, "step_flops": self.step_flops,
+            "collectives": [asdict(one) for one in self.collectives],
             **({} if self.time is None else {"time": self.time.to_dict()}),
             **({} if self.run is None else {"run": self.run.to_dict()}),
         }  # fmt: skip
