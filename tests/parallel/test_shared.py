@@ -18,7 +18,7 @@ import torch
 from glassformer.errors import RequestError
 from glassformer.naming import preset
 from glassformer.parallel import launch
-from glassformer.parallel.apply import Ranks, _is_rounded
+from glassformer.parallel.apply import Ranks, travels_in_half
 from glassformer.parallel.crew import Crew
 from glassformer.parallel.launch import joined
 from glassformer.parallel.layout import Layout
@@ -65,7 +65,7 @@ def test_matrices_that_travel_in_half_give_the_bits_of_those_that_autocast_round
     model = preset(f"llama@1m+layers=1+d_model=32+heads=2+vocab_size=32+{variant}").build(seed=0)
     other = deepcopy(model)
     for module in other.layers.modules():
-        if _is_rounded(module):
+        if travels_in_half(module):
             module.to(torch.bfloat16)
     tokens = torch.arange(34).view(2, 17) * 7 % 32
     for one in (model, other):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
+from unittest.mock import patch
 
 import torch
 from torch import distributed as dist
@@ -35,12 +37,15 @@ def as_threads(layout: str, work: Callable[[Crew], T]) -> list[T]:
 
     threaded._install_threaded_pg()
     torch._C._distributed_c10d._set_thread_isolation_mode(True)
+    # With nnsight imported, `backward` parses its caller's source, which CPython 3.11 cannot do in two threads at once.
+    plain = patch.object(torch.Tensor, "backward", inspect.unwrap(torch.Tensor.backward))
     try:
         ranks = [threading.Thread(target=one, args=(rank,)) for rank in range(shape.ranks)]
-        for thread in ranks:
-            thread.start()
-        for thread in ranks:
-            thread.join()
+        with plain:
+            for thread in ranks:
+                thread.start()
+            for thread in ranks:
+                thread.join()
     finally:
         threaded.ProcessLocalGroup.reset()
         torch._C._distributed_c10d._set_thread_isolation_mode(False)
