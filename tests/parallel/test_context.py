@@ -78,7 +78,7 @@ def compare(expression: str, layout: str, packed: bool = False) -> float:
         groups.own = across
         curve, found = step(model, documents, finish)
         if model.division is not None:
-            found = {name: tp.whole_of(model, name, gradient) for name, gradient in found.items()}
+            found = {name: tp.division_of(model).join(name, gradient) for name, gradient in found.items()}
         return curve, found
 
     worst, groups = [0.0], threading.local()

@@ -21,7 +21,7 @@ from glassformer.parallel.layout import Layout
 from glassformer.parallel.pieces import Box, Held, Piece, gap_or_overlap
 from glassformer.parallel.sharing import Sharing
 from glassformer.parallel.sums import Tree, add_to, norm_of_rows
-from glassformer.parallel.tensor import whole_of
+from glassformer.parallel.tensor import division_of
 from glassformer.parts.reduce import reducing
 from glassformer.training.clipping import clip
 from glassformer.training.optimizers.adamw import AdamWConfig
@@ -107,7 +107,7 @@ def test_experts_of_several_ranks_learn_as_those_of_one(name: str, layout: str) 
     def work(crew: Crew) -> tuple[list[float], list[float], dict[str, Tensor]]:
         model = experts.divide(built(MODELS[name]), crew.group("ep"))
         found = trained(model, crew.mine(ATOMS), crew)
-        return *found, {key: whole_of(model, key, value) for key, value in model.state_dict().items()}
+        return *found, {key: division_of(model).join(key, value) for key, value in model.state_dict().items()}
 
     with reducing(total):
         ranks = as_threads(layout, work)

@@ -88,6 +88,7 @@ def test_matrices_that_travel_in_half_give_the_bits_of_those_that_autocast_round
         ("fsdp=8", {}, "micro_batch=2, which makes 4 pieces of a step for 8 ranks; use micro_batch=1"),
         ("fsdp=3", {}, "3 ranks cannot share batch_size=8; 6 would do"),
         ("fsdp=2", {"optimizer": "muon"}, "optimizer=muon moves whole matrices"),
+        ("cp=2", {"watch": 10}, "cp=2: watch looks at patterns of attention.*; leave --watch out, or use fsdp=2"),
         ("fsdp=2", {"qk_clip": 10.0}, "qk_clip=10 shrinks heads by the largest score"),
         ("dp=2,zero=1", {}, "use fsdp=2, or replicate=2"),
         ("fsdp=2,recompute=full", {}, "recompute=full is planned"),

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from glassformer import generation
+from glassformer.dynamics.weights import named_matrices, pulse, spectra
 from glassformer.errors import RequestError
 from glassformer.introspection import capture, edit
 from glassformer.model import Model
@@ -81,7 +82,9 @@ def together(crew: Crew, expression: str, steps: int) -> Curve:
     config, group = preset(expression), crew.group("tp")
     model = tp.divide(begin(config.build(seed=0)), group, crew.layout.sp)
     losses = trained(model, steps, tp.sum_partial)
-    return losses, {name: tp.whole_of(model, name, weight.detach()) for name, weight in model.named_parameters()}
+    return losses, {
+        name: tp.division_of(model).join(name, weight.detach()) for name, weight in model.named_parameters()
+    }
 
 
 def compare(expression: str, layout: str, steps: int) -> tuple[float, float]:
@@ -155,7 +158,7 @@ def test_a_rank_draws_the_bits_of_its_pieces():
 
     def drawn(crew: Crew) -> tuple[dict[str, Tensor], int]:
         model = tp.share_of(config, crew.group("tp"), seed=3)
-        found = {name: tp.whole_of(model, name, weight.detach()) for name, weight in model.named_parameters()}
+        found = {name: tp.division_of(model).join(name, weight.detach()) for name, weight in model.named_parameters()}
         return found, sum(weight.numel() for weight in model.parameters())
 
     for found, held in as_threads("tp=2", drawn):
@@ -198,6 +201,30 @@ def test_what_is_seen_changed_and_written_is_that_of_one_process(layout: str):
         for name, value in whole.items():
             assert found[name].shape == value.shape, name
             torch.testing.assert_close(found[name], value, rtol=0, atol=1e-12, msg=name)
+
+
+@pytest.mark.parametrize("name", quickly(MODELS, lambda _, name: name in ("llama", "experts")))
+def test_the_monitor_sees_whole_matrices(name: str):
+    """Norms and spectra of weights and gradients, head by head, are those of one process."""
+
+    def seen(model: Model) -> dict[str, Any]:
+        model.loss(*draw(0)).backward()
+        if model.division is not None:
+            tp.sum_partial(model)
+        matrices = named_matrices(model)
+        return {**pulse(matrices), **spectra(matrices)}
+
+    whole = seen(begin(preset(MODELS[name]).build(seed=0)).float())
+
+    def work(crew: Crew) -> dict[str, Any]:
+        return seen(tp.divide(begin(preset(MODELS[name]).build(seed=0)).float(), crew.group("tp")))
+
+    for found in as_threads("tp=2", work):
+        assert found.keys() == whole.keys()
+        for statistic, places in whole.items():
+            assert found[statistic].keys() == places.keys(), statistic
+            for where, values in places.items():
+                assert found[statistic][where] == pytest.approx(values, rel=1e-4, abs=1e-7), (statistic, where)
 
 
 # What cannot be shared
@@ -374,7 +401,7 @@ def test_every_model_is_shared_or_refused(case: Case):
                 assert weight.grad is None, name
             else:
                 assert weight.grad is not None, name
-                found = tp.whole_of(shared, name, weight.grad)
+                found = tp.division_of(shared).join(name, weight.grad)
                 torch.testing.assert_close(found, wanted, rtol=0, atol=1e-12 * max(1.0, float(wanted.abs().max())))
 
     for layout in ("tp=2", "tp=2,sp=1"):

@@ -23,7 +23,7 @@ from torch import Tensor
 from glassformer.dynamics.probe import probe
 from glassformer.dynamics.records import Records
 from glassformer.dynamics.spikes import Spikes
-from glassformer.dynamics.weights import named_matrices, pulse, spectra, updates, whole
+from glassformer.dynamics.weights import named_matrices, pulse, rows_of, spectra, updates
 from glassformer.errors import RequestError
 from glassformer.introspection import looking, sites
 from glassformer.model import Model
@@ -279,7 +279,7 @@ class Watch:
     def _first_not_finite(self, moment: Moment) -> str | None:
         """The first place, in the order of computation, whose value is no number: a weight, a site, a gradient."""
         for name, matrix in self.matrices.items():
-            if not torch.isfinite(matrix.within(whole(matrix.parameter))).all():
+            if not torch.isfinite(rows_of(matrix, matrix.parameter)).all():
                 return f"{name} (its weights)"
         first: list[str] = []
 
@@ -300,7 +300,7 @@ class Watch:
                     return first[0]
         for name, matrix in reversed(self.matrices.items()):
             grad = matrix.parameter.grad
-            if grad is not None and not torch.isfinite(matrix.within(whole(grad))).all():
+            if grad is not None and not torch.isfinite(rows_of(matrix, grad)).all():
                 return f"{name} (its gradient)"
         return None
 

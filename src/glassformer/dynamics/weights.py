@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,7 +20,7 @@ from glassformer.dynamics.spectra import (
     stable_rank_of,
 )
 from glassformer.model import Model, Tower
-from glassformer.parts.linear import Matrix
+from glassformer.parts.linear import Matrix, Pieces
 
 Statistics = dict[str, dict[str, float | list[float]]]
 """{statistic: {where: number, or one for each head}}."""
@@ -27,7 +29,9 @@ Statistics = dict[str, dict[str, float | list[float]]]
 def named_matrices(model: Model) -> dict[str, Matrix]:
     """Every matrix of the model by the name of the site it makes: `embed`, `layers.3.mixer.q`, `layers.3.ffn.down`,
     `head`, and of an encoder as `encoder.layers.3.mixer.q`. In the order of computation. Of a model whose layers lie
-    on several ranks, those that lie here."""
+    on several ranks, those that lie here; of one whose matrices are divided, whole matrices with their pieces."""
+    if model.division is not None:
+        return _joined(model)
     found = {} if model.encoder is None else {f"encoder.{n}": one for n, one in _of_tower(model.encoder).items()}
     found |= _of_tower(model)
     head: Any = model.head
@@ -47,10 +51,28 @@ def _of_tower(tower: Tower) -> dict[str, Matrix]:
     return found
 
 
-def whole(values: Tensor) -> Tensor:
-    """All of a tensor of which ranks hold shards; every rank asks for it, in the same order."""
+def _joined(model: Model) -> dict[str, Matrix]:
+    """The matrices of the model before it was divided, each with this rank's piece of its parameter."""
+    outline, division, here = model.config.outline(), model.division, dict(model.named_parameters())
+    names = {id(parameter): name for name, parameter in outline.named_parameters()}
+    found = {}
+    for where, matrix in named_matrices(outline).items():
+        name = names[id(matrix.parameter)]
+        pieces = Pieces(matrix.parameter.shape, partial(division.join, name))
+        found[where] = replace(matrix, parameter=here[name], linear=None, pieces=pieces)
+    return found
+
+
+def rows_of(matrix: Matrix, values: Tensor) -> Tensor:
+    """A matrix's rows, (o, i) or (heads, o/heads, i), of its parameter or of anything of that shape, joined where ranks
+    hold shards or pieces of it. Every rank asks for it, in the same order."""
     gathered: Tensor = values.full_tensor() if hasattr(values, "full_tensor") else values
-    return gathered
+    return matrix.within(gathered if matrix.pieces is None else matrix.pieces.join(gathered))
+
+
+def _applied(matrix: Matrix) -> Tensor:
+    """`rows_of` what the map does to its input, in fp32."""
+    return rows_of(matrix, matrix.parameter if matrix.linear is None else matrix.linear.applied()).float()
 
 
 def norms(matrices: Mapping[str, Matrix], values: Callable[[Tensor], Tensor | None]) -> dict[str, list[float]]:
@@ -61,7 +83,7 @@ def norms(matrices: Mapping[str, Matrix], values: Callable[[Tensor], Tensor | No
     for name, matrix in matrices.items():
         tensor = values(matrix.parameter)
         if tensor is not None:
-            rows = matrix.within(whole(tensor.detach()))
+            rows = rows_of(matrix, tensor.detach())
             made[name] = torch.linalg.vector_norm(rows.reshape(matrix.heads or 1, -1), dim=-1, dtype=torch.float32)
     if not made:
         return {}
@@ -107,12 +129,12 @@ def spectra(matrices: Mapping[str, Matrix]) -> Statistics:
     with torch.no_grad():
         for name, matrix in matrices.items():
             if "layers." in name:
-                rows = whole(matrix.applied()).float()
+                rows = _applied(matrix)
                 note(name, singular_values(rows))
                 made["row_cosine"][name] = _values(row_cosine(rows))
         for name, matrix in matrices.items():
             if name.endswith(".mixer.q") and (key := matrices.get(name[:-1] + "k")):
-                q, k = (whole(one.applied()).float() for one in (matrix, key))
+                q, k = _applied(matrix), _applied(key)
                 note(name[:-1] + "qk", product_spectrum(q, k))
                 made["row_cosine"][name[:-1] + "qk"] = _values(product_row_cosine(q, k))
     return made

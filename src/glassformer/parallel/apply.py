@@ -20,6 +20,7 @@ from glassformer.config import ModelConfig
 from glassformer.model import Model, Tower
 from glassformer.parallel import context, experts
 from glassformer.parallel.crew import Crew
+from glassformer.parallel.seams import all_gather
 from glassformer.parallel.sharing import Fill, Sharing, squares_here
 from glassformer.parallel.sums import local, tree_sum
 from glassformer.parallel.tensor import division_of, share_of, sum_partial
@@ -171,7 +172,7 @@ def _add_up(bucket: list[Tensor], group: dist.ProcessGroup) -> None:
     received = torch.empty_like(sent)
     dist.all_to_all_single(received, sent, group=group)
     mine = tree_sum(received.view(group.size(), -1).unbind(), torch.add)
-    dist.all_gather_into_tensor(sent, mine, group=group)
+    all_gather(sent, mine, group=group)
     for tensor, summed in zip(bucket, sent[: len(flat)].split([one.numel() for one in bucket]), strict=True):
         tensor.copy_(summed.view_as(tensor))
 

@@ -25,7 +25,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-_all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 """By the names of torch 2.13, and by those before."""
 
@@ -70,7 +70,7 @@ class Group:
         longest = -(-size // self.of)
         padded = _padded(x.movedim(axis, 0), longest)
         made = padded.new_empty(self.of * longest, *padded.shape[1:])
-        _all_gather(made, padded, group=self.group)
+        all_gather(made, padded, group=self.group)
         if size % self.of:
             spans = (self.span(size, i) for i in range(self.of))
             made = torch.cat([piece[: b - a] for piece, (a, b) in zip(made.chunk(self.of), spans, strict=True)])

@@ -54,6 +54,19 @@ class Division:
         """Where the maps of this rank's parameter lie in the whole one; they stand one below the other."""
         return regions(self.shapes[name], self.cuts.get(name, (REPLICATED,)), self.number, self.of)
 
+    @torch.no_grad()
+    def join(self, name: str, values: Tensor) -> Tensor:
+        """A parameter, or anything of its shape (a gradient, a moment), joined from the pieces of all ranks."""
+        if name not in self.cuts or self.group is None:
+            return values
+        maps, made = values.split([rows[1] - rows[0] for rows, *_ in self.regions(name)]), []
+        whole = self.shapes[name]
+        for shard, part in zip(self.cuts[name], maps, strict=True):
+            size = shard.rows if len(maps) > 1 and shard.axis == 0 else whole[shard.axis]
+            alone = shard.cut == "replicated"
+            made.append(part if alone else self.group.gathered(part.contiguous(), shard.axis, int(size or 0)))
+        return torch.cat(made)
+
 
 def check(config: ModelConfig, tp: int) -> None:
     """Raises RequestError, before anything is allocated, where so many ranks cannot share a model."""
@@ -237,18 +250,3 @@ def sum_partial(model: Model) -> None:
     summed = division.group.summed(torch.cat([grad.flatten() for grad in found]))
     for grad, whole in zip(found, summed.split([grad.numel() for grad in found]), strict=True):
         grad.copy_(whole.view_as(grad))
-
-
-@torch.no_grad()
-def whole_of(model: Model, name: str, values: Tensor) -> Tensor:
-    """A parameter, or anything of its shape (a gradient, a moment), joined from the pieces of all ranks."""
-    division = division_of(model)
-    if name not in division.cuts or division.group is None:
-        return values
-    maps, made = values.split([rows[1] - rows[0] for rows, *_ in division.regions(name)]), []
-    whole = division.shapes[name]
-    for shard, part in zip(division.cuts[name], maps, strict=True):
-        size = shard.rows if len(maps) > 1 and shard.axis == 0 else whole[shard.axis]
-        alone = shard.cut == "replicated"
-        made.append(part if alone else division.group.gathered(part.contiguous(), shard.axis, int(size or 0)))
-    return torch.cat(made)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -167,6 +168,8 @@ class Matrix:
     last: int
     heads: int | None = None
     linear: Linear | None = None
+    pieces: Pieces | None = None
+    """Where `parameter` is this rank's piece of a whole one: `first` and `last` are rows of that."""
 
     @classmethod
     def of(cls, linear: Linear, part: int = 0, heads: int | None = None) -> Matrix:
@@ -182,7 +185,8 @@ class Matrix:
     @property
     def size(self) -> int:
         """How many values it has."""
-        return (self.last - self.first) * math.prod(self.parameter.shape[1:])
+        shape = self.parameter.shape if self.pieces is None else self.pieces.shape
+        return (self.last - self.first) * math.prod(shape[1:])
 
     @property
     def bias(self) -> nn.Parameter | None:
@@ -192,6 +196,16 @@ class Matrix:
     def applied(self) -> Tensor:
         """What the map does to its input: its rows, or what a reparametrisation makes of them."""
         return self.within(self.parameter if self.linear is None else self.linear.applied())
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """A parameter of which several ranks hold a piece each."""
+
+    shape: torch.Size
+    """Of the whole."""
+    join: Callable[[Tensor], Tensor]
+    """From this rank's piece of the parameter, or of anything of its shape: the whole. All ranks call it together."""
 
 
 def matrices_of(module: nn.Module) -> dict[str, Matrix]:

@@ -60,6 +60,9 @@ def check_shared(config: ModelConfig, recipe: Recipe, layout: Layout, out: str |
     check_owners(config, layout.tp)
     context.check(config, layout.cp)
     _check_stages(config, recipe, layout)
+    if recipe.watch is not None and layout.cp > 1:
+        what = f"cp={layout.cp}: watch looks at patterns of attention, and each rank has rows of its own tokens alone"
+        raise _no("watch", recipe.watch, f"{what}; leave --watch out, or use fsdp={layout.ranks}", "None")
     if pretrained and layout.tp > 1:
         raise _no("tp", layout.tp, f"tp={layout.tp} begins with weights that are drawn; use fsdp={layout.ranks}", "1")
     _check_atoms(recipe, layout)
