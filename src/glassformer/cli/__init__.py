@@ -1166,6 +1166,15 @@ def warnings_in_one_line() -> Iterator[None]:
         warnings.formatwarning = usual
 
 
+def _refuse_ranks(arguments: list[str]) -> None:
+    """`refuse_ranks` for a command, where it may be one of several processes."""
+    several = {"RANK", "WORLD_SIZE"} <= os.environ.keys() or "SLURM_PROCID" in os.environ
+    if several and arguments and not arguments[0].startswith("-"):
+        from glassformer.cli.ranks import refuse_ranks
+
+        refuse_ranks(arguments)
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Exit status: 0 done; 1 the work failed, or a run was stopped and saved; 2 the request was wrong; 130 Ctrl-C."""
     arguments = sys.argv[1:] if arguments is None else arguments
@@ -1175,6 +1184,7 @@ def main(arguments: list[str] | None = None) -> int:
         if len(arguments) > MOST_WORDS:
             raise RequestError(f"the command has {len(arguments):,} words; give at most {MOST_WORDS:,}")
         with warnings_in_one_line():
+            _refuse_ranks(arguments)
             app(arguments, exit_on_error=False, print_error=False)
         status = 0
     except SystemExit as done:

@@ -1,9 +1,10 @@
-"""`train` in several processes."""
+"""`train` in several processes, and all other commands in one."""
 
 from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from glassformer.cli.show import TrainingView
@@ -58,3 +59,17 @@ def one_voice() -> bool:
     """Whether this process prints."""
     place = joined()
     return place is None or place.rank == 0
+
+
+def refuse_ranks(words: Sequence[str]) -> None:
+    """Where torchrun or srun has started several processes: each would do all of any command but `train`, and write
+    where the others do. Raises RequestError in the first of them, and ends the others."""
+    place = joined()
+    if place is None or place.world == 1 or words[0] == "train":
+        return
+    if place.rank:
+        raise SystemExit(2)
+    raise RequestError(
+        f"{words[0]} is work for one process, and torchrun or srun has started {place.world}; start it alone",
+        code="conflict", field="command", value=words[0], expected="train",
+    )  # fmt: skip
