@@ -184,6 +184,9 @@ def test_an_arm_can_be_trained_by_a_recipe_of_its_own() -> None:
         "differs is the recipe."
     )
     assert second.endswith("of its own (adam_eps=1e-6, clip=none).")
+    alike = arms([f"gpt2@1m+{change}+recipe.warmup=0.3" for change in ("rope", "swiglu", "rmsnorm")])
+    (note,) = likeness(alike, recipes(alike, PLAN, None, 50))
+    assert note.endswith("gpt2@1m+rmsnorm+recipe.warmup=0.3 are trained by a recipe of their own (warmup=0.3).")
 
 
 @pytest.mark.parametrize(

@@ -295,7 +295,7 @@ def test_the_command(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture
     told = capsys.readouterr().out
     assert "rope: added in its place or as the last change, it lowers the loss" in told and "ladder.html" in told
     assert main([*call, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["steps"] == ["rope"]
+    assert json.loads(capsys.readouterr().out)["changes"] == ["rope"]
     for wrong in (["--to", BASE], ["--changes", "nonsense"], ["--seeds", "1"]):
         assert main([*call, *wrong]) == 2
         assert capsys.readouterr().err.startswith("glassformer: ")
@@ -304,6 +304,6 @@ def test_the_command(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 @pytest.mark.slow  # it trains for real, eight short runs
 def test_a_real_ladder(source: Path, tmp_path: Path) -> None:
     found = ablate(BASE, source, to=f"{BASE}+rope+rmsnorm", seeds=2, out=tmp_path / "out", **PLAN)
-    assert found["steps"] == ["rope", "rmsnorm"] and len(found["arms"]) == 4
+    assert found["changes"] == ["rope", "rmsnorm"] and len(found["arms"]) == 4
     assert all(len(arm["losses"]) == 2 and arm["parameters"] > 0 for arm in found["arms"])
     assert (tmp_path / "out" / "ladder.html").is_file()

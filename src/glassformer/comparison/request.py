@@ -147,12 +147,19 @@ def _equal(name: str, wanted: int) -> str:
 def likeness(configs: dict[str, ModelConfig], plans: dict[str, Recipe]) -> list[str]:
     """Notes on arms with a recipe of their own, and on arms that are the same model with the same recipe."""
     notes = []
+    own: dict[str, list[str]] = {}  # arms by what their recipes change
     for name, config in configs.items():
         if wishes := split_recipe(name)[1]:
-            told = ", ".join(f"{field}={value}" for field, value in wishes.items())
+            told = "(" + ", ".join(f"{field}={value}" for field, value in wishes.items()) + ")"
             twins = [other for other, its in configs.items() if its == config and plans[other] != plans[name]]
-            but = f": it is the model of {' and '.join(twins)}, so what differs is the recipe" if twins else ""
-            notes.append(f"{name} is trained by a recipe of its own ({told}){but}.")
+            if twins:
+                but = f"it is the model of {' and '.join(twins)}, so what differs is the recipe"
+                notes.append(f"{name} is trained by a recipe of its own {told}: {but}.")
+            else:
+                own.setdefault(told, []).append(name)
+    for told, names in own.items():
+        trained = "is trained by a recipe of its own" if len(names) == 1 else "are trained by a recipe of their own"
+        notes.append(f"{', '.join(names)} {trained} {told}.")
     for name in configs:
         same = [other for other in configs if (configs[other], plans[other]) == (configs[name], plans[name])]
         if len(same) > 1 and same[0] == name:

@@ -240,7 +240,7 @@ def _told(
     runs = [run.changed(name=own[run.name]) for run in results.runs if run.name in own]
     named = results.changed(runs=runs)
     told: dict[str, Any] = {
-        **ends, "design": kind, "steps": list(steps), "created": results.created, "data": results.data.name,
+        **ends, "design": kind, "changes": list(steps), "created": results.created, "data": results.data.name,
         "confidence": CONFIDENCE, "seeds": results.budget.seeds, "tuned": results.tuning is not None,
         "notes": results.budget.notes, "arms": [_arm(at, rung, steps, runs, results) for at, rung in enumerate(rungs)],
         "terms": terms(named, runs, [rungs[0].name]),

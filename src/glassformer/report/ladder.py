@@ -73,7 +73,7 @@ def findings(found: dict[str, Any]) -> list[str]:
     if found["design"] == "factorial":
         return _effect_findings(found)
     told = []
-    for at, step in enumerate(found["steps"]):
+    for at, step in enumerate(found["changes"]):
         added, last = (_words(found["pairs"][key][at]["verdict"]) for key in ("before", "last"))
         if added == last:
             told.append(f"{step}: added in its place or as the last change, it {added}.")
@@ -98,7 +98,7 @@ def _effect_findings(found: dict[str, Any]) -> list[str]:
 
 
 def _of(found: dict[str, Any], one: dict[str, Any]) -> str:
-    return " x ".join(found["steps"][at] for at in one["of"])
+    return " x ".join(found["changes"][at] for at in one["of"])
 
 
 def _effect_words(one: dict[str, Any]) -> str:
@@ -145,7 +145,7 @@ def _ladder(found: dict[str, Any]) -> Markup | None:
     first = _row("base", _level(found["arms"][rungs[0]], levels), None, None)
     rows = [
         _row(f"+{step}", _level(found["arms"][one["b"]], levels), _gap(one, gaps), _gap(other, gaps))
-        for step, one, other in zip(found["steps"], base, before, strict=True)
+        for step, one, other in zip(found["changes"], base, before, strict=True)
     ]
     axes = ("", level_axis(levels), interval_axis(gaps, _WIDE), interval_axis(gaps, _WIDE))
     words = (
@@ -165,7 +165,7 @@ def _last(found: dict[str, Any]) -> Markup | None:
     heads = ("change", "as the last of all", "in its place on the ladder")
     rows = [
         _row(step, _gap(one, gaps), _gap(other, gaps))
-        for step, one, other in zip(found["steps"], pairs, added, strict=True)
+        for step, one, other in zip(found["changes"], pairs, added, strict=True)
     ]
     axes = ("", interval_axis(gaps, _WIDE), interval_axis(gaps, _WIDE))
     words = (
