@@ -22,13 +22,10 @@ from glassformer.parallel import context, experts
 from glassformer.parallel.crew import Crew
 from glassformer.parallel.seams import all_gather
 from glassformer.parallel.sharing import Fill, Sharing, squares_here
-from glassformer.parallel.sums import local, tree_sum
+from glassformer.parallel.sums import BUCKET, local, tree_sum
 from glassformer.parallel.tensor import division_of, share_of, sum_partial
 from glassformer.parts.linear import Linear
 from glassformer.parts.reduce import reducing
-
-BUCKET = 1 << 22
-"""Values that are traded at once between copies of the weights."""
 
 
 class Ranks(Sharing):
@@ -167,13 +164,14 @@ def add_up(tensors: Iterable[Tensor], group: dist.ProcessGroup) -> None:
 
 
 def _add_up(bucket: list[Tensor], group: dist.ProcessGroup) -> None:
-    flat = torch.cat([one.reshape(-1) for one in bucket])
-    sent = nn.functional.pad(flat, (0, -len(flat) % group.size()))
+    size = sum(one.numel() for one in bucket)
+    end = bucket[0].new_zeros(-size % group.size())
+    sent = torch.cat([*(one.reshape(-1) for one in bucket), end])
     received = torch.empty_like(sent)
     dist.all_to_all_single(received, sent, group=group)
     mine = tree_sum(received.view(group.size(), -1).unbind(), torch.add)
     all_gather(sent, mine, group=group)
-    for tensor, summed in zip(bucket, sent[: len(flat)].split([one.numel() for one in bucket]), strict=True):
+    for tensor, summed in zip(bucket, sent[:size].split([one.numel() for one in bucket]), strict=True):
         tensor.copy_(summed.view_as(tensor))
 
 

@@ -23,6 +23,9 @@ LONGEST = 1 << 14
 VALUES_PER_BLOCK = 1 << 17
 """Of a gradient in fp64, so many at once: they stay in the processor's cache."""
 
+BUCKET = 1 << 22
+"""Values that are traded at once between copies of the weights."""
+
 
 class Tree(Generic[T]):
     """Adds up what comes one after the other, keeping as many sums as a binary counter has ones.

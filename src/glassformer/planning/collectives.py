@@ -20,8 +20,9 @@ from dataclasses import dataclass
 import torch
 
 from glassformer.config import ModelConfig
-from glassformer.parallel.apply import BUCKET, travels_in_half
+from glassformer.parallel.apply import travels_in_half
 from glassformer.parallel.layout import Layout
+from glassformer.parallel.sums import BUCKET
 from glassformer.parallel.tensor import divided_parts
 from glassformer.parts.owner import is_branch
 from glassformer.planning.ranks import weights_of

@@ -14,6 +14,7 @@ ranks divide is what modules declare (`planning/ranks.py`).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
@@ -22,6 +23,7 @@ import torch
 
 from glassformer.config import ModelConfig
 from glassformer.parallel.layout import Layout
+from glassformer.parallel.sums import BUCKET
 from glassformer.parts.cost import Cost, Shape
 from glassformer.planning.ranks import Held, Share, for_gpu, owned, share, stages
 from glassformer.planning.trace import Pieces, Traced, adapted, trace
@@ -70,7 +72,8 @@ class TrainingMemory:
     working                                  what a layer computes with, and makes again where it is recomputed
     loss                                     head and loss: logits of a chunk, gradients that the loss makes
     buffers                                  weights gathered from other ranks, and where these all have the gradients,
-                                             the buckets in which they are added up (torch's DistributedDataParallel)
+                                             the buckets in which they are added up (torch's DistributedDataParallel,
+                                             and ours between replicas)
     """
 
     weights: int = 0
@@ -146,6 +149,8 @@ class Ranks:
     def moments(self, stage: int) -> dict[str, TrainingMemory]:
         """Where a rank of this stage holds most: at the loss, in the backward pass of a layer, at the step."""
         found = {"step": self._state(stage, ready=1.0, stepping=True, working=self._stepping(stage))}
+        trading = self._state(stage, ready=1.0, stepping=True, traded=self._traded(stage))
+        found["step"] = max(found["step"], trading, key=lambda one: one.total)
         for flight, ready in self._passes(stage):
             for name, one in self._back(stage, flight, ready):
                 if name not in found or one.total > found[name].total:
@@ -215,6 +220,16 @@ class Ranks:
             share *= sum(self.adapters[layer] for layer in self._own(stage)) / max(1, whole.values)
         return round(FP32 * (whole.stepping if self.at_once else whole.largest) * share)
 
+    def _traded(self, stage: int) -> int:
+        """Bytes in which copies of the weights add up gradients, a bucket at a time: what a rank sends, what it gets of
+        the others, and the sums of its part, of which as many are there as a tree has levels."""
+        copies, whole = max(self.layout.replicate, self.layout.cp), self._whole(stage)
+        if copies == 1 or self.adapters:
+            return 0
+        held = whole.shards if self.layout.zero == 3 and self.layout.sharing > 1 else whole.values
+        bucket = min(held, BUCKET + whole.largest)
+        return round(FP32 * bucket * (2 + min(copies - 1, 1 + math.log2(copies)) / copies))
+
     def _own(self, stage: int) -> range:
         """Layers of a stage."""
         return stages(len(self.costs), self.layout.pp)[stage]
@@ -246,6 +261,7 @@ class Ranks:
         gathered: tuple[Held, ...] = (),
         summed: Held | None = None,
         stepping: bool = False,
+        traded: int = 0,
         **besides: int,
     ) -> TrainingMemory:
         """What is there all the time, and gradients: this share of them is `ready`, or those of the layers that are
@@ -254,10 +270,10 @@ class Ranks:
         layout, own, ends, whole = self.layout, self._own(stage), self._ends(stage), self._whole(stage)
         stays = layout.pp > 1 and not stepping  # a stage that gathered for every microbatch would wait for it each time
         states = self._adapters(own, whole) if self.adapters else self._states(whole, done or Held(), ready, stays)
-        buffers = 0
+        buffers = traded
         if layout.zero == 3 and layout.sharing > 1:
             gathers = whole if stays else Held() if stepping else sum(gathered, ends)
-            buffers = self.itemsize * gathers.gathered
+            buffers += self.itemsize * gathers.gathered
             buffers += FP32 * (summed or Held()).gathered if not self.adapters else 0
         elif layout.zero == 0 and layout.sharing > 1:
             buffers = states["gradients"] if self.adapters else FP32 * whole.values
