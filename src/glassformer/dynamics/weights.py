@@ -30,8 +30,10 @@ def named_matrices(model: Model) -> dict[str, Matrix]:
     """Every matrix of the model by the name of the site it makes: `embed`, `layers.3.mixer.q`, `layers.3.ffn.down`,
     `head`, and of an encoder as `encoder.layers.3.mixer.q`. In the order of computation. Of a model whose layers lie
     on several ranks, those that lie here; of one whose matrices are divided, whole matrices with their pieces."""
-    if model.division is not None:
-        return _joined(model)
+    return _matrices(model) if model.division is None else _joined(model)
+
+
+def _matrices(model: Model) -> dict[str, Matrix]:
     found = {} if model.encoder is None else {f"encoder.{n}": one for n, one in _of_tower(model.encoder).items()}
     found |= _of_tower(model)
     head: Any = model.head
@@ -52,14 +54,13 @@ def _of_tower(tower: Tower) -> dict[str, Matrix]:
 
 
 def _joined(model: Model) -> dict[str, Matrix]:
-    """The matrices of the model before it was divided, each with this rank's piece of its parameter."""
-    outline, division, here = model.config.outline(), model.division, dict(model.named_parameters())
+    """Matrices as they were before the model was divided, each that was cut with this rank's piece of its parameter."""
+    outline, division, found = model.config.outline(), model.division, _matrices(model)
     names = {id(parameter): name for name, parameter in outline.named_parameters()}
-    found = {}
-    for where, matrix in named_matrices(outline).items():
-        name = names[id(matrix.parameter)]
-        pieces = Pieces(matrix.parameter.shape, partial(division.join, name))
-        found[where] = replace(matrix, parameter=here[name], linear=None, pieces=pieces)
+    for where, matrix in _matrices(outline).items():
+        if (name := names[id(matrix.parameter)]) in division.cuts:
+            pieces = Pieces(matrix.parameter.shape, partial(division.join, name))
+            found[where] = replace(matrix, parameter=found[where].parameter, linear=None, pieces=pieces)
     return found
 
 
