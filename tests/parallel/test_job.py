@@ -73,7 +73,7 @@ DAMAGE: dict[str, Callable[[bytes], bytes] | None] = {
 
 
 def test_two_processes_train_as_one_and_what_is_damaged_is_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text(tmp_path)
     assert main(words(tmp_path, "one")) == 0
@@ -101,7 +101,7 @@ def test_two_processes_train_as_one_and_what_is_damaged_is_named(
 
 
 def test_other_commands_are_for_one_process(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     for rank, says in (("0", "plan is work for one process, and torchrun or srun has started 2"), ("1", "")):
