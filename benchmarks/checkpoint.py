@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import json
 import statistics
-import subprocess
 import sys
 import tempfile
 from typing import Any
 
+from benchmarks.job import printed
 from glassformer import machine
-from glassformer.errors import WorkError
 
 MODEL = "llama@45m"
 QUICK = "llama@1m"
@@ -90,17 +89,7 @@ def run(rounds: int = 5, threads: int | None = None, quiet: bool = False, quick:
 def measured(model: str, world: int, rounds: int, threads: int, quiet: bool) -> dict[str, Any]:
     """Medians of one job, in seconds."""
     with tempfile.TemporaryDirectory() as folder:
-        call = [sys.executable, "-c", PROBE, model]
-        ranks = [
-            subprocess.Popen(
-                [*call, str(rank), str(world), str(rounds), folder, str(threads)], stdout=subprocess.PIPE, text=True
-            )
-            for rank in range(world)
-        ]
-        told = [process.communicate()[0] for process in ranks]
-        if failed := [rank for rank, process in enumerate(ranks) if process.returncode]:
-            raise WorkError(f"rank {failed[0]} of {world} failed")
-    found = json.loads(told[0])
+        found = json.loads(printed(PROBE, model, world, rounds, folder, threads))
     medians = {name: statistics.median(values) for name, values in found.items() if name != "bytes"}
     if not quiet:
         print(f"{world} processes: {medians}", file=sys.stderr)

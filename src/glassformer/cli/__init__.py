@@ -95,6 +95,7 @@ Benchmark = Literal[
     "masked",
     "translate",
     "checkpoint",
+    "sums",
     "claims",
 ]
 Compile = Annotated[
@@ -1095,12 +1096,12 @@ def bench(
         vectors of 10,000 sentences beside sentence-transformers; retrieval: how often an index finds what belongs to a
         question, beside BM25; masked: a training step
         of bert@10m beside transformers' BERT; translate: a translator of Marian's shape beside theirs;
-        checkpoint: saving and loading 1 GB beside torch.distributed.checkpoint; claims: what guides say of speed, with
-        a verdict.
+        checkpoint: saving and loading 1 GB beside torch.distributed.checkpoint; sums: gradients added up in a fixed
+        order over processes, beside the engine's own sums; claims: what guides say of speed, with a verdict.
     rounds
         Measurements of each, taken in turn.
     quick
-        generate, mixers, embed, retrieval, checkpoint: with few tokens and nothing compiled, to see that it runs.
+        generate, mixers, embed, retrieval, checkpoint, sums: with few tokens and nothing compiled, to see that it runs.
     only
         mixers, neighbours, claims: these rows or tasks alone, by the beginnings of their names and with commas between;
         of the first two the others stay as `--out` has them.
