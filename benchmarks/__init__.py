@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from glassformer import machine
-from glassformer.errors import RequestError
+from glassformer.errors import RequestError, WorkError
 from glassformer.runs.results import Machine
 
 
@@ -40,3 +42,19 @@ def among(names: Iterable[str], only: str | None) -> list[str]:
                 code="unknown", field="only", value=one, expected="; ".join(names),
             )  # fmt: skip
     return [name for name in names if name.startswith(tuple(asked))]
+
+
+def printed(program: str, first: str, world: int, *rest: object) -> str:
+    """What the first of `world` processes prints, of which each runs `program` with (first, rank, world, *rest)."""
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", program, first, str(rank), str(world), *map(str, rest)],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(world)
+    ]
+    told = [process.communicate()[0] for process in ranks]
+    if failed := [rank for rank, process in enumerate(ranks) if process.returncode]:
+        raise WorkError(f"rank {failed[0]} of {world} failed")
+    return told[0]

@@ -15,7 +15,7 @@ import sys
 import tempfile
 from typing import Any
 
-from benchmarks.job import printed
+from benchmarks import printed
 from glassformer import machine
 
 MODEL = "llama@45m"

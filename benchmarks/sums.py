@@ -1,8 +1,8 @@
 """Sums over processes whose order is fixed, and the engine's own in turn, `glassformer bench sums`.
 
-Gradients are added up as a binary tree in the order of the ranks, so that their bits do not depend on how many processes
-share the sum: an all-to-all of shards, which each rank then adds up. `reduce_scatter_tensor` and `all_reduce` of
-torch.distributed (gloo) add up in an order of their own. `fsdp` is what FSDP2 does with the gradients of a layer in a
+Gradients are added up as a binary tree in the order of the ranks, so that their bits do not depend on how many
+processes share the sum: an all-to-all of shards, which each rank then adds up. `reduce_scatter_tensor` and `all_reduce`
+of torch.distributed (gloo) add up in an order of their own. `fsdp` is what FSDP2 does with the gradients of a layer in a
 backward, `replicas` what copies of the weights do after it; `step` is a training step of a llama under `fsdp`.
 """
 
@@ -14,7 +14,7 @@ import sys
 import tempfile
 from typing import Any
 
-from benchmarks.job import printed
+from benchmarks import printed
 from glassformer import machine
 
 SIZES = (1 << 18, 1 << 22, 1 << 24)
@@ -104,5 +104,6 @@ def table(rows: list[dict[str, Any]]) -> str:
     for row in rows:
         size = f"{row['values'] * 4 / 1e6:.0f}" if row["values"] else ""
         times = f"{row['tree'] * 1e3:.1f} ms | {row['engine'] * 1e3:.1f} ms"
-        lines.append(f"| {row['processes']} | {row['what']} | {size} | {times} | **{row['tree'] / row['engine']:.2f}** |")
+        ratio = row["tree"] / row["engine"]
+        lines.append(f"| {row['processes']} | {row['what']} | {size} | {times} | **{ratio:.2f}** |")
     return "\n".join(lines)
