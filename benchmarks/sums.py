@@ -2,8 +2,8 @@
 
 Gradients are added up as a binary tree in the order of the ranks, so that their bits do not depend on how many
 processes share the sum: an all-to-all of shards, which each rank then adds up. `reduce_scatter_tensor` and `all_reduce`
-of torch.distributed (gloo) add up in an order of their own. `fsdp` is what FSDP2 does with the gradients of a layer in a
-backward, `replicas` what copies of the weights do after it; `step` is a training step of a llama under `fsdp`.
+of torch.distributed (gloo) add up in an order of their own. `fsdp` is what FSDP2 does with the gradients of a layer in
+a backward, `replicas` what copies of the weights do after it; `step` is a training step of a llama under `fsdp`.
 """
 
 from __future__ import annotations
