@@ -62,6 +62,18 @@ def test_one_look_is_kept_as_it_is() -> None:
     }
 
 
+def test_the_load_of_experts_is_the_mean_of_the_last_quarter() -> None:
+    def routed(step: int, *load: float | str) -> dict[str, Any]:
+        return row(step, router_load={"layers.1.ffn.router": list(load), "layers.3.ffn.router": [0.5, "nan"]})
+
+    rows = [routed(10, 1.0, 0.0), routed(74, 0.9, 0.1), routed(75, 0.2, 0.8), routed(100, 0.4, 0.6)]
+    assert summarise(rows)["experts"] == [{"layer": 1, "load": [0.3, 0.7]}]
+    assert summarise([*rows, routed(101, 0.1, 0.1, 0.8)])["experts"] == []  # another number of experts: another model
+    assert summarise([row(1, router_load={"layers.0.ffn.router": [0.001] * 1000})])["experts"] == []
+    deep = row(1, router_load={f"layers.{layer}.ffn.router": [0.5, 0.5] for layer in range(200)})
+    assert len(summarise([deep])["experts"]) == BANDS
+
+
 def test_windows_take_means_but_the_worst_stays_the_worst() -> None:
     rows = [look(step, 0.9 if step % 100 else 0.1) for step in range(50, 12_001, 50)]  # 240 looks, 4 a window
     made = summarise(rows)

@@ -126,6 +126,31 @@ def test_every_statistic_has_a_map_for_every_arm_and_a_switch() -> None:
     assert all(f".heats:has(#heat-{one.name}:checked) .panel-{one.name}" in style for one in MAPS)
 
 
+def test_the_load_of_experts_is_drawn_by_expert_and_by_rank() -> None:
+    made = watched_results(diverge=False)
+    for run, load in zip(made["runs"], ([0.25] * 4, [0.5, 0.25, 0.25, 0.0], [0.6, 0.2, 0.2]), strict=False):
+        run["dynamics"]["experts"] = [{"layer": 2, "load": load}]
+    text = section(made)
+    drawn = maps(text)
+    said = {key: [[title for _, title in cells(svg)] for svg in drawn[f"load-{key}"]] for key in (1, 2, 4)}
+    assert said[1][0] == [f"Layer 2, expert {i}: 1" for i in range(4)]
+    assert said[1][1] == [f"Layer 2, expert {i}: {load}" for i, load in enumerate((2, 1, 1, 0))]
+    assert said[2] == [[f"Layer 2, rank {i}: 1" for i in range(2)], ["Layer 2, rank 0: 1.5", "Layer 2, rank 1: 0.5"]]
+    assert said[4][1] == [one.replace("expert", "rank") for one in said[1][1]]
+    assert "load-8" not in drawn and len(said[1]) == 3  # three experts are drawn, and no 2, 4 or 8 ranks share them
+    table = text[text.index("Most of a rank") :]
+    assert "1.500 (layer 2)" in table and "2.000 (layer 2)" in table and "75.0 %" in table
+    style = render(made)
+    assert all(f".heats:has(#load-{key}:checked) .panel-load-{key}" in style for key in (1, 2, 4, 8))
+
+
+def test_loads_that_are_none_are_not_drawn() -> None:
+    made = watched_results(diverge=False)
+    for run, load in zip(made["runs"], ([0.0, 0.0], ["nan", 1.0], [-1.0, 2.0], [0.1] * 1000), strict=False):
+        run["dynamics"]["experts"] = [{"layer": 0, "load": load}]
+    assert "Load of the experts" not in section(made)
+
+
 def test_a_value_has_the_same_colour_in_every_arm() -> None:
     made = watched_results(diverge=False)
     for i, run in enumerate(made["runs"]):

@@ -22,6 +22,10 @@ WINDOWS = 60
 BANDS = 48
 """Layers that are told apart, at most; of more, neighbours share a row."""
 EVENTS = 60
+EXPERTS = 512
+"""Of a layer, at most; the load of more is not kept."""
+LATE = 4
+"""The load of experts is the mean over the last of so many parts of the run."""
 PULSE = frozenset({"weight_norm", "gradient_norm", "gradient_rms"})
 """What every step records; the rest comes once in an interval."""
 _LAYER = re.compile(r"layers\.(\d{1,6})\.(.+)", re.DOTALL)
@@ -80,7 +84,8 @@ CURVES = (
     Kept("token_cosine", "token_cosine", None, _last, _mean),
 )
 """One number for each window; the token cosine is that of the last layer."""
-READ = frozenset(kept.statistic for kept in (*LAYERS, *CURVES))
+_LOAD = "router_load"
+READ = frozenset(kept.statistic for kept in (*LAYERS, *CURVES)) | {_LOAD}
 
 
 def summary_of(run: Path) -> dict[str, Any]:
@@ -95,7 +100,8 @@ def summarise(records: Iterable[dict[str, Any]]) -> dict[str, Any]:
     """The short form of dynamics.jsonl, of at most WINDOWS steps, BANDS rows of layers and EVENTS events.
 
     {"steps": [last step of each window], "depth": layers, "layers": {STAT: [[value per layer] per window]},
-    "curves": {STAT: [[step, value], ...]}, "events": [...], "events_left_out": 0}; without records, {}.
+    "curves": {STAT: [[step, value], ...]}, "experts": [{"layer": 0, "load": [share of each expert]}],
+    "events": [...], "events_left_out": 0}; without records, {}.
 
     Windows are equal stretches of steps, as long at least as the interval of watching. Their values are means; the
     worst head and the largest logit stay the worst and the largest. A value is None where nothing was recorded, and
@@ -114,6 +120,7 @@ def summarise(records: Iterable[dict[str, Any]]) -> dict[str, Any]:
         "depth": depth,
         "layers": {kept.name: grid for kept in LAYERS if (grid := _grid(kept, rows, edges, depth))},
         "curves": {kept.name: curve for kept in CURVES if (curve := _curve(kept, rows, edges))},
+        "experts": _loads(rows),
         "events": _ends(events),
         "events_left_out": max(0, len(events) - EVENTS),
     }
@@ -217,6 +224,19 @@ def _curve(kept: Kept, rows: Sequence[Row], edges: Sequence[int]) -> list[list[A
         if values:
             windows[bisect_left(edges, step)].append((step, _reduced(kept.places, values)))
     return [[max(found)[0], _plain(_reduced(kept.rows, [v for _, v in found]))] for _, found in sorted(windows.items())]
+
+
+def _loads(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """The share of the assignments that each expert has in the last part of the run, of at most BANDS layers."""
+    last = max((step for step, stats in rows if _LOAD in stats), default=0)
+    by_layer: dict[int, list[list[float]]] = defaultdict(list)
+    for step, stats in rows:
+        for layer, _, load in stats.get(_LOAD, ()) if step * LATE >= last * (LATE - 1) else ():
+            if layer >= 0 and len(load) <= EXPERTS and all(map(math.isfinite, load)):
+                by_layer[layer].append(load)
+    found = [(layer, loads) for layer, loads in sorted(by_layer.items()) if len({len(load) for load in loads}) == 1]
+    kept = [found[i * len(found) // BANDS] for i in range(BANDS)] if len(found) > BANDS else found
+    return [{"layer": layer, "load": [_plain(_mean(of)) for of in zip(*loads, strict=True)]} for layer, loads in kept]
 
 
 def _reduced(reduce: Reduce, values: Sequence[float]) -> float:

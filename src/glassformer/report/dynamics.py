@@ -30,6 +30,7 @@ from ..figures import (
 )
 from ..thresholds import ALIKE_COSINE, ALIKE_RANK, COLLAPSED_ENTROPY, COLLAPSED_LOGIT
 from .curves import extremes, mean_curve, switch, top
+from .experts import experts_figure
 from .html import Absent, arm_label, arm_name, caption, scroll, section
 from .read import Arm, Points, Watched, run_status, seed_of, training_curve, watched
 
@@ -105,6 +106,7 @@ def dynamics_section(arms: Sequence[Arm], command: str = "") -> Markup | Absent:
         tag("p", join(_findings(arms, seen), " "), class_="seen"),
         _curve_figure(known, seen, end),
         _map_figure(known, seen, end),
+        experts_figure([(arm, _drawn(seen[arm.index])) for arm in known]),
         _event_table(known, seen),
     )  # fmt: skip
 

@@ -8,9 +8,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ..dynamics.summary import EXPERTS
 from ..figures import finite
 from ..runs.readable import mapping, sequence
-from ..runs.results import Generation, Results, RunResult, Training, Validation
+from ..runs.results import Dynamics, Generation, Results, RunResult, Training, Validation
 
 Points = list[tuple[float, float]]
 MOST_STEPS, MOST_ROWS = 120, 64  # of what was watched: more is not in a file that this package wrote
@@ -182,6 +183,8 @@ class Watched:
     curves: dict[str, Points]
     events: list[dict[str, Any]]
     left_out: int
+    experts: dict[int, list[float]]
+    """By layer: the share of its assignments that each expert had towards the end."""
 
     @property
     def rows(self) -> int:
@@ -205,10 +208,22 @@ def watched(run: RunResult) -> Watched | None:
     events = [{**event, "step": step} for event in map(mapping, seen.events)
               if (step := finite(event.get("step"))) is not None and abs(step) <= 1e15]  # fmt: skip
     depth, left_out = finite(seen.depth), finite(seen.events_left_out)
-    found = Watched(run, steps, 0, layers, curves, events[:MOST_STEPS], max(0, int(left_out or 0)))
+    experts = _loads(seen)
+    found = Watched(run, steps, 0, layers, curves, events[:MOST_STEPS], max(0, int(left_out or 0)), experts)
     if not found.rows and not events and not any(curves.values()):
         return None
     return replace(found, depth=int(max(found.rows, min(depth or 0, 1e6))))
+
+
+def _loads(seen: Dynamics) -> dict[int, list[float]]:
+    """Those that are shares of something."""
+    found = {}
+    for one in seen.experts[:MOST_ROWS]:
+        layer, load = finite(one.layer), [finite(share) for share in one.load[: EXPERTS + 1]]
+        known = [share for share in load if share is not None and share >= 0]
+        if layer is not None and layer >= 0 and 1 < len(known) == len(load) <= EXPERTS and 0 < sum(known) < 1e9:
+            found[int(min(layer, 1e6))] = [share / sum(known) for share in known]
+    return found
 
 
 def training_curve(run: RunResult) -> Points:

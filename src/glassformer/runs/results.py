@@ -168,6 +168,13 @@ class Reach(Entry):
     reason: str | None = None
 
 
+class ExpertLoad(Entry):
+    """The share of a layer's assignments that each of its experts has."""
+
+    layer: Count = 0
+    load: list[Any] = []
+
+
 class Dynamics(Entry):
     """What was watched while the run trained: `dynamics.summary.summarise`. Without fields: nothing was."""
 
@@ -175,6 +182,7 @@ class Dynamics(Entry):
     depth: Count = 0
     layers: dict[str, list[list[Any]]] = {}
     curves: dict[str, list[list[Any]]] = {}
+    experts: list[ExpertLoad] = []
     events: list[dict[str, Any]] = []
     events_left_out: Count = 0
 

@@ -1,0 +1,105 @@
+"""The load of experts: of each one, and of each rank where several share them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..figures import Axis, HeatColumn, HeatScale, Markup, fixed, heat_legend, heat_map, heat_scale, join, tag
+from ..figures.heat import MOST_COLUMNS
+from .curves import switch
+from .html import arm_label, caption, scroll
+from .read import Arm, Watched
+
+RANKS = (2, 4, 8)
+"""Numbers of ranks over which experts are shared on the page, where they can be."""
+EXPERTS = 1  # the key of the panel in which every expert stands for itself
+
+Drawn = tuple[Arm, Watched]
+
+
+def experts_figure(watched: Sequence[Drawn]) -> Markup | None:
+    """Maps of layer by expert and of layer by rank, and what they come to; None without experts."""
+    found = [(arm, seen) for arm, seen in watched if seen.experts]
+    if not found:
+        return None
+    panels = {key: maps for key in (EXPERTS, *RANKS) if (maps := _maps(found, key))}
+    if not panels:
+        return None
+    drawn = [column for maps in panels.values() for _, columns, _ in maps for column in columns]
+    every = [value for column in drawn for value in column.values]
+    scale = heat_scale("Load over its even share; 1: level", every, low=0)
+    options = [(str(key), "each expert" if key == EXPERTS else f"{key} ranks") for key in panels]
+    return tag(
+        "figure", tag("h3", "Load of the experts"),
+        tag("div", switch("load", "Load of", options), class_="switches"),
+        *(_panel(key, maps, scale) for key, maps in panels.items()),
+        caption("Of the tokens that --watch looks at, the mean over the last quarter of the run; the first layer is at "
+                "the bottom. Ranks share the experts in order, as with --layout ep=2, be there ranks in this run or "
+                "not."),
+        _table(found), class_="heats",
+    )  # fmt: skip
+
+
+def shared(load: Sequence[float], ranks: int) -> list[float]:
+    """The load of each of `ranks` ranks that share the experts in order, over its even share."""
+    each = len(load) // ranks
+    return [sum(load[rank * each : (rank + 1) * each]) * ranks for rank in range(ranks)]
+
+
+def _fits(seen: Watched, ranks: int) -> bool:
+    return all(len(load) % ranks == 0 for load in seen.experts.values())
+
+
+Map = tuple[Arm, list[HeatColumn], list[str]]
+
+
+def _maps(found: Sequence[Drawn], key: int) -> list[Map]:
+    """Each arm's columns, an expert or a rank each, with the names of the layers."""
+    maps: list[Map] = []
+    for arm, seen in found:
+        most = max(map(len, seen.experts.values()))
+        count = most if key == EXPERTS else key
+        if count > MOST_COLUMNS or not _fits(seen, 1 if key == EXPERTS else key):
+            continue
+        rows = [shared(load, len(load) if key == EXPERTS else key) for load in seen.experts.values()]
+        word = "expert" if key == EXPERTS else "rank"
+        columns = [
+            HeatColumn(i - 0.5, i + 0.5, [row[i] if i < len(row) else None for row in rows], f"{word} {i}")
+            for i in range(count)
+        ]
+        maps.append((arm, columns, [str(layer) for layer in seen.experts]))
+    return maps
+
+
+def _panel(key: int, maps: Sequence[Map], scale: HeatScale) -> Markup:
+    word = "Expert" if key == EXPERTS else "Rank"
+    pieces = []
+    for arm, columns, layers in maps:
+        most, layer, which = max((float(v), name, c.name) for c in columns  # type: ignore[arg-type]
+                                 for v, name in zip(c.values, layers, strict=True) if v is not None)  # fmt: skip
+        title = f"Load by layer and {word.lower()}, {arm.name}. Highest: {fixed(most)}, {which}, layer {layer}."
+        picture = heat_map(columns, layers, scale, Axis(word, low=-0.5, high=len(columns) - 0.5), title, "Layer")
+        pieces.append(tag("figure", tag("figcaption", arm_label(arm)), picture))
+    return tag("div", heat_legend(scale), tag("div", *pieces, class_="maps"), class_=f"panel panel-load-{key}")
+
+
+def _table(found: Sequence[Drawn]) -> Markup:
+    """The rank that a step waits for, and the rows that travel."""
+    names = ("Arm", "Ranks", "Most of a rank", "Mean over layers", "Rows that leave their rank")
+    heads = [tag("th", words, scope="col") for words in names]
+    rows = []
+    for arm, seen in found:
+        for ranks in (ranks for ranks in RANKS if _fits(seen, ranks)):
+            most = {layer: max(shared(load, ranks)) for layer, load in seen.experts.items()}
+            worst = max(most, key=most.__getitem__)
+            cells = (f"{ranks}", f"{fixed(most[worst])} (layer {worst})", fixed(sum(most.values()) / len(most)),
+                     f"{100 * (ranks - 1) / ranks:.1f} %")  # fmt: skip
+            rows.append(tag("tr", tag("th", arm_label(arm), scope="row"), *(tag("td", cell) for cell in cells)))
+    if not rows:
+        return join([])
+    table = tag("table", tag("thead", tag("tr", *heads)), tag("tbody", *rows), class_="events")
+    words = (
+        "Most of a rank: rows that the busiest rank computes in a layer over its even share; the others wait for it. "
+        "Rows leave where the tokens of all ranks choose alike; their results come back the same way."
+    )
+    return join([scroll("Experts over ranks", table), caption(words)])
