@@ -8,13 +8,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..dynamics.summary import EXPERTS
 from ..figures import finite
 from ..runs.readable import mapping, sequence
 from ..runs.results import Dynamics, Generation, Results, RunResult, Training, Validation
 
 Points = list[tuple[float, float]]
-MOST_STEPS, MOST_ROWS = 120, 64  # of what was watched: more is not in a file that this package wrote
+MOST_STEPS, MOST_ROWS, MOST_EXPERTS = 120, 64, 512  # of what was watched: more is not in a file that this package wrote
 
 
 def points(curve: object) -> Points:
@@ -219,9 +218,9 @@ def _loads(seen: Dynamics) -> dict[int, list[float]]:
     """Those that are shares of something."""
     found = {}
     for one in seen.experts[:MOST_ROWS]:
-        layer, load = finite(one.layer), [finite(share) for share in one.load[: EXPERTS + 1]]
+        layer, load = finite(one.layer), [finite(share) for share in one.load[: MOST_EXPERTS + 1]]
         known = [share for share in load if share is not None and share >= 0]
-        if layer is not None and layer >= 0 and 1 < len(known) == len(load) <= EXPERTS and 0 < sum(known) < 1e9:
+        if layer is not None and layer >= 0 and 1 < len(known) == len(load) <= MOST_EXPERTS and 0 < sum(known) < 1e9:
             found[int(min(layer, 1e6))] = [share / sum(known) for share in known]
     return found
 
