@@ -40,6 +40,8 @@ class InitialWeights:
     def __init__(self, outline: nn.Module, init: Init):
         self.outline, self.init = outline.to_empty(device="meta"), init  # copies of a layer share their storage
         self.tensors = dict(_tensors(outline))
+        self._part: dict[str, dict[str, Tensor]] = {}
+        """Tensors of the part that was filled last, by its path."""
         drawn: dict[str, list[tuple[Tensor, Numbers]]] = {}
         names = {storage_of(tensor): name for name, tensor in reversed(self.tensors.items())}
         before = {name: tensor._version for name, tensor in self.tensors.items()}
@@ -79,9 +81,11 @@ class InitialWeights:
         paths = (".".join(steps[:n]) for n in range(len(steps)))
         having = (path for path in paths if hasattr(self.outline.get_submodule(path), "init_weights"))
         path = next(having, ".".join(steps))
-        part = copy.deepcopy(self.outline.get_submodule(path)).to_empty(device="cpu")
-        fill(part, self.init, path)
-        return dict(_tensors(part, path))[name].detach()
+        if path not in self._part:  # names come part by part, and several of a part are often asked for
+            part = copy.deepcopy(self.outline.get_submodule(path)).to_empty(device="cpu")
+            fill(part, self.init, path)
+            self._part = {path: {name: one.detach() for name, one in _tensors(part, path)}}
+        return self._part[path][name]
 
 
 def _filling(module: nn.Module, path: str = "") -> Iterator[tuple[str, Callable[[Init], None]]]:

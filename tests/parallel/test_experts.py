@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from functools import cache
 
 import pytest
@@ -121,15 +122,12 @@ def test_experts_of_several_ranks_learn_as_those_of_one(name: str, layout: str) 
     assert ("capacity" not in MODELS[name]) or any(dropped)
 
 
-def fill(model: Model) -> None:
-    model.double().load_state_dict(built(MODELS["all that moves routers"]).state_dict())
-
-
 def steps_of(crew: Crew) -> tuple[list[float], list[Piece]]:
     """The gradient norms of some clipped steps, and what the rank holds of weights and moments at the end."""
     sharing = Sharing() if crew.world == 1 else Ranks(crew)
     config = preset(MODELS["all that moves routers"])
-    model = sharing.build(config, 0, "cpu", fill=fill).train()
+    given = built(MODELS["all that moves routers"]).state_dict()
+    model = sharing.build(config, 0, "cpu", given=given).train()
     optimizer, norms = AdamWConfig().create(model, 5e-3, 0.1), []
     for step in range(STEPS):
         sums = Tree[list[Tensor | None]](add_to)
@@ -152,6 +150,14 @@ def steps_of(crew: Crew) -> tuple[list[float], list[Piece]]:
     return norms, [*Held.of_model(model).pieces, *Held.of_optimizer(model, optimizer).pieces]
 
 
+@pytest.fixture
+def in_fp64() -> Iterator[None]:
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.usefixtures("in_fp64")
 @pytest.mark.parametrize("layout", ["fsdp=2,ep=2", "fsdp=4,ep=2", "fsdp=4,ep=4", "fsdp=2,ep=2,replicate=2"])
 def test_experts_and_divided_weights_learn_as_one_process(layout: str) -> None:
     """Norms, and every piece of weights and moments; those of all ranks together tile the whole."""

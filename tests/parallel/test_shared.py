@@ -97,15 +97,15 @@ def test_matrices_that_travel_in_half_give_the_bits_of_those_that_autocast_round
 )
 def test_what_ranks_cannot_share_is_refused(layout: str, recipe: dict[str, object], message: str):
     with pytest.raises(RequestError, match=message):
-        check_shared(CONFIG, Recipe.of(**{**RECIPE.model_dump(), **recipe}), Layout.of(layout), "run", False)
+        check_shared(CONFIG, Recipe.of(**{**RECIPE.model_dump(), **recipe}), Layout.of(layout), "run")
 
 
 def test_no_power_of_two_is_said():
     with pytest.warns(UserWarning, match="within rounding, not bit for bit"):
-        check_shared(CONFIG, RECIPE.vary(batch_size=6, micro_batch=1), Layout.of("fsdp=3"), "run", False)
+        check_shared(CONFIG, RECIPE.vary(batch_size=6, micro_batch=1), Layout.of("fsdp=3"), "run")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        check_shared(CONFIG, RECIPE, Layout.of("fsdp=2,replicate=2"), "run", False)
+        check_shared(CONFIG, RECIPE, Layout.of("fsdp=2,replicate=2"), "run")
 
 
 def test_a_layout_is_of_the_processes_that_there_are():
@@ -190,7 +190,7 @@ def test_the_rank_that_failed_is_named_though_others_are_at_work():
 )
 def test_words_that_would_do_nothing_are_refused(layout: str, says: str):
     with pytest.raises(RequestError, match=says):
-        check_shared(CONFIG, RECIPE, Layout.of(layout), "run", False)
+        check_shared(CONFIG, RECIPE, Layout.of(layout), "run")
 
 
 def test_tasks_of_a_machine_by_slurm():

@@ -128,4 +128,4 @@ def test_what_cannot_be_cut_between_layers_is_refused(expression: str, stages: i
 def test_runs_that_cannot_flow_are_refused(layout: str, recipe: dict[str, Any], says: str, tmp_path: Path) -> None:
     fields = {"tokens": 4096, "batch_size": 8, "micro_batch": 2, "context": CONTEXT, **recipe}
     with pytest.raises(RequestError, match=says):
-        check_shared(preset(f"llama@1m+{TINY}"), Recipe.of(**fields), Layout.of(layout), tmp_path, False)
+        check_shared(preset(f"llama@1m+{TINY}"), Recipe.of(**fields), Layout.of(layout), tmp_path)

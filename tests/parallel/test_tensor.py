@@ -18,6 +18,7 @@ from glassformer.introspection import capture, edit
 from glassformer.model import Model
 from glassformer.naming import preset
 from glassformer.parallel import tensor as tp
+from glassformer.parallel.apply import Ranks
 from glassformer.parallel.crew import Crew
 from glassformer.parallel.seams import Group, Seams
 from glassformer.parts.ffn.mlp import Mlp
@@ -157,7 +158,7 @@ def test_a_rank_draws_the_bits_of_its_pieces():
     weights = dict(config.build(seed=3).named_parameters())
 
     def drawn(crew: Crew) -> tuple[dict[str, Tensor], int]:
-        model = tp.share_of(config, crew.group("tp"), seed=3)
+        model = Ranks(crew).build(config, 3, "cpu")
         found = {name: tp.division_of(model).join(name, weight.detach()) for name, weight in model.named_parameters()}
         return found, sum(weight.numel() for weight in model.parameters())
 
@@ -193,7 +194,7 @@ def test_what_is_seen_changed_and_written_is_that_of_one_process(layout: str):
     whole = looked_at(preset(expression).build(seed=0).double().eval(), tokens)
 
     def work(crew: Crew) -> dict[str, Tensor]:
-        model = tp.share_of(preset(expression), crew.group("tp"), sequence=crew.layout.sp).double().eval()
+        model = Ranks(crew).build(preset(expression), 0, "cpu").double().eval()
         return looked_at(model, tokens)
 
     for found in as_threads(layout, work):

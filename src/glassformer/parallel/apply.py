@@ -6,7 +6,7 @@ whole, plain tensors in `forward`, and know nothing of it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -18,12 +18,12 @@ from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
 
 from glassformer.config import ModelConfig
 from glassformer.model import Model, Tower
-from glassformer.parallel import context, experts
+from glassformer.parallel import context, experts, tensor
 from glassformer.parallel.crew import Crew
+from glassformer.parallel.filling import fill_pieces
 from glassformer.parallel.seams import all_gather
-from glassformer.parallel.sharing import Fill, Sharing, squares_here
-from glassformer.parallel.sums import BUCKET, local, tree_sum
-from glassformer.parallel.tensor import division_of, share_of, sum_partial
+from glassformer.parallel.sharing import Sharing, squares_here
+from glassformer.parallel.sums import buckets, local, tree_sum
 from glassformer.parts.linear import Linear
 from glassformer.parts.reduce import reducing
 
@@ -35,20 +35,29 @@ class Ranks(Sharing):
         self.crew = crew
 
     def build(
-        self, config: ModelConfig, seed: int, device: str, autocast: torch.dtype | None = None, fill: Fill | None = None
+        self,
+        config: ModelConfig,
+        seed: int,
+        device: str,
+        autocast: torch.dtype | None = None,
+        given: Mapping[str, Tensor] | None = None,
     ) -> Model:
-        if (group := self.crew.group("tp")) is None:
-            model = super().build(config, seed, device, autocast, fill)
-        else:
-            model = share_of(config, group, seed, self.crew.layout.sp).to(device)
-        if (ranks := self.crew.group("cp")) is not None:
-            context.divide(model, ranks)
-        if (pp := self.crew.group("pp")) is not None:
+        model = self._divided(config.outline(), autocast).to_empty(device=device)
+        fill_pieces(model, config.initial_weights(seed), given)
+        return model
+
+    def _divided(self, model: Model, autocast: torch.dtype | None) -> Model:
+        """A model on the meta device, as the layout divides it."""
+        if (group := self.crew.group("tp")) is not None:
+            tensor.divide(model, group, self.crew.layout.sp)
+        if (group := self.crew.group("cp")) is not None:
+            context.divide(model, group)
+        if (group := self.crew.group("pp")) is not None:
             from glassformer.parallel.stages import Stages
 
-            return Stages(model, self.crew.at["pp"], pp.size(), self.crew.layout.interleave, pp)
-        if (ep := self.crew.group("ep")) is not None:
-            experts.divide(model, ep)
+            return Stages(model, self.crew.at["pp"], group.size(), self.crew.layout.interleave, group)
+        if (group := self.crew.group("ep")) is not None:
+            experts.divide(model, group)
         return spread(model, self.crew, autocast, {weight for _, weight in self._own(model)})
 
     def _own(self, model: Model) -> Iterator[tuple[str, nn.Parameter]]:
@@ -64,12 +73,12 @@ class Ranks(Sharing):
             if (group := self.crew.group(axis)) is not None:
                 add_up((local(one.grad) for one in model.parameters() if one.grad is not None), group)
         if self.crew.group("tp") is not None:
-            sum_partial(model)
+            tensor.sum_partial(model)
 
     def squares(self, model: Model) -> Sequence[Tensor]:
         found = squares_here(model)
         if self.crew.at["tp"]:  # what every owner has whole is counted by the first
-            found = {name: one for name, one in found.items() if name in division_of(model).cuts}
+            found = {name: one for name, one in found.items() if name in tensor.division_of(model).cuts}
         if self.crew.at["edp"]:  # and what several ranks have of experts by the first of them
             own = {name for name, _ in self._own(model)}
             found = {name: one for name, one in found.items() if name not in own}
@@ -147,32 +156,35 @@ class TreeReduceScatter(ReduceScatter):
     ) -> None:
         received = torch.empty_like(input_tensor)
         dist.all_to_all_single(received, input_tensor, group=group)
-        output_tensor.copy_(tree_sum(received.view(group.size(), -1).unbind(), torch.add))
+        output_tensor.copy_(_sum_here(received, group))
 
 
 @torch.no_grad()
 def add_up(tensors: Iterable[Tensor], group: dist.ProcessGroup) -> None:
     """Each tensor becomes the sum of those of all ranks of the group, as a binary tree in their order."""
-    bucket: list[Tensor] = []
-    for tensor in tensors:
-        bucket.append(tensor)
-        if sum(one.numel() for one in bucket) >= BUCKET:
-            _add_up(bucket, group)
-            bucket = []
-    if bucket:
-        _add_up(bucket, group)
+    every = list(tensors)
+    flat = [one.contiguous().view(-1) for one in every]
+    for bucket in buckets(one.numel() for one in flat):
+        _add_up([flat[number][piece] for number, piece in bucket], group)
+    for one, summed in zip(every, flat, strict=True):
+        if one.data_ptr() != summed.data_ptr():  # it was not contiguous
+            one.copy_(summed.view_as(one))
 
 
-def _add_up(bucket: list[Tensor], group: dist.ProcessGroup) -> None:
-    size = sum(one.numel() for one in bucket)
-    end = bucket[0].new_zeros(-size % group.size())
-    sent = torch.cat([*(one.reshape(-1) for one in bucket), end])
-    received = torch.empty_like(sent)
-    dist.all_to_all_single(received, sent, group=group)
-    mine = tree_sum(received.view(group.size(), -1).unbind(), torch.add)
-    all_gather(sent, mine, group=group)
-    for tensor, summed in zip(bucket, sent[:size].split([one.numel() for one in bucket]), strict=True):
-        tensor.copy_(summed.view_as(tensor))
+def _add_up(pieces: list[Tensor], group: dist.ProcessGroup) -> None:
+    sizes = [one.numel() for one in pieces]
+    end = -sum(sizes) % group.size()
+    traded = pieces[0] if len(pieces) == 1 and not end else torch.cat([*pieces, pieces[0].new_zeros(end)])
+    received = torch.empty_like(traded)
+    dist.all_to_all_single(received, traded, group=group)
+    all_gather(traded, _sum_here(received, group), group=group)
+    if traded is not pieces[0]:
+        torch._foreach_copy_(pieces, list(traded[: sum(sizes)].split(sizes)))
+
+
+def _sum_here(received: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """The sum of what came of each rank, added up where it lies."""
+    return tree_sum(received.view(group.size(), -1).unbind(), Tensor.add_)
 
 
 def _joined(rows: Tensor, group: dist.ProcessGroup | None) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -16,9 +16,6 @@ if TYPE_CHECKING:
     from glassformer.model import Model
 
 
-Fill = Callable[["Model"], None]
-
-
 def squares_here(model: nn.Module) -> dict[str, Tensor]:
     """Of what lies here, by the parameter's name."""
     named = model.named_parameters()
@@ -29,14 +26,19 @@ class Sharing:
     """One process has all of the model and computes all of a step."""
 
     def build(
-        self, config: ModelConfig, seed: int, device: str, autocast: torch.dtype | None = None, fill: Fill | None = None
+        self,
+        config: ModelConfig,
+        seed: int,
+        device: str,
+        autocast: torch.dtype | None = None,
+        given: Mapping[str, Tensor] | None = None,
     ) -> Model:
-        """This rank's part of the model, with the weights that `config.build(seed)` has, or that `fill` gives it.
-        `autocast`: what its products run in, where that is not fp32."""
-        model = config.build(seed=seed).to(device)
-        if fill is not None:
-            fill(model)
-        return model
+        """This rank's part of the model, with the weights that `config.build(seed)` has, or those `given`, whole and by
+        name. `autocast`: what its products run in, where that is not fp32."""
+        model = config.build(seed=seed)
+        if given is not None:
+            model.load_state_dict(dict(given))
+        return model.to(device)
 
     def add_up(self, model: Model) -> None:
         """Gradients of this rank's atoms become those of the step."""

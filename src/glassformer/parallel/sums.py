@@ -8,7 +8,7 @@ power of two of ranks that divides the atoms cuts the tree between two levels, a
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Generic, TypeVar
 
 import torch
@@ -23,7 +23,7 @@ LONGEST = 1 << 14
 VALUES_PER_BLOCK = 1 << 17
 """Of a gradient in fp64, so many at once: they stay in the processor's cache."""
 
-BUCKET = 1 << 22
+BUCKET = 1 << 21
 """Values that are traded at once between copies of the weights."""
 
 
@@ -61,6 +61,28 @@ def tree_sum(values: Iterable[T], add: Callable[[T, T], T]) -> T:
     for value in values:
         tree.push(value)
     return tree.total()
+
+
+def buckets(sizes: Iterable[int]) -> Iterator[list[tuple[int, slice]]]:
+    """Divides tensors of so many values into buckets of at most `BUCKET`: (number of the tensor, which of its values).
+
+    A piece that fills more than half of a bucket has it for itself, so that it can be added up where it lies."""
+    bucket: list[tuple[int, slice]] = []
+    held = 0
+    for number, size in enumerate(sizes):
+        for start in range(0, size, BUCKET):
+            piece = slice(start, min(start + BUCKET, size))
+            values = piece.stop - piece.start
+            if 2 * values > BUCKET:
+                yield [(number, piece)]
+                continue
+            if held + values > BUCKET:
+                yield bucket
+                bucket, held = [], 0
+            bucket.append((number, piece))
+            held += values
+    if bucket:
+        yield bucket
 
 
 def add_to(kept: list[Tensor | None], more: list[Tensor | None]) -> list[Tensor | None]:

@@ -1,6 +1,7 @@
 """Tensor parallelism: a rank's share of a model, cut as its parts declare.
 
->>> model = share_of(config, group)                    # drawn in pieces; the bits are those of config.build(seed=0)
+>>> model = divide(config.outline(), group).to_empty(device="cpu")
+>>> fill_pieces(model, config.initial_weights(0))       # drawn in pieces; the bits are those of config.build(seed=0)
 >>> model.loss(tokens, targets).backward()             # the same tokens on every rank of the group
 >>> sum_partial(model)                                 # now each gradient is that of the loss of one process
 
@@ -72,23 +73,6 @@ def check(config: ModelConfig, tp: int) -> None:
     """Raises RequestError, before anything is allocated, where so many ranks cannot share a model."""
     if tp > 1:
         cut(config.outline(), Owner(0, tp))
-
-
-def share_of(config: ModelConfig, group: Any, seed: int = 0, sequence: bool = False) -> Model:
-    """This rank's share of `config.build(seed)`, of which no more than the share is allocated."""
-    model = divide(config.outline(), group, sequence).to_empty(device="cpu")
-    whole, division = config.initial_weights(seed), division_of(model)
-    with torch.no_grad():
-        for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-            row = 0
-            if name not in division.cuts:
-                tensor.copy_(whole.piece(name))
-                continue
-            for region in division.regions(name):
-                piece = whole.piece(name, *(slice(*span) for span in region[:2]))
-                tensor[row : row + len(piece)] = piece
-                row += len(piece)
-    return model
 
 
 def divide(model: Model, group: Any, sequence: bool = False) -> Model:

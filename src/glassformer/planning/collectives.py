@@ -22,7 +22,7 @@ import torch
 from glassformer.config import ModelConfig
 from glassformer.parallel.apply import travels_in_half
 from glassformer.parallel.layout import Layout
-from glassformer.parallel.sums import BUCKET
+from glassformer.parallel.sums import buckets
 from glassformer.parallel.tensor import divided_parts
 from glassformer.parts.owner import is_branch
 from glassformer.planning.ranks import weights_of
@@ -79,24 +79,14 @@ def _of_weights(config: ModelConfig, layout: Layout, pieces: int, dtype: torch.d
         ]
     for axis, ranks in (("replicate", layout.dp // fsdp), ("cp", layout.cp)):
         if ranks > 1:
-            buckets = _buckets([one.shards for one in weights.values()])
-            values = sum(-(-one // ranks) * ranks for one in buckets)
+            sizes = [
+                sum(at.stop - at.start for _, at in one) for one in buckets(one.shards for one in weights.values())
+            ]
+            values = sum(-(-one // ranks) * ranks for one in sizes)
             found += [
-                Collective(axis, operation, len(buckets), GRADIENT * values)
-                for operation in ("all-to-all", "all-gather")
+                Collective(axis, operation, len(sizes), GRADIENT * values) for operation in ("all-to-all", "all-gather")
             ]
     return found
-
-
-def _buckets(sizes: list[int]) -> list[int]:
-    """Values that are traded at once."""
-    found, bucket = [], 0
-    for size in sizes:
-        bucket += size
-        if bucket >= BUCKET:
-            found.append(bucket)
-            bucket = 0
-    return [*found, bucket] if bucket else found
 
 
 def _of_stream(config: ModelConfig, layout: Layout, pieces: int, tokens: int, dtype: torch.dtype) -> list[Collective]:

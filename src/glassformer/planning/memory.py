@@ -14,7 +14,6 @@ ranks divide is what modules declare (`planning/ranks.py`).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
@@ -221,14 +220,13 @@ class Ranks:
         return round(FP32 * (whole.stepping if self.at_once else whole.largest) * share)
 
     def _traded(self, stage: int) -> int:
-        """Bytes in which copies of the weights add up gradients, a bucket at a time: what a rank sends, what it gets of
-        the others, and the sums of its part, of which as many are there as a tree has levels."""
+        """Bytes in which copies of the weights add up gradients, a bucket at a time: what a rank sends, and what it
+        gets of the others, where it is added up."""
         copies, whole = max(self.layout.replicate, self.layout.cp), self._whole(stage)
         if copies == 1 or self.adapters:
             return 0
         held = whole.shards if self.layout.zero == 3 and self.layout.sharing > 1 else whole.values
-        bucket = min(held, BUCKET + whole.largest)
-        return round(FP32 * bucket * (2 + min(copies - 1, 1 + math.log2(copies)) / copies))
+        return round(FP32 * 2 * min(held, BUCKET))
 
     def _own(self, stage: int) -> range:
         """Layers of a stage."""

@@ -59,10 +59,6 @@ class Pretrained:
                     code="conflict", field="pretrained", value=self.name,
                 )  # fmt: skip
 
-    def fill(self, model: nn.Module) -> None:
-        """Puts them into a model that `check` has passed."""
-        model.load_state_dict(dict(self.tensors))
-
     def save(self, path: Path) -> None:
         with checkpoint.disk_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)

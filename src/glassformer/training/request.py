@@ -93,7 +93,7 @@ def _prepare(
     layout: Layout, leads: bool = True,
 ) -> Request:  # fmt: skip
     refuse_early(config, recipe)
-    check_shared(config, recipe, layout, out, pretrained is not None)
+    check_shared(config, recipe, layout, out)
     folder = check_folder(out, resume, try_to_write=leads)
     found = checkpoint.latest(folder) if folder is not None and resume else None
     if resume and found is None:

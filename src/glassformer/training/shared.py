@@ -46,7 +46,7 @@ def layout_of(asked: Layout | str | None, world: int) -> Layout:
     return layout
 
 
-def check_shared(config: ModelConfig, recipe: Recipe, layout: Layout, out: str | Path | None, pretrained: bool) -> None:
+def check_shared(config: ModelConfig, recipe: Recipe, layout: Layout, out: str | Path | None) -> None:
     """Raises RequestError where these ranks cannot share the run."""
     _check_words(layout)
     experts.check(config, layout)
@@ -63,8 +63,6 @@ def check_shared(config: ModelConfig, recipe: Recipe, layout: Layout, out: str |
     if recipe.watch is not None and layout.cp > 1:
         what = f"cp={layout.cp}: watch looks at patterns of attention, and each rank has rows of its own tokens alone"
         raise _no("watch", recipe.watch, f"{what}; leave --watch out, or use fsdp={layout.ranks}", "None")
-    if pretrained and layout.tp > 1:
-        raise _no("tp", layout.tp, f"tp={layout.tp} begins with weights that are drawn; use fsdp={layout.ranks}", "1")
     _check_atoms(recipe, layout)
     if layout.dp > 1 and config.reparam is not None and config.reparam.counts_passes:
         what = f"reparam={config.reparam.kind} follows its weights with every pass, and each process makes fewer"

@@ -39,8 +39,8 @@ class Training:
         self.crew = request.crew
         self.sharing = sharing(self.crew)
         autocast = None if self.how.dtype == "float32" else DTYPES[self.how.dtype]
-        fill = None if request.pretrained is None else request.pretrained.fill
-        self.model = self.sharing.build(self.config, self.recipe.seed, self.how.device, autocast, fill).train()
+        given = None if request.pretrained is None else request.pretrained.tensors
+        self.model = self.sharing.build(self.config, self.recipe.seed, self.how.device, autocast, given).train()
         self.learning_rate = self.recipe.peak_learning_rate(self.config)
         self.optimizer = self.recipe.optimizer.create(self.model, self.learning_rate, self.recipe.weight_decay)
         recipe = self.recipe
