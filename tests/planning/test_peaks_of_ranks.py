@@ -62,6 +62,10 @@ def peak(expression: str, layout: Layout, batch: int, context: int, dtype: torch
         (LLAMA, "replicate=16", 16, "float32"),
         (GPT2, "fsdp=4", 8, "float32"),
         (EXPERTS, "fsdp=8", 8, "float32"),
+        (EXPERTS, "fsdp=8,ep=8", 8, "float32"),
+        (EXPERTS, "fsdp=8,ep=2", 8, "float32"),
+        (EXPERTS, "fsdp=8,ep=2", 8, "bfloat16"),
+        (EXPERTS, "fsdp=4,replicate=2,ep=2", 8, "float32"),
     ],
 )
 def test_a_rank_holds_what_is_planned(expression: str, layout: str, batch: int, dtype: str) -> None:

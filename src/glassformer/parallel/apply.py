@@ -61,14 +61,12 @@ class Ranks(Sharing):
         return spread(model, self.crew, autocast, {weight for _, weight in self._own(model)})
 
     def _own(self, model: Model) -> Iterator[tuple[str, nn.Parameter]]:
-        """The maps of the experts that are here: FSDP leaves them alone."""
+        """The maps of the experts that are here."""
         return iter(()) if self.crew.group("ep") is None else experts.own(model)
 
     def add_up(self, model: Model) -> None:
         for _, weight in self._own(model):  # all ranks trade alike, whether tokens came or not
             weight.grad = torch.zeros_like(weight) if weight.grad is None else weight.grad
-        if (group := self.crew.group("edp")) is not None:
-            add_up((weight.grad for _, weight in self._own(model) if weight.grad is not None), group)
         for axis in ("replicate", "cp"):
             if (group := self.crew.group(axis)) is not None:
                 add_up((local(one.grad) for one in model.parameters() if one.grad is not None), group)
@@ -79,9 +77,6 @@ class Ranks(Sharing):
         found = squares_here(model)
         if self.crew.at["tp"]:  # what every owner has whole is counted by the first
             found = {name: one for name, one in found.items() if name in tensor.division_of(model).cuts}
-        if self.crew.at["edp"]:  # and what several ranks have of experts by the first of them
-            own = {name for name, _ in self._own(model)}
-            found = {name: one for name, one in found.items() if name not in own}
         rows = torch.cat([*found.values(), torch.zeros(0, dtype=torch.float64, device=self.crew.device)])
         for axis in ("fsdp", "tp", "pp"):
             rows = _joined(rows, self.crew.group(axis))
@@ -113,18 +108,22 @@ class Ranks(Sharing):
 
 
 def spread(model: Model, crew: Crew, autocast: torch.dtype | None = None, own: Collection[nn.Parameter] = ()) -> Model:
-    """Divides the weights of a model, but its `own`, among the ranks of `fsdp`; returns it. Matrices of the layers that
-    autocast would round travel in `autocast`, and give the bits that they would give had they been rounded on arrival.
-    """
+    """Divides the weights of a model among the ranks of `fsdp`, and those of its `own` experts among the ranks that
+    have the same ones (`edp`); returns it. Matrices of the layers that autocast would round travel in `autocast`, and
+    give the bits that they would give had they been rounded on arrival."""
     if (mesh := crew.mesh) is None:
         return model
-    ignored = set(own)
+    apart, alike = set(own), crew.mesh_of_experts
+    ignored = apart if alike is None else set()  # those that no other rank has
+    half = None if autocast is None else MixedPrecisionPolicy(autocast, torch.float32, cast_forward_inputs=False)
     towers: list[Tower] = [model] if model.encoder is None else [model.encoder, model]
     for layer in (layer for tower in towers for layer in tower.layers):
-        travel = [one for one in layer.modules() if travels_in_half(one) and one.weight not in ignored]
-        if autocast is not None and travel:
-            policy = MixedPrecisionPolicy(autocast, torch.float32, cast_forward_inputs=False)
-            fully_shard(travel, mesh=mesh, mp_policy=policy, ignored_params=ignored)
+        linears: list[Any] = [one for one in layer.modules() if isinstance(one, Linear)]
+        travel = [one for one in linears if half and travels_in_half(one) and one.weight not in apart]
+        here = [one for one in linears if alike and one.weight in apart]
+        for some, among, policy in ((travel, mesh, half), (here, alike, half)):
+            if some:
+                fully_shard(some, mesh=among, mp_policy=policy or MixedPrecisionPolicy(), ignored_params=ignored)
         fully_shard(layer, mesh=mesh, ignored_params=ignored)
     fully_shard(model, mesh=mesh, ignored_params=ignored)
     for unit in units(model):

@@ -94,6 +94,16 @@ class Crew:
         """The ranks that share the weights, as `fully_shard` takes them; None where each has all of them."""
         return None if self._mesh is None or self.sizes["fsdp"] == 1 else self._mesh["fsdp"]
 
+    @property
+    def mesh_of_experts(self) -> DeviceMesh | None:
+        """The ranks that share the weights of the same experts; None where experts are not spread, or each rank has
+        its own."""
+        if self.sizes["ep"] == 1 or (group := self.group("edp")) is None:
+            return None
+        from torch.distributed.device_mesh import DeviceMesh
+
+        return DeviceMesh.from_group(group, self.device.type)
+
     def aside(self) -> Crew:
         """The same ranks in a group of its own, for a thread that gathers while the run goes on."""
         other = copy(self)

@@ -173,13 +173,13 @@ class Trip:
         self.place, self.order, self.groups = place, place.argsort(), groups
         self.filled: Tensor | None = None
 
-    def there(self, rows: Tensor) -> Tensor:
+    def there(self, rows: Tensor) -> tuple[Tensor, Groups]:
         got = self._exchanged(rows, self.sent, self.came).index_select(0, self.place)
         if self.filled is None and wants_blocks(rows, len(got), len(self.groups.ends)):
             self.groups, self.filled = self.groups.in_blocks(BLOCK)
-        if self.filled is None:
-            return got
-        return got.new_zeros(len(self.groups.of), got.shape[1]).index_copy(0, self.filled, got)
+        if self.filled is not None:
+            got = got.new_zeros(len(self.groups.of), got.shape[1]).index_copy(0, self.filled, got)
+        return got, self.groups
 
     def back(self, rows: Tensor) -> Tensor:
         if self.filled is not None:

@@ -19,11 +19,9 @@ from glassformer.parts.grouped import Groups
 class Journey(Protocol):
     """Of the rows of one pass. r rows are sent from here; r' rows of all owners meet the experts that are here."""
 
-    groups: Groups
-    """Of the rows that are here."""
-
-    def there(self, rows: Float[Tensor, "r d"]) -> Float[Tensor, "r2 d"]:
-        """Rows in the order of their experts -> the rows that are here, in the order of `groups`."""
+    def there(self, rows: Float[Tensor, "r d"]) -> tuple[Float[Tensor, "r2 d"], Groups]:
+        """Rows in the order of their experts -> the rows that are here, in the order of the experts that are here, and
+        which of these each meets."""
 
     def back(self, rows: Float[Tensor, "r2 d"]) -> Float[Tensor, "r d"]:
         """Results, or whatever else there is of the rows that are here -> of the rows that were sent."""

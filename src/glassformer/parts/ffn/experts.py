@@ -315,7 +315,7 @@ class Experts(FFN):
         flat, tokens, back = x.flatten(0, -2), order // chosen.shape[-1], order.argsort()
         flat = flat.to(product_dtype(flat))
         journey = None if self.exchange is None else self.exchange(by_expert)
-        groups = Groups.sorted(by_expert, len(self.up_proj.outs)) if journey is None else journey.groups
+        groups = Groups.sorted(by_expert, self.n_experts)
         share = weights.flatten()[order] if self.weigh == "input" else None
         if journey is None and wants_blocks(x, len(order), len(groups.ends)):
             groups, place = groups.in_blocks(BLOCK)  # filled up with the first token, whose results nobody takes
@@ -325,7 +325,7 @@ class Experts(FFN):
         if share is not None:
             rows = (rows * share[:, None]).to(rows.dtype)
         if journey is not None:
-            rows = journey.there(rows)
+            rows, groups = journey.there(rows)
 
         def at(site: Site, rows: Tensor) -> Tensor:
             """`rows` as the site changes them, who sees them (*b, k, f): token by token, in the order of the choice."""
@@ -336,7 +336,7 @@ class Experts(FFN):
             if not site.edited:
                 return rows
             own = own.index_copy(0, back, seen.flatten(0, -2))
-            return own if journey is None else journey.there(own)
+            return own if journey is None else journey.there(own)[0]
 
         up = at(self.up, self.up_proj(rows, groups))
         if self.gate_proj is None or self.gate is None:
