@@ -15,8 +15,8 @@ from glassformer.errors import RequestError
 from glassformer.model import Model
 from glassformer.naming import preset
 from glassformer.parallel.crew import Crew
-from glassformer.parallel.layout import Layout
-from glassformer.parallel.stages import Stages, stage_layers
+from glassformer.parallel.layout import Layout, stage_layers
+from glassformer.parallel.stages import Stages
 from glassformer.parallel.sums import Tree, add_to
 from glassformer.training import Recipe
 from glassformer.training.shared import check_shared

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.pipelining.stage import PipelineStage
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -20,7 +22,7 @@ from glassformer.planning.collectives import collectives
 
 OPERATIONS = {
     "_allgather_base_": "all-gather", "alltoall_base_": "all-to-all", "allreduce_": "all-reduce",
-    "_reduce_scatter_base_": "reduce-scatter",
+    "_reduce_scatter_base_": "reduce-scatter", "send": "send", "broadcast_": "broadcast",
 }  # fmt: skip
 CONTEXT = 16
 
@@ -42,19 +44,41 @@ class Counting(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def counted(expression: str, layout: Layout, dtype: torch.dtype, pieces: int) -> Counting:
-    """Of a step of so many micro-batches on rank 0, as the trainer makes it."""
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=layout.ranks)
+def exchanged(received: torch.Tensor, sent: torch.Tensor, *sizes: Any, **words: Any) -> Any:
+    """Of a group without other ranks: each of them sends as many rows as it gets."""
+    if not received.is_floating_point():
+        received.copy_(sent)
+    return all_to_all(received, sent, *sizes, **words)
+
+
+def agreed(*_: Any, **__: Any) -> torch.Tensor:
+    """What stages tell each other before their first batch: that all know the shapes."""
+    return torch.ones(1, dtype=torch.int32)
+
+
+all_to_all = dist.all_to_all_single
+
+
+def counted(expression: str, layout: Layout, dtype: torch.dtype, pieces: int, rank: int = 0) -> Counting:
+    """Of a step of so many micro-batches on a rank, as the trainer makes it."""
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=layout.ranks)
     try:
-        ranks, half = Ranks(Crew(0, layout)), dtype != torch.float32
+        ranks, half = Ranks(Crew(rank, layout)), dtype != torch.float32
         config = gf.preset(expression)
-        model = ranks.build(config, 0, "cpu", dtype if half else None)
-        tokens = torch.zeros(1, CONTEXT, dtype=torch.int64)
-        with Counting() as counting:
-            for _ in range(pieces):
+        model: Any = ranks.build(config, 0, "cpu", dtype if half else None)
+        tokens = torch.zeros(pieces, CONTEXT, dtype=torch.int64)
+        with (
+            Counting() as counting,
+            patch.object(dist, "all_to_all_single", exchanged),
+            patch.object(PipelineStage, "_warmup_forward_vote", agreed),
+            patch.object(PipelineStage, "_warmup_backward_result", agreed),
+        ):
+            for some in tokens.split(1) if layout.pp == 1 else ():
                 with ranks.passing(), torch.autocast("cpu", dtype, enabled=half):
-                    loss = model.loss(tokens, tokens)
+                    loss = model.loss(some, some)
                 loss.backward()
+            if layout.pp > 1:
+                model.step(tokens, tokens, pieces, 1 / pieces)
             if layout.tp == 1:  # the sums of norms' gradients under tp are the trainer's, and small
                 ranks.add_up(model)
         return counting
@@ -63,6 +87,7 @@ def counted(expression: str, layout: Layout, dtype: torch.dtype, pieces: int) ->
 
 
 SMALL = "llama@1m+vocab_size=512+heads=8"
+EXPERTS = f"{SMALL}+moe:8:2"
 
 
 @pytest.mark.parametrize(
@@ -88,11 +113,23 @@ SMALL = "llama@1m+vocab_size=512+heads=8"
         (SMALL, "tp=8,sp=1", "bfloat16", 1),
         ("gpt2@1m+vocab_size=512+heads=8", "tp=4", "float32", 1),
         ("llama@1m+vocab_size=512+heads=8+moe:8:2", "tp=4", "float32", 1),
+        (EXPERTS, "fsdp=8,ep=8", "float32", 2),
+        (EXPERTS, "fsdp=64,ep=8", "bfloat16", 1),
+        (EXPERTS, "fsdp=512,ep=4,replicate=2", "float32", 1),
+        (SMALL, "cp=4", "float32", 2),
+        (SMALL + "+gqa:2+qknorm", "cp=8", "bfloat16", 1),
+        (SMALL + "+mla:16", "cp=4", "float32", 1),
+        (SMALL + "+share:2", "cp=4", "float32", 1),
+        ("gpt2@1m+vocab_size=512", "cp=3,fsdp=2", "float32", 1),
     ],
 )
 def test_planned_collectives_are_those_of_a_step(expression: str, layout: str, dtype: str, pieces: int) -> None:
+    compared(expression, layout, dtype, pieces)
+
+
+def compared(expression: str, layout: str, dtype: str, pieces: int, rank: int = 0) -> None:
     shape, of_products = Layout.of(layout), getattr(torch, dtype)
-    found = counted(expression, shape, of_products, pieces)
+    found = counted(expression, shape, of_products, pieces, rank)
     batch = shape.dp * pieces
     shape = shape.model_copy(update={"micro": 1})
     planned = collectives(gf.preset(expression), shape, batch, CONTEXT, of_products)
@@ -103,6 +140,21 @@ def test_planned_collectives_are_those_of_a_step(expression: str, layout: str, d
         size[one.operation] += one.bytes
     assert counts == found.counts
     assert size == found.bytes
+
+
+@pytest.mark.parametrize(
+    ("layout", "dtype", "pieces", "rank"),
+    [
+        ("pp=2", "float32", 4, 0),
+        ("pp=4", "bfloat16", 4, 1),
+        ("pp=2,interleave=2", "float32", 4, 1),
+        ("pp=2,replicate=4", "float32", 2, 4),
+    ],
+)
+def test_planned_collectives_of_stages_are_those_of_the_rank_that_sends_most(
+    layout: str, dtype: str, pieces: int, rank: int
+) -> None:
+    compared(SMALL + "+untied", layout, dtype, pieces, rank)
 
 
 def test_one_process_makes_none() -> None:

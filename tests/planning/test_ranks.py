@@ -18,10 +18,10 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import glassformer as gf
 from glassformer.config import Stage
-from glassformer.parallel.layout import Layout
+from glassformer.parallel.layout import Layout, stage_layers
 from glassformer.parts.cost import Shape
 from glassformer.parts.shard import piece_of, shards_of
-from glassformer.planning.ranks import Held, owned, share, stages
+from glassformer.planning.ranks import Held, owned, share
 from glassformer.planning.trace import Pieces, faked, trace
 from glassformer.planning.training import plan_training
 from glassformer.training.optimizers import AdamWConfig
@@ -169,9 +169,12 @@ def test_experts_see_the_tokens_that_tensor_parallelism_leaves_them():
 
 def test_layers_that_do_not_divide_leave_the_ends_less():
     """Llama 3's 126 layers: 16 on each of 8 stages, embedding and head counted as a layer (2407.21783, section 3.3)."""
-    assert [len(own) for own in stages(126, 8)] == [15, 16, 16, 16, 16, 16, 16, 15]
+    assert [len(own) for own in stage_layers(126, 8)] == [15, 16, 16, 16, 16, 16, 16, 15]
     for layers, pp in ((61, 16), (8, 8), (7, 3)):
-        assert sum(map(len, stages(layers, pp))) == layers and min(map(len, stages(layers, pp))) >= layers // pp
+        assert (
+            sum(map(len, stage_layers(layers, pp))) == layers
+            and min(map(len, stage_layers(layers, pp))) >= layers // pp
+        )
 
 
 def test_stages_hold_the_microbatches_that_are_in_flight():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
+from itertools import accumulate, pairwise
 from typing import Literal
 
 from pydantic import Field
@@ -104,6 +105,11 @@ class Layout(Value):
         """How many a rank computes in a step."""
         return batch // self.dp // self.microbatch(batch)
 
+    def layers_of(self, stage: int, layers: int) -> list[int]:
+        """The layers that a rank of `pp` has, of so many: of each of its chunks, which lie pp chunks apart."""
+        every = stage_layers(layers, self.pp * self.interleave)
+        return [layer for chunk in every[stage :: self.pp] for layer in chunk]
+
     def check(self, config: ModelConfig, batch: int, context: int) -> None:
         """Raises RequestError where a number does not divide what it must, with the nearest that does."""
         self._divides("dp", batch, f"the batch of {batch} sequences")
@@ -138,6 +144,15 @@ class Layout(Value):
         if number % value:
             near = _nearest(value, lambda n: not any(one % n for one in all_of), number)
             raise _no(field, value, f"no divisor of {what}", near)
+
+
+def stage_layers(layers: int, stages: int) -> list[range]:
+    """The layers of each stage, consecutive; where `stages` does not divide them, those in the middle have one more, as
+    embedding and head are work too."""
+    least, more = divmod(layers, stages)
+    middle = sorted(range(stages), key=lambda i: min(i, stages - 1 - i), reverse=True)[:more]
+    ends = list(accumulate((least + (i in middle) for i in range(stages)), initial=0))
+    return [range(first, end) for first, end in pairwise(ends)]
 
 
 @lru_cache(maxsize=64)

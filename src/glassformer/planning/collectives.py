@@ -1,21 +1,34 @@
 """The collectives of a training step: how many, over which axis, and the bytes of a rank, exactly as the trainer makes
 them (`parallel/`).
 
-sharding   all-gather   of each micro-batch: every layer's weights twice, for either pass, all others once, in what they
-                        travel; all-to-all: every gradient once, in fp32
-copies     the sum of all gradients of a rank, once a step: an all-to-all and an all-gather of each bucket
-tensor     all-reduce   of each micro-batch: the residual stream once a branch and pass, of the embedding and before
-                        the head, and three numbers of a token for the loss; with sp a gather and a scatter a branch
-                        and pass in their place
+fsdp       all-gather      of each micro-batch: every layer's weights twice, for either pass, all others once, in what
+                           they travel
+           all-to-all      every gradient once, in fp32
+edp        the same        of the maps of experts, among the ranks that have the same ones
+ep         all-to-all      of each micro-batch and layer of experts: how many rows go where, the rows and their results,
+                           and the gradients of either
+replicate, all-to-all      the sum of all gradients of a rank, once a step, bucket by bucket
+cp         all-gather
+cp         all-gather      of each micro-batch: keys and values of every layer
+           reduce-scatter  their gradients
+           all-reduce      the loss
+tp         all-reduce      of each micro-batch: the residual stream once a branch and pass, of the embedding and before
+                           the head, and three numbers of a token for the loss; with sp a gather and a scatter a branch
+                           and pass in their place
+pp         send            of each micro-batch: the residual stream to the next stage, its gradient to the one before;
+                           of the rank that sends most
+           broadcast       the losses
 
-Bytes are those of the whole tensor: what all ranks have of it together. Rows are padded to a multiple of the ranks.
-Not counted: experts over ranks, whose rows are as many as the router sends, context and stages.
+Bytes are those of the whole tensor: what all ranks have of it together. Rows are padded to a multiple of the ranks, and
+those of experts are as many for each. Not counted is what ranks tell each other of a step: the rows of its norm, its
+losses, the loads of experts.
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -24,13 +37,16 @@ from glassformer.parallel.apply import travels_in_half
 from glassformer.parallel.layout import Layout
 from glassformer.parallel.sums import buckets
 from glassformer.parallel.tensor import divided_parts
+from glassformer.parts.exchange import Exchanging
 from glassformer.parts.owner import is_branch
-from glassformer.planning.ranks import weights_of
+from glassformer.planning.ranks import Held, owned, weights_of
 from glassformer.training.optimizers import AdamWConfig
 
 _LAYER = re.compile(r"(encoder\.)?layers\.\d+")
 GRADIENT = 4
 """Bytes of a value of a gradient that is added up."""
+COUNT = 8
+"""Bytes of how many rows go to an expert."""
 NUMBERS = 3
 """Of a token, which ranks that share the vocabulary tell each other: the largest logit, the sum, the target's."""
 
@@ -47,35 +63,41 @@ class Collective:
 
 def collectives(config: ModelConfig, layout: Layout, batch: int, context: int, dtype: torch.dtype) -> list[Collective]:
     """Those of a rank in a step of `batch` sequences of all ranks; `dtype`: of the products."""
-    pieces = layout.microbatches(batch)
-    found = _of_weights(config, layout, pieces, dtype) if layout.pp == layout.ep == 1 else []
-    if layout.tp > 1 and layout.pp == layout.cp == 1:
-        found += _of_stream(config, layout, pieces, layout.microbatch(batch) * context, dtype)
+    pieces, tokens = layout.microbatches(batch), layout.microbatch(batch) * context
+    found = _of_weights(config, layout, pieces, dtype)
+    if layout.ep > 1:
+        found.append(_of_experts(config, layout, pieces, tokens, dtype))
+    if layout.cp > 1:
+        found += _of_keys(config, layout, pieces, layout.microbatch(batch), context, dtype)
+    if layout.tp > 1:
+        found += _of_stream(config, layout, pieces, tokens // layout.cp, dtype)
+    if layout.pp > 1:
+        found += _of_stages(config, layout, pieces, tokens)
     return found
 
 
 def _of_weights(config: ModelConfig, layout: Layout, pieces: int, dtype: torch.dtype) -> list[Collective]:
-    model, fsdp = config.outline(), layout.fsdp
-    half = {
-        f"{path}.{name}"
-        for path, module in model.named_modules()
-        if dtype.itemsize < GRADIENT and travels_in_half(module)
-        for name, _ in module.named_parameters(recurse=False)
-    }
-    weights = dict(weights_of(config, AdamWConfig(), layout.tp, 1, fsdp))
+    fsdp, half = layout.fsdp, _in_half(config, dtype)
+    weights = _most_of_a_stage(config, layout)
     found = []
-    if fsdp > 1:
-        layers = {name: match[0] for name in weights if (match := _LAYER.match(name))}
-        units = len(set(layers.values())) + len({layers[name] for name in half if name in layers})
+    for axis, ranks in (("fsdp", fsdp), ("edp", fsdp // layout.ep if layout.ep > 1 else 1)):
+        here = {
+            name: one for name, one in weights.items() if (axis == "edp") == bool(layout.ep > 1 and one.experts)
+        }  # fmt: skip
+        if ranks == 1 or not here:
+            continue
+        layers = {name: match[0] for name in here if (match := _LAYER.match(name))}
+        units = len({(layer, name in half) for name, layer in layers.items()})
+        root = len(layers) < len(here)
         gathered = sum(
             one.gathered * (2 if name in layers else 1)
             * (dtype.itemsize if name in half and name in layers else GRADIENT)
-            for name, one in weights.items()
+            for name, one in here.items()
         )  # fmt: skip
-        traded = GRADIENT * sum(one.gathered for one in weights.values())
-        found = [
-            Collective("fsdp", "all-gather", pieces * (2 * units + 1), pieces * gathered),
-            Collective("fsdp", "all-to-all", pieces * (units + 1), pieces * traded),
+        traded = GRADIENT * sum(one.gathered for one in here.values())
+        found += [
+            Collective(axis, "all-gather", pieces * (2 * units + root), pieces * gathered),
+            Collective(axis, "all-to-all", pieces * (units + root), pieces * traded),
         ]
     for axis, ranks in (("replicate", layout.dp // fsdp), ("cp", layout.cp)):
         if ranks > 1:
@@ -87,6 +109,65 @@ def _of_weights(config: ModelConfig, layout: Layout, pieces: int, dtype: torch.d
                 Collective(axis, operation, len(sizes), GRADIENT * values) for operation in ("all-to-all", "all-gather")
             ]
     return found
+
+
+def _in_half(config: ModelConfig, dtype: torch.dtype) -> set[str]:
+    """Names of the weights of matrices that travel in `dtype`."""
+    modules = [(path, one) for path, one in config.outline().named_modules() if travels_in_half(one)]
+    names = {f"{path}.{name}" for path, one in modules for name, _ in one.named_parameters(recurse=False)}
+    return names if dtype.itemsize < GRADIENT else set()
+
+
+def _most_of_a_stage(config: ModelConfig, layout: Layout) -> dict[str, Held]:
+    """What a rank holds of each weight, in the order of the model; of stages, of the one with most."""
+    weights = dict(weights_of(config, AdamWConfig(), layout.tp, layout.ep, layout.fsdp))
+    if layout.pp == 1:
+        return weights
+
+    def of(stage: int, name: str) -> bool:
+        steps = name.split(".")
+        if steps[0] == "layers":
+            return int(steps[1]) in layout.layers_of(stage, config.n_layers)
+        return stage == (layout.pp - 1 if steps[0] in ("head", "final_norm") else 0)
+
+    held = [{name: one for name, one in weights.items() if of(stage, name)} for stage in range(layout.pp)]
+    return max(held, key=lambda here: sum(one.shards for one in here.values()))
+
+
+def _of_experts(config: ModelConfig, layout: Layout, pieces: int, tokens: int, dtype: torch.dtype) -> Collective:
+    parts: list[Any] = [part for part in config.outline().modules() if isinstance(part, Exchanging)]
+    counts = sum(COUNT * part.n_experts for part in parts)
+    rows = sum(part.router.top_k for part in parts) * tokens
+    size = counts + 4 * rows * config.d_model * dtype.itemsize
+    return Collective("ep", "all-to-all", pieces * 5 * len(parts), pieces * size)
+
+
+def _of_keys(
+    config: ModelConfig, layout: Layout, pieces: int, rows: int, context: int, dtype: torch.dtype
+) -> list[Collective]:
+    layers: Any = owned(config, layout.tp).outline().layers
+    kept = [layer.mixer.init_state(1, 1, torch.float32) for layer in layers]
+    widths = [state.nbytes // torch.float32.itemsize for state in kept if state is not None and state.nbytes]
+    padded = rows * -(-context // layout.cp) * layout.cp
+    size = pieces * padded * sum(widths) * dtype.itemsize
+    count = pieces * 2 * len(widths)  # keys and values, or a latent and the key of positions
+    return [
+        Collective("cp", "all-gather", count, size),
+        Collective("cp", "reduce-scatter", count, size),
+        Collective("cp", "all-reduce", pieces, pieces * GRADIENT),
+    ]
+
+
+def _of_stages(config: ModelConfig, layout: Layout, pieces: int, tokens: int) -> list[Collective]:
+    stages = layout.pp * layout.interleave
+    sends = max(
+        sum((stage + 1 < stages) + (stage > 0) for stage in range(rank, stages, layout.pp))
+        for rank in range(layout.pp)
+    )  # fmt: skip
+    return [
+        Collective("pp", "send", pieces * sends, pieces * sends * tokens * config.d_model * GRADIENT),
+        Collective("pp", "broadcast", 1, pieces * GRADIENT),
+    ]
 
 
 def _of_stream(config: ModelConfig, layout: Layout, pieces: int, tokens: int, dtype: torch.dtype) -> list[Collective]:

@@ -21,10 +21,10 @@ from typing import Literal
 import torch
 
 from glassformer.config import ModelConfig
-from glassformer.parallel.layout import Layout
+from glassformer.parallel.layout import Layout, stage_layers
 from glassformer.parallel.sums import BUCKET
 from glassformer.parts.cost import Cost, Shape
-from glassformer.planning.ranks import Held, Share, for_gpu, owned, share, stages
+from glassformer.planning.ranks import Held, Share, for_gpu, owned, share
 from glassformer.planning.trace import Pieces, Traced, adapted, trace
 from glassformer.training.optimizers import OptimizerConfig
 
@@ -230,7 +230,7 @@ class Ranks:
 
     def _own(self, stage: int) -> range:
         """Layers of a stage."""
-        return stages(len(self.costs), self.layout.pp)[stage]
+        return stage_layers(len(self.costs), self.layout.pp)[stage]
 
     def _ends(self, stage: int) -> Held:
         """What a stage has besides layers."""

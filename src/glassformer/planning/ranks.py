@@ -101,19 +101,6 @@ def weights_of(
         yield name, Held(held, shard, shard * ranks, round(state[name] * part), held * expert, needed, needed)
 
 
-def stages(layers: int, pp: int) -> list[range]:
-    """Layers of each stage; where they do not divide, the stages in the middle have one more, as embedding and head are
-    work too."""
-    least, more = divmod(layers, pp)
-    middle = sorted(range(pp), key=lambda i: min(i, pp - 1 - i), reverse=True)[:more]
-    found, at = [], 0
-    for i in range(pp):
-        size = least + (i in middle)
-        found.append(range(at, at + size))
-        at += size
-    return found
-
-
 def owned(config: ModelConfig, tp: int) -> ModelConfig:
     """The model that one of `tp` owners computes: its share of heads, hidden layers and vocabulary, of the same width.
 

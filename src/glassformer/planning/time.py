@@ -29,12 +29,12 @@ from typing import Any
 import torch
 
 from glassformer.config import ModelConfig
-from glassformer.parallel.layout import Layout
+from glassformer.parallel.layout import Layout, stage_layers
 from glassformer.parts.cost import Shape
 from glassformer.parts.linear import linears
 from glassformer.planning.counts import Counts
 from glassformer.planning.machines import Cluster, Factors, machines
-from glassformer.planning.ranks import share, stages
+from glassformer.planning.ranks import share
 from glassformer.planning.trace import adapted
 from glassformer.training.optimizers import AdamWConfig
 
@@ -354,7 +354,7 @@ def _roofline(work: Workload, batch: int, layout: Layout, cluster: Cluster) -> l
 def _held(config: ModelConfig, tp: int, ep: int, pp: int) -> int:
     """Values of weights of the rank with most, before ZeRO."""
     of_rank = share(config, Layout(dp=ep, tp=tp, ep=ep), AdamWConfig())
-    found = [sum(of_rank.layers[layer].values for layer in own) for own in stages(config.n_layers, pp)]
+    found = [sum(of_rank.layers[layer].values for layer in own) for own in stage_layers(config.n_layers, pp)]
     found[0] += of_rank.first.values
     found[-1] += of_rank.last.values
     return max(found)
