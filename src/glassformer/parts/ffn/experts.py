@@ -315,7 +315,7 @@ class Experts(FFN):
         flat, tokens, back = x.flatten(0, -2), order // chosen.shape[-1], order.argsort()
         flat = flat.to(product_dtype(flat))
         journey = None if self.exchange is None else self.exchange(by_expert)
-        groups = Groups.sorted(by_expert, self.n_experts)
+        groups = Groups.sorted(by_expert, len(self.up_proj.outs))
         share = weights.flatten()[order] if self.weigh == "input" else None
         if journey is None and wants_blocks(x, len(order), len(groups.ends)):
             groups, place = groups.in_blocks(BLOCK)  # filled up with the first token, whose results nobody takes
