@@ -194,7 +194,9 @@ def test_stages_hold_the_microbatches_that_are_in_flight():
 def test_experts_of_several_ranks_are_planned_in_half_precision_too():
     """Products of whole blocks have groups of their own; those of the experts that are here."""
     made = [
-        gf.plan(gf.preset("llama@1m+moe:8:2"), train=True, batch=16, context=256, dtype=torch.bfloat16, layout=layout).memory
+        gf.plan(
+            gf.preset("llama@1m+moe:8:2"), train=True, batch=16, context=256, dtype=torch.bfloat16, layout=layout
+        ).memory
         for layout in ("fsdp=8", "fsdp=8,ep=4")
     ]
     assert made[0]["optimizer"] == pytest.approx(made[1]["optimizer"], rel=0.02)

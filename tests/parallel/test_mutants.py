@@ -1,0 +1,132 @@
+"""What could be wrong in how ranks divide a step, and that the comparisons with one process see each of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from glassformer.parallel import apply, sums, tensor
+from glassformer.parallel.crew import Crew
+from glassformer.parallel.seams import Group, Seams
+from glassformer.parts.projection.base import MapShape
+from glassformer.parts.projection.fused import FusedQKV
+from glassformer.parts.shard import Shard
+from glassformer.training.state import Training
+from tests.parallel.test_shared import step
+from tests.parallel.test_tensor import CLOSE, TINY, compare
+from tests.parallel.threads import as_threads
+
+Mutate = Callable[[pytest.MonkeyPatch], None]
+
+
+def owners_learn_as_one_process() -> bool:
+    return max(compare(f"llama@1m+{TINY}+gqa:2+qknorm+bias", "tp=2", 2)) < CLOSE
+
+
+def ranks_have_the_bits_of_one_process() -> bool:
+    expected, norm = step(Crew.alone())
+    ranks = [one for layout in ("fsdp=4", "fsdp=2,replicate=2") for one in as_threads(layout, step)]
+    return all(of_rank == norm and all(torch.equal(found[name], one) for name, one in expected.items())
+               for found, of_rank in ranks)  # fmt: skip
+
+
+def atoms_drop_differently() -> bool:
+    """Those of one step, and those of steps and atoms beside them, have generators of their own."""
+    seeds = [
+        Training.seed_of(SimpleNamespace(recipe=SimpleNamespace(seed=0), step=at), atom)  # type: ignore[arg-type]
+        for at in range(8) for atom in range(8)
+    ]  # fmt: skip
+    return len(set(seeds)) == 64
+
+
+def as_one_map(patch: pytest.MonkeyPatch) -> None:
+    def shapes(self: FusedQKV, d_model: int) -> dict[str, MapShape]:
+        n, g, h = self.heads
+        return {"qkv": MapShape(d_model, (n * h, g * h, g * h), ("score", "score", "hidden"), (Shard("column"),))}
+
+    patch.setattr(FusedQKV, "shapes", shapes)
+
+
+def rows_for_columns(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Shard, "axis", property(lambda self: 0 if self.cut == "row" else 1))
+
+
+def without(seam: str) -> Mutate:
+    return lambda patch: patch.setattr(Seams, seam, lambda self, x: x)
+
+
+def mean_for_sum(patch: pytest.MonkeyPatch) -> None:
+    summed = Group.summed
+    patch.setattr(Group, "summed", lambda self, x: summed(self, x) / self.of)
+
+
+def shares_of_gradients(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(tensor, "sum_partial", lambda model: None)
+
+
+def mean_of_ranks(patch: pytest.MonkeyPatch) -> None:
+    added = apply._sum_here
+    patch.setattr(apply, "_sum_here", lambda received, group: added(received, group) / group.size())
+
+
+def one_after_the_other(patch: pytest.MonkeyPatch) -> None:
+    def in_order(values: Any, add: Any) -> Tensor:
+        first, *others = values
+        for other in others:
+            first = add(first, other)
+        return first
+
+    patch.setattr(apply, "tree_sum", in_order)
+
+
+def torch_s_own_norm(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(sums, "row_squares", lambda gradient: gradient.norm().square()[None])
+    patch.setattr("glassformer.parallel.sharing.row_squares", lambda gradient: gradient.norm().square()[None])
+
+
+def copies_that_do_not_add_up(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(apply, "add_up", lambda tensors, group: None)
+
+
+def seeds_of_steps(patch: pytest.MonkeyPatch) -> None:
+    seed_of = Training.seed_of
+    patch.setattr(Training, "seed_of", lambda self, atom: seed_of(self, 0))
+
+
+MUTANTS: dict[str, tuple[Mutate, Callable[[], bool]]] = {
+    "q, k and v are cut as one map": (as_one_map, owners_learn_as_one_process),
+    "letters of rows and columns are swapped": (rows_for_columns, owners_learn_as_one_process),
+    "no seam where a branch begins": (without("enter"), owners_learn_as_one_process),
+    "no seam where a branch ends": (without("leave"), owners_learn_as_one_process),
+    "a mean for a sum between owners": (mean_for_sum, owners_learn_as_one_process),
+    "shares of gradients are left as they are": (shares_of_gradients, owners_learn_as_one_process),
+    "a mean for a sum between ranks": (mean_of_ranks, ranks_have_the_bits_of_one_process),
+    "ranks are added up one after the other": (one_after_the_other, ranks_have_the_bits_of_one_process),
+    "the norm is torch's own": (torch_s_own_norm, ranks_have_the_bits_of_one_process),
+    "copies do not add up": (copies_that_do_not_add_up, ranks_have_the_bits_of_one_process),
+    "dropout is seeded by the step alone": (seeds_of_steps, atoms_drop_differently),
+}
+
+
+@pytest.mark.parametrize(
+    "holds", [owners_learn_as_one_process, ranks_have_the_bits_of_one_process, atoms_drop_differently]
+)
+def test_the_comparisons_hold(holds: Callable[[], bool]) -> None:
+    assert holds()
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_each_mutant_is_seen(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a difference, or by shapes that no longer meet."""
+    mutate, holds = MUTANTS[name]
+    owners_learn_as_one_process()  # what one process learns is kept, unmutated
+    mutate(monkeypatch)
+    try:
+        assert not holds()
+    except (RuntimeError, ValueError) as error:
+        assert any(word in str(error) for word in ("shape", "size", "zip"))
