@@ -14,6 +14,7 @@ from torch import Tensor
 
 import glassformer as gf
 from glassformer.dynamics.spectra import product_row_cosine
+from glassformer.dynamics.weights import named_matrices, spectra
 from glassformer.errors import RequestError
 
 D = gf.dynamics
@@ -585,3 +586,10 @@ def test_a_value_that_is_not_a_number_is_handed_on(name: str):
 def test_the_docstring_is_a_page(name: str):
     """Documentation is made of it."""
     assert len(getattr(D, name).__doc__ or "") > 60
+
+
+@pytest.mark.parametrize(("word", "both"), [("mha", True), ("gqa:2", True), ("mla:16", False)])
+def test_scores_of_weights_are_of_maps_that_read_one_stream(word: str, both: bool):
+    """Keys that are made of a latent have another input than the queries, and no product with them."""
+    model = gf.preset(f"llama@1m+layers=1+d_model=32+heads=4+vocab_size=61+{word}").build(seed=0)
+    assert ("layers.0.mixer.qk" in spectra(named_matrices(model))["spectral_norm"]) is both

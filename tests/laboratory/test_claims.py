@@ -287,7 +287,24 @@ def test_the_terminal_lists_and_measures(tmp_path: Path, capsys: pytest.CaptureF
     page = (tmp_path / "c" / "index.html").read_text(encoding="utf-8")
     assert page.count("<article>") == len(ALL) and "gf-claimed" in page and "gf-published" in page
     assert main(["claims", "gqa-cache", "--out", out, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["gqa-cache"]["verdict"] == HOLDS
+    (row,) = json.loads(capsys.readouterr().out)
+    assert (row["name"], row["verdict"], row["measured"]) == ("gqa-cache", HOLDS, row["low"])
+
+
+def test_the_list_shows_the_verdicts_of_the_release_and_the_own_ones_before_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    claims("gqa-cache", "claims")
+    assert main(["claims", "--json"]) == 0
+    rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
+    assert sum(row["verdict"] is not None for row in rows.values()) >= 40
+    assert (
+        rows["gqa-cache"]["result"]
+        == next(r for r in overview(tmp_path / "claims") if r["name"] == "gqa-cache")["result"]
+    )
+    assert main(["claims"]) == 0
+    assert "the one measured for this release" in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.parametrize(

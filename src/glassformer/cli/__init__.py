@@ -1019,7 +1019,7 @@ def claims(
     *,
     all: Flag = False,
     quick: Flag = False,
-    out: str = "claims",
+    out: str | None = None,
     data: Data | None = None,
     seeds: int | None = None,
     again: Flag = False,
@@ -1036,8 +1036,8 @@ def claims(
     quick
         The exact ones: counts and identities, in a minute or two.
     out
-        The folder of the results, NAME.json each, and of a page that draws them all; what it holds is not measured
-        again.
+        The folder of the results, NAME.json each, and of a page that draws them all, by default claims; what it holds
+        is not measured again. Without it the list shows the verdicts of this release where the folder has none.
     data
         The text that models are trained on, by default python-docs; a claim about a text of its own needs it. What the
         folder holds from another text is refused.

@@ -13,18 +13,18 @@ from glassformer.cli.show import ComparisonView, output, ruled
 from glassformer.errors import RequestError
 from glassformer.laboratory.claims import claims, overview
 from glassformer.laboratory.claims.claim import Claim
-from glassformer.laboratory.claims.stored import Stored
+from glassformer.laboratory.claims.stored import MEASURED, Stored
 from glassformer.report.claims import asked_words, figure_words, finding, verdict_of, write_claims
 from glassformer.training.checkpoint import disk_errors
 
-PAGE = "index.html"
+FOLDER, PAGE = "claims", "index.html"
 
 
 def show_claims(
     names: Sequence[str],
     every: bool,
     quick: bool,
-    out: str,
+    out: str | None,
     data: str | None,
     seeds: int | None,
     again: bool,
@@ -34,14 +34,17 @@ def show_claims(
     """Lists the claims, or measures those that are named."""
     if names and (every or quick):
         raise RequestError("give names, or --all, or --quick", code="conflict", field="claims", value=list(names))
-    folder = Path(out)
+    folder = Path(FOLDER if out is None else out)
     if not (names or every or quick):
-        rows = overview(folder)
+        rows = overview(folder, MEASURED if out is None else None)
         if as_json:
             print(json.dumps(rows, allow_nan=False))
             return
         output().print(listing(rows))
         output().print(finding(rows), highlight=False)
+        if out is None:
+            said = f"Where {folder} has no verdict, it is the one measured for this release, on the date beside it."
+            output().print(said, style="dim", highlight=False)
         return
 
     with ComparisonView(quiet=as_json) as view:
@@ -55,7 +58,7 @@ def show_claims(
     with disk_errors(folder):
         write_claims(rows, command, folder / PAGE)
     if as_json:
-        print(json.dumps({name: one.model_dump(mode="json") for name, one in found.items()}, allow_nan=False))
+        print(json.dumps([row for row in rows if row["name"] in found], allow_nan=False))
         return
     console = output()
     for row in rows:
@@ -68,10 +71,11 @@ def show_claims(
 
 def listing(rows: Sequence[dict[str, Any]]) -> Table:
     table = ruled()
-    for heading in ("claim", "what it says", "class", "minutes", "verdict"):
+    for heading in ("claim", "what it says", "class", "minutes", "verdict", "measured"):
         table.add_column(heading, justify="right" if heading == "minutes" else "left")
     for row in rows:
-        table.add_row(row["name"], row["statement"], row["kind"], f"{row['minutes']:g}", verdict_of(row))
+        date = row["result"]["measured"] if row["result"] else ""
+        table.add_row(row["name"], row["statement"], row["kind"], f"{row['minutes']:g}", verdict_of(row), date)
     return table
 
 

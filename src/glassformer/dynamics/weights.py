@@ -119,7 +119,8 @@ def updates(matrices: Mapping[str, Matrix], before: Mapping[int, Tensor]) -> Sta
 
 def spectra(matrices: Mapping[str, Matrix]) -> Statistics:
     """Spectral norm, effective and stable rank, and row cosine of every matrix of the layers, by head where it has
-    heads; of W_Q W_K^T by head at `layers.N.mixer.qk`. The vocabulary's matrices are left out: they cost the most."""
+    heads; of W_Q W_K^T by head at `layers.N.mixer.qk`, where both read the same stream: the keys of latent attention do
+    not. The vocabulary's matrices are left out: they cost the most."""
     made: Statistics = {"spectral_norm": {}, "effective_rank": {}, "stable_rank": {}, "row_cosine": {}}
 
     def note(name: str, singular: Tensor) -> None:
@@ -136,6 +137,8 @@ def spectra(matrices: Mapping[str, Matrix]) -> Statistics:
         for name, matrix in matrices.items():
             if name.endswith(".mixer.q") and (key := matrices.get(name[:-1] + "k")):
                 q, k = _applied(matrix), _applied(key)
+                if q.shape[-2:] != k.shape[-2:]:
+                    continue
                 note(name[:-1] + "qk", product_spectrum(q, k))
                 made["row_cosine"][name[:-1] + "qk"] = _values(product_row_cosine(q, k))
     return made

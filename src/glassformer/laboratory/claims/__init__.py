@@ -116,15 +116,23 @@ def missing(claim: Claim) -> RequestError:
     )  # fmt: skip
 
 
-def overview(folder: Path) -> list[dict[str, Any]]:
-    """All claims as plain data, with what is stored of each: for the terminal, a page, and programs."""
+def overview(folder: Path, besides: Path | None = None) -> list[dict[str, Any]]:
+    """All claims as plain data, with what is stored of each: for the terminal, a page, and programs.
+
+    measured, low, high   of the first figure that is judged, with its interval
+    verdict               "holds", "does not hold", "cannot be shown at this size"; None: not measured
+    result                all that is stored, of `folder`, or else of the folder `besides`
+    """
     rows = []
     for claim in known().values():
-        held = read(folder, claim.name)
-        current = held is not None and held.answers(claim, tiny=True)
+        stored = (read(place, claim.name) for place in (folder, besides) if place is not None)
+        held = next((one for one in stored if one is not None and one.answers(claim, tiny=True)), None)
+        judged = next((one for one in held.outcome.figures if one.judged), None) if held else None
         rows.append({
             "name": claim.name, "statement": claim.statement, "source": claim.source, "published": claim.published,
             "kind": claim.kind, "size": claim.size, "minutes": claim.minutes, "needs": claim.needs,
-            "result": held.model_dump(mode="json") | {"words": held.words} if held is not None and current else None,
+            "measured": judged and judged.value, "low": judged and judged.low, "high": judged and judged.high,
+            "verdict": held and held.verdict,
+            "result": held and held.model_dump(mode="json") | {"words": held.words},
         })  # fmt: skip
     return rows
