@@ -33,9 +33,9 @@ def experts_figure(watched: Sequence[Drawn]) -> Markup | None:
         "figure", tag("h3", "Load of the experts"),
         tag("div", switch("load", "Load of", options), class_="switches"),
         *(_panel(key, maps, scale) for key, maps in panels.items()),
-        caption("Of the tokens that --watch looks at, the mean over the last quarter of the run; the first layer is at "
-                "the bottom. Ranks share the experts in order, as with --layout ep=2, be there ranks in this run or "
-                "not."),
+        caption("Mean over the last quarter of the run, for the tokens that --watch looks at; the first layer is at the "
+                "bottom. Ranks take the experts in order, as under --layout ep=2, whether or not this run had several "
+                "ranks."),
         _table(found), class_="heats",
     )  # fmt: skip
 
@@ -85,7 +85,7 @@ def _panel(key: int, maps: Sequence[Map], scale: HeatScale) -> Markup:
 
 def _table(found: Sequence[Drawn]) -> Markup:
     """The rank that a step waits for, and the rows that travel."""
-    names = ("Arm", "Ranks", "Most of a rank", "Mean over layers", "Rows that leave their rank")
+    names = ("Arm", "Ranks", "Busiest rank", "Mean over layers", "Rows sent to other ranks")
     heads = [tag("th", words, scope="col") for words in names]
     rows = []
     for arm, seen in found:
@@ -99,7 +99,7 @@ def _table(found: Sequence[Drawn]) -> Markup:
         return join([])
     table = tag("table", tag("thead", tag("tr", *heads)), tag("tbody", *rows), class_="events")
     words = (
-        "Most of a rank: rows that the busiest rank computes in a layer over its even share; the others wait for it. "
-        "Rows leave where the tokens of all ranks choose alike; their results come back the same way."
+        "Busiest rank: the rows that it computes in a layer over an even share; the others wait for it. Rows sent: where "
+        "the tokens of all ranks choose alike; their results come back the same way."
     )
     return join([scroll("Experts over ranks", table), caption(words)])
