@@ -138,7 +138,7 @@ def test_the_load_of_experts_is_drawn_by_expert_and_by_rank() -> None:
     assert said[2] == [[f"Layer 2, rank {i}: 1" for i in range(2)], ["Layer 2, rank 0: 1.5", "Layer 2, rank 1: 0.5"]]
     assert said[4][1] == [one.replace("expert", "rank") for one in said[1][1]]
     assert "load-8" not in drawn and len(said[1]) == 3  # three experts are drawn, and no 2, 4 or 8 ranks share them
-    table = text[text.index("Most of a rank") :]
+    table = text[text.index("Busiest rank") :]
     assert "1.500 (layer 2)" in table and "2.000 (layer 2)" in table and "75.0 %" in table
     style = render(made)
     assert all(f".heats:has(#load-{key}:checked) .panel-load-{key}" in style for key in (1, 2, 4, 8))
