@@ -110,8 +110,9 @@ def page(ranks: list[dict[str, Any]]) -> str:
         parts += [told, "\n".join(lines)]
     parts.append(
         "Losses and gradients are those of one process that takes the tokens of each rank as a micro-batch, to 1e-13 "
-        "in fp64 (`tests/parallel/test_experts.py`). So far it is a function for training loops of one's own: `train` "
-        "refuses `ep` in a layout, and `plan` counts it."
+        "in fp64 (`tests/parallel/test_experts.py`). `glassformer train ... --layout fsdp=4,ep=2` trains so: FSDP "
+        "divides the experts among the ranks that have the same ones and all other weights among all ranks, and a run "
+        "goes on in any other layout."
     )
     return "\n\n".join(parts) + "\n"
 

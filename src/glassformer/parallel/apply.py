@@ -23,7 +23,7 @@ from glassformer.parallel.crew import Crew
 from glassformer.parallel.filling import fill_pieces
 from glassformer.parallel.seams import all_gather
 from glassformer.parallel.sharing import Sharing, squares_here
-from glassformer.parallel.sums import buckets, local, tree_sum
+from glassformer.parallel.sums import bucket_of, buckets, local, tree_sum
 from glassformer.parts.linear import Linear
 from glassformer.parts.reduce import reducing
 
@@ -163,7 +163,8 @@ def add_up(tensors: Iterable[Tensor], group: dist.ProcessGroup) -> None:
     """Each tensor becomes the sum of those of all ranks of the group, as a binary tree in their order."""
     every = list(tensors)
     flat = [one.contiguous().view(-1) for one in every]
-    for bucket in buckets(one.numel() for one in flat):
+    most = bucket_of(flat[0].device.type) if flat else 1
+    for bucket in buckets((one.numel() for one in flat), most):
         _add_up([flat[number][piece] for number, piece in bucket], group)
     for one, summed in zip(every, flat, strict=True):
         if one.data_ptr() != summed.data_ptr():  # it was not contiguous

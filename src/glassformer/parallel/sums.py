@@ -23,8 +23,9 @@ LONGEST = 1 << 14
 VALUES_PER_BLOCK = 1 << 17
 """Of a gradient in fp64, so many at once: they stay in the processor's cache."""
 
-BUCKET = 1 << 21
-"""Values that are traded at once between copies of the weights."""
+ON_CPU, ON_GPU = 1 << 21, 1 << 24
+"""Values that are traded at once between copies of the weights: as many as a processor's cache holds; elsewhere so many
+that an operation takes far longer than its start."""
 
 
 class Tree(Generic[T]):
@@ -63,20 +64,25 @@ def tree_sum(values: Iterable[T], add: Callable[[T, T], T]) -> T:
     return tree.total()
 
 
-def buckets(sizes: Iterable[int]) -> Iterator[list[tuple[int, slice]]]:
-    """Divides tensors of so many values into buckets of at most `BUCKET`: (number of the tensor, which of its values).
+def bucket_of(device: str) -> int:
+    """Values of a bucket on a type of device."""
+    return ON_CPU if device == "cpu" else ON_GPU
+
+
+def buckets(sizes: Iterable[int], most: int) -> Iterator[list[tuple[int, slice]]]:
+    """Divides tensors of so many values into buckets of `most` at most: (number of the tensor, which of its values).
 
     A piece that fills more than half of a bucket has it for itself, so that it can be added up where it lies."""
     bucket: list[tuple[int, slice]] = []
     held = 0
     for number, size in enumerate(sizes):
-        for start in range(0, size, BUCKET):
-            piece = slice(start, min(start + BUCKET, size))
+        for start in range(0, size, most):
+            piece = slice(start, min(start + most, size))
             values = piece.stop - piece.start
-            if 2 * values > BUCKET:
+            if 2 * values > most:
                 yield [(number, piece)]
                 continue
-            if held + values > BUCKET:
+            if held + values > most:
                 yield bucket
                 bucket, held = [], 0
             bucket.append((number, piece))

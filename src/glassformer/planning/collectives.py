@@ -35,7 +35,7 @@ import torch
 from glassformer.config import ModelConfig
 from glassformer.parallel.apply import travels_in_half
 from glassformer.parallel.layout import Layout
-from glassformer.parallel.sums import buckets
+from glassformer.parallel.sums import bucket_of, buckets
 from glassformer.parallel.tensor import divided_parts
 from glassformer.parts.exchange import Exchanging
 from glassformer.parts.owner import is_branch
@@ -61,10 +61,12 @@ class Collective:
     bytes: int
 
 
-def collectives(config: ModelConfig, layout: Layout, batch: int, context: int, dtype: torch.dtype) -> list[Collective]:
-    """Those of a rank in a step of `batch` sequences of all ranks; `dtype`: of the products."""
+def collectives(
+    config: ModelConfig, layout: Layout, batch: int, context: int, dtype: torch.dtype, device: str = "cpu"
+) -> list[Collective]:
+    """Those of a rank in a step of `batch` sequences of all ranks; `dtype`: of the products, on a type of `device`."""
     pieces, tokens = layout.microbatches(batch), layout.microbatch(batch) * context
-    found = _of_weights(config, layout, pieces, dtype)
+    found = _of_weights(config, layout, pieces, dtype, bucket_of(device))
     if layout.ep > 1:
         found.append(_of_experts(config, layout, pieces, tokens, dtype))
     if layout.cp > 1:
@@ -76,7 +78,7 @@ def collectives(config: ModelConfig, layout: Layout, batch: int, context: int, d
     return found
 
 
-def _of_weights(config: ModelConfig, layout: Layout, pieces: int, dtype: torch.dtype) -> list[Collective]:
+def _of_weights(config: ModelConfig, layout: Layout, pieces: int, dtype: torch.dtype, bucket: int) -> list[Collective]:
     fsdp, half = layout.fsdp, _in_half(config, dtype)
     weights = _most_of_a_stage(config, layout)
     found = []
@@ -101,9 +103,8 @@ def _of_weights(config: ModelConfig, layout: Layout, pieces: int, dtype: torch.d
         ]
     for axis, ranks in (("replicate", layout.dp // fsdp), ("cp", layout.cp)):
         if ranks > 1:
-            sizes = [
-                sum(at.stop - at.start for _, at in one) for one in buckets(one.shards for one in weights.values())
-            ]
+            each = buckets((one.shards for one in weights.values()), bucket)
+            sizes = [sum(at.stop - at.start for _, at in one) for one in each]
             values = sum(-(-one // ranks) * ranks for one in sizes)
             found += [
                 Collective(axis, operation, len(sizes), GRADIENT * values) for operation in ("all-to-all", "all-gather")

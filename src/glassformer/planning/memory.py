@@ -22,7 +22,7 @@ import torch
 
 from glassformer.config import ModelConfig
 from glassformer.parallel.layout import Layout, stage_layers
-from glassformer.parallel.sums import BUCKET
+from glassformer.parallel.sums import bucket_of
 from glassformer.parts.cost import Cost, Shape
 from glassformer.planning.ranks import Held, Share, for_gpu, owned, share
 from glassformer.planning.trace import Pieces, Traced, adapted, trace
@@ -112,6 +112,8 @@ class Ranks:
     """Bytes of a loss that has all logits at once; 0 for ours, which has a chunk of them."""
     adapters: tuple[int, ...]
     """Values that are trained of each layer, where that is not all."""
+    bucket: int
+    """Values that copies of the weights add up at once."""
     table: Held
     """What a tied head has of the embedding: its gradient waits for the embedding's."""
 
@@ -141,7 +143,7 @@ class Ranks:
             tuple(cost["layers"].children.values()), layout.microbatches(batch),
             rows * tokens * config.d_model * kept.itemsize // (layout.tp if layout.sp else 1), kept.itemsize, weights,
             optimizer.steps_at_once(device), optimizer.by_value, logits,
-            tuple(adapted(layer, rank) for layer in mine.outline().layers) if rank else (),
+            tuple(adapted(layer, rank) for layer in mine.outline().layers) if rank else (), bucket_of(device),
             _table(config, layout) if config.head.tied else Held(),
         )  # fmt: skip
 
@@ -226,7 +228,7 @@ class Ranks:
         if copies == 1 or self.adapters:
             return 0
         held = whole.shards if self.layout.zero == 3 and self.layout.sharing > 1 else whole.values
-        return round(FP32 * 2 * min(held, BUCKET))
+        return round(FP32 * 2 * min(held, self.bucket))
 
     def _own(self, stage: int) -> range:
         """Layers of a stage."""

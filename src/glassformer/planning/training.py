@@ -122,7 +122,8 @@ class TrainingPlan:
         """Operations between ranks in a step, where the layout is one that trains."""
         if self.rank or self.layout.zero in (1, 2) or self.recompute != "none":
             return []
-        return collectives(self.config, self.layout, self.batch, self.context, self.dtype)
+        device = "cpu" if self.on is None else self.on.machine.device
+        return collectives(self.config, self.layout, self.batch, self.context, self.dtype, device)
 
     def to_dict(self) -> dict[str, Any]:
         return {

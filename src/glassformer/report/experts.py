@@ -33,8 +33,8 @@ def experts_figure(watched: Sequence[Drawn]) -> Markup | None:
         "figure", tag("h3", "Load of the experts"),
         tag("div", switch("load", "Load of", options), class_="switches"),
         *(_panel(key, maps, scale) for key, maps in panels.items()),
-        caption("Mean over the last quarter of the run, for the tokens that --watch looks at; the first layer is at the "
-                "bottom. Ranks take the experts in order, as under --layout ep=2, whether or not this run had several "
+        caption("Mean over the last quarter of the run, for the tokens that --watch looks at; the first layer is at "
+                "the bottom. Ranks take the experts in order, as under --layout ep=2, whether or not this run had several "
                 "ranks."),
         _table(found), class_="heats",
     )  # fmt: skip
@@ -99,7 +99,7 @@ def _table(found: Sequence[Drawn]) -> Markup:
         return join([])
     table = tag("table", tag("thead", tag("tr", *heads)), tag("tbody", *rows), class_="events")
     words = (
-        "Busiest rank: the rows that it computes in a layer over an even share; the others wait for it. Rows sent: where "
-        "the tokens of all ranks choose alike; their results come back the same way."
+        "Busiest rank: the rows that it computes in a layer over an even share; the others wait for it. Rows sent: "
+        "where the tokens of all ranks choose alike; their results come back the same way."
     )
     return join([scroll("Experts over ranks", table), caption(words)])
