@@ -304,7 +304,7 @@ def test_the_list_shows_the_verdicts_of_the_release_and_the_own_ones_before_them
         == next(r for r in overview(tmp_path / "claims") if r["name"] == "gqa-cache")["result"]
     )
     assert main(["claims"]) == 0
-    assert "the one measured for this release" in " ".join(capsys.readouterr().out.split())
+    assert "were measured for this release" in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.parametrize(

@@ -47,8 +47,8 @@ def test_every_layout_begins_with_the_weights_of_one_process(expression: str, la
     config = preset(expression)
     model = config.build(seed=3)
     if given:
-        for weight in model.parameters():
-            weight.data.add_(1.0)
+        for one in model.state_dict().values():
+            one.add_(1.0 if one.is_floating_point() else 1)
     whole = {**dict(model.named_buffers()), **model.state_dict()}
     weights = model.state_dict() if given else None
     buffers = dict(model.named_buffers()).keys() - model.state_dict().keys()
@@ -93,8 +93,8 @@ class Peak(TorchDispatchMode):
         self.bytes = max(self.bytes, self.now)
 
 
-@pytest.mark.parametrize("layout", ["fsdp=4", "pp=4", "tp=4", "fsdp=2,tp=2"])
-def test_a_rank_allocates_little_more_than_its_part(layout: str):
+@pytest.mark.parametrize(("layout", "most"), [("fsdp=4", 0.35), ("pp=4", 0.45), ("tp=4", 0.35), ("fsdp=2,tp=2", 0.35)])
+def test_a_rank_allocates_little_more_than_its_part(layout: str, most: float):
     """A quarter of the model, and a block of rows while it is drawn."""
     config = preset("llama@1m+layers=4+d_model=256+heads=4+vocab_size=1024+context=16+untied")
     whole = 4 * config.num_params()
@@ -106,4 +106,4 @@ def test_a_rank_allocates_little_more_than_its_part(layout: str):
         assert kept < 0.4 * whole
         return peak.bytes
 
-    assert max(as_threads(layout, work)) < 0.45 * whole
+    assert max(as_threads(layout, work)) < most * whole

@@ -20,6 +20,7 @@ from glassformer.cli import main
 from glassformer.training import checkpoint
 
 MODEL = "llama@1m+layers=2+d_model=32+heads=4"
+DROPPING = f"{MODEL}+residual.dropout=0.2+mixer.dropout=0.2"
 WORDS = (
     "--batch-size", "4", "--micro-batch", "1", "--context", "16", "--threads", "1", "--dtype", "float32",
     "--evaluate-every", "1000", "--checkpoint-seconds", "1e-6",
@@ -76,8 +77,8 @@ def test_two_processes_train_as_one_and_what_is_damaged_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text(tmp_path)
-    assert main(words(tmp_path, "one")) == 0
-    run(tmp_path, "two", "--processes", "2", "--async-save")
+    assert main(words(tmp_path, "one", model=DROPPING)) == 0
+    run(tmp_path, "two", "--processes", "2", "--async-save", model=DROPPING)
     assert curve(tmp_path / "one") == curve(tmp_path / "two") and len(curve(tmp_path / "two")) == 6
 
     last = checkpoint.latest(tmp_path / "two")
@@ -94,7 +95,7 @@ def test_two_processes_train_as_one_and_what_is_damaged_is_named(
             path = tmp_path / "damaged" / last.relative_to(tmp_path / "two") / file.name
             path.unlink() if damage is None else path.write_bytes(damage(path.read_bytes()))
             capsys.readouterr()
-            assert main(words(tmp_path, "damaged", "--resume")) == 2, (file.name, what)
+            assert main(words(tmp_path, "damaged", "--resume", model=DROPPING)) == 2, (file.name, what)
             said = capsys.readouterr().err
             assert "no other checkpoint of this run is whole" in said and "Traceback" not in said, (file.name, said)
             assert file.name in said or (file.name == "state.json" and "latest names" in said), (file.name, what, said)

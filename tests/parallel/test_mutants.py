@@ -1,22 +1,25 @@
-"""What could be wrong in how ranks divide a step, and that the comparisons with one process see each of it."""
+"""What could be wrong in how ranks divide a step, and that the comparisons with one process see each of it.
+
+That dropout of an atom does not depend on who computes it is compared by jobs of processes (`test_job.py`): threads
+share a generator."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from glassformer.parallel import apply, sums, tensor
+from glassformer.parallel import apply, experts, sums, tensor
 from glassformer.parallel.crew import Crew
 from glassformer.parallel.seams import Group, Seams
 from glassformer.parts.projection.base import MapShape
 from glassformer.parts.projection.fused import FusedQKV
 from glassformer.parts.shard import Shard
-from glassformer.training.state import Training
+from tests.parallel import test_context, test_experts
 from tests.parallel.test_shared import step
 from tests.parallel.test_tensor import CLOSE, TINY, compare
 from tests.parallel.threads import as_threads
@@ -35,13 +38,25 @@ def ranks_have_the_bits_of_one_process() -> bool:
                for found, of_rank in ranks)  # fmt: skip
 
 
-def atoms_drop_differently() -> bool:
-    """Those of one step, and those of steps and atoms beside them, have generators of their own."""
-    seeds = [
-        Training.seed_of(SimpleNamespace(recipe=SimpleNamespace(seed=0), step=at), atom)  # type: ignore[arg-type]
-        for at in range(8) for atom in range(8)
-    ]  # fmt: skip
-    return len(set(seeds)) == 64
+def sequences_are_shared_as_in_one_process() -> bool:
+    return test_context.compare(f"llama@1m+{TINY}+gqa:2", "cp=2") < CLOSE
+
+
+def experts_give_the_gradients_of_one_process() -> bool:
+    """Their loss, and the gradient of the table of words, which all of a pass goes back to."""
+    expression = test_experts.MODELS["all that moves routers"]
+
+    def work(crew: Crew) -> Tensor:
+        model = test_experts.built(expression)
+        if crew.world > 1:
+            experts.divide(model, crew.group("ep"))
+        for atom in crew.mine(2):
+            model.loss(*test_experts.draw(0, atom)).backward()
+        assert model.embedding.weight.grad is not None
+        return model.embedding.weight.grad
+
+    (whole,) = as_threads("dp=1", work)
+    return bool((sum(as_threads("fsdp=2,ep=2", work)) - whole).abs().max() < CLOSE)
 
 
 def as_one_map(patch: pytest.MonkeyPatch) -> None:
@@ -93,9 +108,19 @@ def copies_that_do_not_add_up(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(apply, "add_up", lambda tensors, group: None)
 
 
-def seeds_of_steps(patch: pytest.MonkeyPatch) -> None:
-    seed_of = Training.seed_of
-    patch.setattr(Training, "seed_of", lambda self, atom: seed_of(self, 0))
+def gradients_of_own_keys(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Group, "scattered", Group.own)
+
+
+def results_in_the_order_of_experts(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(experts.Trip, "back", lambda self, rows: self._exchanged(rows, self.came, self.sent))
+
+
+def gradients_that_stay(patch: pytest.MonkeyPatch) -> None:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        return grads[0].new_zeros(sum(ctx.how[0]), *grads[0].shape[1:]), None, None, None
+
+    patch.setattr(experts._Exchanged, "backward", staticmethod(backward))
 
 
 MUTANTS: dict[str, tuple[Mutate, Callable[[], bool]]] = {
@@ -109,12 +134,20 @@ MUTANTS: dict[str, tuple[Mutate, Callable[[], bool]]] = {
     "ranks are added up one after the other": (one_after_the_other, ranks_have_the_bits_of_one_process),
     "the norm is torch's own": (torch_s_own_norm, ranks_have_the_bits_of_one_process),
     "copies do not add up": (copies_that_do_not_add_up, ranks_have_the_bits_of_one_process),
-    "dropout is seeded by the step alone": (seeds_of_steps, atoms_drop_differently),
+    "gradients of others' keys are left out": (gradients_of_own_keys, sequences_are_shared_as_in_one_process),
+    "results come back in another order": (results_in_the_order_of_experts, experts_give_the_gradients_of_one_process),
+    "gradients of rows that travelled are lost": (gradients_that_stay, experts_give_the_gradients_of_one_process),
 }
 
 
 @pytest.mark.parametrize(
-    "holds", [owners_learn_as_one_process, ranks_have_the_bits_of_one_process, atoms_drop_differently]
+    "holds",
+    [
+        owners_learn_as_one_process,
+        ranks_have_the_bits_of_one_process,
+        sequences_are_shared_as_in_one_process,
+        experts_give_the_gradients_of_one_process,
+    ],
 )
 def test_the_comparisons_hold(holds: Callable[[], bool]) -> None:
     assert holds()
@@ -129,4 +162,5 @@ def test_each_mutant_is_seen(name: str, monkeypatch: pytest.MonkeyPatch) -> None
     try:
         assert not holds()
     except (RuntimeError, ValueError) as error:
-        assert any(word in str(error) for word in ("shape", "size", "zip"))
+        assert mutate in (as_one_map, rows_for_columns), "no other one changes shapes"
+        assert re.search("shapes cannot be multiplied|argument 2 is longer|must match|is invalid for input", str(error))

@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import glassformer as gf
+from glassformer.parallel import tensor
 from glassformer.parallel.apply import Ranks
 from glassformer.parallel.crew import Crew
 from glassformer.parallel.layout import Layout
@@ -72,6 +73,7 @@ def counted(expression: str, layout: Layout, dtype: torch.dtype, pieces: int, ra
             patch.object(dist, "all_to_all_single", exchanged),
             patch.object(PipelineStage, "_warmup_forward_vote", agreed),
             patch.object(PipelineStage, "_warmup_backward_result", agreed),
+            patch.object(tensor, "sum_partial", lambda model: None),  # of norms' gradients under tp: small
         ):
             for some in tokens.split(1) if layout.pp == 1 else ():
                 with ranks.passing(), torch.autocast("cpu", dtype, enabled=half):
@@ -79,8 +81,7 @@ def counted(expression: str, layout: Layout, dtype: torch.dtype, pieces: int, ra
                 loss.backward()
             if layout.pp > 1:
                 model.step(tokens, tokens, pieces, 1 / pieces)
-            if layout.tp == 1:  # the sums of norms' gradients under tp are the trainer's, and small
-                ranks.add_up(model)
+            ranks.add_up(model)
         return counting
     finally:
         dist.destroy_process_group()
@@ -121,6 +122,8 @@ EXPERTS = f"{SMALL}+moe:8:2"
         (SMALL + "+mla:16", "cp=4", "float32", 1),
         (SMALL + "+share:2", "cp=4", "float32", 1),
         ("gpt2@1m+vocab_size=512", "cp=3,fsdp=2", "float32", 1),
+        (SMALL, "tp=2,cp=2", "bfloat16", 1),
+        (SMALL, "tp=2,cp=2,sp=1", "float32", 1),
     ],
 )
 def test_planned_collectives_are_those_of_a_step(expression: str, layout: str, dtype: str, pieces: int) -> None:
@@ -155,6 +158,15 @@ def test_planned_collectives_of_stages_are_those_of_the_rank_that_sends_most(
     layout: str, dtype: str, pieces: int, rank: int
 ) -> None:
     compared(SMALL + "+untied", layout, dtype, pieces, rank)
+
+
+@pytest.mark.parametrize("layout", ["dp=8,ep=4", "fsdp=2,replicate=4,ep=4", "pp=2,tp=2", "fsdp=4,zero=1"])
+def test_of_what_is_planned_and_not_trained_none_are_counted(layout: str) -> None:
+    plan = gf.plan(
+        gf.preset(EXPERTS + "+untied"), train=True, batch=16, context=CONTEXT, optimizer="adamw",
+        layout=Layout.of(layout.replace("fsdp=4", "dp=4")),
+    )  # fmt: skip
+    assert plan.collectives == [] and plan.memory["total"] > 0
 
 
 def test_one_process_makes_none() -> None:

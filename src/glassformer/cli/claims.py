@@ -43,7 +43,7 @@ def show_claims(
         output().print(listing(rows))
         output().print(finding(rows), highlight=False)
         if out is None:
-            said = f"Where {folder} has no verdict, it is the one measured for this release, on the date beside it."
+            said = f"Verdicts that are not in {folder} were measured for this release; the last column has their dates."
             output().print(said, style="dim", highlight=False)
         return
 
@@ -71,7 +71,7 @@ def show_claims(
 
 def listing(rows: Sequence[dict[str, Any]]) -> Table:
     table = ruled()
-    for heading in ("claim", "what it says", "class", "minutes", "verdict", "measured"):
+    for heading in ("claim", "what it says", "class", "minutes", "verdict", "date"):
         table.add_column(heading, justify="right" if heading == "minutes" else "left")
     for row in rows:
         date = row["result"]["measured"] if row["result"] else ""

@@ -1,8 +1,8 @@
 """Weights for the part of a model that lies on this rank: no rank holds more of the model than its part.
 
 A model is built on the meta device, divided there, and gets memory for its part alone; then each piece is drawn, or
-copied from weights that are given. What a weight begins with depends on the seed and its name, so that every layout
-begins with the bits of one process.
+copied from weights that are given whole. What a weight begins with depends on the seed and its name, so that every
+layout begins with the bits of one process.
 """
 
 from __future__ import annotations
@@ -13,17 +13,29 @@ import torch
 from torch import Tensor, nn
 
 from glassformer.building import InitialWeights
+from glassformer.errors import RequestError
 from glassformer.parallel.pieces import Box, pieces_of, places_of
 
 
 @torch.no_grad()
 def fill_pieces(model: nn.Module, initial: InitialWeights, given: Mapping[str, Tensor] | None = None) -> None:
-    """Fills parameters and buffers, in place: with `given`, whole tensors by name, and what it lacks with `initial`."""
-    places, given = places_of(model), given or {}
+    """Fills parameters and buffers, in place: with `given`, whole tensors by name, where there are such, or `initial`.
+    Buffers that no file holds are of `initial` in any case. Raises RequestError where `given` lacks a tensor, or has it
+    in another shape."""
+    places, kept = places_of(model), model.state_dict().keys()
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         for piece in pieces_of(name, tensor, places.get(name)):
+            if given is None or name not in kept:
+                piece.values.copy_(_drawn(initial, name, piece.box))
+                continue
             whole = given.get(name)
-            piece.values.copy_(_drawn(initial, name, piece.box) if whole is None else _cut(whole, piece.box))
+            if whole is None or whole.shape != piece.whole:
+                found = "not there" if whole is None else str(tuple(whole.shape))
+                raise RequestError(
+                    f"the weights given do not fit: {name} is {found}, and {piece.whole} in the model",
+                    code="conflict", field="given", value=name, expected=str(piece.whole),
+                )  # fmt: skip
+            piece.values.copy_(_cut(whole, piece.box))
 
 
 def _drawn(initial: InitialWeights, name: str, box: Box) -> Tensor:

@@ -97,6 +97,13 @@ class Layout(Value):
         """Ranks over which weights are spread: 1 below stage 3."""
         return self.dp // self.replicate if self.zero == 3 else 1
 
+    @property
+    def trains(self) -> bool:
+        """Whether its words go together in `train`; others are planned alone."""
+        apart = self.fsdp == self.tp == self.cp == self.ep == 1 if self.pp > 1 else True
+        of_experts = self.tp == self.cp == 1 and self.fsdp % self.ep == 0 if self.ep > 1 else True
+        return self.zero not in (1, 2) and apart and of_experts
+
     def microbatch(self, batch: int) -> int:
         """Sequences of a microbatch, of a batch of all ranks."""
         return self.micro or batch // self.dp

@@ -90,8 +90,6 @@ class Stages(Model):
         self.__dict__["chunks"] = chunks_of_layers  # no module of its own: its layers have the names that they have
         self.around: Around = nullcontext
         """What the forward passes run within: autocast, and compiled regions."""
-        self.planned: tuple[Any, Any] | None = None
-        """The shape of the last batch and how many micro-batches it had, and the schedule by which they flow."""
         self.share = 1.0
         """Of a micro-batch in the mean loss."""
 
@@ -156,34 +154,28 @@ class Stages(Model):
         return losses
 
     def _flow(self, tokens: Tensor, targets: Tensor, atoms: int) -> list[float]:
+        count, b = self.ranks * len(self.chunks), len(tokens) // atoms
+        x = torch.empty(b, tokens.shape[1], self.width, dtype=self.dtype, device="meta")
+        stages = [  # of this step alone: they keep what has come and what was sent
+            PipelineStage(
+                chunk, number, count, self.device, group=self.group,
+                input_args=tokens[:b].to("meta") if chunk.first else x.requires_grad_(),
+                output_args=x.requires_grad_(),
+            )
+            for number, chunk in zip(range(self.rank, count, self.ranks), self.chunks, strict=True)
+        ]  # fmt: skip
+        plan: Any = {"loss_fn": self._loss_of, "scale_grads": False}
+        if len(stages) == 1:
+            schedule: Any = Schedule1F1B(stages[0], atoms, **plan)
+        else:
+            schedule = ScheduleInterleaved1F1B(list(stages), atoms, **plan)
         losses: list[Tensor] = []
         last = self.rank == self.ranks - 1
         given = {"target": targets, "losses": losses} if last else {}
-        self._schedule(tuple(tokens.shape), atoms).step(*([tokens] if self.rank == 0 else []), **given)
+        schedule.step(*([tokens] if self.rank == 0 else []), **given)
         told = torch.stack([loss.detach() for loss in losses]) if last else torch.zeros(atoms, device=self.device)
         dist.broadcast(told, group=self.group, group_src=self.ranks - 1)
         return [float(loss) for loss in told]
-
-    def _schedule(self, shape: tuple[int, ...], atoms: int) -> Any:
-        """Kept for the next batch of this shape: before the first, ranks ask each other what they will send."""
-        if self.planned is None or self.planned[0] != (shape, atoms):
-            count, b, s = self.ranks * len(self.chunks), shape[0] // atoms, shape[1]
-            tokens = torch.empty(b, s, dtype=torch.int64, device="meta")
-            x = torch.empty(b, s, self.width, dtype=self.dtype, device="meta").requires_grad_()
-            stages = [
-                PipelineStage(
-                    chunk, number, count, self.device, group=self.group,
-                    input_args=tokens if chunk.first else x, output_args=x,
-                )
-                for number, chunk in zip(range(self.rank, count, self.ranks), self.chunks, strict=True)
-            ]  # fmt: skip
-            plan: Any = {"loss_fn": self._loss_of, "scale_grads": False}
-            one = len(stages) == 1
-            made: Any = (
-                Schedule1F1B(stages[0], atoms, **plan) if one else ScheduleInterleaved1F1B(list(stages), atoms, **plan)
-            )
-            self.planned = (shape, atoms), made
-        return self.planned[1]
 
     def _loss_of(self, x: Tensor, targets: Tensor) -> Tensor:
         with self.around():

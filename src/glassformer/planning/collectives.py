@@ -7,19 +7,19 @@ fsdp       all-gather      of each micro-batch: every layer's weights twice, for
 edp        the same        of the maps of experts, among the ranks that have the same ones
 ep         all-to-all      of each micro-batch and layer of experts: how many rows go where, the rows and their results,
                            and the gradients of either
-replicate, all-to-all      the sum of all gradients of a rank, once a step, bucket by bucket
-cp         all-gather
+replicate  all-to-all      the sum of all gradients of a rank, once a step, bucket by bucket, and an all-gather of each;
+                           of cp too
 cp         all-gather      of each micro-batch: keys and values of every layer
            reduce-scatter  their gradients
            all-reduce      the loss
 tp         all-reduce      of each micro-batch: the residual stream once a branch and pass, of the embedding and before
                            the head, and three numbers of a token for the loss; with sp a gather and a scatter a branch
                            and pass in their place
-pp         send            of each micro-batch: the residual stream to the next stage, its gradient to the one before;
-                           of the rank that sends most
+pp         send            of each micro-batch: the residual stream to the next stage, its gradient to the one before
            broadcast       the losses
 
-Bytes are those of the whole tensor: what all ranks have of it together. Rows are padded to a multiple of the ranks, and
+With stages they are those of the rank that sends most, and its gradients those of the stage that has most. Bytes are
+those of the whole tensor: what all ranks have of it together. Rows are padded to a multiple of the ranks, and
 those of experts are as many for each. Not counted is what ranks tell each other of a step: the rows of its norm, its
 losses, the loads of experts.
 """
@@ -72,7 +72,7 @@ def collectives(
     if layout.cp > 1:
         found += _of_keys(config, layout, pieces, layout.microbatch(batch), context, dtype)
     if layout.tp > 1:
-        found += _of_stream(config, layout, pieces, tokens // layout.cp, dtype)
+        found += _of_stream(config, layout, pieces, tokens, dtype)
     if layout.pp > 1:
         found += _of_stages(config, layout, pieces, tokens)
     return found
@@ -173,15 +173,16 @@ def _of_stages(config: ModelConfig, layout: Layout, pieces: int, tokens: int) ->
 
 def _of_stream(config: ModelConfig, layout: Layout, pieces: int, tokens: int, dtype: torch.dtype) -> list[Collective]:
     branches = sum(is_branch(part) for _, part in divided_parts(config.outline()))
-    stream = tokens * config.d_model
-    ends = 2 * stream * GRADIENT  # embedding and head compute in fp32 what they add up
-    numbers = NUMBERS * tokens * GRADIENT
+    own = tokens // layout.cp
+    stream = own * config.d_model
+    ends = (tokens + own) * config.d_model * GRADIENT  # the embedding of all tokens, before they are shared; the head
+    numbers = NUMBERS * own * GRADIENT
     inside = 2 * branches * stream * dtype.itemsize
     if not layout.sp:
         count, size = 2 * branches + 2 + NUMBERS, inside + ends + numbers
         return [Collective("tp", "all-reduce", pieces * count, pieces * size)]
     return [
         Collective("tp", "all-reduce", pieces * (2 + NUMBERS), pieces * (ends + numbers)),
-        Collective("tp", "all-gather", pieces * (2 * branches + 2), pieces * (inside + ends)),
+        Collective("tp", "all-gather", pieces * (2 * branches + 2), pieces * (inside + 2 * stream * GRADIENT)),
         Collective("tp", "reduce-scatter", pieces * 2 * branches, pieces * inside),
     ]

@@ -21,7 +21,7 @@ from typing import Literal
 import torch
 
 from glassformer.config import ModelConfig
-from glassformer.parallel.layout import Layout, stage_layers
+from glassformer.parallel.layout import Layout
 from glassformer.parallel.sums import bucket_of
 from glassformer.parts.cost import Cost, Shape
 from glassformer.planning.ranks import Held, Share, for_gpu, owned, share
@@ -191,15 +191,15 @@ class Ranks:
             yield "loss", self._state(
                 stage, ready, activations=others + begins + sum(kept) + cached,
                 loss=self.logits or max(loss.forward, loss.kept + loss.backward),
-                gathered=self.share.layers[own.stop - 1 : own.stop],
+                gathered=(self.share.layers[own[-1]],),
             )  # fmt: skip
         done = self.share.last + self.table if last else Held()
-        for layer in reversed(own[len(own) - -(-len(own) // self.chunks) :]):
-            held = sum(kept[: layer - own.start + 1])
+        for i in reversed(range(len(own) - -(-len(own) // self.chunks), len(own))):
+            layer, held = own[i], sum(kept[: i + 1])
             yield "backward", self._state(
                 stage, ready, done, activations=others + begins + held, working=self.traced.layers[layer].backward,
-                gathered=self.share.layers[max(own.start, layer - 1) : layer + 1],
-                summed=self.share.layers[layer + 1] if layer + 1 in own else Held(),
+                gathered=tuple(self.share.layers[one] for one in own[max(0, i - 1) : i + 1]),
+                summed=self.share.layers[own[i + 1]] if i + 1 < len(own) else Held(),
             )  # fmt: skip
             done += self.share.layers[layer]
         if first and self.chunks == 1:
@@ -230,9 +230,9 @@ class Ranks:
         held = whole.shards if self.layout.zero == 3 and self.layout.sharing > 1 else whole.values
         return round(FP32 * 2 * min(held, self.bucket))
 
-    def _own(self, stage: int) -> range:
+    def _own(self, stage: int) -> list[int]:
         """Layers of a stage."""
-        return stage_layers(len(self.costs), self.layout.pp)[stage]
+        return self.layout.layers_of(stage, len(self.costs))
 
     def _ends(self, stage: int) -> Held:
         """What a stage has besides layers."""
@@ -297,7 +297,7 @@ class Ranks:
             "masters": round(masters * (whole.divided if layout.zero else 1)),
         }
 
-    def _adapters(self, own: range, whole: Held) -> dict[str, int]:
+    def _adapters(self, own: list[int], whole: Held) -> dict[str, int]:
         """The same where adapters alone are trained, in fp32, beside weights that stay as they are."""
         trained = FP32 * sum(self.adapters[layer] for layer in own)
         shared = [self.layout.sharing if self.layout.zero >= stage else 1 for stage in (1, 2, 3)]

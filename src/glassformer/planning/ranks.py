@@ -94,7 +94,7 @@ def weights_of(
                 math.prod(of_map) if whole else math.prod(of_map) // of_map[cut.axis] * -(-of_map[cut.axis] // owners)
             )
             rows += of_map[0] if whole or cut.axis else -(-of_map[0] // owners)  # of this rank, before ZeRO
-        ranks = sharing // ep if expert else sharing
+        ranks = max(1, sharing // ep) if expert else sharing
         shard = -(-rows // ranks) * held // max(1, rows)
         part = held / max(1, weight.numel())
         needed = round(step.get(name, 0) * part)

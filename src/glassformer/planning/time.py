@@ -29,7 +29,7 @@ from typing import Any
 import torch
 
 from glassformer.config import ModelConfig
-from glassformer.parallel.layout import Layout, stage_layers
+from glassformer.parallel.layout import Layout
 from glassformer.parts.cost import Shape
 from glassformer.parts.linear import linears
 from glassformer.planning.counts import Counts
@@ -315,7 +315,7 @@ def _roofline(work: Workload, batch: int, layout: Layout, cluster: Cluster) -> l
     scores = tokens * most / tp * (1 + of_scores) * work.scores
     whole = 1.0 if layout.sp or tp == 1 else (1 - REPLICATED) + REPLICATED * tp
     kept = tokens * most / tp * whole * 3 * (work.kept + of_kept * work.layer_kept)
-    held = _held(work.config, tp, ep, pp)
+    held = _held(work.config, tp, ep, pp, layout.interleave)
     shared = layout.sharing
     read = f"{tokens:,.0f} tokens"
     trained = held * work.trained / work.parameters
@@ -351,10 +351,12 @@ def _roofline(work: Workload, batch: int, layout: Layout, cluster: Cluster) -> l
 
 
 @lru_cache(maxsize=256)
-def _held(config: ModelConfig, tp: int, ep: int, pp: int) -> int:
+def _held(config: ModelConfig, tp: int, ep: int, pp: int, interleave: int) -> int:
     """Values of weights of the rank with most, before ZeRO."""
-    of_rank = share(config, Layout(dp=ep, tp=tp, ep=ep), AdamWConfig())
-    found = [sum(of_rank.layers[layer].values for layer in own) for own in stage_layers(config.n_layers, pp)]
+    layout = Layout(dp=ep, tp=tp, ep=ep, pp=pp, interleave=interleave)
+    of_rank = share(config, layout, AdamWConfig())
+    each = (layout.layers_of(stage, config.n_layers) for stage in range(pp))
+    found = [sum(of_rank.layers[layer].values for layer in own) for own in each]
     found[0] += of_rank.first.values
     found[-1] += of_rank.last.values
     return max(found)

@@ -120,7 +120,7 @@ class TrainingPlan:
     @property
     def collectives(self) -> list[Collective]:
         """Operations between ranks in a step, where the layout is one that trains."""
-        if self.rank or self.layout.zero in (1, 2) or self.recompute != "none":
+        if self.rank or self.recompute != "none" or not self.layout.trains:
             return []
         device = "cpu" if self.on is None else self.on.machine.device
         return collectives(self.config, self.layout, self.batch, self.context, self.dtype, device)

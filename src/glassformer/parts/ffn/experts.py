@@ -315,12 +315,13 @@ class Experts(FFN):
         flat, tokens, back = x.flatten(0, -2), order // chosen.shape[-1], order.argsort()
         flat = flat.to(product_dtype(flat))
         journey = None if self.exchange is None else self.exchange(by_expert)
-        groups = Groups.sorted(by_expert, len(self.up_proj.outs))
         share = weights.flatten()[order] if self.weigh == "input" else None
-        if journey is None and wants_blocks(x, len(order), len(groups.ends)):
-            groups, place = groups.in_blocks(BLOCK)  # filled up with the first token, whose results nobody takes
-            tokens, back = torch.zeros_like(groups.of).scatter(0, place, tokens), place[back]
-            share = None if share is None else share.new_zeros(len(tokens)).index_copy(0, place, share)
+        if journey is None:
+            groups = Groups.sorted(by_expert, len(self.up_proj.outs))
+            if wants_blocks(x, len(order), len(groups.ends)):
+                groups, place = groups.in_blocks(BLOCK)  # filled up with the first token, whose results nobody takes
+                tokens, back = torch.zeros_like(groups.of).scatter(0, place, tokens), place[back]
+                share = None if share is None else share.new_zeros(len(tokens)).index_copy(0, place, share)
         rows = flat.index_select(0, tokens)
         if share is not None:
             rows = (rows * share[:, None]).to(rows.dtype)
