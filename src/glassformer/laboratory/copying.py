@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -42,9 +43,10 @@ class Copying:
 
 def copying(
     expression: str, seed: int = 0, steps: int = 2_000, batch: int = 64, learning_rate: float = 3e-3,
-    task: SelectiveCopy | None = None, rows: int = HELD_OUT,
+    task: SelectiveCopy | None = None, rows: int = HELD_OUT, **how: Any,
 ) -> Copying:  # fmt: skip
-    """Trains a model on rows that are drawn for each step, and has it answer `rows` others."""
+    """Trains a model on rows that are drawn for each step, and has it answer `rows` others. `how`: further arguments
+    of `training.train`, such as `out` and `callbacks`."""
     task = task or SelectiveCopy()
     text = prepare(str(task))
     run = train(
@@ -53,6 +55,7 @@ def copying(
             "steps": steps, "batch_size": batch, "context": task.length, "seed": seed, "objective": "task",
             "learning_rate": learning_rate, "weight_decay": 0.0, "threads": 1, "dtype": "float32",
         },
+        **how,
     )  # fmt: skip
     right, whole, loss = answered(run.model, text, task, rows)
     return Copying(expression, seed, steps, right, whole, loss, 1 / task.symbols, run.seconds)

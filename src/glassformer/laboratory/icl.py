@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -336,10 +336,11 @@ def softmax(
     expression: str = "gpt2+layers=4+d_model=64+heads=4",
     batch: int = 64,
     prompts: int = PROMPTS,
+    **how: Any,
 ) -> Softmax:
     """Trains a transformer on 2 d examples and a question, each x asked from what stands before it (Garg et al. 2022,
     2208.01066): about seven minutes of one core as by default. With fewer steps or layers it stays at the error 1 of a
-    model that has learned nothing."""
+    model that has learned nothing. `how`: further arguments of `training.train`, such as `out` and `callbacks`."""
     task = Regression(dims=dims, examples=2 * dims, noise=noise, layout="apart")
     config = preset(f"{expression}+vectors:{task.size}+vocab_size=1")
     run = train(
@@ -350,6 +351,7 @@ def softmax(
             "schedule": {"kind": "cosine", "warmup": min(200, steps // 4), "floor": 0.05},
             "optimizer": {"kind": "adamw", "betas": (0.9, 0.999)},
         },
+        **how,
     )  # fmt: skip
     errors, distances = compared(run.model.eval(), task, prompts, np.random.default_rng((2, seed)))
     return Softmax(expression, dims, noise, seed, steps, run.config.num_params(), errors, distances, run.seconds)

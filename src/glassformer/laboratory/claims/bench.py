@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,12 +16,14 @@ from glassformer.errors import RequestError
 from glassformer.figures import si
 from glassformer.laboratory.claims.claim import LEVEL, Figure, sampled
 from glassformer.naming import preset
+from glassformer.runs import events
+from glassformer.runs.arm import BETWEEN_STEPS
 from glassformer.runs.events import Notify, silent
 from glassformer.runs.executor import Executor, Local, execute
 from glassformer.runs.request import RunRequest
-from glassformer.runs.results import Results, RunResult
+from glassformer.runs.results import Key, Results, RunResult
 from glassformer.text import OnProgress, TextData, prepare
-from glassformer.training import Run, train
+from glassformer.training import Report, Reporter, Run, train
 from glassformer.training.checkpoint import latest
 from glassformer.training.folder import only_writer
 
@@ -216,6 +219,29 @@ class Bench:
             **options,
         )
         return Compared(Results.of(found), -(-tokens // (context * batch_size)))
+
+    def alone(self, *runs: Key) -> Callable[[str, int], dict[str, Any]]:
+        """Announces runs, (name, seed), that are trained in this process one after the other. The function returned
+        gives the arguments of `training.train` with which each goes on where it was broken off, and tells how far it
+        is."""
+        tell = self.on_event or silent
+        tell(events.Begin(runs=list(runs), how="in one process, one run after the other", notes=[]))
+
+        def how(name: str, seed: int) -> dict[str, Any]:
+            said, who = 0.0, {"name": name, "seed": seed}
+            tell(events.Start(**who))
+
+            def report(one: Report) -> None:
+                nonlocal said
+                if time.monotonic() - said > BETWEEN_STEPS or one.done >= 1:
+                    said = time.monotonic()
+                    now = {"step": one.step, "done": one.done, "loss": one.loss, "seconds_left": one.seconds_left}
+                    tell(events.Step(**who, **now, tokens_per_second=one.tokens_per_second))
+
+            place = self.folder / f"{name}-{seed}"
+            return {"out": place, "resume": latest(place) is not None, "callbacks": [Reporter(report)]}
+
+        return how
 
     def train(self, expression: str, tokens: int, seed: int, context: int, batch_size: int = 16) -> Run:
         """One model, trained in this process on the bench's text, for what no comparison measures of it; another claim

@@ -12,7 +12,8 @@ SEEDS, STEPS, TINY_STEPS, TINY_PROMPTS, DIMS = 3, 8_000, 3, 64, 5
 def measure(bench: Bench) -> Outcome:
     steps, seeds = bench.scaled(STEPS, TINY_STEPS), range(bench.seeds or bench.scaled(SEEDS, 2))
     more: dict[str, Any] = {"batch": 4, "prompts": TINY_PROMPTS} if bench.tiny else {}
-    found = [softmax(DIMS, steps=steps, seed=seed, **more) for seed in seeds]
+    how = bench.alone(*(("transformer", seed) for seed in seeds))
+    found = [softmax(DIMS, steps=steps, seed=seed, **more, **how("transformer", seed)) for seed in seeds]
     near = [one.distances["ridge"][DIMS] / one.distances["least squares"][DIMS] for one in found]
     beyond = [one.errors["transformer"][DIMS] / one.errors["one step"][DIMS] for one in found]
     figures = (

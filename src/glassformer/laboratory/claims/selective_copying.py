@@ -11,7 +11,12 @@ SELECTIVE, FIXED = "mamba+layers=2+d_model=64", "gpt2+layers=2+d_model=64+s4+ffn
 def measure(bench: Bench) -> Outcome:
     steps, seeds = bench.scaled(STEPS, TINY_STEPS), range(bench.seeds or bench.scaled(SEEDS, 2))
     batch, rows = bench.scaled(64, 2), bench.scaled(HELD_OUT, 8)
-    mamba, s4 = ([copying(model, seed, steps, batch, rows=rows) for seed in seeds] for model in (SELECTIVE, FIXED))
+    models = {"mamba": SELECTIVE, "s4": FIXED}
+    how = bench.alone(*((name, seed) for name in models for seed in seeds))
+    mamba, s4 = (
+        [copying(model, seed, steps, batch, rows=rows, **how(name, seed)) for seed in seeds]
+        for name, model in models.items()
+    )
     figures = (
         sampled("symbols right, mamba", [run.accuracy for run in mamba], least=0.95, published=0.998),
         sampled("symbols right, s4", [run.accuracy for run in s4], most=0.6, published=0.183),
