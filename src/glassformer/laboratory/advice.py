@@ -79,8 +79,10 @@ QUESTIONS = (
     Question(
         "Which network?",
         ("train",),
-        {"GELU": "+gelu", "SwiGLU": "+swiglu", "8 experts, 2 for each token": "+moe:8:2"},
+        {"ReLU": "+relu", "GELU": "+gelu", "SwiGLU": "+swiglu", "8 experts, 2 for each token": "+moe:8:2"},
         (
+            Rule("gelu-beats-relu", HOLDS, "GELU"),
+            Rule("gelu-beats-relu", FAILS, "ReLU"),
             Rule("swiglu-beats-gelu", HOLDS, "SwiGLU"),
             Rule("swiglu-beats-gelu", FAILS, "GELU"),
             Rule("experts-beat-dense", HOLDS, "8 experts, 2 for each token"),
@@ -95,6 +97,31 @@ QUESTIONS = (
             Rule("rmsnorm-is-faster", HOLDS, "RMSNorm"),
             Rule("rmsnorm-loses-nothing", FAILS, "LayerNorm"),
         ),
+    ),
+    Question(
+        "Softmax attention, or linear attention with a state of fixed size?",
+        ("long",),
+        {"softmax": "+causal", "linear": "+linear_attention"},
+        (
+            Rule("linear-attention-state", HOLDS, "linear"),
+            Rule("linear-attention-costs-loss", HOLDS, "softmax"),
+            Rule("linear-attention-costs-loss", FAILS, "linear"),
+        ),
+    ),
+    Question(
+        "Attention and network one after the other, or side by side?",
+        ("train",),
+        {"one after the other": "+pre", "side by side": "+parallel"},
+        (
+            Rule("parallel-loses-nothing", HOLDS, "side by side"),
+            Rule("parallel-loses-nothing", FAILS, "one after the other"),
+        ),
+    ),
+    Question(
+        "Biases in the linear maps?",
+        ("train",),
+        {"with": "+bias", "without": "+nobias"},
+        (Rule("biases-can-go", HOLDS, "without"), Rule("biases-can-go", FAILS, "with")),
     ),
     Question(
         "Norms before the branches, or after the addition?",
