@@ -13,6 +13,7 @@ import json
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -23,7 +24,6 @@ from pathlib import Path
 import torch
 
 from glassformer.naming import preset
-from glassformer.parallel.launch import free_port
 from glassformer.parallel.stored import Stored
 from glassformer.training import train
 
@@ -49,6 +49,12 @@ WORDS = ("the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog", "s
 PAGE = Path(__file__).parents[1] / "docs" / "determinism.md"
 MARK = "<!-- table -->"
 Row = tuple[str, str]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def main() -> None:

@@ -148,3 +148,33 @@ def test_a_process_that_is_stopped_ends_the_job(tmp_path: Path, stopped: int) ->
     said = process.communicate(timeout=120)[1]
     assert process.returncode == 1 and "Traceback" not in said, said
     assert f"rank {stopped} on " in said and "has not answered for" in said and "--resume" in said
+
+
+ENDS = """
+import threading
+from datetime import timedelta
+from torch.distributed import TCPStore
+from glassformer.parallel import watchdog
+from glassformer.parallel.crew import Crew
+watchdog.BEAT = 0.0
+store = TCPStore("127.0.0.1", 0, 1, True)
+
+class Slow:
+    def clone(self):
+        return self
+
+    def set(self, key, value):
+        if threading.current_thread() is not threading.main_thread():
+            store.wait(["never"], timedelta(milliseconds=100))
+
+crew = Crew.alone()
+crew.store = Slow()
+dog = watchdog.Watchdog(crew, 600.0, 60.0, "", print, print)
+threading.Event().wait(0.2)
+dog.close()
+"""
+
+
+def test_a_process_ends_while_the_store_is_asked() -> None:
+    """A thread that comes back from the store after the interpreter has ended aborts the process."""
+    assert subprocess.run([sys.executable, "-c", ENDS], timeout=120).returncode == 0

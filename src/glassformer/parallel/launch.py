@@ -34,8 +34,13 @@ from glassformer.parallel.watchdog import LOST
 STARTED = ("RANK", "WORLD_SIZE")
 LAUNCHED = "GLASSFORMER_LAUNCHED"
 """Set in the processes that `spawn` starts."""
+LISTENING = "GLASSFORMER_LISTENING"
+"""File descriptor of the socket at MASTER_PORT, in rank 0 of those: a port that was free a moment ago may no longer be
+when a process that has imported torch comes to it."""
 PREPARING = timedelta(days=7)
 """So long others wait for rank 0 to prepare the text."""
+MEETING = timedelta(minutes=5)
+"""So long processes wait for each other to begin."""
 PATIENCE = timedelta(minutes=30)
 """Of a collective, after which a rank gives up."""
 READY = "glassformer/ready"
@@ -104,8 +109,13 @@ def meet(place: Place, environment: dict[str, str] | os._Environ[str] = os.envir
     if "MASTER_PORT" not in environment:
         job, step = (int(_number(environment, name, "0")) for name in ("SLURM_JOB_ID", "SLURM_STEP_ID"))
         environment["MASTER_PORT"] = str(20000 + (job + 97 * step) % 20000)
+    if place.rank == 0 and (listening := environment.get(LISTENING)):
+        address, port = environment["MASTER_ADDR"], int(_number(environment, "MASTER_PORT"))
+        return dist.TCPStore(
+            address, port, place.world, True, MEETING, master_listen_fd=int(listening), multi_tenant=True
+        )  # fmt: skip
     where = f"env://?rank={place.rank}&world_size={place.world}"
-    store, _, _ = next(dist.rendezvous(where, timeout=timedelta(minutes=5)))
+    store, _, _ = next(dist.rendezvous(where, timeout=MEETING))
     return store
 
 
@@ -119,12 +129,6 @@ def _first_machine(environment: Mapping[str, str]) -> str:
     return nodes if first is None else first[1] + (first[2] or "")
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def spawn(arguments: Sequence[str], processes: int, again: Sequence[str] = ("--resume",)) -> None:
     """Runs `python -m glassformer ARGUMENTS` as each rank of a run on this machine, and waits. Rank 0 has the terminal.
 
@@ -132,19 +136,27 @@ def spawn(arguments: Sequence[str], processes: int, again: Sequence[str] = ("--r
     command has besides. Ctrl-C and SIGTERM reach all of them, once. Exits as rank 0 does where that refuses."""
     command = [sys.executable, "-m", "glassformer", *arguments]
     threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, len(os.sched_getaffinity(0)) // processes))
-    port = str(free_port())
-    with tempfile.TemporaryDirectory() as folder:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        socket.create_server(("127.0.0.1", 0), backlog=processes) as listening,
+    ):
+        port, listens = listening.getsockname()[1], listening.fileno()
         ranks: list[subprocess.Popen[bytes]] = []
         files: list[IO[bytes]] = []
         for rank in range(processes):
             place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes}
             environment = {
                 **os.environ, **{name: str(value) for name, value in place.items()}, "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": port, "OMP_NUM_THREADS": threads, LAUNCHED: "1",
+                "MASTER_PORT": str(port), "OMP_NUM_THREADS": threads, LAUNCHED: "1",
             }  # fmt: skip
+            own: dict[str, Any] = {}
             files.append((Path(folder) / str(rank)).open("wb"))
-            out = {} if rank == 0 else {"stdout": subprocess.DEVNULL, "stderr": files[rank]}
-            ranks.append(subprocess.Popen(command, env=environment, start_new_session=True, **out))  # type: ignore[call-overload]
+            if rank == 0:
+                environment[LISTENING], own["pass_fds"] = str(listens), (listens,)
+            else:
+                own |= {"stdout": subprocess.DEVNULL, "stderr": files[rank]}
+            ranks.append(subprocess.Popen(command, env=environment, start_new_session=True, **own))
+        listening.close()  # it is rank 0's: where that is gone, nobody else answers
         try:
             statuses = _watch_over(ranks)
         finally:
@@ -161,7 +173,7 @@ def spawn(arguments: Sequence[str], processes: int, again: Sequence[str] = ("--r
             raise SystemExit(1 if status == LOST else status)
         said = (Path(folder) / str(dead)).read_text(encoding="utf-8", errors="replace").strip().splitlines()
     why = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
-    last = f": {said[-1][:300]}" if said and status > 0 else ""
+    last = f": {said[-1][:300]}" if said and (status > 0 or -status == signal.SIGABRT) else ""
     words = ["glassformer", *arguments, *(word for word in again if word not in arguments)]
     if status == LOST and said:  # rank 0 does not answer, so that another has named it
         raise WorkError(

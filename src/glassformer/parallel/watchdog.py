@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 BEAT = 1.0
 """Seconds between two signs of a rank."""
+CLOSING = 10.0
+"""Seconds in which a thread of it ends, unless the store does not answer."""
 GONE = 4.0
 """Seconds without a sign after which a rank has died, where a collective has failed."""
 NOTED = 60.0
@@ -158,11 +160,16 @@ class Watchdog:
         """When the store did. It may be a process that is stopped, for which a call waits without end."""
         self.seen: dict[int, Seen] = {}
         self._tell()
-        for work in (self._watch, self._mind_the_store):
-            threading.Thread(target=work, daemon=True, name="watchdog").start()
+        works = (self._watch, self._mind_the_store)
+        self._threads = [threading.Thread(target=work, daemon=True, name="watchdog") for work in works]
+        for thread in self._threads:
+            thread.start()
 
     def close(self) -> None:
+        """Ends the threads: one that is in a call to the store when the interpreter ends would abort the process."""
         self._over.set()
+        for thread in self._threads:
+            thread.join(CLOSING)
 
     def _key(self, rank: int) -> str:
         return f"{KEY}/{rank}"
