@@ -79,7 +79,7 @@ def test_killed_at_any_instant_and_continued_by_others_it_ends_the_same(tmp_path
     last = started(tmp_path, out, 1)
     said = last.communicate()[1]
     assert last.returncode == 0, said
-    assert KILLS < 20 or while_saving > KILLS // 4  # of few it is luck
+    assert while_saving > KILLS // 4
     paths = [checkpoint.latest(tmp_path / run) for run in ("straight", "killed")]
     for file in ("model.safetensors", "optimizer.safetensors"):
         one, other = ((path / file).read_bytes() for path in paths if path)
