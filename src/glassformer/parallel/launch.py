@@ -35,8 +35,8 @@ STARTED = ("RANK", "WORLD_SIZE")
 LAUNCHED = "GLASSFORMER_LAUNCHED"
 """Set in the processes that `spawn` starts."""
 LISTENING = "GLASSFORMER_LISTENING"
-"""File descriptor of the socket at MASTER_PORT, in rank 0 of those: a port that was free a moment ago may no longer be
-when a process that has imported torch comes to it."""
+"""In rank 0 of those: the file descriptor of the socket that listens at MASTER_PORT. The parent opens it, so that no
+other process can take the port while rank 0 imports torch."""
 PREPARING = timedelta(days=7)
 """So long others wait for rank 0 to prepare the text."""
 MEETING = timedelta(minutes=5)
