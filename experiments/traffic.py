@@ -20,7 +20,7 @@ from glassformer.figures.markup import Markup
 from glassformer.model import Model
 from glassformer.naming import preset
 from glassformer.parallel import experts
-from glassformer.parts.reduce import reducing
+from glassformer.parts.core.reduce import reducing
 
 RANKS, EXPERTS, CHOSEN, CONTEXT, ROWS = 4, 8, 2, 128, 8
 EXPRESSION = f"llama@1m+layers=2+vocab_size=256+context={CONTEXT}+moe:{EXPERTS}:{CHOSEN}"

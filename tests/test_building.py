@@ -14,9 +14,9 @@ from glassformer.building import InitialWeights, fill
 from glassformer.config import ModelConfig
 from glassformer.errors import RequestError
 from glassformer.naming import preset
-from glassformer.parts.init import BLOCK, Init, Numbers, by_role
+from glassformer.parts.core.init import BLOCK, Init, Numbers, by_role
+from glassformer.parts.core.shard import piece_of, shards_of
 from glassformer.parts.linear import GroupedLinear, Linear
-from glassformer.parts.shard import piece_of, shards_of
 
 TINY = "layers=2+d_model=32+heads=4+vocab_size=64+context=16"
 MODELS = [

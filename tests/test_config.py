@@ -24,10 +24,10 @@ from glassformer.config import MAX_FILE_BYTES, ModelConfig, flatten, read_tree
 from glassformer.errors import RequestError
 from glassformer.naming import preset
 from glassformer.parts import base
-from glassformer.parts.base import BuildContext
-from glassformer.parts.cost import Cost, Shape
+from glassformer.parts.core.base import BuildContext
+from glassformer.parts.core.cost import Cost, Shape
+from glassformer.parts.core.init import Init
 from glassformer.parts.ffn import FFN, FFNConfig
-from glassformer.parts.init import Init
 from glassformer.parts.linear import linear_cost
 from glassformer.parts.norm import LayerNormConfig, Norm, NormConfig, RMSNormConfig
 

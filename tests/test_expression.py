@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from glassformer.architectures import FAMILIES, PRESETS, presets
 from glassformer.errors import RequestError
 from glassformer.naming import SIZES, load, parse, preset, words
-from glassformer.parts.base import _CLASSES
-from glassformer.parts.base import WORDS as DECLARED
+from glassformer.parts.core.base import _CLASSES
+from glassformer.parts.core.base import WORDS as DECLARED
+from glassformer.parts.core.words import Word
 from glassformer.parts.ffn import ExpertsConfig, MlpConfig
 from glassformer.parts.norm import NormConfig, RMSNormConfig
-from glassformer.parts.words import Word
 from glassformer.training import NoamConfig, Recipe, WsdConfig
 from glassformer.training.overrides import with_recipe
 from tests.quick import one_in, quickly

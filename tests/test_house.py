@@ -19,12 +19,12 @@ from torch import nn
 
 import glassformer
 import glassformer.config  # registers every part
-from glassformer.parts.base import _CLASSES, BuildContext, PartConfig
+from glassformer.parts.core.base import _CLASSES, BuildContext, PartConfig
+from glassformer.parts.core.heads import Heads
+from glassformer.parts.core.init import Init
 from glassformer.parts.embedding import EmbeddingConfig
 from glassformer.parts.ffn import Router
 from glassformer.parts.head import HeadConfig
-from glassformer.parts.heads import Heads
-from glassformer.parts.init import Init
 from glassformer.parts.kernel import Kernel
 from glassformer.parts.mixer import AttentionConfig
 from glassformer.parts.norm import LayerNormConfig, NormConfig
@@ -106,7 +106,7 @@ def imported(path: Path, tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 COMPUTED = "glassformer.<computed>"
 """An import whose name no reader knows."""
-UNREAD = {"cli/show.py", "parts/outside.py", "laboratory/claims/__init__.py"}
+UNREAD = {"cli/show.py", "parts/core/outside.py", "laboratory/claims/__init__.py"}
 """`bench` imports the benchmark of a name, and a run the modules of parts from outside: no rooms of this house. The
 list of claims imports the files of its own folder."""
 

@@ -6,8 +6,8 @@ from torch import Tensor
 
 from glassformer.model import Model
 from glassformer.naming import preset
+from glassformer.parts.core.site import Site
 from glassformer.parts.loss import IGNORED, cross_entropy, rows_with_targets
-from glassformer.parts.site import Site
 
 VOCAB, LENGTH = 97, 160
 WIRINGS = ["", "+pre", "+post", "+parallel", "+parallel2", "+sandwich", "+respost", "+deepnorm", "+moe:4:2"]

@@ -12,11 +12,11 @@ import glassformer as gf
 from glassformer.config import BlockConfig, ModelConfig, Stage, TowerConfig
 from glassformer.errors import RequestError
 from glassformer.model import Model
-from glassformer.parts.cost import Shape
+from glassformer.parts.core.cost import Shape
+from glassformer.parts.core.init import SmallInitConfig
 from glassformer.parts.embedding import EmbeddingConfig
 from glassformer.parts.ffn import MlpConfig
 from glassformer.parts.head import HeadConfig
-from glassformer.parts.init import SmallInitConfig
 from glassformer.parts.kernel import Naive
 from glassformer.parts.mixer import AttentionConfig, CrossAttentionConfig
 from glassformer.parts.mup import parameter_groups

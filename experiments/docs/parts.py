@@ -26,7 +26,7 @@ from experiments.docs import DOCS, GENERATED, HERE, markdown_of
 from glassformer.config import ModelConfig
 from glassformer.lens import style
 from glassformer.lens.reading import blank
-from glassformer.parts.cost import Shape
+from glassformer.parts.core.cost import Shape
 from glassformer.parts.forward_pass import Memory, Pass
 
 BASE = "10m"

@@ -10,8 +10,8 @@ from torch import Tensor
 from experiments.dynamics.common import Outcome, canvas
 from glassformer import dynamics
 from glassformer.config import BlockConfig, ModelConfig, Stage
+from glassformer.parts.core.init import XavierInitConfig
 from glassformer.parts.ffn import MlpConfig
-from glassformer.parts.init import XavierInitConfig
 from glassformer.parts.mixer import AttentionConfig
 from glassformer.parts.norm import LayerNormConfig
 from glassformer.parts.residual import PostConfig, PreConfig

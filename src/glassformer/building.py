@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from glassformer.errors import RequestError, shown
-from glassformer.parts.init import Init, Numbers, key_of, storage_of
+from glassformer.parts.core.init import Init, Numbers, key_of, storage_of
 
 
 def fill(module: nn.Module, init: Init, path: str = "") -> None:

@@ -17,14 +17,14 @@ from glassformer.building import InitialWeights, check_seed, fill
 from glassformer.errors import RequestError, shown
 from glassformer.figures import plain_table
 from glassformer.model import Block, Model, Tower
-from glassformer.parts.base import BuildContext, PartConfig, Value, to_plain
-from glassformer.parts.cost import OF_WORK, Cost, Shape
+from glassformer.parts.core.base import BuildContext, PartConfig, Value, to_plain
+from glassformer.parts.core.cost import OF_WORK, Cost, Shape
+from glassformer.parts.core.init import Gpt2InitConfig, Init, InitConfig, Role
+from glassformer.parts.core.mould import Mould
 from glassformer.parts.embedding import Embedding, EmbeddingConfig
 from glassformer.parts.ffn import FFNConfig
 from glassformer.parts.head import HeadConfig
-from glassformer.parts.init import Gpt2InitConfig, Init, InitConfig, Role
 from glassformer.parts.mixer import MixerConfig
-from glassformer.parts.mould import Mould
 from glassformer.parts.mup import Mup
 from glassformer.parts.norm import NormConfig
 from glassformer.parts.reparam import ReparamConfig

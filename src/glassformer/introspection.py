@@ -21,8 +21,8 @@ from torch import Tensor, nn
 
 from glassformer.errors import RequestError, did_you_mean
 from glassformer.model import Model
+from glassformer.parts.core.site import Edit, Look, Site
 from glassformer.parts.region import eager_regions
-from glassformer.parts.site import Edit, Look, Site
 
 MEMORY = 1 << 30
 LARGEST_UNASKED = 1024

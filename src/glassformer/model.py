@@ -11,16 +11,16 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from glassformer.errors import RequestError, check_whole
-from glassformer.parts import auxiliary
+from glassformer.parts.core import auxiliary
+from glassformer.parts.core.owner import Along, Around, Spread
+from glassformer.parts.core.site import Site, unseen
 from glassformer.parts.embedding import Embedding
 from glassformer.parts.forward_pass import Memory, Pass, position_in_document
 from glassformer.parts.head import Head
 from glassformer.parts.loss import rows_with_targets
 from glassformer.parts.mixer import Mixer
-from glassformer.parts.owner import Along, Around, Spread
 from glassformer.parts.residual import Residual
 from glassformer.parts.residual.base import only
-from glassformer.parts.site import Site, unseen
 from glassformer.state import ModelState, State
 
 STATE_DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int8)
@@ -37,7 +37,7 @@ class Block(nn.Module):
     """
 
     around: tuple[Around | None, Around | None] = (None, None)
-    """What has mixer and ffn read all tokens where owners share a sequence (`parts/owner.py`); None: they do."""
+    """What has mixer and ffn read all tokens where owners share a sequence (`parts/core/owner.py`); None: they do."""
 
     def __init__(self, mixer: Mixer, ffn: nn.Module | None, residual: Residual):
         super().__init__()
@@ -78,7 +78,7 @@ class Tower(nn.Module):
     """
 
     sequence: Spread | None = None
-    """How owners share the tokens of the stream between the branches (`parts/owner.py`); None: each has all."""
+    """How owners share the tokens of the stream between the branches (`parts/core/owner.py`); None: each has all."""
     context: Along | None = None
     """How processes share the tokens of a sequence without a state, from the first layer to the loss; None: each has
     all."""

@@ -22,8 +22,8 @@ from glassformer.comparison.request import arms, common_context, fairness, liken
 from glassformer.comparison.statistics import stand_in, verdicts
 from glassformer.errors import RequestError, WorkError
 from glassformer.naming import preset
-from glassformer.parts.base import to_plain
-from glassformer.parts.init import WEIGHTS_RULE
+from glassformer.parts.core.base import to_plain
+from glassformer.parts.core.init import WEIGHTS_RULE
 from glassformer.runs.events import Begin, End, Event, Kept, Start
 from glassformer.runs.intervals import paired_interval, student_t
 from glassformer.runs.readable import readable

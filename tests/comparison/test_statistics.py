@@ -12,7 +12,7 @@ from scipy import stats
 from glassformer.comparison.looks import constant_level, false_verdicts
 from glassformer.comparison.power import needed, sd_interval, seeds_for
 from glassformer.comparison.statistics import verdicts
-from glassformer.parts.init import WEIGHTS_RULE
+from glassformer.parts.core.init import WEIGHTS_RULE
 from glassformer.runs.contrasts import contrasts, residual_variance
 from glassformer.runs.readable import readable
 from glassformer.runs.results import RunResult, Verdict

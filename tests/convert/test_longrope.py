@@ -14,7 +14,7 @@ from glassformer.config import ModelConfig
 from glassformer.convert.families import FAMILIES
 from glassformer.convert.fields import Fields
 from glassformer.errors import RequestError
-from glassformer.parts.base import BuildContext
+from glassformer.parts.core.base import BuildContext
 from glassformer.parts.position.scaling import LongRopeScalingConfig
 
 from .test_words import LONG, SHORT, SIZES

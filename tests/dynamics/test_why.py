@@ -29,7 +29,7 @@ from glassformer.errors import RequestError
 from glassformer.introspection import sites
 from glassformer.model import Model
 from glassformer.naming import preset
-from glassformer.parts.base import to_plain
+from glassformer.parts.core.base import to_plain
 from glassformer.text import Batches, TextData, prepare
 from glassformer.training import Callback, Recipe, state, train
 from glassformer.training.progress import read_metrics

@@ -15,7 +15,7 @@ from transformers import GenerationConfig, GPT2Config, GPT2LMHeadModel
 
 from glassformer.errors import RequestError
 from glassformer.generation.sampling import Chosen, Sampling, choose, row_generator, warp
-from glassformer.parts.base import Value, to_plain
+from glassformer.parts.core.base import Value, to_plain
 
 # Eight tokens, likeliest last but one: 0.4 0.2 0.15 0.1 0.06 0.04 0.03 0.02 in another order.
 P = torch.tensor([0.1, 0.02, 0.2, 0.04, 0.15, 0.03, 0.4, 0.06], dtype=torch.float64)

@@ -14,8 +14,8 @@ from glassformer.errors import RequestError, WorkError
 from glassformer.introspection import sites
 from glassformer.lens.heads import KINDS, repeated_tokens
 from glassformer.model import Model
+from glassformer.parts.core.site import Site
 from glassformer.parts.kernel import naive
-from glassformer.parts.site import Site
 
 TINY = "layers=3+d_model=32+heads=4+vocab_size=31+context=64"
 FAMILIES = ["gpt2@1m", "llama@1m+gqa:2", "bloom@1m", "falcon@1m", "llama@1m+window:3"]

@@ -12,8 +12,8 @@ from glassformer.errors import WorkError
 from glassformer.lens import sinks
 from glassformer.lens.sinks import MassiveActivation
 from glassformer.model import Model
+from glassformer.parts.core.site import Site
 from glassformer.parts.kernel import naive
-from glassformer.parts.site import Site
 from glassformer.parts.visibility import SlidingWindow
 
 TINY = "layers=3+d_model=32+heads=4+vocab_size=31+context=64"

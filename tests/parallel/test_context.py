@@ -18,7 +18,7 @@ from glassformer.parallel import context
 from glassformer.parallel import tensor as tp
 from glassformer.parallel.crew import Crew
 from glassformer.parallel.seams import Group, Seams
-from glassformer.parts.reduce import reducing
+from glassformer.parts.core.reduce import reducing
 from tests.parallel.test_tensor import TINY, begin, draw
 from tests.parallel.threads import as_threads
 from tests.quick import quickly

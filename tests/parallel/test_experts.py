@@ -23,7 +23,7 @@ from glassformer.parallel.pieces import Box, Held, Piece, gap_or_overlap
 from glassformer.parallel.sharing import Sharing
 from glassformer.parallel.sums import Tree, add_to, norm_of_rows
 from glassformer.parallel.tensor import division_of
-from glassformer.parts.reduce import reducing
+from glassformer.parts.core.reduce import reducing
 from glassformer.training.clipping import clip
 from glassformer.training.optimizers.adamw import AdamWConfig
 from tests.parallel.threads import as_threads

@@ -16,9 +16,9 @@ from torch import Tensor
 from glassformer.parallel import apply, experts, sums, tensor
 from glassformer.parallel.crew import Crew
 from glassformer.parallel.seams import Group, Seams
+from glassformer.parts.core.shard import Shard
 from glassformer.parts.projection.base import MapShape
 from glassformer.parts.projection.fused import FusedQKV
-from glassformer.parts.shard import Shard
 from tests.parallel import test_context, test_experts
 from tests.parallel.test_shared import step
 from tests.parallel.test_tensor import CLOSE, TINY, compare

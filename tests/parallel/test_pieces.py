@@ -19,7 +19,7 @@ from torch.distributed.tensor import Shard as ByRows
 from glassformer.errors import RequestError
 from glassformer.parallel.pieces import Box, Piece, Place, gap_or_overlap, pieces_of
 from glassformer.parallel.stored import Stored, write_pieces
-from glassformer.parts.shard import Cut, Shard, piece_of, regions
+from glassformer.parts.core.shard import Cut, Shard, piece_of, regions
 
 
 class Rows:

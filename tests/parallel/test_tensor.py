@@ -21,10 +21,10 @@ from glassformer.parallel import tensor as tp
 from glassformer.parallel.apply import Ranks
 from glassformer.parallel.crew import Crew
 from glassformer.parallel.seams import Group, Seams
+from glassformer.parts.core.owner import Owner, Vocabulary
+from glassformer.parts.core.shard import Shard, piece_of, regions
 from glassformer.parts.ffn.mlp import Mlp
 from glassformer.parts.linear import Linear
-from glassformer.parts.owner import Owner, Vocabulary
-from glassformer.parts.shard import Shard, piece_of, regions
 from tests.parallel.threads import as_threads
 from tests.plugin import toy_parts  # noqa: F401  # parts from outside the package
 from tests.quick import quickly

@@ -10,7 +10,7 @@ from transformers.models.gemma2.modeling_gemma2 import Gemma2RMSNorm, eager_atte
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from transformers.models.olmo2.modeling_olmo2 import Olmo2Attention, Olmo2RotaryEmbedding
 
-from glassformer.parts.base import BuildContext
+from glassformer.parts.core.base import BuildContext
 from glassformer.parts.kernel import AttentionCall, Banded, Naive, softcap
 from glassformer.parts.mixer import AttentionConfig, QKNormConfig
 from glassformer.parts.norm import RMSNormConfig

@@ -15,7 +15,7 @@ from transformers.models.gpt_neox.modeling_gpt_neox import GPTNeoXRotaryEmbeddin
 from transformers.models.mpt.modeling_mpt import build_mpt_alibi_tensor
 from transformers.models.t5.modeling_t5 import T5Attention
 
-from glassformer.parts.base import BuildContext
+from glassformer.parts.core.base import BuildContext
 from glassformer.parts.forward_pass import Pass
 from glassformer.parts.position import AlibiConfig, Rotary, RotaryConfig
 from glassformer.parts.position.relative import bucket

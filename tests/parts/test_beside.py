@@ -10,7 +10,7 @@ from glassformer.config import Stage
 from glassformer.errors import RequestError
 from glassformer.introspection import capture
 from glassformer.model import Model
-from glassformer.parts.cost import Shape
+from glassformer.parts.core.cost import Shape
 from glassformer.parts.mixer import AttentionConfig, Beside, BesideConfig, Mamba2Config, SharedAttentionConfig
 from glassformer.parts.visibility import BidirectionalConfig
 from glassformer.training.objectives import PrefixObjectiveConfig

@@ -18,8 +18,8 @@ import glassformer as gf
 from glassformer.config import ModelConfig
 from glassformer.errors import RequestError
 from glassformer.parts import base
-from glassformer.parts.base import BuildContext
-from glassformer.parts.cost import NUMBERS, Cost, Shape
+from glassformer.parts.core.base import BuildContext
+from glassformer.parts.core.cost import NUMBERS, Cost, Shape
 from glassformer.parts.ffn import GluConfig
 from glassformer.parts.forward_pass import Memory, Pass
 from glassformer.parts.kernel import KernelConfig

@@ -9,8 +9,9 @@ import torch.nn.functional as F
 from glassformer.errors import RequestError
 from glassformer.naming import preset
 from glassformer.parts import loss as loss_module
-from glassformer.parts.base import BuildContext
-from glassformer.parts.cost import Shape
+from glassformer.parts.core.base import BuildContext
+from glassformer.parts.core.cost import Shape
+from glassformer.parts.core.site import Site
 from glassformer.parts.embedding import Embedding
 from glassformer.parts.forward_pass import Pass
 from glassformer.parts.head import Head
@@ -19,7 +20,6 @@ from glassformer.parts.loss import linear_cross_entropy, naive_linear_cross_entr
 from glassformer.parts.mixer import Attention, AttentionConfig, QKNormConfig
 from glassformer.parts.norm import LayerNorm, LayerNormConfig, RMSNormConfig
 from glassformer.parts.position import Learned, Sinusoidal
-from glassformer.parts.site import Site
 
 TOKENS = torch.tensor([[1, 4, 2], [0, 0, 6]])
 

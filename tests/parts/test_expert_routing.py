@@ -15,8 +15,8 @@ from transformers.models.qwen2_moe.modeling_qwen2_moe import Qwen2MoeSparseMoeBl
 
 import glassformer as gf
 from glassformer.errors import RequestError
-from glassformer.parts import auxiliary
-from glassformer.parts.base import BuildContext
+from glassformer.parts.core import auxiliary
+from glassformer.parts.core.base import BuildContext
 from glassformer.parts.ffn import Clamp, ExpertChoice, ExpertChoiceConfig, Experts, ExpertsConfig, Glu, Router
 from glassformer.parts.ffn.glu import clamped_glu, naive_clamped_glu
 from glassformer.training.objectives import NextTokenConfig

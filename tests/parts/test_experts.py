@@ -22,8 +22,8 @@ from glassformer.dynamics.probe import probe
 from glassformer.errors import RequestError
 from glassformer.model import Model
 from glassformer.naming import preset
-from glassformer.parts import auxiliary
-from glassformer.parts.base import after_step
+from glassformer.parts.core import auxiliary
+from glassformer.parts.core.base import after_step
 from glassformer.parts.ffn import ExpertChoice, Experts, ExpertsConfig, Glu, Router
 from glassformer.parts.grouped import BLOCK, Groups, grouped_product, naive_grouped_product, wants_blocks
 from glassformer.parts.quantized import QuantizedLinear, quantize

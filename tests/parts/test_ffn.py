@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from glassformer.parts.base import BuildContext
-from glassformer.parts.cost import Shape
+from glassformer.parts.core.base import BuildContext
+from glassformer.parts.core.cost import Shape
 from glassformer.parts.ffn import Glu, GluConfig, Mlp, MlpConfig
 from glassformer.parts.precision import onednn_in_bf16
 from glassformer.parts.region import compiled_regions

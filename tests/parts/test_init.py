@@ -11,9 +11,9 @@ from torch import Tensor
 from glassformer.config import ModelConfig, Stage
 from glassformer.model import Model
 from glassformer.naming import preset
+from glassformer.parts.core.init import Init, by_role
 from glassformer.parts.embedding import Embedding
 from glassformer.parts.head import Head
-from glassformer.parts.init import Init, by_role
 from glassformer.parts.linear import Linear
 from glassformer.parts.position import Learned
 

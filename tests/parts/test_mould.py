@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 import glassformer as gf
-from glassformer.parts.base import BuildContext, Reference
-from glassformer.parts.cost import Cost, Shape
-from glassformer.parts.mould import ATOMS, Mould
+from glassformer.parts.core.base import BuildContext, Reference
+from glassformer.parts.core.cost import Cost, Shape
+from glassformer.parts.core.mould import ATOMS, Mould
 from glassformer.parts.norm import LayerNorm, NormConfig
 from tests.test_generic import CURES, ENCODERS, EXPERTS, MATRIX, PUBLISHED, RECURRENT, Case
 

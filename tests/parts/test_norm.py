@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from glassformer.parts.base import BuildContext
+from glassformer.parts.core.base import BuildContext
 from glassformer.parts.norm import LayerNorm, LayerNormConfig, RMSNorm, RMSNormConfig
 from glassformer.parts.norm import layernorm as fused_layernorm
 from glassformer.parts.norm.rmsnorm import naive_rms_norm, rms_norm

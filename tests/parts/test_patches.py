@@ -11,7 +11,7 @@ import glassformer as gf
 from glassformer.config import BlockConfig, ModelConfig, Stage, TowerConfig
 from glassformer.errors import RequestError
 from glassformer.naming import preset
-from glassformer.parts.cost import Shape
+from glassformer.parts.core.cost import Shape
 from glassformer.parts.embedding import EmbeddingConfig
 from glassformer.parts.kernel import NaiveConfig
 from glassformer.parts.mixer import AttentionConfig, CrossAttentionConfig

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import glassformer as gf
 from glassformer.errors import RequestError
-from glassformer.parts.base import after_step
+from glassformer.parts.core.base import after_step
 from glassformer.parts.forward_pass import Pass
 from glassformer.parts.mixer import Performer
 from glassformer.parts.mixer.chunked import CHUNK

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from glassformer.errors import RequestError
 from glassformer.naming import preset
-from glassformer.parts.base import BuildContext
+from glassformer.parts.core.base import BuildContext
 from glassformer.parts.forward_pass import Pass
 from glassformer.parts.position import Alibi, Learned, LearnedConfig, Rotary, RotaryConfig, Sinusoidal, Temperature
 from glassformer.parts.position.alibi import alibi_slopes

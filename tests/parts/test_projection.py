@@ -16,9 +16,10 @@ from torch.utils.flop_counter import FlopCounterMode
 import glassformer as gf
 from glassformer.config import ModelConfig
 from glassformer.errors import RequestError
-from glassformer.parts.base import BuildContext
+from glassformer.parts.core.base import BuildContext
+from glassformer.parts.core.heads import Heads
+from glassformer.parts.core.shard import Shard
 from glassformer.parts.forward_pass import Pass
-from glassformer.parts.heads import Heads
 from glassformer.parts.kernel import Naive
 from glassformer.parts.linear import Matrix
 from glassformer.parts.mixer import Attention
@@ -30,7 +31,6 @@ from glassformer.parts.projection import (
     SelfProjectionConfig,
     SeparateQKV,
 )
-from glassformer.parts.shard import Shard
 from glassformer.parts.visibility import SlidingWindow
 
 TINY = "llama@1m+layers=2+d_model=32+heads=4+gqa:2+vocab_size=61+context=64"

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from glassformer.parts import auxiliary
-from glassformer.parts.base import after_step
+from glassformer.parts.core import auxiliary
+from glassformer.parts.core.base import after_step
+from glassformer.parts.core.reduce import reducing, total
 from glassformer.parts.ffn import Experts
 from glassformer.parts.ffn.experts import Router
-from glassformer.parts.reduce import reducing, total
 
 D, E, K, STEPS = 8, 4, 2, 3
 _building = threading.Lock()  # torch's generator is one

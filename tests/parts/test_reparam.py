@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from glassformer.introspection import sites
 from glassformer.naming import preset
-from glassformer.parts.base import BuildContext
-from glassformer.parts.cost import Shape
+from glassformer.parts.core.base import BuildContext
+from glassformer.parts.core.cost import Shape
 from glassformer.parts.linear import Linear, linear_cost
 from glassformer.parts.reparam import SigmaReparam, SigmaReparamConfig, leading_right_vector
 

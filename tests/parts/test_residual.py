@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from glassformer.parts.base import BuildContext
+from glassformer.parts.core.base import BuildContext
 from glassformer.parts.norm import LayerNorm, RMSNormConfig
 from glassformer.parts.residual import (
     DeepNorm,

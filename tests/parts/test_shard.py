@@ -11,13 +11,13 @@ from torch import Tensor, nn
 
 from glassformer.errors import RequestError
 from glassformer.naming import preset
+from glassformer.parts.core.shard import Shard, piece_of, shards_of
 from glassformer.parts.ffn import Experts, Glu, Mlp
 from glassformer.parts.ffn.experts import Router
 from glassformer.parts.mixer import Attention, Mamba
 from glassformer.parts.mixer.qk_norm import QKNorm
 from glassformer.parts.norm import RMSNorm
 from glassformer.parts.position import Rotary
-from glassformer.parts.shard import Shard, piece_of, shards_of
 
 D, H, T, OWNERS = 16, 4, 6, 2
 TINY = "layers=2+d_model=32+heads=4+vocab_size=64+context=16"

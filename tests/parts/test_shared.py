@@ -14,10 +14,10 @@ from torch import Tensor, nn
 import glassformer as gf
 from glassformer.config import ModelConfig, Stage
 from glassformer.model import Model
-from glassformer.parts.base import BuildContext, Reference
-from glassformer.parts.cost import Cost, Shape
+from glassformer.parts.core.base import BuildContext, Reference
+from glassformer.parts.core.cost import Cost, Shape
+from glassformer.parts.core.init import Init
 from glassformer.parts.forward_pass import Pass
-from glassformer.parts.init import Init
 from glassformer.parts.kernel import NaiveConfig, ScoreBias
 from glassformer.parts.position import AttentionPosition, AttentionPositionConfig
 

@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import glassformer as gf
 from glassformer.errors import RequestError
-from glassformer.parts.cost import Shape
+from glassformer.parts.core.cost import Shape
 from glassformer.parts.embedding import EmbeddingConfig
 from glassformer.parts.forward_pass import Pass
 from glassformer.parts.norm import Identity

@@ -13,7 +13,7 @@ import torch
 import glassformer as gf
 from glassformer.cli import main
 from glassformer.errors import RequestError
-from glassformer.parts.cost import Shape
+from glassformer.parts.core.cost import Shape
 
 
 def test_weights_are_those_of_the_model():

@@ -19,8 +19,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 import glassformer as gf
 from glassformer.config import Stage
 from glassformer.parallel.layout import Layout, stage_layers
-from glassformer.parts.cost import Shape
-from glassformer.parts.shard import piece_of, shards_of
+from glassformer.parts.core.cost import Shape
+from glassformer.parts.core.shard import piece_of, shards_of
 from glassformer.planning.ranks import Held, owned, share
 from glassformer.planning.trace import Pieces, faked, trace
 from glassformer.planning.training import plan_training

@@ -17,7 +17,7 @@ from glassformer.cli import main
 from glassformer.errors import RequestError
 from glassformer.naming.changes import change_of
 from glassformer.parallel.layout import Layout
-from glassformer.parts.cost import Shape
+from glassformer.parts.core.cost import Shape
 from glassformer.planning.machines import cluster
 from glassformer.planning.memory import COMMUNICATOR, CONTEXT, TrainingMemory
 from glassformer.planning.ranks import for_gpu

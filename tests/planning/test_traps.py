@@ -8,7 +8,7 @@ import torch
 import glassformer as gf
 from experiments.plan import calculators as rules
 from experiments.plan.document import PAGE, written
-from glassformer.parts.cost import Shape
+from glassformer.parts.core.cost import Shape
 
 
 def test_the_rules_are_exact_where_they_were_made():

@@ -19,9 +19,9 @@ from glassformer.convert.check import check
 from glassformer.errors import RequestError
 from glassformer.lens import inspect
 from glassformer.naming import parse, resize, words
-from glassformer.parts.base import part_classes
+from glassformer.parts.core.base import part_classes
+from glassformer.parts.core.outside import import_modules, modules_of
 from glassformer.parts.mixer import Mixer, MixerConfig
-from glassformer.parts.outside import import_modules, modules_of
 from tests.plugin import toy_parts
 
 TINY = "layers=2+d_model=32+heads=4"

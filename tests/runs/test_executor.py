@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from glassformer.errors import WorkError
-from glassformer.parts.base import to_plain
-from glassformer.parts.init import WEIGHTS_RULE
+from glassformer.parts.core.base import to_plain
+from glassformer.parts.core.init import WEIGHTS_RULE
 from glassformer.runs import request as requests_module
 from glassformer.runs.events import End, Error, Event, Kept, Notify, Start, Step
 from glassformer.runs.executor import Local, execute, finished, kept

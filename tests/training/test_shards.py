@@ -23,7 +23,7 @@ from glassformer.model import Model
 from glassformer.naming import preset
 from glassformer.parallel import stored
 from glassformer.parallel.crew import Crew
-from glassformer.parts.shard import piece_of, regions, shards_of
+from glassformer.parts.core.shard import piece_of, regions, shards_of
 from glassformer.training import checkpoint
 from tests.parallel.threads import as_threads
 

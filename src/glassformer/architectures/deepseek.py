@@ -6,10 +6,10 @@ from __future__ import annotations
 import math
 
 from glassformer.config import BlockConfig, ModelConfig, Stage
+from glassformer.parts.core.init import Gpt2InitConfig
 from glassformer.parts.embedding import EmbeddingConfig
 from glassformer.parts.ffn import ExpertsConfig, GluConfig
 from glassformer.parts.head import HeadConfig
-from glassformer.parts.init import Gpt2InitConfig
 from glassformer.parts.mixer import LatentAttentionConfig
 from glassformer.parts.norm import RMSNormConfig
 from glassformer.parts.position import RotaryConfig

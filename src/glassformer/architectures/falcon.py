@@ -4,10 +4,10 @@ key/value head; 40B has two norms and eight."""
 from __future__ import annotations
 
 from glassformer.config import BlockConfig, ModelConfig, Stage
+from glassformer.parts.core.init import Gpt2InitConfig
 from glassformer.parts.embedding import EmbeddingConfig
 from glassformer.parts.ffn import MlpConfig
 from glassformer.parts.head import HeadConfig
-from glassformer.parts.init import Gpt2InitConfig
 from glassformer.parts.mixer import AttentionConfig
 from glassformer.parts.norm import LayerNormConfig
 from glassformer.parts.position import RotaryConfig

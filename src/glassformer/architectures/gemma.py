@@ -4,10 +4,10 @@ Gemma 2 caps its scores and logits; Gemma 3 normalises queries and keys instead,
 from __future__ import annotations
 
 from glassformer.config import BlockConfig, ModelConfig, stack_of
+from glassformer.parts.core.init import Gpt2InitConfig
 from glassformer.parts.embedding import EmbeddingConfig
 from glassformer.parts.ffn import GluConfig
 from glassformer.parts.head import HeadConfig
-from glassformer.parts.init import Gpt2InitConfig
 from glassformer.parts.mixer import AttentionConfig, QKNormConfig
 from glassformer.parts.norm import RMSNormConfig
 from glassformer.parts.position import RotaryConfig

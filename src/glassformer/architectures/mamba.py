@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from glassformer.config import BlockConfig, ModelConfig, Stage
+from glassformer.parts.core.init import Gpt2InitConfig
 from glassformer.parts.embedding import EmbeddingConfig
 from glassformer.parts.head import HeadConfig
-from glassformer.parts.init import Gpt2InitConfig
 from glassformer.parts.mixer import MambaConfig
 from glassformer.parts.norm import RMSNormConfig
 from glassformer.parts.residual import PreConfig

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from glassformer.config import BlockConfig, ModelConfig, Stage
+from glassformer.parts.core.init import Gpt2InitConfig
 from glassformer.parts.embedding import EmbeddingConfig
 from glassformer.parts.ffn import ExpertsConfig, FFNConfig, GluConfig
 from glassformer.parts.head import HeadConfig
-from glassformer.parts.init import Gpt2InitConfig
 from glassformer.parts.mixer import AttentionConfig, QKNormConfig
 from glassformer.parts.norm import RMSNormConfig
 from glassformer.parts.position import RotaryConfig

@@ -4,10 +4,10 @@ words of both towers and the head."""
 from __future__ import annotations
 
 from glassformer.config import BlockConfig, ModelConfig, Stage, TowerConfig
+from glassformer.parts.core.init import XavierInitConfig
 from glassformer.parts.embedding import EmbeddingConfig
 from glassformer.parts.ffn import MlpConfig
 from glassformer.parts.head import HeadConfig
-from glassformer.parts.init import XavierInitConfig
 from glassformer.parts.mixer import AttentionConfig, CrossAttentionConfig
 from glassformer.parts.norm import LayerNormConfig
 from glassformer.parts.position import SinusoidalConfig

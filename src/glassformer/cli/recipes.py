@@ -12,7 +12,7 @@ from pydantic import ConfigDict, Field
 
 from glassformer.config import read_tree, validated
 from glassformer.errors import RequestError, did_you_mean
-from glassformer.parts.base import Value
+from glassformer.parts.core.base import Value
 
 VERBS = ("train", "compare", "ablate", "scale")
 BESIDES = ("json",)

@@ -16,7 +16,7 @@ from glassformer.config import ModelConfig
 from glassformer.dynamics.records import NAME, read_records
 from glassformer.dynamics.why import Cause, diagnose
 from glassformer.errors import RequestError
-from glassformer.parts.base import to_plain
+from glassformer.parts.core.base import to_plain
 from glassformer.training.progress import read_metrics
 from glassformer.training.recipe import Recipe
 

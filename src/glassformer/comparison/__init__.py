@@ -48,8 +48,8 @@ from glassformer.comparison.request import (
 from glassformer.comparison.summary import so_far, write
 from glassformer.errors import RequestError
 from glassformer.naming import own_value
-from glassformer.parts.base import part_classes
-from glassformer.parts.outside import modules_of
+from glassformer.parts.core.base import part_classes
+from glassformer.parts.core.outside import modules_of
 from glassformer.runs.events import Begin, Notify, silent
 from glassformer.runs.executor import Executor, Local, interruptible, kept
 from glassformer.runs.request import RunRequest, TextPlaces

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from glassformer.comparison.request import recipe_defaults
-from glassformer.parts.base import PartConfig, to_plain
+from glassformer.parts.core.base import PartConfig, to_plain
 from glassformer.training import Recipe
 
 OPTIONS = {

@@ -11,7 +11,7 @@ from glassformer.comparison.power import needed
 from glassformer.comparison.request import unequal
 from glassformer.comparison.statistics import stand_in, verdicts
 from glassformer.comparison.terms import terms, unit
-from glassformer.parts.init import WEIGHTS_RULE
+from glassformer.parts.core.init import WEIGHTS_RULE
 from glassformer.report import write_report
 from glassformer.runs.files import write_results
 from glassformer.runs.results import Budget, Key, Machine, Results, RunResult, unlike

@@ -32,7 +32,7 @@ from glassformer.config import ModelConfig
 from glassformer.convert.wrapped import Wrapped, check_tokens, count, mean_loss, padding, placed
 from glassformer.errors import RequestError
 from glassformer.model import Model
-from glassformer.parts import auxiliary
+from glassformer.parts.core import auxiliary
 from glassformer.parts.forward_pass import Memory
 from glassformer.parts.loss import IGNORED
 from glassformer.register.config import GlassformerConfig

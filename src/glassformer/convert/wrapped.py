@@ -15,7 +15,7 @@ from glassformer.config import ModelConfig
 from glassformer.errors import RequestError
 from glassformer.introspection import sites
 from glassformer.model import Model
-from glassformer.parts import auxiliary
+from glassformer.parts.core import auxiliary
 from glassformer.parts.loss import IGNORED, cross_entropy
 from glassformer.register.config import GlassformerConfig
 

@@ -13,8 +13,8 @@ from glassformer.dynamics.tokens import relative_residual, residual_rms, token_c
 from glassformer.dynamics.weights import Statistics
 from glassformer.introspection import eager, looking, sites
 from glassformer.model import Model
+from glassformer.parts.core.site import Look
 from glassformer.parts.ffn import Router
-from glassformer.parts.site import Look
 
 RANKED = 256
 """Tokens of a sequence, evenly spaced, whose rank is taken."""

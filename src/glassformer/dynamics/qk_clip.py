@@ -20,11 +20,11 @@ from torch import Tensor
 from glassformer.config import ModelConfig
 from glassformer.errors import RequestError
 from glassformer.model import Model
+from glassformer.parts.core.site import Look
 from glassformer.parts.kernel.base import indices
 from glassformer.parts.kernel.naive import VALUES_PER_BLOCK
 from glassformer.parts.mixer import DotProduct
 from glassformer.parts.precision import wide
-from glassformer.parts.site import Look
 
 
 class QKClip:

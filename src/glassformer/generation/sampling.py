@@ -20,7 +20,7 @@ from torch import Tensor
 
 from glassformer.config import explain
 from glassformer.errors import RequestError
-from glassformer.parts.base import Value
+from glassformer.parts.core.base import Value
 from glassformer.parts.precision import exact_device
 from glassformer.threads import at_most
 

@@ -13,7 +13,7 @@ from glassformer.laboratory.claims import known, read
 from glassformer.laboratory.claims.claim import FAILS, HOLDS, OPEN, Verdict
 from glassformer.laboratory.claims.stored import MEASURED, Stored
 from glassformer.naming import preset
-from glassformer.parts.heads import nearest_groups
+from glassformer.parts.core.heads import nearest_groups
 from glassformer.planning import SPARE, WEIGHTS, plan
 
 Goal = Literal["chat", "long", "train"]

@@ -21,7 +21,7 @@ from glassformer.laboratory.grid import Cell, Grid, grid
 from glassformer.laboratory.law import different, refuse_far
 from glassformer.laboratory.several import laws
 from glassformer.naming import at_size, own_value
-from glassformer.parts.base import to_plain
+from glassformer.parts.core.base import to_plain
 from glassformer.report.scaling import write_several
 from glassformer.runs.events import Notify, silent
 from glassformer.runs.executor import Executor, interruptible

@@ -17,7 +17,7 @@ from glassformer.errors import RequestError, shown
 from glassformer.naming import own_value, preset, split_recipe, words
 from glassformer.naming.changes import change_of
 from glassformer.naming.grammar import CHANGES
-from glassformer.parts.base import to_plain
+from glassformer.parts.core.base import to_plain
 from glassformer.report.diff import GROUPS, group_of
 
 RECIPE = "recipe"

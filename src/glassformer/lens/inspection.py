@@ -25,9 +25,9 @@ from glassformer.text.storage import OnProgress, silent
 
 if TYPE_CHECKING:
     from glassformer.model import Model
-    from glassformer.parts.heads import Heads
+    from glassformer.parts.core.heads import Heads
+    from glassformer.parts.core.site import Look, Site
     from glassformer.parts.mixer.base import EffectiveMaps
-    from glassformer.parts.site import Look, Site
     from glassformer.text import Tokenizer
 
 LONGEST = 16_384

@@ -5,8 +5,8 @@
     CHANGE := a short name, with a value after a colon where it takes one | path=value
 
 A change is a function ModelConfig -> ModelConfig that leaves everything else alone: a part that is already of the kind
-named keeps its numbers. Short names are declared by the parts (`parts/words.py`). Where a model is trained, changes of
-the recipe may stand among them: +recipe.FIELD=VALUE, as `glassformer why` writes what to try.
+named keeps its numbers. Short names are declared by the parts (`parts/core/words.py`). Where a model is trained,
+changes of the recipe may stand among them: +recipe.FIELD=VALUE, as `glassformer why` writes what to try.
 
 Naming a preset imports neither a trainer nor a converter; only a NAME that is a file or a checkpoint does.
 """

@@ -7,7 +7,7 @@ from typing import Any
 from glassformer.config import ModelConfig
 from glassformer.errors import RequestError
 from glassformer.naming.grammar import RECIPE
-from glassformer.parts.tree import read_value, set_value
+from glassformer.parts.core.tree import read_value, set_value
 
 ALIASES = {
     "layers": "layers",

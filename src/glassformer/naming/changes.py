@@ -13,13 +13,13 @@ from typing import Any
 from glassformer.config import BlockConfig, ModelConfig, Stage, TowerConfig, stack_of
 from glassformer.errors import RequestError, did_you_mean
 from glassformer.naming.assign import ALIASES, OF_MIXER, assign
-from glassformer.parts.base import WORDS
-from glassformer.parts.init import Gpt2InitConfig
+from glassformer.parts.core.base import WORDS
+from glassformer.parts.core.init import Gpt2InitConfig
+from glassformer.parts.core.outside import load_installed
+from glassformer.parts.core.words import Word, number, whole, whole_number
 from glassformer.parts.mup import Mup
-from glassformer.parts.outside import load_installed
 from glassformer.parts.residual import ResidualConfig
 from glassformer.parts.vectors import VectorsConfig
-from glassformer.parts.words import Word, number, whole, whole_number
 
 Change = Callable[[ModelConfig], ModelConfig]
 Fields = Mapping[str, Any]

@@ -24,8 +24,8 @@ from glassformer.parallel.filling import fill_pieces
 from glassformer.parallel.seams import all_gather
 from glassformer.parallel.sharing import Sharing, squares_here
 from glassformer.parallel.sums import bucket_of, buckets, local, tree_sum
+from glassformer.parts.core.reduce import reducing
 from glassformer.parts.linear import Linear
-from glassformer.parts.reduce import reducing
 
 
 class Ranks(Sharing):

@@ -25,11 +25,11 @@ from glassformer.config import ModelConfig
 from glassformer.errors import RequestError
 from glassformer.model import Model
 from glassformer.parallel.seams import Group, Seams
-from glassformer.parts import auxiliary
+from glassformer.parts.core import auxiliary
+from glassformer.parts.core.owner import LossOf, reads_gathered
+from glassformer.parts.core.site import Site
 from glassformer.parts.forward_pass import Pass
 from glassformer.parts.loss import IGNORED
-from glassformer.parts.owner import LossOf, reads_gathered
-from glassformer.parts.site import Site
 
 
 def check(config: ModelConfig, cp: int) -> None:

@@ -12,7 +12,7 @@ backward. Every token is served, however uneven the load. Lepikhin et al. 2020, 
 The gradient of a map is then the sum over the tokens of all ranks of the group, and is not added up again. What all
 ranks have whole (router, shared experts, attention) has a share of its gradient on each, as in data parallelism. The
 losses of the router are those of each rank's tokens, as of micro-batches in one process; the load that moves the
-selection bias is summed over ranks (`parts/reduce.py`).
+selection bias is summed over ranks (`parts/core/reduce.py`).
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from glassformer.model import Model
 from glassformer.parallel.layout import Layout
 from glassformer.parallel.seams import Group
 from glassformer.parallel.tensor import Division
-from glassformer.parts.exchange import Exchanging
+from glassformer.parts.core.exchange import Exchanging
+from glassformer.parts.core.heads import divisors
+from glassformer.parts.core.shard import declared
 from glassformer.parts.grouped import BLOCK, Groups, wants_blocks
-from glassformer.parts.heads import divisors
-from glassformer.parts.shard import declared
 
 
 def check(config: ModelConfig, layout: Layout) -> None:

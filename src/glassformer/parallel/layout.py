@@ -11,9 +11,9 @@ from pydantic import Field
 
 from glassformer.config import ModelConfig
 from glassformer.errors import RequestError, did_you_mean
-from glassformer.parts.base import Value
-from glassformer.parts.cost import RECOMPUTE
-from glassformer.parts.shard import shards_of
+from glassformer.parts.core.base import Value
+from glassformer.parts.core.cost import RECOMPUTE
+from glassformer.parts.core.shard import shards_of
 
 RANKS = 1 << 24
 """Most ranks of a layout."""
@@ -26,7 +26,7 @@ class Layout(Value):
 
     dp          copies of the model, each with its share of the batch
     cp          pieces of a sequence, for every copy
-    tp          owners of each matrix, cut as modules declare (`parts/shard.py`; Shoeybi et al. 2019, 1909.08053)
+    tp          owners of each matrix, cut as modules declare (`parts/core/shard.py`; Shoeybi et al. 2019, 1909.08053)
     pp          stages of layers, by the schedule 1F1B (Narayanan et al. 2021, 2104.04473)
     ep          owners of the experts, among the dp copies: they trade tokens
     zero        what the dp cp ranks share besides: 1 optimizer state, 2 gradients, 3 weights (Rajbhandari et al. 2020,

@@ -1,7 +1,8 @@
 """What of each whole tensor lies on this rank: boxes of it, and where in the whole they begin.
 
 A rank holds a tensor whole; or its rows by FSDP2 (a `DTensor`); or its cut of each map stacked in it, as the part
-declares (`parts/shard.py`); or rows of those. Of a matrix of four heads of queries and two each of keys and values:
+declares (`parts/core/shard.py`); or rows of those. Of a matrix of four heads of queries and two each of keys and
+values:
 
     whole          [q0 q1 q2 q3 | k0 k1 | v0 v1]
     tp=2           [q0 q1 | k0 | v0]   [q2 q3 | k1 | v1]                 three pieces on each rank
@@ -23,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from glassformer.parallel.crew import Crew
-from glassformer.parts.shard import Region
+from glassformer.parts.core.shard import Region
 
 
 class Box(NamedTuple):

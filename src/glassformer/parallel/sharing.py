@@ -48,7 +48,7 @@ class Sharing:
         return list(squares_here(model).values())
 
     def counted(self) -> AbstractContextManager[Any]:
-        """Inside, what parts count of a step is that of all ranks (`parts/reduce.py`)."""
+        """Inside, what parts count of a step is that of all ranks (`parts/core/reduce.py`)."""
         return nullcontext()
 
     def passing(self) -> AbstractContextManager[Any]:

@@ -21,7 +21,7 @@ from glassformer.errors import RequestError
 from glassformer.model import Block, Model, locate
 from glassformer.parallel.layout import stage_layers
 from glassformer.parallel.sums import Tree
-from glassformer.parts import auxiliary
+from glassformer.parts.core import auxiliary
 from glassformer.parts.forward_pass import Pass
 
 Around = Callable[[], AbstractContextManager[Any]]

@@ -5,8 +5,9 @@
 >>> model.loss(tokens, targets).backward()             # the same tokens on every rank of the group
 >>> sum_partial(model)                                 # now each gradient is that of the loss of one process
 
-A part that says how an owner takes its share (`parts/owner.py`) is cut by the cuts it declares (`parts/shard.py`); any
-other is computed whole by each rank, which is right though wasteful. Shoeybi et al. 2019, 1909.08053.
+A part that says how an owner takes its share (`parts/core/owner.py`) is cut by the cuts it declares
+(`parts/core/shard.py`); any other is computed whole by each rank, which is right though wasteful. Shoeybi et al. 2019,
+1909.08053.
 
 With `sequence` the ranks share the tokens of the stream between the branches as well: norms and residual additions
 are of a rank's own tokens, each sum at a branch's end leaves a rank its tokens, and the branches' inputs are gathered
@@ -30,9 +31,9 @@ from glassformer.config import ModelConfig
 from glassformer.errors import RequestError
 from glassformer.model import Block, Model, Tower
 from glassformer.parallel.seams import Group, Seams
-from glassformer.parts.owner import Owner, is_branch, says_how, take_share
-from glassformer.parts.shard import REPLICATED, Region, Shards, declared, piece_of, regions
-from glassformer.parts.site import Site
+from glassformer.parts.core.owner import Owner, is_branch, says_how, take_share
+from glassformer.parts.core.shard import REPLICATED, Region, Shards, declared, piece_of, regions
+from glassformer.parts.core.site import Site
 
 CUT = "ngfc"
 """Letters of heads, groups, hidden layers and channels: along them the values inside a branch are cut."""

@@ -9,17 +9,17 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from glassformer.errors import RequestError
-from glassformer.parts.base import BuildContext, PartConfig
-from glassformer.parts.cost import Cost, Shape
+from glassformer.parts.core.base import BuildContext, PartConfig
+from glassformer.parts.core.cost import Cost, Shape
+from glassformer.parts.core.init import Init, Role
+from glassformer.parts.core.owner import Owner, Vocabulary
+from glassformer.parts.core.shard import REPLICATED, Shard, Shards
 from glassformer.parts.forward_pass import Pass
-from glassformer.parts.init import Init, Role
 from glassformer.parts.linear import Matrix
 from glassformer.parts.loss import linear_cross_entropy
 from glassformer.parts.norm import NormConfig
-from glassformer.parts.owner import Owner, Vocabulary
 from glassformer.parts.patches import Patches, PatchesConfig
 from glassformer.parts.position import EmbeddingPosition, EmbeddingPositionConfig
-from glassformer.parts.shard import REPLICATED, Shard, Shards
 from glassformer.parts.vectors import Vectors, VectorsConfig
 
 
@@ -58,7 +58,7 @@ class Embedding(nn.Module):
     roles: tuple[Role, ...] = ("embedding",)
     shards: ClassVar[Shards] = {"weight": (Shard("vocab"),)}
     vocabulary: Vocabulary | None = None
-    """The tokens whose rows are here (`parts/owner.py`); None: all."""
+    """The tokens whose rows are here (`parts/core/owner.py`); None: all."""
 
     def __init__(
         self,

@@ -11,18 +11,18 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from glassformer.errors import RequestError
-from glassformer.parts.base import BuildContext, PartConfig, Value
-from glassformer.parts.cost import Cost, Shape
+from glassformer.parts.core.base import BuildContext, PartConfig, Value
+from glassformer.parts.core.cost import Cost, Shape
+from glassformer.parts.core.init import Init, Role
+from glassformer.parts.core.owner import Owner, Vocabulary
+from glassformer.parts.core.shard import Shard, Shards
+from glassformer.parts.core.words import Word, whole
 from glassformer.parts.embedding import Embedding
 from glassformer.parts.ffn.base import ACTIVATIONS, EXTRA_KEPT
-from glassformer.parts.init import Init, Role
 from glassformer.parts.linear import Linear, linear_cost
 from glassformer.parts.loss import cross_entropy, linear_cross_entropy
 from glassformer.parts.norm import NormConfig
-from glassformer.parts.owner import Owner, Vocabulary
 from glassformer.parts.reparam import MakeReparam
-from glassformer.parts.shard import Shard, Shards
-from glassformer.parts.words import Word, whole
 
 Pool = Literal["cls", "mean", "last"]
 
@@ -100,7 +100,7 @@ class Head(nn.Module):
     shards: ClassVar[Shards] = {"weight": (Shard("vocab"),), "bias": (Shard("vocab"),)}
     offset: Tensor | None
     vocabulary: Vocabulary | None = None
-    """The tokens, or classes, whose rows are here (`parts/owner.py`); None: all."""
+    """The tokens, or classes, whose rows are here (`parts/core/owner.py`); None: all."""
 
     def __init__(
         self,

@@ -12,14 +12,14 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from glassformer.errors import RequestError
-from glassformer.parts.base import BuildContext
-from glassformer.parts.cost import Cost, Shape
+from glassformer.parts.core.base import BuildContext
+from glassformer.parts.core.cost import Cost, Shape
+from glassformer.parts.core.init import Init, Role
+from glassformer.parts.core.owner import Owner, Seam
+from glassformer.parts.core.shard import REPLICATED, Shard, Shards
 from glassformer.parts.grouped import Groups, grouped_product
-from glassformer.parts.init import Init, Role
-from glassformer.parts.owner import Owner, Seam
 from glassformer.parts.precision import as_among_others, product_dtype
 from glassformer.parts.reparam import MakeReparam
-from glassformer.parts.shard import REPLICATED, Shard, Shards
 
 
 class Linear(nn.Module):
@@ -28,14 +28,14 @@ class Linear(nn.Module):
     x (..., i), W (o, i), b (o,), y (..., o). With `out=(a, b, c)`, o = a + b + c, `split` returns the three results,
     one matrix product computes them, and each begins as if it stood alone, by a role of its own where `role` names
     several. With `reparam`, W is made from `weight` at every call (`parts/reparam.py`). `shard`: how the map, or each
-    of the maps, may be divided among owners (`parts/shard.py`).
+    of the maps, may be divided among owners (`parts/core/shard.py`).
     """
 
     decays = True
     packable = True
     """Whether its matrix may be kept in a few bits (`parts/quantized.py`)."""
     leave: Seam | None = None
-    """Joins the results of several owners, before the bias (`parts/owner.py`); None: there is one."""
+    """Joins the results of several owners, before the bias (`parts/core/owner.py`); None: there is one."""
     in_half = True
     """Whether autocast rounds its weights before the product, in every pass."""
 

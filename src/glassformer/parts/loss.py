@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from glassformer.parts.owner import Vocabulary
+from glassformer.parts.core.owner import Vocabulary
 from glassformer.parts.precision import wide
 
 IGNORED = -100

@@ -10,8 +10,8 @@ from typing import Any
 from pydantic import Field
 from torch import nn
 
-from glassformer.parts.base import BuildContext, Value
-from glassformer.parts.init import Init, InitConfig, Role
+from glassformer.parts.core.base import BuildContext, Value
+from glassformer.parts.core.init import Init, InitConfig, Role
 
 GROWING: tuple[Role, ...] = ("score", "hidden", "output")
 """Roles of matrices both of whose sides grow with the width."""

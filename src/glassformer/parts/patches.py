@@ -12,12 +12,12 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from glassformer.errors import RequestError
-from glassformer.parts.base import BuildContext, Value
-from glassformer.parts.cost import Cost, Shape
-from glassformer.parts.init import Init, Role
+from glassformer.parts.core.base import BuildContext, Value
+from glassformer.parts.core.cost import Cost, Shape
+from glassformer.parts.core.init import Init, Role
+from glassformer.parts.core.shard import REPLICATED, Shards
 from glassformer.parts.linear import Linear, linear_cost
 from glassformer.parts.reparam import MakeReparam
-from glassformer.parts.shard import REPLICATED, Shards
 
 
 class First(nn.Module):

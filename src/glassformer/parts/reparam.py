@@ -10,10 +10,10 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from glassformer.parts.base import BuildContext, PartConfig
-from glassformer.parts.cost import Cost, Shape
+from glassformer.parts.core.base import BuildContext, PartConfig
+from glassformer.parts.core.cost import Cost, Shape
+from glassformer.parts.core.words import Word, positive
 from glassformer.parts.precision import wide
-from glassformer.parts.words import Word, positive
 
 _LEAST = 1e-12
 

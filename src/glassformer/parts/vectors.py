@@ -10,9 +10,9 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from glassformer.errors import RequestError
-from glassformer.parts.base import BuildContext, Value
-from glassformer.parts.cost import Cost, Shape
-from glassformer.parts.init import Init
+from glassformer.parts.core.base import BuildContext, Value
+from glassformer.parts.core.cost import Cost, Shape
+from glassformer.parts.core.init import Init
 from glassformer.parts.linear import Linear, linear_cost
 from glassformer.parts.reparam import MakeReparam
 

@@ -18,7 +18,7 @@ import torch
 from glassformer.config import MAX_CONTEXT, ModelConfig
 from glassformer.errors import RequestError
 from glassformer.parallel.layout import RANKS, Layout
-from glassformer.parts.cost import Shape
+from glassformer.parts.core.cost import Shape
 from glassformer.planning.counts import Component, Counts, Flops
 from glassformer.planning.decoding import Decoding
 from glassformer.planning.machines import Cluster, Price, cluster

@@ -37,8 +37,8 @@ from glassformer.parallel.apply import travels_in_half
 from glassformer.parallel.layout import Layout
 from glassformer.parallel.sums import bucket_of, buckets
 from glassformer.parallel.tensor import divided_parts
-from glassformer.parts.exchange import Exchanging
-from glassformer.parts.owner import is_branch
+from glassformer.parts.core.exchange import Exchanging
+from glassformer.parts.core.owner import is_branch
 from glassformer.planning.ranks import Held, owned, weights_of
 from glassformer.training.optimizers import AdamWConfig
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from glassformer.config import ModelConfig
-from glassformer.parts.cost import Shape
-from glassformer.parts.shard import Cut, Shard, shards_of
+from glassformer.parts.core.cost import Shape
+from glassformer.parts.core.shard import Cut, Shard, shards_of
 
 COMPONENTS = (
     "embedding", "positions", "mixer", "ffn", "experts", "shared experts", "router", "norms", "wiring", "head",

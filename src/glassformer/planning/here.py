@@ -27,7 +27,7 @@ from glassformer import machine
 from glassformer.architectures import PRESETS
 from glassformer.config import ModelConfig, Stage
 from glassformer.folders import remember, remembered
-from glassformer.parts.base import Value
+from glassformer.parts.core.base import Value
 from glassformer.planning.operations import VIEW, Call, calls_of_step, calls_of_token
 from glassformer.planning.processor import VERSION, Measured, least, measured, seconds_of_operations, shortest
 from glassformer.planning.training import check_workload

@@ -14,7 +14,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from glassformer.config import read_tree, validated
 from glassformer.errors import RequestError, did_you_mean, shown
-from glassformer.parts.base import Value
+from glassformer.parts.core.base import Value
 from glassformer.units import quantity
 
 NODE = 8

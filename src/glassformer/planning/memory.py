@@ -23,7 +23,7 @@ import torch
 from glassformer.config import ModelConfig
 from glassformer.parallel.layout import Layout
 from glassformer.parallel.sums import bucket_of
-from glassformer.parts.cost import Cost, Shape
+from glassformer.parts.core.cost import Cost, Shape
 from glassformer.planning.ranks import Held, Share, for_gpu, owned, share
 from glassformer.planning.trace import Pieces, Traced, adapted, trace
 from glassformer.training.optimizers import OptimizerConfig

@@ -21,7 +21,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from glassformer.parts.base import Value
+from glassformer.parts.core.base import Value
 from glassformer.planning.operations import Listed
 
 VERSION = 2

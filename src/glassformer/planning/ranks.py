@@ -10,8 +10,8 @@ from functools import lru_cache
 from glassformer.config import BlockConfig, ModelConfig, stack_of
 from glassformer.errors import RequestError
 from glassformer.parallel.layout import Layout
+from glassformer.parts.core.shard import shards_of
 from glassformer.parts.mixer import MixerConfig
-from glassformer.parts.shard import shards_of
 from glassformer.training.optimizers import OptimizerConfig
 
 

@@ -30,7 +30,7 @@ import torch
 
 from glassformer.config import ModelConfig
 from glassformer.parallel.layout import Layout
-from glassformer.parts.cost import Shape
+from glassformer.parts.core.cost import Shape
 from glassformer.parts.linear import linears
 from glassformer.planning.counts import Counts
 from glassformer.planning.machines import Cluster, Factors, machines

@@ -21,7 +21,7 @@ from glassformer import machine
 from glassformer.config import ModelConfig
 from glassformer.dynamics.summary import event_words
 from glassformer.errors import NO_MEMORY, RequestError, WorkError, no_memory
-from glassformer.parts.outside import import_modules
+from glassformer.parts.core.outside import import_modules
 from glassformer.parts.region import forget_compiled
 from glassformer.runs import events
 from glassformer.runs.files import write_result

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from glassformer.dynamics.summary import summary_of
 from glassformer.errors import RequestError
 from glassformer.machine import available_cores
-from glassformer.parts.base import to_plain
+from glassformer.parts.core.base import to_plain
 from glassformer.runs.events import End, Event, Kept, Notify, Start, silent
 from glassformer.runs.files import RESULT, read_result
 from glassformer.runs.request import RUN, RunRequest

@@ -12,7 +12,7 @@ import torch
 
 from glassformer.dynamics.summary import summary_of
 from glassformer.generation import stream
-from glassformer.parts.base import to_plain
+from glassformer.parts.core.base import to_plain
 from glassformer.runs.answers import answers
 from glassformer.runs.results import (
     Dynamics,

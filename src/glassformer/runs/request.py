@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from glassformer.config import ModelConfig
-from glassformer.parts.base import part_classes, to_plain
-from glassformer.parts.init import WEIGHTS_RULE
-from glassformer.parts.outside import modules_of
+from glassformer.parts.core.base import part_classes, to_plain
+from glassformer.parts.core.init import WEIGHTS_RULE
+from glassformer.parts.core.outside import modules_of
 from glassformer.runs.results import Key, RunResult
 from glassformer.text import Tokens
 from glassformer.training import Recipe

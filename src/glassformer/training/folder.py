@@ -13,7 +13,7 @@ from typing import Any
 from glassformer import machine
 from glassformer.config import ModelConfig, first_difference
 from glassformer.errors import RequestError
-from glassformer.parts.base import to_plain
+from glassformer.parts.core.base import to_plain
 from glassformer.text import Tokenizer
 from glassformer.training import checkpoint
 from glassformer.training.pretrained import Pretrained, check_origin, write_origin

@@ -16,7 +16,7 @@ from glassformer.dynamics.watch import Moment
 from glassformer.errors import RequestError, WorkError
 from glassformer.parallel.layout import Layout
 from glassformer.parallel.watchdog import watched
-from glassformer.parts.base import after_step
+from glassformer.parts.core.base import after_step
 from glassformer.text import Batch, Tokenizer, Tokens
 from glassformer.threads import paced
 from glassformer.training.callbacks import ClipQK, Divergence, Log, SpikePolicy, Watching

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from glassformer.errors import RequestError
-from glassformer.parts.base import PartConfig, to_plain
-from glassformer.parts.tree import set_value
+from glassformer.parts.core.base import PartConfig, to_plain
+from glassformer.parts.core.tree import set_value
 from glassformer.training.recipe import Recipe
 
 _PATHS = {

@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 from glassformer.config import ModelConfig, read_tree, validated
 from glassformer.dynamics.rates import default_learning_rate
 from glassformer.errors import RequestError
-from glassformer.parts.base import Value, to_plain
+from glassformer.parts.core.base import Value, to_plain
 from glassformer.training.objectives import NextTokenConfig, ObjectiveConfig
 from glassformer.training.optimizers import AdamWConfig, OptimizerConfig
 from glassformer.training.schedule import CosineConfig, ScheduleConfig

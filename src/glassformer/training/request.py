@@ -14,7 +14,7 @@ from glassformer.errors import RequestError
 from glassformer.parallel.crew import ALONE, Crew
 from glassformer.parallel.launch import enlist, joined, leader_first
 from glassformer.parallel.layout import Layout
-from glassformer.parts.base import to_plain
+from glassformer.parts.core.base import to_plain
 from glassformer.text import OnProgress, Tokenizer, Tokens, prepare
 from glassformer.training import checkpoint
 from glassformer.training.folder import as_it_began, check_folder, check_same_run

@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from glassformer.parts.base import PartConfig
+from glassformer.parts.core.base import PartConfig
 
 
 class ScheduleConfig(PartConfig, axis="schedule"):

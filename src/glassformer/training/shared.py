@@ -19,7 +19,7 @@ from glassformer.parallel.crew import Crew
 from glassformer.parallel.launch import Place
 from glassformer.parallel.layout import Layout
 from glassformer.parallel.tensor import check as check_owners
-from glassformer.parts.base import to_plain
+from glassformer.parts.core.base import to_plain
 from glassformer.training.objectives import NextTokenConfig
 from glassformer.training.recipe import Recipe
 from glassformer.version import __version__

@@ -11,7 +11,7 @@ from glassformer.convert.family import Closed, Family, Gguf, attention
 from glassformer.convert.fields import Fields
 from glassformer.convert.names import Part
 from glassformer.convert.rope import rope_fields, rotary
-from glassformer.parts.base import BuildContext
+from glassformer.parts.core.base import BuildContext
 from glassformer.parts.ffn import GluConfig
 from glassformer.parts.head import HeadConfig
 from glassformer.parts.mixer import AttentionConfig

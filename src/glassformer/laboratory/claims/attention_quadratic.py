@@ -6,7 +6,7 @@ from collections.abc import Callable
 from glassformer.laboratory.claims.bench import Bench
 from glassformer.laboratory.claims.claim import Claim, Outcome, exact
 from glassformer.naming import preset
-from glassformer.parts.cost import Cost, Shape
+from glassformer.parts.core.cost import Cost, Shape
 
 SHORT, LONG = 1 << 14, 1 << 20
 TOLERANCE = 1e-3

@@ -3,7 +3,7 @@
 from glassformer.laboratory.claims.bench import Bench
 from glassformer.laboratory.claims.claim import Claim, Outcome, exact
 from glassformer.naming import preset
-from glassformer.parts.cost import Shape
+from glassformer.parts.core.cost import Shape
 
 TOKENS = 1024
 

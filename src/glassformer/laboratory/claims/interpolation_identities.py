@@ -7,7 +7,7 @@ import torch
 from glassformer.laboratory.claims.bench import Bench
 from glassformer.laboratory.claims.claim import Claim, Outcome, exact
 from glassformer.naming import preset
-from glassformer.parts.base import BuildContext
+from glassformer.parts.core.base import BuildContext
 from glassformer.parts.position import Rotary
 from glassformer.parts.position.scaling import (
     LinearScalingConfig,

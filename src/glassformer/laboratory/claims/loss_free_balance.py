@@ -4,7 +4,7 @@ import torch
 
 from glassformer.laboratory.claims.bench import Bench
 from glassformer.laboratory.claims.claim import Claim, Outcome, sampled
-from glassformer.parts.base import after_step
+from glassformer.parts.core.base import after_step
 from glassformer.parts.ffn import Router
 
 EXPERTS, CHOSEN, WIDTH, TOKENS, STEPS, SEEDS = 8, 2, 16, 256, 2000, 5

@@ -4,7 +4,7 @@ import torch
 
 from glassformer.laboratory.claims.bench import Bench
 from glassformer.laboratory.claims.claim import Claim, Outcome, exact
-from glassformer.parts import auxiliary
+from glassformer.parts.core import auxiliary
 from glassformer.parts.ffn import Router
 
 EXPERTS, ALPHA, TOLERANCE = 8, 1e-2, 1e-6

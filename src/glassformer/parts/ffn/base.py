@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from glassformer.errors import RequestError
-from glassformer.parts.base import BuildContext, PartConfig
-from glassformer.parts.cost import Cost, Shape
+from glassformer.parts.core.base import BuildContext, PartConfig
+from glassformer.parts.core.cost import Cost, Shape
+from glassformer.parts.core.owner import Seam
 from glassformer.parts.linear import Matrix, matrices_of
-from glassformer.parts.owner import Seam
 from glassformer.parts.precision import wide
 from glassformer.parts.region import region
 
@@ -85,7 +85,7 @@ class FFN(nn.Module):
     counts_tokens: bool = False
     """Whether `forward` takes `real` (b, s), which tokens are no padding; None: all."""
     enter: Seam | None = None
-    """What x passes first where several owners share the network (`parts/owner.py`)."""
+    """What x passes first where several owners share the network (`parts/core/owner.py`)."""
 
     @property
     def spreads(self) -> bool:

@@ -8,9 +8,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from glassformer.parts.core.site import Site
 from glassformer.parts.linear import Linear
 from glassformer.parts.precision import onednn_in_bf16
-from glassformer.parts.site import Site
 
 ENDINGS = {
     "relu": ("relu", ""),

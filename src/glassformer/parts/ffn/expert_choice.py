@@ -12,16 +12,16 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from glassformer.errors import RequestError
-from glassformer.parts.base import BuildContext
-from glassformer.parts.cost import Cost, Shape
+from glassformer.parts.core.base import BuildContext
+from glassformer.parts.core.cost import Cost, Shape
+from glassformer.parts.core.site import Site
+from glassformer.parts.core.words import Word
 from glassformer.parts.ffn.base import ACTIVATIONS, FFN, FFNConfig
 from glassformer.parts.ffn.experts import Router, read_experts, routing_problem, share_of
 from glassformer.parts.ffn.glu import GluConfig, gating
 from glassformer.parts.ffn.mlp import MlpConfig
 from glassformer.parts.linear import GroupedLinear, Matrix, linear_cost
 from glassformer.parts.reparam import MakeReparam
-from glassformer.parts.site import Site
-from glassformer.parts.words import Word
 
 
 class ExpertChoice(FFN):

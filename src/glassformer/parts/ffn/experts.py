@@ -13,21 +13,21 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from glassformer.errors import RequestError
-from glassformer.parts import auxiliary
-from glassformer.parts.base import BuildContext
-from glassformer.parts.cost import Cost, Shape
-from glassformer.parts.exchange import Exchange
+from glassformer.parts.core import auxiliary
+from glassformer.parts.core.base import BuildContext
+from glassformer.parts.core.cost import Cost, Shape
+from glassformer.parts.core.exchange import Exchange
+from glassformer.parts.core.init import Init
+from glassformer.parts.core.reduce import total
+from glassformer.parts.core.site import Site
+from glassformer.parts.core.words import Word, whole_number
 from glassformer.parts.ffn.base import ACTIVATIONS, FFN, FFNConfig
 from glassformer.parts.ffn.glu import Clamp, GluConfig, gating, refuse_clamp
 from glassformer.parts.ffn.mlp import MlpConfig
 from glassformer.parts.grouped import BLOCK, Groups, filled_rows, wants_blocks
-from glassformer.parts.init import Init
 from glassformer.parts.linear import GroupedLinear, Linear, Matrix, linear_cost
 from glassformer.parts.precision import full_precision, product_dtype, rowwise_linear, wide
-from glassformer.parts.reduce import total
 from glassformer.parts.reparam import MakeReparam
-from glassformer.parts.site import Site
-from glassformer.parts.words import Word, whole_number
 
 Score = Literal["softmax", "sigmoid"]
 Weigh = Literal["output", "input"]
@@ -59,9 +59,9 @@ class Router(Linear):
       2006.16668, section 2.2. First is first in the batch, so no token depends on a later one of its text; it does on
       the texts before. None: every token is served.
 
-    The two losses join the gradient of `Model.loss` and leave its value (`parts/auxiliary.py`). A batch that comes in
-    pieces has the mean of its pieces' losses, each of which is level by itself. Processes that share a batch sum f and
-    the load (`parts/reduce.py`); with that, the mean of their gradients is the gradient of the whole batch.
+    The two losses join the gradient of `Model.loss` and leave its value (`parts/core/auxiliary.py`). A batch that comes
+    in pieces has the mean of its pieces' losses, each of which is level by itself. Processes that share a batch sum f
+    and the load (`parts/core/reduce.py`); with that, the mean of their gradients is the gradient of the whole batch.
     """
 
     packable = False
@@ -222,7 +222,7 @@ class Experts(FFN):
     `shared`; and gate, up and hidden (b,s,k,f), of the k experts that a token was sent to, in the order in which
     `router.choose(p)` names them. The rows are brought into that order only while somebody looks or edits.
 
-    With an `exchange`, the maps that are here are of some experts alone, and rows travel (`parts/exchange.py`).
+    With an `exchange`, the maps that are here are of some experts alone, and rows travel (`parts/core/exchange.py`).
     """
 
     counts_tokens = True

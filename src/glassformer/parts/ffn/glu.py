@@ -11,18 +11,18 @@ from pydantic import Field, model_validator
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from glassformer.parts.base import BuildContext, Value
-from glassformer.parts.cost import Cost, Shape
+from glassformer.parts.core.base import BuildContext, Value
+from glassformer.parts.core.cost import Cost, Shape
+from glassformer.parts.core.owner import Owner
+from glassformer.parts.core.shard import Shard
+from glassformer.parts.core.site import Site
+from glassformer.parts.core.words import Word, whole
 from glassformer.parts.ffn.base import ACTIVATIONS, EXTRA_KEPT, FFN, Activation, FFNConfig
 from glassformer.parts.ffn.ending import can_end, gated_end
 from glassformer.parts.linear import Linear, Matrix, linear_cost
-from glassformer.parts.owner import Owner
 from glassformer.parts.precision import wide
 from glassformer.parts.region import region
 from glassformer.parts.reparam import MakeReparam
-from glassformer.parts.shard import Shard
-from glassformer.parts.site import Site
-from glassformer.parts.words import Word, whole
 
 
 class Glu(FFN):

@@ -5,16 +5,16 @@ from typing import Any, Literal
 from jaxtyping import Float
 from torch import Tensor
 
-from glassformer.parts.base import BuildContext
-from glassformer.parts.cost import Cost, Shape
+from glassformer.parts.core.base import BuildContext
+from glassformer.parts.core.cost import Cost, Shape
+from glassformer.parts.core.owner import Owner
+from glassformer.parts.core.shard import Shard
+from glassformer.parts.core.site import Site
+from glassformer.parts.core.words import Word, whole
 from glassformer.parts.ffn.base import ACTIVATIONS, EXTRA_KEPT, FFN, FFNConfig
 from glassformer.parts.ffn.ending import can_end, ended
 from glassformer.parts.linear import Linear, Matrix, linear_cost
-from glassformer.parts.owner import Owner
 from glassformer.parts.reparam import MakeReparam
-from glassformer.parts.shard import Shard
-from glassformer.parts.site import Site
-from glassformer.parts.words import Word, whole
 
 
 class Mlp(FFN):

@@ -5,7 +5,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from glassformer.parts.base import BuildContext
+from glassformer.parts.core.base import BuildContext
 from glassformer.parts.kernel.banded import Banded
 from glassformer.parts.kernel.base import AttentionCall, CallFacts, HeadLayout, KeptTensors, Kernel, KernelConfig
 from glassformer.parts.kernel.direct import Direct

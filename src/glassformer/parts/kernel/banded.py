@@ -10,7 +10,7 @@ from pydantic import Field
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from glassformer.parts.base import BuildContext
+from glassformer.parts.core.base import BuildContext
 from glassformer.parts.kernel.base import (
     AttentionCall,
     CallFacts,

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from glassformer.errors import RequestError
-from glassformer.parts.base import BuildContext, PartConfig
+from glassformer.parts.core.base import BuildContext, PartConfig
 from glassformer.parts.visibility import Visibility
 
 Index = tuple[Tensor, Tensor]

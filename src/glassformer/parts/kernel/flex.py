@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from glassformer.parts.base import BuildContext
+from glassformer.parts.core.base import BuildContext
 from glassformer.parts.kernel.base import AttentionCall, CallFacts, HeadLayout, KeptTensors, Kernel, KernelConfig
 from glassformer.parts.precision import wide
 from glassformer.parts.visibility import Visibility

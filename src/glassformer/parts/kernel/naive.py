@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from glassformer.parts.base import BuildContext
+from glassformer.parts.core.base import BuildContext
 from glassformer.parts.kernel.base import AttentionCall, Kernel, KernelConfig, softmax_over
 from glassformer.parts.precision import wide
 

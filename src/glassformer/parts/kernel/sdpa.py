@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from glassformer.parts.base import BuildContext
+from glassformer.parts.core.base import BuildContext
 from glassformer.parts.kernel.base import AttentionCall, CallFacts, HeadLayout, KeptTensors, Kernel, KernelConfig
 from glassformer.parts.visibility import Visibility
 

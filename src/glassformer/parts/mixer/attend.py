@@ -5,10 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from glassformer.parts.base import BuildContext
-from glassformer.parts.cost import Cost, Number, Shape
+from glassformer.parts.core.base import BuildContext
+from glassformer.parts.core.cost import Cost, Number, Shape
+from glassformer.parts.core.heads import Heads
+from glassformer.parts.core.owner import Owner
+from glassformer.parts.core.shard import Shard
+from glassformer.parts.core.site import Site
 from glassformer.parts.forward_pass import Pass
-from glassformer.parts.heads import Heads
 from glassformer.parts.kernel import (
     AmongPieces,
     AttentionCall,
@@ -23,10 +26,7 @@ from glassformer.parts.kernel import (
 )
 from glassformer.parts.linear import Linear
 from glassformer.parts.mixer.base import Mixer
-from glassformer.parts.owner import Owner
 from glassformer.parts.position import AttentionPosition
-from glassformer.parts.shard import Shard
-from glassformer.parts.site import Site
 from glassformer.parts.visibility import Causal, Visibility
 
 

@@ -10,10 +10,14 @@ from pydantic import Field
 from torch import Tensor
 
 from glassformer.errors import RequestError
-from glassformer.parts.base import BuildContext
-from glassformer.parts.cost import Cost, Shape
+from glassformer.parts.core.base import BuildContext
+from glassformer.parts.core.cost import Cost, Shape
+from glassformer.parts.core.heads import Heads, nearest_groups
+from glassformer.parts.core.owner import Owner
+from glassformer.parts.core.shard import Shard
+from glassformer.parts.core.site import Site
+from glassformer.parts.core.words import Word, positive, whole
 from glassformer.parts.forward_pass import Pass
-from glassformer.parts.heads import Heads, nearest_groups
 from glassformer.parts.kernel import (
     AutoConfig,
     CallFacts,
@@ -31,14 +35,10 @@ from glassformer.parts.mixer.kv import KVState, state_of, vector_bytes
 from glassformer.parts.mixer.qk_norm import Over, QKNorm, QKNormConfig, norm_of_queries
 from glassformer.parts.mixer.shared_attention import SharedAttentionConfig, refuse_in_taker
 from glassformer.parts.norm import NormConfig, RMSNormConfig
-from glassformer.parts.owner import Owner
 from glassformer.parts.position import AttentionPosition, AttentionPositionConfig
 from glassformer.parts.projection import FusedQKV, FusedQKVConfig, MakeProjection, Projection, SelfProjectionConfig
 from glassformer.parts.reparam import MakeReparam
-from glassformer.parts.shard import Shard
-from glassformer.parts.site import Site
 from glassformer.parts.visibility import CausalConfig, Visibility, VisibilityConfig
-from glassformer.parts.words import Word, positive, whole
 
 
 class Attention(SoftmaxAttention):

@@ -11,14 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from glassformer.errors import RequestError
-from glassformer.parts.base import BuildContext, PartConfig
-from glassformer.parts.cost import Cost, Shape
+from glassformer.parts.core.base import BuildContext, PartConfig
+from glassformer.parts.core.cost import Cost, Shape
+from glassformer.parts.core.heads import Heads
+from glassformer.parts.core.owner import Seam
+from glassformer.parts.core.site import Site
 from glassformer.parts.forward_pass import Pass
-from glassformer.parts.heads import Heads
 from glassformer.parts.linear import Linear, Matrix
-from glassformer.parts.owner import Seam
 from glassformer.parts.position import AttentionPosition
-from glassformer.parts.site import Site
 from glassformer.parts.visibility import Visibility
 from glassformer.state import State
 
@@ -78,7 +78,7 @@ class Mixer(nn.Module, ABC):
     The abstract members have no default: a mixer that does not answer one cannot be built."""
 
     enter: Seam | None = None
-    """What x passes first where several owners share the mixer (`parts/owner.py`)."""
+    """What x passes first where several owners share the mixer (`parts/core/owner.py`)."""
     reads_gathered: ClassVar[bool] = False
     """Whether it looks at other tokens only through the keys and values that its state hands it, or another layer of
     the pass: processes may then share the tokens of a sequence. A subclass says so anew."""
@@ -187,7 +187,7 @@ class MixerConfig(PartConfig, axis="mixer"):
 
     @abstractmethod
     def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
-        """Parameters, FLOPs and bytes for this shape (`parts/cost.py`)."""
+        """Parameters, FLOPs and bytes for this shape (`parts/core/cost.py`)."""
 
     def takes_prefix(self, ctx: BuildContext) -> bool:
         """Whether an output depends on later tokens within a prefix that the caller of the model names
@@ -220,8 +220,8 @@ class MixerConfig(PartConfig, axis="mixer"):
         left to it."""
 
     def divided(self, ctx: BuildContext, owners: int) -> MixerConfig | None:
-        """What one of so many owners computes where its maps are cut between them as they declare (`parts/shard.py`):
-        a mixer of the same width with its share of the heads. None: nobody said how."""
+        """What one of so many owners computes where its maps are cut between them as they declare
+        (`parts/core/shard.py`): a mixer of the same width with its share of the heads. None: nobody said how."""
         return None
 
     @abstractmethod

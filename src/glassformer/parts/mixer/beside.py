@@ -10,13 +10,13 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from glassformer.errors import RequestError
-from glassformer.parts.base import WORDS, BuildContext
-from glassformer.parts.cost import Cost, Shape
+from glassformer.parts.core.base import WORDS, BuildContext
+from glassformer.parts.core.cost import Cost, Shape
+from glassformer.parts.core.site import Site
+from glassformer.parts.core.words import Word
 from glassformer.parts.forward_pass import Pass
 from glassformer.parts.linear import Matrix
 from glassformer.parts.mixer.base import Mixer, MixerChange, MixerConfig
-from glassformer.parts.site import Site
-from glassformer.parts.words import Word
 from glassformer.state import State, added_up
 
 

@@ -12,20 +12,20 @@ from pydantic import Field
 from torch import Tensor
 
 from glassformer.errors import RequestError
-from glassformer.parts.base import BuildContext, Value
-from glassformer.parts.cost import Cost, Number, Shape
+from glassformer.parts.core.base import BuildContext, Value
+from glassformer.parts.core.cost import Cost, Number, Shape
+from glassformer.parts.core.heads import Heads, nearest_groups
+from glassformer.parts.core.owner import Owner, Seam
+from glassformer.parts.core.shard import Shard
+from glassformer.parts.core.site import Site
 from glassformer.parts.forward_pass import Pass
-from glassformer.parts.heads import Heads, nearest_groups
 from glassformer.parts.kernel import AttentionCall, AutoConfig, HeadLayout, Kernel, KernelConfig
 from glassformer.parts.linear import Linear, Matrix, linear_cost
 from glassformer.parts.mixer.attend import SoftmaxAttention, attention_cost, kept_of_call
 from glassformer.parts.mixer.base import MixerChange, MixerConfig
 from glassformer.parts.mixer.kv import Cells, vector_bytes
-from glassformer.parts.owner import Owner, Seam
 from glassformer.parts.projection import CrossQKV, CrossQKVConfig, MakeCrossProjection, MemoryProjectionConfig
 from glassformer.parts.reparam import MakeReparam
-from glassformer.parts.shard import Shard
-from glassformer.parts.site import Site
 from glassformer.parts.visibility import Bidirectional, ChunksOfMemory, OfMemory
 from glassformer.state import State
 

@@ -7,8 +7,8 @@ from pydantic import model_validator
 from torch import Tensor, nn
 
 from glassformer.errors import RequestError
-from glassformer.parts.base import BuildContext
-from glassformer.parts.cost import Cost, Shape
+from glassformer.parts.core.base import BuildContext
+from glassformer.parts.core.cost import Cost, Shape
 from glassformer.parts.forward_pass import Pass
 from glassformer.parts.kernel import AttentionCall, CallFacts
 from glassformer.parts.kernel.base import pattern_bytes

@@ -9,10 +9,14 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from glassformer.errors import RequestError
-from glassformer.parts.base import BuildContext
-from glassformer.parts.cost import Cost, Shape
+from glassformer.parts.core.base import BuildContext
+from glassformer.parts.core.cost import Cost, Shape
+from glassformer.parts.core.heads import Heads
+from glassformer.parts.core.owner import Owner
+from glassformer.parts.core.shard import Shard
+from glassformer.parts.core.site import Site
+from glassformer.parts.core.words import Word, whole
 from glassformer.parts.forward_pass import Pass
-from glassformer.parts.heads import Heads
 from glassformer.parts.kernel import (
     AutoConfig,
     HeadLayout,
@@ -25,13 +29,9 @@ from glassformer.parts.mixer.attend import SoftmaxAttention, attention_cost, kep
 from glassformer.parts.mixer.base import MixerChange, MixerConfig
 from glassformer.parts.mixer.kv import KVState, state_of, vector_bytes
 from glassformer.parts.norm import NormConfig, RMSNorm, RMSNormConfig
-from glassformer.parts.owner import Owner
 from glassformer.parts.position import AttentionPosition, AttentionPositionConfig
 from glassformer.parts.reparam import MakeReparam
-from glassformer.parts.shard import Shard
-from glassformer.parts.site import Site
 from glassformer.parts.visibility import CausalConfig, Visibility, VisibilityConfig
-from glassformer.parts.words import Word, whole
 
 Form = Literal["auto", "expanded", "absorbed"]
 

@@ -10,16 +10,16 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from glassformer.errors import RequestError
-from glassformer.parts.base import BuildContext
-from glassformer.parts.cost import Cost, Shape
+from glassformer.parts.core.base import BuildContext
+from glassformer.parts.core.cost import Cost, Shape
+from glassformer.parts.core.heads import Heads
+from glassformer.parts.core.owner import Owner
 from glassformer.parts.forward_pass import Pass
-from glassformer.parts.heads import Heads
 from glassformer.parts.linear import linear_cost
 from glassformer.parts.mixer.base import MixerChange
 from glassformer.parts.mixer.chunked import two_sided_linear_attention
 from glassformer.parts.mixer.matrix_state import STATE, MatrixMixer, MatrixMixerConfig
 from glassformer.parts.mixer.recurrent import RecurrentState, Sizes
-from glassformer.parts.owner import Owner
 from glassformer.parts.precision import wide
 from glassformer.parts.region import region
 from glassformer.parts.reparam import MakeReparam

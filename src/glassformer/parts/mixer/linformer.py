@@ -9,18 +9,18 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from glassformer.errors import RequestError
-from glassformer.parts.base import BuildContext
-from glassformer.parts.cost import Cost, Shape
+from glassformer.parts.core.base import BuildContext
+from glassformer.parts.core.cost import Cost, Shape
+from glassformer.parts.core.heads import Heads
+from glassformer.parts.core.init import Init
+from glassformer.parts.core.shard import Shard
+from glassformer.parts.core.site import Site
+from glassformer.parts.core.words import Word, whole
 from glassformer.parts.forward_pass import Pass
-from glassformer.parts.heads import Heads
-from glassformer.parts.init import Init
 from glassformer.parts.linear import Linear, Matrix, linear_cost
 from glassformer.parts.mixer.base import EffectiveMaps, Mixer, MixerChange, MixerConfig, show_maps
 from glassformer.parts.precision import wide
 from glassformer.parts.reparam import MakeReparam
-from glassformer.parts.shard import Shard
-from glassformer.parts.site import Site
-from glassformer.parts.words import Word, whole
 from glassformer.state import State
 
 Share = Literal["each", "heads", "kv"]

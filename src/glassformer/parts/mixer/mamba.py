@@ -11,21 +11,21 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from glassformer.errors import RequestError
-from glassformer.parts.base import BuildContext
-from glassformer.parts.cost import Cost, Shape
+from glassformer.parts.core.base import BuildContext
+from glassformer.parts.core.cost import Cost, Shape
+from glassformer.parts.core.init import Init
+from glassformer.parts.core.owner import Owner
+from glassformer.parts.core.shard import Shard, Shards
+from glassformer.parts.core.site import Site
 from glassformer.parts.ffn.glu import swiglu
 from glassformer.parts.forward_pass import Pass
-from glassformer.parts.init import Init
 from glassformer.parts.linear import Linear, Matrix, linear_cost
 from glassformer.parts.mixer.base import EffectiveMaps, Mixer, MixerChange, MixerConfig, keys_before, show_maps
 from glassformer.parts.mixer.recurrent import RecurrentState, Sizes, in_pieces, recurrent_cost
 from glassformer.parts.mixer.scan import CHUNK, effective_attention, scan_from_zero, selective_scan, states
 from glassformer.parts.norm import RMSNorm, RMSNormConfig
-from glassformer.parts.owner import Owner
 from glassformer.parts.precision import wide
 from glassformer.parts.reparam import MakeReparam
-from glassformer.parts.shard import Shard, Shards
-from glassformer.parts.site import Site
 
 LEAST_STEP = 1e-4
 """The smallest step size to begin with."""

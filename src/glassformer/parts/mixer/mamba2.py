@@ -10,12 +10,14 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from glassformer.errors import RequestError
-from glassformer.parts.base import BuildContext
-from glassformer.parts.cost import Cost, Shape
+from glassformer.parts.core.base import BuildContext
+from glassformer.parts.core.cost import Cost, Shape
+from glassformer.parts.core.heads import Heads
+from glassformer.parts.core.init import Init
+from glassformer.parts.core.shard import REPLICATED
+from glassformer.parts.core.site import Site
 from glassformer.parts.ffn.glu import swiglu
 from glassformer.parts.forward_pass import Pass
-from glassformer.parts.heads import Heads
-from glassformer.parts.init import Init
 from glassformer.parts.linear import Linear, Matrix, linear_cost
 from glassformer.parts.mixer.base import EffectiveMaps, show_maps
 from glassformer.parts.mixer.chunked import CHUNK, linear_attention_map, state_space_dual
@@ -31,8 +33,6 @@ from glassformer.parts.mixer.recurrent import (
 from glassformer.parts.norm import RMSNorm, RMSNormConfig
 from glassformer.parts.precision import wide
 from glassformer.parts.reparam import MakeReparam
-from glassformer.parts.shard import REPLICATED
-from glassformer.parts.site import Site
 
 RATES = (1.0, 16.0)
 """Between these -A begins, evenly."""

@@ -11,19 +11,19 @@ from pydantic import Field
 from torch import Tensor
 
 from glassformer.errors import RequestError
-from glassformer.parts.base import BuildContext
-from glassformer.parts.cost import Cost, Shape
+from glassformer.parts.core.base import BuildContext
+from glassformer.parts.core.cost import Cost, Shape
+from glassformer.parts.core.heads import Heads
+from glassformer.parts.core.owner import Owner
+from glassformer.parts.core.shard import Shard
+from glassformer.parts.core.site import Site
 from glassformer.parts.forward_pass import Pass
-from glassformer.parts.heads import Heads
 from glassformer.parts.linear import Linear, Matrix
 from glassformer.parts.mixer.base import EffectiveMaps, Mixer, MixerChange, MixerConfig, keys_before, show_maps
 from glassformer.parts.mixer.chunked import CHUNK, chunked_linear_attention, linear_attention_map
 from glassformer.parts.mixer.recurrent import RecurrentState, Sizes, recurrent_cost
-from glassformer.parts.owner import Owner
 from glassformer.parts.precision import wide
 from glassformer.parts.reparam import MakeReparam
-from glassformer.parts.shard import Shard
-from glassformer.parts.site import Site
 
 STATE = "S"
 

@@ -10,11 +10,12 @@ from pydantic import Field
 from torch import Tensor
 
 from glassformer.errors import RequestError
-from glassformer.parts.base import BuildContext
-from glassformer.parts.cost import Cost, Shape
+from glassformer.parts.core.base import BuildContext
+from glassformer.parts.core.cost import Cost, Shape
+from glassformer.parts.core.heads import Heads
+from glassformer.parts.core.init import Init, key_of
+from glassformer.parts.core.words import Word, whole
 from glassformer.parts.forward_pass import Pass
-from glassformer.parts.heads import Heads
-from glassformer.parts.init import Init, key_of
 from glassformer.parts.linear import linear_cost
 from glassformer.parts.mixer.base import MixerChange
 from glassformer.parts.mixer.chunked import two_sided_linear_attention
@@ -24,7 +25,6 @@ from glassformer.parts.mixer.recurrent import RecurrentState, Sizes, recurrent_c
 from glassformer.parts.precision import full_precision, wide
 from glassformer.parts.reparam import MakeReparam
 from glassformer.parts.visibility import Causal, CausalConfig, Visibility, VisibilityConfig
-from glassformer.parts.words import Word, whole
 
 LARGEST = "largest"
 

@@ -6,11 +6,11 @@ from typing import Literal
 from torch import Tensor, nn
 
 from glassformer.errors import RequestError
-from glassformer.parts.base import BuildContext, Value
-from glassformer.parts.cost import Cost, Shape
+from glassformer.parts.core.base import BuildContext, Value
+from glassformer.parts.core.cost import Cost, Shape
+from glassformer.parts.core.owner import Owner
 from glassformer.parts.forward_pass import Pass
 from glassformer.parts.norm import NormConfig, RMSNormConfig
-from glassformer.parts.owner import Owner
 
 Over = Literal["head", "each_head", "full"]
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from glassformer.errors import RequestError
-from glassformer.parts.base import BuildContext
-from glassformer.parts.cost import Cost, Shape
+from glassformer.parts.core.base import BuildContext
+from glassformer.parts.core.cost import Cost, Shape
 from glassformer.parts.forward_pass import Pass
 from glassformer.parts.mixer.base import Mixer, MixerChange, MixerConfig, keys_before
 from glassformer.parts.mixer.kv import Cells, vector_bytes

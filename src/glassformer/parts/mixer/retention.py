@@ -11,24 +11,24 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from glassformer.errors import RequestError
-from glassformer.parts.base import BuildContext
-from glassformer.parts.cost import Cost, Shape
+from glassformer.parts.core.base import BuildContext
+from glassformer.parts.core.cost import Cost, Shape
+from glassformer.parts.core.heads import Heads
+from glassformer.parts.core.owner import Owner, of_owner
+from glassformer.parts.core.shard import Shard
+from glassformer.parts.core.site import Site
+from glassformer.parts.core.words import Word
 from glassformer.parts.ffn.glu import swiglu
 from glassformer.parts.forward_pass import Pass
-from glassformer.parts.heads import Heads
 from glassformer.parts.linear import Linear, Matrix, linear_cost
 from glassformer.parts.mixer.base import EffectiveMaps
 from glassformer.parts.mixer.matrix_state import MatrixMixer, MatrixMixerConfig
 from glassformer.parts.mixer.recurrent import RecurrentState
 from glassformer.parts.norm import RMSNorm
 from glassformer.parts.norm.rmsnorm import rms_norm
-from glassformer.parts.owner import Owner, of_owner
 from glassformer.parts.position.rotary import turn
 from glassformer.parts.precision import wide
 from glassformer.parts.reparam import MakeReparam
-from glassformer.parts.shard import Shard
-from glassformer.parts.site import Site
-from glassformer.parts.words import Word
 
 BASE = 10_000.0
 """Of the angles that q and k are turned by."""

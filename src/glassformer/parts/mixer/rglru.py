@@ -10,11 +10,13 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from glassformer.errors import RequestError
-from glassformer.parts.base import BuildContext
-from glassformer.parts.cost import Cost, Shape
+from glassformer.parts.core.base import BuildContext
+from glassformer.parts.core.cost import Cost, Shape
+from glassformer.parts.core.heads import Heads
+from glassformer.parts.core.init import Init
+from glassformer.parts.core.shard import REPLICATED
+from glassformer.parts.core.site import Site
 from glassformer.parts.forward_pass import Pass
-from glassformer.parts.heads import Heads
-from glassformer.parts.init import Init
 from glassformer.parts.linear import Linear, Matrix, linear_cost
 from glassformer.parts.mixer.base import EffectiveMaps, show_maps
 from glassformer.parts.mixer.chunked import linear_attention_map
@@ -30,8 +32,6 @@ from glassformer.parts.mixer.recurrent import (
 from glassformer.parts.mixer.scan import CHUNK, gated_scan
 from glassformer.parts.precision import full_precision, wide
 from glassformer.parts.reparam import MakeReparam
-from glassformer.parts.shard import REPLICATED
-from glassformer.parts.site import Site
 
 SHARPNESS = 8.0
 LEAST_SHARE = 1e-12

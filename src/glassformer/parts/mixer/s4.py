@@ -12,10 +12,11 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from glassformer.errors import RequestError
-from glassformer.parts.base import BuildContext
-from glassformer.parts.cost import Cost, Shape
+from glassformer.parts.core.base import BuildContext
+from glassformer.parts.core.cost import Cost, Shape
+from glassformer.parts.core.init import Init
+from glassformer.parts.core.site import Site
 from glassformer.parts.forward_pass import Pass
-from glassformer.parts.init import Init
 from glassformer.parts.linear import Linear, Matrix, linear_cost
 from glassformer.parts.mixer.base import EffectiveMaps, show_maps
 from glassformer.parts.mixer.chunked import whole_chunks
@@ -29,7 +30,6 @@ from glassformer.parts.mixer.recurrent import (
 )
 from glassformer.parts.precision import full_precision, wide
 from glassformer.parts.reparam import MakeReparam
-from glassformer.parts.site import Site
 
 CHUNK = 64
 """Tokens that one kernel connects; the state goes from chunk to chunk."""

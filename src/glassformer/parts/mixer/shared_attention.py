@@ -9,20 +9,20 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from glassformer.errors import RequestError
-from glassformer.parts.base import BuildContext
-from glassformer.parts.cost import Cost, Shape
+from glassformer.parts.core.base import BuildContext
+from glassformer.parts.core.cost import Cost, Shape
+from glassformer.parts.core.heads import Heads, nearest_groups
+from glassformer.parts.core.owner import Owner
+from glassformer.parts.core.shard import Shard
 from glassformer.parts.forward_pass import Pass
-from glassformer.parts.heads import Heads, nearest_groups
 from glassformer.parts.kernel import AutoConfig, CallFacts, HeadLayout, Kernel, KernelConfig
 from glassformer.parts.linear import Linear, Matrix, linear_cost
 from glassformer.parts.mixer.attend import Sinks, SoftmaxAttention, attention_cost, kept_of_call, keys_met
 from glassformer.parts.mixer.base import MixerChange, MixerConfig
 from glassformer.parts.mixer.qk_norm import QKNormConfig, norm_of_queries
 from glassformer.parts.norm import NormConfig
-from glassformer.parts.owner import Owner
 from glassformer.parts.position import AttentionPosition, AttentionPositionConfig
 from glassformer.parts.reparam import MakeReparam
-from glassformer.parts.shard import Shard
 from glassformer.parts.visibility import CausalConfig, Visibility, VisibilityConfig
 
 

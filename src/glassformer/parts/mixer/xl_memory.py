@@ -10,11 +10,13 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from glassformer.errors import RequestError
-from glassformer.parts.base import BuildContext
-from glassformer.parts.cost import Cost, Shape
+from glassformer.parts.core.base import BuildContext
+from glassformer.parts.core.cost import Cost, Shape
+from glassformer.parts.core.heads import Heads
+from glassformer.parts.core.init import Init
+from glassformer.parts.core.shard import Shard
+from glassformer.parts.core.words import Word, whole
 from glassformer.parts.forward_pass import Pass
-from glassformer.parts.heads import Heads
-from glassformer.parts.init import Init
 from glassformer.parts.kernel import AttentionCall, AutoConfig, CallFacts, HeadLayout, Kernel, KernelConfig
 from glassformer.parts.kernel.base import ScoreBias
 from glassformer.parts.linear import Linear, Matrix, linear_cost
@@ -23,10 +25,8 @@ from glassformer.parts.mixer.base import MixerChange, MixerConfig
 from glassformer.parts.mixer.kv import KVState, WindowState, vector_bytes
 from glassformer.parts.precision import wide
 from glassformer.parts.reparam import MakeReparam
-from glassformer.parts.shard import Shard
 from glassformer.parts.visibility import SlidingWindow
 from glassformer.parts.visibility.base import SameDocument
-from glassformer.parts.words import Word, whole
 
 
 def waves(distances: Float[Tensor, " r"], width: int) -> Float[Tensor, "r d"]:

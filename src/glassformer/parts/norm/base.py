@@ -7,10 +7,10 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from glassformer.errors import RequestError
-from glassformer.parts.base import BuildContext, PartConfig
-from glassformer.parts.cost import Cost, Shape
+from glassformer.parts.core.base import BuildContext, PartConfig
+from glassformer.parts.core.cost import Cost, Shape
+from glassformer.parts.core.shard import REPLICATED, Shard, Shards
 from glassformer.parts.precision import product_dtype
-from glassformer.parts.shard import REPLICATED, Shard, Shards
 
 FP32 = torch.float32
 

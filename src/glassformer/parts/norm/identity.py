@@ -3,8 +3,8 @@ from __future__ import annotations
 from jaxtyping import Float
 from torch import Tensor
 
-from glassformer.parts.base import BuildContext
-from glassformer.parts.cost import Cost, Shape
+from glassformer.parts.core.base import BuildContext
+from glassformer.parts.core.cost import Cost, Shape
 from glassformer.parts.norm.base import Norm, NormConfig
 
 

@@ -8,8 +8,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from glassformer.parts.base import BuildContext
-from glassformer.parts.cost import Cost, Shape
+from glassformer.parts.core.base import BuildContext
+from glassformer.parts.core.cost import Cost, Shape
 from glassformer.parts.norm.base import Norm, NormConfig, norm_cost
 from glassformer.parts.precision import exact, wide
 from glassformer.parts.region import compiling_regions, region

@@ -7,10 +7,10 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from glassformer.parts.base import BuildContext
+from glassformer.parts.core.base import BuildContext
+from glassformer.parts.core.owner import Owner, of_owner
 from glassformer.parts.forward_pass import Pass, position_in_document
 from glassformer.parts.kernel.base import ScoreBias
-from glassformer.parts.owner import Owner, of_owner
 from glassformer.parts.position.base import AttentionPosition, AttentionPositionConfig
 from glassformer.parts.position.picture import Plot, some
 

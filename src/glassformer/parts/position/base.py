@@ -4,10 +4,10 @@ from typing import ClassVar, Literal
 
 from torch import Tensor, nn
 
-from glassformer.parts.base import BuildContext, PartConfig
+from glassformer.parts.core.base import BuildContext, PartConfig
+from glassformer.parts.core.owner import Owner
 from glassformer.parts.forward_pass import Pass
 from glassformer.parts.kernel.base import ScoreBias
-from glassformer.parts.owner import Owner
 from glassformer.parts.position.picture import Plot
 
 

@@ -8,13 +8,13 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from glassformer.errors import RequestError
-from glassformer.parts.base import BuildContext
-from glassformer.parts.cost import Cost, Shape
+from glassformer.parts.core.base import BuildContext
+from glassformer.parts.core.cost import Cost, Shape
+from glassformer.parts.core.init import Init, Role
+from glassformer.parts.core.shard import REPLICATED, Shards
 from glassformer.parts.forward_pass import Pass
-from glassformer.parts.init import Init, Role
 from glassformer.parts.position.base import EmbeddingPosition, EmbeddingPositionConfig
 from glassformer.parts.position.picture import MOST_POINTS, Plot, by_distance
-from glassformer.parts.shard import REPLICATED, Shards
 
 
 class Learned(EmbeddingPosition):

@@ -9,15 +9,15 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from glassformer.errors import RequestError
-from glassformer.parts.base import BuildContext, Reference
-from glassformer.parts.cost import Cost, Shape
+from glassformer.parts.core.base import BuildContext, Reference
+from glassformer.parts.core.cost import Cost, Shape
+from glassformer.parts.core.init import Init, Role
+from glassformer.parts.core.owner import Owner
+from glassformer.parts.core.shard import Shard, Shards
 from glassformer.parts.forward_pass import Pass
-from glassformer.parts.init import Init, Role
 from glassformer.parts.kernel.base import ScoreBias
-from glassformer.parts.owner import Owner
 from glassformer.parts.position.base import AttentionPosition, AttentionPositionConfig
 from glassformer.parts.position.picture import Plot
-from glassformer.parts.shard import Shard, Shards
 
 
 def bucket(distance: Int[Tensor, "*s"], buckets: int, furthest: int, both_sides: bool) -> Int[Tensor, "*s"]:

@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from glassformer.errors import RequestError
-from glassformer.parts.base import BuildContext
-from glassformer.parts.cost import Cost, Shape
+from glassformer.parts.core.base import BuildContext
+from glassformer.parts.core.cost import Cost, Shape
 from glassformer.parts.forward_pass import Pass
 from glassformer.parts.position.base import AttentionPosition, AttentionPositionConfig
 from glassformer.parts.position.picture import Plot, some

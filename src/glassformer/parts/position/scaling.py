@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from torch import Tensor
 
 from glassformer.errors import RequestError
-from glassformer.parts.base import BuildContext, PartConfig, refuse_truth
+from glassformer.parts.core.base import BuildContext, PartConfig, refuse_truth
 
 MAX_FACTOR = 1 << 28
 """A context has no more tokens than this: it grows by no more, and no pair turns more often within it."""

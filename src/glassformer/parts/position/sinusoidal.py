@@ -8,7 +8,7 @@ from pydantic import Field
 from torch import Tensor
 
 from glassformer.errors import RequestError
-from glassformer.parts.base import BuildContext
+from glassformer.parts.core.base import BuildContext
 from glassformer.parts.forward_pass import Pass
 from glassformer.parts.position.base import EmbeddingPosition, EmbeddingPositionConfig
 from glassformer.parts.position.picture import Plot, some

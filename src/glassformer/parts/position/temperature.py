@@ -6,8 +6,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from glassformer.parts.base import BuildContext
-from glassformer.parts.cost import Cost, Shape
+from glassformer.parts.core.base import BuildContext
+from glassformer.parts.core.cost import Cost, Shape
 from glassformer.parts.forward_pass import Pass
 from glassformer.parts.position.base import AttentionPosition, AttentionPositionConfig
 from glassformer.parts.position.picture import Plot, some

@@ -7,15 +7,15 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from torch import Tensor, nn
 
-from glassformer.parts.base import BuildContext, PartConfig
-from glassformer.parts.cost import Cost, Shape
+from glassformer.parts.core.base import BuildContext, PartConfig
+from glassformer.parts.core.cost import Cost, Shape
+from glassformer.parts.core.heads import Heads
+from glassformer.parts.core.init import Role
+from glassformer.parts.core.owner import Owner
+from glassformer.parts.core.shard import Shard
 from glassformer.parts.forward_pass import Pass
-from glassformer.parts.heads import Heads
-from glassformer.parts.init import Role
 from glassformer.parts.linear import Linear, Matrix, linear_cost
-from glassformer.parts.owner import Owner
 from glassformer.parts.reparam import MakeReparam
-from glassformer.parts.shard import Shard
 
 # `Self` by hand: shapes are checked in the tests by a library that takes `Self` in decorated classes alone.
 P = TypeVar("P", bound="Projection")

@@ -7,12 +7,12 @@ from typing import Any
 from pydantic import Field
 from torch import Tensor
 
-from glassformer.parts.base import BuildContext
+from glassformer.parts.core.base import BuildContext
+from glassformer.parts.core.heads import Heads
+from glassformer.parts.core.shard import Shard
 from glassformer.parts.forward_pass import Pass
-from glassformer.parts.heads import Heads
 from glassformer.parts.linear import Matrix
 from glassformer.parts.projection.base import MapShape, MemoryProjectionConfig, Projection
-from glassformer.parts.shard import Shard
 
 
 class CrossQKV(Projection):

@@ -4,11 +4,11 @@ from typing import Any
 
 from torch import Tensor
 
-from glassformer.parts.base import BuildContext
+from glassformer.parts.core.base import BuildContext
+from glassformer.parts.core.shard import Shard
 from glassformer.parts.forward_pass import Pass
 from glassformer.parts.linear import Matrix
 from glassformer.parts.projection.base import MakeProjection, MapShape, Projection, SelfProjectionConfig
-from glassformer.parts.shard import Shard
 
 
 class SeparateQKV(Projection):

@@ -7,11 +7,11 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from glassformer.parts.base import BuildContext, PartConfig
-from glassformer.parts.cost import Cost, Shape
-from glassformer.parts.init import InitConfig
-from glassformer.parts.site import Site
-from glassformer.parts.words import Word
+from glassformer.parts.core.base import BuildContext, PartConfig
+from glassformer.parts.core.cost import Cost, Shape
+from glassformer.parts.core.init import InitConfig
+from glassformer.parts.core.site import Site
+from glassformer.parts.core.words import Word
 
 Branch = Callable[[Tensor], Tensor]
 

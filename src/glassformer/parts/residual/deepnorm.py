@@ -5,8 +5,8 @@ from typing import Any, ClassVar
 from pydantic import Field
 from torch import Tensor, nn
 
-from glassformer.parts.base import BuildContext
-from glassformer.parts.init import DeepNormInitConfig, InitConfig
+from glassformer.parts.core.base import BuildContext
+from glassformer.parts.core.init import DeepNormInitConfig, InitConfig
 from glassformer.parts.residual.base import Branch, ResidualConfig, Sequential
 
 

@@ -4,10 +4,10 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from glassformer.parts.base import BuildContext
-from glassformer.parts.cost import Cost, Shape
+from glassformer.parts.core.base import BuildContext
+from glassformer.parts.core.cost import Cost, Shape
+from glassformer.parts.core.words import Word
 from glassformer.parts.residual.base import Branch, Residual, ResidualConfig
-from glassformer.parts.words import Word
 
 
 class Parallel(Residual):

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from glassformer.parts.base import BuildContext, PartConfig
+from glassformer.parts.core.base import BuildContext, PartConfig
 
 Spans = list[tuple[int, int]]
 """Intervals [begin, end) of keys, ascending, apart from each other."""

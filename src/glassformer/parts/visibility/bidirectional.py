@@ -3,7 +3,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from glassformer.parts.base import BuildContext
+from glassformer.parts.core.base import BuildContext
 from glassformer.parts.visibility.base import Visibility, VisibilityConfig
 
 

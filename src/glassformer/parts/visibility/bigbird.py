@@ -8,9 +8,9 @@ from pydantic import Field
 from torch import Tensor
 
 from glassformer.errors import RequestError, check_whole
-from glassformer.parts.base import BuildContext
+from glassformer.parts.core.base import BuildContext
+from glassformer.parts.core.words import Word, whole_number
 from glassformer.parts.visibility.base import Spans, Visibility, VisibilityConfig, joined
-from glassformer.parts.words import Word, whole_number
 
 
 class BigBird(Visibility):

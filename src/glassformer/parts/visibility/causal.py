@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from glassformer.parts.base import BuildContext
+from glassformer.parts.core.base import BuildContext
 from glassformer.parts.visibility.base import Visibility, VisibilityConfig
 
 

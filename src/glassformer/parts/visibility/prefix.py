@@ -5,10 +5,10 @@ from pydantic import Field
 from torch import Tensor
 
 from glassformer.errors import check_whole
-from glassformer.parts.base import BuildContext
+from glassformer.parts.core.base import BuildContext
+from glassformer.parts.core.words import Word, whole
 from glassformer.parts.visibility.base import Spans, Visibility, VisibilityConfig
 from glassformer.parts.visibility.causal import Causal
-from glassformer.parts.words import Word, whole
 
 
 class Prefix(Visibility):

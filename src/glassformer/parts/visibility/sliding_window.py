@@ -4,9 +4,9 @@ from pydantic import Field
 from torch import Tensor
 
 from glassformer.errors import check_whole
-from glassformer.parts.base import BuildContext
+from glassformer.parts.core.base import BuildContext
+from glassformer.parts.core.words import Word, whole
 from glassformer.parts.visibility.base import Visibility, VisibilityConfig
-from glassformer.parts.words import Word, whole
 
 
 class SlidingWindow(Visibility):

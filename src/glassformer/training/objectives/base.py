@@ -12,7 +12,7 @@ from torch import Tensor
 from glassformer.config import ModelConfig, told
 from glassformer.errors import RequestError
 from glassformer.model import Model
-from glassformer.parts.base import PartConfig
+from glassformer.parts.core.base import PartConfig
 from glassformer.text import (
     Batch,
     Batches,

@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 from glassformer.config import ModelConfig
 from glassformer.errors import RequestError
 from glassformer.model import Model
-from glassformer.parts.base import PartConfig
+from glassformer.parts.core.base import PartConfig
 from glassformer.parts.mup import parameter_groups
 
 Beta = Annotated[float, Field(ge=0, lt=1)]

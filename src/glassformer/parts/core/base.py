@@ -16,9 +16,9 @@ from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 from torch import nn
 
 from glassformer.errors import RequestError, did_you_mean, shown
-from glassformer.parts.cost import Cost, Shape
-from glassformer.parts.outside import GROUP, load_installed
-from glassformer.parts.words import Word, Words, as_words
+from glassformer.parts.core.cost import Cost, Shape
+from glassformer.parts.core.outside import GROUP, load_installed
+from glassformer.parts.core.words import Word, Words, as_words
 
 
 class Reference:
@@ -207,7 +207,7 @@ class PartConfig(Value):
     kind: ClassVar[str] = ""
 
     words: ClassVar[tuple[Word, ...]] = ()
-    """Its short names in expressions (`parts/words.py`)."""
+    """Its short names in expressions (`parts/core/words.py`)."""
 
     def __init_subclass__(cls, *, axis: str = "", kind: str = "", words: Words = (), **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -307,8 +307,8 @@ class PartConfig(Value):
         return self
 
     def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
-        """Parameters, FLOPs and bytes of what `build` returns, for this shape (`parts/cost.py`). Axes whose parts have
-        weights leave no default."""
+        """Parameters, FLOPs and bytes of what `build` returns, for this shape (`parts/core/cost.py`). Axes whose parts
+        have weights leave no default."""
         return Cost()
 
     def num_params(self, ctx: BuildContext) -> int:

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from glassformer.parts.base import Value
-from glassformer.parts.shard import Shard
+from glassformer.parts.core.base import Value
+from glassformer.parts.core.shard import Shard
 
 ATOMS = (bool, int, float, str, type(None), torch.dtype, FunctionType, BuiltinFunctionType, Value, Shard)
 

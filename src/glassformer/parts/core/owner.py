@@ -9,9 +9,9 @@ results and passes their gradient on (f and g of Shoeybi et al. 2019, 1909.08053
 such a branch, get a share of their gradient from each (`parallel/tensor.py`).
 
 A part whose class defines `divide(owner)` is such a branch: the walk has cut the parameters that it declares
-(`parts/shard.py`), and it takes its share of whatever else it counts. Inside it, `take_share(owner)` of maps, positions
-and norms does the same for these. A subclass defines `divide` anew: what it adds may not be divided alike. A part that
-does not is computed whole by every owner. Parts know no processes: the functions are another's.
+(`parts/core/shard.py`), and it takes its share of whatever else it counts. Inside it, `take_share(owner)` of maps,
+positions and norms does the same for these. A subclass defines `divide` anew: what it adds may not be divided alike. A
+part that does not is computed whole by every owner. Parts know no processes: the functions are another's.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from torch import Tensor, nn
 
 from glassformer.errors import RequestError
-from glassformer.parts.heads import divisors
+from glassformer.parts.core.heads import divisors
 
 if TYPE_CHECKING:
     from glassformer.parts.forward_pass import Pass

@@ -29,7 +29,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from glassformer.parts.base import BuildContext, PartConfig
+from glassformer.parts.core.base import BuildContext, PartConfig
 
 WEIGHTS_RULE = 2
 """The rule by which weights are drawn from a seed; runs of one seed begin alike only where this is the same.

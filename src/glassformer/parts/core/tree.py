@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from glassformer.errors import RequestError, did_you_mean
-from glassformer.parts.base import of_kind
+from glassformer.parts.core.base import of_kind
 
 
 def set_value(tree: Any, steps: Sequence[str], value: str, path: str, also: Sequence[str] = ()) -> None:
