@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import pickle
+
 import pytest
 
 import glassformer as gf
 from glassformer.config import ModelConfig
-from glassformer.errors import RequestError, check_whole
+from glassformer.errors import RequestError, WorkError, check_whole
+from tests.refused import failed, refused
 
 
 def test_the_sentence_is_made_of_the_fields():
@@ -39,3 +42,27 @@ def test_a_config_says_which_field(fields: dict[str, object], code: str, field: 
     with pytest.raises(RequestError) as caught:
         ModelConfig.from_dict(config_with(**fields))
     assert (caught.value.code, caught.value.field) == (code, field)
+
+
+def test_another_process_gets_the_same_error():
+    error = RequestError("seed=-1 is negative", code="range", field="seed", value=-1, expected="a positive number")
+    again = pickle.loads(pickle.dumps(error))
+    assert (type(again), str(again), vars(again)) == (RequestError, str(error), vars(error))
+    broken = pickle.loads(pickle.dumps(WorkError("the disk is full", code="disk")))
+    assert (type(broken), str(broken), broken.code) == (WorkError, "the disk is full", "disk")
+
+
+def test_what_the_helpers_of_tests_refuse():
+    with refused(code="range", field="batch") as caught:
+        check_whole("batch", 0)
+    assert caught.value.value == 0
+    complaint = "'range', 'batch': batch=0 must be at least 1"
+    with pytest.raises(AssertionError, match=complaint), refused(code="type", field="batch"):
+        check_whole("batch", 0)
+    with pytest.raises(AssertionError, match=complaint), refused(code="range", field="batches"):
+        check_whole("batch", 0)
+    with failed(code="disk") as work:
+        raise WorkError("the disk is full", code="disk")
+    assert str(work.value) == "the disk is full"
+    with pytest.raises(AssertionError, match="'disk': the disk is full"), failed(code="memory"):
+        raise WorkError("the disk is full", code="disk")

@@ -204,7 +204,7 @@ def test_a_mixer_says_what_it_does_not_have():
     """In a model of several, the others are changed; where none has the property, the change is refused."""
     with pytest.raises(RequestError) as refused:
         preset("llama@1m+mamba+window:16")
-    assert (refused.value.code, refused.value.field) == ("not_understood", "mixer.visibility")
+    assert (refused.value.code, refused.value.field) == ("unsupported", "mixer.visibility")
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from collections import defaultdict
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ import glassformer
 import glassformer as gf
 from glassformer import thresholds
 from glassformer.dynamics import why
-from glassformer.errors import no_memory
+from glassformer.errors import CODES, Code, no_memory
 from glassformer.machine import Settings
 from glassformer.text import EvaluationWindows
 from glassformer.training import default_learning_rate, extrapolate
@@ -49,6 +50,26 @@ def test_a_name_is_defined_in_one_file():
             places[name].append(path.relative_to(SRC).as_posix())
     assert {name: files for name, files in places.items() if len(files) > 1} == {}
     assert set(places) >= {"IGNORED", "no_memory", "default_learning_rate", "DIVERGENCE_WINDOW", "COLLAPSED_LOGIT"}
+
+
+ERRORS = {"RequestError": {"code", "field"}, "WorkError": {"code"}}
+UNNAMED = 605
+
+
+def test_errors_say_what_they_are():
+    """Their codes are those of one list. The calls that give no code or no field may only become fewer."""
+    used, unnamed = set(), []
+    for path in SRC.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not isinstance(node, ast.Call):
+                continue
+            given = {one.arg: one.value for one in node.keywords}
+            if isinstance(code := given.get("code"), ast.Constant) and code.value:
+                used.add(code.value)
+            if isinstance(node.func, ast.Name) and ERRORS.get(node.func.id, set()) - set(given):
+                unnamed.append(f"{path.relative_to(SRC)}:{node.lineno}")
+    assert used <= set(CODES) == set(get_args(Code))
+    assert len(unnamed) <= UNNAMED, unnamed
 
 
 def out_of_memory() -> Tensor:

@@ -134,7 +134,7 @@ def _all_filled(module: nn.Module, held: dict[str, Tensor], init: Init, path: st
     if left:
         methods = "init_weights(init) or reset_parameters()"
         message = f"nothing fills {', '.join(sorted(left)[:4])}: the module needs an {methods}"
-        raise RequestError(message, code="not_filled", field=min(left), expected=methods)
+        raise RequestError(message, code="missing", field=min(left), expected=methods)
 
 
 def check_seed(seed: int) -> int:

@@ -14,7 +14,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from torch import nn
 
 from glassformer.building import InitialWeights, check_seed, fill
-from glassformer.errors import RequestError, shown
+from glassformer.errors import Code, RequestError, shown
 from glassformer.figures import plain_table
 from glassformer.model import Block, Model, Tower
 from glassformer.parts.core.base import BuildContext, PartConfig, Value, to_plain
@@ -607,15 +607,15 @@ def request_error(error: ValidationError, where: str = "") -> RequestError:
     )  # fmt: skip
 
 
-def _code_of(kind: str) -> str:
+def _code_of(kind: str) -> Code:
     """The code of a RequestError for a kind of complaint of pydantic's."""
-    if kind.startswith(("greater_than", "less_than", "too_", "finite")):
-        return "range"
     if kind.endswith(("_type", "_parsing", "_from_float")):
         return "type"
-    known = {"unknown_field": "unknown", "part": "unknown", "kind": "conflict", "literal_error": "unknown",
-             "value_error": "conflict", "missing": "missing"}  # fmt: skip
-    return known.get(kind, "request")
+    known: dict[str, Code] = {
+        "unknown_field": "unknown", "part": "unknown", "kind": "conflict", "literal_error": "unknown",
+        "value_error": "conflict", "missing": "missing",
+    }  # fmt: skip
+    return known.get(kind, "range")
 
 
 def explain(error: ValidationError) -> str:

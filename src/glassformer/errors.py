@@ -5,6 +5,43 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 from numbers import Integral
+from typing import Literal
+
+Code = Literal[
+    "causal", "changed", "conflict", "damaged", "disk", "diverged", "exists", "failed", "memory", "missing", "network",
+    "process", "range", "schema", "stopped", "syntax", "type", "unknown", "unsupported",
+]  # fmt: skip
+"""A kind of error, for programs."""
+
+CODES: dict[Code, str] = {
+    "causal": "The work needs a model in which no token sees a later one, or one in which every token does.",
+    "changed": "A file, a model or a setting is another than the one that the work began with.",
+    "conflict": "Two things that were asked for exclude each other.",
+    "damaged": "A file does not hold what its kind of file holds.",
+    "disk": "The operating system refuses to read, write or map a file.",
+    "diverged": "A number that the work rests on is infinite or not a number.",
+    "exists": "The place is taken.",
+    "failed": "Part of the work, such as one run of several, did not succeed.",
+    "memory": "There is not enough memory.",
+    "missing": "A value, a file or a library that is needed was not given or not found.",
+    "network": "Another computer cannot be reached.",
+    "process": "Another process cannot be started, or ended too early.",
+    "range": "A number, a size or a length is too small or too large.",
+    "schema": "A file was written in another version of its format.",
+    "stopped": "The work was stopped from outside.",
+    "syntax": "A text does not follow the grammar that it should.",
+    "type": "A value is of another kind than it should be.",
+    "unknown": "A name is not among those that are known.",
+    "unsupported": "The request has a meaning that this program, format or machine cannot give it.",
+}
+"""Every code of an error, with its meaning."""
+
+
+def _restored(kind: type[BaseException], message: str, fields: dict[str, object]) -> BaseException:
+    """Rebuilds an error that another process raised."""
+    error = kind.__new__(kind, message)
+    vars(error).update(fields)
+    return error
 
 
 class RequestError(ValueError):
@@ -13,8 +50,8 @@ class RequestError(ValueError):
     >>> RequestError(code="range", field="seed", value=-1, expected="an integer in [0, 2**63)")
     RequestError('seed must be an integer in [0, 2**63), got -1')
 
-    code      what is wrong, for programs: "range", "unknown", "conflict", "missing", ...; "request" where nothing says
-    field     path of the field or option at fault, such as "mixer.n_heads"
+    code      kind of the error, one of `CODES`
+    field     path of the field, option, file or key at fault, such as "mixer.n_heads"
     value     the value that was given
     expected  what would be right, as text
 
@@ -24,10 +61,14 @@ class RequestError(ValueError):
     exit_status = 2
 
     def __init__(
-        self, message: str = "", *, code: str = "request", field: str = "", value: object = None, expected: str = ""
-    ):
+        self, message: str = "", *, code: Code | Literal["request"] = "request", field: str = "", value: object = None,
+        expected: str = "",
+    ):  # fmt: skip
         super().__init__(message or f"{field} must be {expected}, got {shown(repr(value))}")
         self.code, self.field, self.value, self.expected = code, field, value, expected
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _restored, (type(self), str(self), vars(self))
 
     def of(self, what: str) -> RequestError:
         """The same complaint about one of several: `what`, a colon, and the sentence."""
@@ -36,9 +77,19 @@ class RequestError(ValueError):
 
 
 class WorkError(RuntimeError):
-    """The request was right but the work failed: one sentence that says what failed and what to do (exit 1)."""
+    """The request was right but the work failed: one sentence that says what failed and what to do (exit status 1).
+
+    code      kind of the error, one of `CODES`
+    """
 
     exit_status = 1
+
+    def __init__(self, message: str, *, code: Code | Literal["work"] = "work"):
+        super().__init__(message)
+        self.code = code
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _restored, (type(self), str(self), vars(self))
 
 
 NO_MEMORY = "this needs more memory than the machine has"

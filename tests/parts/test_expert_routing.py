@@ -303,7 +303,7 @@ def test_experts_that_choose_are_refused_where_the_next_token_is_predicted():
     assert not config.causal and not model.causal
     with pytest.raises(RequestError, match="to be predicted") as refused:
         NextTokenConfig().check(config)
-    assert refused.value.code == "not_causal" and refused.value.field == "layers.0.ffn"
+    assert refused.value.code == "causal" and refused.value.field == "layers.0.ffn"
     with pytest.raises(RequestError, match="causal"):
         gf.generate(model, tokens=torch.zeros(1, 3, dtype=torch.long), max_tokens=2)
     with pytest.raises(RequestError, match="ffn of layer 0 does not separate documents"):

@@ -445,7 +445,7 @@ def test_what_sees_ahead_is_not_asked_for_the_next_token(change: str):
     assert not config.causal
     with pytest.raises(RequestError) as refused:
         NextTokenConfig().check(config)
-    assert refused.value.code == "not_causal"
+    assert refused.value.code == "causal"
     if not config.takes_prefix:  # one that does writes (tests/generation/test_prefix.py)
         with pytest.raises(RequestError):
             generate(config.build(), torch.zeros(1, 3, dtype=torch.long), max_new_tokens=1)

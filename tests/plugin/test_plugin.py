@@ -53,7 +53,7 @@ def test_its_words_are_in_the_grammar():
 def test_a_change_that_a_mixer_does_not_have_is_refused_or_passes_it_by():
     with pytest.raises(RequestError) as refused:
         gf.preset("llama@1m+ema+window:16")
-    assert refused.value.code == "not_understood"
+    assert refused.value.code == "unsupported"
     assert gf.preset("llama@1m+ema+dropout:0.1+nobias").stack[0].blocks[0].mixer == toy_parts.EmaConfig()
 
 
@@ -118,7 +118,7 @@ def test_a_part_of_a_script_or_notebook_is_refused_before_anything_is_written(
     monkeypatch.setattr(toy_parts.EmaConfig, "__module__", "__main__")
     with pytest.raises(RequestError) as refused:
         compare([TOY], source, out=tmp_path / "out", **PLAN)
-    assert (refused.value.code, refused.value.value) == ("not_importable", "EmaConfig")
+    assert (refused.value.code, refused.value.value) == ("unsupported", "EmaConfig")
     assert not (tmp_path / "out").exists()
 
 
@@ -131,7 +131,7 @@ def test_the_modules_of_a_config_are_named_with_their_folder():
 def test_a_module_that_is_gone_is_named(tmp_path: Path):
     with pytest.raises(RequestError) as refused:
         import_modules({"no_such_parts": str(tmp_path)})
-    assert (refused.value.code, refused.value.value) == ("not_importable", "no_such_parts")
+    assert (refused.value.code, refused.value.value) == ("missing", "no_such_parts")
     sys.path.remove(str(tmp_path))
 
 
@@ -211,8 +211,8 @@ def test_a_mixer_that_sees_ahead_is_neither_trained_nor_decoded(source: Path, mo
     assert not config.causal
     with pytest.raises(RequestError) as refused:
         gf.train(config, source, {"tokens": 256, "batch_size": 2, "context": 16})
-    assert refused.value.code == "not_causal"
+    assert refused.value.code == "causal"
     model: nn.Module = config.build().eval()
     with pytest.raises(RequestError) as refused:
         gf.generate(model, torch.ones(1, 3, dtype=torch.long), max_new_tokens=1)  # type: ignore[arg-type]
-    assert refused.value.code == "not_causal"
+    assert refused.value.code == "causal"

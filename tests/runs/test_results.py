@@ -77,7 +77,7 @@ def test_another_version_is_refused(version: Any, tmp_path: Path) -> None:
     (tmp_path / "results.json").write_text(json.dumps(results(1, diverge=False) | {"schema": version}))
     with pytest.raises(RequestError) as refused:
         read_results(tmp_path)
-    assert (refused.value.code, refused.value.field, refused.value.value) == ("version", "schema", version)
+    assert (refused.value.code, refused.value.field, refused.value.value) == ("schema", "schema", version)
     (tmp_path / "result.json").write_text(json.dumps(finished() | {"schema": version}))
     assert read_result(tmp_path) is None
 
@@ -87,7 +87,7 @@ def test_a_file_that_is_no_comparison_is_refused(words: str, tmp_path: Path) -> 
     (tmp_path / "results.json").write_text(words)
     with pytest.raises(RequestError) as refused:
         read_results(tmp_path)
-    assert (refused.value.code, refused.value.field) == ("file", "out")
+    assert (refused.value.code, refused.value.field) == ("damaged", "out")
     (tmp_path / "result.json").write_text(words)
     assert read_result(tmp_path) is None
 

@@ -221,7 +221,7 @@ class GlassformerForCausalLM(Wrapped, GenerationMixin):
     ) -> None:
         """`generate` starts with room for all that it may write."""
         if not self.model.writes:
-            raise RequestError("this model is bidirectional (not causal), so it cannot generate", code="not_causal")
+            raise RequestError("this model is bidirectional (not causal), so it cannot generate", code="causal")
         if self.model.takes_prefix and generation_config.use_cache is False:
             raise RequestError(
                 "use_cache=False: this model reads the prompt as its prefix, which a cache remembers; leave it out",

@@ -149,7 +149,7 @@ def check_tokens(model: Model, tokens: Tensor) -> Int[Tensor, "b s"]:
         )
     tokens = _as_ids(tokens)
     if not model.writes:
-        raise RequestError("this model is bidirectional (not causal), so it cannot generate", code="not_causal")
+        raise RequestError("this model is bidirectional (not causal), so it cannot generate", code="causal")
     vocab_size = model.vocab_size
     for token in (int(tokens.max()), int(tokens.min())):
         in_vocabulary(token, vocab_size)

@@ -234,7 +234,7 @@ def _check_record(folder: Path, record: Mapping[str, Any]) -> None:
     except (OSError, ValueError, RecursionError):
         held = None
     if not isinstance(held, dict) or held.get("schema") != VERSION or not isinstance(held.get("data"), dict):
-        raise RequestError(f"--out {folder}: {RECORD} cannot be read; name another folder", code="file", field="out")
+        raise RequestError(f"--out {folder}: {RECORD} cannot be read; name another folder", code="damaged", field="out")
     for what in ("fingerprint", "tokenizer_fingerprint"):
         if held["data"].get(what) != record["data"].get(what):
             told = shown(held["data"].get("name", "another text"))

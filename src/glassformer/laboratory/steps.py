@@ -275,5 +275,5 @@ def _unreached(base: str, target: str, found: Sequence[str], here: Point, goal: 
     return RequestError(
         f"{who} from {base} to {target}: {way} {told}{more}; "
         + ("add what is missing" if given else "give --changes, or a target that the changes reach"),
-        code="unreached", field="changes" if given else "to", value=target, expected="a model that changes lead to",
+        code="conflict", field="changes" if given else "to", value=target, expected="a model that changes lead to",
     )  # fmt: skip

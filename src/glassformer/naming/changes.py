@@ -59,7 +59,7 @@ def each_mixer(config: ModelConfig, change: str, value: Any, required: bool = Tr
         kinds = sorted({block.mixer.kind for block in config.layers()})
         raise RequestError(
             f"no mixer of this model has {change}: its mixers are {', '.join(kinds)}",
-            code="not_understood", field=f"mixer.{change}", value=kinds,
+            code="unsupported", field=f"mixer.{change}", value=kinds,
         )  # fmt: skip
     return changed
 
@@ -284,7 +284,7 @@ def _share(config: ModelConfig, fields: Fields) -> ModelConfig:
         if made is None:
             raise RequestError(
                 f"+share: layer {at} has no keys and values of its own to share (its mixer is {mixer.kind})",
-                code="not_understood", field=f"layers.{at}.mixer", value=mixer.kind, expected="attention",
+                code="unsupported", field=f"layers.{at}.mixer", value=mixer.kind, expected="attention",
             )  # fmt: skip
         blocks[at] = blocks[at].vary(mixer=made)
     return config.vary(stack=stack_of(blocks))

@@ -31,7 +31,7 @@ def read_results(folder: Path) -> Results | None:
         raise
     except (OSError, ValueError, RecursionError):  # of pydantic, too
         message = f"--out {folder} holds a results.json that is not of a comparison; name another folder"
-        raise RequestError(message, code="file", field="out", value=str(folder)) from None
+        raise RequestError(message, code="damaged", field="out", value=str(folder)) from None
 
 
 def write_results(results: Results, folder: Path) -> None:
@@ -59,4 +59,4 @@ def write_result(result: RunResult, place: Path) -> None:
 
 def _other_version(path: Path, version: object) -> RequestError:
     message = f"{path} has schema {shown(version)}, and this program reads schema {VERSION}; name another folder"
-    return RequestError(message, code="version", field="schema", value=version, expected=str(VERSION))
+    return RequestError(message, code="schema", field="schema", value=version, expected=str(VERSION))

@@ -88,13 +88,13 @@ def read(folder: Path, name: str) -> Stored | None:
     path = folder / f"{name}.json"
     try:
         if path.stat().st_size > LARGEST:
-            raise RequestError(f"{path} is too large for a measured claim", code="file", field="out", value=str(path))
+            raise RequestError(f"{path} is too large for a measured claim", code="range", field="out", value=str(path))
         found = Stored.model_validate_json(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
     except (ValidationError, UnicodeDecodeError, OSError):
         raise RequestError(
-            f"{path} is not a measured claim; move it away, or name another folder", code="file", field="out",
+            f"{path} is not a measured claim; move it away, or name another folder", code="damaged", field="out",
             value=str(folder),
         ) from None  # fmt: skip
     return found.model_copy(update={"verdict": verdict(found.kind, found.outcome.figures, found.tiny)})

@@ -47,7 +47,7 @@ def modules_of(classes: Iterable[type]) -> dict[str, str]:
             raise RequestError(
                 f"{one.__qualname__} is defined in {name}, where another process cannot import it; put it into a file "
                 "of its own and import that",
-                code="not_importable", field="part", value=one.__qualname__,
+                code="unsupported", field="part", value=one.__qualname__,
             )  # fmt: skip
         depth = name.count(".") + (Path(file).name == "__init__.py")
         found[name] = str(Path(file).resolve().parents[depth])
@@ -64,5 +64,5 @@ def import_modules(modules: Mapping[str, str]) -> None:
         except Exception as error:
             raise RequestError(
                 f"the parts in {name}, from {folder}, cannot be imported: {shown(error, 200)}",
-                code="not_importable", field="part", value=name,
+                code="missing", field="part", value=name,
             ) from error  # fmt: skip

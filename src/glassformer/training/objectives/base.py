@@ -169,11 +169,11 @@ def check_causal(config: ModelConfig, prefix: bool = False) -> None:
             raise RequestError(
                 f"layer {layer} is not causal ({told(block.mixer)}): it would see the token it is to predict; use "
                 "a causal mixer, or objective masked",
-                code="not_causal", field=f"layers.{layer}.mixer", value=block.mixer,
+                code="causal", field=f"layers.{layer}.mixer", value=block.mixer,
             )  # fmt: skip
         if block.ffn is not None and not block.ffn.causal:
             raise RequestError(
                 f"layer {layer} is not causal (ffn {block.ffn.kind}): which tokens its experts choose depends on "
                 "the tokens that are to be predicted; use experts that tokens choose (ffn kind experts)",
-                code="not_causal", field=f"layers.{layer}.ffn", value=block.ffn.kind,
+                code="causal", field=f"layers.{layer}.ffn", value=block.ffn.kind,
             )  # fmt: skip
