@@ -39,7 +39,7 @@ from benchmarks import train as training
 from glassformer import machine
 from glassformer.convert import locate
 from glassformer.figures import Markup, tag
-from glassformer.threads import paced
+from glassformer.machine.threads import paced
 
 OURS, ONE, TWO = "glassformer", "glassformer, 1 thread", "glassformer, 2 threads"
 HF, LLAMA, SECOND = "transformers", "llama.cpp", "second"

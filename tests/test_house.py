@@ -36,8 +36,8 @@ from glassformer.parts.visibility import CausalConfig, LongformerConfig, Sliding
 SRC = Path(glassformer.__file__).parent
 
 LEVELS: list[set[str]] = [
-    {"errors", "version", "folders", "thresholds", "written", "state", "figures", "quota", "processor"},
-    {"parts", "units", "threads"},
+    {"errors", "version", "folders", "thresholds", "written", "state", "figures"},
+    {"parts", "units"},
     {"model", "building", "text", "machine"},
     {"config", "introspection"},
     {"architectures", "dynamics", "generation", "parallel", "register"},

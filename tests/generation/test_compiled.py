@@ -13,10 +13,10 @@ from glassformer import machine
 from glassformer.errors import RequestError
 from glassformer.generation import CompiledStep, stream
 from glassformer.generation.engine import Engine
+from glassformer.machine.threads import at_most
 from glassformer.model import Model
 from glassformer.naming import preset
 from glassformer.parts.quantized import quantize
-from glassformer.threads import at_most
 
 torch.set_num_threads(1)
 pytestmark = [

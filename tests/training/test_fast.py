@@ -39,9 +39,9 @@ def test_a_loop_of_ones_own_is_the_loop(text: TextData) -> None:
 
 
 def test_settings_hold_inside_and_not_outside(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "can_compile", lambda device: True)
+    monkeypatch.setattr(machine.device, "can_compile", lambda device: True)
     kept: list[bool] = []
-    monkeypatch.setattr(machine, "keep_freed_memory", lambda: kept.append(True) or True)
+    monkeypatch.setattr(machine.defaults, "keep_freed_memory", lambda: kept.append(True) or True)
     before = torch.get_num_threads()
     with gf.fast_training("cpu", "float32", threads=before + 1) as how:
         assert (how.device, how.dtype, how.compile) == ("cpu", "float32", True)

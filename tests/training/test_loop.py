@@ -330,11 +330,11 @@ def test_what_auto_chose_stays_when_a_run_is_resumed(
     text: TextData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, began: str
 ) -> None:
     """A machine that now measures something else would go on in another dtype."""
-    monkeypatch.setattr(machine, "has_fast_bfloat16", lambda device: began == "bfloat16")
+    monkeypatch.setattr(machine.device, "has_fast_bfloat16", lambda device: began == "bfloat16")
     recipe = {name: value for name, value in TEN.items() if name != "dtype"}
     with pytest.raises(Interrupted):
         train(model(), text, recipe, tmp_path / "run", callbacks=[interrupt_at(2)])
-    monkeypatch.setattr(machine, "has_fast_bfloat16", lambda device: began != "bfloat16")
+    monkeypatch.setattr(machine.device, "has_fast_bfloat16", lambda device: began != "bfloat16")
     assert train(model(), text, recipe, tmp_path / "run", resume=True).how.dtype == began
 
 

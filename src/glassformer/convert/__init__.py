@@ -20,13 +20,13 @@ from glassformer.convert.heads import OfHeads, mean, new, regroup
 from glassformer.convert.hub import snapshot
 from glassformer.convert.storage import is_gguf, means_weights, open_tensors, writable
 from glassformer.errors import RequestError
+from glassformer.machine.threads import LOADING, paced
 from glassformer.model import Model
 from glassformer.parts.head import Head
 from glassformer.parts.linear import Linear
 from glassformer.parts.quantized import QUANTIZED
 from glassformer.parts.quantized import quantize as pack
 from glassformer.text import Tokenizer
-from glassformer.threads import LOADING, paced
 from glassformer.training import Loaded, checkpoint
 from glassformer.training import load as load_run
 from glassformer.training.run import Pooling

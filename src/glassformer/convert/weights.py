@@ -18,9 +18,9 @@ from glassformer.convert.packed import PackedLinear
 from glassformer.convert.storage import DTYPES, Entry, Packed, Source, TensorFile, nothing_collected
 from glassformer.convert.storage.base import pieces as by_rows
 from glassformer.errors import RequestError
+from glassformer.machine.threads import LOADING, paced
 from glassformer.model import Model
 from glassformer.parts.linear import Linear
-from glassformer.threads import LOADING, paced
 
 LARGE = 1 << 18
 """Values of a tensor from which on the threads that unpack it are chosen."""

@@ -26,9 +26,9 @@ from glassformer.dynamics.spikes import Spikes
 from glassformer.dynamics.weights import named_matrices, pulse, rows_of, spectra, updates
 from glassformer.errors import RequestError
 from glassformer.introspection import looking, sites
+from glassformer.machine.threads import paced
 from glassformer.model import Model
 from glassformer.parts.loss import IGNORED
-from glassformer.threads import paced
 
 RING = 64
 """Steps before a spike whose norms are kept."""

@@ -29,10 +29,10 @@ from glassformer.folders import cache_folder
 from glassformer.generation.one_row import has_vnni, products, shims
 from glassformer.generation.steps import new_state
 from glassformer.introspection import sites
+from glassformer.machine.threads import at_most, paced
 from glassformer.model import Model
 from glassformer.parts.quantized import GROUP, Bf16Linear
 from glassformer.state import ModelState
-from glassformer.threads import at_most, paced
 
 SHORTEST = 8
 """Slots looked at at least: one size is one case for the compiler, and so is a single key."""

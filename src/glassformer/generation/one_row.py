@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor, library
 
-from glassformer import processor
+from glassformer.machine import processor
 from glassformer.parts.precision import wide
 from glassformer.parts.quantized import GROUP, codes, layout
 

@@ -20,9 +20,9 @@ from torch import Tensor
 
 from glassformer.config import explain
 from glassformer.errors import RequestError
+from glassformer.machine.threads import at_most
 from glassformer.parts.core.base import Value
 from glassformer.parts.precision import exact_device
-from glassformer.threads import at_most
 
 __all__ = ["Chosen", "Sampling", "choose", "row_generator", "warp"]
 

@@ -14,10 +14,10 @@ from torch import Tensor
 from glassformer.errors import RequestError, WorkError, check_whole
 from glassformer.generation.sampling import Sampling, choose, draw, row_generator, warp
 from glassformer.generation.steps import check_state, check_tokens, new_state, prefill, same_bits
+from glassformer.machine.threads import paced
 from glassformer.model import Model
 from glassformer.parts.precision import exact, exact_device
 from glassformer.state import ModelState
-from glassformer.threads import paced
 
 __all__ = ["Draft", "PromptLookup", "Proposal", "Proposer", "Speculation", "speculate"]
 

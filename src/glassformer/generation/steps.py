@@ -11,10 +11,10 @@ from torch import Tensor
 
 from glassformer.errors import RequestError
 from glassformer.introspection import in_vocabulary
+from glassformer.machine.threads import paced
 from glassformer.model import Model
 from glassformer.parts.forward_pass import Memory
 from glassformer.state import ModelState
-from glassformer.threads import paced
 
 CHUNK = 1024
 """Tokens of a prompt read at once: the memory of a pass grows with them, its speed no more."""

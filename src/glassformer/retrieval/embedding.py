@@ -13,12 +13,12 @@ from torch import Tensor
 
 from glassformer.convert import Loaded
 from glassformer.errors import RequestError
+from glassformer.machine.threads import paced
 from glassformer.naming import load
 from glassformer.parts.head import pool
 from glassformer.text import OnProgress, Tokenizer
 from glassformer.text.storage import silent
 from glassformer.text.tokenizers import FileTokenizer
-from glassformer.threads import paced
 from glassformer.training.run import Pooling
 
 TOKENS = 1024

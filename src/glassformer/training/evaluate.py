@@ -11,11 +11,11 @@ import torch
 
 from glassformer.errors import RequestError, no_memory
 from glassformer.machine import Settings
+from glassformer.machine.threads import paced
 from glassformer.model import Model
 from glassformer.parallel.crew import ALONE, Crew
 from glassformer.parts.loss import IGNORED
 from glassformer.text import EvaluationWindows, Tokens, bits_per_byte
-from glassformer.threads import paced
 from glassformer.training.objectives import NextTokenConfig, ObjectiveConfig
 
 NEXT_TOKEN = NextTokenConfig()

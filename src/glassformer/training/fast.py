@@ -9,7 +9,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from glassformer import machine
-from glassformer import threads as pacing
+from glassformer.machine import threads as pacing
 from glassformer.parts.region import compiled_regions
 
 
@@ -30,7 +30,7 @@ def fast_training(
 
     device, dtype   auto, or as in a recipe; bfloat16 where its products are faster than float32's here
     threads         of the CPU; None: all cores. On leaving torch has as many as before. How they wait for each other is
-                    chosen by how long steps take, from one call of the optimizer to the next (`threads`)
+                    chosen by how long steps take, from one call of the optimizer to the next (`machine.threads`)
     compile         None: where it can be done. It takes some tens of seconds in the first step
 
     Shapes that change from step to step compile again, a few times, and then run eagerly: evaluate and generate

@@ -14,11 +14,11 @@ from glassformer import machine
 from glassformer.config import ModelConfig
 from glassformer.dynamics.watch import Moment
 from glassformer.errors import RequestError, WorkError
+from glassformer.machine.threads import paced
 from glassformer.parallel.layout import Layout
 from glassformer.parallel.watchdog import watched
 from glassformer.parts.core.base import after_step
 from glassformer.text import Batch, Tokenizer, Tokens
-from glassformer.threads import paced
 from glassformer.training.callbacks import ClipQK, Divergence, Log, SpikePolicy, Watching
 from glassformer.training.callbacks.base import Callback, check_callbacks
 from glassformer.training.clipping import clip

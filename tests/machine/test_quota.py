@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from glassformer import machine, quota
+from glassformer.machine import quota
+from glassformer.machine.memory import all_memory, free_memory
+from glassformer.machine.processor import available_cores
 
 NONE = "9223372036854771712\n"
 
 
+Groups = Callable[[str, dict[str, str]], quota.GroupFiles]
+
+
 @pytest.fixture
-def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def groups(tmp_path: Path) -> Groups:
     """groups(own, files) makes the files of a tree of control groups, and says which is this process's."""
 
-    def make(own: str, files: dict[str, str]) -> None:
+    def make(own: str, files: dict[str, str]) -> quota.GroupFiles:
         for name, text in files.items():
             path = tmp_path / "groups" / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
         (tmp_path / "own").write_text(own)
+        return quota.GroupFiles(str(tmp_path / "groups"), str(tmp_path / "own"))
 
-    monkeypatch.setattr(quota, "ROOT", str(tmp_path / "groups"))
-    monkeypatch.setattr(quota, "OWN", str(tmp_path / "own"))
     return make
 
 
@@ -43,17 +48,16 @@ def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         ("0::/\n", {"cpu.max": "100000 0\n"}, None),
     ],
 )
-def test_cores(own: str, files: dict[str, str], found: float | None, groups, monkeypatch: pytest.MonkeyPatch) -> None:
-    groups(own, files)
-    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)), raising=False)
-    assert quota.cores() == found
-    assert machine.available_cores() == (8 if found is None else int(found))
+def test_cores(own: str, files: dict[str, str], found: float | None, groups: Groups) -> None:
+    here = groups(own, files)
+    assert quota.cores(here) == found
+    assert available_cores(8, here) == (8 if found is None else int(found))
 
 
-def test_a_part_of_a_core_is_one(groups) -> None:
-    groups("0::/\n", {"cpu.max": "20000 100000\n"})
-    assert quota.cores() == 0.2
-    assert machine.available_cores() == machine.machine()["cores"] == 1
+def test_a_part_of_a_core_is_one(groups: Groups) -> None:
+    here = groups("0::/\n", {"cpu.max": "20000 100000\n"})
+    assert quota.cores(here) == 0.2
+    assert available_cores(groups=here) == 1
 
 
 @pytest.mark.parametrize(
@@ -80,10 +84,8 @@ def test_a_part_of_a_core_is_one(groups) -> None:
         ),
     ],
 )  # fmt: skip
-def test_memory(own: str, files: dict[str, str], most: int | None, free: int | None, groups) -> None:
-    groups(own, files)
-    assert (quota.memory(), quota.free_memory()) == (most, free)
-    there = machine.machine()["memory_bytes"]
-    assert most is None or there == most
-    here = machine.free_memory()
-    assert free is None or here == free
+def test_memory(own: str, files: dict[str, str], most: int | None, free: int | None, groups: Groups) -> None:
+    here = groups(own, files)
+    assert (quota.memory(here), quota.free_memory(here)) == (most, free)
+    assert most is None or all_memory(here) == most
+    assert free is None or free_memory(groups=here) == free

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import subprocess
 import sys
@@ -15,6 +14,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from glassformer import machine
 from glassformer.errors import RequestError
+from glassformer.machine.defaults import chosen
+from glassformer.machine.device import Abilities, bfloat16_gain, bfloat16_pays
+from glassformer.machine.quota import GroupFiles
 from glassformer.parts.precision import bf16_gain
 
 
@@ -28,13 +30,20 @@ def test_defaults_say_what_they_are_and_why(monkeypatch: pytest.MonkeyPatch) -> 
     assert machine.settings("cpu", "float32", 1, False).why.endswith("eager")
 
 
-@pytest.mark.parametrize(("gain", "dtype"), [(2.0, "bfloat16"), (0.5, "float32")])
-def test_bf16_is_the_default_where_it_pays(gain: float, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
-    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True)
-    monkeypatch.setattr(machine, "bfloat16_gain", lambda: gain)
-    assert machine.settings("cpu").dtype == dtype
-    assert machine.settings("cpu", "bfloat16").dtype == "bfloat16"
+@pytest.mark.parametrize(
+    ("capability", "units", "gain", "pays"),
+    [
+        ("AVX512", True, 2.0, True),
+        ("AVX512", True, 0.5, False),
+        ("AVX512", False, 2.0, False),
+        ("AVX2", True, 2.0, False),
+    ],
+)
+def test_bf16_is_the_default_where_it_pays(capability: str, units: bool, gain: float, pays: bool) -> None:
+    assert bfloat16_pays(capability, units, gain) == pays
+    here = Abilities("cpu", cores=2, fast_bfloat16=pays, compiler=False)
+    assert chosen(here).dtype == ("bfloat16" if pays else "float32")
+    assert chosen(here, "bfloat16").dtype == "bfloat16"
 
 
 class Products(TorchDispatchMode):
@@ -69,17 +78,11 @@ def test_what_is_measured_is_kept(there: str, tmp_path: Path, monkeypatch: pytes
     monkeypatch.setenv("GLASSFORMER_CACHE", str(tmp_path))
     file = tmp_path / "products.json"
     file.write_text(there, encoding="utf-8")
-    machine.bfloat16_gain.cache_clear()
-    gain = machine.bfloat16_gain()
+    gain = bfloat16_gain.__wrapped__()
     assert 0.01 < gain < 100 and gain in json.loads(file.read_text()).values()
-    monkeypatch.setattr(machine, "bf16_gain", lambda: 3.0)
-    machine.bfloat16_gain.cache_clear()
-    assert machine.bfloat16_gain() == gain
+    assert bfloat16_gain.__wrapped__(lambda: 3.0) == gain
     file.write_text(file.read_text().replace(str(gain), '"fast"'), encoding="utf-8")
-    machine.bfloat16_gain.cache_clear()
-    assert machine.bfloat16_gain() == 3.0
-    monkeypatch.undo()
-    machine.bfloat16_gain.cache_clear()
+    assert bfloat16_gain.__wrapped__(lambda: 3.0) == 3.0
 
 
 @pytest.mark.parametrize(
@@ -96,11 +99,12 @@ def test_what_is_not_here_is_refused(asked: dict, says: str) -> None:
     assert says in str(refused.value)
 
 
-def test_compiling_without_a_compiler_is_refused_or_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine.shutil, "which", lambda name: None)
+def test_compiling_without_a_compiler_is_refused_or_left_out() -> None:
+    assert not machine.can_compile("cpu", compiler="no-such-compiler")
+    here = Abilities("cpu", cores=2, fast_bfloat16=False, compiler=False)
     with pytest.raises(RequestError, match=r"C\+\+ compiler"):
-        machine.settings("cpu", compile=True)
-    how = machine.settings("cpu")
+        chosen(here, compile=True)
+    how = chosen(here)
     assert not how.compile
     assert "needs a C++ compiler" in how.why
 
@@ -131,31 +135,32 @@ print(before, peak_memory("cpu") - before)
 
 
 @pytest.mark.parametrize(
-    ("files", "found"),
+    ("meminfo", "groups", "found"),
     [
-        ({}, 8000),
-        ({"/proc/meminfo": "MemTotal: 9 kB\nMemAvailable: 5 kB\n"}, 5120),
-        ({"/proc/meminfo": "MemTotal: 9 kB\nMemAvailable: 5 kB\n", "/sys/fs/cgroup/memory.max": "max\n"}, 5120),
-        ({"/proc/meminfo": "MemAvailable: 5 kB\n", "/sys/fs/cgroup/memory.max": "4096\n"}, 4096),
-        ({"/sys/fs/cgroup/memory/memory.limit_in_bytes": "700\n"}, 700),
-        ({"/proc/meminfo": "MemAvailable:\n"}, 8000),
+        (None, {}, None),
+        ("MemTotal: 9 kB\nMemAvailable: 5 kB\n", {}, 5120),
+        ("MemTotal: 9 kB\nMemAvailable: 5 kB\n", {"memory.max": "max\n"}, 5120),
+        ("MemAvailable: 5 kB\n", {"memory.max": "4096\n"}, 4096),
+        (None, {"memory/memory.limit_in_bytes": "700\n"}, 700),
+        ("MemAvailable:\n", {}, None),
+        ("MemAvailable: 9999999999999 kB\n", {}, None),
     ],
 )
 def test_free_memory_is_what_the_least_of_the_bounds_leaves(
-    files: dict[str, str], found: int, monkeypatch: pytest.MonkeyPatch
+    meminfo: str | None, groups: dict[str, str], found: int | None, tmp_path: Path
 ) -> None:
-    def opened(path: str, **_: str) -> io.StringIO:
-        if path not in files:
-            raise FileNotFoundError(path)
-        return io.StringIO(files[path])
-
+    """`found` is None if only the memory of the machine bounds it."""
+    files = {"meminfo": meminfo, **{f"groups/{name}": text for name, text in groups.items()}}
+    for name, text in files.items():
+        if text is not None:
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name).write_text(text)
+    limits, whole = GroupFiles(str(tmp_path / "groups"), str(tmp_path / "own")), machine.machine()["memory_bytes"]
+    free = machine.free_memory("cpu", str(tmp_path / "meminfo"), limits)
+    assert free is not None
+    assert free == found if found is not None else free >= whole
     here = machine.free_memory()
-    assert here is None or 0 < here <= (machine.machine()["memory_bytes"] or here)
-    monkeypatch.setattr("builtins.open", opened)
-    monkeypatch.setattr(machine, "_memory", lambda: 8000)
-    assert machine.free_memory() == found
-    monkeypatch.setattr(machine, "_memory", lambda: None)
-    assert machine.free_memory() == (None if found == 8000 else found)
+    assert here is None or 0 < here <= whole
 
 
 def test_threads_are_as_many_as_the_environment_says(monkeypatch: pytest.MonkeyPatch) -> None:

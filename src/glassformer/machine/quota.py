@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-
-ROOT = "/sys/fs/cgroup"
-OWN = "/proc/self/cgroup"
+from typing import NamedTuple
 
 
-def cores() -> float | None:
+class GroupFiles(NamedTuple):
+    """Files in which Linux describes control groups."""
+
+    root: str = "/sys/fs/cgroup"
+    own: str = "/proc/self/cgroup"
+    """File that names the groups of this process."""
+
+
+HERE = GroupFiles()
+
+
+def cores(files: GroupFiles = HERE) -> float | None:
     """Cores that every control group above this process pays for: `cpu.max` of version 2, `cpu.cfs_*` of version 1.
     None where there is no bound."""
     found = []
-    for folder in _groups("cpu"):
+    for folder in _groups("cpu", files):
         quota, period = _two(_said(folder, "cpu.max"))
         if quota is None or period is None:
             quota, period = _number(_said(folder, "cpu.cfs_quota_us")), _number(_said(folder, "cpu.cfs_period_us"))
@@ -21,37 +30,37 @@ def cores() -> float | None:
     return min(found, default=None)
 
 
-def memory() -> int | None:
+def memory(files: GroupFiles = HERE) -> int | None:
     """Bytes that these groups may hold at most; None where there is no bound."""
-    return min((limit for _, limit in _limits()), default=None)
+    return min((limit for _, limit in _limits(files)), default=None)
 
 
-def free_memory() -> int | None:
+def free_memory(files: GroupFiles = HERE) -> int | None:
     """Bytes that can still be taken: the limit less what is held, of which files kept for reading are given back."""
     found = []
-    for folder, limit in _limits():
+    for folder, limit in _limits(files):
         held = _number(_said(folder, "memory.current")) or _number(_said(folder, "memory.usage_in_bytes")) or 0
         rows = dict(line.split()[:2] for line in _said(folder, "memory.stat").splitlines() if len(line.split()) > 1)
         names = ("total_inactive_file", "total_active_file") if "total_inactive_file" in rows else (
             "inactive_file", "active_file")  # fmt: skip
-        files = sum(_number(rows.get(name, "")) or 0 for name in names)
-        found.append(max(0, limit - max(0, held - files)))
+        cached = sum(_number(rows.get(name, "")) or 0 for name in names)
+        found.append(max(0, limit - max(0, held - cached)))
     return min(found, default=None)
 
 
-def _limits() -> Iterator[tuple[str, int]]:
-    for folder in _groups("memory"):
+def _limits(files: GroupFiles) -> Iterator[tuple[str, int]]:
+    for folder in _groups("memory", files):
         limit = _number(_said(folder, "memory.max")) or _number(_said(folder, "memory.limit_in_bytes"))
         if limit is not None:
             yield folder, limit
 
 
-def _groups(controller: str) -> Iterator[str]:
+def _groups(controller: str, files: GroupFiles) -> Iterator[str]:
     """The folders of this process's groups, from its own up to the root of what is mounted here: those of version 2,
     and of version 1 under the name of the controller. In a container its own group may be that root."""
-    rows = [line.split(":", 2) for line in _said("", OWN).splitlines() if line.count(":") > 1]
+    rows = [line.split(":", 2) for line in _said("", files.own).splitlines() if line.count(":") > 1]
     own = {name: path for _, names, path in rows for name in names.split(",")}
-    for root, path in ((ROOT, own.get("", "/")), (f"{ROOT}/{controller}", own.get(controller, "/"))):
+    for root, path in ((files.root, own.get("", "/")), (f"{files.root}/{controller}", own.get(controller, "/"))):
         parts = [part for part in path.split("/") if part not in ("", ".", "..")]
         for depth in range(len(parts), -1, -1):
             yield "/".join([root, *parts[:depth]])

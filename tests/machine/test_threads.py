@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-import io
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import glassformer as gf
-from glassformer import folders, machine, threads
+from glassformer import folders, machine
 from glassformer.generation import prefill, sampling, stream
 from glassformer.generation.steps import decode
+from glassformer.machine import processor, thread_cache, threads
+from glassformer.machine.defaults import chosen
+from glassformer.machine.device import Abilities
+from glassformer.machine.others import Others, Stat
+from glassformer.machine.pace import LATE, SURE, Pace, Way, ways
+from glassformer.machine.threads import Pacing
 from glassformer.parts.quantized import quantize
-from glassformer.threads.pace import LATE, SURE, Pace, Way, ways
 
 Seconds = Callable[[Way, float], float]
 
@@ -151,15 +156,19 @@ def test_ways() -> None:
 
 
 @pytest.fixture
-def two_threads(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def pacing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Pacing]:
+    """That of this process, which has two threads beside two cores that others took."""
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setenv("GLASSFORMER_CACHE", str(tmp_path / "kept"))
-    monkeypatch.setattr(threads, "_fixed", False)
-    monkeypatch.setattr(threads, "_others", lambda worked=False: 2.0)
     torch.set_num_threads(2)
-    yield
+    with threads.using(Pacing(others=taking(2.0))) as pacing:
+        yield pacing
     torch.set_num_threads(1)
-    threads.fix(False)
+
+
+def taking(cores: float | None) -> Callable[..., float | None]:
+    """Others that take so many cores."""
+    return lambda worked=False: cores
 
 
 class Owner:
@@ -169,9 +178,9 @@ class Owner:
 class Clock:
     """A unit of work takes what its way does."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, seconds: dict[int, float]):
+    def __init__(self, pacing: Pacing, seconds: dict[int, float]):
         self.now, self.seconds = 0.0, seconds
-        monkeypatch.setattr("time.perf_counter", lambda: self.now)
+        pacing.clock = lambda: self.now
 
     def work(self, owner: object, units: int, kind: str = "work") -> list[int]:
         """How many threads each had."""
@@ -184,19 +193,19 @@ class Clock:
 
 
 @pytest.fixture
-def quiet(two_threads: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(threads, "_others", lambda worked=False: 0.0)
+def quiet(pacing: Pacing) -> Pacing:
+    """That of this process, with no others beside it."""
+    pacing.others = taking(0.0)
+    return pacing
 
 
 def kept_file(tmp_path: Path) -> Path:
     return tmp_path / "kept" / "threads.json"
 
 
-def test_what_a_way_gains_is_kept_for_the_processor(
-    quiet: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_way_gains_is_kept_for_the_processor(quiet: Pacing, tmp_path: Path) -> None:
     """A later process begins with the way that served: no unit is spent on the other."""
-    clock = Clock(monkeypatch, {1: 0.010, 2: 0.015})
+    clock = Clock(quiet, {1: 0.010, 2: 0.015})
     assert clock.work(Owner(), 8) == [2, 2, 2, 1, 1, 1, 1, 1]
     (known,) = json.loads(kept_file(tmp_path).read_text()).values()
     assert known == {"work on 2^0 bytes: 2 / 1": [1.5]}
@@ -206,9 +215,9 @@ def test_what_a_way_gains_is_kept_for_the_processor(
     assert clock.work(Owner(), 8, kind="other work") == [2] * 8
 
 
-def test_what_was_kept_is_tried_again_and_corrected(quiet: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_kept_is_tried_again_and_corrected(quiet: Pacing) -> None:
     """It pins nothing: after some seconds the other way is tried, and as soon as units become slower."""
-    clock = Clock(monkeypatch, {1: 0.010, 2: 0.015})
+    clock = Clock(quiet, {1: 0.010, 2: 0.015})
     clock.work(Owner(), 8)
     clock.seconds = {1: 0.010, 2: 0.006}
     second = Owner()
@@ -227,16 +236,14 @@ def test_what_was_kept_is_tried_again_and_corrected(quiet: None, monkeypatch: py
 
 
 @pytest.mark.parametrize("told", [2.0, None])
-def test_what_was_kept_yields_to_neighbours(
-    told: float | None, quiet: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_was_kept_yields_to_neighbours(told: float | None, quiet: Pacing, tmp_path: Path) -> None:
     """Where they are told of the humbler way is taken at once, where nobody tells it is tried as if nothing were known;
     and what is found beside them is not kept."""
-    clock = Clock(monkeypatch, {1: 0.010, 2: 0.007})
+    clock = Clock(quiet, {1: 0.010, 2: 0.007})
     clock.work(Owner(), 8)
     before = kept_file(tmp_path).read_text()
     clock.seconds = {1: 0.010, 2: 0.020}
-    monkeypatch.setattr(threads, "_others", lambda worked=False: told)
+    quiet.others = taking(told)
     assert clock.work(Owner(), 8) == ([1] * 8 if told else [2, 2, 2, 1, 1, 1, 1, 1])
     assert kept_file(tmp_path).read_text() == before
 
@@ -250,18 +257,16 @@ def test_what_was_kept_yields_to_neighbours(
         '{"another processor": {"PAIR": [1.5]}}', '{"HERE": {"another kind: 2 / 1": [1.5]}}',
     ],
 )  # fmt: skip
-def test_a_damaged_file_and_another_processors_are_ignored(
-    damaged: str, quiet: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_damaged_file_and_another_processors_are_ignored(damaged: str, quiet: Pacing, tmp_path: Path) -> None:
     """And what is found next is kept beside what others found."""
     file = kept_file(tmp_path)
     file.parent.mkdir()
-    named = damaged.replace("HERE", threads.kept.here()).replace("PAIR", "work on 2^0 bytes: 2 / 1")
+    named = damaged.replace("HERE", thread_cache.here()).replace("PAIR", "work on 2^0 bytes: 2 / 1")
     file.write_text(named)
-    clock = Clock(monkeypatch, {1: 0.010, 2: 0.015})
+    clock = Clock(quiet, {1: 0.010, 2: 0.015})
     assert clock.work(Owner(), 8) == [2, 2, 2, 1, 1, 1, 1, 1]
     known = json.loads(file.read_text())
-    assert known[threads.kept.here()]["work on 2^0 bytes: 2 / 1"] == [1.5]
+    assert known[thread_cache.here()]["work on 2^0 bytes: 2 / 1"] == [1.5]
     assert ("another processor" in known) == ("another processor" in damaged)
     assert list(file.parent.iterdir()) == [file]
 
@@ -270,40 +275,39 @@ def test_what_is_kept_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("GLASSFORMER_CACHE", str(tmp_path))
     two = ways(2, free=True)
     for ratio in (1.0, 2.0, 3.0, 4.0, 5.0, 6.0, float("nan"), 0.0, 1e9):
-        threads.kept.keep("work", two, 1, ratio)
-    assert threads.kept.gains("work", two) == {1: 4.0}
-    monkeypatch.setattr(threads.kept, "KINDS", 10)
-    for i in range(20):
-        threads.kept.keep(f"work {i} {'x' * 1000}", two, 1, 1.0)
-    (known,) = json.loads((tmp_path / "threads.json").read_text()).values()
-    assert len(known) == 10 and max(map(len, known)) == threads.kept.LONGEST
-    assert threads.kept.gains("work", two) == {}
-    monkeypatch.setattr(folders, "MOST", (tmp_path / "threads.json").stat().st_size + 10)
-    monkeypatch.setattr(threads.kept, "here", lambda: "another")
-    threads.kept.keep("work", two, 1, 1.0)
-    assert list(json.loads((tmp_path / "threads.json").read_text())) == ["another"], "the first goes"
+        thread_cache.keep("work", two, 1, ratio)
+    assert thread_cache.gains("work", two) == {1: 4.0}
+    file, spare = tmp_path / "threads.json", thread_cache.KINDS
+    for i in range(spare + 10):
+        thread_cache.keep(f"work {i} {'x' * 1000}", two, 1, 1.0)
+    (known,) = json.loads(file.read_text()).values()
+    assert len(known) == spare and max(map(len, known)) == thread_cache.LONGEST
+    assert thread_cache.gains("work", two) == {}
+    file.write_text(json.dumps({"another": "x" * (folders.MOST - 30)}))
+    thread_cache.keep("work", two, 1, 1.0)
+    assert list(json.loads(file.read_text())) == [thread_cache.here()], "the first goes"
 
 
 def test_where_nothing_can_be_written_nothing_is_kept(
-    quiet: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    quiet: Pacing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("GLASSFORMER_CACHE", str(tmp_path / "file"))
-    clock = Clock(monkeypatch, {1: 0.010, 2: 0.015})
+    clock = Clock(quiet, {1: 0.010, 2: 0.015})
     for _ in range(2):
         assert clock.work(Owner(), 8) == [2, 2, 2, 1, 1, 1, 1, 1]
 
 
-def test_a_unit_apart_has_a_pace_of_its_own(quiet: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_unit_apart_has_a_pace_of_its_own(quiet: Pacing) -> None:
     """The unit around it does not count its time, and goes on as it was."""
-    clock, owner, found = Clock(monkeypatch, {}), Owner(), []
-    took = Pace.took
+    clock, owner, found = Clock(quiet, {}), Owner(), []
 
-    def noted(pace: Pace, seconds: float, *given: Any) -> None:
-        found.append(round(seconds, 6))
-        took(pace, seconds, *given)
+    class Noted(Pace):
+        def took(self, seconds: float, *given: Any) -> None:
+            found.append(round(seconds, 6))
+            super().took(seconds, *given)
 
-    monkeypatch.setattr(Pace, "took", noted)
+    quiet.make = Noted
     with threads.paced(owner, "step", free=False):
         clock.now += 1.0
         with threads.paced(owner, "statistics", free=False, apart=True):
@@ -313,18 +317,18 @@ def test_a_unit_apart_has_a_pace_of_its_own(quiet: None, monkeypatch: pytest.Mon
         with threads.paced(owner, "more statistics", free=False, apart=True):
             clock.now += 1000.0
     assert found == [110.0, 1000.0, 1.0]
-    assert {kind for kind, *_ in threads._paces[owner]} == {"step", "statistics", "more statistics"}
+    assert {kind for kind, *_ in quiet.paces[owner]} == {"step", "statistics", "more statistics"}
     with threads.at_most(2), threads.paced(owner, "statistics", apart=True):
         pass
     assert len(found) == 3
     with threads.paced(owner, "step", free=False):
-        threads.sleeping(True)
+        quiet.sleep(True)
         with threads.paced(owner, "statistics", free=False, apart=True):
-            assert threads._crowd is None
-        assert threads._crowd is not None
+            assert not quiet.asleep
+        assert quiet.asleep
 
 
-def test_statistics_of_the_watch_have_paces_of_their_own(quiet: None) -> None:
+def test_statistics_of_the_watch_have_paces_of_their_own(quiet: Pacing) -> None:
     one = gf.preset("llama@1m+layers=1+d_model=32+heads=2+vocab_size=65+context=32").build(seed=0)
     optimizer, watch = torch.optim.AdamW(one.parameters()), gf.dynamics.Watch(one, every=1)
     tokens = torch.randint(65, (2, 9))
@@ -336,18 +340,22 @@ def test_statistics_of_the_watch_have_paces_of_their_own(quiet: None) -> None:
             optimizer.step()
             watch.after_update(moment)
     of_the_watch = {f"watch: {what}" for what in ("norms", "updates", "spectra", "probe")}
-    assert {kind for kind, *_ in threads._paces[one]} == {"training step", *of_the_watch}
+    assert {kind for kind, *_ in quiet.paces[one]} == {"training step", *of_the_watch}
 
 
-def test_steps_of_a_loop_of_ones_own_are_timed(quiet: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_of_a_loop_of_ones_own_are_timed(quiet: Pacing) -> None:
     """From one call of the optimizer to the next, without what is paced in between, and inside the context alone."""
-    monkeypatch.setattr(machine, "available_cores", lambda: 2)
-    monkeypatch.setattr(machine, "has_fast_bfloat16", lambda device: False)
-    clock, weight = Clock(monkeypatch, {2: 5.0}), torch.nn.Parameter(torch.ones(2))
+    clock, weight = Clock(quiet, {2: 5.0}), torch.nn.Parameter(torch.ones(2))
     found: list[float] = []
-    monkeypatch.setattr(Pace, "took", lambda pace, seconds, *_: found.append(seconds))
+
+    class Noted(Pace):
+        def took(self, seconds: float, *given: Any) -> None:
+            found.append(seconds)
+
+    quiet.make = Noted
     optimizer = torch.optim.SGD([weight])
-    with gf.fast_training("cpu", compile=False):
+    with gf.fast_training("cpu", "float32", compile=False):
+        torch.set_num_threads(2)
         for seconds in (1.0, 2.0, 3.0):
             clock.now += seconds
             optimizer.step()
@@ -356,74 +364,69 @@ def test_steps_of_a_loop_of_ones_own_are_timed(quiet: None, monkeypatch: pytest.
         optimizer.step()
         with threads.paced(Owner(), "training step", free=False):
             optimizer.step()
-        monkeypatch.setattr(threads, "_others", lambda worked=False: 2.0)
+        quiet.others = taking(2.0)
         optimizer.step()
-        assert threads._crowd is not None, "beside others its threads sleep"
-    assert threads._crowd is None
+        assert quiet.asleep, "beside others its threads sleep"
+    assert not quiet.asleep
     optimizer.step()
     assert found[:4] == [2.0, 3.0, 5.0, 4.0] and len(found) == 5
 
 
-def seen(owner: Owner, free: bool = True) -> tuple[int, bool]:
+def seen(pacing: Pacing, owner: Owner, free: bool = True) -> tuple[int, bool]:
     with threads.paced(owner, "work", free=free):
-        return torch.get_num_threads(), threads._crowd is not None
+        return torch.get_num_threads(), pacing.asleep
 
 
-def test_a_unit_takes_them_and_gives_them_back(two_threads: None) -> None:
+def test_a_unit_takes_them_and_gives_them_back(pacing: Pacing) -> None:
     owner = Owner()
-    assert seen(owner) == (1, False)
+    assert seen(pacing, owner) == (1, False)
     assert torch.get_num_threads() == 2
     with pytest.raises(ZeroDivisionError), threads.paced(owner, "work"):
         raise ZeroDivisionError
     assert torch.get_num_threads() == 2
-    assert seen(owner, free=False) == (2, True)
-    assert seen(owner) == (1, False)
+    assert seen(pacing, owner, free=False) == (2, True)
+    assert seen(pacing, owner) == (1, False)
 
 
-def test_units_inside_a_unit_go_its_way(two_threads: None) -> None:
+def test_units_inside_a_unit_go_its_way(pacing: Pacing) -> None:
     """Else its bits would depend on what they choose."""
     with threads.paced(Owner(), "step", free=False):
-        assert seen(Owner()) == (2, True)
+        assert seen(pacing, Owner()) == (2, True)
 
 
-def test_a_number_that_was_asked_for_stays(two_threads: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_number_that_was_asked_for_stays(pacing: Pacing, monkeypatch: pytest.MonkeyPatch) -> None:
     machine.apply(machine.settings("cpu", threads=2))
-    assert seen(Owner()) == (2, False)
+    assert seen(pacing, Owner()) == (2, False)
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     machine.apply(machine.settings("cpu"))
-    assert seen(Owner()) == (2, False)
+    assert seen(pacing, Owner()) == (2, False)
     monkeypatch.delenv("OMP_NUM_THREADS")
-    monkeypatch.setattr(machine, "available_cores", lambda: 2)
-    machine.apply(machine.settings("cpu"))
-    assert seen(Owner()) == (1, False)
+    machine.apply(chosen(Abilities("cpu", cores=2, fast_bfloat16=False, compiler=False)))
+    assert seen(pacing, Owner()) == (1, False)
 
 
-def test_others_are_all_but_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_others_are_all_but_this_process(tmp_path: Path) -> None:
     """Of the time that two cores were busy, less one's own; after a pause, those that run and go on."""
     now: list[float] = [0.0, 0.0, 0, 1]
     ends: list[int] = []
     """Of those that run, how many have ended at each further look."""
     slept: list[float] = []
 
+    def write() -> None:
+        cores = [f"cpu0 {int(now[2])} 0 0 77 7 0 0 99 0 0", "cpu1 0 0 0 9 9 0 0 0 0 0"]
+        (tmp_path / "stat").write_text("\n".join(["cpu 9 9 9", *cores, "intr 5", f"procs_running {int(now[3])}"]))
+
     def sleep(seconds: float) -> None:
         slept.append(seconds)
         now[3] -= ends.pop(0) if ends else 0
+        write()
 
-    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1}, raising=False)
-    monkeypatch.setattr("os.sysconf", lambda _: 100)
-    monkeypatch.setattr("time.perf_counter", lambda: now[0])
-    monkeypatch.setattr("time.process_time", lambda: now[1])
-    monkeypatch.setattr("time.sleep", sleep)
-    monkeypatch.setattr("os.listdir", lambda _: ["1", "2", "3"])
-
-    def stat(path: str, **__: object) -> io.StringIO:
-        if path != "/proc/stat":
-            return io.StringIO(f"1 (a) R) {'R' if path.endswith(('/1/stat', '/2/stat')) else 'S'} 0 0")
-        cores = [f"cpu0 {int(now[2])} 0 0 77 7 0 0 99 0 0", "cpu1 0 0 0 9 9 0 0 0 0 0"]
-        return io.StringIO("\n".join(["cpu 9 9 9", *cores, "intr 5", f"procs_running {int(now[3])}"]))
-
-    monkeypatch.setattr("builtins.open", stat)
-    others = threads.Others()
+    for thread in "123":
+        (tmp_path / "self" / "task" / thread).mkdir(parents=True)
+        state = "S" if thread == "3" else "R"
+        (tmp_path / "self" / "task" / thread / "stat").write_text(f"1 (a) R) {state} 0 0")
+    write()
+    others = Others(Stat(str(tmp_path), {0, 1}, lambda: now[0], lambda: now[1], ticks=100), sleep)
     for clock, own, ticks, running, ending, worked, expected, waited in (
         (0.05, 0.0, 5, 4, [], False, None, 0),  # too soon to say
         (1.0, 0.5, 150, 2, [], False, 1.0, 0),
@@ -436,27 +439,33 @@ def test_others_are_all_but_this_process(monkeypatch: pytest.MonkeyPatch) -> Non
         (180.0, 11.5, 13100, 4, [], True, 0.0, 0),  # a long unit, whose own threads still turn round
     ):
         now[:], ends[:], slept[:] = [clock, own, ticks, running], ending, []
+        write()
         assert others(worked) == expected
         assert len(slept) == waited
 
 
-def test_where_nobody_counts_others_are_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_nobody_counts_others_are_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Others(Stat(str(tmp_path)))() is None
     monkeypatch.delattr("os.sched_getaffinity", raising=False)
-    assert threads.Others()() is None
+    assert Others()() is None
+
+
+class Restless(Pace):
+    """Goes another way at every unit than at the one before."""
+
+    went: ClassVar[list[Way]] = []
+    """Ways that units went."""
+
+    def took(self, *_: object) -> None:
+        self.went.append(self.way)
+        self.at = (self.at + 1) % len(self.ways)
 
 
 @pytest.fixture
-def restless(two_threads: None, monkeypatch: pytest.MonkeyPatch) -> list[Way]:
-    """Every unit goes another way than the one before; which way each went."""
-    went: list[Way] = []
-
-    def took(pace: Pace, *_: object) -> None:
-        went.append(pace.way)
-        pace.at = (pace.at + 1) % len(pace.ways)
-
-    monkeypatch.setattr(threads, "_others", lambda worked=False: None)
-    monkeypatch.setattr(Pace, "took", took)
-    return went
+def restless(pacing: Pacing) -> Pacing:
+    Restless.went.clear()
+    pacing.others, pacing.make = taking(None), Restless
+    return pacing
 
 
 def model(kind: str) -> gf.Model:
@@ -467,18 +476,29 @@ def model(kind: str) -> gf.Model:
     return made if kind == "bfloat16" else quantize(made, kind)  # type: ignore[return-value]
 
 
-def test_the_next_token_is_chosen_by_one_thread(two_threads: None, monkeypatch: pytest.MonkeyPatch) -> None:
+class Threads(TorchDispatchMode):
+    """Records how many threads each operation may use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: dict[str, set[int]] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen.setdefault(str(func), set()).add(torch.get_num_threads())
+        return func(*args, **(kwargs or {}))
+
+
+def test_the_next_token_is_chosen_by_one_thread(pacing: Pacing) -> None:
     """However many rows: beside others, meeting over a row of logits takes several times what it gains."""
-    seen: list[int] = []
-    draw = sampling.draw
-    monkeypatch.setattr(sampling, "draw", lambda *given: seen.append(torch.get_num_threads()) or draw(*given))
     rows, rule = torch.randn(3, 50_000), sampling.Sampling(temperature=1.0)
-    sampling.choose(rows, [rule] * 3, generators=[torch.Generator().manual_seed(i) for i in range(3)])
-    assert (seen, torch.get_num_threads()) == ([1], 2)
+    with Threads() as recorded:
+        sampling.choose(rows, [rule] * 3, generators=[torch.Generator().manual_seed(i) for i in range(3)])
+    assert set.union(*recorded.seen.values()) == {1} and "aten.max.dim" in recorded.seen
+    assert torch.get_num_threads() == 2
 
 
 @pytest.mark.parametrize("kind", ["bfloat16", "int8", "int4"])
-def test_one_thread_has_the_bits_of_two(kind: str, two_threads: None) -> None:
+def test_one_thread_has_the_bits_of_two(kind: str, pacing: Pacing) -> None:
     """Of prompts, short and long, of single tokens and of several rows."""
     one, found = model(kind), []
     tokens = torch.randint(0, 1000, (4, 300), generator=torch.Generator().manual_seed(0))
@@ -494,7 +514,7 @@ def test_one_thread_has_the_bits_of_two(kind: str, two_threads: None) -> None:
 
 
 @pytest.mark.parametrize("kind", ["float32", "bfloat16", "int8", "int4"])
-def test_a_text_is_the_same_whatever_is_chosen(kind: str, restless: list[Way], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_text_is_the_same_whatever_is_chosen(kind: str, restless: Pacing) -> None:
     """In fp32 the number of threads stays, in 16 bits and less it may not matter."""
     one, prompt = model(kind), torch.arange(40)[None]
 
@@ -503,26 +523,25 @@ def test_a_text_is_the_same_whatever_is_chosen(kind: str, restless: list[Way], m
         return [value for row in rows for value in (int(row.tokens), float(row.logprobs))]
 
     found = write()
-    assert {way.threads for way in restless} == ({2} if kind == "float32" else {1, 2})
-    assert len(set(restless)) == 2
-    monkeypatch.setattr(threads, "_fixed", True)
+    assert {way.threads for way in Restless.went} == ({2} if kind == "float32" else {1, 2})
+    assert len(set(Restless.went)) == 2
+    restless.fixed = True
     assert write() == found
 
 
 @pytest.mark.slow
 def test_a_run_has_the_same_weights_whatever_is_chosen(
-    tmp_path: Path, restless: list[Way], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, restless: Pacing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(machine, "available_cores", lambda: 2)
+    monkeypatch.setattr(processor, "available_cores", lambda: 2)
     monkeypatch.setenv("GLASSFORMER_CACHE", str(tmp_path / "cache"))
     text = tmp_path / "text.txt"
     text.write_text("".join(f"line {i} of many\n" for i in range(2000)))
     recipe = {"tokens": 8 * 4 * 64, "batch_size": 4, "context": 64, "compile": False, "dtype": "float32"}
     config = gf.preset("gpt2@1m+layers=1+d_model=256+heads=4")
     runs = [gf.train(config, text, recipe, tokenizer="char")]
-    assert set(restless) == {Way(2), Way(2, sleep=True)}
-    monkeypatch.setattr(Pace, "took", lambda *_: None)
-    monkeypatch.setattr(threads, "_others", lambda worked=False: 0.0)
+    assert set(Restless.went) == {Way(2), Way(2, sleep=True)}
+    restless.others, restless.make = taking(0.0), Pace
     runs.append(gf.train(config, text, recipe, tokenizer="char"))
     one, two = (run.model.state_dict() for run in runs)
     assert all(torch.equal(one[name], two[name]) for name in one)

@@ -3,7 +3,6 @@ that served. `threads.json` in the cache folder; what is found while work runs g
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from functools import cache
 from statistics import median
@@ -11,9 +10,9 @@ from typing import Any
 
 import torch
 
-from glassformer import processor, quota
 from glassformer.folders import remember, remembered
-from glassformer.threads.pace import Way
+from glassformer.machine import processor, quota
+from glassformer.machine.pace import Way
 
 FILE = "threads.json"
 LAST = 5
@@ -43,7 +42,7 @@ def keep(work: str, ways: Sequence[Way], at: int, ratio: float) -> None:
 @cache
 def here() -> str:
     """The processor with what this process has of it, and who computes."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    cores = processor.own_cores()
     paid = "" if (share := quota.cores()) is None else f" of which {share:g} are paid for"
     return f"{processor.name()}, {len(processor.flags())} flags, {cores} cores{paid}, torch {torch.__version__}"
 

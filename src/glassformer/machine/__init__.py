@@ -1,0 +1,27 @@
+"""This computer: its processor, cores and memory, the defaults that follow from them, and the threads of each piece of
+work."""
+
+from __future__ import annotations
+
+from glassformer.machine.defaults import DTYPES, DType, Settings, apply, machine, settings, synchronize
+from glassformer.machine.device import can_compile, device_named, has_fast_bfloat16
+from glassformer.machine.memory import forget_peak, free_memory, keep_freed_memory, peak_memory
+from glassformer.machine.processor import available_cores
+
+__all__ = [
+    "DTYPES",
+    "DType",
+    "Settings",
+    "apply",
+    "available_cores",
+    "can_compile",
+    "device_named",
+    "forget_peak",
+    "free_memory",
+    "has_fast_bfloat16",
+    "keep_freed_memory",
+    "machine",
+    "peak_memory",
+    "settings",
+    "synchronize",
+]

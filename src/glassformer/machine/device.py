@@ -1,0 +1,100 @@
+"""The devices of this machine, and what each is able to do."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import sysconfig
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+
+from glassformer.errors import RequestError
+from glassformer.folders import remember, remembered
+from glassformer.machine import processor
+from glassformer.parts.precision import bf16_gain
+
+
+@dataclass(frozen=True)
+class Abilities:
+    """Properties of a device that the defaults follow from."""
+
+    device: str
+    cores: int
+    """CPU cores of this process."""
+    fast_bfloat16: bool
+    compiler: bool
+
+    @classmethod
+    def of(cls, device: str) -> Abilities:
+        return cls(device, processor.available_cores(), has_fast_bfloat16(device), can_compile(device))
+
+
+def device_named(device: str) -> str:
+    """The device of that name, of `auto` the best one here. Raises RequestError where it is not on this machine."""
+    own = torch.accelerator.current_accelerator(check_available=True)
+    here = ["cpu"] if own is None else ["cpu", own.type]
+    if device == "auto":
+        return here[-1]
+    try:
+        asked = torch.device(device)
+    except RuntimeError:
+        asked = torch.device("meta")
+    most = 1 if asked.type == "cpu" else torch.accelerator.device_count()
+    if asked.type not in here or (asked.index or 0) >= most:
+        raise RequestError(f"device={device!r} is not on this machine; here: {', '.join(here)}")
+    return asked.type if asked.type in ("cpu", "mps") else str(asked)
+
+
+LEAST_GAIN = 1.1
+"""What autocast's own work costs is paid from here on."""
+
+
+def has_fast_bfloat16(device: str) -> bool:
+    """Whether products in bf16 pay: on Ampere or later on CUDA; on a CPU that has AVX512-BF16 or AMX, where they are
+    measured to be faster than in fp32."""
+    if device.startswith("cuda"):
+        return torch.cuda.get_device_capability(device)[0] >= 8
+    return device == "cpu" and bfloat16_pays()
+
+
+def bfloat16_pays(capability: str | None = None, units: bool | None = None, gain: float | None = None) -> bool:
+    """Returns True if products in bf16 are faster than in fp32 on a CPU.
+
+    capability   vector instructions by torch's name; if None, those of this processor
+    units        AVX512-BF16 or AMX is present; if None, as torch reports
+    gain         speed of bf16 over fp32; if None, measured"""
+    if not (capability or torch.backends.cpu.get_cpu_capability()).startswith("AVX512"):
+        return False
+    checks = (getattr(torch.cpu, name, None) for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"))
+    if not (any(check is not None and check() for check in checks) if units is None else units):
+        return False
+    return (bfloat16_gain() if gain is None else gain) > LEAST_GAIN
+
+
+@cache
+def bfloat16_gain(measure: Callable[[], float] = bf16_gain) -> float:
+    """`bf16_gain`, measured once for a processor and kept on disk: every run on one machine has the same defaults."""
+    key = f"{processor.name()}, {len(processor.flags())} flags, one thread, torch {torch.__version__}"
+    gain = remembered("products.json", key)
+    if not isinstance(gain, float) or not 0.01 < gain < 100:
+        gain = measure()
+        remember("products.json", key, gain)
+    return gain
+
+
+def can_compile(device: str, compiler: str | None = None) -> bool:
+    """Whether `torch.compile` has what it needs; on MPS it does not pay yet. `compiler` names the C++ compiler; if
+    None, `$CXX` or g++."""
+    if device.startswith("cuda"):
+        try:
+            import triton  # type: ignore[import-not-found]  # noqa: F401
+        except ImportError:
+            return False
+        return True
+    found = shutil.which(compiler or os.environ.get("CXX", "g++"))
+    headers = os.path.isfile(os.path.join(sysconfig.get_path("include"), "Python.h"))  # compiled loops include it
+    return device == "cpu" and sys.platform != "win32" and found is not None and headers

@@ -1,0 +1,90 @@
+"""Memory of this machine and of this process: how much is free, how much was held, and what the allocator keeps."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import sys
+
+import torch
+
+from glassformer.machine import quota
+
+
+def keep_freed_memory() -> bool:
+    """Tells glibc to keep freed blocks: a training step frees and takes the same gigabytes each time, and every
+    page handed back to the system is zeroed again on its return. False where there is no glibc."""
+    try:
+        libc = ctypes.CDLL("libc.so.6")
+        m_trim_threshold, m_mmap_threshold, huge = -1, -3, 2**31 - 1
+        return all([libc.mallopt(m_mmap_threshold, huge), libc.mallopt(m_trim_threshold, huge)])
+    except (OSError, AttributeError):
+        return False
+
+
+def all_memory(groups: quota.GroupFiles = quota.HERE) -> int | None:
+    """Bytes of this machine, or those that the control group may hold."""
+    try:
+        there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return quota.memory(groups)
+    return min(there, quota.memory(groups) or there)
+
+
+def free_memory(
+    device: torch.device | str = "cpu", meminfo: str = "/proc/meminfo", groups: quota.GroupFiles = quota.HERE
+) -> int | None:
+    """Bytes that can still be taken on the device. On the CPU before the system ends a process: what Linux says is
+    available (`meminfo`), within the limit of the control group; elsewhere all there are. None where nobody says."""
+    kind = torch.device(device).type
+    if kind == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    if kind == "mps":
+        return torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory()
+    if kind != "cpu":
+        return None
+    bounds = (all_memory(groups), available(meminfo), quota.free_memory(groups))
+    return min((bound for bound in bounds if bound is not None), default=None)
+
+
+def available(file: str) -> int | None:
+    """Returns the bytes that Linux reports as available in a file such as /proc/meminfo, or None."""
+    try:
+        with open(file, encoding="ascii") as lines:
+            return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration, ValueError, IndexError):
+        return None
+
+
+def peak_memory(device: str) -> int:
+    """The most bytes this process has held: on the device if it has memory of its own, else resident."""
+    if device.startswith("cuda"):
+        return torch.cuda.max_memory_allocated(device)
+    if device == "mps":
+        return torch.mps.driver_allocated_memory()
+    try:
+        with open("/proc/self/status", encoding="ascii") as status:  # getrusage would count what the parent held
+            return next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM:"))
+    except (OSError, StopIteration, ValueError):
+        pass
+    try:
+        import resource
+    except ImportError:  # Windows
+        return 0
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def forget_peak() -> bool:
+    """Gives freed memory back, so that `peak_memory` is next that of what follows; False where it cannot be."""
+    gc.collect()
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    try:
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
+        with open("/proc/self/clear_refs", "w", encoding="ascii") as file:
+            file.write("5")  # VmHWM becomes what is resident now
+    except (OSError, AttributeError):
+        return False
+    return True

@@ -1,0 +1,245 @@
+"""How many threads a piece of work takes, and how they wait for each other, found while it runs.
+
+Threads that share a product wait for the last of them at its end. While something else has one of their cores, each of
+hundreds of products waits for it, and the one that waits keeps its core busy. So every kind of work (a decoding step, a
+piece of a prompt, a training step) has a `Pace` over its ways, from the humblest to the one that asks most of the
+machine:
+
+    work whose bits are the same with any number of threads     1, 2, 4, ..., n - 1, n threads
+    all other work                                              n threads that sleep while they wait, n that do not
+
+A pace begins with the way that served this kind of work on this processor in earlier processes (`thread_cache.py`),
+else with the last, and is told how long the units of its work took:
+
+    a humbler way   is taken when others have the cores that this one counts on; and tried, for nobody may tell, once at
+                    the beginning, where units are short (some seconds later where it is known), and when they take
+                    `SLOWER` times as long as they did
+    a further one   is tried when others leave it the cores; one that was left because of them is taken again at once
+    a try           stays where units take less than `FASTER` (`FURTHER`) of what they took before
+
+Each try doubles the time to the next, and peace makes it short again. What torch is set to is the most that is taken,
+and it is set to it again afterwards; a number that was asked for is never touched (`fix`).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+import time
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+
+from glassformer.machine import processor, thread_cache
+from glassformer.machine.others import Others
+from glassformer.machine.pace import Pace, ways
+
+
+class Loading:
+    """Whose work loading is: there is no model yet."""
+
+
+LOADING = Loading()
+
+
+class _Busy(threading.local):
+    unit = False
+    """Inside a unit."""
+    held = False
+    """Inside `at_most`."""
+    seconds = 0.0
+    """Of units that have ended."""
+
+
+_busy = _Busy()
+
+
+class Pacing:
+    """The paces of all work of this process.
+
+    others   the cores that other processes took, as `Others` counts them
+    clock    seconds
+    fixed    the number that torch is set to was asked for, and stays
+    make     makes the pace of a new kind of work"""
+
+    def __init__(
+        self,
+        others: Callable[..., float | None] | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+        fixed: bool = False,
+        make: Callable[..., Pace] = Pace,
+    ):
+        self.others, self.clock, self.fixed, self.make = others or Others(), clock, fixed, make
+        self.paces: WeakKeyDictionary[Any, dict[Hashable, Pace]] = WeakKeyDictionary()
+        self._sizes: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
+        self._crowd: Crowd | None = None
+
+    def pace(self, owner: Any, kind: Hashable, free: bool) -> Pace | None:
+        """That of this kind of work on `owner`, a model mostly; None where there is nothing to choose."""
+        most = torch.get_num_threads()
+        if self.fixed or most == 1:
+            return None
+        paces = self.paces.setdefault(owner, {})
+        key = (kind, most, free)
+        if key not in paces:
+            work, open_to = f"{kind} on 2^{self._size(owner)} bytes", ways(most, free)
+            known, keep = thread_cache.gains(work, open_to), partial(thread_cache.keep, work, open_to)
+            paces[key] = self.make(open_to, processor.own_cores(), gains=known, keep=keep)
+        return paces[key]
+
+    def _size(self, owner: Any) -> int:
+        """log2 of the bytes of a model, or of the one that `owner` has; 0 of anything else."""
+        if owner not in self._sizes:
+            model = getattr(owner, "model", owner)
+            tensors = [*model.parameters(), *model.buffers()] if isinstance(model, torch.nn.Module) else []
+            self._sizes[owner] = sum(tensor.nbytes for tensor in tensors).bit_length()
+        return self._sizes[owner]
+
+    @contextmanager
+    def paced(
+        self, owner: Any, kind: Hashable, size: float = 1.0, free: bool = True, apart: bool = False
+    ) -> Iterator[None]:
+        # Whoever compiles what runs inside would have all of this in the graph.
+        inside = _busy.unit
+        idle = torch.compiler.is_compiling() or (inside and not apart) or _busy.held
+        mine = None if idle else self.pace(owner, kind, free)
+        if mine is None:
+            yield
+            return
+        _busy.unit = True
+        mine.prepare(self.others(), self.clock())
+        way, before, slept = mine.way, torch.get_num_threads(), self.asleep
+        self.sleep(way.sleep)
+        if way.threads != before:
+            torch.set_num_threads(way.threads)
+        began, earlier = self.clock(), _busy.seconds
+        try:
+            yield
+        finally:
+            ended = self.clock()
+            if way.threads != before:
+                torch.set_num_threads(before)
+            if inside:
+                self.sleep(slept)
+            _busy.unit = inside
+            took = ended - began - (_busy.seconds - earlier)
+            _busy.seconds = earlier + ended - began
+        if took > Others.LEAST:
+            self.others(worked=True)
+        mine.took(took, ended, self.others, size)
+
+    @property
+    def asleep(self) -> bool:
+        """Threads sleep while they wait."""
+        return self._crowd is not None
+
+    def sleep(self, wanted: bool) -> None:
+        """Has threads sleep while they wait, from now on, or not."""
+        if wanted and self._crowd is None:
+            self._crowd = Crowd()
+        elif not wanted and self._crowd is not None:
+            self._crowd.end()
+            self._crowd = None
+
+
+_process = Pacing(fixed=bool(os.environ.get("OMP_NUM_THREADS")))
+
+
+@contextmanager
+def using(pacing: Pacing) -> Iterator[Pacing]:
+    """Replaces the paces of this process inside the context."""
+    global _process
+    before, _process = _process, pacing
+    try:
+        yield pacing
+    finally:
+        pacing.sleep(False)
+        _process = before
+
+
+def fix(fixed: bool) -> None:
+    """Whether the number that torch is set to was asked for, and stays."""
+    _process.fixed = fixed
+    _process.sleep(False)
+
+
+def fixed() -> bool:
+    return _process.fixed
+
+
+def paced(
+    owner: Any, kind: Hashable, size: float = 1.0, free: bool = True, apart: bool = False
+) -> AbstractContextManager[None]:
+    """Inside, a unit of work of this kind, of this size (tokens, bytes), goes the way that it does best with. `free`:
+    its bits are the same with any number of threads. Units inside others are not counted, but those that are `apart`:
+    they go their own way, and the time of the unit around them is without theirs."""
+    return _process.paced(owner, kind, size, free, apart)
+
+
+@contextmanager
+def at_most(count: int) -> Iterator[None]:
+    """Inside, torch takes so many threads, or fewer where it is set to fewer, and nothing is chosen."""
+    before, held = torch.get_num_threads(), _busy.held
+    torch.set_num_threads(min(count, before))
+    _busy.held = True
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+        _busy.held = held
+
+
+class Beat:
+    """Units of which only the ends are told: each is the time since the one before, without units of other kinds."""
+
+    def __init__(self, kind: Hashable):
+        self.kind = kind
+        self.began: tuple[float, float] | None = None
+
+    def __call__(self, owner: Any) -> None:
+        """A unit of work on `owner` ends, and another begins."""
+        here = _process
+        mine = None if _busy.unit or _busy.held else here.pace(owner, self.kind, free=False)
+        if mine is None:
+            self.began = None
+            return
+        now = here.clock()
+        if self.began is not None:
+            took = now - self.began[0] - (_busy.seconds - self.began[1])
+            if took > Others.LEAST:
+                here.others(worked=True)
+            mine.took(took, now, here.others)
+        mine.prepare(here.others(), now)
+        here.sleep(mine.way.sleep)
+        self.began = here.clock(), _busy.seconds
+
+
+class Crowd:
+    """Makes the threads of GNU's OpenMP sleep where they wait. They turn round for some milliseconds first, unless
+    there are more of them than cores: so while this runs there are, in a thread that does nothing."""
+
+    def __init__(self) -> None:
+        self.stop, there = threading.Event(), threading.Event()
+        self.thread = threading.Thread(target=self._stand, args=(there,), daemon=True)
+        self.thread.start()
+        there.wait()
+
+    def _stand(self, there: threading.Event) -> None:
+        try:
+            openmp = ctypes.CDLL("libgomp.so.1", mode=os.RTLD_NOLOAD)  # torch's own
+            nothing = ctypes.cast(openmp.omp_in_parallel, ctypes.c_void_p)
+            openmp.GOMP_parallel(nothing, None, ctypes.c_uint(max(2, os.cpu_count() or 1)), ctypes.c_uint(0))
+        except (OSError, AttributeError):  # another OpenMP, which waits as it does
+            pass
+        finally:
+            there.set()
+        self.stop.wait()
+
+    def end(self) -> None:
+        self.stop.set()
+        self.thread.join()
