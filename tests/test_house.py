@@ -99,9 +99,7 @@ def imported(path: Path, tree: ast.AST) -> Iterator[tuple[int, str]]:
             given = node.args[0] if node.args else None
             yield node.lineno, str(given.value) if isinstance(given, ast.Constant) else COMPUTED
         elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in whole:
-            name = glassformer._HOMES.get(node.attr, node.attr)
-            if not name.startswith("__"):  # where the package lies, and its version
-                yield node.lineno, f"glassformer.{name}.{node.attr}"
+            yield node.lineno, f"glassformer.{glassformer._HOMES.get(node.attr, node.attr)}.{node.attr}"
 
 
 COMPUTED = "glassformer.<computed>"
@@ -111,14 +109,22 @@ UNREAD = {"cli/show.py", "parts/core/outside.py", "laboratory/claims/__init__.py
 list of claims imports the files of its own folder."""
 
 
+FACADE = "__init__"
+"""The package itself, which reaches every room."""
+
+
 def rooms_used(path: Path, tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """(line, room) of all that a file reaches."""
+    """(line, room) of all that a file reaches; the facade where it imports the package itself, also for `__file__`."""
     for line, name in imported(path, tree):
         steps = name.split(".")
-        if name == COMPUTED and named(path) not in UNREAD:
-            yield line, name
-        elif steps[0] == "glassformer" and len(steps) > 1 and (steps[1] in RANK or (SRC / steps[1]).exists()):
-            yield line, steps[1]
+        if steps[0] != "glassformer":
+            continue
+        if name == COMPUTED:
+            if named(path) not in UNREAD:
+                yield line, name
+        else:
+            room = steps[1] if len(steps) > 1 else FACADE
+            yield line, room if room in RANK or (SRC / room).exists() else FACADE
 
 
 def test_every_room_has_a_place():
@@ -127,19 +133,10 @@ def test_every_room_has_a_place():
 
 
 def files_used(path: Path, top: Path, tree: ast.AST) -> Iterator[Path]:
-    """Files below `top` that a file imports, in functions too, but not for type checkers alone."""
+    """Files below `top` that a file imports, in functions and for type checkers too."""
     package = [top.name, *path.relative_to(top).parts[:-1]]
-    unread = {
-        inner
-        for node in ast.walk(tree)
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
-        for statement in node.body
-        for inner in ast.walk(statement)
-    }
     for node in ast.walk(tree):
         names: list[str] = []
-        if node in unread:
-            continue
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -158,6 +155,10 @@ def files_used(path: Path, top: Path, tree: ast.AST) -> Iterator[Path]:
                 steps.pop()
 
 
+UNOPENED = {"laboratory/claims/claim.py": "laboratory/claims/bench.py"}
+"""Imports for type checkers that close a circle still."""
+
+
 def check_no_circle(top: Path) -> None:
     """Raises CycleError, which holds the circle."""
     facade = top / "__init__.py"  # imports lazily, by name
@@ -166,6 +167,8 @@ def check_no_circle(top: Path) -> None:
         for path in top.rglob("*.py")
         if path != facade
     }
+    for path, others in UNOPENED.items():
+        graph.get(SRC / path, set()).discard(SRC / others)
     TopologicalSorter(graph).prepare()
 
 
@@ -175,7 +178,15 @@ def test_no_files_import_each_other(folder: str):
 
 
 @pytest.mark.parametrize(
-    "line", ["from top.b import x", "import top.b", "from .b import x", "from . import b", "import_module('top.b')"]
+    "line",
+    [
+        "from top.b import x",
+        "import top.b",
+        "from .b import x",
+        "from . import b",
+        "import_module('top.b')",
+        "if TYPE_CHECKING: from top.b import x",
+    ],
 )
 def test_a_circle_is_seen(line: str, tmp_path: Path):
     for name, text in {
@@ -188,8 +199,6 @@ def test_a_circle_is_seen(line: str, tmp_path: Path):
         (tmp_path / "top" / f"{name}.py").write_text(text)
     with pytest.raises(CycleError):
         check_no_circle(tmp_path / "top")
-    (tmp_path / "top" / "a.py").write_text(f"if TYPE_CHECKING:\n    {line}\n")
-    check_no_circle(tmp_path / "top")
 
 
 def test_the_drawing_of_the_house_is_true():
@@ -219,6 +228,8 @@ def test_arrows_go_one_way():
         "import glassformer.cli",
         "import glassformer as gf; gf.train",
         "import glassformer; glassformer.ModelConfig",
+        "import glassformer; Path(glassformer.__file__)",
+        "from glassformer import train",
         "import_module('glassformer.cli')",
         "importlib.import_module(name)",
     ],
@@ -593,44 +604,25 @@ def test_config_and_constructor_agree(cls: type[PartConfig]):
 
 
 def test_the_table_of_parts_is_whole():
-    """At least today's kinds; one that disappears would break files."""
-    kinds = {(cls.axis, cls.kind) for cls in PARTS}
+    """A kind that disappears breaks files; one that is added is entered here."""
     expected = {
-        "norm": {"layernorm", "rmsnorm"},
-        "position": {"learned", "sinusoidal", "rotary", "alibi", "temperature"},
-        "visibility": {
-            "bidirectional",
-            "bigbird",
-            "causal",
-            "chunked",
-            "dilated",
-            "longformer",
-            "prefix",
-            "sliding_window",
-        },
-        "mixer": {
-            "attention",
-            "cross_attention",
-            "global_attention",
-            "latent_attention",
-            "linear_attention",
-            "linformer",
-            "mamba",
-            "performer",
-            "retention",
-            "shared_attention",
-            "xl_memory",
-        },
-        "projection": {"cross", "fused", "separate"},
-        "kernel": {"naive", "sdpa", "flex", "banded", "direct", "auto"},
-        "ffn": {"mlp", "glu", "experts", "expert_choice"},
-        "residual": {"pre", "post", "sandwich", "res_post", "parallel", "deepnorm"},
-        "init": {"gpt2", "xavier", "small", "deepnorm"},
-        "reparam": {"sigma"},
-        "rotary_scaling": {"linear", "ntk", "dynamic_ntk", "yarn", "longrope", "llama3"},
-        "embedding": {"embedding"},
-        "head": {"head"},
+        "embedding": "embedding",
+        "ffn": "expert_choice experts glu mlp",
+        "head": "head",
+        "init": "deepnorm gpt2 small xavier",
+        "kernel": "auto banded direct flex naive sdpa",
+        "mixer": "attention beside cross_attention gated_deltanet global_attention latent_attention linear_attention "
+        "linformer mamba mamba2 performer retention rglru s4 shared_attention xl_memory",
+        "norm": "identity layernorm rmsnorm",
+        "position": "alibi learned relative_bias rotary sinusoidal temperature",
+        "projection": "cross fused separate",
+        "reparam": "sigma",
+        "residual": "deepnorm normed parallel post pre res_post sandwich",
+        "rotary_scaling": "dynamic_ntk linear llama3 longrope ntk yarn",
+        "visibility": "bidirectional bigbird causal chunked dilated longformer prefix sliding_window",
     }
-    assert {(axis, kind) for axis, some in expected.items() for kind in some} <= kinds
+    assert {(cls.axis, cls.kind) for cls in PARTS} == {
+        (axis, kind) for axis in expected for kind in expected[axis].split()
+    }
     assert AttentionConfig.kind == "attention" and SlidingWindowConfig.kind == "sliding_window"
     assert EmbeddingConfig.kind == "embedding" and HeadConfig.kind == "head" and NormConfig.kind == ""

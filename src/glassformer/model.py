@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from glassformer.errors import RequestError, check_whole
 from glassformer.parts.core import auxiliary
-from glassformer.parts.core.owner import Along, Around, Spread
+from glassformer.parts.core.owner import Around, Spread
 from glassformer.parts.core.site import Site, unseen
 from glassformer.parts.embedding import Embedding
-from glassformer.parts.forward_pass import Memory, Pass, position_in_document
+from glassformer.parts.forward_pass import Along, Memory, Pass, position_in_document
 from glassformer.parts.head import Head
 from glassformer.parts.loss import rows_with_targets
 from glassformer.parts.mixer import Mixer

@@ -15,15 +15,15 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import App, CycloptsError, Parameter
 
-import glassformer
 from glassformer.cli.options import Asking, Chatting, Flag, Writing
 from glassformer.errors import NO_MEMORY, RequestError, WorkError, no_memory, printable
 from glassformer.units import quantity
+from glassformer.version import __version__
 
 app = App(
     name="glassformer",
     help="Transformers under glass: compose any of them, train it, run it, look inside it, and know what it costs.",
-    version=glassformer.__version__,
+    version=__version__,
     help_format="markdown",
     suppress_keyboard_interrupt=False,  # main says that it has stopped
 )
@@ -1154,7 +1154,7 @@ MOST_WORDS = 1000
 @contextmanager
 def warnings_in_one_line() -> Iterator[None]:
     """Inside, a warning of ours is printed as errors are, without the line of code that gave it."""
-    usual, here = warnings.formatwarning, str(Path(glassformer.__file__).parent)
+    usual, here = warnings.formatwarning, str(Path(__file__).parents[1])
 
     def plain(message: Any, category: Any, filename: str, lineno: int, line: str | None = None) -> str:
         ours = filename.startswith(here)

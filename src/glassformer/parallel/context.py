@@ -26,9 +26,9 @@ from glassformer.errors import RequestError
 from glassformer.model import Model
 from glassformer.parallel.seams import Group, Seams
 from glassformer.parts.core import auxiliary
-from glassformer.parts.core.owner import LossOf, reads_gathered
+from glassformer.parts.core.owner import reads_gathered
 from glassformer.parts.core.site import Site
-from glassformer.parts.forward_pass import Pass
+from glassformer.parts.forward_pass import LossOf, Pass
 from glassformer.parts.loss import IGNORED
 
 

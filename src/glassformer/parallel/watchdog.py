@@ -20,7 +20,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import glassformer
 from glassformer.errors import RequestError, WorkError
 
 if TYPE_CHECKING:
@@ -122,7 +121,7 @@ def _where(one: Seen) -> str:
 
 def doing(thread: int) -> tuple[str, str]:
     """Where a thread is in this library, and the collective of torch in which it is there, if in any."""
-    frame, here, waits = sys._current_frames().get(thread), str(Path(glassformer.__file__).parent), ""
+    frame, here, waits = sys._current_frames().get(thread), str(Path(__file__).parents[1]), ""
     while frame is not None:
         file, name = frame.f_code.co_filename, frame.f_code.co_name
         if file.startswith(here):

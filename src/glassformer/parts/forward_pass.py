@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from jaxtyping import Float, Int
@@ -163,6 +163,23 @@ class Pass:
                 code="missing", field=str(key), expected=given,
             )  # fmt: skip
         return self._shared[key]
+
+
+LossOf = Callable[[Tensor, Tensor, str], Tensor]
+"""(x, targets, reduction) -> loss."""
+
+
+class Along(Protocol):
+    """How several processes share the tokens of each sequence, from the first layer to the loss."""
+
+    def begin(self, x: Tensor, pass_: Pass, layers: int) -> tuple[Tensor, Pass, Sequence[Any]]:
+        """Of all tokens x (b, s, d): this process' own (b, s', d), where they stand, and a state for each layer."""
+
+    def loss(self, loss_of: LossOf, x: Tensor, targets: Tensor, reduction: str, added: Sequence[Tensor]) -> Tensor:
+        """The loss of all tokens, of this process' x (b, s', d) and all targets (b, s), with what parts have added."""
+
+    def join(self, y: Tensor) -> Tensor:
+        """(b, s', v) of each process -> (b, s, v)."""
 
 
 def position_in_document(documents: Int[Tensor, "b t"]) -> Int[Tensor, "b t"]:

@@ -15,12 +15,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
+import torch
+
+from glassformer.config import ModelConfig
 from glassformer.planning.machines import Cluster
-
-if TYPE_CHECKING:
-    from glassformer.planning import Plan
 
 REACHED = (0.5, 0.85)
 """Share of the bandwidth, and of the peak, that decoders reach: 0.69 is published for Llama 2 7B on an A100
@@ -31,11 +31,38 @@ MOST = 1 << 20
 """Largest batch that is looked at."""
 
 
+class Planned(Protocol):
+    """A plan of generation, as far as the time of a step depends on it."""
+
+    @property
+    def config(self) -> ModelConfig: ...
+    @property
+    def context(self) -> int: ...
+    @property
+    def batch(self) -> int: ...
+    @property
+    def dtype(self) -> torch.dtype: ...
+    @property
+    def parameters(self) -> int: ...
+    @property
+    def active_parameters(self) -> int: ...
+    @property
+    def expert_parameters(self) -> int: ...
+    @property
+    def read_parameters(self) -> int: ...
+    @property
+    def bytes_of_weight(self) -> float: ...
+    @property
+    def state_bytes(self) -> int: ...
+    @property
+    def flops(self) -> float: ...
+
+
 @dataclass(frozen=True)
 class Decoding:
     """A step that writes a token to each of a plan's sequences, on a cluster."""
 
-    plan: Plan
+    plan: Planned
     cluster: Cluster
 
     def bytes_read(self, batch: int) -> float:

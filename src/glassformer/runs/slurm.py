@@ -23,7 +23,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Protocol
 
-import glassformer
 from glassformer import machine
 from glassformer.errors import RequestError
 from glassformer.runs.arm import COMPLAINTS, STOPPED
@@ -329,7 +328,7 @@ class Sbatch:
         self.options = {name: True if value == "" else value for name, value in own.items()}
 
     def submit(self, arms: Sequence[Arm], folder: Path) -> list[str]:
-        root = Path(glassformer.__file__).parents[1]
+        root = Path(__file__).parents[2]
         executor = self.submitit.AutoExecutor(folder=folder, cluster="slurm", slurm_max_num_timeout=TIMES_OUT)
         executor.update_parameters(
             name="glassformer",

@@ -17,7 +17,6 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-import glassformer
 from glassformer.runs.arm import BEGUN, COMPLAINTS, ENDED
 from glassformer.runs.events import Error, Notify, decode
 
@@ -38,7 +37,7 @@ class Worker:
 
     def __init__(self, place: Path, environment: Mapping[str, str]):
         # -P: the folder one happens to be in holds the user's files, and one may be called as a module is, random.py.
-        command = [sys.executable, "-P", "-c", START, str(Path(glassformer.__file__).parents[1])]
+        command = [sys.executable, "-P", "-c", START, str(Path(__file__).parents[2])]
         self.made_of = START, os.getcwd(), dict(environment)
         with (place / COMPLAINTS).open("wb") as stderr:  # of this run; later ones have their own
             self.process = subprocess.Popen(

@@ -5,22 +5,42 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal, Protocol
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
+from glassformer.machine import Settings
+from glassformer.model import Model
 from glassformer.parallel.crew import Crew
+from glassformer.parallel.sharing import Sharing
 from glassformer.parallel.sums import Tree, add_to, norm_of_rows, tree_sum
 from glassformer.parts.region import compiled_regions
 from glassformer.text import Batch
 from glassformer.training.clipping import gradient_norm
-
-if TYPE_CHECKING:
-    from glassformer.training.state import Training
+from glassformer.training.recipe import Recipe
 
 Order = Literal["sequence", "tree"]
 """What state.json calls the order of the sums: a run keeps the one it was begun with."""
+
+
+class Step(Protocol):
+    """A training run at a step, as far as its gradients depend on it."""
+
+    @property
+    def model(self) -> Model: ...
+    @property
+    def optimizer(self) -> Optimizer: ...
+    @property
+    def recipe(self) -> Recipe: ...
+    @property
+    def how(self) -> Settings: ...
+    @property
+    def crew(self) -> Crew: ...
+    @property
+    def sharing(self) -> Sharing: ...
+    def seed_of(self, atom: int) -> int: ...
 
 
 class Sums:
@@ -28,11 +48,11 @@ class Sums:
 
     order: ClassVar[Order]
 
-    def backward(self, run: Training, batch: Batch) -> float:
+    def backward(self, run: Step, batch: Batch) -> float:
         """Adds the gradients of a batch to those that there are; returns the mean loss."""
         raise NotImplementedError(f"{type(self).__name__} adds nothing up")
 
-    def norm(self, run: Training) -> float:
+    def norm(self, run: Step) -> float:
         """||g|| over all parameters."""
         raise NotImplementedError(f"{type(self).__name__} has no norm")
 
@@ -43,11 +63,11 @@ class InSequence(Sums):
 
     order = "sequence"
 
-    def backward(self, run: Training, batch: Batch) -> float:
+    def backward(self, run: Step, batch: Batch) -> float:
         torch.manual_seed(run.seed_of(0))
         return sum(of_piece(run, piece, share) for piece, share in _atoms(run, batch))
 
-    def norm(self, run: Training) -> float:
+    def norm(self, run: Step) -> float:
         return gradient_norm(run.model)
 
 
@@ -59,7 +79,7 @@ class AsTree(Sums):
 
     order = "tree"
 
-    def backward(self, run: Training, batch: Batch) -> float:
+    def backward(self, run: Step, batch: Batch) -> float:
         atoms = _atoms(run, batch)
         parameters = [one for group in run.optimizer.param_groups for one in group["params"]]
         sums, losses = Tree[list[Tensor | None]](add_to), []
@@ -77,14 +97,14 @@ class AsTree(Sums):
         run.sharing.add_up(run.model)
         return tree_sum(run.crew.in_order(torch.tensor(losses, dtype=torch.float64)).tolist(), operator.add)
 
-    def norm(self, run: Training) -> float:
+    def norm(self, run: Step) -> float:
         return norm_of_rows(run.sharing.squares(run.model))
 
 
 class Staged(AsTree):
     """The same where the layers lie on several ranks, through which the atoms flow (`parallel/stages.py`)."""
 
-    def backward(self, run: Training, batch: Batch) -> float:
+    def backward(self, run: Step, batch: Batch) -> float:
         from glassformer.parallel.stages import Stages
 
         atoms = _atoms(run, batch)
@@ -112,11 +132,11 @@ def sums_of(order: Order, crew: Crew) -> Sums:
     return Staged() if crew.layout.pp > 1 else ORDERS[order]
 
 
-def _atoms(run: Training, batch: Batch) -> list[tuple[Batch, float]]:
+def _atoms(run: Step, batch: Batch) -> list[tuple[Batch, float]]:
     return list(batch.pieces(run.recipe.micro_batch or run.recipe.batch_size))
 
 
-def of_piece(run: Training, piece: Batch, share: float) -> float:
+def of_piece(run: Step, piece: Batch, share: float) -> float:
     """Adds the gradient of a piece's share in the mean loss; returns that share."""
     with compiled_regions(run.how.compile):
         with run.how.autocast():

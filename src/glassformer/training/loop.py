@@ -25,9 +25,8 @@ from glassformer.training.clipping import clip
 from glassformer.training.folder import deferred_interrupt, only_writer, open_folder
 from glassformer.training.pretrained import Pretrained
 from glassformer.training.recipe import Recipe
-from glassformer.training.request import Request, check_unchanged, prepare_run
+from glassformer.training.request import Request, check_alike, check_unchanged, prepare_run
 from glassformer.training.run import Interrupted, Run
-from glassformer.training.shared import check_alike
 from glassformer.training.state import Training
 
 EVALUATIONS = 8  # in a run, where the recipe names no interval

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import secrets
 import warnings
 from dataclasses import dataclass, replace
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from glassformer import machine
 from glassformer.config import ModelConfig
@@ -21,6 +26,7 @@ from glassformer.training.folder import as_it_began, check_folder, check_same_ru
 from glassformer.training.pretrained import Pretrained
 from glassformer.training.recipe import Recipe
 from glassformer.training.shared import check_shared, layout_of, own_device
+from glassformer.version import __version__
 
 COMPILE_MINUTES = 2.0
 COMPILE_FLOPS = 5e13  # minutes on two cores
@@ -194,3 +200,44 @@ def refuse_short(config: ModelConfig) -> None:
                 f"{field}={length} is shorter than context={config.context}; use {config.context}",
                 code="range", field=field, value=length, expected=f">= {config.context}",
             )  # fmt: skip
+
+
+def check_alike(request: Request) -> None:
+    """Raises RequestError, on all ranks, where they differ in what decides a run, or do not see one folder."""
+    crew = request.crew
+    if crew.world == 1:
+        return
+    crew.alike("glassformer", __version__)
+    crew.alike("torch", torch.__version__)
+    crew.alike("the model and recipe", _digest(request.describe()))
+    crew.alike("the text", request.text.tokenizer.fingerprint() + request.text.train.folder.name)
+    crew.alike("dtype", request.how.dtype)
+    crew.alike("step to go on from", request.steps_done)
+    _check_folder(crew, request.folder)
+
+
+def _check_folder(crew: Crew, folder: Path | None) -> None:
+    """Rank 0 writes a word, and all read it."""
+    assert folder is not None
+    path, word = folder / ".crew", secrets.token_hex(8)
+    if crew.leads:
+        folder.mkdir(parents=True, exist_ok=True)
+        path.write_text(word, encoding="utf-8")
+    word = crew.gather(word)[0]
+    try:
+        seen = path.read_text(encoding="utf-8") == word
+    except OSError:
+        seen = False
+    blind = [rank for rank, sees in enumerate(crew.gather(seen)) if not sees]
+    if crew.leads:
+        path.unlink(missing_ok=True)
+    if blind:
+        raise RequestError(
+            f"rank {blind[0]} does not see the folder {folder} that rank 0 has written; name one on a disk that all "
+            "machines share",
+            code="conflict", field="out", value=str(folder), expected="a shared folder",
+        )  # fmt: skip
+
+
+def _digest(value: Any) -> str:
+    return blake2b(json.dumps(to_plain(value), sort_keys=True, default=str).encode(), digest_size=8).hexdigest()

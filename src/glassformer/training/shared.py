@@ -1,31 +1,22 @@
-"""Whether several processes can share a run, and that they have been asked for the same one."""
+"""Whether several processes can share a run."""
 
 from __future__ import annotations
 
-import json
 import os
-import secrets
 import warnings
-from hashlib import blake2b
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from glassformer.config import ModelConfig
 from glassformer.errors import RequestError
 from glassformer.parallel import context, experts
-from glassformer.parallel.crew import Crew
 from glassformer.parallel.launch import Place
 from glassformer.parallel.layout import Layout
 from glassformer.parallel.tensor import check as check_owners
-from glassformer.parts.core.base import to_plain
 from glassformer.training.objectives import NextTokenConfig
 from glassformer.training.recipe import Recipe
-from glassformer.version import __version__
-
-if TYPE_CHECKING:
-    from glassformer.training.request import Request
 
 PLANNED = ("micro", "recompute")
 """Words of a layout that `plan` counts, and with which nothing is trained yet."""
@@ -139,44 +130,6 @@ def _check_atoms(recipe: Recipe, layout: Layout) -> None:
 
 def _no(field: str, value: Any, message: str, expected: str) -> RequestError:
     return RequestError(message, code="conflict", field=field, value=value, expected=expected)
-
-
-def check_alike(request: Request) -> None:
-    """Raises RequestError, on all ranks, where they differ in what decides a run, or do not see one folder."""
-    crew = request.crew
-    if crew.world == 1:
-        return
-    crew.alike("glassformer", __version__)
-    crew.alike("torch", torch.__version__)
-    crew.alike("the model and recipe", _digest(request.describe()))
-    crew.alike("the text", request.text.tokenizer.fingerprint() + request.text.train.folder.name)
-    crew.alike("dtype", request.how.dtype)
-    crew.alike("step to go on from", request.steps_done)
-    _check_folder(crew, request.folder)
-
-
-def _check_folder(crew: Crew, folder: Path | None) -> None:
-    """Rank 0 writes a word, and all read it."""
-    assert folder is not None
-    path, word = folder / ".crew", secrets.token_hex(8)
-    if crew.leads:
-        folder.mkdir(parents=True, exist_ok=True)
-        path.write_text(word, encoding="utf-8")
-    word = crew.gather(word)[0]
-    try:
-        seen = path.read_text(encoding="utf-8") == word
-    except OSError:
-        seen = False
-    blind = [rank for rank, sees in enumerate(crew.gather(seen)) if not sees]
-    if crew.leads:
-        path.unlink(missing_ok=True)
-    if blind:
-        raise _no("out", str(folder), f"rank {blind[0]} does not see the folder {folder} that rank 0 has written; name "
-                  "one on a disk that all machines share", "a shared folder")  # fmt: skip
-
-
-def _digest(value: Any) -> str:
-    return blake2b(json.dumps(to_plain(value), sort_keys=True, default=str).encode(), digest_size=8).hexdigest()
 
 
 def own_device(place: Place | None, device: str) -> str:

@@ -7,9 +7,9 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from glassformer.config import validated
 from glassformer.dynamics.watch import Moment
@@ -26,8 +26,14 @@ from glassformer.training.progress import Progress
 from glassformer.training.request import Request
 from glassformer.training.run import Run, load, reading
 
-if TYPE_CHECKING:
-    from glassformer.training.callbacks.base import Callback
+
+class Hooks(Protocol):
+    """A callback as the run keeps it; hooks that tell of something that has happened are called by name."""
+
+    def around_backward(self, run: Training) -> AbstractContextManager[Any]: ...
+    def before_update(self, run: Training, moment: Moment) -> None: ...
+    def state(self) -> dict[str, Any]: ...
+    def restore(self, state: dict[str, Any]) -> None: ...
 
 
 class Training:
@@ -67,9 +73,9 @@ class Training:
         """Why the run has diverged."""
         self.take = self.back = False
         """Whether this step moves the weights; whether it has led back to a checkpoint."""
-        self.own: list[Callback] = []
+        self.own: list[Hooks] = []
         """Callbacks of the run itself; their states are fields of state.json."""
-        self.callbacks: list[Callback] = []
+        self.callbacks: list[Hooks] = []
         """All, in the order in which they are called."""
 
     @property
@@ -238,7 +244,7 @@ class Training:
             else:
                 warnings.warn(f"{found} keeps the state of a callback {key}, which this run has not: it is dropped")
 
-    def _users(self) -> Iterator[tuple[str, Callback]]:
+    def _users(self) -> Iterator[tuple[str, Hooks]]:
         """The callbacks that are not the run's own, by the key of their state."""
         seen: Counter[str] = Counter()
         for callback in self.callbacks:

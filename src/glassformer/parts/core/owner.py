@@ -18,15 +18,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Protocol
 
 from torch import Tensor, nn
 
 from glassformer.errors import RequestError
 from glassformer.parts.core.heads import divisors
-
-if TYPE_CHECKING:
-    from glassformer.parts.forward_pass import Pass
 
 Seam = Callable[[Tensor], Tensor]
 
@@ -121,23 +118,6 @@ class Spread(Protocol):
 
 Around = Callable[[Callable[[Tensor], Tensor], Tensor], Tensor]
 """around(branch, x (b, s', d)) -> (b, s', d): the branch reads all tokens."""
-
-
-LossOf = Callable[[Tensor, Tensor, str], Tensor]
-"""(x, targets, reduction) -> loss."""
-
-
-class Along(Protocol):
-    """How several processes share the tokens of each sequence, from the first layer to the loss."""
-
-    def begin(self, x: Tensor, pass_: Pass, layers: int) -> tuple[Tensor, Pass, Sequence[Any]]:
-        """Of all tokens x (b, s, d): this process' own (b, s', d), where they stand, and a state for each layer."""
-
-    def loss(self, loss_of: LossOf, x: Tensor, targets: Tensor, reduction: str, added: Sequence[Tensor]) -> Tensor:
-        """The loss of all tokens, of this process' x (b, s', d) and all targets (b, s), with what parts have added."""
-
-    def join(self, y: Tensor) -> Tensor:
-        """(b, s', v) of each process -> (b, s, v)."""
 
 
 def reads_gathered(mixer: nn.Module) -> bool:

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from glassformer.dynamics.watch import Moment
 from glassformer.errors import RequestError
-
-if TYPE_CHECKING:
-    from glassformer.training.state import Training
+from glassformer.training.state import Training
 
 
 class Callback:
