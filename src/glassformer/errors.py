@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 from numbers import Integral
-from typing import Literal
+from typing import Any, Literal
 
 Code = Literal[
     "causal", "changed", "conflict", "damaged", "disk", "diverged", "exists", "failed", "memory", "missing", "network",
@@ -90,6 +90,19 @@ class WorkError(RuntimeError):
 
     def __reduce__(self) -> tuple[object, ...]:
         return _restored, (type(self), str(self), vars(self))
+
+
+def plain_error(error: BaseException) -> list[str]:
+    """Returns an error as text that another process makes an error of with `error_of`."""
+    if isinstance(error, RequestError):
+        return [str(error), error.code, error.field]
+    return [str(error) or type(error).__name__, error.code if isinstance(error, WorkError) else "failed"]
+
+
+def error_of(plain: list[Any]) -> RequestError | WorkError:
+    """Makes an error of what `plain_error` returned: a WorkError where no field is at fault."""
+    message, code, *field = plain
+    return RequestError(message, code=code, field=field[0]) if field else WorkError(message, code=code)
 
 
 NO_MEMORY = "this needs more memory than the machine has"

@@ -246,8 +246,9 @@ def compare(
         name = first.name if seeds == 1 else f"{first.name} seed {first.seed}"
         raise WorkError(
             f"{len(failed)} of {len(results.runs)} runs failed: {name}: {first.error}; "
-            f"the report is at {place / 'report.html'}"
-        )
+            f"the report is at {place / 'report.html'}",
+            code="failed",
+        )  # fmt: skip
 
 
 @app.command
@@ -369,7 +370,10 @@ def train(
     recipe = with_recipe(recipe, wishes)
     for asked in contexts:
         if asked != recipe.context:
-            raise RequestError(f"context={asked} and context={recipe.context} are both asked for; give one of them")
+            raise RequestError(
+                f"context={asked} and context={recipe.context} are both asked for; give one of them",
+                code="conflict", field="context", value=asked,
+            )  # fmt: skip
     check_sinks(log_to or ())
     vocab_size = own_value(model, config, "vocab_size") if begins is None else config.vocab_size
     known, weights = (tokenizer, None) if begins is None else begins[1:]
@@ -397,7 +401,7 @@ def train(
         (Path(out) / "answers.json").write_text(found.model_dump_json(indent=1), encoding="utf-8")
     view.finish(done, json, found)
     if done.status != "ok":
-        raise WorkError(f"the run diverged: {done.error}")
+        raise WorkError(f"the run diverged: {done.error}", code="diverged")
 
 
 @app.command
@@ -647,18 +651,25 @@ def inspect(
     asked = {"--text": text is not None, "--quality": quality, "--doors": doors, "--coord-check": coord_check,
              "--diff": diff is not None}  # fmt: skip
     if sum(asked.values()) > 1:
-        raise RequestError(f"give one of {' and '.join(name for name, given in asked.items() if given)} at a time")
+        raise RequestError(
+            f"give one of {' and '.join(name for name, given in asked.items() if given)} at a time",
+            code="conflict", field=next(name for name, given in asked.items() if given)[2:],
+        )  # fmt: skip
     for option, given in (
         ("--source", source), ("--reading", reading), ("--against", against), ("--ablate", ablate)
     ):  # fmt: skip
         if given is not None and text is None:
-            raise RequestError(f"{option} is for --text: give what is to be read")
+            raise RequestError(f"{option} is for --text: give what is to be read", code="missing", field="text")
     if not quality and (data is not None or tokens is not None):
-        raise RequestError("--data and --tokens are for --quality")
+        raise RequestError("--data and --tokens are for --quality", code="conflict", field="quality")
     if out is not None and text is None and not coord_check:
-        raise RequestError("--out is for --text and --coord-check: nothing else is written")
+        raise RequestError(
+            "--out is for --text and --coord-check: nothing else is written", code="conflict", field="out", value=out
+        )
     if out == "":
-        raise RequestError("--out is empty; give a folder, or leave it out for the usual one")
+        raise RequestError(
+            "--out is empty; give a folder, or leave it out for the usual one", code="missing", field="out", value=out
+        )
     if text is not None:
         from glassformer.cli.look import show_inspection
 
@@ -948,7 +959,10 @@ def scale(
         show_law(data, form, columns, where, without_worst, predict, flops, far, out, _command_line(), json)
         return
     if columns or where or without_worst:
-        raise RequestError("--columns, --where and --without-worst are for a table of runs; leave the models out")
+        raise RequestError(
+            "--columns, --where and --without-worst are for a table of runs; leave the models out",
+            code="conflict", field="columns" if columns else "where" if where else "without_worst",
+        )  # fmt: skip
     if sizes is None:
         raise RequestError("give the sizes of the models: --sizes 0.3m,1m..10m", code="missing", field="sizes")
     from glassformer.cli.scale import train_laws
@@ -1120,7 +1134,10 @@ def _interval(watch: bool, every: int | None) -> int | None:
     from glassformer.training.recipe import WATCH
 
     if every is not None and every < 1:
-        raise RequestError(f"watch_every={every} must be at least 1: it is the number of steps between looks")
+        raise RequestError(
+            f"watch_every={every} must be at least 1: it is the number of steps between looks",
+            code="range", field="watch_every", value=every,
+        )  # fmt: skip
     return every or WATCH
 
 
@@ -1138,7 +1155,10 @@ def standard_input() -> Iterator[None]:
         yield
     except UnicodeDecodeError as problem:
         byte = problem.object[problem.start]
-        raise RequestError(f"standard input holds the byte {byte:#04x}; {problem.encoding} text is right") from None
+        raise RequestError(
+            f"standard input holds the byte {byte:#04x}; {problem.encoding} text is right",
+            code="damaged", field="stdin",
+        ) from None  # fmt: skip
 
 
 def _command_line() -> str:
@@ -1183,7 +1203,10 @@ def main(arguments: list[str] | None = None) -> int:
     arguments = [argument for argument in arguments if argument != "--traceback"]
     try:
         if len(arguments) > MOST_WORDS:
-            raise RequestError(f"the command has {len(arguments):,} words; give at most {MOST_WORDS:,}")
+            raise RequestError(
+                f"the command has {len(arguments):,} words; give at most {MOST_WORDS:,}",
+                code="range", field="arguments", value=len(arguments),
+            )  # fmt: skip
         with warnings_in_one_line():
             _refuse_ranks(arguments)
             app(arguments, exit_on_error=False, print_error=False)

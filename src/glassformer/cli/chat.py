@@ -31,7 +31,10 @@ class Conversation:
     def __init__(self, loaded: Loaded, asked: Chatting, rule: Sampling):
         template = ChatTemplate.of(loaded.tokenizer) if loaded.tokenizer is not None else None
         if template is None:
-            raise RequestError("this model has no chat template; use glassformer generate")
+            raise RequestError(
+                "this model has no chat template; use glassformer generate",
+                code="missing", field="tokenizer.chat_template",
+            )  # fmt: skip
         self.loaded, self.template, self.asked, self.rule = loaded, template, asked, rule
         self.tokenizer: Any = loaded.tokenizer
         self.context = min(loaded.config.context, STATE_TOKENS)
@@ -63,8 +66,9 @@ class Conversation:
         room = self.context - len(ids)
         if room <= 1:
             raise RequestError(
-                f"this conversation has {len(ids)} tokens and {self.context} are kept; begin anew with /new"
-            )
+                f"this conversation has {len(ids)} tokens and {self.context} are kept; begin anew with /new",
+                code="range", field="prompt", value=len(ids),
+            )  # fmt: skip
         state = self._at(ids)
         said, self.text = Text(self.tokenizer, self.loaded.ends), ids
         self.messages.append(asked)  # not before: what cannot be rendered would be in the way of every later turn

@@ -58,7 +58,10 @@ def show_doors(name: str, config: ModelConfig, as_json: bool) -> None:
 def convert_checkpoint(source: str, out: str, to: Format | None, dtype: str | None, as_json: bool) -> None:
     kind: Format = to or ("gguf" if out.endswith(".gguf") else "hf")
     if kind == "hf" and dtype == "q8_0":
-        raise RequestError("dtype=q8_0 is for gguf; a Hugging Face folder takes float32, float16 or bfloat16")
+        raise RequestError(
+            "dtype=q8_0 is for gguf; a Hugging Face folder takes float32, float16 or bfloat16",
+            code="conflict", field="dtype", value=dtype,
+        )  # fmt: skip
     writable(out, file=kind == "gguf")
     loaded = load(source)
     if kind == "gguf":
@@ -101,7 +104,7 @@ def show_check(name: str, as_json: bool, seed: int, **options: Any) -> None:
     else:
         output().print(check_table(report))
     if not report.ok:
-        raise WorkError(f"{name}: wrong at {', '.join(row.site for row in report.wrong[:6])}")
+        raise WorkError(f"{name}: wrong at {', '.join(row.site for row in report.wrong[:6])}", code="failed")
     if not as_json:
         skipped = sum(row.verdict == "skipped" for row in rows)
         print(f"{name}: {len(rows) - skipped} comparisons, all well" + (f"; {skipped} skipped" if skipped else ""))

@@ -99,7 +99,10 @@ def show_plan(names: list[str], modes: list[str], flags: dict[str, Any], as_json
     """Models, planned in one of the modes of `TAKES`: that of generation, where none is named. Raises RequestError for
     an option that the mode does not have."""
     if len(modes) > 1 and modes != ["train", "find"]:
-        raise RequestError(f"give one of {' and '.join(f'--{mode}' for mode in modes)} at a time", code="conflict")
+        raise RequestError(
+            f"give one of {' and '.join(f'--{mode}' for mode in modes)} at a time", code="conflict",
+            field=modes[0], value=modes,
+        )  # fmt: skip
     mode = modes[-1] if modes else "generate"
     said = {name: value for name, value in flags.items() if value is not None and value is not False}
     given = {name: value for name, value in said.items() if value != UNSAID.get(name)}
@@ -114,7 +117,7 @@ def show_plan(names: list[str], modes: list[str], flags: dict[str, Any], as_json
             code="conflict", field=wrong[0], value=given[wrong[0]], expected="left out",
         )  # fmt: skip
     if not names:
-        raise RequestError("plan needs at least one model, such as llama-7b")
+        raise RequestError("plan needs at least one model, such as llama-7b", code="missing", field="models")
     asked = {name: value for name, value in flags.items() if name in TAKES[mode]}
     for name in ("dtype", "state_dtype"):
         if asked.get(name) is not None:

@@ -67,7 +67,9 @@ def ready(asked: Drawing) -> Sampling:
     for name, (low, high) in LIMITS.items():
         value = getattr(asked, name, None)
         if value is not None and not low <= value <= high:
-            raise RequestError(f"{name}={value} must be from {low:,} to {high:,}")
+            raise RequestError(
+                f"{name}={value} must be from {low:,} to {high:,}", code="range", field=name, value=value
+            )
     rules = {name: getattr(asked, name) for name in Sampling.model_fields if hasattr(asked, name)}
     if all(rules[name] is None for name in ("top_k", "top_p", "min_p", "typical_p")):
         rules["top_k"] = TOP_K
@@ -82,7 +84,9 @@ def biases(given: Iterable[str]) -> dict[int, float]:
         try:
             found[int(token)] = float(value)
         except ValueError:
-            raise RequestError(f"logit_bias={text!r}: write ID=VALUE, such as 42=-100") from None
+            raise RequestError(
+                f"logit_bias={text!r}: write ID=VALUE, such as 42=-100", code="syntax", field="logit_bias", value=text
+            ) from None
     return found
 
 
@@ -99,8 +103,9 @@ def check_memory(loaded: Loaded, rows: int, max_len: int, dtype: torch.dtype | N
         where = "this machine" if device.type == "cpu" else str(device)
         raise RequestError(
             f"the state of {max_len:,} tokens in {rows} row{'s' * (rows > 1)} takes {size(wanted)}, and {where} "
-            f"has {size(free)} of memory free; {instead}"
-        )
+            f"has {size(free)} of memory free; {instead}",
+            code="memory", field="context", value=max_len,
+        )  # fmt: skip
 
 
 def device_of(asked: Drawing) -> str:
@@ -118,7 +123,9 @@ def fetch(expression: str, asked: Drawing) -> Loaded:
     except RuntimeError as error:
         if device == "cpu" or not no_memory(error):
             raise
-        raise WorkError(f"{expression} does not fit into the memory of {device}; use --device cpu") from None
+        raise WorkError(
+            f"{expression} does not fit into the memory of {device}; use --device cpu", code="memory"
+        ) from None
     half = asked.quantize is None and loaded.model.dtype == torch.bfloat16
     if half and not asked.compile and onednn_in_bf16(loaded.model.device.type):  # the same numbers, read sooner
         loaded.model = fold(loaded.model)
@@ -228,21 +235,38 @@ def check(asked: Writing, rule: Sampling, as_json: bool) -> None:
     }  # fmt: skip
     given = [*(way for way in ways if way != "--beams"), *(name for name, said in others.items() if said)]
     if asked.source is not None and given:
-        raise RequestError(f"--source does not go with {given[0]}; leave one of them out")
+        raise RequestError(
+            f"--source does not go with {given[0]}; leave one of them out", code="conflict", field="source"
+        )
     if ways and (wrong := [*ways[1:], *(name for name, given in others.items() if given)]):
-        raise RequestError(f"{ways[0]} does not go with {wrong[0]}; leave one of them out")
+        raise RequestError(
+            f"{ways[0]} does not go with {wrong[0]}; leave one of them out", code="conflict", field=ways[0][2:]
+        )
     if asked.beams and rule != Sampling(temperature=rule.temperature, top_k=TOP_K):
-        raise RequestError("--beams searches for the likeliest text; leave the ways to draw tokens and penalties out")
+        raise RequestError(
+            "--beams searches for the likeliest text; leave the ways to draw tokens and penalties out",
+            code="conflict", field="beams", value=asked.beams,
+        )  # fmt: skip
     if asked.beams and asked.n > asked.beams:
-        raise RequestError(f"n={asked.n} is more than beams={asked.beams}: so many texts are not kept")
+        raise RequestError(
+            f"n={asked.n} is more than beams={asked.beams}: so many texts are not kept",
+            code="range", field="n", value=asked.n,
+        )  # fmt: skip
     if asked.n > 1 and rule.temperature == 0 and not asked.beams:
-        raise RequestError(f"n={asked.n} texts at temperature=0 are one and the same; give a higher temperature")
+        raise RequestError(
+            f"n={asked.n} texts at temperature=0 are one and the same; give a higher temperature",
+            code="conflict", field="temperature", value=rule.temperature,
+        )  # fmt: skip
     if asked.logprobs is not None and not as_json:
-        raise RequestError("--logprobs are printed with --json; give both")
+        raise RequestError(
+            "--logprobs are printed with --json; give both", code="conflict", field="logprobs", value=asked.logprobs
+        )
     if asked.state is not None and prompts > 1:
-        raise RequestError("--state keeps one prompt; give one")
+        raise RequestError("--state keeps one prompt; give one", code="conflict", field="state", value=asked.state)
     if asked.state is not None and not Path(asked.state).parent.is_dir():
-        raise RequestError(f"--state: there is no folder {Path(asked.state).parent}")
+        raise RequestError(
+            f"--state: there is no folder {Path(asked.state).parent}", code="missing", field="state", value=asked.state
+        )
     Stops(asked.stop or ())
 
 
@@ -258,9 +282,15 @@ def read_prompts(asked: Writing) -> list[str]:
         elif text in (None, "-"):
             text = sys.stdin.read(LONGEST_PROMPT + 1)
         if not text:
-            raise RequestError("the prompt is empty; give --prompt TEXT, --prompt-file, or text on standard input")
+            raise RequestError(
+                "the prompt is empty; give --prompt TEXT, --prompt-file, or text on standard input",
+                code="missing", field="prompt",
+            )  # fmt: skip
         if len(text) > LONGEST_PROMPT:
-            raise RequestError(f"the prompt has more than {LONGEST_PROMPT:,} characters; so many are read at most")
+            raise RequestError(
+                f"the prompt has more than {LONGEST_PROMPT:,} characters; so many are read at most",
+                code="range", field="prompt",
+            )  # fmt: skip
         utf8(text, "the prompt")
         prompts.append(text)
     return prompts
@@ -271,9 +301,14 @@ def read_file(path: str) -> str:
         with open(path, encoding="utf-8", newline="") as file:
             return file.read(LONGEST_PROMPT + 1)
     except UnicodeDecodeError as problem:
-        raise RequestError(f"{path} holds the byte {problem.object[problem.start]:#04x}; utf-8 text is right") from None
+        raise RequestError(
+            f"{path} holds the byte {problem.object[problem.start]:#04x}; utf-8 text is right",
+            code="damaged", field="prompt_file", value=path,
+        ) from None  # fmt: skip
     except (OSError, ValueError) as problem:
-        raise RequestError(f"--prompt-file: {path!r} cannot be read ({problem})") from None
+        raise RequestError(
+            f"--prompt-file: {path!r} cannot be read ({problem})", code="missing", field="prompt_file", value=path
+        ) from None
 
 
 class Writer:
@@ -281,7 +316,7 @@ class Writer:
 
     def __init__(self, loaded: Loaded, asked: Writing, rule: Sampling, prompts: list[str], as_json: bool):
         if loaded.tokenizer is None:
-            raise RequestError("this model has no tokenizer; it cannot read text")
+            raise RequestError("this model has no tokenizer; it cannot read text", code="missing", field="tokenizer")
         self.loaded, self.asked, self.rule, self.prompts, self.as_json = loaded, asked, rule, prompts, as_json
         self.model, self.tokenizer, self.dtype = loaded.model, loaded.tokenizer, state_dtype(asked)
         rule.check(self.model.vocab_size)
@@ -346,7 +381,10 @@ class Writer:
         learned = position is not None and position.limit
         further = "" if learned else "; add +context=TOKENS to the name of the model to go further"
         context = self.loaded.config.context
-        raise RequestError(f"the prompt has {tokens} tokens, and this model reads {context:,}{further}")
+        raise RequestError(
+            f"the prompt has {tokens} tokens, and this model reads {context:,}{further}",
+            code="range", field="prompt", value=tokens,
+        )  # fmt: skip
 
     def _room(self, longest: int) -> tuple[int, int]:
         """New tokens of each text; tokens that a state has room for."""
@@ -358,8 +396,9 @@ class Writer:
         if limit and longest + new > limit:
             raise RequestError(
                 f"max_new_tokens={new} after a prompt of {longest:,} go past this model's learned positions, which end "
-                f"at {limit:,}"
-            )
+                f"at {limit:,}",
+                code="range", field="max_new_tokens", value=new,
+            )  # fmt: skip
         max_len = longest + new
         if self.asked.compile:
             room = COMPILED_ROOM
@@ -426,8 +465,9 @@ class Writer:
             if (a := mine.decode([i])) != (b := theirs.decode([i])):
                 raise RequestError(
                     f"--draft {self.asked.draft}: token {i} is {b[:40]!r} there and {a[:40]!r} in the model; give a "
-                    "draft of the same vocabulary"
-                )
+                    "draft of the same vocabulary",
+                    code="conflict", field="draft", value=self.asked.draft,
+                )  # fmt: skip
 
     def _begin(self, ids: list[int]) -> tuple[ModelState, int]:
         """The state to go on from, and how many tokens of the prompt it has read: all but the last, where it is kept,
@@ -496,7 +536,7 @@ class Writer:
             self._add(self.prompts[i // self.asked.n], one.text, len(one.tokens) - bool(self.ends & {*one.tokens[-1:]}),
                       str(one.finish), **self._facts(one))  # fmt: skip
         failed = next((one for one in requests if one.error), None)
-        self.failed = WorkError(str(failed.error)) if failed is not None else None
+        self.failed = WorkError(str(failed.error), code="diverged") if failed is not None else None
 
     def _facts(self, one: Request) -> dict[str, Any]:
         """What the engine knows beyond the text."""

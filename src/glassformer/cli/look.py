@@ -71,7 +71,10 @@ def show_inspection(
     where not one of the readings can be given."""
     asked, edits = chosen(readings), [ablation(one) for one in ablate]
     if against is not None and PATCHING not in asked:
-        raise RequestError(f"--against is for --reading {PATCHING}: no other reading has two texts")
+        raise RequestError(
+            f"--against is for --reading {PATCHING}: no other reading has two texts",
+            code="conflict", field="against", value=against,
+        )  # fmt: skip
     torch.set_num_threads(
         machine.settings("cpu", threads=threads).threads
     )  # freed memory is given back: blocks are large
@@ -79,7 +82,7 @@ def show_inspection(
     reads = None if source is None else read_text(source, "--source")
     for option, given in (("--text", words), ("--against", others), ("--source", reads)):
         if given == "":
-            raise RequestError(f"{option} is empty; give at least one character")
+            raise RequestError(f"{option} is empty; give at least one character", code="missing", field=option[2:])
     folder = out if out is not None or as_json else FOLDER
     if folder is not None:  # before the time is spent
         with disk(Path(folder)):
@@ -123,7 +126,10 @@ def show_inspection(
         if page is not None:
             print(f"page: {page} ({size(page.stat().st_size)})")
     if asked and not made:
-        raise RequestError("; ".join(f"--reading {name}: {why}" for name, why in refused.items()))
+        raise RequestError(
+            "; ".join(f"--reading {name}: {why}" for name, why in refused.items()),
+            code="conflict", field="reading", value=[*refused],
+        )  # fmt: skip
 
 
 def typed(
@@ -147,7 +153,7 @@ def chosen(readings: Sequence[str]) -> list[str]:
     for name in readings:
         if name not in (*READINGS, ALL):
             near = did_you_mean(name, [*READINGS, ALL]) or f"; there are {', '.join(READINGS)}, and {ALL}"
-            raise RequestError(f"no reading is named {name!r}{near}")
+            raise RequestError(f"no reading is named {name!r}{near}", code="unknown", field="reading", value=name)
     return list(READINGS) if ALL in readings else list(dict.fromkeys(readings))
 
 
@@ -194,12 +200,15 @@ def _read(what: str, start: Callable[[], IO[str]], option: str) -> str:
                 source.close()
     except UnicodeDecodeError as problem:
         byte = problem.object[problem.start]
-        raise RequestError(f"{what} holds the byte {byte:#04x}; {problem.encoding} text is right") from None
+        raise RequestError(
+            f"{what} holds the byte {byte:#04x}; {problem.encoding} text is right", code="damaged", field=option[2:]
+        ) from None
     except (OSError, ValueError) as problem:  # ValueError: a name with a null byte
         reason = getattr(problem, "strerror", None) or problem
         raise RequestError(
-            f"{option} @{what} cannot be read ({reason}); a text that begins with @ comes through {option} -"
-        ) from None
+            f"{option} @{what} cannot be read ({reason}); a text that begins with @ comes through {option} -",
+            code="missing", field=option[2:],
+        ) from None  # fmt: skip
 
 
 def opened(name: str, say: Callable[[str], None]) -> tuple[Model, Tokenizer, bool, list[int] | None]:
@@ -208,7 +217,10 @@ def opened(name: str, say: Callable[[str], None]) -> tuple[Model, Tokenizer, boo
     if is_checkpoint(parse(name)[0]):
         loaded = load(name)
         if loaded.tokenizer is None:
-            raise RequestError(f"{name} has no tokenizer; gf.lens.inspect(model, tokens) shows it with ids")
+            raise RequestError(
+                f"{name} has no tokenizer; gf.lens.inspect(model, tokens) shows it with ids",
+                code="missing", field="tokenizer", value=name,
+            )  # fmt: skip
         for words in loaded.adapted:
             say(words)
         begins = loaded.generation.get(START, loaded.tokenizer.eos_id)
@@ -222,8 +234,9 @@ def opened(name: str, say: Callable[[str], None]) -> tuple[Model, Tokenizer, boo
     if config.vocab_size < 256:
         raise RequestError(
             f"vocab_size={config.vocab_size} of {name} is too small for bytes, and it has no tokenizer; "
-            "256 or more is right, or a checkpoint"
-        )
+            "256 or more is right, or a checkpoint",
+            code="range", field="vocab_size", value=config.vocab_size,
+        )  # fmt: skip
     say(f"{name} names no checkpoint: its weights are random, and it reads bytes")
     return config.build(seed=0).eval(), ByteTokenizer(), False, None
 

@@ -433,19 +433,25 @@ def show_bench(
 ) -> None:
     source = Path(__file__).resolve().parents[3]
     if not (source / "benchmarks" / f"{what}.py").is_file():
-        raise RequestError("the benchmarks are part of the source tree; run this from a clone installed with -e")
+        raise RequestError(
+            "the benchmarks are part of the source tree; run this from a clone installed with -e",
+            code="missing", field="benchmarks",
+        )  # fmt: skip
     if rounds < 1:
-        raise RequestError(f"rounds={rounds} must be at least 1")
+        raise RequestError(f"rounds={rounds} must be at least 1", code="range", field="rounds", value=rounds)
     for peer in PEERS.get(what, ()):
         if find_spec(peer) is None:
-            raise RequestError(f"bench {what} measures beside {peer}; install it: pip install -e '.[dev]'")
+            raise RequestError(
+                f"bench {what} measures beside {peer}; install it: pip install -e '.[dev]'",
+                code="missing", field=peer, value=peer,
+            )  # fmt: skip
     sys.path.insert(0, str(source))
     measured = import_module(f"benchmarks.{what}")
     known = signature(measured.run).parameters
     given = {"threads": threads, "quick": quick or None, "only": only}
     for name, value in given.items():
         if value is not None and name not in known:
-            raise RequestError(f"bench {what} has no --{name}; leave it out", field=name, value=value)
+            raise RequestError(f"bench {what} has no --{name}; leave it out", field=name, value=value, code="unknown")
     asked = {name: value for name, value in given.items() if name in known and value is not None}
     result = measured.run(rounds, quiet=as_json, **asked, **({"out": out} if "out" in known else {}))
     if out:

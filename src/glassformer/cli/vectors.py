@@ -50,7 +50,9 @@ def read_texts(file: str) -> list[str]:
     try:
         read = path.read_bytes().decode("utf-8").split("\n")
     except (OSError, ValueError) as problem:
-        raise RequestError(f"--file {file} cannot be read: {problem}", field="file", value=file) from None
+        raise RequestError(
+            f"--file {file} cannot be read: {problem}", field="file", value=file, code="missing"
+        ) from None
     rows = [(number, row.removesuffix("\r")) for number, row in enumerate(read, 1) if row.strip()]
     if path.suffix != ".jsonl":
         return [row for _, row in rows]
@@ -90,7 +92,7 @@ def write(path: Path, texts: Sequence[str], vectors: np.ndarray) -> None:
             else:
                 file.writelines(f"{line}\n".encode() for line in lines(texts, vectors))
     except OSError as problem:
-        raise WorkError(f"{path} cannot be written: {problem.strerror}") from None
+        raise WorkError(f"{path} cannot be written: {problem.strerror}", code="disk") from None
 
 
 def lines(texts: Sequence[str], vectors: np.ndarray) -> Iterator[str]:

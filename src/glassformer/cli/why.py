@@ -30,7 +30,10 @@ def show_why(run: str, as_json: bool) -> None:
     """Diagnoses a run folder, or the arm of a comparison. Raises RequestError where it is neither."""
     folder = run_folder(Path(run))
     if (folder / METRICS).stat().st_size > MOST_BYTES:
-        raise RequestError(f"{folder / METRICS} is larger than the {MOST_BYTES:,} bytes that are read")
+        raise RequestError(
+            f"{folder / METRICS} is larger than the {MOST_BYTES:,} bytes that are read",
+            code="range", field="run", value=run,
+        )  # fmt: skip
     config, recipe = ModelConfig.from_file(folder / "config.yaml"), Recipe.from_file(folder / "recipe.yaml")
     records = read_records(folder / NAME)
     found = diagnose(read_metrics(folder / METRICS), records, config, to_plain(recipe))
@@ -81,10 +84,16 @@ def run_folder(path: Path) -> Path:
         if (folder / METRICS).is_file():
             return folder
     if not path.is_dir():
-        raise RequestError(f"there is no run folder {path}")
+        raise RequestError(f"there is no run folder {path}", code="missing", field="run", value=str(path))
     if arms := sorted(arm.parents[1].name for arm in path.glob(f"runs/*/run/{METRICS}"))[:5]:
-        raise RequestError(f"{path} is a comparison; name one of its runs, such as {path / 'runs' / arms[0]}")
-    raise RequestError(f"{path} is no run folder: it has no {METRICS}; name what `glassformer train --out` wrote")
+        raise RequestError(
+            f"{path} is a comparison; name one of its runs, such as {path / 'runs' / arms[0]}",
+            code="conflict", field="run", value=str(path),
+        )  # fmt: skip
+    raise RequestError(
+        f"{path} is no run folder: it has no {METRICS}; name what `glassformer train --out` wrote",
+        code="missing", field="run", value=str(path),
+    )  # fmt: skip
 
 
 def row(cause: Cause) -> list[str]:

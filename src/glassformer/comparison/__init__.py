@@ -254,6 +254,7 @@ def _trained(
     except (KeyboardInterrupt, Interrupted):
         ended = sum(run.status != "failed" for run in found.values())
         raise Interrupted(
-            f"stopped; {ended} of {len(requests)} runs are finished, in {folder}; the same command goes on from here"
-        ) from None
+            f"stopped; {ended} of {len(requests)} runs are finished, in {folder}; the same command goes on from here",
+            code="stopped",
+        ) from None  # fmt: skip
     return results

@@ -24,21 +24,25 @@ def check_comparison(folder: Path, names: Collection[str], budget: Budget) -> No
     another budget. Reads no text and writes nothing."""
     for place in (folder, *folder.parents):
         if place.exists() and not place.is_dir():
-            raise RequestError(f"--out {folder}: {place} is a file; name a folder")
+            raise RequestError(
+                f"--out {folder}: {place} is a file; name a folder", code="exists", field="out", value=str(folder)
+            )
     held = read_results(folder)
     if held is None:
         strange = [name for name in WRITTEN if (folder / name).exists()]
         if strange and not any(folder.glob(f"runs/*/{REQUEST}")):
             raise RequestError(
-                f"--out {folder} holds {' and '.join(strange)}, and is no comparison; name another folder"
-            )
+                f"--out {folder} holds {' and '.join(strange)}, and is no comparison; name another folder",
+                code="exists", field="out", value=str(folder),
+            )  # fmt: skip
         return
     there = held.names
     if there and not set(there) & set(names):
         raise RequestError(
             f"--out {folder} holds a comparison of {shown(' '.join(there))}; name another folder, or ask for one of "
-            f"these as well"
-        )
+            f"these as well",
+            code="exists", field="out", value=str(folder),
+        )  # fmt: skip
     for key in (key for key in BUDGET if key in held.budget.model_fields_set):
         was, now = getattr(held.budget, key), getattr(budget, key)
         if was != now:
@@ -86,8 +90,9 @@ def check_runs(folder: Path, requests: Collection[RunRequest], text: Data) -> No
             if was not in (None, now):
                 on = shown(held.data.name)
                 raise RequestError(
-                    f"--out {folder} holds a comparison with another {what}, on {on}; name another folder"
-                )
+                    f"--out {folder} holds a comparison with another {what}, on {on}; name another folder",
+                    code="changed", field=f"data.{what}",
+                )  # fmt: skip
     asked = {request.name: request.identity for request in requests}
     runs = (
         []
@@ -102,8 +107,9 @@ def check_runs(folder: Path, requests: Collection[RunRequest], text: Data) -> No
         if entry.status != "failed" and entry.key not in keys:
             raise RequestError(
                 f"--out {folder} also holds {shown(entry.name)}, seed {entry.seed}, which would be missing from the "
-                f"report; ask for it as well, or name another folder"
-            )
+                f"report; ask for it as well, or name another folder",
+                code="missing", field=f"models.{entry.name}",
+            )  # fmt: skip
 
 
 def _refuse_another(folder: Path, run: dict[str, Any], wanted: dict[str, Any]) -> None:
@@ -137,10 +143,14 @@ def _begun(folder: Path, places: dict[Path, str]) -> Iterator[dict[str, Any]]:
         request = read_request(path.parent)
         name = request.get("name")
         if (needed := places.get(path.parent, name)) != name:
-            raise RequestError(f"--out {folder}: {path} is not of a run of {needed}; name another folder")
+            raise RequestError(
+                f"--out {folder}: {path} is not of a run of {needed}; name another folder", code="damaged", field="out"
+            )
         yield request
 
 
 def _another(what: str, change: tuple[str, Any, Any]) -> RequestError:
     path, was, now = (shown(word) for word in change)
-    return RequestError(f"{what}: {path} was {was} and is now {now}; name another folder")
+    return RequestError(
+        f"{what}: {path} was {was} and is now {now}; name another folder", code="changed", field=path, value=now
+    )

@@ -51,17 +51,23 @@ def arms(expressions: Sequence[str]) -> dict[str, ModelConfig]:
     """Expression -> config, without changes of the recipe. Raises RequestError for an empty list, a repeated
     expression, one that names no model, and a change of a field in ALIKE."""
     if not expressions:
-        raise RequestError("compare needs at least one model, such as gpt2@10m llama@10m")
+        raise RequestError(
+            "compare needs at least one model, such as gpt2@10m llama@10m", code="missing", field="models"
+        )
     found: dict[str, ModelConfig] = {}
     for expression in expressions:
         if expression in found:
-            raise RequestError(f"{expression} is named twice; for several runs of one model use --seeds")
+            raise RequestError(
+                f"{expression} is named twice; for several runs of one model use --seeds",
+                code="conflict", field="models", value=expression,
+            )  # fmt: skip
         model, wishes = split_recipe(expression)
         if shared := [field for field in wishes if field in ALIKE]:
             field = shared[0]
             raise RequestError(
-                f"+recipe.{field}={wishes[field]}: one arm cannot have {field} for itself; give {ALIKE[field]} to all"
-            )
+                f"+recipe.{field}={wishes[field]}: one arm cannot have {field} for itself; give {ALIKE[field]} to all",
+                code="conflict", field=f"recipe.{field}", value=wishes[field],
+            )  # fmt: skip
         found[expression] = preset(model)
     return found
 
@@ -75,8 +81,9 @@ def common_context(configs: dict[str, ModelConfig], given: int | None) -> int:
     for name, its in own.items():
         if its not in (None, context):
             raise RequestError(
-                f"{name}: one arm cannot have context={its} for itself; give {ALIKE['context']} to all, without it"
-            )
+                f"{name}: one arm cannot have context={its} for itself; give {ALIKE['context']} to all, without it",
+                code="conflict", field="context", value=its,
+            )  # fmt: skip
     return context
 
 
@@ -113,8 +120,9 @@ def fairness(configs: dict[str, ModelConfig], allow_unmatched: bool, match: Matc
         raise RequestError(
             f"{large} has {sizes[large]:,} parameters in its layers and {small} {sizes[small]:,}, {apart:.0%} apart: a "
             f"difference in loss would be a difference in size; {_equal(large, sizes[small])}; or give a budget "
-            "in --minutes, in which size costs steps, or --allow-unmatched"
-        )
+            "in --minutes, in which size costs steps, or --allow-unmatched",
+            code="conflict", field="allow_unmatched",
+        )  # fmt: skip
     notes = [
         f"The layers of {name} hold {held:,} parameters, of which a token meets {sizes[name]:,}."
         for name, config in configs.items()
@@ -217,8 +225,9 @@ def recipes(
     given = [name for name in ("tokens", "flops", "minutes") if recipe.get(name) is not None]
     if len(given) != 1:
         raise RequestError(
-            f"give one budget: --tokens, --flops, --minutes or --steps; {' and '.join(given) or 'none'} given"
-        )
+            f"give one budget: --tokens, --flops, --minutes or --steps; {' and '.join(given) or 'none'} given",
+            code="conflict", field="budget", value=given,
+        )  # fmt: skip
     budget: dict[str, Any] = {given[0]: recipe[given[0]]}
     match = given[0] if match is None else match  # type: ignore[assignment]
     if match == "flops" and given == ["tokens"]:
@@ -227,7 +236,9 @@ def recipes(
         first = fit(config, vocab_size, recipe["context"], own_value(name, config, "vocab_size"))
         budget = {"flops": 3.0 * first.flops(recipe["context"]) * recipe["tokens"]}
     elif match != given[0]:
-        raise RequestError(f"--match {match} needs --{match}; --{given[0]} was given")
+        raise RequestError(
+            f"--match {match} needs --{match}; --{given[0]} was given", code="conflict", field="match", value=match
+        )
     rest = {name: value for name, value in recipe.items() if name not in ("tokens", "flops", "minutes")}
     made = {}
     for name, config in configs.items():

@@ -81,7 +81,10 @@ def grid(sizes: Any, budgets: Any = None, isoflop: Any = None) -> Grid:
     for size in named:
         known = shapes.setdefault(shape(size), size)
         if known != size:
-            raise RequestError(f"{known} and {size} are the same layers, width and heads; leave one out", field="sizes")
+            raise RequestError(
+                f"{known} and {size} are the same layers, width and heads; leave one out", field="sizes",
+                code="conflict",
+            )  # fmt: skip
     field = "budgets" if isoflop is None else "isoflop"
     given = _ladder(budgets if isoflop is None else isoflop, field)
     amounts = [quantity(one, field=field) for one in given]

@@ -132,7 +132,7 @@ def ablate(
         if isinstance(error, Interrupted) or held is None or held.tuning is None:
             raise
         _write(_told(held, rungs, found, design, ends), Path(out))
-        raise WorkError(f"{error}; what there is of the ladder is in {Path(out) / PAGE}") from None
+        raise WorkError(f"{error}; what there is of the ladder is in {Path(out) / PAGE}", code=error.code) from None
     told = _told(results, rungs, found, design, ends)
     if executor is not None and executor.workers > 1:
         notify(Stage(words="training speeds, a few steps of each model in turn"))
@@ -141,8 +141,9 @@ def ablate(
     if failed := [run for run in results.runs if run.status == "failed"]:
         raise WorkError(
             f"{len(failed)} of {len(results.runs)} runs failed: {failed[0].name} seed {failed[0].seed}: "
-            f"{failed[0].error}; what is finished is in {out}, and the same command goes on from here"
-        )
+            f"{failed[0].error}; what is finished is in {out}, and the same command goes on from here",
+            code="failed",
+        )  # fmt: skip
     return told
 
 

@@ -92,7 +92,10 @@ class Law:
     def optimal(self, flops: float, far: bool = False) -> tuple[float, float]:
         """(N, D) of the lowest loss with so much compute, 6 N D = flops."""
         if len(self.form.reads) < 2:
-            raise RequestError(f"{self.form.formula} says nothing of how to share compute; fit a law of N and D")
+            raise RequestError(
+                f"{self.form.formula} says nothing of how to share compute; fit a law of N and D",
+                code="unsupported", field="form",
+            )  # fmt: skip
         self._asked(1.0, flops / 6, far)
         found = minimize_scalar(
             lambda log_n: self.predict(np.exp(log_n), flops / 6 / np.exp(log_n), far=True),

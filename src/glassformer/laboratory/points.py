@@ -160,19 +160,28 @@ def _from_folder(path: Path) -> list[Mapping[str, Any]]:
 def _from_csv(path: Path) -> list[Mapping[str, Any]]:
     try:
         if path.stat().st_size > LARGEST_FILE:
-            raise RequestError(f"{path} has more than {LARGEST_FILE >> 20} MiB; give a table of runs", field="data")
+            raise RequestError(
+                f"{path} has more than {LARGEST_FILE >> 20} MiB; give a table of runs", field="data", code="range"
+            )
         with path.open(encoding="utf-8-sig", newline="") as file:
             rows: list[Mapping[str, Any]] = []
             for row in csv.DictReader(file):
                 if None in row or None in row.values():
-                    raise RequestError(f"line {len(rows) + 2} of {path} has not as many fields as its first line")
+                    raise RequestError(
+                        f"line {len(rows) + 2} of {path} has not as many fields as its first line",
+                        code="damaged", field="data",
+                    )  # fmt: skip
                 rows.append(row)
                 if len(rows) > MOST_ROWS:
-                    raise RequestError(f"{path} has more than {MOST_ROWS:,} rows; give one for each run", field="data")
+                    raise RequestError(
+                        f"{path} has more than {MOST_ROWS:,} rows; give one for each run", field="data", code="range"
+                    )
     except OSError as error:
         raise RequestError(f"{path} cannot be read: {error.strerror}", code="missing", field="data") from None
     except (UnicodeDecodeError, csv.Error) as error:
-        raise RequestError(f"{path} is no table of comma-separated values: {error}", field="data") from None
+        raise RequestError(
+            f"{path} is no table of comma-separated values: {error}", field="data", code="damaged"
+        ) from None
     return rows
 
 
@@ -184,7 +193,9 @@ def _column(what: str, row: Mapping[str, Any], asked: str | None) -> str | None:
     found = [name for name in row if str(name).strip().lower() in NAMES[what]]
     if len(found) > 1:
         told = " and ".join(found)
-        raise RequestError(f"{told} could all be {what}; say which, as columns {what}={found[0]}", field="columns")
+        raise RequestError(
+            f"{told} could all be {what}; say which, as columns {what}={found[0]}", field="columns", code="conflict"
+        )
     return found[0] if found else None
 
 

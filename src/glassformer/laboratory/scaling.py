@@ -121,8 +121,9 @@ def scale(
     seeds = check_seeds(seeds)
     if flops and len(FORMS[form].reads) < 2:
         raise RequestError(
-            f"{FORMS[form].formula} says nothing of how to share compute; leave flops out", field="flops"
-        )
+            f"{FORMS[form].formula} says nothing of how to share compute; leave flops out", field="flops",
+            code="conflict",
+        )  # fmt: skip
     if wrong := [name for name in OTHERS if name in recipe]:
         raise RequestError(
             f"{wrong[0]}={recipe[wrong[0]]}: the runs of a scaling law differ in it; give sizes, budgets and seeds",
@@ -197,8 +198,9 @@ def scale(
     except (KeyboardInterrupt, Interrupted):
         raise Interrupted(
             f"stopped; {ended} of {len(chosen.cells)} sizes and budgets are finished, in {folder}; the same command "
-            "goes on from here"
-        ) from None
+            "goes on from here",
+            code="stopped",
+        ) from None  # fmt: skip
     return found
 
 
@@ -215,7 +217,9 @@ def _folder(out: str | Path) -> Path:
     folder = Path(out)
     for place in (folder, *folder.parents):
         if place.exists() and not place.is_dir():
-            raise RequestError(f"--out {folder}: {place} is a file; name a folder", field="out", value=str(out))
+            raise RequestError(
+                f"--out {folder}: {place} is a file; name a folder", field="out", value=str(out), code="exists"
+            )
     strange = [name for name in ("results.json", REPORT) if (folder / name).exists()]
     if strange and not (folder / RECORD).exists():
         raise RequestError(
@@ -238,7 +242,9 @@ def _check_record(folder: Path, record: Mapping[str, Any]) -> None:
     for what in ("fingerprint", "tokenizer_fingerprint"):
         if held["data"].get(what) != record["data"].get(what):
             told = shown(held["data"].get("name", "another text"))
-            raise RequestError(f"--out {folder} was begun on another text, {told}; name another folder", field="out")
+            raise RequestError(
+                f"--out {folder} was begun on another text, {told}; name another folder", field="out", code="changed"
+            )
     was = Recipe.current(held.get("recipe") or {})
     if change := first_difference(was, record["recipe"], besides=("threads", "device", "compile", "watch")):
         path, before, now = (shown(word) for word in change)
@@ -308,7 +314,8 @@ def refuse_failed(found: Mapping[str, Any]) -> None:
     if failed := [run for run in found["runs"] if run["status"] == "failed"]:
         first = failed[0]
         raise WorkError(
-            f"{len(failed)} of {len(found['runs'])} runs failed: {first['model']}@{first['size']}: {first['error']}"
-        )
+            f"{len(failed)} of {len(found['runs'])} runs failed: {first['model']}@{first['size']}: {first['error']}",
+            code="failed",
+        )  # fmt: skip
     if all("why" in law for law in found["laws"]):
-        raise WorkError(f"no law could be fitted: {found['laws'][0]['why']}")
+        raise WorkError(f"no law could be fitted: {found['laws'][0]['why']}", code="failed")

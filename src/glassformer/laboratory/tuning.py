@@ -165,7 +165,10 @@ def _refuse_folder(folder: Path, choosing: range, fresh: range) -> None:
     of the verdict that the rates were chosen on."""
     trials, verdict = read_results(folder / TRIALS), read_results(folder)
     if verdict is not None and trials is None:
-        raise RequestError(f"--out {folder} holds a comparison that was not tuned; name another folder")
+        raise RequestError(
+            f"--out {folder} holds a comparison that was not tuned; name another folder",
+            code="exists", field="out", value=str(folder),
+        )  # fmt: skip
     tried = {*choosing, *(run.seed for run in (trials.runs if trials else []))}
     judged = {*fresh, *(run.seed for run in (verdict.runs if verdict else []))}
     if both := sorted(tried & judged):
@@ -309,8 +312,9 @@ class _Work:
             raise WorkError(
                 f"{arm} {says} of the {len(powers)} rates that each arm was tried at, {EXTENSIONS} more than the first "
                 f"grid at most: its best rate is not known, so no verdict is measured; the curves are in "
-                f"{self.folder / PAGE}"
-            )
+                f"{self.folder / PAGE}",
+                code="range",
+            )  # fmt: skip
 
     # Time
 
@@ -442,8 +446,9 @@ def _refuse_failed(runs: Sequence[RunResult], folder: Path) -> None:
         one = failed[0]
         raise WorkError(
             f"{len(failed)} of {len(runs)} runs failed: {one.name} seed {one.seed}: {one.error}; what is finished is "
-            f"in {folder}, and the same command goes on from here"
-        )
+            f"in {folder}, and the same command goes on from here",
+            code="failed",
+        )  # fmt: skip
 
 
 def _with_losses(arm: TunedArm, tuned: Results, usual: Results) -> TunedArm:

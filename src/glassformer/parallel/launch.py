@@ -8,6 +8,7 @@ srun ...               SLURM_PROCID, SLURM_NTASKS, SLURM_LOCALID; MASTER_ADDR an
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -26,7 +27,7 @@ from itertools import count
 from pathlib import Path
 from typing import IO, Any
 
-from glassformer.errors import RequestError, WorkError, shown
+from glassformer.errors import RequestError, WorkError, error_of, plain_error, shown
 from glassformer.parallel.crew import Crew
 from glassformer.parallel.layout import Layout
 from glassformer.parallel.watchdog import LOST
@@ -76,7 +77,10 @@ def joined(environment: Mapping[str, str] = os.environ) -> Place | None:
     local = int(_number(environment, names["local"], str(rank)))
     machine = int(_number(environment, names["machine"], _of_machine(environment) or str(world)))
     if not 0 <= rank < world:
-        raise RequestError(f"{names['rank']}={rank} must lie between 0 and {names['world']} - 1 = {world - 1}")
+        raise RequestError(
+            f"{names['rank']}={rank} must lie between 0 and {names['world']} - 1 = {world - 1}",
+            code="range", field=names["rank"], value=rank,
+        )  # fmt: skip
     return Place(rank, world, local, machine)
 
 
@@ -177,9 +181,12 @@ def spawn(arguments: Sequence[str], processes: int, again: Sequence[str] = ("--r
     words = ["glassformer", *arguments, *(word for word in again if word not in arguments)]
     if status == LOST and said:  # rank 0 does not answer, so that another has named it
         raise WorkError(
-            f"{said[-1].removeprefix('glassformer: ').split(';')[0][:300]}; go on with: {shlex.join(words)}"
-        )
-    raise WorkError(f"rank {dead} on {socket.gethostname()} {why}{last}; go on with: {shlex.join(words)}")
+            f"{said[-1].removeprefix('glassformer: ').split(';')[0][:300]}; go on with: {shlex.join(words)}",
+            code="process",
+        )  # fmt: skip
+    raise WorkError(
+        f"rank {dead} on {socket.gethostname()} {why}{last}; go on with: {shlex.join(words)}", code="process"
+    )
 
 
 def _watch_over(ranks: Sequence[subprocess.Popen[bytes]]) -> list[int | None]:
@@ -228,13 +235,13 @@ def leader_first(place: Place | None) -> Iterator[Any]:
     if place.rank:
         store.wait([ready], PREPARING)
         if refused := store.get(ready).decode():
-            raise RequestError(refused)
+            raise error_of(json.loads(refused))
         yield store
         return
     try:
         yield store
     except Exception as error:  # whatever it is, the others wait for a word
-        store.set(ready, str(error) or type(error).__name__)
+        store.set(ready, json.dumps(plain_error(error)))
         raise
     store.set(ready, "")
 

@@ -69,7 +69,9 @@ class Stored:
                 self._list(path, stack.enter_context(safe_open(path, "pt")))
             for name, found in self._found.items():
                 if wrong := gap_or_overlap((one.box for one in found), self.shapes[name]):
-                    raise RequestError(f"{paths[0].parent} is damaged: {shown(name)} {wrong}")
+                    raise RequestError(
+                        f"{paths[0].parent} is damaged: {shown(name)} {wrong}", code="damaged", field=shown(name)
+                    )
             self._files = stack.pop_all()
 
     def __enter__(self) -> Stored:
@@ -88,10 +90,15 @@ class Stored:
             shape = tuple(file.get_slice(key).get_shape())
             name, at, whole = places.pop(key, (key, (0,) * len(shape), shape))
             if len(at) != len(shape) or self.shapes.setdefault(name, whole) != whole:
-                raise RequestError(f"{path} is damaged: {shown(key)} is no piece of a tensor {self.shapes[name]}")
+                raise RequestError(
+                    f"{path} is damaged: {shown(key)} is no piece of a tensor {self.shapes[name]}",
+                    code="damaged", field=shown(key),
+                )  # fmt: skip
             self._found.setdefault(name, []).append(_Found(Box(at, shape), key, file))
         if places:
-            raise RequestError(f"{path} is damaged: it lacks the piece {shown(next(iter(places)))}")
+            raise RequestError(
+                f"{path} is damaged: it lacks the piece {shown(next(iter(places)))}", code="damaged", field=PIECES
+            )
 
     def read(self, name: str, box: Box, into: Tensor) -> None:
         """Copies a box of a tensor into one of that shape; of each file only the values that lie in the box are
@@ -114,8 +121,9 @@ class Stored:
         if shape and not lies_whole(tensor, place):
             raise RequestError(
                 f"{name} has shape {shape} and its parameter {whole}, which is divided among ranks; go on in one "
-                f"process"
-            )
+                f"process",
+                code="unsupported", field=name,
+            )  # fmt: skip
         made = torch.empty(shape, dtype=dtype, device=tensor.device)
         self.read(name, Box((0,) * len(shape), shape), made)
         return made
@@ -130,5 +138,7 @@ def _places(text: str, path: Path) -> dict[str, tuple[str, tuple[int, ...], tupl
             if not (isinstance(name, str) and numbers and len(at) == len(whole)):
                 raise ValueError
     except (ValueError, RecursionError, TypeError, KeyError, AttributeError):
-        raise RequestError(f"{path} is damaged: {PIECES} of its header does not say where its pieces lie") from None
+        raise RequestError(
+            f"{path} is damaged: {PIECES} of its header does not say where its pieces lie", code="damaged", field=PIECES
+        ) from None
     return places

@@ -299,7 +299,7 @@ def watched(crew: Crew, again: str) -> Iterator[Follow]:
         yield follow
     except Exception as error:
         if not isinstance(error, RequestError | WorkError) and is_of_others(error):
-            raise WorkError(f"{dog.who_is_gone(' '.join(str(error).split())[:200])}; {again}") from None
+            raise WorkError(f"{dog.who_is_gone(' '.join(str(error).split())[:200])}; {again}", code="process") from None
         dog.ends(f"{type(error).__name__}: {' '.join(str(error).split())}")
         raise
     finally:

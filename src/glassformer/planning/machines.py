@@ -138,7 +138,10 @@ def machines(own: str | Path | None = None) -> dict[str, Machine]:
     if own is not None:
         tree = read_tree(own)
         if not isinstance(tree, dict):
-            raise RequestError(f"{own}: a file of machines is a mapping of names to machines")
+            raise RequestError(
+                f"{own}: a file of machines is a mapping of names to machines",
+                code="type", field="machines", value=tree,
+            )  # fmt: skip
         for name, fields in tree.items():
             found[str(name)] = validated(Machine, fields, "machine", f"{own}: {shown(name)}")
     return found

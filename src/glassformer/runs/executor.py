@@ -109,7 +109,7 @@ class Local:
             if not at_work:
                 raise
             _stop(at_work, news)
-            raise Interrupted("stopped") from None
+            raise Interrupted("stopped", code="stopped") from None
         finally:
             _stop(at_work, news)
 

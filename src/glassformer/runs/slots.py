@@ -57,7 +57,7 @@ def _device(name: str) -> str:
     """The device of a slot, by number where it is a graphics card."""
     named = machine.device_named(name)
     if named != "cpu" and not named.startswith("cuda"):
-        raise RequestError(f"slots={name}: use cpu, or cuda:0 and so on", field="slots", value=name)
+        raise RequestError(f"slots={name}: use cpu, or cuda:0 and so on", field="slots", value=name, code="unknown")
     return "cuda:0" if named == "cuda" else named
 
 

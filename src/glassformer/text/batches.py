@@ -102,9 +102,11 @@ class Batches:
     ) -> None:
         for name, value in (("batch", batch), ("context", context), ("world", world)):
             if value < 1:
-                raise RequestError(f"{name}={value} must be at least 1")
+                raise RequestError(f"{name}={value} must be at least 1", code="range", field=name, value=value)
         if not 0 <= rank < world:
-            raise RequestError(f"rank={rank} must lie between 0 and world - 1 = {world - 1}")
+            raise RequestError(
+                f"rank={rank} must lie between 0 and world - 1 = {world - 1}", code="range", field="rank", value=rank
+            )
         self.tokens = _array(tokens)
         self.batch, self.context, self.seed, self.rank, self.world = batch, context, int(seed), rank, world
         n = len(self.tokens)
@@ -182,9 +184,11 @@ class EvaluationWindows:
         stride = context if stride is None else stride
         for name, value in (("context", context), ("batch", batch), ("max_tokens", max_tokens)):
             if value is not None and value < 1:
-                raise RequestError(f"{name}={value} must be at least 1")
+                raise RequestError(f"{name}={value} must be at least 1", code="range", field=name, value=value)
         if not 1 <= stride <= context:
-            raise RequestError(f"stride={stride} must lie between 1 and context={context}")
+            raise RequestError(
+                f"stride={stride} must lie between 1 and context={context}", code="range", field="stride", value=stride
+            )
         self.tokens = _array(tokens)
         self.context, self.stride, self.batch = context, stride, batch
         self.token_bytes = np.asarray(token_bytes, np.int64)
@@ -232,14 +236,19 @@ def evaluation_windows(
 def bits_per_byte(nats: float, text_bytes: int) -> float:
     """A loss that tokenizers share: total negative log likelihood in nats, over the bytes predicted."""
     if text_bytes < 1:
-        raise RequestError("bits per byte need at least one byte of text")
+        raise RequestError(
+            "bits per byte need at least one byte of text", code="range", field="text_bytes", value=text_bytes
+        )
     return nats / (math.log(2) * text_bytes)
 
 
 def _array(tokens: TokenShards | np.ndarray) -> np.ndarray:
     array = np.asanyarray(tokens.tokens if isinstance(tokens, TokenShards) else tokens)
     if array.ndim != 1 or array.dtype.kind not in "iu":
-        raise RequestError(f"tokens must be one row of integers, not {array.ndim}-dimensional {array.dtype}")
+        raise RequestError(
+            f"tokens must be one row of integers, not {array.ndim}-dimensional {array.dtype}",
+            code="type", field="tokens",
+        )  # fmt: skip
     return array
 
 
@@ -248,8 +257,9 @@ def refuse_long(context: int, n: int, what: str) -> None:
     if n < context + 1:
         raise RequestError(
             f"context={context} needs at least {context + 1} tokens, and the {what} has {n}; "
-            f"use a context of at most {max(n - 1, 0)}, or give more text"
-        )
+            f"use a context of at most {max(n - 1, 0)}, or give more text",
+            code="range", field="context", value=context,
+        )  # fmt: skip
 
 
 def _gather(tokens: np.ndarray, starts: np.ndarray, length: int) -> np.ndarray:

@@ -46,7 +46,10 @@ class ChatTemplate:
     def __init__(self, source: str, variables: Mapping[str, Any] | None = None) -> None:
         size = len(utf8(source, "the chat template"))
         if size > LARGEST_TEMPLATE:
-            raise RequestError(f"the chat template has {size} bytes; one above {LARGEST_TEMPLATE >> 10} KiB is refused")
+            raise RequestError(
+                f"the chat template has {size} bytes; one above {LARGEST_TEMPLATE >> 10} KiB is refused",
+                code="range", field="chat_template", value=size,
+            )  # fmt: skip
         self.source = source
         self.variables = dict(variables or {})
         self._worker = Worker()
@@ -62,7 +65,10 @@ class ChatTemplate:
             return None
         named = {"default": found} if isinstance(found, str) else _by_name(found)
         if name not in named:
-            raise RequestError(f"this tokenizer has no chat template {name!r}; it has {', '.join(map(repr, named))}")
+            raise RequestError(
+                f"this tokenizer has no chat template {name!r}; it has {', '.join(map(repr, named))}",
+                code="unknown", field="chat_template", value=name,
+            )  # fmt: skip
         return cls(named[name], tokenizer.special_tokens)
 
     def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True, **variables: Any) -> str:
@@ -74,7 +80,9 @@ class ChatTemplate:
         if not isinstance(messages, (list, tuple)) or not all(
             isinstance(message, Mapping) and "role" in message for message in messages
         ):
-            raise RequestError('messages must be a list of {"role": ..., "content": ...}')
+            raise RequestError(
+                'messages must be a list of {"role": ..., "content": ...}', code="type", field="messages"
+            )
         values = {
             "tools": None,
             "documents": None,
@@ -86,12 +94,15 @@ class ChatTemplate:
         try:
             request = json.dumps({"template": self.source, "variables": values}).encode()
         except (TypeError, ValueError, RecursionError) as problem:
-            raise RequestError(f"messages and variables of a chat must be plain values ({problem})") from None
+            raise RequestError(
+                f"messages and variables of a chat must be plain values ({problem})", code="type", field="messages"
+            ) from None
         if len(request) > LARGEST_REQUEST:
             raise RequestError(
                 f"these messages and their template take {len(request)} bytes; above {LARGEST_REQUEST >> 20} MiB they "
-                "are refused"
-            )
+                "are refused",
+                code="range", field="messages", value=len(request),
+            )  # fmt: skip
         text = self._worker.render(request)
         utf8(text, "the rendered chat")
         return text
@@ -130,8 +141,9 @@ def _by_name(templates: Any) -> dict[str, str]:
         return {entry["name"]: entry["template"] for entry in templates}
     raise RequestError(
         f"chat_template is of the type {type(templates).__name__}; it must be a string, or a list of "
-        '{"name": ..., "template": ...}'
-    )
+        '{"name": ..., "template": ...}',
+        code="type", field="chat_template",
+    )  # fmt: skip
 
 
 class Worker:
@@ -157,12 +169,18 @@ class Worker:
                 late = late or self._process.returncode == -PROCESSOR_TIME
                 self.stop()
         if answer is None and late:
-            raise RequestError(f"the chat template does not come to an end within {self.seconds:g} s")
+            raise RequestError(
+                f"the chat template does not come to an end within {self.seconds:g} s",
+                code="unsupported", field="chat_template",
+            )  # fmt: skip
         if answer is None:
-            raise RequestError(f"the chat template needs more than {MEMORY >> 20} MiB of memory, or broke its process")
+            raise RequestError(
+                f"the chat template needs more than {MEMORY >> 20} MiB of memory, or broke its process",
+                code="memory", field="chat_template",
+            )  # fmt: skip
         said = answer[1:].decode("utf-8", "surrogatepass")
         if answer[:1] != b"T":
-            raise RequestError(said)
+            raise RequestError(said, code="syntax", field="chat_template")
         return said
 
     def stop(self) -> None:
@@ -184,11 +202,15 @@ class Worker:
                 start_new_session=True,  # an interrupt at the terminal is not meant for it
             )
         except OSError as problem:
-            raise WorkError(f"the process for chat templates cannot be started ({problem})") from problem
+            raise WorkError(
+                f"the process for chat templates cannot be started ({problem})", code="process"
+            ) from problem
         self._end = weakref.finalize(self, _end, process)
         ready, _ = _exchange(process, None, SECONDS_TO_START)
         if ready != b"R":
-            raise WorkError(f"the process for chat templates ended as it began (with status {process.returncode})")
+            raise WorkError(
+                f"the process for chat templates ended as it began (with status {process.returncode})", code="process"
+            )
         return process
 
 
@@ -203,8 +225,9 @@ def _jinja() -> list[str]:
     if numbers < SAFE_JINJA:
         raise RequestError(
             f"a chat template needs jinja2 {'.'.join(map(str, SAFE_JINJA))} or newer, and {version or 'none'} is "
-            "installed; pip install -U jinja2"
-        )
+            "installed; pip install -U jinja2",
+            code="missing", field="jinja2", value=version,
+        )  # fmt: skip
     return sorted({str(Path(spec.origin).parents[1]) for spec in specs if spec and spec.origin})
 
 

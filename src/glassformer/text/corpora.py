@@ -38,8 +38,9 @@ def open_corpus(data: str | Path, cache_dir: str | Path | None = None, progress:
     data, cache, progress = str(data), cache_folder(cache_dir), progress or silent
     if not data:
         raise RequestError(
-            f"data='' names nothing; give a text file, a folder, -, hf:owner/name, {' or '.join(EMBEDDED)}"
-        )
+            f"data='' names nothing; give a text file, a folder, -, hf:owner/name, {' or '.join(EMBEDDED)}",
+            code="missing", field="data",
+        )  # fmt: skip
     if data == "-":
         return spool(sys.stdin.buffer, "stdin", data, cache)
     if data in EMBEDDED:
@@ -58,9 +59,11 @@ def open_corpus(data: str | Path, cache_dir: str | Path | None = None, progress:
     try:
         mode = path.stat().st_mode
     except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: a NUL byte in the name
-        raise RequestError(_unknown(data, path)) from None
+        raise RequestError(_unknown(data, path), code="unknown", field="data", value=data) from None
     except OSError as problem:  # it may lie in a folder that may not be entered
-        raise RequestError(f"data={data!r} cannot be read ({problem.strerror or problem})") from problem
+        raise RequestError(
+            f"data={data!r} cannot be read ({problem.strerror or problem})", code="disk", field="data", value=data
+        ) from problem
     if stat.S_ISDIR(mode):
         return open_folder(path)
     if stat.S_ISREG(mode):
@@ -68,7 +71,9 @@ def open_corpus(data: str | Path, cache_dir: str | Path | None = None, progress:
     try:
         stream = open(path, "rb")  # noqa: SIM115 - a pipe, as in <(zcat text.gz)
     except OSError as problem:
-        raise RequestError(f"data={data!r} cannot be read ({problem.strerror or problem})") from problem
+        raise RequestError(
+            f"data={data!r} cannot be read ({problem.strerror or problem})", code="disk", field="data", value=data
+        ) from problem
     with stream:
         return spool(stream, path.name, data, cache)
 

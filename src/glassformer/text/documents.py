@@ -21,8 +21,9 @@ def utf8(text: str, what: str = "text") -> bytes:
         code = ord(text[problem.start])
         raise RequestError(
             f"{what} holds a lone surrogate U+{code:04X} at character {problem.start}, "
-            "which is no Unicode text; remove it, or decode the text as UTF-8"
-        ) from problem
+            "which is no Unicode text; remove it, or decode the text as UTF-8",
+            code="syntax", field=what.removeprefix("the ").replace(" ", "_"),
+        ) from problem  # fmt: skip
 
 
 def mended(text: str) -> str:

@@ -44,8 +44,9 @@ def sources(root: Path) -> list[Path]:
     if not found:
         raise WorkError(
             f"the source files of Python's standard library are not in {root}, "
-            "so the embedded corpora cannot be read; give a text file or a folder instead"
-        )
+            "so the embedded corpora cannot be read; give a text file or a folder instead",
+            code="missing",
+        )  # fmt: skip
     return sorted(found, key=lambda path: path.relative_to(root).parts)
 
 

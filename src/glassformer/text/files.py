@@ -87,8 +87,9 @@ def _opened(path: Path) -> Iterator[IO[bytes]]:
         file = open(path, "rb")  # noqa: SIM115 - the `with` below must not catch what its block raises
     except OSError as problem:
         raise WorkError(
-            f"{path} can no longer be read ({problem.strerror or problem}); leave the corpus in place while it is used"
-        ) from problem
+            f"{path} can no longer be read ({problem.strerror or problem}); leave the corpus in place while it is used",
+            code="changed",
+        ) from problem  # fmt: skip
     with file:
         yield file
 
@@ -136,8 +137,9 @@ def _json_lines(path: Path, name: str) -> Iterator[Document]:
             where = f"line {number} of {path}"
             if len(line) > LONGEST_LINE:
                 raise RequestError(
-                    f"{where} is longer than {LONGEST_LINE >> 20} MiB; give long documents as text files"
-                )
+                    f"{where} is longer than {LONGEST_LINE >> 20} MiB; give long documents as text files",
+                    code="range", field=f"{path.name}:{number}",
+                )  # fmt: skip
             line = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
             if not line.strip():
                 continue
@@ -145,11 +147,15 @@ def _json_lines(path: Path, name: str) -> Iterator[Document]:
                 record = json.loads(line)
             except (ValueError, RecursionError) as problem:
                 raise RequestError(
-                    f"{where} is not JSON ({problem}); each line must be an object with a 'text'"
-                ) from None
+                    f"{where} is not JSON ({problem}); each line must be an object with a 'text'",
+                    code="syntax", field=f"{path.name}:{number}",
+                ) from None  # fmt: skip
             if not isinstance(record, dict) or not isinstance(record.get("text"), str):
                 fields = ", ".join(map(repr, list(record)[:8])) if isinstance(record, dict) else type(record).__name__
-                raise RequestError(f"{where} has no string field 'text' (it has: {fields or 'nothing'})")
+                raise RequestError(
+                    f"{where} has no string field 'text' (it has: {fields or 'nothing'})",
+                    code="missing", field=f"{path.name}:{number}.text",
+                )  # fmt: skip
             if text := mended(record["text"]):
                 yield Document(f"{name}#{number}", text)
 
@@ -173,18 +179,22 @@ def open_file(path: Path, name: str | None = None, data: str | None = None) -> C
     try:
         scan = scan_file(path)
     except OSError as problem:
-        raise RequestError(f"data={data!r} cannot be read ({problem.strerror or problem})") from problem
+        raise RequestError(
+            f"data={data!r} cannot be read ({problem.strerror or problem})", code="disk", field="data", value=data
+        ) from problem
     if scan.nul >= 0:
         tabular = path.suffix.lower() in (".parquet", ".arrow")
         raise RequestError(
             f"data={data!r} is not text: it has a NUL byte at offset {scan.nul}; "
-            + (f"pass hf:{path.parent} to read its tables" if tabular else "give UTF-8 text, unpacked")
-        )
+            + (f"pass hf:{path.parent} to read its tables" if tabular else "give UTF-8 text, unpacked"),
+            code="type", field="data", value=data,
+        )  # fmt: skip
     if scan.foreign:
         raise RequestError(
             f"data={data!r} is not UTF-8: {scan.wrong:,} of its {scan.size:,} bytes are not; "
-            "give UTF-8 text, which `iconv -f CP1252 -t UTF-8` makes of a file in the encoding CP1252"
-        )
+            "give UTF-8 text, which `iconv -f CP1252 -t UTF-8` makes of a file in the encoding CP1252",
+            code="damaged", field="data", value=data,
+        )  # fmt: skip
     fingerprint = hashlib.sha256(f"{_format(path)}:{scan.sha256}".encode()).hexdigest()
     notes = {"replaced_bytes": scan.wrong} if scan.wrong else {}
     corpus = Corpus(name, fingerprint, lambda: read_file(path, scan, name), scan.size, notes)
@@ -201,7 +211,10 @@ def open_folder(folder: Path) -> Corpus:
 
     def unlisted(problem: OSError) -> None:
         if problem.filename == str(folder):
-            raise RequestError(f"data={str(folder)!r} cannot be read ({problem.strerror or problem})") from problem
+            raise RequestError(
+                f"data={str(folder)!r} cannot be read ({problem.strerror or problem})",
+                code="disk", field="data", value=str(folder),
+            ) from problem  # fmt: skip
         skipped["unreadable folders"] += 1
 
     for path in _walk(folder, unlisted):
@@ -268,7 +281,10 @@ def refuse_empty(corpus: Corpus, what: str, why: str = "") -> Corpus:
         for piece in document.pieces():
             if piece.strip():
                 return corpus
-    raise RequestError(f"{what} holds no text{why}; give a UTF-8 text file, a folder of them, or an embedded corpus")
+    raise RequestError(
+        f"{what} holds no text{why}; give a UTF-8 text file, a folder of them, or an embedded corpus",
+        code="missing", field="data",
+    )  # fmt: skip
 
 
 def spool(stream: IO[bytes], name: str, data: str, cache: Path) -> Corpus:

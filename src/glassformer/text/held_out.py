@@ -112,7 +112,10 @@ def split(corpus: Corpus, fraction: float = 0.1, seed: int = 0, progress: OnProg
     character.
     """
     if not 0 < fraction <= 0.5:
-        raise RequestError(f"held_out={fraction!r} must be a fraction above 0 and at most 0.5, as 0.1")
+        raise RequestError(
+            f"held_out={fraction!r} must be a fraction above 0 and at most 0.5, as 0.1",
+            code="range", field="held_out", value=fraction,
+        )  # fmt: skip
     return Split(corpus, float(fraction), int(seed), progress)
 
 
@@ -141,7 +144,9 @@ def _plan(parts: Split) -> Plan:
         total += size
         parts.progress("dividing", total, parts.corpus.size)
     if not total:
-        raise RequestError(f"data={parts.corpus.name!r} holds no text")
+        raise RequestError(
+            f"data={parts.corpus.name!r} holds no text", code="missing", field="data", value=parts.corpus.name
+        )
     budget = parts.fraction * total
     rank_of, group = np.unique(np.frombuffer(ranks, np.uint64), return_inverse=True)
     weight = np.bincount(group.reshape(-1), weights=np.frombuffer(sizes, np.uint64)).astype(np.int64)
@@ -173,8 +178,9 @@ def _divide(parts: Split, documents: int, total: int) -> Plan:
         held += size - sum(len(piece.encode()) for piece in _part(document, 0, cuts[rank]).pieces())
     if not held:
         raise RequestError(
-            f"data={parts.corpus.name!r} is too short to hold anything out: give at least two characters"
-        )
+            f"data={parts.corpus.name!r} is too short to hold anything out: give at least two characters",
+            code="range", field="data", value=parts.corpus.name,
+        )  # fmt: skip
     return Plan(-1, frozenset(), cuts, documents, {"train": total - held, "validation": held})
 
 

@@ -50,20 +50,31 @@ def parse_hub_name(data: str) -> HubName:
         key, equals, value = item.partition("=")
         if not equals or not value or key not in ("column", "documents"):
             hint = did_you_mean(key, ("column", "documents"))
-            raise RequestError(f"data={data!r}: {item!r} must be column=NAME or documents=N{hint}")
+            raise RequestError(
+                f"data={data!r}: {item!r} must be column=NAME or documents=N{hint}",
+                code="syntax", field="data", value=item,
+            )  # fmt: skip
         options[key] = value
     documents = options.get("documents")
     if documents is not None and not (documents.isdecimal() and int(documents) > 1):
-        raise RequestError(f"data={data!r}: documents={documents} must be a whole number of at least 2")
+        raise RequestError(
+            f"data={data!r}: documents={documents} must be a whole number of at least 2",
+            code="range", field="data.documents", value=documents,
+        )  # fmt: skip
     name, _, split = name.partition("#")
     config = ""
     if not Path(name).expanduser().exists():  # a local path may have a colon in it
         name, _, config = name.partition(":")
     local = name.startswith(("~", ".", "/")) or name.count("/") > 1
     if local and not Path(name).expanduser().is_dir():
-        raise RequestError(f"data={data!r}: there is no folder {name}; give a folder of tables or hf:owner/name")
+        raise RequestError(
+            f"data={data!r}: there is no folder {name}; give a folder of tables or hf:owner/name",
+            code="missing", field="data", value=name,
+        )  # fmt: skip
     if not name:
-        raise RequestError(f"data={data!r} names no dataset; write hf:owner/name or hf:FOLDER")
+        raise RequestError(
+            f"data={data!r} names no dataset; write hf:owner/name or hf:FOLDER", code="missing", field="data"
+        )
     count = int(documents) if documents else None
     return HubName(
         str(Path(name).expanduser()) if local else name,
@@ -110,8 +121,9 @@ def _datasets(data: str) -> Any:
         import datasets
     except ImportError:
         raise RequestError(
-            f"data={data!r} needs the package datasets: pip install 'glassformer[data]'; or {INSTEAD}"
-        ) from None
+            f"data={data!r} needs the package datasets: pip install 'glassformer[data]'; or {INSTEAD}",
+            code="missing", field="datasets",
+        ) from None  # fmt: skip
     datasets.disable_progress_bars()
     return datasets
 
@@ -135,7 +147,10 @@ def _loaded(datasets: Any, data: str, wanted: HubName, streaming: bool) -> Any:
     split = wanted.split or ("train" if "train" in found or len(found) != 1 else next(iter(found)))
     if split not in found:
         known = ", ".join(map(repr, found))
-        raise RequestError(f"data={data!r} has no split {split!r}, only {known}; write {data.partition('#')[0]}#SPLIT")
+        raise RequestError(
+            f"data={data!r} has no split {split!r}, only {known}; write {data.partition('#')[0]}#SPLIT",
+            code="unknown", field="data.split", value=split,
+        )  # fmt: skip
     return found[split]
 
 
@@ -180,12 +195,15 @@ def _sentence(data: str, problem: Exception) -> Exception:
     chain: BaseException | None = problem
     while chain is not None:
         if any(word in type(chain).__name__ for word in unreachable):
-            return WorkError(f"data={data!r}: the Hugging Face Hub cannot be reached ({kind}: {detail}); {INSTEAD}")
+            return WorkError(
+                f"data={data!r}: the Hugging Face Hub cannot be reached ({kind}: {detail}); {INSTEAD}", code="network"
+            )
         chain = chain.__cause__ or chain.__context__
     return RequestError(
         f"data={data!r} cannot be opened by datasets ({kind}: {detail}); "
-        f"check the name, the :CONFIG and the #SPLIT, or {INSTEAD}"
-    )
+        f"check the name, the :CONFIG and the #SPLIT, or {INSTEAD}",
+        code="damaged", field="data", value=data,
+    )  # fmt: skip
 
 
 def _network_checked(data: str, texts: Iterable[str]) -> Iterator[str]:
@@ -194,8 +212,9 @@ def _network_checked(data: str, texts: Iterable[str]) -> Iterator[str]:
         yield from texts
     except Exception as problem:
         raise WorkError(
-            f"data={data!r}: the stream broke off ({type(problem).__name__}: {problem}); run it again, or {INSTEAD}"
-        ) from problem
+            f"data={data!r}: the stream broke off ({type(problem).__name__}: {problem}); run it again, or {INSTEAD}",
+            code="network",
+        ) from problem  # fmt: skip
 
 
 def _column(data: str, wanted: HubName, table: Any) -> str:
@@ -213,8 +232,9 @@ def _column(data: str, wanted: HubName, table: Any) -> str:
             hint = did_you_mean(wanted.column, strings)
             raise RequestError(
                 f"data={data!r}: column={wanted.column} is no column of strings; "
-                f"the columns of strings are {', '.join(strings) or 'none'}{hint}"
-            )
+                f"the columns of strings are {', '.join(strings) or 'none'}{hint}",
+                code="unknown", field="data.column", value=wanted.column,
+            )  # fmt: skip
         return wanted.column
     for name in USUAL_COLUMNS:
         if name in strings:
@@ -222,8 +242,9 @@ def _column(data: str, wanted: HubName, table: Any) -> str:
     if len(strings) == 1:
         return strings[0]
     raise RequestError(
-        f"data={data!r}: which column is the text? It has {', '.join(every) or 'none'}; write {data},column=NAME"
-    )
+        f"data={data!r}: which column is the text? It has {', '.join(every) or 'none'}; write {data},column=NAME",
+        code="missing", field="data.column",
+    )  # fmt: skip
 
 
 def _strings(table: Any, column: str) -> Iterator[str]:

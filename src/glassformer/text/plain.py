@@ -71,7 +71,9 @@ class CharTokenizer(_Own):
         self.unknown, self.separator = unknown, separator
         utf8(self.alphabet, "the alphabet")
         if not self.alphabet:
-            raise RequestError("a char tokenizer needs an alphabet of at least one character")
+            raise RequestError(
+                "a char tokenizer needs an alphabet of at least one character", code="missing", field="alphabet"
+            )
         self._codes = _codes(self.alphabet)
         self.unknown_id = len(self.alphabet) if unknown else None
         self.eos_id = len(self.alphabet) + unknown if separator else None
@@ -95,8 +97,9 @@ class CharTokenizer(_Own):
                 at = int(foreign.argmax())
                 raise RequestError(
                     f"the character {text[at]!r} (U+{ord(text[at]):04X}) at position {at} is not among the "
-                    f"{len(self.alphabet)} of this alphabet; leave it out, or use tokenizer byte or bpe"
-                )
+                    f"{len(self.alphabet)} of this alphabet; leave it out, or use tokenizer byte or bpe",
+                    code="unknown", field="alphabet", value=text[at],
+                )  # fmt: skip
             ids[foreign] = self.unknown_id
         return ids.astype(np.int32)
 
@@ -133,10 +136,11 @@ def from_fields(fields: Any, path: Path) -> Tokenizer:
             try:
                 return CharTokenizer(alphabet, bool(flags[0]), bool(flags[1]))
             except RequestError as problem:
-                raise RequestError(f"{path}: {problem}") from None
+                raise problem.of(str(path)) from None
     raise RequestError(
-        f"{path} is no Glassformer tokenizer of version 1; give a tokenizer.json, or byte, char or bpe:SIZE"
-    )
+        f"{path} is no Glassformer tokenizer of version 1; give a tokenizer.json, or byte, char or bpe:SIZE",
+        code="schema", field=path.name,
+    )  # fmt: skip
 
 
 def equivalent(tokenizer: Tokenizer) -> FileTokenizer:

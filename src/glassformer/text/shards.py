@@ -89,12 +89,16 @@ class TokenShards:
         tokens = _mapped(folder / "tokens.bin", DTYPES[info["dtype"]], info["tokens"], info["sha256"])
         starts = _mapped(folder / "documents.bin", "<u8", info["documents"], info["sha256"])
         if starts[0] != 0 or int(starts[-1]) >= len(tokens) or (np.diff(starts.astype(np.int64)) <= 0).any():
-            raise RequestError(f"{folder}/documents.bin: the beginnings of documents are not in order")
+            raise RequestError(
+                f"{folder}/documents.bin: the beginnings of documents are not in order",
+                code="damaged", field="documents.bin",
+            )  # fmt: skip
         largest = max(int(tokens[:SAMPLE].max()), int(tokens[-SAMPLE:].max()))
         if largest >= info["vocab_size"]:
             raise RequestError(
-                f"{folder}/tokens.bin holds the id {largest}, outside the vocabulary of {info['vocab_size']}"
-            )
+                f"{folder}/tokens.bin holds the id {largest}, outside the vocabulary of {info['vocab_size']}",
+                code="range", field="tokens.bin", value=largest,
+            )  # fmt: skip
         return cls(tokens, starts, info, folder)
 
 
@@ -102,19 +106,27 @@ def _sidecar(folder: Path) -> dict[str, Any]:
     path = folder / "shards.json"
     try:
         if path.stat().st_size > LARGEST_SIDECAR:
-            raise RequestError(f"{path} is larger than a description of shards can be")
+            raise RequestError(
+                f"{path} is larger than a description of shards can be", code="range", field="shards.json"
+            )
         info = json.loads(path.read_bytes())
     except OSError as problem:
-        raise RequestError(f"{path} cannot be read ({problem.strerror or problem})") from problem
+        raise RequestError(
+            f"{path} cannot be read ({problem.strerror or problem})", code="missing", field="shards.json"
+        ) from problem
     except (ValueError, RecursionError) as problem:
-        raise RequestError(f"{path} is not JSON ({problem})") from None
+        raise RequestError(f"{path} is not JSON ({problem})", code="syntax", field="shards.json") from None
     if not isinstance(info, dict) or info.get("glassformer_shards") != FORMAT:
-        raise RequestError(f"{path} does not describe token shards of version {FORMAT}")
+        raise RequestError(
+            f"{path} does not describe token shards of version {FORMAT}", code="schema", field="shards.json"
+        )
     counts = ("tokens", "documents", "bytes", "vocab_size")
     if info.get("dtype") not in DTYPES or not all(type(info.get(key)) is int and info[key] >= 0 for key in counts):
-        raise RequestError(f"{path} lacks a dtype or one of the counts {', '.join(counts)}")
+        raise RequestError(
+            f"{path} lacks a dtype or one of the counts {', '.join(counts)}", code="missing", field="shards.json:dtype"
+        )
     if not isinstance(info.get("sha256"), dict):
-        raise RequestError(f"{path} lacks the hashes of the two files")
+        raise RequestError(f"{path} lacks the hashes of the two files", code="missing", field="shards.json:sha256")
     return info
 
 
@@ -124,13 +136,20 @@ def _mapped(path: Path, dtype: str, count: int, hashes: dict[str, Any]) -> np.nd
     try:
         size = path.stat().st_size
         if size != expected or not count:
-            raise RequestError(f"{path} has {size} bytes where {count} numbers of type {dtype} take {expected}")
+            raise RequestError(
+                f"{path} has {size} bytes where {count} numbers of type {dtype} take {expected}",
+                code="damaged", field=path.name, value=size,
+            )  # fmt: skip
         with open(path, "rb") as file:  # read, not mapped: what is mapped counts as memory of the process
             found = hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as problem:
-        raise RequestError(f"{path} cannot be read ({problem.strerror or problem})") from problem
+        raise RequestError(
+            f"{path} cannot be read ({problem.strerror or problem})", code="missing", field=path.name
+        ) from problem
     if found != hashes.get(path.name):
-        raise RequestError(f"{path} is not as it was written: its hash is not the one in shards.json")
+        raise RequestError(
+            f"{path} is not as it was written: its hash is not the one in shards.json", code="changed", field=path.name
+        )
     return np.memmap(path, dtype=dtype, mode="r")
 
 
@@ -166,8 +185,9 @@ def token_shards(
         return TokenShards.open(folder)
     except RequestError as problem:
         raise WorkError(
-            f"the tokens just written cannot be read back ({problem}); check the disk of {folder}"
-        ) from None
+            f"the tokens just written cannot be read back ({problem}); check the disk of {folder}",
+            code="disk",
+        ) from None  # fmt: skip
 
 
 def _write(
@@ -213,7 +233,7 @@ def _write(
             file.flush()
             os.fsync(file.fileno())
     if not tokens:
-        raise RequestError("there is no text to tokenize")
+        raise RequestError("there is no text to tokenize", code="missing", field="data")
     described = {
         "dtype": name,
         "tokens": tokens,

@@ -39,13 +39,15 @@ def writing(target: Path) -> Iterator[None]:
         if problem.errno in (errno.ENOSPC, errno.EDQUOT):
             raise WorkError(
                 f"the disk that holds {target} is full; free some space, "
-                "or choose a folder on a larger disk (GLASSFORMER_CACHE names that of the cache)"
-            ) from problem
+                "or choose a folder on a larger disk (GLASSFORMER_CACHE names that of the cache)",
+                code="disk",
+            ) from problem  # fmt: skip
         if problem.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST):
             raise WorkError(
                 f"{target} cannot be written ({problem.strerror}); "
-                "choose a folder of your own (GLASSFORMER_CACHE names that of the cache)"
-            ) from problem
+                "choose a folder of your own (GLASSFORMER_CACHE names that of the cache)",
+                code="disk",
+            ) from problem  # fmt: skip
         raise
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from glassformer.errors import RequestError
+from glassformer.errors import Code, RequestError
 from glassformer.text import patterns
 from glassformer.text.documents import mended, utf8
 from glassformer.text.growth import LARGEST_GROWTH, PARTS, check, growth
@@ -54,16 +54,22 @@ class FileTokenizer(Tokenizer):
         self.settings = {key: value for key, value in (settings or {}).items() if key != "auto_map"}
         vocabulary = library.get_vocab(with_added_tokens=True)
         if not vocabulary:
-            raise RequestError("this tokenizer.json has an empty vocabulary")
+            raise RequestError(
+                "this tokenizer.json has an empty vocabulary", code="missing", field="tokenizer.json:model.vocab"
+            )
         # Ids may have holes; the model needs a row for each id up to the last.
         self.vocab_size = max(vocabulary.values()) + 1
         if self.vocab_size > LARGEST_ID:
             raise RequestError(
-                f"this tokenizer.json has the token id {self.vocab_size - 1}; ids go up to {LARGEST_ID - 1}"
-            )
+                f"this tokenizer.json has the token id {self.vocab_size - 1}; ids go up to {LARGEST_ID - 1}",
+                code="range", field="tokenizer.json:model.vocab", value=self.vocab_size - 1,
+            )  # fmt: skip
         if len(set(vocabulary.values())) < len(vocabulary):  # what they decode to would be left to chance
             shared, count = Counter(vocabulary.values()).most_common(1)[0]
-            raise RequestError(f"this tokenizer.json gives the id {shared} to {count} tokens; each needs its own")
+            raise RequestError(
+                f"this tokenizer.json gives the id {shared} to {count} tokens; each needs its own",
+                code="conflict", field="tokenizer.json:model.vocab", value=shared,
+            )  # fmt: skip
         text = library.to_str()
         self._sha256 = hashlib.sha256(text.encode()).hexdigest()
         self._description: dict[str, Any] = json.loads(text)
@@ -86,7 +92,7 @@ class FileTokenizer(Tokenizer):
         try:
             return cls(library, _read_settings(path.parent))
         except RequestError as problem:
-            raise RequestError(f"{path}: {problem}") from None
+            raise problem.of(str(path)) from None
 
     def _find_end(self, vocabulary: dict[str, int]) -> int | None:
         names = (self.special_tokens.get("eos_token", ""), *USUAL_ENDS)
@@ -97,7 +103,7 @@ class FileTokenizer(Tokenizer):
         """One thread at a time: whether special tokens are parsed is a property of the library object."""
         with (
             self._lock,
-            one_sentence("this tokenizer cannot process the text", "give one that knows <unk>"),
+            one_sentence("this tokenizer cannot process the text", "give one that knows <unk>", "unsupported"),
         ):
             yield
 
@@ -127,8 +133,9 @@ class FileTokenizer(Tokenizer):
             room = limit - self._library.num_special_tokens_to_add(is_pair=False)
             if room < 1:
                 raise RequestError(
-                    f"limit={limit} leaves no room for a token of the text; use {limit - room + 1} or more"
-                )
+                    f"limit={limit} leaves no room for a token of the text; use {limit - room + 1} or more",
+                    code="range", field="limit", value=limit,
+                )  # fmt: skip
             found = self._library.encode_batch(list(texts), add_special_tokens=False)
             for encoding in found:
                 encoding.truncate(room)
@@ -263,7 +270,10 @@ def bpe_size(size: int) -> int:
     """`size`, if a byte-level BPE can have so many tokens. RequestError if not."""
     low, high = BPE_SIZES
     if not low <= size <= high:
-        raise RequestError(f"tokenizer bpe:{size}: the size must lie between {low} (the bytes, an end) and {high}")
+        raise RequestError(
+            f"tokenizer bpe:{size}: the size must lie between {low} (the bytes, an end) and {high}",
+            code="range", field="tokenizer", value=size,
+        )  # fmt: skip
     return size
 
 
@@ -297,10 +307,15 @@ def bounded(path: Path, limit: int) -> bytes:
     try:
         size = path.stat().st_size
         if size > limit:
-            raise RequestError(f"{path} has {size} bytes; such a file is refused above {limit >> 20} MiB")
+            raise RequestError(
+                f"{path} has {size} bytes; such a file is refused above {limit >> 20} MiB",
+                code="range", field=path.name, value=size,
+            )  # fmt: skip
         return path.read_bytes()
     except OSError as problem:
-        raise RequestError(f"{path} cannot be read ({problem.strerror or problem})") from problem
+        raise RequestError(
+            f"{path} cannot be read ({problem.strerror or problem})", code="missing", field=path.name
+        ) from problem
 
 
 def _read_settings(folder: Path) -> dict[str, Any]:
@@ -310,13 +325,15 @@ def _read_settings(folder: Path) -> dict[str, Any]:
         try:
             settings = json.loads(bounded(path, LARGEST_SETTINGS))
         except (ValueError, RecursionError) as problem:
-            raise RequestError(f"{path} is not JSON ({problem})") from None
+            raise RequestError(f"{path} is not JSON ({problem})", code="syntax", field=path.name) from None
     settings = settings if isinstance(settings, dict) else {}
     if template.is_file():  # written by newer programs, which read it rather than the settings
         try:
             settings["chat_template"] = bounded(template, LARGEST_SETTINGS).decode()
         except UnicodeDecodeError as problem:
-            raise RequestError(f"{template} is not UTF-8 text ({problem})") from None
+            raise RequestError(
+                f"{template} is not UTF-8 text ({problem})", code="damaged", field=template.name
+            ) from None
     return settings
 
 
@@ -348,17 +365,21 @@ def _parsed(data: bytes, path: Path) -> Library:
             patterns.check(pattern)
         except (ValueError, RecursionError) as problem:
             shown = " ".join(f"{pattern[:80]!r}".split())
-            raise RequestError(f"{path} has the pattern {shown}, which may take too long: {problem}") from None
+            raise RequestError(
+                f"{path} has the pattern {shown}, which may take too long: {problem}",
+                code="unsupported", field="tokenizer.json:pre_tokenizer.pattern", value=pattern,
+            ) from None  # fmt: skip
     if times > LARGEST_GROWTH:
         raise RequestError(
-            f"{path} may make {times:.3g} characters or tokens of one; more than {LARGEST_GROWTH} are refused"
-        )
+            f"{path} may make {times:.3g} characters or tokens of one; more than {LARGEST_GROWTH} are refused",
+            code="range", field="tokenizer.json:pre_tokenizer", value=times,
+        )  # fmt: skip
     with one_sentence(f"{path} is not a tokenizer.json", "save one with the tokenizers library"):
         return Library.from_str(text)
 
 
 @contextlib.contextmanager
-def one_sentence(what: str, instead: str) -> Iterator[None]:
+def one_sentence(what: str, instead: str, code: Code = "damaged") -> Iterator[None]:
     """What the library raises, in one sentence."""
     try:
         yield
@@ -368,9 +389,10 @@ def one_sentence(what: str, instead: str) -> Iterator[None]:
         detail = (str(problem).splitlines() or [type(problem).__name__])[0][:200]
         if not isinstance(problem, Exception):
             raise RequestError(
-                f"{what}: the library that does it broke off ({detail}); use another tokenizer"
-            ) from None
-        raise RequestError(f"{what} ({detail}); {instead}") from None
+                f"{what}: the library that does it broke off ({detail}); use another tokenizer",
+                code=code, field="tokenizer",
+            ) from None  # fmt: skip
+        raise RequestError(f"{what} ({detail}); {instead}", code=code, field="tokenizer") from None
 
 
 def settings_of(end: str | None) -> dict[str, Any]:

@@ -57,17 +57,26 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
         for name in TOKENIZER_FILES:
             if (path / name).is_file():
                 return load_tokenizer(path / name)
-        raise RequestError(f"the folder {path} holds no tokenizer.json and no {OWN_FILE}")
+        raise RequestError(
+            f"the folder {path} holds no tokenizer.json and no {OWN_FILE}",
+            code="missing", field="tokenizer", value=str(path),
+        )  # fmt: skip
     if not path.is_file():
-        raise RequestError(f"tokenizer {str(path)!r} does not exist; give byte, char, bpe:SIZE, or a tokenizer.json")
+        raise RequestError(
+            f"tokenizer {str(path)!r} does not exist; give byte, char, bpe:SIZE, or a tokenizer.json",
+            code="missing", field="tokenizer", value=str(path),
+        )  # fmt: skip
     if path.suffix != ".json":
-        raise RequestError(f"tokenizer {str(path)!r} is no .json file; convert it to a tokenizer.json")
+        raise RequestError(
+            f"tokenizer {str(path)!r} is no .json file; convert it to a tokenizer.json",
+            code="type", field="tokenizer", value=str(path),
+        )  # fmt: skip
     if path.name != OWN_FILE:
         return FileTokenizer.read(path)
     try:
         fields = json.loads(bounded(path, LARGEST_SETTINGS))
     except (ValueError, RecursionError) as problem:
-        raise RequestError(f"{path} is not JSON ({problem})") from None
+        raise RequestError(f"{path} is not JSON ({problem})", code="syntax", field=path.name) from None
     return from_fields(fields, path)
 
 
@@ -98,12 +107,18 @@ def parse_spec(spec: str) -> tuple[str, int | None]:
         if not colon:
             return "bpe", DEFAULT_BPE
         if not size.isdecimal():
-            raise RequestError(f"tokenizer {spec!r}: the size must be a whole number, as in bpe:4096")
+            raise RequestError(
+                f"tokenizer {spec!r}: the size must be a whole number, as in bpe:4096",
+                code="type", field="tokenizer", value=spec,
+            )  # fmt: skip
         return "bpe", bpe_size(int(size))
     if Path(spec).expanduser().exists():
         return "path", None
     hint = did_you_mean(kind, ("byte", "char", "bpe", "auto"))
-    raise RequestError(f"tokenizer {spec!r} is not byte, char, bpe:SIZE, or the path of a tokenizer.json{hint}")
+    raise RequestError(
+        f"tokenizer {spec!r} is not byte, char, bpe:SIZE, or the path of a tokenizer.json{hint}",
+        code="unknown", field="tokenizer", value=spec,
+    )  # fmt: skip
 
 
 def make_tokenizer(

@@ -74,5 +74,8 @@ class Tokenizer(ABC):
         array = np.asarray(ids, dtype=np.int64).reshape(-1)
         if array.size and not (array.min() >= 0 and array.max() < self.vocab_size):
             wrong = next(int(i) for i in array if not 0 <= i < self.vocab_size)
-            raise RequestError(f"token id {wrong} is outside this vocabulary of {self.vocab_size}")
+            raise RequestError(
+                f"token id {wrong} is outside this vocabulary of {self.vocab_size}",
+                code="range", field="tokens", value=wrong,
+            )  # fmt: skip
         return array

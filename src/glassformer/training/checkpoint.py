@@ -27,7 +27,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from glassformer.errors import RequestError, WorkError, shown
+from glassformer.errors import RequestError, WorkError, error_of, plain_error, shown
 from glassformer.parallel.crew import Crew
 from glassformer.parallel.pieces import Box, Held, Piece, known_anywhere, places_of, written_here
 from glassformer.parallel.stored import Stored, write_pieces
@@ -110,8 +110,9 @@ def write(run: Path, snapshot: Snapshot, crew: Crew) -> Path:
         if (size := len(json.dumps(snapshot.state))) > _STATE_BYTES // 2:  # hashes and indentation come on top
             raise WorkError(
                 f"{final} was not written: its state.json would have {size:,} bytes, more than could be read back; "
-                f"the state of a callback is too large"
-            )
+                f"the state of a callback is too large",
+                code="range",
+            )  # fmt: skip
         with disk_errors(final):
             shutil.rmtree(temporary, ignore_errors=True)
             temporary.mkdir(parents=True)
@@ -208,12 +209,12 @@ def together(crew: Crew, work: Callable[[], Any]) -> list[Any]:
         mine = work()
     except (RequestError, WorkError) as problem:
         error = problem
-    told = crew.gather([mine, error and [type(error).__name__, str(error)]])
+    told = crew.gather([mine, error and plain_error(error)])
     if error is not None:
         raise error
     for _, wrong in told:
         if wrong is not None:
-            raise {kind.__name__: kind for kind in (RequestError, WorkError)}.get(wrong[0], RequestError)(wrong[1])
+            raise error_of(wrong)
     return [one for one, _ in told]
 
 
@@ -227,11 +228,11 @@ def latest(run: Path) -> Path | None:
     except FileNotFoundError:
         return None
     except (OSError, UnicodeDecodeError) as error:
-        raise RequestError(f"{pointer} cannot be read: {error}") from None
+        raise RequestError(f"{pointer} cannot be read: {error}", code="damaged", field="latest") from None
     found = run / "checkpoints" / name
     if "/" in name or "\\" in name or not name.startswith("step_") or not (found / "state.json").is_file():
         wrong = f"{pointer} names {name!r}, which is no checkpoint in {run / 'checkpoints'}"
-        raise RequestError(wrong + _way_on(run, name))
+        raise RequestError(wrong + _way_on(run, name), code="missing", field="latest", value=name)
     return found
 
 
@@ -247,12 +248,14 @@ def read_watch(checkpoint: Path) -> dict[str, Any]:
     with way_on(checkpoint):
         try:
             if path.stat().st_size > _WATCH_BYTES or _hash(path) != _state(checkpoint)["sha256"].get(WATCH):
-                raise RequestError(f"{path} is damaged: its SHA-256 is not the one in state.json")
+                raise RequestError(
+                    f"{path} is damaged: its SHA-256 is not the one in state.json", code="damaged", field=WATCH
+                )
             return json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError) as error:
             if isinstance(error, RequestError):
                 raise
-            raise RequestError(f"{path} cannot be read: {error}") from None
+            raise RequestError(f"{path} cannot be read: {error}", code="damaged", field=WATCH) from None
 
 
 def load_model(checkpoint: Path, model: nn.Module, crew: Crew | None = None) -> None:
@@ -290,7 +293,10 @@ def load_optimizer(
                 part, _, name = key.partition(".")
                 if name not in known:
                     where = checkpoint / file_name(OPTIMIZER, 0, 1)
-                    raise RequestError(f"{where} has state of {shown(name)}: it belongs to another model")
+                    raise RequestError(
+                        f"{where} has state of {shown(name)}: it belongs to another model",
+                        code="conflict", field=f"optimizer.{shown(name)}",
+                    )  # fmt: skip
                 if (own := parameters.get(name)) is not None:
                     moved = numbers[key] if key in numbers else stored.like(key, own, places.get(name))
                     optimizer.state[own][part] = moved
@@ -306,7 +312,7 @@ def _numbers(text: str, checkpoint: Path) -> dict[str, Any]:
         numbers = None
     if not isinstance(numbers, dict) or any(isinstance(value, (dict, list, str)) for value in numbers.values()):
         where = checkpoint / file_name(OPTIMIZER, 0, 1)
-        raise RequestError(f"{where} is damaged: {NUMBERS} of its header are no numbers")
+        raise RequestError(f"{where} is damaged: {NUMBERS} of its header are no numbers", code="damaged", field=NUMBERS)
     return numbers
 
 
@@ -317,10 +323,13 @@ def _files(checkpoint: Path, kind: str) -> dict[Path, str]:
     named = {name for name in hashes if (match := _FILE.fullmatch(name)) and match[1] == kind}
     names = [file_name(kind, rank, len(named)) for rank in range(max(1, len(named)))]
     if missing := [name for name in names if name not in named]:
-        raise RequestError(f"{checkpoint / 'state.json'} does not name {missing[0]}")
+        raise RequestError(
+            f"{checkpoint / 'state.json'} does not name {missing[0]}",
+            code="missing", field=f"state.json:sha256.{missing[0]}",
+        )  # fmt: skip
     lying = {path.name for path in checkpoint.glob(f"{kind}*.safetensors")}
     if extra := sorted(lying - named):
-        raise RequestError(f"{checkpoint / extra[0]} is not named in state.json")
+        raise RequestError(f"{checkpoint / extra[0]} is not named in state.json", code="unknown", field=extra[0])
     return {checkpoint / name: hashes[name] for name in names}
 
 
@@ -332,9 +341,12 @@ def _verify(checkpoint: Path, kind: str, crew: Crew) -> None:
             for path, expected in list(_files(checkpoint, kind).items())[crew.rank :: crew.world]:
                 try:
                     if _hash(path) != expected:
-                        raise RequestError(f"{path} is damaged: its SHA-256 is not the one in state.json")
+                        raise RequestError(
+                            f"{path} is damaged: its SHA-256 is not the one in state.json",
+                            code="damaged", field=path.name,
+                        )  # fmt: skip
                 except OSError as error:
-                    raise RequestError(f"{path} cannot be read: {error}") from None
+                    raise RequestError(f"{path} cannot be read: {error}", code="damaged", field=path.name) from None
 
     together(crew, share)
 
@@ -346,7 +358,7 @@ def _stored(checkpoint: Path, kind: str) -> Iterator[Stored]:
         try:
             stored = Stored(list(_files(checkpoint, kind)))
         except (OSError, SafetensorError) as error:
-            raise RequestError(f"{checkpoint} cannot be read: {error}") from None
+            raise RequestError(f"{checkpoint} cannot be read: {error}", code="damaged", field=kind) from None
     with stored:
         yield stored
 
@@ -357,7 +369,8 @@ def way_on(checkpoint: Path) -> Iterator[None]:
     try:
         yield
     except RequestError as error:
-        raise RequestError(f"{error}{_way_on(checkpoint.parents[1], checkpoint.name)}") from None
+        told = f"{error}{_way_on(checkpoint.parents[1], checkpoint.name)}"
+        raise RequestError(told, code=error.code, field=error.field, value=error.value) from None
 
 
 def _way_on(run: Path, damaged: str) -> str:
@@ -382,23 +395,28 @@ def _state(checkpoint: Path) -> dict[str, Any]:
     path = checkpoint / "state.json"
     try:
         if path.stat().st_size > _STATE_BYTES:
-            raise RequestError(f"{path} is too large to be a checkpoint's state")
+            raise RequestError(f"{path} is too large to be a checkpoint's state", code="range", field="state.json")
         state = json.loads(path.read_text(encoding="utf-8"))
         if (
             not isinstance(state, dict)
             or not isinstance(state.get("step"), int)
             or not isinstance(state.get("sha256"), dict)
         ):
-            raise RequestError(f"{path} is not a checkpoint's state")
+            raise RequestError(f"{path} is not a checkpoint's state", code="damaged", field="state.json")
         if checkpoint.name != (name := _folder_name(state["step"])):
-            raise RequestError(f"{path} is of {name}, which is another checkpoint")
+            raise RequestError(
+                f"{path} is of {name}, which is another checkpoint", code="conflict", field="state.json:step"
+            )
         if strange := [name for name in state["sha256"] if name != WATCH and not _FILE.fullmatch(name)]:
-            raise RequestError(f"{path} names {shown(strange[0])!r}, which is no file of a checkpoint")
+            raise RequestError(
+                f"{path} names {shown(strange[0])!r}, which is no file of a checkpoint",
+                code="unknown", field="state.json:sha256",
+            )  # fmt: skip
         return state
     except (OSError, ValueError, RecursionError) as error:
         if isinstance(error, RequestError):
             raise
-        raise RequestError(f"{path} cannot be read: {error}") from None
+        raise RequestError(f"{path} cannot be read: {error}", code="damaged", field="state.json") from None
 
 
 def _folder_name(step: int) -> str:
@@ -409,11 +427,17 @@ def _match(wanted: dict[str, tuple[int, ...]], known: set[str], given: dict[str,
     """`wanted`: shapes of the model's tensors that any part of may lie here; `known`: names of all of its tensors."""
     for name, shape in wanted.items():
         if name not in given:
-            raise RequestError(f"{where} has no tensor {name}: it belongs to another model")
+            raise RequestError(f"{where} has no tensor {name}: it belongs to another model", code="missing", field=name)
         if given[name] != shape:
-            raise RequestError(f"{where}: {name} has shape {given[name]} and the model wants {shape}")
+            raise RequestError(
+                f"{where}: {name} has shape {given[name]} and the model wants {shape}",
+                code="conflict", field=name, value=given[name],
+            )  # fmt: skip
     if extra := sorted(given.keys() - known):
-        raise RequestError(f"{where} has a tensor {shown(extra[0])} that the model lacks: it belongs to another model")
+        raise RequestError(
+            f"{where} has a tensor {shown(extra[0])} that the model lacks: it belongs to another model",
+            code="unknown", field=shown(extra[0]),
+        )  # fmt: skip
 
 
 def _hash(path: Path) -> str:
@@ -459,7 +483,11 @@ def disk_errors(target: Path) -> Iterator[None]:
     try:
         yield
     except SafetensorError as error:
-        raise WorkError(f"{target} could not be written: {error}; the checkpoint before it is untouched") from None
+        raise WorkError(
+            f"{target} could not be written: {error}; the checkpoint before it is untouched", code="disk"
+        ) from None
     except OSError as error:
         why = "the disk is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else error.strerror or str(error)
-        raise WorkError(f"{target} could not be written: {why}; what was saved before is untouched") from None
+        raise WorkError(
+            f"{target} could not be written: {why}; what was saved before is untouched", code="disk"
+        ) from None

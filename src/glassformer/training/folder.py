@@ -41,14 +41,21 @@ def check_folder(out: str | Path | None, resume: bool, try_to_write: bool = True
     new = [place for place in (folder, *folder.parents) if not place.is_dir()]
     for place in new:
         if place.exists():
-            raise RequestError(f"--out {folder}: {place} is a file; name a folder")
+            raise RequestError(
+                f"--out {folder}: {place} is a file; name a folder", code="exists", field="out", value=str(folder)
+            )
     found = checkpoint.latest(folder)
     if found is not None and not resume:
-        raise RequestError(f"{folder} already holds a run; go on with --resume, or name another folder")
+        raise RequestError(
+            f"{folder} already holds a run; go on with --resume, or name another folder", code="exists", field="resume"
+        )
     held = sorted(path.name for pattern in HELD for path in folder.glob(pattern))
     begun = (folder / "recipe.yaml").is_file()  # a run, though it may have ended before its first checkpoint
     if found is None and held and not begun:
-        raise RequestError(f"{folder} holds {', '.join(held[:5])}, and is no run; name a folder of its own")
+        raise RequestError(
+            f"{folder} holds {', '.join(held[:5])}, and is no run; name a folder of its own",
+            code="exists", field="out", value=str(folder),
+        )  # fmt: skip
     if not try_to_write:
         return folder
     try:
@@ -94,11 +101,16 @@ def check_same_run(folder: Path, config: ModelConfig, recipe: Recipe, pretrained
     check_origin(folder, pretrained)
     if difference := ModelConfig.from_file(folder / "config.yaml").diff(config):
         path, (was, now) = next(iter(difference.items()))
-        raise RequestError(f"{folder} holds another model: {path} was {was} and is now {now}")
+        raise RequestError(
+            f"{folder} holds another model: {path} was {was} and is now {now}", code="changed", field=path, value=now
+        )
     begun = Recipe.from_file(folder / "recipe.yaml")
     if change := first_difference(to_plain(begun), to_plain(recipe), besides=FREE):
         path, was, now = change
-        raise RequestError(f"{folder} was begun with {path}={was}, and {path}={now} was asked for; name another folder")
+        raise RequestError(
+            f"{folder} was begun with {path}={was}, and {path}={now} was asked for; name another folder",
+            code="changed", field=path, value=now,
+        )  # fmt: skip
 
 
 @contextmanager
@@ -120,8 +132,9 @@ def only_writer(folder: Path | None) -> Iterator[None]:
         yield
     except BlockingIOError:
         raise RequestError(
-            f"{folder} is being written by another process; wait for it or name another folder"
-        ) from None
+            f"{folder} is being written by another process; wait for it or name another folder",
+            code="conflict", field="out", value=str(folder),
+        ) from None  # fmt: skip
     finally:
         os.close(handle)
 

@@ -123,7 +123,7 @@ def to_the_end(run: Training) -> None:
                 looked = run.beat()[0]
             if run.error is None and asked:
                 run.save(wait=True)
-                raise Interrupted(how_to_go_on(run))
+                raise Interrupted(how_to_go_on(run), code="stopped")
             if run.error is None and now - saved > run.recipe.checkpoint_seconds:
                 run.save()
                 saved = run.beat()[0]
@@ -132,7 +132,7 @@ def to_the_end(run: Training) -> None:
         if run.error is None:
             run.save(wait=True)
             if run.beat()[1]:
-                raise Interrupted(how_to_go_on(run))
+                raise Interrupted(how_to_go_on(run), code="stopped")
 
 
 def one_step(run: Training) -> None:

@@ -33,7 +33,10 @@ class Pretrained:
         values = {path: value.detach().cpu() for path, value in model.state_dict().items()}
         for path, parameter in model.named_parameters():
             if path not in values or not parameter.dtype.is_floating_point:
-                raise RequestError(f"{name}: {path} is packed, and packed weights cannot be trained; load it unpacked")
+                raise RequestError(
+                    f"{name}: {path} is packed, and packed weights cannot be trained; load it unpacked",
+                    code="unsupported", field=path,
+                )  # fmt: skip
         floats = {path: value.float() if value.is_floating_point() else value for path, value in values.items()}
         return cls(name, {path: value.clone() for path, value in floats.items()})
 
@@ -73,9 +76,12 @@ class Pretrained:
                     (file.metadata() or {}).get(NAME, ""), {key: file.get_tensor(key) for key in file.offset_keys()}
                 )
         except (OSError, SafetensorError) as error:
-            raise RequestError(f"{path} cannot be read: {error}") from None
+            raise RequestError(f"{path} cannot be read: {error}", code="damaged", field=Path(path).name) from None
         if held.fingerprint != fingerprint:
-            raise RequestError(f"{path} no longer holds the weights that its runs begin with; name another folder")
+            raise RequestError(
+                f"{path} no longer holds the weights that its runs begin with; name another folder",
+                code="changed", field=Path(path).name,
+            )  # fmt: skip
         return held
 
 
@@ -96,7 +102,9 @@ def check_origin(folder: Path, given: Pretrained | None) -> None:
     except FileNotFoundError:
         name, began = "weights drawn for it", None
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        raise RequestError(f"{folder / FILE} is not what a run leaves there; name another folder") from None
+        raise RequestError(
+            f"{folder / FILE} is not what a run leaves there; name another folder", code="damaged", field=FILE
+        ) from None
     if began != (given and given.fingerprint):
         asked = "weights drawn for it" if given is None else f"those of {given.name}"
         raise RequestError(

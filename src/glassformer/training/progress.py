@@ -80,5 +80,5 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     except FileNotFoundError:
         pass
     except (OSError, UnicodeDecodeError) as error:
-        raise RequestError(f"{path} cannot be read: {error}") from None
+        raise RequestError(f"{path} cannot be read: {error}", code="damaged", field=path.name) from None
     return rows

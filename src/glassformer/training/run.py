@@ -109,11 +109,11 @@ def load(path: str | Path) -> Loaded:
     """The latest checkpoint of a run folder. Raises RequestError where there is none, or it is damaged."""
     folder = Path(path)
     if not folder.is_dir():
-        raise RequestError(f"there is no run folder {folder}")
+        raise RequestError(f"there is no run folder {folder}", code="missing", field="run", value=str(folder))
     config = ModelConfig.from_file(folder / "config.yaml")
     found = checkpoint.latest(folder)
     if found is None:
-        raise RequestError(f"{folder} has no checkpoint yet")
+        raise RequestError(f"{folder} has no checkpoint yet", code="missing", field="run.checkpoints")
     model = config.build(seed=None)
     checkpoint.load_model(found, model)
     tokenizer = reading(config, load_tokenizer(folder))

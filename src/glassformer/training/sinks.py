@@ -97,12 +97,18 @@ def check_sinks(names: Iterable[str]) -> None:
     seen: list[str] = []
     for name in names:
         if name not in SINKS:
-            raise RequestError(f"log_to={name} is no sink; use {', '.join(list(SINKS)[:-1])} or {list(SINKS)[-1]}")
+            raise RequestError(
+                f"log_to={name} is no sink; use {', '.join(list(SINKS)[:-1])} or {list(SINKS)[-1]}",
+                code="unknown", field="log_to", value=name,
+            )  # fmt: skip
         if name in seen:
-            raise RequestError(f"log_to={name} is given twice")
+            raise RequestError(f"log_to={name} is given twice", code="conflict", field="log_to", value=name)
         if find_spec(SINKS[name].package) is None:
             package = SINKS[name].package
-            raise RequestError(f"log_to={name} needs the package {package}: pip install {package}")
+            raise RequestError(
+                f"log_to={name} needs the package {package}: pip install {package}",
+                code="missing", field="log_to", value=name,
+            )  # fmt: skip
         seen.append(name)
 
 
@@ -169,7 +175,9 @@ def open_sinks(names: Iterable[str], folder: Path, name: str, config: Mapping[st
                 opened[one] = SINKS[one](folder, name, config, step)
         except Exception as error:
             Logger(opened).__exit__(None, None, None)
-            raise RequestError(f"log_to={one} could not be opened: {_one_line(error)}") from None
+            raise RequestError(
+                f"log_to={one} could not be opened: {_one_line(error)}", code="missing", field="log_to", value=one
+            ) from None
     return Logger(opened)
 
 

@@ -219,8 +219,9 @@ class Training:
         state = self._progress(found)
         if state.data != identity(self.text):
             raise RequestError(
-                f"{self.folder} was trained on other text or with another tokenizer; name another folder"
-            )
+                f"{self.folder} was trained on other text or with another tokenizer; name another folder",
+                code="changed", field="data",
+            )  # fmt: skip
         assert self.folder is not None
         gone = not any((self.folder / name).exists() for name in TOKENIZER_FILES)
         if gone and self.crew.leads:  # the text's is the same
@@ -261,7 +262,10 @@ class Training:
             if self.steps is not None:  # going back leaves out a run's length at most
                 for name, limit in {"step": self.steps, "shift": state.rolled_back * self.steps}.items():
                     if getattr(state, name) > limit:
-                        raise RequestError(f"{path}: {name}={getattr(state, name)} is more than the {limit} it can be")
+                        raise RequestError(
+                            f"{path}: {name}={getattr(state, name)} is more than the {limit} it can be",
+                            code="range", field=f"{path.name}:{name}", value=getattr(state, name),
+                        )  # fmt: skip
         return state
 
 

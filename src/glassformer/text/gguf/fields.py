@@ -52,7 +52,9 @@ class Fields:
     def text(self, key: str) -> str | None:
         value = self._get(key)
         if value is not None and not isinstance(value, str):
-            raise RequestError(f"{PREFIX}{key} is {_kind(value)}; it must be a string")
+            raise RequestError(
+                f"{PREFIX}{key} is {_kind(value)}; it must be a string", code="type", field=f"{PREFIX}{key}"
+            )
         return value
 
     def flag(self, key: str, default: bool) -> bool:
@@ -60,7 +62,9 @@ class Fields:
         if value is None:
             return default
         if not isinstance(value, (bool, np.bool_)):
-            raise RequestError(f"{PREFIX}{key} is {_kind(value)}; it must be true or false")
+            raise RequestError(
+                f"{PREFIX}{key} is {_kind(value)}; it must be true or false", code="type", field=f"{PREFIX}{key}"
+            )
         return bool(value)
 
     def token_id(self, key: str, vocab_size: int) -> int | None:
@@ -68,9 +72,14 @@ class Fields:
         if value is None:
             return None
         if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
-            raise RequestError(f"{PREFIX}{key} is {_kind(value)}; it must be a token id")
+            raise RequestError(
+                f"{PREFIX}{key} is {_kind(value)}; it must be a token id", code="type", field=f"{PREFIX}{key}"
+            )
         if not 0 <= value < vocab_size:
-            raise RequestError(f"{PREFIX}{key}={value} is outside this vocabulary of {vocab_size}")
+            raise RequestError(
+                f"{PREFIX}{key}={value} is outside this vocabulary of {vocab_size}",
+                code="range", field=f"{PREFIX}{key}", value=value,
+            )  # fmt: skip
         return int(value)
 
     def texts(self, key: str, most: int) -> list[str] | None:
@@ -78,14 +87,25 @@ class Fields:
         if value is None:
             return None
         if not isinstance(value, (list, tuple)):
-            raise RequestError(f"{PREFIX}{key} is {_kind(value)}; it must be a list of strings")
+            raise RequestError(
+                f"{PREFIX}{key} is {_kind(value)}; it must be a list of strings", code="type", field=f"{PREFIX}{key}"
+            )
         if len(value) > most:
-            raise RequestError(f"{PREFIX}{key} has {len(value)} entries; more than {most} are refused")
+            raise RequestError(
+                f"{PREFIX}{key} has {len(value)} entries; more than {most} are refused",
+                code="range", field=f"{PREFIX}{key}", value=len(value),
+            )  # fmt: skip
         wrong = next((index for index, text in enumerate(value) if not isinstance(text, str)), None)
         if wrong is not None:
-            raise RequestError(f"{PREFIX}{key}[{wrong}] is {_kind(value[wrong])}; it must be a string")
+            raise RequestError(
+                f"{PREFIX}{key}[{wrong}] is {_kind(value[wrong])}; it must be a string",
+                code="type", field=f"{PREFIX}{key}[{wrong}]",
+            )  # fmt: skip
         if sum(map(len, value)) > LARGEST_TEXT:
-            raise RequestError(f"{PREFIX}{key} has more than {LARGEST_TEXT} characters; that many are refused")
+            raise RequestError(
+                f"{PREFIX}{key} has more than {LARGEST_TEXT} characters; that many are refused",
+                code="range", field=f"{PREFIX}{key}",
+            )  # fmt: skip
         utf8("".join(value), PREFIX + key)
         return list(value)
 
@@ -99,9 +119,14 @@ class Fields:
         except (ValueError, OverflowError):  # a list of lists of several lengths
             array = np.asarray(None)
         if array.ndim != 1 or array.dtype.kind not in kinds:
-            raise RequestError(f"{PREFIX}{key} is {_kind(value)}; it must be a list of numbers")
+            raise RequestError(
+                f"{PREFIX}{key} is {_kind(value)}; it must be a list of numbers", code="type", field=f"{PREFIX}{key}"
+            )
         if length is not None and len(array) != length:
-            raise RequestError(f"{PREFIX}{key} has {len(array)} entries for {length} tokens; it must have one for each")
+            raise RequestError(
+                f"{PREFIX}{key} has {len(array)} entries for {length} tokens; it must have one for each",
+                code="conflict", field=f"{PREFIX}{key}", value=len(array),
+            )  # fmt: skip
         return array
 
 

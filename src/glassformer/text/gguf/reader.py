@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from glassformer.errors import RequestError, did_you_mean
+from glassformer.errors import RequestError, did_you_mean, shown
 from glassformer.text.gguf.fields import (
     CHAT_TEMPLATE,
     LARGEST_MERGES,
@@ -44,11 +44,17 @@ class Vocabulary:
     def scores(self) -> np.ndarray:
         scores = self.fields.numbers("scores", len(self.tokens), "fiu")
         if scores is None:
-            raise RequestError(f"{PREFIX}scores is missing; a vocabulary of this kind has one for each token")
+            raise RequestError(
+                f"{PREFIX}scores is missing; a vocabulary of this kind has one for each token",
+                code="missing", field=f"{PREFIX}scores",
+            )  # fmt: skip
         scores = scores.astype(np.float64)
         if not np.isfinite(scores).all():
             wrong = int(np.argmin(np.isfinite(scores)))
-            raise RequestError(f"{PREFIX}scores[{wrong}]={scores[wrong]} must be a finite number")
+            raise RequestError(
+                f"{PREFIX}scores[{wrong}]={scores[wrong]} must be a finite number",
+                code="range", field=f"{PREFIX}scores[{wrong}]", value=scores[wrong],
+            )  # fmt: skip
         return scores
 
     def merges(self) -> list[tuple[str, str]] | None:
@@ -62,11 +68,15 @@ class Vocabulary:
             if cut < 0 or not {left, right, left + right} <= known:
                 raise RequestError(
                     f"{PREFIX}merges[{index}]={line[:60]!r} must be two tokens of this vocabulary with a space "
-                    "between them, whose concatenation is a token too"
-                )
+                    "between them, whose concatenation is a token too",
+                    code="unknown", field=f"{PREFIX}merges[{index}]", value=line,
+                )  # fmt: skip
             merges.append((left, right))
         if len(set(merges)) < len(merges):
-            raise RequestError(f"{PREFIX}merges has {len(merges) - len(set(merges))} of its merges twice")
+            raise RequestError(
+                f"{PREFIX}merges has {len(merges) - len(set(merges))} of its merges twice",
+                code="conflict", field=f"{PREFIX}merges",
+            )  # fmt: skip
         return merges
 
 
@@ -94,11 +104,14 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> FileTokenizer:
     fields = Fields(metadata)
     model = fields.text("model")
     if model is None:
-        raise RequestError(f"{PREFIX}model is missing; this GGUF file brings no tokenizer")
+        raise RequestError(
+            f"{PREFIX}model is missing; this GGUF file brings no tokenizer", code="missing", field=f"{PREFIX}model"
+        )
     if model not in KINDS:
         raise RequestError(
-            f"{PREFIX}model={model[:60]!r} is not supported; known are {', '.join(KINDS)}{did_you_mean(model, KINDS)}"
-        )
+            f"{PREFIX}model={model[:60]!r} is not supported; known are {', '.join(KINDS)}{did_you_mean(model, KINDS)}",
+            code="unknown", field=f"{PREFIX}model", value=model,
+        )  # fmt: skip
     kind = KINDS[model]
     vocabulary = _vocabulary(fields, kind)
     parts = {
@@ -121,7 +134,10 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> FileTokenizer:
 def _vocabulary(fields: Fields, kind: Kind) -> Vocabulary:
     tokens = fields.texts("tokens", LARGEST_VOCABULARY)
     if not tokens:
-        raise RequestError(f"{PREFIX}tokens is {'missing' if tokens is None else 'empty'}; a tokenizer needs tokens")
+        raise RequestError(
+            f"{PREFIX}tokens is {'missing' if tokens is None else 'empty'}; a tokenizer needs tokens",
+            code="missing", field=f"{PREFIX}tokens",
+        )  # fmt: skip
     tokens = [token or f"[EMPTY_{index}]" for index, token in enumerate(tokens)]  # as llama.cpp calls them
     _refuse_twins(tokens)
     size = len(tokens)
@@ -136,7 +152,10 @@ def _vocabulary(fields: Fields, kind: Kind) -> Vocabulary:
         types[list(ids.values())] = TokenType.CONTROL
     elif not ((types >= 0) & (types <= max(TokenType))).all():
         wrong = int(np.argmax((types < 0) | (types > max(TokenType))))
-        raise RequestError(f"{PREFIX}token_type[{wrong}]={types[wrong]} must lie between 0 and {max(TokenType):d}")
+        raise RequestError(
+            f"{PREFIX}token_type[{wrong}]={types[wrong]} must lie between 0 and {max(TokenType):d}",
+            code="range", field=f"{PREFIX}token_type[{wrong}]", value=types[wrong],
+        )  # fmt: skip
     return Vocabulary(fields, tokens, types.astype(np.int64), ids)
 
 
@@ -145,8 +164,9 @@ def _refuse_twins(tokens: list[str]) -> None:
     for index, token in enumerate(tokens):
         if first.setdefault(token, index) != index:
             raise RequestError(
-                f"{PREFIX}tokens has {token[:60]!r} at {first[token]} and at {index}; each token must be there once"
-            )
+                f"{PREFIX}tokens has {token[:60]!r} at {first[token]} and at {index}; each token must be there once",
+                code="conflict", field=f"{PREFIX}tokens", value=token,
+            )  # fmt: skip
 
 
 def _added(vocabulary: Vocabulary) -> list[dict[str, Any]]:
@@ -176,7 +196,10 @@ def _post_processor(vocabulary: Vocabulary, kind: Kind) -> dict[str, Any] | None
         return None
     for name in first + last:
         if name not in vocabulary.ids:
-            raise RequestError(f"{PREFIX}{name}_token_id is missing, though this tokenizer adds that token to a text")
+            raise RequestError(
+                f"{PREFIX}{name}_token_id is missing, though this tokenizer adds that token to a text",
+                code="missing", field=f"{PREFIX}{name}_token_id",
+            )  # fmt: skip
 
     def specials(names: list[str]) -> list[dict[str, Any]]:
         return [{"SpecialToken": {"id": vocabulary.text(name), "type_id": 0}} for name in names]
@@ -208,8 +231,9 @@ def _settings(vocabulary: Vocabulary) -> dict[str, Any]:
     for name, template in templates.items():
         if not isinstance(template, str):
             raise RequestError(
-                f"the chat template {name[:60]!r} is of the type {type(template).__name__}; it must be a string"
-            )
+                f"the chat template {name[:60]!r} is of the type {type(template).__name__}; it must be a string",
+                code="type", field=CHAT_TEMPLATE if name == "default" else f"{CHAT_TEMPLATE}.{shown(name, 60)}",
+            )  # fmt: skip
     if list(templates) == ["default"]:
         settings["chat_template"] = templates["default"]
     elif templates:
@@ -222,10 +246,16 @@ def _byte_level(vocabulary: Vocabulary) -> dict[str, Any]:
     if name not in BY_NAME:
         few, more = list(BY_NAME)[:8], len(BY_NAME) - 8
         near = did_you_mean(name, BY_NAME) or f"; known are {', '.join(few)} and {more} more"
-        raise RequestError(f"{PREFIX}pre={name[:60]!r} names no way to cut text that is known here{near}")
+        raise RequestError(
+            f"{PREFIX}pre={name[:60]!r} names no way to cut text that is known here{near}",
+            code="unknown", field=f"{PREFIX}pre", value=name,
+        )  # fmt: skip
     merges = vocabulary.merges()
     if merges is None:
-        raise RequestError(f"{PREFIX}merges is missing; byte-level BPE has a list of them, empty if it is bytes")
+        raise RequestError(
+            f"{PREFIX}merges is missing; byte-level BPE has a list of them, empty if it is bytes",
+            code="missing", field=f"{PREFIX}merges",
+        )  # fmt: skip
     rule = BY_NAME[name]
     return {
         "pre_tokenizer": described(rule.steps),
@@ -275,8 +305,9 @@ def merges_of_scores(scores: Mapping[str, float]) -> list[tuple[str, str]]:
     if sum(len(piece) ** 2 for piece in scores) > LARGEST_SPLITS:
         raise RequestError(
             f"{PREFIX}tokens has pieces of up to {max(map(len, scores))} characters; that is too long to find how "
-            "they merge"
-        )
+            "they merge",
+            code="range", field=f"{PREFIX}tokens",
+        )  # fmt: skip
     merges = [
         (piece[:cut], piece[cut:])
         for piece in scores
@@ -285,8 +316,9 @@ def merges_of_scores(scores: Mapping[str, float]) -> list[tuple[str, str]]:
     ]
     if len(merges) > LARGEST_MERGES:
         raise RequestError(
-            f"{PREFIX}tokens has pieces that merge in {len(merges)} ways; more than {LARGEST_MERGES} are refused"
-        )
+            f"{PREFIX}tokens has pieces that merge in {len(merges)} ways; more than {LARGEST_MERGES} are refused",
+            code="range", field=f"{PREFIX}tokens", value=len(merges),
+        )  # fmt: skip
     return sorted(merges, key=lambda pair: (-scores[pair[0] + pair[1]], -len(pair[0]), -len(pair[1])))
 
 
@@ -336,13 +368,16 @@ def _charsmap(fields: Fields) -> list[dict[str, Any]]:
     if table is None or not len(table):
         return []
     if table.dtype.itemsize > 1 and not ((table >= -128) & (table < 256)).all():
-        raise RequestError(f"{PREFIX}precompiled_charsmap must hold bytes")
+        raise RequestError(
+            f"{PREFIX}precompiled_charsmap must hold bytes", code="range", field=f"{PREFIX}precompiled_charsmap"
+        )
     data = table.astype(np.uint8).tobytes()
     trie = int.from_bytes(data[:CHARSMAP_HEADER], "little")
     if len(data) <= CHARSMAP_HEADER or trie % 4 or CHARSMAP_HEADER + trie >= len(data):
         raise RequestError(
-            f"{PREFIX}precompiled_charsmap of {len(data)} bytes names a table of {trie} bytes; that does not fit in it"
-        )
+            f"{PREFIX}precompiled_charsmap of {len(data)} bytes names a table of {trie} bytes; that does not fit in it",
+            code="damaged", field=f"{PREFIX}precompiled_charsmap",
+        )  # fmt: skip
     return [{"type": "Precompiled", "precompiled_charsmap": base64.b64encode(data).decode()}]
 
 

@@ -58,8 +58,9 @@ def tokenizer_to_gguf(tokenizer: Tokenizer, vocab_size: int | None = None) -> di
     if kind not in WRITERS:
         raise RequestError(
             f"a {tokenizer.kind} tokenizer cannot be written to GGUF, as llama.cpp has none of that kind; "
-            "train the model with tokenizer byte or bpe"
-        )
+            "train the model with tokenizer byte or bpe",
+            code="unsupported", field="tokenizer", value=tokenizer.kind,
+        )  # fmt: skip
     tokens, types = _vocabulary(file, whole, vocab_size)
     written = WRITERS[kind](Parts(file, whole, tokens, types))
     fields = {"tokens": tokens, "token_type": types, **written}
@@ -73,7 +74,10 @@ def tokenizer_to_gguf(tokenizer: Tokenizer, vocab_size: int | None = None) -> di
 
 
 def _missing(rule: str) -> RequestError:
-    return RequestError(f"this tokenizer cannot be written to GGUF, as llama.cpp has no {rule}")
+    return RequestError(
+        f"this tokenizer cannot be written to GGUF, as llama.cpp has no {rule}",
+        code="unsupported", field="tokenizer", value=rule,
+    )  # fmt: skip
 
 
 def _need(met: bool, rule: str) -> None:
@@ -85,7 +89,10 @@ def _vocabulary(file: FileTokenizer, whole: dict[str, Any], vocab_size: int | No
     known = file.ids()
     size = file.vocab_size if vocab_size is None else vocab_size
     if size < file.vocab_size:
-        raise RequestError(f"vocab_size={size} is less than the {file.vocab_size} ids of this tokenizer")
+        raise RequestError(
+            f"vocab_size={size} is less than the {file.vocab_size} ids of this tokenizer",
+            code="range", field="vocab_size", value=size,
+        )  # fmt: skip
     by_id = {index: token for token, index in known.items()}
     added = {token["id"]: token for token in whole["added_tokens"]}
     model = whole["model"]
