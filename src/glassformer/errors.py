@@ -72,8 +72,9 @@ class RequestError(ValueError):
 
     def of(self, what: str) -> RequestError:
         """The same complaint about one of several: `what`, a colon, and the sentence."""
-        kind = type(self)
-        return kind(f"{what}: {self}", code=self.code, field=self.field, value=self.value, expected=self.expected)
+        return RequestError(
+            f"{what}: {self}", code=self.code, field=self.field, value=self.value, expected=self.expected
+        )
 
 
 class WorkError(RuntimeError):

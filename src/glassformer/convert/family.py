@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
-from glassformer.config import BlockConfig, ModelConfig, explain
+from glassformer.config import BlockConfig, ModelConfig, request_error
 from glassformer.convert.fields import Fields
 from glassformer.convert.names import Names
 from glassformer.errors import RequestError, shown
@@ -24,11 +25,12 @@ def complaints(where: str) -> Iterator[None]:
         yield
     except RequestError as problem:
         named = str(problem).startswith(where)
-        raise problem if named else RequestError(f"{where}: {problem}") from None
+        raise problem if named else problem.of(where) from None
     except ValidationError as problem:
-        raise RequestError(f"{where}: {explain(problem)}") from None
+        raise request_error(problem, f"{where}: ") from None
     except (ArithmeticError, ValueError, TypeError, LookupError, AttributeError) as problem:
-        raise RequestError(f"{where} describes no model ({shown(problem, 160)})") from None
+        told = f"{where} describes no model ({shown(problem, 160)})"
+        raise RequestError(told, code="damaged", field=Path(where).name) from None
 
 
 @dataclass(frozen=True)
@@ -101,7 +103,8 @@ class Closed(RequestError):
 
     def __init__(self, parts: Mapping[str, Any]):
         self.parts = dict(parts)
-        super().__init__(", ".join(f"{path}={value}" for path, value in self.parts.items()))
+        told, (field, value) = ", ".join(f"{path}={held}" for path, held in parts.items()), next(iter(parts.items()))
+        super().__init__(told, code="unsupported", field=field, value=value)
 
 
 def attention(block: BlockConfig) -> AttentionConfig:

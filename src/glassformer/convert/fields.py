@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from glassformer.config import MAX_LAYERS
-from glassformer.errors import RequestError, shown
+from glassformer.errors import Code, RequestError, shown
 
 T = TypeVar("T")
 _REQUIRED: Any = object()
@@ -77,12 +77,15 @@ HARMLESS = frozenset(
 
 
 class Fields:
-    """The fields of a config.json. `where` names it in complaints; null is as good as absent."""
+    """Fields of a config.json; null is as good as absent. Complaints name `where` they lie, and the path `inside`."""
 
-    def __init__(self, values: Any, where: str = "config.json"):
+    def __init__(self, values: Any, where: str = "config.json", inside: str = ""):
         if not isinstance(values, Mapping):
-            raise RequestError(f"{where} is a mapping of fields, and this is {type(values).__name__}")
-        self.values, self.where = values, where
+            raise RequestError(
+                f"{where} is a mapping of fields, and this is {type(values).__name__}",
+                code="type", field=inside or "config",
+            )  # fmt: skip
+        self.values, self.where, self.inside = values, where, inside
         self.seen: set[str] = set()
         self.inner: dict[str, Fields] = {}
 
@@ -94,18 +97,18 @@ class Fields:
     def _typed(self, name: str, default: Any, kinds: tuple[type, ...], what: str) -> Any:
         value = self.get(name, default)
         if value is _REQUIRED:
-            raise RequestError(f"{self.where} has no {name}")
+            raise RequestError(f"{self.where} has no {name}", code="missing", field=f"{self.inside}{name}")
         if value is None:
             return None
         if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-            raise self.refuse(name, value, what)
+            raise self.refuse(name, value, what, "type")
         return value
 
     def whole(self, name: str, default: Any = _REQUIRED) -> Any:
         """A positive whole number; `default=None` allows its absence."""
         value = self._typed(name, default, (int,), "a positive whole number is right")
         if value is not None and value < 1:
-            raise self.refuse(name, value, "a positive whole number is right")
+            raise self.refuse(name, value, "a positive whole number is right", "range")
         return value
 
     def number(self, name: str, default: Any = _REQUIRED) -> Any:
@@ -117,14 +120,14 @@ class Fields:
 
     def layers(self, name: str) -> int:
         if (value := self.whole(name)) > MAX_LAYERS:
-            raise self.refuse(name, value, f"at most {MAX_LAYERS} layers are allowed")
+            raise self.refuse(name, value, f"at most {MAX_LAYERS} layers are allowed", "range")
         return value
 
     def one_of(self, name: str, table: Mapping[str, T], default: str) -> T:
         """What `table` holds under the field's value."""
         value = self.get(name, default)
         if not isinstance(value, str) or value not in table:
-            raise self.refuse(name, value, f"known are {', '.join(table)}")
+            raise self.refuse(name, value, f"known are {', '.join(table)}", "unknown")
         return table[value]
 
     def names(self, name: str, known: tuple[str, ...], length: int) -> list[str] | None:
@@ -133,18 +136,18 @@ class Fields:
         if value is None:
             return None
         if not isinstance(value, list) or len(value) != length or not all(item in known for item in value):
-            raise self.refuse(name, value, f"a list of {length} out of {', '.join(known)} is right")
+            raise self.refuse(name, value, f"a list of {length} out of {', '.join(known)} is right", "unknown")
         return value
 
     def mapping(self, name: str) -> Fields:
         """The fields inside a field; those that nobody reads there are unread here."""
         if name not in self.inner:
-            self.inner[name] = Fields(self.get(name, {}), f"{self.where}: {name}")
+            self.inner[name] = Fields(self.get(name, {}), f"{self.where}: {name}", f"{self.inside}{name}.")
         return self.inner[name]
 
     def changed(self, values: Mapping[str, Any]) -> Fields:
         """These fields with other values for some; what is read there is read here."""
-        made = Fields({**self.values, **values}, self.where)
+        made = Fields({**self.values, **values}, self.where, self.inside)
         made.seen = self.seen
         return made
 
@@ -158,8 +161,11 @@ class Fields:
         """Fields that the family knows and that change no logit."""
         self.seen.update(names)
 
-    def refuse(self, name: str, value: Any, right: str) -> RequestError:
-        return RequestError(f"{self.where}: {shown(name)}={str(value)[:80]!r}: {right}")
+    def refuse(self, name: str, value: Any, right: str, code: Code = "unsupported") -> RequestError:
+        return RequestError(
+            f"{self.where}: {shown(name)}={str(value)[:80]!r}: {right}",
+            code=code, field=f"{self.inside}{shown(name)}", value=value,
+        )  # fmt: skip
 
     def unread(self) -> list[str]:
         """Fields that nobody looked at and that may matter, those inside a field with its name and a dot before."""

@@ -41,11 +41,17 @@ def read_config(folder: Path) -> tuple[Family, ModelConfig, Fields]:
     fields = Fields(read_tree(folder / "config.json"), str(folder / "config.json"))
     kind = str(fields.get("model_type"))[:80]
     if kind == "gemma3" and fields.get("text_config"):
-        raise RequestError(f"{fields.where}: model_type=gemma3 sees pictures; its text model alone is gemma3_text")
+        raise RequestError(
+            f"{fields.where}: model_type=gemma3 sees pictures; its text model alone is gemma3_text",
+            code="unsupported", field="model_type", value=kind,
+        )  # fmt: skip
     family = ({**FAMILIES, OWN.model_type: OWN}).get(kind)
     if family is None:
         near = did_you_mean(kind, FAMILIES) or f"; known are {', '.join(FAMILIES)}"
-        raise RequestError(f"{fields.where}: model_type={kind!r} is no family known here{near}")
+        raise RequestError(
+            f"{fields.where}: model_type={kind!r} is no family known here{near}",
+            code="unknown", field="model_type", value=kind,
+        )  # fmt: skip
     if (how := fields.get("quantization_config")) is not None:
         raise fields.refuse("quantization_config", how, "only weights that are not quantised can be read")
     config = family.config(fields)
@@ -95,8 +101,9 @@ def write_folder(
     if tokenizer is not None and tokenizer.vocab_size > config.vocab_size:
         raise RequestError(
             f"vocab_size={config.vocab_size} of the model is less than the {tokenizer.vocab_size} tokens of its "
-            "tokenizer; save it with the one it was trained with"
-        )
+            "tokenizer; save it with the one it was trained with",
+            code="conflict", field="vocab_size", value=config.vocab_size,
+        )  # fmt: skip
     family, fields = _chosen(config, kind)
     if config.encoder is not None and tokenizer is not None:
         tokenizer = as_read(tokenizer)
@@ -139,11 +146,17 @@ def _chosen(config: ModelConfig, kind: str | None) -> tuple[Family, dict[str, An
         opened = None if kind else family_of(config)
         return (opened.family, opened.fields) if opened else (OWN, OWN.write(config))
     if kind not in FAMILIES:
-        raise RequestError(f"{kind!r} is no family known here{did_you_mean(str(kind), FAMILIES)}")
+        raise RequestError(
+            f"{kind!r} is no family known here{did_you_mean(str(kind), FAMILIES)}",
+            code="unknown", field="kind", value=kind,
+        )  # fmt: skip
     chosen = door(config, FAMILIES[kind])
     if not chosen.open:
         closed = ", ".join(f"{path}={mine}" for path, (mine, _) in chosen.closers.items())
-        raise RequestError(f"{chosen.family.architecture} cannot hold this model: {closed}")
+        raise RequestError(
+            f"{chosen.family.architecture} cannot hold this model: {closed}",
+            code="unsupported", field=next(iter(chosen.closers)), value=kind,
+        )  # fmt: skip
     return chosen.family, chosen.fields
 
 

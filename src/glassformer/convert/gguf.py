@@ -103,7 +103,10 @@ def _config(file: TensorFile) -> tuple[Family, ModelConfig]:
     if family is None or family.gguf is None:
         shown = name[:80] if isinstance(name, str) else type(name).__name__
         near = did_you_mean(shown, ARCHITECTURES) or f"; known are {', '.join(ARCHITECTURES)}"
-        raise RequestError(f"{file.path}: general.architecture={shown!r} is no family known here{near}")
+        raise RequestError(
+            f"{file.path}: general.architecture={shown!r} is no family known here{near}",
+            code="unknown", field="general.architecture", value=name,
+        )  # fmt: skip
     shapes = {name: entry.shape for name, entry in file.entries.items()}
     prefix = f"{name}."
     with complaints(str(file.path)):
@@ -122,7 +125,10 @@ def _scalar(where: str, value: Any) -> Any:
         each = [*value[: MAX_LAYERS + 1]]
         if not 0 < len(each) <= MAX_LAYERS or not all(np.isscalar(one) and one == each[0] for one in each):
             shown = f"{', '.join(str(one)[:20] for one in each[:4])}{', ...' if len(value) > 4 else ''}"
-            raise RequestError(f"{where}={f'[{shown}]'!r}: only one value for all layers can be computed")
+            raise RequestError(
+                f"{where}={f'[{shown}]'!r}: only one value for all layers can be computed",
+                code="unsupported", field=where.rpartition(": ")[2],
+            )  # fmt: skip
         value = each[0].item() if isinstance(each[0], np.generic) else each[0]
     return _shortest(value)
 
@@ -156,8 +162,9 @@ def _fields(
     if FREQS in shapes and _is_positive_int(turned):
         if [2 * n for n in shapes[FREQS]] != [turned]:
             raise RequestError(
-                f"{FREQS} has shape {shapes[FREQS]}, and rope.dimension_count={turned} asks for half of it"
-            )
+                f"{FREQS} has shape {shapes[FREQS]}, and rope.dimension_count={turned} asks for half of it",
+                code="conflict", field=FREQS, value=shapes[FREQS],
+            )  # fmt: skip
         fields["rope_scaling"] = _llama3(tensor(FREQS), fields.get("rope_theta", 1e4), turned)
     elif SHORT in shapes and LONG in shapes:
         both = {
@@ -219,9 +226,11 @@ def write(
 
     Raises RequestError that names the part for which llama.cpp has no family, or what its tokenizers lack."""
     if kind not in FILE_TYPES:
-        raise RequestError(f"a GGUF is written as {', '.join(FILE_TYPES)}, not as {kind!r}")
+        raise RequestError(
+            f"a GGUF is written as {', '.join(FILE_TYPES)}, not as {kind!r}", code="unknown", field="dtype", value=kind
+        )
     if tokenizer is None:
-        raise RequestError("a GGUF holds its tokenizer, and this model has none")
+        raise RequestError("a GGUF holds its tokenizer, and this model has none", code="missing", field="tokenizer")
     writable(path, file=True)
     if model.config.encoder is not None:
         raise RequestError(
@@ -232,7 +241,10 @@ def write(
     door = llama_cpp(model.config)
     if not door.open or door.family.gguf is None:
         closed = ", ".join(f"{path}={mine}" for path, (mine, _) in list(door.closers.items())[:3])
-        raise RequestError(f"llama.cpp cannot hold this model; {door.family.model_type} is nearest, closed by {closed}")
+        raise RequestError(
+            f"llama.cpp cannot hold this model; {door.family.model_type} is nearest, closed by {closed}",
+            code="unsupported", field=next(iter(door.closers), "model"),
+        )  # fmt: skip
     gguf, others = door.family.gguf, (one for one in ends if tokenizer.eos_id != one < model.config.vocab_size)
     metadata: dict[str, Any] = {
         "general.architecture": gguf.architecture,
@@ -313,7 +325,10 @@ def _metadata(config: ModelConfig, fields: dict[str, Any], gguf: Gguf) -> dict[s
         said["rope.scaling.type"] = kind
         said |= {key: scaling[theirs] for key, theirs in SCALING.items() if theirs in scaling}
     elif kind is not None and kind != "llama3":
-        raise RequestError(f"GGUF has no {kind} scaling of rotary positions")
+        raise RequestError(
+            f"GGUF has no {kind} scaling of rotary positions",
+            code="unsupported", field="rope_scaling.rope_type", value=kind,
+        )  # fmt: skip
     return {f"{gguf.architecture}.{key}": float(value) if key in FRACTIONS else value for key, value in said.items()}
 
 

@@ -31,7 +31,9 @@ try:  # the harness looks for its own models only while none is registered: they
     from lm_eval.api.registry import register_model  # type: ignore[import-not-found]
     from lm_eval.utils import get_rolling_token_windows, make_disjoint_window  # type: ignore[import-not-found]
 except ImportError as missing:
-    raise RequestError(f"{missing.name} is not installed; pip install lm-eval") from None
+    raise RequestError(
+        f"{missing.name} is not installed; pip install lm-eval", code="missing", field="lm_eval"
+    ) from None
 
 Request = tuple[Any, list[int], list[int]]
 """What was asked, the ids of its context, the ids of its continuation."""
@@ -55,14 +57,21 @@ class GlassformerLM(TemplateLM):
         nothing precedes: the tokenizer's beginning, or end, of text."""
         super().__init__()
         if not str(batch_size).isdecimal() or int(batch_size) < 1:
-            raise RequestError(f"batch_size={batch_size}: a positive whole number is right")
+            raise RequestError(
+                f"batch_size={batch_size}: a positive whole number is right",
+                code="range", field="batch_size", value=batch_size,
+            )  # fmt: skip
         if dtype is not None and dtype not in DTYPES:
-            raise RequestError(f"dtype={dtype}: known are {', '.join(DTYPES)}")
+            raise RequestError(
+                f"dtype={dtype}: known are {', '.join(DTYPES)}", code="unknown", field="dtype", value=dtype
+            )
         if device is not None and device.startswith("cuda") and not torch.cuda.is_available():
             device = None  # `lm_eval` says cuda where nobody said anything
         found = load(path, dtype=DTYPES[dtype] if dtype else None, device=device)
         if found.tokenizer is None:
-            raise RequestError(f"path={path} holds no tokenizer, and tasks are text")
+            raise RequestError(
+                f"path={path} holds no tokenizer, and tasks are text", code="missing", field="tokenizer", value=path
+            )
         self.model, self.text = found.model, found.tokenizer
         self.ends = {token for token in (*found.ends, found.tokenizer.eos_id) if token is not None}
         self.batch_size, self.max_length = int(batch_size), int(max_length or found.config.context)
@@ -81,7 +90,10 @@ class GlassformerLM(TemplateLM):
     @property
     def prefix_token_id(self) -> int:
         if self.prefix is None:
-            raise RequestError("this tokenizer has no beginning or end of text; give prefix_token_id=ID in model_args")
+            raise RequestError(
+                "this tokenizer has no beginning or end of text; give prefix_token_id=ID in model_args",
+                code="missing", field="prefix_token_id",
+            )  # fmt: skip
         return self.prefix
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
@@ -100,9 +112,15 @@ class GlassformerLM(TemplateLM):
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
         if self.template is None:
-            raise RequestError("this model has no chat template; leave out --apply_chat_template")
+            raise RequestError(
+                "this model has no chat template; leave out --apply_chat_template",
+                code="missing", field="tokenizer.chat_template",
+            )  # fmt: skip
         if not add_generation_prompt:
-            raise RequestError("an answer that was begun cannot be continued here; leave out gen_prefix")
+            raise RequestError(
+                "an answer that was begun cannot be continued here; leave out gen_prefix",
+                code="unsupported", field="gen_prefix",
+            )  # fmt: skip
         return self.template.render(chat_history)
 
     # What a harness asks
@@ -160,8 +178,9 @@ class GlassformerLM(TemplateLM):
         if most >= self.max_length:
             raise RequestError(
                 f"max_gen_toks={most} leaves no room for a question in a context of {self.max_length}; give "
-                f"--gen_kwargs max_gen_toks=N, or max_length in model_args"
-            )
+                f"--gen_kwargs max_gen_toks=N, or max_length in model_args",
+                code="range", field="max_gen_toks", value=most,
+            )  # fmt: skip
         engine = Engine(self.model, self.text, self.ends, slots=1, context=self.max_length)
         prompt = self.tok_encode(context)[most - self.max_length :]
         heat = float(options.get("temperature", 0.0)) if options.get("do_sample", True) else 0.0
@@ -169,7 +188,7 @@ class GlassformerLM(TemplateLM):
         for _ in engine:
             pass
         if request.error:
-            raise WorkError(request.error)
+            raise WorkError(request.error, code="diverged")
         return request.text
 
 

@@ -59,7 +59,7 @@ def windows_of(
 ) -> EvaluationWindows:
     """Windows of at most 512 tokens that lie evenly over what `train` and `compare` hold out of a corpus."""
     if tokens < 1:
-        raise RequestError(f"tokens={tokens} must be at least 1")
+        raise RequestError(f"tokens={tokens} must be at least 1", code="range", field="tokens", value=tokens)
     corpus = open_corpus(data, progress=progress)
     sides = split(corpus, progress=progress)
     held_out = token_shards(
@@ -85,7 +85,9 @@ def qualities(
     Raises RequestError for a model without a tokenizer, or one that does not read from left to right."""
     loaded = load()
     if loaded.tokenizer is None:
-        raise RequestError("this checkpoint has no tokenizer, and perplexity is measured on text")
+        raise RequestError(
+            "this checkpoint has no tokenizer, and perplexity is measured on text", code="missing", field="tokenizer"
+        )
     if loaded.config.encoder is not None:
         raise RequestError(
             "this model writes from a source, and perplexity is measured on texts that have none; give a decoder",

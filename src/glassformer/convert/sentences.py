@@ -26,7 +26,7 @@ def read(folder: Path) -> Pooling | None:
         return None
     steps = read_tree(folder / MODULES)
     if not isinstance(steps, list) or not all(isinstance(step, dict) for step in steps):
-        raise RequestError(f"{folder / MODULES} is no list of modules")
+        raise RequestError(f"{folder / MODULES} is no list of modules", code="type", field=MODULES)
     kinds = [str(step.get("type")).rpartition(".")[2] for step in steps]
     if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
         raise RequestError(
@@ -44,7 +44,10 @@ def read(folder: Path) -> Pooling | None:
         )  # fmt: skip
     most = _mapping(folder / LENGTH).get("max_seq_length") if (folder / LENGTH).is_file() else None
     if most is not None and (type(most) is not int or not 1 <= most < MOST_TOKENS):
-        raise RequestError(f"{folder / LENGTH}: max_seq_length={shown(most)}: a positive whole number is right")
+        raise RequestError(
+            f"{folder / LENGTH}: max_seq_length={shown(most)}: a positive whole number is right",
+            code="range", field=f"{LENGTH}:max_seq_length", value=most,
+        )  # fmt: skip
     return Pooling(MODES[modes[0]], "Normalize" in kinds, most)
 
 
@@ -66,7 +69,7 @@ def write(folder: Path, pooling: Pooling, width: int) -> None:
 def _mapping(path: Path) -> dict[str, Any]:
     said = read_tree(path)
     if not isinstance(said, dict):
-        raise RequestError(f"{path} is no mapping")
+        raise RequestError(f"{path} is no mapping", code="type", field=path.name)
     return said
 
 

@@ -130,7 +130,10 @@ class GlassformerCache(Cache):
     def crop(self, tokens_to_remove: int) -> None:
         """Forgets the last tokens; `generate` gives their number as a negative one."""
         if tokens_to_remove > 0:
-            raise RequestError(f"crop({tokens_to_remove}): give a negative number, of tokens to be forgotten")
+            raise RequestError(
+                f"crop({tokens_to_remove}): give a negative number, of tokens to be forgotten",
+                code="range", field="tokens_to_remove", value=tokens_to_remove,
+            )  # fmt: skip
         if self.tokens is None or tokens_to_remove == 0:
             return
         self.tokens = self.tokens[:, :tokens_to_remove]
@@ -203,17 +206,24 @@ class GlassformerForCausalLM(Wrapped, GenerationMixin):
         memory: Memory | None = None,
     ) -> Tensor:
         if not isinstance(cache, GlassformerCache):
-            raise RequestError(f"past_key_values is a {type(cache).__name__}; this model continues a GlassformerCache")
+            raise RequestError(
+                f"past_key_values is a {type(cache).__name__}; this model continues a GlassformerCache",
+                code="type", field="past_key_values",
+            )  # fmt: skip
         start = cache.get_seq_length()
         end = start + tokens.shape[1]
         if mask is not None and mask.shape[1] != end:
             raise RequestError(
                 f"attention_mask has {mask.shape[1]} columns; with {start} tokens in the cache and {tokens.shape[1]} "
-                f"new ones, {end} are right"
-            )
+                f"new ones, {end} are right",
+                code="conflict", field="attention_mask", value=mask.shape[1],
+            )  # fmt: skip
         counted = torch.arange(start, end, device=tokens.device)
         if mask is None and positions is not None and bool((positions != counted).any()):
-            raise RequestError("position_ids must count on from the tokens in the cache; leave them out")
+            raise RequestError(
+                "position_ids must count on from the tokens in the cache; leave them out",
+                code="conflict", field="position_ids",
+            )  # fmt: skip
         return cache.read(self.model, tokens, mask, memory)
 
     def _prepare_cache_for_generation(  # type: ignore[override]
@@ -221,7 +231,9 @@ class GlassformerForCausalLM(Wrapped, GenerationMixin):
     ) -> None:
         """`generate` starts with room for all that it may write."""
         if not self.model.writes:
-            raise RequestError("this model is bidirectional (not causal), so it cannot generate", code="causal")
+            raise RequestError(
+                "this model is bidirectional (not causal), so it cannot generate", code="causal", field="model"
+            )
         if self.model.takes_prefix and generation_config.use_cache is False:
             raise RequestError(
                 "use_cache=False: this model reads the prompt as its prefix, which a cache remembers; leave it out",
@@ -385,7 +397,10 @@ class GlassformerForSeq2SeqLM(GlassformerForCausalLM):
         """What the decoder reads to write labels (b, s): the first token, and all labels but the last."""
         first = self.generation_config.decoder_start_token_id
         if first is None:
-            raise RequestError("decoder_start_token_id: generation_config does not say with which token a text begins")
+            raise RequestError(
+                "decoder_start_token_id: generation_config does not say with which token a text begins",
+                code="missing", field="decoder_start_token_id",
+            )  # fmt: skip
         return F.pad(labels[:, :-1], (1, 0), value=first).masked_fill(F.pad(labels[:, :-1] == IGNORED, (1, 0)), 0)
 
     prepare_decoder_input_ids_from_labels = behind_the_first

@@ -48,8 +48,9 @@ def fill(
     first tensor that is missing, superfluous, or of another shape."""
     if config.n_layers > len(file.entries):
         raise RequestError(
-            f"{file.path} has {len(file.entries)} tensors, and the config asks for {config.n_layers} layers"
-        )
+            f"{file.path} has {len(file.entries)} tensors, and the config asks for {config.n_layers} layers",
+            code="conflict", field="n_layers", value=config.n_layers,
+        )  # fmt: skip
     theirs = _Theirs(file, names, dtype or common_dtype(file), torch.device(device or "cpu"))
     config = theirs.with_its_head(config)
     with complaints(where or str(file.path)):
@@ -130,11 +131,15 @@ class _Theirs:
             name = piece.name.removeprefix(self.cut)
             entry = self.file.entries.get(name)
             if entry is None:
-                raise RequestError(f"{self.file.path} has no tensor {name}, which is to become {path}")
+                raise RequestError(
+                    f"{self.file.path} has no tensor {name}, which is to become {path}",
+                    code="missing", field=f"tensor {name}",
+                )  # fmt: skip
             if entry.shape != piece.shape:
                 raise RequestError(
-                    f"{self.file.path}: {name} has shape {entry.shape}, and the config asks for {piece.shape} ({path})"
-                )
+                    f"{self.file.path}: {name} has shape {entry.shape}, and the config asks for {piece.shape} ({path})",
+                    code="conflict", field=f"tensor {name}", value=entry.shape,
+                )  # fmt: skip
             self.used.add(name)
             found.append(entry)
         return found
@@ -184,7 +189,10 @@ class _Theirs:
     def check_all_used(self) -> None:
         for name in self.file.entries.keys() - self.used:
             if not re.fullmatch(self.names.ignored, self.cut + name):
-                raise RequestError(f"{self.file.path} has a tensor {name} that the config's model does not have")
+                raise RequestError(
+                    f"{self.file.path} has a tensor {name} that the config's model does not have",
+                    code="unknown", field=f"tensor {name}",
+                )  # fmt: skip
 
 
 class _Gathered:
@@ -210,7 +218,10 @@ def tensors(model: Model, names: Names, dtype: torch.dtype | None = None) -> Map
     """Their name -> a source of their tensor, for every weight of the model; a tied head is written once, as the
     embedding. Raises RequestError for packed weights."""
     if any(isinstance(module, Linear) and not isinstance(module.weight, nn.Parameter) for module in model.modules()):
-        raise RequestError("packed weights are not written; load the model without quantize and save that")
+        raise RequestError(
+            "packed weights are not written; load the model without quantize and save that",
+            code="unsupported", field="quantize",
+        )  # fmt: skip
     found: dict[str, _Gathered] = {}
     for _, parameter, pieces in names.pieces(modules_of(model)):
         for piece in pieces:

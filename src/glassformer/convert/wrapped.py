@@ -59,7 +59,10 @@ class Wrapped(PreTrainedModel):
         """Asked for where a checkpoint lacks a weight."""
         lacking = [name for name, p in module.named_parameters() if not getattr(p, "_is_hf_initialized", False)]
         path = next(path for path, one in self.named_modules() if one is module)
-        raise RequestError(f"the checkpoint has no tensor {path}.{lacking[0]}; give one that is whole")
+        raise RequestError(
+            f"the checkpoint has no tensor {path}.{lacking[0]}; give one that is whole",
+            code="missing", field=f"tensor {path}.{lacking[0]}",
+        )  # fmt: skip
 
     @contextmanager
     def looked_at(self, hidden: bool | None, patterns: bool | None) -> Iterator[dict[str, tuple[Tensor, ...]]]:
@@ -80,17 +83,23 @@ class Wrapped(PreTrainedModel):
             return self.model.embedding
         raise RequestError(
             f"new_num_tokens={new_num_tokens}: the vocabulary of this model has {self.config.vocab_size} tokens; build "
-            f"one with vocab_size={new_num_tokens} and copy the rows that stay"
-        )
+            f"one with vocab_size={new_num_tokens} and copy the rows that stay",
+            code="unsupported", field="new_num_tokens", value=new_num_tokens,
+        )  # fmt: skip
 
 
 def check_tokens(tokens: Tensor | None, mask: Tensor | None, embeds: object = None) -> Tensor:
     """The tokens (b, s). Raises RequestError for anything else."""
     if tokens is None or embeds is not None:
-        raise RequestError("inputs_embeds: this model reads tokens; give input_ids")
+        raise RequestError(
+            "inputs_embeds: this model reads tokens; give input_ids", code="unsupported", field="inputs_embeds"
+        )
     for name, value in (("input_ids", tokens), ("attention_mask", mask)):
         if value is not None and value.dim() != 2:
-            raise RequestError(f"{name} has shape {tuple(value.shape)}; (batch, length) is right")
+            raise RequestError(
+                f"{name} has shape {tuple(value.shape)}; (batch, length) is right",
+                code="range", field=name, value=tuple(value.shape),
+            )  # fmt: skip
     return tokens
 
 

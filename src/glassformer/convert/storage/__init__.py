@@ -79,10 +79,13 @@ def open_tensors(path: str | Path) -> TensorFile:
     if start.startswith(b"GGUF"):
         return open_gguf(path)
     if start.startswith(PICKLE) and start[8:9] != b"{":
-        raise RequestError(pickled(path))
+        raise RequestError(pickled(path), code="unsupported", field=path.name)
     for magic, sentence in FOREIGN.items():
         if start.startswith(magic):
-            raise RequestError(f"{path} {sentence}")
+            raise RequestError(f"{path} {sentence}", code="unsupported", field=path.name)
     if start[8:9] != b"{":
-        raise RequestError(f"{path} is neither a safetensors nor a GGUF file: it begins with {start[:8]!r}")
+        raise RequestError(
+            f"{path} is neither a safetensors nor a GGUF file: it begins with {start[:8]!r}",
+            code="damaged", field=path.name,
+        )  # fmt: skip
     return SafetensorsFile(path)

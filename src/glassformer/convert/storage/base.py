@@ -58,11 +58,14 @@ def _rows(dtype: str, shape: tuple[int, ...], rows: slice | None) -> tuple[tuple
     if rows is None:
         return shape, 0, math.prod(shape) // weights * nbytes
     if not shape:
-        raise RequestError("a tensor without dimensions has no rows")
+        raise RequestError("a tensor without dimensions has no rows", code="range", field="rows")
     start, stop, step = rows.indices(shape[0])
     row = math.prod(shape[1:])
     if step != 1 or start * row % weights or stop * row % weights:
-        raise RequestError(f"rows {start}:{stop}:{step} of {dtype} {shape} do not begin and end with whole blocks")
+        raise RequestError(
+            f"rows {start}:{stop}:{step} of {dtype} {shape} do not begin and end with whole blocks",
+            code="range", field="rows", value=f"{start}:{stop}:{step}",
+        )  # fmt: skip
     count = max(stop - start, 0)
     return (count, *shape[1:]), start * row // weights * nbytes, count * row // weights * nbytes
 
@@ -152,7 +155,7 @@ class TensorFile(ABC):
         """Raises RequestError where the file has no such tensor."""
         if name in self.entries:
             return self.entries[name]
-        raise RequestError(f"{self.path} has no tensor {quoted(name)}")
+        raise RequestError(f"{self.path} has no tensor {quoted(name)}", code="missing", field=f"tensor {quoted(name)}")
 
     def __enter__(self) -> Self:
         return self
@@ -170,7 +173,10 @@ class SingleFile(TensorFile):
         try:
             self._size = os.fstat(self._file.fileno()).st_size
             if self._size < 8:
-                raise RequestError(f"{self.path}: the file has {self._size} bytes, too few for a header")
+                raise RequestError(
+                    f"{self.path}: the file has {self._size} bytes, too few for a header",
+                    code="damaged", field=self.path.name, value=self._size,
+                )  # fmt: skip
             with nothing_collected(), self._map(mmap.MAP_SHARED, mmap.PROT_READ) as data:
                 self.entries, self.metadata = self._header(data)
         except BaseException:
@@ -189,7 +195,7 @@ class SingleFile(TensorFile):
         try:
             return mmap.mmap(self._file.fileno(), self._size, flags=flags, prot=prot)
         except (OSError, ValueError) as problem:  # ValueError: it has become shorter
-            raise WorkError(f"{self.path} cannot be mapped into memory ({problem})") from problem
+            raise WorkError(f"{self.path} cannot be mapped into memory ({problem})", code="disk") from problem
 
     def packed(self, name: str) -> Packed:
         entry = self.entry(name)
@@ -220,7 +226,10 @@ class SingleFile(TensorFile):
         entry = self.entry(name)
         shape, begin, _ = _rows(entry.dtype, entry.shape, rows)
         if tuple(out.shape) != shape:
-            raise RequestError(f"{self.path}: tensor {quoted(name)} has shape {shape}, and `out` {tuple(out.shape)}")
+            raise RequestError(
+                f"{self.path}: tensor {quoted(name)} has shape {shape}, and `out` {tuple(out.shape)}",
+                code="conflict", field="out", value=tuple(out.shape),
+            )  # fmt: skip
         self._fill(entry.dtype, entry.offset + begin, out.detach())
 
     def _fill(self, dtype: str, offset: int, out: Tensor) -> None:
@@ -259,9 +268,11 @@ class SingleFile(TensorFile):
             try:
                 count = os.preadv(self._file.fileno(), [view], offset)
             except OSError as problem:
-                raise WorkError(f"{self.path} cannot be read ({problem.strerror})") from problem
+                raise WorkError(f"{self.path} cannot be read ({problem.strerror})", code="disk") from problem
             if not count:
-                raise WorkError(f"{self.path} became shorter while it was read; read it again when it is whole")
+                raise WorkError(
+                    f"{self.path} became shorter while it was read; read it again when it is whole", code="changed"
+                )
             view, offset = view[count:], offset + count
 
     def close(self) -> None:
@@ -295,11 +306,13 @@ def opened(path: Path) -> IO[bytes]:
     """A regular file, for reading. Raises RequestError."""
     if not os.path.isfile(path):  # a pipe would block; `isfile` says no to impossible names too
         what = "is no regular file" if os.path.exists(path) else "does not exist"
-        raise RequestError(f"{str(path)!r} {what}; give a file of tensors, or a folder")
+        raise RequestError(
+            f"{str(path)!r} {what}; give a file of tensors, or a folder", code="missing", field=path.name
+        )
     try:
         return open(path, "rb", buffering=0)
     except OSError as problem:
-        raise RequestError(f"{path} cannot be read ({problem.strerror})") from problem
+        raise RequestError(f"{path} cannot be read ({problem.strerror})", code="disk", field=path.name) from problem
 
 
 # Writing
@@ -347,19 +360,26 @@ def disk(folder: Path) -> Iterator[None]:
     except OSError as problem:
         raise WorkError(
             f"{folder} cannot be written ({problem.strerror}); "
-            "choose a folder of your own on a disk with enough free space"
-        ) from problem
+            "choose a folder of your own on a disk with enough free space",
+            code="disk",
+        ) from problem  # fmt: skip
 
 
 def writable(name: str | Path, file: bool) -> Path:
     """Where a file or a folder can be written; tried out, without a trace. Raises RequestError."""
     path = Path(name)
     if not str(name):
-        raise RequestError("the name of what is to be written is empty; name a folder, or a file that ends in .gguf")
+        raise RequestError(
+            "the name of what is to be written is empty; name a folder, or a file that ends in .gguf",
+            code="missing", field="out",
+        )  # fmt: skip
     try:
         if file and path.exists() and not path.is_file():
             what = "a folder" if path.is_dir() else "no regular file"
-            raise RequestError(f"{path} is {what}; name a file that is new or may be replaced")
+            raise RequestError(
+                f"{path} is {what}; name a file that is new or may be replaced",
+                code="exists", field="out", value=str(path),
+            )  # fmt: skip
         folder = path.parent if file else path
         new = [one for one in (folder, *folder.parents) if not one.exists()]
         try:
@@ -371,10 +391,15 @@ def writable(name: str | Path, file: bool) -> Path:
                 with contextlib.suppress(OSError):
                     one.rmdir()
     except (FileExistsError, NotADirectoryError):
-        raise RequestError(f"{path} is a file, or lies in one; name a folder") from None
+        raise RequestError(
+            f"{path} is a file, or lies in one; name a folder", code="exists", field="out", value=str(path)
+        ) from None
     except (OSError, ValueError) as problem:
         why = getattr(problem, "strerror", None) or problem
-        raise RequestError(f"{str(path)!r} cannot be written ({why}); choose a place of your own") from None
+        raise RequestError(
+            f"{str(path)!r} cannot be written ({why}); choose a place of your own",
+            code="disk", field="out", value=str(path),
+        ) from None  # fmt: skip
 
 
 @contextlib.contextmanager

@@ -41,7 +41,7 @@ from glassformer.convert.storage.base import (
     write_plain,
 )
 from glassformer.convert.storage.quants import DTYPES, FORMATS, NAMES, quantize_q8_0, unit
-from glassformer.errors import RequestError
+from glassformer.errors import Code, RequestError
 
 HEADER_BYTES = 32 << 20  # all that precedes the tensors; a vocabulary of 256k with its merges takes some 17 MB
 MAX_KEYS = 4096
@@ -99,8 +99,8 @@ class _Header:
         self.end = min(len(data), HEADER_BYTES)
         self.strings = self.arrays = 0  # met so far
 
-    def wrong(self, what: str) -> RequestError:
-        return RequestError(f"{self.path}: {what}")
+    def wrong(self, what: str, sentence: str, code: Code = "damaged") -> RequestError:
+        return RequestError(f"{self.path}: {sentence}", code=code, field=what.removeprefix("the "))
 
     def read(self) -> tuple[dict[str, Entry], dict[str, Any]]:
         self.magic()
@@ -111,28 +111,31 @@ class _Header:
         for _ in range(keys):
             key = self.name("a metadata key", 65535)
             if key in metadata:
-                raise self.wrong(f"the metadata have {quoted(key)} twice")
+                raise self.wrong(f"metadata {quoted(key)}", f"the metadata have {quoted(key)} twice", "conflict")
             field = f"metadata {quoted(key)}"
             code = self.u32(field)
             metadata[key] = self.value(code, field)
             if key == ALIGNMENT:
                 alignment = metadata[key]
                 if code != UINT32 or not 0 < alignment <= MAX_ALIGNMENT or alignment & (alignment - 1):
-                    raise self.wrong(f"{ALIGNMENT} is {quoted(str(alignment))}, not a power of two (as uint32)")
+                    told = f"{ALIGNMENT} is {quoted(str(alignment))}, not a power of two (as uint32)"
+                    raise self.wrong(field, told, "range")
         table = [self.tensor() for _ in range(tensors)]
         start = -(-self.at // alignment) * alignment
         entries: dict[str, Entry] = {}
         for name, dtype, shape, offset in table:
             if name in entries:
-                raise self.wrong(f"there are two tensors {quoted(name)}")
-            weights, nbytes = unit(dtype)
+                raise self.wrong(f"tensor {quoted(name)}", f"there are two tensors {quoted(name)}", "conflict")
+            what, (weights, nbytes) = f"tensor {quoted(name)}", unit(dtype)
             size = math.prod(shape) // weights * nbytes
             if offset % alignment:
-                raise self.wrong(f"tensor {quoted(name)} has offset {offset}, no multiple of the alignment {alignment}")
+                told = f"{what} has offset {offset}, no multiple of the alignment {alignment}"
+                raise self.wrong(f"{what}.offset", told, "range")
             if offset + size > len(self.data) - start:
                 raise self.wrong(
-                    f"tensor {quoted(name)} ({dtype} {shape}) ends at byte {start + offset + size}, "
-                    f"and the file has {len(self.data)}; it is damaged, or was not fetched whole"
+                    what,
+                    f"{what} ({dtype} {shape}) ends at byte {start + offset + size}, "
+                    f"and the file has {len(self.data)}; it is damaged, or was not fetched whole",
                 )
             entries[name] = Entry(name, dtype, shape, start + offset, size)
         self.check_apart(entries)
@@ -140,19 +143,21 @@ class _Header:
 
     def magic(self) -> None:
         if self.take(4, "the magic") != b"GGUF":
-            raise self.wrong("this is not a GGUF file: it does not begin with GGUF")
+            raise self.wrong("magic", "this is not a GGUF file: it does not begin with GGUF")
         version = self.u32("the version")
         if not version & 0xFFFF:
-            raise self.wrong("this is a big-endian GGUF file; only little-endian ones are read")
-        if version not in (2, 3):
             raise self.wrong(
-                f"the GGUF version is {version}; 2 and 3 are read, so convert the model again with a newer llama.cpp"
+                "version", "this is a big-endian GGUF file; only little-endian ones are read", "unsupported"
             )
+        if version not in (2, 3):
+            told = f"the GGUF version is {version}; 2 and 3 are read, so convert the model again with a newer llama.cpp"
+            raise self.wrong("version", told, "schema")
 
     def count(self, what: str, most: int) -> int:
         count = self.u64(f"the number of {what}")
         if count > most:
-            raise self.wrong(f"the number of {what} is given as {count}, more than the {most} allowed")
+            told = f"the number of {what} is given as {count}, more than the {most} allowed"
+            raise self.wrong(f"number of {what}", told, "range")
         return count
 
     def take(self, nbytes: int, what: str) -> bytes:
@@ -163,8 +168,8 @@ class _Header:
 
     def short(self, what: str) -> RequestError:
         if self.end < len(self.data):
-            return self.wrong(f"{what} goes beyond the {self.end} bytes that all metadata may take")
-        return self.wrong(f"{what} goes beyond the end of the file, {len(self.data)} bytes")
+            return self.wrong(what, f"{what} goes beyond the {self.end} bytes that all metadata may take", "range")
+        return self.wrong(what, f"{what} goes beyond the end of the file, {len(self.data)} bytes")
 
     def u32(self, what: str) -> int:
         return _U32.unpack(self.take(4, what))[0]
@@ -175,11 +180,11 @@ class _Header:
     def name(self, what: str, longest: int) -> str:
         length = self.u64(what)
         if not 0 < length <= longest:
-            raise self.wrong(f"{what} has {length} bytes, not 1 to {longest}")
+            raise self.wrong(what, f"{what} has {length} bytes, not 1 to {longest}", "range")
         try:
             return self.take(length, what).decode("utf-8")
         except UnicodeDecodeError:
-            raise self.wrong(f"{what} is not UTF-8") from None
+            raise self.wrong(what, f"{what} is not UTF-8", "syntax") from None
 
     def value(self, code: int, field: str, depth: int = 0) -> Any:
         if code in NUMBERS:
@@ -188,34 +193,37 @@ class _Header:
             return self.take(self.u64(field), field).decode("utf-8", "surrogateescape")
         if code == ARRAY:
             return self.array(field, depth + 1)
-        raise self.wrong(f"{field} has value type {code}, which is none (0 to 12)")
+        raise self.wrong(f"{field}.type", f"{field} has value type {code}, which is none (0 to 12)", "unknown")
 
     def array(self, field: str, depth: int) -> Any:
         code, count = self.u32(field), self.u64(field)
         self.arrays += 1
         if depth > MAX_DEPTH or self.arrays > MAX_ARRAYS:
-            raise self.wrong(f"{field} has more than {MAX_DEPTH} arrays in each other or {MAX_ARRAYS} in all")
+            told = f"{field} has more than {MAX_DEPTH} arrays in each other or {MAX_ARRAYS} in all"
+            raise self.wrong(field, told, "range")
         if code in NUMBERS:
             return self.numbers(code, count, field)
         if code == STRING:
             return self.string_array(count, field)
         if code == ARRAY:
             if count > MAX_ARRAYS:
-                raise self.wrong(f"{field} has {count} arrays, more than the {MAX_ARRAYS} allowed")
+                raise self.wrong(field, f"{field} has {count} arrays, more than the {MAX_ARRAYS} allowed", "range")
             return [self.array(field, depth + 1) for _ in range(count)]
-        raise self.wrong(f"{field} is an array of value type {code}, which is none (0 to 12)")
+        told = f"{field} is an array of value type {code}, which is none (0 to 12)"
+        raise self.wrong(f"{field}.type", told, "unknown")
 
     def numbers(self, code: int, count: int, field: str) -> np.ndarray:
         dtype = np.dtype(NUMBERS[code])
         data = self.take(count * dtype.itemsize, field)
         if dtype.kind == "b" and data.strip(b"\0\1"):
-            raise self.wrong(f"{field} has a boolean that is neither 0 nor 1")
+            raise self.wrong(field, f"{field} has a boolean that is neither 0 nor 1", "type")
         return np.frombuffer(data, dtype)
 
     def string_array(self, count: int, field: str) -> list[str]:
         self.strings += count
         if self.strings > MAX_STRINGS:
-            raise self.wrong(f"{field} has {count} strings, and all arrays together may have {MAX_STRINGS}")
+            told = f"{field} has {count} strings, and all arrays together may have {MAX_STRINGS}"
+            raise self.wrong(field, told, "range")
         found: list[str] = []
         at, end, data, length_at = self.at, self.end, self.data, _U64.unpack_from
         for _ in range(count):  # half a million turns for a large vocabulary
@@ -232,22 +240,25 @@ class _Header:
         what = f"tensor {quoted(name)}"
         n = self.u32(what)
         if not 1 <= n <= MAX_DIMENSIONS:
-            raise self.wrong(f"{what} has {n} dimensions, not 1 to {MAX_DIMENSIONS}")
+            raise self.wrong(f"{what}.shape", f"{what} has {n} dimensions, not 1 to {MAX_DIMENSIONS}", "range")
         shape = struct.unpack(f"<{n}Q", self.take(8 * n, what))[::-1]
         code, offset = self.u32(what), self.u64(what)
         if code not in TYPES:
-            raise self.wrong(f"{what} has type {code}, which is unknown here; known are {', '.join(TYPES.values())}")
+            told = f"{what} has type {code}, which is unknown here; known are {', '.join(TYPES.values())}"
+            raise self.wrong(f"{what}.type", told, "unknown")
         if not all(shape):
-            raise self.wrong(f"{what} has shape {shape}; every dimension must be at least 1")
+            raise self.wrong(f"{what}.shape", f"{what} has shape {shape}; every dimension must be at least 1", "range")
         if shape[-1] % (weights := unit(TYPES[code])[0]):
-            raise self.wrong(f"{what} has rows of {shape[-1]} values, and {TYPES[code]} packs them by {weights}")
+            told = f"{what} has rows of {shape[-1]} values, and {TYPES[code]} packs them by {weights}"
+            raise self.wrong(f"{what}.shape", told, "conflict")
         return name, TYPES[code], shape, offset
 
     def check_apart(self, entries: dict[str, Entry]) -> None:
         at = 0
         for entry in sorted(entries.values(), key=lambda entry: entry.offset):
             if entry.offset < at:
-                raise self.wrong(f"tensor {quoted(entry.name)} overlaps the tensor before it")
+                what = f"tensor {quoted(entry.name)}"
+                raise self.wrong(f"{what}.offset", f"{what} overlaps the tensor before it", "conflict")
             at = entry.offset + entry.nbytes
 
 
@@ -263,15 +274,19 @@ def open_gguf(path: str | Path) -> TensorFile:
     named = re.fullmatch(r"(.*)-\d{5}-of-(\d{5})\.gguf", file.path.name, re.DOTALL)
     if not named or int(named[2]) != parts or parts > MAX_PARTS:
         raise RequestError(
-            f"{file.path} is part of a model split in {parts}, and is not named *-00001-of-{parts:05d}.gguf"
-        )
+            f"{file.path} is part of a model split in {parts}, and is not named *-00001-of-{parts:05d}.gguf",
+            code="conflict", field="split.count", value=parts,
+        )  # fmt: skip
     with contextlib.ExitStack() as stack:
         homes: dict[str, SingleFile] = {}
         files: list[SingleFile] = []
         for i in range(1, parts + 1):
             part = stack.enter_context(GGUFFile(file.path.with_name(f"{named[1]}-{i:05d}-of-{parts:05d}.gguf")))
             if twice := homes.keys() & part.entries.keys():
-                raise RequestError(f"{part.path}: tensor {quoted(min(twice))} is in another part too")
+                raise RequestError(
+                    f"{part.path}: tensor {quoted(min(twice))} is in another part too",
+                    code="conflict", field=f"tensor {quoted(min(twice))}",
+                )  # fmt: skip
             homes.update(dict.fromkeys(part.entries, part))
             files.append(part)
         stack.pop_all()
@@ -350,8 +365,9 @@ def _pair(key: str, value: Any) -> bytes:
     except (TypeError, KeyError, ValueError):
         raise RequestError(
             f"metadata {key}={quoted(str(value))} has no type in GGUF; "
-            "strings, booleans, numbers and flat lists of one of these do"
-        ) from None
+            "strings, booleans, numbers and flat lists of one of these do",
+            code="type", field=f"metadata {key}", value=value,
+        ) from None  # fmt: skip
 
 
 def write_gguf(
@@ -396,10 +412,22 @@ def write_gguf(
 
 def _check(name: str, shape: tuple[int, ...], dtype: str) -> None:
     if not 0 < len(name.encode()) <= MAX_NAME:
-        raise RequestError(f"tensor {quoted(name)} needs a name of 1 to {MAX_NAME} bytes in a GGUF file")
+        raise RequestError(
+            f"tensor {quoted(name)} needs a name of 1 to {MAX_NAME} bytes in a GGUF file",
+            code="range", field=f"tensor {quoted(name)}", value=len(name.encode()),
+        )  # fmt: skip
     if not 1 <= len(shape) <= MAX_DIMENSIONS or not all(shape):
-        raise RequestError(f"tensor {quoted(name)} has shape {shape}; GGUF holds 1 to 4 dimensions of at least 1")
+        raise RequestError(
+            f"tensor {quoted(name)} has shape {shape}; GGUF holds 1 to 4 dimensions of at least 1",
+            code="range", field=f"tensor {quoted(name)}.shape", value=shape,
+        )  # fmt: skip
     if dtype not in PLAIN and dtype != "Q8_0":
-        raise RequestError(f"tensor {quoted(name)} has type {dtype!r}; written are {', '.join(PLAIN)} and Q8_0")
+        raise RequestError(
+            f"tensor {quoted(name)} has type {dtype!r}; written are {', '.join(PLAIN)} and Q8_0",
+            code="unsupported", field=f"tensor {quoted(name)}.type", value=dtype,
+        )  # fmt: skip
     if dtype == "Q8_0" and shape[-1] % 32:
-        raise RequestError(f"tensor {quoted(name)} has rows of {shape[-1]} values, and Q8_0 packs them by 32")
+        raise RequestError(
+            f"tensor {quoted(name)} has rows of {shape[-1]} values, and Q8_0 packs them by 32",
+            code="conflict", field=f"tensor {quoted(name)}.shape", value=shape,
+        )  # fmt: skip

@@ -272,8 +272,9 @@ def _by_gguf(name: str) -> Decode:
             from gguf import GGMLQuantizationType, quants
         except ImportError:
             raise RequestError(
-                f"the tables of {name} weights come with the gguf package; install it: pip install glassformer[gguf]"
-            ) from None
+                f"the tables of {name} weights come with the gguf package; install it: pip install glassformer[gguf]",
+                code="missing", field="gguf",
+            ) from None  # fmt: skip
         out.copy_(torch.from_numpy(quants.dequantize(b.numpy(), GGMLQuantizationType[name])))
 
     return decode

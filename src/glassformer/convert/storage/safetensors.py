@@ -77,7 +77,10 @@ class SafetensorsFile(SingleFile):
         length = int.from_bytes(data[:8], "little")
         if length > min(HEADER_BYTES, len(data) - 8):
             limit = "more than the file holds" if length > len(data) - 8 else f"more than the {HEADER_BYTES} allowed"
-            raise RequestError(f"{self.path}: the header's length is given as {length} bytes, {limit}")
+            raise RequestError(
+                f"{self.path}: the header's length is given as {length} bytes, {limit}",
+                code="range", field="header", value=length,
+            )  # fmt: skip
         metadata: dict[str, str] = {}
         entries: dict[str, Entry] = {}
         try:
@@ -90,7 +93,9 @@ class SafetensorsFile(SingleFile):
                     raise BadJSON(f"its __metadata__ take {len(value)} bytes, more than the {METADATA_BYTES} allowed")
             _check_cover(list(entries.values()), 8 + length, len(data))
         except BadJSON as problem:
-            raise RequestError(f"{self.path} is not a whole safetensors file: {problem}") from None
+            raise RequestError(
+                f"{self.path} is not a whole safetensors file: {problem}", code="damaged", field="header"
+            ) from None
         return entries, metadata
 
 
@@ -154,13 +159,16 @@ def open_folder(folder: str | Path) -> TensorFile:
     if os.path.isfile(folder / SINGLE):
         return SafetensorsFile(folder / SINGLE)
     if not os.path.isfile(folder / INDEX):
-        raise RequestError(_nothing_in(folder))
+        raise RequestError(_nothing_in(folder), code="missing", field=SINGLE)
     homes = _index(folder / INDEX)
     with contextlib.ExitStack() as stack:
         files = {name: stack.enter_context(SafetensorsFile(folder / name)) for name in sorted(set(homes.values()))}
         for name, home in homes.items():
             if name not in files[home].entries:
-                raise RequestError(f"{folder / INDEX} places {quoted(name)} in {home}, which has no such tensor")
+                raise RequestError(
+                    f"{folder / INDEX} places {quoted(name)} in {home}, which has no such tensor",
+                    code="missing", field=f"tensor {quoted(name)}",
+                )  # fmt: skip
         metadata = {key: value for file in files.values() for key, value in file.metadata.items()}
         stack.pop_all()
     return ManyFiles(folder, list(files.values()), {name: files[home] for name, home in homes.items()}, metadata)
@@ -188,9 +196,14 @@ def _index(path: Path) -> dict[str, str]:
                 raise BadJSON(f"{quoted(name)} in it takes {len(value)} bytes")
             small(value)
     except BadJSON as problem:
-        raise RequestError(f"{path} is no index of safetensors shards: {problem}") from None
+        raise RequestError(
+            f"{path} is no index of safetensors shards: {problem}", code="damaged", field=path.name
+        ) from None
     if missing := sorted(shard for shard in shards if not os.path.isfile(path.parent / shard)):
-        raise RequestError(f"{path.parent} lacks {quoted(missing[0])}, a shard that {path.name} names; fetch it again")
+        raise RequestError(
+            f"{path.parent} lacks {quoted(missing[0])}, a shard that {path.name} names; fetch it again",
+            code="missing", field=missing[0],
+        )  # fmt: skip
     return homes
 
 
@@ -234,7 +247,10 @@ def write_safetensors(
     metadata = dict(metadata or {"format": "pt"})
     for name, source in tensors.items():
         if NAMES.get(source.dtype) not in ORDER:
-            raise RequestError(f"tensor {quoted(name)} has dtype {source.dtype}, which safetensors files do not have")
+            raise RequestError(
+                f"tensor {quoted(name)} has dtype {source.dtype}, which safetensors files do not have",
+                code="unsupported", field=f"tensor {quoted(name)}.dtype", value=source.dtype,
+            )  # fmt: skip
     shards = _shards(tensors, max_shard_bytes)
     names = [f"model-{i:05d}-of-{len(shards):05d}.safetensors" for i in range(1, len(shards) + 1)]
     names = names if len(shards) > 1 else [SINGLE]
