@@ -23,11 +23,12 @@ from glassformer.architectures import PRESETS
 from glassformer.config import MAX_FILE_BYTES, ModelConfig, flatten, read_tree
 from glassformer.errors import RequestError
 from glassformer.naming import preset
-from glassformer.parts import base
+from glassformer.parts.core import base
 from glassformer.parts.core.base import BuildContext
 from glassformer.parts.core.cost import Cost, Shape
 from glassformer.parts.core.init import Init
 from glassformer.parts.ffn import FFN, FFNConfig
+from glassformer.parts.forward_pass import Pass
 from glassformer.parts.linear import linear_cost
 from glassformer.parts.norm import LayerNormConfig, Norm, NormConfig, RMSNormConfig
 
@@ -758,7 +759,7 @@ def test_what_a_part_from_outside_leaves_unfilled_is_filled_by_torch_or_refused(
             self.up, self.down = nn.Linear(d, 3 * d), nn.Linear(3 * d, d)
             self.spare = nn.Parameter(torch.empty(2)) if spare else None
 
-        def forward(self, x: Tensor) -> Tensor:
+        def forward(self, x: Tensor, pass_: Pass) -> Tensor:
             return self.down(self.up(x).relu())
 
     class PlainConfig(FFNConfig, kind="plain"):

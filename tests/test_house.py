@@ -458,6 +458,26 @@ def test_every_exception_is_used():
     assert set(ASKED_FREELY) <= used
 
 
+# What is read as one formula
+
+
+def statements(path: str, method: str) -> list[ast.stmt]:
+    """The statements of a method, `Class.name`, without its docstring."""
+    of, name = method.split(".")
+    classes = (node for node in TREES[SRC / path].body if isinstance(node, ast.ClassDef) and node.name == of)
+    found = next(
+        node for cls in classes for node in cls.body if isinstance(node, ast.FunctionDef) and node.name == name
+    )
+    return found.body[ast.get_docstring(found) is not None :]
+
+
+def test_a_block_is_three_lines():
+    """Its wiring joins a mixer and a network. What parallelism, experts or the loss need is said in their own files."""
+    *made, last = statements("model.py", "Block.forward")
+    assert len(made) <= 2 and all(isinstance(node, ast.Assign) for node in made), [*map(ast.unparse, made)]
+    assert ast.unparse(last) == "return self.resid_post(self.residual(self.resid_pre(x), mixer, ffn))"
+
+
 def python(code: str, *args: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": str(SRC.parent)}
     return subprocess.run(

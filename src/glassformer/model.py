@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from glassformer.errors import RequestError, check_whole
 from glassformer.parts.core import auxiliary
-from glassformer.parts.core.owner import Around, Spread
+from glassformer.parts.core.owner import Spread
 from glassformer.parts.core.site import Site, unseen
 from glassformer.parts.embedding import Embedding
 from glassformer.parts.forward_pass import Along, Memory, Pass, position_in_document
@@ -30,14 +30,8 @@ STATE_DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16, tor
 class Block(nn.Module):
     """One layer: x (b, s, d) -> x (b, s, d). The wiring says how mixer and ffn join the stream.
 
-    With `rows` (n,), numbers of tokens among the b s, the result is of these alone, (1, n, d), and so is the work of
-    the network where the wiring lets it.
-
     Sites: resid_pre, resid_mid (where the wiring has one), resid_post.
     """
-
-    around: tuple[Around | None, Around | None] = (None, None)
-    """What has mixer and ffn read all tokens where owners share a sequence (`parts/core/owner.py`); None: they do."""
 
     def __init__(self, mixer: Mixer, ffn: nn.Module | None, residual: Residual):
         super().__init__()
@@ -45,30 +39,10 @@ class Block(nn.Module):
         self.mixer, self.ffn, self.residual = mixer, ffn, residual
         self.resid_post = Site()
 
-    def forward(self, x: Tensor, pass_: Pass, state: State | None = None, rows: Tensor | None = None) -> Tensor:
-        ffn: Any = self.ffn
-        if ffn is not None and ffn.counts_tokens and (real := pass_.real) is not None:
-            ffn = partial(ffn, real=real)
-        join = self.residual if rows is None else partial(self.residual.of_rows, rows=rows)
-        of_mixer, of_ffn = self.around
-
-        def mixer(x: Tensor) -> Tensor:
-            return self.mixer(x, pass_, state)
-
-        return self.resid_post(
-            join(
-                self.resid_pre(x),
-                mixer if of_mixer is None else partial(of_mixer, mixer),
-                ffn if of_ffn is None else partial(of_ffn, ffn),
-            )
-        )
-
-    @property
-    def divides(self) -> bool:
-        """Whether `rows` may be asked for: nobody looks at what it computes or hooks into it, and its network asks
-        nothing of the other tokens."""
-        ffn: Any = self.ffn
-        return (ffn is None or ffn.by_token) and unseen(self)
+    def forward(self, x: Tensor, pass_: Pass, state: State | None = None) -> Tensor:
+        mixer = partial(self.mixer, pass_=pass_, state=state)
+        ffn = None if self.ffn is None else partial(self.ffn, pass_=pass_)
+        return self.resid_post(self.residual(self.resid_pre(x), mixer, ffn))
 
 
 class Tower(nn.Module):
@@ -125,8 +99,7 @@ class Tower(nn.Module):
         rows: Tensor | None = None,
     ) -> Float[Tensor, "b s d"]:
         """The last layer's normalised output. A tied embedding looks its rows up in `table`. With `rows` (n,), numbers
-        of tokens among the b s, that of these alone, (1, n, d): where the last layer divides, its network works on no
-        others."""
+        of tokens among the b s, that of these alone, (1, n, d)."""
         if pass_.documents is not None:
             self._check_documents()
         if pass_.global_tokens is not None:
@@ -140,13 +113,18 @@ class Tower(nn.Module):
         *lower, (last, of_last) = zip(self.layers, states, strict=True)
         for layer, kept in lower:
             x = layer(x, pass_, kept)
-        if rows is not None and last.divides:
-            x = last(x, pass_, of_last, rows)
-        else:
-            x = last(x, pass_, of_last)
-            x = x if rows is None else only(x, rows)
+        x = last(x, pass_, of_last) if rows is None else self._of_rows(last, x, pass_, of_last, rows)
         x = x if self.final_norm is None else self.final_norm(x)
         return self.final(x if self.sequence is None else self.sequence.gather(x))
+
+    @staticmethod
+    def _of_rows(layer: Any, x: Tensor, pass_: Pass, state: State | None, rows: Tensor) -> Tensor:
+        """A layer's output (1, n, d) of the tokens `rows` (n,) alone. The network works on no others where its result
+        depends on no others and no hook or look wants them."""
+        ffn: Any = layer.ffn
+        if not (ffn is None or ffn.by_token) or not unseen(layer):
+            return only(layer(x, pass_, state), rows)
+        return layer.residual.of_rows(x, partial(layer.mixer, pass_=pass_, state=state), ffn, rows)
 
     def _check_globals(self, tokens: Tensor, chosen: Tensor) -> None:
         """Raises RequestError for another shape than the tokens', and where no layer takes them."""

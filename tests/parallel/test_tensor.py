@@ -24,6 +24,7 @@ from glassformer.parallel.seams import Group, Seams
 from glassformer.parts.core.owner import Owner, Vocabulary
 from glassformer.parts.core.shard import Shard, piece_of, regions
 from glassformer.parts.ffn.mlp import Mlp
+from glassformer.parts.forward_pass import Pass
 from glassformer.parts.linear import Linear
 from tests.parallel.threads import as_threads
 from tests.plugin import toy_parts  # noqa: F401  # parts from outside the package
@@ -141,7 +142,7 @@ def test_a_strangers_parts_are_computed_whole_and_right():
 class LouderMlp(Mlp):
     """What a subclass adds its parent knows nothing of: a mean over the hidden layer, which no owner has whole."""
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, pass_: Pass | None = None) -> Tensor:
         return super().forward(x) * (1 + self.up_proj(x).mean(-1, keepdim=True))
 
 

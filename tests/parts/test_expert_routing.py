@@ -19,6 +19,7 @@ from glassformer.parts.core import auxiliary
 from glassformer.parts.core.base import BuildContext
 from glassformer.parts.ffn import Clamp, ExpertChoice, ExpertChoiceConfig, Experts, ExpertsConfig, Glu, Router
 from glassformer.parts.ffn.glu import clamped_glu, naive_clamped_glu
+from glassformer.parts.forward_pass import Pass
 from glassformer.training.objectives import NextTokenConfig
 
 TINY = "layers=2+d_model=32+heads=4+vocab_size=61+context=64"
@@ -246,7 +247,7 @@ def test_who_has_no_padding_keeps_every_bit():
     found = []
     for real in (None, torch.ones(3, 7, dtype=torch.bool), torch.zeros(3, 7, dtype=torch.bool)):
         with auxiliary.gathering() as added:
-            y = part(x, real=real)
+            y = part(x, None if real is None else Pass(0, 7, documents=real.long()))
         found.append([y, *added, *torch.autograd.grad(sum(added), part.router.parameters())])
     assert all(torch.equal(a, b) for a, b in zip(found[0], found[1], strict=True))
     assert all((one == 0).all() for one in found[2][1:]) and float(part.router.dropped) == 0

@@ -133,7 +133,7 @@ class Sine(FFN):
         self.down_proj = Linear(hidden, d_model, role="output", reparam=reparam)
         self.up, self.hidden, self.out = Site("bsf"), Site("bsf"), Site()
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, pass_: Pass | None = None) -> Tensor:
         return self.out(self.down_proj(self.hidden(torch.sin(self.up(self.up_proj(x))))))
 
 

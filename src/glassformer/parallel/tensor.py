@@ -20,7 +20,7 @@ joined from their pieces.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -157,11 +157,11 @@ def _spread(tower: Tower, owner: Owner, seams: Seams) -> dict[int, Tokens]:
     for block in tower.layers:
         assert isinstance(block, Block)
         owner.refuse("residual.dropout", block.residual.dropout, "would drop the same of each rank's tokens (sp=1)")
-        branches = (block.mixer, block.ffn)
-        cuts = [branch is not None and says_how(branch) for branch in branches]
-        of_mixer, of_ffn = (None if own else tokens.around for own in cuts)
-        block.around = of_mixer, None if block.ffn is None else of_ffn
-        found.update({id(branch): tokens for branch, own in zip(branches, cuts, strict=True) if own})
+        for branch in filter(None, (block.mixer, block.ffn)):
+            if says_how(branch):
+                found[id(branch)] = tokens
+            else:
+                tokens.wrap(branch)
         for site in _own_sites(block):
             site.joint = Pieces(seams, 1, tokens)
     return found
@@ -203,9 +203,17 @@ class Tokens:
         """Its result."""
         return self.seams.scatter(x, 1)
 
-    def around(self, branch: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-        """A branch that every rank computes whole."""
-        return self.seams.spread(branch(self.gather(x)), 1)
+    def wrap(self, branch: nn.Module) -> None:
+        """Has a branch that every rank computes whole read all tokens, and return the rank's own. Hooks do it, not a
+        module around it: weights and sites keep their names."""
+        branch.register_forward_pre_hook(self._read_all)
+        branch.register_forward_hook(self._return_own)
+
+    def _read_all(self, branch: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...]:
+        return self.gather(given[0]), *given[1:]
+
+    def _return_own(self, branch: nn.Module, given: tuple[Any, ...], result: Tensor) -> Tensor:
+        return self.seams.spread(result, 1)
 
 
 class Pieces:

@@ -116,10 +116,6 @@ class Spread(Protocol):
         """(b, s', d) -> (b, s, d), which every owner goes on with alike."""
 
 
-Around = Callable[[Callable[[Tensor], Tensor], Tensor], Tensor]
-"""around(branch, x (b, s', d)) -> (b, s', d): the branch reads all tokens."""
-
-
 def reads_gathered(mixer: nn.Module) -> bool:
     """Whether a mixer's own class says that the keys and values which its state hands it may be of other processes."""
     return bool(vars(type(mixer)).get("reads_gathered", False))

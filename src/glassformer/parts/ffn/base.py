@@ -74,7 +74,8 @@ EXTRA_KEPT = {"relu": 0, "sigmoid": 0, "gelu": 1, "gelu_tanh": 1, "silu": 1, "re
 
 
 class FFN(nn.Module):
-    """forward(x (b,s,d)) -> (b,s,d), every token by itself, or at least without the later ones where it is `causal`."""
+    """forward(x (b,s,d), pass_) -> (b,s,d), every token by itself, or at least without the later ones where it is
+    `causal`. The pass tells a network that counts tokens which of them are padding; without one, none is."""
 
     causal: bool = True
     """No output depends on later tokens."""
@@ -82,8 +83,6 @@ class FFN(nn.Module):
     """No output depends on tokens of other documents."""
     by_token: bool = False
     """Whether each output depends on its own token alone, whatever the others are."""
-    counts_tokens: bool = False
-    """Whether `forward` takes `real` (b, s), which tokens are no padding; None: all."""
     enter: Seam | None = None
     """What x passes first where several owners share the network (`parts/core/owner.py`)."""
 

@@ -20,6 +20,7 @@ from glassformer.parts.ffn.base import ACTIVATIONS, FFN, FFNConfig
 from glassformer.parts.ffn.experts import Router, read_experts, routing_problem, share_of
 from glassformer.parts.ffn.glu import GluConfig, gating
 from glassformer.parts.ffn.mlp import MlpConfig
+from glassformer.parts.forward_pass import Pass
 from glassformer.parts.linear import GroupedLinear, Matrix, linear_cost
 from glassformer.parts.reparam import MakeReparam
 
@@ -70,7 +71,7 @@ class ExpertChoice(FFN):
         }
         return {"router": Matrix.of(self.router), **own}
 
-    def forward(self, x: Float[Tensor, "b s d"]) -> Float[Tensor, "b s d"]:
+    def forward(self, x: Float[Tensor, "b s d"], pass_: Pass | None = None) -> Float[Tensor, "b s d"]:
         return self.out(self.mix(x, *self.take(self.affinity(self.router.score(self.router(x))))))
 
     def take(self, p: Float[Tensor, "b s e"]) -> tuple[Float[Tensor, "b e c"], Int[Tensor, "b e c"]]:

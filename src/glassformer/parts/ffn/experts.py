@@ -24,6 +24,7 @@ from glassformer.parts.core.words import Word, whole_number
 from glassformer.parts.ffn.base import ACTIVATIONS, FFN, FFNConfig
 from glassformer.parts.ffn.glu import Clamp, GluConfig, gating, refuse_clamp
 from glassformer.parts.ffn.mlp import MlpConfig
+from glassformer.parts.forward_pass import Pass
 from glassformer.parts.grouped import BLOCK, Groups, filled_rows, wants_blocks
 from glassformer.parts.linear import GroupedLinear, Linear, Matrix, linear_cost
 from glassformer.parts.precision import full_precision, product_dtype, rowwise_linear, wide
@@ -225,7 +226,6 @@ class Experts(FFN):
     With an `exchange`, the maps that are here are of some experts alone, and rows travel (`parts/core/exchange.py`).
     """
 
-    counts_tokens = True
     exchange: Exchange | None = None
 
     def __init__(
@@ -279,8 +279,9 @@ class Experts(FFN):
             shared["open"] = Matrix.of(self.shared_gate)
         return {"router": Matrix.of(self.router), **own, **{f"shared.{name}": one for name, one in shared.items()}}
 
-    def forward(self, x: Float[Tensor, "*b d"], real: Bool[Tensor, "*b"] | None = None) -> Float[Tensor, "*b d"]:
-        """`real`: which tokens are no padding, and so count for the router; None: all."""
+    def forward(self, x: Float[Tensor, "*b d"], pass_: Pass | None = None) -> Float[Tensor, "*b d"]:
+        """Padding does not count for the router."""
+        real = None if pass_ is None else pass_.real
         logits = self.router(x)
         p = self.routing(self.router.score(logits))
         weights, chosen = self.router.choose(p)

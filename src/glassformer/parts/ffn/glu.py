@@ -19,6 +19,7 @@ from glassformer.parts.core.site import Site
 from glassformer.parts.core.words import Word, whole
 from glassformer.parts.ffn.base import ACTIVATIONS, EXTRA_KEPT, FFN, Activation, FFNConfig
 from glassformer.parts.ffn.ending import can_end, gated_end
+from glassformer.parts.forward_pass import Pass
 from glassformer.parts.linear import Linear, Matrix, linear_cost
 from glassformer.parts.precision import wide
 from glassformer.parts.region import region
@@ -59,7 +60,7 @@ class Glu(FFN):
         owner.share("hidden", self.up_proj.outs[0])
         self.enter = owner.enter
 
-    def forward(self, x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b d"]:
+    def forward(self, x: Float[Tensor, "*b d"], pass_: Pass | None = None) -> Float[Tensor, "*b d"]:
         x = x if self.enter is None else self.enter(x)
         if self.clamp is None and can_end(x, self.activation, (self.gate_proj, self.up_proj), (self.gate, self.up)):
             if self.gate.watched or self.up.watched:  # beside the product, which goes on as if nobody did

@@ -13,6 +13,7 @@ from glassformer.parts.core.site import Site
 from glassformer.parts.core.words import Word, whole
 from glassformer.parts.ffn.base import ACTIVATIONS, EXTRA_KEPT, FFN, FFNConfig
 from glassformer.parts.ffn.ending import can_end, ended
+from glassformer.parts.forward_pass import Pass
 from glassformer.parts.linear import Linear, Matrix, linear_cost
 from glassformer.parts.reparam import MakeReparam
 
@@ -47,7 +48,7 @@ class Mlp(FFN):
         owner.share("hidden", self.up_proj.outs[0])
         self.enter = owner.enter
 
-    def forward(self, x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b d"]:
+    def forward(self, x: Float[Tensor, "*b d"], pass_: Pass | None = None) -> Float[Tensor, "*b d"]:
         x = x if self.enter is None else self.enter(x)
         if can_end(x, self.activation, (self.up_proj,), (self.up,)):
             if self.up.watched:  # beside the product, which goes on as if nobody did
