@@ -19,15 +19,16 @@ from glassformer.cli import main
 from glassformer.comparison import compare
 from glassformer.comparison.command import command_of
 from glassformer.comparison.request import arms, common_context, fairness, likeness, recipes, spending, unequal
-from glassformer.comparison.statistics import stand_in, verdicts
 from glassformer.errors import RequestError, WorkError
 from glassformer.naming import preset
 from glassformer.parts.core.base import to_plain
 from glassformer.parts.core.init import WEIGHTS_RULE
+from glassformer.runs.contrasts import mean_interval
 from glassformer.runs.events import Begin, End, Event, Kept, Start
-from glassformer.runs.intervals import paired_interval, student_t
 from glassformer.runs.readable import readable
 from glassformer.runs.results import RunResult
+from glassformer.runs.simultaneous import student_quantile
+from glassformer.runs.verdicts import stand_in, verdicts
 from glassformer.runs.workers import Training
 from glassformer.training import Recipe
 from glassformer.training.objectives import MaskedConfig
@@ -245,12 +246,12 @@ def test_two_recipes_of_one_model_are_compared(source: Path, tmp_path: Path) -> 
 )
 def test_student_t_agrees_with_the_printed_table(df: int, quantile: float) -> None:
     """97.5 % quantiles, as in every textbook's table."""
-    assert student_t(0.975, df) == pytest.approx(quantile, rel=1e-4)
+    assert student_quantile(0.05, df) == pytest.approx(quantile, rel=1e-4)
 
 
 def test_the_paired_interval_of_a_worked_example() -> None:
     """Differences 1, 2, 3: mean 2, s = 1, t(2) = 4.30265, half-width 4.30265 / sqrt(3)."""
-    mean, low, high = paired_interval([1.0, 2.0, 3.0])
+    mean, low, high = mean_interval([1.0, 2.0, 3.0], 0.95)
     assert (mean, high - mean) == pytest.approx((2.0, 4.30265 / math.sqrt(3)), rel=1e-5)
     assert mean - low == pytest.approx(high - mean)
 

@@ -10,10 +10,10 @@ import pytest
 
 from glassformer.cli import main
 from glassformer.comparison import compare
-from glassformer.comparison.looks import constant_level, look_notes
 from glassformer.comparison.terms import rate_words
 from glassformer.errors import RequestError
 from glassformer.runs.executor import Local
+from glassformer.runs.looks import constant_level, look_notes
 from glassformer.runs.results import Results
 from tests.comparison.test_compare import PLAN, TINY
 from tests.runs.stand_in import Instead, Stand, trained_at_once

@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from glassformer.comparison.looks import constant_level, false_verdicts
-from glassformer.comparison.power import needed, sd_interval, seeds_for
-from glassformer.comparison.statistics import verdicts
 from glassformer.parts.core.init import WEIGHTS_RULE
 from glassformer.runs.contrasts import contrasts, residual_variance
+from glassformer.runs.looks import constant_level, false_verdicts
+from glassformer.runs.power import needed, sd_interval, seeds_for
 from glassformer.runs.readable import readable
 from glassformer.runs.results import RunResult, Verdict
 from glassformer.runs.simultaneous import (
@@ -27,6 +26,7 @@ from glassformer.runs.simultaneous import (
     student_quantile,
     tukey_quantile,
 )
+from glassformer.runs.verdicts import verdicts
 from glassformer.runs.wording import finding, verdict_sentence
 
 STAR = [(0, arm) for arm in range(1, 12)]

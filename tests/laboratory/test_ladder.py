@@ -15,10 +15,10 @@ import pytest
 import glassformer as gf
 from glassformer.cli import main
 from glassformer.errors import RequestError, WorkError
-from glassformer.laboratory.effects import combined, effects
 from glassformer.laboratory.ladder import _rungs as rungs_of
 from glassformer.laboratory.ladder import ablate, pairs_of
 from glassformer.laboratory.steps import Point, as_steps, between, join
+from glassformer.runs.effects import combined, effects
 from tests.runs.stand_in import Instead, trained_at_once
 
 BASE = "gpt2@1m+layers=1+d_model=32+heads=2"

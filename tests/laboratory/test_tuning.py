@@ -18,7 +18,6 @@ import pytest
 from experiments import transfer
 from glassformer.cli import main
 from glassformer.comparison import compare
-from glassformer.comparison.statistics import verdicts
 from glassformer.errors import RequestError, WorkError
 from glassformer.laboratory.rates import (
     EXTENSIONS,
@@ -38,6 +37,7 @@ from glassformer.runs.events import Event, Stage
 from glassformer.runs.executor import Local
 from glassformer.runs.readable import readable
 from glassformer.runs.results import Results, RunResult, Tuning
+from glassformer.runs.verdicts import verdicts
 from glassformer.training import Interrupted, default_learning_rate
 from tests.runs.stand_in import AT_ONCE, Instead, Stand, trained_at_once
 

@@ -13,10 +13,10 @@ import pytest
 from glassformer.report import render
 from glassformer.report.commands import tuned, watching, with_seeds
 from glassformer.report.curves import shared_spikes, spikes, top
-from glassformer.report.diff import alike, differences, plain_name
 from glassformer.report.facts import restyled
-from glassformer.report.read import arms_of
 from glassformer.report.sketch import marked, sketch
+from glassformer.runs.arms import arms_of
+from glassformer.runs.diff import alike, differences, plain_name
 from glassformer.runs.readable import readable
 from glassformer.runs.results import Results
 

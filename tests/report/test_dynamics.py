@@ -15,7 +15,7 @@ from glassformer.figures.heat import LEVELS
 from glassformer.report import render
 from glassformer.report.dynamics import CELLS, MAPS, dynamics_section
 from glassformer.report.page import render_run, write_run
-from glassformer.report.read import arms_of, watched
+from glassformer.runs.arms import arms_of, watched
 from glassformer.runs.readable import readable
 from glassformer.runs.results import Results, RunResult
 

@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 
 from glassformer.report import render, write_report
 from glassformer.report.curves import MARKERS, at, extremes, few, mean_curve
-from glassformer.report.diff import differences, group_of
 from glassformer.report.finding import comparisons, sentence
-from glassformer.report.read import arms_of
+from glassformer.runs.arms import arms_of
+from glassformer.runs.diff import differences, group_of
 from glassformer.runs.readable import readable
 from glassformer.runs.results import Results
 

@@ -10,8 +10,8 @@ import pytest
 
 from glassformer.comparison.request import threads_of
 from glassformer.errors import RequestError
+from glassformer.runs.executor import Slots
 from glassformer.runs.request import RunRequest
-from glassformer.runs.slots import Slots
 
 MEETS = """
 import json, os, sys, time

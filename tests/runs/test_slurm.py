@@ -21,8 +21,7 @@ from glassformer.errors import RequestError
 from glassformer.runs.events import End, Error, Event, Measuring, Stage, Step, decode
 from glassformer.runs.executor import Local, execute
 from glassformer.runs.request import RunRequest, TextPlaces
-from glassformer.runs.slurm import LIVES, Arm, Slurm, _minutes
-from glassformer.runs.where import _options, executor_of
+from glassformer.runs.slurm import LIVES, Arm, Slurm, _minutes, _options, executor_of
 from tests.runs.local_slurm import cluster, missing
 from tests.runs.stand_in import ask, trained_at_once
 

@@ -204,10 +204,10 @@ def compare(
 
     from glassformer.cli.show import ComparisonView
     from glassformer.comparison import compare as run
-    from glassformer.comparison.power import PILOT
     from glassformer.laboratory.tuning import tune as run_tuned
+    from glassformer.runs.power import PILOT
     from glassformer.runs.results import Results
-    from glassformer.runs.where import executor_of
+    from glassformer.runs.slurm import executor_of
     from glassformer.units import share, whole_numbers
 
     if within is not None and not tune:
@@ -861,7 +861,7 @@ def ablate(
         Compare models of different size all the same.
     """
     from glassformer.cli.ladder import show_ladder
-    from glassformer.runs.where import executor_of
+    from glassformer.runs.slurm import executor_of
 
     fields = {
         "to": to, "changes": changes, "design": design, "tokens": _as_int(tokens, "tokens"), "minutes": minutes,
@@ -966,7 +966,7 @@ def scale(
     if sizes is None:
         raise RequestError("give the sizes of the models: --sizes 0.3m,1m..10m", code="missing", field="sizes")
     from glassformer.cli.scale import train_laws
-    from glassformer.runs.where import executor_of
+    from glassformer.runs.slurm import executor_of
 
     train_laws(
         models, data, sizes, budgets, isoflop, predict, out or "scaling", json, form=form, seeds=seeds, hours=hours,

@@ -3,9 +3,6 @@
 request     arms from expressions, fairness, budgets and recipes
 folder      what an earlier comparison has left in a folder
 pretrained  arms that begin with the weights of a checkpoint
-statistics  verdicts: losses and divergences, several arms at once
-looks       the level at which verdicts that are seen several times stay honest
-power       how many seeds a difference takes
 terms       the size, budget, text and learning rate of a verdict, in words
 summary     results.json and the report, after each run
 command     the command line that repeats a comparison
@@ -27,7 +24,6 @@ from glassformer.comparison.folder import (
     compiled_before,
     seeds_before,
 )
-from glassformer.comparison.power import FIRST_SEED, PILOT, PILOT_SEEDS, check_effect
 from glassformer.comparison.pretrained import adapted_notes, beginnings, loaded_arms, tokenizer_of
 from glassformer.comparison.request import (
     Match,
@@ -52,6 +48,7 @@ from glassformer.parts.core.base import part_classes
 from glassformer.parts.core.outside import modules_of
 from glassformer.runs.events import Begin, Notify, silent
 from glassformer.runs.executor import Executor, Local, interruptible, kept
+from glassformer.runs.power import FIRST_SEED, PILOT, PILOT_SEEDS, check_effect
 from glassformer.runs.request import RunRequest, TextPlaces
 from glassformer.runs.results import VERSION, Budget, Data, Machine, Results, Tuning
 from glassformer.text import OnProgress, TextData, prepare

@@ -6,10 +6,10 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from glassformer.comparison.request import MOST_SEEDS
 from glassformer.config import ModelConfig, first_difference
 from glassformer.errors import RequestError, check_whole, shown
 from glassformer.runs.files import read_results
+from glassformer.runs.power import MOST_SEEDS
 from glassformer.runs.request import REQUEST, RunRequest, read_request
 from glassformer.runs.results import Budget, Data
 from glassformer.training import Recipe

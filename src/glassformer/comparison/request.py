@@ -13,14 +13,13 @@ from glassformer.machine import available_cores
 from glassformer.naming import own_value, preset, split_recipe
 from glassformer.report.page import WORTH_SAYING
 from glassformer.runs.executor import Executor
+from glassformer.runs.power import MOST_SEEDS
 from glassformer.training import Recipe
 from glassformer.training.overrides import with_recipe
 from glassformer.training.recipe import BUDGETS
 from glassformer.training.request import fit, settings
 
 Match = Literal["tokens", "flops", "minutes"]
-MOST_SEEDS = 1000
-"""Intervals narrow with the square root of the number of seeds: ten are many."""
 UNFAIR = 0.2
 """Largest relative difference in parameters of the layers without `allow_unmatched`."""
 ALIKE = {

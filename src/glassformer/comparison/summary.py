@@ -6,15 +6,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 
-from glassformer.comparison.looks import look_notes
-from glassformer.comparison.power import needed
 from glassformer.comparison.request import unequal
-from glassformer.comparison.statistics import stand_in, verdicts
 from glassformer.comparison.terms import terms, unit
 from glassformer.parts.core.init import WEIGHTS_RULE
 from glassformer.report import write_report
 from glassformer.runs.files import write_results
+from glassformer.runs.looks import look_notes
+from glassformer.runs.power import needed
 from glassformer.runs.results import Budget, Key, Machine, Results, RunResult, unlike
+from glassformer.runs.verdicts import stand_in, verdicts
 from glassformer.training.checkpoint import disk_errors
 
 NAMED = 4

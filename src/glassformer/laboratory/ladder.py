@@ -28,20 +28,20 @@ from glassformer.comparison.request import (
     recipe_defaults,
     recipes,
 )
-from glassformer.comparison.statistics import CONFIDENCE, Table, verdicts
 from glassformer.comparison.terms import terms
 from glassformer.errors import RequestError, WorkError
-from glassformer.laboratory.effects import MOST, by_chance, combined, effects
 from glassformer.laboratory.paces import paces_of
 from glassformer.laboratory.steps import Point, as_steps, between, check_steps, join
 from glassformer.laboratory.tuning import tune as tuned
 from glassformer.report.ladder import write_ladder
-from glassformer.report.read import PARAMETERS, PEAK_MEMORY, STATE_BYTES, TRAINING_SPEED, Arm
+from glassformer.runs.arms import PARAMETERS, PEAK_MEMORY, STATE_BYTES, TRAINING_SPEED, Arm
+from glassformer.runs.contrasts import mean_interval
+from glassformer.runs.effects import MOST, by_chance, combined, effects
 from glassformer.runs.events import Notify, Stage, silent
 from glassformer.runs.executor import Executor
 from glassformer.runs.files import read_results
-from glassformer.runs.intervals import paired_interval
 from glassformer.runs.results import Results, RunResult
+from glassformer.runs.verdicts import CONFIDENCE, Table, verdicts
 from glassformer.text import OnProgress, TextData
 from glassformer.training import Interrupted
 from glassformer.training.checkpoint import disk_errors, replace_text
@@ -269,7 +269,7 @@ def _arm(at: int, rung: Rung, steps: Sequence[str], runs: Sequence[RunResult], r
     losses = [run.validation.loss for run in mine if run.status == "ok" and run.validation is not None]
     low = high = None
     if len(losses) > 1:
-        _, low, high = paired_interval(losses, CONFIDENCE)
+        _, low, high = mean_interval(losses, CONFIDENCE)
     arm = Arm(at, rung.name, tuple(mine))
     costs = (PARAMETERS, TRAINING_SPEED, PEAK_MEMORY, STATE_BYTES)
     rates = {run.train.learning_rate for run in mine if run.train is not None}

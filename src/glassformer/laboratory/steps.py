@@ -18,7 +18,7 @@ from glassformer.naming import own_value, preset, split_recipe, words
 from glassformer.naming.changes import change_of
 from glassformer.naming.grammar import CHANGES
 from glassformer.parts.core.base import to_plain
-from glassformer.report.diff import GROUPS, group_of
+from glassformer.runs.diff import GROUPS, group_of
 
 RECIPE = "recipe"
 MOST = 12

@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ..figures import finite
-from ..runs.intervals import paired_interval
+from ..runs.arms import Arm, Quantity, points, seed_of
+from ..runs.contrasts import mean_interval
 from ..runs.results import RunResult, unlike
-from .read import Arm, Quantity, points, seed_of
 
 STRETCHES = 8
 LEAST = 0.01
@@ -72,7 +72,7 @@ def _leads(first: Arm, other: Arm, quantity: Quantity, better: int, precision: P
     paired = [better * (mine[seed] - theirs[seed]) for seed in mine if seed in theirs]
     level = min(abs(v) for v in (first.mean(quantity) or 0.0, other.mean(quantity) or 0.0))
     if len(paired) > 1:
-        _, low, _ = paired_interval(paired)
+        _, low, _ = mean_interval(paired, 0.95)
         return low > 0 and statistics.fmean(paired) > (LEAST * level if precision.margin > LEAST else 0.0)
     lead = better * ((first.mean(quantity) or 0.0) - (other.mean(quantity) or 0.0))
     noise = [precision.scatter(run) for arm in (first, other) for run in arm.counted]

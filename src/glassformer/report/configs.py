@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..figures import Markup, ModelSketch, breakable, join, tag, wiring_drawing
+from ..runs.arms import Arm
+from ..runs.diff import RECIPE, Difference, differences, plain_name
 from ..runs.readable import mapping, sequence
-from .diff import RECIPE, Difference, differences, plain_name
 from .html import Absent, arm_label, caption, scroll, section
-from .read import Arm
 from .sketch import describe, marked, sketch
 
 

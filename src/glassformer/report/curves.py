@@ -13,9 +13,9 @@ from typing import Literal
 
 from ..figures import Axis, Markup, Series, count, finite, fixed, join, legend, line_chart, si, tag
 from ..runs import results as written
+from ..runs.arms import Arm, Points, points, seed_of, training_curve, validation_curve, why_not
 from ..runs.results import Results, RunResult
 from .html import Absent, arm_label, caption, none, scroll, section, two_sizes
-from .read import Arm, Points, points, seed_of, training_curve, validation_curve, why_not
 
 WINDOWS = 60
 LONG = 90  # curves with more points than this are averaged in windows

@@ -28,11 +28,11 @@ from ..figures import (
     si,
     tag,
 )
+from ..runs.arms import Arm, Points, Watched, run_status, seed_of, training_curve, watched
 from ..thresholds import ALIKE_COSINE, ALIKE_RANK, COLLAPSED_ENTROPY, COLLAPSED_LOGIT
 from .curves import extremes, mean_curve, switch, top
 from .experts import experts_figure
 from .html import Absent, arm_label, arm_name, caption, scroll, section
-from .read import Arm, Points, Watched, run_status, seed_of, training_curve, watched
 
 CELLS = 24_000  # of all maps together; beyond them neighbouring columns are drawn as one
 ROWS = 30  # of the table of events

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from ..figures import Axis, HeatColumn, HeatScale, Markup, fixed, heat_legend, heat_map, heat_scale, join, tag
 from ..figures.heat import MOST_COLUMNS
+from ..runs.arms import Arm, Watched
 from .curves import switch
 from .html import arm_label, caption, scroll
-from .read import Arm, Watched
 
 RANKS = (2, 4, 8)
 """Numbers of ranks over which experts are shared on the page, where they can be."""

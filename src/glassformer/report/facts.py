@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..figures import Axis, Dot, Markup, Series, copyable, count, finite, fixed, join, legend, scatter_chart, si, tag
+from ..runs.arms import BITS_PER_BYTE, LOSS, TRAINING_SPEED, Arm
+from ..runs.diff import alike
 from ..runs.results import Results, Sample
 from .best import untimed
-from .diff import alike
 from .html import Absent, arm_label, caption, section, two_sizes
-from .read import BITS_PER_BYTE, LOSS, TRAINING_SPEED, Arm
 
 _COST = "Speed against quality"
 DRAWN_FROM = 3  # arms

@@ -9,12 +9,12 @@ from itertools import combinations
 import numpy as np
 
 from ..figures import Markup, finite, fixed, join, si
+from ..runs.arms import LOSS, QUANTITIES, Arm, last_seen, ranked, seed_of
 from ..runs.contrasts import contrasts
 from ..runs.readable import sequence
 from ..runs.results import Results, Verdict
 from ..runs.wording import p_value, percent
 from .html import arm_name
-from .read import LOSS, QUANTITIES, Arm, last_seen, ranked, seed_of
 
 CONFIDENCE = 0.95
 _HIGHER_IS_BETTER = ("tokens_per_second", "accuracy", "speedup")

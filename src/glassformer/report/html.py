@@ -7,7 +7,7 @@ from typing import Any
 
 from ..figures import Markup, breakable, join, swatch, tag
 from ..figures.style import colour
-from .read import Arm
+from ..runs.arms import Arm
 
 
 @dataclass(frozen=True)

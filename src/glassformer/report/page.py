@@ -9,6 +9,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from ..figures import Markup, copyable, count, document, embedded, finite, join, si, tag, write_document
+from ..runs.arms import PARAMETERS, Arm, arms_of, seed_of
 from ..runs.readable import mapping, readable
 from ..runs.results import Results
 from .commands import tuned, watching, with_seeds
@@ -18,7 +19,6 @@ from .dynamics import dynamics_section
 from .facts import cost_section, facts_section, plain, sample_section
 from .finding import comparisons, sentence
 from .html import Absent, section
-from .read import PARAMETERS, Arm, arms_of, seed_of
 from .summary import summary
 from .tuning import tuning_section
 from .verdicts import verdict_section

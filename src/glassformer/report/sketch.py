@@ -10,8 +10,8 @@ from typing import Any
 
 from ..figures import BlockSketch, Box, ModelSketch, StageSketch, count, finite
 from ..figures.wiring import Place
+from ..runs.diff import leaf
 from ..runs.readable import mapping, sequence
-from .diff import leaf
 
 SHOWN_BLOCKS = 3
 SHOWN_STAGES = 4

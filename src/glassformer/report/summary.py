@@ -7,10 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..figures import Markup, fixed, join, si, tag
-from ..runs.results import RunResult
-from .best import LEAST, Precision, best, generation_scatter, training_scatter, untimed
-from .html import Absent, arm_label, arm_name, caption, none, scroll, section
-from .read import (
+from ..runs.arms import (
     BITS_PER_BYTE,
     LOSS,
     PARAMETERS,
@@ -27,6 +24,9 @@ from .read import (
     run_status,
     seed_of,
 )
+from ..runs.results import RunResult
+from .best import LEAST, Precision, best, generation_scatter, training_scatter, untimed
+from .html import Absent, arm_label, arm_name, caption, none, scroll, section
 
 _BYTES = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B"))
 _MILLISECONDS = ((1e-3, "ms"),)

@@ -26,11 +26,11 @@ from ..figures import (
     tag,
     write_document,
 )
+from ..runs.arms import Arm
 from ..runs.readable import readable
 from ..runs.results import Results, TunedArm, Tuning, Verdict
 from .facts import plain
 from .html import Absent, arm_name, caption, cell, figure, scroll, section, two_sizes
-from .read import Arm
 
 _TITLE = "Learning rates"
 _TUNED = re.compile(r" --tune( |$)|gf\.tune\(")

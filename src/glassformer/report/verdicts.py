@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from ..figures import Markup, fixed, interval_axis, interval_domain, interval_row, join, tag
 from ..figures.intervals import Domain
+from ..runs.arms import BITS_PER_BYTE, LOSS, TRAINING_SPEED, Arm
 from ..runs.wording import p_value
 from .finding import Comparison, confidence_words
 from .html import Absent, arm_name, caption, none, scroll, section
-from .read import BITS_PER_BYTE, LOSS, TRAINING_SPEED, Arm
 
 _UNITS = {
     LOSS.name: "nats per token",

@@ -9,14 +9,16 @@ difference has the variance of its own pairs, which is the paired t test.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean, stdev
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from glassformer.runs.simultaneous import quantile
+from glassformer.runs.simultaneous import quantile, student_quantile
 
 HOMOGENEOUS = 0.1
 """Variances are pooled where Levene's p is at least this."""
@@ -123,3 +125,10 @@ def residual_variance(table: Array) -> tuple[Array, int, Array]:
     with np.errstate(divide="ignore", invalid="ignore"):
         p = f_oneway(*np.moveaxis(np.abs(residuals), -1, 0), axis=-1).pvalue
     return (residuals**2).sum((-2, -1)) / df, df, np.asarray(p)
+
+
+def mean_interval(values: Sequence[float], confidence: float) -> tuple[float, float, float]:
+    """(mean, low, high) of independent values: mean ± t s / sqrt(n), Student's t with n - 1 degrees of freedom."""
+    n, mean = len(values), fmean(values)
+    half = student_quantile(1 - confidence, n - 1) * stdev(values) / math.sqrt(n)
+    return mean, mean - half, mean + half

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from glassformer.runs.intervals import paired_interval
+from glassformer.runs.contrasts import mean_interval
 from glassformer.written import Written
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ def sampled(
     """The mean of independent measurements, with Student's interval; without one where there are fewer than two."""
     mean, low, high = float(values[0]), None, None
     if len(values) > 1:
-        mean, low, high = paired_interval([float(value) for value in values], LEVEL)
+        mean, low, high = mean_interval([float(value) for value in values], LEVEL)
     return Figure(name=name, value=mean, unit=unit, low=low, high=high, least=least, most=most, published=published,
                   count=len(values))  # fmt: skip
 

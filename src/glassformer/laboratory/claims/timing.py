@@ -14,7 +14,7 @@ from glassformer.laboratory.claims.claim import LEVEL, Figure, Outcome
 from glassformer.naming import preset
 from glassformer.parts.kernel import AttentionCall, Kernel
 from glassformer.parts.visibility import Visibility
-from glassformer.runs.intervals import paired_interval
+from glassformer.runs.contrasts import mean_interval
 
 ROUNDS, TINY_ROUNDS = 9, 2
 MODEL = "llama@1m+layers=4+d_model=768+heads=12+vocab_size=256+context=4096"
@@ -38,7 +38,7 @@ class Race:
         first, second = self.make(scale)
         first(), second()
         logs = [math.log(seconds(first) / seconds(second)) for _ in range(rounds)]
-        mean, low, high = (math.exp(one) for one in paired_interval(logs, LEVEL))
+        mean, low, high = (math.exp(one) for one in mean_interval(logs, LEVEL))
         return Figure(name=self.name, value=mean, unit="times", low=low, high=high, least=self.least, most=self.most,
                       published=self.published)  # fmt: skip
 

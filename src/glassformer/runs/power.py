@@ -13,13 +13,14 @@ from statistics import fmean
 
 import numpy as np
 
-from glassformer.comparison.request import MOST_SEEDS
-from glassformer.comparison.statistics import CONFIDENCE, Table, against_first
 from glassformer.errors import RequestError
 from glassformer.runs.contrasts import SEPARATE, Pairs, contrasts
 from glassformer.runs.results import Needed, Power, RunResult
 from glassformer.runs.simultaneous import POWER, power, quantile
+from glassformer.runs.verdicts import CONFIDENCE, Table, against_first
 
+MOST_SEEDS = 1000
+"""Most seeds of a comparison: intervals narrow with the square root of their number, so ten are many."""
 PILOT = "pilot"
 """The folder of the pilot, in that of the comparison."""
 PILOT_SEEDS = 3

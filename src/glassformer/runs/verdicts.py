@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from glassformer.comparison.looks import constant_level
 from glassformer.runs.contrasts import Array, contrasts
+from glassformer.runs.looks import constant_level
 from glassformer.runs.results import Finding, RunResult, Verdict
 from glassformer.runs.simultaneous import detectable, holm
 
@@ -32,7 +32,7 @@ def verdicts(
     """One verdict for each pair (a, b), by validation loss over the seeds that both finished.
 
     pairs   names of two arms; by default every other arm against the first that finished two seeds
-    looks   numbers of seeds at which verdicts of these runs were seen or are planned to be; see `comparison.looks`
+    looks   numbers of seeds at which verdicts of these runs were seen or are planned to be; see `runs.looks`
     margin  share of a's loss within which two arms count as equivalent
 
     difference = loss(b) - loss(a): positive favours a. All intervals hold together with the given confidence

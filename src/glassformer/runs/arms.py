@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..figures import finite
-from ..runs.readable import mapping, sequence
-from ..runs.results import Dynamics, Generation, Results, RunResult, Training, Validation
+from glassformer.figures import finite
+from glassformer.runs.readable import mapping, sequence
+from glassformer.runs.results import Dynamics, Generation, Results, RunResult, Training, Validation
 
 Points = list[tuple[float, float]]
 MOST_STEPS, MOST_ROWS, MOST_EXPERTS = 120, 64, 512  # of what was watched: more is not in a file that this package wrote
