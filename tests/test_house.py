@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from functools import partial
+from functools import cache, partial
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -67,6 +67,19 @@ FILES = sorted(SRC.rglob("*.py"))
 TREES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in FILES}
 
 
+@cache
+def walk(tree: ast.AST) -> tuple[ast.AST, ...]:
+    """All nodes of a tree, which several checks look through."""
+    return tuple(ast.walk(tree))
+
+
+def dotted(node: ast.AST) -> str:
+    """`a.b.c` as it is written, with nothing before the first dot where an expression stands."""
+    if isinstance(node, ast.Attribute):
+        return f"{dotted(node.value)}.{node.attr}"
+    return node.id if isinstance(node, ast.Name) else ""
+
+
 def named(path: Path) -> str:
     return path.relative_to(SRC).as_posix()
 
@@ -80,10 +93,10 @@ def imported(path: Path, tree: ast.AST) -> Iterator[tuple[int, str]]:
     what it reaches through the package itself (`import glassformer as gf; gf.train`); relative ones resolved."""
     package = ["glassformer", *path.relative_to(SRC).parts[:-1]]
     whole = set()  # what the file calls the package
-    for node in ast.walk(tree):
+    for node in walk(tree):
         if isinstance(node, ast.Import):
             whole |= {alias.asname or alias.name for alias in node.names if alias.name == "glassformer"}
-    for node in ast.walk(tree):
+    for node in walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield node.lineno, alias.name
@@ -92,7 +105,7 @@ def imported(path: Path, tree: ast.AST) -> Iterator[tuple[int, str]]:
             module = ".".join([*base, *([node.module] if node.module else [])])
             for alias in node.names:
                 yield node.lineno, f"{module}.{alias.name}"
-        elif isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in (
+        elif isinstance(node, ast.Call) and dotted(node.func).rpartition(".")[2] in (
             "import_module",
             "__import__",
         ):
@@ -132,10 +145,14 @@ def test_every_room_has_a_place():
     assert {room_of(path) for path in FILES} - {"__init__"} == set(RANK)
 
 
+def parsed(path: Path) -> ast.AST:
+    return TREES[path] if path in TREES else ast.parse(path.read_text(encoding="utf-8"))
+
+
 def files_used(path: Path, top: Path, tree: ast.AST) -> Iterator[Path]:
     """Files below `top` that a file imports, in functions and for type checkers too."""
     package = [top.name, *path.relative_to(top).parts[:-1]]
-    for node in ast.walk(tree):
+    for node in walk(tree):
         names: list[str] = []
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
@@ -143,7 +160,7 @@ def files_used(path: Path, top: Path, tree: ast.AST) -> Iterator[Path]:
             base = package[: len(package) - node.level + 1] if node.level else []
             module = ".".join([*base, *([node.module] if node.module else [])])
             names = [f"{module}.{alias.name}" for alias in node.names]
-        elif isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] == "import_module":
+        elif isinstance(node, ast.Call) and dotted(node.func).rpartition(".")[2] == "import_module":
             names = [node.args[0].value] if isinstance(node.args[0], ast.Constant) else []
         for name in names:
             steps = name.split(".")
@@ -163,9 +180,7 @@ def check_no_circle(top: Path) -> None:
     """Raises CycleError, which holds the circle."""
     facade = top / "__init__.py"  # imports lazily, by name
     graph = {
-        path: set(files_used(path, top, ast.parse(path.read_text(encoding="utf-8")))) - {path, facade}
-        for path in top.rglob("*.py")
-        if path != facade
+        path: set(files_used(path, top, parsed(path))) - {path, facade} for path in top.rglob("*.py") if path != facade
     }
     for path, others in UNOPENED.items():
         graph.get(SRC / path, set()).discard(SRC / others)
@@ -199,6 +214,61 @@ def test_a_circle_is_seen(line: str, tmp_path: Path):
         (tmp_path / "top" / f"{name}.py").write_text(text)
     with pytest.raises(CycleError):
         check_no_circle(tmp_path / "top")
+
+
+@cache
+def bound(file: Path) -> set[str]:
+    """Names that a file binds; `*` where it computes them."""
+    names: set[str] = set()
+    for node in walk(parsed(file)):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            names.add("*" if node.name == "__getattr__" else node.name)
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            names |= {(alias.asname or alias.name).split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+    return names
+
+
+IMPORT = re.compile(r"^ *(from glassformer\S* import (?:\([^)]*\)|[^\n]*))", re.MULTILINE)
+
+
+def missing(text: str) -> Iterator[tuple[int, str]]:
+    """(line, name) of what a text imports from this package and is not there."""
+    for found in IMPORT.finditer(text):
+        node = ast.parse(found[1]).body[0]
+        assert isinstance(node, ast.ImportFrom) and node.module
+        place = SRC.parent.joinpath(*node.module.split("."))
+        files = [file for file in (place.with_suffix(".py"), place / "__init__.py") if file.is_file()]
+        names = bound(files[0]) if files else set()
+        for alias in node.names:
+            inside = place / alias.name
+            there = inside.with_suffix(".py").is_file() or inside.is_dir()
+            if not (there or names & {alias.name, "*"} or (alias.name == "*" and files)):
+                yield text.count("\n", 0, found.start()) + 1, f"{node.module}.{alias.name}"
+
+
+def test_what_tests_and_experiments_import_is_there():
+    """What moves in the house moves in those who look into it, before anyone runs them."""
+    wrong = [
+        f"{path.relative_to(SRC.parents[1])}:{line}: {name}"
+        for folder in ("tests", "experiments", "benchmarks", "tools")
+        for path in sorted((SRC.parents[1] / folder).rglob("*.py"))
+        for line, name in missing(path.read_text(encoding="utf-8"))
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "from glassformer.parts.nowhere import x",
+        "from glassformer.errors import Nothing",
+        "from glassformer.parts import x",
+    ],
+)
+def test_an_import_of_what_is_gone_is_seen(line: str):
+    assert list(missing(line))
 
 
 def test_the_drawing_of_the_house_is_true():
@@ -268,9 +338,9 @@ def strangers(path: Path, tree: ast.AST) -> Iterator[tuple[int, str]]:
         far = name.startswith(("torch.distributed", "torch.optim", "torch.utils.data"))
         if far or name.split(".")[0] not in allowed:
             yield line, name
-    for node in ast.walk(tree):
+    for node in walk(tree):
         if isinstance(node, ast.Attribute):
-            name = ast.unparse(node)
+            name = dotted(node)
             if name.startswith(("torch.distributed", "torch.optim", "dist.")):
                 yield node.lineno, name
 
@@ -300,9 +370,9 @@ def test_a_stranger_in_a_model_is_seen(line: str):
 
 
 def calls(tree: ast.AST) -> Iterator[tuple[str, ast.Call]]:
-    for node in ast.walk(tree):
+    for node in walk(tree):
         if isinstance(node, ast.Call):
-            yield ast.unparse(node.func), node
+            yield dotted(node.func), node
 
 
 def dangers(path: Path, tree: ast.AST) -> Iterator[tuple[int, str]]:
@@ -385,7 +455,7 @@ DEFINED = [
     (path.parent.name, node.name)
     for path, tree in TREES.items()
     if room_of(path) == "parts"
-    for node in ast.walk(tree)
+    for node in walk(tree)
     if isinstance(node, ast.ClassDef)
 ]
 CHOICES = {name for folder, name in DEFINED if folder in AXES or name.endswith("Config")}
@@ -410,7 +480,7 @@ ASKED_FREELY = {
 
 def asked(tree: ast.AST) -> Iterator[tuple[int, str]]:
     """(line, what): questions by class or by attribute name that belong on the part."""
-    for node in ast.walk(tree):
+    for node in walk(tree):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and len(node.args) > 1:
             words = {getattr(one, "id", getattr(one, "attr", "")) for one in ast.walk(node.args[0])}
             if node.func.id in ("getattr", "hasattr") and words & PART_NAMES:

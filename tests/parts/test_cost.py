@@ -17,7 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import glassformer as gf
 from glassformer.config import ModelConfig
 from glassformer.errors import RequestError
-from glassformer.parts import base
+from glassformer.parts.core import base
 from glassformer.parts.core.base import BuildContext
 from glassformer.parts.core.cost import NUMBERS, Cost, Shape
 from glassformer.parts.ffn import GluConfig
