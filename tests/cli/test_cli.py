@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from glassformer import cli
-from glassformer.cli import app, main
+from glassformer.cli import app, main, program
+from glassformer.cli.program import VERBS
 from glassformer.cli.show import ComparisonView
 from glassformer.config import ModelConfig
 from glassformer.naming import preset
@@ -100,6 +100,19 @@ def test_every_option_is_explained(verb: str) -> None:
     assert not [argument.name for argument in arguments if not argument.parameter.help]
 
 
+@pytest.mark.parametrize("verb", VERBS)
+def test_verb_is_listed_by_the_first_line_of_its_docstring(verb: str) -> None:
+    """The list is printed without importing the verbs."""
+    file, line = VERBS[verb]
+    described = getattr(import_module(f"glassformer.cli.verbs.{file}"), verb).__doc__
+    assert " ".join(described.split("\n\n")[0].split()) == line
+
+
+def test_help_of_a_verb_says_more_than_its_line_in_the_list(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "--help"]) == 0
+    assert "every layer and site that differs" in " ".join(capsys.readouterr().out.split())
+
+
 def test_traceback_is_shown_when_asked(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["inspect", "gtp2", "--traceback"]) == 2
     assert "Traceback" in capsys.readouterr().err
@@ -138,8 +151,8 @@ def test_a_preempted_job_repeats_one_command(source: Path, tmp_path: Path, capsy
 
 
 def test_our_warnings_are_one_line(tmp_path: Path) -> None:
-    with cli.warnings_in_one_line():
-        ours = warnings.formatwarning("x is finished", UserWarning, str(Path(cli.__file__)), 3)
+    with program.warnings_in_one_line():
+        ours = warnings.formatwarning("x is finished", UserWarning, program.__file__, 3)
         theirs = warnings.formatwarning("old", UserWarning, str(tmp_path / "other.py"), 3)
     assert ours == "glassformer: x is finished\n" and "other.py:3" in theirs
 

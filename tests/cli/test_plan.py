@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 import glassformer as gf
-from glassformer.cli import main, plan
+from glassformer.cli import main
 from glassformer.cli.costs import TAKES, UNSAID
+from glassformer.cli.verbs.planning import plan
 
 TINY = "llama@1m+vocab_size=512+layers=2"
 MODES = {

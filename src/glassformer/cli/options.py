@@ -1,14 +1,119 @@
-"""What `generate` and `chat` can be asked for. Torch is not imported here."""
+"""Options that several verbs take, and how they are read. Torch is not imported here."""
 
 from __future__ import annotations
 
+import shlex
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
+from glassformer.errors import RequestError
+from glassformer.units import quantity
+
 Flag = Annotated[bool, Parameter(negative="")]
 Texts = Annotated[list[str] | None, Parameter(negative="", allow_leading_hyphen=True)]
+
+Expression = Annotated[str, Parameter(help="An expression: NAME[@SIZE][+CHANGE...].")]
+Data = Annotated[
+    str,
+    Parameter(
+        help="A text file, a folder, - for stdin, hf:owner/name, python-docs or python-source.",
+        allow_leading_hyphen=True,
+    ),
+]
+Json = Annotated[bool, Parameter(name="--json", negative="", help="Print the result as JSON on standard output.")]
+
+
+def counts(type_: Any, tokens: Any) -> list[float]:
+    """1e21, 5M, each a number."""
+    return [quantity(token.value, field="count") for token in tokens]
+
+
+def count(type_: Any, tokens: Any) -> float:
+    """200k, 5M, 1.5B -> a number."""
+    return quantity(tokens[0].value, field="count")
+
+
+Count = Annotated[float, Parameter(converter=count)]
+LearningRate = Annotated[float | None, Parameter(name=["--lr", "--learning-rate"])]
+Optimizer = Annotated[
+    str, Parameter(help="adamw, muon, lion, adafactor or sgd; +recipe.optimizer.FIELD=VALUE sets its fields.")
+]
+Objective = Annotated[
+    str,
+    Parameter(
+        help="next_token, masked:P (encoders), seq2seq (pairs), span:DENSITY:MEAN, infill:P:MEAN, prefix, "
+        "contrastive:TEMPERATURE; +recipe.objective.FIELD=VALUE sets its fields."
+    ),
+]
+Steps = Annotated[int | None, Parameter(converter=count, help="Budget of a run in optimizer steps.")]
+Minutes = Annotated[float | None, Parameter(help="Budget of a run in minutes of training.")]
+Flops = Annotated[float | None, Parameter(converter=count, help="Budget of a run in training FLOPs.")]
+TokenizerName = Annotated[str, Parameter(help="auto, byte, char, bpe:SIZE, or a tokenizer.json.")]
+BatchSize = Annotated[int, Parameter(help="Sequences of one optimizer step.")]
+Context = Annotated[
+    int | None, Parameter(help="Tokens of one sequence; by default what the expression says (+context=N), or 256.")
+]
+Device = Annotated[str, Parameter(help="auto, cpu, cuda, mps.")]
+DType = Annotated[str, Parameter(help="auto, float32, bfloat16.")]
+Threads = Annotated[
+    int | None,
+    Parameter(help="Threads of the processor; by default as many as it has cores, which give way to other processes."),
+]
+Workers = Annotated[
+    int,
+    Parameter(help="Runs to train side by side, each with its share of the cores; more than one for small runs alone."),
+]
+Benchmark = Literal[
+    "train",
+    "kernels",
+    "load",
+    "parity",
+    "generate",
+    "quality",
+    "watch",
+    "mixers",
+    "neighbours",
+    "plan",
+    "embed",
+    "retrieval",
+    "masked",
+    "translate",
+    "checkpoint",
+    "sums",
+    "claims",
+]
+Compile = Annotated[
+    bool | None,
+    Parameter(help="Compile the layers; by default where there is a compiler and the run is long enough to pay."),
+]
+
+
+ExecutorName = Annotated[
+    str,
+    Parameter(
+        help="here; or slurm, slurm:partition=NAME,time=MINUTES,gpus=1 and other options of sbatch: every run is a job "
+        "of a cluster."
+    ),
+]
+SlotNames = Annotated[
+    str | None, Parameter(help="Train several runs at once on this machine, one on each device: cuda:0,cuda:1.")
+]
+WatchEvery = Annotated[int | None, Parameter(help="Steps between looks with --watch; by default 25.")]
+LogTo = Annotated[
+    list[str] | None,
+    Parameter(
+        help="Send the numbers to tensorboard, wandb or trackio as well; files in the run folder hold them anyway."
+    ),
+]
+OnSpike = Annotated[
+    Literal["go_on", "skip", "roll_back"],
+    Parameter(help="A step whose loss or gradient spikes: take it, leave it out, or return to the last checkpoint."),
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,3 +211,42 @@ class Prompting:
 @dataclass(frozen=True, kw_only=True)
 class Writing(Drawing, Prompting):
     """Fields of the last base come first."""
+
+
+def watch_interval(watch: bool, every: int | None) -> int | None:
+    """Steps between looks, None for a run that is not watched."""
+    if every is None and not watch:
+        return None
+    from glassformer.training.recipe import WATCH
+
+    if every is not None and every < 1:
+        raise RequestError(
+            f"watch_every={every} must be at least 1: it is the number of steps between looks",
+            code="range", field="watch_every", value=every,
+        )  # fmt: skip
+    return every or WATCH
+
+
+def whole(value: float | None, field: str) -> int | None:
+    """A count as an int. Raises RequestError for a part of one."""
+    if value is not None and value != int(value):
+        raise RequestError(code="type", field=field, value=value, expected="a whole number")
+    return None if value is None else int(value)
+
+
+@contextmanager
+def standard_input() -> Iterator[None]:
+    """Around what reads it as text. Raises RequestError where it is none."""
+    try:
+        yield
+    except UnicodeDecodeError as problem:
+        byte = problem.object[problem.start]
+        raise RequestError(
+            f"standard input holds the byte {byte:#04x}; {problem.encoding} text is right",
+            code="damaged", field="stdin",
+        ) from None  # fmt: skip
+
+
+def command_line() -> str:
+    """Returns the command as it was typed."""
+    return shlex.join(["glassformer", *sys.argv[1:]])

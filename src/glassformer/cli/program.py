@@ -1,0 +1,152 @@
+"""The program: which verbs there are, and how a call of one ends. A verb's file is imported once it is called."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import traceback
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from cyclopts import App, CycloptsError
+
+import glassformer
+from glassformer.errors import NO_MEMORY, RequestError, WorkError, no_memory, printable
+
+VERBS = {
+    "compare": ("training", "Train several models side by side under one budget and write a report."),
+    "train": ("training", "Train one model and leave a run folder: config, recipe, metrics, checkpoints."),
+    "generate": ("writing", "Write on from a prompt with a trained model, or from several at once."),
+    "embed": ("writing", "Turn texts into vectors, pooled and normalised as the model's folder says."),
+    "index": (
+        "writing",
+        "Cut texts into passages and embed them, for ask; the same command resumes an interrupted index.",
+    ),
+    "ask": (
+        "writing",
+        "Answer a question from an index: the sources with their scores, then the answer as it is written.",
+    ),
+    "chat": ("writing", "Talk with a model that has a chat template."),
+    "convert": (
+        "checkpoints",
+        "Turn one checkpoint into another: a folder that transformers loads, or a GGUF that llama.cpp runs.",
+    ),
+    "check": (
+        "checkpoints",
+        "Prove a model: cached equals uncached, saved equals loaded, and it equals the published implementation.",
+    ),
+    "inspect": (
+        "checkpoints",
+        "Show what a model is made of and what it costs; with --text, look inside while it reads.",
+    ),
+    "why": ("training", "Say what a run died of: what moved first, which known failure that is, and what to try."),
+    "plan": (
+        "planning",
+        "What generating with these models takes: weights, decode state and FLOPs, exactly, before anything is built.",
+    ),
+    "ablate": (
+        "laboratory",
+        "Walk from one model to another, one change at a time: what each change does to the loss, and what it costs.",
+    ),
+    "scale": (
+        "laboratory",
+        "Scaling laws: train models at several sizes and budgets and fit one of each, or fit one to a table of runs.",
+    ),
+    "run": ("laboratory", "Run an experiment that a file describes: glassformer run recipes/gpt2-to-llama.yaml"),
+    "advise": (
+        "laboratory",
+        "Choices for a goal: what each option costs, which measured claims speak for it, and what is not known.",
+    ),
+    "claims": ("laboratory", "Put published claims to the test; without names, list them with what was found."),
+    "presets": ("planning", "List the published models, the sizes, and the changes."),
+    "schema": ("planning", "Print the JSON Schema of the config files, which is JSON with --json and without."),
+    "bench": ("planning", "Measure this machine: us and the peers side by side in one process, medians and ratios."),
+}
+"""Name of each verb -> its file in `verbs`, and its line in the list of them: the first of its docstring."""
+
+app = App(
+    name="glassformer",
+    help="Transformers under glass: compose any of them, train it, run it, look inside it, and know what it costs.",
+    version=glassformer.__version__,
+    help_format="plaintext",
+    suppress_keyboard_interrupt=False,  # main says that it has stopped
+)
+for _name, (_file, _line) in VERBS.items():
+    app.command(f"glassformer.cli.verbs.{_file}:{_name}", name=_name, help=_line, help_format="markdown")
+
+
+MOST_WORDS = 1000
+"""On a command line: beyond them its parser takes minutes."""
+
+
+@contextmanager
+def warnings_in_one_line() -> Iterator[None]:
+    """Inside, a warning of ours is printed as errors are, without the line of code that gave it."""
+    usual, here = warnings.formatwarning, str(Path(__file__).parents[1])
+
+    def plain(message: Any, category: Any, filename: str, lineno: int, line: str | None = None) -> str:
+        ours = filename.startswith(here)
+        return f"glassformer: {message}\n" if ours else usual(message, category, filename, lineno, line)
+
+    warnings.formatwarning = plain
+    try:
+        yield
+    finally:
+        warnings.formatwarning = usual
+
+
+def _refuse_ranks(arguments: list[str]) -> None:
+    """`refuse_ranks` for a command, where it may be one of several processes."""
+    several = {"RANK", "WORLD_SIZE"} <= os.environ.keys() or "SLURM_PROCID" in os.environ
+    if several and arguments and not arguments[0].startswith("-"):
+        from glassformer.cli.ranks import refuse_ranks
+
+        refuse_ranks(arguments)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Exit status: 0 done; 1 the work failed, or a run was stopped and saved; 2 the request was wrong; 130 Ctrl-C."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    trace = "--traceback" in arguments
+    arguments = [argument for argument in arguments if argument != "--traceback"]
+    try:
+        if len(arguments) > MOST_WORDS:
+            raise RequestError(
+                f"the command has {len(arguments):,} words; give at most {MOST_WORDS:,}",
+                code="range", field="arguments", value=len(arguments),
+            )  # fmt: skip
+        with warnings_in_one_line():
+            _refuse_ranks(arguments)
+            if arguments and arguments[0] in VERBS:
+                app[arguments[0]].help = None  # its docstring, which says more than the list
+            app(arguments, exit_on_error=False, print_error=False)
+        status = 0
+    except SystemExit as done:
+        status = done.code if isinstance(done.code, int) else 0
+    except BrokenPipeError:  # `glassformer ... | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        status = 0
+    except KeyboardInterrupt:
+        stands = "; the step that was saved before stands" if "--resume" in arguments else ""
+        print(f"stopped{stands}", file=sys.stderr)
+        status = 128 + signal.SIGINT
+    except (RequestError, WorkError, CycloptsError) as error:
+        if trace:
+            traceback.print_exc()
+        else:
+            print(f"glassformer: {printable(' '.join(str(error).split()))}", file=sys.stderr)
+        status = getattr(error, "exit_status", 2)
+    except (OSError, MemoryError, RuntimeError) as error:
+        if not isinstance(error, OSError) and not no_memory(error):
+            raise  # a defect of ours: its traceback is what helps
+        if trace:
+            traceback.print_exc()
+        else:
+            reason = str(error) if isinstance(error, OSError) else NO_MEMORY
+            print(f"glassformer: {' '.join(reason.split())}", file=sys.stderr)
+        status = 1
+    return status

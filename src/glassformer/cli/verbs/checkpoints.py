@@ -1,0 +1,188 @@
+"""Verbs that take a model as it is: convert, check, inspect.
+
+A verb imports what computes inside its function, so that its help imports no torch.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+
+from glassformer.cli.options import (
+    Count,
+    Data,
+    Expression,
+    Flag,
+    Json,
+    standard_input,
+    whole,
+)
+from glassformer.errors import RequestError
+
+
+def convert(
+    source: str,
+    out: str,
+    /,
+    *,
+    to: Literal["hf", "gguf"] | None = None,
+    dtype: Literal["float32", "float16", "bfloat16", "q8_0"] | None = None,
+    json: Json = False,
+) -> None:
+    """Turn one checkpoint into another: a folder that transformers loads, or a GGUF that llama.cpp runs.
+
+    Parameters
+    ----------
+    source
+        A run, a Hugging Face folder, a .gguf file, hf:owner/name, or smollm2; changes may follow.
+    out
+        The folder, or the .gguf file.
+    to
+        hf or gguf; by default gguf where OUT ends in .gguf.
+    dtype
+        Of the matrices; by default as they are (gguf: float16). q8_0 is for gguf.
+    """
+    from glassformer.cli.checkpoints import convert_checkpoint
+
+    convert_checkpoint(source, out, to, dtype, json)
+
+
+def check(
+    model: str,
+    /,
+    *,
+    reference: str | None = None,
+    text: str | None = None,
+    seed: int = 0,
+    tolerance: float | None = None,
+    largest: Count | None = None,
+    json: Json = False,
+) -> None:
+    """Prove a model: cached equals uncached, saved equals loaded, and it equals the published implementation.
+
+    Where it does not, every layer and site that differs by its own doing is named. Exit status 1 if something is wrong.
+
+    Parameters
+    ----------
+    model
+        A run, a Hugging Face folder, a .gguf file, hf:owner/name, smollm2; or an expression, with random weights.
+    reference
+        Another folder, run or .gguf file to compare with; by default the checkpoint itself, read by transformers.
+    text
+        What to read; by default random tokens of the seed.
+    tolerance
+        Largest difference, relative to the largest value; by default what arithmetic in fp32 leaves.
+    largest
+        Bytes of weights (500M, 10G) above which nothing is written to disk; by default a few gigabytes.
+    """
+    from glassformer.cli.checkpoints import show_check
+
+    limits = {"tolerance": tolerance, "largest": whole(largest, "largest")}
+    given = {name: limit for name, limit in limits.items() if limit is not None}
+    show_check(model, json, seed, reference=reference, text=text, **given)
+
+
+def inspect(
+    model: Expression,
+    /,
+    *,
+    text: Annotated[str | None, Parameter(allow_leading_hyphen=True)] = None,
+    source: Annotated[str | None, Parameter(allow_leading_hyphen=True)] = None,
+    reading: Annotated[list[str] | None, Parameter(negative="")] = None,
+    against: Annotated[str | None, Parameter(allow_leading_hyphen=True)] = None,
+    ablate: Annotated[list[str] | None, Parameter(negative="")] = None,
+    out: str | None = None,
+    diff: str | None = None,
+    doors: Flag = False,
+    quality: Flag = False,
+    coord_check: Flag = False,
+    data: Data | None = None,
+    tokens: Count | None = None,
+    json: Json = False,
+) -> None:
+    """Show what a model is made of and what it costs; with --text, look inside while it reads.
+
+    Parameters
+    ----------
+    text
+        Read this (@FILE: a file's text, -: standard input) and show attention, predictions by depth and surprise, here
+        and on a page that opens offline.
+    source
+        With --text, what the encoder of a model of two towers reads (@FILE or - as well), and what the text takes from
+        it.
+    reading
+        With --text, one reading more, printed and drawn in the folder as NAME.png: attention_rollout, side_by_side,
+        logit_attribution, head_ablation (of the last 256 tokens), activation_patching, head_scores, attention_sinks,
+        massive_activations, token_similarity, position_picture, embedding_neighbours, expert_routing, or all. Give it
+        several times.
+    against
+        For activation_patching: a text of as many tokens that ends otherwise, instead of its own task.
+    ablate
+        With --text, what is taken away from the model meanwhile: layers.2, layers.2.mixer, layers.2.ffn,
+        layers.2.heads.1,3, neurons or experts alike. Give it several times.
+    out
+        Folder of the page (inspect.html) and the figures; by default `inspection`.
+    diff
+        Another expression: show where it differs.
+    doors
+        Which tools can load the model, and which part closes the others.
+    quality
+        What fewer bits cost a checkpoint: its perplexity on held-out text as it is, in bf16, 8 and 4 bits.
+    coord_check
+        Whether activations move as far in a wide model as in a narrow one, so that the learning rate holds (see +mup).
+    data
+        Text for --quality; by default python-docs.
+    tokens
+        Tokens of it to measure on; by default 20k.
+    """
+    asked = {"--text": text is not None, "--quality": quality, "--doors": doors, "--coord-check": coord_check,
+             "--diff": diff is not None}  # fmt: skip
+    if sum(asked.values()) > 1:
+        raise RequestError(
+            f"give one of {' and '.join(name for name, given in asked.items() if given)} at a time",
+            code="conflict", field=next(name for name, given in asked.items() if given)[2:],
+        )  # fmt: skip
+    for option, given in (
+        ("--source", source), ("--reading", reading), ("--against", against), ("--ablate", ablate)
+    ):  # fmt: skip
+        if given is not None and text is None:
+            raise RequestError(f"{option} is for --text: give what is to be read", code="missing", field="text")
+    if not quality and (data is not None or tokens is not None):
+        raise RequestError("--data and --tokens are for --quality", code="conflict", field="quality")
+    if out is not None and text is None and not coord_check:
+        raise RequestError(
+            "--out is for --text and --coord-check: nothing else is written", code="conflict", field="out", value=out
+        )
+    if out == "":
+        raise RequestError(
+            "--out is empty; give a folder, or leave it out for the usual one", code="missing", field="out", value=out
+        )
+    if text is not None:
+        from glassformer.cli.look import show_inspection
+
+        with standard_input():
+            show_inspection(
+                model, text, out, json, readings=reading or (), against=against, ablate=ablate or (), source=source
+            )
+        return
+    if coord_check:
+        from glassformer.cli.coords import show_coord_check
+
+        show_coord_check(model, out, json)
+        return
+    from glassformer.naming import preset
+
+    if quality:
+        from glassformer.cli.checkpoints import show_quality
+
+        show_quality(model, data, whole(tokens, "tokens"), json)
+        return
+    if doors:
+        from glassformer.cli.checkpoints import show_doors
+
+        show_doors(model, preset(model), json)
+        return
+    from glassformer.cli.show import show_config
+
+    show_config(model, preset(model), diff, preset(diff) if diff else None, json)

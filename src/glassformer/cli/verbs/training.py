@@ -1,0 +1,331 @@
+"""Verbs that train: compare, train; and why, which says what a run died of.
+
+A verb imports what computes inside its function, so that its help imports no torch.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from cyclopts import Parameter
+
+from glassformer.cli.options import (
+    BatchSize,
+    Compile,
+    Context,
+    Count,
+    Data,
+    Device,
+    DType,
+    ExecutorName,
+    Expression,
+    Flag,
+    Flops,
+    Json,
+    LearningRate,
+    LogTo,
+    Minutes,
+    Objective,
+    OnSpike,
+    Optimizer,
+    SlotNames,
+    Steps,
+    Threads,
+    TokenizerName,
+    WatchEvery,
+    Workers,
+    command_line,
+    watch_interval,
+    whole,
+)
+from glassformer.errors import RequestError, WorkError
+
+
+def compare(
+    models: Annotated[list[str], Parameter(negative="")],
+    /,
+    *,
+    data: Data,
+    tokens: Count | None = None,
+    minutes: Minutes = None,
+    flops: Flops = None,
+    steps: Steps = None,
+    match: Literal["tokens", "flops", "minutes"] | None = None,
+    seeds: int | None = None,
+    out: str = "comparison",
+    tokenizer: TokenizerName = "auto",
+    batch_size: BatchSize = 16,
+    context: Context = None,
+    lr: LearningRate = None,
+    tune: Flag = False,
+    within: float | None = None,
+    optimizer: Optimizer = "adamw",
+    objective: Objective = "next_token",
+    device: Device = "auto",
+    dtype: DType = "auto",
+    threads: Threads = None,
+    workers: Workers = 1,
+    slots: SlotNames = None,
+    executor: ExecutorName = "here",
+    compile: Compile = None,
+    allow_unmatched: Flag = False,
+    pretrained: Flag = False,
+    watch: Flag = False,
+    watch_every: WatchEvery = None,
+    on_spike: OnSpike = "go_on",
+    log_to: LogTo = None,
+    power: str | None = None,
+    looks: str | None = None,
+    json: Json = False,
+) -> None:
+    """Train several models side by side under one budget and write a report.
+
+    Parameters
+    ----------
+    models
+        Expressions: NAME[@SIZE][+CHANGE...], such as gpt2@10m llama@10m gpt2@10m+rope+rmsnorm+swiglu;
+        +recipe.FIELD=VALUE changes how one of them is trained.
+    tokens
+        Budget of each run in tokens (200k, 5M); or give --minutes, --flops or --steps.
+    match
+        What is equal between the runs; with --tokens N --match flops the first model takes N tokens and the others
+        as many FLOPs.
+    seeds
+        Runs of each model, with the same text in the same order for all models of a seed; by default 1, with --tune 3.
+    out
+        Folder of the comparison. The same command goes on where it stopped; more models or seeds are added.
+    lr
+        Peak learning rate of every run; by default a rule by size and optimizer.
+    tune
+        Choose the learning rate of each model first, on two seeds of its own at each of three or more rates, the same
+        for all; the verdict is then of fresh seeds, beside the one at the usual rates.
+    within
+        With --tune, minutes that it may take: refused where it would take longer.
+    allow_unmatched
+        Compare models of different size all the same. With --minutes they are: size costs steps there.
+    pretrained
+        Begin with the weights of the runs or checkpoints that the expressions name, changed as they say: RUN RUN+gqa:2.
+    watch
+        Look inside while it trains: statistics by layer and head in dynamics.jsonl, for the report and for `why`.
+    power
+        Instead of a verdict, say how many seeds and hours it takes to show a difference of this size, such as 1%, from
+        a pilot of three seeds (or --seeds) in OUT/pilot; its seeds are none of the comparison's.
+    looks
+        Numbers of seeds at which you will look at the verdicts, such as 3,5,8: they stay honest for all of these.
+    """
+    from json import dumps
+
+    from glassformer.cli.show import ComparisonView
+    from glassformer.comparison import compare as run
+    from glassformer.laboratory.tuning import tune as run_tuned
+    from glassformer.runs.power import PILOT
+    from glassformer.runs.results import Results
+    from glassformer.runs.slurm import executor_of
+    from glassformer.units import share, whole_numbers
+
+    if within is not None and not tune:
+        message = "--within is for --tune, which is not given"
+        raise RequestError(message, code="conflict", field="within", value=within, expected="--tune beside it")
+    if tune and power is not None:
+        message = "--power is for a comparison without --tune; tune first, then compare at the chosen rates"
+        raise RequestError(message, code="conflict", field="power", value=power, expected="no --tune")
+    if tune and pretrained:
+        message = "--pretrained is for a comparison without --tune; give the rate in --lr"
+        raise RequestError(message, code="conflict", field="pretrained", value=True, expected="no --tune")
+    spread = None if power is None else share(power, "power")
+    once = partial(run, power=spread, pretrained=pretrained)
+    work, own = (partial(run_tuned, within=within), 3) if tune else (once, 1)
+    seeds = own if seeds is None else seeds
+    with ComparisonView(quiet=json) as view:
+        written = work(
+            models, data, tokens=whole(tokens, "tokens"), minutes=minutes, flops=flops, steps=whole(steps, "steps"),
+            match=match,
+            seeds=seeds, out=out,
+            tokenizer=tokenizer, allow_unmatched=allow_unmatched, on_event=view.event, on_progress=view.progress,
+            command=command_line(), batch_size=batch_size, context=context, learning_rate=lr,
+            optimizer=optimizer, objective=objective, device=device, dtype=dtype, threads=threads, compile=compile,
+            watch=watch_interval(watch, watch_every), on_spike=on_spike, log_to=log_to or (),
+            looks=[] if looks is None else whole_numbers(looks, "looks"),
+            executor=executor_of(executor, slots, workers, device),
+        )  # fmt: skip
+    results = Results.of(written)
+    place = Path(out) if power is None else Path(out) / PILOT
+    if json:
+        print(dumps(written))
+    else:
+        view.finish(results, str(place))
+    if failed := [one for one in results.runs if one.status == "failed"]:
+        first = failed[0]
+        name = first.name if seeds == 1 else f"{first.name} seed {first.seed}"
+        raise WorkError(
+            f"{len(failed)} of {len(results.runs)} runs failed: {name}: {first.error}; "
+            f"the report is at {place / 'report.html'}",
+            code="failed",
+        )  # fmt: skip
+
+
+def train(
+    model: Expression,
+    /,
+    *,
+    data: Data,
+    out: str,
+    tokens: Count | None = None,
+    minutes: Minutes = None,
+    flops: Flops = None,
+    steps: Steps = None,
+    resume: Flag = False,
+    pretrained: Flag = False,
+    seed: int = 0,
+    lr: LearningRate = None,
+    optimizer: Optimizer = "adamw",
+    objective: Objective = "next_token",
+    schedule: str = "cosine",
+    warmup: float | None = None,
+    weight_decay: float = 0.1,
+    clip: float | None = 1.0,
+    betas: tuple[float, float] | None = None,
+    adam_eps: float | None = None,
+    qk_clip: float | None = None,
+    tokenizer: TokenizerName = "auto",
+    batch_size: BatchSize = 16,
+    micro_batch: int | None = None,
+    context: Context = None,
+    evaluate_every: int | None = None,
+    checkpoint_seconds: float = 60.0,
+    async_save: Flag = False,
+    device: Device = "auto",
+    dtype: DType = "auto",
+    threads: Threads = None,
+    compile: Compile = None,
+    watch: Flag = False,
+    watch_every: WatchEvery = None,
+    on_spike: OnSpike = "go_on",
+    layout: str | None = None,
+    processes: str | None = None,
+    log_to: LogTo = None,
+    json: Json = False,
+) -> None:
+    """Train one model and leave a run folder: config, recipe, metrics, checkpoints.
+
+    Parameters
+    ----------
+    model
+        An expression: NAME[@SIZE][+CHANGE...]; +recipe.FIELD=VALUE changes the recipe.
+    out
+        The run folder.
+    tokens
+        Length of the run in tokens (200k, 5M); or give --minutes, --flops or --steps.
+    resume
+        Go on from the latest checkpoint in --out; begin where there is none yet.
+    pretrained
+        Begin with the weights of the run or checkpoint that the expression names, changed as it says: RUN+gqa:1.
+    seed
+        Of the first weights and of the order of the text.
+    lr
+        Peak learning rate; by default a rule by size and optimizer.
+    schedule
+        cosine, wsd, noam or constant, after a warm-up.
+    warmup
+        Steps if 1 or more, else a share of the run.
+    weight_decay
+        AdamW's, on weights of matrices; other optimizers scale it with their learning rate.
+    clip
+        Largest gradient norm.
+    betas
+        Decay rates of the optimizer's moving averages; by default 0.9 0.95 for adamw.
+    adam_eps
+        Of AdamW's denominator; by default 1e-8.
+    qk_clip
+        Largest attention logit: W_q and W_k of heads that passed it shrink after the step (100, say).
+    micro_batch
+        Sequences at once; gradients accumulate to --batch-size.
+    evaluate_every
+        Steps between evaluations on held-out text.
+    checkpoint_seconds
+        Time between checkpoints.
+    async_save
+        Write checkpoints in the background, from a copy in memory, while training goes on.
+    watch
+        Look inside while it trains: statistics by layer and head in dynamics.jsonl, for the report and for `why`.
+    layout
+        How processes share the work: fsdp=4, replicate=2, tp=2, or several of them; by default fsdp.
+    processes
+        So many on this machine, or auto; torchrun and srun start their own.
+    """
+    from glassformer.cli.ranks import begin_processes, one_voice
+    from glassformer.cli.show import TrainingView
+    from glassformer.comparison.pretrained import trained_arm
+    from glassformer.naming import own_value, preset, split_recipe
+    from glassformer.report import write_run
+    from glassformer.runs.answers import answers
+    from glassformer.runs.measure import describe
+    from glassformer.training import Recipe, Report, Reporter, prepare_run, run_request
+    from glassformer.training.overrides import with_recipe
+    from glassformer.training.sinks import check_sinks, open_sinks
+
+    model, wishes = split_recipe(model)
+    begins = trained_arm(model, tokenizer) if pretrained else None
+    config = preset(model) if begins is None else begins[0]
+    contexts = [c for c in (context, own_value(model, config, "context")) if c is not None]
+    plan: dict[str, Any] = {"kind": schedule, **({} if warmup is None else {"warmup": warmup})}
+    adam = {name: value for name, value in (("betas", betas), ("adam_eps", adam_eps)) if value is not None}
+    recipe = Recipe.of(
+        tokens=whole(tokens, "tokens"), minutes=minutes, flops=flops, steps=whole(steps, "steps"),
+        seed=seed, learning_rate=lr, optimizer=optimizer, objective=objective,
+        schedule=plan, weight_decay=weight_decay, clip=clip, **adam, qk_clip=qk_clip,
+        batch_size=batch_size, micro_batch=micro_batch, **({"context": contexts[0]} if contexts else {}),
+        evaluate_every=evaluate_every, checkpoint_seconds=checkpoint_seconds, async_save=async_save,
+        device=device, dtype=dtype, threads=threads, compile=compile,
+        watch=watch_interval(watch, watch_every), on_spike=on_spike,
+    )  # fmt: skip
+    recipe = with_recipe(recipe, wishes)
+    for asked in contexts:
+        if asked != recipe.context:
+            raise RequestError(
+                f"context={asked} and context={recipe.context} are both asked for; give one of them",
+                code="conflict", field="context", value=asked,
+            )  # fmt: skip
+    check_sinks(log_to or ())
+    vocab_size = own_value(model, config, "vocab_size") if begins is None else config.vocab_size
+    known, weights = (tokenizer, None) if begins is None else begins[1:]
+    asked = (config, data, recipe, out, resume, known, vocab_size)
+    if begin_processes(processes, layout, *asked, weights, quiet=json):
+        return
+    leads = one_voice()
+    with TrainingView(quiet=json or not leads) as view:
+        request = prepare_run(*asked, view.progress, weights, layout)
+        view.begin(model, request)
+        sinks = log_to or () if leads else ()
+        with open_sinks(sinks, Path(out), model, request.describe(), request.steps_done) as log:
+
+            def tell(report: Report) -> None:
+                log(report)
+                view.step(report)
+
+            done = run_request(request, [Reporter(tell)])
+    if not leads:
+        return
+    if recipe.watch:
+        write_run(describe(model, done, None).to_dict(), Path(out) / "dynamics.html")
+    found = answers(done.model, request.text, recipe.objective, recipe.context) if done.status == "ok" else None
+    if found is not None:
+        (Path(out) / "answers.json").write_text(found.model_dump_json(indent=1), encoding="utf-8")
+    view.finish(done, json, found)
+    if done.status != "ok":
+        raise WorkError(f"the run diverged: {done.error}", code="diverged")
+
+
+def why(run: str, /, *, json: Json = False) -> None:
+    """Say what a run died of: what moved first, which known failure that is, and what to try.
+
+    Parameters
+    ----------
+    run
+        The folder of a run (best of one trained with --watch), or of a comparison's arm.
+    """
+    from glassformer.cli.why import show_why
+
+    show_why(run, json)
