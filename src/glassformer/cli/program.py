@@ -14,8 +14,8 @@ from typing import Any
 
 from cyclopts import App, CycloptsError
 
-import glassformer
 from glassformer.errors import NO_MEMORY, RequestError, WorkError, no_memory, printable
+from glassformer.version import __version__
 
 VERBS = {
     "compare": ("training", "Train several models side by side under one budget and write a report."),
@@ -71,7 +71,7 @@ VERBS = {
 app = App(
     name="glassformer",
     help="Transformers under glass: compose any of them, train it, run it, look inside it, and know what it costs.",
-    version=glassformer.__version__,
+    version=__version__,
     help_format="plaintext",
     suppress_keyboard_interrupt=False,  # main says that it has stopped
 )
