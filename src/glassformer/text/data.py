@@ -1,0 +1,171 @@
+"""Data as training reads it: a corpus, divided, tokenised, and mapped into memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from glassformer.text.batches import (
+    refuse_long,
+)
+from glassformer.text.corpora import Corpus, open_corpus
+from glassformer.text.held_out import split
+from glassformer.text.shards import TokenShards, token_shards
+from glassformer.text.storage import OnProgress, silent
+from glassformer.text.tokenizers import (
+    DEFAULT_BPE,
+    Tokenizer,
+    load_tokenizer,
+    make_tokenizer,
+    parse_spec,
+)
+
+SMALL_BYTES = 4_000_000
+SMALL_ALPHABET = 256
+
+
+@dataclass(frozen=True, eq=False)
+class Tokens:
+    """What training and evaluation read: tokens of both sides, and the tokenizer that made them."""
+
+    tokenizer: Tokenizer
+    train: TokenShards
+    validation: TokenShards
+    token_bytes: np.ndarray  # (vocab_size,) int64; all 0 where the tokenizer loses part of the held-out text
+
+    @classmethod
+    def open(cls, tokenizer: str, train: str, validation: str) -> Tokens:
+        """From the folders that `places` names, as another process does. RequestError where one is damaged."""
+        made = load_tokenizer(tokenizer)
+        sides = TokenShards.open(train), TokenShards.open(validation)
+        return cls(made, *sides, sides[1].token_bytes(made))
+
+    def places(self, tokenizer: str | Path) -> dict[str, str]:
+        """Saves the tokenizer to this folder; the arguments of `open`."""
+        self.tokenizer.save(tokenizer)
+        folders = {"train": self.train.folder, "validation": self.validation.folder}
+        return {
+            "tokenizer": str(Path(tokenizer).resolve()),
+            **{side: str(folder.resolve()) for side, folder in folders.items()},
+        }
+
+
+@dataclass(frozen=True, eq=False)
+class TextData(Tokens):
+    """A corpus, tokenised and divided, and where it came from."""
+
+    corpus: Corpus
+    tokenizer_rule: str
+
+    @property
+    def name(self) -> str:
+        return self.corpus.name
+
+    @property
+    def notes(self) -> list[str]:
+        """What was not read as it lies there, a sentence each."""
+        found, told = self.corpus.notes, []
+        if wrong := found.get("replaced_bytes"):
+            told.append(f"Not UTF-8, and read as U+FFFD: {wrong:,} of the bytes of {self.name}.")
+        if isinstance(skipped := found.get("skipped"), dict) and skipped:
+            kinds = ", ".join(f"{count:,} {kind}" for kind, count in skipped.items())
+            told.append(f"Some files of {self.name} were skipped: {kinds}.")
+        if lost := self.validation.lost:
+            told.append(
+                f"The {self.tokenizer.kind} tokenizer loses part of the held-out text ({lost}): no bits per byte."
+            )
+        return told
+
+    def describe(self) -> dict[str, object]:
+        """Plain values for the field `data` of results.json."""
+        return {
+            **self.corpus.describe(),
+            "bytes": self.train.bytes + self.validation.bytes,
+            "train_bytes": self.train.bytes,
+            "validation_bytes": self.validation.bytes,
+            "train_tokens": len(self.train),
+            "validation_tokens": len(self.validation),
+            "tokenizer": self.tokenizer.kind,
+            "vocab_size": self.tokenizer.vocab_size,
+            "tokenizer_fingerprint": self.tokenizer.fingerprint(),
+            "tokenizer_rule": self.tokenizer_rule,
+            **self.train.info["notes"],  # how many documents, and how they were divided
+        }
+
+
+def choose_tokenizer(corpus: Corpus) -> tuple[str, str]:
+    """(SPEC, why): characters for a small text of a small alphabet, else byte-level BPE of 4096.
+
+    Reads no further than the first SMALL_BYTES of text.
+    """
+    subword, megabytes = f"bpe:{DEFAULT_BPE}", f"{SMALL_BYTES / 1e6:g} MB"
+    size, alphabet = 0, set[str]()
+    for document in corpus.documents():
+        for piece in document.pieces():
+            size += len(piece.encode())
+            alphabet.update(piece)
+            if size >= SMALL_BYTES:
+                return subword, f"auto: {subword}, as the text has {megabytes} or more"
+            if len(alphabet) > SMALL_ALPHABET:
+                return subword, f"auto: {subword}, as the text has more than {SMALL_ALPHABET} characters"
+    few = f"{len(alphabet)} different characters (at most {SMALL_ALPHABET})"
+    return "char", f"auto: char, as the text has less than {megabytes} and {few}"
+
+
+def prepare(
+    data: str | Path,
+    tokenizer: str | Tokenizer = "auto",
+    context: int | None = None,
+    cache_dir: str | Path | None = None,
+    progress: OnProgress | None = None,
+    held_out: float = 0.1,
+    seed: int = 0,
+) -> TextData:
+    """DATA -> tokens to train on and tokens held out, from the cache where they were prepared before.
+
+    `tokenizer` is `auto` (see `choose_tokenizer`), `byte`, `char`, `bpe:SIZE`, the path of a tokenizer.json,
+    or a Tokenizer. `seed` divides the documents, and nothing else: runs with other seeds for training share
+    one division. `context`, if given, is checked against both sides. Every wrong request is a RequestError
+    before anything is written but the tokenizer and shards of the cache.
+    """
+    progress = progress or silent
+    if isinstance(tokenizer, str) and tokenizer != "auto":
+        parse_spec(tokenizer)  # a misspelling is refused before a large corpus is read
+    corpus = open_corpus(data, cache_dir, progress)
+    sides = split(corpus, held_out, seed, progress)
+    if isinstance(tokenizer, Tokenizer):
+        made, rule = tokenizer, "given"
+    else:
+        chosen = choose_tokenizer(corpus) if tokenizer == "auto" else (tokenizer, f"asked for: {tokenizer}")
+        spec, rule = chosen
+        made = make_tokenizer(
+            spec,
+            sides.train.documents,
+            all_documents=corpus.documents,
+            fingerprint=sides.train.fingerprint,
+            total_bytes=None if corpus.size is None else int(corpus.size * (1 - held_out)),
+            cache_dir=cache_dir,
+            progress=progress,
+        )
+
+    def shards(name: str) -> TokenShards:
+        side = sides.train if name == "train" else sides.validation
+        return token_shards(
+            side.documents,
+            made,
+            side.fingerprint,
+            notes=sides.describe,
+            total_bytes=lambda: side.bytes,
+            cache_dir=cache_dir,
+            stage=f"tokenizing {name}",
+            progress=progress,
+        )
+
+    train, validation = shards("train"), shards("validation")
+    found = TextData(made, train, validation, validation.token_bytes(made), corpus=corpus, tokenizer_rule=rule)
+    for name, side in (("training", found.train), ("held-out", found.validation)):
+        if context is not None:
+            refuse_long(context, len(side), f"{name} text of {corpus.name} ({made.kind} tokenizer)")
+    return found
