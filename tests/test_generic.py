@@ -676,7 +676,7 @@ def test_rows_join_and_leave_a_running_batch(case: Case):
     with torch.no_grad():
         full = [model(text)[0] for text in texts]
         batch = model.init_state(3, max_len, rewind=2)
-        batch.seen = max_len if whole else None
+        batch = batch.over(batch.tensors(), seen=max_len if whole else None)
         lengths, of = [3, 8, 6], [0, 1, 2]
 
         def join(row: int, length: int) -> None:

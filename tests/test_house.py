@@ -548,6 +548,49 @@ def test_a_block_is_three_lines():
     assert ast.unparse(last) == "return self.resid_post(self.residual(self.resid_pre(x), mixer, ffn))"
 
 
+# A decode state is written by its own methods
+
+STATE_FIELDS = {"length", "rows", "seen", "read", "documents", "positions"}
+OTHER_FIELDS = {
+    ("convert/fields.py", "seen"): "fields of a file that a family has read",
+    ("parts/mixer/chunked.py", "length"): "the context of an autograd function",
+    ("parts/mixer/cross_attention.py", "documents"): "the state of a memory, made by its own `over`",
+    ("parts/mixer/delta.py", "length"): "the context of an autograd function",
+    ("runs/slurm.py", "read"): "how much of a file has been shown",
+    ("training/callbacks/log.py", "rows"): "the metrics of a run",
+    ("training/callbacks/watch.py", "seen"): "the statistics of a run",
+}
+"""(file, field) -> whose field of that name is written there."""
+
+
+def state_writes(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """(line, field) of each assignment to a field of a decode state, or into it, but for those to `self`."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute | ast.Subscript) and not isinstance(node.ctx, ast.Load):
+            place = node.value if isinstance(node, ast.Subscript) else node
+            if isinstance(place, ast.Attribute) and place.attr in STATE_FIELDS and ast.unparse(place.value) != "self":
+                yield node.lineno, place.attr
+
+
+def test_a_decode_state_is_written_by_its_own_methods():
+    found = [
+        (named(path), field, line)
+        for path, tree in TREES.items()
+        if path.name != "state.py"
+        for line, field in state_writes(tree)
+    ]
+    wrong = [f"{path}:{line}: {field}" for path, field, line in found if (path, field) not in OTHER_FIELDS]
+    assert not wrong, "give ModelState a method: " + ", ".join(wrong)
+    assert {(path, field) for path, field, _ in found} == set(OTHER_FIELDS)
+
+
+@pytest.mark.parametrize(
+    "line", ["state.length = 3", "state.length += 1", "self.state.rows = None", "layer.read = 2", "a.rows[0] = 1"]
+)
+def test_a_write_into_a_decode_state_is_seen(line: str):
+    assert list(state_writes(ast.parse(line)))
+
+
 def python(code: str, *args: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": str(SRC.parent)}
     return subprocess.run(

@@ -1,7 +1,8 @@
 """Decode state: what a model keeps of the tokens it has read, so that the next ones need not read them again.
 
 Every mixer allocates its own typed state; the model holds one per layer, outside the module tree, and passes it in.
-States are preallocated and updated in place. One counter, `ModelState.length`, is advanced by the model.
+States are preallocated and updated in place. One counter, `ModelState.length`, is advanced by the model. Only
+methods of a state write its fields.
 """
 
 from __future__ import annotations
@@ -27,6 +28,15 @@ class State(ABC):
     def memory_len(self) -> int:
         """Tokens of another sequence that it has room for."""
         return 0
+
+    @property
+    def furthest(self) -> int:
+        """Number of tokens ever read since the state was empty, where going back is bounded by it; 0 elsewhere."""
+        return 0
+
+    def mark(self, length: int) -> None:
+        """Notes that `length` tokens have been read, where something else than this state's methods wrote them."""
+        return
 
     @property
     @abstractmethod
@@ -90,9 +100,16 @@ class ForgetfulState(State):
     read = 0
     """Tokens before this one have been read, since the state was empty; going back does not lower it."""
 
+    @property
+    def furthest(self) -> int:
+        return self.read
+
+    def mark(self, length: int) -> None:
+        self.read = max(self.read, length)
+
     def put(self, row: int, other: State, length: int) -> None:
         super().put(row, other, length)
-        self.read = max(self.read, getattr(other, "read", 0))
+        self.mark(other.furthest)
 
     def go_back(self, length: int, why: str) -> None:
         """Whether `truncate` may: ValueError that says why not, and 0 tokens are read once none are left."""
@@ -142,20 +159,25 @@ class ModelState:
         """Tokens of another sequence that the layers which read one have room for."""
         return max((layer.memory_len for layer in self.layers if layer is not None), default=0)
 
+    @property
+    def furthest(self) -> int:
+        """Number of tokens ever read, where a layer's going back is bounded by it (`truncate`); 0 elsewhere."""
+        return max((layer.furthest for layer in self.layers if layer is not None), default=0)
+
     def tensors(self) -> dict[str, Tensor]:
         """The memory of all layers, by `layer.name`."""
         held = [(i, layer) for i, layer in enumerate(self.layers) if layer is not None]
         return {f"{i}.{name}": tensor for i, layer in held for name, tensor in layer.tensors().items()}
 
-    def over(self, tensors: Mapping[str, Tensor], rows: Tensor | None = None) -> ModelState:
-        """A state like this one that lives in `tensors`, named as in `tensors()`."""
+    def over(self, tensors: Mapping[str, Tensor], rows: Tensor | None = None, seen: int | None = None) -> ModelState:
+        """A state like this one that lives in `tensors`, named as in `tensors()`, with these `rows` and `seen`."""
         other = copy.copy(self)
         parts: dict[int, dict[str, Tensor]] = {}
         for name, tensor in tensors.items():
             i, _, part = name.partition(".")
             parts.setdefault(int(i), {})[part] = tensor
         other.layers = [layer and layer.over(parts[i]) for i, layer in enumerate(self.layers)]
-        other.rows = rows
+        other.rows, other.seen = rows, seen
         return other
 
     def first(self, count: int) -> ModelState:
@@ -173,10 +195,18 @@ class ModelState:
         return other
 
     def advance(self, end: int, tokens: int) -> None:
-        """Every row has read `tokens` more; the longest now ends at `end`."""
+        """Every row has read `tokens` more; the longest now ends at `end`. With 0 `tokens`, rows have been counted."""
         self.length = end
-        if self.rows is not None:
+        if self.rows is not None and tokens:
             self.rows += tokens
+
+    def seek(self, length: int, furthest: int = 0) -> None:
+        """Places all rows after `length` tokens, which the layers hold already: another state, a file or compiled code
+        wrote them. `furthest`: the number of tokens that had been read there, where it is larger."""
+        self.length, self.rows = length, None
+        for layer in self.layers:
+            if layer is not None:
+                layer.mark(max(length, furthest))
 
     def spread(self, lengths: Sequence[int]) -> None:
         """From now on rows have lengths of their own, and these. A row whose length goes down forgets what came after;

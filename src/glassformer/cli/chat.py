@@ -17,7 +17,7 @@ from glassformer.generation import CompiledStep, Sampling, stream
 from glassformer.generation.speculate import agreeing
 from glassformer.generation.steps import new_state
 from glassformer.introspection import rows_of
-from glassformer.state import ForgetfulState, ModelState
+from glassformer.state import ModelState
 from glassformer.text.chat import ChatTemplate
 from glassformer.training import Loaded
 
@@ -94,10 +94,7 @@ class Conversation:
         if self.loaded.model.takes_prefix:  # reads a prompt as a whole
             self.state = None
         if self.state is not None:
-            self.state.rows = None  # there is one, as long as the state
-            for layer in self.state.layers:
-                if isinstance(layer, ForgetfulState):  # a compiled step does not note what it reads
-                    layer.read = max(layer.read, self.state.length)
+            self.state.seek(self.state.length)  # a compiled step spreads the one row, and marks nothing in the layers
             try:
                 self.state.truncate(min(agreeing(self.text[: self.state.length], ids), len(ids) - 1))
             except ValueError:  # a window or a recurrence has forgotten

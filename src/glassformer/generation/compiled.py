@@ -74,7 +74,7 @@ class CompiledStep:
             return self.model(tokens, state)[:, -1].float()
         with paced(self, "step", free=self._same):
             logits = self._run(tokens.contiguous(), state.rows, self._keys[:seen], state.tensors())
-        state.length += 1  # the rows' own lengths were advanced inside
+        state.advance(state.length + 1, 0)  # the rows' own lengths were advanced inside
         return logits
 
     @property
@@ -185,8 +185,7 @@ class _Step(nn.Module):
         self.model, self.like = model, like
 
     def forward(self, tokens: Tensor, rows: Tensor, keys: Tensor, memory: dict[str, Tensor]) -> Tensor:
-        state = self.like.over(memory, rows)
-        state.seen = keys.shape[0]
+        state = self.like.over(memory, rows, keys.shape[0])
         return self.model(tokens, state)[:, -1].float()
 
 

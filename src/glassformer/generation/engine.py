@@ -343,7 +343,7 @@ class Engine:
                 break
             state = self._new_state(1)
             state.put(0, given)
-            state.length = given.length
+            state.seek(given.length)
             try:
                 state.truncate(length)
             except ValueError:  # a window or a recurrence has forgotten

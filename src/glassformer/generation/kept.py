@@ -20,7 +20,7 @@ from torch import Tensor
 from glassformer.errors import RequestError, WorkError
 from glassformer.generation.steps import new_state
 from glassformer.model import Model
-from glassformer.state import ForgetfulState, ModelState
+from glassformer.state import ModelState
 
 __all__ = ["check_keeps", "kept_tokens", "load_state", "save_state"]
 
@@ -58,8 +58,7 @@ def save_state(path: str | Path, state: ModelState, tokens: list[int], model: Mo
         raise RequestError(f"the state has read {state.length} tokens, and {len(tokens)} were given")
     tensors = {name: tensor.cpu().contiguous() for name, tensor in _filled(state, state.length).items()}
     dtype = str(next(iter(tensors.values())).dtype).removeprefix("torch.") if tensors else "float32"
-    furthest = max((layer.read for layer in _forgetful(state)), default=0)
-    told = {"format": FORMAT, "model": fingerprint(model), "dtype": dtype, "furthest": str(furthest)}
+    told = {"format": FORMAT, "model": fingerprint(model), "dtype": dtype, "furthest": str(state.furthest)}
     path = Path(path)
     try:
         descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
@@ -142,18 +141,12 @@ def _fill(state: ModelState, length: int, file: Any, path: str | Path) -> None:
     furthest = file.metadata().get("furthest", "")
     if not re.fullmatch(r"[0-9]{1,12}", furthest):
         raise RequestError(f"{path} is damaged: furthest={furthest[:40]!r} is no number of tokens")
-    state.length = length
-    for layer in _forgetful(state):  # says how far back it can be taken
-        layer.read = max(length, int(furthest))
+    state.seek(length, int(furthest))
 
 
 def _filled(state: ModelState, length: int) -> dict[str, Tensor]:
     held = [(i, layer) for i, layer in enumerate(state.layers) if layer is not None]
     return {f"{i}.{name}": tensor for i, layer in held for name, tensor in layer.upto(length).items()}
-
-
-def _forgetful(state: ModelState) -> list[ForgetfulState]:
-    return [layer for layer in state.layers if isinstance(layer, ForgetfulState)]
 
 
 def fingerprint(model: Model) -> str:

@@ -67,7 +67,7 @@ def prefill_rows(
         state.put(i, alone)
         lengths.append(alone.length)
     if state.rows is None and len(set(lengths)) == 1:
-        state.length = lengths[0]
+        state.seek(lengths[0])
     else:
         state.spread(lengths)
     return torch.cat(logits)

@@ -198,7 +198,7 @@ def steps(config: ModelConfig, batch: int, context: int, dtype: str) -> tuple[Ca
     def token() -> None:
         if model.training:
             model.eval()
-        state.length = context - 1
+        state.seek(context - 1)
         model(tokens[:, :1], state)
 
     with torch.no_grad():

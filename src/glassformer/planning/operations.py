@@ -84,7 +84,7 @@ def calls_of_token(config: ModelConfig, batch: int, context: int) -> dict[Call, 
         else:  # the source is read before
             state = model.init_state(batch, context, memory_len=context)
             model(token, state, source=token.expand(batch, context))
-        state.length = context - 1
+        state.seek(context - 1)
         with Listed() as ran:
             model(token, state)
     return dict(ran.calls)

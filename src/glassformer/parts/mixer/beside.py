@@ -54,6 +54,14 @@ class States(State):
         other.states = {i: state.over(parts[i]) for i, state in self.states.items()}
         return other
 
+    @property
+    def furthest(self) -> int:
+        return max((state.furthest for state in self.states.values()), default=0)
+
+    def mark(self, length: int) -> None:
+        for state in self.states.values():
+            state.mark(length)
+
     def put(self, row: int, other: State, length: int) -> None:
         assert isinstance(other, States)
         for i, mine in self.states.items():

@@ -176,7 +176,7 @@ class WindowState(KVState, ForgetfulState):
 
     def append(self, k: Tensor, v: Tensor, pass_: Pass) -> tuple[Tensor, Tensor, Tensor | None]:
         size, start, end, s = self.slots, pass_.start, pass_.end, k.shape[1]
-        self.read = max(self.read, end)
+        self.mark(end)
         tokens = pass_.slots
         if pass_.rows is None:
             if end <= size:  # not full yet: slot i holds token i

@@ -67,7 +67,7 @@ class RecurrentState(ForgetfulState):
     def begin(self, pass_: Pass, x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """The inputs before x (b, s, c), (b, width - 1, c), of which those before the first token mean nothing, and
         what is kept by name, (b, ...), zero for a row that has read nothing. Stores x."""
-        self.read = max(self.read, pass_.start + pass_.tokens)
+        self.mark(pass_.start + pass_.tokens)
         tail = x[:, :0] if self.inputs is None else self._last_inputs(self.inputs, pass_, x)
         precise = torch.promote_types(x.dtype, torch.float32)
         if pass_.rows is not None:
