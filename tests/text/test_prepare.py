@@ -94,7 +94,7 @@ def test_the_rule_of_auto(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     )
     path.write_text("".join(map(chr, range(0x4E00, 0x4E00 + 256))))
     assert choose_tokenizer(open_corpus(path))[0] == "char"
-    monkeypatch.setattr("glassformer.text.SMALL_BYTES", 3 * 256)
+    monkeypatch.setattr("glassformer.text.data.SMALL_BYTES", 3 * 256)
     assert choose_tokenizer(open_corpus(path))[0] == "bpe:4096"
 
 
