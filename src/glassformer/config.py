@@ -363,7 +363,10 @@ class ModelConfig(TowerConfig):
     def outline(self) -> Model:
         """The model on the meta device: its modules and shapes, and nothing allocated."""
         if (params := self.num_params()) > MAX_PARAMETERS:
-            raise RequestError(f"{params:,} parameters are more than the {MAX_PARAMETERS:,} allowed")
+            raise RequestError(
+                f"{params:,} parameters are more than the {MAX_PARAMETERS:,} allowed",
+                code="range", field="size", value=params,
+            )  # fmt: skip
         with torch.device("meta"):
             head = self.head.build(self.ctx)
         embedding, layers, final_norm = self.modules_within(self.ctx)
@@ -559,31 +562,40 @@ def read_tree(path: str | Path) -> Any:
     path = Path(path)
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
-            raise RequestError(f"{path} has {path.stat().st_size:,} bytes; a config has at most {MAX_FILE_BYTES:,}")
+            raise RequestError(
+                f"{path} has {path.stat().st_size:,} bytes; a config has at most {MAX_FILE_BYTES:,}",
+                code="range", field=path.name,
+            )  # fmt: skip
         text = path.read_text(encoding="utf-8")
         return json.loads(text, object_pairs_hook=_once) if path.suffix == ".json" else yaml.load(text, _NoAliases)
     except RequestError:
         raise
     except FileNotFoundError:
-        raise RequestError(f"there is no file {path}") from None
+        raise RequestError(f"there is no file {path}", code="missing", field=path.name, value=str(path)) from None
     except (OSError, UnicodeDecodeError) as error:
-        raise RequestError(f"{path} cannot be read: {error}") from None
+        code: Code = "disk" if isinstance(error, OSError) else "syntax"
+        raise RequestError(f"{path} cannot be read: {error}", code=code, field=path.name) from None
     except (ValueError, yaml.YAMLError, RecursionError, LookupError, AttributeError, TypeError) as error:
         reason = shown(error, 200)
-        raise RequestError(f"{path} is not a valid {path.suffix.lstrip('.') or 'yaml'} file: {reason}") from None
+        raise RequestError(
+            f"{path} is not a valid {path.suffix.lstrip('.') or 'yaml'} file: {reason}", code="syntax", field=path.name
+        ) from None
 
 
 def validated(cls: Any, value: Any, what: str, where: str = "") -> Any:
     """cls from a plain tree; every complaint becomes one sentence, which begins with the file where it is said."""
     file = f"{where}: " if where else ""
     if not isinstance(value, dict):
-        raise RequestError(f"{file}a {what} is a mapping of fields, and this is {type(value).__name__}")
+        raise RequestError(
+            f"{file}a {what} is a mapping of fields, and this is {type(value).__name__}",
+            code="type", field=what, value=type(value).__name__,
+        )  # fmt: skip
     try:
         return cls.model_validate(value)
     except ValidationError as error:
         raise request_error(error, file) from None
     except RecursionError:
-        raise RequestError(f"{file}the {what} is nested too deeply") from None
+        raise RequestError(f"{file}the {what} is nested too deeply", code="range", field=what) from None
 
 
 def first_problem(error: ValidationError) -> Any:
@@ -601,10 +613,11 @@ def request_error(error: ValidationError, where: str = "") -> RequestError:
     if unknown and isinstance(value, dict):
         value = value.get(first["ctx"]["name"])
     expected = first["msg"].removeprefix("Value error, ")
-    return RequestError(
-        f"{where}{explain(error)}", code=_code_of(first["type"]), field=field if unknown else path, value=value,
-        expected=expected,
-    )  # fmt: skip
+    message, field = f"{where}{explain(error)}", field if unknown else path
+    if isinstance(cause := first.get("ctx", {}).get("error"), RequestError):  # from a check of the config's own
+        field = ".".join(filter(None, (path, cause.field)))
+        return RequestError(message, code=cause.code, field=field, value=cause.value, expected=cause.expected)
+    return RequestError(message, code=_code_of(first["type"]), field=field, value=value, expected=expected)
 
 
 def _code_of(kind: str) -> Code:

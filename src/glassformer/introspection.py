@@ -63,7 +63,10 @@ def choose(
         if not named:
             where = "" if layers is None else f" in layers={layers}"
             why = _no_such_layer(pattern, len(eager(model).layers))
-            raise RequestError(f"{why}no site{where} is named {pattern!r}{did_you_mean(pattern, known)}")
+            raise RequestError(
+                f"{why}no site{where} is named {pattern!r}{did_you_mean(pattern, known)}",
+                code="unknown", field="sites", value=pattern,
+            )  # fmt: skip
         found |= named
     return found
 
@@ -84,12 +87,17 @@ def within(given: int | Iterable[int], count: int, what: str, owner: str = "the 
         try:
             indices = [operator.index(index) for index in given]  # type: ignore[union-attr]
         except TypeError:
-            raise RequestError(f"{what}s={given!r}: give a whole number, or several") from None
+            raise RequestError(
+                f"{what}s={given!r}: give a whole number, or several", code="type", field=what, value=given
+            ) from None
     if not indices:
-        raise RequestError(f"{what}s={given} names none; leave it out for all of them")
+        raise RequestError(f"{what}s={given} names none; leave it out for all of them", code="missing", field=what)
     for index in indices:
         if not -count <= index < count:
-            raise RequestError(f"{what} {index} is out of range: {owner} has {what}s 0 to {count - 1}")
+            raise RequestError(
+                f"{what} {index} is out of range: {owner} has {what}s 0 to {count - 1}",
+                code="range", field=what, value=index,
+            )  # fmt: skip
     return [index % count for index in indices]
 
 
@@ -99,26 +107,34 @@ def rows_of(model: Model, tokens: Any, least: int = 1) -> Tensor:
     try:
         tokens = torch.as_tensor(tokens)
     except (TypeError, ValueError, RuntimeError) as problem:
-        raise RequestError(f"tokens are no rows of ids: {problem}") from None
+        raise RequestError(f"tokens are no rows of ids: {problem}", code="type", field="tokens") from None
     whole = eager(model)
     if whole.embedding.reader is not None:
         whole.embedding.places(tokens)
         return tokens.to(whole.device)
     if tokens.dim() not in (1, 2) or tokens.numel() == 0 or tokens.shape[-1] < least:
         enough = "at least one token" if least == 1 else f"at least {least} in a row"
-        raise RequestError(f"tokens must be (length,) or (b, s) with {enough}, and are {tuple(tokens.shape)}")
+        raise RequestError(
+            f"tokens must be (length,) or (b, s) with {enough}, and are {tuple(tokens.shape)}",
+            code="range", field="tokens", value=tuple(tokens.shape),
+        )  # fmt: skip
     if tokens.is_floating_point() or tokens.is_complex() or tokens.dtype == torch.bool:
-        raise RequestError(f"tokens are {tokens.dtype}; ids are whole numbers")
+        raise RequestError(
+            f"tokens are {tokens.dtype}; ids are whole numbers", code="type", field="tokens", value=str(tokens.dtype)
+        )
     tokens = tokens.to(whole.device, torch.int64)  # unsigned ones have no smallest
     for token in (int(tokens.min()), int(tokens.max())):
         in_vocabulary(token, whole.vocab_size)
     return tokens.reshape(-1, tokens.shape[-1])
 
 
-def in_vocabulary(token: int, size: int, what: str = "token") -> int:
-    """The token. Raises RequestError where the vocabulary has none of that id."""
+def in_vocabulary(token: int, size: int, what: str = "token", field: str = "tokens") -> int:
+    """The token. Raises RequestError, about a field, where the vocabulary has none of that id."""
     if not 0 <= token < size:
-        raise RequestError(f"{what} {token} is outside the vocabulary of {size}: ids are 0 to {size - 1}")
+        raise RequestError(
+            f"{what} {token} is outside the vocabulary of {size}: ids are 0 to {size - 1}",
+            code="range", field=field, value=token,
+        )  # fmt: skip
     return token
 
 
@@ -155,9 +171,14 @@ def capture(
     chosen, tokens = choose(model, sites, layers), rows_of(model, tokens)
     for name, value in (("pool", 1 if pool is None else pool), ("memory", memory)):
         if not isinstance(value, int) or value < 1:
-            raise RequestError(f"{name}={value!r} must be a whole number of at least 1")
+            raise RequestError(
+                f"{name}={value!r} must be a whole number of at least 1", code="range", field=name, value=value
+            )
     if heads is not None and not any(head_axis(site.axes) is not None for site in chosen.values()):
-        raise RequestError(f"heads={heads}: none of the sites {', '.join(list(chosen)[:3])} has heads")
+        raise RequestError(
+            f"heads={heads}: none of the sites {', '.join(list(chosen)[:3])} has heads",
+            code="conflict", field="heads", value=heads,
+        )  # fmt: skip
     share = memory // max(1, sum(site.axes.endswith(MAPS) for site in chosen.values()))
     gathers = {name: Gather(name, site.axes, heads, positions, reduce, pool, share) for name, site in chosen.items()}
     run = eager(model)
@@ -199,7 +220,10 @@ def edit(model: nn.Module, *edits: Mapping[str, Edit]) -> Iterator[None]:
         for pattern, function in (pair for given in edits for pair in given.items()):
             for name, site in choose(model, pattern).items():
                 if not callable(function):
-                    raise RequestError(f"the edit at {name} is {type(function).__name__}; give a function of the value")
+                    raise RequestError(
+                        f"the edit at {name} is {type(function).__name__}; give a function of the value",
+                        code="type", field=name, value=type(function).__name__,
+                    )  # fmt: skip
                 checked = _checked(name, function)
                 site.edits = (*site.edits, checked)
                 undo.callback(_forget, site, "edits", checked)
@@ -217,11 +241,15 @@ def _checked(name: str, function: Edit) -> Edit:
     def checked(value: Tensor) -> Tensor:
         edited = function(value.clone())  # other sites may hold the same tensor
         if not isinstance(edited, Tensor):
-            raise RequestError(f"the edit at {name} returned {type(edited).__name__}; return a tensor")
+            raise RequestError(
+                f"the edit at {name} returned {type(edited).__name__}; return a tensor",
+                code="type", field=name, value=type(edited).__name__,
+            )  # fmt: skip
         if edited.shape != value.shape:
             raise RequestError(
-                f"the edit at {name} returned shape {tuple(edited.shape)}; the value there has {tuple(value.shape)}"
-            )
+                f"the edit at {name} returned shape {tuple(edited.shape)}; the value there has {tuple(value.shape)}",
+                code="conflict", field=name, value=tuple(edited.shape),
+            )  # fmt: skip
         return edited.to(value)
 
     return checked
@@ -341,8 +369,9 @@ class Gather:
         if (self.map or part) and (made.dim() <= self.rows or made.shape[self.rows] != x.shape[self.rows]):
             raise RequestError(
                 f"reduce made {tuple(made.shape)} of a block {tuple(x.shape)} at {self.name}; axis {self.rows} counts "
-                f"{'queries' if self.map else 'positions'} and must stay"
-            )
+                f"{'queries' if self.map else 'positions'} and must stay",
+                code="conflict", field="reduce", value=tuple(made.shape),
+            )  # fmt: skip
         return made
 
     def _keep(self, x: Tensor, places: list[int], total: int) -> None:

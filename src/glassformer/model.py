@@ -392,10 +392,16 @@ class Model(Tower):
         dtype, device = dtype or self.dtype, device or self.device
         if dtype not in STATE_DTYPES:
             *most, last = map(str, STATE_DTYPES)
-            raise RequestError(f"dtype={dtype} cannot keep a state; use {', '.join(most)} or {last}")
+            raise RequestError(
+                f"dtype={dtype} cannot keep a state; use {', '.join(most)} or {last}",
+                code="unsupported", field="dtype", value=str(dtype),
+            )  # fmt: skip
         limit = self.embedding.limit
         if limit is not None and max_len > limit:
-            raise RequestError(f"max_len={max_len} is past this model's learned positions, which end at {limit}")
+            raise RequestError(
+                f"max_len={max_len} is past this model's learned positions, which end at {limit}",
+                code="range", field="max_len", value=max_len,
+            )  # fmt: skip
         mixers: list[Any] = [layer.mixer for layer in self.layers]
         layers = [mixer.init_state(batch, max_len, dtype, device, rewind) for mixer in mixers]
         for layer in layers:
@@ -438,11 +444,15 @@ def locate(
         return Pass(start, end, tokens.device, positions, documents, given=given)
     if end > state.max_len:
         raise RequestError(
-            f"the state holds {state.max_len} tokens and {end} were given; make it with max_len={end} or more"
-        )
+            f"the state holds {state.max_len} tokens and {end} were given; make it with max_len={end} or more",
+            code="range", field="state.max_len", value=state.max_len,
+        )  # fmt: skip
     if state.rows is not None and documents is None:
         if given is not None:
-            raise RequestError("rows that go on at lengths of their own count their own positions; give none")
+            raise RequestError(
+                "rows that go on at lengths of their own count their own positions; give none",
+                code="conflict", field="positions",
+            )  # fmt: skip
         return Pass(start, state.seen or end, tokens.device, positions, rows=state.rows, tokens=tokens.shape[1])
     if positions is None and documents is None and state.positions is not None and start:  # count on from the last
         positions = state.positions[:, start - 1 : start] + torch.arange(1, tokens.shape[1] + 1, device=tokens.device)

@@ -71,7 +71,9 @@ def sink_mass(pattern: Float[Tensor, "... s t"], key: int = 0) -> Tensor:
     """
     s, t = pattern.shape[-2:]
     if not 0 <= key < t:
-        raise RequestError(f"key={key} is out of range: the pattern has keys 0 to {t - 1}")
+        raise RequestError(
+            f"key={key} is out of range: the pattern has keys 0 to {t - 1}", code="range", field="key", value=key
+        )
     return _mean_per_head(wide(pattern[..., max(0, key - (t - s)) :, key]))
 
 

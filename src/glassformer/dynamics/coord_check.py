@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from glassformer.config import BlockConfig, ModelConfig
-from glassformer.errors import RequestError
+from glassformer.errors import RequestError, check_whole
 from glassformer.introspection import capture
 from glassformer.model import Model
 from glassformer.parts.mup import parameter_groups
@@ -93,8 +93,9 @@ class CoordinateCheck:
             from matplotlib.figure import Figure
         except ImportError:
             raise RequestError(
-                "figures are drawn by matplotlib; install it: pip install 'glassformer[figures]'"
-            ) from None
+                "figures are drawn by matplotlib; install it: pip install 'glassformer[figures]'",
+                code="missing", field="matplotlib",
+            ) from None  # fmt: skip
         figure = Figure(figsize=(11, 2 + 1.9 * -(-len(self.changes) // 4)), layout="constrained")
         self.draw(figure)
         figure.savefig(path, dpi=110)
@@ -114,7 +115,9 @@ def coordinate_check(
     Heads, layers and tokens stay as few, so that widths alone differ (`at_width`). Raises RequestError for fewer than
     two widths, a width that the heads do not divide, and numbers below one."""
     if len(set(widths)) < 2:
-        raise RequestError(f"widths={list(widths)}: a slope needs two widths or more")
+        raise RequestError(
+            f"widths={list(widths)}: a slope needs two widths or more", code="range", field="widths", value=list(widths)
+        )
     for name, value in (
         ("steps", steps),
         ("seeds", seeds),
@@ -122,8 +125,7 @@ def coordinate_check(
         ("length", length),
         *(("width", w) for w in widths),
     ):
-        if value < 1:
-            raise RequestError(f"{name}={value} must be at least 1")
+        check_whole(name, value)
     made = [at_width(config, width, length) for width in widths]
     for one in made:
         one.check()
@@ -142,8 +144,9 @@ def coordinate_check(
             if lost := [width for width, value in zip(widths, by_width, strict=True) if not math.isfinite(value)]:
                 raise RequestError(
                     f"{kind} is not a number at width {lost[0]} after step {step}: nothing can be held against "
-                    f"the width; take a learning rate below {learning_rate:g}, or another model"
-                )
+                    f"the width; take a learning rate below {learning_rate:g}, or another model",
+                    code="diverged", field="learning_rate", value=learning_rate,
+                )  # fmt: skip
     return CoordinateCheck(tuple(widths), steps, learning_rate, sizes, changes)
 
 

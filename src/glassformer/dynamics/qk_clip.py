@@ -92,13 +92,19 @@ def refuse_clipping(config: ModelConfig, threshold: float | None) -> None:
     try:
         clipped = [block.mixer.can_clip_logits() for block in config.layers()]
     except RequestError as error:
-        raise RequestError(f"qk_clip={threshold:g}: {error}", field="qk_clip", value=threshold) from None
+        raise RequestError(
+            f"qk_clip={threshold:g}: {error}", code=error.code, field="qk_clip", value=threshold
+        ) from None
     if not any(clipped):
-        raise RequestError(f"qk_clip={threshold:g} is about attention, and the model has none; leave it out")
+        raise RequestError(
+            f"qk_clip={threshold:g} is about attention, and the model has none; leave it out",
+            code="unsupported", field="qk_clip", value=threshold,
+        )  # fmt: skip
     if config.reparam is not None:
         raise RequestError(
-            f"qk_clip={threshold:g}: reparam={config.reparam.kind} sets the scale of W_q and W_k; use one of them"
-        )
+            f"qk_clip={threshold:g}: reparam={config.reparam.kind} sets the scale of W_q and W_k; use one of them",
+            code="conflict", field="qk_clip", value=threshold,
+        )  # fmt: skip
 
 
 @torch.no_grad()

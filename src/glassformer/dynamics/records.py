@@ -101,14 +101,17 @@ def read_records(path: Path, most_bytes: int = MOST_BYTES) -> Recorded:
                 series.update((name, where) for name, places in row.get("statistics", {}).items() for where in places)
                 if len(series) > MOST_SERIES:
                     raise RequestError(
-                        f"{path} names more than {MOST_SERIES:,} statistics at their places; no model has so many"
-                    )
+                        f"{path} names more than {MOST_SERIES:,} statistics at their places; no model has so many",
+                        code="range", field=path.name,
+                    )  # fmt: skip
     except FileNotFoundError:
         return rows
     except OSError as error:
-        raise RequestError(f"{path} cannot be read: {error.strerror or error}") from None
+        raise RequestError(f"{path} cannot be read: {error.strerror or error}", code="disk", field=path.name) from None
     if rows.skipped > 1 and not rows:
-        raise RequestError(f"{path} holds no statistics: none of its {rows.skipped} lines is a row")
+        raise RequestError(
+            f"{path} holds no statistics: none of its {rows.skipped} lines is a row", code="damaged", field=path.name
+        )
     return rows
 
 
@@ -209,4 +212,4 @@ def _disk_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise WorkError(f"{path} could not be written: {error.strerror or error}") from None
+        raise WorkError(f"{path} could not be written: {error.strerror or error}", code="disk") from None

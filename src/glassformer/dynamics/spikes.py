@@ -44,11 +44,16 @@ class Spikes:
 
     def __init__(self, window: int = 128, sigma: float = 5.5, least: int = 64, log: bool = False, times: float = 1.0):
         if not 8 <= least <= window:
-            raise RequestError(f"least={least} must be from 8 to window={window}")
+            raise RequestError(
+                f"least={least} must be from 8 to window={window}", code="range", field="least", value=least
+            )
         if not sigma > 0:
-            raise RequestError(f"sigma={sigma} must be above 0")
+            raise RequestError(f"sigma={sigma} must be above 0", code="range", field="sigma", value=sigma)
         if not times >= 1:
-            raise RequestError(f"times={times} must be at least 1: a spike is so many times the expected")
+            raise RequestError(
+                f"times={times} must be at least 1: a spike is so many times the expected",
+                code="range", field="times", value=times,
+            )  # fmt: skip
         self.sigma, self.least, self.log, self.times = sigma, least, log, times
         self.calm: deque[float] = deque(maxlen=window)
         self.raised: list[float] = []
@@ -81,11 +86,17 @@ class Spikes:
         """Goes on where `state()` was taken. Raises RequestError for anything that it cannot have been."""
         most = {"calm": self.calm.maxlen or 0, "raised": STAYS - 1}
         if not isinstance(state, dict) or state.keys() != most.keys():
-            raise RequestError("the state of a spike detector has the lists calm and raised, and this has not")
+            raise RequestError(
+                "the state of a spike detector has the lists calm and raised, and this has not",
+                code="damaged", field="state",
+            )  # fmt: skip
         for name, length in most.items():
             values = state[name]
             if not isinstance(values, list) or len(values) > length or not all(map(_is_finite, values)):
-                raise RequestError(f"{name} in the state of a spike detector must be at most {length} finite numbers")
+                raise RequestError(
+                    f"{name} in the state of a spike detector must be at most {length} finite numbers",
+                    code="damaged", field=f"state.{name}",
+                )  # fmt: skip
         self.calm.clear()
         self.calm.extend(state["calm"])
         self.raised = list(state["raised"])

@@ -113,7 +113,10 @@ class Watch:
         decode: Callable[[list[int]], str] | None = None,
     ):
         if every is not None and every < 1:
-            raise RequestError(f"watch={every} must be at least 1: it is the number of steps between looks")
+            raise RequestError(
+                f"watch={every} must be at least 1: it is the number of steps between looks",
+                code="range", field="watch", value=every,
+            )  # fmt: skip
         self.model, self.every, self.records = model, every, records
         self.autocast, self.decode = autocast, decode
         self.spikes = {"loss": Spikes(), "grad_norm": Spikes(sigma=6.0, log=True, times=GRADIENT_TIMES)}
@@ -210,10 +213,15 @@ class Watch:
         """Goes on where `state()` was taken. Raises RequestError for anything that it cannot have been."""
         rows = state.get("ring") if isinstance(state, dict) else None
         if not isinstance(rows, list) or not all(_is_row(row) for row in rows):
-            raise RequestError("the state of the monitor is damaged: it has no ring of rows")
+            raise RequestError(
+                "the state of the monitor is damaged: it has no ring of rows", code="damaged", field="state.ring"
+            )
         written = state.get("written")
         if not isinstance(written, list) or any(type(step) is not int for step in (*written, state.get("dense_until"))):
-            raise RequestError("the state of the monitor is damaged: it does not say what is written")
+            raise RequestError(
+                "the state of the monitor is damaged: it does not say what is written",
+                code="damaged", field="state.written",
+            )  # fmt: skip
         for what, spikes in self.spikes.items():
             spikes.restore(state.get(what))
         self.ring = deque(rows, maxlen=RING)

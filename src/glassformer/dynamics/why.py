@@ -162,7 +162,9 @@ def diagnose(
 
 def _diagnose(e: Evidence) -> Diagnosis:
     if not len(e.steps) and not e.records:
-        raise RequestError("the run has not made a step yet; there is nothing to diagnose")
+        raise RequestError(
+            "the run has not made a step yet; there is nothing to diagnose", code="missing", field="steps"
+        )
     found: list[Cause] = [min(by_rule, key=_rank) for rule in RULES if (by_rule := e.ask(rule))]
     around = _around(e, found)
     movers = e.movers(around) if around is not None else []

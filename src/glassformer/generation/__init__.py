@@ -78,7 +78,9 @@ def stream(
         rows = list(tokens)
     else:
         if documents is not None:
-            raise RequestError("documents are of tokens in a tensor; rows in lists are not padded")
+            raise RequestError(
+                "documents are of tokens in a tensor; rows in lists are not padded", code="conflict", field="documents"
+            )
         rows = check_rows(model, tokens)
     check_whole("max_new_tokens", max_new_tokens)
     check_whole("chunk", chunk)
@@ -95,13 +97,19 @@ def stream(
     if documents is not None:
         check_documents(documents, torch.stack(rows))
         if compiled is not None or (state is not None and state.rows is not None):
-            raise RequestError("padded rows and documents do not go with a compiled step, or rows that were spread")
+            raise RequestError(
+                "padded rows and documents do not go with a compiled step, or rows that were spread",
+                code="conflict", field="documents",
+            )  # fmt: skip
     padded = documents is not None or (
         state is not None and (state.documents is not None or state.positions is not None)
     )
     together = len({len(row) for row in rows}) == 1 and (b == 1 or padded or not _rounds_to_16_bits(model))
     if padded and not together:
-        raise RequestError("a state of padded rows goes on with rows of one length; give as many ids in each")
+        raise RequestError(
+            "a state of padded rows goes on with rows of one length; give as many ids in each",
+            code="conflict", field="tokens",
+        )  # fmt: skip
     if state is not None:
         check_state(model, state, b, s + max_new_tokens - 1)
     generators = [] if rule.temperature == 0 else [row_generator(seed, row, rows[0].device) for row in range(b)]
@@ -130,7 +138,7 @@ def stream(
                 logits = rules(logits, given, step, max_new_tokens)
                 chosen = choose(logits, [rule] * b, past, given, generators, logprobs or 0, logprobs is not None)
             if bool(chosen.bad.any()):
-                raise WorkError(f"the model's logits are not numbers after {s + step} tokens")
+                raise WorkError(f"the model's logits are not numbers after {s + step} tokens", code="diverged")
             chosen = chosen.clone()  # ordinary tensors
             token = chosen.tokens
             if rule.penalizes:
@@ -164,7 +172,10 @@ def generate(
 
     `more` as for `stream`, but for `logprobs`: what is returned are tokens."""
     if more.get("logprobs") is not None:
-        raise RequestError("generate returns tokens alone; stream(..., logprobs=k) gives their log-probabilities")
+        raise RequestError(
+            "generate returns tokens alone; stream(..., logprobs=k) gives their log-probabilities",
+            code="unsupported", field="logprobs", value=more["logprobs"],
+        )  # fmt: skip
     eos_id = eos_id if stop_at_eos else None  # without one known, nothing stops early
     new: list[Tensor] = []
     for token in stream(model, tokens, max_new_tokens, temperature, top_k, seed, **more):

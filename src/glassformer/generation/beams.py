@@ -53,16 +53,27 @@ def beams(
     Raises RequestError for what cannot be generated, WorkError where the model's logits are not numbers."""
     tokens = check_tokens(model, tokens)
     if len(tokens) != 1:
-        raise RequestError(f"beams continue one text at a time; tokens have {len(tokens)} rows")
+        raise RequestError(
+            f"beams continue one text at a time; tokens have {len(tokens)} rows",
+            code="range", field="tokens", value=len(tokens),
+        )  # fmt: skip
     check_source(model, 1, None, source, None)
     for name, value in (("width", width), ("max_new_tokens", max_new_tokens), ("n", n)):
         check_whole(name, value)
     if n > width:
-        raise RequestError(f"n={n} is more than width={width}: so many texts are not kept")
+        raise RequestError(
+            f"n={n} is more than width={width}: so many texts are not kept", code="range", field="n", value=n
+        )
     if not abs(length_penalty) <= LARGEST_PENALTY:
-        raise RequestError(f"length_penalty={length_penalty} must be from {-LARGEST_PENALTY} to {LARGEST_PENALTY}")
+        raise RequestError(
+            f"length_penalty={length_penalty} must be from {-LARGEST_PENALTY} to {LARGEST_PENALTY}",
+            code="range", field="length_penalty", value=length_penalty,
+        )  # fmt: skip
     if early_stopping not in (True, False, "never"):
-        raise RequestError(f"early_stopping={early_stopping!r} must be True, False or 'never'")
+        raise RequestError(
+            f"early_stopping={early_stopping!r} must be True, False or 'never'",
+            code="unknown", field="early_stopping", value=early_stopping,
+        )  # fmt: skip
     rules = rules or Rules()
     rules.check(model.vocab_size)
     was_training = model.training
@@ -103,7 +114,9 @@ def _search(
     candidates = min(max(2, 1 + len(ends)) * width, width * vocab_size)  # `width` of them at least go on
     for length in range(1, max_new_tokens + 1):
         if not logits.max(-1).values.isfinite().all():
-            raise WorkError(f"the model's logits are not numbers after {tokens.shape[1] + length - 1} tokens")
+            raise WorkError(
+                f"the model's logits are not numbers after {tokens.shape[1] + length - 1} tokens", code="diverged"
+            )
         own = logits.float().log_softmax(-1)
         total = scores[:, None] + rules(own, [tokens.shape[1]] * width, length - 1, max_new_tokens)
         found, index = total.flatten().topk(candidates)

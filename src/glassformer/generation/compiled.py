@@ -46,9 +46,15 @@ class CompiledStep:
 
     def __init__(self, model: Model, batch: int, max_len: int, dtype: torch.dtype | None = None):
         if max_len < 2 * SHORTEST:
-            raise RequestError(f"a step for {max_len} tokens is not worth compiling; {2 * SHORTEST} are the least")
+            raise RequestError(
+                f"a step for {max_len} tokens is not worth compiling; {2 * SHORTEST} are the least",
+                code="range", field="max_len", value=max_len,
+            )  # fmt: skip
         if any(isinstance(module, Bf16Linear) for module in model.modules()):
-            raise RequestError("a compiled step reads weights as they are; load the model without quantize='bf16'")
+            raise RequestError(
+                "a compiled step reads weights as they are; load the model without quantize='bf16'",
+                code="conflict", field="quantize", value="bf16",
+            )  # fmt: skip
         self.model, self.batch, self.max_len, self.dtype = model, batch, max_len, dtype
         self._keys = torch.arange(max_len, device=model.device)
         self._run: Callable[..., Tensor] | None = None
@@ -135,7 +141,7 @@ class CompiledStep:
         except Exception as problem:
             first = (str(problem).strip() or type(problem).__name__).splitlines()[0]
             raise WorkError(
-                f"this model's step cannot be compiled here ({first[:200]}); leave --compile out"
+                f"this model's step cannot be compiled here ({first[:200]}); leave --compile out", code="unsupported"
             ) from problem
         finally:
             Path(temporary).unlink(missing_ok=True)
@@ -175,7 +181,9 @@ class CompiledStep:
                 same &= torch.equal(self(tokens, again), a)
             if not float((a - b).norm()) <= 0.3 * float(b.norm()):
                 path.unlink(missing_ok=True)
-                raise WorkError("the compiled step does not compute what the model does; it was deleted, try again")
+                raise WorkError(
+                    "the compiled step does not compute what the model does; it was deleted, try again", code="damaged"
+                )
         self._same = same
 
 

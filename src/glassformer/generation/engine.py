@@ -179,12 +179,19 @@ class Engine:
         Raises RequestError, before anything is computed, for what cannot be served."""
         if isinstance(prompt, str):
             if self.tokenizer is None:
-                raise RequestError("this model has no tokenizer; give the prompt as token ids")
+                raise RequestError(
+                    "this model has no tokenizer; give the prompt as token ids", code="missing", field="tokenizer"
+                )
             if len(prompt) > LONGEST_PROMPT:
-                raise RequestError(f"the prompt has {len(prompt):,} characters; at most {LONGEST_PROMPT:,} are read")
+                raise RequestError(
+                    f"the prompt has {len(prompt):,} characters; at most {LONGEST_PROMPT:,} are read",
+                    code="range", field="prompt", value=len(prompt),
+                )  # fmt: skip
             prompt = self.tokenizer.encode(prompt).tolist()
             if not prompt:
-                raise RequestError("the prompt is empty; give at least one token")
+                raise RequestError(
+                    "the prompt is empty; give at least one token", code="range", field="prompt", value=0
+                )
         for name, value, least in (
             ("max_new_tokens", max_new_tokens, 1),
             ("n", n, 0),
@@ -193,15 +200,23 @@ class Engine:
             check_whole(name, value, least)
         rows = rows_of(self.model, prompt)
         if len(rows) != 1:
-            raise RequestError(f"the prompt has {len(rows)} rows; submit each as a request of its own")
+            raise RequestError(
+                f"the prompt has {len(rows)} rows; submit each as a request of its own",
+                code="range", field="prompt", value=len(rows),
+            )  # fmt: skip
         check_tokens(self.model, rows)
         ids = rows[0].tolist()
         if len(ids) + 1 > self.context:
-            raise RequestError(f"the prompt has {len(ids):,} tokens, and prompt and answer may have {self.context:,}")
+            raise RequestError(
+                f"the prompt has {len(ids):,} tokens, and prompt and answer may have {self.context:,}",
+                code="range", field="prompt", value=len(ids),
+            )  # fmt: skip
         rule = Sampling(**sampling)
         rule.check(self.model.vocab_size)
         if stop and self.tokenizer is None:
-            raise RequestError("stop strings need a tokenizer, and this model has none")
+            raise RequestError(
+                "stop strings need a tokenizer, and this model has none", code="missing", field="tokenizer"
+            )
         request = Request(
             ids,
             self._samplings.setdefault(rule.model_dump_json(), rule),  # equal ones warp together

@@ -53,9 +53,14 @@ def save_state(path: str | Path, state: ModelState, tokens: list[int], model: Mo
     where the disk refuses."""
     check_keeps(model)
     if state.batch != 1 or state.documents is not None or state.positions is not None:
-        raise RequestError("a state is kept of one row, without padding or documents")
+        raise RequestError(
+            "a state is kept of one row, without padding or documents", code="unsupported", field="state"
+        )
     if len(tokens) != state.length or not tokens:
-        raise RequestError(f"the state has read {state.length} tokens, and {len(tokens)} were given")
+        raise RequestError(
+            f"the state has read {state.length} tokens, and {len(tokens)} were given",
+            code="conflict", field="tokens", value=len(tokens),
+        )  # fmt: skip
     tensors = {name: tensor.cpu().contiguous() for name, tensor in _filled(state, state.length).items()}
     dtype = str(next(iter(tensors.values())).dtype).removeprefix("torch.") if tensors else "float32"
     told = {"format": FORMAT, "model": fingerprint(model), "dtype": dtype, "furthest": str(state.furthest)}
@@ -69,7 +74,7 @@ def save_state(path: str | Path, state: ModelState, tokens: list[int], model: Mo
         finally:
             Path(temporary).unlink(missing_ok=True)
     except (OSError, SafetensorError) as problem:
-        raise WorkError(f"the state cannot be written to {path} ({problem})") from problem
+        raise WorkError(f"the state cannot be written to {path} ({problem})", code="disk") from problem
 
 
 def load_state(
@@ -82,12 +87,21 @@ def load_state(
     RequestError where the file is no state, or one of another model."""
     with _opened(path, model) as (file, ids, kept):
         if dtype not in (None, kept):
-            raise RequestError(f"{path} was kept in {kept}, and dtype={dtype} was asked for")
+            raise RequestError(
+                f"{path} was kept in {kept}, and dtype={dtype} was asked for",
+                code="conflict", field="dtype", value=str(dtype),
+            )  # fmt: skip
         if model.config.state_bytes(len(ids), kept) > os.path.getsize(path):  # asked before memory is
-            raise RequestError(f"{path} is damaged: it is smaller than the state of {len(ids)} tokens")
+            raise RequestError(
+                f"{path} is damaged: it is smaller than the state of {len(ids)} tokens",
+                code="damaged", field=Path(path).name,
+            )  # fmt: skip
         max_len = max(model.config.context, len(ids)) if max_len is None else max_len
         if max_len < len(ids):
-            raise RequestError(f"max_len={max_len} is too short for {path}, which has {len(ids)} tokens")
+            raise RequestError(
+                f"max_len={max_len} is too short for {path}, which has {len(ids)} tokens",
+                code="range", field="max_len", value=max_len,
+            )  # fmt: skip
         state = new_state(model, 1, max_len, kept, rewind)
         _fill(state, len(ids), file, path)
     return state, ids
@@ -106,27 +120,44 @@ def _opened(path: str | Path, model: Model) -> Iterator[tuple[Any, list[int], to
         with safe_open(path, framework="pt") as file:
             told = file.metadata() or {}
             if told.get("format") != FORMAT or TOKENS not in file.keys() or told.get("dtype") not in DTYPES:  # noqa: SIM118
-                raise RequestError(f"{path} is not a state that was kept (its header is another one)")
+                raise RequestError(
+                    f"{path} is not a state that was kept (its header is another one)",
+                    code="damaged", field=Path(path).name,
+                )  # fmt: skip
             if told.get("model") != fingerprint(model):
-                raise RequestError(f"{path} is the state of another model, or of this one in another precision")
+                raise RequestError(
+                    f"{path} is the state of another model, or of this one in another precision",
+                    code="changed", field="model",
+                )  # fmt: skip
             tokens = file.get_slice(TOKENS)
             if tokens.get_dtype() != "I32" or len(tokens.get_shape()) != 1 or not tokens.get_shape()[0]:
-                raise RequestError(f"{path} is damaged: its tokens are no list of numbers")
+                raise RequestError(
+                    f"{path} is damaged: its tokens are no list of numbers", code="damaged", field=Path(path).name
+                )
             ids, vocab_size = file.get_tensor(TOKENS), model.vocab_size
             if not 0 <= int(ids.min()) <= int(ids.max()) < vocab_size:
-                raise RequestError(f"{path} is damaged: it has tokens outside the vocabulary of {vocab_size}")
+                raise RequestError(
+                    f"{path} is damaged: it has tokens outside the vocabulary of {vocab_size}",
+                    code="damaged", field=Path(path).name,
+                )  # fmt: skip
             yield file, ids.tolist(), DTYPES[told["dtype"]]
     except FileNotFoundError:
-        raise RequestError(f"there is no file {path}") from None
+        raise RequestError(f"there is no file {path}", code="missing", field=Path(path).name) from None
     except (OSError, SafetensorError) as problem:
-        raise RequestError(f"{path} is not a state that was kept ({' '.join(str(problem).split())[:200]})") from None
+        raise RequestError(
+            f"{path} is not a state that was kept ({' '.join(str(problem).split())[:200]})",
+            code="damaged", field=Path(path).name,
+        ) from None  # fmt: skip
 
 
 def _fill(state: ModelState, length: int, file: Any, path: str | Path) -> None:
     """What the file has becomes the part of the state that `length` tokens fill, if it is just that."""
     wanted = _filled(state, length)
     if set(file.keys()) != {*wanted, TOKENS}:
-        raise RequestError(f"{path} is damaged: it does not have the tensors of {length} tokens of this model")
+        raise RequestError(
+            f"{path} is damaged: it does not have the tensors of {length} tokens of this model",
+            code="damaged", field=Path(path).name,
+        )  # fmt: skip
     for name, tensor in wanted.items():
         found = file.get_slice(name)
         kind, shape = found.get_dtype(), tuple(found.get_shape())
@@ -134,13 +165,17 @@ def _fill(state: ModelState, length: int, file: Any, path: str | Path) -> None:
             raise RequestError(
                 f"{path} does not fit: {name} is {kind} {shape}, and the state of {length} tokens has "
                 f"{NAMES[tensor.dtype]} {tuple(tensor.shape)} there; with windows and recurrences, "
-                "rewind must be what it was"
-            )
+                "rewind must be what it was",
+                code="conflict", field="rewind", value=state.rewind,
+            )  # fmt: skip
     for name, tensor in wanted.items():
         tensor.copy_(file.get_tensor(name))
     furthest = file.metadata().get("furthest", "")
     if not re.fullmatch(r"[0-9]{1,12}", furthest):
-        raise RequestError(f"{path} is damaged: furthest={furthest[:40]!r} is no number of tokens")
+        raise RequestError(
+            f"{path} is damaged: furthest={furthest[:40]!r} is no number of tokens",
+            code="damaged", field=Path(path).name,
+        )  # fmt: skip
     state.seek(length, int(furthest))
 
 

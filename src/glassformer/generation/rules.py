@@ -39,9 +39,10 @@ class Rules:
 
     def check(self, vocab_size: int) -> None:
         """RequestError for a token that the vocabulary lacks."""
-        for token in (self.forced_bos_token_id, self.forced_eos_token_id, *self.banned):
+        forced = (("forced_bos_token_id", self.forced_bos_token_id), ("forced_eos_token_id", self.forced_eos_token_id))
+        for field, token in (*forced, *(("banned", token) for token in self.banned)):
             if token is not None:
-                in_vocabulary(token, vocab_size, "a token that is forced or banned,")
+                in_vocabulary(token, vocab_size, "a token that is forced or banned,", field)
 
     def __call__(
         self, scores: Float[Tensor, "b v"], given: Sequence[int], step: int, steps: int

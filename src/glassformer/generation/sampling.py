@@ -18,7 +18,7 @@ from jaxtyping import Bool, Float, Int
 from pydantic import Field, ValidationError
 from torch import Tensor
 
-from glassformer.config import explain
+from glassformer.config import request_error
 from glassformer.errors import RequestError
 from glassformer.machine.threads import at_most
 from glassformer.parts.core.base import Value
@@ -55,12 +55,15 @@ class Sampling(Value):
         try:
             super().__init__(**fields)
         except ValidationError as error:
-            raise RequestError(explain(error)) from None
+            raise request_error(error) from None
 
     def check(self, vocab_size: int) -> None:
         """RequestError where `logit_bias` names a token that the vocabulary lacks."""
         if (last := max(self.logit_bias, default=0)) >= vocab_size:
-            raise RequestError(f"logit_bias has the token {last}; this vocabulary of {vocab_size} ends before it")
+            raise RequestError(
+                f"logit_bias has the token {last}; this vocabulary of {vocab_size} ends before it",
+                code="range", field="logit_bias", value=last,
+            )  # fmt: skip
 
     @cached_property
     def penalizes(self) -> bool:

@@ -56,7 +56,10 @@ class PromptLookup:
 
     def __init__(self, max_ngram: int = 3, min_ngram: int = 1):
         if not 1 <= min_ngram <= max_ngram:
-            raise RequestError(f"min_ngram={min_ngram} and max_ngram={max_ngram} must be 1 <= min_ngram <= max_ngram")
+            raise RequestError(
+                f"min_ngram={min_ngram} and max_ngram={max_ngram} must be 1 <= min_ngram <= max_ngram",
+                code="range", field="min_ngram", value=min_ngram,
+            )  # fmt: skip
         self.sizes = range(max_ngram, min_ngram - 1, -1)
 
     def begin(self, run: Speculation) -> None:
@@ -86,8 +89,9 @@ class Draft:
         position = self.model.embedding.position
         if self.model.vocab_size != (wanted := run.model.vocab_size):
             raise RequestError(
-                f"the draft has a vocabulary of {self.model.vocab_size} and the model one of {wanted}; they differ"
-            )
+                f"the draft has a vocabulary of {self.model.vocab_size} and the model one of {wanted}; they differ",
+                code="conflict", field="draft", value=self.model.vocab_size,
+            )  # fmt: skip
         limit = position.limit if position is not None else None
         max_len = run.max_len if limit is None else min(limit, run.max_len)
         self._state = new_state(self.model, 1, max_len, rewind=run.ahead)
@@ -152,7 +156,10 @@ class Speculation:
     ):
         tokens = check_tokens(model, tokens)
         if len(tokens) != 1:
-            raise RequestError(f"speculation writes one text at a time; tokens have {len(tokens)} rows")
+            raise RequestError(
+                f"speculation writes one text at a time; tokens have {len(tokens)} rows",
+                code="range", field="tokens", value=len(tokens),
+            )  # fmt: skip
         for name, value in (("max_new_tokens", max_new_tokens), ("ahead", ahead)):
             check_whole(name, value)
         sampling.check(model.vocab_size)
@@ -162,7 +169,10 @@ class Speculation:
         self.state = state or new_state(model, 1, self.max_len, rewind=ahead)
         back = min((n for layer in self.state.layers if layer and (n := layer.rewind) is not None), default=ahead)
         if back < ahead:
-            raise RequestError(f"the state goes back by {back} tokens; make it with rewind={ahead}, or ahead less")
+            raise RequestError(
+                f"the state goes back by {back} tokens; make it with rewind={ahead}, or ahead less",
+                code="range", field="state.rewind", value=back,
+            )  # fmt: skip
         if state is not None:
             check_state(model, state, 1, self.max_len - 1)
         self.proposed = self.accepted = self.passes = 0
@@ -203,7 +213,7 @@ class Speculation:
             logits = prefill(self.model, tokens, self.state)
         kept, token = self._check(logits, guess, drawn_from)
         if not logits[: kept + 1].max(-1).values.isfinite().all():
-            raise WorkError(f"the model's logits are not numbers after {len(self.text) + kept} tokens")
+            raise WorkError(f"the model's logits are not numbers after {len(self.text) + kept} tokens", code="diverged")
         self.passes += 1
         self.proposed += len(guess)
         self.accepted += kept

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from glassformer.errors import RequestError
+from glassformer.errors import RequestError, check_whole
 from glassformer.introspection import in_vocabulary
 from glassformer.machine.threads import paced
 from glassformer.model import Model
@@ -32,8 +32,7 @@ def prefill(
     padding on the left is a document of its own. `memory`: what the encoder made of a source, which the state keeps.
 
     To a model with a prefix the prompt is one, and is read in one piece."""
-    if chunk < 1:
-        raise RequestError(f"chunk={chunk} must be at least 1")
+    check_whole("chunk", chunk)
     prefix = None
     if model.takes_prefix and not state.length:
         prefix, chunk = torch.ones_like(tokens, dtype=torch.bool), tokens.shape[1]
@@ -111,7 +110,10 @@ def check_source(model: Model, rows: int, state: ModelState | None, source: Any,
         raise RequestError("the state has read its source; give none to go on with it", code="conflict", field="source")
     if documents is not None:
         if not isinstance(source, Tensor):
-            raise RequestError("source_documents are of a source in a tensor; rows in lists are not padded")
+            raise RequestError(
+                "source_documents are of a source in a tensor; rows in lists are not padded",
+                code="conflict", field="source_documents",
+            )  # fmt: skip
         check_documents(documents, source, "source_documents", "source tokens")
     assert model.encoder is not None
     vocab_size = model.vocab_size if model.encoder.embedding.tied else model.encoder.embedding.vocab_size
@@ -123,7 +125,7 @@ def check_source(model: Model, rows: int, state: ModelState | None, source: Any,
                 code="range", field="source",
             )  # fmt: skip
         for token in (int(_as_ids(ids).max()), int(ids.min())):
-            in_vocabulary(token, vocab_size, "source token")
+            in_vocabulary(token, vocab_size, "source token", "source")
 
 
 def check_rows(model: Model, rows: Sequence[Sequence[int]]) -> list[Int[Tensor, " s"]]:
@@ -134,10 +136,16 @@ def check_rows(model: Model, rows: Sequence[Sequence[int]]) -> list[Int[Tensor, 
     except (TypeError, ValueError, RuntimeError):
         read = []
     if not read or any(row.dim() != 1 for row in read):
-        raise RequestError("tokens must be a tensor (batch, length), or rows of token ids such as [[1, 2, 3], [4]]")
+        raise RequestError(
+            "tokens must be a tensor (batch, length), or rows of token ids such as [[1, 2, 3], [4]]",
+            code="type", field="tokens",
+        )  # fmt: skip
     for i, row in enumerate(read):
         if not len(row):
-            raise RequestError(f"row {i} of tokens is empty; give at least one token in each row")
+            raise RequestError(
+                f"row {i} of tokens is empty; give at least one token in each row",
+                code="range", field="tokens", value=0,
+            )  # fmt: skip
     return [check_tokens(model, row[None])[0] for row in read]
 
 
@@ -145,11 +153,14 @@ def check_tokens(model: Model, tokens: Tensor) -> Int[Tensor, "b s"]:
     """The tokens (b, s) in int64; RequestError where they cannot be continued by this model."""
     if tokens.dim() != 2 or tokens.numel() == 0:
         raise RequestError(
-            f"tokens must be (batch, length) with at least one token in each row, and are {tuple(tokens.shape)}"
-        )
+            f"tokens must be (batch, length) with at least one token in each row, and are {tuple(tokens.shape)}",
+            code="range", field="tokens", value=tuple(tokens.shape),
+        )  # fmt: skip
     tokens = _as_ids(tokens)
     if not model.writes:
-        raise RequestError("this model is bidirectional (not causal), so it cannot generate", code="causal")
+        raise RequestError(
+            "this model is bidirectional (not causal), so it cannot generate", code="causal", field="model"
+        )
     vocab_size = model.vocab_size
     for token in (int(tokens.max()), int(tokens.min())):
         in_vocabulary(token, vocab_size)
@@ -158,7 +169,9 @@ def check_tokens(model: Model, tokens: Tensor) -> Int[Tensor, "b s"]:
 
 def _as_ids(tokens: Tensor) -> Tensor:
     if tokens.is_floating_point() or tokens.is_complex() or tokens.dtype == torch.bool:
-        raise RequestError(f"tokens are {tokens.dtype}; give ids, in torch.int64")
+        raise RequestError(
+            f"tokens are {tokens.dtype}; give ids, in torch.int64", code="type", field="tokens", value=str(tokens.dtype)
+        )
     return tokens.long()
 
 
@@ -166,21 +179,28 @@ def check_documents(documents: Tensor, tokens: Tensor, name: str = "documents", 
     if documents.shape != tokens.shape or documents.is_floating_point():
         raise RequestError(
             f"{name} are {documents.dtype} of shape {tuple(documents.shape)}; give a whole number for each of the "
-            f"{of} {tuple(tokens.shape)}"
-        )
+            f"{of} {tuple(tokens.shape)}",
+            code="conflict", field=name, value=tuple(documents.shape),
+        )  # fmt: skip
 
 
 def check_state(model: Model, state: ModelState, rows: int, more: int) -> None:
     """RequestError where the state is not of this model and so many rows, or has no room for so many tokens more."""
     if state.batch != rows:
-        raise RequestError(f"the state has batch={state.batch} and the tokens have {rows} rows; make it with as many")
+        raise RequestError(
+            f"the state has batch={state.batch} and the tokens have {rows} rows; make it with as many",
+            code="conflict", field="state.batch", value=state.batch,
+        )  # fmt: skip
     dtype = torch.int8 if any(tensor.dtype == torch.int8 for tensor in state.tensors().values()) else None
     like = model.init_state(state.batch, state.max_len, dtype, state.rewind, "meta", state.memory_len)
     mine, its = ({name: one.shape for name, one in each.tensors().items()} for each in (like, state))
     if len(model.layers) != len(state.layers) or mine != its:
-        raise RequestError("the state is that of another model; make it with this model's init_state")
+        raise RequestError(
+            "the state is that of another model; make it with this model's init_state", code="conflict", field="state"
+        )
     if (wanted := state.length + more) > state.max_len:
         raise RequestError(
             f"the state holds max_len={state.max_len} tokens and {wanted} are asked for; make it with max_len={wanted} "
-            "or ask for fewer"
-        )
+            "or ask for fewer",
+            code="range", field="state.max_len", value=state.max_len,
+        )  # fmt: skip

@@ -33,14 +33,23 @@ class Stops:
     def __init__(self, strings: str | Sequence[str]) -> None:
         strings = [strings] if isinstance(strings, str) else list(strings)
         if len(strings) > MOST_STOPS:
-            raise RequestError(f"stop has {len(strings)} strings; give at most {MOST_STOPS}")
+            raise RequestError(
+                f"stop has {len(strings)} strings; give at most {MOST_STOPS}",
+                code="range", field="stop", value=len(strings),
+            )  # fmt: skip
         for i, string in enumerate(strings):
             if not isinstance(string, str):
-                raise RequestError(f"stop[{i}]={string!r} must be text")
+                raise RequestError(f"stop[{i}]={string!r} must be text", code="type", field=f"stop[{i}]", value=string)
         if "" in strings:
-            raise RequestError(f"stop[{strings.index('')}]='' is empty; a stop string has at least one character")
+            raise RequestError(
+                f"stop[{strings.index('')}]='' is empty; a stop string has at least one character",
+                code="range", field=f"stop[{strings.index('')}]", value="",
+            )  # fmt: skip
         if (total := sum(map(len, strings))) > LONGEST_STOPS:
-            raise RequestError(f"stop has {total} characters in its strings; give at most {LONGEST_STOPS}")
+            raise RequestError(
+                f"stop has {total} characters in its strings; give at most {LONGEST_STOPS}",
+                code="range", field="stop", value=total,
+            )  # fmt: skip
         # A node stands for a prefix of a stop string; 0 for the empty one. An edge is (node, character) in one number.
         self._edges: dict[int, int] = {}
         self._depth = array("i", [0])  # the length of the prefix

@@ -66,7 +66,7 @@ def head_ablation(
     Raises RequestError for tokens that are none of this model's, and for a model without heads."""
     tokens = rows_of(model, tokens, least=1 if metric else 2)
     if by not in ("zero", "mean"):
-        raise RequestError(f"by={by!r}: use 'zero' or 'mean'")
+        raise RequestError(f"by={by!r}: use 'zero' or 'mean'", code="unknown", field="by", value=by)
     put = torch.zeros_like if by == "zero" else mean_over_tokens
 
     def without(head: int) -> Edit:
@@ -83,7 +83,7 @@ def head_ablation(
     measure = by_metric(model, metric) if metric else by_loss(model)
     base, *rest = outcomes(model, tokens, [SAME, *changes], measure, progress)
     if not base.isfinite():
-        raise WorkError(f"the {of} of the whole model is {base:g}: there is nothing to compare with")
+        raise WorkError(f"the {of} of the whole model is {base:g}: there is nothing to compare with", code="diverged")
     found = iter(torch.stack(rest).split([n for n in counts if n]))
     change = table_of([next(found) - base if n else None for n in counts])
     return HeadAblation(change, float(base), of, by)

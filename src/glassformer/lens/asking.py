@@ -79,7 +79,10 @@ def _patching(q: Question) -> Reading:
     right, other = (_follows(q.model, tokens) for tokens in (q.tokens, q.against))
     if right == other:
         word = spell(right, q.tokenizer)
-        raise RequestError(f"{word!r} follows both texts: give one that another word follows, to tell them apart by")
+        raise RequestError(
+            f"{word!r} follows both texts: give one that another word follows, to tell them apart by",
+            code="conflict", field="against", value=word,
+        )  # fmt: skip
 
     def lead(logits: Tensor) -> Tensor:
         return logits[:, -1, right] - logits[:, -1, other]
@@ -138,8 +141,9 @@ def ablation(named: str) -> dict[str, Edit]:
     if found is None:
         raise RequestError(
             f"--ablate {named!r}: use layers.2, layers.2.mixer, layers.2.ffn, layers.2.heads.1,3, and neurons or "
-            "experts in the same way"
-        )
+            "experts in the same way",
+            code="syntax", field="ablate", value=named,
+        )  # fmt: skip
     layer, whole, several, indices = found.groups()
     chosen: tuple[Any, ...] = ([int(index) for index in indices.split(",")],) if several else ()
     return _ABLATED[whole or several](int(layer), *chosen)

@@ -120,7 +120,7 @@ def logit_attribution(
     (at,) = within(position, tokens.shape[1], "position", "the text")
     for given, what in ((token, "token"), (against, "against")):
         if given is not None:
-            in_vocabulary(given, vocabulary, what)
+            in_vocabulary(given, vocabulary, what, what)
     with at_rest(model), torch.no_grad():
         sums = ("resid_pre", "resid_mid", "resid_post", ".z", ".out")
         wanted = ["embed", *(name for name in sites(model) if name.endswith(sums))]
@@ -129,7 +129,10 @@ def logit_attribution(
         logits = exact(unembed(model, last[None, None])[0, 0])
         token = int(logits.argmax()) if token is None else token
         if token == against:
-            raise RequestError(f"against={against} is the token itself; leave it out for the logit alone")
+            raise RequestError(
+                f"against={against} is the token itself; leave it out for the logit alone",
+                code="conflict", field="against", value=against,
+            )  # fmt: skip
         found = _attribute(module, {name: exact(value) for name, value in seen.items()}, token, against)
     return LogitAttribution(
         at, labels[at], token, spell(token, tokenizer),
@@ -191,8 +194,9 @@ def _through(block: Block, at: str, seen: dict[str, Tensor], direction: Tensor) 
     if wiring.norms_stream is None:
         raise RequestError(
             f"residual {type(wiring).__name__} does not say where its norms stand (norms_stream), so that its stream "
-            "is no sum that logit attribution can follow"
-        )
+            "is no sum that logit attribution can follow",
+            code="unsupported", field="residual", value=type(wiring).__name__,
+        )  # fmt: skip
     mixer: Any = block.mixer
     ffn = biases = direction.new_zeros(())
     if block.ffn is not None:

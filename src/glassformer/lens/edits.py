@@ -35,7 +35,7 @@ def ablate_heads(layer: int, heads: Indices, by: Literal["zero", "mean"] = "zero
     later layers may count on) and takes away what depends on the text. Raises RequestError, when the model runs, for a
     head out of range, and for the mean of a single token, which would change nothing."""
     if by not in ("zero", "mean"):
-        raise RequestError(f"by={by!r}: use 'zero' or 'mean'")
+        raise RequestError(f"by={by!r}: use 'zero' or 'mean'", code="unknown", field="by", value=by)
     site = f"{_layer(layer)}.mixer.z"
     return {site: _edit(site, torch.zeros_like if by == "zero" else mean_over_tokens, heads=heads)}
 
@@ -43,7 +43,10 @@ def ablate_heads(layer: int, heads: Indices, by: Literal["zero", "mean"] = "zero
 def mean_over_tokens(z: Tensor) -> Tensor:
     """Each head's mean over batch and tokens at every one of them, (b, s, n, h)."""
     if z.shape[0] * z.shape[1] == 1:
-        raise RequestError("by='mean': this pass has one token, whose mean it is; use by='zero', or gf.lens.replace")
+        raise RequestError(
+            "by='mean': this pass has one token, whose mean it is; use by='zero', or gf.lens.replace",
+            code="conflict", field="by", value="mean",
+        )  # fmt: skip
     return z.mean((0, 1), keepdim=True).expand_as(z)
 
 
@@ -55,8 +58,9 @@ def ablate_neurons(layer: int, units: Indices) -> dict[str, Edit]:
     def silence(hidden: Tensor) -> Tensor:
         if hidden.dim() > 3:  # (b, s, k, f): a unit is another one wherever another expert was chosen
             raise RequestError(
-                f"layer {layer} has experts, each with units of its own; use gf.lens.ablate_experts({layer}, ...)"
-            )
+                f"layer {layer} has experts, each with units of its own; use gf.lens.ablate_experts({layer}, ...)",
+                code="unsupported", field="layer", value=layer,
+            )  # fmt: skip
         return hidden.index_fill(-1, _tensor(units, hidden.shape[-1], "unit", site, hidden), 0)
 
     return {site: silence}
@@ -106,8 +110,9 @@ def replace(
         except RuntimeError:
             raise RequestError(
                 f"value has shape {tuple(given.shape)}, which does not broadcast to the {tuple(part.shape)} it would "
-                f"replace at {site}"
-            ) from None
+                f"replace at {site}",
+                code="conflict", field="value", value=tuple(given.shape),
+            ) from None  # fmt: skip
 
     return {site: _edit(site, put, positions, heads)}
 
@@ -128,8 +133,9 @@ def add_direction(
     def add(part: Tensor) -> Tensor:
         if direction.shape != part.shape[-1:]:
             raise RequestError(
-                f"direction has shape {tuple(direction.shape)}; the values at {site} are {part.shape[-1]} wide"
-            )
+                f"direction has shape {tuple(direction.shape)}; the values at {site} are {part.shape[-1]} wide",
+                code="conflict", field="direction", value=tuple(direction.shape),
+            )  # fmt: skip
         return part + strength * direction.to(part)
 
     return {site: _edit(site, add, positions)}
@@ -144,7 +150,9 @@ def patch(
     pattern names nothing that was captured, and, when the model runs, where the shapes differ."""
     names = [name for name in run if fnmatchcase(name, site)]
     if not names:
-        raise RequestError(f"this run has nothing of {site!r}{did_you_mean(site, run)}")
+        raise RequestError(
+            f"this run has nothing of {site!r}{did_you_mean(site, run)}", code="unknown", field="site", value=site
+        )
     return {name: _patch(name, run[name], positions, heads) for name in names}
 
 
@@ -154,8 +162,9 @@ def _patch(name: str, stored: Tensor, positions: Indices | None, heads: Indices 
     def put(x: Tensor) -> Tensor:
         if stored.shape[1:] != x.shape[1:] or len(stored) not in (1, len(x)):
             raise RequestError(
-                f"the run to patch from has shape {tuple(stored.shape)} at {name}; this one has {tuple(x.shape)}"
-            )
+                f"the run to patch from has shape {tuple(stored.shape)} at {name}; this one has {tuple(x.shape)}",
+                code="conflict", field="run", value=tuple(stored.shape),
+            )  # fmt: skip
         at, patched = choose(x), x.clone()
         patched[at] = stored.to(x).expand_as(x)[at]
         return patched
@@ -182,7 +191,10 @@ def _chosen(site: str, positions: Indices | None, heads: Indices | None) -> Call
     axes = AXES.get(site.rpartition(".")[2], "bs")
     along_heads = head_axis(axes)
     if heads is not None and along_heads is None:
-        raise RequestError(f"heads={heads}: {site} has no heads; {', '.join(AXES)} of a mixer have")
+        raise RequestError(
+            f"heads={heads}: {site} has no heads; {', '.join(AXES)} of a mixer have",
+            code="conflict", field="heads", value=heads,
+        )  # fmt: skip
 
     def choose(x: Tensor) -> tuple[Any, ...]:
         at: list[Any] = [slice(None)] * x.dim()
@@ -205,5 +217,8 @@ def _tensor(given: Indices, count: int, what: str, owner: str, like: Tensor) -> 
 
 def _layer(layer: int) -> str:
     if layer < 0:
-        raise RequestError(f"layer={layer} must be 0 or more: an edit does not know how many layers the model has")
+        raise RequestError(
+            f"layer={layer} must be 0 or more: an edit does not know how many layers the model has",
+            code="range", field="layer", value=layer,
+        )  # fmt: skip
     return f"layers.{layer}"

@@ -95,9 +95,14 @@ def head_scores(
     Raises RequestError for a model without attention heads, a length it cannot read, and a kind that is none."""
     kinds = [kinds] if isinstance(kinds, str) else list(kinds)
     if length < 2 or batch < 1:
-        raise RequestError(f"length={length} and batch={batch}: at least 2 tokens are repeated, in at least 1 row")
+        raise RequestError(
+            f"length={length} and batch={batch}: at least 2 tokens are repeated, in at least 1 row",
+            code="range", field="length" if length < 2 else "batch", value=length if length < 2 else batch,
+        )  # fmt: skip
     if unknown := [kind for kind in kinds if kind not in KINDS]:
-        raise RequestError(f"kinds={unknown[0]!r}: use {', '.join(KINDS)}")
+        raise RequestError(
+            f"kinds={unknown[0]!r}: use {', '.join(KINDS)}", code="unknown", field="kinds", value=unknown[0]
+        )
     counts = heads_of(model, "mixer.pattern")
     tokens = rows_of(model, repeated_tokens(eager(model).vocab_size, length, batch, seed))
     looks = {f"layers.{at}.mixer.pattern": Masses(kinds, length) for at, n in enumerate(counts) if n}

@@ -62,7 +62,9 @@ class Inspection(Inspected):
         try:
             return write_document(page, path)
         except OSError as problem:
-            raise WorkError(f"{path} cannot be written ({problem.strerror}); choose another place") from None
+            raise WorkError(
+                f"{path} cannot be written ({problem.strerror}); choose another place", code="disk"
+            ) from None
 
     def __repr__(self) -> str:
         cost = f", {self.mean_loss:.3f} nats each" if math.isfinite(self.mean_loss) else ""
@@ -98,7 +100,10 @@ def inspect(
         )  # fmt: skip
     tokens = one_row(model, tokens)
     if tokens.shape[1] > LONGEST:
-        raise RequestError(f"tokens has {tokens.shape[1]:,} of them; at most {LONGEST:,} can be inspected at once")
+        raise RequestError(
+            f"tokens has {tokens.shape[1]:,} of them; at most {LONGEST:,} can be inspected at once",
+            code="range", field="tokens", value=tokens.shape[1],
+        )  # fmt: skip
     given = None if source is None else one_row(model, source)
     if given is not None or inner.encoder is not None:
         inner.check_source(1, source=given)

@@ -119,7 +119,10 @@ def logit_lens(
     labels = spelled(tokens, tokenizer, words)
     vocabulary = eager(model).vocab_size
     if not 1 <= top <= vocabulary:
-        raise RequestError(f"top={top} is out of range: from 1 to the {vocabulary} tokens of the vocabulary")
+        raise RequestError(
+            f"top={top} is out of range: from 1 to the {vocabulary} tokens of the vocabulary",
+            code="range", field="top", value=top,
+        )  # fmt: skip
     length = tokens.shape[1]
     at = list(range(length)) if positions is None else within(positions, length, "position", "the text")
     names = [f"layers.{layer}.resid_post" for layer in range(len(eager(model).layers))]

@@ -35,7 +35,10 @@ def one_row(model: Model, tokens: Any) -> Tensor:
     """tokens (1, s) of tokens (1, s) or (s,). RequestError where they are no text of this model, or more than one."""
     rows = rows_of(model, tokens)
     if len(rows) > 1:
-        raise RequestError(f"tokens has {len(rows)} rows; a reading is of one text, so give one of them")
+        raise RequestError(
+            f"tokens has {len(rows)} rows; a reading is of one text, so give one of them",
+            code="range", field="tokens", value=len(rows),
+        )  # fmt: skip
     return rows
 
 
@@ -45,7 +48,10 @@ def spelled(tokens: Tensor, tokenizer: Any = None, words: Sequence[str] | None =
     if words is None:
         return [spell(i, tokenizer) for i in ids]
     if len(words) != len(ids):
-        raise RequestError(f"words has {len(words)} labels, and the text has {len(ids)} tokens")
+        raise RequestError(
+            f"words has {len(words)} labels, and the text has {len(ids)} tokens",
+            code="conflict", field="words", value=len(words),
+        )  # fmt: skip
     return list(words)
 
 
@@ -76,7 +82,10 @@ def pattern_of(model: Model, layer: int) -> str:
     """The site of a layer's attention pattern. RequestError where there is no such layer, or it has none."""
     name = f"layers.{within(layer, len(eager(model).layers), 'layer')[0]}.mixer.pattern"
     if name not in sites(model):
-        raise RequestError(f"layer {layer} has no attention pattern: its mixer is no softmax attention")
+        raise RequestError(
+            f"layer {layer} has no attention pattern: its mixer is no softmax attention",
+            code="unsupported", field="layer", value=layer,
+        )  # fmt: skip
     return name
 
 
@@ -307,7 +316,10 @@ def attention_maps(
         known, count = sites(model), len(eager(model).layers)
         layers = [at for at in range(count) if f"layers.{at}.mixer.pattern" in known]
         if not layers:
-            raise RequestError("no layer of this model has an attention pattern: its mixers are no softmax attention")
+            raise RequestError(
+                "no layer of this model has an attention pattern: its mixers are no softmax attention",
+                code="unsupported", field="model",
+            )  # fmt: skip
     else:
         layers = within(layer, len(eager(model).layers), "layer")
     if pool is None:
@@ -346,9 +358,15 @@ def seeing(model: Model, visibility: VisibilityConfig) -> Model:
     """The same weights (shared, not copied) in a model whose attention sees by another rule."""
     module = eager(model)
     if module.config is None:
-        raise RequestError("this model has no config to change the visibility in; build it from a ModelConfig")
+        raise RequestError(
+            "this model has no config to change the visibility in; build it from a ModelConfig",
+            code="missing", field="config",
+        )  # fmt: skip
     if module.head.packed is not None:
-        raise RequestError("packed weights cannot be put into another model; load this one without quantize")
+        raise RequestError(
+            "packed weights cannot be put into another model; load this one without quantize",
+            code="unsupported", field="quantize",
+        )  # fmt: skip
 
     def change(block: BlockConfig) -> BlockConfig:
         mixer = block.mixer.changed("visibility", lambda old: visibility)

@@ -90,7 +90,10 @@ def table_for(model: Model, of: str) -> Float[Tensor, "v d"]:
     if of == "embedding":
         return whole.embedding.applied().detach()
     if of != "head":
-        raise RequestError(f"of={of!r} is neither embedding nor head{did_you_mean(of, ('embedding', 'head'))}")
+        raise RequestError(
+            f"of={of!r} is neither embedding nor head{did_you_mean(of, ('embedding', 'head'))}",
+            code="unknown", field="of", value=of,
+        )  # fmt: skip
     if whole.head.packed is not None:
         return whole.head.packed.weight.detach()
     return (whole.embedding.applied() if whole.head.weight is None else whole.head.weight).detach()
@@ -108,10 +111,15 @@ def nearest(
 
     >>> near, _ = nearest(E, (E[king] - E[man] + E[woman])[None], without=torch.tensor([[king, man, woman]]))"""
     if by not in CLOSENESS:
-        raise RequestError(f"by={by!r} is no measure; use {', '.join(CLOSENESS)}{did_you_mean(by, CLOSENESS)}")
+        raise RequestError(
+            f"by={by!r} is no measure; use {', '.join(CLOSENESS)}{did_you_mean(by, CLOSENESS)}",
+            code="unknown", field="by", value=by,
+        )  # fmt: skip
     left = len(table) - (0 if without is None else without.shape[1])
     if not 1 <= k <= left:
-        raise RequestError(f"k={k} must be between 1 and {left}, the other tokens of the vocabulary")
+        raise RequestError(
+            f"k={k} must be between 1 and {left}, the other tokens of the vocabulary", code="range", field="k", value=k
+        )
     asked = directions.float()
     best = torch.full((len(asked), 0), float("-inf"), device=table.device)
     ids = torch.zeros((len(asked), 0), dtype=torch.long, device=table.device)

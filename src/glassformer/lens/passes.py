@@ -54,11 +54,15 @@ def number(given: object, rows: int) -> Tensor:
     try:
         found = torch.as_tensor(given, dtype=torch.float64, device="cpu")
     except (TypeError, ValueError, RuntimeError):
-        raise RequestError(f"metric gave {type(given).__name__}; give a number, or one for each row") from None
+        raise RequestError(
+            f"metric gave {type(given).__name__}; give a number, or one for each row",
+            code="type", field="metric", value=type(given).__name__,
+        ) from None  # fmt: skip
     if found.numel() != 1 and found.shape != (rows,):
         raise RequestError(
-            f"metric gave shape {tuple(found.shape)} of logits of {rows} rows; give a number, or one for each row"
-        )
+            f"metric gave shape {tuple(found.shape)} of logits of {rows} rows; give a number, or one for each row",
+            code="range", field="metric", value=tuple(found.shape),
+        )  # fmt: skip
     return found.mean()
 
 

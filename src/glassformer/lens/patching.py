@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from glassformer.errors import RequestError
+from glassformer.errors import RequestError, check_whole
 from glassformer.introspection import capture, choose, eager, head_axis, rows_of, within
 from glassformer.lens import style
 from glassformer.lens.edits import patch
@@ -112,16 +112,22 @@ def activation_patching(
     if clean.shape != corrupt.shape:
         raise RequestError(
             f"clean is {tuple(clean.shape)} and corrupt {tuple(corrupt.shape)}: a value can only be patched where both "
-            "runs have the position; give texts of one length"
-        )
+            "runs have the position; give texts of one length",
+            code="conflict", field="corrupt", value=tuple(corrupt.shape),
+        )  # fmt: skip
     length, layers = clean.shape[1], len(eager(model).layers)
     columns = list(range(length)) if positions is None else within(positions, length, "position", "the text")
     words = [str(at) for at in range(length)] if labels is None else list(labels)
     if len(words) != length:
-        raise RequestError(f"labels has {len(words)} words, and the text has {length} tokens")
+        raise RequestError(
+            f"labels has {len(words)} words, and the text has {length} tokens",
+            code="conflict", field="labels", value=len(words),
+        )  # fmt: skip
     kinds = [sites] if isinstance(sites, str) else list(sites)
     if not kinds:
-        raise RequestError(f"sites=[] names none; use {', '.join(STREAM)} or others of a layer")
+        raise RequestError(
+            f"sites=[] names none; use {', '.join(STREAM)} or others of a layer", code="missing", field="sites"
+        )
     known = choose(model, [f"layers.*.{kind}" for kind in kinds])
     kinds = list(dict.fromkeys(name.split(".", 2)[2] for name in known))  # a pattern names several
     with at_rest(model):
@@ -138,7 +144,10 @@ def activation_patching(
     measure = by_metric(model, metric)
     high, low = (float(outcomes(model, tokens, [SAME], measure)) for tokens in (clean, corrupt))
     if not abs(high - low) > LEAST * max(abs(high), abs(low)):  # NaN too
-        raise RequestError(f"the metric is {high:.6g} on clean and {low:.6g} on corrupt; it must tell them apart")
+        raise RequestError(
+            f"the metric is {high:.6g} on clean and {low:.6g} on corrupt; it must tell them apart",
+            code="conflict", field="metric", value=(high, low),
+        )  # fmt: skip
     # Where both runs have the same value, as at all positions before the texts differ, a patch changes nothing.
     whole = [(name, change) for name, some in changes.items() for change in some]
     alike = torch.tensor([torch.equal(change(other[name]), other[name]) for name, change in whole])
@@ -206,17 +215,20 @@ def indirect_object(tokenizer: Tokenizer, n: int = 16, seed: int = 0, sentence: 
     each, so that all are equally long. Every second one names the giver first.
 
     Raises RequestError where the tokenizer cuts words to pieces (bytes, characters, a small vocabulary)."""
-    if n < 1:
-        raise RequestError(f"n={n} must be at least 1")
+    check_whole("n", n)
     if not 0 <= sentence < len(SENTENCES):
-        raise RequestError(f"sentence={sentence}: there are sentences 0 to {len(SENTENCES) - 1}")
+        raise RequestError(
+            f"sentence={sentence}: there are sentences 0 to {len(SENTENCES) - 1}",
+            code="range", field="sentence", value=sentence,
+        )  # fmt: skip
     ids = _single_tokens(tokenizer, (*NAMES, *PLACES, *THINGS))
     names, places, things = ([word for word in words if word in ids] for words in (NAMES, PLACES, THINGS))
     if len(names) < 2 or not places or not things:
         raise RequestError(
             f"this tokenizer reads {len(names)} of {len(NAMES)} names, {len(places)} of {len(PLACES)} places and "
-            f"{len(things)} of {len(THINGS)} things as one token each; the task needs 2, 1 and 1"
-        )
+            f"{len(things)} of {len(THINGS)} things as one token each; the task needs 2, 1 and 1",
+            code="unsupported", field="tokenizer",
+        )  # fmt: skip
     draw, form = Random(seed), SENTENCES[sentence]
     filled: list[dict[str, str]] = []
     for row in range(n):
@@ -230,8 +242,9 @@ def indirect_object(tokenizer: Tokenizer, n: int = 16, seed: int = 0, sentence: 
     differ = {sum(a != b for a, b in zip(one, other, strict=False)) for one, other in zip(rows, rows[n:], strict=False)}
     if len({len(row) for row in rows}) > 1 or differ != {1}:
         raise RequestError(
-            "this tokenizer cuts the sentences otherwise than their words; the task cannot be made with it"
-        )
+            "this tokenizer cuts the sentences otherwise than their words; the task cannot be made with it",
+            code="unsupported", field="tokenizer",
+        )  # fmt: skip
     clean, corrupt = torch.tensor(rows).chunk(2)
     answers, wrong = (torch.tensor([ids[words[who]] for words in filled]) for who in ("taker", "giver"))
     labels, at = [tokenizer.decode([token]) for token in rows[0]], -1

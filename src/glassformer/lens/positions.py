@@ -10,7 +10,7 @@ from torch import nn
 
 from glassformer.building import fill
 from glassformer.config import ModelConfig
-from glassformer.errors import RequestError
+from glassformer.errors import RequestError, check_whole
 from glassformer.introspection import eager
 from glassformer.lens import style
 from glassformer.lens.reading import Reading, plain
@@ -101,13 +101,18 @@ def position_picture(model: Model | ModelConfig, length: int | None = None) -> P
     Layers that differ are told apart. Raises RequestError for a model without positions."""
     made = eager(model) if isinstance(model, nn.Module) else drawn_from(model)
     if length is None and made.config is None:
-        raise RequestError("this model was made without a config, so its context is not known; give length=")
+        raise RequestError(
+            "this model was made without a config, so its context is not known; give length=",
+            code="missing", field="length",
+        )  # fmt: skip
     limit = made.embedding.limit or math.inf
     length = min(made.config.context, limit) if length is None else length
-    if length < 2:
-        raise RequestError(f"length={length} must be at least 2")
+    check_whole("length", length, 2)
     if length > limit:
-        raise RequestError(f"length={length:,} is past this model's learned positions, which end at {limit:,}")
+        raise RequestError(
+            f"length={length:,} is past this model's learned positions, which end at {limit:,}",
+            code="range", field="length", value=length,
+        )  # fmt: skip
     parts: dict[str, Any] = {}
     where: dict[str, list[int]] = {}
     if made.embedding.position is not None:
@@ -120,10 +125,16 @@ def position_picture(model: Model | ModelConfig, length: int | None = None) -> P
         if part is not None:
             parts.setdefault(name, part)
     if not parts:
-        raise RequestError("position=null: this model has no position encoding; it knows order from its mask alone")
+        raise RequestError(
+            "position=null: this model has no position encoding; it knows order from its mask alone",
+            code="missing", field="position",
+        )  # fmt: skip
     plots = {name: part.picture(length) for name, part in parts.items()}
     if blank := [name for name, some in plots.items() if not some]:
-        raise RequestError(f"position={blank[0]} has no picture; give the part a method picture(length)")
+        raise RequestError(
+            f"position={blank[0]} has no picture; give the part a method picture(length)",
+            code="unsupported", field="position", value=blank[0],
+        )  # fmt: skip
     if made.embedding.position is not None:
         where.pop(NONE, None)
     return PositionPicture(length, where, plots)
@@ -135,7 +146,10 @@ def drawn_from(config: ModelConfig) -> Model:
     position: Any = model.embedding.position
     if position is not None and (values := sum(p.numel() for p in position.parameters())):
         if values > LARGEST_TABLE:
-            raise RequestError(f"{position} has {values:,} values, too many to draw without weights; load the model")
+            raise RequestError(
+                f"{position} has {values:,} values, too many to draw without weights; load the model",
+                code="range", field="position", value=values,
+            )  # fmt: skip
         fill(position.to_empty(device="cpu"), config.begin(seed=0), "embedding.position")
     return model
 

@@ -49,13 +49,21 @@ class Reading:
         path, figure = Path(path), self.figure()
         known = [f".{kind}" for kind in figure.canvas.get_supported_filetypes()]
         if path.suffix.lower() not in known:
-            raise RequestError(f"{str(path)!r} names no kind of picture; it may end in {', '.join(known)}")
+            raise RequestError(
+                f"{str(path)!r} names no kind of picture; it may end in {', '.join(known)}",
+                code="unknown", field="path", value=str(path),
+            )  # fmt: skip
         if not path.parent.is_dir():
-            raise RequestError(f"{str(path)!r} is in a folder that is not there; make {str(path.parent)!r} first")
+            raise RequestError(
+                f"{str(path)!r} is in a folder that is not there; make {str(path.parent)!r} first",
+                code="missing", field="path", value=str(path),
+            )  # fmt: skip
         try:
             figure.savefig(path, dpi=150)
         except OSError as problem:
-            raise WorkError(f"{path} cannot be written ({problem.strerror}); choose another place") from None
+            raise WorkError(
+                f"{path} cannot be written ({problem.strerror}); choose another place", code="disk"
+            ) from None
 
     def to_dict(self) -> dict[str, Any]:
         return {one.name: plain(getattr(self, one.name)) for one in fields(self)}
@@ -74,7 +82,10 @@ def blank(width: float, height: float) -> Any:
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        raise RequestError("figures are drawn by matplotlib; install it: pip install 'glassformer[figures]'") from None
+        raise RequestError(
+            "figures are drawn by matplotlib; install it: pip install 'glassformer[figures]'",
+            code="missing", field="matplotlib",
+        ) from None  # fmt: skip
     return Figure(figsize=(width, height), layout="constrained")
 
 

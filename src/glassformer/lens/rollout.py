@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from glassformer.errors import RequestError
+from glassformer.errors import check_whole
 from glassformer.introspection import Tiles, eager, looking
 from glassformer.lens import style
 from glassformer.lens.maps import (
@@ -78,8 +78,7 @@ def attention_rollout(
     vocabulary and more than one row."""
     tokens = one_row(model, tokens)
     labels = spelled(tokens, tokenizer, words)
-    if pool < 1:
-        raise RequestError(f"pool={pool} must be at least 1")
+    check_whole("pool", pool)
     rolling = _Rolling(torch.eye(tokens.shape[1], device=tokens.device), pool)
     names = [pattern_of(model, layer) for layer in range(len(eager(model).layers))]
     with at_rest(model), looking(model, dict.fromkeys(names, rolling)), torch.no_grad():

@@ -96,10 +96,15 @@ def expert_routing(
     layers = eager(model).layers
     routed = [at for at in range(len(layers)) if f"layers.{at}.ffn.router" in known]
     if not routed:
-        raise RequestError("no layer of this model has experts; llama@1m+moe:4:2 has")
+        raise RequestError(
+            "no layer of this model has experts; llama@1m+moe:4:2 has", code="unsupported", field="model"
+        )
     shown = routed[len(routed) // 2] if layer is None else within(layer, len(layers), "layer")[0]
     if shown not in routed:
-        raise RequestError(f"layer {shown} has no experts; those that have are {', '.join(map(str, routed))}")
+        raise RequestError(
+            f"layer {shown} has no experts; those that have are {', '.join(map(str, routed))}",
+            code="unsupported", field="layer", value=shown,
+        )  # fmt: skip
     with at_rest(model):
         seen = capture(model, tokens, [f"layers.{at}.ffn.router" for at in routed])
     loads: list[Tensor | None] = [None] * len(layers)

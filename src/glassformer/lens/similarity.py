@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from glassformer.dynamics import relative_residual, token_cosine
-from glassformer.errors import RequestError
+from glassformer.errors import check_whole
 from glassformer.introspection import capture, eager, rows_of, within
 from glassformer.lens import style
 from glassformer.lens.maps import at_rest
@@ -68,8 +68,7 @@ def token_similarity(
     at most pool x pool, each cell the mean of its tile. Raises RequestError for fewer than two tokens, and for a depth
     out of range."""
     tokens, count = rows_of(model, tokens, least=2), len(eager(model).layers) + 1
-    if pool < 1:
-        raise RequestError(f"pool={pool} must be at least 1")
+    check_whole("pool", pool)
     depth = within(count // 2 if depth is None else depth, count, "depth")[0]
     names = ["embed", *(f"layers.{at}.resid_post" for at in range(count - 1))]
 

@@ -164,7 +164,9 @@ def massive_activations(model: Model, tokens: Int[Tensor, "b s"]) -> MassiveActi
     def look(x: Tensor, first: int, total: int) -> None:
         here, depth = massive(x), len(seen)
         if not x.isfinite().all():
-            raise WorkError(f"the stream is not a number at depth {depth}: there is nothing to read in this model")
+            raise WorkError(
+                f"the stream is not a number at depth {depth}: there is nothing to read in this model", code="diverged"
+            )
         size = exact(x).abs().flatten(1)
         seen.append((size.topk(min(3, size.shape[1])).values.mean(0).cpu(), here.median.cpu().double().mean()))
         for row, position, dimension in here.mask.nonzero().tolist():

@@ -22,7 +22,9 @@ def heads_of(model: Model, site: str) -> list[int]:
     heads = [layer.mixer.heads for layer in layers]
     counts = [one.n_heads if one and f"layers.{at}.{site}" in known else 0 for at, one in enumerate(heads)]
     if not any(counts):
-        raise RequestError(f"no layer of this model has a site {site}: it has no attention heads")
+        raise RequestError(
+            f"no layer of this model has a site {site}: it has no attention heads", code="unsupported", field="model"
+        )
     return counts
 
 
@@ -40,7 +42,9 @@ def attention_table(rows: Sequence[Tensor | None]) -> Tensor:
     """`table_of` what was measured of attention. WorkError where that is not a number."""
     for at, row in enumerate(rows):
         if row is not None and not row.isfinite().all():
-            raise WorkError(f"the attention of layer {at} is not a number: there is nothing to read in this model")
+            raise WorkError(
+                f"the attention of layer {at} is not a number: there is nothing to read in this model", code="diverged"
+            )
     return table_of(rows)
 
 

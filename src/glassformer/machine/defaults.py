@@ -53,7 +53,9 @@ def settings(
     Raises RequestError for a device that is not here or a dtype it does not have."""
     device = device_named(device)
     if dtype not in ("auto", *DTYPES):
-        raise RequestError(f"dtype={dtype!r}: use auto, {' or '.join(DTYPES)}")
+        raise RequestError(
+            f"dtype={dtype!r}: use auto, {' or '.join(DTYPES)}", code="unknown", field="dtype", value=dtype
+        )
     return chosen(Abilities.of(device), dtype, threads, compile)
 
 
@@ -62,11 +64,16 @@ def chosen(here: Abilities, dtype: str = "auto", threads: int | None = None, com
     fast = here.fast_bfloat16
     picked = dtype if dtype != "auto" else "bfloat16" if fast else "float32"
     if threads is not None and not 1 <= threads <= 4096:
-        raise RequestError(f"threads={threads}: a number from 1 up is right; this process may use {here.cores} cores")
+        raise RequestError(
+            f"threads={threads}: a number from 1 up is right; this process may use {here.cores} cores",
+            code="range", field="threads", value=threads,
+        )  # fmt: skip
     asked = threads or _asked_threads()
     count = asked or here.cores
     if compile and not here.compiler:
-        raise RequestError(f"compile=True needs {_needs(here.device)}; leave it out to run eagerly")
+        raise RequestError(
+            f"compile=True needs {_needs(here.device)}; leave it out to run eagerly", code="missing", field="compile"
+        )
     use = here.compiler if compile is None else compile
     reasons = [
         f"{picked} matrix products" + ("" if fast or picked == "bfloat16" else " (no fast bfloat16 here)"),

@@ -45,7 +45,10 @@ def device_named(device: str) -> str:
         asked = torch.device("meta")
     most = 1 if asked.type == "cpu" else torch.accelerator.device_count()
     if asked.type not in here or (asked.index or 0) >= most:
-        raise RequestError(f"device={device!r} is not on this machine; here: {', '.join(here)}")
+        raise RequestError(
+            f"device={device!r} is not on this machine; here: {', '.join(here)}",
+            code="unsupported", field="device", value=device,
+        )  # fmt: skip
     return asked.type if asked.type in ("cpu", "mps") else str(asked)
 
 

@@ -29,15 +29,24 @@ def assign(config: ModelConfig, path: str, value: str) -> ModelConfig:
     tree = config.to_dict()
     first, *rest = steps = ALIASES.get(path, path).split(".")
     if first == RECIPE:
-        raise RequestError(f"+{path}={value} is about training, not about the model; train and compare take it")
+        raise RequestError(
+            f"+{path}={value} is about training, not about the model; train and compare take it",
+            code="unsupported", field=path, value=value,
+        )  # fmt: skip
     towers = [tree, *([tree["encoder"]] if tree["encoder"] else [])]
     own = [tree] if first == "visibility" else towers
     blocks = [block for tower in own for stage in tower["stack"] for block in stage["blocks"]]
     if first == "layers":
         if rest:
-            raise RequestError(f"{path}={value}: layers is a number and has no fields; use layers={value}")
+            raise RequestError(
+                f"{path}={value}: layers is a number and has no fields; use layers={value}",
+                code="type", field=path, value=value,
+            )  # fmt: skip
         if any(len(tower["stack"]) != 1 for tower in towers) or len(blocks) != 2 * len(towers) - 1:
-            raise RequestError("layers= is for a stack of equal blocks; set stack.0.repeat and so on")
+            raise RequestError(
+                "layers= is for a stack of equal blocks; set stack.0.repeat and so on",
+                code="unsupported", field="layers", value=value,
+            )  # fmt: skip
         for tower in towers:
             tower["stack"][0]["repeat"] = read_value(value)
     elif first in OF_MIXER:

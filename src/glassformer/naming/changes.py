@@ -105,7 +105,10 @@ def _ffn(config: ModelConfig, choice: Any, fields: Fields) -> ModelConfig:
 
     changed = each_block(config, swap)
     if not any(block.ffn for block in changed.layers()):
-        raise RequestError(f"ffn={choice.kind}: this model has no ffn that it could be made of; add one first")
+        raise RequestError(
+            f"ffn={choice.kind}: this model has no ffn that it could be made of; add one first",
+            code="missing", field="ffn", value=choice.kind,
+        )  # fmt: skip
     return changed
 
 
@@ -175,8 +178,9 @@ def _probability(word: str, text: str) -> dict[str, Any]:
     p = number(word, text)
     if not 0 <= p < 1:
         raise RequestError(
-            f"{word}:{text}: a probability from 0 up to, not including, 1 is right", field=word, value=text
-        )
+            f"{word}:{text}: a probability from 0 up to, not including, 1 is right",
+            code="range", field=word, value=text,
+        )  # fmt: skip
     return {"dropout": p}
 
 

@@ -22,24 +22,39 @@ def parse(expression: str | Path, names_a_model: Callable[[str], bool]) -> tuple
     """(name, size, changes). A leading path that exists is the name, unless `names_a_model` says that it is the name of
     a model: ./NAME is the folder. Raises RequestError for an empty name and for text that cannot be a change."""
     if not isinstance(expression, (str, Path)):
-        raise RequestError(f"a model is named by text or a path, such as 'llama@10m', and not by {shown(expression)}")
+        raise RequestError(
+            f"a model is named by text or a path, such as 'llama@10m', and not by {shown(expression)}",
+            code="type", field="model", value=type(expression).__name__,
+        )  # fmt: skip
     expression = str(expression).strip()
     if not expression:
-        raise RequestError("an expression is empty; name a model such as llama@10m")
+        raise RequestError("an expression is empty; name a model such as llama@10m", code="missing", field="model")
     if len(expression) > LONGEST:
-        raise RequestError(f"an expression has at most {LONGEST} characters, and this one has {len(expression):,}")
+        raise RequestError(
+            f"an expression has at most {LONGEST} characters, and this one has {len(expression):,}",
+            code="range", field="model", value=len(expression),
+        )  # fmt: skip
     path = _leading_path(expression, names_a_model)
     first, *changes = CHANGES.split(expression[len(path) :])
     name, at, size = first.partition("@")
     if at and not size:
-        raise RequestError(f"{expression!r} has an @ without a size; use one of {', '.join(SIZES)}")
+        raise RequestError(
+            f"{expression!r} has an @ without a size; use one of {', '.join(SIZES)}", code="missing", field="size"
+        )
     if first.endswith("+"):
-        raise RequestError(f"{expression!r} ends with a plus; a change follows it, such as +rope")
+        raise RequestError(
+            f"{expression!r} ends with a plus; a change follows it, such as +rope", code="missing", field="change"
+        )
     if not path + name:
-        raise RequestError(f"{expression[:SHOWN]!r} names no model; begin with one, such as llama@10m")
+        raise RequestError(
+            f"{expression[:SHOWN]!r} names no model; begin with one, such as llama@10m", code="missing", field="name"
+        )
     _, plus, rest = first.partition("+")
     if plus and (path or not looks_like_path(first)):
-        raise RequestError(f"{'+' + rest[:SHOWN]!r} is no change: one begins with a letter, such as +rope")
+        raise RequestError(
+            f"{'+' + rest[:SHOWN]!r} is no change: one begins with a letter, such as +rope",
+            code="syntax", field="change", value=rest[:SHOWN],
+        )  # fmt: skip
     return path + name, size or None, changes
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from glassformer.architectures import FAMILIES, PRESETS
-from glassformer.config import ModelConfig, TowerConfig, explain
+from glassformer.config import ModelConfig, TowerConfig, request_error
 from glassformer.errors import RequestError, did_you_mean
 from glassformer.naming import grammar
 from glassformer.naming.changes import change_of, changes_mixers, of_mixers
@@ -45,9 +45,14 @@ def load(expression: str | Path, *, dtype: Any = None, device: Any = None, quant
     name, size, wanted = parse(expression)
     if name in PRESETS or name in FAMILIES:
         here = f"; the folder here is ./{expression}" if grammar.exists(str(expression)) else ""
-        raise RequestError(f"{name} is a config without weights; name a run, a checkpoint, or hf:owner/name{here}")
+        raise RequestError(
+            f"{name} is a config without weights; name a run, a checkpoint, or hf:owner/name{here}",
+            code="missing", field="name", value=name,
+        )  # fmt: skip
     if size:
-        raise RequestError(f"{expression}: a checkpoint keeps its size; leave @{size} out")
+        raise RequestError(
+            f"{expression}: a checkpoint keeps its size; leave @{size} out", code="conflict", field="size", value=size
+        )
     if wanted:
         preset(str(expression))  # what is wrong is said before weights are read
     change = partial(_changed, changes=wanted) if wanted else None
@@ -77,7 +82,10 @@ def split_recipe(expression: str) -> tuple[str, dict[str, str]]:
             continue
         field, _, value = (part.strip() for part in change.removeprefix(f"{grammar.RECIPE}.").partition("="))
         if not field or not value:
-            raise RequestError(f"+{change}: use +recipe.FIELD=VALUE, such as +recipe.warmup=0.1")
+            raise RequestError(
+                f"+{change}: use +recipe.FIELD=VALUE, such as +recipe.warmup=0.1",
+                code="syntax", field="recipe", value=change,
+            )  # fmt: skip
         overrides[field] = value
     return "+".join(kept), overrides
 
@@ -109,7 +117,7 @@ def _changed(config: ModelConfig, changes: Sequence[str]) -> ModelConfig:
         try:
             config = change_of(change)(config)
         except ValidationError as error:
-            raise RequestError(f"+{change}: {explain(error)}") from None
+            raise request_error(error, f"+{change}: ") from None
         except RequestError as error:
             raise error if change in str(error) else error.of(f"+{change}") from None
     _refuse_lost(config, changes)
@@ -183,12 +191,15 @@ def _named(name: str) -> ModelConfig:
         if (path / "config.yaml").is_file():
             return ModelConfig.from_file(path / "config.yaml")
         convert.refuse_weights(path)
-        raise RequestError(f"the folder {name} holds no config; name a run, a checkpoint or a config file")
+        raise RequestError(
+            f"the folder {name} holds no config; name a run, a checkpoint or a config file",
+            code="missing", field="name", value=name,
+        )  # fmt: skip
     if grammar.exists(name) and path.is_file():
         convert.refuse_weights(path)
         return ModelConfig.from_file(path)
     if grammar.looks_like_path(name):
-        raise RequestError(f"there is no file {name}")
+        raise RequestError(f"there is no file {name}", code="missing", field="name", value=name)
     known = [*FAMILIES, *PRESETS, *_packaged()]
     near = did_you_mean(name, known) or f"; known: {', '.join([*FAMILIES, *_packaged()])}; all are listed by presets"
     raise RequestError(f"no model is named {name!r}{near}", code="unknown", field="name", value=name)

@@ -65,7 +65,7 @@ class QuantizedLinear(Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         if x.requires_grad and torch.is_grad_enabled():
-            raise RequestError(UNTRAINED)
+            raise RequestError(UNTRAINED, code="unsupported", field="quantize")
         rows = x.reshape(-1, self.in_features).bfloat16()
         y = self.product_of_few(rows) if rows.shape[0] <= self.few else self.product_of_many(rows)
         y = y.reshape(*x.shape[:-1], self.rows).to(x.dtype)
@@ -108,7 +108,7 @@ class QuantizedLinear(Linear):
 
     def train(self, mode: bool = True) -> QuantizedLinear:
         if mode:
-            raise RequestError(UNTRAINED)
+            raise RequestError(UNTRAINED, code="unsupported", field="quantize")
         return super().train(mode)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> QuantizedLinear:
@@ -116,7 +116,10 @@ class QuantizedLinear(Linear):
         before, scales = self.packed.device.type, self.scales
         super()._apply(fn, recurse)
         if (here := self.packed.device.type) != before:
-            raise RequestError(f"weights of {self.bits} bits were packed for {before}; load them with device={here!r}")
+            raise RequestError(
+                f"weights of {self.bits} bits were packed for {before}; load them with device={here!r}",
+                code="conflict", field="device", value=here,
+            )  # fmt: skip
         self.scales = scales.to(self.packed.device)
         return self
 
@@ -134,8 +137,9 @@ class Bf16Linear(QuantizedLinear):
     def hold(self, weight: Tensor) -> None:
         if not onednn_in_bf16(weight.device.type):
             raise RequestError(
-                "quantize='bf16' is for CPUs on which torch has oneDNN's products in bf16; leave quantize out"
-            )
+                "quantize='bf16' is for CPUs on which torch has oneDNN's products in bf16; leave quantize out",
+                code="unsupported", field="quantize", value="bf16",
+            )  # fmt: skip
         self.missing = 0
         if self.slow:
             self.few = OF_SLOW_BF16
@@ -173,7 +177,10 @@ class Bf16Linear(QuantizedLinear):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> QuantizedLinear:
         if (here := fn(torch.empty(0, device="cpu")).device.type) != "cpu":
-            raise RequestError(f"weights of 16 bits were packed for cpu; load them for {here!r} without quantize")
+            raise RequestError(
+                f"weights of 16 bits were packed for cpu; load them for {here!r} without quantize",
+                code="conflict", field="device", value=here,
+            )  # fmt: skip
         nn.Module._apply(self, fn, recurse)
         return self
 
@@ -295,12 +302,18 @@ def quantize(model: nn.Module, kind: str, head: str | None = None) -> nn.Module:
     `head`: another kind for the head; by default bf16 beside bf16, else int8. The model is then for evaluation alone:
     no parameter has a gradient. Raises RequestError."""
     head = head or (QUANTIZED[kind].of_head if kind in QUANTIZED else kind)
-    if wrong := {kind, head} - set(QUANTIZED):
-        raise RequestError(f"quantize={wrong.pop()!r}: use {' or '.join(QUANTIZED)}")
+    for field, wanted in (("quantize", kind), ("head", head)):
+        if wanted not in QUANTIZED:
+            raise RequestError(
+                f"quantize={wanted!r}: use {' or '.join(QUANTIZED)}", code="unknown", field=field, value=wanted
+            )
     every = [(path, module) for path, module in model.named_modules() if isinstance(module, Linear)]
     linears = [(path, module) for path, module in every if module.packable]
     if any(isinstance(module, QuantizedLinear) for _, module in linears):
-        raise RequestError(f"quantize={kind!r}: the weights of this model are packed already")
+        raise RequestError(
+            f"quantize={kind!r}: the weights of this model are packed already",
+            code="conflict", field="quantize", value=kind,
+        )  # fmt: skip
     embedding: Any = model.embedding
     for path, module in linears:
         weight = module.applied().to(embedding.device)

@@ -49,7 +49,9 @@ class Shape:
 
     def __post_init__(self) -> None:
         if not 1 <= self.s <= self.t:
-            raise RequestError(f"s={self.s} new tokens of t={self.t}; use 1 to {self.t}", field="s", value=self.s)
+            raise RequestError(
+                f"s={self.s} new tokens of t={self.t}; use 1 to {self.t}", code="range", field="s", value=self.s
+            )
 
     @classmethod
     def training(cls, b: int, s: int, dtype: torch.dtype = torch.float32, products: torch.dtype | None = None) -> Shape:
@@ -154,7 +156,9 @@ class Cost:
         kept = {"none": self.kept, "selective": self.kept_selective, "full": self.kept_full}
         if recompute not in kept:
             options = ", ".join(kept)
-            raise RequestError(f"recompute={recompute!r}: use one of {options}", field="recompute", value=recompute)
+            raise RequestError(
+                f"recompute={recompute!r}: use one of {options}", code="unknown", field="recompute", value=recompute
+            )
         return kept[recompute]
 
     def outside_blocks(self) -> Cost:

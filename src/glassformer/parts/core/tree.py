@@ -17,7 +17,10 @@ def set_value(tree: Any, steps: Sequence[str], value: str, path: str, also: Sequ
     for step in way:
         tree = tree[_key(tree, step, path, known)]
         if tree is None:
-            raise RequestError(f"{path}={value}: there is no {step} here to change; add it first")
+            raise RequestError(
+                f"{path}={value}: there is no {step} here to change; add it first",
+                code="missing", field=path, value=value,
+            )  # fmt: skip
         known = ()
     key, new = _key(tree, last, path, known), read_value(value)
     if key == "kind" and isinstance(new, str):
@@ -31,13 +34,18 @@ def set_value(tree: Any, steps: Sequence[str], value: str, path: str, also: Sequ
 def _key(tree: Any, step: str, path: str, also: Sequence[str]) -> Any:
     if isinstance(tree, list):
         if not step.isdecimal() or int(step) >= len(tree):
-            raise RequestError(f"{path}: {step} is not an index below {len(tree)}")
+            raise RequestError(
+                f"{path}: {step} is not an index below {len(tree)}", code="range", field=path, value=step
+            )
         return int(step)
     if not isinstance(tree, dict):
-        raise RequestError(f"{path}: {step!r} asks for a field of a plain value")
+        raise RequestError(f"{path}: {step!r} asks for a field of a plain value", code="type", field=path, value=step)
     if step not in tree:
         near = did_you_mean(step, [*tree, *also])
-        raise RequestError(f"{path}: no field is named {step!r}{near or '; known here: ' + ', '.join(tree)}")
+        raise RequestError(
+            f"{path}: no field is named {step!r}{near or '; known here: ' + ', '.join(tree)}",
+            code="unknown", field=path, value=step,
+        )  # fmt: skip
     return step
 
 

@@ -17,7 +17,7 @@ from glassformer.parts.core.cost import Cost, Shape
 from glassformer.parts.core.site import Site
 from glassformer.parts.core.words import Word
 from glassformer.parts.ffn.base import ACTIVATIONS, FFN, FFNConfig
-from glassformer.parts.ffn.experts import Router, read_experts, routing_problem, share_of
+from glassformer.parts.ffn.experts import Router, check_routing, read_experts, share_of
 from glassformer.parts.ffn.glu import GluConfig, gating
 from glassformer.parts.ffn.mlp import MlpConfig
 from glassformer.parts.forward_pass import Pass
@@ -137,8 +137,7 @@ class ExpertChoiceConfig(FFNConfig, kind="expert_choice", words=Word("expert_cho
 
     @model_validator(mode="after")
     def _fits(self) -> ExpertChoiceConfig:
-        if problem := routing_problem(self.n_experts, self.top_k, 1, 1, 1):
-            raise ValueError(problem)
+        check_routing(self.n_experts, self.top_k, 1, 1, 1)
         self.dense(None)
         return self
 
@@ -151,7 +150,10 @@ class ExpertChoiceConfig(FFNConfig, kind="expert_choice", words=Word("expert_cho
         if old is None or type(old) is cls:
             return old and old.vary(**fields)
         if (like := old.as_experts()) is None:
-            raise RequestError(f"ffn={old.kind} does not say how experts of its kind are made (as_experts)")
+            raise RequestError(
+                f"ffn={old.kind} does not say how experts of its kind are made (as_experts)",
+                code="unsupported", field="ffn.kind", value=old.kind,
+            )  # fmt: skip
         hidden = fields.pop("hidden", None) or (old.hidden and share_of(old.hidden, int(str(fields.get("top_k", 2)))))
         return cls(**{**like, **fields, "hidden": hidden})
 

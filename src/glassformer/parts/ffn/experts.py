@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float, Int
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from glassformer.errors import RequestError
+from glassformer.errors import RequestError, check_whole
 from glassformer.parts.core import auxiliary
 from glassformer.parts.core.base import BuildContext
 from glassformer.parts.core.cost import Cost, Shape
@@ -88,8 +88,7 @@ class Router(Linear):
         group_best: int = 1,
         capacity: float | None = None,
     ):
-        if problem := routing_problem(n_experts, top_k, n_groups, top_groups, group_best):
-            raise RequestError(problem)
+        check_routing(n_experts, top_k, n_groups, top_groups, group_best)
         super().__init__(d_model, n_experts, bias, reparam=reparam)
         self.n_groups, self.top_groups, self.group_best = n_groups, top_groups, group_best
         self.capacity = capacity
@@ -190,24 +189,24 @@ def mean_of(x: Float[Tensor, "n ..."], real: Bool[Tensor, "*b"] | None) -> Tenso
     return kept.mean(0) * (len(rows) / rows.sum().clamp_min(1).to(x.dtype))
 
 
-def routing_problem(e: int, k: int, n_groups: int, top_groups: int, group_best: int) -> str | None:
-    """What is wrong with these numbers, if anything is."""
+def check_routing(e: int, k: int, n_groups: int, top_groups: int, group_best: int) -> None:
+    """Raises RequestError where no router can choose k of e experts so."""
     sizes = {"n_experts": e, "top_k": k, "n_groups": n_groups, "top_groups": top_groups, "group_best": group_best}
-    for name, size in sizes.items():
-        if size < 1:
-            return f"{name}={size} must be at least 1"
-    if k > e:
-        return f"top_k={k} is more than n_experts={e}; use 1 to {e}"
+    for name, value in sizes.items():
+        check_whole(name, value)
     if e % n_groups:
-        return f"n_groups={n_groups} does not divide n_experts={e}"
-    if top_groups > n_groups:
-        return f"top_groups={top_groups} is more than n_groups={n_groups}; use 1 to {n_groups}"
+        message = f"n_groups={n_groups} does not divide n_experts={e}"
+        raise RequestError(message, code="range", field="n_groups", value=n_groups)
     size = e // n_groups
-    if n_groups > 1 and group_best > size:
-        return f"group_best={group_best} is more than the {size} experts of a group; use 1 to {size}"
-    if k > size * top_groups:
-        return f"top_k={k} is more than the {size * top_groups} experts of top_groups={top_groups} groups"
-    return None
+    for name, most, these in (
+        ("top_k", e, f"n_experts={e}; use 1 to {e}"),
+        ("top_groups", n_groups, f"n_groups={n_groups}; use 1 to {n_groups}"),
+        ("group_best", size if n_groups > 1 else group_best, f"the {size} experts of a group; use 1 to {size}"),
+        ("top_k", size * top_groups, f"the {size * top_groups} experts of top_groups={top_groups} groups"),
+    ):
+        if (value := sizes[name]) > most:
+            message = f"{name}={value} is more than {these}"
+            raise RequestError(message, code="range", field=name, value=value, expected=f"<= {most}")
 
 
 class Experts(FFN):
@@ -372,7 +371,10 @@ class Experts(FFN):
 def read_experts(word: str, text: str) -> dict[str, Any]:
     """moe:E:K or moe:E:K:F, with E experts of which a token meets K, each F wide."""
     if not 2 <= text.count(":") + 1 <= 3:
-        raise RequestError(f"{word}:{text}: use moe:experts:chosen, such as moe:8:2, or moe:experts:chosen:hidden")
+        raise RequestError(
+            f"{word}:{text}: use moe:experts:chosen, such as moe:8:2, or moe:experts:chosen:hidden",
+            code="syntax", field=word, value=text,
+        )  # fmt: skip
     n_experts, top_k, *hidden = (whole_number(word, part) for part in text.split(":"))
     return {"n_experts": n_experts, "top_k": top_k, "hidden": hidden[0] if hidden else None}
 
@@ -414,9 +416,7 @@ class ExpertsConfig(FFNConfig, kind="experts", words=Word("moe", read_experts, "
 
     @model_validator(mode="after")
     def _fits(self) -> ExpertsConfig:
-        sizes = (self.n_experts, self.top_k, self.n_groups, self.top_groups, self.group_best)
-        if problem := routing_problem(*sizes):
-            raise ValueError(problem)
+        check_routing(self.n_experts, self.top_k, self.n_groups, self.top_groups, self.group_best)
         if not self.n_shared and (self.shared_hidden or self.shared_gate):
             raise ValueError("shared_hidden and shared_gate are of the shared experts, and n_shared=0; use n_shared=1")
         if self.clamp is not None and not self.gated:
@@ -450,7 +450,10 @@ class ExpertsConfig(FFNConfig, kind="experts", words=Word("moe", read_experts, "
         if type(old) is cls:
             return old.vary(**fields)
         if (like := old.as_experts()) is None:
-            raise RequestError(f"ffn={old.kind} does not say how experts of its kind are made (as_experts)")
+            raise RequestError(
+                f"ffn={old.kind} does not say how experts of its kind are made (as_experts)",
+                code="unsupported", field="ffn.kind", value=old.kind,
+            )  # fmt: skip
         hidden = fields.pop("hidden", None) or (old.hidden and share_of(old.hidden, fields.get("top_k", 2)))
         return cls(**like, **fields, hidden=hidden)
 

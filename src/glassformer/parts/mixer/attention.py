@@ -168,7 +168,10 @@ def _qk_norm(old: QKNormConfig | None, norm: NormConfig, over: Any = None) -> QK
 
 def _read_qk_norm(word: str, text: str) -> dict[str, Any]:
     if text not in get_args(Over):
-        raise RequestError(f"{word}:{text}: use qknorm, qknorm:head, qknorm:each_head or qknorm:full", field=word)
+        raise RequestError(
+            f"{word}:{text}: use qknorm, qknorm:head, qknorm:each_head or qknorm:full",
+            code="unknown", field=word, value=text,
+        )  # fmt: skip
     return {"qk_norm": partial(_qk_norm, over=text)}
 
 
@@ -269,9 +272,14 @@ class AttentionConfig(MixerConfig, kind="attention", words=_WORDS):
 
     def can_clip_logits(self) -> bool:
         if self.qk_norm is not None:
-            raise RequestError("qk_norm undoes every scale of W_q and W_k; use one of them")
+            raise RequestError(
+                "qk_norm undoes every scale of W_q and W_k; use one of them", code="conflict", field="mixer.qk_norm"
+            )
         if self.clip is not None:
-            raise RequestError(f"mixer.clip={self.clip:g} bounds q and k after W_q and W_k; use one of them")
+            raise RequestError(
+                f"mixer.clip={self.clip:g} bounds q and k after W_q and W_k; use one of them",
+                code="conflict", field="mixer.clip", value=self.clip,
+            )  # fmt: skip
         return True
 
     def _scale(self, ctx: BuildContext) -> float:

@@ -183,7 +183,10 @@ class LatentAttention(SoftmaxAttention):
     def _show(self, c: Tensor, turned: Tensor) -> None:
         """k and v of the new tokens, for those who look. Raises RequestError where they are to be edited."""
         if self.k.edited or self.v.edited:
-            raise RequestError("mixer.k and mixer.v are not made where the latent alone is kept; edit mixer.latent")
+            raise RequestError(
+                "mixer.k and mixer.v are not made where the latent alone is kept; edit mixer.latent",
+                code="unsupported", field="mixer.k" if self.k.edited else "mixer.v",
+            )  # fmt: skip
         if self.k.watched or self.v.watched:
             k, v = self.expand(c, turned)
             self.k(k), self.v(v)
@@ -299,7 +302,10 @@ class LatentAttentionConfig(
         return self.vary(**{change: new(getattr(self, change))})
 
     def can_clip_logits(self) -> bool:
-        raise RequestError("mixer.kind=latent_attention: its heads share a key, which no head can scale for itself")
+        raise RequestError(
+            "mixer.kind=latent_attention: its heads share a key, which no head can scale for itself",
+            code="unsupported", field="mixer.kind", value="latent_attention",
+        )  # fmt: skip
 
     def _within(self, ctx: BuildContext) -> BuildContext:
         """The context of the kernel and of the costs of attention."""
@@ -314,7 +320,10 @@ class LatentAttentionConfig(
 
     def build(self, ctx: BuildContext) -> LatentAttention:
         if ctx.mup is not None:
-            raise RequestError("mup has no rule for latents, whose width is not the model's; leave mup or mla out")
+            raise RequestError(
+                "mup has no rule for latents, whose width is not the model's; leave mup or mla out",
+                code="conflict", field="mup", value=self.kind,
+            )  # fmt: skip
         n, dn, dr, dv, r, q_rank = self.shape(ctx)
         return LatentAttention(
             ctx.d_model, n, r, dn, dr, dv, q_rank, self.bias,

@@ -206,7 +206,10 @@ class Mamba(Mixer):
         """Whether somebody looks at what is made for those who look alone; RequestError where it is to be edited."""
         for name in ("state", "effective_attention"):
             if getattr(self, name).edited:
-                raise RequestError(f"mixer.{name} is made only to be looked at; edit mixer.u, dt, B, C or z instead")
+                raise RequestError(
+                    f"mixer.{name} is made only to be looked at; edit mixer.u, dt, B, C or z instead",
+                    code="unsupported", field=f"mixer.{name}",
+                )  # fmt: skip
         return bool(self.state.looks or self.effective_attention.looks)
 
     def _show(
@@ -306,7 +309,10 @@ class MambaConfig(MixerConfig, kind="mamba", words="mamba"):
 
     def build(self, ctx: BuildContext) -> Mamba:
         if ctx.mup is not None:
-            raise RequestError("mup has no rule for the mixer mamba, whose B, C and dt grow otherwise; leave mup out")
+            raise RequestError(
+                "mup has no rule for the mixer mamba, whose B, C and dt grow otherwise; leave mup out",
+                code="conflict", field="mup", value=self.kind,
+            )  # fmt: skip
         return Mamba(ctx.d_model, **self._fields(), reparam=ctx.make_reparam)
 
     def _fields(self) -> dict[str, Any]:

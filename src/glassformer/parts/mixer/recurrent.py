@@ -170,4 +170,7 @@ class RecurrenceConfig(MixerConfig):
     def refuse_mup(self, ctx: BuildContext) -> None:
         """Raises RequestError under muP."""
         if ctx.mup is not None:
-            raise RequestError(f"mup has no rule for the mixer {self.kind}, whose maps grow otherwise; leave mup out")
+            raise RequestError(
+                f"mup has no rule for the mixer {self.kind}, whose maps grow otherwise; leave mup out",
+                code="conflict", field="mup", value=self.kind,
+            )  # fmt: skip

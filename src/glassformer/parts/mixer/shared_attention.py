@@ -168,7 +168,10 @@ class SharedAttentionConfig(MixerConfig, kind="shared_attention"):
         return self.vary(source=name)
 
     def can_clip_logits(self) -> bool:
-        raise RequestError("mixer.kind=shared_attention: its keys are another layer's, which it cannot scale")
+        raise RequestError(
+            "mixer.kind=shared_attention: its keys are another layer's, which it cannot scale",
+            code="unsupported", field="mixer.kind", value="shared_attention",
+        )  # fmt: skip
 
     def _scale(self, ctx: BuildContext) -> float:
         h = self.heads(ctx).head_dim

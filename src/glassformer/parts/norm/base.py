@@ -33,7 +33,10 @@ class Norm(nn.Module):
     def held(self, x: Tensor, direction: Tensor) -> tuple[Tensor, Tensor]:
         """(below, constant) with the scale held at the one of x (d,): direction . norm(x) = below . x + constant, for
         logit attribution. Raises RequestError for a norm that does not define it."""
-        raise RequestError(f"{type(self).__name__} does not define held(x, direction), which logit attribution needs")
+        raise RequestError(
+            f"{type(self).__name__} does not define held(x, direction), which logit attribution needs",
+            code="unsupported", field="norm", value=type(self).__name__,
+        )  # fmt: skip
 
     def out_dtype(self, x: Tensor) -> torch.dtype:
         return product_dtype(x) if self.feeds_products else x.dtype

@@ -37,13 +37,17 @@ class Learned(EmbeddingPosition):
         if pass_.end > self.limit:
             raise RequestError(
                 f"position=learned ends at {self.limit} tokens and {pass_.end} were asked for; use at most "
-                f"{self.limit}, or a position that goes on (rope, alibi, sinusoidal)"
-            )
+                f"{self.limit}, or a position that goes on (rope, alibi, sinusoidal)",
+                code="range", field="tokens", value=pass_.end,
+            )  # fmt: skip
         if pass_.given is not None and pass_.ids.numel():
             least, most = (int(end) for end in pass_.ids.aminmax())
             if least < 0 or most >= self.limit:
                 wrong = least if least < 0 else most
-                raise RequestError(f"position=learned knows positions 0 to {self.limit - 1}, and {wrong} was given")
+                raise RequestError(
+                    f"position=learned knows positions 0 to {self.limit - 1}, and {wrong} was given",
+                    code="range", field="positions", value=wrong,
+                )  # fmt: skip
         return F.embedding(pass_.ids + self.offset if self.offset else pass_.ids, self.weight)
 
     @torch.no_grad()

@@ -42,8 +42,9 @@ class Rotary(AttentionPosition):
         if not 0 < self.dim <= head_dim or self.dim % 2:
             raise RequestError(
                 f"position=rotary turns {self.dim} of head_dim={head_dim} values; it must be an even number "
-                f"between 2 and {head_dim}"
-            )
+                f"between 2 and {head_dim}",
+                code="range", field="position.dim", value=self.dim,
+            )  # fmt: skip
         self.base, self.scaling = base, scaling or Scaling()
         self.scaling.check(self.dim)
         self.pairing = pairing

@@ -82,8 +82,9 @@ class Ntk(_Bound):
     def check(self, dim: int) -> None:
         if dim <= 2:
             raise RequestError(
-                f"scaling={self.config.kind} needs more than 2 turned values a head, and there are {dim}"
-            )
+                f"scaling={self.config.kind} needs more than 2 turned values a head, and there are {dim}",
+                code="conflict", field="position.scaling", value=self.config.kind,
+            )  # fmt: skip
 
     def frequencies(self, exponent: Tensor, base: float, dim: int, t: int) -> Tensor:
         return (base * self.config.factor ** (dim / (dim - 2))) ** -exponent
@@ -172,14 +173,18 @@ class LongRope(_Bound):
             if self.context == 1:
                 raise RequestError(
                     "scaling=longrope divides by the logarithm of its original_context, and that is 1; use 2 or more, "
-                    "or give an attention_factor"
-                )
+                    "or give an attention_factor",
+                    code="range", field="position.scaling.original_context", value=1,
+                )  # fmt: skip
             self.magnitude = math.sqrt(1 + math.log(config.factor) / math.log(self.context))
 
     def check(self, dim: int) -> None:
         for name in ("short", "long"):
             if (given := len(getattr(self.config, name))) != dim // 2:
-                raise RequestError(f"scaling=longrope has {given} {name} factors for {dim // 2} turned pairs")
+                raise RequestError(
+                    f"scaling=longrope has {given} {name} factors for {dim // 2} turned pairs",
+                    code="range", field=f"position.scaling.{name}", value=given,
+                )  # fmt: skip
 
     def frequencies(self, exponent: Tensor, base: float, dim: int, t: int) -> Tensor:
         factors = self.config.long if t > self.context else self.config.short

@@ -40,7 +40,10 @@ class Sinusoidal(EmbeddingPosition):
     def __init__(self, d_model: int, base: float = 10000.0, layout: Layout = "interleaved"):
         super().__init__()
         if d_model % 2:
-            raise RequestError(f"position=sinusoidal needs an even d_model, and d_model={d_model}")
+            raise RequestError(
+                f"position=sinusoidal needs an even d_model, and d_model={d_model}",
+                code="range", field="d_model", value=d_model,
+            )  # fmt: skip
         self.d_model, self.base, self.layout = d_model, base, layout
 
     def forward(self, pass_: Pass) -> Tensor:
