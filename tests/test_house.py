@@ -548,6 +548,19 @@ def test_a_block_is_three_lines():
     assert ast.unparse(last) == "return self.resid_post(self.residual(self.resid_pre(x), mixer, ffn))"
 
 
+# The kernels of the models compute attention
+
+
+def test_every_kernel_is_a_choice():
+    """Each kernel of the parts is a choice that a config builds, or refuses to, and that tests compare with `naive`."""
+    classes = [node for path, tree in TREES.items() if "kernel" in path.parts for node in ast.walk(tree)]
+    names = {node.name for node in classes if isinstance(node, ast.ClassDef)}
+    kernels = {
+        node.name for node in classes if isinstance(node, ast.ClassDef) and "Kernel" in map(ast.unparse, node.bases)
+    }
+    assert kernels >= {"Naive", "Sdpa", "Banded"} and {f"{name}Config" for name in kernels} <= names
+
+
 # A decode state is written by its own methods
 
 STATE_FIELDS = {"length", "rows", "seen", "read", "documents", "positions"}

@@ -25,8 +25,10 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from glassformer.config import BlockConfig, ModelConfig, Stage
 from glassformer.parallel.layout import Layout
+from glassformer.parts.forward_pass import Pass
+from glassformer.parts.kernel import AttentionCall, Kernel
 from glassformer.parts.linear import GroupedLinear, linears
-from glassformer.parts.mixer.attend import among_pieces
+from glassformer.parts.mixer.attend import change_kernels
 
 
 @dataclass(frozen=True)
@@ -187,19 +189,37 @@ class Pieces:
             if self.slices > 1 and any(isinstance(child, GroupedLinear) for child in module.children()):
                 _sliced(module, self.slices)
         if self.cp > 1:
-            among_pieces(model, self.cp)
+            change_kernels(model, lambda kernel: AmongPieces(kernel, self.cp))
+
+
+class AmongPieces(Kernel):
+    """A kernel's memory where a rank has the queries of one of `pieces` of a sequence. Where the kernel has a value for
+    every pair of a query and a key, keys and values are those of all pieces, gathered, (b, p t, g, h); where it has
+    none, they go round the ranks, a piece at a time (Liu et al. 2023, 2310.01889). The other pieces are copies of this
+    one, so the result is of no use."""
+
+    name = "among_pieces"
+
+    def __init__(self, within: Kernel, pieces: int) -> None:
+        self.within, self.pieces = within, pieces
+
+    def __call__(self, call: AttentionCall) -> Tensor:
+        if call.index is None and self.within.has_pairs(call.facts):
+            call = call.vary(k=torch.cat([call.k] * self.pieces, 1), v=torch.cat([call.v] * self.pieces, 1))
+        return self.within(call)
 
 
 def _sliced(experts: Any, slices: int) -> None:
     """Experts that are chosen work on a slice of the tokens; shared ones, with their gate, on all of them."""
     within, shared = experts.forward, getattr(experts, "shared", None)
 
-    def forward(x: Tensor, **of_tokens: Tensor) -> Tensor:
-        """What else is given, such as which tokens are real, is (b, s) too."""
+    def forward(x: Tensor, pass_: Pass) -> Tensor:
         size = max(1, x.shape[1] // slices)
         if shared is not None:
             experts.shared = None
-        y = within(x[:, :size], **{name: each[:, :size] for name, each in of_tokens.items()})
+        own = Pass(0, size, ids=pass_.ids[..., :size])
+        own.once("real", lambda: None if pass_.real is None else pass_.real[:, :size])
+        y = within(x[:, :size], own)
         y = F.pad(y, (0, 0, 0, x.shape[1] - size))
         if shared is None:
             return y

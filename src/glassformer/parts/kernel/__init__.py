@@ -16,11 +16,9 @@ from glassformer.parts.kernel.base import (
 from glassformer.parts.kernel.direct import Direct, DirectConfig
 from glassformer.parts.kernel.flex import Flex, FlexConfig
 from glassformer.parts.kernel.naive import Naive, NaiveConfig, attention_pattern, attention_rows, naive_attention
-from glassformer.parts.kernel.pieces import AmongPieces
 from glassformer.parts.kernel.sdpa import Sdpa, SdpaConfig
 
 __all__ = [
-    "AmongPieces",
     "AttentionCall",
     "Auto",
     "AutoConfig",

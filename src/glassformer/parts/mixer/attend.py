@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
@@ -13,7 +15,6 @@ from glassformer.parts.core.shard import Shard
 from glassformer.parts.core.site import Site
 from glassformer.parts.forward_pass import Pass
 from glassformer.parts.kernel import (
-    AmongPieces,
     AttentionCall,
     Auto,
     CallFacts,
@@ -136,11 +137,11 @@ class SoftmaxAttention(Mixer):
         return self.output
 
 
-def among_pieces(model: nn.Module, pieces: int) -> None:
-    """Has all attention of a model take its queries as those of one of so many pieces of a sequence (`AmongPieces`)."""
+def change_kernels(model: nn.Module, change: Callable[[Kernel], Kernel]) -> None:
+    """Gives all attention of a model the kernel that `change` makes of its own."""
     for module in model.modules():
         if isinstance(module, SoftmaxAttention):
-            module.kernel = AmongPieces(module.kernel, pieces)
+            module.kernel = change(module.kernel)
 
 
 @torch.no_grad()
