@@ -36,8 +36,9 @@ from glassformer.parts.visibility import CausalConfig, LongformerConfig, Sliding
 SRC = Path(glassformer.__file__).parent
 
 LEVELS: list[set[str]] = [
-    {"errors", "version", "folders", "thresholds", "written", "state", "figures"},
-    {"parts", "units"},
+    {"errors", "version", "thresholds", "state"},
+    {"files", "units"},
+    {"figures", "parts"},
     {"model", "building", "text", "machine"},
     {"config", "introspection"},
     {"architectures", "dynamics", "generation", "parallel", "register"},
@@ -54,7 +55,8 @@ LEVELS: list[set[str]] = [
 ONLY: dict[str, set[str]] = {
     "errors": set(),
     "version": set(),
-    "figures": set(),
+    "files": {"errors"},
+    "figures": {"files"},
     "parts": {"errors", "state"},
     "model": {"errors", "state", "parts"},
     "building": {"errors", "parts"},

@@ -52,6 +52,37 @@ def test_a_name_is_defined_in_one_file():
     assert set(places) >= {"IGNORED", "no_memory", "default_learning_rate", "DIVERGENCE_WINDOW", "COLLAPSED_LOGIT"}
 
 
+def moves_files(node: ast.AST) -> bool:
+    """Returns True for code that renames, flushes or locks a file: `os.replace`, `Path.rename`, `fcntl.flock`."""
+    if isinstance(node, ast.Import | ast.ImportFrom):
+        names = [getattr(node, "module", None) or "", *(alias.name for alias in node.names)]
+        return bool({"fcntl", "msvcrt"} & {name.split(".")[0] for name in names})
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+        return False
+    name, owner = node.func.attr, ast.unparse(node.func.value)
+    if owner in ("os", "shutil"):
+        return name in ("replace", "rename", "renames", "move", "link")
+    return name in ("replace", "rename") and len(node.args) == 1 and not node.keywords  # of a string, it takes two
+
+
+def test_files_are_replaced_and_folders_locked_in_one_file():
+    """`files.atomic_file` and its like: written aside, flushed, renamed; `files.only_writer`."""
+    places = {
+        path.relative_to(SRC).as_posix()
+        for path in SRC.rglob("*.py")
+        if any(map(moves_files, ast.walk(ast.parse(path.read_text(encoding="utf-8")))))
+    }
+    assert places == {"files.py"}
+
+
+@pytest.mark.parametrize(
+    "line", ["os.replace(a, b)", "a.rename(b)", "path.replace(target)", "shutil.move(a, b)", "import fcntl"]
+)
+def test_another_writer_is_seen(line: str):
+    assert any(map(moves_files, ast.walk(ast.parse(line))))
+    assert not any(map(moves_files, ast.walk(ast.parse("a.replace('x', 'y'); replace(a, b=1); moment.replace(day=1)"))))
+
+
 ERRORS = {"RequestError": {"code", "field"}, "WorkError": {"code"}}
 UNNAMED = 605
 

@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
+from glassformer import files
 from glassformer.errors import RequestError, WorkError
-from glassformer.text import shards, storage
+from glassformer.text import shards
 from glassformer.text.documents import Document
 from glassformer.text.shards import TokenShards, token_shards
 from glassformer.text.storage import digest
@@ -246,7 +247,7 @@ def test_a_full_disk_is_one_sentence_and_leaves_nothing(cache: Path, monkeypatch
         return FullDisk(open(*arguments), 1000)
 
     monkeypatch.setattr(shards, "open", small, raising=False)
-    with pytest.raises(WorkError, match="is full; free some space, or choose") as caught:
+    with pytest.raises(WorkError, match=r"is full; free some space, or choose .* GLASSFORMER_CACHE") as caught:
         token_shards(lambda: documents("x" * 5000), BYTE, "f")
     assert "\n" not in str(caught.value)
     assert list((cache / "shards").iterdir()) == []
@@ -274,7 +275,7 @@ def test_what_a_killed_process_left_is_swept(cache: Path, monkeypatch: pytest.Mo
     (cache / "shards" / ".glassformer-tmp-old").mkdir(parents=True)
     token_shards(lambda: documents("x"), BYTE, "f")
     assert (cache / "shards" / ".glassformer-tmp-old").exists()  # it may still be at work
-    monkeypatch.setattr(storage, "STALE_SECONDS", -1)
+    monkeypatch.setattr(files, "STALE_SECONDS", -1)
     token_shards(lambda: documents("x"), BYTE, "g")
     assert not (cache / "shards" / ".glassformer-tmp-old").exists()
 

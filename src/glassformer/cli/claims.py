@@ -15,7 +15,6 @@ from glassformer.laboratory.claims import claims, overview
 from glassformer.laboratory.claims.claim import Claim
 from glassformer.laboratory.claims.stored import MEASURED, Stored
 from glassformer.report.claims import asked_words, figure_words, finding, verdict_of, write_claims
-from glassformer.training.checkpoint import disk_errors
 
 FOLDER, PAGE = "claims", "index.html"
 
@@ -55,8 +54,7 @@ def show_claims(
         found = claims(names, folder, quick=quick, data=data, seeds=seeds, again=again, on_event=view.event,
                        on_progress=view.progress, on_claim=tell)  # fmt: skip
     rows = overview(folder)
-    with disk_errors(folder):
-        write_claims(rows, command, folder / PAGE)
+    write_claims(rows, command, folder / PAGE)
     if as_json:
         print(json.dumps([row for row in rows if row["name"] in found], allow_nan=False))
         return

@@ -8,8 +8,8 @@ from pathlib import Path
 from glassformer import machine
 from glassformer.cli.show import output, ruled
 from glassformer.dynamics.coord_check import LEVEL, coordinate_check
+from glassformer.files import disk_errors
 from glassformer.naming import preset
-from glassformer.training.checkpoint import disk_errors
 
 FOLDER, PICTURE = "inspection", "coord-check.png"
 

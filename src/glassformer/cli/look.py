@@ -26,8 +26,8 @@ from glassformer.cli.generate import source_of
 from glassformer.cli.show import View, output, ruled, short, size
 from glassformer.cli.why import one_line
 from glassformer.convert import is_checkpoint
-from glassformer.convert.storage.base import disk
 from glassformer.errors import RequestError, WorkError, did_you_mean
+from glassformer.files import disk_errors
 from glassformer.introspection import edit, rows_of
 from glassformer.lens.asking import PATCHING, READINGS, Question, ablation
 from glassformer.lens.inspection import Head, Inspection, inspect
@@ -85,7 +85,7 @@ def show_inspection(
             raise RequestError(f"{option} is empty; give at least one character", code="missing", field=option[2:])
     folder = out if out is not None or as_json else FOLDER
     if folder is not None:  # before the time is spent
-        with disk(Path(folder)):
+        with disk_errors(Path(folder)):
             Path(folder).mkdir(parents=True, exist_ok=True)
             tempfile.TemporaryFile(dir=folder).close()
     with View(quiet=as_json) as view, ExitStack() as edited:

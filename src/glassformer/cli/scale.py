@@ -15,7 +15,6 @@ from glassformer.laboratory.points import points
 from glassformer.laboratory.summary import summary
 from glassformer.report.scaling import finding, several_finding, write_scaling
 from glassformer.runs import events
-from glassformer.training.checkpoint import disk_errors
 from glassformer.units import quantity
 
 if TYPE_CHECKING:
@@ -62,8 +61,7 @@ def show_law(
     law = fit_scaling_law(read.without_worst(without_worst), form)
     found = summary(law, form, asked, flops, far)
     if out is not None:
-        with disk_errors(Path(out)):
-            write_scaling(found, command, out)
+        write_scaling(found, command, out)
     if as_json:
         print(json.dumps(found, allow_nan=False))
         return

@@ -23,6 +23,7 @@ from glassformer.architectures import FAMILIES, PRESETS
 from glassformer.config import ModelConfig
 from glassformer.dynamics.summary import event_words
 from glassformer.errors import RequestError
+from glassformer.files import replace_text
 from glassformer.naming import SIZES, changes, words
 from glassformer.planning.counts import Component, Counts
 from glassformer.report.tuning import finding
@@ -31,7 +32,6 @@ from glassformer.runs.results import Answers, Power, Results, RunResult, Tuning
 from glassformer.runs.wording import percent, verdict_sentence
 from glassformer.text import TextData
 from glassformer.training import Report, Request, Run
-from glassformer.training.checkpoint import disk_errors
 
 PATIENCE = 5.0
 """Seconds between two lines of progress where no bar can be drawn."""
@@ -458,6 +458,5 @@ def show_bench(
         here, call = result["machine"], f"{what} --rounds {rounds}{' --quick' if quick else ''}"
         where = f"{date.today()}, {here['processor']}, {here['cores']} cores, torch {here['torch']}"
         head = f"# {what}\n\n{measured.__doc__}\n\n`glassformer bench {call}`: {where}.\n\n"
-        with disk_errors(Path(out)):
-            Path(out).write_text(head + result["table"].rstrip() + "\n", encoding="utf-8")
+        replace_text(Path(out), head + result["table"].rstrip() + "\n")
     print(json.dumps(result) if as_json else result["table"])

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from glassformer.errors import RequestError, WorkError
-from glassformer.text.storage import atomic_file
+from glassformer.errors import RequestError
+from glassformer.files import atomic_file
 
 KINDS = (".npy", ".jsonl")
 
@@ -85,14 +85,11 @@ def check_out(out: str) -> None:
 
 
 def write(path: Path, texts: Sequence[str], vectors: np.ndarray) -> None:
-    try:
-        with atomic_file(path) as temporary, open(temporary, "wb") as file:
-            if path.suffix == ".npy":
-                np.save(file, vectors, allow_pickle=False)
-            else:
-                file.writelines(f"{line}\n".encode() for line in lines(texts, vectors))
-    except OSError as problem:
-        raise WorkError(f"{path} cannot be written: {problem.strerror}", code="disk") from None
+    with atomic_file(path) as temporary, open(temporary, "wb") as file:
+        if path.suffix == ".npy":
+            np.save(file, vectors, allow_pickle=False)
+        else:
+            file.writelines(f"{line}\n".encode() for line in lines(texts, vectors))
 
 
 def lines(texts: Sequence[str], vectors: np.ndarray) -> Iterator[str]:

@@ -43,6 +43,7 @@ from glassformer.comparison.request import (
 )
 from glassformer.comparison.summary import so_far, write
 from glassformer.errors import RequestError
+from glassformer.files import only_writer
 from glassformer.naming import own_value
 from glassformer.parts.core.base import part_classes
 from glassformer.parts.core.outside import modules_of
@@ -53,7 +54,6 @@ from glassformer.runs.request import RunRequest, TextPlaces
 from glassformer.runs.results import VERSION, Budget, Data, Machine, Results, Tuning
 from glassformer.text import OnProgress, TextData, prepare
 from glassformer.training import Interrupted, Pretrained, Recipe
-from glassformer.training.folder import only_writer
 from glassformer.training.request import fit, refuse_short, refuse_untrained
 from glassformer.training.sinks import check_sinks
 

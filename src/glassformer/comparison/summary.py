@@ -15,7 +15,6 @@ from glassformer.runs.looks import look_notes
 from glassformer.runs.power import needed
 from glassformer.runs.results import Budget, Key, Machine, Results, RunResult, unlike
 from glassformer.runs.verdicts import stand_in, verdicts
-from glassformer.training.checkpoint import disk_errors
 
 NAMED = 4
 """Number of runs that a note names."""
@@ -57,9 +56,8 @@ def so_far(begun: Results, found: Mapping[Key, RunResult], effect: float | None 
 
 def write(results: Results, folder: Path) -> None:
     """Replaces results.json and the report."""
-    with disk_errors(folder):
-        write_results(results, folder)
-        write_report(results.to_dict(), folder / "report.html")
+    write_results(results, folder)
+    write_report(results.to_dict(), folder / "report.html")
 
 
 def _spent(budget: Budget, runs: Sequence[RunResult]) -> tuple[Budget, list[str]]:

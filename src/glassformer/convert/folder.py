@@ -21,10 +21,10 @@ from glassformer.convert.fields import Fields
 from glassformer.convert.storage import open_folder, write_safetensors
 from glassformer.convert.weights import fill, tensors
 from glassformer.errors import RequestError, did_you_mean
+from glassformer.files import atomic_file
 from glassformer.model import Model
 from glassformer.text import Tokenizer, load_tokenizer, replace_tokenizer
 from glassformer.text.pairs import START, as_read
-from glassformer.text.storage import atomic_file
 from glassformer.training import Loaded
 from glassformer.training.run import Pooling
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from glassformer.config import read_tree
 from glassformer.errors import RequestError, shown
+from glassformer.files import atomic_file
 from glassformer.parts.head import Pool
-from glassformer.text.storage import atomic_file
 from glassformer.training.run import Pooling
 
 MODULES, LENGTH = "modules.json", "sentence_bert_config.json"

@@ -12,11 +12,11 @@ import json
 import math
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from glassformer.errors import RequestError, WorkError
+from glassformer.errors import RequestError
+from glassformer.files import atomic_file, disk_errors
 
 NAME = "dynamics.jsonl"
 MOST_BYTES = 1 << 27
@@ -40,18 +40,14 @@ class Records:
         """Goes on after `resume_step`: rows of later steps, which the checkpoint does not know, are cut off, and lines
         that are no rows with them."""
         records = cls(folder / NAME)
-        path, temporary = records.path, records.path.with_name(f".{NAME}.tmp")
-        with _disk_errors(path):
-            if path.exists():
-                with path.open("rb") as old, temporary.open("wb") as new:
-                    new.writelines(line for line, row in _lines(old) if row and row["step"] <= resume_step)
-                    new.flush()
-                    os.fsync(new.fileno())
-                os.replace(temporary, path)
+        path = records.path
+        if path.exists():
+            with atomic_file(path) as temporary, path.open("rb") as old, temporary.open("wb") as new:
+                new.writelines(line for line, row in _lines(old) if row and row["step"] <= resume_step)
         return records
 
     def write(self, row: dict[str, Any]) -> None:
-        with _disk_errors(self.path):
+        with disk_errors(self.path):
             if self.file is None:
                 self.file = self.path.open("a", encoding="utf-8")
             self.file.write(json.dumps(plain(row), allow_nan=False) + "\n")
@@ -59,7 +55,7 @@ class Records:
 
     def close(self) -> None:
         if self.file is not None:
-            with _disk_errors(self.path):
+            with disk_errors(self.path):
                 self.file.close()
             self.file = None
 
@@ -205,11 +201,3 @@ FIELDS = {
     "batch_losses": lambda value: [number(loss) for loss in _is(value, list)[:MOST_TEXTS]],
 }
 """What an event may say, and how it is checked."""
-
-
-@contextmanager
-def _disk_errors(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise WorkError(f"{path} could not be written: {error.strerror or error}", code="disk") from None

@@ -9,6 +9,7 @@ import os
 from importlib.resources import files
 from pathlib import Path
 
+from ..files import replace_text
 from .markup import Markup, join, tag
 
 
@@ -65,16 +66,7 @@ def embedded(values: object, name: str) -> Markup:
 def write_document(page: str, path: str | os.PathLike[str]) -> Path:
     """Writes the page, and its folder where that is missing: whoever looks finds the old file or the whole new one.
 
-    Raises OSError where the disk refuses."""
+    Raises WorkError where the disk refuses."""
     target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    waiting = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    try:
-        with waiting.open("w", encoding="utf-8", newline="\n") as file:
-            file.write(page)
-            file.flush()
-            os.fsync(file.fileno())
-        waiting.replace(target)
-    finally:
-        waiting.unlink(missing_ok=True)
+    replace_text(target, page)
     return target

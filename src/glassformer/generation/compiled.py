@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import sys
-import tempfile
 import warnings
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -25,7 +23,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from glassformer.errors import RequestError, WorkError
-from glassformer.folders import cache_folder
+from glassformer.files import atomic_file, cache_folder
 from glassformer.generation.one_row import has_vnni, products, shims
 from glassformer.generation.steps import new_state
 from glassformer.introspection import sites
@@ -128,23 +126,19 @@ class CompiledStep:
 
     def _build(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        descriptor, temporary = tempfile.mkstemp(suffix=".pt2", dir=path.parent)
-        os.close(descriptor)
         try:
-            try:
-                self._compile(temporary, path.with_suffix(".safetensors"), has_vnni())
-            except Exception:
-                if not has_vnni():
-                    raise
-                self._compile(temporary, path.with_suffix(".safetensors"), False)  # the compiler may be older
-            os.replace(temporary, path)
+            with atomic_file(path, private=True) as temporary:
+                try:
+                    self._compile(str(temporary), path.with_suffix(".safetensors"), has_vnni())
+                except Exception:
+                    if not has_vnni():
+                        raise
+                    self._compile(str(temporary), path.with_suffix(".safetensors"), False)  # the compiler may be older
         except Exception as problem:
             first = (str(problem).strip() or type(problem).__name__).splitlines()[0]
             raise WorkError(
                 f"this model's step cannot be compiled here ({first[:200]}); leave --compile out", code="unsupported"
             ) from problem
-        finally:
-            Path(temporary).unlink(missing_ok=True)
 
     @torch.no_grad()
     def _compile(self, library: str, constants: Path, vnni: bool) -> None:
@@ -164,7 +158,8 @@ class CompiledStep:
             stack.enter_context(patch("os.cpu_count", torch.get_num_threads))
             program = torch.export.export(_Step(self.model, state), given, dynamic_shapes=shapes, strict=False)
             program = program.run_decompositions(products(vnni))
-            save_file(dict(program.constants), constants)
+            with atomic_file(constants, private=True) as temporary:
+                save_file(dict(program.constants), temporary)
             torch._inductor.aoti_compile_and_package(program, package_path=library, inductor_configs=options)
 
     @torch.no_grad()

@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import re
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from glassformer.errors import RequestError, WorkError
+from glassformer.files import atomic_file
 from glassformer.generation.steps import new_state
 from glassformer.model import Model
 from glassformer.state import ModelState
@@ -65,16 +65,10 @@ def save_state(path: str | Path, state: ModelState, tokens: list[int], model: Mo
     dtype = str(next(iter(tensors.values())).dtype).removeprefix("torch.") if tensors else "float32"
     told = {"format": FORMAT, "model": fingerprint(model), "dtype": dtype, "furthest": str(state.furthest)}
     path = Path(path)
-    try:
-        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        os.close(descriptor)
-        try:
-            save_file({**tensors, TOKENS: torch.tensor(tokens, dtype=torch.int32)}, temporary, told)
-            os.replace(temporary, path)
-        finally:
-            Path(temporary).unlink(missing_ok=True)
-    except (OSError, SafetensorError) as problem:
-        raise WorkError(f"the state cannot be written to {path} ({problem})", code="disk") from problem
+    if not path.parent.is_dir():
+        raise WorkError(f"{path} cannot be written: there is no folder {path.parent}", code="disk")
+    with atomic_file(path, private=True) as temporary:
+        save_file({**tensors, TOKENS: torch.tensor(tokens, dtype=torch.int32)}, temporary, told)
 
 
 def load_state(

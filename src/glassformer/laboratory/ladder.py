@@ -30,6 +30,7 @@ from glassformer.comparison.request import (
 )
 from glassformer.comparison.terms import terms
 from glassformer.errors import RequestError, WorkError
+from glassformer.files import replace_text
 from glassformer.laboratory.paces import paces_of
 from glassformer.laboratory.steps import Point, as_steps, between, check_steps, join
 from glassformer.laboratory.tuning import tune as tuned
@@ -44,7 +45,6 @@ from glassformer.runs.results import Results, RunResult
 from glassformer.runs.verdicts import CONFIDENCE, Table, verdicts
 from glassformer.text import OnProgress, TextData
 from glassformer.training import Interrupted
-from glassformer.training.checkpoint import disk_errors, replace_text
 
 Design = Literal["ladder", "factorial"]
 RESULTS, PAGE = "ladder.json", "ladder.html"
@@ -148,9 +148,8 @@ def ablate(
 
 
 def _write(told: dict[str, Any], folder: Path) -> None:
-    with disk_errors(folder):
-        replace_text(folder / RESULTS, json.dumps(told, indent=1, allow_nan=False))
-        write_ladder(told, folder / PAGE)
+    replace_text(folder / RESULTS, json.dumps(told, indent=1, allow_nan=False))
+    write_ladder(told, folder / PAGE)
 
 
 def _steps(base: str, to: str | None, given: str | Sequence[str] | None) -> tuple[list[str], str]:

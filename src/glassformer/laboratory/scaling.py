@@ -14,6 +14,7 @@ from glassformer.comparison import compare
 from glassformer.comparison.request import arms, check_seeds, common_context, recipe_defaults, recipes
 from glassformer.config import ModelConfig, first_difference
 from glassformer.errors import RequestError, WorkError, shown
+from glassformer.files import only_writer, replace_text
 from glassformer.laboratory.cells import CELLS, rows_of
 from glassformer.laboratory.estimate import rates
 from glassformer.laboratory.forms import FORMS
@@ -27,8 +28,6 @@ from glassformer.runs.events import Notify, silent
 from glassformer.runs.executor import Executor, interruptible
 from glassformer.text import OnProgress, TextData, prepare
 from glassformer.training import Interrupted, Recipe
-from glassformer.training.checkpoint import disk_errors, replace_text
-from glassformer.training.folder import only_writer
 from glassformer.training.request import fit
 
 RECORD = "scaling.json"
@@ -193,8 +192,7 @@ def scale(
             rows = [row for row in rows_of(folder) if row["model"] in expressions]
             found = {**head, "status": "complete", **laws(rows, form, list(predict), list(flops), far)}
             _write(folder, found)
-            with disk_errors(folder):
-                write_several(found, folder / REPORT)
+            write_several(found, folder / REPORT)
     except (KeyboardInterrupt, Interrupted):
         raise Interrupted(
             f"stopped; {ended} of {len(chosen.cells)} sizes and budgets are finished, in {folder}; the same command "
@@ -305,8 +303,7 @@ def _finished(folder: Path) -> set[tuple[str, str, int]]:
 
 
 def _write(folder: Path, found: Mapping[str, Any]) -> None:
-    with disk_errors(folder):
-        replace_text(folder / RECORD, json.dumps(found, indent=1, allow_nan=False))
+    replace_text(folder / RECORD, json.dumps(found, indent=1, allow_nan=False))
 
 
 def refuse_failed(found: Mapping[str, Any]) -> None:

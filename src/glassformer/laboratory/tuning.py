@@ -36,6 +36,7 @@ from glassformer.comparison.request import (
 from glassformer.comparison.summary import write
 from glassformer.config import ModelConfig
 from glassformer.errors import RequestError, WorkError
+from glassformer.files import only_writer, replace_text
 from glassformer.laboratory.rates import (
     EXTENSIONS,
     FACTOR,
@@ -55,8 +56,6 @@ from glassformer.runs.files import read_results
 from glassformer.runs.results import Results, RunResult, Trial, TunedArm, Tuning, Verdict
 from glassformer.text import OnProgress, TextData, prepare
 from glassformer.training import Recipe
-from glassformer.training.checkpoint import disk_errors, replace_text
-from glassformer.training.folder import only_writer
 from glassformer.training.request import fit
 
 TRIALS, USUAL, PAGE, PROBE = "tuning", "usual", "tuning.html", "probe.json"
@@ -354,9 +353,7 @@ class _Work:
         if missing := [arm for arm in self.configs if arm not in paces]:
             self.notify(Stage(words=f"timing {PROBE_STEPS} steps of each arm"))
             paces = {**paces, **self.probed(missing)}
-            with disk_errors(path.parent):
-                path.parent.mkdir(parents=True, exist_ok=True)
-                replace_text(path, json.dumps(paces))
+            replace_text(path, json.dumps(paces))
         return {arm: self.takes(arm, *paces[arm]) for arm in self.configs}
 
     def takes(self, arm: str, seconds_per_token: float, besides: float) -> float:
@@ -431,8 +428,7 @@ class _Work:
         return run.name.startswith(f"{arm}+recipe.learning_rate=")
 
     def draw(self, found: Tuning) -> None:
-        with disk_errors(self.folder):
-            write_tuning(found.to_dict(), self.command, self.folder / PAGE)
+        write_tuning(found.to_dict(), self.command, self.folder / PAGE)
 
 
 def _loss(run: RunResult) -> float:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from glassformer.dynamics import max_attention_logit, token_cosine
-from glassformer.errors import RequestError, WorkError
+from glassformer.errors import RequestError
 from glassformer.figures import write_document
 from glassformer.introspection import OfHeads, Tiles, eager, looking, sites
 from glassformer.lens.inspected import Attention, Crossing, Effective, Head, Inspected
@@ -58,13 +58,7 @@ class Inspection(Inspected):
 
     def save(self, path: str | Path) -> Path:
         """Writes the page: whoever looks finds the old file or the whole new one. Raises WorkError where it cannot."""
-        page = self.page()
-        try:
-            return write_document(page, path)
-        except OSError as problem:
-            raise WorkError(
-                f"{path} cannot be written ({problem.strerror}); choose another place", code="disk"
-            ) from None
+        return write_document(self.page(), path)
 
     def __repr__(self) -> str:
         cost = f", {self.mean_loss:.3f} nats each" if math.isfinite(self.mean_loss) else ""

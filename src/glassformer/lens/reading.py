@@ -14,7 +14,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from glassformer.errors import RequestError, WorkError
+from glassformer.errors import RequestError
+from glassformer.files import atomic_file
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -58,12 +59,8 @@ class Reading:
                 f"{str(path)!r} is in a folder that is not there; make {str(path.parent)!r} first",
                 code="missing", field="path", value=str(path),
             )  # fmt: skip
-        try:
-            figure.savefig(path, dpi=150)
-        except OSError as problem:
-            raise WorkError(
-                f"{path} cannot be written ({problem.strerror}); choose another place", code="disk"
-            ) from None
+        with atomic_file(path) as temporary:
+            figure.savefig(temporary, dpi=150)
 
     def to_dict(self) -> dict[str, Any]:
         return {one.name: plain(getattr(self, one.name)) for one in fields(self)}

@@ -13,7 +13,7 @@ from functools import cache
 import torch
 
 from glassformer.errors import RequestError
-from glassformer.folders import remember, remembered
+from glassformer.files import remember, remembered
 from glassformer.machine import processor
 from glassformer.parts.precision import bf16_gain
 

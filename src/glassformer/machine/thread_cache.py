@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from glassformer.folders import remember, remembered
+from glassformer.files import remember, remembered
 from glassformer.machine import processor, quota
 from glassformer.machine.pace import Way
 

@@ -26,7 +26,7 @@ from pydantic import Field, ValidationError, model_validator
 from glassformer import machine
 from glassformer.architectures import PRESETS
 from glassformer.config import ModelConfig, Stage
-from glassformer.folders import remember, remembered
+from glassformer.files import remember, remembered
 from glassformer.parts.core.base import Value
 from glassformer.planning.operations import VIEW, Call, calls_of_step, calls_of_token
 from glassformer.planning.processor import VERSION, Measured, least, measured, seconds_of_operations, shortest

@@ -26,6 +26,7 @@ import torch.nn.functional as F
 
 from glassformer.convert import Loaded
 from glassformer.errors import RequestError, check_whole, shown
+from glassformer.files import atomic_file, disk_errors, only_writer
 from glassformer.generation.kept import fingerprint
 from glassformer.naming import load
 from glassformer.retrieval.embedding import Embedder
@@ -33,9 +34,7 @@ from glassformer.retrieval.passages import Passage, Splitter, special_tokens
 from glassformer.text import OnProgress
 from glassformer.text.corpora import open_corpus
 from glassformer.text.documents import Corpus
-from glassformer.text.storage import atomic_file, silent
-from glassformer.training.checkpoint import disk_errors
-from glassformer.training.folder import only_writer
+from glassformer.text.storage import silent
 
 SCHEMA = 1
 META, BUILDING = "index.json", "building.json"

@@ -21,12 +21,12 @@ from glassformer import machine
 from glassformer.config import ModelConfig
 from glassformer.dynamics.summary import event_words
 from glassformer.errors import NO_MEMORY, RequestError, WorkError, no_memory
+from glassformer.files import only_writer
 from glassformer.parts.core.outside import import_modules
 from glassformer.parts.region import forget_compiled
 from glassformer.runs import events
 from glassformer.runs.files import write_result
 from glassformer.runs.measure import describe, measured
-from glassformer.runs.owner import owned
 from glassformer.runs.request import REQUEST, RUN
 from glassformer.runs.results import Machine, RunResult
 from glassformer.text import Tokens
@@ -99,7 +99,7 @@ def train_one(folder: Path) -> int:
     request = json.loads((folder / REQUEST).read_text(encoding="utf-8"))
     who = {"name": request["name"], "seed": request["recipe"]["seed"]}
     try:
-        with owned(folder):
+        with only_writer(folder, shared=True):
             write_result(measure(folder, request), folder)
     except Interrupted as error:
         say(events.Error(**who, error=str(error)))

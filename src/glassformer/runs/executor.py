@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from glassformer import machine
 from glassformer.dynamics.summary import summary_of
 from glassformer.errors import RequestError
+from glassformer.files import disk_errors
 from glassformer.machine import available_cores
 from glassformer.parts.core.base import to_plain
 from glassformer.runs.events import End, Event, Kept, Notify, Start, silent
@@ -24,7 +25,6 @@ from glassformer.runs.request import RUN, RunRequest
 from glassformer.runs.results import Dynamics, Key, RunResult
 from glassformer.runs.workers import Training
 from glassformer.training import Interrupted
-from glassformer.training.checkpoint import disk_errors
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
@@ -60,7 +60,7 @@ def execute(
 ) -> Iterator[RunResult]:
     """A result for every request: first those that are kept, then the others as `executor` ends them.
 
-    The caller holds the folder (`training.folder.only_writer`), and `interruptible()` if SIGTERM should save the run at
+    The caller holds the folder (`files.only_writer`), and `interruptible()` if SIGTERM should save the run at
     work."""
     held = kept(requests, folder, notify)
     yield from held.values()

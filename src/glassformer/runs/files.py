@@ -10,8 +10,8 @@ import json
 from pathlib import Path
 
 from glassformer.errors import RequestError, shown
+from glassformer.files import replace_text
 from glassformer.runs.results import VERSION, Results, RunResult
-from glassformer.training.checkpoint import replace_text
 
 RESULTS, RESULT = "results.json", "result.json"
 

@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from glassformer.config import ModelConfig
+from glassformer.files import replace_text
 from glassformer.parts.core.base import part_classes, to_plain
 from glassformer.parts.core.init import WEIGHTS_RULE
 from glassformer.parts.core.outside import modules_of
 from glassformer.runs.results import Key, RunResult
 from glassformer.text import Tokens
 from glassformer.training import Recipe
-from glassformer.training.checkpoint import latest, replace_text
+from glassformer.training.checkpoint import latest
 
 REQUEST = "request.json"
 RUN = "run"

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import ConfigDict, Field, RootModel, Strict
 
 from glassformer.errors import RequestError
-from glassformer.written import Count, Measures, Written
+from glassformer.files import Count, Measures, Written
 
 VERSION: Literal[1] = 1
 """`schema` of results.json and of result.json."""

@@ -25,15 +25,14 @@ from typing import IO, Any, Protocol
 
 from glassformer import machine
 from glassformer.errors import RequestError
+from glassformer.files import OwnerWatch, replace_text
 from glassformer.runs.arm import COMPLAINTS, STOPPED
 from glassformer.runs.events import End, Error, Event, Notify, Stage, Start, Step, decode, encode, silent
 from glassformer.runs.executor import Executor, Local, Slots, ending, failed, finished, laid
 from glassformer.runs.files import RESULT
-from glassformer.runs.owner import Watch
 from glassformer.runs.request import REQUEST, RunRequest, read_request
 from glassformer.runs.results import RunResult
 from glassformer.runs.workers import LONGEST, Training, last_line
-from glassformer.training.checkpoint import disk_errors, replace_text
 
 JOBS, LOGS = "jobs.json", "jobs"
 EVENTS, OUTCOME = "events.jsonl", "outcome.json"
@@ -197,7 +196,7 @@ class _Job:
         self.lives = LIVES
         self.missed = 0
         """Questions in a row to which the queue did not know the job."""
-        self.owner = Watch(self.place)
+        self.owner = OwnerWatch(self.place)
         self.read = 0
         self.started = False
         self.error: str | None = None
@@ -259,9 +258,8 @@ class _Jobs:
             for job, name in zip(some, self.queue.submit(arms, self.folder / LOGS), strict=True):
                 job.name, job.missed, job.error, job.read, job.started = name, 0, None, 0, False
         if jobs:
-            with disk_errors(self.folder):
-                named = {job.place.name: job.name for job in self.left if job.name is not None}
-                replace_text(self.folder / JOBS, json.dumps(self._held() | named))
+            named = {job.place.name: job.name for job in self.left if job.name is not None}
+            replace_text(self.folder / JOBS, json.dumps(self._held() | named))
 
     def states(self) -> dict[str, str]:
         """What the queue says; counts for each job how often it did not know it."""

@@ -11,7 +11,7 @@ pairs                                        a source as an encoder reads it
 permutation, batches                         (seed, step, rank) -> tensors
 """
 
-from glassformer.folders import cache_folder
+from glassformer.files import cache_folder
 from glassformer.text.batches import (
     Batch,
     Batches,

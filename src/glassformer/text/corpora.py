@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from glassformer.errors import RequestError, did_you_mean
-from glassformer.folders import cache_folder
+from glassformer.files import cache_folder
 from glassformer.text.catalogues import CATALOGUES, open_catalogues
 from glassformer.text.documents import Corpus, Document
 from glassformer.text.embedded import EMBEDDED

@@ -16,9 +16,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from glassformer.errors import WorkError
+from glassformer.files import atomic_file
 from glassformer.text.documents import Corpus, Document
 from glassformer.text.files import open_file, read_span
-from glassformer.text.storage import OnProgress, atomic_file, silent
+from glassformer.text.storage import OnProgress, silent
 
 # Tests repeat each other, bundled wheels and site-packages are not the library, encodings are generated
 # tables, and pydoc_data is prose that `python-docs` reads as such.

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import IO
 
 from glassformer.errors import RequestError, WorkError
+from glassformer.files import put, temporary_file
 from glassformer.text.documents import Corpus, Document, mended
-from glassformer.text.storage import temporary_file
 
 CHUNK = 256 * 1024  # bytes read at once
 WHOLE = 4 * 1024 * 1024  # a document up to this many bytes is held as one string; a larger one is streamed
@@ -291,13 +291,13 @@ def spool(stream: IO[bytes], name: str, data: str, cache: Path) -> Corpus:
     """Writes a stream, which can be read only once, into the cache, and opens that file."""
     folder = cache / "streams"
     sha = hashlib.sha256()
-    with temporary_file(folder) as temporary:
+    with temporary_file(folder / "stream") as temporary:
         with open(temporary, "wb") as file:
             while chunk := stream.read(CHUNK):
                 sha.update(chunk)
                 file.write(chunk)
         kept = folder / f"{sha.hexdigest()[:32]}{'.jsonl' if _begins_as_json_lines(temporary) else '.txt'}"
-        os.replace(temporary, kept)
+        put(temporary, kept)
     return open_file(kept, name, data)
 
 

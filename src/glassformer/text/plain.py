@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from glassformer.errors import RequestError
+from glassformer.files import atomic_file
 from glassformer.text.documents import utf8
-from glassformer.text.storage import atomic_file
 from glassformer.text.subword import FileTokenizer, byte_alphabet, settings_of
 from glassformer.text.vocabulary import END_OF_TEXT, OWN_FILE, UNKNOWN, Ids, Tokenizer
 

@@ -24,9 +24,9 @@ from typing import Any
 import numpy as np
 
 from glassformer.errors import RequestError, WorkError
-from glassformer.folders import cache_folder
+from glassformer.files import atomic_folder, cache_folder
 from glassformer.text.documents import PIECE, Document
-from glassformer.text.storage import OnProgress, atomic_folder, digest, silent
+from glassformer.text.storage import OnProgress, digest, silent
 from glassformer.text.vocabulary import Tokenizer
 
 VERSION = 1  # of what names the folders, and so the text of runs begun before

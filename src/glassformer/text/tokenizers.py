@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from glassformer.errors import RequestError, did_you_mean
-from glassformer.folders import cache_folder
+from glassformer.files import atomic_folder, cache_folder
 from glassformer.text.documents import Document
 from glassformer.text.plain import ByteTokenizer, CharTokenizer, equivalent, from_fields
-from glassformer.text.storage import OnProgress, atomic_folder, digest, silent
+from glassformer.text.storage import OnProgress, digest, silent
 from glassformer.text.subword import (
     LARGEST_SETTINGS,
     SETTINGS_FILE,

@@ -10,8 +10,6 @@ only then named in `latest`. state.json holds the SHA-256 of the others; nothing
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import hashlib
 import json
 import os
@@ -19,6 +17,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -28,6 +27,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from glassformer.errors import RequestError, WorkError, error_of, plain_error, shown
+from glassformer.files import disk_errors, put, replace_text
 from glassformer.parallel.crew import Crew
 from glassformer.parallel.pieces import Box, Held, Piece, known_anywhere, places_of, written_here
 from glassformer.parallel.stored import Stored, write_pieces
@@ -153,16 +153,12 @@ def _commit(run: Path, temporary: Path, final: Path, snapshot: Snapshot, hashes:
     """Makes what all ranks have written the latest checkpoint."""
     with disk_errors(final):
         if snapshot.watch is not None:
-            _write(temporary / WATCH, snapshot.watch)
+            (temporary / WATCH).write_text(snapshot.watch, encoding="utf-8")
             hashes[WATCH] = _hash(temporary / WATCH)
-        _write(
-            temporary / "state.json",
-            json.dumps({"schema": 1, "step": snapshot.step, **snapshot.state, "sha256": hashes}, indent=1),
-        )
-        _flush_folder(temporary)
+        whole = {"schema": 1, "step": snapshot.step, **snapshot.state, "sha256": hashes}
+        (temporary / "state.json").write_text(json.dumps(whole, indent=1), encoding="utf-8")
         shutil.rmtree(final, ignore_errors=True)  # left by a crash before it was named
-        os.replace(temporary, final)
-        _flush_folder(final.parent)
+        put(temporary, final)
         replace_text(run / "latest", final.name + "\n")
     for old in sorted(final.parent.glob("step_*"))[:-KEEP]:
         if old != final:
@@ -351,7 +347,7 @@ def _verify(checkpoint: Path, kind: str, crew: Crew) -> None:
     together(crew, share)
 
 
-@contextlib.contextmanager
+@contextmanager
 def _stored(checkpoint: Path, kind: str) -> Iterator[Stored]:
     """The tensors in the files of a kind, which are verified."""
     with way_on(checkpoint):
@@ -363,7 +359,7 @@ def _stored(checkpoint: Path, kind: str) -> Iterator[Stored]:
         yield stored
 
 
-@contextlib.contextmanager
+@contextmanager
 def way_on(checkpoint: Path) -> Iterator[None]:
     """Around what finds it damaged: the sentence then ends with what can be done."""
     try:
@@ -451,43 +447,3 @@ def _flush_and_hash(path: Path) -> str:
         found = _hash(path)
         flushed.result()
     return found
-
-
-def _write(path: Path, text: str) -> None:
-    with path.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _flush_folder(path: Path) -> None:
-    with contextlib.suppress(OSError):  # not every system can flush a folder
-        handle = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
-
-
-def replace_text(path: Path, text: str) -> None:
-    """Writes a small file so that a reader finds the old text or the new one."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    _write(temporary, text)
-    os.replace(temporary, path)
-    _flush_folder(path.parent)
-
-
-@contextlib.contextmanager
-def disk_errors(target: Path) -> Iterator[None]:
-    """One sentence for a full or forbidden disk."""
-    try:
-        yield
-    except SafetensorError as error:
-        raise WorkError(
-            f"{target} could not be written: {error}; the checkpoint before it is untouched", code="disk"
-        ) from None
-    except OSError as error:
-        why = "the disk is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else error.strerror or str(error)
-        raise WorkError(
-            f"{target} could not be written: {why}; what was saved before is untouched", code="disk"
-        ) from None

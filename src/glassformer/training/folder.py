@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import threading
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ from typing import Any
 from glassformer import machine
 from glassformer.config import ModelConfig, first_difference
 from glassformer.errors import RequestError
+from glassformer.files import disk_errors
 from glassformer.parts.core.base import to_plain
 from glassformer.text import Tokenizer
 from glassformer.training import checkpoint
@@ -59,7 +59,7 @@ def check_folder(out: str | Path | None, resume: bool, try_to_write: bool = True
     if not try_to_write:
         return folder
     try:
-        with checkpoint.disk_errors(folder):
+        with disk_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
     finally:
         for place in new:
@@ -82,7 +82,7 @@ def open_folder(
     if resume:
         check_same_run(folder, config, recipe, pretrained)
         return
-    with checkpoint.disk_errors(folder):
+    with disk_errors(folder):
         recipe.save(folder / "recipe.yaml")  # first: it says that the others are a run's
         config.save(folder / "config.yaml")
         write_origin(folder, pretrained)
@@ -111,32 +111,6 @@ def check_same_run(folder: Path, config: ModelConfig, recipe: Recipe, pretrained
             f"{folder} was begun with {path}={was}, and {path}={now} was asked for; name another folder",
             code="changed", field=path, value=now,
         )  # fmt: skip
-
-
-@contextmanager
-def only_writer(folder: Path | None) -> Iterator[None]:
-    """Makes the folder; refuses a second process that would write the same run."""
-    if folder is None:
-        yield
-        return
-    with checkpoint.disk_errors(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-    try:
-        import fcntl
-    except ImportError:  # Windows: the folder is not guarded there
-        yield
-        return
-    handle = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
-    except BlockingIOError:
-        raise RequestError(
-            f"{folder} is being written by another process; wait for it or name another folder",
-            code="conflict", field="out", value=str(folder),
-        ) from None  # fmt: skip
-    finally:
-        os.close(handle)
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from glassformer import machine
 from glassformer.config import ModelConfig
 from glassformer.dynamics.watch import Moment
 from glassformer.errors import RequestError, WorkError
+from glassformer.files import only_writer
 from glassformer.machine.threads import paced
 from glassformer.parallel.layout import Layout
 from glassformer.parallel.watchdog import watched
@@ -22,7 +23,7 @@ from glassformer.text import Batch, Tokenizer, Tokens
 from glassformer.training.callbacks import ClipQK, Divergence, Log, SpikePolicy, Watching
 from glassformer.training.callbacks.base import Callback, check_callbacks
 from glassformer.training.clipping import clip
-from glassformer.training.folder import deferred_interrupt, only_writer, open_folder
+from glassformer.training.folder import deferred_interrupt, open_folder
 from glassformer.training.pretrained import Pretrained
 from glassformer.training.recipe import Recipe
 from glassformer.training.request import Request, check_alike, check_unchanged, prepare_run

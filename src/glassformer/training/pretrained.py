@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from glassformer.config import ModelConfig
 from glassformer.errors import RequestError
-from glassformer.training import checkpoint
+from glassformer.files import atomic_file, replace_text
 
 NAME = "name"
 
@@ -63,9 +63,8 @@ class Pretrained:
                 )  # fmt: skip
 
     def save(self, path: Path) -> None:
-        with checkpoint.disk_errors(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            save_file(dict(self.tensors), path, metadata={NAME: self.name})
+        with atomic_file(path) as temporary:
+            save_file(dict(self.tensors), temporary, metadata={NAME: self.name})
 
     @classmethod
     def read(cls, path: str | Path, fingerprint: str) -> Pretrained:
@@ -91,7 +90,7 @@ FILE = "pretrained.json"
 
 def write_origin(folder: Path, given: Pretrained | None) -> None:
     if given is not None:
-        checkpoint.replace_text(folder / FILE, json.dumps({NAME: given.name, "sha256": given.fingerprint}))
+        replace_text(folder / FILE, json.dumps({NAME: given.name, "sha256": given.fingerprint}))
 
 
 def check_origin(folder: Path, given: Pretrained | None) -> None:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from pydantic import Field, TypeAdapter, ValidationError
 
 from glassformer.errors import RequestError
-from glassformer.written import Count, Length, Measures, Written
+from glassformer.files import Count, Length, Measures, Written
 
 ROLL_BACKS = 10
 """Times that one run may return to a checkpoint."""

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from glassformer.config import validated
 from glassformer.dynamics.watch import Moment
 from glassformer.errors import RequestError
+from glassformer.files import disk_errors
 from glassformer.machine import DTYPES
 from glassformer.parallel.crew import Crew
 from glassformer.parallel.sharing import Sharing
@@ -225,7 +226,7 @@ class Training:
         assert self.folder is not None
         gone = not any((self.folder / name).exists() for name in TOKENIZER_FILES)
         if gone and self.crew.leads:  # the text's is the same
-            with checkpoint.disk_errors(self.folder):
+            with disk_errors(self.folder):
                 self.text.tokenizer.save(self.folder)
         if self.recipe.atoms > 1:
             check_order(state.sums, self.crew, found)

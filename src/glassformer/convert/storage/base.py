@@ -8,8 +8,6 @@ import gc
 import math
 import mmap
 import os
-import secrets
-import shutil
 import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
@@ -352,19 +350,6 @@ def write_plain(file: IO[bytes], tensor: Tensor, dtype: torch.dtype) -> None:
         file.write(values.view(-1).view(torch.uint8).numpy().data)
 
 
-@contextlib.contextmanager
-def disk(folder: Path) -> Iterator[None]:
-    """Turns the ways in which a disk can refuse `folder` into one WorkError sentence."""
-    try:
-        yield
-    except OSError as problem:
-        raise WorkError(
-            f"{folder} cannot be written ({problem.strerror}); "
-            "choose a folder of your own on a disk with enough free space",
-            code="disk",
-        ) from problem  # fmt: skip
-
-
 def writable(name: str | Path, file: bool) -> Path:
     """Where a file or a folder can be written; tried out, without a trace. Raises RequestError."""
     path = Path(name)
@@ -400,30 +385,3 @@ def writable(name: str | Path, file: bool) -> Path:
             f"{str(path)!r} cannot be written ({why}); choose a place of your own",
             code="disk", field="out", value=str(path),
         ) from None  # fmt: skip
-
-
-@contextlib.contextmanager
-def staged(folder: Path) -> Iterator[Path]:
-    """An empty folder whose files move to `folder`, in the order of their names, when the block ends well.
-
-    Until then nothing in `folder` changes, and afterwards nothing else is left. Raises WorkError."""
-    temporary = folder / f".glassformer-tmp-{secrets.token_hex(8)}"
-    with disk(folder):
-        try:
-            temporary.mkdir(parents=True)
-            yield temporary
-            for file in sorted(temporary.iterdir()):
-                _flush(file)
-                os.replace(file, folder / file.name)
-            _flush(folder)
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
-
-
-def _flush(path: Path) -> None:
-    """Has the disk hold what was written. Only that survives a power cut."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

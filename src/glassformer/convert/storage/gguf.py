@@ -37,11 +37,11 @@ from glassformer.convert.storage.base import (
     made,
     pieces,
     quoted,
-    staged,
     write_plain,
 )
 from glassformer.convert.storage.quants import DTYPES, FORMATS, NAMES, quantize_q8_0, unit
 from glassformer.errors import Code, RequestError
+from glassformer.files import atomic_file
 
 HEADER_BYTES = 32 << 20  # all that precedes the tensors; a vocabulary of 256k with its merges takes some 17 MB
 MAX_KEYS = 4096
@@ -398,7 +398,7 @@ def write_gguf(
         at += -(-math.prod(shape) // weights * nbytes // alignment) * alignment
     pairs = b"".join(_pair(key, value) for key, value in metadata.items())
     header = b"GGUF" + _U32.pack(3) + _U64.pack(len(tensors)) + _U64.pack(len(metadata)) + pairs + table
-    with staged(path.parent) as temporary, open(temporary / path.name, "wb") as file:
+    with atomic_file(path) as temporary, open(temporary, "wb") as file:
         file.write(header)
         for name, source in tensors.items():
             file.write(bytes(-file.tell() % alignment))

@@ -29,16 +29,15 @@ from glassformer.convert.storage.base import (
     SingleFile,
     Source,
     TensorFile,
-    disk,
     made,
     opened,
     quoted,
-    staged,
     write_plain,
 )
 from glassformer.convert.storage.jsons import BadJSON, members, small, string
 from glassformer.convert.storage.quants import DTYPES, NAMES
 from glassformer.errors import RequestError
+from glassformer.files import disk_errors, staged
 
 HEADER_BYTES = 32 << 20  # the reference allows 100 MB; 100,000 tensors take some 12
 METADATA_BYTES = 8 << 20  # text may need four times its size in memory
@@ -263,7 +262,7 @@ def write_safetensors(
             text = json.dumps({**index, "weight_map": homes}, indent=2, sort_keys=True) + "\n"
             (temporary / INDEX).write_text(text, encoding="utf-8")
     old = {SINGLE, INDEX, *(path.name for path in folder.glob("model-?????-of-?????.safetensors"))}
-    with disk(folder):
+    with disk_errors(folder):
         for name in old - {*names, *([INDEX] if len(shards) > 1 else [])}:
             (folder / name).unlink(missing_ok=True)
 

@@ -14,6 +14,7 @@ from typing import Any
 from glassformer.comparison import compare
 from glassformer.errors import RequestError
 from glassformer.figures import si
+from glassformer.files import only_writer
 from glassformer.laboratory.claims.claim import LEVEL, Figure, sampled
 from glassformer.naming import preset
 from glassformer.runs import events
@@ -25,7 +26,6 @@ from glassformer.runs.results import Key, Results, RunResult
 from glassformer.text import OnProgress, TextData, prepare
 from glassformer.training import Report, Reporter, Run, train
 from glassformer.training.checkpoint import latest
-from glassformer.training.folder import only_writer
 
 DATA = "python-docs"
 """The text that models are trained on where the user gives none: it lies on every machine."""

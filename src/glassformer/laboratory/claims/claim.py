@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from glassformer.files import Written
 from glassformer.runs.contrasts import mean_interval
-from glassformer.written import Written
 
 if TYPE_CHECKING:
     from glassformer.laboratory.claims.bench import Bench

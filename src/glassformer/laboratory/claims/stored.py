@@ -10,10 +10,9 @@ from pydantic import ValidationError
 
 from glassformer import machine
 from glassformer.errors import RequestError
+from glassformer.files import Written, replace_text
 from glassformer.laboratory.claims.bench import DATA
 from glassformer.laboratory.claims.claim import OPEN, Claim, Kind, Outcome, Verdict, verdict
-from glassformer.training.checkpoint import replace_text
-from glassformer.written import Written
 
 LARGEST = 1 << 20
 """Bytes of a result; ours have a few thousand."""

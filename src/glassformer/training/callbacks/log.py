@@ -5,7 +5,7 @@ import warnings
 from pathlib import Path
 from typing import IO, Any
 
-from glassformer.training import checkpoint
+from glassformer.files import disk_errors, replace_text
 from glassformer.training.callbacks.base import Callback
 from glassformer.training.progress import read_metrics
 from glassformer.training.state import Training
@@ -28,7 +28,7 @@ class Log(Callback):
 
     def recorded(self, run: Training, row: dict[str, Any]) -> None:
         if self.file:
-            with checkpoint.disk_errors(Path(self.file.name)):
+            with disk_errors(Path(self.file.name)):
                 self.file.write(json.dumps(row) + "\n")
 
     def rolled_back(self, run: Training, step: int) -> None:
@@ -50,6 +50,6 @@ class Log(Callback):
         run.validation = measured[-1] if measured else run.validation
         if not run.crew.leads:
             return
-        with checkpoint.disk_errors(path):
-            checkpoint.replace_text(path, "".join(json.dumps(row) + "\n" for row in run.rows))
+        with disk_errors(path):
+            replace_text(path, "".join(json.dumps(row) + "\n" for row in run.rows))
             self.file = path.open("a", encoding="utf-8", buffering=1)

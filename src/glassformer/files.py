@@ -1,0 +1,383 @@
+"""Files that this package writes: whole or not at all, by one process at a time, and what a disk says against it."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import platform
+import secrets
+import shutil
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+from safetensors import SafetensorError
+
+from glassformer.errors import RequestError, WorkError
+
+# Errors of the disk
+
+UNTOUCHED = "what was saved before is untouched"
+
+
+@contextmanager
+def disk_errors(target: str | Path, advice: str = UNTOUCHED) -> Iterator[None]:
+    """Turns the ways in which a disk can refuse `target` into one WorkError sentence each. Errors of a network pass."""
+    try:
+        yield
+    except SafetensorError as error:
+        raise WorkError(f"{target} cannot be written: {error}; {advice}", code="disk") from error
+    except OSError as error:
+        if isinstance(error, ConnectionError | TimeoutError) or (error.errno is None and type(error) is not OSError):
+            raise
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        why = "the disk is full" if full else error.strerror or str(error)
+        raise WorkError(f"{target} cannot be written: {why}; {advice}", code="disk") from error
+
+
+# Files and folders that are replaced at once
+
+TEMPORARY = ".glassformer-tmp-"
+"""Start of the name of every temporary file and folder."""
+STALE_SECONDS = 24 * 3600
+"""Age at which a temporary belongs to a process that was killed."""
+
+
+def put(temporary: Path, final: Path) -> None:
+    """Renames a file or a folder that is complete; a power cut leaves what was there before, or all of it."""
+    for path in (*(temporary.rglob("*") if temporary.is_dir() else ()), temporary):
+        _flush(path)
+    os.replace(temporary, final)
+    _flush(final.parent)
+
+
+@contextmanager
+def atomic_file(final: str | Path, private: bool = False, advice: str = UNTOUCHED) -> Iterator[Path]:
+    """Yields the path of an empty file that takes the place of `final` when the block ends well, and is removed when it
+    does not: a reader finds the old file or the whole new one. Makes the folder. Raises WorkError.
+
+    `private`: other users may not read it."""
+    final = Path(final)
+    with temporary_file(final, private, advice) as temporary:
+        yield temporary
+        put(temporary, final)
+
+
+@contextmanager
+def temporary_file(near: Path, private: bool = False, advice: str = UNTOUCHED) -> Iterator[Path]:
+    """Yields the path of an empty file in the folder of `near`, for the block to fill and to `put` where it belongs;
+    removes it otherwise. Raises WorkError, of `near`."""
+    with disk_errors(near, advice):
+        temporary = _unused(near.parent, near.suffix)
+        os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600 if private else 0o666))
+        try:
+            yield temporary
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Writes a small file so that a reader finds the old text or the new one. Raises WorkError."""
+    with atomic_file(path) as temporary:
+        temporary.write_text(text, encoding="utf-8", newline="\n")
+
+
+@contextmanager
+def atomic_folder(final: Path) -> Iterator[Path]:
+    """Yields an empty temporary folder that becomes `final` if the block ends well, and is removed if not. Raises
+    WorkError.
+
+    Such folders of the cache are named by a hash of their content: if another process was faster, its `final` stays.
+    """
+    with disk_errors(final, "free some space, or choose another folder with GLASSFORMER_CACHE"):
+        temporary = _unused(final.parent)
+        temporary.mkdir()
+        try:
+            yield temporary
+            try:
+                put(temporary, final)
+            except OSError:
+                if not final.is_dir():
+                    raise
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+
+
+@contextmanager
+def staged(folder: Path) -> Iterator[Path]:
+    """Yields an empty folder whose files move to `folder`, in the order of their names, when the block ends well.
+
+    Until then nothing in `folder` changes, and afterwards nothing else is left. Raises WorkError."""
+    with disk_errors(folder):
+        temporary = _unused(folder)
+        temporary.mkdir()
+        try:
+            yield temporary
+            for file in sorted(temporary.iterdir()):
+                put(file, folder / file.name)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _flush(path: Path) -> None:
+    """Has the disk hold a file, or the names in a folder: only that survives a power cut."""
+    with suppress(OSError) if path.is_dir() else nullcontext():  # not every system can flush a folder
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _unused(folder: Path, suffix: str = "") -> Path:
+    """Returns the path of a new temporary in a folder, which is made, and free of old temporaries."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except FileExistsError:
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder)) from None
+    _sweep(folder)
+    return folder / f"{TEMPORARY}{os.getpid()}-{secrets.token_hex(8)}{suffix}"
+
+
+def _sweep(folder: Path) -> None:
+    """Removes what a killed process left behind, so that a cache does not grow by its accidents."""
+    for path in folder.glob(f"{TEMPORARY}*"):
+        with suppress(OSError):
+            # The files of a folder, too: tokenising a large corpus may take longer than that.
+            if time.time() - max(found.stat().st_mtime for found in (path, *path.glob("*"))) > STALE_SECONDS:
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+# The cache: what can be made again
+
+MOST = 1 << 20
+"""Bytes of a file of measurements."""
+
+
+def cache_folder(cache_dir: str | Path | None = None) -> Path:
+    """`cache_dir`, else `$GLASSFORMER_CACHE`, else `~/.cache/glassformer`."""
+    named = cache_dir or os.environ.get("GLASSFORMER_CACHE")
+    return Path(named).expanduser() if named else Path.home() / ".cache" / "glassformer"
+
+
+def remembered(file: str, key: str) -> Any:
+    """What was measured and kept as `key` in a file of the cache folder; None where nothing was, or the file is too
+    large or damaged. Whatever is found is to be checked: anybody may have written it."""
+    return _known(file).get(key)
+
+
+def remember(file: str, key: str, value: Any) -> None:
+    """Keeps a measurement for later processes, as the last of its file; the first go where there is no room. Nothing
+    happens where the folder cannot be written: it is measured again next time."""
+    known = _known(file)
+    known.pop(key, None)
+    known[key] = value
+    while len(text := json.dumps(known)) > MOST and len(known) > 1:
+        known.pop(next(iter(known)))
+    with suppress(WorkError, OSError, RuntimeError):  # no room, no right, no home
+        replace_text(cache_folder() / file, text)
+
+
+def _known(file: str) -> dict[str, Any]:
+    try:
+        path = cache_folder() / file
+        known = json.loads(path.read_text(encoding="utf-8")) if path.stat().st_size <= MOST else None
+    except (OSError, ValueError, RuntimeError):
+        return {}
+    return known if isinstance(known, dict) else {}
+
+
+# One writer at a time
+
+OWNER = "owner.json"
+"""File of the process that writes a folder on a shared disk. Its count goes up while the work continues.
+
+A lock of the file system cannot be relied on over a shared disk, and the clocks of two machines differ. So a process is
+taken for gone if its count does not change for `PATIENCE` seconds of the clock of the process that watches it, or if it
+ran on this machine and has ended."""
+BEAT = 10.0
+"""Seconds from one count to the next."""
+PATIENCE = 60.0
+"""Seconds after which an owner that does not count is taken for gone."""
+LOST = 75
+"""Exit status of a process whose run another one has taken over."""
+
+
+def only_writer(
+    folder: Path | None,
+    shared: bool = False,
+    beat: float = BEAT,
+    patience: float = PATIENCE,
+    lost: Callable[[], None] = lambda: os._exit(LOST),
+) -> AbstractContextManager[None]:
+    """Makes the folder and holds it: a second process that would write there is refused. Raises RequestError.
+
+    folder     If None, nothing is held
+    shared     Refuses processes of other machines too; an owner that is gone is waited for and followed
+    beat, patience, lost
+               If shared: seconds between counts, seconds after which an owner is gone, and what a process does that
+               was held up so long that another one took over"""
+    if folder is None:
+        return nullcontext()
+    with disk_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    return _owned(folder, beat, patience, lost) if shared else _locked(folder)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    try:
+        import fcntl
+    except ImportError:  # Windows: the folder is not guarded there
+        yield
+        return
+    handle = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            message = f"{folder} is being written by another process; wait for it or name another folder"
+            raise RequestError(message, code="conflict", field="out", value=str(folder)) from None
+        yield
+    finally:
+        os.close(handle)
+
+
+class OwnerWatch:
+    """Watches the owner of a folder."""
+
+    def __init__(self, place: Path, patience: float = PATIENCE):
+        self.path, self.patience = place / OWNER, patience
+        self.held: dict[str, Any] = {}
+        self.since = time.monotonic()
+
+    def alive(self) -> bool:
+        """Whether there is an owner that may be at work. One that is seen for the first time may."""
+        held = _owner(self.path)
+        if held != self.held:
+            self.held, self.since = held, time.monotonic()
+        return bool(held) and not _gone(held) and time.monotonic() - self.since < self.patience
+
+    @property
+    def words(self) -> str:
+        return f"process {self.held.get('pid')} on {self.held.get('host')}"
+
+
+@contextmanager
+def _owned(place: Path, beat: float, patience: float, lost: Callable[[], None]) -> Iterator[None]:
+    mine = {
+        "host": platform.node(), "pid": os.getpid(), "machine": _machine(), "job": os.environ.get("SLURM_JOB_ID"),
+        "token": uuid.uuid4().hex,
+    }  # fmt: skip
+    path, ended = place / OWNER, threading.Event()
+    with disk_errors(place):
+        _take(path, mine, OwnerWatch(place, patience), beat)
+
+    def count() -> None:
+        number = 0
+        while not ended.wait(beat):
+            if _owner(path).get("token", mine["token"]) != mine["token"]:
+                lost()
+                return
+            number += 1
+            with suppress(WorkError):  # a full disk is for the run itself to tell
+                replace_text(path, json.dumps({**mine, "count": number}))
+
+    counting = threading.Thread(target=count, daemon=True)
+    counting.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        counting.join()
+        if _owner(path).get("token") == mine["token"]:
+            path.unlink(missing_ok=True)
+
+
+def _take(path: Path, mine: dict[str, Any], watch: OwnerWatch, beat: float) -> None:
+    """Makes the file, which one process alone can do; what a process that is gone has left is moved away first."""
+    first: dict[str, Any] | None = None
+    while True:
+        try:
+            with path.open("x", encoding="utf-8") as file:
+                file.write(json.dumps({**mine, "count": 0}))
+            return
+        except FileExistsError:
+            pass
+        if not watch.alive() or (mine["job"] is not None and watch.held.get("job") == mine["job"]):  # requeued
+            away = path.with_name(f"{OWNER}.{mine['token']}")
+            with suppress(FileNotFoundError):
+                os.replace(path, away)
+                away.unlink()
+            continue
+        first = first or watch.held
+        if watch.held != first:
+            message = f"{path.parent} is being trained by {watch.words}; wait for it or name another folder"
+            raise RequestError(message, code="conflict", field="out", value=str(path.parent))
+        time.sleep(min(beat, watch.patience / 10))
+
+
+def _owner(path: Path) -> dict[str, Any]:
+    """{} where there is no such file. One that is being written reads as an owner without a name."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        return {}
+    try:
+        tree = json.loads(text)
+    except (ValueError, RecursionError):
+        tree = None
+    return tree if isinstance(tree, dict) and tree else {"unreadable": text[:100]}
+
+
+def _gone(held: dict[str, Any]) -> bool:
+    """Whether it ran on this machine and is there no more."""
+    pid = held.get("pid")
+    if sys.platform == "win32":  # where such a signal would end the process
+        return False
+    if held.get("machine") != _machine() or not isinstance(pid, int) or pid <= 0:
+        return False
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def _machine() -> str:
+    """What tells apart two starts of a machine, and two containers of one machine that number their processes alike."""
+    told = [platform.node()]
+    with suppress(OSError):
+        told.append(Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip())
+        told.append(os.readlink("/proc/self/ns/pid"))
+    return " ".join(told)
+
+
+# Types of the files that this package writes and reads back: checkpoints, metrics.jsonl, results.json
+
+Count = Annotated[int, Field(ge=0, lt=1 << 53)]
+Length = Annotated[float, Field(ge=0)]
+
+
+class Written(BaseModel):
+    """Part of a file of our own: types are exact, numbers finite; keys that are not named here are not read."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True, strict=True, allow_inf_nan=False)
+
+
+class Measures(Written):
+    """Loss on held-out text, in nats per token, and what follows from it; see `training.evaluate`."""
+
+    loss: float
+    perplexity: float
+    bits_per_byte: float | None
+    tokens: Count
