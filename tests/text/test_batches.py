@@ -8,12 +8,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from glassformer.errors import RequestError
+from glassformer.errors import Code, RequestError
 from glassformer.text.batches import Batches, bits_per_byte, evaluation_windows
 from glassformer.text.documents import Document
 from glassformer.text.permutation import keyed, permute
 from glassformer.text.shards import token_shards
 from glassformer.text.tokenizers import BPETokenizer, ByteTokenizer
+from tests.refused import refused
 
 
 @given(st.integers(1, 5000), st.integers(0, 2**64 - 1))
@@ -134,18 +135,18 @@ def test_every_target_is_seen_over_epochs() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "code", "field"),
     [
-        ({"context": 10}, "context=10 needs at least 11 tokens.* has 10; use a context of at most 9"),
-        ({"context": 0}, "context=0 must be at least 1"),
-        ({"batch": 0}, "batch=0 must be at least 1"),
-        ({"rank": 2, "world": 2}, "rank=2 must lie between 0 and world - 1 = 1"),
-        ({"tokens": np.zeros((2, 2), int)}, "one row of integers"),
-        ({"tokens": np.zeros(20)}, "one row of integers"),
+        ({"context": 10}, "range", "context"),
+        ({"context": 0}, "range", "context"),
+        ({"batch": 0}, "range", "batch"),
+        ({"rank": 2, "world": 2}, "range", "rank"),
+        ({"tokens": np.zeros((2, 2), int)}, "type", "tokens"),
+        ({"tokens": np.zeros(20)}, "type", "tokens"),
     ],
 )
-def test_wrong_batches_are_refused(arguments: dict, message: str) -> None:
-    with pytest.raises(RequestError, match=message):
+def test_wrong_batches_are_refused(arguments: dict, code: Code, field: str) -> None:
+    with refused(code=code, field=field):
         Batches(**{"tokens": np.arange(10), "batch": 1, "context": 4, **arguments})
 
 
@@ -215,13 +216,13 @@ def test_a_uniform_model_over_bytes_has_eight_bits_per_byte() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "field"),
     [
-        ({"context": 50}, "context=50 needs at least 51 tokens, and the held-out text has 50"),
-        ({"stride": 9}, "stride=9 must lie between 1 and context=8"),
-        ({"max_tokens": 0}, "max_tokens=0 must be at least 1"),
+        ({"context": 50}, "context"),
+        ({"stride": 9}, "stride"),
+        ({"max_tokens": 0}, "max_tokens"),
     ],
 )
-def test_wrong_windows_are_refused_before_they_are_read(arguments: dict, message: str) -> None:
-    with pytest.raises(RequestError, match=message):
+def test_wrong_windows_are_refused_before_they_are_read(arguments: dict, field: str) -> None:
+    with refused(code="range", field=field):
         evaluation_windows(**{"tokens": np.arange(50), "context": 8, "token_bytes": np.ones(50), **arguments})

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from glassformer.errors import RequestError
 from glassformer.text.catalogues import LONGEST, messages, open_catalogues, placeholders
 from glassformer.text.held_out import split
+from tests.refused import refused
 
 HEADER = "Content-Type: text/plain; charset={}\nPlural-Forms: nplurals=2; plural=n != 1;\n"
 
@@ -107,6 +107,6 @@ def test_programs_are_held_out_whole(tmp_path: Path):
 
 @pytest.mark.parametrize("language", ["xx", "../../etc", "", "d" * 50, "de/../fr", "*"])
 def test_a_language_that_is_not_here_is_refused(language: str, tmp_path: Path):
-    with pytest.raises(RequestError, match="no program here has catalogues") as refused:
+    with refused(code="unknown", field="data") as caught:
         open_catalogues(f"gettext:{language}", (str(tmp_path),))
-    assert "\n" not in str(refused.value)
+    assert "\n" not in str(caught.value)

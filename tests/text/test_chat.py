@@ -18,12 +18,13 @@ from tokenizers import models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from glassformer.errors import RequestError
+from glassformer.errors import Code, RequestError
 from glassformer.text import chat
 from glassformer.text.chat import ChatTemplate, Worker, render_chat
 from glassformer.text.plain import ByteTokenizer
 from glassformer.text.subword import BPETokenizer, FileTokenizer
 from glassformer.text.tokenizers import load_tokenizer
+from tests.refused import refused
 from tests.text.fuzz_chat import run as fuzz
 
 CHATML = (
@@ -120,19 +121,19 @@ def rendered(worker: Worker, template: str, messages: list[dict[str, Any]], **va
 @pytest.mark.parametrize("prompt", [True, False])
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_a_chat_is_what_transformers_makes_of_it(name: str, prompt: bool, worker: Worker) -> None:
-    refused = 0
+    turned_away = 0
     for messages in CHATS:
         options = {"add_generation_prompt": prompt, **SPECIALS}
         try:
             expected = theirs(TEMPLATES[name], messages, **options)
         except Exception as problem:  # raise_exception, or a chat without messages[0]
-            refused += 1
+            turned_away += 1
             with pytest.raises(RequestError) as caught:
                 rendered(worker, TEMPLATES[name], messages, **options)
             assert str(problem) in str(caught.value)
         else:
             assert rendered(worker, TEMPLATES[name], messages, **options) == expected
-    assert refused == {"inst": 2, "turns": 2}.get(name, 0)
+    assert turned_away == {"inst": 2, "turns": 2}.get(name, 0)
 
 
 def test_the_clock_is_the_one_of_transformers(worker: Worker) -> None:
@@ -217,48 +218,48 @@ def resident() -> int:
 
 
 @pytest.mark.parametrize(
-    ("template", "message"),
+    ("template", "code"),
     [
-        ("{% for %}", "syntax error in line 1"),
-        ("\n\n{{ a b }}", "syntax error in line 3"),
-        ("{{ raise_exception('No system role!') }}", r"refuses these messages \(No system role!\)"),
-        ("{{ messages[0].tool.name }}", "uses what the messages do not have .*tool"),
-        ("{{ ''.__class__.__mro__ }}", "sandbox forbids .*__class__"),
-        ("{% include 'a' %}", "stands alone"),
-        ("{{ 'x' * 10**9 }}", "256 MiB of memory"),
-        ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", "within 1.5 s"),
-        ("{% for a in range(99999) %}{{ 'x' * 100 }}{% endfor %}", "more than 1 MiB"),
-        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "calls itself too deeply"),
-        ("{{ 1 // 0 }}", "ZeroDivisionError"),
+        ("{% for %}", "syntax"),
+        ("\n\n{{ a b }}", "syntax"),
+        ("{{ raise_exception('No system role!') }}", "conflict"),
+        ("{{ messages[0].tool.name }}", "missing"),
+        ("{{ ''.__class__.__mro__ }}", "unsupported"),
+        ("{% include 'a' %}", "unsupported"),
+        ("{{ 'x' * 10**9 }}", "memory"),
+        ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", "unsupported"),
+        ("{% for a in range(99999) %}{{ 'x' * 100 }}{% endfor %}", "range"),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "range"),
+        ("{{ 1 // 0 }}", "failed"),
     ],
 )
-def test_the_sentence_says_what_is_wrong(template: str, message: str, worker: Worker) -> None:
-    with pytest.raises(RequestError, match=message):
+def test_the_code_says_what_is_wrong(template: str, code: Code, worker: Worker) -> None:
+    with refused(code=code, field="chat_template"):
         rendered(worker, template, CHATS[0])
 
 
 def test_a_template_that_does_not_end_takes_two_seconds_of_the_reader(worker: Worker) -> None:
     rendered(worker, CHATML, CHATS[0])  # the process runs
     begun = time.monotonic()
-    with pytest.raises(RequestError, match="come to an end"):
+    with refused(code="unsupported", field="chat_template"):
         rendered(worker, "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", CHATS[0])
     assert time.monotonic() - begun < 2
 
 
 def test_messages_are_bounded_and_plain(worker: Worker) -> None:
     for messages in ("hello", {"role": "user"}, [{"content": "x"}], ["x"], None):
-        with pytest.raises(RequestError, match="must be a list"):
+        with refused(code="type", field="messages"):
             rendered(worker, CHATML, messages)  # type: ignore[arg-type]
     for content in (object(), {1, 2}, b"x"):
-        with pytest.raises(RequestError, match="plain values"):
+        with refused(code="type", field="messages"):
             rendered(worker, CHATML, [{"role": "user", "content": content}])
-    with pytest.raises(RequestError, match="plain values"):
+    with refused(code="type", field="messages"):
         loop: list[Any] = []
         loop.append(loop)
         rendered(worker, CHATML, [{"role": "user", "content": loop}])
-    with pytest.raises(RequestError, match="above 4 MiB"):
+    with refused(code="range", field="messages"):
         rendered(worker, CHATML, [{"role": "user", "content": "x" * (5 << 20)}])
-    with pytest.raises(RequestError, match=r"U\+D800"):
+    with refused(code="syntax", field="rendered_chat"):
         rendered(worker, CHATML, [{"role": "user", "content": "\ud800"}])
     large = "é" * 400_000
     assert rendered(worker, CHATML, [{"role": "user", "content": large}]).count("é") == 400_000
@@ -302,7 +303,7 @@ def test_render_chat_keeps_the_last_template() -> None:
 
 def test_an_old_jinja_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chat.importlib.metadata, "version", lambda name: "3.1.5")
-    with pytest.raises(RequestError, match=r"jinja2 3\.1\.6 or newer, and 3\.1\.5 is installed"):
+    with refused(code="missing", field="jinja2"):
         render_chat("an old jinja", [])
 
 
@@ -407,10 +408,11 @@ def test_one_of_several_templates() -> None:
     for name, text in (("default", "1"), ("rag", "2")):
         with ChatTemplate.of(made, name) or pytest.fail("no template") as found:
             assert found.render([]) == text
-    with pytest.raises(RequestError, match=r"no chat template 'tool_use'; it has 'default', 'rag'"):
+    with refused(code="unknown", field="chat_template") as caught:
         ChatTemplate.of(made, "tool_use")
+    assert caught.value.value == "tool_use"
     for wrong in (3, ["x"], [{"name": "default"}], {"default": "x"}):
-        with pytest.raises(RequestError, match="chat_template is of the type"):
+        with refused(code="type", field="chat_template"):
             ChatTemplate.of(tokenizer(chat_template=wrong))
 
 
@@ -434,5 +436,5 @@ def test_templates_are_saved_and_read_again(tmp_path: Path) -> None:
     assert PreTrainedTokenizerFast.from_pretrained(tmp_path).chat_template == {"default": "a", "rag": "b"}
 
     (tmp_path / "chat_template.jinja").write_bytes(b"\xff")
-    with pytest.raises(RequestError, match="not UTF-8"):
+    with refused(code="damaged", field="chat_template.jinja"):
         load_tokenizer(tmp_path)

@@ -22,7 +22,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from glassformer.errors import RequestError, WorkError
+from glassformer.errors import CODES, RequestError, WorkError
 from glassformer.text.chat_worker import LARGEST_OUTPUT, LARGEST_REQUEST, MEMORY, read_frame, write_frame
 from glassformer.text.documents import utf8
 from glassformer.text.subword import FileTokenizer
@@ -180,7 +180,10 @@ class Worker:
             )  # fmt: skip
         said = answer[1:].decode("utf-8", "surrogatepass")
         if answer[:1] != b"T":
-            raise RequestError(said, code="syntax", field="chat_template")
+            code, _, sentence = said.partition(" ")
+            raise RequestError(
+                sentence, code=next((one for one in CODES if one == code), "failed"), field="chat_template"
+            )
         return said
 
     def stop(self) -> None:

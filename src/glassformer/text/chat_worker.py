@@ -145,23 +145,23 @@ def bounded(pieces: Iterator[str]) -> bytes:
 
 
 def sentence(problem: BaseException) -> str:
-    """What went wrong, in one sentence that a template cannot make long or several."""
+    """Returns the code of what went wrong, a space, and a sentence that a template cannot make long or several."""
     from jinja2 import TemplateSyntaxError, UndefinedError
     from jinja2.sandbox import SecurityError
 
     detail = " ".join(str(problem)[: 8 * LARGEST_DETAIL].split())[:LARGEST_DETAIL] or "without a word"
     table: tuple[tuple[Any, str], ...] = (
-        (Refusal, f"the chat template refuses these messages ({detail})"),
-        (TooLong, f"the chat template writes more than {LARGEST_OUTPUT >> 20} MiB; such a chat is refused"),
-        (RecursionError, "the chat template nests or calls itself too deeply"),
-        (MemoryError, f"the chat template needs more than {MEMORY >> 20} MiB of memory; such a one is refused"),
-        ((SecurityError, PermissionError), f"the chat template does what the sandbox forbids ({detail})"),
-        (UndefinedError, f"the chat template uses what the messages do not have ({detail})"),
+        (Refusal, f"conflict the chat template refuses these messages ({detail})"),
+        (TooLong, f"range the chat template writes more than {LARGEST_OUTPUT >> 20} MiB; such a chat is refused"),
+        (RecursionError, "range the chat template nests or calls itself too deeply"),
+        (MemoryError, f"memory the chat template needs more than {MEMORY >> 20} MiB of memory; such a one is refused"),
+        ((SecurityError, PermissionError), f"unsupported the chat template does what the sandbox forbids ({detail})"),
+        (UndefinedError, f"missing the chat template uses what the messages do not have ({detail})"),
     )
     if isinstance(problem, TemplateSyntaxError):
-        return f"the chat template has a syntax error in line {problem.lineno} ({detail})"
+        return f"syntax the chat template has a syntax error in line {problem.lineno} ({detail})"
     said = next((words for kind, words in table if isinstance(problem, kind)), None)
-    return said or f"the chat template fails ({type(problem).__name__}: {detail})"
+    return said or f"failed the chat template fails ({type(problem).__name__}: {detail})"
 
 
 class Renderer:

@@ -22,7 +22,7 @@ def utf8(text: str, what: str = "text") -> bytes:
         raise RequestError(
             f"{what} holds a lone surrogate U+{code:04X} at character {problem.start}, "
             "which is no Unicode text; remove it, or decode the text as UTF-8",
-            code="syntax", field=what.removeprefix("the ").replace(" ", "_"),
+            code="syntax", field=what.removeprefix("the ").replace(" ", "_"), value=problem.start,
         ) from problem  # fmt: skip
 
 

@@ -193,7 +193,7 @@ def open_file(path: Path, name: str | None = None, data: str | None = None) -> C
         raise RequestError(
             f"data={data!r} is not UTF-8: {scan.wrong:,} of its {scan.size:,} bytes are not; "
             "give UTF-8 text, which `iconv -f CP1252 -t UTF-8` makes of a file in the encoding CP1252",
-            code="damaged", field="data", value=data,
+            code="damaged", field="data", value=scan.wrong,
         )  # fmt: skip
     fingerprint = hashlib.sha256(f"{_format(path)}:{scan.sha256}".encode()).hexdigest()
     notes = {"replaced_bytes": scan.wrong} if scan.wrong else {}

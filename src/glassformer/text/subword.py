@@ -391,7 +391,7 @@ def one_sentence(what: str, instead: str, code: Code = "damaged") -> Iterator[No
         if not isinstance(problem, Exception):
             raise RequestError(
                 f"{what}: the library that does it broke off ({detail}); use another tokenizer",
-                code=code, field="tokenizer",
+                code="failed", field="tokenizer",
             ) from None  # fmt: skip
         raise RequestError(f"{what} ({detail}); {instead}", code=code, field="tokenizer") from None
 
