@@ -13,6 +13,7 @@ from glassformer.dynamics.records import NAME
 from glassformer.errors import RequestError
 from glassformer.naming import preset
 from glassformer.training import Recipe
+from tests.refused import refused
 
 STEPS = 200
 
@@ -94,7 +95,7 @@ def test_the_arm_of_a_comparison(run: Path, tmp_path: Path, capsys: pytest.Captu
     shutil.move(run, arm / "run")
     show_why(str(arm), as_json=True)
     assert json.loads(capsys.readouterr().out)["causes"]
-    with pytest.raises(RequestError, match=r"is a comparison; name one of its runs, such as .*llama-seed0"):
+    with refused(code="conflict", field="run"):
         show_why(str(tmp_path / "comparison"), as_json=True)
 
 
@@ -117,13 +118,13 @@ def test_a_truncated_file_is_read_as_far_as_it_goes(run: Path, capsys: pytest.Ca
 
 
 def test_a_wrong_folder_is_one_sentence(run: Path, tmp_path: Path):
-    with pytest.raises(RequestError, match="there is no run folder"):
+    with refused(code="missing", field="run"):
         show_why(str(tmp_path / "nowhere"), as_json=False)
     (tmp_path / "empty").mkdir()
-    with pytest.raises(RequestError, match=r"is no run folder: it has no metrics\.jsonl"):
+    with refused(code="missing", field="run"):
         show_why(str(tmp_path / "empty"), as_json=False)
     (run / "recipe.yaml").write_text("minutes: many")
-    with pytest.raises(RequestError, match="minutes"):
+    with refused(code="type", field="minutes"):
         show_why(str(run), as_json=False)
     (run / "metrics.jsonl").write_text("")
     (run / NAME).unlink()

@@ -12,8 +12,8 @@ import torch
 
 import glassformer as gf
 from glassformer.cli import main
-from glassformer.errors import RequestError
 from glassformer.parts.core.cost import Shape
+from tests.refused import refused
 
 
 def test_weights_are_those_of_the_model():
@@ -73,16 +73,16 @@ def test_what_reads_in_both_directions_writes_nothing(capsys: pytest.CaptureFixt
 
 
 @pytest.mark.parametrize(
-    ("asked", "sentence"),
+    ("asked", "field"),
     [
-        ({"context": 0}, "context=0 must be at least 1"),
-        ({"context": 1 << 40}, "is past this model's learned positions"),
-        ({"batch": 0}, "batch=0 must be at least 1"),
-        ({"context": 1025}, "context=1025 is past this model's learned positions, which end at 1024"),
+        ({"context": 0}, "context"),
+        ({"context": 1 << 40}, "context"),
+        ({"batch": 0}, "batch"),
+        ({"context": 1025}, "context"),
     ],
 )
-def test_what_cannot_be_is_one_sentence(asked: dict[str, int], sentence: str):
-    with pytest.raises(RequestError, match=sentence):
+def test_what_cannot_be_is_one_sentence(asked: dict[str, int], field: str):
+    with refused(code="range", field=field):
         gf.plan(gf.preset("gpt2"), **asked)  # type: ignore[operator]
 
 

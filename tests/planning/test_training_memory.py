@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import glassformer as gf
 from experiments.plan.peaks import peak
 from glassformer.cli import main
-from glassformer.errors import RequestError
+from glassformer.errors import Code, RequestError
 from glassformer.naming.changes import change_of
 from glassformer.parallel.layout import Layout
 from glassformer.parts.core.cost import Shape
@@ -25,6 +25,7 @@ from glassformer.planning.trace import adapted, faked, recomputing, trace
 from glassformer.planning.training import plan_training
 from glassformer.training import Recipe
 from glassformer.training.optimizers import SGDConfig
+from tests.refused import refused
 
 
 def tracked(
@@ -178,19 +179,18 @@ def test_the_peak_of_large_models_is_that_of_torchs_tracker(name: str):
 
 
 @pytest.mark.parametrize(
-    ("asked", "field", "sentence"),
+    ("asked", "code", "field"),
     [
-        ({"batch": 6, "layout": "dp=4"}, "dp", "dp=3 would do"),
-        ({"batch": 8, "layout": "dp=8,zero=4"}, "zero", "from 0 to 3"),
-        ({"layout": "pd=8"}, "layout", "layout: unknown word"),
-        ({"context": 1 << 40}, "context", "from 1 to"),
-        ({"recompute": "some"}, "recompute", "none, selective, alternate, full"),
+        ({"batch": 6, "layout": "dp=4"}, "conflict", "dp"),
+        ({"batch": 8, "layout": "dp=8,zero=4"}, "range", "zero"),
+        ({"layout": "pd=8"}, "unknown", "layout"),
+        ({"context": 1 << 40}, "range", "context"),
+        ({"recompute": "some"}, "unknown", "recompute"),
     ],
 )
-def test_what_cannot_be_is_refused(asked: dict[str, object], field: str, sentence: str):
-    with pytest.raises(RequestError, match=sentence) as caught:
+def test_what_cannot_be_is_refused(asked: dict[str, object], code: Code, field: str):
+    with refused(code=code, field=field):
         gf.plan(gf.preset("llama-7b"), train=True, **asked)  # type: ignore[call-overload]
-    assert caught.value.field == field
 
 
 def test_the_verb_says_what_the_function_does(capsys: pytest.CaptureFixture[str]):
@@ -221,10 +221,10 @@ def test_the_verb_says_what_the_function_does(capsys: pytest.CaptureFixture[str]
 )
 def test_layouts_that_do_not_divide_name_the_nearest_that_does(model: str, layout: str, field: str, near: str):
     config = gf.preset(model)
-    with pytest.raises(RequestError, match=f"{field}=" + (f".*{field}={near}\\b" if near else "")) as caught:
+    with refused(code="conflict", field=field) as caught:
         Layout.of(layout).check(config, 16, 2048)
-    assert caught.value.field == field
     if near:
+        assert caught.value.expected == near
         Layout.of(layout).vary(**{field: int(near)}).check(config, 16, 2048)
 
 
@@ -259,7 +259,7 @@ def test_adapters_alone_have_gradients_and_states():
         with pytest.raises(RequestError) as caught:
             gf.plan(config, train=True, finetune=wrong)
         assert caught.value.field == "finetune"
-    with pytest.raises(RequestError, match="weights must be nothing beside finetune"):
+    with refused(code="conflict", field="weights"):
         gf.plan(config, train=True, finetune="lora:16", weights="bfloat16")
     assert main(["plan", "llama@1m", "--finetune", "lora:4", "--json"]) == 0
 

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from glassformer.errors import WorkError
 from glassformer.parts.core.base import to_plain
 from glassformer.parts.core.init import WEIGHTS_RULE
 from glassformer.runs import request as requests_module
@@ -19,6 +18,7 @@ from glassformer.runs.executor import Local, execute, finished, kept
 from glassformer.runs.files import read_result
 from glassformer.runs.request import RunRequest, place_of, read_request
 from glassformer.runs.workers import Training
+from tests.refused import failed
 from tests.runs.stand_in import AT_ONCE, Instead, trained_at_once
 
 
@@ -104,7 +104,7 @@ def test_a_stopped_run_goes_on(asked: list[RunRequest], tmp_path: Path, monkeypa
         if isinstance(event, Step):
             raise KeyboardInterrupt
 
-    with pytest.raises(WorkError, match="stopped"):
+    with failed(code="stopped"):
         list(Local().run(asked, tmp_path, notify))
     assert [type(event) for event in events] == [Start, Step]
     assert (asked[0].place(tmp_path) / "saved").is_file()

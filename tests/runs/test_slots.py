@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from glassformer.comparison.request import threads_of
-from glassformer.errors import RequestError
 from glassformer.runs.executor import Slots
 from glassformer.runs.request import RunRequest
+from tests.refused import refused
 
 MEETS = """
 import json, os, sys, time
@@ -47,5 +47,5 @@ def test_a_device_of_two_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("glassformer.runs.executor.available_cores", lambda: 8)
     slots = Slots(["cpu", "cpu"])
     assert slots.shared
-    with pytest.raises(RequestError, match="minutes are no budget"):
+    with refused(code="conflict", field="workers"):
         threads_of(slots, None, "minutes")

@@ -22,6 +22,7 @@ from glassformer.runs.events import End, Error, Event, Measuring, Stage, Step, d
 from glassformer.runs.executor import Local, execute
 from glassformer.runs.request import RunRequest, TextPlaces
 from glassformer.runs.slurm import LIVES, Arm, Slurm, _minutes, _options, executor_of
+from tests.refused import refused
 from tests.runs.local_slurm import cluster, missing
 from tests.runs.stand_in import ask, trained_at_once
 
@@ -201,7 +202,7 @@ def test_words_that_name_no_executor(words: tuple[Any, ...], what: str) -> None:
 
 def test_a_machine_that_submits_no_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
-    with pytest.raises(RequestError, match="sbatch and squeue, which are not on this machine"):
+    with refused(code="missing", field="executor"):
         executor_of("slurm")
 
 

@@ -31,18 +31,18 @@ def refuse_unstaged(model: Model, stages: int) -> None:
     """Raises RequestError for a model that cannot be cut between its layers."""
     layers = len(model.layers)
     reasons = {
-        f"{stages} stages are more than the {layers} layers": stages > layers,
-        "an encoder's output is read by every layer": model.encoder is not None,
-        "a tied head needs the embedding's table, which lies on another rank; +untied": model.head.tied,
-        "dropout would draw other masks": any(_named(model.config.to_dict(), "dropout")),
-        "a layer reads the keys of another one, which may lie elsewhere": bool(
+        ("pp", f"{stages} stages are more than the {layers} layers"): stages > layers,
+        ("encoder", "an encoder's output is read by every layer"): model.encoder is not None,
+        ("head.tied", "a tied head needs the embedding's table, which lies on another rank; +untied"): model.head.tied,
+        ("dropout", "dropout would draw other masks"): any(_named(model.config.to_dict(), "dropout")),
+        ("source", "a layer reads the keys of another one, which may lie elsewhere"): bool(
             list(_named(model.config.to_dict(), "source"))
         ),
-        "a head that pools has no loss of its own for each token": model.head.pool is not None,
+        ("head.pool", "a head that pools has no loss of its own for each token"): model.head.pool is not None,
     }
-    for why, holds in reasons.items():
+    for (field, why), holds in reasons.items():
         if holds:
-            raise RequestError(f"pp: {why}", code="conflict", field="pp", value=stages, expected="pp=1")
+            raise RequestError(f"pp: {why}", code="conflict", field=field, value=stages, expected="pp=1")
 
 
 def _named(tree: Any, field: str) -> Iterator[Any]:
