@@ -56,5 +56,5 @@ def printed(program: str, first: str, world: int, *rest: object) -> str:
     ]
     told = [process.communicate()[0] for process in ranks]
     if failed := [rank for rank, process in enumerate(ranks) if process.returncode]:
-        raise WorkError(f"rank {failed[0]} of {world} failed")
+        raise WorkError(f"rank {failed[0]} of {world} failed", code="process")
     return told[0]

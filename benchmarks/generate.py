@@ -180,7 +180,9 @@ class LlamaCpp:
         said = json.loads(said) if isinstance(said, str) else said
         times = said["timings"]
         if (times["prompt_n"], times["predicted_n"]) != (len(prompt), new):
-            raise WorkError(f"llama.cpp read {times['prompt_n']} tokens and wrote {times['predicted_n']}")
+            raise WorkError(
+                f"llama.cpp read {times['prompt_n']} tokens and wrote {times['predicted_n']}", code="failed"
+            )
         return said["choices"][0]["text"], times
 
     def decode(self, prompt: list[int], new: int) -> dict[str, Any]:
@@ -288,7 +290,7 @@ class Worker:
         line = self._pipe(self.process.stdout).readline()
         if not line:
             said = self.errors.read_text(errors="replace").strip().splitlines() or ["no reason given"]
-            raise WorkError(f"{self.side} cannot be measured: {said[-1][:300]}")
+            raise WorkError(f"{self.side} cannot be measured: {said[-1][:300]}", code="failed")
         return json.loads(line)
 
     def _pipe(self, pipe: IO[str] | None) -> IO[str]:

@@ -130,7 +130,9 @@ def measured(title: str, ours: str, peer: str, path: str, rounds: int, threads: 
 def _probe(what: str, path: str, threads: int) -> dict[str, float]:
     done = subprocess.run([sys.executable, "-P", "-c", PROBE, what, path, str(threads)], capture_output=True, text=True)
     if done.returncode:
-        raise WorkError(f"{what} cannot load {path}: {(done.stderr.splitlines() or ['no reason given'])[-1][:300]}")
+        raise WorkError(
+            f"{what} cannot load {path}: {(done.stderr.splitlines() or ['no reason given'])[-1][:300]}", code="failed"
+        )
     return json.loads(done.stdout.splitlines()[-1])
 
 

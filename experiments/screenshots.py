@@ -36,7 +36,7 @@ def glassformer(folder: Path, *words: str) -> None:
     """The command line, as a reader would type it there."""
     done = subprocess.run([sys.executable, "-m", "glassformer", *words], cwd=folder, capture_output=True, text=True)
     if done.returncode:
-        raise WorkError(f"glassformer {' '.join(words)} failed: {done.stderr.strip()}")
+        raise WorkError(f"glassformer {' '.join(words)} failed: {done.stderr.strip()}", code="failed")
 
 
 def inspection(folder: Path) -> Path:
@@ -56,9 +56,12 @@ def main(names: list[str]) -> None:
     """Raises RequestError for a name that is none, and where there is no browser."""
     for name in names:
         if name not in PICTURES:
-            raise RequestError(f"no picture is named {name!r}; there are {', '.join(PICTURES)}")
+            raise RequestError(
+                f"no picture is named {name!r}; there are {', '.join(PICTURES)}",
+                code="unknown", field="names", value=name,
+            )  # fmt: skip
     if why := missing():
-        raise RequestError(why)
+        raise RequestError(why, code="missing", field="browser")
     with opened() as browser:
         for name in names or list(PICTURES):
             picture, path = PICTURES[name], DOCS / f"{name}.png"

@@ -60,10 +60,7 @@ class RequestError(ValueError):
 
     exit_status = 2
 
-    def __init__(
-        self, message: str = "", *, code: Code | Literal["request"] = "request", field: str = "", value: object = None,
-        expected: str = "",
-    ):  # fmt: skip
+    def __init__(self, message: str = "", *, code: Code, field: str, value: object = None, expected: str = ""):
         super().__init__(message or f"{field} must be {expected}, got {shown(repr(value))}")
         self.code, self.field, self.value, self.expected = code, field, value, expected
 
@@ -85,7 +82,7 @@ class WorkError(RuntimeError):
 
     exit_status = 1
 
-    def __init__(self, message: str, *, code: Code | Literal["work"] = "work"):
+    def __init__(self, message: str, *, code: Code):
         super().__init__(message)
         self.code = code
 

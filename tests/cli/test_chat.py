@@ -188,7 +188,7 @@ def test_a_turn_that_is_refused_leaves_no_trace(
     assert json.loads(said.out)["messages"] == messages and said.err.count("lone surrogate") == 1
 
     render = chat.ChatTemplate.render
-    for problem in (RequestError("the template says no"), KeyboardInterrupt()):
+    for problem in (RequestError("the template says no", code="type", field="messages"), KeyboardInterrupt()):
 
         def rendered(self: Any, given: Any, problem: BaseException = problem) -> str:
             if given[-1]["content"] == "bad":

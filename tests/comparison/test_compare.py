@@ -311,7 +311,7 @@ def asked_of(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[str]], dict[str,
 
         def take(models: list[str], data: str, **keywords: Any) -> dict[str, Any]:
             asked.update(keywords, models=models, data=data)
-            raise RequestError("enough")
+            raise RequestError("enough", code="conflict", field="data")
 
         monkeypatch.setattr(package, "compare", take)
         assert main(words) == 2

@@ -98,7 +98,7 @@ def test_a_folder_with_a_config_is_whole(tmp_path: Path, monkeypatch: pytest.Mon
 
         def full(path: Path, last: int = last) -> object:
             if path.name == names[last]:
-                raise WorkError("the disk is full")
+                raise WorkError("the disk is full", code="disk")
             return write(path)
 
         gf.save(model, None, tmp_path)

@@ -53,7 +53,7 @@ class Planted:
     def run(self, requests: Sequence[RunRequest], folder: Path, notify: Notify = silent) -> Iterator[RunResult]:
         for request in requests:
             if self.stop_after == len(self.trained):
-                raise Interrupted("stopped")
+                raise Interrupted("stopped", code="stopped")
             self.trained.append((folder.name, request.name))
             result = self.result(request, folder)
             request.place(folder).mkdir(parents=True, exist_ok=True)

@@ -62,7 +62,7 @@ def test_a_run_keeps_the_order_that_it_was_begun_with(tmp_path: Path):
     recipe = {"steps": 4, "batch_size": 4, "micro_batch": 1, "context": 8, "compile": False, "dtype": "float32"}
 
     def stop(run: object) -> None:
-        raise Interrupted("asked to stop")
+        raise Interrupted("asked to stop", code="stopped")
 
     class Stopping(Reporter):
         def saved(self, run: object, folder: Path) -> None:

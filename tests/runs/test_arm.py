@@ -44,7 +44,7 @@ def test_without_memory_it_says_so(
 def test_a_wrong_request_is_an_event_and_a_defect_is_a_traceback(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    failing(RequestError("no such text"), tmp_path, monkeypatch)
+    failing(RequestError("no such text", code="missing", field="data"), tmp_path, monkeypatch)
     assert arm.train_one(tmp_path) == 2
     assert decode(capsys.readouterr().out) == Error(name="gpt2@1m", seed=3, error="no such text")
     failing(RuntimeError("shapes differ"), tmp_path, monkeypatch)
