@@ -550,6 +550,18 @@ def test_a_block_is_three_lines():
     assert ast.unparse(last) == "return self.resid_post(self.residual(self.resid_pre(x), mixer, ffn))"
 
 
+def test_the_arguments_of_a_model_are_written_once():
+    """`Model.forward` names them all; inside, they travel as one `Inputs`."""
+    found = [
+        f"{named(path)}: {node.name}"
+        for path, tree in TREES.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef)
+        and {"source_documents", "segments"} <= {one.arg for one in (*node.args.args, *node.args.kwonlyargs)}
+    ]
+    assert found == ["model.py: forward"]
+
+
 # The kernels of the models compute attention
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -25,6 +26,21 @@ from glassformer.state import ModelState, State
 
 STATE_DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int8)
 """What a state can be kept in."""
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The arguments of a model's call, named and explained in `Model.forward`: one value from there on."""
+
+    tokens: Tensor
+    state: ModelState | None = None
+    positions: Tensor | None = None
+    documents: Tensor | None = None
+    memory: Memory | None = None
+    source: Tensor | None = None
+    source_documents: Tensor | None = None
+    global_tokens: Tensor | None = None
+    segments: Tensor | None = None
 
 
 class Block(nn.Module):
@@ -218,14 +234,14 @@ class Model(Tower):
         A model whose embedding has `patches` reads images (b, c, h, w) in the place of tokens, one with `vectors` real
         vectors (b, s, r).
         """
-        given = positions, documents, memory, source, source_documents, global_tokens, segments
+        given = Inputs(tokens, state, positions, documents, memory, source, source_documents, global_tokens, segments)
         along = self.context if state is None else None
         if targets is None:
-            logits = self.logits(self.unembed(self.hidden_states(tokens, state, *given), documents))
+            logits = self.logits(self.unembed(self.states_of(given), documents))
             return logits if along is None else along.join(logits)
         rows = self._rows_read(tokens, targets, reduction)
         with auxiliary.gathering() as added:
-            x = self.hidden_states(tokens, state, *given, targets=targets, rows=rows)
+            x = self.states_of(given, targets, rows)
         if rows is not None:
             targets = targets.flatten()[rows][None]
 
@@ -253,49 +269,35 @@ class Model(Tower):
         targets: Int[Tensor, "b ..."],
         documents: Int[Tensor, "b s"] | None = None,
         reduction: str = "mean",
-        source: Int[Tensor, "b t"] | Float[Tensor, "b c h w"] | None = None,
-        source_documents: Int[Tensor, "b t"] | None = None,
-        global_tokens: Bool[Tensor, "b s"] | None = None,
-        memory: Memory | None = None,
-        segments: Int[Tensor, "b s"] | None = None,
+        **given: Any,
     ) -> Tensor:
-        """Mean cross-entropy in nats; targets of -100 do not count. `reduction="none"` gives (b, s) losses. All else as
-        in `forward`.
+        """Mean cross-entropy in nats; targets of -100 do not count. `reduction="none"` gives (b, s) losses. All that is
+        `given` besides is as in `forward`.
 
         While training, what the head adds to it (`head.z_loss`) is part of it; what other parts add (`balance_loss` of
         experts) is part of its gradient alone. The call goes through `forward`, so the hooks of the model fire."""
-        return self(
-            tokens, documents=documents, targets=targets, reduction=reduction, source=source,
-            source_documents=source_documents, global_tokens=global_tokens, memory=memory, segments=segments,
-        )  # fmt: skip
+        return self(tokens, documents=documents, targets=targets, reduction=reduction, **given)
 
-    def hidden_states(
-        self,
-        tokens: Tensor,
-        state: ModelState | None = None,
-        positions: Tensor | None = None,
-        documents: Tensor | None = None,
-        memory: Memory | None = None,
-        source: Tensor | None = None,
-        source_documents: Tensor | None = None,
-        global_tokens: Tensor | None = None,
-        segments: Tensor | None = None,
-        targets: Tensor | None = None,
-        rows: Tensor | None = None,
+    def hidden_states(self, tokens: Tensor, *given: Any, **named: Any) -> Float[Tensor, "b s d"]:
+        """The last layer's normalised output, of which the head makes logits. Arguments as in `forward`."""
+        return self.states_of(Inputs(tokens, *given, **named))
+
+    def states_of(
+        self, given: Inputs, targets: Tensor | None = None, rows: Tensor | None = None
     ) -> Float[Tensor, "b s d"]:
-        """The last layer's normalised output, of which the head makes logits; `targets`, where they are known, tell a
-        model that sees no later tokens which of its own nobody reads. `rows` as in `read`."""
-        pass_ = locate(self.embedding.places(tokens), state, positions, documents)
-        pass_.global_tokens, pass_.segments = global_tokens, segments
+        """`hidden_states`. Known `targets` tell a model that sees no later tokens which of its own have no reader;
+        `rows` as in `read`."""
+        tokens, state, source = given.tokens, given.state, given.source
+        pass_ = locate(self.embedding.places(tokens), given)
         if targets is not None and targets.shape == tokens.shape and self.causal:
             pass_.targets = targets
-        if global_tokens is not None and pass_.start:
+        if given.global_tokens is not None and pass_.start:
             raise RequestError(
                 f"global_tokens are of a text's beginning, and the state has read {pass_.start} tokens; leave them out",
                 code="conflict", field="global_tokens", expected="None",
             )  # fmt: skip
-        self.check_source(len(tokens), state, memory, source)
-        pass_.memory = memory if source is None else self.encode(source, source_documents)
+        self.check_source(len(tokens), state, given.memory, source)
+        pass_.memory = given.memory if source is None else self.encode(source, given.source_documents)
         x = self.read(tokens, pass_, state, rows=rows)
         if state is not None:
             state.advance(pass_.start + pass_.tokens, pass_.tokens)
@@ -319,8 +321,7 @@ class Model(Tower):
                 f"the source has {length} tokens; give at least one{most}",
                 code="range", field="source", value=length, expected=f"at least 1 token{most}",
             )  # fmt: skip
-        pass_ = locate(places, documents=documents)
-        pass_.global_tokens = global_tokens
+        pass_ = locate(places, Inputs(source, documents=documents, global_tokens=global_tokens))
         return Memory(self.encoder.read(source, pass_, table=self.embedding), documents)
 
     def check_source(
@@ -338,7 +339,7 @@ class Model(Tower):
                 f"the source has {len(source)} rows and the tokens have {rows}; give a source for each row",
                 code="conflict", field="source", value=len(source), expected=str(rows),
             )  # fmt: skip
-        if self.encoder is not None and source is None and memory is None and (state is None or not state.length):
+        if self.encoder is not None and _needs_source(source, memory, state):
             raise RequestError(
                 "this model reads a source beside its own text: give source=(b, t) token ids",
                 code="missing", field="source", expected="token ids (b, t)",
@@ -418,23 +419,25 @@ class _Reading(Model):
     def __init__(self, model: Model, source: Tensor):
         vars(self).update(vars(model), source=source)
 
-    def hidden_states(
-        self, tokens: Tensor, state: ModelState | None = None, positions: Tensor | None = None,
-        documents: Tensor | None = None, memory: Memory | None = None, source: Tensor | None = None, *rest: Any,
-        **more: Any,
-    ) -> Tensor:  # fmt: skip
-        if source is None and memory is None and (state is None or not state.length):
-            source = self.source.expand(len(tokens), *self.source.shape[1:])
-        return super().hidden_states(tokens, state, positions, documents, memory, source, *rest, **more)
+    def states_of(self, given: Inputs, *rest: Any) -> Tensor:
+        if _needs_source(given.source, given.memory, given.state):
+            given = replace(given, source=self.source.expand(len(given.tokens), *self.source.shape[1:]))
+        return super().states_of(given, *rest)
 
 
-def locate(
-    tokens: Tensor,
-    state: ModelState | None = None,
-    positions: Tensor | None = None,
-    documents: Tensor | None = None,
-) -> Pass:
-    """Where the new tokens (b, s) stand, given what the state has read."""
+def _needs_source(source: Tensor | None, memory: Memory | None, state: ModelState | None) -> bool:
+    """Whether an encoder has nothing to read, and no state that has read it."""
+    return source is None and memory is None and (state is None or not state.length)
+
+
+def locate(tokens: Tensor, given: Inputs) -> Pass:
+    """The pass of the new tokens (b, s), placed behind those which the state has read."""
+    pass_ = _placed(tokens, given.state, given.positions, given.documents)
+    pass_.global_tokens, pass_.segments = given.global_tokens, given.segments
+    return pass_
+
+
+def _placed(tokens: Tensor, state: ModelState | None, positions: Tensor | None, documents: Tensor | None) -> Pass:
     start = state.length if state is not None else 0
     end = start + tokens.shape[1]
     given = None if positions is None else positions.expand(tokens.shape)

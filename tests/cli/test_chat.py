@@ -22,7 +22,7 @@ from glassformer.cli import main
 from glassformer.cli.options import Chatting
 from glassformer.errors import RequestError
 from glassformer.generation import Sampling
-from glassformer.model import Model
+from glassformer.model import Inputs, Model
 from glassformer.text import ByteTokenizer
 from tests.refused import refused
 
@@ -60,15 +60,15 @@ def test_each_answer_is_what_the_whole_conversation_gives(talker: str):
 
 def test_a_turn_reads_only_what_is_new(talker: str, monkeypatch: pytest.MonkeyPatch):
     lengths: list[int] = []
-    whole = Model.hidden_states
+    whole = Model.states_of
 
-    def noted(self: Model, tokens: torch.Tensor, *more: Any, **named: Any) -> torch.Tensor:
-        lengths.append(tokens.shape[1])
-        return whole(self, tokens, *more, **named)
+    def noted(self: Model, given: Inputs, *rest: Any) -> torch.Tensor:
+        lengths.append(given.tokens.shape[1])
+        return whole(self, given, *rest)
 
     talk = conversation(talker)
     tokens = [[*b"hi!"], [*b"ok?"]]
-    monkeypatch.setattr(Model, "hidden_states", noted)
+    monkeypatch.setattr(Model, "states_of", noted)
     monkeypatch.setattr(chat, "stream", scripted(tokens))
     assert ["".join(talk.answer(text)) for text in ("first", "second")] == ["hi!", "ok?"]
     # <u>first\n<a> and the answer but for its last byte; that byte, the end of its line, <u>second\n<a>

@@ -20,7 +20,7 @@ import glassformer as gf
 from glassformer import machine
 from glassformer.cli import app, main
 from glassformer.generation.beams import beams
-from glassformer.model import Model
+from glassformer.model import Inputs, Model
 from glassformer.parts.precision import onednn_in_bf16
 from glassformer.text import ByteTokenizer, CharTokenizer
 from tests import elsewhere
@@ -109,13 +109,13 @@ def test_it_ends_before_a_stop_string_and_at_the_end_of_text(model: str, capsys:
 def read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many tokens each pass of a model has read."""
     lengths: list[int] = []
-    whole = Model.hidden_states
+    whole = Model.states_of
 
-    def noted(self: Model, tokens: torch.Tensor, *more: Any, **named: Any) -> torch.Tensor:
-        lengths.append(tokens.shape[1])
-        return whole(self, tokens, *more, **named)
+    def noted(self: Model, given: Inputs, *rest: Any) -> torch.Tensor:
+        lengths.append(given.tokens.shape[1])
+        return whole(self, given, *rest)
 
-    monkeypatch.setattr(Model, "hidden_states", noted)
+    monkeypatch.setattr(Model, "states_of", noted)
     return lengths
 
 

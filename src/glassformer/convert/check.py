@@ -35,7 +35,7 @@ from glassformer.convert.fold import fold
 from glassformer.convert.folder import is_folder, read_config
 from glassformer.convert.names import Names, Place
 from glassformer.errors import RequestError
-from glassformer.model import Model, Tower
+from glassformer.model import Inputs, Model, Tower
 from glassformer.model import locate as place
 from glassformer.parts.forward_pass import Memory, Pass
 from glassformer.parts.linear import Linear
@@ -454,7 +454,8 @@ def compare(
     found = _Findings([pair for pair in both if pair.theirs in there], mine, there, whole, tolerance)
     x, memory = end, None
     for prefix, tower, within in each:
-        at = place(tower.embedding.places(given["source" if prefix else "tokens"]))
+        read = given["source" if prefix else "tokens"]
+        at = place(tower.embedding.places(read), Inputs(read))
         for path in layers[prefix]:  # some classes pad what they read
             first, last = there[path]
             there[path] = first[:, : at.tokens], last[:, : at.tokens]

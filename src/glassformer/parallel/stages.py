@@ -18,7 +18,7 @@ from torch import distributed as dist
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleInterleaved1F1B
 
 from glassformer.errors import RequestError
-from glassformer.model import Block, Model, locate
+from glassformer.model import Block, Inputs, Model, locate
 from glassformer.parallel.layout import stage_layers
 from glassformer.parallel.sums import Tree
 from glassformer.parts.core import auxiliary
@@ -197,7 +197,7 @@ class Chunk(nn.Module):
         stages = self.stages
         with stages.around(), auxiliary.gathering() as added:
             if self.first:
-                pass_ = locate(stages.embedding.places(x))
+                pass_ = locate(stages.embedding.places(x), Inputs(x))
                 x = stages.embed(stages.embedding(x, pass_))
             else:
                 pass_ = Pass(0, x.shape[1], x.device)
