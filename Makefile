@@ -16,6 +16,9 @@ SHAPES := --jaxtyping-packages=glassformer.parts,glassformer.model,beartype.bear
 AS_AVX2 := ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2
 AS_AVX512_WITHOUT_BF16 := ONEDNN_MAX_CPU_ISA=AVX512_CORE
 
+# As many examples of a property as it deserves; `make test` tries fewer.
+WHOLE := --hypothesis-profile whole
+
 .PHONY: demo example quick test test-all browser lint types bench laboratory docs screenshots experiments fuzz clean
 
 demo: $(CORE)
@@ -34,9 +37,9 @@ test: lint types
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "quick and not slow" $(SHAPES) tests/test_generic.py tests/convert/test_parity.py
 
 test-all: lint types
-	$(BIN)/python -m pytest -n 2 --dist worksteal --durations 40 --durations-min 2 -m "slow or not slow" $(SHAPES)
-	$(AS_AVX2) $(BIN)/python -m pytest -n 2 --dist worksteal $(NUMERICAL)
-	$(AS_AVX512_WITHOUT_BF16) $(BIN)/python -m pytest -n 2 --dist worksteal $(NUMERICAL)
+	$(BIN)/python -m pytest -n 2 --dist worksteal --durations 40 --durations-min 2 -m "slow or not slow" $(SHAPES) $(WHOLE)
+	$(AS_AVX2) $(BIN)/python -m pytest -n 2 --dist worksteal $(WHOLE) $(NUMERICAL)
+	$(AS_AVX512_WITHOUT_BF16) $(BIN)/python -m pytest -n 2 --dist worksteal $(WHOLE) $(NUMERICAL)
 
 browser: $(DEV)
 	$(BIN)/python -m pytest -m browser tests/browser

@@ -11,8 +11,12 @@ import pytest
 import torch
 from hypothesis import settings
 
-settings.register_profile("glassformer", derandomize=True, deadline=None, max_examples=40, database=None)
-settings.load_profile("glassformer")
+from tests.quick import EXAMPLES, PHASE, PHASES, left_out, phase
+
+for name, count in EXAMPLES.items():
+    settings.register_profile(name, derandomize=True, deadline=None, max_examples=count, database=None)
+settings.load_profile("few")
+os.environ.setdefault(PHASE, str(phase()))  # of all workers
 torch.set_num_threads(1)
 
 
@@ -20,7 +24,7 @@ QUICK = (
     "tests/test_house.py",
     "tests/test_known_once.py",
     "tests/parts/",
-    "tests/convert/test_parity.py::test_in_and_out[llama-3]",
+    *(f"tests/convert/test_parity.py::test_in_and_out[{family}-3]" for family in ("bloom", "gpt2", "llama", "qwen3")),
     "tests/comparison/test_compare.py::test_a_padded_vocabulary_is_trained_and_written_with",
 )
 """Files and tests of `make quick`."""
@@ -41,7 +45,7 @@ QUICK_GENERIC = (
     "test_parameters_are_counted_exactly",
     "test_a_config_survives_its_files",
 )
-"""Tests of tests/test_generic.py that `make quick` runs, on half of the first models: they cover the most pairs."""
+"""Tests of tests/test_generic.py that `make quick` runs, on some of the first models, which cover the most pairs."""
 FIRST = 24
 
 
@@ -53,12 +57,19 @@ def is_quick(item: pytest.Item) -> bool:
     return item.nodeid.startswith("tests/test_generic.py") and item.callspec.indices["case"] < FIRST
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not any("::" in asked for asked in config.args):  # a test that is asked for by its name tries all
+        for item in left_out(items, phase()):
+            item.add_marker("slow")
     for item in items:
         if is_quick(item):
             item.add_marker("quick")
         if item.nodeid.startswith("tests/browser/"):
             item.add_marker("browser")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    terminalreporter.write_line(f"phase {phase()} of {PHASES}; {PHASE}={phase()} tries the same cases again")
 
 
 @pytest.fixture(autouse=True)

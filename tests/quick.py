@@ -1,17 +1,134 @@
-"""Which of many cases the quick tests try: the others are slow ones."""
+"""Which of many cases the default tests try: the others are slow ones, and `make test-all` runs all.
+
+Two ways. The cases of the tests in `SAMPLED` are divided into parts, of which a run tries one: the part is the phase, a
+number that each commit moves on by one. `quickly` names the representatives of a test and leaves the others, which
+take the same way, to `make test-all`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import os
+import subprocess
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
+from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import pytest
+
+PHASES = 12
+"""Phases: a multiple of the parts into which cases are divided."""
+PHASE = "GLASSFORMER_PHASE"
+"""The variable that repeats a run of another commit."""
+EXAMPLES = {"few": 15, "whole": 40}
+"""Examples of a property that names no number, in `make test` and in `make test-all`."""
+
+
+@cache
+def phase() -> int:
+    """Commits on the first-parent line of HEAD, modulo 12, so that any four commits in a row try every case of a test
+    whose cases are divided into four. A clone that lacks its history has the commit's hash in their place, and a folder
+    without git has 0."""
+    if given := os.environ.get(PHASE):
+        return int(given) % PHASES
+    try:
+        if _git("rev-parse", "--is-shallow-repository") == "true":
+            return int(_git("rev-parse", "HEAD")[:8], 16) % PHASES
+        return int(_git("rev-list", "--count", "--first-parent", "HEAD")) % PHASES
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return 0
+
+
+def _git(*words: str) -> str:
+    done = subprocess.run(
+        ["git", *words], cwd=Path(__file__).parent, capture_output=True, text=True, check=True, timeout=60
+    )
+    return done.stdout.strip()
+
+
+SAMPLED = {
+    "tests/test_generic.py": 4,
+    "tests/test_expression.py": 4,
+    "tests/test_config.py": 4,
+    "tests/test_device.py": 12,
+    "tests/test_edit.py": 4,
+    "tests/test_docs.py": 2,
+    "tests/convert/storage/test_attacks.py": 4,
+    "tests/convert/test_bare.py": 4,
+    "tests/convert/test_check.py": 4,
+    "tests/convert/test_doors.py": 4,
+    "tests/convert/test_doorstep.py": 4,
+    "tests/convert/test_gguf_layouts.py": 4,
+    "tests/convert/test_leaving.py": 4,
+    "tests/convert/test_parity.py": 2,
+    "tests/convert/test_untrusted.py": 4,
+    "tests/convert/test_words.py": 4,
+    "tests/comparison/test_compare.py": 4,
+    "tests/comparison/test_statistics.py": 2,
+    "tests/dynamics/test_statistics.py": 4,
+    "tests/generation/test_company.py": 4,
+    "tests/generation/test_kept.py": 4,
+    "tests/generation/test_speculate.py": 4,
+    "tests/laboratory/test_claims.py": 4,
+    "tests/lens/test_ablation.py": 4,
+    "tests/lens/test_attribution.py": 4,
+    "tests/lens/test_edits.py": 4,
+    "tests/lens/test_patching.py": 4,
+    "tests/parallel/test_context.py": 4,
+    "tests/parallel/test_tensor.py": 4,
+    "tests/parity/": 4,
+    "tests/parts/test_kernel.py": 2,
+    "tests/parts/test_kernel_calls.py": 2,
+    "tests/parts/test_mould.py": 4,
+    "tests/parts/test_quantized.py": 4,
+    "tests/parts/test_sight.py": 2,
+    "tests/planning/": 4,
+    "tests/test_generate.py": 2,
+    "tests/training/test_watch.py": 4,
+}
+"""Beginning of a test's name -> parts, a divisor of `PHASES`, into which its cases are divided; the longest beginning
+that fits counts."""
+DECKS: tuple[tuple[str, ...], ...] = (
+    (
+        "tests/planning/test_plan.py::test_the_verb_says_what_the_function_does",
+        "tests/planning/test_search.py::test_the_verb_finds",
+        "tests/planning/test_time.py::test_the_verb_says_time_and_cost",
+        "tests/planning/test_training_memory.py::test_the_verb_says_what_the_function_does",
+    ),
+    (
+        "tests/planning/test_search.py::test_what_is_found_fits_and_the_fastest_is_first",
+        "tests/planning/test_search.py::test_a_large_batch_fits_with_fewer_sequences_at_once",
+        "tests/planning/test_training_memory.py::test_stages_divide_what_they_say",
+        "tests/planning/test_training_memory.py::test_what_a_rank_holds_adds_up",
+    ),
+    (
+        "tests/planning/test_ranks.py::test_experts_of_several_ranks_are_planned_in_half_precision_too",
+        "tests/planning/test_time.py::test_a_frozen_matrix_has_two_products_of_three",
+    ),
+)
+"""Tests that take seconds each and the same way: they are divided as the cases of one test are."""
+
+
+def left_out(items: Sequence[pytest.Item], now: int) -> list[pytest.Item]:
+    """The sampled cases that are not of this phase, dealt out in an order that mixes the axes of a test."""
+    decks: dict[tuple[str, int], list[pytest.Item]] = defaultdict(list)
+    deck_of = {name: deck[0] for deck in DECKS for name in deck}
+    for item in items:
+        name = item.nodeid.partition("[")[0]
+        parts = max(((len(start), n) for start, n in SAMPLED.items() if name.startswith(start)), default=(0, 1))[1]
+        if name in deck_of:
+            decks[deck_of[name], 4].append(item)
+        elif parts > 1 and "[" in item.nodeid and item.get_closest_marker("slow") is None:
+            decks[name, parts].append(item)
+    away = []
+    for (_, parts), cases in decks.items():
+        cases.sort(key=lambda case: crc32(case.nodeid.encode()))
+        away += [item for i, item in enumerate(cases) if (i - now) % min(parts, len(cases))]
+    return away
 
 
 def quickly(values: Iterable[Any], which: Callable[[int, Any], bool]) -> list[Any]:
     """All values for `parametrize`; those of which `which(i, value)` is false are slow."""
     return [value if which(i, value) else pytest.param(value, marks=pytest.mark.slow) for i, value in enumerate(values)]
-
-
-def one_in(n: int) -> Callable[[int, Any], bool]:
-    return lambda i, _: i % n == 0

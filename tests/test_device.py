@@ -32,7 +32,6 @@ from glassformer.runs.measure import describe, measured
 from glassformer.text import ByteTokenizer, TextData
 from glassformer.training import Interrupted, checkpoint, train
 from tests import elsewhere
-from tests.quick import one_in, quickly
 from tests.test_generate import prompt, tiny
 from tests.test_generic import DECODERS, EVERY, LENGTH, Case, built, draw
 from tests.training.conftest import text as text  # the fixture
@@ -110,7 +109,7 @@ def test_it_is_there_only_while_a_test_asks_for_it():
 # Models
 
 
-@pytest.mark.parametrize("case", quickly(EVERY, one_in(12)), ids=str)
+@pytest.mark.parametrize("case", EVERY, ids=str)
 def test_models_and_gradients(case: Case, device: str):
     model, tokens = built(case), draw(2, LENGTH)
     other = deepcopy(model).to(device)
@@ -123,7 +122,7 @@ def test_models_and_gradients(case: Case, device: str):
         alike(a.grad, b[1].grad)
 
 
-@pytest.mark.parametrize("case", quickly(DECODERS, one_in(12)), ids=str)
+@pytest.mark.parametrize("case", DECODERS, ids=str)
 def test_states_and_rows_of_unequal_length(case: Case, device: str):
     model, tokens = built(case), draw(2, LENGTH)
     documents = torch.ones_like(tokens)
@@ -158,7 +157,7 @@ Written = Callable[[str], object]
 
 
 @pytest.mark.parametrize("asked", ASKED.values(), ids=ASKED)
-@pytest.mark.parametrize("rows", quickly(["tensor", "lists"], one_in(2)))
+@pytest.mark.parametrize("rows", ["tensor", "lists"])
 def test_texts(asked: dict[str, Any], rows: str, device: str):
     def written(where: str) -> object:
         tokens = prompt(2, 6).to(where) if rows == "tensor" else [[1, 2, 3], [4, 5, 6, 7]]
@@ -235,7 +234,7 @@ def test_capture_and_edits(expression: str, device: str):
         alike(model(tokens), other(tokens.to(device)))
 
 
-@pytest.mark.parametrize("asked", quickly(product(SEEN, READINGS), one_in(5)), ids="-".join)
+@pytest.mark.parametrize("asked", list(product(SEEN, READINGS)), ids="-".join)
 def test_readings(asked: tuple[str, str], device: str):
     expression, reading = asked
     tokens = torch.tensor([list(b"the cat sat, the cat ran")])
@@ -294,7 +293,7 @@ def test_training_and_resuming(text: TextData, tmp_path: Path, name: str, more: 
     assert found[0]["generation"]["sample"] == found[1]["generation"]["sample"]
 
 
-@pytest.mark.parametrize("name", quickly(["mamba@1m", "llama@1m+gqa:2", "gpt2@1m+moe:4:2"], one_in(3)))
+@pytest.mark.parametrize("name", ["mamba@1m", "llama@1m+gqa:2", "gpt2@1m+moe:4:2"])
 def test_check(name: str, device: str) -> None:
     assert check(seen_model(name).to(device)).ok
 

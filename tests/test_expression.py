@@ -23,7 +23,6 @@ from glassformer.parts.ffn import ExpertsConfig, MlpConfig
 from glassformer.parts.norm import NormConfig, RMSNormConfig
 from glassformer.training import NoamConfig, Recipe, WsdConfig
 from glassformer.training.overrides import with_recipe
-from tests.quick import one_in, quickly
 
 BLOCK = "stack.0.blocks.0."
 EMBEDDED = ("embedding.position",)
@@ -398,7 +397,7 @@ def test_a_width_that_was_given_is_rounded_by_the_least(hidden: int):
 
 
 @pytest.mark.parametrize("name", [*PRESETS, *FAMILIES])
-@pytest.mark.parametrize("size", quickly(["10m", "1m", "3b"], one_in(3)))
+@pytest.mark.parametrize("size", ["10m", "1m", "3b"])
 def test_every_name_takes_every_size_and_keeps_its_parts(name: str, size: str):
     whole, sized = preset(name), preset(f"{name}@{size}")
     diff = {re.sub(r"\d+", "0", path).removeprefix("encoder.") for path in whole.diff(sized)}  # its towers alike

@@ -27,7 +27,6 @@ from glassformer.model import Model
 from glassformer.naming import assign, preset
 from glassformer.parts.ffn import Experts
 from tests.plugin import toy_parts  # noqa: F401  # parts from outside the package, named as any other
-from tests.quick import one_in, quickly
 
 VOCAB, CONTEXT, LENGTH, WINDOW = 61, 64, 12, 5
 TINY = f"layers=2+d_model=32+heads=4+vocab_size={VOCAB}+context={CONTEXT}"
@@ -291,11 +290,9 @@ OUTSIDE = [
 DECODERS = [*MATRIX, *PUBLISHED, *CURES, *EXPERTS, *RECURRENT, *LATENT, *SIGHT, *OUTSIDE]
 EVERY = [*DECODERS, *ENCODERS]
 
-every_model = pytest.mark.parametrize("case", quickly(EVERY, one_in(2)), ids=str)
-every_decoder = pytest.mark.parametrize("case", quickly(DECODERS, one_in(2)), ids=str)
-third_decoder = pytest.mark.parametrize("case", quickly(DECODERS, one_in(3)), ids=str)
-third_model = pytest.mark.parametrize("case", quickly(EVERY, one_in(3)), ids=str)
-"""The others are slow ones: all of them are tried by `make test-all`."""
+every_model = pytest.mark.parametrize("case", EVERY, ids=str)
+every_decoder = pytest.mark.parametrize("case", DECODERS, ids=str)
+"""Each test tries a quarter of them in a run (tests/quick.py), and all in `make test-all`."""
 
 
 def test_the_sample_covers_every_pair_and_every_value():
@@ -541,7 +538,7 @@ def test_cached_decoding_is_the_full_forward(case: Case):
         assert state.length == 16
 
 
-@third_decoder
+@every_decoder
 def test_left_padding_changes_nothing(case: Case):
     """Ragged rows padded on the left, read in one batch and continued, against each row alone."""
     model, lengths, more = built(case), (3, 8, 6), 5
@@ -573,7 +570,7 @@ def test_a_prompt_may_come_in_pieces_with_documents(case: Case):
     close(in_chunks(model, tokens, model.init_state(2, LENGTH), [5, 1, 6], documents), full)
 
 
-@third_decoder
+@every_decoder
 def test_given_positions_are_kept_while_decoding(case: Case):
     model, tokens = built(case), draw(2, LENGTH)
     positions = torch.arange(LENGTH) + torch.tensor([[2], [9]])
@@ -585,7 +582,7 @@ def test_given_positions_are_kept_while_decoding(case: Case):
     close(torch.cat([first, *rest], dim=1), full)
 
 
-@third_decoder
+@every_decoder
 def test_given_positions_may_leave_gaps(case: Case):
     """A state knows where its tokens stood: in one pass and in pieces, told at once, only at first, or later."""
     model, tokens = built(case), draw(2, LENGTH)
@@ -601,7 +598,7 @@ def test_given_positions_may_leave_gaps(case: Case):
         close(torch.cat([plain, rest], dim=1)[:1], full[:1])
 
 
-@third_decoder
+@every_decoder
 @pytest.mark.parametrize("padded", [False, True])
 def test_a_state_can_be_reordered(case: Case, padded: bool):
     """Beam search: row i goes on as what row index[i] was."""
@@ -618,7 +615,7 @@ def test_a_state_can_be_reordered(case: Case, padded: bool):
     close(in_chunks(model, more, state, [1, 1, 2]), in_chunks(model, more, other, [1, 1, 2]))
 
 
-@third_decoder
+@every_decoder
 @pytest.mark.parametrize("padded", [False, True])
 def test_a_state_can_be_truncated(case: Case, padded: bool, kept: int = 3):
     """Rejected speculation: what was read after the first tokens leaves no trace."""
@@ -650,7 +647,7 @@ def test_a_state_truncated_to_nothing_is_a_new_one(told: str):
     close(in_chunks(model, other, state, [2, 1, 2]), in_chunks(model, other, model.init_state(2, 12), [2, 1, 2]))
 
 
-@third_decoder
+@every_decoder
 def test_truncation_refuses_what_is_not_there(case: Case):
     model = built(case)
     state = model.init_state(1, 16)
@@ -667,7 +664,7 @@ def test_truncation_refuses_what_is_not_there(case: Case):
         state.truncate(4)
 
 
-@third_decoder
+@every_decoder
 def test_rows_join_and_leave_a_running_batch(case: Case):
     """Rows of different lengths, each read alone, go on together; one leaves and another takes its place. Every second
     model looks at all slots, filled or not."""
@@ -703,7 +700,7 @@ def test_rows_join_and_leave_a_running_batch(case: Case):
         assert batch.rows is not None and batch.rows.tolist() == lengths and batch.length == max(lengths)
 
 
-@third_decoder
+@every_decoder
 def test_a_narrow_state_is_near(case: Case):
     """bf16 and int8 memory: as far off as rounding keys and values to 8 and 7 bits makes it."""
     model, tokens = built(case), draw(2, 16)
@@ -732,7 +729,7 @@ def test_state_bytes_are_what_is_allocated(case: Case):
         assert model.init_state(2, 16, dtype).nbytes == 2 * cost.state_bytes == cost.bytes - cost.weight_bytes
 
 
-@third_decoder
+@every_decoder
 def test_the_state_of_attention_grows_with_length_unless_a_window_bounds_it(case: Case):
     model = built(case)
     kept = [layer is not None for layer in model.init_state(1, 20).layers]  # none of those who take another's keys
@@ -762,7 +759,7 @@ def test_a_full_state_refuses_another_token(case: Case):
 # Looking inside
 
 
-@third_model
+@every_model
 def test_looking_changes_nothing(case: Case):
     """Bit for bit with the definition as kernel; fast ones step aside where a pattern is looked at."""
     tokens = draw(2, LENGTH)
@@ -835,7 +832,7 @@ def test_effective_attention_is_the_map_of_a_mixer_without_softmax(case: Case):
 
 
 @pytest.mark.parametrize("kernel", ["auto", "sdpa", "banded"])
-@third_model
+@every_model
 def test_every_kernel_is_the_definition(case: Case, kernel: str):
     """In logits and in the gradient of every parameter."""
     if kernel == "sdpa" and "softcap:" in case.expression:
@@ -869,7 +866,7 @@ def smooth(config: ModelConfig) -> ModelConfig:
 
 
 @pytest.mark.parametrize("kernel", ["auto", "naive", "sdpa", "banded"])
-@third_model
+@every_model
 def test_half_precision_is_near_full(case: Case, kernel: str):
     """Under autocast, as models are trained: the loss and the whole gradient, against those in fp32."""
     if kernel == "sdpa" and "softcap:" in case.expression:
@@ -934,7 +931,7 @@ def hybrid(name: str, kernel: str) -> ModelConfig:
 
 
 @pytest.mark.parametrize("kernel", ["auto", "naive", "sdpa", "banded"])
-@pytest.mark.parametrize("name", quickly(HYBRIDS, one_in(2)))
+@pytest.mark.parametrize("name", HYBRIDS)
 def test_layers_that_differ_live_in_one_model(name: str, kernel: str):
     """Every kernel is the definition, and a ragged batch decoded step by step is each row alone."""
     config = hybrid(name, kernel)

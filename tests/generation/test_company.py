@@ -16,7 +16,6 @@ from glassformer.naming import preset
 from glassformer.parts.linear import Linear
 from glassformer.parts.precision import as_among_others, onednn_in_bf16
 from glassformer.parts.quantized import quantize
-from tests.quick import one_in, quickly
 
 torch.set_num_threads(1)
 VOCAB = 64
@@ -87,7 +86,7 @@ def test_an_engine_writes_what_it_writes_for_one(expression: str, bits: str):
         assert request.tokens == alone.tokens and request.logprobs == alone.logprobs
 
 
-@pytest.mark.parametrize("expression", quickly(KINDS, one_in(2)))
+@pytest.mark.parametrize("expression", KINDS)
 def test_rows_are_continued_as_one_is(expression: str):
     """`stream` and `generate`, with rows of one length and of several."""
     require("")

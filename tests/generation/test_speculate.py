@@ -17,7 +17,6 @@ from glassformer.generation.speculate import Draft, PromptLookup, Proposal, Prop
 from glassformer.model import Model
 from glassformer.naming import preset
 from glassformer.state import ModelState
-from tests.quick import one_in, quickly
 
 VOCAB = 31
 GREEDY = Sampling()
@@ -83,7 +82,7 @@ class Fixed:
 # Greedy: the same text
 
 
-@pytest.mark.parametrize("expression", quickly(ARCHITECTURES, one_in(4)))
+@pytest.mark.parametrize("expression", ARCHITECTURES)
 def test_greedy_is_the_models_own_text(expression: str) -> None:
     model, tokens, count = tiny(expression), prompt(), 24
     wanted = written(model, tokens, count)
@@ -108,7 +107,7 @@ def test_greedy_is_the_models_own_text(expression: str) -> None:
     assert any(run.accepted < run.proposed for run in runs.values())
 
 
-@pytest.mark.parametrize("expression", quickly(["llama+window:5", "llama", "gpt2", "llama+mamba"], one_in(3)))
+@pytest.mark.parametrize("expression", ["llama+window:5", "llama", "gpt2", "llama+mamba"])
 @pytest.mark.parametrize("length", [1, 2, 23])
 def test_prompts_of_any_length(expression: str, length: int) -> None:
     model, tokens = tiny(expression), prompt(length)
@@ -263,7 +262,7 @@ def improbable(proposer: Proposer, tokens: Tensor, sampling: Sampling, runs: int
     return min(found)
 
 
-@pytest.mark.parametrize("name", quickly(CASES, one_in(2)))
+@pytest.mark.parametrize("name", CASES)
 def test_sampled_text_has_the_models_distribution(name: str) -> None:
     sampling, start = Sampling(**CASES[name]), torch.tensor([[3]])
     with torch.no_grad():

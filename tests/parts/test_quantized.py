@@ -35,7 +35,6 @@ from glassformer.parts.quantized import (
     layout,
     quantize,
 )
-from tests.quick import one_in, quickly
 
 torch.set_num_threads(1)
 
@@ -154,7 +153,6 @@ def test_the_packed_product_says_what_unpacking_must_give(kind: type[QuantizedLi
 LAYOUT = """
 import torch
 from glassformer.parts.quantized import Int4Linear, layout
-from tests.quick import one_in, quickly
 torch.set_num_threads(1)
 packed = Int4Linear(torch.randn(200, 96), None, (200,))
 shown = packed.product(torch.eye(96, dtype=torch.bfloat16)).T
@@ -300,7 +298,7 @@ def check_model(model: Model, kind: str, head: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["int8", "int4"])
-@pytest.mark.parametrize("family", quickly(FAMILIES, one_in(2)))
+@pytest.mark.parametrize("family", FAMILIES)
 def test_every_family(family: str, kind: str) -> None:
     depth = "" if family == "modernbert" else "+layers=2"  # its layers are of two kinds
     check_model(loud(gf.preset(f"{family}@1m{depth}+vocab_size=100")), kind, kind)

@@ -11,7 +11,6 @@ import pytest
 import glassformer as gf
 from glassformer.cli import main
 from glassformer.planning.counts import Counts
-from tests.quick import one_in, quickly
 
 STEPS = {ast.Add: operator.add, ast.Mult: operator.mul}
 
@@ -28,9 +27,7 @@ def value(text: str) -> int:
     return of(ast.parse(text, mode="eval").body)
 
 
-@pytest.mark.parametrize(
-    "name", quickly([*gf.presets(), "gpt2@1m", "llama@1m+mqa", "bloom@1m", "llama@1m+moe:4:2"], one_in(4))
-)
+@pytest.mark.parametrize("name", [*gf.presets(), "gpt2@1m", "llama@1m+mqa", "bloom@1m", "llama@1m+moe:4:2"])
 def test_components_are_the_parameters_of_the_module(name: str):
     config = gf.preset(name)
     counts = Counts(config)
