@@ -9,7 +9,7 @@ from typing import Any
 
 from glassformer import machine
 from glassformer.errors import RequestError, WorkError
-from glassformer.runs.results import Machine
+from glassformer.runs.results import MachineRecord
 
 
 def measured_before(path: Path) -> dict[str, Any]:
@@ -18,7 +18,7 @@ def measured_before(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     before: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    was, here = Machine(before["machine"]), Machine(machine.machine())
+    was, here = MachineRecord(before["machine"]), MachineRecord(machine.machine())
     if not was.like(here):
         raise RequestError(
             f"--only: {path} holds rows of another machine ({was.root.get('processor')}, torch "

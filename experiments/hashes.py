@@ -24,7 +24,7 @@ from pathlib import Path
 import torch
 
 from glassformer.naming import preset
-from glassformer.parallel.stored import Stored
+from glassformer.parallel.stored import StoredPieces
 from glassformer.training import train
 
 EXPRESSIONS = [
@@ -157,7 +157,7 @@ def sum_of(out: Path) -> str:
     """SHA-256 of weights, buffers and moments, each whole, in the order of their names, and of losses and norms."""
     checkpoint, digest = out / "checkpoints" / (out / "latest").read_text().strip(), hashlib.sha256()
     for kind in ("model", "optimizer"):
-        with Stored(sorted(checkpoint.glob(f"{kind}*.safetensors"))) as stored:
+        with StoredPieces(sorted(checkpoint.glob(f"{kind}*.safetensors"))) as stored:
             for name in sorted(stored.shapes):
                 whole = stored.like(name, torch.empty(stored.shapes[name]))
                 digest.update(f"{kind} {name} ".encode() + whole.numpy().tobytes())

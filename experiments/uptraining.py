@@ -14,7 +14,17 @@ from statistics import fmean
 from glassformer import machine
 from glassformer.laboratory.claims.timing import MODEL as WIDE
 from glassformer.laboratory.claims.timing import Race, decoding
-from glassformer.laboratory.uptraining import MODEL, WAYS, Curve, Plan, all_uptrained, base, closed, gaps, tiny
+from glassformer.laboratory.uptraining import (
+    MODEL,
+    WAYS,
+    Curve,
+    UptrainingPlan,
+    all_uptrained,
+    base,
+    closed,
+    gaps,
+    tiny,
+)
 from glassformer.naming import preset
 from glassformer.text import Tokens, prepare
 
@@ -43,7 +53,9 @@ model computes. Other ways, from `glassformer.convert.heads`: the **first** head
 """
 
 
-def page(curves: Sequence[Curve], plan: Plan, speed: Sequence[tuple[str, float, float, float]], measured: str) -> str:
+def page(
+    curves: Sequence[Curve], plan: UptrainingPlan, speed: Sequence[tuple[str, float, float, float]], measured: str
+) -> str:
     """The document."""
     steps = [step for step in curves[0].losses if step in shown(plan)]
     seeds = len({curve.seed for curve in curves})
@@ -83,7 +95,7 @@ def page(curves: Sequence[Curve], plan: Plan, speed: Sequence[tuple[str, float, 
     return "\n".join(told)
 
 
-def shown(plan: Plan) -> list[int]:
+def shown(plan: UptrainingPlan) -> list[int]:
     """Steps that have a column."""
     return [0, plan.every, *(plan.steps * n // 4 for n in (1, 2, 4))]
 
@@ -112,7 +124,7 @@ def speeds() -> list[tuple[str, float, float, float]]:
     return found
 
 
-def measure(text: Tokens, folder: Path, plan: Plan, seeds: int) -> list[Curve]:
+def measure(text: Tokens, folder: Path, plan: UptrainingPlan, seeds: int) -> list[Curve]:
     run = base(text, folder / "base", plan)
     return all_uptrained(run, text, folder, plan, CHANGES, range(seeds))
 
@@ -125,7 +137,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--page", type=Path, default=PAGE)
     parser.add_argument("--tiny", action="store_true", help="a few steps, to see that it runs")
     given = parser.parse_args(arguments)
-    plan = tiny(Plan()) if given.tiny else Plan()
+    plan = tiny(UptrainingPlan()) if given.tiny else UptrainingPlan()
     curves = measure(prepare(given.data, "char"), given.out, plan, given.seeds)
     here = machine.machine()
     when = datetime.now(UTC).date().isoformat()

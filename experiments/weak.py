@@ -19,7 +19,7 @@ from experiments.plan import published
 from experiments.plan.document import table
 from glassformer.figures import Axis, Markup, Series, line_chart, stylesheet, tag
 from glassformer.planning.collectives import Collective
-from glassformer.planning.machines import Factors, Machine, cluster
+from glassformer.planning.machines import Machine, TimeFactors, cluster
 from glassformer.planning.time import LINKS, StepTime
 from glassformer.planning.training import TrainingPlan
 
@@ -193,7 +193,7 @@ def planned(ranks: int, layout: str) -> Row:
     )
 
 
-def factors() -> Factors:
+def factors() -> TimeFactors:
     found = cluster(NODE).machine.measured
     assert found is not None
     return found

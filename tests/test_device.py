@@ -24,7 +24,7 @@ from glassformer.generation.beams import beams
 from glassformer.generation.engine import Engine
 from glassformer.generation.speculate import Draft, PromptLookup, speculate
 from glassformer.introspection import capture, edit
-from glassformer.lens.asking import READINGS, Question
+from glassformer.lens.asking import READINGS, ReadingInputs
 from glassformer.model import Model
 from glassformer.naming import preset
 from glassformer.parts.quantized import quantize
@@ -242,7 +242,7 @@ def test_readings(asked: tuple[str, str], device: str):
     def read(model: Model, where: str) -> object:
         here = tokens.to(where)
         seen = lens.inspect(model, here, ByteTokenizer())
-        question = Question(model, here, ByteTokenizer(), seen, here.roll(1, 1))
+        question = ReadingInputs(model, here, ByteTokenizer(), seen, here.roll(1, 1))
         try:
             return [seen.to_dict(), READINGS[reading](question).to_dict()]
         except RequestError as problem:  # a reading that this model cannot give

@@ -319,6 +319,17 @@ def test_the_package_itself_imports_nothing_when_imported():
     assert names <= {"__future__", "importlib", "typing"}
 
 
+def test_a_public_class_name_is_borne_by_one_class():
+    """A search for a name finds the class that is meant."""
+    places: dict[str, list[str]] = {}
+    for path, tree in TREES.items():
+        for node in tree.body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places.setdefault(node.name, []).append(f"{named(path)}:{node.lineno}")
+    twins = [f"{name}: {', '.join(where)}" for name, where in sorted(places.items()) if len(where) > 1]
+    assert not twins, "\n".join(twins)
+
+
 ADAPTS = {"parts/mixer/installed.py": {"fla", "mamba_ssm"}}
 """Files that call a library where it is installed -> the library."""
 

@@ -16,7 +16,7 @@ import torch
 
 import glassformer as gf
 from glassformer.parallel.layout import Layout
-from glassformer.planning.machines import Cluster, Factors, machines
+from glassformer.planning.machines import Cluster, TimeFactors, machines
 from glassformer.planning.time import FACTOR_OF, StepTime, Work, step_time, workload
 
 ROWS = Path(__file__).with_name("mpt_runs.csv")
@@ -171,7 +171,7 @@ def elsewhere() -> tuple[tuple[float, float], dict[str, float]]:
     return (low, high), within
 
 
-def _over_range(gpu: str, others: list[Factors]) -> tuple[np.ndarray, np.ndarray]:
+def _over_range(gpu: str, others: list[TimeFactors]) -> tuple[np.ndarray, np.ndarray]:
     """Measured seconds of every run over the least, and over the most, that these factors allow."""
     found = []
     for row in rows():
@@ -185,7 +185,7 @@ def _over_range(gpu: str, others: list[Factors]) -> tuple[np.ndarray, np.ndarray
     return lows, highs
 
 
-def written(gpu: str) -> Factors:
+def written(gpu: str) -> TimeFactors:
     """As it stands in machines.yaml."""
     found = fit(gpu)
     named = {name: round(value, 3) for name, value in zip(FITTED, found.factors, strict=True)}
@@ -193,7 +193,7 @@ def written(gpu: str) -> Factors:
     source = (
         f"{len(found.errors)} runs of {found.sizes} sizes, mosaicml/llm-foundry scripts/train/benchmarking at 8c8dd48"
     )
-    return Factors(**named, error=error, source=source)
+    return TimeFactors(**named, error=error, source=source)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from experiments.plan import mpt
 from glassformer.config import stack_of
 from glassformer.parallel.layout import Layout
 from glassformer.planning.machines import cluster, machines
-from glassformer.planning.time import DAY, Run, StepTime, again, step_time, workload
+from glassformer.planning.time import DAY, RunTime, StepTime, again, step_time, workload
 
 GIB = 2**30
 GPT = "gpt2+d_model={d}+layers={layers}+heads={heads}+vocab_size=51200+context=2048"
@@ -118,7 +118,7 @@ def rate(
 
 
 def days(
-    number: int, what: str, published: float, run: Run, tolerance: float | None, source: str, note: str = ""
+    number: int, what: str, published: float, run: RunTime, tolerance: float | None, source: str, note: str = ""
 ) -> Point:
     ours, low, high = run.seconds / DAY, run.low / DAY, run.high / DAY
     return Point(number, what, published, ours, "days", tolerance, source, note, low, high)

@@ -29,7 +29,7 @@ from glassformer.runs.readable import readable
 from glassformer.runs.results import RunResult
 from glassformer.runs.simultaneous import student_quantile
 from glassformer.runs.verdicts import stand_in, verdicts
-from glassformer.runs.workers import Training
+from glassformer.runs.workers import WorkerRun
 from glassformer.training import Recipe
 from glassformer.training.objectives import MaskedConfig
 from glassformer.training.optimizers import AdamWConfig, MuonConfig
@@ -584,7 +584,7 @@ def test_an_arm_that_dies_leaves_the_others(source: Path, tmp_path: Path) -> Non
 
     def killed(place: Path, notify: Any) -> tuple[str | None, int]:
         if "gpt2" not in place.name:
-            return Training(place).run(notify)
+            return WorkerRun(place).run(notify)
         (place / "run").mkdir()
         row = {"step": 3, "statistics": {"token_cosine": {"layers.0.resid_post": 0.5}}}
         (place / "run" / "dynamics.jsonl").write_text(json.dumps(row) + "\n")

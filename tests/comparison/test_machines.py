@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from glassformer.comparison import compare
-from glassformer.runs.results import Machine, Results, RunResult, unlike
+from glassformer.runs.results import MachineRecord, Results, RunResult, unlike
 from tests.comparison.test_compare import PLAN, TINY
 from tests.comparison.test_looks import source
 from tests.runs.stand_in import Instead, trained_at_once
@@ -66,12 +66,12 @@ def test_what_a_recipe_asks_for_is_compared() -> None:
     and the card are nobody's to ask for."""
 
     def run(recipe: dict[str, Any], **machine: Any) -> RunResult:
-        return RunResult(name="a", recipe=recipe, machine=Machine({**HERE, **machine}))
+        return RunResult(name="a", recipe=recipe, machine=MachineRecord({**HERE, **machine}))
 
     for field, value in (("threads", 4), ("dtype", "bfloat16"), ("device", "cuda")):
         assert unlike([run({}), run({}, **{field: value})]) is not None
         assert unlike([run({field: "auto"}), run({field: value}, **{field: value})]) is None
     for field in ("processor", "accelerator", "torch"):
         assert unlike([run({}, **{field: "a"}), run({field: "b"}, **{field: "b"})]) is not None
-    assert unlike([run({}), run({}).changed(machine=Machine({}))]) is None  # an older file says nothing
+    assert unlike([run({}), run({}).changed(machine=MachineRecord({}))]) is None  # an older file says nothing
     assert unlike([run({}), run({}, processor="two").changed(status="failed")]) is None

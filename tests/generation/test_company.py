@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from glassformer.generation import generate, stream
-from glassformer.generation.engine import STEP, Engine, Request
+from glassformer.generation.engine import STEP, Engine, GenerationRequest
 from glassformer.model import Model
 from glassformer.naming import preset
 from glassformer.parts.linear import Linear
@@ -62,7 +62,7 @@ def prompts() -> list[list[int]]:
     return [torch.randint(VOCAB, (length,), generator=draw).tolist() for length in LENGTHS]
 
 
-def written(model: Model, asked: list[list[int]], **more: Any) -> list[Request]:
+def written(model: Model, asked: list[list[int]], **more: Any) -> list[GenerationRequest]:
     engine = Engine(model, slots=len(LENGTHS), context=512)
     requests = [engine.submit(ids, 12, seed=4, logprobs=True, **more) for ids in asked]
     for _ in engine:

@@ -12,7 +12,7 @@ import torch
 
 from glassformer.errors import RequestError
 from glassformer.generation import generate
-from glassformer.generation.engine import Engine, Request
+from glassformer.generation.engine import Engine, GenerationRequest
 from glassformer.generation.sampling import Sampling
 from glassformer.introspection import edit, sites
 from glassformer.model import Model
@@ -37,7 +37,7 @@ def drain(engine: Engine) -> None:
     raise AssertionError("the engine never ends")
 
 
-def alone(model: Model, request: Request, **rule: Any) -> list[int]:
+def alone(model: Model, request: GenerationRequest, **rule: Any) -> list[int]:
     whole = generate(model, torch.tensor([request.prompt]), request.max_new_tokens, **rule)
     return whole[0, len(request.prompt) :].tolist()
 
@@ -318,7 +318,7 @@ def test_an_interrupt_between_rows_draws_nothing_twice(monkeypatch: pytest.Monke
         engine.step()
     note = Engine._note
 
-    def strike(self: Engine, one: Request) -> None:
+    def strike(self: Engine, one: GenerationRequest) -> None:
         if one is requests[1]:
             raise KeyboardInterrupt
         note(self, one)
@@ -466,7 +466,7 @@ def test_a_sampling_is_looked_up_not_searched(monkeypatch: pytest.MonkeyPatch):
 
 def test_a_request_is_what_was_asked():
     request = Engine(tiny(), slots=1, context=40).submit(torch.tensor([1, 2]), 99)
-    assert isinstance(request, Request) and request.max_new_tokens == 38 and request.finish is None
+    assert isinstance(request, GenerationRequest) and request.max_new_tokens == 38 and request.finish is None
 
 
 def test_a_prompt_read_under_an_edit_is_not_kept():

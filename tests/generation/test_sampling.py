@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import GenerationConfig, GPT2Config, GPT2LMHeadModel
 
 from glassformer.errors import RequestError
-from glassformer.generation.sampling import Chosen, Sampling, choose, row_generator, warp
+from glassformer.generation.sampling import Sampled, Sampling, choose, row_generator, warp
 from glassformer.parts.core.base import Value, to_plain
 
 # Eight tokens, likeliest last but one: 0.4 0.2 0.15 0.1 0.06 0.04 0.03 0.02 in another order.
@@ -310,7 +310,7 @@ def test_a_broken_row_harms_no_other(value: float | str, broken: list[int], dtyp
         assert 0 <= int(found.tokens[row]) < 50
 
 
-def chosen(logits: Tensor, **asked: Any) -> Chosen:
+def chosen(logits: Tensor, **asked: Any) -> Sampled:
     rows = range(len(logits))
     histories = [torch.tensor([row, 1, 2]) for row in rows]
     generators = [row_generator(0, row, "cpu") for row in rows]

@@ -27,7 +27,7 @@ from glassformer.laboratory.claims.contrast import Gap
 from glassformer.report.claims import counts, render_claims
 from glassformer.runs.events import Notify, silent
 from glassformer.runs.request import RunRequest
-from glassformer.runs.results import VERSION, Budget, Data, Reach, Results, RunResult, Training, Validation
+from glassformer.runs.results import VERSION, Budget, Data, Reach, Results, RunResult, TrainingResult, Validation
 
 ALL = list(known().values())
 EXACT = [claim for claim in ALL if claim.quick]
@@ -77,7 +77,7 @@ class Planted:
                 flops_per_token=1,
                 config=request.config.to_dict(),
                 recipe=recipe.model_dump(mode="json"),
-                train=Training(steps=1, tokens=64, seconds=1.0, tokens_per_second=1.0, peak_memory_bytes=None,
+                train=TrainingResult(steps=1, tokens=64, seconds=1.0, tokens_per_second=1.0, peak_memory_bytes=None,
                                learning_rate=1.0, curve=[], curve_seconds=[], validation_curve=[]),
                 validation=Validation(loss=loss, perplexity=1.0, bits_per_byte=None, tokens=64),
                 extrapolation=[

@@ -103,7 +103,7 @@ def trained(source: Path, out: Path, executor: Any = None, **changes: Any) -> di
 
 
 def test_a_planted_law_comes_back_from_the_whole_command(source: Path, tmp_path: Path) -> None:
-    plans: list[scaling.Plan] = []
+    plans: list[scaling.ScalingPlan] = []
     found = trained(source, tmp_path, on_plan=plans.append)
     assert found["status"] == "complete" and len(found["runs"]) == 50 == len(plans[0].runs)
     for law in found["laws"]:
@@ -198,7 +198,7 @@ def test_too_few_that_did_not_diverge(source: Path, tmp_path: Path) -> None:
 
 def test_budgets_of_equal_compute(source: Path, tmp_path: Path) -> None:
     """Tokens follow from the exact FLOPs of a token, and a budget is one though 6 N D is not."""
-    plans: list[scaling.Plan] = []
+    plans: list[scaling.ScalingPlan] = []
     found = trained(source, tmp_path, budgets=None, isoflop="1e11,3e11,1e12", on_plan=plans.append)
     for run in plans[0].runs:
         size = f"{run.model}@{run.size}"

@@ -33,7 +33,7 @@ from glassformer.laboratory.rates import (
 from glassformer.laboratory.tuning import tune
 from glassformer.naming import preset
 from glassformer.report.tuning import finding, render_tuning
-from glassformer.runs.events import Event, Stage
+from glassformer.runs.events import Event, StageEvent
 from glassformer.runs.executor import Local
 from glassformer.runs.readable import readable
 from glassformer.runs.results import Results, RunResult, Tuning
@@ -272,7 +272,7 @@ def test_pages_draw_the_curves_and_both_verdicts(deceived: Any) -> None:
 
 def test_what_it_takes_is_said_before(deceived: Any) -> None:
     *_, told = deceived
-    first, second, *_ = [event.words for event in told if isinstance(event, Stage)]
+    first, second, *_ = [event.words for event in told if isinstance(event, StageEvent)]
     assert first == "timing 12 steps of each arm"
     # 768 tokens at 128 a second are 6 s; 12 trials and 12 verdict runs
     assert second.startswith("3 rates x 2 seeds for each of 2 arms, then 3 fresh seeds")

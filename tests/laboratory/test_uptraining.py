@@ -11,7 +11,7 @@ import glassformer as gf
 from experiments.uptraining import page
 from glassformer.convert import adapt
 from glassformer.convert.heads import first
-from glassformer.laboratory.uptraining import KEPT, Curve, Plan, base, closed, gaps, tiny, uptrained
+from glassformer.laboratory.uptraining import KEPT, Curve, UptrainingPlan, base, closed, gaps, tiny, uptrained
 from glassformer.text import Tokens, prepare
 from glassformer.training import Loaded, evaluate
 
@@ -27,7 +27,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Tokens:
 
 
 def test_a_curve_begins_where_the_conversion_stands(text: Tokens, tmp_path: Path) -> None:
-    plan = tiny(Plan())
+    plan = tiny(UptrainingPlan())
     run = base(text, tmp_path / "base", plan, model=MODEL)
     found = uptrained(run, text, tmp_path, plan, "mqa", "first")
     single = adapt(Loaded(run.model, run.config, None), gf.preset(f"{tmp_path / 'base'}+mqa"), first)
@@ -46,5 +46,5 @@ def test_gaps_are_to_the_base_of_the_same_seed() -> None:
     ]  # fmt: skip
     assert gaps(curves, "mqa", "first") == {0: [1.0, 1.0], 4: [0.25, 0.25]}
     assert closed(gaps(curves, "mqa", "first")) == {0: 0.0, 4: 0.75}
-    told = page(curves, Plan(steps=4, every=4), [], "Measured never.")
+    told = page(curves, UptrainingPlan(steps=4, every=4), [], "Measured never.")
     assert "| 2 | new | +2.0000 | +0.5000 (75%) |" in told and "`mqa`: gaps before are mean < first < new" in told

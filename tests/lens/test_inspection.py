@@ -22,7 +22,7 @@ from glassformer import dynamics
 from glassformer.errors import RequestError
 from glassformer.introspection import capture, sites
 from glassformer.lens import inspection
-from glassformer.lens.inspected import Attention
+from glassformer.lens.inspected import LayerMaps
 from glassformer.lens.inspection import Inspection, inspect, largest
 from glassformer.lens.page.words import spelled_text, speller, visible
 from glassformer.model import Model
@@ -250,7 +250,7 @@ def test_pooled_maps(monkeypatch: pytest.MonkeyPatch):
     assert dict(pairs[0]) == pytest.approx(dict(pairs[1]))
 
 
-def strongest_are_exact(kept: Attention, maps: Tensor) -> None:
+def strongest_are_exact(kept: LayerMaps, maps: Tensor) -> None:
     """The keys by name against the exact maps (n, s, t): of each head, and last of their mean."""
     whole = torch.cat([maps, maps.mean(0, keepdim=True)])
     best = whole.topk(min(8, whole.shape[-1]))

@@ -19,7 +19,7 @@ from glassformer.generation.steps import decode
 from glassformer.machine import processor, thread_cache, threads
 from glassformer.machine.defaults import chosen
 from glassformer.machine.device import Abilities
-from glassformer.machine.others import Others, Stat
+from glassformer.machine.others import CoreTimes, Others
 from glassformer.machine.pace import LATE, SURE, Pace, Way, ways
 from glassformer.machine.threads import Pacing
 from glassformer.parts.quantized import quantize
@@ -426,7 +426,7 @@ def test_others_are_all_but_this_process(tmp_path: Path) -> None:
         state = "S" if thread == "3" else "R"
         (tmp_path / "self" / "task" / thread / "stat").write_text(f"1 (a) R) {state} 0 0")
     write()
-    others = Others(Stat(str(tmp_path), {0, 1}, lambda: now[0], lambda: now[1], ticks=100), sleep)
+    others = Others(CoreTimes(str(tmp_path), {0, 1}, lambda: now[0], lambda: now[1], ticks=100), sleep)
     for clock, own, ticks, running, ending, worked, expected, waited in (
         (0.05, 0.0, 5, 4, [], False, None, 0),  # too soon to say
         (1.0, 0.5, 150, 2, [], False, 1.0, 0),
@@ -445,7 +445,7 @@ def test_others_are_all_but_this_process(tmp_path: Path) -> None:
 
 
 def test_where_nobody_counts_others_are_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert Others(Stat(str(tmp_path)))() is None
+    assert Others(CoreTimes(str(tmp_path)))() is None
     monkeypatch.delattr("os.sched_getaffinity", raising=False)
     assert Others()() is None
 

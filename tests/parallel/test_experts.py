@@ -18,7 +18,7 @@ from glassformer.parallel import experts
 from glassformer.parallel.apply import Ranks
 from glassformer.parallel.crew import Crew
 from glassformer.parallel.layout import Layout
-from glassformer.parallel.pieces import Box, Held, Piece, gap_or_overlap
+from glassformer.parallel.pieces import Held, IndexBox, Piece, gap_or_overlap
 from glassformer.parallel.sharing import Sharing
 from glassformer.parallel.sums import Tree, add_to, norm_of_rows
 from glassformer.parallel.tensor import division_of
@@ -165,7 +165,7 @@ def test_experts_and_divided_weights_learn_as_one_process(layout: str) -> None:
     whole = {piece.name: piece for piece in pieces}
     with reducing(total):
         ranks = as_threads(layout, steps_of)
-    boxes: dict[str, set[Box]] = {name: set() for name in whole}
+    boxes: dict[str, set[IndexBox]] = {name: set() for name in whole}
     for found, held in ranks:
         assert max(abs(a - b) / a for a, b in zip(norms, found, strict=True)) < 1e-12
         for piece in held:

@@ -16,8 +16,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.distributed.tensor import Shard as ByRows
 
-from glassformer.parallel.pieces import Box, Piece, Place, gap_or_overlap, pieces_of
-from glassformer.parallel.stored import Stored, write_pieces
+from glassformer.parallel.pieces import IndexBox, Piece, Place, gap_or_overlap, pieces_of
+from glassformer.parallel.stored import StoredPieces, write_pieces
 from glassformer.parts.core.shard import Cut, Shard, piece_of, regions
 from tests.refused import refused
 
@@ -75,12 +75,12 @@ def test_any_layout_reads_what_any_other_wrote(
     tmp_path_factory: pytest.TempPathFactory, drawn: Any, ours: tuple[int, int], theirs: tuple[int, int]
 ) -> None:
     (whole, cuts), folder = drawn, tmp_path_factory.mktemp("pieces")
-    written: dict[Box, int] = {}
+    written: dict[IndexBox, int] = {}
     paths = []
     for rank, (_, pieces) in enumerate(held(whole, cuts, *ours)):
         paths.append(folder / f"{rank}.safetensors")
         write_pieces(paths[-1], [piece for piece in pieces if written.setdefault(piece.box, rank) == rank], {})
-    with Stored(paths) as stored:  # which finds that they tile
+    with StoredPieces(paths) as stored:  # which finds that they tile
         assert stored.shapes == {"w": tuple(whole.shape)}
         for local, pieces in held(whole, cuts, *theirs):
             right = local.clone()
@@ -103,30 +103,33 @@ def test_a_fused_matrix_is_cut_map_by_map() -> None:
 @given(st.lists(st.tuples(*[st.integers(0, 3)] * 2, *[st.integers(1, 3)] * 2), max_size=6))
 def test_a_tiling_is_one_that_paints_each_value_once(drawn: list[tuple[int, int, int, int]]) -> None:
     """Against painting the boxes into a tensor of 4 x 4."""
-    boxes = [Box((a, b), (c, d)) for a, b, c, d in drawn]
+    boxes = [IndexBox((a, b), (c, d)) for a, b, c, d in drawn]
     painted = torch.zeros(8, 8, dtype=torch.int64)
     for box in boxes:
-        painted[box.within(Box((0, 0), (8, 8)))] += 1
+        painted[box.within(IndexBox((0, 0), (8, 8)))] += 1
     once = bool((painted[:4, :4] == 1).all() and painted.sum() == 16)
     assert (gap_or_overlap(boxes, (4, 4)) is None) == once
 
 
 WHOLE = torch.arange(24.0).view(6, 4)
-TOP, BOTTOM = Piece("w", Box((0, 0), (4, 4)), WHOLE[:4], (6, 4)), Piece("w", Box((4, 0), (2, 4)), WHOLE[4:], (6, 4))
+TOP, BOTTOM = (
+    Piece("w", IndexBox((0, 0), (4, 4)), WHOLE[:4], (6, 4)),
+    Piece("w", IndexBox((4, 0), (2, 4)), WHOLE[4:], (6, 4)),
+)
 
 
 @pytest.mark.parametrize(
     ("first", "second", "field"),
     [
         (TOP, None, "w"),
-        (TOP, BOTTOM._replace(box=Box((3, 0), (2, 4))), "w"),
-        (TOP, BOTTOM._replace(box=Box((5, 0), (2, 4))), "w"),
+        (TOP, BOTTOM._replace(box=IndexBox((3, 0), (2, 4))), "w"),
+        (TOP, BOTTOM._replace(box=IndexBox((5, 0), (2, 4))), "w"),
         (TOP, TOP, "w"),
         (TOP._replace(whole=(7, 4)), BOTTOM._replace(whole=(7, 4)), "w"),
         (TOP, BOTTOM._replace(whole=(8, 4)), "w#0"),
         (TOP._replace(whole=(6, 4, 1)), None, "pieces"),
-        (TOP._replace(box=Box((-1, 0), (4, 4))), None, "pieces"),
-        (TOP._replace(box=Box((1 << 70, 0), (4, 4))), None, "pieces"),
+        (TOP._replace(box=IndexBox((-1, 0), (4, 4))), None, "pieces"),
+        (TOP._replace(box=IndexBox((1 << 70, 0), (4, 4))), None, "pieces"),
     ],
 )  # fmt: skip
 def test_what_does_not_tile_is_refused(tmp_path: Path, first: Piece, second: Piece | None, field: str) -> None:
@@ -136,7 +139,7 @@ def test_what_does_not_tile_is_refused(tmp_path: Path, first: Piece, second: Pie
             paths.append(tmp_path / f"{len(paths)}.safetensors")
             write_pieces(paths[-1], [piece], {})
     with refused(code="damaged", field=field):
-        Stored(paths)
+        StoredPieces(paths)
 
 
 @pytest.mark.parametrize("said", ["[" * 100_000, "3", "[]", '{"w": 3}', '{"w": {"of": 1, "at": [0], "whole": [4]}}',
@@ -144,7 +147,7 @@ def test_what_does_not_tile_is_refused(tmp_path: Path, first: Piece, second: Pie
 def test_places_that_cannot_be_are_refused(tmp_path: Path, said: str) -> None:
     save_file({"w": torch.zeros(4)}, tmp_path / "x", {"pieces": said})
     with refused(code="damaged", field="pieces"):
-        Stored([tmp_path / "x"])
+        StoredPieces([tmp_path / "x"])
 
 
 def test_only_what_lies_in_the_box_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,8 +190,8 @@ def test_only_what_lies_in_the_box_is_read(tmp_path: Path, monkeypatch: pytest.M
     assert json.loads(safe_open(tmp_path / "a", "pt").metadata()["pieces"]) == {
         "w#0": {"of": "w", "at": [0, 0], "whole": [6, 4]}
     }
-    with Stored([tmp_path / "a", tmp_path / "b"]) as stored:
+    with StoredPieces([tmp_path / "a", tmp_path / "b"]) as stored:
         into = torch.empty(3, 1)
-        stored.read("w", Box((3, 2), (3, 1)), into)
+        stored.read("w", IndexBox((3, 2), (3, 1)), into)
     assert torch.equal(into, WHOLE[3:, 2:3])
     assert asked == [("w#0", (slice(3, 4), slice(2, 3))), ("w#0", (slice(0, 2), slice(2, 3)))]

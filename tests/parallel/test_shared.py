@@ -212,6 +212,6 @@ def test_one_of_several_processes_tries_the_folder(tmp_path: Path, monkeypatch: 
 def test_whatever_stops_the_first_is_told_to_the_others(monkeypatch: pytest.MonkeyPatch):
     store = dict[str, str]()
     monkeypatch.setattr(launch, "_met", lambda place: SimpleNamespace(set=store.__setitem__))
-    with pytest.raises(OSError, match="disk"), launch.leader_first(launch.Place(0, 2, 0, 2)):
+    with pytest.raises(OSError, match="disk"), launch.leader_first(launch.ProcessPlace(0, 2, 0, 2)):
         raise OSError("the disk is full")
     assert [json.loads(told) for told in store.values()] == [["the disk is full", "failed"]]

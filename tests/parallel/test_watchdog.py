@@ -16,14 +16,14 @@ import pytest
 from torch import distributed as dist
 
 from glassformer.parallel import watchdog
-from glassformer.parallel.watchdog import LOST, Seen, Sign, Watchdog, doing, patience_of, verdict
+from glassformer.parallel.watchdog import LOST, Heartbeat, Seen, Watchdog, doing, patience_of, verdict
 from tests.refused import refused
 
 
 def seen(
     step: int = 7, waits: str = "all_gather", at: str = "a.py:1 f", moved: float = 100, heard: float = 160
 ) -> Seen:
-    return Seen(Sign(1, 1, step, at, waits, "node"), heard, moved)
+    return Seen(Heartbeat(1, 1, step, at, waits, "node"), heard, moved)
 
 
 def test_no_rank_is_named_while_one_moves_or_all_compute() -> None:

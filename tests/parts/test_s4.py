@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from glassformer.parts.mixer import s4
-from glassformer.parts.mixer.s4 import S4, Factors, convolution, kernel_of, naive_convolution
+from glassformer.parts.mixer.s4 import S4, ChunkFactors, convolution, kernel_of, naive_convolution
 
 KINDS = [(False, "zoh"), (False, "bilinear"), (True, "zoh"), (True, "bilinear")]
 
@@ -47,7 +47,7 @@ def test_chunks_are_the_definition(kind: tuple[bool, str], b: int, s: int, chunk
     for fast in (False, True):
         system = mixer.system()
         if fast:
-            y, last = convolution(u, Factors.of(*system, min(chunk, s)), h, fresh)
+            y, last = convolution(u, ChunkFactors.of(*system, min(chunk, s)), h, fresh)
         else:
             y, last = naive_convolution(u, *system, h, fresh)
         gradients = torch.autograd.grad(y.sin().sum() + last.cos().sum(), leaves, allow_unused=True)
@@ -73,7 +73,7 @@ def test_its_kernel_is_that_of_the_paper(kind: tuple[bool, str]):
     wanted = wanted if real else 2 * wanted.real
     torch.testing.assert_close(kernel_of(*mixer.system(), 20), wanted)
     u = torch.randn(1, 20, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    y, _ = convolution(u, Factors.of(*mixer.system(), 8))
+    y, _ = convolution(u, ChunkFactors.of(*mixer.system(), 8))
     full = torch.nn.functional.conv1d(u.mT, wanted.flip(-1)[:, None], padding=19, groups=3)[..., :20].mT
     torch.testing.assert_close(y, full)
 

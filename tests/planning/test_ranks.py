@@ -21,8 +21,8 @@ from glassformer.config import Stage
 from glassformer.parallel.layout import Layout, stage_layers
 from glassformer.parts.core.cost import Shape
 from glassformer.parts.core.shard import piece_of, shards_of
-from glassformer.planning.ranks import Held, owned, share
-from glassformer.planning.trace import Pieces, faked, trace
+from glassformer.planning.ranks import RankWeights, owned, share
+from glassformer.planning.trace import MicrobatchShare, faked, trace
 from glassformer.planning.training import plan_training
 from glassformer.training.optimizers import AdamWConfig
 
@@ -151,7 +151,7 @@ def test_experts_see_the_tokens_that_tensor_parallelism_leaves_them():
     config = gf.preset("llama@1m+moe:4:2+vocab_size=64")
 
     def kept(slices: int) -> int:
-        found = trace(config, 4, 64, torch.float32, torch.float32, pieces=Pieces(slices=slices))
+        found = trace(config, 4, 64, torch.float32, torch.float32, pieces=MicrobatchShare(slices=slices))
         return sum(layer.kept for layer in found.layers)
 
     ffn, shape = next(config.layers()).ffn, Shape.training(4, 64, torch.float32)
@@ -188,7 +188,7 @@ def test_stages_hold_the_microbatches_that_are_in_flight():
     one = kept("pp=4,micro=8")
     assert kept("pp=4,micro=1") == pytest.approx(one / 2, rel=0.01)  # four of one sequence, not one of eight
     assert kept("pp=4,micro=4") == pytest.approx(one, rel=0.01)
-    assert Held() + Held(1, 2, 3, 4, 5) == Held(1, 2, 3, 4, 5)
+    assert RankWeights() + RankWeights(1, 2, 3, 4, 5) == RankWeights(1, 2, 3, 4, 5)
 
 
 def test_experts_of_several_ranks_are_planned_in_half_precision_too():

@@ -13,7 +13,7 @@ from glassformer.naming import preset
 from glassformer.runs.events import Notify
 from glassformer.runs.executor import Local
 from glassformer.runs.request import RunRequest, TextPlaces
-from glassformer.runs.workers import Training
+from glassformer.runs.workers import WorkerRun
 from glassformer.training import Recipe
 from glassformer.training.request import fit
 
@@ -29,7 +29,7 @@ def ask(places: TextPlaces, name: str, **recipe: Any) -> RunRequest:
 Spawn = Callable[[Path, Notify], tuple[str | None, int]]
 
 
-class Stand(Training):
+class Stand(WorkerRun):
     """A function in place of the process of a run."""
 
     def __init__(self, function: Spawn, place: Path):
@@ -47,7 +47,7 @@ class Instead(Local):
         super().__init__()
         self.function = function
 
-    def training(self, place: Path) -> Training:
+    def training(self, place: Path) -> WorkerRun:
         return Stand(self.function, place)
 
 

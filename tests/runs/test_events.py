@@ -14,7 +14,7 @@ from glassformer.runs.events import (
     Event,
     Kept,
     Measuring,
-    Stage,
+    StageEvent,
     Start,
     Step,
     Watched,
@@ -26,7 +26,7 @@ from tests.runs.test_results import FAILED, finished
 
 WHO = {"name": "gpt2@1m", "seed": 3}
 EVENTS: list[Event] = [
-    Stage(words="learning rates: 12 runs, about 3 minutes"),
+    StageEvent(words="learning rates: 12 runs, about 3 minutes"),
     Begin(runs=[("gpt2@1m", 3), ("llama@1m", 3)], how="on cpu", notes=["a note\nof two lines"]),
     Kept(**WHO),
     Start(**WHO),

@@ -17,7 +17,7 @@ from glassformer.runs.events import End, Error, Event, Kept, Notify, Start, Step
 from glassformer.runs.executor import Local, execute, finished, kept
 from glassformer.runs.files import read_result
 from glassformer.runs.request import RunRequest, place_of, read_request
-from glassformer.runs.workers import Training
+from glassformer.runs.workers import WorkerRun
 from tests.refused import failed
 from tests.runs.stand_in import AT_ONCE, Instead, trained_at_once
 
@@ -163,12 +163,12 @@ def test_one_process_trains_run_after_run(asked: list[RunRequest], tmp_path: Pat
     with_processes: dict[str, list[str]] = {}
 
     class Watched(Local):
-        def training(self, place: Path) -> Training:
+        def training(self, place: Path) -> WorkerRun:
             found = super().training(place)
             return Told(found, with_processes)
 
-    class Told(Training):
-        def __init__(self, inner: Training, told: dict[str, list[str]]):
+    class Told(WorkerRun):
+        def __init__(self, inner: WorkerRun, told: dict[str, list[str]]):
             super().__init__(inner.place)
             self.told = told
 

@@ -18,10 +18,10 @@ from typing import Any
 import pytest
 
 from glassformer.errors import RequestError
-from glassformer.runs.events import End, Error, Event, Measuring, Stage, Step, decode
+from glassformer.runs.events import End, Error, Event, Measuring, StageEvent, Step, decode
 from glassformer.runs.executor import Local, execute
 from glassformer.runs.request import RunRequest, TextPlaces
-from glassformer.runs.slurm import LIVES, Arm, Slurm, _minutes, _options, executor_of
+from glassformer.runs.slurm import LIVES, Slurm, SlurmRun, _minutes, _options, executor_of
 from tests.refused import refused
 from tests.runs.local_slurm import cluster, missing
 from tests.runs.stand_in import ask, trained_at_once
@@ -37,7 +37,7 @@ class Quick:
         self.deed, self.jobs, self.arrays = deed, dict[str, str](), list[list[str]]()
         self.times = Counter[str]()
 
-    def submit(self, arms: Sequence[Arm], folder: Path) -> list[str]:
+    def submit(self, arms: Sequence[SlurmRun], folder: Path) -> list[str]:
         names = [f"{len(self.arrays)}_{index}" for index in range(len(arms))]
         self.arrays.append([arm.name for arm in arms])
         for name, arm in zip(names, arms, strict=True):
@@ -117,7 +117,7 @@ def test_whoever_asked_may_go(asked: list[RunRequest], tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr("glassformer.runs.slurm.time.sleep", look)
         list(queue.executor().run(asked, tmp_path, events.append))
-    assert events == [Stage(words="2 runs go on in the queue; scancel 0 ends them")]
+    assert events == [StageEvent(words="2 runs go on in the queue; scancel 0 ends them")]
     (tmp_path / "jobs.json").write_text(json.dumps({asked[0].place(tmp_path).name: "0_0"}))
     (asked[1].place(tmp_path) / "owner.json").write_text(json.dumps({"host": "elsewhere", "token": "t"}))
     going = queue.executor().run(asked, tmp_path)
@@ -131,10 +131,10 @@ def test_a_job_says_what_its_run_says(asked: list[RunRequest], tmp_path: Path, m
     monkeypatch.setattr("glassformer.runs.workers.START", SAYS)
     place = tmp_path / "run"
     place.mkdir()
-    arm = Arm(str(place), "a", 0)
+    arm = SlurmRun(str(place), "a", 0)
     helpers = SimpleNamespace(DelayedSubmission=lambda again: again)
     monkeypatch.setitem(sys.modules, "submitit", SimpleNamespace(helpers=helpers))
-    again: list[Arm] = []
+    again: list[SlurmRun] = []
 
     def preempted(*_: object) -> None:
         again.append(arm.checkpoint())
@@ -149,7 +149,7 @@ def test_a_job_says_what_its_run_says(asked: list[RunRequest], tmp_path: Path, m
         signal.signal(signal.SIGALRM, before)
     said.join()
     assert (place / "saved").exists() and not (place / "outcome.json").exists()
-    assert again == [Arm(str(place), "a", 0)]
+    assert again == [SlurmRun(str(place), "a", 0)]
     events = [decode(line) for line in (place / "events.jsonl").read_text().splitlines()]
     assert [type(event) for event in events] == [Step, Measuring, Error]
 
@@ -251,7 +251,7 @@ def test_a_real_cluster(places: TextPlaces, tmp_path: Path, monkeypatch: pytest.
         monkeypatch.setenv("SLURM_CONF", str(config))
         with pytest.raises(KeyboardInterrupt):
             list(_eager("slurm:time=10,mem=0").run(runs, out, disturb))
-        assert isinstance(told[-1], Stage) and "go on in the queue" in told[-1].words
+        assert isinstance(told[-1], StageEvent) and "go on in the queue" in told[-1].words
         first = json.loads((out / "jobs.json").read_text())
         array = {job.split("_")[0] for job in first.values()}
         assert len(array) == 1 and len(first) == 3

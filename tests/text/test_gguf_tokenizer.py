@@ -29,7 +29,7 @@ from transformers.tokenization_utils_base import generate_merges
 
 from glassformer.errors import Code, RequestError
 from glassformer.text.gguf import tokenizer_from_gguf, tokenizer_to_gguf
-from glassformer.text.gguf.pre_tokenizers import BY_NAME, BYTES, RULES, Rule, described
+from glassformer.text.gguf.pre_tokenizers import BY_NAME, BYTES, RULES, PreTokenizer, described
 from glassformer.text.gguf.reader import merges_of_scores
 from glassformer.text.plain import ByteTokenizer, CharTokenizer
 from glassformer.text.subword import BPETokenizer, FileTokenizer
@@ -206,7 +206,7 @@ def test_a_real_file_comes_back() -> None:
 
 
 @cache
-def trained(rule: Rule) -> FileTokenizer:
+def trained(rule: PreTokenizer) -> FileTokenizer:
     """Byte-level BPE that `tokenizers` trained with the cuts of a rule."""
     parts: dict[str, Any] = {
         "version": "1.0", "truncation": None, "padding": None, "added_tokens": [], "normalizer": None,
@@ -228,12 +228,12 @@ def trained(rule: Rule) -> FileTokenizer:
     return FileTokenizer(Library.from_str(json.dumps(parts)), {"bos_token": "<|im_start|>"})
 
 
-def first_name(rule: Rule) -> str:
+def first_name(rule: PreTokenizer) -> str:
     return rule.names[0]
 
 
 @pytest.mark.parametrize("rule", RULES, ids=first_name)
-def test_byte_level_bpe_goes_and_comes_back(rule: Rule) -> None:
+def test_byte_level_bpe_goes_and_comes_back(rule: PreTokenizer) -> None:
     tokenizer = trained(rule)
     metadata = tokenizer_to_gguf(tokenizer)
     assert metadata["tokenizer.ggml.pre"] == rule.names[0]

@@ -14,7 +14,7 @@ from glassformer.parts.loss import IGNORED
 from glassformer.text import ByteTokenizer
 from glassformer.text.languages import pairs
 from glassformer.training import train
-from glassformer.training.objectives.pairs import Layout, PairBatches, Pairs
+from glassformer.training.objectives.pairs import PairBatches, Pairs, SourceLayout
 
 BYTES = ByteTokenizer()
 END = BYTES.eos_id
@@ -36,7 +36,7 @@ def test_a_batch_is_the_pairs():
 def test_a_model_without_an_encoder_reads_the_source_first():
     """Scored are the same targets; those with a prefix are told which tokens it has."""
     pairs_ = stream("ab\tc", "d\tefg")
-    for layout in (Layout(False), Layout(False, prefix=True)):
+    for layout in (SourceLayout(False), SourceLayout(False, prefix=True)):
         batch = Pairs(pairs_, BYTES, layout).batch([0, 1])
         assert batch.inputs.tolist() == [[97, 98, 9, 99, END], [100, 9, 101, 102, 103]]
         x = IGNORED

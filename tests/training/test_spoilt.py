@@ -17,7 +17,7 @@ from glassformer.text import Batch, TextData, prepare
 from glassformer.training import ObjectiveConfig, Recipe, train
 from glassformer.training.objectives import ContrastiveConfig, InfillConfig, PrefixObjectiveConfig, SpanConfig
 from glassformer.training.objectives.infill import Infilling
-from glassformer.training.objectives.pairs import Layout
+from glassformer.training.objectives.pairs import SourceLayout
 from glassformer.training.objectives.span import Sizes, Spans, divided
 
 DECODER = "gpt2@1m+layers=2+d_model=32+heads=2"
@@ -38,7 +38,7 @@ def test_a_source_of_512_takes_568_tokens_and_a_target_of_114():
 def test_spans_and_what_is_left_make_the_text(text: TextData):
     how = SpanConfig()
     text = how.with_tokens(text)
-    spans = Spans.of(how, 128, text.tokenizer, Layout())
+    spans = Spans.of(how, 128, text.tokenizer, SourceLayout())
     tokens = np.asarray(text.train.tokens[: spans.sizes.text], np.int64)
     for key in range(20):
         source, target = spans.row(tokens, key)
@@ -71,7 +71,7 @@ def test_sentinels_are_added_once_and_are_no_text(text: TextData):
 
 def test_a_text_is_what_is_left_of_it_with_the_gaps_filled(text: TextData):
     how = InfillConfig(permute=False)
-    made = Infilling.of(how, how.with_tokens(text).tokenizer, Layout())
+    made = Infilling.of(how, how.with_tokens(text).tokenizer, SourceLayout())
     tokens = np.arange(400) % 15 + 1
     sizes: list[int] = []
     for key in range(200):
@@ -90,7 +90,7 @@ def test_a_text_is_what_is_left_of_it_with_the_gaps_filled(text: TextData):
 
 def test_sentences_change_places_and_nothing_else(text: TextData):
     how = InfillConfig(p=0.01)
-    made = Infilling.of(how, how.with_tokens(text).tokenizer, Layout())
+    made = Infilling.of(how, how.with_tokens(text).tokenizer, SourceLayout())
     tokenizer = how.with_tokens(text).tokenizer
     stop, other = (int(tokenizer.encode(one)[0]) for one in ("\n", "a"))
     assert made.ends[stop] and not made.ends[other]

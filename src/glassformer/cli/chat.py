@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.console import Console
 
-from glassformer.cli.generate import Text, check_memory, compiled_step, fetch, ready, show, state_dtype
+from glassformer.cli.generate import DecodedText, check_memory, compiled_step, fetch, ready, show, state_dtype
 from glassformer.cli.options import Chatting
 from glassformer.errors import RequestError
 from glassformer.generation import CompiledStep, Sampling, stream
@@ -70,7 +70,7 @@ class Conversation:
                 code="range", field="prompt", value=len(ids),
             )  # fmt: skip
         state = self._at(ids)
-        said, self.text = Text(self.tokenizer, self.loaded.ends), ids
+        said, self.text = DecodedText(self.tokenizer, self.loaded.ends), ids
         self.messages.append(asked)  # not before: what cannot be rendered would be in the way of every later turn
         tokens = stream(
             self.loaded.model, rows_of(self.loaded.model, ids[state.length :]), min(self.asked.max_new_tokens, room),

@@ -23,7 +23,7 @@ from glassformer.planning.counts import Counts
 from glassformer.planning.decoding import Decoding
 from glassformer.planning.machines import Cluster
 from glassformer.planning.memory import TrainingMemory
-from glassformer.planning.time import DAY, Run, StepTime
+from glassformer.planning.time import DAY, RunTime, StepTime
 from glassformer.planning.training import TrainingPlan, check_workload
 from glassformer.report.plan import MOMENTS
 
@@ -371,7 +371,7 @@ def show_found(names: list[str], as_json: bool, explain: bool, out: str | None, 
             _show_collectives(name, best[name])
 
 
-def _run(one: TrainingPlan | None) -> Run | None:
+def _run(one: TrainingPlan | None) -> RunTime | None:
     return None if one is None else one.run
 
 
@@ -389,7 +389,7 @@ STEP: dict[str, Callable[[StepTime], str]] = {
     ),
     "longest": lambda one: one.bound,
 }
-RUN: dict[str, Callable[[Run], str]] = {
+RUN: dict[str, Callable[[RunTime], str]] = {
     "days": lambda one: span(one.low / DAY, one.high / DAY, days),
     "accelerator hours": lambda one: span(
         one.hours * one.low / one.seconds, one.hours * one.high / one.seconds, "{:,.0f}".format

@@ -20,7 +20,7 @@ from glassformer.convert.fold import fold
 from glassformer.errors import RequestError, WorkError, no_memory
 from glassformer.generation import CompiledStep, Sampling, prefill, stream
 from glassformer.generation.beams import beams
-from glassformer.generation.engine import LONGEST_PROMPT, Engine, Request
+from glassformer.generation.engine import LONGEST_PROMPT, Engine, GenerationRequest
 from glassformer.generation.kept import check_keeps, kept_tokens, load_state, save_state
 from glassformer.generation.rules import Rules, not_applied
 from glassformer.generation.speculate import AHEAD, Draft, PromptLookup, Proposer, Speculation, speculate
@@ -150,7 +150,7 @@ def show(text: str) -> None:
     sys.stdout.flush()
 
 
-class Text:
+class DecodedText:
     """The text of tokens as they come: whole characters, nothing of a stop string, nothing after an end."""
 
     def __init__(self, tokenizer: Any, ends: Iterable[int], stops: Stops | None = None):
@@ -409,7 +409,7 @@ class Writer:
 
     def alone(self) -> None:
         """One text, token by token."""
-        run, text = None, Text(self.tokenizer, self.ends, self._stops())
+        run, text = None, DecodedText(self.tokenizer, self.ends, self._stops())
         try:
             run = self._speculation() if self.asked.speculate or self.asked.draft is not None else None
             source = self._stream() if run is None else run
@@ -538,7 +538,7 @@ class Writer:
         failed = next((one for one in requests if one.error), None)
         self.failed = WorkError(str(failed.error), code="diverged") if failed is not None else None
 
-    def _facts(self, one: Request) -> dict[str, Any]:
+    def _facts(self, one: GenerationRequest) -> dict[str, Any]:
         """What the engine knows beyond the text."""
         facts: dict[str, Any] = {"error": one.error} if one.error else {}
         if self.asked.logprobs is None:
@@ -572,7 +572,7 @@ class Writer:
             self._add(self.prompts[0], "", 0, "failed", **self._error())
         self.count = len(found)
         for i, beam in enumerate(found):
-            text = Text(self.tokenizer, self.ends, self._stops())
+            text = DecodedText(self.tokenizer, self.ends, self._stops())
             for token in beam.tokens:
                 text.take(token)
                 if text.finish:

@@ -29,8 +29,8 @@ from glassformer.convert import is_checkpoint
 from glassformer.errors import RequestError, WorkError, did_you_mean
 from glassformer.files import disk_errors
 from glassformer.introspection import edit, rows_of
-from glassformer.lens.asking import PATCHING, READINGS, Question, ablation
-from glassformer.lens.inspection import Head, Inspection, inspect
+from glassformer.lens.asking import PATCHING, READINGS, ReadingInputs, ablation
+from glassformer.lens.inspection import HeadMap, Inspection, inspect
 from glassformer.lens.page.words import visible
 from glassformer.lens.reading import Reading
 from glassformer.model import Model
@@ -109,7 +109,7 @@ def show_inspection(
         against_ids = None if others is None else [*behind, *tokenizer.encode(others).tolist()]
         other = None if against_ids is None else rows_of(model, against_ids[:limit])
         asking = model if ids is None else model.reading(ids)
-        made, refused = ask(asked, Question(asking, tokens, tokenizer, seen, other), view)
+        made, refused = ask(asked, ReadingInputs(asking, tokens, tokenizer, seen, other), view)
     page = None if folder is None else seen.save(Path(folder) / PAGE)
     drawn = {} if folder is None else draw(made, Path(folder), view)
     if as_json:
@@ -157,7 +157,7 @@ def chosen(readings: Sequence[str]) -> list[str]:
     return list(READINGS) if ALL in readings else list(dict.fromkeys(readings))
 
 
-def ask(names: Sequence[str], question: Question, view: View) -> tuple[dict[str, Reading], dict[str, str]]:
+def ask(names: Sequence[str], question: ReadingInputs, view: View) -> tuple[dict[str, Reading], dict[str, str]]:
     """The readings by name, and why there are no others."""
     made, refused = {}, {}
     for name in names:
@@ -334,12 +334,12 @@ def crossing_table(seen: Inspection) -> Table:
     return table
 
 
-def _numbers(head: Head) -> list[str]:
+def _numbers(head: HeadMap) -> list[str]:
     masses = (head.attention_entropy, head.sink_mass, head.previous_mass, head.self_mass)
     return [str(head.layer), str(head.head), *(f"{mass:.2f}" for mass in masses), f"{head.max_attention_logit:.1f}"]
 
 
-def looked_at(seen: Inspection, head: Head, position: int) -> str:
+def looked_at(seen: Inspection, head: HeadMap, position: int) -> str:
     found = seen.looked_at(head.layer, head.head, position, SHOWN_WORDS)
     return ", ".join(f"{quoted(seen.words[key])} {weight:.2f}" for key, weight in found if weight >= 0.005)
 

@@ -18,7 +18,7 @@ from glassformer.runs import events
 from glassformer.units import quantity
 
 if TYPE_CHECKING:
-    from glassformer.laboratory.scaling import Plan
+    from glassformer.laboratory.scaling import ScalingPlan
 
 
 def pairs(given: list[str] | None, field: str) -> dict[str, str]:
@@ -83,7 +83,7 @@ class GridView(ComparisonView):
         self.ended = 0
         self.total = 0
 
-    def plan(self, plan: Plan) -> None:
+    def plan(self, plan: ScalingPlan) -> None:
         for stage in self.reading.values():
             self.bars.update(stage, visible=False)
         if not self.console.quiet:
@@ -118,7 +118,7 @@ class GridView(ComparisonView):
             self.say(text)
 
 
-def plan_table(plan: Plan) -> Table:
+def plan_table(plan: ScalingPlan) -> Table:
     """A row for each model, size and budget."""
     table = ruled()
     for heading in ("model", "parameters", "tokens", "FLOPs", "6 N D", "lr", "runs", "time"):

@@ -123,7 +123,7 @@ class ComparisonView(View):
         self.noted: list[str] = []
 
     def event(self, event: events.Event) -> None:
-        if isinstance(event, events.Stage):
+        if isinstance(event, events.StageEvent):
             self.say(event.words)
         elif isinstance(event, events.Begin):
             self._begin(event)

@@ -51,7 +51,7 @@ from glassformer.runs.events import Begin, Notify, silent
 from glassformer.runs.executor import Executor, Local, interruptible, kept
 from glassformer.runs.power import FIRST_SEED, PILOT, PILOT_SEEDS, check_effect
 from glassformer.runs.request import RunRequest, TextPlaces
-from glassformer.runs.results import VERSION, Budget, Data, Machine, Results, Tuning
+from glassformer.runs.results import VERSION, Budget, Data, MachineRecord, Results, Tuning
 from glassformer.text import OnProgress, TextData, prepare
 from glassformer.training import Interrupted, Pretrained, Recipe
 from glassformer.training.request import fit, refuse_short, refuse_untrained
@@ -207,7 +207,7 @@ def compare(
         command=command or command_of(expressions, data, given, seeds=seeds, out=str(out)),
         data=Data(text.describe()),
         budget=budget.changed(spent=spent, learning_rates=rates, notes=notes),
-        machine=Machine(how.describe()),
+        machine=MachineRecord(how.describe()),
         asked=[request.key for request in requests],
         runs=[],
         verdicts=[],

@@ -13,7 +13,7 @@ from glassformer.report import write_report
 from glassformer.runs.files import write_results
 from glassformer.runs.looks import look_notes
 from glassformer.runs.power import needed
-from glassformer.runs.results import Budget, Key, Machine, Results, RunResult, unlike
+from glassformer.runs.results import Budget, Key, MachineRecord, Results, RunResult, unlike
 from glassformer.runs.verdicts import stand_in, verdicts
 
 NAMED = 4
@@ -72,7 +72,7 @@ def _spent(budget: Budget, runs: Sequence[RunResult]) -> tuple[Budget, list[str]
     return budget.changed(spent=spent), unequal(spent, "minutes")
 
 
-def trained_on(runs: Sequence[RunResult], here: Machine) -> Machine:
+def trained_on(runs: Sequence[RunResult], here: MachineRecord) -> MachineRecord:
     """The machine that the results name: this one, unless all runs were trained elsewhere."""
     elsewhere = [run.machine for run in runs if run.status != "failed" and run.machine.root]
     return elsewhere[0] if elsewhere and not any(one.like(here) for one in elsewhere) else here

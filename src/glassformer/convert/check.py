@@ -33,7 +33,7 @@ from glassformer.convert.families import FAMILIES, own
 from glassformer.convert.family import Family
 from glassformer.convert.fold import fold
 from glassformer.convert.folder import is_folder, read_config
-from glassformer.convert.names import Names, Place
+from glassformer.convert.names import Names, OwnParameter
 from glassformer.errors import RequestError
 from glassformer.model import Inputs, Model, Tower
 from glassformer.model import locate as place
@@ -380,7 +380,7 @@ def pairs(model: Model, theirs: nn.Module, names: Names, called: Callable[[str],
                 continue
             mixer: Any = tower.get_submodule(f"layers.{layer}.mixer") if inner.startswith("layers.") else None
             features = (sum(module.outs),) if isinstance(module, Linear) else tuple(weight.shape)
-            for piece in layout.pieces(Place(features, "weight", module, mixer)):
+            for piece in layout.pieces(OwnParameter(features, "weight", module, mixer)):
                 mine = None if piece.ours is None and piece.row is None else piece.mine(_counted(features)).flatten()
                 other = None if piece.theirs is None else piece.theirs(_counted(piece.shape)).flatten()
                 there = called((stem + piece.name).removesuffix(".weight"))  # of layouts that name the tensor itself

@@ -18,7 +18,7 @@ from glassformer.convert.family import Family, Gguf, complaints
 from glassformer.convert.fields import Fields
 from glassformer.convert.fold import fold
 from glassformer.convert.rope import write_scaling
-from glassformer.convert.storage import Source, TensorFile, open_tensors, writable, write_gguf
+from glassformer.convert.storage import TensorFile, TensorSource, open_tensors, writable, write_gguf
 from glassformer.convert.weights import fill, tensors
 from glassformer.errors import RequestError, did_you_mean
 from glassformer.model import Model
@@ -255,7 +255,7 @@ def write(
         **tokenizer_to_gguf(tokenizer, vocab_size=model.config.vocab_size),
         **dict(zip(ENDS, others, strict=False)),
     }
-    written: dict[str, Source | Tensor] = {**tensors(model, gguf.names, torch.float32), **_factors(model.config)}
+    written: dict[str, TensorSource | Tensor] = {**tensors(model, gguf.names, torch.float32), **_factors(model.config)}
     write_gguf(path, metadata, written, {name: _type(kind, source.shape) for name, source in written.items()})
     return door.family
 
@@ -274,7 +274,7 @@ def _through(config: ModelConfig, door: Door) -> Door:
     model = config.outline()
     factors = _factors(config)
     try:
-        made: dict[str, Source | Tensor] = {**tensors(model, gguf.names), **factors}
+        made: dict[str, TensorSource | Tensor] = {**tensors(model, gguf.names), **factors}
     except KeyError as lacking:  # a module that llama.cpp has no tensor for
         return Door(door.family, {str(lacking.args[0]).lstrip("."): (True, None)})
     shapes = {name: tuple(source.shape) for name, source in made.items()}

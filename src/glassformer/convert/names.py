@@ -29,7 +29,7 @@ LAYER = re.compile(r"layers\.(\d+)(\..+)")
 OWNER = re.compile(r"(encoder\.)?layers\.\d+")
 
 
-class Piece(NamedTuple):
+class TensorPiece(NamedTuple):
     """Numbers that lie in `ours(our tensor)` and in `theirs(their tensor)`, two views of one shape."""
 
     name: str
@@ -59,7 +59,7 @@ class Piece(NamedTuple):
         return self.theirs(theirs) if self.theirs else theirs
 
 
-class Place(NamedTuple):
+class OwnParameter(NamedTuple):
     """One of our parameters, with what a layout may ask about it."""
 
     shape: tuple[int, ...]
@@ -69,11 +69,11 @@ class Place(NamedTuple):
     """Of the module's layer: n_heads, n_kv_heads, head_dim."""
 
 
-class Layout:
+class TensorLayout:
     def __init__(self, *names: str):
         self.names = names
 
-    def pieces(self, at: Place) -> list[Piece]:
+    def pieces(self, at: OwnParameter) -> list[TensorPiece]:
         raise NotImplementedError
 
     def suffix(self, leaf: str) -> str:
@@ -81,40 +81,40 @@ class Layout:
         return f".{leaf}"
 
 
-class Stacked(Layout):
+class Stacked(TensorLayout):
     """Ours is theirs; of several names, one below the other."""
 
-    def pieces(self, at: Place) -> list[Piece]:
+    def pieces(self, at: OwnParameter) -> list[TensorPiece]:
         if len(self.names) == 1:
-            return [Piece(self.names[0], at.shape)]
+            return [TensorPiece(self.names[0], at.shape)]
         rows, start, made = at.module.outs if isinstance(at.module, Linear) else (), 0, []
         for name, n in zip(self.names, rows, strict=True):
-            made.append(Piece(name, (n, *at.shape[1:]), row=start))
+            made.append(TensorPiece(name, (n, *at.shape[1:]), row=start))
             start += n
         return made
 
 
-class Flat(Layout):
+class Flat(TensorLayout):
     """Theirs is one vector of the rows that ours holds (norms in groups)."""
 
-    def pieces(self, at: Place) -> list[Piece]:
-        return [Piece(self.names[0], (prod(at.shape),), lambda w: w.view(-1))]
+    def pieces(self, at: OwnParameter) -> list[TensorPiece]:
+        return [TensorPiece(self.names[0], (prod(at.shape),), lambda w: w.view(-1))]
 
 
-class Transposed(Layout):
+class Transposed(TensorLayout):
     """Their matrices are stored (in, out) (GPT-2's Conv1D)."""
 
-    def pieces(self, at: Place) -> list[Piece]:
+    def pieces(self, at: OwnParameter) -> list[TensorPiece]:
         if len(at.shape) == 1:
-            return [Piece(self.names[0], at.shape)]
-        return [Piece(self.names[0], at.shape[::-1], lambda w: w.T)]
+            return [TensorPiece(self.names[0], at.shape)]
+        return [TensorPiece(self.names[0], at.shape[::-1], lambda w: w.T)]
 
 
-class Grouped(Layout):
+class Grouped(TensorLayout):
     """Their fused qkv holds, for each key/value head, its queries, then its key, then its value (GPT-NeoX, BLOOM,
     Falcon): rows (g, n/g + 2, h)."""
 
-    def pieces(self, at: Place) -> list[Piece]:
+    def pieces(self, at: OwnParameter) -> list[TensorPiece]:
         n, g, h = at.mixer.n_heads, at.mixer.n_kv_heads, at.mixer.head_dim
         r, rest, made, start = n // g, at.shape[1:], [], 0
         for first, count in ((0, r), (r, 1), (r + 1, 1)):
@@ -126,41 +126,41 @@ class Grouped(Layout):
             def theirs(w: Tensor, first: int = first, count: int = count) -> Tensor:
                 return w.view(g, r + 2, h, *rest)[:, first : first + count]
 
-            made.append(Piece(self.names[0], at.shape, ours, theirs))
+            made.append(TensorPiece(self.names[0], at.shape, ours, theirs))
             start = end
         return made
 
 
-class Part(Layout):
+class Part(TensorLayout):
     """Ours is the i-th of k equal parts of theirs (Phi-3's gate_up_proj)."""
 
     def __init__(self, name: str, i: int, k: int):
         super().__init__(name)
         self.i, self.k = i, k
 
-    def pieces(self, at: Place) -> list[Piece]:
+    def pieces(self, at: OwnParameter) -> list[TensorPiece]:
         shape = (at.shape[0] * self.k, *at.shape[1:])
-        return [Piece(self.names[0], shape, None, lambda w: w.chunk(self.k)[self.i])]
+        return [TensorPiece(self.names[0], shape, None, lambda w: w.chunk(self.k)[self.i])]
 
 
 class Shifted(Stacked):
     """Theirs is ours plus one: norms that store w - 1 here and w there (Gemma's in GGUF)."""
 
-    def pieces(self, at: Place) -> list[Piece]:
+    def pieces(self, at: OwnParameter) -> list[TensorPiece]:
         return [piece._replace(shift=1.0) for piece in super().pieces(at)]
 
 
-class EachHead(Layout):
+class EachHead(TensorLayout):
     """Ours holds a row per head, theirs a tensor per head; `#` stands for the head (StableLM's qk norms)."""
 
-    def pieces(self, at: Place) -> list[Piece]:
+    def pieces(self, at: OwnParameter) -> list[TensorPiece]:
         return [
-            Piece(self.names[0].replace("#", str(head)), at.shape[1:], lambda w, head=head: w[head])  # type: ignore[misc]
+            TensorPiece(self.names[0].replace("#", str(head)), at.shape[1:], lambda w, head=head: w[head])  # type: ignore[misc]
             for head in range(at.shape[0])
         ]
 
 
-class EachExpert(Layout):
+class EachExpert(TensorLayout):
     """Ours holds the rows of all experts, one below the other, theirs a tensor for each; `#` stands for its number.
     `dense`: the name in layers that have one network instead."""
 
@@ -168,13 +168,13 @@ class EachExpert(Layout):
         super().__init__(name)
         self.dense = dense
 
-    def pieces(self, at: Place) -> list[Piece]:
+    def pieces(self, at: OwnParameter) -> list[TensorPiece]:
         if not isinstance(at.module, GroupedLinear):
-            return [Piece(self.dense, at.shape)]
+            return [TensorPiece(self.dense, at.shape)]
         count = len(at.module.outs)
         n = at.shape[0] // count
         shape = (n, *at.shape[1:])
-        return [Piece(self.names[0].replace("#", str(one)), shape, row=one * n) for one in range(count)]
+        return [TensorPiece(self.names[0].replace("#", str(one)), shape, row=one * n) for one in range(count)]
 
 
 class Bare(Stacked):
@@ -193,9 +193,9 @@ class OfExperts(Bare):
         super().__init__(name)
         self.i, self.k, self.interleaved, self.dense = i, k, interleaved, dense
 
-    def pieces(self, at: Place) -> list[Piece]:
+    def pieces(self, at: OwnParameter) -> list[TensorPiece]:
         if not isinstance(at.module, GroupedLinear):
-            return [Piece(f"{self.dense}.weight", at.shape)]
+            return [TensorPiece(f"{self.dense}.weight", at.shape)]
         e = len(at.module.outs)
         out, inner = at.shape[0] // e, at.shape[1:]
         columns = slice(self.i, None, self.k) if self.interleaved else slice(self.i * out, (self.i + 1) * out)
@@ -203,13 +203,13 @@ class OfExperts(Bare):
         def ours(w: Tensor) -> Tensor:
             return w.view(e, out, *inner).movedim(1, -1)
 
-        return [Piece(self.names[0], (e, *inner, self.k * out), ours, lambda w: w[..., columns])]
+        return [TensorPiece(self.names[0], (e, *inner, self.k * out), ours, lambda w: w[..., columns])]
 
 
-class HeadByHead(Layout):
+class HeadByHead(TensorLayout):
     """Ours holds several maps one below the other, theirs the rows of all of them head by head (DeepSeek's kv_b)."""
 
-    def pieces(self, at: Place) -> list[Piece]:
+    def pieces(self, at: OwnParameter) -> list[TensorPiece]:
         outs, n, rest, made = at.module.outs, at.mixer.n_heads, at.shape[1:], []
         whole, start, first = sum(outs) // n, 0, 0  # type: ignore[arg-type]
         for out in outs:  # type: ignore[union-attr]
@@ -220,7 +220,7 @@ class HeadByHead(Layout):
             def theirs(w: Tensor, first: int = first, rows: int = out) -> Tensor:
                 return w.view(n, whole, *rest)[:, first : first + rows // n]
 
-            made.append(Piece(self.names[0], at.shape, ours, theirs))
+            made.append(TensorPiece(self.names[0], at.shape, ours, theirs))
             start, first = start + out, first + out // n
         return made
 
@@ -229,10 +229,10 @@ class Paired(Stacked):
     """As `Stacked` for q, k and v, with q and k's rows in the order that turns neighbours: row 2i of a head is our i,
     row 2i+1 our i + h/2 (the rotary order of Meta's Llama, which GGUF keeps for `llama`)."""
 
-    def pieces(self, at: Place) -> list[Piece]:
+    def pieces(self, at: OwnParameter) -> list[TensorPiece]:
         h = at.mixer.head_dim
         q, k, v = super().pieces(at)
-        return [*(Piece(p.name, p.shape, _halves(p.mine, h), _pairs(h)) for p in (q, k)), v]
+        return [*(TensorPiece(p.name, p.shape, _halves(p.mine, h), _pairs(h)) for p in (q, k)), v]
 
 
 def _halves(rows: View, h: int) -> View:
@@ -259,7 +259,7 @@ class Names:
     """Our module path -> their module path or layout; `layer` is the stem of their layers, with * for its index."""
 
     layer: str
-    modules: Mapping[str, str | Layout]
+    modules: Mapping[str, str | TensorLayout]
     prefix: str = ""
     """Left out in checkpoints of the bare model, without its head."""
     ignored: str = r"(?!)"
@@ -279,7 +279,7 @@ class Names:
     """How many of our blocks one of their layers is; of several, names begin with the block's number in it, as in
     `.1.mixer.output`."""
 
-    def layout(self, module: str) -> tuple[Layout, str]:
+    def layout(self, module: str) -> tuple[TensorLayout, str]:
         """The layout of one of our modules, and the stem of its names."""
         names, key, stem = self._found(module)
         return names._layouts[key], stem
@@ -295,13 +295,13 @@ class Names:
         return self, key, self.layer.replace("*", str(number))
 
     @cached_property
-    def _layouts(self) -> dict[str, Layout]:
+    def _layouts(self) -> dict[str, TensorLayout]:
         return {
-            module: named if isinstance(named, Layout) else Stacked(*named.split())
+            module: named if isinstance(named, TensorLayout) else Stacked(*named.split())
             for module, named in self.modules.items()
         }
 
-    def pieces(self, modules: Mapping[str, nn.Module]) -> Iterator[tuple[str, Tensor, list[Piece]]]:
+    def pieces(self, modules: Mapping[str, nn.Module]) -> Iterator[tuple[str, Tensor, list[TensorPiece]]]:
         """(our name, our parameter, its pieces) for every parameter of the model, given `modules_of` it.
 
         Raises KeyError for a module that the family does not have."""
@@ -313,9 +313,9 @@ class Names:
                 seen.add(id(parameter))
                 layout, stem = self.layout(module)
                 mixer = modules[f"{OWNER.match(module)[0]}.mixer"] if stem else None  # type: ignore[index]
-                place = Place(tuple(parameter.shape), leaf, owner, mixer)
+                place = OwnParameter(tuple(parameter.shape), leaf, owner, mixer)
                 pieces = [
-                    Piece(
+                    TensorPiece(
                         f"{stem}{p.name}{layout.suffix(leaf)}", p.shape, p.ours, p.theirs, p.shift, p.row
                     )  # `_replace` takes 1 us
                     for p in layout.pieces(place)
@@ -324,9 +324,9 @@ class Names:
             if self.buffers:
                 yield from self._kept(module, owner)
 
-    def _kept(self, module: str, owner: nn.Module) -> Iterator[tuple[str, Tensor, list[Piece]]]:
+    def _kept(self, module: str, owner: nn.Module) -> Iterator[tuple[str, Tensor, list[TensorPiece]]]:
         names, key, stem = self._found(module)
         for leaf, value in owner._buffers.items():
             named = names.buffers.get(f"{key}.{leaf}")
             if value is not None and named is not None:
-                yield f"{module}.{leaf}", value, [Piece(f"{stem}{named}", tuple(value.shape))]
+                yield f"{module}.{leaf}", value, [TensorPiece(f"{stem}{named}", tuple(value.shape))]

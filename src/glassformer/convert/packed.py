@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from glassformer.convert.names import Piece
+from glassformer.convert.names import TensorPiece
 from glassformer.convert.storage import Packed
 from glassformer.errors import RequestError
 from glassformer.parts.linear import Linear
@@ -19,7 +19,7 @@ class PackedLinear(Linear):
 
     Equals the `Linear` with the unpacked weight; nothing trains it."""
 
-    def __init__(self, like: Linear, packed: Sequence[tuple[Piece, Packed]], dtype: torch.dtype):
+    def __init__(self, like: Linear, packed: Sequence[tuple[TensorPiece, Packed]], dtype: torch.dtype):
         nn.Module.__init__(self)
         self.in_features, self.outs, self.roles, self.bias = like.in_features, like.outs, like.roles, like.bias
         self.reparam = None

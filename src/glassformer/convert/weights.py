@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from glassformer.config import ModelConfig
 from glassformer.convert.family import complaints
-from glassformer.convert.names import Names, Piece, modules_of
+from glassformer.convert.names import Names, TensorPiece, modules_of
 from glassformer.convert.packed import PackedLinear
-from glassformer.convert.storage import DTYPES, Entry, Packed, Source, TensorFile, nothing_collected
+from glassformer.convert.storage import DTYPES, Packed, TensorEntry, TensorFile, TensorSource, nothing_collected
 from glassformer.convert.storage.base import pieces as by_rows
 from glassformer.errors import RequestError
 from glassformer.machine.threads import LOADING, paced
@@ -58,7 +58,7 @@ def fill(
     modules = modules_of(model)
     for module in modules.values():
         vars(module)["training"] = False  # what `eval` does, in a tenth of the time
-    packed: dict[str, list[tuple[Piece, Packed]]] = {}
+    packed: dict[str, list[tuple[TensorPiece, Packed]]] = {}
     for path, parameter, pieces in list(names.pieces(modules)):
         owner, _, leaf = path.rpartition(".")
         module = modules[owner]
@@ -83,7 +83,7 @@ def fill(
     return model
 
 
-def as_it_lies(pieces: list[Piece], shape: tuple[int, ...]) -> bool:
+def as_it_lies(pieces: list[TensorPiece], shape: tuple[int, ...]) -> bool:
     """Whether our tensor is theirs, whole and unchanged, one below the other."""
     if len(pieces) == 1 and pieces[0].whole:
         return True
@@ -117,14 +117,14 @@ class _Theirs:
         bare = names.prefix and not any(name.startswith(names.prefix) for name in file.entries)
         self.cut = names.prefix if bare else ""
 
-    def lacks(self, pieces: list[Piece]) -> bool:
+    def lacks(self, pieces: list[TensorPiece]) -> bool:
         """Whether the file has none of the pieces, and need not."""
         return all(
             piece.name in self.names.absent and piece.name.removeprefix(self.cut) not in self.file.entries
             for piece in pieces
         )
 
-    def entries(self, path: str, pieces: list[Piece]) -> list[Entry]:
+    def entries(self, path: str, pieces: list[TensorPiece]) -> list[TensorEntry]:
         """Where the pieces of one of our parameters lie, which are then used."""
         found = []
         for piece in pieces:
@@ -144,7 +144,7 @@ class _Theirs:
             found.append(entry)
         return found
 
-    def read(self, pieces: list[Piece], entries: list[Entry], shape: tuple[int, ...]) -> Tensor:
+    def read(self, pieces: list[TensorPiece], entries: list[TensorEntry], shape: tuple[int, ...]) -> Tensor:
         first = entries[0]
         if DTYPES.get(first.dtype) == self.dtype and first.nbytes >= self.least and as_it_lies(pieces, shape):
             there = self.file.stacked(entries, shape)
@@ -198,7 +198,7 @@ class _Theirs:
 class _Gathered:
     def __init__(self, shape: tuple[int, ...], dtype: torch.dtype):
         self.shape, self.dtype = shape, dtype
-        self.parts: list[tuple[Piece, Tensor]] = []
+        self.parts: list[tuple[TensorPiece, Tensor]] = []
 
     def __call__(self) -> Tensor:
         piece, parameter = self.parts[0]
@@ -214,7 +214,7 @@ class _Gathered:
         return made
 
 
-def tensors(model: Model, names: Names, dtype: torch.dtype | None = None) -> Mapping[str, Source]:
+def tensors(model: Model, names: Names, dtype: torch.dtype | None = None) -> Mapping[str, TensorSource]:
     """Their name -> a source of their tensor, for every weight of the model; a tied head is written once, as the
     embedding. Raises RequestError for packed weights."""
     if any(isinstance(module, Linear) and not isinstance(module.weight, nn.Parameter) for module in model.modules()):

@@ -27,11 +27,11 @@ def probe(model: Model, tokens: Tensor, beside: Mapping[str, Tensor] | None = No
     Leaves the model as it was. One transfer for all numbers."""
     found: dict[str, dict[str, Tensor]] = {}
     looks: dict[str, Look] = {}
-    seen: dict[str, Attention] = {}
+    seen: dict[str, MapStatistics] = {}
     for name in sites(model):
         where, _, site = name.rpartition(".")
         if site == "scores":
-            seen[where] = Attention()
+            seen[where] = MapStatistics()
             looks |= {name: seen[where].scores, f"{where}.pattern": seen[where].pattern}
         elif site == "router":
             sent = Sent(eager(model).get_submodule(where).router)
@@ -101,7 +101,7 @@ LOOKS: dict[str, Callable[[Tensor], dict[str, Tensor]]] = {
 """What is taken at a site, by the last step of its name."""
 
 
-class Attention:
+class MapStatistics:
     """Entropy, largest logit and mass on the first key of every head, of maps that arrive by blocks of queries."""
 
     def __init__(self) -> None:

@@ -49,7 +49,7 @@ def _last(values: Sequence[float]) -> float:
 
 
 @dataclass(frozen=True)
-class Kept:
+class SummarizedStatistic:
     """One statistic of the short form: where it is read, how heads and places become one number, and rows one window.
 
     `site` is the place within a layer, or of a curve the whole place; None takes them all.
@@ -63,25 +63,25 @@ class Kept:
 
 
 LAYERS = (
-    Kept("attention_entropy", "attention_entropy", "mixer", _mean, _mean),
-    Kept("attention_entropy_worst", "attention_entropy", "mixer", min, min),
-    Kept("max_attention_logit", "max_attention_logit", "mixer", max, max),
-    Kept("activation_effective_rank", "activation_effective_rank", "resid_post", _mean, _mean),
-    Kept("qk_effective_rank", "effective_rank", _QK, _mean, _mean),
-    Kept("gradient_norm", "gradient_norm", None, _norm, _mean),
-    Kept("token_cosine", "token_cosine", "resid_post", _mean, _mean),
-    Kept("max_violation", "max_violation", "ffn.router", max, _mean),
-    Kept("router_entropy", "router_entropy", "ffn.router", _mean, _mean),
-    Kept("router_dropped", "router_dropped", "ffn.router", max, _mean),
+    SummarizedStatistic("attention_entropy", "attention_entropy", "mixer", _mean, _mean),
+    SummarizedStatistic("attention_entropy_worst", "attention_entropy", "mixer", min, min),
+    SummarizedStatistic("max_attention_logit", "max_attention_logit", "mixer", max, max),
+    SummarizedStatistic("activation_effective_rank", "activation_effective_rank", "resid_post", _mean, _mean),
+    SummarizedStatistic("qk_effective_rank", "effective_rank", _QK, _mean, _mean),
+    SummarizedStatistic("gradient_norm", "gradient_norm", None, _norm, _mean),
+    SummarizedStatistic("token_cosine", "token_cosine", "resid_post", _mean, _mean),
+    SummarizedStatistic("max_violation", "max_violation", "ffn.router", max, _mean),
+    SummarizedStatistic("router_entropy", "router_entropy", "ffn.router", _mean, _mean),
+    SummarizedStatistic("router_dropped", "router_dropped", "ffn.router", max, _mean),
 )
 """One number for each layer and window."""
 
 CURVES = (
-    Kept("max_attention_logit", "max_attention_logit", None, max, max),
-    Kept("log_z", "log_z", "logits", _mean, _mean),
-    Kept("attention_entropy_worst", "attention_entropy", None, min, min),
-    Kept("update_ratio", "update_ratio", None, statistics.median, _mean),
-    Kept("token_cosine", "token_cosine", None, _last, _mean),
+    SummarizedStatistic("max_attention_logit", "max_attention_logit", None, max, max),
+    SummarizedStatistic("log_z", "log_z", "logits", _mean, _mean),
+    SummarizedStatistic("attention_entropy_worst", "attention_entropy", None, min, min),
+    SummarizedStatistic("update_ratio", "update_ratio", None, statistics.median, _mean),
+    SummarizedStatistic("token_cosine", "token_cosine", None, _last, _mean),
 )
 """One number for each window; the token cosine is that of the last layer."""
 _LOAD = "router_load"
@@ -193,11 +193,11 @@ def _edges(rows: Sequence[Row]) -> list[int]:
     return [last * (i + 1) // count for i in range(count)]
 
 
-def _read(kept: Kept, site: str) -> bool:
+def _read(kept: SummarizedStatistic, site: str) -> bool:
     return site == kept.site or (kept.site is None and site != _QK)
 
 
-def _grid(kept: Kept, rows: Sequence[Row], edges: Sequence[int], depth: int) -> list[list[Any]]:
+def _grid(kept: SummarizedStatistic, rows: Sequence[Row], edges: Sequence[int], depth: int) -> list[list[Any]]:
     """[[value per band of layers] per window], or nothing where the statistic was not recorded."""
     bands = min(depth, BANDS)
     cells: dict[tuple[int, int], list[float]] = defaultdict(list)
@@ -216,7 +216,7 @@ def _grid(kept: Kept, rows: Sequence[Row], edges: Sequence[int], depth: int) -> 
     ]
 
 
-def _curve(kept: Kept, rows: Sequence[Row], edges: Sequence[int]) -> list[list[Any]]:
+def _curve(kept: SummarizedStatistic, rows: Sequence[Row], edges: Sequence[int]) -> list[list[Any]]:
     """[[step, value], ...], each at the last step that its window has."""
     windows: dict[int, list[tuple[int, float]]] = defaultdict(list)
     for step, stats in rows:

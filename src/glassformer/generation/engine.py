@@ -52,7 +52,7 @@ class Read(NamedTuple):
 
 
 @dataclass(eq=False)
-class Request:
+class GenerationRequest:
     """What was asked for, and what has come of it so far."""
 
     prompt: list[int]
@@ -142,12 +142,12 @@ class Engine:
         self.model, self.tokenizer, self.ends = model.eval(), tokenizer, frozenset(ends)
         self.slots, self.context, self.dtype, self.chunk = slots, context, dtype, chunk
         self.compiled = CompiledStep(model, slots, context, dtype).load() if compiled else None
-        self.waiting: deque[Request] = deque()
-        self.running: list[Request] = []
+        self.waiting: deque[GenerationRequest] = deque()
+        self.running: list[GenerationRequest] = []
         """In the order of their rows."""
         self._state = self._new_state(slots)
         self._lengths: list[int] = []
-        self._changed: dict[Request, None] = {}
+        self._changed: dict[GenerationRequest, None] = {}
         """Requests whose change no step has told yet, in order."""
         self._read: Read | None = None
         """What was read last,"""
@@ -172,7 +172,7 @@ class Engine:
         stop_at_eos: bool = True,
         logprobs: bool = False,
         **sampling: Any,
-    ) -> Request:
+    ) -> GenerationRequest:
         """One more request; it starts when a row is free. `n` is which of several samples of one prompt it is.
         `logprobs` asks for those of what is chosen, `top_logprobs` for those of so many likeliest tokens too.
 
@@ -217,7 +217,7 @@ class Engine:
             raise RequestError(
                 "stop strings need a tokenizer, and this model has none", code="missing", field="tokenizer"
             )
-        request = Request(
+        request = GenerationRequest(
             ids,
             self._samplings.setdefault(rule.model_dump_json(), rule),  # equal ones warp together
             min(max_new_tokens, self.context - len(ids)),
@@ -231,7 +231,7 @@ class Engine:
         return request
 
     @property
-    def requests(self) -> list[Request]:
+    def requests(self) -> list[GenerationRequest]:
         """Those that run and those that wait."""
         return [*self.running, *self.waiting]
 
@@ -241,13 +241,13 @@ class Engine:
         check_keeps(self.model)
         self._read = Read(list(tokens), state, None, any_length=True)
 
-    def __iter__(self) -> Iterator[list[Request]]:
+    def __iter__(self) -> Iterator[list[GenerationRequest]]:
         """Steps until nothing is left to do; each gives the requests that changed."""
         while changed := self.step():
             yield changed
 
     @torch.inference_mode()
-    def step(self) -> list[Request]:
+    def step(self) -> list[GenerationRequest]:
         """Frees the rows of those cancelled, decodes one token for the others, and lets waiting requests join. What
         ends is told once. Empty: nothing to do.
 
@@ -284,7 +284,7 @@ class Engine:
         for tensor in self._state.tensors().values():
             tensor.zero_()
 
-    def _note(self, request: Request) -> None:
+    def _note(self, request: GenerationRequest) -> None:
         """The next step that returns tells of it."""
         if request not in self._changed:
             request.piece = ""
@@ -297,7 +297,7 @@ class Engine:
                 self._end(self.running[row])
                 self._leave(row)
 
-    def _end(self, request: Request) -> None:
+    def _end(self, request: GenerationRequest) -> None:
         self._note(request)
         request._close()
 
@@ -311,7 +311,7 @@ class Engine:
         filled = torch.cat([tokens, tokens.new_zeros(self.slots - k, 1)])
         return self.compiled(filled, self._state)[:k]
 
-    def _join(self, request: Request) -> None:
+    def _join(self, request: GenerationRequest) -> None:
         text = request.prompt + request.tokens  # it may have run before
         if self.model.takes_prefix:
             alone, logits = self._prompt_and_answer(request)
@@ -340,7 +340,7 @@ class Engine:
         self._read, self._earlier = Read(prompt, state, logits), [one for one in known if one is not same][: most - 1]
         return state, logits
 
-    def _prompt_and_answer(self, request: Request) -> tuple[ModelState, Tensor]:
+    def _prompt_and_answer(self, request: GenerationRequest) -> tuple[ModelState, Tensor]:
         """The state after both, where a prompt is read as a whole: its beginning tells nothing of another's, and what
         it has written goes on from it."""
         state = self._new_state(1)
@@ -381,7 +381,7 @@ class Engine:
         self.running.pop()
         self._lengths.pop()
 
-    def _choose(self, requests: list[Request], logits: Tensor) -> None:
+    def _choose(self, requests: list[GenerationRequest], logits: Tensor) -> None:
         before = [(one, len(one.tokens), one.generator.get_state()) for one in requests]
         try:
             self._draw(requests, logits)
@@ -392,7 +392,7 @@ class Engine:
                     del one.logprobs[count:], one.top_logprobs[count:]
             raise
 
-    def _draw(self, requests: list[Request], logits: Tensor) -> None:
+    def _draw(self, requests: list[GenerationRequest], logits: Tensor) -> None:
         empty = torch.empty(0, dtype=torch.long, device=logits.device)
         chosen = choose(
             logits,

@@ -24,7 +24,7 @@ from glassformer.machine.threads import at_most
 from glassformer.parts.core.base import Value
 from glassformer.parts.precision import exact_device
 
-__all__ = ["Chosen", "Sampling", "choose", "row_generator", "warp"]
+__all__ = ["Sampled", "Sampling", "choose", "row_generator", "warp"]
 
 LARGEST_BIAS = 10_000  # entries
 COLDEST = 1e-6  # a temperature below it draws what it draws, and divides logits beyond what fp32 can hold
@@ -193,7 +193,7 @@ def warp(
 
 
 @dataclass(frozen=True)
-class Chosen:
+class Sampled:
     """The next token of each row.
 
     Log-probabilities are of the model's own distribution, log_softmax of its logits before any warper, as OpenAI and
@@ -207,9 +207,9 @@ class Chosen:
     top_ids: Int[Tensor, "b k"] | None = None
     top_logprobs: Float[Tensor, "b k"] | None = None
 
-    def clone(self) -> Chosen:
+    def clone(self) -> Sampled:
         given = {one.name: getattr(self, one.name) for one in fields(self)}
-        return Chosen(**{name: tensor.clone() for name, tensor in given.items() if tensor is not None})
+        return Sampled(**{name: tensor.clone() for name, tensor in given.items() if tensor is not None})
 
 
 @at_most(1)
@@ -221,7 +221,7 @@ def choose(
     generators: Sequence[torch.Generator | None] = (),
     top: int = 0,
     logprobs: bool = False,
-) -> Chosen:
+) -> Sampled:
     """The next token of each row by its own Sampling and generator, so that it does not depend on its neighbours.
 
     Rows that share a Sampling object are warped together. `histories` and `generated_from` are read where a row
@@ -243,14 +243,14 @@ def choose(
         else:
             tokens[rows] = draw(warped, [generators[row] for row in rows])
     if not (logprobs or top):
-        return Chosen(tokens, bad)
+        return Sampled(tokens, bad)
     logits = logits.float()
     total = logits.logsumexp(-1, keepdim=True)
     chosen = (logits.gather(-1, tokens[:, None]) - total)[:, 0]
     if not top:
-        return Chosen(tokens, bad, chosen)
+        return Sampled(tokens, bad, chosen)
     first = logits.topk(min(top, logits.shape[-1]))
-    return Chosen(tokens, bad, chosen, first.indices, first.values - total)
+    return Sampled(tokens, bad, chosen, first.indices, first.values - total)
 
 
 def draw(logits: Float[Tensor, "b v"], generators: Sequence[torch.Generator | None]) -> Int[Tensor, "b"]:

@@ -57,7 +57,7 @@ class Look:
 
 
 @dataclass(frozen=True)
-class Head:
+class StrongestHead:
     """The head with the largest score of a kind."""
 
     layer: int
@@ -66,15 +66,15 @@ class Head:
 
 
 @dataclass(frozen=True)
-class Induction:
+class InductionRun:
     """A run on repeated blocks."""
 
     expression: str
     seed: int
     steps: int
     looks: tuple[Look, ...]
-    previous: Head
-    prefix: Head
+    previous: StrongestHead
+    prefix: StrongestHead
     seconds: float
     guess: float
     """Nats of a guess, ln(symbols)."""
@@ -144,17 +144,17 @@ def losses(model: Model, task: Task, inputs: Tensor, targets: Tensor) -> tuple[f
     return float(each[:, task.most - 1 :].mean()), float(each[:, : task.least - 1].mean())
 
 
-def _strongest(model: Model, task: Task, kind: str) -> Head:
+def _strongest(model: Model, task: Task, kind: str) -> StrongestHead:
     was_training = model.training
     table = head_scores(model.eval(), task.row // 2, HEAD_ROWS, kinds=(kind,)).scores[kind]
     model.train(was_training)
     layer, head, score = strongest(table, 1)[0]
-    return Head(layer, head, score)
+    return StrongestHead(layer, head, score)
 
 
 def induction(
     expression: str = MODEL, seed: int = 0, steps: int = 600, batch: int = 32, task: Task | None = None
-) -> Induction:
+) -> InductionRun:
     """Trains a model on repeated blocks and looks at it every 25 steps: ten seconds of one core as by default."""
     task = task or Task()
     text = prepare(str(task))
@@ -169,4 +169,6 @@ def induction(
         callbacks=[watch],
     )  # fmt: skip
     previous, prefix = (_strongest(run.model, task, kind) for kind in ("previous token", "induction"))
-    return Induction(expression, seed, steps, tuple(watch.looks), previous, prefix, run.seconds, math.log(task.symbols))
+    return InductionRun(
+        expression, seed, steps, tuple(watch.looks), previous, prefix, run.seconds, math.log(task.symbols)
+    )

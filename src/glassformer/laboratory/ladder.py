@@ -38,7 +38,7 @@ from glassformer.report.ladder import write_ladder
 from glassformer.runs.arms import PARAMETERS, PEAK_MEMORY, STATE_BYTES, TRAINING_SPEED, Arm
 from glassformer.runs.contrasts import mean_interval
 from glassformer.runs.effects import MOST, by_chance, combined, effects
-from glassformer.runs.events import Notify, Stage, silent
+from glassformer.runs.events import Notify, StageEvent, silent
 from glassformer.runs.executor import Executor
 from glassformer.runs.files import read_results
 from glassformer.runs.results import Results, RunResult
@@ -114,7 +114,7 @@ def ablate(
     _refuse_small(names, fields, allow_unmatched)
     notify = on_event or silent
     for words in (f"{len(found)} changes: {', '.join(found)}", _announced(len(rungs), seeds, minutes, tune)):
-        notify(Stage(words=words))
+        notify(StageEvent(words=words))
     given: dict[str, Any] = {**recipe, **budget, "tokenizer": tokenizer, "allow_unmatched": allow_unmatched}
     said = command or _call(
         base, data, given, to=to, changes=changes, design=design, tune=tune, seeds=seeds, out=str(out)
@@ -135,7 +135,7 @@ def ablate(
         raise WorkError(f"{error}; what there is of the ladder is in {Path(out) / PAGE}", code=error.code) from None
     told = _told(results, rungs, found, design, ends)
     if executor is not None and executor.workers > 1:
-        notify(Stage(words="training speeds, a few steps of each model in turn"))
+        notify(StageEvent(words="training speeds, a few steps of each model in turn"))
         _with_paces(told, results, Path(out))
     _write(told, Path(out))
     if failed := [run for run in results.runs if run.status == "failed"]:

@@ -60,7 +60,7 @@ class Planned:
 
 
 @dataclass(frozen=True)
-class Plan:
+class ScalingPlan:
     runs: list[Planned]
     source: str
     """Where the times are from."""
@@ -85,7 +85,7 @@ def scale(
     flops: Sequence[float] = (),
     far: bool = False,
     tokenizer: str = "auto",
-    on_plan: Callable[[Plan], None] | None = None,
+    on_plan: Callable[[ScalingPlan], None] | None = None,
     on_event: Notify | None = None,
     on_progress: OnProgress | None = None,
     command: str | None = None,
@@ -108,7 +108,7 @@ def scale(
     flops     budgets of compute (6 N D) at which the best losses are compared; by default that of the largest run and
               ten times it
     far       predict beyond ten times the largest run
-    on_plan   is given the `Plan` before anything is trained
+    on_plan   is given the `ScalingPlan` before anything is trained
     executor  trains the runs
     recipe    fields of the recipe of all runs
 
@@ -163,7 +163,7 @@ def scale(
         else _timed(run, measured.seconds(at_size(run.model, run.size), run.tokens))
         for run in runs
     ]  # fmt: skip
-    plan = Plan(runs, measured.source, [*text.notes, *_notes(chosen, fitted, len(text.train), runs)])
+    plan = ScalingPlan(runs, measured.source, [*text.notes, *_notes(chosen, fitted, len(text.train), runs)])
     if hours is not None and plan.seconds > hours * 3600:
         raise RequestError(
             f"the {sum(run.seconds > 0 for run in runs)} runs would take about {plan.seconds / 3600:.1f} hours "

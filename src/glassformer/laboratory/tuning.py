@@ -50,7 +50,7 @@ from glassformer.laboratory.rates import (
 )
 from glassformer.naming import own_value, split_recipe
 from glassformer.report.tuning import write_tuning
-from glassformer.runs.events import Begin, End, Event, Notify, Stage, Start, silent
+from glassformer.runs.events import Begin, End, Event, Notify, StageEvent, Start, silent
 from glassformer.runs.executor import Executor
 from glassformer.runs.files import read_results
 from glassformer.runs.results import Results, RunResult, Trial, TunedArm, Tuning, Verdict
@@ -233,7 +233,7 @@ class _Work:
         self.draw(before)
         self.refuse_unsettled(curves, choices)
         chosen = {one.tuned_as: one.name for one in found.arms}
-        self.notify(Stage(words=f"fresh seeds {_listed(self.fresh)} at the chosen rates"))
+        self.notify(StageEvent(words=f"fresh seeds {_listed(self.fresh)} at the chosen rates"))
         tuned = self.verdict(list(chosen), self.folder, tuning=before)
         usual = self.usual(tuned, choices)
         found = found.changed(
@@ -258,7 +258,7 @@ class _Work:
         """The same seeds at the usual rates; the tuned comparison itself where these were chosen."""
         if all(choice.power == 0 for choice in choices.values()):
             return tuned
-        self.notify(Stage(words=f"fresh seeds {_listed(self.fresh)} at the usual rates"))
+        self.notify(StageEvent(words=f"fresh seeds {_listed(self.fresh)} at the usual rates"))
         return self.verdict(list(self.configs), self.folder / USUAL)
 
     # Rates
@@ -337,7 +337,7 @@ class _Work:
             )  # fmt: skip
         if runs:
             more = f"; {_words(each)} more for each rate that is added at an edge"
-            self.notify(Stage(words=f"{design}: {runs} runs to come, about {_words(whole)}{more}"))
+            self.notify(StageEvent(words=f"{design}: {runs} runs to come, about {_words(whole)}{more}"))
 
     def ended(self, arm: str) -> int:
         """Runs of an arm, at whatever rate, that are not to be trained again."""
@@ -351,7 +351,7 @@ class _Work:
         path = self.folder / TRIALS / PROBE
         paces = _read_paces(path)
         if missing := [arm for arm in self.configs if arm not in paces]:
-            self.notify(Stage(words=f"timing {PROBE_STEPS} steps of each arm"))
+            self.notify(StageEvent(words=f"timing {PROBE_STEPS} steps of each arm"))
             paces = {**paces, **self.probed(missing)}
             replace_text(path, json.dumps(paces))
         return {arm: self.takes(arm, *paces[arm]) for arm in self.configs}

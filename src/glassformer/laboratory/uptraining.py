@@ -30,7 +30,7 @@ KEPT = "base"
 
 
 @dataclass(frozen=True)
-class Plan:
+class UptrainingPlan:
     """How long, and how often the loss is looked at."""
 
     tokens: int = 1_000_000
@@ -64,14 +64,14 @@ class Curve:
     losses: dict[int, float]
 
 
-def base(text: Tokens, folder: Path, plan: Plan, seed: int = 0, model: str = MODEL) -> Run:
+def base(text: Tokens, folder: Path, plan: UptrainingPlan, seed: int = 0, model: str = MODEL) -> Run:
     """The model that is converted; it goes on where it was broken off."""
     recipe = plan.recipe(seed, tokens=plan.tokens, schedule={"kind": "constant"})
     return train(preset(model), text, recipe, folder, latest(folder) is not None)
 
 
 def uptrained(
-    run: Run, text: Tokens, folder: Path, plan: Plan, change: str = "", way: str = KEPT, seed: int = 0
+    run: Run, text: Tokens, folder: Path, plan: UptrainingPlan, change: str = "", way: str = KEPT, seed: int = 0
 ) -> Curve:
     """The base with other heads, trained on."""
     start = Loaded(run.model, run.config, run.tokenizer)
@@ -96,7 +96,7 @@ def all_uptrained(
     run: Run,
     text: Tokens,
     folder: Path,
-    plan: Plan,
+    plan: UptrainingPlan,
     changes: Sequence[str] = ("gqa:2", "mqa"),
     seeds: Sequence[int] = (0, 1),
 ) -> list[Curve]:
@@ -118,6 +118,6 @@ def closed(gap: dict[int, list[float]]) -> dict[int, float]:
     return {step: 1 - fmean(values) / whole for step, values in gap.items()}
 
 
-def tiny(plan: Plan) -> Plan:
+def tiny(plan: UptrainingPlan) -> UptrainingPlan:
     """To see that it runs."""
     return replace(plan, tokens=64, steps=2, every=1, context=8, batch_size=2, evaluation_tokens=64)

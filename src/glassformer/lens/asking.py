@@ -46,7 +46,7 @@ ABLATED = 256
 
 
 @dataclass(frozen=True, eq=False)
-class Question:
+class ReadingInputs:
     """A model and a text, tokens (1, s), with what `inspect` saw of it; `against` (1, s) is another text, into which
     the values of this one are patched."""
 
@@ -64,11 +64,11 @@ class Question:
         return (found[0].layer, found[0].head) if found else (0, 0)
 
 
-def _side_by_side(q: Question) -> Reading:
+def _side_by_side(q: ReadingInputs) -> Reading:
     return side_by_side(q.model, q.tokens, *q.head, tokenizer=q.tokenizer, pool=FINE)
 
 
-def _patching(q: Question) -> Reading:
+def _patching(q: ReadingInputs) -> Reading:
     """Of the text against the other one: the lead of what follows the first over what follows the second. Without
     another, of the indirect-object task."""
     if q.against is None:
@@ -99,17 +99,17 @@ def _follows(model: Model, tokens: Tensor) -> int:
         return int(module.unembed(module.hidden_states(tokens)[:, -1:]).argmax())
 
 
-def _head_scores(q: Question) -> Reading:
+def _head_scores(q: ReadingInputs) -> Reading:
     return head_scores(q.model, length=max(2, min(REPEATED, eager(q.model).config.context // 2)))
 
 
-def _neighbours(q: Question) -> Reading:
+def _neighbours(q: ReadingInputs) -> Reading:
     some = list(dict.fromkeys(q.tokens[0].tolist()))[:MOST_WORDS]
     k = min(NEIGHBOURS, eager(q.model).vocab_size - 1)
     return embedding_neighbours(q.model, some, k=k, tokenizer=q.tokenizer)
 
 
-READINGS: dict[str, Callable[[Question], Reading]] = {
+READINGS: dict[str, Callable[[ReadingInputs], Reading]] = {
     "attention_rollout": lambda q: attention_rollout(q.model, q.tokens, q.tokenizer, pool=FINE),
     "side_by_side": _side_by_side,
     "logit_attribution": lambda q: logit_attribution(q.model, q.tokens, tokenizer=q.tokenizer),

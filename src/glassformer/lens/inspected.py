@@ -22,7 +22,7 @@ OUTLYING = 10.0
 
 
 @dataclass(frozen=True)
-class Head:
+class HeadMap:
     """What one head's map comes to, by the definitions of `glassformer.dynamics`.
 
     `attention_entropy` is normalised, 0 to 1. The masses are the weight that queries give, in the mean, to the first
@@ -56,7 +56,7 @@ class Head:
 
 
 @dataclass(frozen=True, eq=False)
-class Attention:
+class LayerMaps:
     """The maps of one layer: `maps` (n, S, T), and by name the `keys` that each query gives most weight to.
 
     With tiles of more than one token an entry of a map is the weight that the queries of a tile give to all the keys of
@@ -142,9 +142,9 @@ class Inspected:
     causal: bool
     """Predictions are of the next token; otherwise the model sees both ways, and they are of the token itself."""
     layers: int
-    heads: tuple[Head, ...]
+    heads: tuple[HeadMap, ...]
     """Of all layers that have maps, in order."""
-    attention: dict[int, Attention]
+    attention: dict[int, LayerMaps]
     """layer -> its maps. A layer whose mixer has none is missing."""
     top_ids: Tensor
     """(l + 1, s, k) the likeliest tokens at each depth and position, by the model's own final norm and head (logit
@@ -187,7 +187,7 @@ class Inspected:
         same = (first == first[-1]).flip(0).long().cumprod(0).sum(0)
         return statistics.median((len(first) - same).tolist())
 
-    def notable(self, count: int = 5) -> dict[str, list[Head]]:
+    def notable(self, count: int = 5) -> dict[str, list[HeadMap]]:
         """Heads that stand out, by what for: those that rest on the first token, watch the token before, watch
         themselves, and look at something in particular; the strongest first."""
         kinds = {
@@ -220,7 +220,7 @@ class Inspected:
 
     def looked_at(self, layer: int, head: int, position: int, count: int = 3) -> list[tuple[int, float]]:
         """(token, weight) that the query at a position gives most weight to, exactly; head -1: the mean of the heads.
-        `Attention.rest` is what all else gets."""
+        `LayerMaps.rest` is what all else gets."""
         kept = self.attention[layer]
         pairs = zip(kept.keys[head, position].tolist(), kept.weights[head, position].tolist(), strict=True)
         return [pair for pair in pairs if pair[1] > 0][:count]

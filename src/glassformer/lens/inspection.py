@@ -16,7 +16,7 @@ from glassformer.dynamics import max_attention_logit, token_cosine
 from glassformer.errors import RequestError
 from glassformer.figures import write_document
 from glassformer.introspection import OfHeads, Tiles, eager, looking, sites
-from glassformer.lens.inspected import Attention, Crossing, Effective, Head, Inspected
+from glassformer.lens.inspected import Crossing, Effective, HeadMap, Inspected, LayerMaps
 from glassformer.lens.maps import at_rest, one_row
 from glassformer.lens.page import render
 from glassformer.lens.page.words import spelled_text, speller
@@ -111,7 +111,7 @@ def inspect(
     looks: dict[str, Look] = {f"layers.{layer}.mixer.scores": maps[layer].scores for layer in mapped}
     looks |= {f"layers.{layer}.mixer.pattern": maps[layer].pattern for layer in mapped}
     looks |= {f"layers.{layer}.mixer.pattern": one.pattern for layer, one in crossings.items()}
-    effective = {layer: Answers(maps, tokens.shape[1]) for layer, maps in effective_maps(inner, known)}
+    effective = {layer: MapSamples(maps, tokens.shape[1]) for layer, maps in effective_maps(inner, known)}
     looks |= {f"layers.{layer}.mixer.effective_attention": one.look for layer, one in effective.items()}
     looks |= {site: lens.at(depth) for depth, site in enumerate(streams(inner))}
     with at_rest(model), looking(model, looks), torch.no_grad():
@@ -234,7 +234,7 @@ class Maps:
         up_to = torch.arange(1, self.total + 1, device=self.visible.device)
         return (self.visible > up_to).any(0)
 
-    def attention(self, heads: Heads | None) -> Attention:
+    def attention(self, heads: Heads | None) -> LayerMaps:
         """The maps as means over the queries of a tile, and what is exact."""
         key_heads = len(self.map) if heads is None else heads.n_kv_heads
         queries = torch.arange(self.total, device=self.map.device) // self.tile
@@ -242,9 +242,9 @@ class Maps:
         weights = self.weights.where(self.weights >= NEGLIGIBLE, 0.0).float().cpu()
         received = torch.cat([self.received, self.received.mean(0, keepdim=True)]).float().cpu()
         seen_by = torch.cat([self.seen_by, self.seen_by.amax(0, keepdim=True)]).float().cpu()
-        return Attention(maps, self.tile, self.keys.cpu(), weights, received, seen_by, key_heads)
+        return LayerMaps(maps, self.tile, self.keys.cpu(), weights, received, seen_by, key_heads)
 
-    def heads(self) -> list[Head]:
+    def heads(self) -> list[HeadMap]:
         received = self.received / self.total
         columns = [
             torch.where(self.counted > 0, self.entropy / self.counted, 1.0),
@@ -254,7 +254,7 @@ class Maps:
             received[:, 1:].amax(1) if self.total > 1 else torch.zeros_like(self.itself),
             self.largest,
         ]
-        return [Head(self.layer, head, *row) for head, row in enumerate(torch.stack(columns, dim=1).tolist())]
+        return [HeadMap(self.layer, head, *row) for head, row in enumerate(torch.stack(columns, dim=1).tolist())]
 
 
 class Crossed:
@@ -283,7 +283,7 @@ def effective_maps(model: Any, known: Mapping[str, Site]) -> Iterator[tuple[int,
             yield layer, maps
 
 
-class Answers:
+class MapSamples:
     """Gathers some effective maps of one layer, spread evenly over its heads or channels."""
 
     def __init__(self, maps: EffectiveMaps, size: int):

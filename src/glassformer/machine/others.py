@@ -18,8 +18,8 @@ class Others:
     """So often, and so many seconds apart, those that run after a pause are counted again, unless they were there
     before it and all through it: threads of what has just ended turn round for up to some 20 ms."""
 
-    def __init__(self, stat: Stat | None = None, sleep: Callable[[float], None] = time.sleep) -> None:
-        self._stat, self._sleep = stat or Stat(), sleep
+    def __init__(self, stat: CoreTimes | None = None, sleep: Callable[[float], None] = time.sleep) -> None:
+        self._stat, self._sleep = stat or CoreTimes(), sleep
         self._look = self._stat.counted()
         self._found: float | None = None
 
@@ -49,7 +49,7 @@ class Others:
         return running
 
 
-class Stat:
+class CoreTimes:
     """Linux's count of the time that each core was busy, and of the threads that run.
 
     proc    the folder in which Linux counts

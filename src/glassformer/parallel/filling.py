@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from glassformer.building import InitialWeights
 from glassformer.errors import RequestError
-from glassformer.parallel.pieces import Box, pieces_of, places_of
+from glassformer.parallel.pieces import IndexBox, pieces_of, places_of
 
 
 @torch.no_grad()
@@ -38,7 +38,7 @@ def fill_pieces(model: nn.Module, initial: InitialWeights, given: Mapping[str, T
             piece.values.copy_(_cut(whole, piece.box))
 
 
-def _drawn(initial: InitialWeights, name: str, box: Box) -> Tensor:
+def _drawn(initial: InitialWeights, name: str, box: IndexBox) -> Tensor:
     """Rows, and columns where the box has not all of them, are drawn alone; other axes are cut."""
     cut = [slice(first, last) for first, last in zip(box.at, box.end, strict=True)]
     whole = initial.tensors[name].shape[1:2]
@@ -47,5 +47,5 @@ def _drawn(initial: InitialWeights, name: str, box: Box) -> Tensor:
     return drawn[(slice(None), slice(None), *cut[2:])] if len(cut) > 2 else drawn
 
 
-def _cut(whole: Tensor, box: Box) -> Tensor:
+def _cut(whole: Tensor, box: IndexBox) -> Tensor:
     return whole[tuple(slice(first, last) for first, last in zip(box.at, box.end, strict=True))]

@@ -55,7 +55,7 @@ QUIET_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
-class Place:
+class ProcessPlace:
     """Which of the processes of a run this is."""
 
     rank: int
@@ -66,7 +66,7 @@ class Place:
     """How many are on this machine."""
 
 
-def joined(environment: Mapping[str, str] = os.environ) -> Place | None:
+def joined(environment: Mapping[str, str] = os.environ) -> ProcessPlace | None:
     """Where torchrun or SLURM has put this process; None where it was started alone. Raises RequestError."""
     names = {"rank": "RANK", "world": "WORLD_SIZE", "local": "LOCAL_RANK", "machine": "LOCAL_WORLD_SIZE"}
     if "RANK" not in environment and int(_number(environment, "SLURM_NTASKS", "1")) > 1 and _in_step(environment):
@@ -81,7 +81,7 @@ def joined(environment: Mapping[str, str] = os.environ) -> Place | None:
             f"{names['rank']}={rank} must lie between 0 and {names['world']} - 1 = {world - 1}",
             code="range", field=names["rank"], value=rank,
         )  # fmt: skip
-    return Place(rank, world, local, machine)
+    return ProcessPlace(rank, world, local, machine)
 
 
 def _of_machine(environment: Mapping[str, str]) -> str | None:
@@ -105,7 +105,7 @@ def _number(environment: Mapping[str, str], name: str, usual: str | None = None)
     return value
 
 
-def meet(place: Place, environment: dict[str, str] | os._Environ[str] = os.environ) -> Any:
+def meet(place: ProcessPlace, environment: dict[str, str] | os._Environ[str] = os.environ) -> Any:
     """A store that all processes reach. Rank 0's waits for the others."""
     from torch import distributed as dist
 
@@ -223,7 +223,7 @@ def _first_to_die(statuses: Sequence[int | None]) -> int | None:
 
 
 @contextmanager
-def leader_first(place: Place | None) -> Iterator[Any]:
+def leader_first(place: ProcessPlace | None) -> Iterator[Any]:
     """Around what prepares a run, which may write caches and take long: rank 0 does it before the others, which wait
     without a group, as that would give up after minutes. Where it refuses, all do. Yields the store of the ranks."""
     store = None if place is None or place.world == 1 else _met(place)
@@ -246,7 +246,7 @@ def leader_first(place: Place | None) -> Iterator[Any]:
     store.set(ready, "")
 
 
-def enlist(place: Place | None, store: Any, layout: Layout, device: str) -> Crew:
+def enlist(place: ProcessPlace | None, store: Any, layout: Layout, device: str) -> Crew:
     """The crew of a layout, of the ranks that have met in a store."""
     if place is None or store is None:
         return Crew.alone()
@@ -257,7 +257,7 @@ def enlist(place: Place | None, store: Any, layout: Layout, device: str) -> Crew
     return Crew(place.rank, layout, device.split(":")[0], dist.PrefixStore(f"glassformer/crew/{next(_CREWS)}", store))
 
 
-def _begin(place: Place, store: Any, device: str) -> None:
+def _begin(place: ProcessPlace, store: Any, device: str) -> None:
     from torch import distributed as dist
 
     backend = "cpu:gloo,cuda:nccl" if device.startswith("cuda") else "gloo"

@@ -27,7 +27,7 @@ from glassformer.parallel.crew import Crew
 from glassformer.parts.core.shard import Region
 
 
-class Box(NamedTuple):
+class IndexBox(NamedTuple):
     """Consecutive indices of each axis of a tensor."""
 
     at: tuple[int, ...]
@@ -42,13 +42,13 @@ class Box(NamedTuple):
     def end(self) -> tuple[int, ...]:
         return tuple(first + length for first, length in zip(self.at, self.shape, strict=True))
 
-    def meet(self, other: Box) -> Box | None:
+    def meet(self, other: IndexBox) -> IndexBox | None:
         """What both hold; None where they share no value."""
         at = tuple(map(max, self.at, other.at))
         shape = tuple(min(one, two) - first for one, two, first in zip(self.end, other.end, at, strict=True))
-        return Box(at, shape) if all(length > 0 for length in shape) else None
+        return IndexBox(at, shape) if all(length > 0 for length in shape) else None
 
-    def within(self, other: Box) -> tuple[slice, ...]:
+    def within(self, other: IndexBox) -> tuple[slice, ...]:
         """Its indices in a tensor that holds `other`."""
         pairs = zip(self.at, self.end, other.at, strict=True)
         return tuple(slice(first - zero, last - zero) for first, last, zero in pairs)
@@ -58,7 +58,7 @@ class Piece(NamedTuple):
     """A box of the tensor `name` of shape `whole`, and a view of the local values in it."""
 
     name: str
-    box: Box
+    box: IndexBox
     values: Tensor
     whole: tuple[int, ...]
 
@@ -85,17 +85,17 @@ def places_of(model: nn.Module) -> Places:
 
 def pieces_of(name: str, tensor: Tensor, place: Place | None = None) -> list[Piece]:
     """The pieces that a rank holds of a tensor: `tensor` is its part, which lies at `place`, or a DTensor of it."""
-    part = Box((0,) * tensor.dim(), tuple(tensor.shape))
+    part = IndexBox((0,) * tensor.dim(), tuple(tensor.shape))
     held, values = _held(tensor.detach())
     if lies_whole(tensor, place):
         return [Piece(name, held, values, held.shape)]
     found, row = [], 0
     for region in [tuple(zip(part.at, part.end, strict=True))] if place is None else place.regions:
         at, shape = tuple(first for first, _ in region), tuple(last - first for first, last in region)
-        inside = Box((row, *part.at[1:])[: len(shape)], shape)
+        inside = IndexBox((row, *part.at[1:])[: len(shape)], shape)
         if (box := inside.meet(held)) is not None:
             there = tuple(a + b - c for a, b, c in zip(at, box.at, inside.at, strict=True))
-            found.append(Piece(name, Box(there, box.shape), values[box.within(held)], whole_of(tensor, place)))
+            found.append(Piece(name, IndexBox(there, box.shape), values[box.within(held)], whole_of(tensor, place)))
         row += shape[0] if shape else 0
     return found
 
@@ -110,12 +110,12 @@ def lies_whole(tensor: Tensor, place: Place | None = None) -> bool:
     return _held(tensor)[0].shape == tuple(tensor.shape) == whole_of(tensor, place)
 
 
-def _held(tensor: Tensor) -> tuple[Box, Tensor]:
+def _held(tensor: Tensor) -> tuple[IndexBox, Tensor]:
     """The box of a tensor that lies here, and its values. Of a DTensor each axis of the mesh takes `torch.chunk`s."""
     at, shape = [0] * tensor.dim(), list(tensor.shape)
     mesh: Any = getattr(tensor, "device_mesh", None)
     if mesh is None:
-        return Box(tuple(at), tuple(shape)), tensor
+        return IndexBox(tuple(at), tuple(shape)), tensor
     for axis, (where, placement) in enumerate(zip(mesh.get_coordinate(), tensor.placements, strict=True)):  # type: ignore[attr-defined]
         if placement.is_shard():
             length = shape[placement.dim]
@@ -126,7 +126,7 @@ def _held(tensor: Tensor) -> tuple[Box, Tensor]:
             raise TypeError(f"a tensor is placed as {placement}; pieces are of shards and copies")
     local = tensor.to_local()  # type: ignore[attr-defined]
     assert list(local.shape) == shape, (local.shape, shape)
-    return Box(tuple(at), tuple(shape)), local
+    return IndexBox(tuple(at), tuple(shape)), local
 
 
 @dataclass(frozen=True)
@@ -191,10 +191,10 @@ def written_here(pieces: list[Piece], crew: Crew) -> list[Piece]:
     return [piece for piece, key in zip(pieces, own, strict=True) if holders[key][key % len(holders[key])] == crew.rank]
 
 
-def gap_or_overlap(boxes: Iterable[Box], whole: tuple[int, ...]) -> str | None:
+def gap_or_overlap(boxes: Iterable[IndexBox], whole: tuple[int, ...]) -> str | None:
     """Why boxes do not tile a tensor exactly once, or None where they do."""
     everything, values = math.prod(whole), 0
-    reached: list[Box] = []
+    reached: list[IndexBox] = []
     for box in sorted(boxes):
         if len(box.at) != len(whole) or min(box.at, default=0) < 0 or any(map(int.__gt__, box.end, whole)):
             return f"has a piece of shape {box.shape} at {box.at}, which is not inside {whole}"

@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from glassformer.errors import RequestError, shown
-from glassformer.parallel.pieces import Box, Piece, Place, gap_or_overlap, lies_whole, pieces_of, whole_of
+from glassformer.parallel.pieces import IndexBox, Piece, Place, gap_or_overlap, lies_whole, pieces_of, whole_of
 
 PIECES = "pieces"
 """Key of the places of pieces in a file's metadata."""
@@ -41,18 +41,18 @@ def write_pieces(path: Path, pieces: Iterable[Piece], metadata: Mapping[str, str
 
 
 class _Found(NamedTuple):
-    box: Box
+    box: IndexBox
     key: str
     file: Any
 
-    def values(self, box: Box) -> Tensor:
+    def values(self, box: IndexBox) -> Tensor:
         """Of a box inside this one."""
         if box == self.box:
             return self.file.get_tensor(self.key)  # mapped, not read
         return self.file.get_slice(self.key)[box.within(self.box)]
 
 
-class Stored:
+class StoredPieces:
     """The tensors whose pieces are in some files; `with Stored(paths) as stored`.
 
     Raises RequestError where the pieces of a tensor overlap, leave a gap or lie outside it, and what `safe_open` raises
@@ -74,7 +74,7 @@ class Stored:
                     )
             self._files = stack.pop_all()
 
-    def __enter__(self) -> Stored:
+    def __enter__(self) -> StoredPieces:
         return self
 
     def __exit__(self, *raised: object) -> None:
@@ -94,13 +94,13 @@ class Stored:
                     f"{path} is damaged: {shown(key)} is no piece of a tensor {self.shapes[name]}",
                     code="damaged", field=shown(key),
                 )  # fmt: skip
-            self._found.setdefault(name, []).append(_Found(Box(at, shape), key, file))
+            self._found.setdefault(name, []).append(_Found(IndexBox(at, shape), key, file))
         if places:
             raise RequestError(
                 f"{path} is damaged: it lacks the piece {shown(next(iter(places)))}", code="damaged", field=PIECES
             )
 
-    def read(self, name: str, box: Box, into: Tensor) -> None:
+    def read(self, name: str, box: IndexBox, into: Tensor) -> None:
         """Copies a box of a tensor into one of that shape; of each file only the values that lie in the box are
         read."""
         for found in self._found[name]:
@@ -112,7 +112,7 @@ class Stored:
 
         Raises RequestError where it is neither of that shape nor a number, and the other one is divided."""
         shape, first = self.shapes[name], self._found[name][0]
-        dtype = first.values(Box(first.box.at, tuple(min(1, length) for length in first.box.shape))).dtype
+        dtype = first.values(IndexBox(first.box.at, tuple(min(1, length) for length in first.box.shape))).dtype
         if shape == (whole := whole_of(tensor, place)):
             made = torch.empty_like(tensor.detach(), dtype=dtype)
             for piece in pieces_of(name, made, place):
@@ -125,7 +125,7 @@ class Stored:
                 code="unsupported", field=name,
             )  # fmt: skip
         made = torch.empty(shape, dtype=dtype, device=tensor.device)
-        self.read(name, Box((0,) * len(shape), shape), made)
+        self.read(name, IndexBox((0,) * len(shape), shape), made)
         return made
 
 

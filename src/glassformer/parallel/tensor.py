@@ -101,7 +101,7 @@ def cut(model: Model, owner: Owner, seams: Seams | None = None, sequence: bool =
     """`divide`, by an owner; without seams, for shapes alone."""
     division = Division(owner.number, owner.of, group=None if seams is None else seams.group)
     division.shapes = {name: weight.shape for name, weight in model.named_parameters()}
-    streams: dict[int, Tokens] = {}
+    streams: dict[int, SpreadTokens] = {}
     for tower in (model, model.encoder):
         if sequence and seams is not None and tower is not None:
             streams.update(_spread(tower, owner, seams))
@@ -123,7 +123,7 @@ def divided_parts(module: nn.Module, path: str = "") -> Iterator[tuple[str, Any]
 
 
 def _cut_part(
-    part: Any, path: str, owner: Owner, division: Division, seams: Seams | None, tokens: Tokens | None
+    part: Any, path: str, owner: Owner, division: Division, seams: Seams | None, tokens: SpreadTokens | None
 ) -> None:
     """Cuts a part and all inside it; `tokens`, where its result leaves in pieces of a sequence."""
     if tokens is not None:
@@ -145,15 +145,15 @@ def _cut_part(
         if isinstance(module, Site) and seams is not None:
             axis = next((i for i, letter in enumerate(module.axes) if letter in CUT), None)
             if axis is not None:
-                module.joint = Pieces(seams, axis)
+                module.joint = JoinedSite(seams, axis)
             elif tokens is not None and module.axes == STREAM:
-                module.joint = Pieces(seams, 1, tokens)
+                module.joint = JoinedSite(seams, 1, tokens)
 
 
-def _spread(tower: Tower, owner: Owner, seams: Seams) -> dict[int, Tokens]:
+def _spread(tower: Tower, owner: Owner, seams: Seams) -> dict[int, SpreadTokens]:
     """Has the ranks share the tokens of a tower's stream; the branches of which they share the work, too, by id."""
-    tokens = tower.sequence = Tokens(seams)
-    found: dict[int, Tokens] = {}
+    tokens = tower.sequence = SpreadTokens(seams)
+    found: dict[int, SpreadTokens] = {}
     for block in tower.layers:
         assert isinstance(block, Block)
         owner.refuse("residual.dropout", block.residual.dropout, "would drop the same of each rank's tokens (sp=1)")
@@ -163,7 +163,7 @@ def _spread(tower: Tower, owner: Owner, seams: Seams) -> dict[int, Tokens]:
             else:
                 tokens.wrap(branch)
         for site in _own_sites(block):
-            site.joint = Pieces(seams, 1, tokens)
+            site.joint = JoinedSite(seams, 1, tokens)
     return found
 
 
@@ -182,7 +182,7 @@ def _between_branches(model: Model) -> Iterator[str]:
                 yield from (name for name, _ in child.named_parameters(prefix=prefix))
 
 
-class Tokens:
+class SpreadTokens:
     """The tokens of a stream, shared by the ranks (`parts.owner.Spread`)."""
 
     def __init__(self, seams: Seams):
@@ -216,10 +216,10 @@ class Tokens:
         return self.seams.spread(result, 1)
 
 
-class Pieces:
+class JoinedSite:
     """The value of a site, of which each rank has a piece along an axis (`parts.site.Joint`)."""
 
-    def __init__(self, seams: Seams, axis: int, tokens: Tokens | None = None):
+    def __init__(self, seams: Seams, axis: int, tokens: SpreadTokens | None = None):
         self.seams, self.axis, self.tokens = seams, axis, tokens
 
     def gather(self, x: Tensor) -> Tensor:

@@ -43,7 +43,7 @@ VERDICT = f"{KEY}/verdict"
 
 
 @dataclass(frozen=True)
-class Sign:
+class Heartbeat:
     """What a rank tells of itself."""
 
     beat: int
@@ -63,11 +63,11 @@ class Sign:
 class Seen:
     """The latest sign of a rank, and by the reader's clock when it came and when the rank last moved."""
 
-    sign: Sign
+    sign: Heartbeat
     heard: float
     moved: float
 
-    def take(self, sign: Sign, now: float) -> None:
+    def take(self, sign: Heartbeat, now: float) -> None:
         if sign.beat != self.sign.beat:
             self.heard = now
         if (sign.moves, sign.step, sign.ended) != (self.sign.moves, self.sign.step, self.sign.ended):
@@ -176,14 +176,16 @@ class Watchdog:
     def _tell(self) -> None:
         self._beat += 1
         at, waits = doing(self._main)
-        sign = Sign(self._beat, self.crew.moves, self.position(), at, waits, socket.gethostname(), self._ended[:300])
+        sign = Heartbeat(
+            self._beat, self.crew.moves, self.position(), at, waits, socket.gethostname(), self._ended[:300]
+        )
         self._store.set(self._key(self.crew.rank), json.dumps(asdict(sign)))
 
     def _look(self, ranks: Sequence[int]) -> None:
         """Reads the signs of those that have given any."""
         there = [rank for rank in ranks if rank in self.seen or self._store.check([self._key(rank)])]
         for rank, text in zip(there, self._store.multi_get([self._key(rank) for rank in there]), strict=True):
-            sign, now = Sign(**json.loads(text)), time.monotonic()
+            sign, now = Heartbeat(**json.loads(text)), time.monotonic()
             if rank not in self.seen:
                 self.seen[rank] = Seen(sign, now, now)
             self.seen[rank].take(sign, now)

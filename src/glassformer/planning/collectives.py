@@ -39,7 +39,7 @@ from glassformer.parallel.sums import bucket_of, buckets
 from glassformer.parallel.tensor import divided_parts
 from glassformer.parts.core.exchange import Exchanging
 from glassformer.parts.core.owner import is_branch
-from glassformer.planning.ranks import Held, owned, weights_of
+from glassformer.planning.ranks import RankWeights, owned, weights_of
 from glassformer.training.optimizers import AdamWConfig
 
 _LAYER = re.compile(r"(encoder\.)?layers\.\d+")
@@ -119,7 +119,7 @@ def _in_half(config: ModelConfig, dtype: torch.dtype) -> set[str]:
     return names if dtype.itemsize < GRADIENT else set()
 
 
-def _most_of_a_stage(config: ModelConfig, layout: Layout) -> dict[str, Held]:
+def _most_of_a_stage(config: ModelConfig, layout: Layout) -> dict[str, RankWeights]:
     """What a rank holds of each weight, in the order of the model; of stages, of the one with most."""
     weights = dict(weights_of(config, AdamWConfig(), layout.tp, layout.ep, layout.fsdp))
     if layout.pp == 1:

@@ -31,7 +31,7 @@ MOST = 1 << 20
 """Largest batch that is looked at."""
 
 
-class Planned(Protocol):
+class DecodingPlan(Protocol):
     """A plan of generation, as far as the time of a step depends on it."""
 
     @property
@@ -62,7 +62,7 @@ class Planned(Protocol):
 class Decoding:
     """A step that writes a token to each of a plan's sequences, on a cluster."""
 
-    plan: Planned
+    plan: DecodingPlan
     cluster: Cluster
 
     def bytes_read(self, batch: int) -> float:

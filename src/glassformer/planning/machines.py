@@ -65,7 +65,7 @@ class Price(Value):
         return cls(low=value, high=value, currency=currency, date="as given", source="as given")
 
 
-class Factors(Value):
+class TimeFactors(Value):
     """How many times the roofline's seconds measured training steps took, by the kind of work (`planning/time.py`)."""
 
     products: float = Field(gt=0)
@@ -77,7 +77,7 @@ class Factors(Value):
     source: str = Field(min_length=1)
 
     @model_validator(mode="after")
-    def _ascends(self) -> Factors:
+    def _ascends(self) -> TimeFactors:
         if self.error[0] > self.error[1]:
             raise ValueError(f"error={self.error} does not ascend; give the 5th percentile before the 95th")
         return self
@@ -99,7 +99,7 @@ class Machine(Value):
     """Whose kernels it runs."""
     source: str = Field(min_length=1)
     price: Price | None = None
-    measured: Factors | None = None
+    measured: TimeFactors | None = None
     """None: planned times are a range, from the machines that have been measured."""
 
     def peak_of(self, dtype: str) -> float:

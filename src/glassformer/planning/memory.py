@@ -24,8 +24,8 @@ from glassformer.config import ModelConfig
 from glassformer.parallel.layout import Layout
 from glassformer.parallel.sums import bucket_of
 from glassformer.parts.core.cost import Cost, Shape
-from glassformer.planning.ranks import Held, Share, for_gpu, owned, share
-from glassformer.planning.trace import Pieces, Traced, adapted, trace
+from glassformer.planning.ranks import RankWeights, Share, for_gpu, owned, share
+from glassformer.planning.trace import MicrobatchShare, Traced, adapted, trace
 from glassformer.training.optimizers import OptimizerConfig
 
 MARGIN = 0.06
@@ -90,7 +90,7 @@ class TrainingMemory:
 
 
 @dataclass(frozen=True)
-class Ranks:
+class LayoutMemory:
     """The memory of the stages of a layout."""
 
     layout: Layout
@@ -114,7 +114,7 @@ class Ranks:
     """Values that are trained of each layer, where that is not all."""
     bucket: int
     """Values that copies of the weights add up at once."""
-    table: Held
+    table: RankWeights
     """What a tied head has of the embedding: its gradient waits for the embedding's."""
 
     @classmethod
@@ -130,7 +130,7 @@ class Ranks:
         device: str,
         loss: Loss,
         rank: int,
-    ) -> Ranks:
+    ) -> LayoutMemory:
         sharded = layout.zero == 3 and layout.sharing > 1  # gathered in `dtype`: no autocast
         kept = dtype if sharded else weights
         mine = owned(config if device == "cpu" else for_gpu(config), layout.tp)
@@ -139,12 +139,12 @@ class Ranks:
         cost = mine.costs(Shape.training(rows, tokens, kept, dtype))
         return cls(
             layout, share(config, layout, optimizer, device),
-            trace(mine, rows, tokens, kept, dtype, layout.recompute, rank, Pieces.of(layout)),
+            trace(mine, rows, tokens, kept, dtype, layout.recompute, rank, MicrobatchShare.of(layout)),
             tuple(cost["layers"].children.values()), layout.microbatches(batch),
             rows * tokens * config.d_model * kept.itemsize // (layout.tp if layout.sp else 1), kept.itemsize, weights,
             optimizer.steps_at_once(device), optimizer.by_value, logits,
             tuple(adapted(layer, rank) for layer in mine.outline().layers) if rank else (), bucket_of(device),
-            _table(config, layout) if config.head.tied else Held(),
+            _table(config, layout) if config.head.tied else RankWeights(),
         )  # fmt: skip
 
     def moments(self, stage: int) -> dict[str, TrainingMemory]:
@@ -193,13 +193,13 @@ class Ranks:
                 loss=self.logits or max(loss.forward, loss.kept + loss.backward),
                 gathered=(self.share.layers[own[-1]],),
             )  # fmt: skip
-        done = self.share.last + self.table if last else Held()
+        done = self.share.last + self.table if last else RankWeights()
         for i in reversed(range(len(own) - -(-len(own) // self.chunks), len(own))):
             layer, held = own[i], sum(kept[: i + 1])
             yield "backward", self._state(
                 stage, ready, done, activations=others + begins + held, working=self.traced.layers[layer].backward,
                 gathered=tuple(self.share.layers[one] for one in own[max(0, i - 1) : i + 1]),
-                summed=self.share.layers[own[i + 1]] if i + 1 < len(own) else Held(),
+                summed=self.share.layers[own[i + 1]] if i + 1 < len(own) else RankWeights(),
             )  # fmt: skip
             done += self.share.layers[layer]
         if first and self.chunks == 1:
@@ -234,13 +234,13 @@ class Ranks:
         """Layers of a stage."""
         return self.layout.layers_of(stage, len(self.costs))
 
-    def _ends(self, stage: int) -> Held:
+    def _ends(self, stage: int) -> RankWeights:
         """What a stage has besides layers."""
         first, last = stage == 0, stage == self.layout.pp - 1
-        ends = (self.share.first if first else Held()) + (self.share.last if last else Held())
+        ends = (self.share.first if first else RankWeights()) + (self.share.last if last else RankWeights())
         return ends + self.table if last and not first else ends
 
-    def _whole(self, stage: int) -> Held:
+    def _whole(self, stage: int) -> RankWeights:
         return sum((self.share.layers[layer] for layer in self._own(stage)), self._ends(stage))
 
     def _kept(self, layer: int) -> int:
@@ -257,9 +257,9 @@ class Ranks:
         self,
         stage: int,
         ready: float,
-        done: Held | None = None,
-        gathered: tuple[Held, ...] = (),
-        summed: Held | None = None,
+        done: RankWeights | None = None,
+        gathered: tuple[RankWeights, ...] = (),
+        summed: RankWeights | None = None,
         stepping: bool = False,
         traded: int = 0,
         **besides: int,
@@ -269,17 +269,19 @@ class Ranks:
         at the step nothing is gathered any more."""
         layout, own, ends, whole = self.layout, self._own(stage), self._ends(stage), self._whole(stage)
         stays = layout.pp > 1 and not stepping  # a stage that gathered for every microbatch would wait for it each time
-        states = self._adapters(own, whole) if self.adapters else self._states(whole, done or Held(), ready, stays)
+        states = (
+            self._adapters(own, whole) if self.adapters else self._states(whole, done or RankWeights(), ready, stays)
+        )
         buffers = traded
         if layout.zero == 3 and layout.sharing > 1:
-            gathers = whole if stays else Held() if stepping else sum(gathered, ends)
+            gathers = whole if stays else RankWeights() if stepping else sum(gathered, ends)
             buffers += self.itemsize * gathers.gathered
-            buffers += FP32 * (summed or Held()).gathered if not self.adapters else 0
+            buffers += FP32 * (summed or RankWeights()).gathered if not self.adapters else 0
         elif layout.zero == 0 and layout.sharing > 1:
             buffers = states["gradients"] if self.adapters else FP32 * whole.values
         return TrainingMemory(**states, buffers=buffers, **besides)
 
-    def _states(self, whole: Held, done: Held, ready: float, stays: bool) -> dict[str, int]:
+    def _states(self, whole: RankWeights, done: RankWeights, ready: float, stays: bool) -> dict[str, int]:
         """Weights, gradients, states of the optimizer, masters, where all weights are trained. A stage that `stays`
         gathered adds up whole gradients, and divides those of a chunk that is through."""
         layout = self.layout
@@ -297,7 +299,7 @@ class Ranks:
             "masters": round(masters * (whole.divided if layout.zero else 1)),
         }
 
-    def _adapters(self, own: list[int], whole: Held) -> dict[str, int]:
+    def _adapters(self, own: list[int], whole: RankWeights) -> dict[str, int]:
         """The same where adapters alone are trained, in fp32, beside weights that stay as they are."""
         trained = FP32 * sum(self.adapters[layer] for layer in own)
         shared = [self.layout.sharing if self.layout.zero >= stage else 1 for stage in (1, 2, 3)]
@@ -309,7 +311,7 @@ class Ranks:
         }
 
 
-def _table(config: ModelConfig, layout: Layout) -> Held:
+def _table(config: ModelConfig, layout: Layout) -> RankWeights:
     rows = -(-config.vocab_size // layout.tp)
     shard = -(-rows // layout.sharing) * config.d_model
-    return Held(rows * config.d_model, shard, shard * layout.sharing)
+    return RankWeights(rows * config.d_model, shard, shard * layout.sharing)

@@ -16,7 +16,7 @@ from glassformer.training.optimizers import OptimizerConfig
 
 
 @dataclass(frozen=True)
-class Held:
+class RankWeights:
     """Values of weights of one layer, or of what stands before or after the layers, on a rank.
 
     values    after tensor and expert parallelism
@@ -41,8 +41,8 @@ class Held:
         """The share of `values` that is a rank's where all share them."""
         return self.shards / max(1, self.values)
 
-    def __add__(self, other: Held) -> Held:
-        summed = Held(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
+    def __add__(self, other: RankWeights) -> RankWeights:
+        summed = RankWeights(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
         return replace(summed, largest=max(self.largest, other.largest))
 
 
@@ -50,10 +50,10 @@ class Held:
 class Share:
     """The weights that a rank has to do with."""
 
-    first: Held
+    first: RankWeights
     """Embedding, and an encoder."""
-    layers: tuple[Held, ...]
-    last: Held
+    layers: tuple[RankWeights, ...]
+    last: RankWeights
     """Final norm and head; with a tied head on another stage than the embedding, the table once more."""
 
 
@@ -65,7 +65,7 @@ def share(config: ModelConfig, layout: Layout, optimizer: OptimizerConfig, devic
 
 @lru_cache(maxsize=256)
 def _share(config: ModelConfig, optimizer: OptimizerConfig, tp: int, ep: int, sharing: int, device: str) -> Share:
-    first, last, layers = Held(), Held(), [Held()] * config.n_layers
+    first, last, layers = RankWeights(), RankWeights(), [RankWeights()] * config.n_layers
     for name, one in weights_of(config, optimizer, tp, ep, sharing, device):
         steps = name.split(".")
         if steps[0] == "layers":
@@ -79,7 +79,7 @@ def _share(config: ModelConfig, optimizer: OptimizerConfig, tp: int, ep: int, sh
 
 def weights_of(
     config: ModelConfig, optimizer: OptimizerConfig, tp: int, ep: int, sharing: int, device: str = "cpu"
-) -> Iterator[tuple[str, Held]]:
+) -> Iterator[tuple[str, RankWeights]]:
     """What a rank holds of each weight, by its name, in the order of the model."""
     model = config.outline()
     cuts, state, step = shards_of(model), optimizer.state_values(model), optimizer.step_values(model, device)
@@ -98,7 +98,7 @@ def weights_of(
         shard = -(-rows // ranks) * held // max(1, rows)
         part = held / max(1, weight.numel())
         needed = round(step.get(name, 0) * part)
-        yield name, Held(held, shard, shard * ranks, round(state[name] * part), held * expert, needed, needed)
+        yield name, RankWeights(held, shard, shard * ranks, round(state[name] * part), held * expert, needed, needed)
 
 
 def owned(config: ModelConfig, tp: int) -> ModelConfig:

@@ -14,7 +14,7 @@ from glassformer.errors import RequestError
 from glassformer.parallel.layout import Layout
 from glassformer.planning.machines import Cluster
 from glassformer.planning.memory import FP32, MARGIN, outside
-from glassformer.planning.ranks import Held, share
+from glassformer.planning.ranks import RankWeights, share
 from glassformer.planning.time import step_time, workload
 from glassformer.planning.training import TrainingPlan, plan_training
 from glassformer.training.optimizers import OptimizerConfig
@@ -172,7 +172,7 @@ def layouts(config: ModelConfig, batch: int, context: int, on: Cluster) -> Itera
 def states_of(config: ModelConfig, layout: Layout, optimizer: OptimizerConfig, on: Cluster) -> int:
     """Bytes that a rank needs all the time, at least: for weights and the optimizer's state, gradients after a step."""
     of_rank = share(config, layout, optimizer)
-    whole: Held = sum(of_rank.layers, of_rank.first + of_rank.last)
+    whole: RankWeights = sum(of_rank.layers, of_rank.first + of_rank.last)
     each = [1.0 if layout.zero < 3 else whole.divided, 1.0 if layout.zero < 2 else whole.divided]
     state = FP32 * whole.state * (whole.divided if layout.zero else 1.0)
     held = (FP32 * whole.values * sum(each) + state) / layout.pp

@@ -33,7 +33,7 @@ from glassformer.parallel.layout import Layout
 from glassformer.parts.core.cost import Shape
 from glassformer.parts.linear import linears
 from glassformer.planning.counts import Counts
-from glassformer.planning.machines import Cluster, Factors, machines
+from glassformer.planning.machines import Cluster, TimeFactors, machines
 from glassformer.planning.ranks import share
 from glassformer.planning.trace import adapted
 from glassformer.training.optimizers import AdamWConfig
@@ -210,10 +210,10 @@ class StepTime:
         """The kind of work that takes longest."""
         return max(self.kinds, key=lambda one: one.seconds).kind
 
-    def run(self, tokens: float) -> Run:
+    def run(self, tokens: float) -> RunTime:
         """Training on so many tokens."""
         steps = tokens / self.tokens
-        return Run(self, tokens, steps * self.seconds, steps * self.low, steps * self.high)
+        return RunTime(self, tokens, steps * self.seconds, steps * self.low, steps * self.high)
 
     def to_dict(self) -> dict[str, Any]:
         named = ("seconds", "low", "high", "measured", "tokens_per_second", "mfu", "hfu", "bound")
@@ -225,7 +225,7 @@ class StepTime:
 
 
 @dataclass(frozen=True)
-class Run:
+class RunTime:
     """A whole training run, without the time that failures take."""
 
     step: StepTime
@@ -286,7 +286,7 @@ def step_time(work: Workload, batch: int, layout: Layout, cluster: Cluster) -> S
     return StepTime(work, batch, layout, cluster, timed, fitted and own is not None, low, high)
 
 
-def _taken(kinds: Iterable[Work], factors: Factors) -> dict[str, float]:
+def _taken(kinds: Iterable[Work], factors: TimeFactors) -> dict[str, float]:
     """Seconds of each kind with these factors; the bubble is that of what it waits for."""
     kinds = list(kinds)
     seconds = {

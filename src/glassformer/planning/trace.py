@@ -166,7 +166,7 @@ def adapted(layer: nn.Module, rank: int) -> int:
 
 
 @dataclass(frozen=True)
-class Pieces:
+class MicrobatchShare:
     """What a rank has of a microbatch.
 
     ep     owners of the experts: a rank has its own, with as many rows as all had, as each owner gets the tokens of all
@@ -180,7 +180,7 @@ class Pieces:
     cp: int = 1
 
     @classmethod
-    def of(cls, layout: Layout) -> Pieces:
+    def of(cls, layout: Layout) -> MicrobatchShare:
         return cls(layout.ep, layout.tp if layout.sp else 1, layout.cp)
 
     def cut(self, model: nn.Module) -> None:
@@ -246,7 +246,7 @@ def trace(
     products: torch.dtype,
     recompute: str = "none",
     rank: int = 0,
-    pieces: Pieces = Pieces(),
+    pieces: MicrobatchShare = MicrobatchShare(),
 ) -> Traced:
     """A step of `batch` sequences with weights in `dtype`, products in `products` by autocast where that differs; with
     a `rank`, of adapters alone; of a rank that has these `pieces`.
@@ -298,7 +298,7 @@ def _trace(
     products: torch.dtype,
     recompute: str,
     rank: int,
-    pieces: Pieces,
+    pieces: MicrobatchShare,
 ) -> Traced:
     model = config.outline().train()
     pieces.cut(model)

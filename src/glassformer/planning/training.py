@@ -13,8 +13,8 @@ from glassformer.errors import RequestError, check_whole
 from glassformer.parallel.layout import Layout
 from glassformer.planning.collectives import Collective, collectives
 from glassformer.planning.machines import Cluster
-from glassformer.planning.memory import MARGIN, Loss, Ranks, TrainingMemory, outside
-from glassformer.planning.time import Run, StepTime, Workload, step_time, workload
+from glassformer.planning.memory import MARGIN, LayoutMemory, Loss, TrainingMemory, outside
+from glassformer.planning.time import RunTime, StepTime, Workload, step_time, workload
 from glassformer.training.optimizers import OptimizerConfig
 
 
@@ -50,7 +50,7 @@ class TrainingPlan:
         return None if self.on is None else step_time(self.work, self.batch, self.layout, self.on)
 
     @property
-    def run(self) -> Run | None:
+    def run(self) -> RunTime | None:
         """Training on `tokens`; None without them, or without a machine."""
         return None if self.time is None or self.tokens is None else self.time.run(self.tokens)
 
@@ -174,6 +174,6 @@ def plan_training(
     check_workload(config, batch, context)
     layout.check(config, batch, context)
     weights = dtype if rank else weights
-    ranks = Ranks.of(config, batch, context, dtype, optimizer, layout, weights, device, loss, rank)
+    ranks = LayoutMemory.of(config, batch, context, dtype, optimizer, layout, weights, device, loss, rank)
     moments = max(map(ranks.moments, range(layout.pp)), key=lambda of: max(one.total for one in of.values()))
     return TrainingPlan(config, batch, context, dtype, optimizer.kind, layout, moments, weights, rank, loss)

@@ -28,7 +28,7 @@ Kind = Literal["linear", "log"]
 
 
 @dataclass(frozen=True)
-class View:
+class CurveView:
     """One way to look at the curves: against what, and over which part of it."""
 
     key: str
@@ -38,8 +38,8 @@ class View:
 
 
 VIEWS = (
-    View("tokens", training_curve, "Training tokens seen", "tokens"),
-    View("seconds", lambda run: points(run.train.curve_seconds) if run.train else [], "Seconds of training", "s"),
+    CurveView("tokens", training_curve, "Training tokens seen", "tokens"),
+    CurveView("seconds", lambda run: points(run.train.curve_seconds) if run.train else [], "Seconds of training", "s"),
 )
 SCALES = (("linear", "linear"), ("log", "logarithmic"), ("end", "second half"))
 
@@ -114,7 +114,7 @@ def extremes(curve: Points, kind: Kind, count: int = 90) -> Points:
 
 
 @dataclass(frozen=True)
-class Spike:
+class CurveSpike:
     """A point of a curve far above what stood before it and after it: by so many nats."""
 
     x: float
@@ -122,7 +122,7 @@ class Spike:
     height: float
 
 
-def spikes(curve: Points) -> list[Spike]:
+def spikes(curve: Points) -> list[CurveSpike]:
     """The points that stand out upwards, with their neighbours that do: more than six times the noise of the curve
     above the medians of the stretches on both of their sides, and more than SPIKE nats."""
     levels = [y for _, y in curve]
@@ -137,7 +137,7 @@ def spikes(curve: Points) -> list[Spike]:
         before, after = levels[max(0, i - reach) : i], levels[i + 1 : i + 1 + reach]
         height = levels[i] - max(statistics.median(before), statistics.median(after))
         if height > max(6 * noise, SPIKE):
-            found.append(Spike(curve[i][0], levels[i], height))
+            found.append(CurveSpike(curve[i][0], levels[i], height))
     return found
 
 
@@ -223,7 +223,7 @@ def switch(name: str, title: str, options: Sequence[tuple[str, str]]) -> Markup:
     return tag("fieldset", tag("legend", title), *choices)
 
 
-def _panel(arms: Sequence[Arm], view: View, scale: str) -> Markup:
+def _panel(arms: Sequence[Arm], view: CurveView, scale: str) -> Markup:
     """The curves in one view on one scale, wide and narrow."""
     kind: Kind = "log" if scale == "log" else "linear"
     series = [_series(arm, view, kind) for arm in arms]
@@ -238,13 +238,13 @@ def _panel(arms: Sequence[Arm], view: View, scale: str) -> Markup:
                class_=f"panel panel-{view.key}-{scale}")  # fmt: skip
 
 
-def _top(arms: Sequence[Arm], view: View, low: float | None) -> float | None:
+def _top(arms: Sequence[Arm], view: CurveView, low: float | None) -> float | None:
     """The end of the axis of losses: that of the arms that finished, where any did."""
     counted = [arm for arm in arms if arm.finished] or list(arms)
     return top([view.curve(run) for arm in counted for run in arm.counted], low)
 
 
-def _series(arm: Arm, view: View, kind: Kind) -> Series:
+def _series(arm: Arm, view: CurveView, kind: Kind) -> Series:
     """One arm as a line: its seeds thin, their mean thick, its validation losses as markers."""
     curves = {id(run): view.curve(run) for run in arm.runs}
     mean = mean_curve([curves[id(run)] for run in arm.counted], kind)
@@ -326,14 +326,14 @@ def _ends_in_words(arms: Sequence[Arm]) -> str:
 
 
 @dataclass(frozen=True)
-class Reach:
+class ContextLoss:
     """What one arm did at one context: its loss, or the reason why there is none."""
 
     loss: float | None
     reason: str
 
 
-def reaches(arm: Arm) -> dict[int, Reach]:
+def reaches(arm: Arm) -> dict[int, ContextLoss]:
     """The arm's results by context, each the mean over seeds."""
     found: dict[int, list[written.Reach]] = {}
     for run in arm.counted:
@@ -344,12 +344,12 @@ def reaches(arm: Arm) -> dict[int, Reach]:
     return {context: _reach(found[context]) for context in sorted(found)}
 
 
-def _reach(entries: Sequence[written.Reach]) -> Reach:
+def _reach(entries: Sequence[written.Reach]) -> ContextLoss:
     losses = [loss for entry in entries if (loss := finite(entry.loss)) is not None]
     if losses:
-        return Reach(math.fsum(losses) / len(losses), "")
+        return ContextLoss(math.fsum(losses) / len(losses), "")
     said = next((str(entry.reason) for entry in entries if entry.reason), "")
-    return Reach(None, said or why_not(entries[0].loss))
+    return ContextLoss(None, said or why_not(entries[0].loss))
 
 
 def extrapolation_section(results: Results, arms: Sequence[Arm]) -> Markup | Absent:
@@ -395,12 +395,12 @@ def extrapolation_section(results: Results, arms: Sequence[Arm]) -> Markup | Abs
     )
 
 
-def _cannot(reach: Reach) -> bool:
+def _cannot(reach: ContextLoss) -> bool:
     """Whether the arm is unable, as opposed to merely not measured."""
     return reach.loss is None and reach.reason.lower().startswith("cannot")
 
 
-def _reach_series(arm: Arm, reach: dict[int, Reach], trained: float) -> Series:
+def _reach_series(arm: Arm, reach: dict[int, ContextLoss], trained: float) -> Series:
     line = [(context / trained, one.loss) for context, one in reach.items() if one.loss is not None]
     stop = next(((c, one) for c, one in reach.items() if _cannot(one)), None)
     note = f"cannot go to {si(stop[0] / trained)}×" if stop else _fate_note(arm)
@@ -409,7 +409,7 @@ def _reach_series(arm: Arm, reach: dict[int, Reach], trained: float) -> Series:
 
 
 def _reach_table(
-    arms: Sequence[Arm], known: dict[int, dict[int, Reach]], contexts: Sequence[int], trained: float
+    arms: Sequence[Arm], known: dict[int, dict[int, ContextLoss]], contexts: Sequence[int], trained: float
 ) -> Markup:
     """The values, with the reason wherever there is none."""
     heads = [tag("th", "Arm", scope="col")]
@@ -421,7 +421,7 @@ def _reach_table(
     return tag("table", tag("thead", tag("tr", *heads)), tag("tbody", *rows), class_="numbers")
 
 
-def _reach_cells(row: Sequence[Reach | None], arm: Arm) -> list[Markup]:
+def _reach_cells(row: Sequence[ContextLoss | None], arm: Arm) -> list[Markup]:
     """One cell for each context; neighbours without a loss for one reason are merged."""
     cells = []
     for said, same in itertools.groupby(row, key=lambda reach: _refusal(reach, arm) if _lost(reach) else None):
@@ -433,11 +433,11 @@ def _reach_cells(row: Sequence[Reach | None], arm: Arm) -> list[Markup]:
     return cells
 
 
-def _lost(reach: Reach | None) -> bool:
+def _lost(reach: ContextLoss | None) -> bool:
     return reach is None or reach.loss is None
 
 
-def _refusal(reach: Reach | None, arm: Arm) -> Markup:
+def _refusal(reach: ContextLoss | None, arm: Arm) -> Markup:
     """Why there is no loss; the length that was asked for, which the column says, is left out."""
     if reach is None:
         return none("not measured" if arm.finished else arm.trouble)

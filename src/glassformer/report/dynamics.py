@@ -28,7 +28,7 @@ from ..figures import (
     si,
     tag,
 )
-from ..runs.arms import Arm, Points, Watched, run_status, seed_of, training_curve, watched
+from ..runs.arms import Arm, Points, RecordedDynamics, run_status, seed_of, training_curve, watched
 from ..thresholds import ALIKE_COSINE, ALIKE_RANK, COLLAPSED_ENTROPY, COLLAPSED_LOGIT
 from .curves import extremes, mean_curve, switch, top
 from .experts import experts_figure
@@ -114,7 +114,7 @@ def dynamics_section(arms: Sequence[Arm], command: str = "") -> Markup | Absent:
 # --- Curves ---
 
 
-def _curve_figure(arms: Sequence[Arm], seen: dict[int, list[Watched]], end: float) -> Markup | None:
+def _curve_figure(arms: Sequence[Arm], seen: dict[int, list[RecordedDynamics]], end: float) -> Markup | None:
     """One small chart for each statistic that was recorded, the loss first."""
     charts = [chart for one in CURVES if (chart := _chart(one, arms, seen, end))]
     if not any(w.curves for found in seen.values() for w in found) or not charts:
@@ -129,7 +129,7 @@ def _curve_figure(arms: Sequence[Arm], seen: dict[int, list[Watched]], end: floa
     return tag("figure", names, tag("div", *charts, class_="smalls"), words, class_="watched")
 
 
-def _chart(one: Statistic, arms: Sequence[Arm], seen: dict[int, list[Watched]], end: float) -> Markup | None:
+def _chart(one: Statistic, arms: Sequence[Arm], seen: dict[int, list[RecordedDynamics]], end: float) -> Markup | None:
     """All arms in one statistic."""
     series = [_series(one, arm, seen[arm.index]) for arm in arms]
     if not any(line.points or any(line.thin) for line in series):
@@ -144,7 +144,7 @@ def _chart(one: Statistic, arms: Sequence[Arm], seen: dict[int, list[Watched]], 
     return tag("div", line_chart(series, x, y, title, **SMALL))  # type: ignore[arg-type]
 
 
-def _series(one: Statistic, arm: Arm, seen: Sequence[Watched]) -> Series:
+def _series(one: Statistic, arm: Arm, seen: Sequence[RecordedDynamics]) -> Series:
     """One arm: its seeds thin, the mean of those that count thick, a marker at every event."""
     curves = {id(w.run): _curve(one.name, w) for w in seen}
     mean = mean_curve([curve for run in arm.counted if (curve := curves.get(id(run)))], "linear")
@@ -156,7 +156,7 @@ def _series(one: Statistic, arm: Arm, seen: Sequence[Watched]) -> Series:
                   ended="" if arm.finished else arm.trouble, stray=unbounded and not arm.finished)  # fmt: skip
 
 
-def _curve(name: str, seen: Watched) -> Points:
+def _curve(name: str, seen: RecordedDynamics) -> Points:
     """A recorded curve; the loss, which is recorded against tokens, against steps."""
     if name != "loss":
         return seen.curves.get(name, [])
@@ -175,7 +175,7 @@ def _range_in_words(arm: Arm, line: Series) -> str:
 # --- Maps ---
 
 
-def _map_figure(arms: Sequence[Arm], seen: dict[int, list[Watched]], end: float) -> Markup | None:
+def _map_figure(arms: Sequence[Arm], seen: dict[int, list[RecordedDynamics]], end: float) -> Markup | None:
     """Layer by step for every arm, one statistic at a time."""
     drawn = [(arm, w) for arm in arms if (w := _drawn(seen[arm.index])).rows]
     there = [one for one in MAPS if any(w.layers.get(one.name) for _, w in drawn)]
@@ -194,18 +194,18 @@ def _map_figure(arms: Sequence[Arm], seen: dict[int, list[Watched]], end: float)
                              class_="switches"), *panels, caption(words), class_="heats")  # fmt: skip
 
 
-def _drawn(seen: Sequence[Watched]) -> Watched:
+def _drawn(seen: Sequence[RecordedDynamics]) -> RecordedDynamics:
     return next((w for w in seen if run_status(w.run) != "ok"), seen[0])
 
 
-def _mark_words(drawn: Sequence[tuple[Arm, Watched]]) -> str:
+def _mark_words(drawn: Sequence[tuple[Arm, RecordedDynamics]]) -> str:
     """What the marks above the maps mean, of those that are there."""
     kinds = {_kind(event) for _, w in drawn for event in w.events}
     known = [f"{event.sign} {event.one}" for kind, event in EVENTS.items() if kind in kinds]
     return f" Above them: {', '.join(known)}." if known else ""
 
 
-def _panel(one: Statistic, drawn: Sequence[tuple[Arm, Watched]], end: float, merge: int) -> Markup:
+def _panel(one: Statistic, drawn: Sequence[tuple[Arm, RecordedDynamics]], end: float, merge: int) -> Markup:
     """The maps of one statistic under one scale: that of the runs that finished, so that one which ran away does not
     take the colours from the others."""
     maps = [(arm, w, _columns(one, w, merge)) for arm, w in drawn if w.layers.get(one.name)]
@@ -223,7 +223,7 @@ def _panel(one: Statistic, drawn: Sequence[tuple[Arm, Watched]], end: float, mer
     return tag("div", known, tag("div", *pieces, class_="maps"), class_=f"panel panel-{one.name}")
 
 
-def _which(arm: Arm, seen: Watched) -> Markup | None:
+def _which(arm: Arm, seen: RecordedDynamics) -> Markup | None:
     """The seed that is drawn, and how it ended."""
     seed = f"seed {seed_of(seen.run)}" if len(arm.runs) > 1 else ""
     status = run_status(seen.run)
@@ -231,13 +231,13 @@ def _which(arm: Arm, seen: Watched) -> Markup | None:
     return tag("span", words, class_="gf-note") if words else None
 
 
-def _names(seen: Watched) -> list[str]:
+def _names(seen: RecordedDynamics) -> list[str]:
     """What the rows are: a layer each, or several neighbours."""
     edges = [math.ceil(row * seen.depth / max(1, seen.rows)) for row in range(seen.rows + 1)]
     return [f"{a}" if b - a < 2 else f"{a}–{b - 1}" for a, b in itertools.pairwise(edges)]
 
 
-def _columns(one: Statistic, seen: Watched, merge: int) -> list[HeatColumn]:
+def _columns(one: Statistic, seen: RecordedDynamics, merge: int) -> list[HeatColumn]:
     """The windows as columns, `merge` at a time. What is measured less often stands for all steps since it last was."""
     grid = [_merged(seen.layers[one.name][i : i + merge], one.merge) for i in range(0, len(seen.steps), merge)]
     edges = [0.0, *seen.steps[merge - 1 :: merge]][: len(grid)]
@@ -277,12 +277,12 @@ def _merged(columns: Sequence[Sequence[Any]], merge: Callable[[Sequence[float]],
     return made
 
 
-def _marks(seen: Watched) -> list[Mark]:
+def _marks(seen: RecordedDynamics) -> list[Mark]:
     return [Mark(event["step"], EVENTS.get(_kind(event), _OTHER).shape, _event_words(event))
             for event in seen.events]  # fmt: skip
 
 
-def _extremes_in_words(columns: Sequence[HeatColumn], seen: Watched) -> str:
+def _extremes_in_words(columns: Sequence[HeatColumn], seen: RecordedDynamics) -> str:
     """The picture for those who cannot see it: where it is lowest and where it is highest."""
     names = _names(seen)
     cells = [(v, name, column.name) for column in columns for value, name in zip(column.values, names, strict=False)
@@ -317,7 +317,7 @@ def _plain(word: object) -> str:
     return str(word)[:80].replace("_", " ")
 
 
-def _event_table(arms: Sequence[Arm], seen: dict[int, list[Watched]]) -> Markup | None:
+def _event_table(arms: Sequence[Arm], seen: dict[int, list[RecordedDynamics]]) -> Markup | None:
     """What happened, in order of steps, arm by arm."""
     found = [(arm, w, event) for arm in arms for w in seen[arm.index] for event in w.events]
     if not found:
@@ -331,7 +331,7 @@ def _event_table(arms: Sequence[Arm], seen: dict[int, list[Watched]]) -> Markup 
     return join([tag("h3", "What happened"), scroll("Events", table), caption(words + rest)])
 
 
-def _event_row(arm: Arm, seen: Watched, event: dict[str, Any]) -> Markup:
+def _event_row(arm: Arm, seen: RecordedDynamics, event: dict[str, Any]) -> Markup:
     value, sigmas, site = finite(event.get("value")), finite(event.get("sigmas")), event.get("site")
     lost = event.get("value") if is_not_finite(event.get("value")) else "–"
     cells = [
@@ -347,7 +347,7 @@ def _event_row(arm: Arm, seen: Watched, event: dict[str, Any]) -> Markup:
 
 
 @dataclass(frozen=True)
-class Cell:
+class TimedValue:
     """A value with its place: the layers and the last step of its window."""
 
     value: float
@@ -355,25 +355,25 @@ class Cell:
     step: float
 
 
-def _cells(name: str, seen: Watched) -> Iterator[Cell]:
+def _cells(name: str, seen: RecordedDynamics) -> Iterator[TimedValue]:
     """The finite values of a statistic, in order of steps."""
     names = _names(seen)
     for step, column in zip(seen.steps, seen.layers.get(name, ()), strict=False):
         for layer, value in zip(names, column, strict=False):
             if (known := finite(value)) is not None:
-                yield Cell(known, layer, step)
+                yield TimedValue(known, layer, step)
 
 
 @dataclass(frozen=True)
 class Sign:
     """Two statistics of one run that were out of bounds in one layer at one time: where, and whether that ended."""
 
-    places: list[tuple[Cell, Cell]]
+    places: list[tuple[TimedValue, TimedValue]]
     passed: bool
 
 
 def _together(first: tuple[str, Callable[[float], bool]], second: tuple[str, Callable[[float], bool]],
-              seen: Watched) -> Sign | None:  # fmt: skip
+              seen: RecordedDynamics) -> Sign | None:  # fmt: skip
     """Where two statistics agree, in order of steps; None where they nowhere do."""
     cells = list(_cells(first[0], seen))
     others = {(cell.step, cell.layer): cell for cell in _cells(second[0], seen) if second[1](cell.value)}
@@ -383,7 +383,7 @@ def _together(first: tuple[str, Callable[[float], bool]], second: tuple[str, Cal
     return Sign(both, both[-1][0].step < cells[-1].step) if both else None
 
 
-def _findings(arms: Sequence[Arm], seen: dict[int, list[Watched]]) -> list[Markup]:
+def _findings(arms: Sequence[Arm], seen: dict[int, list[RecordedDynamics]]) -> list[Markup]:
     """Sentences no stronger than the data: an alarm needs two statistics at one place."""
     if not any(w.layers or w.curves for found in seen.values() for w in found):
         return [join(["Only spikes were looked for. ", _HOW]), _happened(arms, seen)]
@@ -391,12 +391,12 @@ def _findings(arms: Sequence[Arm], seen: dict[int, list[Watched]]) -> list[Marku
     return [*_not_watched(arms, seen), *(alarms or _calm(arms, seen)), _happened(arms, seen)]
 
 
-def _not_watched(arms: Sequence[Arm], seen: dict[int, list[Watched]]) -> list[Markup]:
+def _not_watched(arms: Sequence[Arm], seen: dict[int, list[RecordedDynamics]]) -> list[Markup]:
     names = [arm_name(arm) for arm in arms if not seen[arm.index]]
     return [join(["Not watched: ", join(names, ", "), "."])] if names else []
 
 
-def _collapses(arms: Sequence[Arm], seen: dict[int, list[Watched]]) -> list[Markup]:
+def _collapses(arms: Sequence[Arm], seen: dict[int, list[RecordedDynamics]]) -> list[Markup]:
     """Collapse of entropy or of rank, where two statistics agree on it."""
     told = []
     for arm in arms:
@@ -441,7 +441,7 @@ def _most_rank(arm: Arm) -> float:
     return min((size for size in sizes if size), default=0.0)
 
 
-def _calm(arms: Sequence[Arm], seen: dict[int, list[Watched]]) -> list[Markup]:
+def _calm(arms: Sequence[Arm], seen: dict[int, list[RecordedDynamics]]) -> list[Markup]:
     """The extremes, where no two of them together are a sign of trouble."""
     ends = []
     for name, words, pick, decimals in (
@@ -461,7 +461,7 @@ def _calm(arms: Sequence[Arm], seen: dict[int, list[Watched]]) -> list[Markup]:
     return [join([opening, join(ends, "; "), ". One of them alone is no alarm: all move in healthy training, too."])]
 
 
-def _happened(arms: Sequence[Arm], seen: dict[int, list[Watched]]) -> Markup:
+def _happened(arms: Sequence[Arm], seen: dict[int, list[RecordedDynamics]]) -> Markup:
     """Counts of events, arm by arm."""
     told = []
     for arm in arms:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ..figures import Axis, HeatColumn, HeatScale, Markup, fixed, heat_legend, heat_map, heat_scale, join, tag
 from ..figures.heat import MOST_COLUMNS
-from ..runs.arms import Arm, Watched
+from ..runs.arms import Arm, RecordedDynamics
 from .curves import switch
 from .html import arm_label, caption, scroll
 
@@ -14,7 +14,7 @@ RANKS = (2, 4, 8)
 """Numbers of ranks over which experts are shared on the page, where they can be."""
 EXPERTS = 1  # the key of the panel in which every expert stands for itself
 
-Drawn = tuple[Arm, Watched]
+Drawn = tuple[Arm, RecordedDynamics]
 
 
 def experts_figure(watched: Sequence[Drawn]) -> Markup | None:
@@ -46,7 +46,7 @@ def shared(load: Sequence[float], ranks: int) -> list[float]:
     return [sum(load[rank * each : (rank + 1) * each]) * ranks for rank in range(ranks)]
 
 
-def _fits(seen: Watched, ranks: int) -> bool:
+def _fits(seen: RecordedDynamics, ranks: int) -> bool:
     return all(len(load) % ranks == 0 for load in seen.experts.values())
 
 

@@ -28,7 +28,7 @@ from glassformer.runs import events
 from glassformer.runs.files import write_result
 from glassformer.runs.measure import describe, measured
 from glassformer.runs.request import REQUEST, RUN
-from glassformer.runs.results import Machine, RunResult
+from glassformer.runs.results import MachineRecord, RunResult
 from glassformer.text import Tokens
 from glassformer.training import Interrupted, Pretrained, Recipe, Report, Reporter, train
 from glassformer.training.checkpoint import latest, read_state
@@ -163,7 +163,7 @@ def measure(folder: Path, request: dict[str, Any]) -> RunResult:
     if first is not None:
         result = result.changed(pretrained=first.fingerprint)
     if request.get("shared"):
-        result = result.changed(machine=Machine({**result.machine.root, "shared": True}))
+        result = result.changed(machine=MachineRecord({**result.machine.root, "shared": True}))
     return measured(result, run, text, request.get("loss_alone", False)) if run.status == "ok" else result
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from glassformer.figures import finite
 from glassformer.runs.readable import mapping, sequence
-from glassformer.runs.results import Dynamics, Generation, Results, RunResult, Training, Validation
+from glassformer.runs.results import Dynamics, Generation, Results, RunResult, TrainingResult, Validation
 
 Points = list[tuple[float, float]]
 MOST_STEPS, MOST_ROWS, MOST_EXPERTS = 120, 64, 512  # of what was watched: more is not in a file that this package wrote
@@ -39,7 +39,7 @@ class Quantity:
     of: Callable[[RunResult], object]
 
 
-def _of_training(name: str, read: Callable[[Training], object]) -> Quantity:
+def _of_training(name: str, read: Callable[[TrainingResult], object]) -> Quantity:
     return Quantity(f"train.{name}", lambda run: run.train and read(run.train))
 
 
@@ -169,7 +169,7 @@ def ranked(arms: Sequence[Arm]) -> list[Arm]:
 
 
 @dataclass(frozen=True)
-class Watched:
+class RecordedDynamics:
     """What one run recorded of itself: `layers[statistic][i][j]` is of window i, which ends at `steps[i]`, and row j.
 
     `depth` layers share the rows evenly. A value is a number, a word for one that is not finite, or anything else for
@@ -191,7 +191,7 @@ class Watched:
         return max((len(column) for grid in self.layers.values() for column in grid), default=0)
 
 
-def watched(run: RunResult) -> Watched | None:
+def watched(run: RunResult) -> RecordedDynamics | None:
     """The dynamics of a run as far as they can be read, or None where nothing was watched."""
     seen = run.dynamics
     steps: list[float] = []
@@ -208,7 +208,7 @@ def watched(run: RunResult) -> Watched | None:
               if (step := finite(event.get("step"))) is not None and abs(step) <= 1e15]  # fmt: skip
     depth, left_out = finite(seen.depth), finite(seen.events_left_out)
     experts = _loads(seen)
-    found = Watched(run, steps, 0, layers, curves, events[:MOST_STEPS], max(0, int(left_out or 0)), experts)
+    found = RecordedDynamics(run, steps, 0, layers, curves, events[:MOST_STEPS], max(0, int(left_out or 0)), experts)
     if not found.rows and not events and not any(curves.values()):
         return None
     return replace(found, depth=int(max(found.rows, min(depth or 0, 1e6))))

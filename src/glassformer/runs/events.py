@@ -20,7 +20,7 @@ class _Event(BaseModel):
     model_config = ConfigDict(frozen=True, ser_json_inf_nan="strings")
 
 
-class Stage(_Event):
+class StageEvent(_Event):
     """What follows, in work that takes several comparisons."""
 
     event: Literal["stage"] = "stage"
@@ -103,7 +103,7 @@ class End(_RunEvent):
         return result.to_dict()
 
 
-Event = Stage | Begin | Kept | Start | Step | Watched | Measuring | Error | End
+Event = StageEvent | Begin | Kept | Start | Step | Watched | Measuring | Error | End
 Notify = Callable[[Event], None]
 _EVENTS: TypeAdapter[Event] = TypeAdapter(Annotated[Event, Field(discriminator="event")])
 

@@ -23,7 +23,7 @@ from glassformer.runs.events import End, Event, Kept, Notify, Start, silent
 from glassformer.runs.files import RESULT, read_result
 from glassformer.runs.request import RUN, RunRequest
 from glassformer.runs.results import Dynamics, Key, RunResult
-from glassformer.runs.workers import Training
+from glassformer.runs.workers import WorkerRun
 from glassformer.training import Interrupted
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -92,7 +92,7 @@ class Local:
 
     def run(self, requests: Sequence[RunRequest], folder: Path, notify: Notify = silent) -> Iterator[RunResult]:
         waiting = deque(requests)
-        at_work: dict[Key, Training] = {}
+        at_work: dict[Key, WorkerRun] = {}
         news: SimpleQueue[_News] = SimpleQueue()
         try:
             while waiting or at_work:
@@ -117,7 +117,7 @@ class Local:
         finally:
             _stop(at_work, news)
 
-    def _begin(self, request: RunRequest, place: Path, news: SimpleQueue[_News]) -> Training:
+    def _begin(self, request: RunRequest, place: Path, news: SimpleQueue[_News]) -> WorkerRun:
         training = self.training(place)
 
         def work() -> None:
@@ -129,9 +129,9 @@ class Local:
         threading.Thread(target=work, daemon=True).start()
         return training
 
-    def training(self, place: Path) -> Training:
+    def training(self, place: Path) -> WorkerRun:
         """What trains the run of a folder."""
-        return Training(place)
+        return WorkerRun(place)
 
     def _result(self, ended: _Ended, folder: Path) -> RunResult:
         if ended.raised is not None:
@@ -167,11 +167,11 @@ class Slots(Local):
                 code="conflict", field="device", value=device, expected=f"auto or {wrong[0].split(':')[0]}",
             )  # fmt: skip
 
-    def training(self, place: Path) -> Training:
+    def training(self, place: Path) -> WorkerRun:
         return _OnDevice(place, self.free)
 
 
-class _OnDevice(Training):
+class _OnDevice(WorkerRun):
     """Takes a free device, and gives it back."""
 
     def __init__(self, place: Path, free: deque[str]):
@@ -213,7 +213,7 @@ class _Ended:
 _News = Event | _Ended
 
 
-def _stop(at_work: dict[Key, Training], news: SimpleQueue[_News]) -> None:
+def _stop(at_work: dict[Key, WorkerRun], news: SimpleQueue[_News]) -> None:
     """Has the runs at work save themselves, and waits for them; a second Ctrl-C does not wait."""
     try:
         for training in at_work.values():

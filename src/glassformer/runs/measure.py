@@ -17,12 +17,12 @@ from glassformer.runs.answers import answers
 from glassformer.runs.results import (
     Dynamics,
     Generation,
-    Machine,
+    MachineRecord,
     Point,
     Reach,
     RunResult,
     Sample,
-    Training,
+    TrainingResult,
     Validation,
 )
 from glassformer.text import Tokens
@@ -47,7 +47,7 @@ def describe(name: str, run: Run, peak: int | None) -> RunResult:
         flops_per_token=3 * run.config.flops(run.recipe.context),
         config=run.config.to_dict(),
         recipe=to_plain(run.recipe),
-        train=Training(
+        train=TrainingResult(
             steps=run.steps,
             tokens=run.tokens,
             seconds=run.seconds,
@@ -62,7 +62,7 @@ def describe(name: str, run: Run, peak: int | None) -> RunResult:
         generation=None,
         extrapolation=[],
         dynamics=Dynamics.of({} if run.folder is None else summary_of(run.folder)),
-        machine=Machine(run.how.describe()),
+        machine=MachineRecord(run.how.describe()),
         status="ok" if run.status == "ok" else "diverged",
         error=run.error,
     )

@@ -15,7 +15,7 @@ import numpy as np
 
 from glassformer.errors import RequestError
 from glassformer.runs.contrasts import SEPARATE, Pairs, contrasts
-from glassformer.runs.results import Needed, Power, RunResult
+from glassformer.runs.results import Power, RunResult, SeedsNeeded
 from glassformer.runs.simultaneous import POWER, power, quantile
 from glassformer.runs.verdicts import CONFIDENCE, Table, against_first
 
@@ -64,7 +64,7 @@ def needed(runs: Sequence[RunResult], effect: float, confidence: float = CONFIDE
         df, pooled = float(made.df[i]), bool(made.pooled[i])
         low, high = sd_interval(sd, df, confidence)
         few, seeds, many = (seeds_for(difference, one, made.pairs, pooled, confidence) for one in (low, sd, high))
-        found.append(Needed(
+        found.append(SeedsNeeded(
             a=a, b=b, sd=sd, sd_low=low, sd_high=high, degrees_of_freedom=df, pooled=pooled,
             seeds=seeds, seeds_low=few, seeds_high=many,
         ))  # fmt: skip

@@ -72,7 +72,7 @@ class Data(Described):
         return self._text("tokenizer_fingerprint")
 
 
-class Machine(Described):
+class MachineRecord(Described):
     """The machine and how it computed: `machine.Settings.describe()`."""
 
     @property
@@ -92,7 +92,7 @@ class Machine(Described):
         """Whether other runs computed on the same device meanwhile."""
         return self.root.get("shared") is True
 
-    def like(self, other: Machine, besides: Collection[str] = ()) -> bool:
+    def like(self, other: MachineRecord, besides: Collection[str] = ()) -> bool:
         """True if speeds measured on both compare; keys that one of them does not have are passed over."""
         keys = (
             {"processor", "accelerator", "device", "dtype", "threads", "torch"} & self.root.keys() & other.root.keys()
@@ -106,7 +106,7 @@ class Validation(Measures):
     model_config = ConfigDict(extra="allow")
 
 
-class Training(Entry):
+class TrainingResult(Entry):
     """How the training of one run went."""
 
     steps: Count
@@ -198,14 +198,14 @@ class RunResult(Entry):
     """Of training: three times the forward pass."""
     config: dict[str, Any] = {}
     recipe: dict[str, Any] = {}
-    train: Training | None = None
+    train: TrainingResult | None = None
     validation: Validation | None = None
     generation: Generation | None = None
     answers: Answers | None = None
     """Where it was trained on pairs."""
     extrapolation: list[Reach] = []
     dynamics: Dynamics = Dynamics()
-    machine: Machine = Machine({})
+    machine: MachineRecord = MachineRecord({})
     weights: Count = 1
     """Rule by which the initial weights were drawn (`parts.init.WEIGHTS_RULE`); absent in older files, which have 1."""
     loss_alone: bool = False
@@ -308,7 +308,7 @@ class Verdict(Entry):
         return {"a better": self.a, "b better": self.b}.get(self.verdict)
 
 
-class Needed(Entry):
+class SeedsNeeded(Entry):
     """Seeds that it takes to show a difference between two arms."""
 
     a: str
@@ -337,7 +337,7 @@ class Power(Entry):
     confidence: Amount
     pilot: Count
     """Seeds of the pilot."""
-    pairs: list[Needed]
+    pairs: list[SeedsNeeded]
     seeds: Count | None
     """Enough for every pair."""
     hours: Amount | None
@@ -426,7 +426,7 @@ class Results(Entry):
     command: str = ""
     data: Data
     budget: Budget
-    machine: Machine = Machine({})
+    machine: MachineRecord = MachineRecord({})
     asked: list[Key] = []
     runs: list[RunResult]
     verdicts: list[Verdict] = []

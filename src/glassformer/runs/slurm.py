@@ -27,12 +27,12 @@ from glassformer import machine
 from glassformer.errors import RequestError
 from glassformer.files import OwnerWatch, replace_text
 from glassformer.runs.arm import COMPLAINTS, STOPPED
-from glassformer.runs.events import End, Error, Event, Notify, Stage, Start, Step, decode, encode, silent
+from glassformer.runs.events import End, Error, Event, Notify, StageEvent, Start, Step, decode, encode, silent
 from glassformer.runs.executor import Executor, Local, Slots, ending, failed, finished, laid
 from glassformer.runs.files import RESULT
 from glassformer.runs.request import REQUEST, RunRequest, read_request
 from glassformer.runs.results import RunResult
-from glassformer.runs.workers import LONGEST, Training, last_line
+from glassformer.runs.workers import LONGEST, WorkerRun, last_line
 
 JOBS, LOGS = "jobs.json", "jobs"
 EVENTS, OUTCOME = "events.jsonl", "outcome.json"
@@ -63,7 +63,7 @@ GONE = frozenset(
 class Queue(Protocol):
     """What runs jobs."""
 
-    def submit(self, arms: Sequence[Arm], folder: Path) -> list[str]:
+    def submit(self, arms: Sequence[SlurmRun], folder: Path) -> list[str]:
         """Has each arm called on some machine; a name for each. Logs may be written to `folder`."""
 
     def states(self, names: Sequence[str]) -> dict[str, str]:
@@ -71,13 +71,13 @@ class Queue(Protocol):
 
 
 @dataclass
-class Arm:
+class SlurmRun:
     """What a job calls: it trains the run of a folder in a process of its own."""
 
     place: str
     name: str
     seed: int
-    training: Training | None = field(default=None, init=False, repr=False, compare=False)
+    training: WorkerRun | None = field(default=None, init=False, repr=False, compare=False)
     thread: threading.Thread | None = field(default=None, init=False, repr=False, compare=False)
 
     def __call__(self) -> int:
@@ -87,7 +87,7 @@ class Arm:
         (place / OUTCOME).unlink(missing_ok=True)
         if shares_processor():
             replace_text(place / REQUEST, json.dumps({**read_request(place), "shared": True}))
-        training = self.training = Training(place)
+        training = self.training = WorkerRun(place)
 
         def work() -> None:
             # What tells the job of its end is heard by submitit, not by the run: a process inherits what is blocked.
@@ -116,7 +116,7 @@ class Arm:
             until = time.monotonic() + SAVING
             while self.thread.is_alive() and time.monotonic() < until:
                 time.sleep(0.1)
-        return importlib.import_module("submitit").helpers.DelayedSubmission(Arm(self.place, self.name, self.seed))
+        return importlib.import_module("submitit").helpers.DelayedSubmission(SlurmRun(self.place, self.name, self.seed))
 
 
 def shares_processor() -> bool:
@@ -182,7 +182,9 @@ class Slurm:
                     asked, states = time.monotonic(), jobs.states()
         except (KeyboardInterrupt, GeneratorExit):
             if names := sorted({str(job.name).split("_")[0] for job in jobs.left if job.name is not None}):
-                notify(Stage(words=f"{len(jobs.left)} runs go on in the queue; scancel {' '.join(names)} ends them"))
+                notify(
+                    StageEvent(words=f"{len(jobs.left)} runs go on in the queue; scancel {' '.join(names)} ends them")
+                )
             raise
 
 
@@ -254,7 +256,7 @@ class _Jobs:
                 laid(job.request, self.folder)
                 for left in (EVENTS, OUTCOME, COMPLAINTS):
                     (job.place / left).unlink(missing_ok=True)
-            arms = [Arm(str(job.place), job.request.name, job.request.seed) for job in some]
+            arms = [SlurmRun(str(job.place), job.request.name, job.request.seed) for job in some]
             for job, name in zip(some, self.queue.submit(arms, self.folder / LOGS), strict=True):
                 job.name, job.missed, job.error, job.read, job.started = name, 0, None, 0, False
         if jobs:
@@ -325,7 +327,7 @@ class Sbatch:
         self.at_once = int(at_once)
         self.options = {name: True if value == "" else value for name, value in own.items()}
 
-    def submit(self, arms: Sequence[Arm], folder: Path) -> list[str]:
+    def submit(self, arms: Sequence[SlurmRun], folder: Path) -> list[str]:
         root = Path(__file__).parents[2]
         executor = self.submitit.AutoExecutor(folder=folder, cluster="slurm", slurm_max_num_timeout=TIMES_OUT)
         executor.update_parameters(

@@ -124,7 +124,7 @@ class Pool:
 POOL = Pool()
 
 
-class Training:
+class WorkerRun:
     """One run in a worker of the pool, for a thread of its own: another one may stop it."""
 
     def __init__(self, place: Path, environment: Mapping[str, str] | None = None):

@@ -52,7 +52,7 @@ class ChatTemplate:
             )  # fmt: skip
         self.source = source
         self.variables = dict(variables or {})
-        self._worker = Worker()
+        self._worker = TemplateWorker()
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, name: str = "default") -> ChatTemplate | None:
@@ -146,14 +146,14 @@ def _by_name(templates: Any) -> dict[str, str]:
     )  # fmt: skip
 
 
-class Worker:
+class TemplateWorker:
     """A process that renders, started when it is needed and replaced after it took too long or broke."""
 
     def __init__(self, seconds: float = SECONDS) -> None:
         self.seconds = seconds
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
-        self._end: weakref.finalize[Any, Worker] | None = None
+        self._end: weakref.finalize[Any, TemplateWorker] | None = None
 
     def render(self, request: bytes) -> str:
         with self._lock:

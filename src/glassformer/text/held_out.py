@@ -27,7 +27,7 @@ VERSION = 1  # counts the changes of the rule; part of every fingerprint
 
 
 @dataclass(frozen=True)
-class Plan:
+class SplitPlan:
     """The decision: a threshold on hashes, or a cut for each document.
 
     `cuts` maps the hash of a document to how many of its characters are trained on; None: whole documents.
@@ -58,7 +58,7 @@ class Split:
         return Side(self, "validation")
 
     @cached_property
-    def plan(self) -> Plan:
+    def plan(self) -> SplitPlan:
         return _plan(self)
 
     def describe(self) -> dict[str, object]:
@@ -133,7 +133,7 @@ def _rank(document: Document, seed: int) -> tuple[int, int, int]:
     return int.from_bytes(sha.digest(), "little"), size, characters
 
 
-def _plan(parts: Split) -> Plan:
+def _plan(parts: Split) -> SplitPlan:
     # 16 bytes for each document, whatever its length: documents of 3 kB make a corpus 200 times larger than
     # this.
     ranks, sizes, total = array("Q"), array("Q"), 0
@@ -160,10 +160,10 @@ def _plan(parts: Split) -> Plan:
     too_large = frozenset(int(rank) for rank in rank_of[~fits])
     validation = int(held[last])
     sides = {"train": total - validation, "validation": validation}
-    return Plan(int(rank_of[fits][last]), too_large, None, len(ranks), sides)
+    return SplitPlan(int(rank_of[fits][last]), too_large, None, len(ranks), sides)
 
 
-def _divide(parts: Split, documents: int, total: int) -> Plan:
+def _divide(parts: Split, documents: int, total: int) -> SplitPlan:
     """The end of each document is held out, from the first line end at or after `1 - fraction` of its
     characters.
     """
@@ -181,7 +181,7 @@ def _divide(parts: Split, documents: int, total: int) -> Plan:
             f"data={parts.corpus.name!r} is too short to hold anything out: give at least two characters",
             code="range", field="data", value=parts.corpus.name,
         )  # fmt: skip
-    return Plan(-1, frozenset(), cuts, documents, {"train": total - held, "validation": held})
+    return SplitPlan(-1, frozenset(), cuts, documents, {"train": total - held, "validation": held})
 
 
 def _line_end(document: Document, target: int, characters: int) -> int:

@@ -126,7 +126,7 @@ class Node:
         """`fails`: whether something after it may. Raises ValueError."""
 
 
-class Place(Node):
+class Anchor(Node):
     """^, \\b and the like."""
 
 
@@ -181,7 +181,7 @@ class Sequence(Node):
 
 
 @dataclass(eq=False)
-class Choice(Node):
+class Alternation(Node):
     options: list[Node]
 
     def __post_init__(self) -> None:
@@ -234,7 +234,7 @@ class Repeat(Node):
         self.body.check(again)
 
 
-class Look(Node):
+class Lookaround(Node):
     def __init__(self, body: Node):
         self.body, self.scans, self.late = body, body.scans, bool(body.scans)
         self.plain = not body.scans
@@ -284,7 +284,7 @@ class _Reader:
         if inside and not self.ahead(")"):
             raise ValueError("a bracket in it is not closed")
         self.folded = folded
-        return options[0] if len(options) == 1 else Choice(options)
+        return options[0] if len(options) == 1 else Alternation(options)
 
     def sequence(self) -> Sequence:
         items: list[Node] = []
@@ -322,11 +322,11 @@ class _Reader:
         if character == ".":
             return Set(ALL)
         if character in "^$":
-            return Place()
+            return Anchor()
         if character != "\\":
             return self.set(_one(character))
         if self.ahead(*"bBAzZGKyY"):
-            return Place()
+            return Anchor()
         return self.set(self.escaped()[1])
 
     def set(self, some: Some) -> Node:
@@ -336,14 +336,14 @@ class _Reader:
         if self.ahead("?#"):
             while self.next() != ")":
                 pass
-            return Place()
+            return Anchor()
         if self.ahead("?=", "?!"):
-            return Look(self.choice(inside=True))
+            return Lookaround(self.choice(inside=True))
         if self.ahead("?<=", "?<!"):
             behind = self.choice(inside=True)
             if behind.scans:
                 raise ValueError("it looks behind without a bound")
-            return Look(behind)
+            return Lookaround(behind)
         if self.ahead("?>"):
             return Repeat(self.choice(inside=True), 1, 1, held=True)
         if flags := self.matched(_FLAGS):

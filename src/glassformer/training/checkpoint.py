@@ -29,8 +29,8 @@ from torch import Tensor, nn
 from glassformer.errors import RequestError, WorkError, error_of, plain_error, shown
 from glassformer.files import disk_errors, put, replace_text
 from glassformer.parallel.crew import Crew
-from glassformer.parallel.pieces import Box, Held, Piece, known_anywhere, places_of, written_here
-from glassformer.parallel.stored import Stored, write_pieces
+from glassformer.parallel.pieces import Held, IndexBox, Piece, known_anywhere, places_of, written_here
+from glassformer.parallel.stored import StoredPieces, write_pieces
 
 KEEP = 2
 _STATE_BYTES = 1 << 20
@@ -70,7 +70,7 @@ class Snapshot:
             step, pieces, moments.numbers, json.loads(json.dumps(state)), None if watch is None else json.dumps(watch)
         )
 
-    def copied(self, room: dict[tuple[str, str, Box], Tensor]) -> Snapshot:
+    def copied(self, room: dict[tuple[str, str, IndexBox], Tensor]) -> Snapshot:
         """Of values that stay as they are while the model is trained further. They lie in `room`, which is filled
         anew for the next one: memory that a process has not touched yet takes longer to get than to fill."""
 
@@ -172,7 +172,7 @@ class Background:
         self.crew = crew.aside()
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._pending: Future[Path] | None = None
-        self._room: dict[tuple[str, str, Box], Tensor] = {}
+        self._room: dict[tuple[str, str, IndexBox], Tensor] = {}
 
     def save(
         self,
@@ -348,11 +348,11 @@ def _verify(checkpoint: Path, kind: str, crew: Crew) -> None:
 
 
 @contextmanager
-def _stored(checkpoint: Path, kind: str) -> Iterator[Stored]:
+def _stored(checkpoint: Path, kind: str) -> Iterator[StoredPieces]:
     """The tensors in the files of a kind, which are verified."""
     with way_on(checkpoint):
         try:
-            stored = Stored(list(_files(checkpoint, kind)))
+            stored = StoredPieces(list(_files(checkpoint, kind)))
         except (OSError, SafetensorError) as error:
             raise RequestError(f"{checkpoint} cannot be read: {error}", code="damaged", field=kind) from None
     with stored:

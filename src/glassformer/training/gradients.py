@@ -25,7 +25,7 @@ Order = Literal["sequence", "tree"]
 """What state.json calls the order of the sums: a run keeps the one it was begun with."""
 
 
-class Step(Protocol):
+class StepState(Protocol):
     """A training run at a step, as far as its gradients depend on it."""
 
     @property
@@ -48,11 +48,11 @@ class Sums:
 
     order: ClassVar[Order]
 
-    def backward(self, run: Step, batch: Batch) -> float:
+    def backward(self, run: StepState, batch: Batch) -> float:
         """Adds the gradients of a batch to those that there are; returns the mean loss."""
         raise NotImplementedError(f"{type(self).__name__} adds nothing up")
 
-    def norm(self, run: Step) -> float:
+    def norm(self, run: StepState) -> float:
         """||g|| over all parameters."""
         raise NotImplementedError(f"{type(self).__name__} has no norm")
 
@@ -63,11 +63,11 @@ class InSequence(Sums):
 
     order = "sequence"
 
-    def backward(self, run: Step, batch: Batch) -> float:
+    def backward(self, run: StepState, batch: Batch) -> float:
         torch.manual_seed(run.seed_of(0))
         return sum(of_piece(run, piece, share) for piece, share in _atoms(run, batch))
 
-    def norm(self, run: Step) -> float:
+    def norm(self, run: StepState) -> float:
         return gradient_norm(run.model)
 
 
@@ -79,7 +79,7 @@ class AsTree(Sums):
 
     order = "tree"
 
-    def backward(self, run: Step, batch: Batch) -> float:
+    def backward(self, run: StepState, batch: Batch) -> float:
         atoms = _atoms(run, batch)
         parameters = [one for group in run.optimizer.param_groups for one in group["params"]]
         sums, losses = Tree[list[Tensor | None]](add_to), []
@@ -97,14 +97,14 @@ class AsTree(Sums):
         run.sharing.add_up(run.model)
         return tree_sum(run.crew.in_order(torch.tensor(losses, dtype=torch.float64)).tolist(), operator.add)
 
-    def norm(self, run: Step) -> float:
+    def norm(self, run: StepState) -> float:
         return norm_of_rows(run.sharing.squares(run.model))
 
 
 class Staged(AsTree):
     """The same where the layers lie on several ranks, through which the atoms flow (`parallel/stages.py`)."""
 
-    def backward(self, run: Step, batch: Batch) -> float:
+    def backward(self, run: StepState, batch: Batch) -> float:
         from glassformer.parallel.stages import Stages
 
         atoms = _atoms(run, batch)
@@ -132,11 +132,11 @@ def sums_of(order: Order, crew: Crew) -> Sums:
     return Staged() if crew.layout.pp > 1 else ORDERS[order]
 
 
-def _atoms(run: Step, batch: Batch) -> list[tuple[Batch, float]]:
+def _atoms(run: StepState, batch: Batch) -> list[tuple[Batch, float]]:
     return list(batch.pieces(run.recipe.micro_batch or run.recipe.batch_size))
 
 
-def of_piece(run: Step, piece: Batch, share: float) -> float:
+def of_piece(run: StepState, piece: Batch, share: float) -> float:
     """Adds the gradient of a piece's share in the mean loss; returns that share."""
     with compiled_regions(run.how.compile):
         with run.how.autocast():

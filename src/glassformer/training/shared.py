@@ -12,7 +12,7 @@ import torch
 from glassformer.config import ModelConfig
 from glassformer.errors import RequestError
 from glassformer.parallel import context, experts
-from glassformer.parallel.launch import Place
+from glassformer.parallel.launch import ProcessPlace
 from glassformer.parallel.layout import Layout
 from glassformer.parallel.tensor import check as check_owners
 from glassformer.training.objectives import NextTokenConfig
@@ -132,7 +132,7 @@ def _no(field: str, value: Any, message: str, expected: str) -> RequestError:
     return RequestError(message, code="conflict", field=field, value=value, expected=expected)
 
 
-def own_device(place: Place | None, device: str) -> str:
+def own_device(place: ProcessPlace | None, device: str) -> str:
     """This rank's device: on CUDA a GPU of its own. Raises RequestError where two ranks would share one."""
     if place is None or not device.startswith("cuda"):
         return device

@@ -9,7 +9,7 @@ from typing import Any
 from glassformer.config import BlockConfig, ModelConfig, TowerConfig, stack_of
 from glassformer.convert.family import Closed, attention, ffn
 from glassformer.convert.fields import Fields
-from glassformer.convert.names import Layout, Names
+from glassformer.convert.names import Names, TensorLayout
 from glassformer.convert.rope import read_rotary, write_rotary
 from glassformer.parts.ffn import FFNConfig
 from glassformer.parts.head import HeadConfig, TransformConfig
@@ -37,12 +37,12 @@ QK_NORM = {".mixer.qk_norm.q_norm": "self_attn.q_norm", ".mixer.qk_norm.k_norm":
 QK_NORM_GGUF = {".mixer.qk_norm.q_norm": "attn_q_norm", ".mixer.qk_norm.k_norm": "attn_k_norm"}
 
 
-def with_modules(names: Names, modules: Mapping[str, str | Layout]) -> Names:
+def with_modules(names: Names, modules: Mapping[str, str | TensorLayout]) -> Names:
     """The same names but for these modules."""
     return replace(names, modules={**names.modules, **modules})
 
 
-def with_experts(names: Names, modules: Mapping[str, str | Layout]) -> Names:
+def with_experts(names: Names, modules: Mapping[str, str | TensorLayout]) -> Names:
     """`with_modules`, of a class that holds all its experts in two parameters of one module, `mlp`."""
     return replace(with_modules(names, modules), wholes={".ffn": "mlp"})
 

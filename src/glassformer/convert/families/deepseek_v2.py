@@ -19,7 +19,7 @@ from glassformer.convert.families.common import (
 from glassformer.convert.families.llama import NAMES as LLAMA
 from glassformer.convert.family import Closed, Family, ffn
 from glassformer.convert.fields import Fields
-from glassformer.convert.names import EachExpert, HeadByHead, Layout, Names
+from glassformer.convert.names import EachExpert, HeadByHead, Names, TensorLayout
 from glassformer.convert.rope import rope_fields, write_rotary
 from glassformer.parts.ffn import ExpertsConfig, GluConfig
 from glassformer.parts.head import HeadConfig
@@ -27,7 +27,7 @@ from glassformer.parts.mixer import LatentAttentionConfig
 from glassformer.parts.norm import RMSNormConfig
 from glassformer.parts.position.rotary import Pairing
 
-MAPS: dict[str, str | Layout] = {
+MAPS: dict[str, str | TensorLayout] = {
     ".mixer.q_down": "self_attn.q_a_proj",
     ".mixer.q_norm": "self_attn.q_a_layernorm",
     ".mixer.kv_down": "self_attn.kv_a_proj_with_mqa",

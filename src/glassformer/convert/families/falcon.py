@@ -13,7 +13,7 @@ from glassformer.convert.families import bloom, gpt_neox
 from glassformer.convert.families.common import ACTIVATIONS, name_of, read_whole_rotary, with_modules
 from glassformer.convert.family import Family, Gguf, attention, ffn
 from glassformer.convert.fields import Fields
-from glassformer.convert.names import Names, Piece
+from glassformer.convert.names import Names, TensorPiece
 from glassformer.convert.rope import write_rotary
 from glassformer.parts.ffn import MlpConfig
 from glassformer.parts.head import HeadConfig
@@ -30,7 +30,7 @@ TWO_NORMS = with_modules(ONE_NORM, {".residual.mixer_norm": "ln_attn", ".residua
 class _Gguf(Names):
     """The first norm is that of the network, and of the attention too where it has none of its own."""
 
-    def pieces(self, modules: Mapping[str, nn.Module]) -> Iterator[tuple[str, Tensor, list[Piece]]]:
+    def pieces(self, modules: Mapping[str, nn.Module]) -> Iterator[tuple[str, Tensor, list[TensorPiece]]]:
         two = any(path.endswith(".ffn_norm") for path in modules)
         norms = {".residual.mixer_norm": "attn_norm_2" if two else "attn_norm", ".residual.ffn_norm": "attn_norm"}
         yield from Names(self.layer, {**self.modules, **norms}).pieces(modules)

@@ -23,7 +23,7 @@ from glassformer.convert.families.common import (
 from glassformer.convert.families.mixtral import NAMES as MIXTRAL
 from glassformer.convert.family import Closed, Family, experts
 from glassformer.convert.fields import Fields
-from glassformer.convert.names import HeadByHead, Layout, Piece, Place, Stacked
+from glassformer.convert.names import HeadByHead, OwnParameter, Stacked, TensorLayout, TensorPiece
 from glassformer.convert.rope import write_rotary
 from glassformer.parts.ffn import ExpertsConfig
 from glassformer.parts.head import HeadConfig
@@ -40,14 +40,14 @@ LIGHTNING: dict[str, Any] = {
 """Of which its config says nothing."""
 
 
-class _Of(Layout):
+class _Of(TensorLayout):
     """One layout in layers of lightning attention, another in those of softmax."""
 
-    def __init__(self, lightning: Layout, softmax: Layout):
+    def __init__(self, lightning: TensorLayout, softmax: TensorLayout):
         super().__init__(*lightning.names)
         self.lightning, self.softmax = lightning, softmax
 
-    def pieces(self, at: Place) -> list[Piece]:
+    def pieces(self, at: OwnParameter) -> list[TensorPiece]:
         return (self.lightning if isinstance(at.mixer, Retention) else self.softmax).pieces(at)
 
 

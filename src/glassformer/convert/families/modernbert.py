@@ -10,7 +10,7 @@ from glassformer.convert.families.common import ACTIVATIONS, FULL, SLIDING, laye
 from glassformer.convert.families.encoders import heads_of, labels, written_labels
 from glassformer.convert.family import Closed, Family, attention, ffn
 from glassformer.convert.fields import Fields
-from glassformer.convert.names import Layout, Names, Part
+from glassformer.convert.names import Names, Part, TensorLayout
 from glassformer.convert.rope import rotary_by_kind, write_scaling
 from glassformer.parts.embedding import EmbeddingConfig
 from glassformer.parts.ffn import GluConfig
@@ -22,7 +22,7 @@ from glassformer.parts.residual import PreConfig
 from glassformer.parts.visibility import BidirectionalConfig, LongformerConfig
 
 TOWER = {"embedding": "embeddings.tok_embeddings", "embedding.norm": "embeddings.norm", "final_norm": "final_norm"}
-LAYER: dict[str, str | Layout] = {
+LAYER: dict[str, str | TensorLayout] = {
     ".mixer.qkv": "attn.Wqkv",
     ".mixer.output": "attn.Wo",
     ".ffn.gate_proj": Part("mlp.Wi", 0, 2),

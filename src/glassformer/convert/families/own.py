@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from glassformer.config import ModelConfig
 from glassformer.convert.family import Family
 from glassformer.convert.fields import Fields
-from glassformer.convert.names import Layout, Names, Piece, Stacked
+from glassformer.convert.names import Names, Stacked, TensorLayout, TensorPiece
 from glassformer.parts.ffn import ExpertsConfig
 from glassformer.register.sizes import sizes
 
@@ -19,11 +19,11 @@ from glassformer.register.sizes import sizes
 class _Same(Names):
     """Every parameter under its own name, and what is kept beside them."""
 
-    def pieces(self, modules: Mapping[str, nn.Module]) -> Iterator[tuple[str, Tensor, list[Piece]]]:
+    def pieces(self, modules: Mapping[str, nn.Module]) -> Iterator[tuple[str, Tensor, list[TensorPiece]]]:
         for path, value in modules[""].state_dict(keep_vars=True).items():
-            yield path, value, [Piece(f"model.{path}", tuple(value.shape))]
+            yield path, value, [TensorPiece(f"model.{path}", tuple(value.shape))]
 
-    def layout(self, module: str) -> tuple[Layout, str]:
+    def layout(self, module: str) -> tuple[TensorLayout, str]:
         if any(f"{whole}." in module for whole in self.wholes):  # which is compared as one
             raise KeyError(module)
         return Stacked(f"model.{module}"), ""

@@ -18,13 +18,13 @@ from glassformer.convert.families.common import (
 )
 from glassformer.convert.family import Family, attention, experts
 from glassformer.convert.fields import Fields
-from glassformer.convert.names import EachExpert, Layout
+from glassformer.convert.names import EachExpert, TensorLayout
 from glassformer.parts.ffn import ExpertsConfig
 from glassformer.parts.head import HeadConfig
 from glassformer.parts.mixer import AttentionConfig, QKNormConfig
 from glassformer.parts.norm import RMSNormConfig
 
-EXPERTS: dict[str, str | Layout] = {
+EXPERTS: dict[str, str | TensorLayout] = {
     ".ffn.router": "mlp.gate",
     **{f".ffn.{name}_proj": EachExpert(f"mlp.experts.#.{name}_proj") for name in ("gate", "up", "down")},
 }

@@ -11,7 +11,7 @@ from glassformer.config import BlockConfig, ModelConfig, stack_of
 from glassformer.convert.families.common import FULL, QK_NORM, heads, read_model, read_routing, sizes
 from glassformer.convert.family import Closed, Family
 from glassformer.convert.fields import Fields
-from glassformer.convert.names import EachExpert, Layout, Names, Piece, Place
+from glassformer.convert.names import EachExpert, Names, OwnParameter, TensorLayout, TensorPiece
 from glassformer.convert.rope import read_rotary, write_rotary
 from glassformer.parts.ffn import ExpertsConfig, FFNConfig, GluConfig
 from glassformer.parts.head import HeadConfig
@@ -21,7 +21,7 @@ from glassformer.parts.norm import RMSNormConfig
 LINEAR = "linear_attention"
 
 
-def _slice(name: str, rows: tuple[int, int], groups: int, place: tuple[int, int], whole: int, rest: Any) -> Piece:
+def _slice(name: str, rows: tuple[int, int], groups: int, place: tuple[int, int], whole: int, rest: Any) -> TensorPiece:
     """Rows first .. last-1 of ours, in so many groups, and their place in each group of `whole` rows of theirs."""
     first, last = rows
 
@@ -31,25 +31,25 @@ def _slice(name: str, rows: tuple[int, int], groups: int, place: tuple[int, int]
     def theirs(w: Tensor) -> Tensor:
         return w.view(groups, whole, *rest)[:, place[0] : place[1]]
 
-    return Piece(name, (groups * whole, *rest), ours, theirs)
+    return TensorPiece(name, (groups * whole, *rest), ours, theirs)
 
 
-class _Queries(Layout):
+class _Queries(TensorLayout):
     """Theirs holds, head by head, the rows of a query and of its gate; ours the gates apart."""
 
-    def pieces(self, at: Place) -> list[Piece]:
+    def pieces(self, at: OwnParameter) -> list[TensorPiece]:
         n, g, h, rest = at.mixer.n_heads, at.mixer.n_kv_heads, at.mixer.head_dim, at.shape[1:]
         if len(self.names) == 1:
             return [_slice(self.names[0], (0, n * h), n, (h, 2 * h), 2 * h, rest)]
-        kv = [Piece(name, (g * h, *rest), row=(n + i * g) * h) for i, name in enumerate(self.names[1:])]
+        kv = [TensorPiece(name, (g * h, *rest), row=(n + i * g) * h) for i, name in enumerate(self.names[1:])]
         return [_slice(self.names[0], (0, n * h), n, (0, h), 2 * h, rest), *kv]
 
 
-class _Inputs(Layout):
+class _Inputs(TensorLayout):
     """Theirs holds, for each head of keys, its query and key, the values and gates of its heads of values; and in a
     second tensor their beta and decay."""
 
-    def pieces(self, at: Place) -> list[Piece]:
+    def pieces(self, at: OwnParameter) -> list[TensorPiece]:
         g, outs, made, start = at.mixer.n_heads, at.module.outs, [], 0
         for name, some in zip(self.names, (outs[:4], outs[4:]), strict=True):  # type: ignore[index]
             whole, first = sum(some) // g, 0

@@ -9,7 +9,7 @@ from glassformer.convert.families.common import ACTIVATIONS, name_of, read_ffn, 
 from glassformer.convert.families.encoders import heads_of, labels, written_labels
 from glassformer.convert.family import Closed, Family, attention, ffn
 from glassformer.convert.fields import Fields
-from glassformer.convert.names import Bare, Layout, Names, Piece, Place, Stacked
+from glassformer.convert.names import Bare, Names, OwnParameter, Stacked, TensorLayout, TensorPiece
 from glassformer.parts.embedding import EmbeddingConfig
 from glassformer.parts.ffn import MlpConfig
 from glassformer.parts.head import HeadConfig, TransformConfig
@@ -44,8 +44,8 @@ OF_CLASS = {
 class Batched(Bare):
     """Theirs is a batch of one, in no module of its own."""
 
-    def pieces(self, at: Place) -> list[Piece]:
-        return [Piece(self.names[0], (1, *at.shape[-2:]), None, lambda w: w[0])]
+    def pieces(self, at: OwnParameter) -> list[TensorPiece]:
+        return [TensorPiece(self.names[0], (1, *at.shape[-2:]), None, lambda w: w[0])]
 
 
 class Squares(Stacked):
@@ -55,10 +55,10 @@ class Squares(Stacked):
         super().__init__(name)
         self.shape = (patches.channels, patches.patch, patches.patch)
 
-    def pieces(self, at: Place) -> list[Piece]:
+    def pieces(self, at: OwnParameter) -> list[TensorPiece]:
         if len(at.shape) == 1:
             return super().pieces(at)
-        return [Piece(self.names[0], (at.shape[0], *self.shape), lambda w: w.view(-1, *self.shape))]
+        return [TensorPiece(self.names[0], (at.shape[0], *self.shape), lambda w: w.view(-1, *self.shape))]
 
 
 def of_class(name: str) -> str:
@@ -70,7 +70,7 @@ def of_class(name: str) -> str:
 def names(config: ModelConfig) -> Names:
     assert config.embedding.patches is not None
     stem = "" if config.head.vector else "vit."
-    tower: dict[str, str | Layout] = {
+    tower: dict[str, str | TensorLayout] = {
         "embedding.patches.projection": Squares(
             f"{stem}embeddings.patch_embeddings.projection", config.embedding.patches
         ),

@@ -15,7 +15,15 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from glassformer.convert.storage.base import Entry, Packed, Source, TensorFile, nothing_collected, opened, writable
+from glassformer.convert.storage.base import (
+    Packed,
+    TensorEntry,
+    TensorFile,
+    TensorSource,
+    nothing_collected,
+    opened,
+    writable,
+)
 from glassformer.convert.storage.gguf import GGUFFile, open_gguf, write_gguf
 from glassformer.convert.storage.quants import DTYPES
 from glassformer.convert.storage.safetensors import WEIGHTS, SafetensorsFile, open_folder, pickled, write_safetensors
@@ -23,11 +31,11 @@ from glassformer.errors import RequestError
 
 __all__ = [
     "DTYPES",
-    "Entry",
+    "TensorEntry",
     "GGUFFile",
     "Packed",
     "SafetensorsFile",
-    "Source",
+    "TensorSource",
     "TensorFile",
     "nothing_collected",
     "is_gguf",

@@ -23,7 +23,7 @@ from glassformer.convert.storage.quants import DTYPES, PIECE, unit, unpack
 from glassformer.errors import RequestError, WorkError
 
 
-class Entry(NamedTuple):
+class TensorEntry(NamedTuple):
     """One tensor of a file: `shape` counts rows first, `offset` counts from the beginning of the file."""
 
     name: str
@@ -97,7 +97,7 @@ class TensorFile(ABC):
     """
 
     path: Path
-    entries: dict[str, Entry]
+    entries: dict[str, TensorEntry]
     metadata: dict[str, Any]
 
     @abstractmethod
@@ -127,7 +127,7 @@ class TensorFile(ABC):
         self.read_into(name, out)
         return out
 
-    def stacked(self, parts: Sequence[Entry], shape: tuple[int, ...]) -> Tensor | None:
+    def stacked(self, parts: Sequence[TensorEntry], shape: tuple[int, ...]) -> Tensor | None:
         """Plain tensors as one of `shape`, a view as `tensor` gives it; None where they cannot be mapped as one.
 
         They can where they lie one after the other, and most can where they do not: see `join.py`."""
@@ -146,10 +146,10 @@ class TensorFile(ABC):
         return None if found is None else found.view(shape)
 
     @abstractmethod
-    def home(self, entry: Entry) -> SingleFile:
+    def home(self, entry: TensorEntry) -> SingleFile:
         """The file that has it."""
 
-    def entry(self, name: str) -> Entry:
+    def entry(self, name: str) -> TensorEntry:
         """Raises RequestError where the file has no such tensor."""
         if name in self.entries:
             return self.entries[name]
@@ -182,7 +182,7 @@ class SingleFile(TensorFile):
             raise
 
     @abstractmethod
-    def _header(self, data: mmap.mmap) -> tuple[dict[str, Entry], dict[str, Any]]:
+    def _header(self, data: mmap.mmap) -> tuple[dict[str, TensorEntry], dict[str, Any]]:
         """Entries and metadata. Raises RequestError for whatever contradicts the size of `data` or itself."""
 
     @functools.cached_property
@@ -214,10 +214,10 @@ class SingleFile(TensorFile):
             return self.bytes("U8", offset, count).clone().view(dtype)
         return torch.frombuffer(self._mapping, dtype=dtype, count=count // dtype.itemsize, offset=offset)
 
-    def home(self, entry: Entry) -> SingleFile:
+    def home(self, entry: TensorEntry) -> SingleFile:
         return self
 
-    def stretch(self, entry: Entry) -> Stretch:
+    def stretch(self, entry: TensorEntry) -> Stretch:
         return Stretch(self._file.fileno(), entry.offset, entry.nbytes)
 
     def read_into(self, name: str, out: Tensor, rows: slice | None = None) -> None:
@@ -289,7 +289,7 @@ class ManyFiles(TensorFile):
     def packed(self, name: str) -> Packed:
         return self._homes[self.entry(name).name].packed(name)
 
-    def home(self, entry: Entry) -> SingleFile:
+    def home(self, entry: TensorEntry) -> SingleFile:
         return self._homes[entry.name]
 
     def read_into(self, name: str, out: Tensor, rows: slice | None = None) -> None:
@@ -316,7 +316,7 @@ def opened(path: Path) -> IO[bytes]:
 # Writing
 
 
-class Source(Protocol):
+class TensorSource(Protocol):
     """A tensor to be written that is made when its turn comes."""
 
     @property
@@ -326,7 +326,7 @@ class Source(Protocol):
     def __call__(self) -> Tensor: ...
 
 
-def made(source: Tensor | Source) -> Tensor:
+def made(source: Tensor | TensorSource) -> Tensor:
     """The tensor. Raises ValueError where a source does not make what it promised."""
     tensor = source if isinstance(source, Tensor) else source()
     if tuple(tensor.shape) != tuple(source.shape):

@@ -29,11 +29,11 @@ import torch
 from torch import Tensor
 
 from glassformer.convert.storage.base import (
-    Entry,
     ManyFiles,
     SingleFile,
-    Source,
+    TensorEntry,
     TensorFile,
+    TensorSource,
     made,
     pieces,
     quoted,
@@ -87,7 +87,7 @@ class GGUFFile(SingleFile):
     arrays as lists; bytes that are no UTF-8 become lone surrogates ("surrogateescape").
     """
 
-    def _header(self, data: mmap.mmap) -> tuple[dict[str, Entry], dict[str, Any]]:
+    def _header(self, data: mmap.mmap) -> tuple[dict[str, TensorEntry], dict[str, Any]]:
         return _Header(self.path, data).read()
 
 
@@ -102,7 +102,7 @@ class _Header:
     def wrong(self, what: str, sentence: str, code: Code = "damaged") -> RequestError:
         return RequestError(f"{self.path}: {sentence}", code=code, field=what.removeprefix("the "))
 
-    def read(self) -> tuple[dict[str, Entry], dict[str, Any]]:
+    def read(self) -> tuple[dict[str, TensorEntry], dict[str, Any]]:
         self.magic()
         tensors = self.count("tensors", MAX_TENSORS)
         keys = self.count("metadata keys", MAX_KEYS)
@@ -122,7 +122,7 @@ class _Header:
                     raise self.wrong(field, told, "range")
         table = [self.tensor() for _ in range(tensors)]
         start = -(-self.at // alignment) * alignment
-        entries: dict[str, Entry] = {}
+        entries: dict[str, TensorEntry] = {}
         for name, dtype, shape, offset in table:
             if name in entries:
                 raise self.wrong(f"tensor {quoted(name)}", f"there are two tensors {quoted(name)}", "conflict")
@@ -137,7 +137,7 @@ class _Header:
                     f"{what} ({dtype} {shape}) ends at byte {start + offset + size}, "
                     f"and the file has {len(self.data)}; it is damaged, or was not fetched whole",
                 )
-            entries[name] = Entry(name, dtype, shape, start + offset, size)
+            entries[name] = TensorEntry(name, dtype, shape, start + offset, size)
         self.check_apart(entries)
         return entries, metadata
 
@@ -253,7 +253,7 @@ class _Header:
             raise self.wrong(f"{what}.shape", told, "conflict")
         return name, TYPES[code], shape, offset
 
-    def check_apart(self, entries: dict[str, Entry]) -> None:
+    def check_apart(self, entries: dict[str, TensorEntry]) -> None:
         at = 0
         for entry in sorted(entries.values(), key=lambda entry: entry.offset):
             if entry.offset < at:
@@ -373,7 +373,7 @@ def _pair(key: str, value: Any) -> bytes:
 def write_gguf(
     path: str | Path,
     metadata: Mapping[str, Any],
-    tensors: Mapping[str, Tensor | Source],
+    tensors: Mapping[str, Tensor | TensorSource],
     types: Mapping[str, str] | None = None,
 ) -> None:
     """Writes a GGUF file of version 3, holding one tensor at a time where sources are given.

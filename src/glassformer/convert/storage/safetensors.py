@@ -24,11 +24,11 @@ from typing import Any
 from torch import Tensor
 
 from glassformer.convert.storage.base import (
-    Entry,
     ManyFiles,
     SingleFile,
-    Source,
+    TensorEntry,
     TensorFile,
+    TensorSource,
     made,
     opened,
     quoted,
@@ -72,7 +72,7 @@ ORDER = [
 class SafetensorsFile(SingleFile):
     """One .safetensors file; `metadata` is its `__metadata__`."""
 
-    def _header(self, data: mmap.mmap) -> tuple[dict[str, Entry], dict[str, Any]]:
+    def _header(self, data: mmap.mmap) -> tuple[dict[str, TensorEntry], dict[str, Any]]:
         length = int.from_bytes(data[:8], "little")
         if length > min(HEADER_BYTES, len(data) - 8):
             limit = "more than the file holds" if length > len(data) - 8 else f"more than the {HEADER_BYTES} allowed"
@@ -81,7 +81,7 @@ class SafetensorsFile(SingleFile):
                 code="range", field="header", value=length,
             )  # fmt: skip
         metadata: dict[str, str] = {}
-        entries: dict[str, Entry] = {}
+        entries: dict[str, TensorEntry] = {}
         try:
             for name, value in members(data[8 : 8 + length], MAX_TENSORS + 1):
                 if name != "__metadata__":
@@ -98,7 +98,7 @@ class SafetensorsFile(SingleFile):
         return entries, metadata
 
 
-def _entry(name: str, text: bytes, start: int) -> Entry:
+def _entry(name: str, text: bytes, start: int) -> TensorEntry:
     """One tensor of the header; `start` is where the data begin."""
     if (plain := PLAIN.fullmatch(text)) is not None:
         dtype, begin, end = plain[1].decode(), int(plain[3]), int(plain[4])
@@ -114,7 +114,7 @@ def _entry(name: str, text: bytes, start: int) -> Entry:
         raise BadJSON(f"tensor {quoted(name)} has data_offsets {quoted(str([begin, end]))}; they must be [begin, end]")
     if end - begin != (nbytes := math.prod(shape) * DTYPES[dtype].itemsize):
         raise BadJSON(f"tensor {quoted(name)} has {end - begin} bytes, and {dtype} {shape} needs {nbytes}")
-    return Entry(name, dtype, shape, start + begin, nbytes)
+    return TensorEntry(name, dtype, shape, start + begin, nbytes)
 
 
 def _described(name: str, text: bytes) -> tuple[str, tuple[int, ...], int, int]:
@@ -137,7 +137,7 @@ def _counts(values: object) -> bool:
     return isinstance(values, list) and all(type(value) is int and 0 <= value < 1 << 63 for value in values)
 
 
-def _check_cover(entries: list[Entry], start: int, size: int) -> None:
+def _check_cover(entries: list[TensorEntry], start: int, size: int) -> None:
     """The tensors lie one after the other and fill the file: nothing overlaps, nothing hides between them."""
     at = start
     for entry in sorted(entries, key=lambda entry: (entry.offset, entry.nbytes)):
@@ -228,7 +228,7 @@ def pickled(path: Path) -> str:
 
 def write_safetensors(
     folder: str | Path,
-    tensors: Mapping[str, Tensor | Source],
+    tensors: Mapping[str, Tensor | TensorSource],
     max_shard_bytes: float = 5e9,
     metadata: Mapping[str, str] | None = None,
     by_name: bool = True,
@@ -267,11 +267,11 @@ def write_safetensors(
             (folder / name).unlink(missing_ok=True)
 
 
-def _nbytes(source: Tensor | Source) -> int:
+def _nbytes(source: Tensor | TensorSource) -> int:
     return math.prod(source.shape) * source.dtype.itemsize
 
 
-def _shards(tensors: Mapping[str, Tensor | Source], limit: float) -> list[list[str]]:
+def _shards(tensors: Mapping[str, Tensor | TensorSource], limit: float) -> list[list[str]]:
     """The names in order, cut wherever the next tensor would exceed `limit`; one that does so alone gets its own."""
     shards: list[list[str]] = []
     current: list[str] = []
@@ -289,7 +289,9 @@ def _shards(tensors: Mapping[str, Tensor | Source], limit: float) -> list[list[s
     return [*shards, current] if current or not shards else shards
 
 
-def _write_file(path: Path, tensors: Mapping[str, Tensor | Source], metadata: dict[str, str], by_name: bool) -> None:
+def _write_file(
+    path: Path, tensors: Mapping[str, Tensor | TensorSource], metadata: dict[str, str], by_name: bool
+) -> None:
     order = sorted(tensors) if by_name else list(tensors)
     order.sort(key=lambda name: -ORDER.index(NAMES[tensors[name].dtype]))
     header: dict[str, Any] = {"__metadata__": metadata}

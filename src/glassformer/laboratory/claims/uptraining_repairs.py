@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from glassformer.laboratory.claims.bench import POOL, Bench
 from glassformer.laboratory.claims.claim import Claim, Figure, Outcome, sampled
-from glassformer.laboratory.uptraining import KEPT, MODEL, WAYS, Curve, Plan, all_uptrained, base, gaps, tiny
+from glassformer.laboratory.uptraining import KEPT, MODEL, WAYS, Curve, UptrainingPlan, all_uptrained, base, gaps, tiny
 
 TOKENS, STEPS, SEEDS = 1_000_000, 12, 3
 CLOSE = 0.02
@@ -12,7 +12,7 @@ CLOSE = 0.02
 
 
 def measure(bench: Bench) -> Outcome:
-    plan = Plan(tokens=TOKENS, steps=STEPS, every=STEPS)
+    plan = UptrainingPlan(tokens=TOKENS, steps=STEPS, every=STEPS)
     plan = tiny(plan) if bench.tiny else plan
     curves: list[Curve] = []
     seeds = range(bench.seeds or bench.scaled(SEEDS, 2))

@@ -24,7 +24,7 @@ from glassformer.lens.page.packed import indices, packed, shares, short_floats
 from glassformer.lens.page.words import visible
 
 if TYPE_CHECKING:
-    from glassformer.lens.inspected import Effective, Head, Inspected
+    from glassformer.lens.inspected import Effective, HeadMap, Inspected
 
 FINE_WEIGHTS = 1 << 20
 """So many weights of maps are written in 16 bits, more in 8."""
@@ -302,7 +302,7 @@ def notable(seen: Inspected) -> Markup:
     return tag("div", *lists, class_="notable")
 
 
-def _head(one: Head, measure: str) -> Markup:
+def _head(one: HeadMap, measure: str) -> Markup:
     value = getattr(one, measure)
     shown = fixed(value, 2) if measure == "elsewhere" else f"{100 * value:.0f}\u00a0%"
     words = tag("button", f"layer {one.layer}, head {one.head}", type="button", class_="pick",

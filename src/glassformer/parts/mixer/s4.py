@@ -115,7 +115,7 @@ class S4(Recurrence):
         return self.out(self.value(value) * torch.sigmoid(self.gate(gate)))
 
     def _response(self, u: Tensor, h: Tensor | None, fresh: Tensor | None) -> tuple[Tensor, Tensor]:
-        return convolution(u, Factors.of(*self.system(), min(CHUNK, u.shape[1])), h, fresh)
+        return convolution(u, ChunkFactors.of(*self.system(), min(CHUNK, u.shape[1])), h, fresh)
 
     @torch.no_grad()
     def _show(self, pass_: Pass, batch: int) -> None:
@@ -194,7 +194,7 @@ def kernel_of(ab: Tensor, cb: Tensor, length: int) -> Float[Tensor, "c l"]:
     return 2 * terms.real if terms.is_complex() else terms
 
 
-class Factors:
+class ChunkFactors:
     """What a chunk of l tokens is multiplied by, for c channels with q real numbers of state each.
 
     inner (c, l, l)     of input j in output i: K_{i-j}, lower triangular
@@ -207,7 +207,7 @@ class Factors:
         self.inner, self.since, self.until, self.over, self.ab = inner, since, until, over, ab
 
     @classmethod
-    def of(cls, ab: Tensor, cb: Tensor, length: int) -> Factors:
+    def of(cls, ab: Tensor, cb: Tensor, length: int) -> ChunkFactors:
         each = powers(ab, length + 1)
         terms = (each[:, :-1] * cb[:, None]).sum(-1)
         kernel = 2 * terms.real if terms.is_complex() else terms
@@ -218,10 +218,10 @@ class Factors:
             until = torch.cat([until.real, until.imag], dim=1)
         return cls(inner, since, until, each[:, -1], ab)
 
-    def first(self, length: int) -> Factors:
+    def first(self, length: int) -> ChunkFactors:
         """Those of a chunk of fewer tokens."""
         over = powers(self.ab, length + 1)[:, -1]
-        return Factors(
+        return ChunkFactors(
             self.inner[:, :length, :length], self.since[:, :length], self.until[..., -length:], over, self.ab
         )
 
@@ -249,7 +249,7 @@ def as_modes(h: Tensor, is_complex: bool) -> Tensor:
 
 
 def convolution(
-    u: Float[Tensor, "b s c"], factors: Factors, h: Tensor | None = None, fresh: Tensor | None = None
+    u: Float[Tensor, "b s c"], factors: ChunkFactors, h: Tensor | None = None, fresh: Tensor | None = None
 ) -> tuple[Float[Tensor, "b s c"], Tensor]:
     """y of every channel's system, and the last state (b, c, q), from the state h; begins anew where `fresh` (#b, s).
 
@@ -266,7 +266,7 @@ def convolution(
     return ys[0] if len(ys) == 1 else torch.cat(ys, dim=1), state
 
 
-def _chunks(u: Tensor, f: Factors, state: Tensor, fresh: Tensor | None) -> tuple[Tensor, Tensor]:
+def _chunks(u: Tensor, f: ChunkFactors, state: Tensor, fresh: Tensor | None) -> tuple[Tensor, Tensor]:
     """`convolution` of whole chunks. Inside, tensors are (c, l, m b): columns are the b rows of each of m chunks."""
     b, length = len(u), f.inner.shape[1]
     columns = u.unflatten(1, (-1, length)).permute(3, 2, 1, 0).flatten(2)

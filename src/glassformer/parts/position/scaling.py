@@ -66,7 +66,7 @@ class _Bound(Scaling):
         return f", {self.config.kind} x {self.config.factor:g} from {self.context}"
 
 
-class Linear(_Bound):
+class LinearScaling(_Bound):
     def frequencies(self, exponent: Tensor, base: float, dim: int, t: int) -> Tensor:
         return base**-exponent / self.config.factor
 
@@ -74,8 +74,8 @@ class Linear(_Bound):
 class LinearScalingConfig(RotaryScalingConfig, kind="linear"):
     """Position interpolation: theta_i / factor. Chen et al. 2023, 2306.15595."""
 
-    def build(self, ctx: BuildContext) -> Linear:
-        return Linear(self, ctx.context)
+    def build(self, ctx: BuildContext) -> LinearScaling:
+        return LinearScaling(self, ctx.context)
 
 
 class Ntk(_Bound):

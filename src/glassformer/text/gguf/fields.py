@@ -40,7 +40,7 @@ class TokenType(IntEnum):
     BYTE = 6
 
 
-class Fields:
+class GGUFFields:
     """Metadata under `tokenizer.ggml.`; a value of another kind than asked for is a RequestError."""
 
     def __init__(self, metadata: Mapping[str, Any]) -> None:

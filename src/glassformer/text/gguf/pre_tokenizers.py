@@ -58,7 +58,7 @@ DEEPSEEK_V3 = (
 
 
 @dataclass(frozen=True)
-class Rule:
+class PreTokenizer:
     """`names[0]` is written; `whole_words`: a piece that is a token is taken whole, before any merge."""
 
     names: tuple[str, ...]
@@ -72,7 +72,7 @@ def _split(*regexes: str) -> tuple[Step, ...]:
 
 
 RULES = (
-    Rule(
+    PreTokenizer(
         (
             *("gpt-2", "phi-2", "mpt", "olmo", "jais", "trillion", "granite-docling", "gigachat", "exaone4", "mellum"),
             *("a.x-4.0", "modern-bert", "roberta-bpe", "jina-es", "jina-de", "jina-v1-en", "jina-v2-es", "jina-v2-de"),
@@ -80,11 +80,11 @@ RULES = (
         ),
         (*_split(GPT2), BYTES),
     ),
-    Rule(
+    PreTokenizer(
         ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b", "mellum2"),
         (EACH_DIGIT, *_split(GPT2), BYTES),
     ),
-    Rule(
+    PreTokenizer(
         (
             *("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2"),
             "jina-v5-nano",
@@ -93,23 +93,23 @@ RULES = (
         whole_words=True,
         add_bos=True,
     ),
-    Rule(("dbrx", "smaug-bpe", "chatglm-bpe", "glm4"), (*_split(LLAMA3), BYTES)),
-    Rule(
+    PreTokenizer(("dbrx", "smaug-bpe", "chatglm-bpe", "glm4"), (*_split(LLAMA3), BYTES)),
+    PreTokenizer(
         (
             *("qwen2", "stablelm2", "deepseek-r1-qwen", "megrez", "hunyuan", "solar-open", "grok-2", "kormo"),
             "f2llmv2",
         ),
         (*_split(QWEN2), BYTES),
     ),
-    Rule(("qwen35",), (*_split(QWEN35), BYTES)),
-    Rule(("gpt-4o", "llama4", "kanana2", "talkie", "minimax-m2"), (*_split(GPT4O), BYTES)),
-    Rule(("tekken",), (*_split(TEKKEN), BYTES), whole_words=True, add_bos=True),
-    Rule(
+    PreTokenizer(("qwen35",), (*_split(QWEN35), BYTES)),
+    PreTokenizer(("gpt-4o", "llama4", "kanana2", "talkie", "minimax-m2"), (*_split(GPT4O), BYTES)),
+    PreTokenizer(("tekken",), (*_split(TEKKEN), BYTES), whole_words=True, add_bos=True),
+    PreTokenizer(
         ("falcon",),
         (("punctuation", "Contiguous"), *_split(GPT2), BYTES, ("digits", False), *_split("[0-9][0-9][0-9]")),
     ),
-    Rule(("default",), (*_split(r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", "[0-9][0-9][0-9]"), BYTES)),
-    Rule(
+    PreTokenizer(("default",), (*_split(r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", "[0-9][0-9][0-9]"), BYTES)),
+    PreTokenizer(
         ("deepseek-llm",),
         (
             *_split("[\r\n]", rf"\s?[{_CASED}]+", "\\s?[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002]+"),
@@ -118,16 +118,16 @@ RULES = (
             BYTES,
         ),
     ),
-    Rule(
+    PreTokenizer(
         ("deepseek-coder",),
         (*_split("[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _HAN_TO_HANGUL), EACH_DIGIT, BYTES),
     ),
-    Rule(
+    PreTokenizer(
         ("deepseek-v3", "hunyuan-dense", "joyai-llm", "hy_v4"),
         (*_split(r"\p{N}{1,3}", _HAN_AND_KANA, DEEPSEEK_V3), BYTES),
     ),
-    Rule(("bloom", "poro-chat", "gpt3-finnish"), (*_split(BLOOM), BYTES)),
-    Rule(("viking",), (*_split(BLOOM), EACH_DIGIT, BYTES)),
+    PreTokenizer(("bloom", "poro-chat", "gpt3-finnish"), (*_split(BLOOM), BYTES)),
+    PreTokenizer(("viking",), (*_split(BLOOM), EACH_DIGIT, BYTES)),
 )
 
 BY_NAME = {name: rule for rule in RULES for name in rule.names}

@@ -17,7 +17,7 @@ from glassformer.text.gguf.fields import (
     LARGEST_VOCABULARY,
     PREFIX,
     SPECIAL_IDS,
-    Fields,
+    GGUFFields,
     TokenType,
 )
 from glassformer.text.gguf.pre_tokenizers import BY_NAME, described
@@ -30,10 +30,10 @@ CHARSMAP_HEADER = 4  # bytes: the length of the trie that follows
 
 
 @dataclass(frozen=True)
-class Vocabulary:
+class GGUFVocabulary:
     """Checked: `tokens` differ, the arrays are as long, ids lie within."""
 
-    fields: Fields
+    fields: GGUFFields
     tokens: list[str]
     types: np.ndarray  # (v,) int64, of TokenType
     ids: dict[str, int]  # of SPECIAL_IDS
@@ -84,7 +84,7 @@ class Vocabulary:
 class Kind:
     """A value of `tokenizer.ggml.model`, with what llama.cpp assumes where the file does not say."""
 
-    build: Callable[[Vocabulary], dict[str, Any]]
+    build: Callable[[GGUFVocabulary], dict[str, Any]]
     ids: Mapping[str, int]
     add_bos: bool = False
     add_eos: bool = False
@@ -101,7 +101,7 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> FileTokenizer:
     special tokens it adds under `add_specials=True`. RequestError where a key is missing, of a wrong type,
     too large, or contradicts another.
     """
-    fields = Fields(metadata)
+    fields = GGUFFields(metadata)
     model = fields.text("model")
     if model is None:
         raise RequestError(
@@ -131,7 +131,7 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> FileTokenizer:
     return FileTokenizer(library, _settings(vocabulary))
 
 
-def _vocabulary(fields: Fields, kind: Kind) -> Vocabulary:
+def _vocabulary(fields: GGUFFields, kind: Kind) -> GGUFVocabulary:
     tokens = fields.texts("tokens", LARGEST_VOCABULARY)
     if not tokens:
         raise RequestError(
@@ -156,7 +156,7 @@ def _vocabulary(fields: Fields, kind: Kind) -> Vocabulary:
             f"{PREFIX}token_type[{wrong}]={types[wrong]} must lie between 0 and {max(TokenType):d}",
             code="range", field=f"{PREFIX}token_type[{wrong}]", value=types[wrong],
         )  # fmt: skip
-    return Vocabulary(fields, tokens, types.astype(np.int64), ids)
+    return GGUFVocabulary(fields, tokens, types.astype(np.int64), ids)
 
 
 def _refuse_twins(tokens: list[str]) -> None:
@@ -169,7 +169,7 @@ def _refuse_twins(tokens: list[str]) -> None:
             )  # fmt: skip
 
 
-def _added(vocabulary: Vocabulary) -> list[dict[str, Any]]:
+def _added(vocabulary: GGUFVocabulary) -> list[dict[str, Any]]:
     """Tokens that are found in the text before anything else is done with it."""
     special = {TokenType.CONTROL: True, TokenType.UNKNOWN: True, TokenType.USER_DEFINED: False}
     return [
@@ -179,12 +179,12 @@ def _added(vocabulary: Vocabulary) -> list[dict[str, Any]]:
     ]
 
 
-def _added_token(vocabulary: Vocabulary, index: int, special: bool) -> dict[str, Any]:
+def _added_token(vocabulary: GGUFVocabulary, index: int, special: bool) -> dict[str, Any]:
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     return {"id": index, "content": vocabulary.tokens[index], "special": special, **flags}
 
 
-def _post_processor(vocabulary: Vocabulary, kind: Kind) -> dict[str, Any] | None:
+def _post_processor(vocabulary: GGUFVocabulary, kind: Kind) -> dict[str, Any] | None:
     """What surrounds a text: the first and the last token that llama.cpp adds."""
     fields = vocabulary.fields
     rule = BY_NAME.get(fields.text("pre") or "")
@@ -216,7 +216,7 @@ def _post_processor(vocabulary: Vocabulary, kind: Kind) -> dict[str, Any] | None
     }
 
 
-def _settings(vocabulary: Vocabulary) -> dict[str, Any]:
+def _settings(vocabulary: GGUFVocabulary) -> dict[str, Any]:
     """The tokenizer_config.json of this tokenizer."""
     settings: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -241,7 +241,7 @@ def _settings(vocabulary: Vocabulary) -> dict[str, Any]:
     return settings
 
 
-def _byte_level(vocabulary: Vocabulary) -> dict[str, Any]:
+def _byte_level(vocabulary: GGUFVocabulary) -> dict[str, Any]:
     name = vocabulary.fields.text("pre") or "default"
     if name not in BY_NAME:
         few, more = list(BY_NAME)[:8], len(BY_NAME) - 8
@@ -264,7 +264,7 @@ def _byte_level(vocabulary: Vocabulary) -> dict[str, Any]:
     }
 
 
-def _bpe(vocabulary: Vocabulary, merges: list[tuple[str, str]]) -> dict[str, Any]:
+def _bpe(vocabulary: GGUFVocabulary, merges: list[tuple[str, str]]) -> dict[str, Any]:
     return {
         "type": "BPE",
         "vocab": {token: index for index, token in enumerate(vocabulary.tokens)},
@@ -272,7 +272,7 @@ def _bpe(vocabulary: Vocabulary, merges: list[tuple[str, str]]) -> dict[str, Any
     }
 
 
-def _sentencepiece(vocabulary: Vocabulary) -> dict[str, Any]:
+def _sentencepiece(vocabulary: GGUFVocabulary) -> dict[str, Any]:
     prefix = vocabulary.fields.flag("add_space_prefix", True)
     merges = vocabulary.merges()
     if merges is None:
@@ -336,7 +336,7 @@ ONE_SPACE = [replaced(r"\A +| +\z", ""), replaced(" {2,}", " ")]
 PREFIX_OF_WORDS = replaced(r"\A(?= *[^ ])", SPACE)  # none before a text of spaces alone
 
 
-def _unigram(vocabulary: Vocabulary) -> dict[str, Any]:
+def _unigram(vocabulary: GGUFVocabulary) -> dict[str, Any]:
     fields, scores = vocabulary.fields, vocabulary.scores().tolist()
     one_space = fields.flag("remove_extra_whitespaces", False)
     prefix = fields.flag("add_space_prefix", False) or one_space
@@ -362,7 +362,7 @@ def _unigram(vocabulary: Vocabulary) -> dict[str, Any]:
     }
 
 
-def _charsmap(fields: Fields) -> list[dict[str, Any]]:
+def _charsmap(fields: GGUFFields) -> list[dict[str, Any]]:
     """SentencePiece's table of replacements: the length of a trie, the trie, and texts that end with a 0."""
     table = fields.numbers("precompiled_charsmap", None, "iu")
     if table is None or not len(table):
@@ -381,7 +381,7 @@ def _charsmap(fields: Fields) -> list[dict[str, Any]]:
     return [{"type": "Precompiled", "precompiled_charsmap": base64.b64encode(data).decode()}]
 
 
-def _wordpiece(vocabulary: Vocabulary) -> dict[str, Any]:
+def _wordpiece(vocabulary: GGUFVocabulary) -> dict[str, Any]:
     fields = vocabulary.fields
     lowercase = fields.flag("normalizer.lowercase", True)
     pieces = vocabulary.types == TokenType.NORMAL

@@ -12,7 +12,7 @@ from glassformer.errors import RequestError
 from glassformer.model import Model
 from glassformer.text import Batch, FedBatch, Tokens
 from glassformer.training.objectives.base import ObjectiveConfig
-from glassformer.training.objectives.pairs import Layout, Pair, PairBatches, Pairs, PairWindows, check_pairs
+from glassformer.training.objectives.pairs import Pair, PairBatches, Pairs, PairWindows, SourceLayout, check_pairs
 
 
 class ContrastiveConfig(ObjectiveConfig, kind="contrastive"):
@@ -97,7 +97,7 @@ class ContrastiveConfig(ObjectiveConfig, kind="contrastive"):
         return loss if reduction == "mean" else loss[:, None]
 
 
-class Apart(Layout):
+class Apart(SourceLayout):
     """Source and target each read by itself, with its end; the target of a row is its own number."""
 
     def batch(self, pairs: list[Pair], end: int, between: int) -> Batch:  # type: ignore[override]

@@ -13,7 +13,7 @@ from glassformer.text import Batch, Tokenizer, Tokens, refuse_long, with_special
 from glassformer.training.objectives.base import ObjectiveConfig, Text, check_reading_on, read_by, with_end
 from glassformer.training.objectives.corrupted import CorruptedBatches, CorruptedWindows
 from glassformer.training.objectives.masked import NEW_MASK
-from glassformer.training.objectives.pairs import Layout, refuse_other_texts
+from glassformer.training.objectives.pairs import SourceLayout, refuse_other_texts
 
 ENDS_SENTENCE = (".", "!", "?", "\n")
 
@@ -67,7 +67,7 @@ class InfillConfig(ObjectiveConfig, kind="infill"):
 
     def size(self, context: int, config: ModelConfig | None) -> int:
         """Tokens of the text, of which a context holds the source, which is no longer, and the text with its end."""
-        found = context - 1 if Layout.of(config).encoder else (context - 1) // 2
+        found = context - 1 if SourceLayout.of(config).encoder else (context - 1) // 2
         if found < 2:
             raise RequestError(
                 f"context={context} is too short for a text and what is left of it; use 8 or more",
@@ -78,13 +78,13 @@ class InfillConfig(ObjectiveConfig, kind="infill"):
     def batches(
         self, text: Tokens, batch: int, context: int, seed: int, config: ModelConfig | None = None
     ) -> CorruptedBatches:
-        change = Infilling.of(self, text.tokenizer, Layout.of(config)).batch
+        change = Infilling.of(self, text.tokenizer, SourceLayout.of(config)).batch
         return CorruptedBatches(change, self.kind, text.train.tokens, batch, self.size(context, config), seed)
 
     def evaluation(
         self, text: Tokens, context: int, max_tokens: int | None, batch: int, config: ModelConfig | None = None
     ) -> CorruptedWindows:
-        change = Infilling.of(self, text.tokenizer, Layout.of(config)).batch
+        change = Infilling.of(self, text.tokenizer, SourceLayout.of(config)).batch
         return CorruptedWindows(change, self.kind, text, self.size(context, config), max_tokens, batch)
 
 
@@ -97,10 +97,10 @@ class Infilling:
     end: int
     ends: np.ndarray
     """(v,) whether a token ends a sentence."""
-    layout: Layout
+    layout: SourceLayout
 
     @classmethod
-    def of(cls, how: InfillConfig, tokenizer: Tokenizer, layout: Layout) -> Infilling:
+    def of(cls, how: InfillConfig, tokenizer: Tokenizer, layout: SourceLayout) -> Infilling:
         assert tokenizer.mask_id is not None and tokenizer.eos_id is not None
         texts = (tokenizer.decode([token]) for token in range(tokenizer.vocab_size))
         ends = np.array([text.rstrip(" ").endswith(ENDS_SENTENCE) for text in texts])

@@ -23,7 +23,7 @@ Pair = tuple[np.ndarray, np.ndarray]
 
 
 @dataclass(frozen=True)
-class Layout:
+class SourceLayout:
     """Where a model reads the source.
 
     encoder      source + end, read by an encoder; the model's own text is end + target, of which target + end are to be
@@ -36,7 +36,7 @@ class Layout:
     prefix: bool = False
 
     @classmethod
-    def of(cls, config: ModelConfig | None) -> Layout:
+    def of(cls, config: ModelConfig | None) -> SourceLayout:
         if config is None or config.encoder is not None:
             return cls()
         return cls(False, config.takes_prefix)
@@ -74,7 +74,7 @@ class Layout:
 class Pairs:
     """The pairs that lie in a stream of tokens: source, tab, target, end. Raises RequestError where one is broken."""
 
-    def __init__(self, tokens: np.ndarray, tokenizer: Tokenizer, layout: Layout | None = None):
+    def __init__(self, tokens: np.ndarray, tokenizer: Tokenizer, layout: SourceLayout | None = None):
         between = tokenizer.encode(BETWEEN).tolist()
         if tokenizer.eos_id is None or len(between) != 1:
             raise RequestError(
@@ -83,7 +83,7 @@ class Pairs:
                 code="conflict", field="tokenizer", value=tokenizer.kind, expected="byte",
             )  # fmt: skip
         self.tokens, self.end, self.between = np.asarray(tokens), int(tokenizer.eos_id), int(between[0])
-        self.layout = layout or Layout()
+        self.layout = layout or SourceLayout()
         self.ends, self.tabs = (np.flatnonzero(self.tokens == one) for one in (self.end, self.between))
         self.starts = np.concatenate([[0], self.ends[:-1] + 1])
         if len(self.tabs) != len(self.ends) or (self.tabs >= self.ends).any() or (self.tabs < self.starts).any():

@@ -7,7 +7,7 @@ import numpy as np
 from glassformer.config import ModelConfig
 from glassformer.text import Tokens
 from glassformer.training.objectives.base import Asked, ObjectiveConfig, Opening, check_reading_on
-from glassformer.training.objectives.pairs import Layout, PairBatches, Pairs, PairWindows, check_pairs
+from glassformer.training.objectives.pairs import PairBatches, Pairs, PairWindows, SourceLayout, check_pairs
 
 
 class Seq2seqConfig(ObjectiveConfig, kind="seq2seq"):
@@ -28,17 +28,17 @@ class Seq2seqConfig(ObjectiveConfig, kind="seq2seq"):
 
     def check_length(self, text: Tokens, context: int, config: ModelConfig | None = None) -> None:
         for name, side in (("training", text.train), ("held-out", text.validation)):
-            check_pairs(Pairs(side.tokens, text.tokenizer, Layout.of(config)), context, name)
+            check_pairs(Pairs(side.tokens, text.tokenizer, SourceLayout.of(config)), context, name)
 
     def batches(
         self, text: Tokens, batch: int, context: int, seed: int, config: ModelConfig | None = None
     ) -> PairBatches:
-        return PairBatches(Pairs(text.train.tokens, text.tokenizer, Layout.of(config)), batch, seed)
+        return PairBatches(Pairs(text.train.tokens, text.tokenizer, SourceLayout.of(config)), batch, seed)
 
     def evaluation(
         self, text: Tokens, context: int, max_tokens: int | None, batch: int, config: ModelConfig | None = None
     ) -> PairWindows:
-        return PairWindows(Pairs(text.validation.tokens, text.tokenizer, Layout.of(config)), max_tokens, batch)
+        return PairWindows(Pairs(text.validation.tokens, text.tokenizer, SourceLayout.of(config)), max_tokens, batch)
 
     def opening(self, text: Tokens, length: int, config: ModelConfig) -> Opening:
         """The source of the first held-out pair."""
@@ -47,7 +47,7 @@ class Seq2seqConfig(ObjectiveConfig, kind="seq2seq"):
     def asked(self, text: Tokens, count: int, config: ModelConfig) -> list[Asked]:
         if not config.writes:
             return []
-        pairs = Pairs(text.validation.tokens, text.tokenizer, Layout.of(config))
+        pairs = Pairs(text.validation.tokens, text.tokenizer, SourceLayout.of(config))
         found = []
         for number in np.unique(np.linspace(0, len(pairs) - 1, min(count, len(pairs))).round().astype(int)):
             source, target = pairs[int(number)]

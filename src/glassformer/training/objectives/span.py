@@ -12,7 +12,7 @@ from glassformer.errors import RequestError
 from glassformer.text import Batch, Tokenizer, Tokens, as_file, refuse_long
 from glassformer.training.objectives.base import ObjectiveConfig, Text, check_reading_on, read_by, with_end
 from glassformer.training.objectives.corrupted import CorruptedBatches, CorruptedWindows
-from glassformer.training.objectives.pairs import Layout, refuse_other_texts
+from glassformer.training.objectives.pairs import SourceLayout, refuse_other_texts
 
 SENTINEL = "<extra_id_{}>"
 """T5's name of the token that stands for the n-th span."""
@@ -63,7 +63,7 @@ class SpanConfig(ObjectiveConfig, kind="span"):
         return read_by(text, tokenizer.with_specials(names, {"additional_special_tokens": names}))
 
     def check_length(self, text: Tokens, context: int, config: ModelConfig | None = None) -> None:
-        sizes = self.sizes(context, Layout.of(config))
+        sizes = self.sizes(context, SourceLayout.of(config))
         if sizes.spans > self.sentinels:
             raise RequestError(
                 f"context={context} holds {sizes.spans:,} spans, and there are {self.sentinels:,} sentinels; use a "
@@ -73,12 +73,12 @@ class SpanConfig(ObjectiveConfig, kind="span"):
         for name, side in (("training", text.train), ("held-out", text.validation)):
             refuse_long(sizes.text, len(side), f"{name} text")
 
-    def sizes(self, context: int, layout: Layout | None = None) -> Sizes:
+    def sizes(self, context: int, layout: SourceLayout | None = None) -> Sizes:
         """Of the longest text that the context holds. Raises RequestError where it holds none."""
         found = None
         for tokens in range(2, 4 * context + 2):
             sizes = Sizes.of(tokens, self.density, self.mean)
-            needed = (layout or Layout()).length(sizes.source - 1, sizes.target - 1)
+            needed = (layout or SourceLayout()).length(sizes.source - 1, sizes.target - 1)
             found = sizes if needed <= context else found
         if found is None:
             raise RequestError(
@@ -90,13 +90,13 @@ class SpanConfig(ObjectiveConfig, kind="span"):
     def batches(
         self, text: Tokens, batch: int, context: int, seed: int, config: ModelConfig | None = None
     ) -> CorruptedBatches:
-        spans = Spans.of(self, context, text.tokenizer, Layout.of(config))
+        spans = Spans.of(self, context, text.tokenizer, SourceLayout.of(config))
         return CorruptedBatches(spans.batch, self.kind, text.train.tokens, batch, spans.sizes.text, seed)
 
     def evaluation(
         self, text: Tokens, context: int, max_tokens: int | None, batch: int, config: ModelConfig | None = None
     ) -> CorruptedWindows:
-        spans = Spans.of(self, context, text.tokenizer, Layout.of(config))
+        spans = Spans.of(self, context, text.tokenizer, SourceLayout.of(config))
         return CorruptedWindows(spans.batch, self.kind, text, spans.sizes.text, max_tokens, batch)
 
 
@@ -129,10 +129,10 @@ class Spans:
     sizes: Sizes
     sentinels: np.ndarray
     end: int
-    layout: Layout
+    layout: SourceLayout
 
     @classmethod
-    def of(cls, how: SpanConfig, context: int, tokenizer: Tokenizer, layout: Layout) -> Spans:
+    def of(cls, how: SpanConfig, context: int, tokenizer: Tokenizer, layout: SourceLayout) -> Spans:
         known = as_file(tokenizer)
         ids = [known.id_of(SENTINEL.format(i)) for i in range(how.sentinels)]
         assert known.eos_id is not None and None not in ids
